@@ -1,0 +1,169 @@
+"""Builds the one extension module, ``ourddp._C``, from every C++ file under ``csrc/``.
+
+Environment, all optional:
+
+``OURS_WITH_CUDA``, ``OURS_WITH_NCCL``, ``OURS_WITH_MPI``
+    ``auto`` (default), ``0`` or ``1``. A ``1`` that cannot be honoured is an error.
+``OURS_WERROR``
+    ``0`` or ``1``: compiler warnings are errors. Default ``1`` in a git checkout, ``0`` elsewhere, so that a released
+    source still builds with a compiler that warns about more.
+``MAX_JOBS``
+    Compile jobs at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+try:
+    import torch
+    from torch.utils import cpp_extension
+except ImportError as error:
+    raise SystemExit(
+        "ourddp is compiled against torch, which this Python does not have. Install torch first, "
+        "or let pip bring it: pip install . (without --no-build-isolation)"
+    ) from error
+
+ROOT = Path(__file__).resolve().parent
+TORCH_VERSION = torch.__version__.partition("+")[0]
+TORCH_LIBRARIES = ["c10", "torch", "torch_cpu", "torch_python"]
+NVCC_FOLDERS = ("CUDA_HOME", "CUDA_PATH")
+
+
+def flag(name: str, default: str, accepted: tuple[str, ...]) -> str:
+    """Return the environment variable ``name``, or ``default``; stop with a clear message if it is something else."""
+    value = os.environ.get(name, default)
+    if value not in accepted:
+        raise SystemExit(f"{name}={value!r} is not understood; accepted: {', '.join(accepted)}")
+    return value
+
+
+def first_file(candidates: list[Path]) -> str:
+    """Return the first of ``candidates`` that is a file, or an empty string."""
+    return next((str(path) for path in candidates if path.is_file()), "")
+
+
+def find_cuda() -> str:
+    """Return the CUDA compiler's path, or an empty string."""
+    homes = [Path(os.environ[name]) for name in NVCC_FOLDERS if os.environ.get(name)] + [Path("/usr/local/cuda")]
+    on_path = [Path(folder) / "nvcc" for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    return first_file([home / "bin" / "nvcc" for home in homes] + on_path)
+
+
+def find_nccl() -> str:
+    """Return the path of NCCL's header, or an empty string."""
+    site = Path(sysconfig.get_paths()["purelib"])
+    homes = [Path(os.environ["NCCL_HOME"])] if os.environ.get("NCCL_HOME") else []
+    homes += [site / "nvidia" / "nccl", Path("/usr")]
+    return first_file([home / "include" / "nccl.h" for home in homes])
+
+
+def find_mpi() -> str:
+    """Return the MPI compiler wrapper's path, or an empty string."""
+    return first_file([Path(folder) / "mpicxx" for folder in os.environ.get("PATH", "").split(os.pathsep) if folder])
+
+
+def optional_engines() -> dict[str, str]:
+    """Map each optional engine to one phrase that says what was found and whether it is built in."""
+    finders = {"CUDA": find_cuda, "NCCL": find_nccl, "MPI": find_mpi}
+    report = {}
+    for name, find in finders.items():
+        wish = flag(f"OURS_WITH_{name}", "auto", ("auto", "0", "1"))
+        if wish == "1":
+            raise SystemExit(
+                f"OURS_WITH_{name}=1 cannot be honoured: this release has no {name} engine. "
+                f"Leave the variable out, or set it to auto or 0."
+            )
+        found = find() if wish == "auto" else ""
+        report[name] = "off, as asked" if wish == "0" else f"off: found {found or 'none'}; this release has no such engine"
+    return report
+
+
+def compiler_name() -> str:
+    """Return the first line of the C++ compiler's ``--version``."""
+    command = [os.environ.get("CXX", "c++"), "--version"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+
+
+def compile_flags() -> list[str]:
+    """Return the flags for our own files; torch's headers are system headers, so their warnings are not ours.
+
+    The language standard is left to torch, whose headers ask for C++17 or C++20 depending on its version. The layers
+    that do not need torch stay within C++17, and the C++ tests compile them so.
+    """
+    warnings_are_errors = flag("OURS_WERROR", "1" if (ROOT / ".git").exists() else "0", ("0", "1")) == "1"
+    flags = ["-O3", "-g0", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-ffp-contract=off", "-pthread"]
+    flags += ["-Wall", "-Wextra"] + (["-Werror"] if warnings_are_errors else [])
+    for path in [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]:
+        flags += ["-isystem", path]
+    return flags
+
+
+def sources() -> list[str]:
+    """Return every C++ file of the library, relative to this folder.
+
+    Files named ``*_stub.cpp`` stand in for optional engines that are not built.
+    """
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.cpp"))
+
+
+def build_info(flags: list[str], engines: dict[str, str]) -> str:
+    """Return the text of ``ourddp/_build_info.py``."""
+    shown = [word for word in flags if word.startswith("-") and word != "-isystem"]
+    return (
+        '"""Made by setup.py: how this copy of ourddp was built."""\n\n'
+        f"TORCH_VERSION = {TORCH_VERSION!r}\n"
+        f"PYTHON_VERSION = {platform.python_version()!r}\n"
+        f"COMPILER = {compiler_name()!r}\n"
+        f"FLAGS = {' '.join(shown)!r}\n"
+        f"ENGINES = {engines!r}\n"
+    )
+
+
+FLAGS = compile_flags()
+ENGINES = optional_engines()
+
+
+class BuildExtension(cpp_extension.BuildExtension):
+    """torch's build command, with a build folder for each torch, a summary, and a record of the build."""
+
+    def finalize_options(self) -> None:
+        """Keep the objects of different torch versions apart, so that switching between them rebuilds nothing."""
+        super().finalize_options()
+        self.build_temp = str(Path(self.build_temp) / f"torch-{TORCH_VERSION}")
+
+    def run(self) -> None:
+        """Print what was found, build, and leave ``_build_info.py`` beside the extension."""
+        summary = {"torch": TORCH_VERSION, "compiler": compiler_name(), "python": platform.python_version(), **ENGINES}
+        print("ourddp build summary")
+        for key, value in summary.items():
+            print(f"  {key:<9} {value}")
+        sys.stdout.flush()
+        super().run()
+        package = ROOT / "ourddp" if self.inplace else Path(self.build_lib) / "ourddp"
+        (package / "_build_info.py").write_text(build_info(FLAGS, ENGINES))
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "ourddp._C",
+            sources(),
+            include_dirs=[str(ROOT / "csrc")],
+            library_dirs=cpp_extension.library_paths(),
+            libraries=TORCH_LIBRARIES,
+            extra_compile_args=FLAGS,
+            extra_link_args=["-pthread"],
+            language="c++",
+        )
+    ],
+    cmdclass={"build_ext": BuildExtension},
+    install_requires=[f"torch=={TORCH_VERSION}"],
+)
