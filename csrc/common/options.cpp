@@ -1,0 +1,189 @@
+#include "common/options.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <optional>
+
+#include "common/error.h"
+
+namespace ours {
+namespace {
+
+/// The whole of `text` as a number from `low` to `high`, or nothing.
+std::optional<int64_t> parse_integer(const std::string& text, int64_t low, int64_t high) {
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, value);
+  if (result.ec != std::errc() || result.ptr != end || value < low || value > high) return std::nullopt;
+  return value;
+}
+
+constexpr int64_t kMaxBytes = int64_t{1} << 40;
+constexpr int kMaxCpu = 1 << 16;
+
+/// A number of bytes with an optional suffix K, M or G (powers of 1024), or nothing.
+std::optional<int64_t> parse_bytes(std::string text) {
+  static constexpr std::array<char, 3> kSuffixes = {'K', 'M', 'G'};
+  int shift = 0;
+  if (!text.empty()) {
+    const auto* suffix = std::find(kSuffixes.begin(), kSuffixes.end(), text.back());
+    if (suffix != kSuffixes.end()) {
+      shift = 10 * (static_cast<int>(suffix - kSuffixes.begin()) + 1);
+      text.pop_back();
+    }
+  }
+  const auto value = parse_integer(text, 0, kMaxBytes >> shift);
+  if (!value) return std::nullopt;
+  return *value << shift;
+}
+
+/// CPU numbers such as "0-3,8", or nothing. An empty text is an empty list.
+std::optional<std::vector<int>> parse_cpus(const std::string& text) {
+  std::vector<int> cpus;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    const std::string item = text.substr(begin, comma - begin);
+    const size_t dash = std::min(item.find('-'), item.size());
+    const auto first = parse_integer(item.substr(0, dash), 0, kMaxCpu);
+    const auto last = dash == item.size() ? first : parse_integer(item.substr(dash + 1), 0, kMaxCpu);
+    // A comma at the end would leave a number out, so it is refused like an empty item.
+    if (!first || !last || *first > *last || comma + 1 == text.size()) return std::nullopt;
+    for (int64_t cpu = *first; cpu <= *last; ++cpu) cpus.push_back(static_cast<int>(cpu));
+    begin = comma + 1;
+  }
+  return cpus;
+}
+
+std::string join(const std::vector<int>& numbers) {
+  std::string text;
+  for (const int number : numbers) text += (text.empty() ? "" : ",") + std::to_string(number);
+  return text;
+}
+
+/// The words for an enumeration's values, in their order.
+template <typename Enum>
+const std::vector<std::string>& words();
+
+template <>
+const std::vector<std::string>& words<Spin>() {
+  static const std::vector<std::string> kWords = {"auto", "0", "1"};
+  return kWords;
+}
+
+template <>
+const std::vector<std::string>& words<LogLevel>() {
+  static const std::vector<std::string> kWords = {"error", "warning", "info", "debug"};
+  return kWords;
+}
+
+template <>
+const std::vector<std::string>& words<bool>() {
+  static const std::vector<std::string> kWords = {"0", "1"};
+  return kWords;
+}
+
+// One pair of functions for each kind of field. Field is a pointer to the member of Options.
+
+template <auto Field, int64_t Low, int64_t High>
+OptionRow integer_row(const char* name, const char* accepted, const char* help) {
+  return {name, accepted, help,
+          [](const std::string& text, Options& options) {
+            const auto value = parse_integer(text, Low, High);
+            if (value) options.*Field = *value;
+            return value.has_value();
+          },
+          [](const Options& options) { return std::to_string(options.*Field); }};
+}
+
+template <auto Field>
+OptionRow bytes_row(const char* name, const char* help) {
+  return {name, "bytes (suffix K, M or G allowed), 0 = automatic", help,
+          [](const std::string& text, Options& options) {
+            const auto value = parse_bytes(text);
+            if (value) options.*Field = *value;
+            return value.has_value();
+          },
+          [](const Options& options) { return std::to_string(options.*Field); }};
+}
+
+template <auto Field>
+OptionRow word_row(const char* name, const char* accepted, const char* help) {
+  using Enum = std::decay_t<decltype(std::declval<Options>().*Field)>;
+  return {name, accepted, help,
+          [](const std::string& text, Options& options) {
+            const auto found = std::find(words<Enum>().begin(), words<Enum>().end(), text);
+            if (found == words<Enum>().end()) return false;
+            options.*Field = static_cast<Enum>(found - words<Enum>().begin());
+            return true;
+          },
+          [](const Options& options) { return words<Enum>()[static_cast<size_t>(options.*Field)]; }};
+}
+
+template <auto Field>
+OptionRow cpus_row(const char* name, const char* help) {
+  return {name, "CPU numbers and ranges such as 0-3,8, or empty", help,
+          [](const std::string& text, Options& options) {
+            auto cpus = parse_cpus(text);
+            if (cpus) options.*Field = std::move(*cpus);
+            return cpus.has_value();
+          },
+          [](const Options& options) { return join(options.*Field); }};
+}
+
+template <auto Field>
+OptionRow text_row(const char* name, const char* help) {
+  return {name, "any text, or empty", help,
+          [](const std::string& text, Options& options) {
+            options.*Field = text;
+            return true;
+          },
+          [](const Options& options) { return options.*Field; }};
+}
+
+}  // namespace
+
+const std::vector<OptionRow>& option_rows() {
+  static const std::vector<OptionRow> kRows = {
+      integer_row<&Options::yield_us, 0, 1'000'000>(
+          "OURS_YIELD_US", "0 to 1000000",
+          "Microseconds for which a waiting rank keeps yielding its core before it sleeps."),
+      word_row<&Options::spin>(
+          "OURS_SPIN", "auto, 0 or 1",
+          "Whether a waiting rank spins instead of yielding its core. auto: only where every rank of "
+          "the node has a core of its own."),
+      bytes_row<&Options::chunk_bytes>("OURS_CHUNK_BYTES",
+                                       "Staging chunk of each rank, for tensors outside shared memory."),
+      bytes_row<&Options::small_bytes>("OURS_SMALL_BYTES", "Largest message that is reduced with one synchronisation."),
+      cpus_row<&Options::comm_thread_affinity>(
+          "OURS_COMM_THREAD_AFFINITY",
+          "CPUs on which the communication threads may run; empty: wherever the rank may."),
+      word_row<&Options::inline_calls>(
+          "OURS_INLINE", "0 or 1", "Whether synchronous calls run on the caller's own thread when nothing is queued."),
+      word_row<&Options::log_level>("OURS_LOG", "error, warning, info or debug",
+                                    "Least severe message that is printed."),
+      text_row<&Options::node_id>("OURS_NODE_ID",
+                                  "Ranks with different texts count as being on different nodes; empty: found out."),
+  };
+  return kRows;
+}
+
+Options parse_options(const std::function<const char*(const char*)>& lookup) {
+  Options options;
+  for (const OptionRow& row : option_rows()) {
+    const char* text = lookup(row.name);
+    if (text != nullptr && !row.parse(text, options)) {
+      throw InvalidArgument(std::string(row.name) + "='" + text + "' is not understood; accepted: " + row.accepted +
+                            ". Correct the variable or unset it (default: '" + row.show(Options()) + "').");
+    }
+  }
+  return options;
+}
+
+const Options& options() {
+  static const Options kOptions = parse_options([](const char* name) { return std::getenv(name); });
+  return kOptions;
+}
+
+}  // namespace ours

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+// Every environment variable that the library reads. To add one: a field here, a row in options.cpp.
+
+namespace ours {
+
+enum class Spin { Auto, Off, On };
+
+enum class LogLevel { Error, Warning, Info, Debug };
+
+/// The values in force; the initialisers are the defaults. What each means stands in its row (see option_rows()).
+struct Options {
+  int64_t yield_us = 50;
+  Spin spin = Spin::Auto;
+  int64_t chunk_bytes = 0;  // 0: chosen automatically
+  int64_t small_bytes = 0;  // 0: chosen automatically
+  std::vector<int> comm_thread_affinity;
+  bool inline_calls = true;
+  LogLevel log_level = LogLevel::Warning;
+  std::string node_id;
+};
+
+/// One environment variable: how it is called, written, parsed and explained.
+struct OptionRow {
+  const char* name;
+  const char* accepted;
+  const char* help;
+  /// Stores `text` into its field; false if it is not what `accepted` says.
+  bool (*parse)(const std::string& text, Options& options);
+  /// The field's value, as it would be written in the environment.
+  std::string (*show)(const Options& options);
+};
+
+const std::vector<OptionRow>& option_rows();
+
+/// Builds the options from `lookup`, which returns a variable's value or nullptr.
+/// Throws InvalidArgument naming the variable, its value and what is accepted.
+Options parse_options(const std::function<const char*(const char*)>& lookup);
+
+/// The options of this process, read from its environment on the first call. Throws as parse_options().
+const Options& options();
+
+}  // namespace ours
