@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ours {
+
+/// Element types, as they travel in fingerprints (the values are part of the shared-memory protocol).
+enum class DType : uint8_t {
+  Bool,
+  UInt8,
+  Int8,
+  UInt16,
+  Int16,
+  UInt32,
+  Int32,
+  UInt64,
+  Int64,
+  Float16,
+  BFloat16,
+  Float32,
+  Float64,
+  Complex32,  // two Float16
+  Complex64,  // two Float32
+  Complex128,
+  Float8E4M3FN,
+  Float8E5M2,
+  Float8E4M3FNUZ,
+  Float8E5M2FNUZ,
+  Float8E8M0FNU,
+  Opaque8,  // any other one-byte type; moved, never reduced
+};
+
+/// Bytes of one element.
+size_t size_of(DType dtype);
+
+/// PyTorch's name of the type, e.g. "float32".
+const char* name_of(DType dtype);
+
+}  // namespace ours

@@ -1,0 +1,12 @@
+#include "common/error.h"
+
+#include <system_error>
+
+namespace ours {
+
+// std::generic_category is used because strerror() is not safe among threads.
+SystemError::SystemError(const std::string& what, int errno_value)
+    : Error(what + ": " + std::generic_category().message(errno_value) + " (errno " + std::to_string(errno_value) +
+            ")") {}
+
+}  // namespace ours
