@@ -82,7 +82,9 @@ def optional_engines() -> dict[str, str]:
                 f"Leave the variable out, or set it to auto or 0."
             )
         found = find() if wish == "auto" else ""
-        report[name] = "off, as asked" if wish == "0" else f"off: found {found or 'none'}; this release has no such engine"
+        report[name] = (
+            "off, as asked" if wish == "0" else f"off: found {found or 'none'}; this release has no such engine"
+        )
     return report
 
 

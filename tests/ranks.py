@@ -1,0 +1,270 @@
+"""Runs test functions in several ranks, each a process of its own.
+
+``run_ranks(4, fn, *args)`` starts four processes, makes a process group of them, calls ``fn(rank, world, *args)`` in
+each and returns the four results. ``RankPool`` keeps the processes for many such calls, so that a property-based test
+does not pay for a start with each case. Whatever goes wrong, no process is left behind, and the error shows every
+rank's traceback.
+
+``fn`` must be a function at the top level of a module, and its arguments and result must be picklable. The processes
+come from a fork server that has torch loaded already. They end without Python's finalisation: a test of how a program
+exits has to start one with ``subprocess``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import faulthandler
+import functools
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Collection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+GRACE = 5.0  # seconds that the other ranks have to end by themselves after one of them failed
+
+
+class RanksFailedError(AssertionError):
+    """Some ranks raised, died or did not finish; the message shows what each of them did."""
+
+
+@functools.cache
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "torch.distributed.distributed_c10d", "ourddp"])
+    return context
+
+
+@functools.cache
+def gloo_group() -> dist.ProcessGroup:
+    """Return a Gloo group of all ranks, to compare with; every rank must call it. Made once in each process."""
+    group = dist.new_group(backend="gloo")
+    assert group is not None
+    return group
+
+
+def _set_up(rank: int, world: int, port: int, backend: str | None, env: dict[str, str], init: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store's server is in the parent
+            **env,
+        }
+    )
+    if backend is None:
+        return
+    if "store" not in init and "init_method" not in init:
+        init["store"] = dist.TCPStore("127.0.0.1", port, world, is_master=False)
+    dist.init_process_group(backend, rank=rank, world_size=world, **init)
+
+
+def _worker(
+    pipe: multiprocessing.connection.Connection,
+    rank: int,
+    world: int,
+    port: int,
+    backend: str | None,
+    env: dict[str, str],
+    init: dict[str, Any],
+    stack_file: str,
+) -> None:
+    """Serve calls from ``pipe`` until it closes."""
+    with open(stack_file, "w") as stacks:
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        try:
+            _set_up(rank, world, port, backend, env, dict(init))
+            while True:
+                try:
+                    fn, args = pickle.loads(pipe.recv_bytes())
+                except EOFError:
+                    break
+                pipe.send_bytes(pickle.dumps((True, fn(rank, world, *args))))
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        except BaseException:  # whatever it is, the parent has to hear of it
+            with contextlib.suppress(OSError):
+                pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
+            # Neither destructors nor a destroyed group are to be trusted after a failure.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+
+class RankPool:
+    """A group of ``world`` processes that calls functions on request.
+
+    ``backend=None`` makes no process group: ``fn`` finds what ``init_process_group`` needs in its environment. ``env``
+    is added to the environment of each rank, or, if it is a list, ``env[rank]`` is. ``pg_timeout`` is the group's
+    timeout in seconds; the other keywords go to ``init_process_group``.
+    """
+
+    def __init__(
+        self,
+        world: int,
+        backend: str | None = "ours",
+        *,
+        env: dict[str, str] | list[dict[str, str]] | None = None,
+        pg_timeout: float = 60,
+        **init: Any,
+    ) -> None:
+        self.world = world
+        self._backend = backend
+        self._env = env if isinstance(env, list) else [env or {}] * world
+        self._init = {"timeout": datetime.timedelta(seconds=pg_timeout), **init}
+        self._processes: list[Any] = []
+        self._pipes: list[multiprocessing.connection.Connection] = []
+        self._store: dist.TCPStore | None = None
+        self._folder = ""
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids by rank; empty before the first call."""
+        return [process.pid for process in self._processes]
+
+    def run(self, fn: Callable[..., Any], *args: Any, timeout: float = 60, killed: Collection[int] = ()) -> list[Any]:
+        """Call ``fn(rank, world, *args)`` in every rank and return the results by rank.
+
+        ``killed`` are the ranks that are meant to die of a signal; their result is None, and the processes of this
+        pool are replaced afterwards. Raises RanksFailedError when a rank raises, dies or takes more than ``timeout``
+        seconds.
+        """
+        if not self._processes:
+            self._start()
+        call = pickle.dumps((fn, args))
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # a rank that failed to start closed it, and has said why
+                pipe.send_bytes(call)
+        results, failures = self._collect(time.monotonic() + timeout, timeout, frozenset(killed))
+        if failures:
+            raise RanksFailedError("\n".join(failures))
+        if killed:
+            self._kill()
+        return [results.get(rank) for rank in range(self.world)]
+
+    def close(self) -> None:
+        """End the processes; kill those that do not end by themselves."""
+        for pipe in self._pipes:
+            pipe.close()
+        deadline = time.monotonic() + GRACE
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        self._kill()
+
+    def _start(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="ranks-")
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        for rank in range(self.world):
+            ours, theirs = _context().Pipe()
+            init = (rank, self.world, self._store.port, self._backend, self._env[rank], self._init)
+            process = _context().Process(
+                target=_worker, args=(theirs, *init, self._stack_file(rank)), name=f"rank {rank}", daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def _stack_file(self, rank: int) -> str:
+        return os.path.join(self._folder, f"stack-{rank}")
+
+    def _collect(self, deadline: float, timeout: float, killed: frozenset[int]) -> tuple[dict[int, Any], list[str]]:
+        """Wait for every rank's answer. After a failure all processes are gone and the second result tells of it."""
+        results: dict[int, Any] = {}
+        failures: list[str] = []
+        waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        while waiting:
+            ready = multiprocessing.connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for pipe in ready:
+                rank = waiting.pop(pipe)  # type: ignore[index]
+                try:
+                    good, value = pickle.loads(self._pipes[rank].recv_bytes())
+                except (EOFError, OSError):
+                    good, value = self._how_it_ended(rank, killed)
+                if good:
+                    results[rank] = value
+                else:
+                    deadline = min(deadline, time.monotonic() + GRACE)
+                    failures.append(f"rank {rank}: {value}")
+        if waiting:
+            after = "" if failures else f" in {timeout:g} s"
+            failures += [
+                f"rank {rank} did not finish{after}; it was at\n{self._stack(rank)}" for rank in waiting.values()
+            ]
+        if failures:
+            self._kill()
+        return results, failures
+
+    def _how_it_ended(self, rank: int, killed: frozenset[int]) -> tuple[bool, Any]:
+        process = self._processes[rank]
+        process.join(GRACE)
+        code = process.exitcode
+        if code is not None and code < 0:
+            return rank in killed, None if rank in killed else f"died of {signal.Signals(-code).name}"
+        return False, f"ended with exit code {code} before it answered"
+
+    def _stack(self, rank: int) -> str:
+        """Return the Python stacks of a rank that is still running."""
+        path = Path(self._stack_file(rank))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._processes[rank].pid, signal.SIGUSR1)
+        deadline, seen = time.monotonic() + 1, ""
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            text = path.read_text() if path.is_file() else ""
+            if len(text) > len(seen):
+                seen = text
+            elif seen:
+                return seen
+        return seen or "(no stack: it is stopped or in a blocking system call)"
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+        for process in self._processes:
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes, self._store = [], [], None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def run_ranks(
+    world: int,
+    fn: Callable[..., Any],
+    *args: Any,
+    backend: str | None = "ours",
+    timeout: float = 60,
+    killed: Collection[int] = (),
+    **pool: Any,
+) -> list[Any]:
+    """Call ``fn(rank, world, *args)`` in ``world`` new processes; see RankPool for the keywords and errors."""
+    with RankPool(world, backend, **pool) as ranks:
+        return ranks.run(fn, *args, timeout=timeout, killed=killed)
