@@ -137,9 +137,12 @@ class BuildExtension(cpp_extension.BuildExtension):
     """torch's build command, with a build folder for each torch, a summary, and a record of the build."""
 
     def finalize_options(self) -> None:
-        """Keep the objects of different torch versions apart, so that switching between them rebuilds nothing."""
+        """Keep the objects of different torch versions apart, so that switching rebuilds nothing.
+
+        The folder is the same for editable installs, which would otherwise compile everything in a temporary one.
+        """
         super().finalize_options()
-        self.build_temp = str(Path(self.build_temp) / f"torch-{TORCH_VERSION}")
+        self.build_temp = str(ROOT / "build" / f"{sys.implementation.cache_tag}-torch-{TORCH_VERSION}")
 
     def run(self) -> None:
         """Print what was found, build, and leave ``_build_info.py`` beside the extension."""

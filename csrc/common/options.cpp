@@ -182,7 +182,9 @@ Options parse_options(const std::function<const char*(const char*)>& lookup) {
 }
 
 const Options& options() {
-  static const Options kOptions = parse_options([](const char* name) { return std::getenv(name); });
+  // getenv is unsafe only against a concurrent setenv, which no reader can guard against.
+  static const Options kOptions =
+      parse_options([](const char* name) { return std::getenv(name); });  // NOLINT(concurrency-mt-unsafe)
   return kOptions;
 }
 

@@ -1,0 +1,108 @@
+# Everything starts from a bare Python >= 3.10 and a C++ compiler: the first target that needs it makes an environment of
+# its own, installs from PyPI, and builds. Later runs reuse it.
+#   make demo                         train a model with 4 ranks
+#   make test [TORCH=2.11] [ARGS=..]  the Python and C++ tests, with the newest torch or the one named
+#   make conformance                  torch's own suite for process groups (long)
+#   make cpp-test [SAN=thread|address] [FILTER=..]
+#   make bench | lint | format | build | clean
+
+PYTHON ?= python3
+TORCH ?=
+ARGS ?=
+SAN ?=
+FILTER ?=
+NPROC ?= 4
+
+VENV := .venv$(if $(TORCH),-$(TORCH))
+BIN := $(CURDIR)/$(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# ninja, torchrun and the linters are found in the environment that the target uses.
+export PATH := $(BIN):$(PATH)
+export MAX_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+
+CPP_FILES := $(shell find csrc tests/cpp benchmarks -name '*.cpp' -o -name '*.h' | grep -v '/build/')
+SOURCES := $(filter csrc/%,$(CPP_FILES))
+TIDY_FILES := $(filter-out %_stub.cpp,$(wildcard $(foreach layer,common kernels transport collectives,csrc/$(layer)/*.cpp)))
+
+.PHONY: demo test conformance cpp-test bench lint format tidy build clean python-is-new-enough
+.DELETE_ON_ERROR:
+
+demo: build
+	$(BIN)/torchrun --nproc_per_node=$(NPROC) examples/train.py $(ARGS)
+
+test: build
+	$(BIN)/python -m pytest $(or $(ARGS),tests)
+
+conformance: build
+	$(BIN)/python -m pytest tests/conformance $(ARGS)
+
+cpp-test:
+	@$(MAKE) --no-print-directory -j $(MAX_JOBS) -f tests/cpp/Makefile run SAN=$(SAN) FILTER="$(FILTER)"
+
+bench: build
+	$(BIN)/python benchmarks/collectives.py $(ARGS)
+	$(BIN)/python benchmarks/ddp.py
+
+# --- the environment and the build: each stamp file says that a step is up to date -----------------------------------
+
+python-is-new-enough:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "$(PYTHON) is older than 3.10: run make PYTHON=/path/to/a/newer/python"; exit 1; }
+
+$(VENV)/.venv: | python-is-new-enough
+	$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --upgrade pip
+	@touch $@
+
+$(VENV)/.packages: pyproject.toml $(VENV)/.venv
+	@echo "Installing $(if $(TORCH),torch $(TORCH),the newest torch) and the test tools into $(VENV)"
+	@$(PIP) install "torch$(if $(TORCH),==$(TORCH).*)" --group test --group examples
+	@touch $@
+
+# The extension lies in ourddp/ for whichever torch built it last; build/.torch tells a change of environment.
+build/.torch: FORCE
+	@mkdir -p build
+	@echo $(VENV) | cmp --silent - $@ || echo $(VENV) > $@
+
+.PHONY: FORCE
+FORCE:
+
+build/.built: $(SOURCES) setup.py $(VENV)/.packages build/.torch
+	@echo "Building ourddp (log: build/build.log)"
+	@$(BIN)/python setup.py build_ext --inplace > build/build.log 2>&1 || { cat build/build.log; exit 1; }
+	@sed -n '/^ourddp build summary/,/^  MPI/p' build/build.log
+	@touch $@
+
+# Makes the package importable from anywhere in the environment, and the backend known to torch's entry points.
+$(VENV)/.installed: pyproject.toml setup.py | build/.built
+	@$(PIP) install --no-build-isolation --no-deps --editable .
+	@touch $@
+
+build: build/.built $(VENV)/.installed
+
+# --- style -----------------------------------------------------------------------------------------------------------
+
+# The linters come from PyPI in pinned versions, so that everybody's agree.
+$(VENV)/.linters: pyproject.toml $(VENV)/.venv
+	@$(PIP) install --group lint
+	@touch $@
+
+lint: $(VENV)/.linters
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@echo "clang-format --dry-run: $(words $(CPP_FILES)) files"; $(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
+	@$(MAKE) --no-print-directory tidy
+
+tidy: $(VENV)/.linters
+	@echo "clang-tidy: $(words $(TIDY_FILES)) files"
+	@printf '%s\n' $(TIDY_FILES) | xargs -P $(MAX_JOBS) -n 1 $(BIN)/clang-tidy --quiet --warnings-as-errors='*' \
+	  --extra-arg=-std=c++17 --extra-arg=-Icsrc --extra-arg=-pthread
+
+format: $(VENV)/.linters
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_FILES)
+
+clean:
+	rm -rf build dist tests/cpp/build .venv .venv-* *.egg-info ourddp/*.so ourddp/_build_info.py
+	find . -name __pycache__ -prune -exec rm -rf {} +
