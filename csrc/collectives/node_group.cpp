@@ -1,0 +1,119 @@
+#include "collectives/node_group.h"
+
+#include <cstring>
+
+#include "collectives/node_group_impl.h"
+
+namespace ours {
+
+NodeGroup::NodeGroup(std::shared_ptr<NodeSession> session) : session_(std::move(session)), barrier_(*session_) {}
+
+std::shared_ptr<Group> make_node_group(std::shared_ptr<NodeSession> session) {
+  return std::make_shared<NodeGroup>(std::move(session));
+}
+
+void NodeGroup::barrier(const Call& call) {
+  guarded([&] {
+    const CallRecord record = record_of(call);
+    publish_record(record);
+    sync(call, record);
+    check_records(record);
+  });
+}
+
+void NodeGroup::abort(const std::string& reason) {
+  session_->failure().fail(FailureKind::Aborted,
+                           session_->describe(rank()) + " aborted the group" + (reason.empty() ? "" : ": " + reason));
+}
+
+void NodeGroup::publish_record(const CallRecord& record) { session_->self().record[barrier_.next_parity()] = record; }
+
+void NodeGroup::sync(const Call& call, const CallRecord& record) {
+  barrier_.sync(call.deadline, [&record] { return describe_record(record); });
+}
+
+void NodeGroup::check_records(const CallRecord& mine) {
+  const size_t parity = barrier_.parity();
+  bool agree = true;
+  for (int r = 0; r < size(); ++r) agree = agree && same_record(session_->block(r).record[parity], mine);
+  if (agree) return;
+
+  std::string calls;
+  std::vector<bool> told(static_cast<size_t>(size()), false);
+  for (int r = 0; r < size(); ++r) {
+    if (told[static_cast<size_t>(r)]) continue;
+    const CallRecord record = session_->block(r).record[parity];
+    calls += calls.empty() ? "" : "; ";
+    for (int other = r; other < size(); ++other) {
+      if (!same_record(session_->block(other).record[parity], record)) continue;
+      told[static_cast<size_t>(other)] = true;
+      calls += (other == r ? "" : ", ") + session_->describe(other);
+    }
+    calls += " called " + describe_record(record);
+  }
+  throw MismatchError("ranks of one group called different collectives: " + calls +
+                      ". All ranks must make the same calls in the same order");
+}
+
+std::byte* NodeGroup::stage(int rank, size_t parity) const {
+  return session_->at<std::byte>(session_->layout().stage(static_cast<size_t>(rank), parity));
+}
+
+std::byte* NodeGroup::result(int rank, size_t parity) const {
+  return session_->at<std::byte>(session_->layout().result(static_cast<size_t>(rank), parity));
+}
+
+void NodeGroup::reserve_stage() {
+  if (stage_reserved_) return;
+  const NodeLayout& layout = session_->layout();
+  session_->memory()->reserve(layout.stage(static_cast<size_t>(rank()), 0), layout.stage_stride());
+  stage_reserved_ = true;
+}
+
+void NodeGroup::check_root(int root) const {
+  if (root >= 0 && root < size()) return;
+  throw InvalidArgument("root is " + std::to_string(root) + " in a group of " + std::to_string(size()) +
+                        " ranks; give a rank of the group, 0 to " + std::to_string(size() - 1));
+}
+
+CallRecord record_of(const Call& call) {
+  CallRecord record{};
+  record.seq = call.seq;
+  record.op = static_cast<uint8_t>(call.op);
+  record.dtype = static_cast<uint8_t>(call.dtype);
+  record.kind = static_cast<uint8_t>(ReduceKind::None);
+  record.root = -1;
+  return record;
+}
+
+CallRecord record_of(const Call& call, size_t count, const Reduction& reduction, int root) {
+  CallRecord record = record_of(call);
+  record.count = count;
+  record.kind = static_cast<uint8_t>(reduction.kind);
+  record.factor = reduction.kind == ReduceKind::PremulSum ? reduction.factor : 0.0;
+  record.root = root;
+  return record;
+}
+
+bool same_record(const CallRecord& a, const CallRecord& b) {
+  // The factor is compared by its bits: NaN agrees with itself.
+  return a.seq == b.seq && a.count == b.count && std::memcmp(&a.factor, &b.factor, sizeof(a.factor)) == 0 &&
+         a.root == b.root && a.op == b.op && a.dtype == b.dtype && a.kind == b.kind;
+}
+
+std::string describe_record(const CallRecord& record) {
+  std::string text = std::string(name_of(static_cast<Op>(record.op))) + " number " + std::to_string(record.seq);
+  const auto kind = static_cast<ReduceKind>(record.kind);
+  std::string details;
+  const auto add = [&](const std::string& detail) { details += (details.empty() ? "" : ", ") + detail; };
+  if (kind != ReduceKind::None) add(name_of(kind));
+  if (kind == ReduceKind::PremulSum) add("factor " + std::to_string(record.factor));
+  if (static_cast<Op>(record.op) != Op::Barrier && static_cast<Op>(record.op) != Op::MonitoredBarrier) {
+    const std::string dtype = name_of(static_cast<DType>(record.dtype));
+    add(record.count != 0 ? std::to_string(record.count) + " x " + dtype : dtype);
+  }
+  if (record.root >= 0) add("root " + std::to_string(record.root));
+  return details.empty() ? text : text + " (" + details + ")";
+}
+
+}  // namespace ours

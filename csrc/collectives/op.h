@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+
+namespace ours {
+
+/// The operation a rank called, as it travels in fingerprints and appears in messages (the values are protocol).
+enum class Op : uint8_t {
+  Barrier,
+  AllReduce,
+  AllReduceCoalesced,
+  AllReduceSparse,
+  Reduce,
+  ReduceScatter,
+  ReduceScatterSingle,
+  ReduceScatterCoalesced,
+  Broadcast,
+  AllGather,
+  AllGatherSingle,
+  AllGatherCoalesced,
+  Gather,
+  GatherSingle,
+  Scatter,
+  AllToAll,
+  AllToAllSingle,
+  MonitoredBarrier,
+  Send,
+  Recv,
+  RecvAnySource,
+};
+
+/// torch.distributed's name of the call, e.g. "all_reduce".
+const char* name_of(Op op);
+
+}  // namespace ours

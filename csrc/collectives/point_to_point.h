@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+
+#include "collectives/group.h"
+
+namespace ours {
+
+constexpr int kAnySource = -1;
+
+/// One posted send or receive. Completes exactly once, with or without an error.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  virtual bool done() const = 0;
+  /// Null unless the transfer failed.
+  virtual std::exception_ptr error() const = 0;
+  /// The sender's rank, once a receive is done.
+  virtual int source() const = 0;
+};
+
+/// Called once when the transfer completes, on the thread that completed it; must not block and not throw.
+using TransferDone = std::function<void(const Transfer&)>;
+
+/// Messages between two ranks of a group, matched by (source, tag) in the order sent. Independent of the collectives' order.
+/// A message whose size or dtype differs from the receive that it matches fails the receive with MismatchError naming both.
+class PointToPoint {
+ public:
+  virtual ~PointToPoint() = default;
+
+  /// Never blocks. The buffer must live until the transfer is done.
+  virtual std::shared_ptr<Transfer> send(ConstSpan buffer, DType dtype, int dst, int tag, Deadline deadline,
+                                         TransferDone done) = 0;
+  virtual std::shared_ptr<Transfer> recv(Span buffer, DType dtype, int src, int tag, Deadline deadline,
+                                         TransferDone done) = 0;
+
+  /// Blocks until `transfer` is done, making progress on the calling thread meanwhile. Does not throw its error.
+  virtual void wait(Transfer& transfer) = 0;
+};
+
+}  // namespace ours

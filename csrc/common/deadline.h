@@ -1,0 +1,29 @@
+#pragma once
+
+#include <chrono>
+
+namespace ours {
+
+using Clock = std::chrono::steady_clock;
+
+/// A point in time after which a wait gives up, and the timeout it was made from (for messages).
+class Deadline {
+ public:
+  static Deadline after(std::chrono::milliseconds timeout) {
+    // A timeout so long that it would overflow the clock means "never"; 100 years is never.
+    constexpr auto kNever = std::chrono::hours(24 * 365 * 100);
+    return Deadline(timeout > kNever ? std::chrono::milliseconds(kNever) : timeout);
+  }
+
+  bool passed() const { return Clock::now() >= at_; }
+  Clock::time_point at() const { return at_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+
+ private:
+  explicit Deadline(std::chrono::milliseconds timeout) : timeout_(timeout), at_(Clock::now() + timeout) {}
+
+  std::chrono::milliseconds timeout_;
+  Clock::time_point at_;
+};
+
+}  // namespace ours

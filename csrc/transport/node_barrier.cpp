@@ -1,0 +1,44 @@
+#include "transport/node_barrier.h"
+
+namespace ours {
+
+void NodeBarrier::sync(Deadline deadline, const std::function<std::string()>& what) {
+  session_.failure().check();
+  ++epoch_;
+  // The store inside signal() is also the release of everything published.
+  signal(session_.self().arrived);
+  for (int r = 0; r < session_.size(); ++r) {
+    if (r == session_.rank()) continue;
+    wait_on(
+        session_.block(r).arrived, session_.wait_policy(), deadline, [&] { return arrived(r); },
+        [&] { look_around(r, deadline, what); });
+  }
+}
+
+bool NodeBarrier::arrived(int rank) const {
+  // Acquire: what the peer published is read next. The difference is signed because the counters wrap.
+  const uint32_t count = session_.block(rank).arrived.value.load(std::memory_order_acquire);
+  return static_cast<int32_t>(count - epoch_) >= 0;
+}
+
+void NodeBarrier::look_around(int awaited, Deadline deadline, const std::function<std::string()>& what) {
+  session_.failure().check();
+  if (const char* why = session_.absence(awaited)) {
+    // It may have arrived, and then ended, since we last looked.
+    if (arrived(awaited)) return;
+    session_.failure().raise(FailureKind::Peer, session_.describe(awaited) + ' ' + why + " during " + what() +
+                                                    "; noticed by " + session_.describe(session_.rank()) +
+                                                    ". The group cannot be used any more; make a new one without it");
+  }
+  if (!deadline.passed()) return;
+  std::string absent;
+  for (int r = 0; r < session_.size(); ++r) {
+    if (!arrived(r)) absent += (absent.empty() ? "" : ", ") + session_.describe(r);
+  }
+  session_.failure().raise(FailureKind::Timeout,
+                           what() + ": Timed out waiting " + std::to_string(deadline.timeout().count()) + "ms on " +
+                               session_.describe(session_.rank()) + " for " + absent +
+                               ". Are they still computing (raise the timeout), stopped, or on another code path?");
+}
+
+}  // namespace ours

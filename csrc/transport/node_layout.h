@@ -1,0 +1,111 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+// What lies where in the shared segment of one group on one node. Everything here is read by other processes, so it is plain
+// memory with lock-free atomics; sizes follow from (ranks, chunk, ring) alone.
+//
+//   SegmentHeader | RankBlock[ranks] | tables[ranks] | stages[ranks] | channels[ranks][ranks]
+//
+// A rank writes only its own block, table, stage and outgoing channels (and the header's failure record, once).
+
+namespace ours {
+
+constexpr size_t kCacheLine = 64;
+constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
+constexpr uint32_t kSegmentVersion = 1;
+
+/// A counter that others can sleep on. `sleepers` lets the writer skip the system call when nobody sleeps.
+struct alignas(kCacheLine) SleepWord {
+  std::atomic<uint32_t> value;
+  std::atomic<uint32_t> sleepers;
+};
+
+/// What one rank called: every field must agree on all ranks.
+struct CallRecord {
+  uint64_t seq;
+  uint64_t count;   ///< elements, where all ranks must give the same number; else 0
+  double factor;    ///< of PREMUL_SUM
+  int32_t root;     ///< -1 where the operation has none
+  uint8_t op;       ///< Op
+  uint8_t dtype;    ///< DType
+  uint8_t kind;     ///< ReduceKind
+};
+
+struct alignas(kCacheLine) RankBlock {
+  /// Number of synchronisations this rank has arrived at.
+  SleepWord arrived;
+  /// Bumped by any peer that has put something into, or taken something out of, one of this rank's channels.
+  SleepWord doorbell;
+  /// monitored_barrier: how many this rank has reached and, on rank 0, which it has judged.
+  SleepWord monitor;
+  /// CallRecords of the last two synchronisations, by parity.
+  CallRecord record[2];
+  std::atomic<uint32_t> state;  ///< RankState
+  int32_t pid;
+  char host[64];
+};
+
+enum RankState : uint32_t { kAbsent = 0, kAttached = 1, kLeft = 2 };
+
+struct SegmentHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t ranks;
+  uint64_t nonce[2];
+  uint64_t chunk_bytes;
+  uint64_t ring_bytes;
+  uint64_t small_bytes;
+  SleepWord attached;  ///< number of ranks that have attached
+
+  /// The first failure of the group. 0: none; 1: being written; 2: readable.
+  alignas(kCacheLine) std::atomic<uint32_t> failure_state;
+  uint32_t failure_kind;
+  char failure_message[3000];
+};
+
+/// A stream of bytes from one rank to another; positions count all bytes ever moved.
+struct ChannelHead {
+  alignas(kCacheLine) std::atomic<uint64_t> written;
+  alignas(kCacheLine) std::atomic<uint64_t> read;
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "channels need lock-free 64-bit atomics");
+static_assert(std::is_standard_layout_v<RankBlock> && std::is_standard_layout_v<SegmentHeader>);
+
+/// Offsets into the segment (bytes). Pure arithmetic.
+struct NodeLayout {
+  size_t ranks;
+  size_t chunk_bytes;  ///< bytes that a rank publishes per synchronisation
+  size_t ring_bytes;   ///< capacity of a channel
+
+  size_t blocks() const { return align(sizeof(SegmentHeader)); }
+  size_t tables() const { return align(blocks() + ranks * sizeof(RankBlock)); }
+  /// Per rank and parity: bytes sent to, and expected from, each rank.
+  size_t table_bytes() const { return align_line(2 * ranks * sizeof(uint64_t)); }
+  size_t table(size_t rank, size_t parity) const { return tables() + (2 * rank + parity) * table_bytes(); }
+
+  size_t stages() const { return align(tables() + 2 * ranks * table_bytes()); }
+  /// Reduced slices are a chunk divided by the ranks, rounded up to whole cache lines.
+  size_t result_bytes() const { return align_line(chunk_bytes / ranks + 2 * kCacheLine); }
+  size_t stage_stride() const { return align(2 * chunk_bytes + 2 * result_bytes()); }
+  size_t stage(size_t rank, size_t parity) const { return stages() + rank * stage_stride() + parity * chunk_bytes; }
+  size_t result(size_t rank, size_t parity) const {
+    return stages() + rank * stage_stride() + 2 * chunk_bytes + parity * result_bytes();
+  }
+
+  size_t channels() const { return stages() + ranks * stage_stride(); }
+  size_t channel_stride() const { return align(sizeof(ChannelHead) + ring_bytes); }
+  size_t channel(size_t from, size_t to) const { return channels() + (from * ranks + to) * channel_stride(); }
+
+  size_t total() const { return channels() + ranks * ranks * channel_stride(); }
+
+ private:
+  static size_t align_line(size_t n) { return (n + kCacheLine - 1) / kCacheLine * kCacheLine; }
+  static size_t align(size_t n) { return (n + 4095) / 4096 * 4096; }
+};
+
+}  // namespace ours

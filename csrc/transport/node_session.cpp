@@ -1,0 +1,207 @@
+#include "transport/node_session.h"
+
+#include <sched.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "common/options.h"
+
+namespace ours {
+
+namespace {
+
+std::string boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id.empty() ? "unknown" : id;
+}
+
+std::string host_name() {
+  char name[64] = {};
+  ::gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+/// Cores that this process may run on.
+int available_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return CPU_COUNT(&set);
+}
+
+/// The parts of an address.
+struct Address {
+  std::string node_id;
+  std::string boot;
+  pid_t pid = 0;
+  int fd = -1;
+  uint64_t nonce[2] = {};
+
+  std::string text() const {
+    std::ostringstream out;
+    out << "ours1 " << boot << ' ' << pid << ' ' << fd << ' ' << nonce[0] << ' ' << nonce[1] << " [" << node_id << ']';
+    return out.str();
+  }
+
+  static Address parse(const std::string& text) {
+    Address address;
+    std::istringstream in(text);
+    std::string tag, node;
+    in >> tag >> address.boot >> address.pid >> address.fd >> address.nonce[0] >> address.nonce[1];
+    std::getline(in, node);
+    if (!in || tag != "ours1" || node.size() < 3) throw Error("malformed address of a peer's shared memory: " + text);
+    address.node_id = node.substr(2, node.size() - 3);
+    return address;
+  }
+};
+
+NodeLayout layout_of(const SegmentHeader& header) {
+  return NodeLayout{header.ranks, header.chunk_bytes, header.ring_bytes};
+}
+
+}  // namespace
+
+NodeConfig NodeConfig::from_options(int ranks) {
+  constexpr size_t kDefaultChunk = 256 * 1024;
+  constexpr size_t kDefaultSmall = 32 * 1024;
+  constexpr size_t kDefaultRing = 256 * 1024;
+  const Options& options = ours::options();
+  NodeConfig config{};
+  // Every rank must get at least a cache line of a chunk.
+  const size_t least = static_cast<size_t>(ranks) * 4 * kCacheLine;
+  config.chunk_bytes = std::max(options.chunk_bytes != 0 ? static_cast<size_t>(options.chunk_bytes) : kDefaultChunk, least);
+  config.chunk_bytes = (config.chunk_bytes + 4095) / 4096 * 4096;
+  config.small_bytes = std::min(options.small_bytes != 0 ? static_cast<size_t>(options.small_bytes) : kDefaultSmall, config.chunk_bytes);
+  config.ring_bytes = kDefaultRing;
+  return config;
+}
+
+std::shared_ptr<NodeSession> NodeSession::create(int rank, int size, const NodeConfig& config) {
+  const NodeLayout layout{static_cast<size_t>(size), config.chunk_bytes, config.ring_bytes};
+  auto memory = SharedMemory::create(layout.total());
+  memory->reserve(0, layout.stages());
+  auto* header = reinterpret_cast<SegmentHeader*>(memory->data());
+  header->magic = kSegmentMagic;
+  header->version = kSegmentVersion;
+  header->ranks = static_cast<uint32_t>(size);
+  header->chunk_bytes = config.chunk_bytes;
+  header->ring_bytes = config.ring_bytes;
+  header->small_bytes = config.small_bytes;
+  if (::getrandom(header->nonce, sizeof(header->nonce), 0) != sizeof(header->nonce)) {
+    throw SystemError("cannot draw a nonce (getrandom)", errno);
+  }
+  return std::make_shared<NodeSession>(rank, size, std::move(memory));
+}
+
+std::shared_ptr<NodeSession> NodeSession::open(int rank, int size, const std::string& text) {
+  const Address address = Address::parse(text);
+  if (address.node_id != options().node_id) {
+    throw NotSameNode("OURS_NODE_ID is '" + options().node_id + "' here and '" + address.node_id + "' there");
+  }
+  if (address.boot != boot_id()) throw NotSameNode("the two run under different kernels (boot ids differ)");
+  std::shared_ptr<SharedMemory> memory;
+  try {
+    memory = SharedMemory::open("/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd));
+  } catch (const Error& e) {
+    throw NotSameNode(std::string(e.what()) + " (another container, user or process namespace?)");
+  }
+  const auto* header = reinterpret_cast<const SegmentHeader*>(memory->data());
+  const bool ours = memory->bytes() >= sizeof(SegmentHeader) && header->magic == kSegmentMagic &&
+                    header->nonce[0] == address.nonce[0] && header->nonce[1] == address.nonce[1];
+  if (!ours) throw NotSameNode("the memory found there is not the leader's (another process namespace?)");
+  if (header->version != kSegmentVersion) throw Error("the leader runs another version of this package; install one version");
+  if (header->ranks != static_cast<uint32_t>(size) || memory->bytes() < layout_of(*header).total()) {
+    throw Error("the leader's group has " + std::to_string(header->ranks) + " ranks, this one " + std::to_string(size));
+  }
+  return std::make_shared<NodeSession>(rank, size, std::move(memory));
+}
+
+std::shared_ptr<NodeSession> NodeSession::join(int rank, int size, std::shared_ptr<SharedMemory> memory) {
+  return std::make_shared<NodeSession>(rank, size, std::move(memory));
+}
+
+NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory)
+    : rank_(rank), size_(size), memory_(std::move(memory)), watches_(static_cast<size_t>(size)), owner_(::getpid()) {
+  layout_ = layout_of(header());
+  wait_policy_.awake = std::chrono::microseconds(options().yield_us);
+  const bool own_cores = available_cores() >= size;
+  wait_policy_.spin = options().spin == Spin::On || (options().spin == Spin::Auto && own_cores);
+  failure_ = std::make_unique<NodeFailure>(header(), &block(0), size);
+  attach();
+}
+
+NodeSession::~NodeSession() { leave(); }
+
+void NodeSession::attach() {
+  RankBlock& me = self();
+  if (me.state.load() != kAbsent) throw Error("rank " + std::to_string(rank_) + " is taken twice in one group");
+  me.pid = owner_;
+  const std::string host = host_name();
+  std::memcpy(me.host, host.data(), std::min(host.size(), sizeof(me.host) - 1));
+  me.state.store(kAttached, std::memory_order_release);
+  signal(header().attached);
+}
+
+std::string NodeSession::address() const {
+  Address address;
+  address.node_id = options().node_id;
+  address.boot = boot_id();
+  address.pid = owner_;
+  address.fd = memory_->fd();
+  std::memcpy(address.nonce, header().nonce, sizeof(address.nonce));
+  return address.text();
+}
+
+void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& poll) {
+  const auto all = [&] {
+    return header().attached.value.load(std::memory_order_acquire) >= static_cast<uint32_t>(size_);
+  };
+  wait_on(header().attached, wait_policy_, deadline, all, [&] {
+    poll();
+    failure_->check();
+    if (!deadline.passed()) return;
+    std::string absent;
+    for (int r = 0; r < size_; ++r) {
+      if (block(r).state.load() == kAbsent) absent += (absent.empty() ? "" : ", ") + std::to_string(r);
+    }
+    throw TimeoutError("not all ranks joined the group within " + std::to_string(deadline.timeout().count()) +
+                       " ms; absent: rank " + absent + ". Were they started, and did they fail?");
+  });
+  for (int r = 0; r < size_; ++r) {
+    // Acquire: the peer's pid and host are read below.
+    while (block(r).state.load(std::memory_order_acquire) == kAbsent) ::sched_yield();
+    if (r != rank_ && block(r).pid != owner_) watches_[static_cast<size_t>(r)] = ProcessWatch(block(r).pid);
+  }
+}
+
+void NodeSession::leave() noexcept {
+  if (::getpid() != owner_) return;
+  if (self().state.exchange(kLeft, std::memory_order_acq_rel) == kLeft) return;
+  for (SleepWord* word : {&self().arrived, &self().doorbell, &self().monitor}) futex_wake_all(word->value);
+  // Receivers of any source sleep on their own doorbells.
+  for (int r = 0; r < size_; ++r) signal(block(r).doorbell);
+}
+
+std::string NodeSession::describe(int rank) const {
+  const RankBlock& peer = block(rank);
+  if (peer.state.load(std::memory_order_acquire) == kAbsent) return "rank " + std::to_string(rank);
+  return "rank " + std::to_string(rank) + " (host " + peer.host + ", pid " + std::to_string(peer.pid) + ")";
+}
+
+const char* NodeSession::absence(int rank) const {
+  if (block(rank).state.load(std::memory_order_acquire) == kLeft) {
+    return "left the group (it destroyed it or ended before the others did)";
+  }
+  if (watches_[static_cast<size_t>(rank)].ended()) return "died";
+  return nullptr;
+}
+
+}  // namespace ours

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/deadline.h"
+#include "common/error.h"
+#include "common/process_watch.h"
+#include "common/shared_memory.h"
+#include "transport/node_failure.h"
+#include "transport/node_layout.h"
+#include "transport/node_wait.h"
+
+namespace ours {
+
+/// The leader's memory cannot be reached from here: the two ranks do not share a node.
+class NotSameNode : public Error {
+ public:
+  using Error::Error;
+};
+
+/// What the leader decides for all ranks (their environments may differ).
+struct NodeConfig {
+  size_t chunk_bytes;
+  size_t small_bytes;
+  size_t ring_bytes;
+
+  /// From OURS_CHUNK_BYTES and OURS_SMALL_BYTES, with defaults for `ranks`.
+  static NodeConfig from_options(int ranks);
+};
+
+/// One group's ranks on one node, and the shared memory between them. The leader creates the segment and publishes its
+/// address(); the others open it. That both see the same memory is proved, not assumed: the boot id must agree, and then a
+/// nonce from the address must be found in the mapping.
+class NodeSession {
+ public:
+  /// The leader's side. Rank numbers are positions in the group, 0 <= rank < size; any of them can lead.
+  static std::shared_ptr<NodeSession> create(int rank, int size, const NodeConfig& config);
+
+  /// The others' side. Throws NotSameNode with the reason where the address leads to no memory shared with its leader.
+  static std::shared_ptr<NodeSession> open(int rank, int size, const std::string& address);
+
+  /// A further rank on a mapping of this process (ranks as threads, in tests).
+  static std::shared_ptr<NodeSession> join(int rank, int size, std::shared_ptr<SharedMemory> memory);
+
+  NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory);
+  NodeSession(const NodeSession&) = delete;
+  NodeSession& operator=(const NodeSession&) = delete;
+  ~NodeSession();
+
+  /// What the others need to open() this segment: one line of printable text.
+  std::string address() const;
+
+  /// Waits until all ranks have attached. Calls `poll` (may throw) about every 50 ms meanwhile. Throws TimeoutError that
+  /// names the absent ranks.
+  void wait_attached(Deadline deadline, const std::function<void()>& poll);
+
+  /// Tells the peers that this rank will not come again. Never blocks; does nothing in a forked child.
+  void leave() noexcept;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  const NodeLayout& layout() const { return layout_; }
+  const WaitPolicy& wait_policy() const { return wait_policy_; }
+  const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
+  NodeFailure& failure() { return *failure_; }
+
+  SegmentHeader& header() const { return *at<SegmentHeader>(0); }
+  RankBlock& block(int rank) const { return *at<RankBlock>(layout_.blocks() + rank * sizeof(RankBlock)); }
+  RankBlock& self() const { return block(rank_); }
+  template <class T>
+  T* at(size_t offset) const {
+    return reinterpret_cast<T*>(memory_->data() + offset);
+  }
+
+  /// "rank 2 (host node1, pid 4711)"
+  std::string describe(int rank) const;
+
+  /// Why `rank` will never arrive, as a sentence's end ("died", "left the group ..."), or null while it may.
+  const char* absence(int rank) const;
+
+ private:
+  void attach();
+
+  int rank_;
+  int size_;
+  std::shared_ptr<SharedMemory> memory_;
+  NodeLayout layout_{};
+  WaitPolicy wait_policy_;
+  std::unique_ptr<NodeFailure> failure_;
+  std::vector<ProcessWatch> watches_;
+  pid_t owner_;
+};
+
+}  // namespace ours

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "common/deadline.h"
+#include "common/futex.h"
+#include "transport/node_layout.h"
+
+namespace ours {
+
+/// How a rank waits for another: awake for a moment, since the answer of a running peer comes within microseconds and a
+/// wake-up costs ten times that; then asleep, so that a computing peer is not robbed of its core.
+struct WaitPolicy {
+  std::chrono::microseconds awake{50};
+  bool spin = false;  ///< burn the core instead of yielding it: only where every local rank has its own
+};
+
+/// A sleeping rank looks around (dead peers, abort, deadline) this often.
+constexpr std::chrono::milliseconds kLookAround{50};
+
+inline void relax_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// Adds one to `word` and wakes its sleepers. The store and the look at `sleepers` are sequentially consistent, as are the
+/// sleeper's announcement and its look at the value: one of the two sees the other, so no wake-up is lost.
+inline void signal(SleepWord& word) {
+  word.value.fetch_add(1, std::memory_order_seq_cst);
+  if (word.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(word.value);
+}
+
+/// Returns once ready() holds, which must follow from a change of `word`. Calls look_around() after every sleep; it throws
+/// to end the wait.
+template <class Ready, class LookAround>
+void wait_on(SleepWord& word, const WaitPolicy& policy, Deadline deadline, Ready&& ready, LookAround&& look_around) {
+  if (ready()) return;
+  const auto start = Clock::now();
+  do {
+    if (policy.spin) {
+      for (int i = 0; i < 32 && !ready(); ++i) relax_cpu();
+    } else {
+      ::sched_yield();
+    }
+    if (ready()) return;
+  } while (Clock::now() - start < policy.awake);
+
+  while (true) {
+    word.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t seen = word.value.load(std::memory_order_seq_cst);
+    if (!ready()) {
+      const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.at() - Clock::now());
+      const auto slice = std::min<std::chrono::nanoseconds>(left, kLookAround);
+      if (slice.count() > 0) futex_wait(word.value, seen, slice);
+    }
+    word.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    if (ready()) return;
+    look_around();
+  }
+}
+
+}  // namespace ours
