@@ -19,17 +19,17 @@ struct Reduction {
   double factor = 1.0;
 };
 
-/// True where the operation has a meaning for the type. BitAnd/BitOr/BitXor: integers and bool. Min/Max/Product: not for
-/// Min/Max on complex. PremulSum: floating point and complex. fp8 and Opaque8: none.
+/// True where the operation has a meaning for the type. BitAnd/BitOr/BitXor: integers and bool. Min/Max/Product: not
+/// for Min/Max on complex. PremulSum: floating point and complex. fp8 and Opaque8: none.
 bool is_supported(ReduceKind kind, DType dtype);
 
 /// Throws InvalidArgument naming the operations that the type has, unless is_supported.
 void check_supported(ReduceKind kind, DType dtype);
 
-/// dst[i] = finish(src[0][i] op src[1][i] op ... op src[sources-1][i]) for i in [0, count), always in that order, so that
-/// every rank and run gets the same bits. Half types (and Complex32) accumulate in fp32 and round once. `dst` may be equal
-/// to one of the sources, but may not overlap one otherwise. Bool follows PyTorch: SUM is OR, PRODUCT is AND, stored as 0/1.
-/// NaN propagates through MIN and MAX. Integer AVG truncates towards zero; integers wrap on overflow.
+/// dst[i] = finish(src[0][i] op src[1][i] op ... op src[sources-1][i]) for i in [0, count), always in that order, so
+/// that every rank and run gets the same bits. Half types (and Complex32) accumulate in fp32 and round once. `dst` may
+/// be equal to one of the sources, but may not overlap one otherwise. Bool follows PyTorch: SUM is OR, PRODUCT is AND,
+/// stored as 0/1. NaN propagates through MIN and MAX. Integer AVG truncates towards zero; integers wrap on overflow.
 /// `stream` asks for non-temporal stores to dst (the result will not be read soon).
 void reduce(void* dst, const void* const* srcs, int sources, size_t count, DType dtype, const Reduction& reduction,
             bool stream = false);

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/reduce.h"
+
+// The inside of reduce(): one set of loops a vector width, all giving the same bits, of which the CPU's best is used.
+
+namespace ours::kernels {
+
+/// What the loops see. Complex types are pairs of their parts here, except for products.
+enum class Element : uint8_t {
+  Bool,
+  U8,
+  I8,
+  U16,
+  I16,
+  U32,
+  I32,
+  U64,
+  I64,
+  F16,
+  BF16,
+  F32,
+  F64,
+  C32,
+  C64,
+  C128,
+};
+
+/// How two values become one, and what happens before (Premul) or after (Scaled, Divided) that.
+enum class Combine : uint8_t { Sum, SumScaled, SumDivided, PremulSum, Product, Min, Max, And, Or, Xor };
+
+/// One reduction, as reduce() in reduce.h describes it. `value` is the factor or the divisor.
+struct Task {
+  char* dst;
+  const char* const* srcs;
+  int sources;
+  size_t count;
+  double value;
+  bool stream;
+};
+
+using Loop = void (*)(const Task&);
+
+struct Variant {
+  const char* name;
+  /// Null for a combination that the element does not have. Integers have Sum and Product as unsigned types only,
+  /// bitwise operations as U8 only: the bits are the same.
+  Loop (*find)(Element element, Combine combine);
+  void (*copy_stream)(char* dst, const char* src, size_t bytes);
+};
+
+/// Any CPU: 16-byte vectors, which are SSE2 or NEON.
+const Variant& portable_variant();
+
+/// Null where the program was built for another architecture or runs on a CPU without these instructions.
+const Variant* avx2_variant();
+const Variant* avx512_variant();
+
+/// The widest that this CPU has.
+const Variant& best_variant();
+
+/// reduce() and copy_stream() by a variant of the caller's choice: for tests and benchmarks.
+void reduce_by(const Variant& variant, void* dst, const void* const* srcs, int sources, size_t count, DType dtype,
+               const Reduction& reduction, bool stream);
+
+}  // namespace ours::kernels
