@@ -1,0 +1,75 @@
+"""Let another c10d backend answer wherever the suite asks for Gloo, and another class where it asks for DDP."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+
+
+def _plugins() -> dict[str, Any]:
+    ensure_registered = getattr(dist.Backend, "_ensure_backend_registered", None)
+    if ensure_registered is not None:
+        ensure_registered("gloo")
+    plugins: dict[str, Any] = getattr(dist.Backend, "_plugins", {})
+    if "GLOO" not in plugins:
+        raise RuntimeError(
+            f"torch {torch.__version__} builds Gloo without Backend._plugins; run the suite with torch 2.15 or later"
+        )
+    return plugins
+
+
+def read_nccl_as_gloo() -> None:
+    """Build groups that the suite asks for as "nccl" by what is registered for "gloo", for CPU tensors too."""
+    plugins = _plugins()
+    plugins["NCCL"] = plugins["GLOO"]
+    dist.Backend.backend_capability["nccl"] = ["cpu", "cuda"]
+
+
+def stand_in_for_gloo(name: str) -> None:
+    """Replace the plugin that torch looks up for "gloo" by the one registered as ``name``.
+
+    Raises:
+        RuntimeError: this torch does not construct Gloo through ``Backend._plugins`` or ``name`` is not registered.
+    """
+    plugins = _plugins()
+    dist.Backend._ensure_backend_registered(name)
+    if name.upper() not in plugins:
+        raise RuntimeError(f"no c10d backend {name!r} is registered; install the package that brings it and try again")
+    plugins["GLOO"] = plugins[name.upper()]
+
+
+def relabel_profiler_events(suite: ModuleType, name: str) -> None:
+    """Let the suite find events labelled ``name:op`` as the ``gloo:op`` that it asks for; all else in them stays."""
+    find = suite.get_profiling_event
+
+    def find_relabelled(event_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        if not event_name.startswith("gloo:"):
+            return find(event_name, *args, **kwargs)
+        events = find(event_name.replace("gloo:", f"{name}:", 1), *args, **kwargs)
+        for event in events:
+            event.name = event.name.replace(f"{name}:", "gloo:", 1)
+        return events
+
+    suite.get_profiling_event = find_relabelled
+
+
+def replace_ddp(module_name: str) -> type:
+    """Put ``module_name``'s DistributedDataParallel where any loaded module refers to torch's class; return it.
+
+    The package that defines the replacement keeps its own reference, since its class derives from torch's.
+    """
+    replacement: type = importlib.import_module(module_name).DistributedDataParallel
+    package = module_name.split(".")[0]
+    for module in list(sys.modules.values()):
+        if not isinstance(module, ModuleType) or module.__name__.split(".")[0] in (package, "conformance"):
+            continue
+        for attribute, value in list(vars(module).items()):
+            if value is TorchDistributedDataParallel:
+                setattr(module, attribute, replacement)
+    return replacement

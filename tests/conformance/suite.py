@@ -1,0 +1,109 @@
+"""Import the suite with the patches in place and make its test class, whose ranks are forks of this warm process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def prepare_environment(world_size: int, timeout_s: int) -> None:
+    """Set the variables that the suite reads while it is imported."""
+    os.environ.update(
+        BACKEND="gloo",
+        WORLD_SIZE=str(world_size),
+        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(timeout_s),
+        INIT_METHOD=f"file://{tempfile.gettempdir()}/unused",  # opens the tests that need file://
+        TEMP_DIR=tempfile.gettempdir(),
+    )
+
+
+def load(world_size: int, timeout_s: int, backend: str, ddp: str) -> ModuleType:
+    """Import the suite patched for ``backend``, a registered name, and ``ddp``, "torch" or a package's name."""
+    prepare_environment(world_size, timeout_s)
+    import torch
+
+    from conformance import devices, gates, standin
+
+    gates.open_named_gates()
+    devices.install(device_count=8)
+    from torch.testing._internal import common_distributed
+    from torch.testing._internal.distributed import distributed_test
+
+    common_distributed.TIMEOUT_OVERRIDE.clear()
+    if backend != "gloo":
+        standin.stand_in_for_gloo(backend)
+        standin.relabel_profiler_events(distributed_test, backend)
+    standin.read_nccl_as_gloo()
+    ddp_class = torch.nn.parallel.DistributedDataParallel
+    devices.patch_ddp(standin.replace_ddp(ddp) if ddp != "torch" else ddp_class)
+    return distributed_test
+
+
+def _forked_ranks(log_path: Path) -> type:
+    """A mixin for torch's MultiProcessTestCase: ranks are forks, write to ``log_path``, and none outlives its test."""
+    import torch
+
+    class ForkedRanks:
+        processes: list[Any]
+
+        def _spawn_processes(self) -> None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self._start_processes(torch.multiprocessing.get_context("fork").Process)  # type: ignore[attr-defined]
+
+        def tearDown(self) -> None:
+            ranks = list(self.processes)
+            super().tearDown()  # type: ignore[misc]
+            for rank in ranks:
+                rank.join(5)
+                if rank.exitcode is None:
+                    rank.kill()
+                    rank.join()
+            Path(self.file_name).unlink(missing_ok=True)  # type: ignore[attr-defined]
+
+        def _check_return_codes(self, fn: Any, elapsed_time: float) -> None:
+            super()._check_return_codes(fn, elapsed_time)  # type: ignore[misc]
+            killed = [f"rank {rank} by signal {-p.exitcode}" for rank, p in enumerate(self.processes) if p.exitcode < 0]
+            if killed:
+                raise RuntimeError("killed: " + ", ".join(killed))
+
+        @classmethod
+        def _run(cls, rank: int, *args: Any, **kwargs: Any) -> None:
+            log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.close(log)
+            super()._run(rank, *args, **kwargs)  # type: ignore[misc]
+
+    return ForkedRanks
+
+
+def make_test_classes(suite: ModuleType, log_path: Path) -> list[type]:
+    """Concrete classes: DistributedTest, and the tests of DDP under RPC, which bring world sizes of their own."""
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+    from torch.testing._internal.distributed import ddp_under_dist_autograd_test as under_rpc
+    from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
+
+    forked = _forked_ranks(log_path)
+
+    class Distributed(forked, suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore
+        def setUp(self) -> None:
+            super().setUp()
+            self._spawn_processes()
+
+    class _UnderRpc(forked, TensorPipeRpcAgentTestFixture, MultiProcessTestCase):  # type: ignore[misc,valid-type]
+        def setUp(self) -> None:
+            super().setUp()
+            self._spawn_processes()
+
+    class DdpUnderDistAutograd(under_rpc.DdpUnderDistAutogradTest, _UnderRpc):
+        pass
+
+    class DdpComparison(under_rpc.DdpComparisonTest, _UnderRpc):
+        pass
+
+    return [Distributed, DdpUnderDistAutograd, DdpComparison]
