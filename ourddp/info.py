@@ -1,0 +1,145 @@
+"""Says how this copy of ourddp was built, what the node offers it, and which backends torch has.
+
+``python -m ourddp info`` prints it; :func:`collect` returns the same facts to programs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import ourddp
+from ourddp import _C, _build_info
+
+Report = dict[str, dict[str, str]]
+
+# The instruction sets for which reductions may be compiled, as Linux spells them.
+CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "asimd", "asimdhp", "bf16", "sve")
+BACKENDS = ("ours", "gloo", "nccl", "mpi", "ucc")
+
+
+def collect() -> Report:
+    """Return the facts by section and name, in the order in which they are printed."""
+    return {"versions": versions(), "engines": engines(), "node": node(), "backends": backends(), "options": options()}
+
+
+def versions() -> dict[str, str]:
+    """Return what is running, and what the extension was compiled with."""
+    return {
+        "ourddp": ourddp.__version__,
+        "torch": f"{torch.__version__} (built for {_build_info.TORCH_VERSION})",
+        "python": f"{platform.python_version()} (built for {_build_info.PYTHON_VERSION})",
+        "compiler": _build_info.COMPILER,
+        "flags": _build_info.FLAGS,
+    }
+
+
+def engines() -> dict[str, str]:
+    """Return what moves the bytes: the part that is always there, and each optional engine."""
+    return {"shared memory": "on", **_build_info.ENGINES}
+
+
+def node() -> dict[str, str]:
+    """Return what this node offers to ranks that share it."""
+    usable = len(os.sched_getaffinity(0))
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": f"{usable} usable of {os.cpu_count()}",
+        "memory": f"{_memory_bytes() / 2**30:.1f} GiB",
+        "cpu features": " ".join(_cpu_features()) or "none that matter here",
+        "memfd": _yes(_memfd_works(), "ranks of one node cannot share memory without it"),
+        "pidfd": _yes(_pidfd_works(), "a dead rank is noticed more slowly without it"),
+        "/proc": _yes(Path("/proc/self/fd").is_dir(), "ranks cannot open each other's memory without it"),
+        "boot id": _yes(_boot_id_is_readable(), "ranks cannot tell whether they share a node"),
+    }
+
+
+def backends() -> dict[str, str]:
+    """Return which c10d backends this torch can make, with the devices that each serves."""
+    capability = dist.Backend.backend_capability
+    available = {
+        "gloo": dist.is_gloo_available(),
+        "nccl": dist.is_nccl_available(),
+        "mpi": dist.is_mpi_available(),
+        "ucc": dist.is_ucc_available(),
+    }
+    return {
+        name: f"for {', '.join(capability.get(name, []))}" if available.get(name, name in capability) else "not built"
+        for name in BACKENDS
+    }
+
+
+def options() -> dict[str, str]:
+    """Return the environment variables that change a default; ValueError if one is not understood."""
+    defaults = {row["name"]: row["default"] for row in _C.option_table()}
+    return {name: value for name, value in _C.option_values().items() if value != defaults[name]}
+
+
+def render(report: Report) -> str:
+    """Return ``report`` as text for people."""
+    lines = []
+    for section, facts in report.items():
+        lines.append(section)
+        width = max((len(name) for name in facts), default=0)
+        lines += [f"  {name:<{width}}  {value}".rstrip() for name, value in facts.items()] or [
+            "  all at their defaults"
+        ]
+    return "\n".join(lines)
+
+
+def options_markdown() -> str:
+    """Return the table of environment variables that README.md shows."""
+    lines = ["| Variable | Default | Accepted | Meaning |", "| --- | --- | --- | --- |"]
+    for row in _C.option_table():
+        default = f"`{row['default']}`" if row["default"] else "empty"
+        lines.append(f"| `{row['name']}` | {default} | {row['accepted']} | {row['help']} |")
+    return "\n".join(lines)
+
+
+def _yes(good: bool, otherwise: str) -> str:
+    return "yes" if good else f"no: {otherwise}"
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cpu_features() -> list[str]:
+    words: set[str] = set()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith(("flags", "features")):
+                words.update(line.partition(":")[2].split())
+                break
+    except OSError:
+        return []
+    return [name for name in CPU_FEATURES if name in words]
+
+
+def _memfd_works() -> bool:
+    try:
+        os.close(os.memfd_create("ourddp-info", os.MFD_CLOEXEC))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def _pidfd_works() -> bool:
+    # glibc wraps the call only since 2.36, so the number is used: it is the same on every architecture.
+    pidfd_open = 434
+    descriptor = ctypes.CDLL(None, use_errno=True).syscall(pidfd_open, os.getpid(), 0)
+    if descriptor >= 0:
+        os.close(descriptor)
+    return descriptor >= 0
+
+
+def _boot_id_is_readable() -> bool:
+    try:
+        return bool(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    except OSError:
+        return False

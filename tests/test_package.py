@@ -1,0 +1,211 @@
+"""The package: its options, its command-line tools, its documents, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import ourddp
+from ourddp import _C, _build_info, info
+from ourddp.__main__ import main
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def python(code: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a fresh interpreter that finds the package in this checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+def test_options_have_defaults():
+    values = _C.parse_options({})
+    assert values == {row["name"]: row["default"] for row in _C.option_table()}
+    assert values["OURS_YIELD_US"] == "50"
+    assert values["OURS_LOG"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "shown"),
+    [
+        ("OURS_YIELD_US", "0", "0"),
+        ("OURS_SPIN", "1", "1"),
+        ("OURS_CHUNK_BYTES", "4M", str(4 << 20)),
+        ("OURS_SMALL_BYTES", "65536", "65536"),
+        ("OURS_COMM_THREAD_AFFINITY", "0-2,7", "0,1,2,7"),
+        ("OURS_COMM_THREAD_AFFINITY", "", ""),
+        ("OURS_INLINE", "0", "0"),
+        ("OURS_LOG", "debug", "debug"),
+        ("OURS_NODE_ID", "left rack", "left rack"),
+    ],
+)
+def test_options_are_parsed(name, text, shown):
+    assert _C.parse_options({name: text})[name] == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("OURS_YIELD_US", ""),
+        ("OURS_YIELD_US", "50us"),
+        ("OURS_YIELD_US", "-1"),
+        ("OURS_YIELD_US", "1000001"),
+        ("OURS_SPIN", "yes"),
+        ("OURS_CHUNK_BYTES", "4m"),
+        ("OURS_CHUNK_BYTES", "M"),
+        ("OURS_SMALL_BYTES", "99999999999999G"),
+        ("OURS_COMM_THREAD_AFFINITY", "3-1"),
+        ("OURS_COMM_THREAD_AFFINITY", "1,"),
+        ("OURS_COMM_THREAD_AFFINITY", "all"),
+        ("OURS_INLINE", "true"),
+        ("OURS_LOG", "Warning"),
+    ],
+)
+def test_bad_options_are_refused(name, text):
+    accepted = next(row["accepted"] for row in _C.option_table() if row["name"] == name)
+    with pytest.raises(ValueError, match=f"{name}='{re.escape(text)}' is not understood") as error:
+        _C.parse_options({name: text})
+    assert accepted in str(error.value)
+
+
+def test_options_come_from_the_environment(tmp_path):
+    result = python("from ourddp import _C; print(_C.option_values()['OURS_YIELD_US'])", tmp_path, OURS_YIELD_US="7")
+    assert result.stdout.strip() == "7", result.stderr
+
+
+def test_readme_shows_the_options():
+    shown = re.search(r"<!-- options -->\n(.*?)\n<!-- /options -->", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert shown is not None
+    assert shown[1] == info.options_markdown(), "run: python -m ourddp options --markdown, and put its table there"
+
+
+# --- command-line tools ----------------------------------------------------------------------------------------------
+
+
+def test_info_is_laid_out_in_sections():
+    report = {"versions": {"ourddp": "1", "torch": "2"}, "node": {"boot id": "yes"}, "options": {}}
+    expected = """\
+    versions
+      ourddp  1
+      torch   2
+    node
+      boot id  yes
+    options
+      all at their defaults"""
+    assert info.render(report) == textwrap.dedent(expected)
+
+
+def test_info_tells_the_truth(monkeypatch):
+    report = info.collect()
+    assert list(report) == ["versions", "engines", "node", "backends", "options"]
+    assert report["versions"]["torch"] == f"{torch.__version__} (built for {_build_info.TORCH_VERSION})"
+    assert report["node"]["cores"].startswith(f"{len(os.sched_getaffinity(0))} usable")
+    assert report["node"]["memfd"] == "yes"  # the tests of the backend cannot run without
+    assert report["backends"]["ours"] == "for cpu"
+    assert set(report["engines"]) == {"shared memory", "CUDA", "NCCL", "MPI"}
+
+    def refuse(*_: object) -> int:
+        raise OSError("not allowed")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert info.collect()["node"]["memfd"].startswith("no: ")
+
+
+def test_commands_print(capsys):
+    assert main(["info"]) == 0
+    assert capsys.readouterr().out.startswith("versions\n  ourddp")
+    assert main(["options"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(_C.option_table())
+    assert main(["options", "--markdown"]) == 0
+    assert capsys.readouterr().out.strip() == info.options_markdown()
+
+
+def test_commands_refuse_a_bad_option(tmp_path):
+    code = "import sys; from ourddp.__main__ import main; sys.exit(main(['info']))"
+    result = python(code, tmp_path, OURS_LOG="loud")
+    assert result.returncode == 1
+    assert result.stderr.startswith("OURS_LOG='loud' is not understood; accepted: ")
+    assert "Traceback" not in result.stderr
+
+
+# --- import and build ------------------------------------------------------------------------------------------------
+
+
+def test_another_torch_is_refused(tmp_path):
+    code = """
+        import torch
+        torch.__version__ = "1.0.0"
+        try:
+            import ourddp
+        except ImportError as error:
+            print(error)
+    """
+    result = python(code, tmp_path)
+    assert f"built for torch {_build_info.TORCH_VERSION}, but torch 1.0.0 is running" in result.stdout
+    assert "pip install --no-build-isolation" in result.stdout
+
+
+def test_another_build_of_the_same_torch_is_accepted(tmp_path):
+    code = f"""
+        import torch
+        torch.__version__ = "{_build_info.TORCH_VERSION}+other"
+        import ourddp
+        print("imported")
+    """
+    result = python(code, tmp_path)
+    assert result.stdout == "imported\n", result.stderr
+
+
+def test_an_unbuilt_package_says_how_to_build_it(tmp_path):
+    package = tmp_path / "ourddp"
+    package.mkdir()
+    for file in (ROOT / "ourddp").glob("*.py"):
+        if file.name != "_build_info.py":
+            (package / file.name).write_text(file.read_text())
+    result = python("import ourddp", tmp_path, PYTHONPATH=str(tmp_path))
+    assert result.returncode == 1
+    assert "ourddp has not been built here: run 'make build'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"OURS_WITH_CUDA": "1"}, "OURS_WITH_CUDA=1 cannot be honoured"),
+        ({"OURS_WITH_MPI": "yes"}, "OURS_WITH_MPI='yes' is not understood; accepted: auto, 0, 1"),
+    ],
+)
+def test_a_build_that_cannot_be_honoured_is_refused(setting, message):
+    result = subprocess.run(
+        [sys.executable, "setup.py", "--version"],
+        cwd=ROOT,
+        env={**os.environ, **setting},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert message in result.stderr
+
+
+def test_the_version_is_the_same_everywhere():
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    assert f'version = "{ourddp.__version__}"' in pyproject
+
+
+def test_type_stubs_name_what_the_extension_has():
+    stubs = (ROOT / "ourddp" / "_C.pyi").read_text()
+    declared = set(re.findall(r"^(?:class|def) (\w+)", stubs, re.MULTILINE))
+    present = {name for name in vars(_C) if not name.startswith("__")}
+    assert declared == present
