@@ -1,0 +1,274 @@
+"""Times every collective: the backend `ours` against Gloo and, where mpi4py is installed, Open MPI.
+
+    python benchmarks/collectives.py --ranks 4 --plot collectives.png
+    python benchmarks/collectives.py --check
+
+The program starts its own ranks. All peers run in the same processes on the same tensors, and take turns: one call of
+each, then the next round. Before every call the ranks meet through a page of shared memory that belongs to no peer. A
+call takes as long as its slowest rank, each from its own start to its own end; the table has the rounds' median. What
+a call returns is checked once for every peer and size before it is timed. The size is that of a rank's larger buffer:
+what all_gather returns, what reduce_scatter takes. A ping-pong is half a round trip, in pairs of ranks. Elements are
+float32, the tensors ordinary ones, and the calls those of torch.distributed and mpi4py; all_reduce is in place.
+
+`--check` measures all_reduce with 2, 4 and 8 ranks and compares the medians with TARGETS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import harness
+import report as reports
+import torch
+import torch.distributed as dist
+from operations import OPERATIONS, Buffers, Operation
+
+LEAST_ROUNDS = 5  # a median of fewer says little
+CHECK_SIZES = "4,64,1K,4K,16K,64K,256K,1M,4M,25M,100M"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A promise about all_reduce with `ranks` ranks from `low` to `high` bytes.
+
+    `ours` takes at most `seconds` (where no peer is named), at most `seconds` more than `peer`, or a `times`-th of what
+    `peer` takes.
+    """
+
+    ranks: int
+    low: str
+    high: str
+    peer: str | None = None
+    times: float | None = None
+    seconds: float | None = None
+
+    def says(self) -> str:
+        """Return the promise in words."""
+        if self.times:
+            return f"at least {self.times:g} times as fast as {self.peer}"
+        most = reports.show_seconds(self.seconds)
+        return f"at most {most} slower than {self.peer}" if self.peer else f"at most {most}"
+
+    def measured(self, ours: float, peer: float | None) -> tuple[bool, str]:
+        """Return whether the promise is kept, and the number that says so."""
+        if self.times:
+            assert peer is not None
+            return peer / ours >= self.times, f"{peer / ours:.2f} times"
+        slower = ours - (peer or 0.0)
+        return slower <= (self.seconds or 0.0), f"{slower * 1e6:.1f} us"
+
+
+TARGETS = [
+    Target(2, "4", "4", seconds=15e-6),
+    Target(4, "4", "4", "gloo", times=20),
+    Target(4, "1K", "64K", "gloo", times=100),
+    Target(4, "1M", "1M", "gloo", times=15),
+    Target(4, "25M", "100M", "gloo", times=5),
+    Target(4, "4", "16K", "mpi", seconds=8e-6),
+    Target(4, "64K", "4M", "mpi", times=1),
+    Target(4, "25M", "25M", "mpi", times=1.2),
+    Target(4, "100M", "100M", "mpi", times=2.5),
+    Target(8, "4", "100M", "gloo", times=1),
+]
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the checked command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--ranks", default="4", help="numbers of ranks, as 2,4,8")
+    parser.add_argument("--collectives", default=",".join(OPERATIONS), help="which ones, separated by commas")
+    parser.add_argument("--sizes", help="as 4,64K,25M; otherwise --min, four times that, and so on up to --max")
+    parser.add_argument("--min", default="4", help="smallest size")
+    parser.add_argument("--max", default="256M", help="largest size")
+    parser.add_argument("--peers", help="of ours, gloo, mpi; default: those that are installed")
+    parser.add_argument("--reps", type=int, default=300, help="most repetitions of a case")
+    parser.add_argument(
+        "--time-budget", type=float, default=300, help="seconds of measuring, about, per number of ranks"
+    )
+    parser.add_argument("--machine", default=harness.machine(), help="what the results say they were measured on")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
+    parser.add_argument("--plot", type=Path, metavar="PATH", help="write a picture (PNG, SVG or PDF) there")
+    parser.add_argument("--check", action="store_true", help="measure what TARGETS need, and exit 1 if one is missed")
+    parser.add_argument("--load", type=Path, metavar="PATH", help="measure nothing; read an earlier run's --json")
+    args = parser.parse_args()
+    if args.check:
+        args.ranks, args.collectives, args.sizes = "2,4,8", "all_reduce", args.sizes or CHECK_SIZES
+    unknown = set(args.collectives.split(",")) - set(OPERATIONS)
+    if unknown:
+        parser.error(f"no such collective: {', '.join(sorted(unknown))}; there are {', '.join(OPERATIONS)}")
+    unknown = set((args.peers or "ours").split(",")) - {"ours", "gloo", "mpi"}
+    if unknown:
+        parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are ours, gloo, mpi")
+    if args.reps < 1 or args.time_budget <= 0:
+        parser.error("--reps and --time-budget must be positive")
+    return args
+
+
+def sizes_of(args: argparse.Namespace) -> list[int]:
+    """Return the sizes in bytes that the command line asks for."""
+    if args.sizes:
+        return [reports.parse_size(size) for size in args.sizes.split(",")]
+    size, last, sizes = max(1, reports.parse_size(args.min)), reports.parse_size(args.max), []
+    while size <= last:
+        sizes.append(size)
+        size *= 4
+    return sizes
+
+
+def peers_of(args: argparse.Namespace) -> list[str]:
+    """Return the peers to measure; without --peers those that this Python has."""
+    if args.peers:
+        return args.peers.split(",")
+    installed = {
+        "ours": importlib.util.find_spec("ourddp"),
+        "gloo": dist.is_gloo_available(),
+        "mpi": harness.find_mpirun(),
+    }
+    return [name for name, found in installed.items() if found]
+
+
+def calls(operation: Operation, buffers: Buffers, groups: dict[str, Any]) -> dict[str, Callable[[], object]]:
+    """Return each peer's call after it gave the right result once; a peer that lacks the collective is left out.
+
+    Raises RuntimeError where a result is wrong on any rank.
+    """
+    found = {}
+    for peer, group in groups.items():
+        operation.prepare(buffers)
+        call = (operation.mpi if peer == "mpi" else operation.torch)(buffers, group)
+        state, message = 0, ""
+        try:
+            call()
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            state, message = 1, f"{error}"
+        if state == 0 and operation.is_wrong(buffers):
+            state, message = 2, "its result is wrong"
+        worst = torch.tensor([state])
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        if state:
+            print(f"{peer}, rank {buffers.rank}: {message.splitlines()[0]}", file=sys.stderr)
+        if int(worst) == 2:
+            raise RuntimeError(f"{peer} gave a wrong result, so it is not worth timing")
+        if int(worst) == 0:
+            found[peer] = call
+    return found
+
+
+def rank_main() -> None:
+    """Measure what the plan says; rank 0 reports the rows."""
+    with harness.Ranks() as ranks:
+        plan, groups, rows = ranks.plan, {}, []
+        for peer in plan["peers"]:
+            if peer == "mpi":
+                import mpi4py
+
+                mpi4py.rc.thread_level = "funneled"  # one thread calls MPI; anything more would cost it locks
+                from mpi4py import MPI
+
+                groups[peer] = MPI.COMM_WORLD
+            else:
+                groups[peer] = ranks.group(peer)
+        for name in plan["collectives"]:
+            for size in plan["sizes"] if name != "barrier" else [0]:
+                rows.append(measure(ranks, groups, name, size))
+                ranks.show(f"{ranks.size} ranks: {name} {reports.show_size(size)}")
+        ranks.show("")
+        ranks.report = rows
+
+
+def measure(ranks: harness.Ranks, groups: dict[str, Any], name: str, size: int) -> dict[str, Any]:
+    """Return the row of one collective and size."""
+    operation, buffers = OPERATIONS[name], Buffers.make(ranks.rank, ranks.size, size)
+    actions = calls(operation, buffers, groups)
+    times = ranks.measure(
+        actions,
+        budget=ranks.plan["seconds_per_case"],
+        least=min(LEAST_ROUNDS, ranks.plan["reps"]),
+        most=ranks.plan["reps"],
+        refresh=(lambda: operation.prepare(buffers)) if operation.changes_input else None,
+    )
+    scale = 0.5 if operation.half else 1.0
+    return {
+        "collective": name,
+        "size": size,
+        "bytes": 4 * len(buffers.large) if size else 0,
+        "rounds": max((len(column) for column in times.values()), default=0),
+        "seconds": {peer: reports.summary(column, scale) for peer, column in times.items()},
+    }
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the report of all runs that the command line asks for."""
+    names, sizes, peers = args.collectives.split(","), sizes_of(args), peers_of(args)
+    cases = sum(1 if name == "barrier" else len(sizes) for name in names)
+    plan = {
+        "peers": peers,
+        "collectives": names,
+        "sizes": sizes,
+        "reps": args.reps,
+        "seconds_per_case": args.time_budget / max(1, cases),
+    }
+    runs = []
+    for ranks in map(int, args.ranks.split(",")):
+        timeout = 300 + 4 * args.time_budget
+        rows = harness.run_ranks(__file__, plan, ranks, mpi="mpi" in peers, timeout=timeout)
+        runs.append({"ranks": ranks, "peers": peers, "rows": rows})
+        reports.print_collectives(runs[-1])
+    return {"machine": args.machine, "torch": torch.__version__, "runs": runs}
+
+
+def check(report: dict[str, Any]) -> bool:
+    """Print for each target how the measured medians compare; return whether all that could be judged are met."""
+    met = True
+    print()
+    for target in TARGETS:
+        rows = [
+            row
+            for run in report["runs"]
+            for row in run["rows"]
+            if run["ranks"] == target.ranks
+            and row["collective"] == "all_reduce"
+            and reports.parse_size(target.low) <= row["size"] <= reports.parse_size(target.high)
+        ]
+        for row in rows:
+            ours, peer = reports.median(row, "ours"), reports.median(row, target.peer) if target.peer else None
+            promise = f"{target.ranks} ranks, {reports.show_size(row['size']):>7}: {target.says()}"
+            if ours is None or (target.peer and peer is None):
+                print(f"SKIP  {promise}: {'ours' if ours is None else target.peer} was not measured")
+                continue
+            good, number = target.measured(ours, peer)
+            met = met and good
+            print(f"{'PASS' if good else 'FAIL'}  {promise}: {number}")
+        if not rows:
+            print(f"SKIP  {target.ranks} ranks, {target.low} to {target.high}: not measured")
+    return met
+
+
+def main() -> int:
+    """Measure, or load, and report; return the exit status."""
+    args = parse_arguments()
+    report = json.loads(args.load.read_text()) if args.load else run(args)
+    if args.load:
+        for earlier in report["runs"]:
+            reports.print_collectives(earlier)
+    if args.json:
+        reports.write_json(report, args.json)
+    if args.plot:
+        reports.plot_collectives(report, args.plot)
+    return 0 if not args.check or check(report) else 1
+
+
+if __name__ == "__main__":
+    if harness.is_rank():
+        rank_main()
+    else:
+        sys.exit(main())

@@ -1,0 +1,221 @@
+"""Ranks for a benchmark: starts them, lets them set off together, times what they do.
+
+A benchmark calls `run_ranks(__file__, plan, ...)`, which starts the same file again in every rank; there it sees
+`is_rank()` and works inside `with Ranks() as ranks`. The plan, any JSON value, reaches every rank, and what rank 0 puts
+into `ranks.report` comes back as the result.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import json
+import mmap
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+FOLDER = "OURS_BENCHMARK_FOLDER"  # where a rank finds plan, rendezvous file and pace file
+TIMEOUT = datetime.timedelta(seconds=120)  # of every single operation
+CACHE_LINE = 64
+MPI_OPTIONS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
+
+
+def machine() -> str:
+    """Return a description of this machine that names no host, such as "2-core x86_64"."""
+    return f"{len(os.sched_getaffinity(0))}-core {platform.machine()}"
+
+
+def find_mpirun() -> str | None:
+    """Return the path of an mpirun that mpi4py can be used with, or None where either is missing."""
+    try:
+        import mpi4py  # noqa: F401
+    except ImportError:
+        return None
+    beside_python = Path(sys.executable).with_name("mpirun")
+    return str(beside_python) if beside_python.exists() else shutil.which("mpirun")
+
+
+def is_rank() -> bool:
+    """Return whether this process is one of the ranks that run_ranks started."""
+    return FOLDER in os.environ
+
+
+def run_ranks(script: str, plan: Any, ranks: int, *, mpi: bool, timeout: float) -> Any:
+    """Run `script` in `ranks` processes with `plan` and return rank 0's report.
+
+    With `mpi` mpirun starts them, so that they can use MPI too. Raises RuntimeError where a rank fails or `timeout`
+    seconds pass; no rank is left behind.
+    """
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
+        folder = Path(name)
+        (folder / "plan.json").write_text(json.dumps(plan))
+        (folder / "pace").write_bytes(bytes(ranks * CACHE_LINE))
+        environment = {**os.environ, FOLDER: name, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, script]
+        if mpi:
+            # Open MPI yields while it waits where it knows that ranks share cores; it is told, not left to guess.
+            shared = ranks > len(os.sched_getaffinity(0))
+            environment["OMPI_MCA_mpi_yield_when_idle"] = "1" if shared else "0"
+            commands = [[str(find_mpirun()), *MPI_OPTIONS, "-n", str(ranks), *command]]
+            environments = [environment]
+        else:
+            commands = [command] * ranks
+            environments = [{**environment, "RANK": str(rank), "WORLD_SIZE": str(ranks)} for rank in range(ranks)]
+        _run_all(commands, environments, timeout)
+        return json.loads((folder / "report.json").read_text())
+
+
+def _run_all(commands: list[list[str]], environments: list[dict[str, str]], timeout: float) -> None:
+    """Run the commands side by side until all have ended well; on the first failure, or too late, end them all."""
+    deadline = time.monotonic() + timeout
+    running = [
+        subprocess.Popen(command, env=environment) for command, environment in zip(commands, environments, strict=True)
+    ]
+    started = list(running)
+    try:
+        while running:
+            for process in list(running):
+                try:
+                    code = process.wait(timeout=0.1)
+                except subprocess.TimeoutExpired:
+                    continue
+                running.remove(process)
+                if code != 0:
+                    raise RuntimeError(f"a rank of the benchmark ended with status {code}: its own message is above")
+            if running and time.monotonic() > deadline:
+                raise RuntimeError(f"the benchmark did not end within {timeout:.0f} s: run fewer sizes or repetitions")
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            try:
+                process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+class Ranks:
+    """One rank's side of a benchmark: its number, its groups, and the pace that all ranks keep.
+
+    The default process group is Gloo's and only controls; what is measured has groups of its own from `group`.
+    """
+
+    def __init__(self) -> None:
+        """Join the others, as run_ranks' environment says."""
+        # Open MPI's names first: an outer job's RANK may be in the environment that mpirun hands down.
+        self.rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["RANK"])
+        self.size = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["WORLD_SIZE"])
+        os.environ.update(LOCAL_RANK=str(self.rank), LOCAL_WORLD_SIZE=str(self.size))
+        self._folder = Path(os.environ[FOLDER])
+        self.plan = json.loads((self._folder / "plan.json").read_text())
+        self.report: Any = None
+        torch.set_num_threads(1)
+        with (self._folder / "pace").open("r+b") as file:
+            self._pace = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
+        self._turn = 0
+
+    def __enter__(self) -> Ranks:
+        store = dist.FileStore(str(self._folder / "rendezvous"), self.size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:
+            if self.rank == 0:
+                (self._folder / "report.json").write_text(json.dumps(self.report))
+            dist.barrier()
+            dist.destroy_process_group()
+
+    def group(self, backend: str) -> dist.ProcessGroup:
+        """Return a new group of all ranks; ValueError where this torch does not know the backend."""
+        if backend == "ours":
+            import ourddp  # noqa: F401  (registers the backend)
+        group = dist.new_group(backend=backend, timeout=TIMEOUT)
+        assert group is not None
+        return group
+
+    def show(self, text: str) -> None:
+        """Show what is being done, in rank 0's one line of a terminal."""
+        if self.rank == 0 and sys.stderr.isatty():
+            print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
+
+    def agree(self, number: int) -> int:
+        """Return rank 0's `number` on every rank."""
+        box = torch.tensor([number])
+        dist.broadcast(box, src=0)
+        return int(box)
+
+    def together(self) -> None:
+        """Return when every rank has called it, all of them within a few microseconds.
+
+        It uses none of the backends that are measured: each rank counts its turns in a shared page. Whoever waits long
+        sleeps first, so that it takes no core from a rank that still works; a second round, in which everybody is
+        awake and yields, makes them set off together.
+        """
+        self._wait_for_all(sleep_after=1e-4)
+        self._wait_for_all(sleep_after=TIMEOUT.total_seconds())
+
+    def _wait_for_all(self, sleep_after: float) -> None:
+        self._turn += 1
+        pace, stride, turn = self._pace, CACHE_LINE // 8, self._turn
+        pace[self.rank * stride] = turn
+        start = time.perf_counter()
+        for place in range(0, self.size * stride, stride):
+            while pace[place] < turn:
+                os.sched_yield()
+                waited = time.perf_counter() - start
+                if waited > TIMEOUT.total_seconds():
+                    raise RuntimeError(f"rank {place // stride} has not come for {waited:.0f} s: it hangs or has died")
+                if waited > sleep_after:
+                    time.sleep(1e-4)
+
+    def measure(
+        self,
+        actions: dict[str, Callable[[], object]],
+        *,
+        budget: float,
+        least: int,
+        most: int,
+        refresh: Callable[[], object] | None = None,
+    ) -> dict[str, list[float]]:
+        """Time the actions in turn, round after round, and return the seconds of each action's every repetition.
+
+        All ranks set off together and do the same action; a repetition takes as long as the slowest rank, from its own
+        start to its own end. There are `least` to `most` rounds, as many as fit into `budget` seconds going by the
+        second of two warm-up rounds. `refresh`, where given, is called before every 16th round, outside the time.
+        """
+        for action in actions.values():
+            self.together()
+            action()
+        start = time.perf_counter()
+        for action in actions.values():
+            self.together()
+            action()
+        rounds = self.agree(max(least, min(most, int(budget / (time.perf_counter() - start + 1e-9)))))
+        times = torch.empty(rounds, len(actions), dtype=torch.float64)
+        gc.collect()
+        gc.disable()
+        for turn in range(rounds):
+            if refresh is not None and turn % 16 == 0:
+                refresh()
+            for column, action in enumerate(actions.values()):
+                self.together()
+                start = time.perf_counter()
+                action()
+                end = time.perf_counter()
+                times[turn, column] = end - start
+        gc.enable()
+        dist.all_reduce(times, dist.ReduceOp.MAX)
+        return {name: times[:, column].tolist() for column, name in enumerate(actions)}

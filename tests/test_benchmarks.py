@@ -1,0 +1,138 @@
+"""The benchmark programs: tiny runs give complete reports, and the judgement of targets is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+TIMEOUT = 120
+
+
+def run_benchmark(name: str, *flags: str, status: int = 0) -> str:
+    """Return what the benchmark printed on stdout; fail where it ends otherwise than with `status`."""
+    command = [sys.executable, str(BENCHMARKS / name), *flags]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert result.returncode == status, result.stdout + result.stderr
+    return result.stdout
+
+
+def check_png(path: Path) -> None:
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) > 5000
+
+
+def check_times(seconds: dict[str, dict[str, float]]) -> None:
+    for times in seconds.values():
+        assert 0 < times["low"] <= times["median"] <= times["high"]
+
+
+def test_collectives_reports_every_case(tmp_path: Path) -> None:
+    files = ("--json", str(tmp_path / "c.json"), "--plot", str(tmp_path / "c.png"))
+    sizes = ("--ranks", "2", "--min", "1024", "--max", "4096", "--reps", "2", "--time-budget", "1")
+    output = run_benchmark("collectives.py", "--peers", "ours,gloo", *sizes, *files)
+    report = json.loads((tmp_path / "c.json").read_text())
+    (run,) = report["runs"]
+    assert run["ranks"] == 2
+    cases = [(row["collective"], row["size"]) for row in run["rows"]]
+    names = list(dict.fromkeys(name for name, _ in cases))
+    assert len(names) == 13
+    assert cases == [(name, size) for name in names for size in ([1024, 4096] if name != "barrier" else [0])]
+    for row in run["rows"]:
+        assert "ours" in row["seconds"], row
+        check_times(row["seconds"])
+    assert re.search(r"all_reduce, 2 ranks\n  size +ours +gloo +gloo/ours\n  1 KiB .* us .*x\n  4 KiB", output)
+    check_png(tmp_path / "c.png")
+
+
+def test_collectives_includes_mpi_where_installed(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    if not Path(sys.executable).with_name("mpirun").exists():
+        pytest.skip("there is no mpirun beside this Python")
+    flags = ("--ranks", "2", "--collectives", "all_reduce,gather", "--sizes", "4K", "--reps", "2")
+    run_benchmark("collectives.py", "--peers", "ours,gloo,mpi", *flags, "--json", str(tmp_path / "c.json"))
+    (run,) = json.loads((tmp_path / "c.json").read_text())["runs"]
+    for row in run["rows"]:
+        assert list(row["seconds"]) == ["ours", "gloo", "mpi"]
+        check_times(row["seconds"])
+
+
+def report_of(seconds: dict[int, dict[str, float]], ranks: int) -> dict[str, Any]:
+    rows = [
+        {"collective": "all_reduce", "size": size, "seconds": {peer: {"median": time} for peer, time in row.items()}}
+        for size, row in seconds.items()
+    ]
+    return {"machine": "m", "torch": "t", "runs": [{"ranks": ranks, "peers": ["ours", "gloo", "mpi"], "rows": rows}]}
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [
+        ({"ours": 10e-6, "gloo": 250e-6, "mpi": 3e-6}, ["PASS", "PASS"]),
+        ({"ours": 20e-6, "gloo": 250e-6, "mpi": 13e-6}, ["FAIL", "PASS"]),
+        ({"ours": 10e-6, "gloo": 250e-6, "mpi": 1e-6}, ["PASS", "FAIL"]),
+        ({"ours": 10e-6, "mpi": 3e-6}, ["SKIP", "PASS"]),
+    ],
+)
+def test_targets_are_judged_by_their_numbers(tmp_path: Path, ours: dict[str, float], verdict: list[str]) -> None:
+    (tmp_path / "r.json").write_text(json.dumps(report_of({4: ours}, ranks=4)))
+    status = int("FAIL" in verdict)
+    output = run_benchmark("collectives.py", "--check", "--load", str(tmp_path / "r.json"), status=status)
+    judged = [line.split()[0] for line in output.splitlines() if re.match(r"[A-Z]{4}  4 ranks, +4 B:", line)]
+    assert judged == verdict
+
+
+def test_ddp_reports_every_variant(tmp_path: Path) -> None:
+    files = ("--json", str(tmp_path / "d.json"), "--plot", str(tmp_path / "d.png"))
+    output = run_benchmark("ddp.py", "--ranks", "2", "--reducer-overhead", "--reps", "2", "--time-budget", "1", *files)
+    (run,) = json.loads((tmp_path / "d.json").read_text())["runs"]
+    (row,) = run["rows"]
+    assert list(row["seconds"]) == ["local", "torch+gloo", "torch+ours", "ourddp+ours"]
+    assert (row["parameters"], row["bytes"]) == (1000, 1024000)
+    check_times(row["seconds"])
+    assert "per parameter" in output
+    check_png(tmp_path / "d.png")
+
+
+def test_a_failing_rank_ends_the_benchmark(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import sys, time, harness\n"
+        "if harness.is_rank():\n"
+        "    with harness.Ranks() as ranks:\n"
+        "        if ranks.rank == 1:\n"
+        "            sys.exit('rank 1 gives up')\n"
+        "        ranks.together()\n"
+        "harness.run_ranks(__file__, None, 2, mpi=False, timeout=60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
+    result = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 1
+    assert "rank 1 gives up" in result.stderr
+    assert "RuntimeError: a rank of the benchmark ended with status 1" in result.stderr
+
+
+def test_sizes_are_read_as_they_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import report
+
+    assert [report.parse_size(text) for text in ("4", "64K", "25m", "1 GiB".replace(" ", ""))] == [
+        4,
+        65536,
+        25 << 20,
+        1 << 30,
+    ]
+    for size in (4, 1000, 1024, 25 << 20, 1 << 30):
+        assert report.parse_size(report.show_size(size).replace(" ", "").removesuffix("B")) == size
+    with pytest.raises(ValueError, match="is not a size"):
+        report.parse_size("4X")
