@@ -13,11 +13,14 @@ Environment, all optional:
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import platform
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -129,6 +132,16 @@ def build_info(flags: list[str], engines: dict[str, str]) -> str:
     )
 
 
+@contextlib.contextmanager
+def one_build_at_a_time() -> Iterator[None]:
+    """Wait for other builds in this folder: two that write the same object files would spoil both."""
+    folder = ROOT / "build"
+    folder.mkdir(exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 FLAGS = compile_flags()
 ENGINES = optional_engines()
 
@@ -151,7 +164,8 @@ class BuildExtension(cpp_extension.BuildExtension):
         for key, value in summary.items():
             print(f"  {key:<9} {value}")
         sys.stdout.flush()
-        super().run()
+        with one_build_at_a_time():
+            super().run()
         package = ROOT / "ourddp" if self.inplace else Path(self.build_lib) / "ourddp"
         (package / "_build_info.py").write_text(build_info(FLAGS, ENGINES))
 

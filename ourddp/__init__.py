@@ -20,9 +20,10 @@ if torch.__version__.partition("+")[0] != _build_info.TORCH_VERSION:
         "Rebuild it with 'pip install --no-build-isolation .' in its source folder, or install that torch."
     )
 
+from ourddp.distributed import DistributedDataParallel
 from ourddp.registration import register
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "register"]
+__all__ = ["DistributedDataParallel", "__version__", "register"]
 
 register()
