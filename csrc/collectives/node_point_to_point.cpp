@@ -12,6 +12,11 @@ std::shared_ptr<PointToPoint> make_node_point_to_point(std::shared_ptr<NodeSessi
 }
 
 NodePointToPoint::~NodePointToPoint() {
+  if (session_->in_child()) {
+    // The thread exists in the parent only, and the mutex may have been held there: touch neither.
+    new std::thread(std::move(background_));
+    return;
+  }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     closing_ = true;
@@ -20,6 +25,8 @@ NodePointToPoint::~NodePointToPoint() {
   wake_background_.notify_all();
   futex_wake_all(session_->self().doorbell.value);
   if (background_.joinable()) background_.join();
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!queue_.empty()) end_all(lock);
 }
 
 std::shared_ptr<Transfer> NodePointToPoint::send(ConstSpan buffer, DType dtype, int dst, int tag, Deadline deadline,
@@ -154,7 +161,7 @@ int NodePointToPoint::vanished_peer(const Message& message) const {
 void NodePointToPoint::end_all(std::unique_lock<std::mutex>& lock) {
   const MessageQueue::Messages all = queue_.take_all();
   lock.unlock();
-  std::exception_ptr error;
+  std::exception_ptr error = std::make_exception_ptr(AbortedError("the group was destroyed before the transfer ended"));
   try {
     session_->failure().check();
   } catch (...) {

@@ -183,12 +183,14 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
 }
 
 void NodeSession::leave() noexcept {
-  if (::getpid() != owner_) return;
+  if (in_child()) return;
   if (self().state.exchange(kLeft, std::memory_order_acq_rel) == kLeft) return;
   for (SleepWord* word : {&self().arrived, &self().doorbell, &self().monitor}) futex_wake_all(word->value);
   // Receivers of any source sleep on their own doorbells.
   for (int r = 0; r < size_; ++r) signal(block(r).doorbell);
 }
+
+bool NodeSession::in_child() const { return ::getpid() != owner_; }
 
 std::string NodeSession::describe(int rank) const {
   const RankBlock& peer = block(rank);

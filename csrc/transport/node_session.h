@@ -60,6 +60,9 @@ class NodeSession {
   /// Tells the peers that this rank will not come again. Never blocks; does nothing in a forked child.
   void leave() noexcept;
 
+  /// True in a forked child of the process that joined the group: it must not touch the group.
+  bool in_child() const;
+
   int rank() const { return rank_; }
   int size() const { return size_; }
   const NodeLayout& layout() const { return layout_; }
