@@ -8,21 +8,21 @@ A report is {"machine", "torch", "runs": [{"ranks", "peers", "rows": [...]}]}; a
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
 
-UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 COLOURS = {"ours": "tab:blue", "gloo": "tab:orange", "mpi": "tab:green"}
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes in "4", "64K", "25M" or "1G" (binary units); ValueError for anything else."""
-    text = text.strip().upper().removesuffix("IB")
-    number, unit = (text[:-1], text[-1]) if text[-1:].isalpha() else (text, "")
-    if unit not in UNITS or not number.isdigit():
+    """Return the bytes in "4", "64K", "25 MiB" or "1G" (binary units); ValueError for anything else."""
+    found = re.fullmatch(r"(\d+) ?([KMG]?)(?:I?B)?", text.strip().upper())
+    if found is None:
         raise ValueError(f"{text!r} is not a size: write bytes as 4, 64K, 25M or 1G")
-    return int(number) * UNITS[unit]
+    return int(found[1]) * UNITS[found[2]]
 
 
 def show_size(size: int) -> str:
