@@ -1,0 +1,190 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/default_comm_hooks.hpp>
+#include <torch/csrc/distributed/c10d/python_comm_hook.h>
+#include <utility>
+
+#include "python/bind.h"
+#include "reducer/comm_hooks.h"
+#include "reducer/logging_data.h"
+#include "reducer/model_check.h"
+#include "reducer/reducer.h"
+
+// The reducer for Python, under the names by which torch's DistributedDataParallel class calls its own. Every call that
+// may wait or take the reducer's lock lets go of the GIL: a thread in backward may hold that lock and want the GIL.
+
+namespace py = pybind11;
+
+namespace ours {
+namespace {
+
+using PyFuture = torch::jit::PythonFutureWrapper;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+std::shared_ptr<PyFuture> wrap(Reducer::FuturePtr future) { return std::make_shared<PyFuture>(std::move(future)); }
+
+void bind_options_struct(py::module_& module) {
+  py::class_<ReducerOptions>(module, "ReducerOptions")
+      .def(py::init<>())
+      .def_readwrite("bucket_indices", &ReducerOptions::bucket_indices)
+      .def_readwrite("expect_sparse_gradients", &ReducerOptions::expect_sparse_gradients)
+      .def_readwrite("parameter_names", &ReducerOptions::parameter_names)
+      .def_readwrite("bucket_bytes_cap", &ReducerOptions::bucket_bytes_cap)
+      .def_readwrite("first_bucket_bytes_cap", &ReducerOptions::first_bucket_bytes_cap)
+      .def_readwrite("bucket_bytes_cap_list", &ReducerOptions::bucket_bytes_cap_list)
+      .def_readwrite("find_unused_parameters", &ReducerOptions::find_unused_parameters)
+      .def_readwrite("gradient_as_bucket_view", &ReducerOptions::gradient_as_bucket_view)
+      .def_readwrite("skip_all_reduce_unused_params", &ReducerOptions::skip_all_reduce_unused_params)
+      .def_readwrite("batched_grad_copy", &ReducerOptions::batched_grad_copy)
+      .def_readwrite("lazy_bucket_allocation", &ReducerOptions::lazy_bucket_allocation)
+      .def_readwrite("attach_to_autograd", &ReducerOptions::attach_to_autograd);
+}
+
+void bind_bucket_times(py::module_& module) {
+  py::class_<BucketTimes>(module, "BucketTimes", "Times of one bucket in nanoseconds; -1: did not happen.")
+      .def_readonly("first_gradient", &BucketTimes::first_gradient)
+      .def_readonly("last_gradient", &BucketTimes::last_gradient)
+      .def_readonly("reduction_began", &BucketTimes::reduction_began)
+      .def_readonly("reduction_seen_done", &BucketTimes::reduction_seen_done)
+      .def_readonly("waited", &BucketTimes::waited);
+}
+
+using ReducerClass = py::class_<Reducer, std::shared_ptr<Reducer>>;
+
+void bind_step(ReducerClass& cls) {
+  cls.def("prepare_for_forward", &Reducer::prepare_for_forward, NoGil())
+      .def("prepare_for_backward", &Reducer::prepare_for_backward, py::arg("outputs"), NoGil())
+      .def("_autograd_hook", &Reducer::on_gradient, py::arg("index"), NoGil())
+      .def("_delay_all_reduce", &Reducer::delay_all_reduce, NoGil())
+      .def("_rebuild_buckets", &Reducer::rebuild_buckets, NoGil())
+      .def("_check_reducer_finalized", &Reducer::check_finalized, NoGil())
+      .def("_set_manual_finalization_required", &Reducer::set_manual_finalization, py::arg("required"), NoGil())
+      .def("_should_finalize_after_backward", &Reducer::should_finalize_after_backward)
+      .def("_finalize_backward_manual", &Reducer::finalize_manually, NoGil())
+      .def("_reset_state", &Reducer::reset_state, NoGil())
+      .def("_remove_autograd_hooks", &Reducer::remove_autograd_hooks, NoGil())
+      .def("get_backward_stats", &Reducer::backward_stats, NoGil())
+      .def("_get_bucket_times", &Reducer::bucket_times, NoGil())
+      .def(
+          "_get_bucket_indices", [](Reducer& self) { return self.status().bucket_indices; }, NoGil());
+}
+
+void bind_settings(ReducerClass& cls) {
+  cls.def("_set_static_graph", &Reducer::set_static_graph, NoGil())
+      .def("_static_graph_recorded", &Reducer::static_graph_recorded)
+      .def("_ddp_graph_static", &Reducer::graph_is_static)
+      .def("_set_optimizer_in_backward", &Reducer::set_optimizer_in_backward)
+      .def("_set_mixed_precision_param_dtype", &Reducer::set_mixed_precision_dtype, py::arg("dtype"), NoGil())
+      .def("_set_ddp_runtime_logging_sample_rate", &Reducer::set_sample_rate, py::arg("sample_rate"))
+      .def("_update_process_group", &Reducer::set_process_group, py::arg("new_process_group"), NoGil())
+      .def(
+          "_install_post_backward_futures",
+          [](Reducer& self, const std::vector<std::shared_ptr<PyFuture>>& futures) {
+            std::vector<Reducer::FuturePtr> plain;
+            for (const auto& future : futures) plain.push_back(future->fut);
+            self.install_futures(std::move(plain));
+          },
+          py::arg("futures"), NoGil());
+}
+
+void bind_hooks_and_joining(ReducerClass& cls) {
+  cls.def(
+         "_register_comm_hook",
+         [](Reducer& self, py::object state, py::object hook) {
+           self.register_hook(std::make_unique<c10d::PythonCommHook>(std::move(state), std::move(hook)));
+         },
+         py::arg("state"), py::arg("hook"))
+      .def(
+          "_register_builtin_comm_hook",
+          [](Reducer& self, c10d::BuiltinCommHookType type) {
+            self.register_hook(make_builtin_hook(type, self.group()));
+          },
+          py::arg("comm_hook_type"))
+      .def(
+          "_run_comm_hook", [](Reducer& self, c10d::GradBucket& bucket) { return wrap(self.run_hook(bucket)); },
+          py::arg("bucket"), NoGil())
+      .def(
+          "_run_allreduce_hook",
+          [](Reducer& self, c10d::GradBucket& bucket) { return wrap(self.run_all_reduce(bucket)); }, py::arg("bucket"),
+          NoGil())
+      .def("_get_zeros_like_grad_buckets", &Reducer::zero_buckets, NoGil())
+      .def("_get_local_used_map", &Reducer::unused_map, NoGil())
+      .def("_push_all_rebuilt_params", &Reducer::push_all_rebuilt_parameters, NoGil())
+      .def("_set_joined_division", &Reducer::set_joined_division, py::arg("use_static_world_size"))
+      .def("_set_forward_pass_work_handle", &Reducer::set_forward_work, py::arg("work"),
+           py::arg("use_static_world_size"), NoGil());
+}
+
+void bind_logging(py::module_& module) {
+  py::class_<LoggingData, std::shared_ptr<LoggingData>>(module, "ReducerLogger")
+      .def(py::init<std::shared_ptr<Reducer>>(), py::arg("reducer"))
+      .def(
+          "set_construction_data_and_log",
+          [](LoggingData& self, std::string module_name, std::vector<int> device_ids, int output_device,
+             bool broadcast_buffers, bool has_sync_bn, bool static_graph, std::map<std::string, std::string> texts) {
+            self.log_construction({std::move(module_name), std::move(device_ids), output_device, broadcast_buffers,
+                                   has_sync_bn, static_graph, std::move(texts)});
+          },
+          py::arg("module_name"), py::arg("device_ids"), py::arg("output_device"), py::arg("broadcast_buffers"),
+          py::arg("has_sync_bn"), py::arg("static_graph"), py::arg("texts") = std::map<std::string, std::string>(),
+          NoGil())
+      .def("set_runtime_stats_and_log", &LoggingData::log_step, NoGil())
+      .def("set_error_and_log", &LoggingData::log_error, py::arg("error"), NoGil())
+      .def("_get_ddp_logging_data", &LoggingData::snapshot, NoGil())
+      .def("_set_comm_hook_name", &LoggingData::set_comm_hook, py::arg("comm_hook"), NoGil())
+      .def("_set_static_graph", &LoggingData::set_static_graph, NoGil())
+      .def("_set_uneven_input_join", &LoggingData::set_uneven_input_join, NoGil());
+}
+
+void bind_functions(py::module_& module) {
+  py::class_<GradientInfo>(module, "GradientInfo")
+      .def(py::init([](int64_t bytes, int dtype, int device_type, int device_index, bool sparse) {
+             return GradientInfo{bytes, dtype, device_type, device_index, sparse};
+           }),
+           py::arg("bytes"), py::arg("dtype") = 0, py::arg("device_type") = 0, py::arg("device_index") = -1,
+           py::arg("sparse") = false);
+  module.def(
+      "assign_buckets",
+      [](const std::vector<GradientInfo>& gradients, const std::vector<int64_t>& caps,
+         const std::vector<size_t>& order) {
+        BucketAssignment assignment = assign_buckets(gradients, caps, order);
+        return std::make_pair(std::move(assignment.buckets), std::move(assignment.caps));
+      },
+      py::arg("gradients"), py::arg("caps"), py::arg("order") = std::vector<size_t>());
+  module.def(
+      "assign_parameters",
+      [](const std::vector<at::Tensor>& parameters, const std::vector<int64_t>& caps,
+         const std::vector<bool>& expect_sparse_gradients) {
+        return assign_buckets(gradient_infos(parameters, expect_sparse_gradients), caps, {}).buckets;
+      },
+      py::arg("parameters"), py::arg("caps"), py::arg("expect_sparse_gradients"));
+  module.def("encode_buckets", &encode_buckets, py::arg("buckets"), py::arg("gradient_count"));
+  module.def("decode_buckets", &decode_buckets, py::arg("code"), py::arg("gradient_count"));
+  module.def(
+      "check_same_model",
+      [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::vector<at::Tensor>& parameters,
+         const std::vector<std::string>& names) { check_same_model(*group, parameters, names); },
+      py::arg("group"), py::arg("parameters"), py::arg("names"), NoGil());
+}
+
+}  // namespace
+
+void bind_reducer(py::module_& module) {
+  // Brings in the types that the signatures below speak of.
+  py::module_::import("torch.distributed");
+  bind_options_struct(module);
+  bind_bucket_times(module);
+  ReducerClass cls(module, "Reducer", py::dynamic_attr());
+  cls.def(py::init(&Reducer::create), py::arg("parameters"), py::arg("group"), py::arg("options"), NoGil());
+  bind_step(cls);
+  bind_settings(cls);
+  bind_hooks_and_joining(cls);
+  bind_logging(module);
+  bind_functions(module);
+}
+
+}  // namespace ours

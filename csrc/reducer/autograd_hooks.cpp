@@ -1,0 +1,55 @@
+#include "reducer/autograd_hooks.h"
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+
+namespace ours {
+namespace {
+
+using torch::autograd::variable_list;
+
+class AccumulationHook : public torch::autograd::FunctionPostHook {
+ public:
+  AccumulationHook(const AutogradHooks::Callback& callback, size_t index) : callback_(callback), index_(index) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
+    callback_(index_);
+    return outputs;
+  }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false,
+        "Compiled autograd cannot trace this reducer. Set torch._dynamo.config.optimize_ddp = \"python_reducer\" before "
+        "the model is wrapped, or leave compiled autograd off.");
+  }
+
+ private:
+  const AutogradHooks::Callback& callback_;
+  const size_t index_;
+};
+
+}  // namespace
+
+void AutogradHooks::attach(const std::vector<at::Tensor>& parameters, Callback callback) {
+  detach();
+  accumulators_.clear();
+  callback_ = std::move(callback);
+  for (size_t index = 0; index < parameters.size(); ++index) {
+    NodePtr node = torch::autograd::impl::grad_accumulator(parameters[index]);
+    TORCH_CHECK(node, "Parameter ", index, " is not a leaf that requires a gradient.");
+    if (callback_) {
+      keys_.emplace_back(index, node->add_post_hook(std::make_unique<AccumulationHook>(callback_, index)));
+    }
+    accumulators_.push_back(std::move(node));
+  }
+}
+
+void AutogradHooks::detach() {
+  for (const auto& [index, key] : keys_) accumulators_[index]->del_post_hook(key);
+  keys_.clear();
+}
+
+}  // namespace ours

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+// Attaches to autograd and detaches again; nothing else.
+
+namespace ours {
+
+/// How the torch at hand holds an autograd node: a shared or an intrusive pointer.
+using NodePtr = std::decay_t<decltype(std::declval<const torch::autograd::Edge&>().function)>;
+
+/// Calls back whenever autograd has accumulated the gradient of one of a list of parameters.
+///
+/// The nodes that accumulate are kept alive for as long as this object, because autograd itself drops a node, and the
+/// hooks on it, with the last graph that uses it.
+class AutogradHooks {
+ public:
+  using Callback = std::function<void(size_t parameter_index)>;
+
+  AutogradHooks() = default;
+  ~AutogradHooks() { detach(); }
+  AutogradHooks(const AutogradHooks&) = delete;
+  AutogradHooks& operator=(const AutogradHooks&) = delete;
+
+  /// Finds the accumulating node of each parameter, and calls `callback` with the parameter's index after each
+  /// accumulation, on the thread that autograd runs it on. Without a callback the nodes are only looked up.
+  void attach(const std::vector<at::Tensor>& parameters, Callback callback);
+  void detach();
+
+  /// The accumulating node of each parameter; stays valid after detach().
+  const std::vector<NodePtr>& accumulators() const { return accumulators_; }
+
+ private:
+  Callback callback_;
+  std::vector<NodePtr> accumulators_;
+  std::vector<std::pair<size_t, uintptr_t>> keys_;
+};
+
+}  // namespace ours

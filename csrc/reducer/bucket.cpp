@@ -1,0 +1,107 @@
+#include "reducer/bucket.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
+#include <c10/util/Exception.h>
+
+namespace ours {
+
+Bucket::Bucket(const std::vector<size_t>& parameter_indices, const std::vector<at::Tensor>& parameters, bool sparse,
+               std::optional<at::ScalarType> reduce_dtype)
+    : sparse_(sparse) {
+  TORCH_CHECK(!parameter_indices.empty(), "A bucket needs at least one parameter.");
+  TORCH_CHECK(!sparse || parameter_indices.size() == 1, "A sparse gradient shares no bucket.");
+  const at::Tensor& first = parameters.at(parameter_indices.front());
+  options_ = first.options().requires_grad(false).memory_format(std::nullopt);
+  if (reduce_dtype) options_ = options_.dtype(*reduce_dtype);
+  complex_ = c10::isComplexType(c10::typeMetaToScalarType(options_.dtype()));
+  for (const size_t index : parameter_indices) {
+    GradientSlot slot;
+    slot.parameter_index = index;
+    slot.parameter = parameters.at(index);
+    TORCH_CHECK(slot.parameter.device() == first.device() && slot.parameter.scalar_type() == first.scalar_type(),
+                "Parameters ", parameter_indices.front(), " and ", index,
+                " cannot share a bucket: they differ in dtype or device.");
+    slot.offset = static_cast<size_t>(numel_);
+    slot.length = static_cast<size_t>(slot.parameter.numel());
+    numel_ += slot.parameter.numel();
+    slots_.push_back(std::move(slot));
+  }
+  bytes_ = numel_ * static_cast<int64_t>(options_.dtype().itemsize());
+  reset();
+}
+
+void Bucket::reset() {
+  pending_ = slots_.size();
+  deferred.clear();
+  work.reset();
+  future.reset();
+  times = {};
+}
+
+bool Bucket::mark_arrived(int64_t now) {
+  TORCH_INTERNAL_ASSERT(pending_ > 0);
+  if (times.first_gradient < 0) times.first_gradient = now;
+  times.last_gradient = now;
+  return --pending_ == 0;
+}
+
+void Bucket::allocate() {
+  if (sparse_ || buffer_.defined()) return;
+  buffer_ = at::empty({numel_}, options_);
+  for (GradientSlot& slot : slots_) {
+    slot.view = view_of(buffer_, slot);
+    slot.result = slot.view;
+  }
+}
+
+void Bucket::release() {
+  buffer_.reset();
+  for (GradientSlot& slot : slots_) {
+    slot.view.reset();
+    slot.result.reset();
+  }
+}
+
+at::Tensor Bucket::buffer_to_reduce() const { return complex_ && !sparse_ ? at::view_as_real(buffer_) : buffer_; }
+
+void Bucket::set_result(const at::Tensor& reduced) {
+  TORCH_CHECK(reduced.numel() == numel_ * (complex_ && reduced.is_floating_point() ? 2 : 1),
+              "The communication hook returned a tensor of ", reduced.numel(), " elements for a bucket of ", numel_,
+              ". Its future must hold one tensor of the shape of bucket.buffer().");
+  // The usual case: reduced in place, so the results are the views that exist already.
+  const bool in_place = reduced.data_ptr() == buffer_.data_ptr() && reduced.dtype() == buffer_.dtype();
+  const at::Tensor flat = in_place || !complex_ || !reduced.is_floating_point()
+                              ? reduced.reshape({-1})
+                              : at::view_as_complex(reduced.reshape({-1, 2}));
+  for (GradientSlot& slot : slots_) slot.result = in_place ? slot.view : view_of(flat, slot);
+}
+
+at::Tensor Bucket::view_of(const at::Tensor& flat, const GradientSlot& slot) const {
+  const at::Tensor& parameter = slot.parameter;
+  const auto offset = static_cast<int64_t>(slot.offset);
+  if (parameter.is_non_overlapping_and_dense()) {
+    return flat.as_strided(parameter.sizes(), parameter.strides(), flat.storage_offset() + offset);
+  }
+  return flat.narrow(0, offset, static_cast<int64_t>(slot.length)).view(parameter.sizes());
+}
+
+c10d::GradBucket Bucket::grad_bucket(size_t index, size_t count, at::Tensor tensor) const {
+  std::vector<size_t> offsets;
+  std::vector<size_t> lengths;
+  std::vector<c10::IntArrayRef> sizes;
+  std::vector<at::Tensor> parameters;
+  for (const GradientSlot& slot : slots_) {
+    if (!sparse_) {
+      offsets.push_back(slot.offset);
+      lengths.push_back(slot.length);
+      sizes.push_back(slot.parameter.sizes());
+    }
+    parameters.push_back(slot.parameter);
+  }
+  return c10d::GradBucket(index, count, std::move(tensor), std::move(offsets), std::move(lengths), std::move(sizes),
+                          std::move(parameters), std::nullopt);
+}
+
+}  // namespace ours

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <optional>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+#include <vector>
+
+// A bucket knows two things: which of its gradients have arrived, and the buffer that they travel in.
+
+namespace ours {
+
+/// When things happened to a bucket in the last backward, in nanoseconds of the steady clock; -1: not yet.
+struct BucketTimes {
+  int64_t first_gradient = -1;
+  int64_t last_gradient = -1;
+  int64_t reduction_began = -1;
+  /// When the end of backward saw the reduction finished, and how long it had to wait for it.
+  int64_t reduction_seen_done = -1;
+  int64_t waited = 0;
+};
+
+/// One gradient's place in a bucket.
+struct GradientSlot {
+  size_t parameter_index = 0;
+  at::Tensor parameter;
+  /// In elements of the buffer.
+  size_t offset = 0;
+  size_t length = 0;
+  /// Where the gradient is written. Has the parameter's strides if those are dense, else it is row-major, as autograd
+  /// lays out gradients.
+  at::Tensor view;
+  /// Where the reduced gradient is read: `view`, unless a communication hook returned a tensor of its own.
+  at::Tensor result;
+};
+
+class Bucket {
+ public:
+  /// A bucket for `parameters`, all of one dtype and device, as chosen by bucket assignment. `reduce_dtype`, if given,
+  /// is the dtype of the buffer instead of the parameters'. A sparse bucket has one parameter and no buffer of its own.
+  Bucket(const std::vector<size_t>& parameter_indices, const std::vector<at::Tensor>& parameters, bool sparse,
+         std::optional<at::ScalarType> reduce_dtype);
+
+  // Readiness.
+
+  void reset();
+  /// Notes that one more gradient has arrived; returns whether it was the last one.
+  bool mark_arrived(int64_t now);
+  bool ready() const { return pending_ == 0; }
+
+  // The buffer.
+
+  /// Makes the flat buffer and the views into it, unless they exist. The contents are undefined.
+  void allocate();
+  /// Drops the buffer. Gradients that are views of it keep it alive.
+  void release();
+  bool allocated() const { return buffer_.defined(); }
+  /// The flat buffer, or the one sparse gradient.
+  const at::Tensor& buffer() const { return buffer_; }
+  void set_sparse_gradient(at::Tensor gradient) { buffer_ = std::move(gradient); }
+  /// What goes through a collective: the buffer, complex numbers as pairs of reals.
+  at::Tensor buffer_to_reduce() const;
+  /// Points the slots' results into `reduced`, which a reduction of buffer_to_reduce() returned.
+  void set_result(const at::Tensor& reduced);
+
+  bool sparse() const { return sparse_; }
+  int64_t bytes() const { return bytes_; }
+  std::vector<GradientSlot>& slots() { return slots_; }
+  const std::vector<GradientSlot>& slots() const { return slots_; }
+
+  /// What a communication hook is given: bucket `index` of `count`, travelling as `tensor`.
+  c10d::GradBucket grad_bucket(size_t index, size_t count, at::Tensor tensor) const;
+
+  // The reduction in flight: one of the two, as a hook returns a future and the process group a work.
+
+  c10::intrusive_ptr<c10d::Work> work;
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  /// Slots whose gradients wait to be copied in one go.
+  std::vector<size_t> deferred;
+  BucketTimes times;
+
+ private:
+  at::Tensor view_of(const at::Tensor& flat, const GradientSlot& slot) const;
+
+  bool sparse_;
+  bool complex_ = false;
+  size_t pending_ = 0;
+  int64_t numel_ = 0;
+  int64_t bytes_ = 0;
+  at::TensorOptions options_;
+  at::Tensor buffer_;
+  std::vector<GradientSlot> slots_;
+};
+
+}  // namespace ours

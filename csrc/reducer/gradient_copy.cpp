@@ -1,0 +1,81 @@
+#include "reducer/gradient_copy.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/StringUtil.h>
+
+#include <cstring>
+
+namespace ours {
+namespace {
+
+/// Above this size several threads pay off, and ATen's kernels use them.
+constexpr int64_t kDirectCopyMaxNumel = 32768;
+
+bool can_copy_directly(const at::Tensor& destination, const at::Tensor& source) {
+  return source.numel() <= kDirectCopyMaxNumel && source.device().is_cpu() && destination.device().is_cpu() &&
+         source.layout() == at::kStrided && source.scalar_type() == destination.scalar_type() &&
+         source.sizes() == destination.sizes() && source.strides() == destination.strides() &&
+         destination.is_non_overlapping_and_dense() && !source.is_conj() && !source.is_neg();
+}
+
+template <typename T>
+void scale_into(void* destination, const void* source, int64_t count, double scale) {
+  auto* to = static_cast<T*>(destination);
+  const auto* from = static_cast<const T*>(source);
+  const T factor = static_cast<T>(scale);
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i] * factor;
+}
+
+bool copy_directly(const at::Tensor& destination, const at::Tensor& source, double scale) {
+  void* to = destination.mutable_data_ptr();
+  const void* from = source.const_data_ptr();
+  if (scale == 1.0) {
+    std::memcpy(to, from, source.nbytes());
+  } else if (source.scalar_type() == at::kFloat) {
+    scale_into<float>(to, from, source.numel(), scale);
+  } else if (source.scalar_type() == at::kDouble) {
+    scale_into<double>(to, from, source.numel(), scale);
+  } else {
+    return false;
+  }
+  // The caller may hold the tensor for a backward of its own: it must be able to see the change.
+  destination.unsafeGetTensorImpl()->bump_version();
+  return true;
+}
+
+}  // namespace
+
+void copy_scaled(const at::Tensor& destination, const at::Tensor& source, double scale) {
+  if (can_copy_directly(destination, source) && copy_directly(destination, source, scale)) return;
+  const at::NoGradGuard no_grad;
+  if (scale == 1.0) {
+    destination.copy_(source, /*non_blocking=*/true);
+  } else if (destination.scalar_type() == source.scalar_type()) {
+    at::Tensor result = destination;
+    at::mul_out(result, source.detach(), at::scalar_tensor(scale, at::dtype(at::kDouble)));
+  } else {
+    destination.copy_(source, /*non_blocking=*/true);
+    destination.mul_(scale);
+  }
+}
+
+std::string describe_gradient_misfit(const at::Tensor& gradient, const at::Tensor& view) {
+  if (gradient.layout() != at::kStrided) {
+    return c10::str("it is ", gradient.layout(), ", its bucket holds dense gradients");
+  }
+  if (gradient.scalar_type() != view.scalar_type()) {
+    return c10::str("its dtype is ", gradient.scalar_type(), ", its bucket's is ", view.scalar_type());
+  }
+  if (gradient.device() != view.device()) {
+    return c10::str("it is on ", gradient.device(), ", its bucket is on ", view.device());
+  }
+  if (gradient.numel() != view.numel()) {
+    return c10::str("it has ", gradient.numel(), " elements, its place in the bucket has ", view.numel());
+  }
+  return {};
+}
+
+}  // namespace ours

@@ -1,0 +1,155 @@
+#include "reducer/logging_data.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <set>
+
+namespace ours {
+namespace {
+
+using Event = StepTimer::Event;
+
+std::string joined_buckets(const std::vector<std::vector<size_t>>& buckets) {
+  std::vector<std::string> texts;
+  for (const auto& bucket : buckets) texts.push_back(c10::Join(" ", bucket));
+  return c10::Join(", ", texts);
+}
+
+}  // namespace
+
+void LoggingData::log_construction(const ConstructionFacts& facts) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto& strings = data_.strs_map;
+  auto& integers = data_.ints_map;
+  strings["module_name"] = facts.module_name;
+  strings["device_ids"] = c10::Join(", ", facts.device_ids);
+  for (const auto& [key, text] : facts.texts) strings[key] = text;
+  integers["output_device"] = facts.output_device;
+  integers["broadcast_buffers"] = facts.broadcast_buffers ? 1 : 0;
+  integers["has_sync_bn"] = facts.has_sync_bn ? 1 : 0;
+  if (facts.static_graph) integers["static_graph"] = 1;
+  add_construction_sizes();
+  c10::LogPyTorchDDPUsage(data_);
+}
+
+void LoggingData::add_construction_sizes() {
+  auto& integers = data_.ints_map;
+  const ReducerOptions& options = reducer_->options();
+  const auto& parameters = reducer_->parameters();
+  std::set<std::string> dtypes;
+  int64_t bytes = 0;
+  bool several_devices = false;
+  for (const at::Tensor& parameter : parameters) {
+    dtypes.insert(std::string(c10::scalarTypeToTypeMeta(parameter.scalar_type()).name()));
+    bytes += static_cast<int64_t>(parameter.nbytes());
+    several_devices = several_devices || parameter.device() != parameters.front().device();
+  }
+  data_.strs_map["dtypes"] = c10::Join(", ", std::vector<std::string>(dtypes.begin(), dtypes.end()));
+  data_.strs_map["bucket_sizes"] = c10::Join(", ", reducer_->status().bucket_bytes);
+  data_.strs_map["backend_name"] = reducer_->group()->getBackendName();
+  integers["world_size"] = reducer_->group()->getSize();
+  integers["rank"] = reducer_->group()->getRank();
+  integers["iteration"] = 0;
+  integers["num_parameter_tensors"] = static_cast<int64_t>(parameters.size());
+  integers["total_parameter_size_bytes"] = bytes;
+  integers["is_multi_device_module"] = several_devices ? 1 : 0;
+  integers["bucket_cap_bytes"] = options.bucket_bytes_cap;
+  integers["find_unused_parameters"] = options.find_unused_parameters ? 1 : 0;
+  integers["gradient_as_bucket_view"] = options.gradient_as_bucket_view ? 1 : 0;
+  integers["gloo_num_threads"] = at::get_num_threads();
+}
+
+void LoggingData::log_step() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const ReducerStatus status = reducer_->status();
+  if (!reducer_->timer().samples(status.iterations)) return;
+  auto& integers = data_.ints_map;
+  ++samples_;
+  integers["iteration"] = status.iterations;
+  integers["num_buckets_reduced"] = status.buckets_reduced;
+  integers["has_rebuilt_buckets"] = status.has_rebuilt_buckets ? 1 : 0;
+  int64_t unused_bytes = 0;
+  for (const size_t index : status.unused_parameters) {
+    unused_bytes += static_cast<int64_t>(reducer_->parameters()[index].nbytes());
+  }
+  integers["unused_parameter_size"] = unused_bytes;
+  if (status.has_rebuilt_buckets) {
+    data_.strs_map["rebuilt_bucket_sizes"] = c10::Join(", ", status.bucket_bytes);
+    data_.strs_map["rebuilt_per_bucket_param_indices"] = joined_buckets(status.bucket_indices);
+  }
+  data_.strs_map["prev_iteration_grad_ready_order_indices"] = c10::Join(", ", status.ready_order);
+  add_times();
+  c10::LogPyTorchDDPUsage(data_);
+}
+
+void LoggingData::add_duration(const std::string& name, std::optional<int64_t> nanoseconds) {
+  if (!nanoseconds) return;
+  // Clocks of different threads can disagree by a little.
+  const int64_t value = std::max<int64_t>(*nanoseconds, 0);
+  auto& integers = data_.ints_map;
+  integers[name] = value;
+  int64_t& average = integers["avg_" + name];
+  average = ((average * (samples_ - 1)) + value) / samples_;
+}
+
+void LoggingData::add_times() {
+  StepTimer& timer = reducer_->timer();
+  add_duration("forward_compute_time", timer.between(Event::kForwardStart, Event::kBackwardComputeStart));
+  add_duration("backward_compute_time", timer.between(Event::kBackwardComputeStart, Event::kBackwardComputeEnd));
+  add_duration("backward_comm_time", timer.between(Event::kBackwardCommStart, Event::kBackwardCommEnd));
+  add_duration("backward_compute_comm_overlap_time",
+               timer.between(Event::kBackwardCommStart, Event::kBackwardComputeEnd));
+  const auto stamp = [&](const char* name, Event event) {
+    if (const auto time = timer.timestamp(event)) data_.ints_map[name] = *time;
+  };
+  stamp("forward_compute_time_start", Event::kForwardStart);
+  stamp("backward_compute_time_start", Event::kBackwardComputeStart);
+  stamp("backward_compute_time_end", Event::kBackwardComputeEnd);
+  stamp("backward_comm_time_start", Event::kBackwardCommStart);
+  stamp("backward_comm_time_end", Event::kBackwardCommEnd);
+}
+
+void LoggingData::log_error(const std::string& error) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  data_.ints_map["has_error"] = 1;
+  data_.strs_map["error"] = error;
+  data_.ints_map["iteration"] = reducer_->status().iterations;
+  c10::LogPyTorchDDPUsage(data_);
+}
+
+void LoggingData::add_error_of_reducer() {
+  const ReducerStatus status = reducer_->status();
+  if (status.error.empty()) return;
+  data_.ints_map["has_error"] = 1;
+  data_.strs_map["error"] = status.error;
+  data_.ints_map["iteration"] = status.iterations;
+}
+
+void LoggingData::set_comm_hook(const std::string& name) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  data_.strs_map["comm_hook"] = name;
+}
+
+void LoggingData::set_static_graph() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  data_.ints_map["static_graph"] = 1;
+}
+
+void LoggingData::set_uneven_input_join() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  data_.ints_map["join_uneven_inputs"] = 1;
+}
+
+c10::DDPLoggingData LoggingData::snapshot() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  add_error_of_reducer();
+  if (reducer_->options().find_unused_parameters) {
+    data_.ints_map["can_set_static_graph"] = reducer_->graph_is_static() ? 1 : 0;
+  }
+  return data_;
+}
+
+}  // namespace ours

@@ -1,0 +1,401 @@
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/ApproximateClock.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "reducer/comm_hooks.h"
+#include "reducer/gradient_copy.h"
+#include "reducer/reducer.h"
+#include "reducer/reducer_errors.h"
+
+// The part of Reducer that runs during backward.
+
+namespace ours {
+namespace {
+
+using Event = StepTimer::Event;
+
+/// The sum that every rank contributed a one to, if it still had input.
+int active_ranks(c10d::Work& work) {
+  work.wait();
+  const c10::IValue value = work.getFuture()->value();
+  const at::Tensor sum = value.isTensor() ? value.toTensor() : value.toTensorVector().at(0);
+  return static_cast<int>(sum.item<double>());
+}
+
+at::Tensor empty_sparse_gradient(const at::Tensor& parameter) {
+  std::vector<int64_t> values(parameter.sizes().begin(), parameter.sizes().end());
+  values.front() = 0;
+  return at::sparse_coo_tensor(at::empty({1, 0}, parameter.options().dtype(at::kLong)),
+                               at::empty(values, parameter.options()), parameter.sizes());
+}
+
+}  // namespace
+
+void Reducer::prepare_for_forward() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++iterations_;
+  timer_.record(iterations_, Event::kForwardStart);
+}
+
+void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  backward_began_ns_ = c10::getTime();
+  timer_.restart(iterations_);
+  timer_.record(iterations_, Event::kBackwardComputeStart);
+  require_idle();
+  expects_gradients_ = true;
+  all_launched_ = false;
+  next_bucket_ = 0;
+  divisor_ = 0;
+  for (Bucket& bucket : buckets_) bucket.reset();
+  std::fill(arrived_.begin(), arrived_.end(), false);
+  ready_order_.clear();
+  unused_marked_ = false;
+  if (static_graph_) {
+    arrivals_left_ = arrivals_expected_;
+    return;
+  }
+  unused_.clear();
+  if (!options_.find_unused_parameters) return;
+  unused_ = find_unreached(hooks_.accumulators(), outputs);
+  if (unused_.empty()) {
+    TORCH_WARN_ONCE(
+        "find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters in the "
+        "forward pass. The search through the graph costs time in every iteration: leave the flag off if all "
+        "parameters are always used.");
+  }
+  if (!first_unused_) first_unused_ = unused_;
+  if (*first_unused_ != unused_) graph_is_static_ = false;
+}
+
+bool Reducer::records_usage() const {
+  return static_graph_ ? !static_recorded_ : options_.find_unused_parameters;
+}
+
+void Reducer::on_gradient(size_t index) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  gradients_.adopt_thread_context();
+  if (records_usage()) {
+    // Outputs that the loss does not use give undefined gradients, and those do not count. Steps without a reduction
+    // do, because their gradients are part of the next one.
+    gradients_.visit(parameters_[index], [&](at::Tensor& gradient) {
+      if (gradient.defined()) used_.mark_used(index);
+      return false;
+    });
+  }
+  if (!expects_gradients_) return;
+  if (static_graph_ && !static_recorded_) {
+    ++arrivals_expected_[index];
+    ready_order_.push_back(index);
+    return;
+  }
+  unfinished_ = true;
+  if (!unused_marked_) {
+    unused_marked_ = true;
+    for (const size_t unused : unused_) mark_ready(unused);
+  }
+  if (counts_as_arrived(index)) mark_ready(index);
+}
+
+bool Reducer::counts_as_arrived(size_t index) {
+  if (!static_graph_) return true;
+  // A parameter used several times gets as many calls as in the first iteration, and is complete with the last.
+  if (arrivals_left_[index] == 0) fail(describe_changed_graph(index, name_of(index)));
+  return --arrivals_left_[index] == 0;
+}
+
+void Reducer::settle_division() {
+  if (divisor_ != 0) return;
+  divisor_ = group_->getSize();
+  if (forward_work_ && !forward_static_world_size_) divisor_ = active_ranks(*forward_work_);
+  // Ranks that have joined must call the same operation, and know only what was agreed beforehand.
+  const bool whole_group = !forward_work_ || forward_static_world_size_;
+  average_in_reduction_ = backend_averages_ && whole_group;
+  scale_ = hook_ || average_in_reduction_ ? 1.0 : 1.0 / divisor_;
+}
+
+void Reducer::mark_ready(size_t index) {
+  if (arrived_[index]) fail(describe_marked_twice(index, name_of(index), static_graph_));
+  arrived_[index] = true;
+  ready_order_.push_back(index);
+  if (rebuilds_buckets()) rebuild_order_.push_back(index);
+  const int64_t now = c10::getTime();
+  arrival_ns_[index] = now - backward_began_ns_;
+  settle_division();
+  store_gradient(index);
+  if (buckets_[locations_[index].bucket].mark_arrived(now)) launch_ready_buckets();
+}
+
+void Reducer::store_gradient(size_t index) {
+  const Location& location = locations_[index];
+  Bucket& bucket = buckets_[location.bucket];
+  GradientSlot& slot = bucket.slots()[location.slot];
+  if (bucket.sparse()) {
+    store_sparse(bucket, slot);
+  } else {
+    bucket.allocate();
+    store_dense(bucket, slot, location.slot);
+  }
+}
+
+void Reducer::store_dense(Bucket& bucket, GradientSlot& slot, size_t slot_index) {
+  gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+    if (!gradient.defined()) {
+      slot.view.zero_();
+      return false;
+    }
+    if (gradient.is_alias_of(slot.view)) {
+      if (scale_ != 1.0) copy_scaled(slot.view, slot.view, scale_);
+      return false;
+    }
+    const std::string misfit = describe_gradient_misfit(gradient, slot.view);
+    if (!misfit.empty()) {
+      fail(c10::str("The gradient of parameter ", slot.parameter_index, " (", name_of(slot.parameter_index),
+                    ") cannot be reduced: ", misfit, "."));
+    }
+    if (options_.batched_grad_copy && !options_.gradient_as_bucket_view) {
+      bucket.deferred.push_back(slot_index);
+      return false;
+    }
+    copy_scaled(slot.view, gradient, scale_);
+    if (!options_.gradient_as_bucket_view) return false;
+    gradient = slot.view;
+    return true;
+  });
+}
+
+void Reducer::store_sparse(Bucket& bucket, GradientSlot& slot) {
+  gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+    if (!gradient.defined()) {
+      bucket.set_sparse_gradient(empty_sparse_gradient(slot.parameter));
+      return false;
+    }
+    if (!gradient.is_sparse()) {
+      fail(c10::str("Expected variable to have sparse gradient: parameter ", slot.parameter_index, " (",
+                    name_of(slot.parameter_index), ") got a dense one. Construct its module with sparse=False."));
+    }
+    // The sum of sparse gradients is not divided by the backend: what it adds up has to be in proportion already.
+    if (!hook_) gradient.div_(divisor_);
+    bucket.set_sparse_gradient(gradient);
+    return false;
+  });
+}
+
+void Reducer::flush_deferred(Bucket& bucket) {
+  if (bucket.deferred.empty()) return;
+  std::vector<at::Tensor> views;
+  std::vector<at::Tensor> gradients;
+  for (const size_t index : bucket.deferred) {
+    GradientSlot& slot = bucket.slots()[index];
+    gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+      views.push_back(slot.view);
+      gradients.push_back(gradient.detach());
+      return false;
+    });
+  }
+  const at::NoGradGuard no_grad;
+  at::_foreach_copy_(views, gradients);
+  if (scale_ != 1.0) {
+    for (const at::Tensor& view : views) view.mul_(scale_);
+  }
+  bucket.deferred.clear();
+}
+
+bool Reducer::skips(const Bucket& bucket) const {
+  if (!options_.skip_all_reduce_unused_params) return false;
+  const auto& slots = bucket.slots();
+  return std::all_of(slots.begin(), slots.end(), [&](const GradientSlot& slot) {
+    return std::binary_search(unused_.begin(), unused_.end(), slot.parameter_index);
+  });
+}
+
+void Reducer::launch_ready_buckets() {
+  // In bucket order, whatever order they fill up in: collectives must be called in the same order on every rank.
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].ready()) launch(next_bucket_++);
+  if (next_bucket_ == buckets_.size()) on_all_launched();
+}
+
+void Reducer::launch(size_t index) {
+  Bucket& bucket = buckets_[index];
+  flush_deferred(bucket);
+  if (skips(bucket)) return;
+  timer_.record_first(iterations_, Event::kBackwardCommStart);
+  bucket.times.reduction_began = c10::getTime();
+  ++buckets_reduced_;
+  const at::Tensor tensor = bucket.buffer_to_reduce();
+  if (hook_) {
+    c10d::GradBucket grad_bucket = bucket.grad_bucket(index, buckets_.size(), tensor);
+    bucket.future = hook_->runHook(grad_bucket);
+  } else {
+    const bool average = average_in_reduction_ && !bucket.sparse();
+    bucket.work = start_all_reduce(*group_, tensor, average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM);
+  }
+}
+
+Reducer::FuturePtr Reducer::run_hook(c10d::GradBucket& bucket) {
+  if (hook_) return hook_->runHook(bucket);
+  const at::Tensor& tensor = bucket.getBuffer();
+  const bool average = backend_averages_ && joined_static_world_size_ && !tensor.is_sparse();
+  return start_all_reduce(*group_, tensor, average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM)->getFuture();
+}
+
+Reducer::FuturePtr Reducer::run_all_reduce(c10d::GradBucket& bucket) {
+  return start_all_reduce(*group_, bucket.getBuffer(), c10d::ReduceOp::SUM)->getFuture();
+}
+
+void Reducer::on_all_launched() {
+  all_launched_ = true;
+  if (!static_graph_ && options_.find_unused_parameters) used_.start_reduction(*group_);
+  if (!manual_finalization_) queue_finalization();
+}
+
+void Reducer::queue_finalization() {
+  const at::Device device = parameters_.front().device();
+  std::optional<c10::Stream> stream;
+  if (!device.is_cpu()) stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  // Runs once autograd has computed everything, on a thread that holds no Python lock.
+  torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this(), stream] {
+    const c10::OptionalStreamGuard guard(stream);
+    const std::lock_guard<std::mutex> lock(self->mutex_);
+    self->timer_.record(self->iterations_, Event::kBackwardComputeEnd);
+    self->finalize();
+  });
+}
+
+void Reducer::delay_all_reduce() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  // Without a reduction to come there is nothing to record, and the next backward tries again.
+  if (!expects_gradients_ || static_recorded_) return;
+  timer_.record(iterations_, Event::kBackwardComputeEnd);
+  used_.start_reduction(*group_);
+  unused_.clear();
+  unfinished_ = true;
+  static_recorded_ = true;
+  settle_division();
+  rebuild_order_.clear();
+  // The last arrival of a parameter is what completes it.
+  std::vector<size_t> order;
+  for (auto it = ready_order_.rbegin(); it != ready_order_.rend(); ++it) {
+    if (!arrived_[*it]) order.push_back(*it);
+    arrived_[*it] = true;
+  }
+  std::reverse(order.begin(), order.end());
+  for (size_t index = 0; index < parameters_.size(); ++index) {
+    store_gradient(index);
+    if (arrivals_expected_[index] == 0) unused_.push_back(index);
+    arrived_[index] = true;
+  }
+  ready_order_ = order;
+  rebuild_order_ = unused_;
+  rebuild_order_.insert(rebuild_order_.end(), order.begin(), order.end());
+  for (size_t index = 0; index < buckets_.size(); ++index) launch(index);
+  next_bucket_ = buckets_.size();
+  all_launched_ = true;
+  if (!manual_finalization_) finalize();
+}
+
+void Reducer::finalize_manually() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_CHECK(manual_finalization_,
+              "finalize_backward() needs require_manual_backward_finalization = True, set before forward.");
+  TORCH_CHECK(unfinished_ || expects_gradients_,
+              "There is no gradient reduction to finalize: call finalize_backward() once after each backward that "
+              "synchronises gradients.");
+  TORCH_CHECK(all_launched_, "finalize_backward() was called before all gradient buckets were ready.");
+  timer_.record(iterations_, Event::kBackwardComputeEnd);
+  finalize();
+}
+
+void Reducer::finalize() {
+  // First, so that an error below leaves a reducer that can start anew.
+  expects_gradients_ = false;
+  unfinished_ = false;
+  all_launched_ = false;
+  for (Bucket& bucket : buckets_) finish_bucket(bucket);
+  for (const FuturePtr& future : installed_futures_) future->waitAndThrow();
+  installed_futures_.clear();
+  used_.finish(/*keep=*/static_graph_);
+  forward_work_.reset();
+  gradients_.forget_context();
+  timer_.record(iterations_, Event::kBackwardCommEnd);
+  if (options_.lazy_bucket_allocation) {
+    for (Bucket& bucket : buckets_) bucket.release();
+  }
+}
+
+void Reducer::finish_bucket(Bucket& bucket) {
+  if (!bucket.work && !bucket.future) return;
+  const int64_t asked = c10::getTime();
+  at::Tensor reduced;
+  if (bucket.future) {
+    bucket.future->waitAndThrow();
+    reduced = hook_->parseHookResult(bucket.future->value());
+  } else {
+    bucket.work->wait();
+  }
+  bucket.times.reduction_seen_done = c10::getTime();
+  bucket.times.waited = bucket.times.reduction_seen_done - asked;
+  bucket.work.reset();
+  bucket.future.reset();
+  if (bucket.sparse()) {
+    if (reduced.defined() && !reduced.is_same(bucket.buffer())) bucket.buffer().copy_(reduced);
+    GradientSlot& slot = bucket.slots().front();
+    gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+      // Only another rank had a gradient.
+      if (gradient.defined() || bucket.buffer()._nnz() == 0) return false;
+      gradient = bucket.buffer();
+      return true;
+    });
+    return;
+  }
+  if (reduced.defined()) bucket.set_result(reduced);
+  finish_dense(bucket);
+}
+
+void Reducer::finish_dense(Bucket& bucket) {
+  if (optimizer_in_backward_) return;
+  const bool may_be_unused = static_graph_ || options_.find_unused_parameters;
+  for (GradientSlot& slot : bucket.slots()) {
+    // A parameter that no rank used keeps its gradient, or the lack of one.
+    if (may_be_unused && !used_.used_anywhere(slot.parameter_index)) continue;
+    hand_over(bucket, slot);
+  }
+}
+
+void Reducer::hand_over(Bucket& bucket, GradientSlot& slot) {
+  gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+    if (!options_.gradient_as_bucket_view) {
+      if (gradient.defined()) {
+        copy_scaled(gradient, slot.result, 1.0);
+        return true;
+      }
+      gradient = at::empty_strided(slot.view.sizes(), slot.view.strides(), slot.result.options());
+      copy_scaled(gradient, slot.result, 1.0);
+      return true;
+    }
+    if (!slot.result.is_alias_of(slot.view)) copy_scaled(slot.view, slot.result, 1.0);
+    if (!gradient.defined()) {
+      gradient = slot.view;
+      return true;
+    }
+    if (!gradient.is_alias_of(bucket.buffer())) {
+      fail(c10::str("Detected at least one parameter gradient is not the expected DDP bucket view with "
+                    "gradient_as_bucket_view=True: parameter ", slot.parameter_index, " (",
+                    name_of(slot.parameter_index),
+                    "). A hook has replaced the gradient during backward; construct the module with "
+                    "gradient_as_bucket_view=False, or change the gradient in place."));
+    }
+    return false;
+  });
+}
+
+}  // namespace ours

@@ -1,0 +1,64 @@
+#include "reducer/reducer_errors.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <torch/csrc/distributed/c10d/debug.h>
+
+namespace ours {
+
+std::string describe_unfinished_reduction(const UnfinishedReduction& state) {
+  std::string text = "Expected to have finished reduction in the prior iteration before starting a new one. ";
+  if (state.static_graph) {
+    text +=
+        "This error indicates that your training graph has changed in this iteration, e.g., one parameter is used in "
+        "first iteration, but then got unused in the second iteration. this is not compatible with static_graph set "
+        "to True.";
+  } else {
+    text += "This error indicates that some parameters got no gradient in the last backward. ";
+    if (state.find_unused_parameters) {
+      text +=
+          "Since `find_unused_parameters=True` is enabled, parameters outside the graph were accounted for, so likely "
+          "not all `forward` function outputs participate in calculating loss, or the outputs are in a structure that "
+          "is neither a tensor, tuple, list, dict nor dataclass.";
+    } else {
+      text +=
+          "If they take part in some iterations only, turn on detection by passing the keyword argument "
+          "`find_unused_parameters=True`; and make sure that all `forward` function outputs participate in calculating "
+          "loss.";
+    }
+  }
+  text += c10::str("\nParameter indices which did not receive grad for rank ", state.rank, ": ",
+                   c10::Join(" ", state.missing));
+  if (!state.names.empty()) {
+    text += c10::str("\nParameters which did not receive grad for rank ", state.rank, ": ",
+                     c10::Join(", ", state.names));
+  }
+  if (c10d::debug_level() == c10d::DebugLevel::Off) {
+    text +=
+        "\nTo have every collective checked as well, set the environment variable TORCH_DISTRIBUTED_DEBUG to either "
+        "INFO or DETAIL.";
+  }
+  return text;
+}
+
+std::string describe_marked_twice(size_t index, const std::string& name, bool static_graph) {
+  std::string text = c10::str(
+      "Expected to mark a variable ready only once. Parameter at index ", index, " with name ", name,
+      " has been marked as ready twice in one backward. Either the parameter is shared by several backward passes of "
+      "one step, as with reentrant checkpointing of a layer that runs more than once, or `forward` used it outside the "
+      "wrapped module.");
+  if (!static_graph) {
+    text +=
+        " Use checkpointing with use_reentrant=False, or pass static_graph=True if every iteration builds the same "
+        "graph.";
+  }
+  return text;
+}
+
+std::string describe_changed_graph(size_t index, const std::string& name) {
+  return c10::str("Your training graph has changed in this iteration: parameter ", index, " (", name,
+                  ") received more gradients than in the first iteration, e.g., it was unused then. This is not "
+                  "compatible with static_graph set to True; construct the module without it.");
+}
+
+}  // namespace ours

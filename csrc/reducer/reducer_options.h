@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ours {
+
+constexpr int64_t kFirstBucketBytes = 1024 * 1024;
+constexpr int64_t kBucketBytes = 25 * 1024 * 1024;
+
+/// How a Reducer works. Vectors run parallel to the parameters unless said otherwise.
+struct ReducerOptions {
+  /// The buckets of the first iteration, in the order in which they are reduced; empty: assigned by the caps below.
+  std::vector<std::vector<size_t>> bucket_indices;
+  /// Empty: all dense.
+  std::vector<bool> expect_sparse_gradients;
+  /// For messages; empty: parameters are called by their index.
+  std::vector<std::string> parameter_names;
+  /// In bytes. The first bucket is small so that communication starts early.
+  int64_t bucket_bytes_cap = kBucketBytes;
+  int64_t first_bucket_bytes_cap = kFirstBucketBytes;
+  /// One cap a bucket instead of the two above; empty: not used.
+  std::vector<int64_t> bucket_bytes_cap_list;
+  /// Search the graph for parameters that the outputs do not depend on. Keeps the first iteration's buckets.
+  bool find_unused_parameters = false;
+  /// Let gradients be views of the buckets.
+  bool gradient_as_bucket_view = false;
+  /// Do not reduce a bucket of which this rank uses no parameter. The ranks must agree on which those are.
+  bool skip_all_reduce_unused_params = false;
+  /// Copy a bucket's gradients in one go once all have arrived: fewer kernel launches on an accelerator.
+  bool batched_grad_copy = false;
+  /// Allocate a bucket with its first gradient, and drop it after backward.
+  bool lazy_bucket_allocation = false;
+  /// False: another mechanism reduces gradients, and autograd is left alone.
+  bool attach_to_autograd = true;
+};
+
+}  // namespace ours

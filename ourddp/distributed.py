@@ -1,0 +1,170 @@
+"""DistributedDataParallel with this package's reducer in the place of torch's.
+
+The class is a subclass of :class:`torch.nn.parallel.DistributedDataParallel`: forward, buffers, ``join`` and ``no_sync``
+are torch's, and what happens to gradients during backward is ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ourddp import _C
+
+__all__ = ["DistributedDataParallel"]
+
+_TorchDDP = torch.nn.parallel.DistributedDataParallel
+
+_LOGGED_VARIABLES = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "CUDA_VISIBLE_DEVICES",
+    "TORCH_DISTRIBUTED_DEBUG",
+    "GLOO_SOCKET_IFNAME",
+    "GLOO_DEVICE_TRANSPORT",
+)
+_LOGGED_NCCL_VARIABLES = ("NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_NTHREADS", "NCCL_IB_TIMEOUT")
+
+# These check for NCCL in torch's class, but any backend that adds up bfloat16 runs them.
+_BF16_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
+
+
+class DistributedDataParallel(_TorchDDP):
+    """Train ``module`` in several processes, each on its share of the data, with equal gradients in all.
+
+    Arguments, methods and attributes are those of :class:`torch.nn.parallel.DistributedDataParallel`, of which this is
+    a subclass; it works over any process group. Over ``ours`` and ``nccl`` gradients are averaged inside the reduction;
+    over other backends they are divided on their way into the bucket.
+
+    Raises:
+        RuntimeError: At construction, if the ranks' models differ; the message names the parameter, both shapes and the
+            ranks. In forward, if the last backward left parameters without a gradient; the message names them. In
+            backward, if a parameter got its gradient twice.
+        ValueError: If an argument does not fit the module.
+
+    """
+
+    @functools.wraps(_TorchDDP.__init__)
+    def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(_TorchDDP.__init__).bind(self, module, *args, **kwargs).arguments
+        # Before the base class can set attributes, as it builds the list of parameters that is checked.
+        self.__dict__["_model_check_due"] = bool(given.get("init_sync", True))
+        super().__init__(module, *args, **kwargs)
+
+    def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
+        parameters, expect_sparse_gradient = super()._build_params_for_reducer()
+        if self.__dict__.pop("_model_check_due", False):
+            names = self._build_debug_param_to_name_mapping(parameters)
+            _C.check_same_model(self.process_group, parameters, _name_list(names, len(parameters)))
+        return parameters, expect_sparse_gradient
+
+    def _ddp_init_helper(
+        self,
+        parameters: list[torch.nn.Parameter],
+        expect_sparse_gradient: list[bool],
+        param_to_name_mapping: dict[int, str],
+        static_graph: bool,
+    ) -> None:
+        if self.mixed_precision is not None:
+            for index, parameter in enumerate(parameters):
+                parameter._idx = index
+        options = self._reducer_options(parameters, expect_sparse_gradient, static_graph)
+        options.parameter_names = _name_list(param_to_name_mapping, len(parameters))
+        self.reducer = _C.Reducer(parameters, self.process_group, options)
+        self.logger = _C.ReducerLogger(self.reducer)
+        self.logger.set_construction_data_and_log(
+            type(self.module).__name__,
+            self.device_ids or [],
+            -1 if self.output_device is None else self.output_device,
+            self.broadcast_buffers,
+            any(isinstance(module, torch.nn.SyncBatchNorm) for module in self.module.modules()),
+            static_graph,
+            _logged_environment(self.process_group.name()),
+        )
+        self._passing_sync_batchnorm_handle(self.module)
+
+    def _reducer_options(
+        self, parameters: list[torch.nn.Parameter], expect_sparse_gradient: list[bool], static_graph: bool
+    ) -> _C.ReducerOptions:
+        cap = self.bucket_bytes_cap
+        first_cap = dist._DEFAULT_FIRST_BUCKET_BYTES if self.bucket_bytes_cap_default else cap
+        caps = list(self.bucket_bytes_cap_list)
+        options = _C.ReducerOptions()
+        options.bucket_bytes_cap_list = caps
+        if not caps:
+            # Buckets that are rebuilt after the first iteration start out as one: reductions in the order of the
+            # parameters could get in the way of other collectives that the model runs in backward.
+            rebuilt = static_graph or not self.find_unused_parameters
+            caps = [sys.maxsize] if rebuilt else [first_cap, cap]
+        # The last parameters come first in backward.
+        options.bucket_indices = _C.assign_parameters(parameters, caps, expect_sparse_gradient)[::-1]
+        options.expect_sparse_gradients = expect_sparse_gradient
+        options.bucket_bytes_cap = cap
+        options.first_bucket_bytes_cap = first_cap
+        options.find_unused_parameters = self.find_unused_parameters
+        options.gradient_as_bucket_view = self.gradient_as_bucket_view
+        options.skip_all_reduce_unused_params = self.skip_all_reduce_unused_params
+        options.batched_grad_copy = getattr(self, "batched_grad_copy", False)
+        options.lazy_bucket_allocation = getattr(self, "lazy_bucket_allocation", False)
+        options.attach_to_autograd = not self._use_python_reducer
+        return options
+
+    @property
+    def _static_graph_delay_allreduce_enqueued(self) -> bool:
+        # The reducer knows; a backward without a reduction, as in no_sync, does not count.
+        return self.reducer._static_graph_recorded()
+
+    @_static_graph_delay_allreduce_enqueued.setter
+    def _static_graph_delay_allreduce_enqueued(self, value: bool) -> None:
+        """Accept what torch's class assigns; the reducer's own record is what counts."""
+
+    def _check_comm_hook(self, hook: Callable) -> None:
+        if getattr(hook, "__name__", "") not in _BF16_HOOKS:
+            super()._check_comm_hook(hook)
+
+    def register_comm_hook(self, state: object, hook: Callable) -> None:
+        """Let ``hook(state, bucket)`` reduce the gradients; see torch's class for what it must return.
+
+        Raises:
+            TypeError: If ``hook`` is not callable.
+            ValueError: If its annotations are not those of a communication hook.
+            RuntimeError: If a hook has been registered before.
+
+        """
+        self._check_comm_hook(hook)
+        self.reducer._register_comm_hook(state, hook)
+        self.logger._set_comm_hook_name(hook.__qualname__)
+        self._comm_hooks.append((hook, state))
+
+    def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
+        """Let a hook written in C++ reduce the gradients.
+
+        Raises:
+            RuntimeError: If a hook has been registered before.
+
+        """
+        self.reducer._register_builtin_comm_hook(comm_hook_type)
+        self.logger._set_comm_hook_name(str(comm_hook_type))
+
+    def join_hook(self, **kwargs: Any) -> Any:
+        """Return the hook that shadows this module's collectives once the rank has run out of input."""
+        self.reducer._set_joined_division(kwargs.get("divide_by_initial_world_size", True))
+        return super().join_hook(**kwargs)
+
+
+def _name_list(names: dict[int, str], count: int) -> list[str]:
+    """Return the parameters' names in order; a parameter of the outermost module has no leading dot."""
+    return [names.get(index, "").removeprefix(".") for index in range(count)]
+
+
+def _logged_environment(backend_name: str) -> dict[str, str]:
+    """Return the environment variables that go into the logging data, by lower-case name."""
+    names = _LOGGED_VARIABLES + (_LOGGED_NCCL_VARIABLES if backend_name == "nccl" else ())
+    return {name.lower(): os.environ.get(name, "N/A") for name in names}

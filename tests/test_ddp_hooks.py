@@ -1,0 +1,230 @@
+"""Communication hooks: Python's, c10d's built-in ones, and those that torch ships."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_cases import batches, gradients, loss_of, make_model, reference_gradients, share, train_and_compare
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
+from torch.distributed.optim import _apply_optimizer_in_backward
+
+from ourddp import DistributedDataParallel
+
+BACKENDS = ["gloo", "ours"]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return request.param
+
+
+def average(state, bucket):
+    state.append((bucket.index(), bucket.is_last(), bucket.buffer().numel(), len(bucket.parameters())))
+    tensor = bucket.buffer() / dist.get_world_size()
+    return dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()[0])
+
+
+def _python_hook(rank, world, options):
+    calls = []
+    options["set_up"] = lambda model: model.register_comm_hook(calls, average)
+    result = train_and_compare(rank, world, "mlp", options)
+    assert result["logged"]["comm_hook"] == "average"
+    last_step = calls[-len(result["buckets"]) :]
+    assert [call[0] for call in last_step] == list(range(len(result["buckets"])))
+    assert [call[1] for call in last_step] == [False] * (len(last_step) - 1) + [True]
+    assert [call[3] for call in last_step] == [len(bucket) for bucket in result["buckets"]]
+    assert sum(call[2] for call in last_step) == sum(p.numel() for p in make_model("mlp").parameters())
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("static", [False, True])
+def test_a_python_hook_with_a_future(rank_pool, backend, view, static):
+    options = {"bucket_cap_mb": 0.002, "gradient_as_bucket_view": view, "static_graph": static}
+    rank_pool(2, backend).run(_python_hook, options)
+
+
+def _bucket_contents(rank, world):
+    seen = []
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            assert parameter.shape == gradient.shape
+            torch.testing.assert_close(gradient, parameter.grad)
+        seen.append(bucket.index())
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer() * 0 + 3)
+        return future
+
+    model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=0.002)
+    model.register_comm_hook(None, hook)
+    for _ in range(2):
+        model.zero_grad()
+        loss_of(model(torch.full((2, 8), rank + 1.0))).backward()
+        # What the hook returns is what the parameters get.
+        assert all(p.grad.eq(3).all() for p in model.parameters())
+    assert seen[0] == 0
+    assert len(seen) > 3
+
+
+def test_a_hook_sees_the_local_gradients(rank_pool, backend):
+    rank_pool(2, backend).run(_bucket_contents)
+
+
+def _failing_hook(rank, world):
+    def hook(state, bucket):
+        raise ValueError("no way")
+
+    model = DistributedDataParallel(nn.Linear(8, 1))
+    model.register_comm_hook(None, hook)
+    with pytest.raises((RuntimeError, ValueError), match="no way"):
+        model(torch.ones(1, 8)).sum().backward()
+
+    def failing_later(state, bucket):
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: 1 / 0)
+
+    model = DistributedDataParallel(nn.Linear(8, 1))
+    model.register_comm_hook(None, failing_later)
+    with pytest.raises((RuntimeError, ZeroDivisionError), match="division by zero"):
+        model(torch.ones(1, 8)).sum().backward()
+
+
+def test_a_hook_that_fails_fails_backward(rank_pool, backend):
+    rank_pool(2, backend).run(_failing_hook)
+
+
+def _refused(rank, world):
+    model = DistributedDataParallel(nn.Linear(8, 1))
+    with pytest.raises(TypeError, match="must be callable"):
+        model.register_comm_hook(None, 1)
+
+    def wrong(state: object, bucket: int) -> torch.futures.Future[torch.Tensor]:
+        raise AssertionError
+
+    with pytest.raises(ValueError, match=r"dist\.GradBucket"):
+        model.register_comm_hook(None, wrong)
+
+
+def test_hooks_are_checked(rank_pool):
+    rank_pool(2, "gloo").run(_refused)
+
+
+def _builtin(rank, world, name):
+    kind = getattr(dist.BuiltinCommHookType, name)
+    train_and_compare(rank, world, "mlp", {"set_up": lambda model: model._register_builtin_comm_hook(kind)})
+
+
+def _builtin_half(rank, world):
+    expected = reference_gradients("mlp", world, 3, lr=0.0)
+    model = DistributedDataParallel(make_model("mlp"))
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    for step, batch in enumerate(batches(world, 3)):
+        model.zero_grad()
+        loss_of(model(share(batch, rank))).backward()
+        rounded = False
+        for name, gradient in gradients(model).items():
+            torch.testing.assert_close(gradient, expected[step][name], rtol=2e-3, atol=1e-4)
+            assert torch.equal(gradient, gradient.half().float())
+            rounded = rounded or not torch.equal(gradient, expected[step][name])
+        assert rounded
+
+
+def test_builtin_all_reduce(rank_pool, backend):
+    rank_pool(2, backend).run(_builtin, "ALLREDUCE")
+
+
+def test_builtin_half_precision(rank_pool, backend):
+    rank_pool(2, backend).run(_builtin_half)
+
+
+def _shipped(rank, world, name):
+    model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=0.002)
+    tolerance = 2e-2
+    if name == "power_sgd":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        tolerance = None  # low rank: only what all ranks end up with can be checked
+    elif name == "quantised":
+        model.register_comm_hook(None, quantization_hooks.quantization_pertensor_hook)
+    else:
+        model.register_comm_hook(None, getattr(default_hooks, name))
+    expected = reference_gradients("mlp", world, 4, lr=0.0)
+    for step, batch in enumerate(batches(world, 4)):
+        model.zero_grad()
+        loss_of(model(share(batch, rank))).backward()
+        for key, gradient in gradients(model).items():
+            if tolerance:
+                torch.testing.assert_close(gradient, expected[step][key], rtol=tolerance, atol=tolerance)
+    return [gradient.tolist() for gradient in gradients(model).values()]
+
+
+@pytest.mark.parametrize("name", ["allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "power_sgd"])
+def test_hooks_that_torch_ships(rank_pool, backend, name):
+    first, second = rank_pool(2, backend).run(_shipped, name)
+    assert first == second
+
+
+def _fused_optimizer(rank, world):
+    module = make_model("mlp")
+    alone = make_model("mlp")
+    _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.05})
+    model = DistributedDataParallel(module, bucket_cap_mb=0.002)
+    optimizer = torch.optim.SGD(alone.parameters(), 0.05)
+    for batch in batches(world, 3):
+        loss_of(model(share(batch, rank))).backward()
+        optimizer.zero_grad()
+        for other in range(world):
+            (loss_of(alone(share(batch, other))) / world).backward()
+        optimizer.step()
+        for mine, theirs in zip(module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_the_optimizer_can_run_in_backward(rank_pool, backend):
+    rank_pool(2, backend).run(_fused_optimizer)
+
+
+def _buffer_hook(rank, world):
+    module = nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))
+    model = DistributedDataParallel(module)
+
+    def add_up(state, named_buffers):
+        tensor = named_buffers["1.running_mean"]
+        return [dist.all_reduce(tensor, async_op=True).get_future()]
+
+    location = torch.nn.parallel.distributed._BufferCommHookLocation.POST_FORWARD
+    model._register_buffer_comm_hook(None, add_up, location)
+    model(torch.full((2, 8), rank + 1.0)).sum().backward()
+    return module[1].running_mean.tolist()
+
+
+def test_futures_of_buffer_hooks_are_awaited(rank_pool, backend):
+    first, second = rank_pool(2, backend).run(_buffer_hook)
+    assert first == second
+
+
+def _manual(rank, world):
+    expected = reference_gradients("mlp", world, 3, lr=0.0)
+    model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=0.002)
+    model.require_manual_backward_finalization = True
+    with pytest.raises(RuntimeError, match="no gradient reduction to finalize"):
+        model.finalize_backward()
+    for step, batch in enumerate(batches(world, 3)):
+        model.zero_grad()
+        assert model.should_finalize_after_backward == (step == 0)
+        out = model(share(batch, rank))
+        with pytest.raises(RuntimeError, match="cannot be switched"):
+            model.require_manual_backward_finalization = False
+        with pytest.raises(RuntimeError, match="before all gradient buckets were ready"):
+            model.finalize_backward()
+        loss_of(out).backward()
+        model.finalize_backward()
+        for name, gradient in gradients(model).items():
+            torch.testing.assert_close(gradient, expected[step][name])
+
+
+def test_backward_can_be_finalised_by_hand(rank_pool, backend):
+    if not hasattr(torch.nn.parallel.DistributedDataParallel, "finalize_backward"):
+        pytest.skip("this torch has no manual finalization")
+    rank_pool(2, backend).run(_manual)
