@@ -188,11 +188,11 @@ void reduce_by(const Variant& variant, void* dst, const void* const* srcs, int s
 
 void reduce(void* dst, const void* const* srcs, int sources, size_t count, DType dtype, const Reduction& reduction,
             bool stream) {
-  kernels::reduce_by(kernels::best_variant(), dst, srcs, sources, count, dtype, reduction, stream);
+  kernels::reduce_by(*kernels::variants().back(), dst, srcs, sources, count, dtype, reduction, stream);
 }
 
 void copy_stream(void* dst, const void* src, size_t bytes) {
-  kernels::best_variant().copy_stream(static_cast<char*>(dst), static_cast<const char*>(src), bytes);
+  kernels::variants().back()->copy_stream(static_cast<char*>(dst), static_cast<const char*>(src), bytes);
 }
 
 }  // namespace ours

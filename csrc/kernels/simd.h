@@ -120,6 +120,7 @@ template <class Isa>
 struct HalfBits {
   using V = Vec<Isa, float>;
   using U = Vec<Isa, uint32_t>;
+  using I = Vec<Isa, int32_t>;  // magnitudes are compared as signed numbers: SSE2 has no other comparison
 
   static OURS_INLINE V widen(U half) {
     const U magnitude = half & 0x7fffu;
@@ -128,9 +129,10 @@ struct HalfBits {
     const U special = magnitude << 13 | 0x7f800000u;
     // Subnormals: n * 2^-24 = (0.5 + n * 2^-24) - 0.5, where the sum is put together from bits.
     const U subnormal = bits_as<U>(bits_as<V>(magnitude + 0x3f000000u) - 0.5f);
-    const U quiet = bits_as<U>(magnitude > 0x7c00u) & 0x400000u;
-    U result = magnitude < 0x400u ? subnormal : normal;
-    result = magnitude >= 0x7c00u ? (special | quiet) : result;
+    const I order = bits_as<I>(magnitude);
+    const U quiet = bits_as<U>(order > 0x7c00) & 0x400000u;
+    U result = order < 0x400 ? subnormal : normal;
+    result = order > 0x7bff ? (special | quiet) : result;
     return bits_as<V>(result | sign);
   }
   static OURS_INLINE U narrow(V x) {
@@ -142,9 +144,10 @@ struct HalfBits {
     const U subnormal = bits_as<U>(bits_as<V>(magnitude) + 0.5f) - 0x3f000000u;
     const U nan = 0x7e00u | (magnitude >> 13 & 0x3ffu);
     const U infinity = (magnitude & 0u) | 0x7c00u;
-    U result = magnitude < 0x38800000u ? subnormal : normal;
-    result = magnitude >= 0x477ff000u ? infinity : result;
-    result = magnitude > 0x7f800000u ? nan : result;
+    const I order = bits_as<I>(magnitude);
+    U result = order < 0x38800000 ? subnormal : normal;
+    result = order > 0x477fefff ? infinity : result;
+    result = order > 0x7f800000 ? nan : result;
     return result | sign;
   }
 };

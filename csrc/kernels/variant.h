@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/reduce.h"
 
@@ -52,17 +53,18 @@ struct Variant {
   void (*copy_stream)(char* dst, const char* src, size_t bytes);
 };
 
-/// Any CPU: 16-byte vectors, which are SSE2 or NEON.
+/// Any CPU: 16-byte vectors, which are SSE2 on x86.
 const Variant& portable_variant();
 
 /// Null where the program was built for another architecture or runs on a CPU without these instructions.
+const Variant* neon_variant();
 const Variant* avx2_variant();
 const Variant* avx512_variant();
 
-/// The widest that this CPU has.
-const Variant& best_variant();
+/// All that this CPU can run, the best one last.
+const std::vector<const Variant*>& variants();
 
-/// reduce() and copy_stream() by a variant of the caller's choice: for tests and benchmarks.
+/// reduce() by a variant of the caller's choice: for tests and benchmarks.
 void reduce_by(const Variant& variant, void* dst, const void* const* srcs, int sources, size_t count, DType dtype,
                const Reduction& reduction, bool stream);
 

@@ -31,9 +31,9 @@ struct Avx2 {
     high = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)));
   }
   static OURS_INLINE Vec<Avx2, uint32_t> join_halves(Vec<Avx2, float> low, Vec<Avx2, float> high) {
-    const __m128i halves[2] = {_mm256_cvtps_ph(low, _MM_FROUND_TO_NEAREST_INT),
-                               _mm256_cvtps_ph(high, _MM_FROUND_TO_NEAREST_INT)};
-    return bits_as<Vec<Avx2, uint32_t>>(halves);
+    const __m128i first = _mm256_cvtps_ph(low, _MM_FROUND_TO_NEAREST_INT);
+    const __m128i second = _mm256_cvtps_ph(high, _MM_FROUND_TO_NEAREST_INT);
+    return bits_as<Vec<Avx2, uint32_t>>(_mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1));
   }
   static OURS_INLINE void store_stream(char* p, Vec<Avx2, uint32_t> x) {
     _mm256_stream_si256(reinterpret_cast<__m256i*>(p), bits_as<__m256i>(x));

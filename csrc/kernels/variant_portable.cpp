@@ -24,13 +24,4 @@ const Variant& portable_variant() {
   return kVariant;
 }
 
-const Variant& best_variant() {
-  static const Variant& best = [&]() -> const Variant& {
-    if (const Variant* variant = avx512_variant()) return *variant;
-    if (const Variant* variant = avx2_variant()) return *variant;
-    return portable_variant();
-  }();
-  return best;
-}
-
 }  // namespace ours::kernels

@@ -16,18 +16,12 @@ namespace {
 
 using kernels::reduce_by;
 using kernels::Variant;
+using kernels::variants;
 
 constexpr ReduceKind kKinds[] = {ReduceKind::Sum,   ReduceKind::Avg,    ReduceKind::Product,
                                  ReduceKind::Min,   ReduceKind::Max,    ReduceKind::BitAnd,
                                  ReduceKind::BitOr, ReduceKind::BitXor, ReduceKind::PremulSum};
 constexpr size_t kGuard = 64;
-
-std::vector<const Variant*> variants() {
-  std::vector<const Variant*> all = {&kernels::portable_variant()};
-  if (kernels::avx2_variant() != nullptr) all.push_back(kernels::avx2_variant());
-  if (kernels::avx512_variant() != nullptr) all.push_back(kernels::avx512_variant());
-  return all;
-}
 
 template <class F>
 void for_each_supported(const F& f) {
@@ -77,7 +71,7 @@ class Case {
   }
 
   std::vector<char> expected(const Reduction& reduction) const {
-    std::vector<char> result(bytes_);
+    std::vector<char> result(bytes_ + 1);  // data() is never null
     testing::reference_reduce(result.data(), srcs_, count_, dtype_, reduction);
     return result;
   }
