@@ -34,12 +34,12 @@ test: build
 	$(BIN)/python -m pytest $(or $(ARGS),tests)
 
 conformance: build
-	$(BIN)/python -m pytest tests/conformance $(ARGS)
+	$(BIN)/python tests/conformance/run.py $(ARGS)
 
 cpp-test:
 	@$(MAKE) --no-print-directory -j $(MAX_JOBS) -f tests/cpp/Makefile run SAN=$(SAN) FILTER="$(FILTER)"
 
-bench: build
+bench: build $(VENV)/.bench
 	$(BIN)/python benchmarks/collectives.py $(ARGS)
 	$(BIN)/python benchmarks/ddp.py
 
@@ -79,6 +79,11 @@ $(VENV)/.installed: pyproject.toml setup.py | build/.built
 	@touch $@
 
 build: build/.built $(VENV)/.installed
+
+# Open MPI, to compare with.
+$(VENV)/.bench: pyproject.toml $(VENV)/.venv
+	@$(PIP) install --group bench
+	@touch $@
 
 # --- style -----------------------------------------------------------------------------------------------------------
 
