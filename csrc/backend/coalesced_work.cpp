@@ -1,0 +1,70 @@
+#include "backend/coalesced_work.h"
+
+#include <algorithm>
+
+namespace ours {
+
+bool CoalescedWork::isCompleted() {
+  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+}
+
+bool CoalescedWork::isSuccess() const {
+  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isSuccess(); });
+}
+
+std::exception_ptr CoalescedWork::exception() const {
+  for (const auto& work : works_) {
+    if (const auto error = work->exception()) return error;
+  }
+  return nullptr;
+}
+
+bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  std::exception_ptr first;
+  for (const auto& work : works_) {
+    auto left = timeout;
+    if (timeout.count() > 0) {
+      left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      left = std::max(left, std::chrono::milliseconds(1));
+    }
+    try {
+      work->wait(left);
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+  return true;
+}
+
+std::vector<at::Tensor> CoalescedWork::result() {
+  std::vector<at::Tensor> all;
+  for (const auto& work : works_) {
+    const auto tensors = work->result();
+    all.insert(all.end(), tensors.begin(), tensors.end());
+  }
+  return all;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
+  const c10::TypePtr type = c10::ListType::create(c10::TensorType::get());
+  auto combined = c10::make_intrusive<c10::ivalue::Future>(type);
+  if (works_.empty()) {
+    combined->markCompleted(c10::IValue(std::vector<at::Tensor>()));
+    return combined;
+  }
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(c10::FutureType::create(type));
+  for (const auto& work : works_) futures.push_back(work->getFuture());
+  c10::intrusive_ptr<CoalescedWork> self = c10::intrusive_ptr<CoalescedWork>::reclaim_copy(this);
+  c10::collectAll(futures)->addCallback([self, combined](c10::ivalue::Future&) {
+    if (const auto error = self->exception()) {
+      combined->setError(error);
+    } else {
+      combined->markCompleted(c10::IValue(self->result()));
+    }
+  });
+  return combined;
+}
+
+}  // namespace ours

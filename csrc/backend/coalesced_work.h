@@ -1,0 +1,36 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+namespace ours {
+
+/// Several Works that are waited for as one.
+class CoalescedWork final : public c10d::Work {
+ public:
+  explicit CoalescedWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
+      : c10d::Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+
+  /// That of the first Work that failed.
+  std::exception_ptr exception() const override;
+
+  /// Waits for all, even if one fails, and then throws the first error. `timeout` is for all together.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+
+  void synchronize() override {}
+
+  /// Those of all Works, one after the other.
+  std::vector<at::Tensor> result() override;
+
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+  uint64_t getSequencenumber() const override { return works_.empty() ? 0 : works_.back()->getSequencenumber(); }
+
+ private:
+  const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+}  // namespace ours

@@ -1,0 +1,191 @@
+#include <cstring>
+#include <map>
+
+#include "backend/errors.h"
+#include "backend/process_group.h"
+#include "backend/reduce_op.h"
+#include "backend/tensors.h"
+
+// Collectives over lists of tensors, as one Work.
+
+namespace ours {
+
+namespace {
+
+/// Tensors of one type up to this size together are packed into one message: below it, the number of synchronisations
+/// is what costs, above it the copies are.
+constexpr size_t kPackBytes = 1024 * 1024;
+
+/// Part of a list: the tensors of one type.
+using Pack = std::vector<Output>;
+
+void reduce_pack(Group& group, const Call& call, const Pack& pack, const Reduction& reduction) {
+  size_t bytes = 0;
+  for (const Output& output : pack) bytes += output.span().bytes;
+  const size_t width = size_of(call.dtype);
+  if (pack.size() == 1 || bytes > kPackBytes) {
+    for (const Output& output : pack) {
+      const Span data = output.span();
+      group.all_reduce(call, data.data, data.data, data.bytes / width, reduction);
+    }
+    return;
+  }
+  std::vector<std::max_align_t> packed(bytes / sizeof(std::max_align_t) + 1);
+  auto* const start = reinterpret_cast<char*>(packed.data());
+  char* to = start;
+  for (const Output& output : pack) {
+    const Span data = output.span();
+    if (data.bytes != 0) std::memcpy(to, data.data, data.bytes);
+    to += data.bytes;
+  }
+  group.all_reduce(call, start, start, bytes / width, reduction);
+  const char* from = start;
+  for (const Output& output : pack) {
+    const Span data = output.span();
+    if (data.bytes != 0) std::memcpy(data.data, from, data.bytes);
+    from += data.bytes;
+  }
+}
+
+DType type_of(const at::Tensor& tensor) {
+  return with_torch_errors({}, "", [&] { return dtype_of(tensor); });
+}
+
+}  // namespace
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce_coalesced(Tensors& tensors,
+                                                                const c10d::AllreduceCoalescedOptions& opts) {
+  constexpr const char* kCall = "all_reduce_coalesced";
+  TORCH_CHECK_VALUE(!tensors.empty(), kCall, ": the list of tensors is empty; pass at least one");
+  for (const auto& tensor : tensors) check_output(tensor, kCall, "a tensor");
+  // By the order of DType, so that all ranks reduce the types in one order whatever the order of their lists.
+  std::map<DType, Pack> packs;
+  std::map<DType, Reduction> reductions;
+  for (const auto& tensor : tensors) {
+    const DType dtype = type_of(tensor);
+    reductions[dtype] = reduction_of(opts.reduceOp, dtype, size_);
+    packs[dtype].emplace_back(tensor, true);
+  }
+  return launch({Op::AllReduceCoalesced,
+                 packs.begin()->first,
+                 opts.asyncOp,
+                 opts.timeout,
+                 tensors,
+                 {tensors},
+                 [packs = std::move(packs), reductions = std::move(reductions)](Group& group, const Call& call) {
+                   for (const auto& [dtype, pack] : packs) {
+                     Call one = call;
+                     one.dtype = dtype;
+                     reduce_pack(group, one, pack, reductions.at(dtype));
+                     commit_all(pack);
+                   }
+                 }});
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                            const c10d::ReduceScatterOptions& opts) {
+  constexpr const char* kCall = "reduce_scatter_tensor_coalesced";
+  TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), kCall, ": got ", outputs.size(),
+                    " outputs and ", inputs.size(), " inputs; give as many of both, and at least one");
+  std::vector<Reduction> reductions;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_dense(inputs[i], kCall, "an input");
+    check_output(outputs[i], kCall, "an output");
+    check_same_dtype(outputs[i], inputs[i], kCall);
+    check_parts(inputs[i], outputs[i], kCall, "an input");
+    reductions.push_back(reduction_of(opts.reduceOp, type_of(inputs[i]), size_));
+  }
+  return launch({Op::ReduceScatterCoalesced,
+                 type_of(inputs.front()),
+                 opts.asyncOp,
+                 opts.timeout,
+                 inputs,
+                 {outputs},
+                 [sources = contiguous_sources(inputs), results = outputs_of(outputs),
+                  reductions = std::move(reductions)](Group& group, const Call& call) {
+                   const auto ranks = static_cast<size_t>(group.size());
+                   for (size_t i = 0; i < sources.size(); ++i) {
+                     Call one = call;
+                     one.dtype = dtype_of(sources[i]);
+                     std::vector<const void*> data;
+                     for (size_t r = 0; r < ranks; ++r) data.push_back(part(const_span(sources[i]), r, ranks).data);
+                     const std::vector<size_t> counts(ranks, static_cast<size_t>(results[i].memory().numel()));
+                     group.reduce_scatter(one, data, counts, results[i].span().data, reductions[i]);
+                     results[i].commit();
+                   }
+                 }});
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                            const c10d::ReduceScatterOptions& opts) {
+  return reduce_scatter_single_coalesced(outputs, inputs, opts);
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                        const c10d::AllgatherOptions& opts) {
+  constexpr const char* kCall = "all_gather_into_tensor_coalesced";
+  TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), kCall, ": got ", outputs.size(),
+                    " outputs and ", inputs.size(), " inputs; give as many of both, and at least one");
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_dense(inputs[i], kCall, "an input");
+    check_output(outputs[i], kCall, "an output");
+    check_same_dtype(outputs[i], inputs[i], kCall);
+    check_parts(outputs[i], inputs[i], kCall, "an output");
+    type_of(inputs[i]);
+  }
+  return launch({Op::AllGatherCoalesced,
+                 type_of(inputs.front()),
+                 opts.asyncOp,
+                 opts.timeout,
+                 inputs,
+                 {outputs},
+                 [sources = contiguous_sources(inputs), results = outputs_of(outputs)](Group& group, const Call& call) {
+                   const auto ranks = static_cast<size_t>(group.size());
+                   for (size_t i = 0; i < sources.size(); ++i) {
+                     Call one = call;
+                     one.dtype = dtype_of(sources[i]);
+                     std::vector<Span> spans;
+                     for (size_t r = 0; r < ranks; ++r) spans.push_back(part(results[i].span(), r, ranks));
+                     group.all_gather(one, const_span(sources[i]), spans);
+                     results[i].commit();
+                   }
+                 }});
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                            const c10d::AllgatherOptions& opts) {
+  return all_gather_single_coalesced(outputs, inputs, opts);
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                                                const c10d::AllgatherOptions& opts) {
+  constexpr const char* kCall = "all_gather_coalesced";
+  TORCH_CHECK_VALUE(!inputs.empty(), kCall, ": the list of inputs is empty; pass at least one");
+  check_list_size(outputs.size(), kCall, "the list of output lists");
+  for (const auto& list : outputs) {
+    TORCH_CHECK_VALUE(list.size() == inputs.size(), kCall, ": an output list has ", list.size(),
+                      " tensors, but there are ", inputs.size(), " inputs; give as many");
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      check_dense(inputs[i], kCall, "an input");
+      check_output(list[i], kCall, "an output");
+      check_same_dtype(list[i], inputs[i], kCall);
+      type_of(inputs[i]);
+    }
+  }
+  // By input, as the operation runs: results[i][r] is what rank r gives as input i.
+  std::vector<std::vector<Output>> results(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    for (const auto& list : outputs) results[i].emplace_back(list[i]);
+  }
+  return launch({Op::AllGatherCoalesced, type_of(inputs.front()), opts.asyncOp, opts.timeout, inputs, outputs,
+                 [sources = contiguous_sources(inputs), results = std::move(results)](Group& group, const Call& call) {
+                   for (size_t i = 0; i < sources.size(); ++i) {
+                     Call one = call;
+                     one.dtype = dtype_of(sources[i]);
+                     group.all_gather(one, const_span(sources[i]), spans_of(results[i]));
+                     commit_all(results[i]);
+                   }
+                 }});
+}
+
+}  // namespace ours

@@ -1,0 +1,137 @@
+#include "backend/errors.h"
+#include "backend/process_group.h"
+#include "backend/reduce_op.h"
+#include "backend/tensors.h"
+
+// The reductions of one tensor: all_reduce, reduce, reduce_scatter.
+
+namespace ours {
+
+namespace {
+
+DType reducible_type(const at::Tensor& tensor) {
+  return with_torch_errors({}, "", [&] { return dtype_of(tensor); });
+}
+
+size_t count_of(const at::Tensor& tensor) { return static_cast<size_t>(tensor.numel()); }
+
+}  // namespace
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  const at::Tensor& tensor = only(tensors, "all_reduce", "input");
+  if (tensor.layout() == at::kSparse) return launch_sparse(tensor, opts.reduceOp, opts.timeout, opts.asyncOp);
+  return launch_all_reduce(tensor, opts.reduceOp, opts.timeout, opts.asyncOp);
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch_all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
+                                                              Milliseconds timeout, bool async_op) {
+  check_output(tensor, "all_reduce", "the tensor");
+  const DType dtype = reducible_type(tensor);
+  const Reduction reduction = reduction_of(op, dtype, size_);
+  return launch({Op::AllReduce,
+                 dtype,
+                 async_op,
+                 timeout,
+                 {tensor},
+                 {{tensor}},
+                 [output = Output(tensor, true), reduction](Group& group, const Call& call) {
+                   void* data = output.span().data;
+                   group.all_reduce(call, data, data, count_of(output.memory()), reduction);
+                   output.commit();
+                 }});
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  const at::Tensor& tensor = only(tensors, "reduce", "input");
+  check_root(opts.rootRank, "reduce");
+  TORCH_CHECK_VALUE(opts.rootTensor == 0, "reduce: rootTensor is ", opts.rootTensor, "; with one tensor it must be 0");
+  const auto root = static_cast<int>(opts.rootRank);
+  const bool is_root = root == rank_;
+  if (is_root) {
+    check_output(tensor, "reduce", "the tensor");
+  } else {
+    check_dense(tensor, "reduce", "the tensor");
+  }
+  const DType dtype = reducible_type(tensor);
+  const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
+  return launch({Op::Reduce,
+                 dtype,
+                 opts.asyncOp,
+                 opts.timeout,
+                 {tensor},
+                 {{tensor}},
+                 [output = is_root ? Output(tensor, true) : Output(contiguous_source(tensor)), reduction, root,
+                  is_root](Group& group, const Call& call) {
+                   const at::Tensor& memory = output.memory();
+                   void* result = is_root ? output.span().data : nullptr;
+                   group.reduce(call, memory.const_data_ptr(), result, count_of(memory), reduction, root);
+                   if (is_root) output.commit();
+                 }});
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                                           const c10d::ReduceScatterOptions& opts) {
+  const at::Tensor& output = only(outputs, "reduce_scatter", "output");
+  TORCH_CHECK_VALUE(inputs.size() == 1, "reduce_scatter: expected one list of inputs but got ", inputs.size());
+  const Tensors& list = inputs.front();
+  check_list_size(list.size(), "reduce_scatter", "the input list");
+  check_list(list, "reduce_scatter", "the inputs");
+  check_output(output, "reduce_scatter", "the output");
+  check_same_dtype(output, list.front(), "reduce_scatter");
+  const at::Tensor& own = list[static_cast<size_t>(rank_)];
+  TORCH_CHECK_VALUE(output.numel() == own.numel(), "reduce_scatter: the output has ", output.numel(),
+                    " elements, but input number ", rank_, " (this rank's) has ", own.numel(),
+                    "; give them the same size");
+  const DType dtype = reducible_type(output);
+  const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
+  return launch(
+      {Op::ReduceScatter,
+       dtype,
+       opts.asyncOp,
+       opts.timeout,
+       list,
+       {{output}},
+       [sources = contiguous_sources(list), result = Output(output), reduction](Group& group, const Call& call) {
+         std::vector<const void*> data;
+         std::vector<size_t> counts;
+         for (const auto& source : sources) {
+           data.push_back(source.const_data_ptr());
+           counts.push_back(count_of(source));
+         }
+         group.reduce_scatter(call, data, counts, result.span().data, reduction);
+         result.commit();
+       }});
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter_single(at::Tensor& output, at::Tensor& input,
+                                                                  const c10d::ReduceScatterOptions& opts) {
+  constexpr const char* kCall = "reduce_scatter_tensor";
+  check_dense(input, kCall, "the input");
+  check_output(output, kCall, "the output");
+  check_same_dtype(output, input, kCall);
+  check_parts(input, output, kCall, "the input");
+  const DType dtype = reducible_type(output);
+  const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
+  return launch(
+      {Op::ReduceScatterSingle,
+       dtype,
+       opts.asyncOp,
+       opts.timeout,
+       {input},
+       {{output}},
+       [source = contiguous_source(input), result = Output(output), reduction](Group& group, const Call& call) {
+         const auto ranks = static_cast<size_t>(group.size());
+         std::vector<const void*> data;
+         for (size_t r = 0; r < ranks; ++r) data.push_back(part(const_span(source), r, ranks).data);
+         const std::vector<size_t> counts(ranks, count_of(result.memory()));
+         group.reduce_scatter(call, data, counts, result.span().data, reduction);
+         result.commit();
+       }});
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                                 const c10d::ReduceScatterOptions& opts) {
+  return reduce_scatter_single(output, input, opts);
+}
+
+}  // namespace ours

@@ -1,0 +1,150 @@
+#include "backend/comm_queue.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include "backend/collective_work.h"
+
+namespace ours {
+
+namespace {
+
+/// How long a waiter stays awake before it sleeps: most collectives end within microseconds.
+constexpr std::chrono::microseconds kAwake{50};
+
+void set_affinity(const std::vector<int>& cores) {
+  if (cores.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : cores) CPU_SET(core, &set);
+  if (const int error = ::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set)) {
+    TORCH_WARN("OURS_COMM_THREAD_AFFINITY names cores that cannot be used (", ::strerror(error), "); it is ignored");
+  }
+}
+
+}  // namespace
+
+void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
+  Lock lock(mutex_);
+  work->set_sequence(sequence_.fetch_add(1, std::memory_order_relaxed) + 1);
+  if (may_run_here && queue_.empty() && may_run()) {
+    run(work, lock);
+    return;
+  }
+  queue_.push_back(work);
+  if (!thread_running_) {
+    start_thread();
+  } else if (!running_) {
+    work_available_.notify_one();
+  }
+}
+
+void CommQueue::run(const WorkPtr& work, Lock& lock) {
+  const bool nested = running_;
+  running_ = true;
+  runner_ = std::this_thread::get_id();
+  lock.unlock();
+  work->execute();
+  lock.lock();
+  running_ = nested;
+  if (waiters_ > 0) progress_.notify_all();
+  if (!running_ && thread_running_ && (!queue_.empty() || stopping_)) work_available_.notify_one();
+}
+
+void CommQueue::run_next(Lock& lock) {
+  const WorkPtr work = std::move(queue_.front());
+  queue_.pop_front();
+  run(work, lock);
+  // The last reference may go here, and with it tensors and callbacks of Python: not under the lock.
+  lock.unlock();
+  const_cast<WorkPtr&>(work).reset();
+  lock.lock();
+}
+
+bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeout) {
+  if (work.done()) return true;
+  const bool bounded = timeout.count() > 0;
+  const auto deadline = std::chrono::steady_clock::now() + (bounded ? timeout : std::chrono::milliseconds(0));
+  Lock lock(mutex_);
+  ++waiters_;
+  while (!work.done()) {
+    // A bounded wait does not run operations: it could not stop at its limit.
+    if (!bounded && may_run() && !queue_.empty()) {
+      run_next(lock);
+      continue;
+    }
+    lock.unlock();
+    const auto sleepy = std::chrono::steady_clock::now() + kAwake;
+    while (!work.done() && std::chrono::steady_clock::now() < sleepy) ::sched_yield();
+    lock.lock();
+    const auto woken = [&] { return work.done() || (!bounded && may_run() && !queue_.empty()); };
+    if (!bounded) {
+      progress_.wait(lock, woken);
+    } else if (!progress_.wait_until(lock, deadline, woken)) {
+      break;
+    }
+  }
+  --waiters_;
+  return work.done();
+}
+
+void CommQueue::drain() {
+  Lock lock(mutex_);
+  ++waiters_;
+  while (!queue_.empty() || (running_ && runner_ != std::this_thread::get_id())) {
+    if (may_run() && !queue_.empty()) {
+      run_next(lock);
+    } else {
+      progress_.wait(lock);
+    }
+  }
+  --waiters_;
+}
+
+bool CommQueue::busy() const {
+  Lock lock(mutex_);
+  return running_ || !queue_.empty();
+}
+
+void CommQueue::stop() {
+  Lock lock(mutex_);
+  stopping_ = true;
+  work_available_.notify_all();
+}
+
+bool CommQueue::wait_stopped(std::chrono::milliseconds limit) {
+  Lock lock(mutex_);
+  if (thread_running_ && thread_ == std::this_thread::get_id()) return false;
+  ++waiters_;
+  const bool stopped = progress_.wait_for(lock, limit, [&] { return !thread_running_; });
+  --waiters_;
+  return stopped;
+}
+
+void CommQueue::start_thread() {
+  // Signals are the main thread's business: Python's handlers run there.
+  sigset_t all, previous;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &previous);
+  std::thread thread([self = shared_from_this()] { self->serve(); });
+  ::pthread_sigmask(SIG_SETMASK, &previous, nullptr);
+  thread_ = thread.get_id();
+  thread_running_ = true;
+  thread.detach();
+}
+
+void CommQueue::serve() {
+  ::pthread_setname_np(::pthread_self(), "ours_comm");
+  set_affinity(affinity_);
+  Lock lock(mutex_);
+  while (true) {
+    work_available_.wait(lock, [&] { return !running_ && (!queue_.empty() || stopping_); });
+    if (queue_.empty()) break;
+    run_next(lock);
+  }
+  thread_running_ = false;
+  progress_.notify_all();
+}
+
+}  // namespace ours

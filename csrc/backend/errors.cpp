@@ -1,0 +1,52 @@
+#include "backend/errors.h"
+
+#include "common/error.h"
+
+namespace ours {
+
+c10d::ErrorType error_type_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const InvalidArgument&) {
+    return c10d::ErrorType::SUCCESS;
+  } catch (const c10::ValueError&) {
+    return c10d::ErrorType::SUCCESS;
+  } catch (const TimeoutError&) {
+    return c10d::ErrorType::TIMEOUT;
+  } catch (const PeerError&) {
+    return c10d::ErrorType::REMOTE_ERROR;
+  } catch (...) {
+    return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+namespace {
+
+template <class Torch>
+std::exception_ptr make(const std::string& message) {
+  return std::make_exception_ptr(
+      Torch(c10::SourceLocation{__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message));
+}
+
+}  // namespace
+
+std::exception_ptr to_torch(const std::exception_ptr& error, std::chrono::milliseconds timeout,
+                            const std::string& where) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const InvalidArgument& e) {
+    return make<c10::ValueError>(e.what());
+  } catch (const PeerError& e) {
+    return make<c10::DistNetworkError>(e.what() + where);
+  } catch (const TimeoutError& e) {
+    // Programs look for these words, which all backends of PyTorch use.
+    return make<c10::DistBackendError>("[ours] Timed out waiting " + std::to_string(timeout.count()) +
+                                       "ms: " + e.what() + where);
+  } catch (const Error& e) {
+    return make<c10::DistBackendError>(e.what() + where);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+}  // namespace ours

@@ -1,0 +1,48 @@
+#include "backend/group_status.h"
+
+#include <unistd.h>
+
+#include <random>
+
+#include "backend/errors.h"
+
+namespace ours {
+
+namespace {
+
+constexpr int kCounterBits = 40;
+
+uint64_t random_key_base() {
+  std::random_device device;
+  return static_cast<uint64_t>(device()) << kCounterBits;
+}
+
+}  // namespace
+
+GroupStatus::GroupStatus(std::chrono::milliseconds timeout, std::string where)
+    : timeouts(timeout), owner_(::getpid()), where_(std::move(where)), key_base_(random_key_base()) {}
+
+bool GroupStatus::is_forked_child() const { return ::getpid() != owner_; }
+
+void GroupStatus::check_usable() const {
+  TORCH_CHECK(!is_forked_child(), "this process (pid ", ::getpid(),
+              ") was forked from the one that made the process group (pid ", owner_,
+              ") and cannot use the parent's connections. Start workers with multiprocessing's 'spawn' or "
+              "'forkserver', or call init_process_group in the child");
+  TORCH_CHECK(!closed_.load(), "this process group was shut down", where_,
+              "; make a new one with init_process_group or new_group");
+}
+
+std::exception_ptr GroupStatus::note_error(const std::exception_ptr& error, std::chrono::milliseconds timeout) {
+  const c10d::ErrorType type = error_type_of(error);
+  auto none = c10d::ErrorType::SUCCESS;
+  if (type != none && error_.compare_exchange_strong(none, type)) abort_hooks.call();
+  return to_torch(error, timeout, where_);
+}
+
+void GroupStatus::set_aborted() {
+  auto none = c10d::ErrorType::SUCCESS;
+  error_.compare_exchange_strong(none, c10d::ErrorType::COMM_ERROR);
+}
+
+}  // namespace ours

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "backend/hooks.h"
+#include "backend/timeouts.h"
+
+namespace ours {
+
+/// What is known about a group and who wants to hear of it: shared by the process group and its Works, which may
+/// outlive it. Owns no thread and no communication.
+class GroupStatus {
+ public:
+  using OnCompletion = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
+
+  /// `where` is appended to the errors of this group, e.g. to say which ranks it consists of.
+  GroupStatus(std::chrono::milliseconds timeout, std::string where);
+
+  /// Throws RuntimeError in a forked child, and after shutdown().
+  void check_usable() const;
+
+  bool is_forked_child() const;
+
+  void set_closed() { closed_.store(true); }
+
+  /// Takes note of what ended an operation: unless it is a mere misuse, the group has failed, and the abort hooks run.
+  /// Returns the error as PyTorch users catch it.
+  std::exception_ptr note_error(const std::exception_ptr& error, std::chrono::milliseconds timeout);
+
+  void set_aborted();
+
+  c10d::ErrorType error() const { return error_.load(); }
+
+  const std::string& where() const { return where_; }
+
+  /// A number for a new Work that no other Work of this group, or of another one in this process, has had.
+  uint64_t new_key() { return key_base_ | next_key_.fetch_add(1, std::memory_order_relaxed); }
+
+  Timeouts timeouts;
+  HookTable<> abort_hooks;
+  HookTable<const Completion&> completion_hooks;
+
+  /// Called with the facts of every Work that succeeds; at most one. Set before any Work is made.
+  void set_on_completion(OnCompletion hook) { on_completion_ = std::make_unique<OnCompletion>(std::move(hook)); }
+  const OnCompletion* on_completion() const { return on_completion_.get(); }
+
+ private:
+  const pid_t owner_;
+  const std::string where_;
+  const uint64_t key_base_;
+  std::atomic<uint64_t> next_key_{1};
+  std::atomic<bool> closed_{false};
+  std::atomic<c10d::ErrorType> error_{c10d::ErrorType::SUCCESS};
+  std::unique_ptr<OnCompletion> on_completion_;
+};
+
+}  // namespace ours

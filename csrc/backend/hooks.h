@@ -1,0 +1,70 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+namespace ours {
+
+/// Functions that users register, by id. They are called without the lock, since they may take the GIL or register
+/// others.
+template <class... Args>
+class HookTable {
+ public:
+  using Hook = std::function<void(Args...)>;
+
+  void add(int64_t id, Hook hook) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    hooks_[id] = std::move(hook);
+    empty_.store(false, std::memory_order_release);
+  }
+
+  void remove(int64_t id) {
+    Hook removed;  // destroyed after the lock is released: it may own Python objects
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = hooks_.find(id);
+    if (found == hooks_.end()) return;
+    removed = std::move(found->second);
+    hooks_.erase(found);
+    empty_.store(hooks_.empty(), std::memory_order_release);
+  }
+
+  bool empty() const { return empty_.load(std::memory_order_acquire); }
+
+  /// Calls all hooks. What one throws is dropped: it must not turn into the failure of a collective.
+  void call(Args... args) const noexcept {
+    if (empty()) return;
+    std::vector<Hook> hooks;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (const auto& entry : hooks_) hooks.push_back(entry.second);
+    }
+    for (const auto& hook : hooks) {
+      try {
+        hook(args...);
+      } catch (const std::exception& e) {
+        TORCH_WARN("a hook of backend ours raised: ", e.what());
+      } catch (...) {
+        TORCH_WARN("a hook of backend ours raised an unknown error");
+      }
+    }
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<int64_t, Hook> hooks_;
+  std::atomic<bool> empty_{true};
+};
+
+/// What a finished Work tells those who wait for completions.
+struct Completion {
+  uint64_t key;
+  float duration_ms;
+};
+
+}  // namespace ours

@@ -1,0 +1,74 @@
+#include <algorithm>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "backend/process_group.h"
+
+// New groups out of this one.
+
+namespace ours {
+
+namespace {
+
+using OptionsPtr = c10::intrusive_ptr<ProcessGroupOurs::Options>;
+
+/// A copy of the facts in `given` that concern every backend; those of `parent` where nothing is given.
+OptionsPtr child_options(const c10::intrusive_ptr<c10d::Backend::Options>& given,
+                         const ProcessGroupOurs::Options& parent) {
+  const c10d::Backend::Options& from = given ? *given : static_cast<const c10d::Backend::Options&>(parent);
+  auto options = c10::make_intrusive<ProcessGroupOurs::Options>(from.timeout);
+  options->group_name = from.group_name;
+  options->global_ranks_in_group = given ? from.global_ranks_in_group : std::vector<uint64_t>();
+  return options;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::split(const StorePtr& store, const std::vector<int>& ranks,
+                                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  status_->check_usable();
+  const auto found = std::find(ranks.begin(), ranks.end(), rank_);
+  if (found == ranks.end()) return nullptr;
+  auto options = child_options(opts, *options_);
+  const auto& parents = options_->global_ranks_in_group;
+  options->global_ranks_in_group.clear();
+  for (const int rank : ranks) {
+    TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "split: rank ", rank, " is not in this group of ", size_, " ranks");
+    options->global_ranks_in_group.push_back(parents.empty() ? static_cast<uint64_t>(rank)
+                                                             : parents.at(static_cast<size_t>(rank)));
+  }
+  // A connection of its own: the rendezvous waits, and the parent may use the given one meanwhile.
+  return c10::make_intrusive<ProcessGroupOurs>(store->clone(), static_cast<int>(found - ranks.begin()),
+                                               static_cast<int>(ranks.size()), std::move(options));
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::merge(const StorePtr& store,
+                                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+                                                          const int& rank, const int& size) {
+  return c10::make_intrusive<ProcessGroupOurs>(store->clone(), rank, size, child_options(opts, *options_));
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::shrink(
+    const std::vector<int64_t>& ranks_to_exclude, int /*shrink_flags*/,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) {
+  TORCH_CHECK(!status_->is_forked_child(), "a forked child cannot shrink its parent's process group");
+  const auto& parents = options_->global_ranks_in_group;
+  auto options = child_options(opts_override, *options_);
+  options->global_ranks_in_group.clear();
+  std::string name = "shrink/" + std::to_string(shrinks_++);
+  int new_rank = -1;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (std::find(ranks_to_exclude.begin(), ranks_to_exclude.end(), rank) != ranks_to_exclude.end()) {
+      name += "-" + std::to_string(rank);
+      continue;
+    }
+    if (rank == rank_) new_rank = static_cast<int>(options->global_ranks_in_group.size());
+    options->global_ranks_in_group.push_back(parents.empty() ? static_cast<uint64_t>(rank)
+                                                             : parents.at(static_cast<size_t>(rank)));
+  }
+  TORCH_CHECK_VALUE(new_rank >= 0, "shrink: rank ", rank_, " is to be excluded; only the remaining ranks call shrink");
+  const auto size = static_cast<int>(options->global_ranks_in_group.size());
+  auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_->clone());
+  return c10::make_intrusive<ProcessGroupOurs>(std::move(store), new_rank, size, std::move(options));
+}
+
+}  // namespace ours

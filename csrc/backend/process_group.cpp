@@ -1,0 +1,191 @@
+#include "backend/process_group.h"
+
+#include "backend/coalesced_work.h"
+#include "backend/errors.h"
+#include "backend/profiling.h"
+#include "backend/rendezvous.h"
+#include "backend/solo.h"
+#include "collectives/node_group.h"
+#include "collectives/node_point_to_point.h"
+#include "common/options.h"
+
+namespace ours {
+
+namespace {
+
+/// The end of every error message: which group, and who its ranks are where that is not obvious.
+std::string describe_group(const ProcessGroupOurs::Options& options) {
+  const auto& ranks = options.global_ranks_in_group;
+  bool same = true;
+  std::string list;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    same = same && ranks[i] == i;
+    list += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  if (same) return "";
+  return " [in group '" + options.group_name + "', whose ranks are the global ranks " + list + "]";
+}
+
+/// How long the end of the program waits for a comm thread that was told to end.
+constexpr std::chrono::milliseconds kExitPatience{500};
+
+}  // namespace
+
+ProcessGroupOurs::ProcessGroupOurs(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options)
+    : Backend(rank, size),
+      store_(std::move(store)),
+      options_(std::move(options)),
+      inline_calls_(ours::options().inline_calls) {
+  TORCH_CHECK_VALUE(size >= 1 && rank >= 0 && rank < size, "rank ", rank, " in a group of size ", size,
+                    ": the rank must be between 0 and size - 1");
+  init();
+  status_ = std::make_shared<GroupStatus>(options_->timeout, describe_group(*options_));
+  queue_ = std::make_shared<CommQueue>(ours::options().comm_thread_affinity);
+  connect();
+}
+
+void ProcessGroupOurs::connect() {
+  if (size_ == 1) {
+    group_ = make_solo_group();
+    point_to_point_ = make_solo_point_to_point();
+    return;
+  }
+  const std::string name = options_->group_name.empty() ? "the process group" : "group '" + options_->group_name + "'";
+  const auto session = meet_on_node({store_, rank_, size_, options_->timeout, name});
+  group_ = make_node_group(session);
+  point_to_point_ = make_node_point_to_point(session);
+}
+
+ProcessGroupOurs::~ProcessGroupOurs() {
+  if (status_ == nullptr || group_ == nullptr) return;
+  if (status_->is_forked_child()) {
+    // Everything here belongs to the parent, and its threads do not exist in this process: even a destructor would wait
+    // for them. The memory goes with the process.
+    new std::shared_ptr<GroupStatus>(std::move(status_));
+    new std::shared_ptr<CommQueue>(std::move(queue_));
+    new std::shared_ptr<Group>(std::move(group_));
+    new std::shared_ptr<PointToPoint>(std::move(point_to_point_));
+    return;
+  }
+  closer()();
+}
+
+void ProcessGroupOurs::Closer::operator()() const noexcept {
+  if (status_->is_forked_child()) return;
+  const auto group = group_.lock();
+  const auto queue = queue_.lock();
+  if (!group || !queue) return;
+  status_->set_closed();
+  try {
+    if (queue->busy()) group->abort("it was destroyed, or its program ended, with operations under way");
+    group->leave();
+    queue->stop();
+    queue->wait_stopped(kExitPatience);
+  } catch (const std::exception& e) {
+    TORCH_WARN("closing a process group: ", e.what());
+  }
+}
+
+void ProcessGroupOurs::shutdown() {
+  if (status_->is_forked_child()) return;
+  if (group_->failure().empty()) queue_->drain();
+  closer()();
+}
+
+void ProcessGroupOurs::abort() {
+  if (status_->is_forked_child()) return;
+  status_->set_aborted();
+  group_->abort("abort() was called");
+}
+
+void ProcessGroupOurs::setTimeout(Milliseconds timeout) {
+  options_->timeout = timeout;
+  status_->timeouts.set(timeout);
+}
+
+c10d::ErrorType ProcessGroupOurs::getError() {
+  const c10d::ErrorType error = status_->error();
+  if (error != c10d::ErrorType::SUCCESS || status_->is_forked_child()) return error;
+  // Nothing failed here yet, but a peer may have ended the group.
+  return group_->failure().empty() ? error : c10d::ErrorType::REMOTE_ERROR;
+}
+
+#ifdef C10D_BACKEND_HAS_HOOKS
+void ProcessGroupOurs::registerCompletionHook(int64_t id, c10d::CompletionHook hook) {
+  status_->completion_hooks.add(id, [hook = std::move(hook)](const Completion& completion) {
+    hook(c10d::CompletionHookArgs{completion.key, completion.duration_ms});
+  });
+}
+#endif
+
+void ProcessGroupOurs::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+  TORCH_CHECK(onCompletionHook_ == nullptr, "this process group has an on-completion hook already; register one only");
+  TORCH_CHECK(queue_->last_sequence() == 0, "register the on-completion hook before the first collective");
+  // Shared, since the hook may own Python objects, which cannot be copied without the GIL.
+  auto shared = std::make_shared<std::function<void(std::shared_ptr<c10d::WorkInfo>)>>(std::move(hook));
+  onCompletionHook_ = [shared](std::shared_ptr<c10d::WorkInfo> info) { (*shared)(std::move(info)); };
+  status_->set_on_completion(onCompletionHook_);
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
+  status_->check_usable();
+  // A rank alone waits for nobody, so a thread would gain nothing.
+  const bool may_run_here = size_ == 1 || (!collective.async_op && inline_calls_);
+  trace(collective, queue_->last_sequence() + 1);
+  auto work = c10::make_intrusive<CollectiveWork>(std::move(collective), group_, queue_, status_);
+  queue_->submit(work, may_run_here);
+  return coalesce(std::move(work));
+}
+
+void ProcessGroupOurs::trace(const Collective& collective, uint64_t sequence) {
+  record_call({collective.op, sequence, options_->group_name, getGroupDesc(), rank_, size_,
+               options_->global_ranks_in_group, collective.inputs, collective.outputs});
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::coalesce(WorkPtr work) {
+  std::lock_guard<std::mutex> lock(coalescing_mutex_);
+  if (coalescing_) coalesced_.push_back(work);
+  return work;
+}
+
+void ProcessGroupOurs::startCoalescing() {
+  std::lock_guard<std::mutex> lock(coalescing_mutex_);
+  TORCH_CHECK(!coalescing_, "startCoalescing() was called twice without endCoalescing()");
+  coalescing_ = true;
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::endCoalescing() {
+  std::vector<WorkPtr> works;
+  {
+    std::lock_guard<std::mutex> lock(coalescing_mutex_);
+    TORCH_CHECK(coalescing_, "endCoalescing() was called without startCoalescing()");
+    coalescing_ = false;
+    works.swap(coalesced_);
+  }
+  return c10::make_intrusive<CoalescedWork>(std::move(works));
+}
+
+const at::Tensor& ProcessGroupOurs::only(const Tensors& tensors, const char* call, const char* role) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, call, ": expected one tensor as ", role, " but got ", tensors.size(),
+                    "; a process drives one device, so pass one");
+  return tensors.front();
+}
+
+void ProcessGroupOurs::check_root(int64_t root, const char* call) const {
+  TORCH_CHECK_VALUE(root >= 0 && root < size_, call, ": root is ", root, " in a group of ", size_,
+                    " ranks; give a rank of the group, 0 to ", size_ - 1);
+}
+
+void ProcessGroupOurs::check_parts(const at::Tensor& whole, const at::Tensor& one, const char* call,
+                                   const char* whole_role) const {
+  TORCH_CHECK_VALUE(whole.numel() == one.numel() * size_, call, ": ", whole_role, " has ", whole.numel(),
+                    " elements, but a group of ", size_, " ranks with ", one.numel(), " elements each needs ",
+                    one.numel() * size_);
+}
+
+void ProcessGroupOurs::check_list_size(size_t size, const char* call, const char* role) const {
+  TORCH_CHECK_VALUE(size == static_cast<size_t>(size_), call, ": ", role, " has ", size, " tensors in a group of ",
+                    size_, " ranks; give one for each rank");
+}
+
+}  // namespace ours

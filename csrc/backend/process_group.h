@@ -1,0 +1,180 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "backend/collective_work.h"
+#include "backend/comm_queue.h"
+#include "backend/group_status.h"
+#include "backend/transfer_work.h"
+#include "collectives/group.h"
+#include "collectives/point_to_point.h"
+
+namespace ours {
+
+/// The c10d backend "ours": collectives and point-to-point messages of CPU tensors.
+///
+/// Where to find what: process_group.cpp (construction, life cycle, launching), collectives_reduce.cpp,
+/// collectives_move.cpp, collectives_coalesced.cpp, sparse.cpp, point_to_point.cpp, membership.cpp (split, merge,
+/// shrink).
+///
+/// Methods without `override` that bear c10d's names are virtual in later versions of PyTorch only.
+class ProcessGroupOurs final : public c10d::Backend {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using StorePtr = c10::intrusive_ptr<c10d::Store>;
+  using Tensors = std::vector<at::Tensor>;
+  using TensorLists = std::vector<Tensors>;
+  using Milliseconds = std::chrono::milliseconds;
+
+  struct Options : c10d::Backend::Options {
+    explicit Options(Milliseconds timeout = kBackendDefaultTimeout) : c10d::Backend::Options(kName, timeout) {}
+    c10::intrusive_ptr<c10d::Backend::Options> clone() const { return c10::make_intrusive<Options>(*this); }
+  };
+
+  static constexpr const char* kName = "ours";
+
+  /// Blocks until all ranks have come together through `store`. Throws DistBackendError where they cannot within
+  /// `options->timeout`.
+  ProcessGroupOurs(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options);
+
+  /// Never blocks on peers. Operations under way fail, here and on the peers.
+  ~ProcessGroupOurs() override;
+
+  // ---- what it is
+  const std::string getBackendName() const override { return kName; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  bool supportsSplitting() const override { return true; }
+  bool supportsCoalescing() const override { return true; }
+  bool supportsShrinking() const override { return true; }
+  uint64_t getSequenceNumberForGroup() override { return queue_->last_sequence(); }
+  void setSequenceNumberForGroup() override {}
+  void enableCollectivesTiming() override {}
+
+  // ---- time and failure
+  void setTimeout(Milliseconds timeout) override;
+  void addEphemeralTimeout(const Milliseconds& timeout) { status_->timeouts.extend(timeout); }
+  c10d::ErrorType getError() override;
+  /// The message of the failure that ended the group, or empty.
+  std::string failure() const { return group_->failure(); }
+  /// Fails everything under way within 100 ms, here and on the peers. The group cannot be used any more.
+  void abort() override;
+  /// Waits for what is queued and leaves the group; the peers may go on. Operations after it raise RuntimeError.
+  void shutdown() override;
+
+  // ---- hooks
+  bool supportsAbortHooks() const { return true; }
+  void registerAbortHook(int64_t id, std::function<void()> hook) { status_->abort_hooks.add(id, std::move(hook)); }
+  void unregisterAbortHook(int64_t id) { status_->abort_hooks.remove(id); }
+#ifdef C10D_BACKEND_HAS_HOOKS
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override;
+  void unregisterCompletionHook(int64_t id) override { status_->completion_hooks.remove(id); }
+#endif
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  void waitForPendingWorks() override { queue_->drain(); }
+
+  // ---- reductions
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_single(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts);
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts);
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+
+  // ---- moving data
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr all_gather_single(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts);
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr all_gather_single_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts);
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts);
+  WorkPtr gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts);
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr all_to_all_single(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                            std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts);
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
+
+  // ---- synchronising
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  // ---- point to point
+  WorkPtr send(Tensors& tensors, int dst, int tag) override;
+  WorkPtr recv(Tensors& tensors, int src, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  // ---- coalescing: the Works issued in between become one
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  // ---- other groups
+  c10::intrusive_ptr<c10d::Backend> split(const StorePtr& store, const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+  c10::intrusive_ptr<c10d::Backend> merge(const StorePtr& store, const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+                                          const int& rank, const int& size) override;
+  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) override;
+
+  /// Ends what the destructor would end. For the end of the program, where nobody calls destructors in time.
+  class Closer {
+   public:
+    Closer(std::weak_ptr<Group> group, std::weak_ptr<CommQueue> queue, std::shared_ptr<GroupStatus> status)
+        : group_(std::move(group)), queue_(std::move(queue)), status_(std::move(status)) {}
+    void operator()() const noexcept;
+
+   private:
+    std::weak_ptr<Group> group_;
+    std::weak_ptr<CommQueue> queue_;
+    std::shared_ptr<GroupStatus> status_;
+  };
+  Closer closer() const { return Closer(group_, queue_, status_); }
+
+ private:
+  using CollectivePtr = c10::intrusive_ptr<CollectiveWork>;
+
+  void connect();
+
+  /// Numbers, traces and runs or queues a collective.
+  WorkPtr launch(Collective collective);
+  WorkPtr launch_all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout, bool async_op);
+  WorkPtr launch_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout, bool async_op);
+  WorkPtr post(Op op, Tensors& tensors, int peer, int tag);
+  void trace(const Collective& collective, uint64_t sequence);
+
+  /// Remembers a Work issued between startCoalescing() and endCoalescing().
+  WorkPtr coalesce(WorkPtr work);
+
+  /// The one tensor of a list that must have one.
+  static const at::Tensor& only(const Tensors& tensors, const char* call, const char* role);
+  void check_root(int64_t root, const char* call) const;
+  void check_parts(const at::Tensor& whole, const at::Tensor& one, const char* call, const char* whole_role) const;
+  void check_list_size(size_t size, const char* call, const char* role) const;
+
+  StorePtr store_;
+  c10::intrusive_ptr<Options> options_;
+  std::shared_ptr<GroupStatus> status_;
+  std::shared_ptr<CommQueue> queue_;
+  std::shared_ptr<Group> group_;
+  std::shared_ptr<PointToPoint> point_to_point_;
+  bool inline_calls_;
+  std::atomic<uint64_t> transfers_{0};
+  int shrinks_ = 0;
+  std::mutex coalescing_mutex_;
+  bool coalescing_ = false;         // guarded by coalescing_mutex_
+  std::vector<WorkPtr> coalesced_;  // guarded by coalescing_mutex_
+};
+
+}  // namespace ours

@@ -1,0 +1,76 @@
+#include "backend/profiling.h"
+
+#include <ATen/record_function.h>
+
+#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
+#include <tuple>
+
+namespace ours {
+
+const OpFacts& op_facts(Op op) {
+  using c10d::OpType;
+  // In the order of Op. The titles are those that PyTorch's tools look for after the backend's name.
+  static constexpr OpFacts kFacts[] = {
+      {OpType::BARRIER, "ours:barrier", "barrier"},
+      {OpType::ALLREDUCE, "ours:all_reduce", "allreduce"},
+      {OpType::ALLREDUCE_COALESCED, "ours:all_reduce", "allreduce_coalesced"},
+      {OpType::_ALLREDUCE_SPARSE, "ours:sparse_all_reduce", "allreduce_sparse"},
+      {OpType::REDUCE, "ours:reduce", "reduce"},
+      {OpType::REDUCE_SCATTER, "ours:reduce_scatter", "reduce_scatter"},
+      {OpType::_REDUCE_SCATTER_BASE, "ours:reduce_scatter", "_reduce_scatter_base"},
+      {OpType::COALESCED, "ours:reduce_scatter", "reduce_scatter_tensor_coalesced"},
+      {OpType::BROADCAST, "ours:broadcast", "broadcast"},
+      {OpType::ALLGATHER, "ours:all_gather", "all_gather"},
+      {OpType::_ALLGATHER_BASE, "ours:all_gather", "_allgather_base"},
+      {OpType::ALLGATHER_COALESCED, "ours:all_gather", "allgather_into_tensor_coalesced"},
+      {OpType::GATHER, "ours:gather", "gather"},
+      {OpType::GATHER, "ours:gather", "gather_into_tensor"},
+      {OpType::SCATTER, "ours:scatter", "scatter"},
+      {OpType::ALLTOALL, "ours:all_to_all", "all_to_all"},
+      {OpType::ALLTOALL_BASE, "ours:all_to_all", "all_to_allv"},
+      {OpType::BARRIER, "ours:monitored_barrier", "monitored_barrier"},
+      {OpType::SEND, "ours:send", "send"},
+      {OpType::RECV, "ours:recv", "recv"},
+      {OpType::RECVANYSOURCE, "ours:recvAnySource", "recv_any_source"},
+  };
+  return kFacts[static_cast<size_t>(op)];
+}
+
+namespace {
+
+int64_t elements(const std::vector<at::Tensor>& tensors) {
+  int64_t sum = 0;
+  for (const auto& tensor : tensors) sum += tensor.numel();
+  return sum;
+}
+
+/// First global rank and the distance between neighbours, where it is always the same; else 0.
+std::pair<int, int> start_and_stride(const std::vector<uint64_t>& ranks) {
+  if (ranks.empty()) return {0, 1};
+  const auto start = static_cast<int>(ranks.front());
+  if (ranks.size() == 1) return {start, 1};
+  const auto stride = static_cast<int64_t>(ranks[1]) - static_cast<int64_t>(ranks[0]);
+  for (size_t i = 2; i < ranks.size(); ++i) {
+    if (static_cast<int64_t>(ranks[i]) - static_cast<int64_t>(ranks[i - 1]) != stride) return {start, 0};
+  }
+  return {start, static_cast<int>(stride)};
+}
+
+}  // namespace
+
+void record_call(const CallTrace& trace) {
+  if (!at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION)) return;
+  const auto [start, stride] = start_and_stride(trace.global_ranks);
+  std::vector<at::Tensor> outputs;
+  for (const auto& list : trace.outputs) outputs.insert(outputs.end(), list.begin(), list.end());
+  const at::ScalarType dtype = !trace.inputs.empty() ? trace.inputs.front().scalar_type()
+                               : !outputs.empty()    ? outputs.front().scalar_type()
+                                                     : at::kByte;
+  const auto name = std::make_tuple(trace.group_name, trace.group_description);
+  const auto sequence = std::make_tuple(static_cast<int64_t>(trace.sequence), c10d::isP2POp(op_facts(trace.op).type));
+  RECORD_PARAM_COMMS_DATA(sequence, name, trace.inputs, outputs, trace.rank, op_facts(trace.op).trace_name,
+                          elements(trace.inputs), elements(outputs), dtype, std::vector<int64_t>(),
+                          std::vector<int64_t>(), start, stride, trace.size);
+}
+
+}  // namespace ours

@@ -1,0 +1,65 @@
+#include "backend/reduce_op.h"
+
+#include <ATen/ops/item.h>
+
+#include "common/error.h"
+
+namespace ours {
+
+namespace {
+
+ReduceKind kind_of(c10d::ReduceOp::RedOpType type) {
+  switch (type) {
+    case c10d::ReduceOp::SUM:
+      return ReduceKind::Sum;
+    case c10d::ReduceOp::AVG:
+      return ReduceKind::Avg;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceKind::Product;
+    case c10d::ReduceOp::MIN:
+      return ReduceKind::Min;
+    case c10d::ReduceOp::MAX:
+      return ReduceKind::Max;
+    case c10d::ReduceOp::BAND:
+      return ReduceKind::BitAnd;
+    case c10d::ReduceOp::BOR:
+      return ReduceKind::BitOr;
+    case c10d::ReduceOp::BXOR:
+      return ReduceKind::BitXor;
+    case c10d::ReduceOp::PREMUL_SUM:
+      return ReduceKind::PremulSum;
+    default:
+      break;
+  }
+  TORCH_CHECK_VALUE(false, "unknown reduce operation number ", static_cast<int>(type),
+                    "; use a member of torch.distributed.ReduceOp");
+}
+
+double factor_of(const c10d::ReduceOp& op) {
+  // The name that all supported versions know.
+  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK_VALUE(supplement != nullptr,
+                    "ReduceOp.PREMUL_SUM comes without its factor; make it with "
+                    "torch.distributed._make_nccl_premul_sum(factor)");
+  if (!supplement->tensor_factor.defined()) return supplement->double_factor;
+  TORCH_CHECK_VALUE(supplement->tensor_factor.device().is_cpu(), "the factor of ReduceOp.PREMUL_SUM is on ",
+                    supplement->tensor_factor.device(), "; pass a number or a CPU tensor");
+  return supplement->tensor_factor.item().toDouble();
+}
+
+}  // namespace
+
+Reduction reduction_of(const c10d::ReduceOp& op, DType dtype, int ranks) {
+  Reduction reduction;
+  reduction.kind = kind_of(op.op_);
+  reduction.ranks = ranks;
+  try {
+    check_supported(reduction.kind, dtype);
+  } catch (const InvalidArgument& e) {
+    C10_THROW_ERROR(ValueError, e.what());
+  }
+  if (reduction.kind == ReduceKind::PremulSum) reduction.factor = factor_of(op);
+  return reduction;
+}
+
+}  // namespace ours

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "collectives/group.h"
+#include "common/dtype.h"
+
+// From tensors to the memory that a Group reads and writes. All checks raise ValueError.
+
+namespace ours {
+
+/// Throws InvalidArgument for types that cannot be moved as they are (quantized, and unknown ones of several bytes).
+DType dtype_of(const at::Tensor& tensor);
+
+/// Checks that `tensor` is a dense CPU tensor. `call` and `role` are for the message, e.g. "all_reduce" and "the
+/// tensor".
+void check_dense(const at::Tensor& tensor, const char* call, const char* role);
+
+/// As check_dense, for every tensor; all must have the same dtype.
+void check_list(const std::vector<at::Tensor>& tensors, const char* call, const char* role);
+
+/// check_dense, and no two elements of `tensor` may share memory.
+void check_output(const at::Tensor& tensor, const char* call, const char* role);
+
+void check_same_dtype(const at::Tensor& a, const at::Tensor& b, const char* call);
+
+/// The elements of `tensor` in their logical order, as contiguous memory: the tensor itself where it is that already.
+at::Tensor contiguous_source(const at::Tensor& tensor);
+
+size_t bytes_of(const at::Tensor& tensor);
+ConstSpan const_span(const at::Tensor& contiguous);
+Span span(const at::Tensor& contiguous);
+
+/// The `index`-th of `parts` equal parts of a span.
+ConstSpan part(ConstSpan whole, size_t index, size_t parts);
+Span part(Span whole, size_t index, size_t parts);
+
+/// Contiguous memory to write a tensor's new elements into. Where the tensor's own memory will not do (strides, lazy
+/// conjugation), commit() copies the elements over.
+class Output {
+ public:
+  Output() = default;
+
+  /// Memory for all of `tensor`; `load` fills it with the present elements.
+  explicit Output(const at::Tensor& tensor, bool load = false);
+
+  const at::Tensor& memory() const { return memory_; }
+  Span span() const;
+  void commit() const;
+
+ private:
+  at::Tensor tensor_;
+  at::Tensor memory_;
+};
+
+/// Copies without autograd noticing, as a write through raw memory would.
+void copy_below_autograd(const at::Tensor& to, const at::Tensor& from);
+
+std::vector<Output> outputs_of(const std::vector<at::Tensor>& tensors);
+std::vector<Span> spans_of(const std::vector<Output>& outputs);
+void commit_all(const std::vector<Output>& outputs);
+
+std::vector<at::Tensor> contiguous_sources(const std::vector<at::Tensor>& tensors);
+std::vector<ConstSpan> const_spans_of(const std::vector<at::Tensor>& contiguous);
+
+}  // namespace ours

@@ -1,0 +1,84 @@
+#include "backend/transfer_work.h"
+
+#include "backend/errors.h"
+
+namespace ours {
+
+TransferWork::TransferWork(const Request& request, int rank, std::weak_ptr<PointToPoint> p2p,
+                           std::shared_ptr<GroupStatus> status)
+    : OursWork(request.op, rank, std::move(status), {request.tensor},
+               request.op == Op::Send ? Outputs{} : Outputs{{request.tensor}}, std::chrono::milliseconds(-1)),
+      p2p_(std::move(p2p)) {
+  set_sequence(request.sequence);
+  if (request.op == Op::Send) {
+    input_ = contiguous_source(request.tensor);
+  } else {
+    output_ = Output(request.tensor);
+  }
+}
+
+c10::intrusive_ptr<TransferWork> TransferWork::post(const Request& request, int rank,
+                                                    const std::shared_ptr<PointToPoint>& p2p,
+                                                    const std::shared_ptr<GroupStatus>& status) {
+  const DType dtype = with_torch_errors({}, "", [&] { return dtype_of(request.tensor); });
+  auto work = c10::make_intrusive<TransferWork>(request, rank, p2p, status);
+  work->set_started();
+  const Deadline deadline = Deadline::after(work->getTimeout());
+  const TransferDone done = [work](const Transfer& transfer) { work->end(transfer); };
+  std::shared_ptr<Transfer> transfer;
+  try {
+    transfer = request.op == Op::Send
+                   ? p2p->send(const_span(work->input_), dtype, request.peer, request.tag, deadline, done)
+                   : p2p->recv(work->output_.span(), dtype, request.peer, request.tag, deadline, done);
+  } catch (...) {
+    const auto error = std::current_exception();
+    work->complete(error);
+    if (error_type_of(error) == c10d::ErrorType::SUCCESS) work->rethrow();
+    return work;
+  }
+  std::lock_guard<std::mutex> lock(work->transfer_mutex_);
+  if (!work->done()) work->transfer_ = std::move(transfer);
+  return work;
+}
+
+void TransferWork::end(const Transfer& transfer) noexcept {
+  std::exception_ptr error = transfer.error();
+  source_.store(transfer.source());
+  if (!error && op_ != Op::Send) {
+    try {
+      output_.commit();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  complete(error);
+  // The transfer owns this Work through its callback: break the circle.
+  std::lock_guard<std::mutex> lock(transfer_mutex_);
+  transfer_.reset();
+}
+
+bool TransferWork::wait(std::chrono::milliseconds timeout) {
+  if (!done() && timeout.count() <= 0) {
+    std::shared_ptr<Transfer> transfer;
+    {
+      std::lock_guard<std::mutex> lock(transfer_mutex_);
+      transfer = transfer_;
+    }
+    const std::shared_ptr<PointToPoint> p2p = p2p_.lock();
+    if (transfer && p2p) p2p->wait(*transfer);
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto ended = [this] { return done(); };
+  if (timeout.count() <= 0) {
+    // The transfer may be done on another thread that has yet to call end().
+    cv_.wait(lock, ended);
+  } else if (!cv_.wait_for(lock, timeout, ended)) {
+    lock.unlock();
+    throw_wait_timeout(timeout);
+  }
+  lock.unlock();
+  rethrow();
+  return true;
+}
+
+}  // namespace ours

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <memory>
+
+#include "backend/tensors.h"
+#include "backend/work.h"
+#include "collectives/point_to_point.h"
+
+namespace ours {
+
+/// One send or receive. It keeps itself alive until the transfer ends, since the transfer uses its memory.
+class TransferWork final : public OursWork {
+ public:
+  /// What to transfer and with whom.
+  struct Request {
+    Op op;
+    at::Tensor tensor;
+    int peer;  ///< kAnySource for RecvAnySource
+    int tag;
+    uint64_t sequence;
+  };
+
+  /// Posts the transfer. Errors at this point belong to the Work, too, except misuse (ValueError), which is thrown.
+  static c10::intrusive_ptr<TransferWork> post(const Request& request, int rank,
+                                               const std::shared_ptr<PointToPoint>& p2p,
+                                               const std::shared_ptr<GroupStatus>& status);
+
+  TransferWork(const Request& request, int rank, std::weak_ptr<PointToPoint> p2p, std::shared_ptr<GroupStatus> status);
+
+  /// As CollectiveWork::wait.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+
+  /// The sender's rank in the group, once a receive is done.
+  int sourceRank() const override { return source_; }
+
+ private:
+  void end(const Transfer& transfer) noexcept;
+
+  const std::weak_ptr<PointToPoint> p2p_;  // weak: what ends last must not be a thread of its own
+  at::Tensor input_;                       // of a send
+  Output output_;                          // of a receive
+  std::mutex transfer_mutex_;
+  std::shared_ptr<Transfer> transfer_;  // guarded by transfer_mutex_; null before and after the transfer
+  std::atomic<int> source_{-1};
+};
+
+}  // namespace ours

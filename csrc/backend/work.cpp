@@ -1,0 +1,101 @@
+#include "backend/work.h"
+
+#include "backend/errors.h"
+#include "backend/profiling.h"
+
+namespace ours {
+
+OursWork::OursWork(Op op, int rank, std::shared_ptr<GroupStatus> status, const std::vector<at::Tensor>& inputs,
+                   Outputs outputs, std::chrono::milliseconds requested_timeout)
+    : c10d::Work(rank, op_facts(op).type, op_facts(op).title, inputs),
+      op_(op),
+      status_(std::move(status)),
+      outputs_(std::move(outputs)),
+      key_(status_->new_key()),
+      timeout_(status_->timeouts.assign(requested_timeout, key_)) {}
+
+bool OursWork::isSuccess() const { return done() && exception() == nullptr; }
+
+std::exception_ptr OursWork::exception() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return exception_;
+}
+
+std::vector<at::Tensor> OursWork::result() {
+  TORCH_CHECK(done(), name_of(op_), " has not completed: call wait() before result()");
+  TORCH_CHECK(outputs_.size() <= 1, "the result of ", name_of(op_), " is a list of lists: use get_future().value()");
+  return outputs_.empty() ? std::vector<at::Tensor>() : outputs_.front();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> OursWork::getFuture() {
+  std::lock_guard<std::mutex> lock(future_mutex_);
+  if (future_) return future_;
+  c10::TypePtr type = c10::ListType::create(c10::TensorType::get());
+  if (outputs_.size() > 1) type = c10::ListType::create(type);
+  future_ = c10::make_intrusive<c10::ivalue::Future>(type);
+  // Nobody has a callback on it yet, so this runs no foreign code under the lock.
+  if (done()) settle(*future_);
+  return future_;
+}
+
+float OursWork::getDuration() const {
+  TORCH_CHECK(done(), name_of(op_), " has not completed: call wait() before asking for its duration");
+  return std::chrono::duration<float, std::milli>(ended_ - started_).count();
+}
+
+void OursWork::settle(c10::ivalue::Future& future) const {
+  if (const std::exception_ptr error = exception()) {
+    future.setError(error);
+  } else if (outputs_.size() > 1) {
+    future.markCompleted(c10::IValue(outputs_));
+  } else {
+    future.markCompleted(c10::IValue(outputs_.empty() ? std::vector<at::Tensor>() : outputs_.front()));
+  }
+}
+
+void OursWork::complete(const std::exception_ptr& error) noexcept {
+  ended_ = Clock::now();
+  // The abort hooks want to see the state before anyone reacts to the failure.
+  finish(error ? status_->note_error(error, timeout_) : nullptr);
+  status_->timeouts.completed(key_);
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    std::lock_guard<std::mutex> lock(future_mutex_);
+    done_.store(true, std::memory_order_release);
+    future = future_;
+  }
+  // A waiter that saw done_ unset holds the lock until it sleeps.
+  { std::lock_guard<std::mutex> lock(mutex_); }
+  cv_.notify_all();
+  if (error == nullptr) tell_hooks();
+  if (!future) return;
+  try {
+    settle(*future);
+  } catch (const std::exception& e) {
+    TORCH_WARN("a callback on the future of ", name_of(op_), " raised: ", e.what());
+  }
+}
+
+void OursWork::tell_hooks() noexcept {
+  if (!status_->completion_hooks.empty()) status_->completion_hooks.call(Completion{key_, getDuration()});
+  const GroupStatus::OnCompletion* hook = status_->on_completion();
+  if (hook == nullptr) return;
+  try {
+    (*hook)(std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, started_, ended_, ended_ - started_));
+  } catch (const std::exception& e) {
+    TORCH_WARN("the on-completion hook raised after ", name_of(op_), ": ", e.what());
+  }
+}
+
+void OursWork::rethrow() const {
+  if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+}
+
+void OursWork::throw_wait_timeout(std::chrono::milliseconds waited) const {
+  C10_THROW_ERROR(DistBackendError,
+                  c10::str("Operation timed out! wait() gave up on ", name_of(op_), " number ", sequence_, " after ",
+                           waited.count(), " ms. The operation goes on (its own timeout is ", timeout_.count(),
+                           " ms): wait again, or abort the group", status_->where()));
+}
+
+}  // namespace ours

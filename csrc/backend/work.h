@@ -1,0 +1,80 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "backend/group_status.h"
+#include "collectives/op.h"
+
+namespace ours {
+
+/// What all Works of this backend share: results, the future, times, and telling the group's hooks.
+class OursWork : public c10d::Work {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  bool isCompleted() override { return done(); }
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  void synchronize() override {}
+
+  /// The output tensors. Throws while the Work is under way, and for lists of lists (use getFuture()).
+  std::vector<at::Tensor> result() override;
+
+  /// Completes with the Work, with its error if it has one. Callbacks run on the thread that completes the Work.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+  /// Milliseconds from the start to the end of the operation.
+  float getDuration() const override;
+
+  uint64_t getSequencenumber() const override { return sequence_; }
+
+  // Virtual in later versions of PyTorch only, hence without `override`.
+  std::chrono::milliseconds getTimeout() const { return timeout_; }
+  uint64_t getCompletionKey() const { return key_; }
+
+  bool done() const { return done_.load(std::memory_order_acquire); }
+
+ protected:
+  using Outputs = std::vector<std::vector<at::Tensor>>;
+
+  /// The inputs' shapes appear in profiles. `requested_timeout` < 0: the group's.
+  OursWork(Op op, int rank, std::shared_ptr<GroupStatus> status, const std::vector<at::Tensor>& inputs, Outputs outputs,
+           std::chrono::milliseconds requested_timeout);
+
+  void set_sequence(uint64_t sequence) { sequence_ = sequence; }
+  void set_started() { started_ = Clock::now(); }
+
+  /// Ends the Work, once. `error` may be of the torch-free layers.
+  void complete(const std::exception_ptr& error) noexcept;
+
+  GroupStatus& status() const { return *status_; }
+
+  /// Rethrows the Work's error, if it has one.
+  void rethrow() const;
+
+  [[noreturn]] void throw_wait_timeout(std::chrono::milliseconds waited) const;
+
+  const Op op_;
+
+ private:
+  void settle(c10::ivalue::Future& future) const;
+  void tell_hooks() noexcept;
+
+  const std::shared_ptr<GroupStatus> status_;
+  const Outputs outputs_;
+  const uint64_t key_;
+  const std::chrono::milliseconds timeout_;
+  uint64_t sequence_ = 0;
+  Clock::time_point started_ = Clock::now();
+  Clock::time_point ended_ = started_;
+  std::atomic<bool> done_{false};
+  std::mutex future_mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by future_mutex_; made on demand
+};
+
+}  // namespace ours

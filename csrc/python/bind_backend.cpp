@@ -1,0 +1,69 @@
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "backend/process_group.h"
+#include "python/bind.h"
+
+namespace py = pybind11;
+
+namespace ours {
+
+namespace {
+
+using Options = ProcessGroupOurs::Options;
+
+/// Runs `closer` when the program ends, while Python still works: later, threads that want the GIL could only hang.
+void close_at_exit(ProcessGroupOurs::Closer closer) {
+  py::module_::import("atexit").attr("register")(py::cpp_function([closer = std::move(closer)] {
+    py::gil_scoped_release unlocked;
+    closer();
+  }));
+}
+
+c10::intrusive_ptr<ProcessGroupOurs> create_backend(const c10d::DistributedBackendOptions& dist_options,
+                                                    const py::object& backend_options) {
+  c10::intrusive_ptr<Options> options;
+  // Where several backends serve one group, each of them gets the same object, which may be meant for another.
+  if (py::isinstance<Options>(backend_options)) {
+    options = c10::make_intrusive<Options>(*backend_options.cast<c10::intrusive_ptr<Options>>());
+  } else {
+    options = c10::make_intrusive<Options>();
+  }
+  options->timeout = std::chrono::duration_cast<std::chrono::milliseconds>(dist_options.timeout);
+  options->group_name = dist_options.group_id;
+  options->global_ranks_in_group.assign(dist_options.global_ranks_in_group.begin(),
+                                        dist_options.global_ranks_in_group.end());
+  c10::intrusive_ptr<ProcessGroupOurs> group;
+  {
+    py::gil_scoped_release unlocked;
+    group = c10::make_intrusive<ProcessGroupOurs>(dist_options.store, dist_options.group_rank, dist_options.group_size,
+                                                  std::move(options));
+  }
+  close_at_exit(group->closer());
+  return group;
+}
+
+}  // namespace
+
+void bind_backend(py::module_& module) {
+  // The base classes and the types of arguments are registered there.
+  const py::module_ c10d = py::module_::import("torch._C._distributed_c10d");
+
+  auto group = py::class_<ProcessGroupOurs, c10d::Backend, c10::intrusive_ptr<ProcessGroupOurs>>(
+      module, "ProcessGroupOurs", "The c10d backend \"ours\": collectives and messages of CPU tensors.");
+  group.def("failure", &ProcessGroupOurs::failure, py::call_guard<py::gil_scoped_release>(),
+            "The message of the failure that ended the group, or an empty string.");
+
+  py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(
+      group, "Options", "What a group is made with. timeout: how long its operations may take.")
+      .def(py::init([](std::chrono::milliseconds timeout) { return c10::make_intrusive<Options>(timeout); }),
+           py::arg("timeout") = kBackendDefaultTimeout);
+
+  module.def(
+      "create_backend", &create_backend, py::arg("dist_options"), py::arg("backend_options") = py::none(),
+      "Make the backend of one process group; for torch.distributed.Backend.register_backend with "
+      "extended_api=True. Blocks until all ranks have come. Raises DistBackendError if they cannot come together "
+      "within the timeout.");
+}
+
+}  // namespace ours
