@@ -70,7 +70,7 @@ NodeLayout layout_of(const SegmentHeader& header) {
 }  // namespace
 
 NodeConfig NodeConfig::from_options(int ranks) {
-  constexpr size_t kDefaultChunk = 256 * 1024;
+  constexpr size_t kDefaultChunk = 512 * 1024;
   constexpr size_t kDefaultSmall = 32 * 1024;
   constexpr size_t kDefaultRing = 256 * 1024;
   const Options& options = ours::options();
