@@ -62,7 +62,7 @@ class NoStream:
     def synchronize(self) -> None:
         """Return at once: there is nothing to wait for."""
 
-    wait_event = wait_stream = lambda self, *_: None
+    wait_event = wait_stream = lambda self, *_, **__: None
 
 
 class NoEvent:
@@ -79,7 +79,7 @@ class NoEvent:
         """Milliseconds between two events, none."""
         return 0.0
 
-    record = wait = synchronize = lambda self, *_: None
+    record = wait = synchronize = lambda self, *_, **__: None
 
 
 def _device_keyword(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,20 +32,20 @@ if __package__ in (None, ""):
 from conformance import report  # noqa: E402
 from conformance.report import Outcome, Results  # noqa: E402
 
+_DDP_PACKAGES = {"torch": "torch", "ours": "ourddp"}
 _GRACE_S = 60  # beyond a test's own bound, for starting ranks and collecting their traces
 
 
 class _Worker:
     """A process that runs tests of one world size and reports a JSON line for each."""
 
-    def __init__(self, options: argparse.Namespace, backend: str, world_size: int, log: Path) -> None:
-        self._options, self._backend, self._world_size, self._log = options, backend, world_size, log
+    def __init__(self, timeout_s: int, backend: str, ddp: str, world_size: int, log: Path) -> None:
+        self._timeout_s, self._log = timeout_s, log
+        self._arguments = [f"--world-size={world_size}", f"--backend={backend}", f"--ddp={_DDP_PACKAGES[ddp]}"]
+        self._arguments += [f"--timeout={timeout_s}", f"--log={log}"]
 
     def _start(self, tests: list[str], *extra: str) -> tuple[subprocess.Popen[str], queue.Queue[str | None]]:
-        ddp = {"torch": "torch", "ours": "ourddp"}[self._options.ddp if self._backend != "gloo" else "torch"]
-        command = [sys.executable, "-m", "conformance.worker", f"--world-size={self._world_size}"]
-        command += [f"--backend={self._backend}", f"--ddp={ddp}", f"--timeout={self._options.timeout}"]
-        command += [f"--log={self._log}", *extra]
+        command = [sys.executable, "-m", "conformance.worker", *self._arguments, *extra]
         path = [str(_FOLDER.parent), str(_FOLDER.parent.parent), os.environ.get("PYTHONPATH", "")]
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         with self._log.with_suffix(".err").open("a") as errors:
@@ -74,7 +74,7 @@ class _Worker:
     def _next(self, lines: queue.Queue[str | None]) -> dict[str, Any] | None:
         """The worker's next report; None once it ended or fell silent for too long."""
         try:
-            line = lines.get(timeout=self._options.timeout + _GRACE_S)
+            line = lines.get(timeout=3 * self._timeout_s + _GRACE_S)
         except queue.Empty:
             return None
         report_line: dict[str, Any] | None = None if line is None else json.loads(line)
@@ -120,13 +120,13 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def run_suite(options: argparse.Namespace, backend: str, only: dict[int, list[str]] | None = None) -> Results:
+def run_suite(options: argparse.Namespace, backend: str, ddp: str, only: dict[int, list[str]] | None = None) -> Results:
     """Run the suite, or the tests named in ``only``, at every world size asked for."""
     results: Results = {}
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
         for world_size in options.world_sizes:
-            print(f"\n== {backend} (DDP: {options.ddp}), world size {world_size}", flush=True)
-            worker = _Worker(options, backend, world_size, Path(folder) / f"ranks-{world_size}.log")
+            print(f"\n== {backend} (DDP: {ddp}), world size {world_size}", flush=True)
+            worker = _Worker(options.timeout, backend, ddp, world_size, Path(folder) / f"ranks-{world_size}.log")
             tests = worker.list_tests() if only is None else only.get(world_size, [])
             results[world_size] = worker.run([test for test in tests if re.search(options.k, test)])
     return results
@@ -162,14 +162,14 @@ def main(arguments: list[str] | None = None) -> int:
     torch_version = importlib.metadata.version("torch").split("+")[0]
     baseline_path = _FOLDER / f"gloo_passes_{torch_version}.json"
     baseline: dict[int, list[str]] = {}
-    if options.backend != "gloo":
+    if (options.backend, options.ddp) != ("gloo", "torch"):
         if baseline_path.exists():
             baseline = report.load_baseline(baseline_path)
         if not set(options.world_sizes) <= set(baseline):
             print(f"no stored baseline for torch {torch_version}: running Gloo first")
-            baseline = report.passed(run_suite(options, "gloo"))
+            baseline = report.passed(run_suite(options, "gloo", "torch"))
 
-    results = run_suite(options, options.backend, baseline if options.baseline_only and baseline else None)
+    results = run_suite(options, options.backend, options.ddp, baseline if options.baseline_only and baseline else None)
     if options.json:
         report.save_results(options.json, results)
     if options.save_baseline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -34,6 +35,9 @@ def load(world_size: int, timeout_s: int, backend: str, ddp: str) -> ModuleType:
     from torch.testing._internal.distributed import distributed_test
 
     common_distributed.TIMEOUT_OVERRIDE.clear()
+    common_distributed.TIMEOUT_OVERRIDE.update({"test_ddp_uneven_inputs": 3 * timeout_s})  # many models in one test
+    if ddp != "torch":
+        importlib.import_module(ddp)
     if backend != "gloo":
         standin.stand_in_for_gloo(backend)
         standin.relabel_profiler_events(distributed_test, backend)
