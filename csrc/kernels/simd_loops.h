@@ -48,21 +48,23 @@ struct Ops {
     OURS_INLINE V after(V x) const { return x / divisor; }
   };
 
-  /// Lane by lane in 64 bits: there is no vector division, and the divisor may be too large for T.
+  /// Sums of T, which is unsigned so that they wrap, are divided as the numbers that they stand for. Lane by lane in 64
+  /// bits: there is no vector division, and the divisor may be too large for the type.
+  template <class Number>
   struct IntegerDivided : Sum {
-    using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+    using Wide = std::conditional_t<std::is_signed_v<Number>, int64_t, uint64_t>;
     Wide divisor;
     OURS_INLINE void set(double value) { divisor = static_cast<Wide>(value); }
     OURS_INLINE V after(V x) const {
-      T lanes[sizeof(V) / sizeof(T)];
+      Number lanes[sizeof(V) / sizeof(Number)];
       std::memcpy(lanes, &x, sizeof(x));
       divide(lanes, divisor);
       std::memcpy(&x, lanes, sizeof(x));
       return x;
     }
     // A call, so that the divisions are not unrolled into every loop.
-    static __attribute__((noinline)) void divide(T (&lanes)[sizeof(V) / sizeof(T)], Wide divisor) {
-      for (T& lane : lanes) lane = static_cast<T>(static_cast<Wide>(lane) / divisor);
+    static __attribute__((noinline)) void divide(Number (&lanes)[sizeof(V) / sizeof(Number)], Wide divisor) {
+      for (Number& lane : lanes) lane = static_cast<Number>(static_cast<Wide>(lane) / divisor);
     }
   };
 
@@ -217,7 +219,10 @@ struct Loops {
   static Loop integer(Combine combine) {
     using C = Plain<Isa, T>;
     using O = Ops<Isa, T>;
-    if (combine == Combine::SumDivided) return Reducer<Isa, C, typename O::IntegerDivided>::run;
+    if (combine == Combine::SumDivided) {
+      using U = std::make_unsigned_t<T>;
+      return Reducer<Isa, Plain<Isa, U>, typename Ops<Isa, U>::template IntegerDivided<T>>::run;
+    }
     if (combine == Combine::Min) return Reducer<Isa, C, typename O::Min>::run;
     if (combine == Combine::Max) return Reducer<Isa, C, typename O::Max>::run;
     if constexpr (std::is_unsigned_v<T>) {
