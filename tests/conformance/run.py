@@ -15,7 +15,6 @@ import importlib.metadata
 import json
 import os
 import queue
-import re
 import signal
 import subprocess
 import sys
@@ -32,7 +31,6 @@ if __package__ in (None, ""):
 from conformance import report  # noqa: E402
 from conformance.report import Outcome, Results  # noqa: E402
 
-_DDP_PACKAGES = {"torch": "torch", "ours": "ourddp"}
 _GRACE_S = 60  # beyond a test's own bound, for starting ranks and collecting their traces
 
 
@@ -41,7 +39,7 @@ class _Worker:
 
     def __init__(self, timeout_s: int, backend: str, ddp: str, world_size: int, log: Path) -> None:
         self._timeout_s, self._log = timeout_s, log
-        self._arguments = [f"--world-size={world_size}", f"--backend={backend}", f"--ddp={_DDP_PACKAGES[ddp]}"]
+        self._arguments = [f"--world-size={world_size}", f"--backend={backend}", f"--ddp={ddp}"]
         self._arguments += [f"--timeout={timeout_s}", f"--log={log}"]
 
     def _start(self, tests: list[str], *extra: str) -> tuple[subprocess.Popen[str], queue.Queue[str | None]]:
@@ -80,22 +78,24 @@ class _Worker:
         report_line: dict[str, Any] | None = None if line is None else json.loads(line)
         return report_line
 
-    def list_tests(self) -> list[str]:
-        """Names of all tests, imported by a worker, since the suite reads its world size while it is imported."""
-        process, lines = self._start([], "--list")
-        answer = self._next(lines)
-        _end(process)
-        if answer is None:
-            raise RuntimeError("the suite cannot be imported:\n" + self._log.with_suffix(".err").read_text()[-4000:])
-        return list(answer["tests"])
+    def run(self, pattern: str, only: list[str] | None) -> list[Outcome]:
+        """Run the tests, those in ``only`` if given, whose name ``pattern`` finds.
 
-    def run(self, tests: list[str]) -> list[Outcome]:
-        """Run ``tests``; a worker that dies or hangs costs only the test that it was running."""
+        A worker that dies or hangs costs only the test that it was running. The first worker tells the names, since
+        the suite reads its world size while it is imported.
+        """
         outcomes: list[Outcome] = []
-        left = list(tests)
-        while left:
-            process, lines = self._start(left)
+        left = only
+        while left is None or left:
+            process, lines = self._start(left or [], f"--pattern={pattern}")
             began = time.monotonic()
+            first = self._next(lines)
+            if first is None:
+                _end(process)
+                raise RuntimeError(
+                    "the suite cannot be imported:\n" + self._log.with_suffix(".err").read_text()[-4000:]
+                )
+            left = list(first["tests"])
             while left and (answer := self._next(lines)) is not None:
                 if "start" in answer:
                     began = time.monotonic()
@@ -127,8 +127,7 @@ def run_suite(options: argparse.Namespace, backend: str, ddp: str, only: dict[in
         for world_size in options.world_sizes:
             print(f"\n== {backend} (DDP: {ddp}), world size {world_size}", flush=True)
             worker = _Worker(options.timeout, backend, ddp, world_size, Path(folder) / f"ranks-{world_size}.log")
-            tests = worker.list_tests() if only is None else only.get(world_size, [])
-            results[world_size] = worker.run([test for test in tests if re.search(options.k, test)])
+            results[world_size] = worker.run(options.k, None if only is None else only.get(world_size, []))
     return results
 
 

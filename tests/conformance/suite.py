@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+_PACKAGE = "ourddp"
+
 
 def prepare_environment(world_size: int, timeout_s: int) -> None:
     """Set the variables that the suite reads while it is imported."""
@@ -23,7 +25,7 @@ def prepare_environment(world_size: int, timeout_s: int) -> None:
 
 
 def load(world_size: int, timeout_s: int, backend: str, ddp: str) -> ModuleType:
-    """Import the suite patched for ``backend``, a registered name, and ``ddp``, "torch" or a package's name."""
+    """Import the suite patched for ``backend``, a registered name, and ``ddp``, "torch" or "ours"."""
     prepare_environment(world_size, timeout_s)
     import torch
 
@@ -36,14 +38,14 @@ def load(world_size: int, timeout_s: int, backend: str, ddp: str) -> ModuleType:
 
     common_distributed.TIMEOUT_OVERRIDE.clear()
     common_distributed.TIMEOUT_OVERRIDE.update({"test_ddp_uneven_inputs": 3 * timeout_s})  # many models in one test
-    if ddp != "torch":
-        importlib.import_module(ddp)
+    if "ours" in (backend, ddp):
+        importlib.import_module(_PACKAGE)  # registers the backend where the package is built in place, not installed
     if backend != "gloo":
         standin.stand_in_for_gloo(backend)
         standin.relabel_profiler_events(distributed_test, backend)
     standin.read_nccl_as_gloo()
     ddp_class = torch.nn.parallel.DistributedDataParallel
-    devices.patch_ddp(standin.replace_ddp(ddp) if ddp != "torch" else ddp_class)
+    devices.patch_ddp(standin.replace_ddp(_PACKAGE) if ddp != "torch" else ddp_class)
     return distributed_test
 
 

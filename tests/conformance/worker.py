@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--ddp", required=True)
     parser.add_argument("--timeout", type=int, required=True)
     parser.add_argument("--log", type=Path, required=True)
-    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--pattern", default="")
     options = parser.parse_args()
 
     # The report keeps the real standard output; whatever else prints goes to standard error.
@@ -75,10 +76,9 @@ def main() -> None:
     suite = load(options.world_size, options.timeout, options.backend, options.ddp)
     loader = unittest.TestLoader()
     by_name = {name: case for case in make_test_classes(suite, options.log) for name in loader.getTestCaseNames(case)}
-    if options.list:
-        print(json.dumps({"tests": list(by_name)}), file=report, flush=True)
-        return
-    run_tests(by_name, wanted or list(by_name), options.log, report)
+    names = [name for name in wanted or by_name if re.search(options.pattern, name)]
+    print(json.dumps({"tests": names}), file=report, flush=True)
+    run_tests(by_name, names, options.log, report)
 
 
 if __name__ == "__main__":
