@@ -1,4 +1,4 @@
-"""The C++ tests of the layers that need no torch, ranks as threads. ``make cpp-test`` runs them under sanitizers too."""
+"""The C++ tests of the layers that need no torch, ranks as threads. ``make cpp-test`` runs them under sanitizers."""
 
 from __future__ import annotations
 
