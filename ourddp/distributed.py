@@ -87,6 +87,7 @@ class DistributedDataParallel(_TorchDDP):
             any(isinstance(module, torch.nn.SyncBatchNorm) for module in self.module.modules()),
             static_graph,
             _logged_environment(self.process_group.name()),
+            _logged_backend_options(self.process_group, self.device),
         )
         self._passing_sync_batchnorm_handle(self.module)
 
@@ -168,3 +169,12 @@ def _logged_environment(backend_name: str) -> dict[str, str]:
     """Return the environment variables that go into the logging data, by lower-case name."""
     names = _LOGGED_VARIABLES + (_LOGGED_NCCL_VARIABLES if backend_name == "nccl" else ())
     return {name.lower(): os.environ.get(name, "N/A") for name in names}
+
+
+def _logged_backend_options(group: dist.ProcessGroup, device: torch.device) -> dict[str, int]:
+    """Return the numbers of the backend's options that torch logs: those of Gloo."""
+    if group.name() != "gloo":
+        return {}
+    options = getattr(group._get_backend(device), "options", None)
+    threads = getattr(options, "_threads", None)
+    return {} if threads is None else {"gloo_num_threads": threads}

@@ -89,12 +89,12 @@ class Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.single = nn.Linear(8, 4)
-        self.double = nn.Linear(4, 4, dtype=torch.double)
+        self.narrow = nn.Linear(8, 4)
+        self.wide = nn.Linear(4, 4, dtype=torch.double)
         self.phase = nn.Parameter(torch.randn(4, 3, dtype=torch.cfloat))
 
     def forward(self, x):
-        return (self.double(self.single(x).double()).to(torch.cfloat) @ self.phase).abs()
+        return (self.wide(self.narrow(x).double()).to(torch.cfloat) @ self.phase).abs()
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {

@@ -48,7 +48,7 @@ def test_a_python_hook_with_a_future(rank_pool, backend, view, static):
 def _bucket_contents(rank, world):
     seen = []
 
-    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(state, bucket):
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             assert parameter.shape == gradient.shape
             torch.testing.assert_close(gradient, parameter.grad)
@@ -139,7 +139,9 @@ def test_builtin_half_precision(rank_pool, backend):
 
 
 def _shipped(rank, world, name):
-    model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=0.002)
+    # PowerSGD starts collectives from callbacks, whose order only one bucket makes certain.
+    options = {} if name == "power_sgd" else {"bucket_cap_mb": 0.002}
+    model = DistributedDataParallel(make_model("mlp"), **options)
     tolerance = 2e-2
     if name == "power_sgd":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
@@ -181,6 +183,7 @@ def _fused_optimizer(rank, world):
             torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="torch needs an accelerator's streams for it")
 def test_the_optimizer_can_run_in_backward(rank_pool, backend):
     rank_pool(2, backend).run(_fused_optimizer)
 
@@ -212,8 +215,8 @@ def _manual(rank, world):
         model.finalize_backward()
     for step, batch in enumerate(batches(world, 3)):
         model.zero_grad()
-        assert model.should_finalize_after_backward == (step == 0)
         out = model(share(batch, rank))
+        assert model.should_finalize_after_backward == (step == 0)
         with pytest.raises(RuntimeError, match="cannot be switched"):
             model.require_manual_backward_finalization = False
         with pytest.raises(RuntimeError, match="before all gradient buckets were ready"):

@@ -125,13 +125,14 @@ void bind_logging(py::module_& module) {
       .def(
           "set_construction_data_and_log",
           [](LoggingData& self, std::string module_name, std::vector<int> device_ids, int output_device,
-             bool broadcast_buffers, bool has_sync_bn, bool static_graph, std::map<std::string, std::string> texts) {
+             bool broadcast_buffers, bool has_sync_bn, bool static_graph, std::map<std::string, std::string> texts,
+             std::map<std::string, int64_t> numbers) {
             self.log_construction({std::move(module_name), std::move(device_ids), output_device, broadcast_buffers,
-                                   has_sync_bn, static_graph, std::move(texts)});
+                                   has_sync_bn, static_graph, std::move(texts), std::move(numbers)});
           },
           py::arg("module_name"), py::arg("device_ids"), py::arg("output_device"), py::arg("broadcast_buffers"),
           py::arg("has_sync_bn"), py::arg("static_graph"), py::arg("texts") = std::map<std::string, std::string>(),
-          NoGil())
+          py::arg("numbers") = std::map<std::string, int64_t>(), NoGil())
       .def("set_runtime_stats_and_log", &LoggingData::log_step, NoGil())
       .def("set_error_and_log", &LoggingData::log_error, py::arg("error"), NoGil())
       .def("_get_ddp_logging_data", &LoggingData::snapshot, NoGil())

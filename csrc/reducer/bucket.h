@@ -37,6 +37,8 @@ struct GradientSlot {
   at::Tensor view;
   /// Where the reduced gradient is read: `view`, unless a communication hook returned a tensor of its own.
   at::Tensor result;
+  /// This rank did not use the parameter: its gradient must stay as it is if no other rank did either.
+  bool kept = false;
 };
 
 class Bucket {

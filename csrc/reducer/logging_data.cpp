@@ -1,6 +1,5 @@
 #include "reducer/logging_data.h"
 
-#include <ATen/Parallel.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/StringUtil.h>
 
@@ -27,6 +26,7 @@ void LoggingData::log_construction(const ConstructionFacts& facts) {
   strings["module_name"] = facts.module_name;
   strings["device_ids"] = c10::Join(", ", facts.device_ids);
   for (const auto& [key, text] : facts.texts) strings[key] = text;
+  for (const auto& [key, number] : facts.numbers) integers[key] = number;
   integers["output_device"] = facts.output_device;
   integers["broadcast_buffers"] = facts.broadcast_buffers ? 1 : 0;
   integers["has_sync_bn"] = facts.has_sync_bn ? 1 : 0;
@@ -59,7 +59,6 @@ void LoggingData::add_construction_sizes() {
   integers["bucket_cap_bytes"] = options.bucket_bytes_cap;
   integers["find_unused_parameters"] = options.find_unused_parameters ? 1 : 0;
   integers["gradient_as_bucket_view"] = options.gradient_as_bucket_view ? 1 : 0;
-  integers["gloo_num_threads"] = at::get_num_threads();
 }
 
 void LoggingData::log_step() {

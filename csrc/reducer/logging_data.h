@@ -21,8 +21,9 @@ struct ConstructionFacts {
   bool broadcast_buffers = true;
   bool has_sync_bn = false;
   bool static_graph = false;
-  /// Further texts to log as they are, such as environment variables.
+  /// Further things to log as they are, such as environment variables.
   std::map<std::string, std::string> texts;
+  std::map<std::string, int64_t> numbers;
 };
 
 /// Collects the figures that PyTorch's DDP logs, under the same keys; times are in nanoseconds.

@@ -143,6 +143,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // reducer_backward.cpp: gradients in, reductions out, averages back.
   bool records_usage() const;
+  bool may_be_unused() const { return static_graph_ || options_.find_unused_parameters; }
   bool counts_as_arrived(size_t index);
   void mark_ready(size_t index);
   void store_gradient(size_t index);

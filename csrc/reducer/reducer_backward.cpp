@@ -59,6 +59,7 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   for (Bucket& bucket : buckets_) bucket.reset();
   std::fill(arrived_.begin(), arrived_.end(), false);
   ready_order_.clear();
+  buckets_reduced_ = 0;
   unused_marked_ = false;
   if (static_graph_) {
     arrivals_left_ = arrivals_expected_;
@@ -148,14 +149,17 @@ void Reducer::store_gradient(size_t index) {
 }
 
 void Reducer::store_dense(Bucket& bucket, GradientSlot& slot, size_t slot_index) {
+  slot.kept = options_.gradient_as_bucket_view && may_be_unused() && !used_.known_used(slot.parameter_index);
   gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
     if (!gradient.defined()) {
       slot.view.zero_();
       return false;
     }
     if (gradient.is_alias_of(slot.view)) {
+      // The bucket is about to change; a gradient that may have to stay moves out of it.
+      if (slot.kept) gradient = gradient.detach().clone();
       if (scale_ != 1.0) copy_scaled(slot.view, slot.view, scale_);
-      return false;
+      return slot.kept;
     }
     const std::string misfit = describe_gradient_misfit(gradient, slot.view);
     if (!misfit.empty()) {
@@ -167,7 +171,7 @@ void Reducer::store_dense(Bucket& bucket, GradientSlot& slot, size_t slot_index)
       return false;
     }
     copy_scaled(slot.view, gradient, scale_);
-    if (!options_.gradient_as_bucket_view) return false;
+    if (!options_.gradient_as_bucket_view || slot.kept) return false;
     gradient = slot.view;
     return true;
   });
@@ -363,10 +367,9 @@ void Reducer::finish_bucket(Bucket& bucket) {
 
 void Reducer::finish_dense(Bucket& bucket) {
   if (optimizer_in_backward_) return;
-  const bool may_be_unused = static_graph_ || options_.find_unused_parameters;
   for (GradientSlot& slot : bucket.slots()) {
     // A parameter that no rank used keeps its gradient, or the lack of one.
-    if (may_be_unused && !used_.used_anywhere(slot.parameter_index)) continue;
+    if (may_be_unused() && !used_.used_anywhere(slot.parameter_index)) continue;
     hand_over(bucket, slot);
   }
 }
@@ -383,7 +386,7 @@ void Reducer::hand_over(Bucket& bucket, GradientSlot& slot) {
       return true;
     }
     if (!slot.result.is_alias_of(slot.view)) copy_scaled(slot.view, slot.result, 1.0);
-    if (!gradient.defined()) {
+    if (!gradient.defined() || slot.kept) {
       gradient = slot.view;
       return true;
     }

@@ -21,6 +21,8 @@ class UsedMap {
   UsedMap(size_t parameter_count, at::Device device);
 
   void mark_used(size_t index) { used_[index] = 1; }
+  /// Whether this rank used the parameter, or some rank did, as far as is known here.
+  bool known_used(size_t index) const { return used_[index] != 0; }
   /// Starts to add up the maps of all ranks.
   void start_reduction(c10d::ProcessGroup& group);
   /// Whether any rank used the parameter. Waits for the reduction only if this rank did not.
