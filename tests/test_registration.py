@@ -46,7 +46,7 @@ def test_registering_twice_changes_nothing():
 
 
 def sum_and_name(rank, world):
-    return summed(rank), dist.get_backend()
+    return summed(rank), dist.group.WORLD._get_backend(torch.device("cpu")).name()
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -55,19 +55,14 @@ def test_backend_strings(world, backend):
     assert run_ranks(world, sum_and_name, backend=backend) == [(world * (world + 1) / 2, "ours")] * world
 
 
-def cpu_tensors_go_to_ours(rank, world):
-    cpu = dist.group.WORLD._get_backend(torch.device("cpu"))
-    return summed(rank), cpu.name()
-
-
 @pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch has no nccl to name")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="nccl refuses to start without a GPU")
 def test_mixed_backends_with_nccl():
-    assert run_ranks(1, cpu_tensors_go_to_ours, backend="cpu:ours,cuda:nccl") == [(1.0, "ours")]
+    assert run_ranks(1, sum_and_name, backend="cpu:ours,cuda:nccl") == [(1.0, "ours")]
 
 
 def test_mixed_backends():
-    assert run_ranks(2, cpu_tensors_go_to_ours, backend="cpu:ours,cuda:gloo") == [(3.0, "ours")] * 2
+    assert run_ranks(2, sum_and_name, backend="cpu:ours,cuda:gloo") == [(3.0, "ours")] * 2
 
 
 def make_without_import(world, tmp_path):
@@ -96,7 +91,7 @@ def test_no_import_is_needed(tmp_path):
     installed = [entry for entry in entry_points(group="torch.distributed.backends") if entry.name == "ours"]
     assert installed, "the package is not installed: run make build, or pip install --no-build-isolation --editable ."
     result = make_without_import(2, tmp_path)
-    assert result.stdout == "[3.0, 3.0, 3.0]\n" * 2, result.stderr
+    assert result.stdout.count("[3.0, 3.0, 3.0]") == 2, result.stderr
 
 
 # --- initialisation --------------------------------------------------------------------------------------------------
@@ -192,4 +187,4 @@ def split(rank, world):
 
 
 def test_split_group():
-    assert run_ranks(4, split, device_id=torch.device("cpu")) == [(4, 6), (6, 6), (4, 6), (6, None)]
+    assert run_ranks(4, split, device_id=torch.device("cpu:0")) == [(4, 6), (6, 6), (4, 6), (6, None)]
