@@ -1,0 +1,191 @@
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+#include "common/error.h"
+#include "common/process_watch.h"
+#include "common/shared_memory.h"
+#include "node_ranks.h"
+#include "transport/channel.h"
+#include "transport/node_barrier.h"
+#include "transport/node_failure.h"
+#include "transport/node_wait.h"
+
+// The parts that the collectives are made of, each on its own.
+
+namespace ours {
+namespace {
+
+using testing::run_sessions;
+
+std::byte pattern(size_t i) { return static_cast<std::byte>((i * 2654435761u) >> 13 & 255); }
+
+TEST(shared_memory_is_private_unnamed_and_shared_by_its_path) {
+  auto memory = SharedMemory::create(8192);
+  struct stat info {};
+  CHECK_EQ(::fstat(memory->fd(), &info), 0);
+  CHECK_EQ(info.st_mode & 0777u, 0600u);
+  CHECK_EQ(info.st_nlink, 0u);
+  memory->reserve(0, 8192);
+  auto again = SharedMemory::open("/proc/self/fd/" + std::to_string(memory->fd()));
+  CHECK_EQ(again->bytes(), 8192u);
+  memory->data()[8191] = std::byte{7};
+  CHECK(again->data()[8191] == std::byte{7});
+  CHECK_CONTAINS(CHECK_THROWS(SystemError, SharedMemory::open("/proc/self/fd/999999")), "No such file");
+  CHECK_THROWS(SystemError, SharedMemory::open("/dev/null"));
+}
+
+TEST(process_watch_sees_the_end_of_a_process_that_nobody_reaped) {
+  int pipe_ends[2];
+  CHECK_EQ(::pipe(pipe_ends), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    // Lives until the parent closes its end of the pipe.
+    ::close(pipe_ends[1]);
+    char c;
+    ::_exit(::read(pipe_ends[0], &c, 1) == 0 ? 0 : 1);
+  }
+  ::close(pipe_ends[0]);
+  const ProcessWatch watch(child);
+  const bool ended_early = watch.ended();
+  ::close(pipe_ends[1]);
+  siginfo_t info;
+  ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT);  // it is a zombie now
+  const bool ended = watch.ended();
+  ::waitpid(child, nullptr, 0);
+  CHECK(!ended_early);
+  CHECK(ended);
+  CHECK(watch.ended());
+  CHECK(ProcessWatch(child).ended());
+  CHECK(!ProcessWatch().ended());
+}
+
+TEST(channel_carries_a_stream_across_its_end_without_waiting) {
+  run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
+    if (session->rank() != 0) return;
+    Channel out(*session, 0, 1), in(*session, 0, 1);
+    const size_t capacity = out.writable();
+    CHECK_EQ(capacity, session->layout().ring_bytes);
+    CHECK_EQ(in.readable(), 0u);
+    size_t written = 0, read = 0;
+    // Steps that do not divide the capacity, so that pieces cross the ring's end at many places.
+    for (size_t step : {1, 7, 1000, 4095, 4096, 4097, 3, 2500}) {
+      std::vector<std::byte> data(step), back(step + 1);
+      for (size_t i = 0; i < step; ++i) data[i] = pattern(written + i);
+      const size_t taken = out.write(data.data(), step);
+      CHECK_EQ(taken, std::min(step, capacity));
+      written += taken;
+      CHECK_EQ(in.readable(), taken);
+      in.peek(back.data(), 1);
+      CHECK(back[0] == pattern(read));
+      CHECK_EQ(in.read(back.data(), back.size()), taken);
+      for (size_t i = 0; i < taken; ++i) CHECK(back[i] == pattern(read + i));
+      read += taken;
+    }
+    CHECK_EQ(out.write("abcdef", 6), 6u);
+    CHECK_EQ(in.skip(4), 4u);
+    char rest[8] = {};
+    CHECK_EQ(in.read(rest, sizeof(rest)), 2u);
+    CHECK_EQ(std::string(rest), "ef");
+    CHECK_EQ(in.skip(1), 0u);
+  });
+}
+
+TEST(channel_is_safe_between_one_writer_and_one_reader) {
+  constexpr size_t kTotal = 300000;
+  run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
+    Channel channel(*session, 0, 1);
+    std::vector<std::byte> piece(997);
+    size_t moved = 0;
+    while (moved < kTotal) {
+      const size_t most = std::min(piece.size(), kTotal - moved);
+      if (session->rank() == 0) {
+        for (size_t i = 0; i < most; ++i) piece[i] = pattern(moved + i);
+        moved += channel.write(piece.data(), most);
+      } else {
+        const size_t n = channel.read(piece.data(), most);
+        for (size_t i = 0; i < n; ++i) CHECK(piece[i] == pattern(moved + i));
+        moved += n;
+      }
+      std::this_thread::yield();
+    }
+  });
+}
+
+// Plain, unsynchronised memory of two places by turns: ThreadSanitizer proves the barrier's promise, or breaks it.
+TEST(barrier_orders_what_is_published_in_two_places_by_turns) {
+  constexpr int kRanks = 4, kRounds = 400;
+  std::vector<std::array<int, 2>> published(kRanks);
+  run_sessions(kRanks, 4096, [&](std::shared_ptr<NodeSession> session) {
+    NodeBarrier barrier(*session);
+    const auto me = static_cast<size_t>(session->rank());
+    for (int round = 0; round < kRounds; ++round) {
+      published[me][barrier.next_parity()] = round * 10 + session->rank();
+      barrier.sync(Deadline::after(std::chrono::seconds(60)), [] { return std::string("a test"); });
+      for (int r = 0; r < kRanks; ++r) {
+        CHECK_EQ(published[static_cast<size_t>(r)][barrier.parity()], round * 10 + r);
+      }
+    }
+  });
+}
+
+TEST(a_sleeper_is_woken_by_every_signal) {
+  SleepWord ping{}, pong{};
+  // No time awake at all: every wait goes to sleep, where a lost wake-up would cost kLookAround and be counted.
+  const WaitPolicy policy{std::chrono::microseconds(0), false};
+  const Deadline deadline = Deadline::after(std::chrono::seconds(60));
+  std::atomic<int> overslept{0};
+  constexpr uint32_t kRounds = 500;
+  testing::run_ranks(2, [&](int rank) {
+    for (uint32_t i = 1; i <= kRounds; ++i) {
+      SleepWord& mine = rank == 0 ? ping : pong;
+      SleepWord& other = rank == 0 ? pong : ping;
+      if (rank == 0) signal(mine);
+      const auto start = Clock::now();
+      wait_on(
+          other, policy, deadline, [&] { return other.value.load() >= i; }, [] {});
+      if (Clock::now() - start >= kLookAround) ++overslept;
+      if (rank == 1) signal(mine);
+    }
+  });
+  // A busy machine may delay a few; lost wake-ups would delay a good part of them.
+  CHECK(overslept.load() < static_cast<int>(kRounds) / 5);
+}
+
+TEST(the_first_failure_is_everyones_failure) {
+  std::vector<std::string> messages(4);
+  run_sessions(4, 4096, [&](std::shared_ptr<NodeSession> session) {
+    const int rank = session->rank();
+    if (rank >= 2) session->failure().fail(FailureKind::Peer, "rank " + std::to_string(rank) + " was first");
+    const Deadline deadline = Deadline::after(std::chrono::seconds(60));
+    wait_on(
+        session->self().doorbell, session->wait_policy(), deadline, [&] { return session->failure().failed(); }, [] {});
+    messages[static_cast<size_t>(rank)] = CHECK_THROWS(PeerError, session->failure().check());
+    // Later failures do not replace it, not even here.
+    session->failure().fail(FailureKind::Timeout, "too late");
+    CHECK_EQ(session->failure().message(), messages[static_cast<size_t>(rank)]);
+  });
+  CHECK_EQ(messages[0], messages[1]);
+  CHECK(messages[0] == "rank 2 was first" || messages[0] == "rank 3 was first");
+}
+
+TEST(a_failure_longer_than_the_segment_holds_is_cut_for_peers) {
+  run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
+    if (session->rank() == 0) session->failure().fail(FailureKind::Timeout, std::string(100000, 'x'));
+    const Deadline deadline = Deadline::after(std::chrono::seconds(60));
+    wait_on(
+        session->self().doorbell, session->wait_policy(), deadline, [&] { return session->failure().failed(); }, [] {});
+    const auto message = CHECK_THROWS(TimeoutError, session->failure().check());
+    CHECK_EQ(message.size(), session->rank() == 0 ? 100000u : sizeof(SegmentHeader::failure_message) - 1);
+  });
+}
+
+}  // namespace
+}  // namespace ours
