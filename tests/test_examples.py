@@ -1,21 +1,26 @@
-"""The example programs as their users run them: under torchrun, from the command line."""
+"""The example programs: once as their users start them, and many times inside ranks that have torch loaded already."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from ranks import RankPool
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 GLOO = ("--backend", "gloo", "--ddp", "torch")
@@ -36,12 +41,37 @@ SMALL_GPT = (
 )
 TIMEOUT = 120
 
+Run = Callable[..., str]
 
-def run_example(name: str, ranks: int, *flags: str) -> str:
-    """Return what the example printed; fail with all of its output where it fails or takes too long."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+
+def run_main(rank: int, world: int, port: int, name: str, flags: tuple[str, ...]) -> str:
+    """Run an example as `python name flags` would, and return what it printed."""
+    os.environ["MASTER_PORT"] = str(port)  # of a store that this run has for itself
+    sys.argv = [name, "--no-progress", *flags]
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return output.getvalue()
+
+
+@pytest.fixture(scope="module")
+def run_example(rank_pool: Callable[..., RankPool]) -> Run:
+    """`run_example(name, ranks, *flags)`: what rank 0 printed."""
+
+    def run(name: str, ranks: int, *flags: str) -> str:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        outputs = rank_pool(ranks, None).run(run_main, store.port, name, flags, timeout=TIMEOUT)
+        assert outputs[1:] == [""] * (ranks - 1)  # only rank 0 speaks
+        return outputs[0]
+
+    return run
+
+
+def run_program(*command: str) -> tuple[int, str]:
+    """Return status and output of a command; whatever it started is gone afterwards."""
     process = subprocess.Popen(
-        [*command, str(EXAMPLES / name), "--no-progress", *flags],
+        [sys.executable, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -49,14 +79,11 @@ def run_example(name: str, ranks: int, *flags: str) -> str:
     )
     try:
         output, _ = process.communicate(timeout=TIMEOUT)
-    except subprocess.TimeoutExpired:
-        output = f"did not end within {TIMEOUT} s"
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # torchrun's ranks, where it did not end them
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert process.returncode == 0, f"{name} {' '.join(flags)}:\n{output}"
-    return output
+    return process.returncode, output
 
 
 def read_epochs(path: Path) -> list[dict[str, Any]]:
@@ -68,23 +95,28 @@ def read_epochs(path: Path) -> list[dict[str, Any]]:
     return epochs
 
 
-@functools.cache
-def whole_training(ranks: int, flags: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
-    """Return metrics, last checkpoint and output of three epochs of train.py; run once for all tests."""
-    with tempfile.TemporaryDirectory() as folder:
-        metrics, checkpoint = Path(folder) / "metrics.jsonl", Path(folder) / "checkpoint.pt"
-        files = ("--metrics", str(metrics), "--checkpoint", str(checkpoint))
-        output = run_example("train.py", ranks, *flags, "--epochs", "3", *files)
-        assert sorted(os.listdir(folder)) == ["checkpoint.pt", "metrics.jsonl"]
-        return read_epochs(metrics), torch.load(checkpoint, weights_only=True), output
-
-
 def curve(epochs: list[dict[str, Any]]) -> list[float]:
     return [epoch[part]["loss"] for epoch in epochs for part in ("train", "held_out")]
 
 
+@pytest.fixture(scope="module")
+def whole_training(run_example: Run) -> Callable[..., tuple[list[dict[str, Any]], dict[str, Any], str]]:
+    """Metrics, last checkpoint and output of three epochs of train.py; run once for all tests."""
+
+    @functools.cache
+    def train(ranks: int, flags: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
+        with tempfile.TemporaryDirectory() as folder:
+            metrics, checkpoint = Path(folder) / "metrics.jsonl", Path(folder) / "checkpoint.pt"
+            files = ("--metrics", str(metrics), "--checkpoint", str(checkpoint))
+            output = run_example("train.py", ranks, *flags, "--epochs", "3", *files)
+            assert sorted(os.listdir(folder)) == ["checkpoint.pt", "metrics.jsonl"]
+            return read_epochs(metrics), torch.load(checkpoint, weights_only=True), output
+
+    return train
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_loss_curve_is_that_of_gloo(ranks: int) -> None:
+def test_loss_curve_is_that_of_gloo(ranks: int, whole_training: Any) -> None:
     ours, _, _ = whole_training(ranks, OURS)
     gloo, _, _ = whole_training(ranks, GLOO)
     assert [epoch["epoch"] for epoch in ours] == [0, 1, 2]
@@ -93,14 +125,14 @@ def test_loss_curve_is_that_of_gloo(ranks: int) -> None:
     assert curve(ours)[-1] < curve(ours)[1] / 2  # it learns
 
 
-def test_digits_reach_their_accuracy() -> None:
+def test_digits_reach_their_accuracy(whole_training: Any) -> None:
     _, _, output = whole_training(2, OURS)
     accuracy = re.search(r"held-out accuracy: ([\d.]+)%", output)
     assert accuracy is not None
     assert float(accuracy[1]) > 95
 
 
-def test_resumed_training_is_bit_identical(tmp_path: Path) -> None:
+def test_resumed_training_is_bit_identical(tmp_path: Path, run_example: Run, whole_training: Any) -> None:
     metrics, checkpoint = tmp_path / "metrics.jsonl", tmp_path / "checkpoint.pt"
     flags = (*OURS, "--epochs", "3", "--metrics", str(metrics), "--checkpoint", str(checkpoint))
     run_example("train.py", 4, *flags, "--stop-after", "1")
@@ -117,14 +149,7 @@ def test_resumed_training_is_bit_identical(tmp_path: Path) -> None:
             assert torch.equal(resumed["optimizer"]["state"][name][key], value), (name, key)
 
 
-def test_resume_refuses_another_seed(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint.pt"
-    torch.save({"epoch": 0, "seed": 1}, checkpoint)
-    with pytest.raises(AssertionError, match=r"ValueError: .* was made with --seed 1, this run has --seed 2"):
-        run_example("train.py", 1, *OURS, "--seed", "2", "--checkpoint", str(checkpoint), "--resume")
-
-
-def test_gpt_learns_resumes_and_writes(tmp_path: Path) -> None:
+def test_gpt_learns_resumes_and_writes(tmp_path: Path, run_example: Run) -> None:
     metrics, checkpoint = tmp_path / "metrics.jsonl", tmp_path / "checkpoint.pt"
     flags = (*OURS, *SMALL_GPT, "--metrics", str(metrics), "--checkpoint", str(checkpoint))
     run_example("train_gpt.py", 2, *flags, "--stop-after", "1")
@@ -137,9 +162,19 @@ def test_gpt_learns_resumes_and_writes(tmp_path: Path) -> None:
     assert len(sample) > 20
 
 
-def test_runs_without_torchrun() -> None:
-    program = [sys.executable, str(EXAMPLES / "train.py"), *OURS, "--epochs", "1", "--no-progress"]
-    result = subprocess.run(program, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    assert result.returncode == 0, result.stderr
-    assert "1 ranks" in result.stdout
-    assert "held-out accuracy" in result.stdout
+def test_torchrun_with_default_flags() -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    status, output = run_program(*torchrun, str(EXAMPLES / "train.py"), "--epochs", "1")
+    assert status == 0, output
+    assert "2 ranks, 1438 images to train on, 359 held out" in output
+    assert re.search(r"epoch +1 .* images/s\nheld-out accuracy: ", output)
+
+
+def test_without_torchrun_and_another_seed_is_refused(tmp_path: Path) -> None:
+    flags = ("--epochs", "1", "--checkpoint", str(tmp_path / "checkpoint.pt"))
+    status, output = run_program(str(EXAMPLES / "train.py"), *flags)
+    assert status == 0, output
+    assert "1 ranks, 1438 images" in output
+    status, output = run_program(str(EXAMPLES / "train.py"), *flags, "--resume", "--seed", "2")
+    assert status == 1
+    assert "was made with --seed 0, this run has --seed 2: use the same seed, or start without --resume" in output
