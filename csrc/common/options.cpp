@@ -151,8 +151,8 @@ const std::vector<OptionRow>& option_rows() {
           "Microseconds for which a waiting rank keeps yielding its core before it sleeps."),
       word_row<&Options::spin>(
           "OURS_SPIN", "auto, 0 or 1",
-          "Whether a waiting rank spins instead of yielding its core. auto: only where every rank of "
-          "the node has a core of its own."),
+          "Whether a waiting rank spins instead of yielding its core. auto: for its first 2 us, and only where "
+          "every rank of the node has a core of its own."),
       bytes_row<&Options::chunk_bytes>("OURS_CHUNK_BYTES",
                                        "Staging chunk of each rank, for tensors outside shared memory."),
       bytes_row<&Options::small_bytes>("OURS_SMALL_BYTES", "Largest message that is reduced with one synchronisation."),

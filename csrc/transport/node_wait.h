@@ -15,7 +15,7 @@ namespace ours {
 /// wake-up costs ten times that; then asleep, so that a computing peer is not robbed of its core.
 struct WaitPolicy {
   std::chrono::microseconds awake{50};
-  bool spin = false;  ///< burn the core instead of yielding it: only where every local rank has its own
+  std::chrono::microseconds spin{0};  ///< first part of `awake`, in which the core is kept instead of yielded
 };
 
 /// A sleeping rank looks around (dead peers, abort, deadline) this often.
@@ -42,14 +42,14 @@ template <class Ready, class LookAround>
 void wait_on(SleepWord& word, const WaitPolicy& policy, Deadline deadline, Ready&& ready, LookAround&& look_around) {
   if (ready()) return;
   const auto start = Clock::now();
-  do {
-    if (policy.spin) {
+  for (auto elapsed = Clock::duration::zero(); elapsed < policy.awake; elapsed = Clock::now() - start) {
+    if (elapsed < policy.spin) {
       for (int i = 0; i < 32 && !ready(); ++i) relax_cpu();
     } else {
       ::sched_yield();
     }
     if (ready()) return;
-  } while (Clock::now() - start < policy.awake);
+  }
 
   while (true) {
     word.sleepers.fetch_add(1, std::memory_order_seq_cst);
