@@ -139,7 +139,7 @@ TEST(barrier_orders_what_is_published_in_two_places_by_turns) {
 TEST(a_sleeper_is_woken_by_every_signal) {
   SleepWord ping{}, pong{};
   // No time awake at all: every wait goes to sleep, where a lost wake-up would cost kLookAround and be counted.
-  const WaitPolicy policy{std::chrono::microseconds(0), std::chrono::microseconds(0)};
+  WaitPolicy policy;
   policy.awake = std::chrono::microseconds(0);
   const Deadline deadline = Deadline::after(std::chrono::seconds(60));
   std::atomic<int> overslept{0};
