@@ -28,7 +28,13 @@ void set_affinity(const std::vector<int>& cores) {
 void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
   Lock lock(mutex_);
   work->set_sequence(sequence_.fetch_add(1, std::memory_order_relaxed) + 1);
-  if (may_run_here && queue_.empty() && may_run()) {
+  if (running_ && runner_ == std::this_thread::get_id()) {
+    // From a callback of the Work that this thread has just run, which may go on to block on this one's future.
+    queue_.push_back(work);
+    while (!work->done() && !queue_.empty()) run_next(lock);
+    return;
+  }
+  if (may_run_here && queue_.empty() && !running_) {
     run(work, lock);
     return;
   }
