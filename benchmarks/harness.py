@@ -204,13 +204,16 @@ class Ranks:
             self.together()
             action()
         rounds = self.agree(max(least, min(most, int(budget / (time.perf_counter() - start + 1e-9)))))
+        columns = list(actions.values())
         times = torch.empty(rounds, len(actions), dtype=torch.float64)
         gc.collect()
         gc.disable()
         for turn in range(rounds):
             if refresh is not None and turn % 16 == 0:
                 refresh()
-            for column, action in enumerate(actions.values()):
+            for place in range(len(actions)):
+                column = (turn + place) % len(actions)  # nobody always comes after the same other
+                action = columns[column]
                 self.together()
                 start = time.perf_counter()
                 action()
