@@ -1,0 +1,278 @@
+"""Works: waiting, futures, callbacks, times, profiles, traces, timeouts, hooks."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+HAS_HOOKS = hasattr(dist.ProcessGroup, "register_abort_hook")  # torch 2.15
+
+
+def cpu_backend(group: dist.ProcessGroup | None = None) -> Any:
+    return (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
+
+
+def life_of_a_work(rank: int, world: int) -> None:
+    tensor = torch.full((1000,), float(rank))
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work.wait()
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.exception() is None
+    assert work.result()[0] is tensor or torch.equal(work.result()[0], tensor)
+    assert 0 <= work._get_duration() < 60_000
+    number = work._get_sequence_number()
+    assert dist.barrier(async_op=True)._get_sequence_number() == number + 1
+    assert dist.group.WORLD._get_sequence_number_for_group() == number + 1
+
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+    assert torch.equal(future.wait()[0], tensor)
+    lists = [[torch.empty(2) for _ in range(world)]]
+    work = dist.all_gather(lists[0], torch.full((2,), float(rank)), async_op=True)
+    assert [int(t[0]) for t in work.get_future().wait()] == list(range(world))
+
+
+@pytest.mark.parametrize("inline", ["1", "0"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_life_of_a_work(rank_pool, world, inline):
+    rank_pool(world, env={"OURS_INLINE": inline}).run(life_of_a_work)
+
+
+def chained_callbacks(rank: int, world: int) -> None:
+    """Callbacks run where the collective ended, and may issue and await further collectives of the same group."""
+    tensor = torch.full((4,), float(rank))
+    total = float(sum(range(world)))
+
+    def again(future: torch.futures.Future) -> torch.Tensor:
+        (first,) = future.value()
+        return dist.all_reduce(first.clone(), async_op=True).get_future().wait()[0]
+
+    def synchronously(future: torch.futures.Future) -> torch.Tensor:
+        second = future.value().clone()
+        dist.all_reduce(second)
+        return second
+
+    future = dist.all_reduce(tensor, async_op=True).get_future().then(again).then(synchronously)
+    assert torch.equal(future.wait(), torch.full((4,), total * world * world))
+
+    def fail(_: torch.futures.Future) -> None:
+        raise ValueError("from a callback")
+
+    future = dist.all_reduce(tensor, async_op=True).get_future().then(fail)
+    with pytest.raises(Exception, match="from a callback"):
+        future.wait()
+    dist.barrier()
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_callbacks_may_communicate(rank_pool, world):
+    rank_pool(world).run(chained_callbacks)
+
+
+def forgotten_works(rank: int, world: int) -> None:
+    for _ in range(50):
+        dist.all_reduce(torch.ones(1000), async_op=True)  # nobody keeps the tensor or the work
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world
+
+
+def test_forgotten_works_keep_their_tensors(rank_pool):
+    rank_pool(2).run(forgotten_works)
+
+
+def impatient(rank: int, world: int) -> None:
+    tensor = torch.full((2,), float(rank))
+    gate = dist.new_group(backend="gloo")
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        with pytest.raises(dist.DistBackendError, match=r"Operation timed out! .*all_reduce.*wait again"):
+            work.wait(timedelta(milliseconds=60))
+        assert not work.is_completed()
+        dist.barrier(group=gate)
+        work.wait()
+    else:
+        dist.barrier(group=gate)
+        dist.all_reduce(tensor)
+    assert tensor[0].item() == sum(range(world))
+
+
+def test_an_impatient_wait_leaves_work_and_group_alive(rank_pool):
+    rank_pool(2).run(impatient)
+
+
+def groups_in_threads(rank: int, world: int) -> None:
+    """Threads that use a group each, and an interpreter that stays responsive meanwhile."""
+    groups = [dist.new_group() for _ in range(3)]
+    failures: list[BaseException] = []
+
+    def loop(group: Any, asynchronous: bool) -> None:
+        try:
+            for i in range(60):
+                tensor = torch.full((1 + 997 * (i % 3),), float(rank))
+                work = dist.all_reduce(tensor, group=group, async_op=asynchronous)
+                if asynchronous:
+                    work.get_future().then(lambda future: future.value()[0].sum().item()).wait()
+                assert tensor[0].item() == sum(range(world))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=loop, args=(g, i == 1)) for i, g in enumerate(groups)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not failures, failures
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_groups_in_several_threads(world):
+    run_ranks(world, groups_in_threads)
+
+
+# ---------------------------------------------------------------- profiles and traces
+
+
+def profiled(rank: int, world: int) -> list[tuple[str, bool, Any]]:
+    lists = [torch.empty(2, 3) for _ in range(world)]
+    with torch.autograd.profiler.profile(record_shapes=True) as profile:
+        dist.all_reduce(torch.ones(3, 4))
+        dist.broadcast(torch.ones(2), 0)
+        dist.all_gather(lists, torch.ones(2, 3))
+        dist.barrier()
+        if rank == 0:
+            dist.send(torch.ones(5), 1)
+        elif rank == 1:
+            dist.recv(torch.ones(5), 0)
+    return [(e.name, e.is_async, e.input_shapes) for e in profile.function_events if e.name.startswith("ours:")]
+
+
+def test_profiles_show_each_operation_with_its_shapes(rank_pool):
+    first, second = rank_pool(2).run(profiled)
+    common = [
+        ("ours:all_reduce", True, [[3, 4]]),
+        ("ours:broadcast", True, [[2]]),
+        ("ours:all_gather", True, [[2, 3]]),
+        ("ours:barrier", True, []),
+    ]
+    assert sorted(first) == sorted([*common, ("ours:send", True, [[5]])])
+    assert sorted(second) == sorted([*common, ("ours:recv", True, [[5]])])
+
+
+def traced(rank: int, world: int) -> list[dict[str, Any]]:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(torch.ones(12))
+    path = f"{os.environ['TRACE_FOLDER']}/{rank}.json"
+    profile.export_chrome_trace(path)
+    with open(path) as file:
+        return [e["args"] for e in json.load(file)["traceEvents"] if e.get("name") == "record_param_comms"]
+
+
+def test_traces_carry_the_facts_of_a_call(tmp_path):
+    (event,), _ = run_ranks(2, traced, env={"TRACE_FOLDER": str(tmp_path)})
+    assert event["Collective name"] == "allreduce"
+    assert event["In msg nelems"] == 12
+    assert event["Group size"] == 2
+    assert event["dtype"] == "Float"
+
+
+def flight_recorded(rank: int, world: int) -> list[dict[str, Any]]:
+    dist.all_reduce(torch.ones(7))
+    dist.broadcast(torch.ones(3), 0)
+    from torch._C._distributed_c10d import _dump_fr_trace_json
+
+    return json.loads(_dump_fr_trace_json(backend="ours"))["entries"]
+
+
+@pytest.mark.skipif(not HAS_HOOKS, reason="torch records flights of other backends than its own from 2.15 on")
+def test_flight_recorder_entries_complete():
+    entries, _ = run_ranks(2, flight_recorded)
+    names = [entry["profiling_name"] for entry in entries]
+    assert names == ["ours:all_reduce", "ours:broadcast"]
+    for entry in entries:
+        assert entry["state"] == "completed"
+        assert entry["duration_ms"] >= 0
+
+
+# ---------------------------------------------------------------- timeouts
+
+
+def ephemeral(rank: int, world: int) -> list[float]:
+    group = dist.group.WORLD
+    seconds = []
+
+    def issue() -> None:
+        work = dist.barrier(async_op=True)
+        work.wait()
+        seconds.append(work.timeout.total_seconds())
+
+    issue()
+    group._add_ephemeral_timeout(timedelta(seconds=5))
+    group._add_ephemeral_timeout(timedelta(seconds=2))
+    issue()
+    issue()
+    group.set_timeout(timedelta(seconds=30))
+    issue()
+    options = dist.BarrierOptions()
+    options.timeout = timedelta(seconds=9)
+    work = group.barrier(options)
+    work.wait()
+    seconds.append(work.timeout.total_seconds())
+    return seconds
+
+
+@pytest.mark.skipif(not HAS_HOOKS, reason="torch tells the timeout of a work from 2.15 on")
+def test_timeouts_of_the_call_of_the_group_and_ephemeral():
+    for seconds in run_ranks(2, ephemeral, pg_timeout=60):
+        assert seconds == [60, 67, 60, 30, 9]
+
+
+# ---------------------------------------------------------------- hooks
+
+
+def on_completion(rank: int, world: int) -> list[tuple[str, int]]:
+    group = dist.new_group()
+    seen: list[tuple[str, int]] = []
+    group._register_on_completion_hook(lambda info: seen.append((info.op_type.name, info.seq)))
+    for _ in range(3):
+        dist.all_reduce(torch.ones(2), group=group, async_op=True)
+    dist.broadcast(torch.ones(2), 0, group=group)
+    group._wait_for_pending_works()
+    dist.destroy_process_group(group)
+    return seen
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_on_completion_hook_sees_every_work(world):
+    for seen in run_ranks(world, on_completion):
+        assert seen == [("ALLREDUCE", 1), ("ALLREDUCE", 2), ("ALLREDUCE", 3), ("BROADCAST", 4)]
+
+
+def abort_hooks(rank: int, world: int) -> list[str]:
+    calls: list[str] = []
+    backend = cpu_backend()
+    assert backend.supports_abort_hooks
+    backend.register_abort_hook(1, lambda: calls.append("removed"))
+    backend.register_abort_hook(2, lambda: calls.append(f"hook, {backend.get_error().name}"))
+    backend.unregister_abort_hook(1)
+    with pytest.raises(dist.DistBackendError):
+        dist.all_reduce(torch.ones(2 + rank))
+    calls.append("raised")
+    with pytest.raises(dist.DistBackendError):
+        dist.all_reduce(torch.ones(2))
+    return calls
+
+
+@pytest.mark.skipif(not HAS_HOOKS, reason="torch has abort hooks from 2.15 on")
+def test_abort_hooks_run_before_the_error_is_seen():
+    for calls in run_ranks(2, abort_hooks):
+        assert calls == ["hook, COMM_ERROR", "raised"]
