@@ -96,14 +96,16 @@ class _Worker:
                     "the suite cannot be imported:\n" + self._log.with_suffix(".err").read_text()[-4000:]
                 )
             left = list(first["tests"])
-            while left and (answer := self._next(lines)) is not None:
-                if "start" in answer:
-                    began = time.monotonic()
-                    continue
-                outcomes.append(Outcome(**answer))
-                left.remove(answer["test"])
-                print(outcomes[-1].line, flush=True)
-            _end(process)
+            try:
+                while left and (answer := self._next(lines)) is not None:
+                    if "start" in answer:
+                        began = time.monotonic()
+                        continue
+                    outcomes.append(Outcome(**answer))
+                    left.remove(answer["test"])
+                    print(outcomes[-1].line, flush=True)
+            finally:
+                _end(process)
             if left:
                 seconds = time.monotonic() - began
                 outcomes.append(Outcome(left.pop(0), "crash", seconds, "the worker died or hung in this test"))
@@ -158,6 +160,7 @@ def _print_failures(outcomes: list[Outcome], names: list[str], lines: int) -> No
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     options = _arguments(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the worker and its ranks end as well
     torch_version = importlib.metadata.version("torch").split("+")[0]
     baseline_path = _FOLDER / f"gloo_passes_{torch_version}.json"
     baseline: dict[int, list[str]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from types import ModuleType
 from typing import Any
@@ -42,6 +43,9 @@ def stand_in_for_gloo(name: str) -> None:
     if name.upper() not in plugins:
         raise RuntimeError(f"no c10d backend {name!r} is registered; install the package that brings it and try again")
     plugins["GLOO"] = plugins[name.upper()]
+    # As for every backend that is not torch's own. A group of type GLOO makes torch's DDP logger take the backend for a
+    # ProcessGroupGloo and read its number of threads from memory that is laid out otherwise.
+    dist.Backend.backend_type_map["gloo"] = dist.ProcessGroup.BackendType.CUSTOM
 
 
 def relabel_profiler_events(suite: ModuleType, name: str) -> None:
@@ -57,6 +61,21 @@ def relabel_profiler_events(suite: ModuleType, name: str) -> None:
         return events
 
     suite.get_profiling_event = find_relabelled
+
+
+def relabel_logging_data(ddp_class: type) -> None:
+    """Let DDP's logging data name the backend as the suite asked for it, with the fields that are Gloo's alone."""
+    get_data = ddp_class._get_ddp_logging_data
+
+    def get_relabelled(self: Any) -> dict[str, Any]:
+        data: dict[str, Any] = get_data(self)
+        if data.get("backend_name") == "custom":
+            names = ("gloo_socket_ifname", "gloo_device_transport")
+            settings = {name: os.environ.get(name.upper(), "N/A") for name in names}
+            data = {**data, **settings, "backend_name": "gloo", "gloo_num_threads": 2}
+        return data
+
+    ddp_class._get_ddp_logging_data = get_relabelled
 
 
 def replace_ddp(module_name: str) -> type:

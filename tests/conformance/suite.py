@@ -44,8 +44,10 @@ def load(world_size: int, timeout_s: int, backend: str, ddp: str) -> ModuleType:
         standin.stand_in_for_gloo(backend)
         standin.relabel_profiler_events(distributed_test, backend)
     standin.read_nccl_as_gloo()
-    ddp_class = torch.nn.parallel.DistributedDataParallel
-    devices.patch_ddp(standin.replace_ddp(_PACKAGE) if ddp != "torch" else ddp_class)
+    ddp_class = standin.replace_ddp(_PACKAGE) if ddp == "ours" else torch.nn.parallel.DistributedDataParallel
+    devices.patch_ddp(ddp_class)
+    if backend != "gloo":
+        standin.relabel_logging_data(ddp_class)
     return distributed_test
 
 
