@@ -154,6 +154,9 @@ class DistributedDataParallel(_TorchDDP):
         self.reducer._register_builtin_comm_hook(comm_hook_type)
         self.logger._set_comm_hook_name(str(comm_hook_type))
 
+    def _match_unused_params_allreduce(self) -> None:
+        self.process_group.allreduce(self.reducer._get_unused_map())
+
     def join_hook(self, **kwargs: Any) -> Any:
         """Return the hook that shadows this module's collectives once the rank has run out of input."""
         self.reducer._set_joined_division(kwargs.get("divide_by_initial_world_size", True))
@@ -172,9 +175,8 @@ def _logged_environment(backend_name: str) -> dict[str, str]:
 
 
 def _logged_backend_options(group: dist.ProcessGroup, device: torch.device) -> dict[str, int]:
-    """Return the numbers of the backend's options that torch logs: those of Gloo."""
+    """Return the numbers of the backend's options that torch logs: Gloo's threads, which are two unless asked for."""
     if group.name() != "gloo":
         return {}
     options = getattr(group._get_backend(device), "options", None)
-    threads = getattr(options, "_threads", None)
-    return {} if threads is None else {"gloo_num_threads": threads}
+    return {"gloo_num_threads": getattr(options, "_threads", 2)}

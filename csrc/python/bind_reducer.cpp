@@ -112,7 +112,8 @@ void bind_hooks_and_joining(ReducerClass& cls) {
           [](Reducer& self, c10d::GradBucket& bucket) { return wrap(self.run_all_reduce(bucket)); }, py::arg("bucket"),
           NoGil())
       .def("_get_zeros_like_grad_buckets", &Reducer::zero_buckets, NoGil())
-      .def("_get_local_used_map", &Reducer::unused_map, NoGil())
+      .def("_get_local_used_map", &Reducer::used_map, NoGil())
+      .def("_get_unused_map", &Reducer::unused_map, NoGil())
       .def("_push_all_rebuilt_params", &Reducer::push_all_rebuilt_parameters, NoGil())
       .def("_set_joined_division", &Reducer::set_joined_division, py::arg("use_static_world_size"))
       .def("_set_forward_pass_work_handle", &Reducer::set_forward_work, py::arg("work"),

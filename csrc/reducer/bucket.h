@@ -39,6 +39,9 @@ struct GradientSlot {
   at::Tensor result;
   /// This rank did not use the parameter: its gradient must stay as it is if no other rank did either.
   bool kept = false;
+
+  /// A tensor for `.grad`: the view's memory, but whoever replaces its data does not replace the view's.
+  at::Tensor gradient_view() const { return view.tensor_data(); }
 };
 
 class Bucket {

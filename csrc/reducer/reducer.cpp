@@ -97,7 +97,7 @@ void Reducer::adopt_existing_gradients() {
       gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
         if (!gradient.defined() || !describe_gradient_misfit(gradient, slot.view).empty()) return false;
         copy_scaled(slot.view, gradient, 1.0);
-        gradient = slot.view;
+        gradient = slot.gradient_view();
         return true;
       });
     }
@@ -170,8 +170,9 @@ void Reducer::register_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
 
 void Reducer::set_static_graph() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  TORCH_CHECK(iterations_ == 0, "set_static_graph() should be called before training loop starts and after DDP is "
-                                "constructed.");
+  if (iterations_ > 0) {
+    fail("set_static_graph() should be called before training loop starts and after DDP is constructed.");
+  }
   static_graph_ = true;
 }
 

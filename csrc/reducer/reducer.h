@@ -101,7 +101,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Acts as if the gradients had arrived in the order of the parameters.
   void push_all_rebuilt_parameters();
   std::vector<c10d::GradBucket> zero_buckets();
+  /// What a rank without input adds to the map of used parameters.
   at::Tensor unused_map() const { return used_.unused_map(); }
+  /// How many ranks used each parameter in the last reduced backward: int32, one element a parameter.
+  at::Tensor used_map() const { return used_.last_reduced(); }
 
   /// Runs the hook, or without one the reduction that the other ranks' backward runs for this bucket.
   FuturePtr run_hook(c10d::GradBucket& bucket);

@@ -1,5 +1,6 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/record_function.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/StreamGuard.h>
@@ -67,6 +68,7 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   }
   unused_.clear();
   if (!options_.find_unused_parameters) return;
+  RECORD_FUNCTION("torch.distributed.ddp.reducer::search_unused_parameters", std::vector<c10::IValue>());
   unused_ = find_unreached(hooks_.accumulators(), outputs);
   if (unused_.empty()) {
     TORCH_WARN_ONCE(
@@ -172,7 +174,7 @@ void Reducer::store_dense(Bucket& bucket, GradientSlot& slot, size_t slot_index)
     }
     copy_scaled(slot.view, gradient, scale_);
     if (!options_.gradient_as_bucket_view || slot.kept) return false;
-    gradient = slot.view;
+    gradient = slot.gradient_view();
     return true;
   });
 }
@@ -387,10 +389,14 @@ void Reducer::hand_over(Bucket& bucket, GradientSlot& slot) {
     }
     if (!slot.result.is_alias_of(slot.view)) copy_scaled(slot.view, slot.result, 1.0);
     if (!gradient.defined() || slot.kept) {
-      gradient = slot.view;
+      gradient = slot.gradient_view();
       return true;
     }
-    if (!gradient.is_alias_of(bucket.buffer())) {
+    if (gradient.is_alias_of(bucket.buffer())) return false;
+    if (mixed_precision_dtype_) {
+      // The hook of mixed precision has replaced it by one of full precision.
+      copy_scaled(gradient, slot.result, 1.0);
+    } else {
       fail(c10::str("Detected at least one parameter gradient is not the expected DDP bucket view with "
                     "gradient_as_bucket_view=True: parameter ", slot.parameter_index, " (",
                     name_of(slot.parameter_index),

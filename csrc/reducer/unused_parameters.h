@@ -33,6 +33,8 @@ class UsedMap {
   void reset();
   /// A map that says that nothing was used, for a rank that has run out of input: int32, one element a parameter.
   at::Tensor unused_map() const;
+  /// How many ranks used each parameter by the last reduction: int32, one element a parameter.
+  at::Tensor last_reduced() const { return reduced_.defined() ? reduced_ : unused_map(); }
 
  private:
   void await_reduction();
