@@ -39,9 +39,13 @@ void NodeGroup::monitored_barrier(const Call& call, bool wait_all_ranks) {
     signal(session_->self().monitor);
     return;
   }
-  session_->failure().raise(FailureKind::Timeout, (wait_all_ranks ? "Ranks " : "Rank ") + missing +
-                                                      " failed to pass monitoredBarrier" + within + details +
-                                                      (wait_all_ranks ? "" : "; later ranks were not waited for"));
+  const FailureKind kind = session_->failure().kind();
+  if (kind != FailureKind::None && kind != FailureKind::Timeout) session_->failure().check();
+  const std::string message = (wait_all_ranks ? "Ranks " : "Rank ") + missing + " failed to pass monitoredBarrier" + within +
+                              details + (wait_all_ranks ? "" : "; later ranks were not waited for");
+  session_->failure().fail(FailureKind::Timeout, message);
+  // Not the group's failure: ranks that waited as long as this one may have recorded theirs first.
+  throw TimeoutError(message);
 }
 
 bool NodeGroup::await_monitor(int r, uint32_t number, Deadline deadline) {
