@@ -31,8 +31,8 @@ struct Call {
   Deadline deadline;
 };
 
-/// A fixed set of ranks that communicate collectively. All methods block until this rank's part is done and its buffers may
-/// be reused. Calls on one Group must be made by one thread at a time and in the same order on all ranks.
+/// A fixed set of ranks that communicate collectively. All methods block until this rank's part is done and its buffers
+/// may be reused. Calls on one Group must be made by one thread at a time and in the same order on all ranks.
 ///
 /// Errors, before a byte of any result is written: InvalidArgument (this call has no meaning, found locally),
 /// MismatchError (ranks called different things; thrown on every rank). Later: TimeoutError, PeerError, AbortedError.
@@ -52,11 +52,12 @@ class Group {
   virtual void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) = 0;
 
   /// As all_reduce, but only root's `out` is written (elsewhere it is ignored).
-  virtual void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) = 0;
+  virtual void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction,
+                      int root) = 0;
 
   /// inputs[r] (counts[r] elements) is reduced over all ranks into rank r's `out`. `counts` must agree on all ranks.
-  virtual void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
-                              void* out, const Reduction& reduction) = 0;
+  virtual void reduce_scatter(const Call& call, const std::vector<const void*>& inputs,
+                              const std::vector<size_t>& counts, void* out, const Reduction& reduction) = 0;
 
   virtual void broadcast(const Call& call, Span buffer, int root) = 0;
 
@@ -72,9 +73,9 @@ class Group {
   /// inputs[d] goes to rank d; outputs[s] comes from rank s.
   virtual void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) = 0;
 
-  /// Waits until every rank has arrived; on timeout throws TimeoutError that names the first absent rank, or all of them.
-  /// Independent of the other collectives: a rank that hangs in one of them is found missing here. May be called by another
-  /// thread than these.
+  /// Waits until every rank has arrived; on timeout throws TimeoutError that names the first absent rank, or all of
+  /// them. Independent of the other collectives: a rank that hangs in one of them is found missing here. May be called
+  /// by another thread than these.
   virtual void monitored_barrier(const Call& call, bool wait_all_ranks) = 0;
 
   /// Frees every waiter of this rank within 100 ms and tells the peers. Callable from any thread, more than once.

@@ -179,7 +179,11 @@ MessageQueue::Messages MessageQueue::take_all() {
   delivered_.clear();
   recvs_.clear();
   for (auto& sends : sends_) sends.clear();
-  for (auto& in : incoming_) in.target = nullptr;
+  for (auto& in : incoming_) {
+    // No message is arriving any more: another thread may still call progress(), and must not write anywhere.
+    in.target = nullptr;
+    in.active = false;
+  }
   return all;
 }
 

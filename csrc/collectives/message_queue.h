@@ -44,7 +44,7 @@ class Message final : public Transfer {
   int peer;  // destination, source, or kAnySource until a message was matched
   const int tag;
   const Deadline deadline;
-  size_t moved = 0;          // of a send: bytes of the message in the channel so far
+  size_t moved = 0;  // of a send: bytes of the message in the channel so far
   bool header_sent = false;
 
  private:
@@ -55,9 +55,9 @@ class Message final : public Transfer {
 
 /// The matching and moving of one rank's messages over its channels; single-threaded, never waits.
 ///
-/// On a channel a message is a header (size, tag, dtype) and then its bytes. A message that finds no receive posted for it
-/// stays in the channel, which holds back its sender; but if another receive waits for the same sender it is set aside in
-/// memory, so that tags may be received in any order.
+/// On a channel a message is a header (size, tag, dtype) and then its bytes. A message that finds no receive posted for
+/// it stays in the channel, which holds back its sender; but if another receive waits for the same sender it is set
+/// aside in memory, so that tags may be received in any order.
 class MessageQueue {
  public:
   using Messages = std::vector<std::shared_ptr<Message>>;
@@ -96,10 +96,10 @@ class MessageQueue {
 
   /// What arrives from one rank.
   struct Incoming {
-    bool active = false;               ///< a header was taken, its bytes are not all here
+    bool active = false;  ///< a header was taken, its bytes are not all here
     Header header{};
     size_t moved = 0;
-    std::shared_ptr<Message> target;   ///< null while the message goes to the back of `early`
+    std::shared_ptr<Message> target;  ///< null while the message goes to the back of `early`
     std::deque<Early> early;
   };
 

@@ -5,16 +5,17 @@
 
 // all_reduce and reduce in shared memory.
 //
-// Small messages: every rank writes its input into its stage, one synchronisation, every rank reduces all stages for itself.
-// P times the arithmetic of a divided reduction, but half its synchronisations, which is what counts here.
+// Small messages: every rank writes its input into its stage, one synchronisation, every rank reduces all stages for
+// itself. P times the arithmetic of a divided reduction, but half its synchronisations, which is what counts here.
 //
 // Large messages go in chunks through a pipeline of three steps that share one round, so that n chunks cost n + 1
-// synchronisations. In round k a rank reduces its slice of chunk k (read from the stages), copies the reduced chunk k - 1
-// out of the ranks' results, and copies chunk k + 1 into its stage. This is reduce-scatter followed by all-gather
-// (Rabenseifner 2004), with shared memory in the place of messages; stages and results stay in the cache. A rank's own slice
-// is read where it lies and never staged.
+// synchronisations. In round k a rank reduces its slice of chunk k (read from the stages), copies the reduced chunk k -
+// 1 out of the ranks' results, and copies chunk k + 1 into its stage. This is reduce-scatter followed by all-gather
+// (Rabenseifner 2004), with shared memory in the place of messages; stages and results stay in the cache. A rank's own
+// slice is read where it lies and never staged.
 //
-// Each element is reduced in the order of ranks whatever the size of message and chunk, so the bits are always the same.
+// Each element is reduced in the order of ranks whatever the size of message and chunk, so the bits are always the
+// same.
 
 namespace ours {
 
@@ -43,7 +44,8 @@ void NodeGroup::all_reduce(const Call& call, const void* in, void* out, size_t c
   guarded([&] { reduce_to(call, record_of(call, count, reduction, -1), in, out, count, reduction); });
 }
 
-void NodeGroup::reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) {
+void NodeGroup::reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction,
+                       int root) {
   check_supported(reduction.kind, call.dtype);
   check_root(root);
   guarded([&] {

@@ -4,10 +4,10 @@
 #include "collectives/node_group_impl.h"
 #include "common/partition.h"
 
-// Everything that moves data unchanged: broadcast, all_gather, gather, scatter, all_to_all. All are one exchange: each rank
-// has bytes for some ranks, either the same for all of them (its stage is one window, read by many) or different ones (its
-// stage is divided into a window for each destination). In round k the windows carry piece k; all write, synchronise, and
-// read. What a rank sends to itself is copied directly.
+// Everything that moves data unchanged: broadcast, all_gather, gather, scatter, all_to_all. All are one exchange: each
+// rank has bytes for some ranks, either the same for all of them (its stage is one window, read by many) or different
+// ones (its stage is divided into a window for each destination). In round k the windows carry piece k; all write,
+// synchronise, and read. What a rank sends to itself is copied directly.
 //
 // The first round also publishes two tables a rank: how many bytes it sends to, and expects from, each rank. All ranks
 // compare all of them, so that a disagreement of any two is found by everyone before a byte of a result is written.
@@ -155,9 +155,10 @@ size_t NodeGroup::check_tables(const CallRecord& record) {
       const uint64_t sent = table(from)[to];
       const uint64_t expected = table(to)[ranks + from];
       if (sent != expected) {
-        throw MismatchError(session_->describe(static_cast<int>(from)) + " sends " + std::to_string(sent) + " bytes to " +
-                            session_->describe(static_cast<int>(to)) + ", which expects " + std::to_string(expected) +
-                            ", in " + describe_record(record) + ". Make the sizes of the tensors agree on all ranks");
+        throw MismatchError(session_->describe(static_cast<int>(from)) + " sends " + std::to_string(sent) +
+                            " bytes to " + session_->describe(static_cast<int>(to)) + ", which expects " +
+                            std::to_string(expected) + ", in " + describe_record(record) +
+                            ". Make the sizes of the tensors agree on all ranks");
       }
       most = std::max<size_t>(most, sent);
     }

@@ -11,11 +11,11 @@
 namespace ours {
 
 /// Collectives of ranks that share memory. Every operation is a sequence of rounds: write a chunk into the own stage,
-/// synchronise, read the peers' stages; the writing of the next chunk falls into the same round, so that a round costs one
-/// synchronisation. The first one also carries what was called, and is checked before anything is read.
+/// synchronise, read the peers' stages; the writing of the next chunk falls into the same round, so that a round costs
+/// one synchronisation. The first one also carries what was called, and is checked before anything is read.
 ///
-/// The algorithms: node_all_reduce.cpp (all_reduce, reduce), node_reduce_scatter.cpp, node_exchange.cpp (all that moves data
-/// unchanged), node_monitored_barrier.cpp.
+/// The algorithms: node_all_reduce.cpp (all_reduce, reduce), node_reduce_scatter.cpp, node_exchange.cpp (all that moves
+/// data unchanged), node_monitored_barrier.cpp.
 class NodeGroup final : public Group {
  public:
   explicit NodeGroup(std::shared_ptr<NodeSession> session);

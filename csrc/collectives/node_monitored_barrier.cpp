@@ -1,8 +1,8 @@
 #include "collectives/node_group_impl.h"
 
-// monitored_barrier has a counter of its own: a rank that hangs in a collective must be found missing here, not be taken
-// for one that called something else. Rank 0 waits for all and judges; the others wait for its verdict. Programs match the
-// texts of these errors, so they keep the words that torch.distributed's users know.
+// monitored_barrier has a counter of its own: a rank that hangs in a collective must be found missing here, not be
+// taken for one that called something else. Rank 0 waits for all and judges; the others wait for its verdict. Programs
+// match the texts of these errors, so they keep the words that torch.distributed's users know.
 
 namespace ours {
 
@@ -17,16 +17,19 @@ void NodeGroup::monitored_barrier(const Call& call, bool wait_all_ranks) {
     const std::string verdict = session_->failure().failed() ? session_->failure().message()
                                 : why != nullptr             ? session_->describe(0) + ' ' + why
                                                              : session_->describe(0) + " did not answer" + within;
-    const std::string message = "Rank " + std::to_string(rank()) +
-                                " successfully reached monitoredBarrier, but received errors while waiting for send/recv "
-                                "from rank 0: " + verdict;
+    const std::string message =
+        "Rank " + std::to_string(rank()) +
+        " successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+        "from rank 0: " +
+        verdict;
     session_->failure().fail(FailureKind::Timeout, message);
     throw TimeoutError(message);
   }
 
   if (call.deadline.passed()) {
-    session_->failure().raise(FailureKind::Timeout, "Rank 0 timed out in monitoredBarrier" + within +
-                                                        ", before any other rank could be waited for; raise the timeout");
+    session_->failure().raise(FailureKind::Timeout,
+                              "Rank 0 timed out in monitoredBarrier" + within +
+                                  ", before any other rank could be waited for; raise the timeout");
   }
   std::string missing, details;
   for (int r = 1; r < size() && (missing.empty() || wait_all_ranks); ++r) {
@@ -41,8 +44,8 @@ void NodeGroup::monitored_barrier(const Call& call, bool wait_all_ranks) {
   }
   const FailureKind kind = session_->failure().kind();
   if (kind != FailureKind::None && kind != FailureKind::Timeout) session_->failure().check();
-  const std::string message = (wait_all_ranks ? "Ranks " : "Rank ") + missing + " failed to pass monitoredBarrier" + within +
-                              details + (wait_all_ranks ? "" : "; later ranks were not waited for");
+  const std::string message = (wait_all_ranks ? "Ranks " : "Rank ") + missing + " failed to pass monitoredBarrier" +
+                              within + details + (wait_all_ranks ? "" : "; later ranks were not waited for");
   session_->failure().fail(FailureKind::Timeout, message);
   // Not the group's failure: ranks that waited as long as this one may have recorded theirs first.
   throw TimeoutError(message);

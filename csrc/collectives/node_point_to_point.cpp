@@ -35,14 +35,15 @@ std::shared_ptr<Transfer> NodePointToPoint::send(ConstSpan buffer, DType dtype, 
     throw InvalidArgument("send to rank " + std::to_string(dst) + " in a group of " + std::to_string(session_->size()) +
                           " ranks; give a rank of the group");
   }
-  return post(std::make_shared<Message>(Op::Send, const_cast<void*>(buffer.data), buffer.bytes, dtype, dst, tag, deadline,
-                                        std::move(done)));
+  return post(std::make_shared<Message>(Op::Send, const_cast<void*>(buffer.data), buffer.bytes, dtype, dst, tag,
+                                        deadline, std::move(done)));
 }
 
 std::shared_ptr<Transfer> NodePointToPoint::recv(Span buffer, DType dtype, int src, int tag, Deadline deadline,
                                                  TransferDone done) {
   if (src != kAnySource && (src < 0 || src >= session_->size())) {
-    throw InvalidArgument("recv from rank " + std::to_string(src) + " in a group of " + std::to_string(session_->size()) +
+    throw InvalidArgument("recv from rank " + std::to_string(src) + " in a group of " +
+                          std::to_string(session_->size()) +
                           " ranks; give a rank of the group, or none for any source");
   }
   const Op op = src == kAnySource ? Op::RecvAnySource : Op::Recv;
@@ -128,9 +129,9 @@ bool NodePointToPoint::look_around() {
   for (const auto& message : queue_.posted()) {
     const std::string what = message->describe() + " on " + session_->describe(session_->rank());
     if (message->deadline.passed()) {
-      failure.fail(FailureKind::Timeout,
-                   what + ": Timed out waiting " + std::to_string(message->deadline.timeout().count()) +
-                       "ms for the peer. Does it make the matching call? Else raise the timeout");
+      failure.fail(FailureKind::Timeout, what + ": Timed out waiting " +
+                                             std::to_string(message->deadline.timeout().count()) +
+                                             "ms for the peer. Does it make the matching call? Else raise the timeout");
       return true;
     }
     const int gone = vanished_peer(*message);

@@ -4,9 +4,9 @@
 #include "collectives/node_group_impl.h"
 #include "common/partition.h"
 
-// reduce_scatter in shared memory: the stage of each rank is divided into one window for each destination. In round k all
-// ranks fill window d with piece k of what goes to rank d, synchronise, and reduce the windows that are theirs straight into
-// their output. A rank's own part is read where it lies and never staged.
+// reduce_scatter in shared memory: the stage of each rank is divided into one window for each destination. In round k
+// all ranks fill window d with piece k of what goes to rank d, synchronise, and reduce the windows that are theirs
+// straight into their output. A rank's own part is read where it lies and never staged.
 
 namespace ours {
 
@@ -50,8 +50,8 @@ void NodeGroup::reduce_scatter(const Call& call, const std::vector<const void*>&
       if (piece.empty()) return;
       for (int r = 0; r < size(); ++r) sources[static_cast<size_t>(r)] = stage(r, barrier_.parity()) + me * window;
       sources[me] = static_cast<const std::byte*>(inputs[me]) + piece.begin * element;
-      ours::reduce(static_cast<std::byte*>(out) + piece.begin * element, sources.data(), size(), piece.size(), call.dtype,
-                   reduction);
+      ours::reduce(static_cast<std::byte*>(out) + piece.begin * element, sources.data(), size(), piece.size(),
+                   call.dtype, reduction);
     };
 
     fill(0);

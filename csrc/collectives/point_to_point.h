@@ -25,8 +25,9 @@ class Transfer {
 /// Called once when the transfer completes, on the thread that completed it; must not block and not throw.
 using TransferDone = std::function<void(const Transfer&)>;
 
-/// Messages between two ranks of a group, matched by (source, tag) in the order sent. Independent of the collectives' order.
-/// A message whose size or dtype differs from the receive that it matches fails the receive with MismatchError naming both.
+/// Messages between two ranks of a group, matched by (source, tag) in the order sent. Independent of the collectives'
+/// order. A message whose size or dtype differs from the receive that it matches fails the receive with MismatchError
+/// naming both.
 class PointToPoint {
  public:
   virtual ~PointToPoint() = default;

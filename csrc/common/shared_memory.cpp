@@ -24,7 +24,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create(size_t bytes) {
 std::shared_ptr<SharedMemory> SharedMemory::open(const std::string& path) {
   Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!fd.valid()) throw SystemError("cannot open a peer's shared memory at " + path, errno);
-  struct stat info {};
+  struct stat info{};
   if (::fstat(fd.get(), &info) != 0) throw SystemError("cannot inspect a peer's shared memory at " + path, errno);
   if (!S_ISREG(info.st_mode)) throw SystemError(path + " is no shared memory", EINVAL);
   return std::shared_ptr<SharedMemory>(new SharedMemory(std::move(fd), static_cast<size_t>(info.st_size)));
@@ -32,7 +32,8 @@ std::shared_ptr<SharedMemory> SharedMemory::open(const std::string& path) {
 
 SharedMemory::SharedMemory(Fd fd, size_t bytes) : fd_(std::move(fd)), bytes_(bytes) {
   void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
-  if (address == MAP_FAILED) throw SystemError("cannot map " + std::to_string(bytes) + " bytes of shared memory", errno);
+  if (address == MAP_FAILED)
+    throw SystemError("cannot map " + std::to_string(bytes) + " bytes of shared memory", errno);
   data_ = static_cast<std::byte*>(address);
 }
 

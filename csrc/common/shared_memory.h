@@ -8,8 +8,8 @@
 
 namespace ours {
 
-/// A mapping of an unnamed memory file (memfd). It has no name in any file system: it vanishes with its last user, however
-/// that ends, and the size of /dev/shm does not matter. Pages cost nothing until they are reserved or touched.
+/// A mapping of an unnamed memory file (memfd). It has no name in any file system: it vanishes with its last user,
+/// however that ends, and the size of /dev/shm does not matter. Pages cost nothing until they are reserved or touched.
 class SharedMemory {
  public:
   /// A new file of `bytes` zeros, readable and writable by this user only.

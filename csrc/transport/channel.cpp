@@ -5,9 +5,9 @@
 
 namespace ours {
 
-// Positions only grow. The writer alone stores `written`, the reader alone `read`, each with release after it has copied;
-// each side loads the other's with acquire before it copies. So bytes are read after they were written, and overwritten
-// after they were read.
+// Positions only grow. The writer alone stores `written`, the reader alone `read`, each with release after it has
+// copied; each side loads the other's with acquire before it copies. So bytes are read after they were written, and
+// overwritten after they were read.
 
 Channel::Channel(NodeSession& session, int from, int to) : capacity_(session.layout().ring_bytes) {
   const size_t offset = session.layout().channel(static_cast<size_t>(from), static_cast<size_t>(to));
@@ -16,7 +16,8 @@ Channel::Channel(NodeSession& session, int from, int to) : capacity_(session.lay
 }
 
 size_t Channel::readable() const {
-  return static_cast<size_t>(head_->written.load(std::memory_order_acquire) - head_->read.load(std::memory_order_relaxed));
+  return static_cast<size_t>(head_->written.load(std::memory_order_acquire) -
+                             head_->read.load(std::memory_order_relaxed));
 }
 
 size_t Channel::writable() const {
@@ -51,7 +52,9 @@ size_t Channel::skip(size_t bytes) {
   return bytes;
 }
 
-void Channel::peek(void* data, size_t bytes) const { copy_out(head_->read.load(std::memory_order_relaxed), data, bytes); }
+void Channel::peek(void* data, size_t bytes) const {
+  copy_out(head_->read.load(std::memory_order_relaxed), data, bytes);
+}
 
 void Channel::copy_out(uint64_t position, void* data, size_t bytes) const {
   const size_t at = static_cast<size_t>(position % capacity_);

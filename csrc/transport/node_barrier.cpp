@@ -11,7 +11,7 @@ void NodeBarrier::sync(Deadline deadline, const std::function<std::string()>& wh
     if (r == session_.rank()) continue;
     wait_on(
         session_.block(r).arrived, session_.wait_policy(), deadline, [&] { return arrived(r); },
-        [&] { look_around(r, deadline, what); });
+        [&] { look_around(deadline, what); });
   }
 }
 
@@ -21,20 +21,22 @@ bool NodeBarrier::arrived(int rank) const {
   return static_cast<int32_t>(count - epoch_) >= 0;
 }
 
-void NodeBarrier::look_around(int awaited, Deadline deadline, const std::function<std::string()>& what) {
+void NodeBarrier::look_around(Deadline deadline, const std::function<std::string()>& what) {
   session_.failure().check();
-  if (const char* why = session_.absence(awaited)) {
-    // It may have arrived, and then ended, since we last looked.
-    if (arrived(awaited)) return;
-    session_.failure().raise(FailureKind::Peer, session_.describe(awaited) + ' ' + why + " during " + what() +
-                                                    "; noticed by " + session_.describe(session_.rank()) +
-                                                    ". The group cannot be used any more; make a new one without it");
-  }
-  if (!deadline.passed()) return;
+  // All of them, not only the one awaited first: it may be busy for long while another has died.
   std::string absent;
   for (int r = 0; r < session_.size(); ++r) {
-    if (!arrived(r)) absent += (absent.empty() ? "" : ", ") + session_.describe(r);
+    if (arrived(r)) continue;
+    const char* why = session_.absence(r);
+    // It may have arrived, and then ended, since we last looked.
+    if (why != nullptr && !arrived(r)) {
+      session_.failure().raise(FailureKind::Peer, session_.describe(r) + ' ' + why + " during " + what() +
+                                                      "; noticed by " + session_.describe(session_.rank()) +
+                                                      ". The group cannot be used any more; make a new one without it");
+    }
+    absent += (absent.empty() ? "" : ", ") + session_.describe(r);
   }
+  if (absent.empty() || !deadline.passed()) return;
   session_.failure().raise(FailureKind::Timeout,
                            what() + ": Timed out waiting " + std::to_string(deadline.timeout().count()) + "ms on " +
                                session_.describe(session_.rank()) + " for " + absent +

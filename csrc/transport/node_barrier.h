@@ -10,9 +10,9 @@
 namespace ours {
 
 /// The heartbeat of a group's collectives: all ranks count the same synchronisations, and what a rank published before
-/// arriving at number e may be read by all after sync e and until they arrive at e + 1. Hence everything published lies in
-/// two places, used by turns: whoever writes for e + 1 knows that all have passed e, so nobody reads what was written for
-/// e - 1 any more. No operation needs a closing synchronisation.
+/// arriving at number e may be read by all after sync e and until they arrive at e + 1. Hence everything published lies
+/// in two places, used by turns: whoever writes for e + 1 knows that all have passed e, so nobody reads what was
+/// written for e - 1 any more. No operation needs a closing synchronisation.
 class NodeBarrier {
  public:
   explicit NodeBarrier(NodeSession& session) : session_(session) {}
@@ -23,13 +23,13 @@ class NodeBarrier {
   /// Which of the two places to read what the last sync published.
   size_t parity() const { return epoch_ & 1; }
 
-  /// Publishes everything written so far and waits until all ranks have done the same. `what` describes the operation; it
-  /// is called for error messages only.
+  /// Publishes everything written so far and waits until all ranks have done the same. `what` describes the operation;
+  /// it is called for error messages only.
   void sync(Deadline deadline, const std::function<std::string()>& what);
 
  private:
   bool arrived(int rank) const;
-  void look_around(int awaited, Deadline deadline, const std::function<std::string()>& what);
+  void look_around(Deadline deadline, const std::function<std::string()>& what);
 
   NodeSession& session_;
   uint32_t epoch_ = 0;  // wraps; only differences count

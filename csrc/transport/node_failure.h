@@ -11,8 +11,8 @@ namespace ours {
 
 enum class FailureKind : uint32_t { None, System, Mismatch, Timeout, Peer, Aborted };
 
-/// The failure that ended a group. The first rank that fails writes it into the segment, where all others find it; from then
-/// on every call on every rank throws the same error.
+/// The failure that ended a group. The first rank that fails writes it into the segment, where all others find it; from
+/// then on every call on every rank throws the same error.
 class NodeFailure {
  public:
   NodeFailure(SegmentHeader& header, RankBlock* blocks, int ranks) : header_(header), blocks_(blocks), ranks_(ranks) {}

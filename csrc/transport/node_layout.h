@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <type_traits>
 
-// What lies where in the shared segment of one group on one node. Everything here is read by other processes, so it is plain
-// memory with lock-free atomics; sizes follow from (ranks, chunk, ring) alone.
+// What lies where in the shared segment of one group on one node. Everything here is read by other processes, so it is
+// plain memory with lock-free atomics; sizes follow from (ranks, chunk, ring) alone.
 //
 //   SegmentHeader | RankBlock[ranks] | tables[ranks] | stages[ranks] | channels[ranks][ranks]
 //
@@ -27,12 +27,12 @@ struct alignas(kCacheLine) SleepWord {
 /// What one rank called: every field must agree on all ranks.
 struct CallRecord {
   uint64_t seq;
-  uint64_t count;   ///< elements, where all ranks must give the same number; else 0
-  double factor;    ///< of PREMUL_SUM
-  int32_t root;     ///< -1 where the operation has none
-  uint8_t op;       ///< Op
-  uint8_t dtype;    ///< DType
-  uint8_t kind;     ///< ReduceKind
+  uint64_t count;  ///< elements, where all ranks must give the same number; else 0
+  double factor;   ///< of PREMUL_SUM
+  int32_t root;    ///< -1 where the operation has none
+  uint8_t op;      ///< Op
+  uint8_t dtype;   ///< DType
+  uint8_t kind;    ///< ReduceKind
 };
 
 struct alignas(kCacheLine) RankBlock {

@@ -89,9 +89,12 @@ NodeConfig NodeConfig::from_options(int ranks) {
   NodeConfig config{};
   // Every rank must get at least a cache line of a chunk.
   const size_t least = static_cast<size_t>(ranks) * 4 * kCacheLine;
-  config.chunk_bytes = std::max(options.chunk_bytes != 0 ? static_cast<size_t>(options.chunk_bytes) : kDefaultChunk, least);
+  config.chunk_bytes =
+      std::max(options.chunk_bytes != 0 ? static_cast<size_t>(options.chunk_bytes) : kDefaultChunk, least);
   config.chunk_bytes = (config.chunk_bytes + 4095) / 4096 * 4096;
-  config.small_bytes = std::min(options.small_bytes != 0 ? static_cast<size_t>(options.small_bytes) : kDefaultSmall / static_cast<size_t>(ranks), config.chunk_bytes);
+  config.small_bytes = std::min(
+      options.small_bytes != 0 ? static_cast<size_t>(options.small_bytes) : kDefaultSmall / static_cast<size_t>(ranks),
+      config.chunk_bytes);
   config.ring_bytes = kDefaultRing;
   return config;
 }
@@ -129,7 +132,8 @@ std::shared_ptr<NodeSession> NodeSession::open(int rank, int size, const std::st
   const bool ours = memory->bytes() >= sizeof(SegmentHeader) && header->magic == kSegmentMagic &&
                     header->nonce[0] == address.nonce[0] && header->nonce[1] == address.nonce[1];
   if (!ours) throw NotSameNode("the memory found there is not the leader's (another process namespace?)");
-  if (header->version != kSegmentVersion) throw Error("the leader runs another version of this package; install one version");
+  if (header->version != kSegmentVersion)
+    throw Error("the leader runs another version of this package; install one version");
   if (header->ranks != static_cast<uint32_t>(size) || memory->bytes() < layout_of(*header).total()) {
     throw Error("the leader's group has " + std::to_string(header->ranks) + " ranks, this one " + std::to_string(size));
   }

@@ -32,8 +32,8 @@ struct NodeConfig {
 };
 
 /// One group's ranks on one node, and the shared memory between them. The leader creates the segment and publishes its
-/// address(); the others open it. That both see the same memory is proved, not assumed: the boot id must agree, and then a
-/// nonce from the address must be found in the mapping.
+/// address(); the others open it. That both see the same memory is proved, not assumed: the boot id must agree, and
+/// then a nonce from the address must be found in the mapping.
 class NodeSession {
  public:
   /// The leader's side. Rank numbers are positions in the group, 0 <= rank < size; any of them can lead.
@@ -53,8 +53,8 @@ class NodeSession {
   /// What the others need to open() this segment: one line of printable text.
   std::string address() const;
 
-  /// Waits until all ranks have attached. Calls `poll` (may throw) about every 50 ms meanwhile. Throws TimeoutError that
-  /// names the absent ranks.
+  /// Waits until all ranks have attached. Calls `poll` (may throw) about every 50 ms meanwhile. Throws TimeoutError
+  /// that names the absent ranks.
   void wait_attached(Deadline deadline, const std::function<void()>& poll);
 
   /// Tells the peers that this rank will not come again. Never blocks; does nothing in a forked child.

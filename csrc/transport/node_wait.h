@@ -29,15 +29,15 @@ inline void relax_cpu() {
 #endif
 }
 
-/// Adds one to `word` and wakes its sleepers. The store and the look at `sleepers` are sequentially consistent, as are the
-/// sleeper's announcement and its look at the value: one of the two sees the other, so no wake-up is lost.
+/// Adds one to `word` and wakes its sleepers. The store and the look at `sleepers` are sequentially consistent, as are
+/// the sleeper's announcement and its look at the value: one of the two sees the other, so no wake-up is lost.
 inline void signal(SleepWord& word) {
   word.value.fetch_add(1, std::memory_order_seq_cst);
   if (word.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(word.value);
 }
 
-/// Returns once ready() holds, which must follow from a change of `word`. Calls look_around() after every sleep; it throws
-/// to end the wait.
+/// Returns once ready() holds, which must follow from a change of `word`. Calls look_around() after every sleep; it
+/// throws to end the wait.
 template <class Ready, class LookAround>
 void wait_on(SleepWord& word, const WaitPolicy& policy, Deadline deadline, Ready&& ready, LookAround&& look_around) {
   if (ready()) return;

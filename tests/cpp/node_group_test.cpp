@@ -108,8 +108,8 @@ TEST(data_moves_to_where_it_should) {
           CHECK(all[static_cast<size_t>(r)] == values(r, count + static_cast<size_t>(r)));
           std::fill(all[static_cast<size_t>(r)].begin(), all[static_cast<size_t>(r)].end(), -1.0f);
         }
-        group.gather(call_of(Op::Gather, DType::Float32, seq++), cspan(mine), me == root ? outputs : std::vector<Span>{},
-                     root);
+        group.gather(call_of(Op::Gather, DType::Float32, seq++), cspan(mine),
+                     me == root ? outputs : std::vector<Span>{}, root);
         for (int r = 0; me == root && r < ranks; ++r) {
           CHECK(all[static_cast<size_t>(r)] == values(r, count + static_cast<size_t>(r)));
         }
@@ -124,11 +124,12 @@ TEST(data_moves_to_where_it_should) {
         for (size_t r = 0; r < n; ++r) inputs.push_back(cspan(sends[r]));
         for (size_t r = 0; r < n; ++r) targets.push_back(span(receives[r]));
         group.all_to_all(call_of(Op::AllToAll, DType::Float32, seq++), inputs, targets);
-        for (int r = 0; r < ranks; ++r) CHECK(receives[static_cast<size_t>(r)] == values(r * ranks + me, size_of_part(r, me)));
+        for (int r = 0; r < ranks; ++r)
+          CHECK(receives[static_cast<size_t>(r)] == values(r * ranks + me, size_of_part(r, me)));
 
         std::vector<float> got(size_of_part(root, me), -1.0f);
-        group.scatter(call_of(Op::Scatter, DType::Float32, seq++), me == root ? inputs : std::vector<ConstSpan>{}, span(got),
-                      root);
+        group.scatter(call_of(Op::Scatter, DType::Float32, seq++), me == root ? inputs : std::vector<ConstSpan>{},
+                      span(got), root);
         CHECK(got == values(root * ranks + me, size_of_part(root, me)));
         group.barrier(call_of(Op::Barrier, DType::UInt8, seq++));
       }
@@ -177,16 +178,16 @@ TEST(mismatches_are_found_on_every_rank_before_anything_is_written) {
   check_mismatch(
       [&](NodeGroup& g, float* d) { reduce(g, d, g.rank() == 1 ? 8 : 9, DType::Float32, ReduceKind::Sum, 0); },
       {"8 x float32", "9 x float32", "rank 0", "rank 1", "rank 2"});
-  check_mismatch(
-      [&](NodeGroup& g, float* d) { reduce(g, d, 8, g.rank() == 2 ? DType::Int32 : DType::Float32, ReduceKind::Sum, 0); },
-      {"float32", "int32"});
-  check_mismatch(
-      [&](NodeGroup& g, float* d) { reduce(g, d, 8, DType::Float32, g.rank() == 0 ? ReduceKind::Max : ReduceKind::Sum, 0); },
-      {"MAX", "SUM"});
+  check_mismatch([&](NodeGroup& g,
+                     float* d) { reduce(g, d, 8, g.rank() == 2 ? DType::Int32 : DType::Float32, ReduceKind::Sum, 0); },
+                 {"float32", "int32"});
   check_mismatch(
       [&](NodeGroup& g, float* d) {
-        reduce(g, d, 8, DType::Float32, ReduceKind::Sum, g.rank() == 0 ? 4 : 5);
+        reduce(g, d, 8, DType::Float32, g.rank() == 0 ? ReduceKind::Max : ReduceKind::Sum, 0);
       },
+      {"MAX", "SUM"});
+  check_mismatch(
+      [&](NodeGroup& g, float* d) { reduce(g, d, 8, DType::Float32, ReduceKind::Sum, g.rank() == 0 ? 4 : 5); },
       {"number 4", "number 5"});
   check_mismatch(
       [&](NodeGroup& g, float* d) {
@@ -219,7 +220,7 @@ TEST(what_has_no_meaning_is_refused_without_failing_the_group) {
     float data[4] = {};
     CHECK_THROWS(InvalidArgument, group.broadcast(call_of(Op::Broadcast, DType::Float32, 0), Span{data, 16}, 2));
     CHECK_THROWS(InvalidArgument, group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0), data, data, 4,
-                                  Reduction{ReduceKind::BitAnd, 2, 1.0}));
+                                                   Reduction{ReduceKind::BitAnd, 2, 1.0}));
     group.barrier(call_of(Op::Barrier, DType::UInt8, 0));
   });
 }
@@ -231,8 +232,8 @@ TEST(a_timeout_names_who_is_absent_and_reaches_all) {
       // Comes only after the others have given up.
       while (!session->failure().failed()) std::this_thread::yield();
     }
-    const std::string message =
-        CHECK_THROWS(TimeoutError, group.barrier(call_of(Op::Barrier, DType::UInt8, 7, std::chrono::milliseconds(200))));
+    const std::string message = CHECK_THROWS(
+        TimeoutError, group.barrier(call_of(Op::Barrier, DType::UInt8, 7, std::chrono::milliseconds(200))));
     CHECK(message.find("barrier number 7") != std::string::npos);
     CHECK(message.find("for rank 1 (host ") != std::string::npos);
     CHECK(message.find("200ms") != std::string::npos);
@@ -246,8 +247,7 @@ TEST(abort_frees_waiters_and_is_told_to_peers) {
     if (group.rank() == 2) {
       group.abort("enough");
     }
-    const std::string message =
-        CHECK_THROWS(AbortedError, group.barrier(call_of(Op::Barrier, DType::UInt8, 0)));
+    const std::string message = CHECK_THROWS(AbortedError, group.barrier(call_of(Op::Barrier, DType::UInt8, 0)));
     CHECK(message.find("rank 2") != std::string::npos && message.find("enough") != std::string::npos);
   });
   for (const auto& error : errors) CHECK_EQ(testing::message_of(error), std::string());
@@ -275,7 +275,9 @@ TEST(monitored_barrier_names_the_first_or_all_missing_ranks) {
       NodeGroup group(session);
       group.monitored_barrier(call_of(Op::MonitoredBarrier, DType::UInt8, 0), all);
       if (group.rank() == 1 || group.rank() == 3) return;
-      const std::string message = CHECK_THROWS(TimeoutError, group.monitored_barrier(call_of(Op::MonitoredBarrier, DType::UInt8, 1, std::chrono::milliseconds(200)), all));
+      const std::string message = CHECK_THROWS(
+          TimeoutError,
+          group.monitored_barrier(call_of(Op::MonitoredBarrier, DType::UInt8, 1, std::chrono::milliseconds(200)), all));
       if (group.rank() == 2) {
         CHECK(message.find("Rank 2 successfully reached monitoredBarrier") != std::string::npos);
       } else if (message.find("successfully reached") == std::string::npos) {

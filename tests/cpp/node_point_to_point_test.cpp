@@ -131,8 +131,7 @@ TEST(a_receive_times_out_and_one_from_a_rank_that_left_fails) {
     if (session->rank() == 1) return;
     NodePointToPoint p2p(session);
     int x = 0;
-    auto transfer =
-        p2p.recv(Span{&x, 4}, DType::Int32, 1, 0, Deadline::after(std::chrono::milliseconds(100)), nullptr);
+    auto transfer = p2p.recv(Span{&x, 4}, DType::Int32, 1, 0, Deadline::after(std::chrono::milliseconds(100)), nullptr);
     p2p.wait(*transfer);
     CHECK(transfer->error() != nullptr);
     CHECK(testing::message_of(transfer->error()).find("100ms") != std::string::npos);

@@ -29,7 +29,7 @@ std::byte pattern(size_t i) { return static_cast<std::byte>((i * 2654435761u) >>
 
 TEST(shared_memory_is_private_unnamed_and_shared_by_its_path) {
   auto memory = SharedMemory::create(8192);
-  struct stat info {};
+  struct stat info{};
   CHECK_EQ(::fstat(memory->fd(), &info), 0);
   CHECK_EQ(info.st_mode & 0777u, 0600u);
   CHECK_EQ(info.st_nlink, 0u);
@@ -150,8 +150,7 @@ TEST(a_sleeper_is_woken_by_every_signal) {
       SleepWord& other = rank == 0 ? pong : ping;
       if (rank == 0) signal(mine);
       const auto start = Clock::now();
-      wait_on(
-          other, policy, deadline, [&] { return other.value.load() >= i; }, [] {});
+      wait_on(other, policy, deadline, [&] { return other.value.load() >= i; }, [] {});
       if (Clock::now() - start >= kLookAround) ++overslept;
       if (rank == 1) signal(mine);
     }
