@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import subprocess
@@ -104,6 +105,7 @@ def init_from_environment(rank, world, port):
 
 
 def init_from_url(rank, world, url):
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     dist.init_process_group("ours", init_method=url, rank=rank, world_size=world)
     return summed(rank)
 
@@ -187,4 +189,6 @@ def split(rank, world):
 
 
 def test_split_group():
+    if "backend" not in inspect.signature(dist.split_group).parameters:
+        pytest.skip("this torch splits only groups that are bound to an accelerator")
     assert run_ranks(4, split, device_id=torch.device("cpu:0")) == [(4, 6), (6, 6), (4, 6), (6, None)]
