@@ -188,37 +188,42 @@ class Ranks:
         budget: float,
         least: int,
         most: int,
+        burst: int = 1,
         refresh: Callable[[], object] | None = None,
     ) -> dict[str, list[float]]:
         """Time the actions in turn, round after round, and return the seconds of each action's every repetition.
 
         All ranks set off together and do the same action; a repetition takes as long as the slowest rank, from its own
-        start to its own end. There are `least` to `most` rounds, as many as fit into `budget` seconds going by the
-        second of two warm-up rounds. `refresh`, where given, is called before every 16th round, outside the time.
+        start to its own end. In its turn an action runs once without being timed, and then `burst` times. There are
+        `least` to `most` repetitions, rounded up to whole rounds: as many as fit into `budget` seconds going by the
+        second of two warm-up rounds. `refresh`, where given, is called before every turn, outside the time.
         """
-        for action in actions.values():
-            self.together()
-            action()
-        start = time.perf_counter()
-        for action in actions.values():
-            self.together()
-            action()
-        rounds = self.agree(max(least, min(most, int(budget / (time.perf_counter() - start + 1e-9)))))
-        columns = list(actions.values())
-        times = torch.empty(rounds, len(actions), dtype=torch.float64)
+        for _ in range(2):
+            start = time.perf_counter()
+            for action in actions.values():
+                self._turn_of(action, burst, refresh)
+            seconds = time.perf_counter() - start
+        rounds = self.agree(max(-(-least // burst), min(-(-most // burst), int(budget / (seconds + 1e-9)))))
+        names = list(actions)
+        times = torch.empty(len(names), rounds, burst, dtype=torch.float64)
         gc.collect()
         gc.disable()
         for turn in range(rounds):
-            if refresh is not None and turn % 16 == 0:
-                refresh()
-            for place in range(len(actions)):
-                column = (turn + place) % len(actions)  # nobody always comes after the same other
-                action = columns[column]
-                self.together()
-                start = time.perf_counter()
-                action()
-                end = time.perf_counter()
-                times[turn, column] = end - start
+            for place in range(len(names)):
+                column = (turn + place) % len(names)  # nobody always comes after the same other
+                times[column, turn] = torch.tensor(self._turn_of(actions[names[column]], burst, refresh))
         gc.enable()
         dist.all_reduce(times, dist.ReduceOp.MAX)
-        return {name: times[:, column].tolist() for column, name in enumerate(actions)}
+        return {name: times[column].flatten().tolist() for column, name in enumerate(names)}
+
+    def _turn_of(self, action: Callable[[], object], burst: int, refresh: Callable[[], object] | None) -> list[float]:
+        """Return the seconds of `burst` calls, after one that finds the caches full of the action before it."""
+        if refresh is not None:
+            refresh()
+        seconds = []
+        for _ in range(1 + burst):
+            self.together()
+            start = time.perf_counter()
+            action()
+            seconds.append(time.perf_counter() - start)
+        return seconds[1:]
