@@ -1,6 +1,6 @@
 """DistributedDataParallel with this package's reducer in the place of torch's.
 
-The class is a subclass of :class:`torch.nn.parallel.DistributedDataParallel`: forward, buffers, ``join`` and ``no_sync``
+The class is a subclass of :class:`torch.nn.parallel.DistributedDataParallel`: forward, buffers, ``join``, ``no_sync``
 are torch's, and what happens to gradients during backward is ours.
 """
 

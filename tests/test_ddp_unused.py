@@ -118,9 +118,7 @@ def test_a_graph_that_changes_is_noticed(rank_pool, backend):
 
 
 def _window(rank, world, view):
-    model = DistributedDataParallel(
-        make_model("branches"), find_unused_parameters=True, gradient_as_bucket_view=view
-    )
+    model = DistributedDataParallel(make_model("branches"), find_unused_parameters=True, gradient_as_bucket_view=view)
     alone = make_model("branches")
     shares = [list(batches(world, 3))[step] for step in range(3)]
     uses = ("left", "right", "left")
@@ -179,6 +177,23 @@ def test_buckets_of_unused_parameters_can_be_skipped(rank_pool, backend):
     for reduced, bucket in zip(began, buckets, strict=True):
         assert (reduced > 0) == any(index < 4 for index in bucket), (bucket, reduced)
     assert -1 in began
+
+
+def _join(rank, world):
+    model = DistributedDataParallel(make_model("branches"), find_unused_parameters=True)
+    with model.join():
+        for step in range(1 + rank):
+            model.zero_grad()
+            model.module.use = "left" if step == 0 else "right"
+            model(torch.ones(2, 8)).sum().backward()
+            # The ranks that have run out of input do not use anything.
+            assert (model.module.left.weight.grad is None) == (step > 0)
+    return [parameter.tolist() for parameter in model.parameters()]
+
+
+def test_unused_parameters_of_uneven_inputs(rank_pool, backend):
+    first, *others = rank_pool(3, backend).run(_join)
+    assert all(other == first for other in others)
 
 
 # --- static graphs ---------------------------------------------------------------------------------------------------

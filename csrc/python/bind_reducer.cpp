@@ -1,11 +1,11 @@
 #include <pybind11/stl.h>
+#include <torch/csrc/distributed/c10d/python_comm_hook.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/default_comm_hooks.hpp>
-#include <torch/csrc/distributed/c10d/python_comm_hook.h>
 #include <utility>
 
 #include "python/bind.h"
@@ -69,8 +69,7 @@ void bind_step(ReducerClass& cls) {
       .def("_remove_autograd_hooks", &Reducer::remove_autograd_hooks, NoGil())
       .def("get_backward_stats", &Reducer::backward_stats, NoGil())
       .def("_get_bucket_times", &Reducer::bucket_times, NoGil())
-      .def(
-          "_get_bucket_indices", [](Reducer& self) { return self.status().bucket_indices; }, NoGil());
+      .def("_get_bucket_indices", [](Reducer& self) { return self.status().bucket_indices; }, NoGil());
 }
 
 void bind_settings(ReducerClass& cls) {

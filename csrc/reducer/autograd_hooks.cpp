@@ -20,10 +20,10 @@ class AccumulationHook : public torch::autograd::FunctionPostHook {
   }
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        false,
-        "Compiled autograd cannot trace this reducer. Set torch._dynamo.config.optimize_ddp = \"python_reducer\" before "
-        "the model is wrapped, or leave compiled autograd off.");
+    TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                "Compiled autograd cannot trace this reducer. Set torch._dynamo.config.optimize_ddp = "
+                                "\"python_reducer\" before "
+                                "the model is wrapped, or leave compiled autograd off.");
   }
 
  private:

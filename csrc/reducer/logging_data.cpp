@@ -63,8 +63,8 @@ void LoggingData::add_construction_sizes() {
 
 void LoggingData::log_step() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (!reducer_->timer().samples(reducer_->iterations())) return;
   const ReducerStatus status = reducer_->status();
-  if (!reducer_->timer().samples(status.iterations)) return;
   auto& integers = data_.ints_map;
   ++samples_;
   integers["iteration"] = status.iterations;
@@ -115,7 +115,7 @@ void LoggingData::log_error(const std::string& error) {
   const std::lock_guard<std::mutex> lock(mutex_);
   data_.ints_map["has_error"] = 1;
   data_.strs_map["error"] = error;
-  data_.ints_map["iteration"] = reducer_->status().iterations;
+  data_.ints_map["iteration"] = reducer_->iterations();
   c10::LogPyTorchDDPUsage(data_);
 }
 

@@ -251,6 +251,11 @@ std::vector<c10d::GradBucket> Reducer::zero_buckets() {
   return result;
 }
 
+int64_t Reducer::iterations() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return iterations_;
+}
+
 ReducerStatus Reducer::status() {
   const std::lock_guard<std::mutex> lock(mutex_);
   ReducerStatus result;

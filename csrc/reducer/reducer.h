@@ -114,6 +114,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // What happened.
 
   ReducerStatus status();
+  int64_t iterations();
   StepTimer& timer() { return timer_; }
   /// Whether no backward so far changed the set of unused parameters.
   bool graph_is_static() const { return graph_is_static_; }
@@ -144,10 +145,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void require_idle();
   [[noreturn]] void fail(std::string message);
 
-  // reducer_backward.cpp: gradients in, reductions out, averages back.
+  // reducer_backward.cpp: gradients in, reductions out.
   bool records_usage() const;
   bool may_be_unused() const { return static_graph_ || options_.find_unused_parameters; }
   bool counts_as_arrived(size_t index);
+  void settle_division();
   void mark_ready(size_t index);
   void store_gradient(size_t index);
   void store_dense(Bucket& bucket, GradientSlot& slot, size_t slot_index);
@@ -156,13 +158,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch_ready_buckets();
   void launch(size_t index);
   bool skips(const Bucket& bucket) const;
+
+  // reducer_finalize.cpp: averages back.
   void on_all_launched();
   void queue_finalization();
   void finalize();
   void finish_bucket(Bucket& bucket);
   void finish_dense(Bucket& bucket);
   void hand_over(Bucket& bucket, GradientSlot& slot);
-  void settle_division();
 
   std::mutex mutex_;
   const std::vector<at::Tensor> parameters_;

@@ -1,7 +1,6 @@
 #include "reducer/reducer_errors.h"
 
 #include <c10/util/StringUtil.h>
-
 #include <torch/csrc/distributed/c10d/debug.h>
 
 namespace ours {
@@ -30,8 +29,8 @@ std::string describe_unfinished_reduction(const UnfinishedReduction& state) {
   text += c10::str("\nParameter indices which did not receive grad for rank ", state.rank, ": ",
                    c10::Join(" ", state.missing));
   if (!state.names.empty()) {
-    text += c10::str("\nParameters which did not receive grad for rank ", state.rank, ": ",
-                     c10::Join(", ", state.names));
+    text +=
+        c10::str("\nParameters which did not receive grad for rank ", state.rank, ": ", c10::Join(", ", state.names));
   }
   if (c10d::debug_level() == c10d::DebugLevel::Off) {
     text +=

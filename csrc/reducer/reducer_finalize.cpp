@@ -1,0 +1,172 @@
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/ApproximateClock.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+
+#include "reducer/gradient_copy.h"
+#include "reducer/reducer.h"
+
+// Averages back: how Reducer ends a backward.
+
+namespace ours {
+namespace {
+
+using Event = StepTimer::Event;
+
+}  // namespace
+
+void Reducer::on_all_launched() {
+  all_launched_ = true;
+  if (!static_graph_ && options_.find_unused_parameters) used_.start_reduction(*group_);
+  if (!manual_finalization_) queue_finalization();
+}
+
+void Reducer::queue_finalization() {
+  const at::Device device = parameters_.front().device();
+  std::optional<c10::Stream> stream;
+  if (!device.is_cpu()) stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  // Runs once autograd has computed everything, on a thread that holds no Python lock.
+  torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this(), stream] {
+    const c10::OptionalStreamGuard guard(stream);
+    const std::lock_guard<std::mutex> lock(self->mutex_);
+    self->timer_.record(self->iterations_, Event::kBackwardComputeEnd);
+    self->finalize();
+  });
+}
+
+void Reducer::delay_all_reduce() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  // Without a reduction to come there is nothing to record, and the next backward tries again.
+  if (!expects_gradients_ || static_recorded_) return;
+  timer_.record(iterations_, Event::kBackwardComputeEnd);
+  used_.start_reduction(*group_);
+  unused_.clear();
+  unfinished_ = true;
+  static_recorded_ = true;
+  settle_division();
+  rebuild_order_.clear();
+  // The last arrival of a parameter is what completes it.
+  std::vector<size_t> order;
+  for (auto it = ready_order_.rbegin(); it != ready_order_.rend(); ++it) {
+    if (!arrived_[*it]) order.push_back(*it);
+    arrived_[*it] = true;
+  }
+  std::reverse(order.begin(), order.end());
+  for (size_t index = 0; index < parameters_.size(); ++index) {
+    store_gradient(index);
+    if (arrivals_expected_[index] == 0) unused_.push_back(index);
+    arrived_[index] = true;
+  }
+  ready_order_ = order;
+  rebuild_order_ = unused_;
+  rebuild_order_.insert(rebuild_order_.end(), order.begin(), order.end());
+  for (size_t index = 0; index < buckets_.size(); ++index) launch(index);
+  next_bucket_ = buckets_.size();
+  all_launched_ = true;
+  if (!manual_finalization_) finalize();
+}
+
+void Reducer::finalize_manually() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_CHECK(manual_finalization_,
+              "finalize_backward() needs require_manual_backward_finalization = True, set before forward.");
+  TORCH_CHECK(unfinished_ || expects_gradients_,
+              "There is no gradient reduction to finalize: call finalize_backward() once after each backward that "
+              "synchronises gradients.");
+  TORCH_CHECK(all_launched_, "finalize_backward() was called before all gradient buckets were ready.");
+  timer_.record(iterations_, Event::kBackwardComputeEnd);
+  finalize();
+}
+
+void Reducer::finalize() {
+  // First, so that an error below leaves a reducer that can start anew.
+  expects_gradients_ = false;
+  unfinished_ = false;
+  all_launched_ = false;
+  for (Bucket& bucket : buckets_) finish_bucket(bucket);
+  for (const FuturePtr& future : installed_futures_) future->waitAndThrow();
+  installed_futures_.clear();
+  used_.finish(/*keep=*/static_graph_);
+  forward_work_.reset();
+  gradients_.forget_context();
+  timer_.record(iterations_, Event::kBackwardCommEnd);
+  if (options_.lazy_bucket_allocation) {
+    for (Bucket& bucket : buckets_) bucket.release();
+  }
+}
+
+void Reducer::finish_bucket(Bucket& bucket) {
+  if (!bucket.work && !bucket.future) return;
+  const int64_t asked = c10::getTime();
+  at::Tensor reduced;
+  if (bucket.future) {
+    bucket.future->waitAndThrow();
+    reduced = hook_->parseHookResult(bucket.future->value());
+  } else {
+    bucket.work->wait();
+  }
+  bucket.times.reduction_seen_done = c10::getTime();
+  bucket.times.waited = bucket.times.reduction_seen_done - asked;
+  bucket.work.reset();
+  bucket.future.reset();
+  if (bucket.sparse()) {
+    if (reduced.defined() && !reduced.is_same(bucket.buffer())) bucket.buffer().copy_(reduced);
+    GradientSlot& slot = bucket.slots().front();
+    gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+      // Only another rank had a gradient.
+      if (gradient.defined() || bucket.buffer()._nnz() == 0) return false;
+      gradient = bucket.buffer();
+      return true;
+    });
+    return;
+  }
+  if (reduced.defined()) bucket.set_result(reduced);
+  finish_dense(bucket);
+}
+
+void Reducer::finish_dense(Bucket& bucket) {
+  if (optimizer_in_backward_) return;
+  for (GradientSlot& slot : bucket.slots()) {
+    // A parameter that no rank used keeps its gradient, or the lack of one.
+    if (may_be_unused() && !used_.used_anywhere(slot.parameter_index)) continue;
+    hand_over(bucket, slot);
+  }
+}
+
+void Reducer::hand_over(Bucket& bucket, GradientSlot& slot) {
+  gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+    if (!options_.gradient_as_bucket_view) {
+      if (gradient.defined()) {
+        copy_scaled(gradient, slot.result, 1.0);
+        return true;
+      }
+      gradient = at::empty_strided(slot.view.sizes(), slot.view.strides(), slot.result.options());
+      copy_scaled(gradient, slot.result, 1.0);
+      return true;
+    }
+    if (!slot.result.is_alias_of(slot.view)) copy_scaled(slot.view, slot.result, 1.0);
+    if (!gradient.defined() || slot.kept) {
+      gradient = slot.gradient_view();
+      return true;
+    }
+    if (gradient.is_alias_of(bucket.buffer())) return false;
+    if (mixed_precision_dtype_) {
+      // The hook of mixed precision has replaced it by one of full precision.
+      copy_scaled(gradient, slot.result, 1.0);
+    } else {
+      fail(
+          c10::str("Detected at least one parameter gradient is not the expected DDP bucket view with "
+                   "gradient_as_bucket_view=True: parameter ",
+                   slot.parameter_index, " (", name_of(slot.parameter_index),
+                   "). A hook has replaced the gradient during backward; construct the module with "
+                   "gradient_as_bucket_view=False, or change the gradient in place."));
+    }
+    return false;
+  });
+}
+
+}  // namespace ours
