@@ -103,7 +103,11 @@ def reduced(inputs: list[torch.Tensor], op: str) -> torch.Tensor:
             result = {"BAND": result & other, "BOR": result | other, "BXOR": result ^ other}[op]
     if op == "AVG":
         size = len(inputs)
-        result = result / size if dtype.is_floating_point or dtype.is_complex else torch.div(result, size, rounding_mode="trunc")
+        result = (
+            result / size
+            if dtype.is_floating_point or dtype.is_complex
+            else torch.div(result, size, rounding_mode="trunc")
+        )
     return result != 0 if dtype is torch.bool else result.to(dtype)
 
 
@@ -222,7 +226,9 @@ def test_every_call_equals_gloo(rank_pool, world):
 # ---------------------------------------------------------------- properties
 
 
-def run_reduction(rank: int, world: int, call: str, dtype: torch.dtype, op: str, shape: tuple, layout: str, seed: int) -> None:
+def run_reduction(
+    rank: int, world: int, call: str, dtype: torch.dtype, op: str, shape: tuple, layout: str, seed: int
+) -> None:
     def input_of(r: int) -> torch.Tensor:
         return values(shape, dtype, 1000 * seed + r)
 
@@ -297,7 +303,9 @@ def run_movement(rank: int, world: int, call: str, dtype: torch.dtype, shape: tu
         dist.gather(mine, got if rank == root else None, root)
     elif call == "scatter":
         got, expected = [empty()], [value_of(root, rank)]
-        dist.scatter(got[0], [laid_out(value_of(root, d), layout) for d in range(world)] if rank == root else None, root)
+        dist.scatter(
+            got[0], [laid_out(value_of(root, d), layout) for d in range(world)] if rank == root else None, root
+        )
     elif call == "all_to_all":
         got, expected = [empty() for _ in range(world)], [value_of(s, rank) for s in range(world)]
         dist.all_to_all(got, [laid_out(value_of(rank, d), layout) for d in range(world)])
@@ -389,10 +397,17 @@ def test_half_types_are_added_in_single_precision(rank_pool):
 
 def meaningless_reductions(rank: int, world: int) -> list[str]:
     texts = []
-    for dtype, op in [(torch.float32, "BAND"), (torch.complex64, "MAX"), (torch.float8_e4m3fn, "SUM"), (torch.float64, "BXOR")]:
+    for dtype, op in [
+        (torch.float32, "BAND"),
+        (torch.complex64, "MAX"),
+        (torch.float8_e4m3fn, "SUM"),
+        (torch.float64, "BXOR"),
+    ]:
         tensor = torch.zeros(3).to(dtype)
         with pytest.raises(ValueError, match="SUM|only be moved|cannot be reduced|no reduction") as error:
-            dist.group.WORLD.allreduce([tensor], dist.AllreduceOptions()) if dtype in FP8 else all_reduce_raw(tensor, op)
+            dist.group.WORLD.allreduce([tensor], dist.AllreduceOptions()) if dtype in FP8 else all_reduce_raw(
+                tensor, op
+            )
         texts.append(str(error.value))
     # The group is none the worse for it.
     tensor = torch.ones(1)
@@ -552,10 +567,19 @@ def misuse(rank: int, world: int) -> None:
         (lambda: backend.allreduce([meta]), r"is on meta"),
         (lambda: backend.allreduce([torch.zeros(1), torch.zeros(1)]), r"expected one tensor .* got 2"),
         (lambda: backend.broadcast([torch.zeros(1)], wrong_root), rf"root is {world} in a group of {world}"),
-        (lambda: dist.all_gather_into_tensor(torch.zeros(2 * world + 1), torch.zeros(2)), rf"{2 * world + 1} elements.*needs {2 * world}"),
+        (
+            lambda: dist.all_gather_into_tensor(torch.zeros(2 * world + 1), torch.zeros(2)),
+            rf"{2 * world + 1} elements.*needs {2 * world}",
+        ),
         (lambda: dist.reduce_scatter_tensor(torch.zeros(2), torch.zeros(2 * world + 2)), rf"{2 * world + 2} elements"),
-        (lambda: group.allgather([[torch.zeros(1)] * (world + 1)], [torch.zeros(1)]), rf"has {world + 1} tensors in a group of {world}"),
-        (lambda: dist.all_to_all_single(torch.zeros(world + 1), torch.zeros(world + 1)), r"divided equally.*split_sizes"),
+        (
+            lambda: group.allgather([[torch.zeros(1)] * (world + 1)], [torch.zeros(1)]),
+            rf"has {world + 1} tensors in a group of {world}",
+        ),
+        (
+            lambda: dist.all_to_all_single(torch.zeros(world + 1), torch.zeros(world + 1)),
+            r"divided equally.*split_sizes",
+        ),
         (
             lambda: dist.all_to_all_single(torch.zeros(world), torch.zeros(world), [1] * world, [2] * world),
             rf"add up to {2 * world}, but dimension 0 of the input has {world}",

@@ -190,7 +190,9 @@ def test_objects_and_futures(rank_pool):
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_mix_of_messages_arrives(rank_pool, data):
-    message = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2), st.sampled_from([0, 1, 100, 50_000, 300_000]))
+    message = st.tuples(
+        st.integers(0, 2), st.integers(0, 2), st.integers(0, 2), st.sampled_from([0, 1, 100, 50_000, 300_000])
+    )
     messages = [m for m in data.draw(st.lists(message, max_size=12)) if m[0] != m[1]]
     rank_pool(3).run(exchange, messages, data.draw(st.booleans()))
 
@@ -236,7 +238,11 @@ def test_an_impatient_wait_leaves_the_receive_alive(rank_pool):
 
 def misuse(rank: int, world: int) -> None:
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    for peer, tag, text in [(world, 0, rf"peer is rank {world}"), (rank, 0, "another rank"), (1 - rank, -1, "tag is -1")]:
+    for peer, tag, text in [
+        (world, 0, rf"peer is rank {world}"),
+        (rank, 0, "another rank"),
+        (1 - rank, -1, "tag is -1"),
+    ]:
         with pytest.raises(ValueError, match=text):
             backend.send([torch.ones(1)], peer, tag)
     with pytest.raises(ValueError, match="share memory"):

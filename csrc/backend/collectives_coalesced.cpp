@@ -48,7 +48,7 @@ void reduce_pack(Group& group, const Call& call, const Pack& pack, const Reducti
 }
 
 DType type_of(const at::Tensor& tensor) {
-  return with_torch_errors({}, "", [&] { return dtype_of(tensor); });
+  return with_torch_errors("", [&] { return dtype_of(tensor); });
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace ours {
 namespace {
 
 DType movable_type(const at::Tensor& tensor) {
-  return with_torch_errors({}, "", [&] { return dtype_of(tensor); });
+  return with_torch_errors("", [&] { return dtype_of(tensor); });
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace ours {
 namespace {
 
 DType reducible_type(const at::Tensor& tensor) {
-  return with_torch_errors({}, "", [&] { return dtype_of(tensor); });
+  return with_torch_errors("", [&] { return dtype_of(tensor); });
 }
 
 size_t count_of(const at::Tensor& tensor) { return static_cast<size_t>(tensor.numel()); }

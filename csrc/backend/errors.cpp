@@ -30,18 +30,13 @@ std::exception_ptr make(const std::string& message) {
 
 }  // namespace
 
-std::exception_ptr to_torch(const std::exception_ptr& error, std::chrono::milliseconds timeout,
-                            const std::string& where) {
+std::exception_ptr to_torch(const std::exception_ptr& error, const std::string& where) {
   try {
     std::rethrow_exception(error);
   } catch (const InvalidArgument& e) {
     return make<c10::ValueError>(e.what());
   } catch (const PeerError& e) {
     return make<c10::DistNetworkError>(e.what() + where);
-  } catch (const TimeoutError& e) {
-    // Programs look for these words, which all backends of PyTorch use.
-    return make<c10::DistBackendError>("[ours] Timed out waiting " + std::to_string(timeout.count()) +
-                                       "ms: " + e.what() + where);
   } catch (const Error& e) {
     return make<c10::DistBackendError>(e.what() + where);
   } catch (...) {

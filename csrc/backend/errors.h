@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <exception>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -11,18 +10,16 @@ namespace ours {
 c10d::ErrorType error_type_of(const std::exception_ptr& error);
 
 /// The same error in the type that PyTorch users catch: ValueError, DistBackendError or DistNetworkError. Errors of
-/// other origins stay what they are. `timeout` is the one that a TimeoutError exceeded; `where` (may be empty) is
-/// appended.
-std::exception_ptr to_torch(const std::exception_ptr& error, std::chrono::milliseconds timeout,
-                            const std::string& where);
+/// other origins stay what they are. `where` (may be empty) is appended.
+std::exception_ptr to_torch(const std::exception_ptr& error, const std::string& where);
 
 /// Runs `body`; an error of the torch-free layers leaves it as the type that PyTorch users catch.
 template <class Body>
-auto with_torch_errors(std::chrono::milliseconds timeout, const std::string& where, Body&& body) -> decltype(body()) {
+auto with_torch_errors(const std::string& where, Body&& body) -> decltype(body()) {
   try {
     return body();
   } catch (...) {
-    std::rethrow_exception(to_torch(std::current_exception(), timeout, where));
+    std::rethrow_exception(to_torch(std::current_exception(), where));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <random>
+#include <thread>
 
 #include "backend/errors.h"
 
@@ -11,6 +12,9 @@ namespace ours {
 namespace {
 
 constexpr int kCounterBits = 40;
+
+/// How long an error waits for the abort hooks: enough to note what is going on.
+constexpr std::chrono::milliseconds kHookPatience{300};
 
 uint64_t random_key_base() {
   std::random_device device;
@@ -33,11 +37,30 @@ void GroupStatus::check_usable() const {
               "; make a new one with init_process_group or new_group");
 }
 
-std::exception_ptr GroupStatus::note_error(const std::exception_ptr& error, std::chrono::milliseconds timeout) {
+std::exception_ptr GroupStatus::note_error(const std::exception_ptr& error) {
   const c10d::ErrorType type = error_type_of(error);
   auto none = c10d::ErrorType::SUCCESS;
-  if (type != none && error_.compare_exchange_strong(none, type)) abort_hooks.call();
-  return to_torch(error, timeout, where_);
+  if (type != none && error_.compare_exchange_strong(none, type)) run_abort_hooks();
+  return to_torch(error, where_);
+}
+
+void GroupStatus::run_abort_hooks() {
+  if (abort_hooks.empty()) return;
+  // On a thread of their own: to write a trace of all stacks takes seconds, and the error must not wait that long.
+  std::unique_lock<std::mutex> lock(hooks_mutex_);
+  hooks_running_ = true;
+  std::thread([self = shared_from_this()] {
+    self->abort_hooks.call();
+    std::lock_guard<std::mutex> done(self->hooks_mutex_);
+    self->hooks_running_ = false;
+    self->hooks_returned_.notify_all();
+  }).detach();
+  hooks_returned_.wait_for(lock, kHookPatience, [this] { return !hooks_running_; });
+}
+
+void GroupStatus::wait_for_abort_hooks(std::chrono::milliseconds limit) {
+  std::unique_lock<std::mutex> lock(hooks_mutex_);
+  hooks_returned_.wait_for(lock, limit, [this] { return !hooks_running_; });
 }
 
 void GroupStatus::set_aborted() {

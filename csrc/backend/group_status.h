@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -15,7 +16,7 @@ namespace ours {
 
 /// What is known about a group and who wants to hear of it: shared by the process group and its Works, which may
 /// outlive it. Owns no thread and no communication.
-class GroupStatus {
+class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
  public:
   using OnCompletion = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
 
@@ -31,8 +32,12 @@ class GroupStatus {
 
   /// Takes note of what ended an operation: unless it is a mere misuse, the group has failed, and the abort hooks run.
   /// Returns the error as PyTorch users catch it.
-  std::exception_ptr note_error(const std::exception_ptr& error, std::chrono::milliseconds timeout);
+  std::exception_ptr note_error(const std::exception_ptr& error);
 
+  /// Waits until the abort hooks that note_error() started have returned, at most for `limit`.
+  void wait_for_abort_hooks(std::chrono::milliseconds limit);
+
+  /// The group ends because its user wants it to: nothing to tell the abort hooks.
   void set_aborted();
 
   c10d::ErrorType error() const { return error_.load(); }
@@ -51,6 +56,8 @@ class GroupStatus {
   const OnCompletion* on_completion() const { return on_completion_.get(); }
 
  private:
+  void run_abort_hooks();
+
   const pid_t owner_;
   const std::string where_;
   const uint64_t key_base_;
@@ -58,6 +65,9 @@ class GroupStatus {
   std::atomic<bool> closed_{false};
   std::atomic<c10d::ErrorType> error_{c10d::ErrorType::SUCCESS};
   std::unique_ptr<OnCompletion> on_completion_;
+  std::mutex hooks_mutex_;
+  std::condition_variable hooks_returned_;
+  bool hooks_running_ = false;  // guarded by hooks_mutex_
 };
 
 }  // namespace ours

@@ -26,8 +26,25 @@ std::string describe_group(const ProcessGroupOurs::Options& options) {
   return " [in group '" + options.group_name + "', whose ranks are the global ranks " + list + "]";
 }
 
-/// How long the end of the program waits for a comm thread that was told to end.
-constexpr std::chrono::milliseconds kExitPatience{500};
+/// How long the end of a program waits for a callback that still runs, and for the abort hooks of a failed group.
+/// Threads that want the GIL later could only hang or abort.
+constexpr std::chrono::milliseconds kCallbackPatience{5000};
+constexpr std::chrono::milliseconds kHookPatience{15000};
+
+/// Leaves the group and lets its thread end, without waiting for anyone.
+void close(Group& group, CommQueue& queue, GroupStatus& status) noexcept {
+  status.set_closed();
+  try {
+    if (queue.busy()) {
+      status.set_aborted();
+      group.abort("it was destroyed, or its program ended, with operations under way");
+    }
+    group.leave();
+    queue.stop();
+  } catch (const std::exception& e) {
+    TORCH_WARN("closing a process group: ", e.what());
+  }
+}
 
 }  // namespace
 
@@ -67,29 +84,25 @@ ProcessGroupOurs::~ProcessGroupOurs() {
     new std::shared_ptr<PointToPoint>(std::move(point_to_point_));
     return;
   }
-  closer()();
+  close(*group_, *queue_, *status_);
 }
 
 void ProcessGroupOurs::Closer::operator()() const noexcept {
   if (status_->is_forked_child()) return;
   const auto group = group_.lock();
   const auto queue = queue_.lock();
-  if (!group || !queue) return;
-  status_->set_closed();
-  try {
-    if (queue->busy()) group->abort("it was destroyed, or its program ended, with operations under way");
-    group->leave();
-    queue->stop();
-    queue->wait_stopped(kExitPatience);
-  } catch (const std::exception& e) {
-    TORCH_WARN("closing a process group: ", e.what());
+  if (group && queue) {
+    close(*group, *queue, *status_);
+    queue->wait_stopped(kCallbackPatience);
   }
+  status_->wait_for_abort_hooks(kHookPatience);
 }
 
 void ProcessGroupOurs::shutdown() {
   if (status_->is_forked_child()) return;
   if (group_->failure().empty()) queue_->drain();
-  closer()();
+  close(*group_, *queue_, *status_);
+  queue_->wait_stopped(kCallbackPatience);
 }
 
 void ProcessGroupOurs::abort() {

@@ -106,7 +106,7 @@ class Attempt {
 }  // namespace
 
 std::shared_ptr<NodeSession> meet_on_node(const Meeting& meeting) {
-  return with_torch_errors(meeting.timeout, "", [&] { return Attempt(meeting).run(); });
+  return with_torch_errors("", [&] { return Attempt(meeting).run(); });
 }
 
 }  // namespace ours

@@ -107,7 +107,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch_sparse(const at::Tensor& tens
                     tensor.scalar_type(), "; use SUM");
   TORCH_CHECK_VALUE(tensor.dim() <= kMaxDims, "all_reduce of a sparse tensor with ", tensor.dim(),
                     " dimensions; at most ", kMaxDims, " are supported");
-  const DType dtype = with_torch_errors({}, "", [&] { return dtype_of(tensor); });
+  const DType dtype = with_torch_errors("", [&] { return dtype_of(tensor); });
   const bool average = op.op_ == c10d::ReduceOp::AVG;
   at::Tensor input = tensor.detach().coalesce();
   return launch({Op::AllReduceSparse,

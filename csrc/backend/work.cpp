@@ -56,7 +56,7 @@ void OursWork::settle(c10::ivalue::Future& future) const {
 void OursWork::complete(const std::exception_ptr& error) noexcept {
   ended_ = Clock::now();
   // The abort hooks want to see the state before anyone reacts to the failure.
-  finish(error ? status_->note_error(error, timeout_) : nullptr);
+  finish(error ? status_->note_error(error) : nullptr);
   status_->timeouts.completed(key_);
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
