@@ -404,7 +404,7 @@ def meaningless_reductions(rank: int, world: int) -> list[str]:
         (torch.float64, "BXOR"),
     ]:
         tensor = torch.zeros(3).to(dtype)
-        with pytest.raises(ValueError, match="SUM|only be moved|cannot be reduced|no reduction") as error:
+        with pytest.raises(ValueError, match=r"SUM|only be moved|cannot be reduced|no reduction") as error:
             dist.group.WORLD.allreduce([tensor], dist.AllreduceOptions()) if dtype in FP8 else all_reduce_raw(
                 tensor, op
             )

@@ -325,7 +325,7 @@ ended.append(time.time())
 
 
 def run_program(tmp_path: Path, body: str, world: int = 2) -> list[tuple[int, str, float]]:
-    """Start the program in ``world`` processes; return exit code, stderr and the seconds that closing took at its end."""
+    """Start the program in ``world`` processes; return exit code, stderr and the seconds that its end took."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(body=textwrap.dedent(body)))
     store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
