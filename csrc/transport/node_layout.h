@@ -10,7 +10,9 @@
 //
 //   SegmentHeader | RankBlock[ranks] | tables[ranks] | stages[ranks] | channels[ranks][ranks]
 //
-// A rank writes only its own block, table, stage and outgoing channels (and the header's failure record, once).
+// A rank writes the data of its own block, table, stage and outgoing channels. Of others' it touches counters only: it
+// rings doorbells, counts itself among sleepers, and says how far it has read an incoming channel. The failure record
+// in the header is written once, by whoever fails first.
 
 namespace ours {
 

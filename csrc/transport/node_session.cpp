@@ -68,7 +68,9 @@ struct Address {
     std::string tag, node;
     in >> tag >> address.boot >> address.pid >> address.fd >> address.nonce[0] >> address.nonce[1];
     std::getline(in, node);
-    if (!in || tag != "ours1" || node.size() < 3) throw Error("malformed address of a peer's shared memory: " + text);
+    if (!in || tag != "ours1" || node.size() < 3)
+      throw Error("malformed address of a peer's shared memory: '" + text +
+                  "'; does another program use the same store?");
     address.node_id = node.substr(2, node.size() - 3);
     return address;
   }
@@ -140,10 +142,6 @@ std::shared_ptr<NodeSession> NodeSession::open(int rank, int size, const std::st
   return std::make_shared<NodeSession>(rank, size, std::move(memory));
 }
 
-std::shared_ptr<NodeSession> NodeSession::join(int rank, int size, std::shared_ptr<SharedMemory> memory) {
-  return std::make_shared<NodeSession>(rank, size, std::move(memory));
-}
-
 NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory)
     : rank_(rank), size_(size), memory_(std::move(memory)), watches_(static_cast<size_t>(size)), owner_(::getpid()) {
   layout_ = layout_of(header());
@@ -156,7 +154,9 @@ NodeSession::~NodeSession() { leave(); }
 
 void NodeSession::attach() {
   RankBlock& me = self();
-  if (me.state.load() != kAbsent) throw Error("rank " + std::to_string(rank_) + " is taken twice in one group");
+  if (me.state.load() != kAbsent) {
+    throw Error("rank " + std::to_string(rank_) + " is taken twice in one group; give each process a rank of its own");
+  }
   me.pid = owner_;
   const std::string host = host_name();
   std::memcpy(me.host, host.data(), std::min(host.size(), sizeof(me.host) - 1));

@@ -42,9 +42,7 @@ class NodeSession {
   /// The others' side. Throws NotSameNode with the reason where the address leads to no memory shared with its leader.
   static std::shared_ptr<NodeSession> open(int rank, int size, const std::string& address);
 
-  /// A further rank on a mapping of this process (ranks as threads, in tests).
-  static std::shared_ptr<NodeSession> join(int rank, int size, std::shared_ptr<SharedMemory> memory);
-
+  /// A rank of the group whose segment `memory` is. Ranks that are threads of one process may share a mapping.
   NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory);
   NodeSession(const NodeSession&) = delete;
   NodeSession& operator=(const NodeSession&) = delete;

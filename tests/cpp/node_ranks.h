@@ -17,7 +17,7 @@ inline std::vector<std::exception_ptr> run_sessions_catching(
   if (chunk != 0) config = NodeConfig{chunk, chunk / 4, 4096};
   std::vector<std::shared_ptr<NodeSession>> sessions;
   sessions.push_back(NodeSession::create(0, n, config));
-  for (int r = 1; r < n; ++r) sessions.push_back(NodeSession::join(r, n, sessions[0]->memory()));
+  for (int r = 1; r < n; ++r) sessions.push_back(std::make_shared<NodeSession>(r, n, sessions[0]->memory()));
   return run_ranks_catching(n, [&](int rank) {
     auto session = sessions[static_cast<size_t>(rank)];
     session->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
