@@ -1,0 +1,120 @@
+"""DistributedDataParallel among others: a compiled model, threads of Python, a peer that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_cases import assert_same, batches, gradients, loss_of, make_model, reference_gradients, share
+from torch import nn
+
+from ourddp import DistributedDataParallel
+
+
+def _compiled(rank, world):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    class Layers(nn.Module):
+        """Layers of 256 KiB: seven of them are more than one bucket."""
+
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(7))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = DistributedDataParallel(Layers(), bucket_cap_mb=1)
+    compiled = torch.compile(model, backend=backend)
+    x = torch.ones(2, 256)
+    for _ in range(2):
+        model.zero_grad()
+        compiled(x * (rank + 1)).sum().backward()
+    got = gradients(model)
+    model.zero_grad()
+    model(x * (rank + 1)).sum().backward()
+    assert_same(got, gradients(model), f"rank {rank}")
+    return len(graphs)
+
+
+def test_a_compiled_model_is_split_at_the_buckets(rank_pool):
+    assert min(rank_pool(2, "gloo").run(_compiled, timeout=120)) > 1
+
+
+def _python_beside_backward(rank, world):
+    """Counts what a Python thread does while backward waits for a rank that comes late."""
+    model = DistributedDataParallel(nn.Linear(4, 1))
+    store = dist.PrefixStore("beside_backward", dist.distributed_c10d._get_default_store())
+    count, stop = 0, threading.Event()
+
+    def work():
+        nonlocal count
+        while not stop.is_set():
+            count += 1
+            if count == 1000:
+                store.set("free", "")
+
+    output = model(torch.ones(1, 4)).sum()
+    if rank == 0:
+        thread = threading.Thread(target=work)
+        thread.start()
+    else:
+        # Only a thread of rank 0 lets this rank go on; it cannot if rank 0 waits with the GIL held.
+        store.wait(["free"])
+    output.backward()
+    if rank == 0:
+        stop.set()
+        thread.join()
+        assert count >= 1000
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ours"])
+def test_backward_waits_without_the_gil(rank_pool, backend):
+    rank_pool(2, backend).run(_python_beside_backward)
+
+
+def _peer_dies(rank, world):
+    model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=0.002)
+    for step, batch in enumerate(batches(world, 3)):
+        loss = loss_of(model(share(batch, rank)))
+        if step < 2:
+            loss.backward()
+        elif rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="rank 1"):
+        loss.backward()
+    return time.monotonic() - began
+
+
+def test_a_peer_that_dies_ends_backward_with_its_name(rank_pool):
+    first, _, last = rank_pool(3, "ours").run(_peer_dies, killed=[1])
+    assert max(first, last) < 5
+
+
+def _after_an_error(rank, world):
+    expected = reference_gradients("mlp", world, 2, lr=0.0)
+    model = DistributedDataParallel(make_model("mlp"))
+    first, second = batches(world, 2)
+    broken = model(share(first, rank))
+    broken.register_hook(lambda gradient: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loss_of(broken).backward()
+    loss_of(model(share(second, rank))).backward()
+    assert_same(gradients(model), expected[1], f"rank {rank}")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ours"])
+def test_a_backward_that_failed_before_any_gradient_is_forgotten(rank_pool, backend):
+    rank_pool(2, backend).run(_after_an_error)
