@@ -22,7 +22,7 @@ export MAX_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 CPP_FILES := $(shell find csrc tests/cpp benchmarks -name '*.cpp' -o -name '*.h' | grep -v '/build/')
 SOURCES := $(filter csrc/%,$(CPP_FILES))
-TIDY_FILES := $(filter-out %_stub.cpp,$(wildcard $(foreach layer,common kernels transport collectives,csrc/$(layer)/*.cpp)))
+TIDY_FILES := $(wildcard $(foreach layer,common kernels transport collectives,csrc/$(layer)/*.cpp))
 
 .PHONY: demo test conformance cpp-test bench lint format tidy build clean python-is-new-enough
 .DELETE_ON_ERROR:

@@ -112,10 +112,7 @@ def compile_flags() -> list[str]:
 
 
 def sources() -> list[str]:
-    """Return every C++ file of the library, relative to this folder.
-
-    Files named ``*_stub.cpp`` stand in for optional engines that are not built.
-    """
+    """Return every C++ file of the library, relative to this folder."""
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.cpp"))
 
 

@@ -33,7 +33,7 @@ def test_options_have_defaults():
     values = _C.parse_options({})
     assert values == {row["name"]: row["default"] for row in _C.option_table()}
     assert values["OURS_YIELD_US"] == "50"
-    assert values["OURS_LOG"] == "warning"
+    assert values["OURS_SPIN"] == "auto"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,6 @@ def test_options_have_defaults():
         ("OURS_COMM_THREAD_AFFINITY", "0-2,7", "0,1,2,7"),
         ("OURS_COMM_THREAD_AFFINITY", "", ""),
         ("OURS_INLINE", "0", "0"),
-        ("OURS_LOG", "debug", "debug"),
         ("OURS_NODE_ID", "left rack", "left rack"),
     ],
 )
@@ -69,7 +68,7 @@ def test_options_are_parsed(name, text, shown):
         ("OURS_COMM_THREAD_AFFINITY", "1,"),
         ("OURS_COMM_THREAD_AFFINITY", "all"),
         ("OURS_INLINE", "true"),
-        ("OURS_LOG", "Warning"),
+        ("OURS_SPIN", "Auto"),
     ],
 )
 def test_bad_options_are_refused(name, text):
@@ -133,9 +132,9 @@ def test_commands_print(capsys):
 
 def test_commands_refuse_a_bad_option(tmp_path):
     code = "import sys; from ourddp.__main__ import main; sys.exit(main(['info']))"
-    result = python(code, tmp_path, OURS_LOG="loud")
+    result = python(code, tmp_path, OURS_SPIN="loud")
     assert result.returncode == 1
-    assert result.stderr.startswith("OURS_LOG='loud' is not understood; accepted: ")
+    assert result.stderr.startswith("OURS_SPIN='loud' is not understood; accepted: ")
     assert "Traceback" not in result.stderr
 
 

@@ -73,12 +73,6 @@ const std::vector<std::string>& words<Spin>() {
 }
 
 template <>
-const std::vector<std::string>& words<LogLevel>() {
-  static const std::vector<std::string> kWords = {"error", "warning", "info", "debug"};
-  return kWords;
-}
-
-template <>
 const std::vector<std::string>& words<bool>() {
   static const std::vector<std::string> kWords = {"0", "1"};
   return kWords;
@@ -154,15 +148,13 @@ const std::vector<OptionRow>& option_rows() {
           "Whether a waiting rank spins instead of yielding its core. auto: for its first 2 us, and only where "
           "every rank of the node has a core of its own."),
       bytes_row<&Options::chunk_bytes>("OURS_CHUNK_BYTES",
-                                       "Staging chunk of each rank, for tensors outside shared memory."),
+                                       "Bytes of its tensor that a rank puts into shared memory at a time."),
       bytes_row<&Options::small_bytes>("OURS_SMALL_BYTES", "Largest message that is reduced with one synchronisation."),
       cpus_row<&Options::comm_thread_affinity>(
           "OURS_COMM_THREAD_AFFINITY",
           "CPUs on which the communication threads may run; empty: wherever the rank may."),
       word_row<&Options::inline_calls>(
           "OURS_INLINE", "0 or 1", "Whether synchronous calls run on the caller's own thread when nothing is queued."),
-      word_row<&Options::log_level>("OURS_LOG", "error, warning, info or debug",
-                                    "Least severe message that is printed."),
       text_row<&Options::node_id>("OURS_NODE_ID",
                                   "Ranks with different texts count as being on different nodes; empty: found out."),
   };

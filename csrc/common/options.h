@@ -11,8 +11,6 @@ namespace ours {
 
 enum class Spin { Auto, Off, On };
 
-enum class LogLevel { Error, Warning, Info, Debug };
-
 /// The values in force; the initialisers are the defaults. What each means stands in its row (see option_rows()).
 struct Options {
   int64_t yield_us = 50;
@@ -21,7 +19,6 @@ struct Options {
   int64_t small_bytes = 0;  // 0: chosen automatically
   std::vector<int> comm_thread_affinity;
   bool inline_calls = true;
-  LogLevel log_level = LogLevel::Warning;
   std::string node_id;
 };
 
