@@ -1,5 +1,7 @@
 #include "backend/process_group.h"
 
+#include <thread>
+
 #include "backend/coalesced_work.h"
 #include "backend/errors.h"
 #include "backend/profiling.h"
@@ -85,6 +87,10 @@ ProcessGroupOurs::~ProcessGroupOurs() {
     return;
   }
   close(*group_, *queue_, *status_);
+  if (transfers_.load() == 0) return;
+  // What is still posted ends now, on a thread whose callbacks may want the GIL, which this one may hold: let another
+  // thread wait for it.
+  std::thread([messages = std::move(point_to_point_)]() mutable { messages.reset(); }).detach();
 }
 
 void ProcessGroupOurs::Closer::operator()() const noexcept {
