@@ -14,7 +14,7 @@ namespace {
 constexpr int kCounterBits = 40;
 
 /// How long an error waits for the abort hooks: enough to note what is going on.
-constexpr std::chrono::milliseconds kHookPatience{300};
+constexpr std::chrono::milliseconds kHookPatience{200};
 
 uint64_t random_key_base() {
   std::random_device device;
