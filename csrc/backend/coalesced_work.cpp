@@ -58,10 +58,11 @@ c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
   for (const auto& work : works_) futures.push_back(work->getFuture());
   c10::intrusive_ptr<CoalescedWork> self = c10::intrusive_ptr<CoalescedWork>::reclaim_copy(this);
   c10::collectAll(futures)->addCallback([self, combined](c10::ivalue::Future&) {
-    if (const auto error = self->exception()) {
-      combined->setError(error);
-    } else {
+    try {
+      if (const auto error = self->exception()) std::rethrow_exception(error);
       combined->markCompleted(c10::IValue(self->result()));
+    } catch (...) {
+      combined->setErrorIfNeeded(std::current_exception());
     }
   });
   return combined;

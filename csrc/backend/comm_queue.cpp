@@ -2,16 +2,16 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
+
+#include <system_error>
 
 #include "backend/collective_work.h"
+#include "common/background_thread.h"
+#include "common/options.h"
 
 namespace ours {
 
 namespace {
-
-/// How long a waiter stays awake before it sleeps: most collectives end within microseconds.
-constexpr std::chrono::microseconds kAwake{50};
 
 void set_affinity(const std::vector<int>& cores) {
   if (cores.empty()) return;
@@ -19,7 +19,8 @@ void set_affinity(const std::vector<int>& cores) {
   CPU_ZERO(&set);
   for (const int core : cores) CPU_SET(core, &set);
   if (const int error = ::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set)) {
-    TORCH_WARN("OURS_COMM_THREAD_AFFINITY names cores that cannot be used (", ::strerror(error), "); it is ignored");
+    TORCH_WARN("OURS_COMM_THREAD_AFFINITY names cores that cannot be used (", std::generic_category().message(error),
+               "); it is ignored. Name cores that this process may run on");
   }
 }
 
@@ -38,12 +39,9 @@ void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
     run(work, lock);
     return;
   }
+  if (!thread_running_) start_thread();
   queue_.push_back(work);
-  if (!thread_running_) {
-    start_thread();
-  } else if (!running_) {
-    work_available_.notify_one();
-  }
+  if (!running_) work_available_.notify_one();
 }
 
 void CommQueue::run(const WorkPtr& work, Lock& lock) {
@@ -59,12 +57,12 @@ void CommQueue::run(const WorkPtr& work, Lock& lock) {
 }
 
 void CommQueue::run_next(Lock& lock) {
-  const WorkPtr work = std::move(queue_.front());
+  WorkPtr work = std::move(queue_.front());
   queue_.pop_front();
   run(work, lock);
   // The last reference may go here, and with it tensors and callbacks of Python: not under the lock.
   lock.unlock();
-  const_cast<WorkPtr&>(work).reset();
+  work.reset();
   lock.lock();
 }
 
@@ -81,7 +79,7 @@ bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeo
       continue;
     }
     lock.unlock();
-    const auto sleepy = std::chrono::steady_clock::now() + kAwake;
+    const auto sleepy = std::chrono::steady_clock::now() + std::chrono::microseconds(options().yield_us);
     while (!work.done() && std::chrono::steady_clock::now() < sleepy) ::sched_yield();
     lock.lock();
     const auto woken = [&] { return work.done() || (!bounded && may_run() && !queue_.empty()); };
@@ -129,21 +127,14 @@ bool CommQueue::wait_stopped(std::chrono::milliseconds limit) {
 }
 
 void CommQueue::start_thread() {
-  // Signals are the main thread's business: Python's handlers run there.
-  sigset_t all, previous;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &previous);
-  std::thread thread([self = shared_from_this()] { self->serve(); });
-  ::pthread_sigmask(SIG_SETMASK, &previous, nullptr);
-  thread_ = thread.get_id();
+  start_background_thread("ours_comm", [self = shared_from_this()] { self->serve(); });
   thread_running_ = true;
-  thread.detach();
 }
 
 void CommQueue::serve() {
-  ::pthread_setname_np(::pthread_self(), "ours_comm");
   set_affinity(affinity_);
   Lock lock(mutex_);
+  thread_ = std::this_thread::get_id();
   while (true) {
     work_available_.wait(lock, [&] { return !running_ && (!queue_.empty() || stopping_); });
     if (queue_.empty()) break;

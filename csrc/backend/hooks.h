@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -11,21 +12,22 @@
 
 namespace ours {
 
-/// Functions that users register, by id. They are called without the lock, since they may take the GIL or register
-/// others.
+/// Functions that users register, by id. They are called, copied and destroyed without the lock, since they may take
+/// the GIL or register others.
 template <class... Args>
 class HookTable {
  public:
   using Hook = std::function<void(Args...)>;
 
   void add(int64_t id, Hook hook) {
+    auto entry = std::make_shared<const Hook>(std::move(hook));
     std::lock_guard<std::mutex> lock(mutex_);
-    hooks_[id] = std::move(hook);
+    hooks_[id].swap(entry);
     empty_.store(false, std::memory_order_release);
   }
 
   void remove(int64_t id) {
-    Hook removed;  // destroyed after the lock is released: it may own Python objects
+    std::shared_ptr<const Hook> removed;
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = hooks_.find(id);
     if (found == hooks_.end()) return;
@@ -39,14 +41,14 @@ class HookTable {
   /// Calls all hooks. What one throws is dropped: it must not turn into the failure of a collective.
   void call(Args... args) const {
     if (empty()) return;
-    std::vector<Hook> hooks;
+    std::vector<std::shared_ptr<const Hook>> hooks;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       for (const auto& entry : hooks_) hooks.push_back(entry.second);
     }
     for (const auto& hook : hooks) {
       try {
-        hook(args...);
+        (*hook)(args...);
       } catch (const std::exception& e) {
         TORCH_WARN("a hook of backend ours raised: ", e.what());
       }
@@ -55,7 +57,7 @@ class HookTable {
 
  private:
   mutable std::mutex mutex_;
-  std::map<int64_t, Hook> hooks_;
+  std::map<int64_t, std::shared_ptr<const Hook>> hooks_;
   std::atomic<bool> empty_{true};
 };
 

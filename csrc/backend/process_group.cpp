@@ -1,7 +1,5 @@
 #include "backend/process_group.h"
 
-#include <thread>
-
 #include "backend/coalesced_work.h"
 #include "backend/errors.h"
 #include "backend/profiling.h"
@@ -28,26 +26,6 @@ std::string describe_group(const ProcessGroupOurs::Options& options) {
   return " [in group '" + options.group_name + "', whose ranks are the global ranks " + list + "]";
 }
 
-/// How long the end of a program waits for a callback that still runs, and for the abort hooks of a failed group.
-/// Threads that want the GIL later could only hang or abort.
-constexpr std::chrono::milliseconds kCallbackPatience{5000};
-constexpr std::chrono::milliseconds kHookPatience{15000};
-
-/// Leaves the group and lets its thread end, without waiting for anyone.
-void close(Group& group, CommQueue& queue, GroupStatus& status) noexcept {
-  status.set_closed();
-  try {
-    if (queue.busy()) {
-      status.set_aborted();
-      group.abort("it was destroyed, or its program ended, with operations under way");
-    }
-    group.leave();
-    queue.stop();
-  } catch (const std::exception& e) {
-    TORCH_WARN("closing a process group: ", e.what());
-  }
-}
-
 }  // namespace
 
 ProcessGroupOurs::ProcessGroupOurs(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options)
@@ -67,48 +45,30 @@ void ProcessGroupOurs::connect() {
   if (size_ == 1) {
     group_ = make_solo_group();
     point_to_point_ = make_solo_point_to_point();
+    GroupRegistry::instance().add(parts());
     return;
   }
   const std::string name = options_->group_name.empty() ? "the process group" : "group '" + options_->group_name + "'";
   const auto session = meet_on_node({store_, rank_, size_, options_->timeout, name});
   group_ = make_node_group(session);
   point_to_point_ = make_node_point_to_point(session);
+  GroupRegistry::instance().add(parts());
 }
 
 ProcessGroupOurs::~ProcessGroupOurs() {
   if (status_ == nullptr || group_ == nullptr) return;
   if (status_->is_forked_child()) {
-    // Everything here belongs to the parent, and its threads do not exist in this process: even a destructor would wait
-    // for them. The memory goes with the process.
-    new std::shared_ptr<GroupStatus>(std::move(status_));
-    new std::shared_ptr<CommQueue>(std::move(queue_));
-    new std::shared_ptr<Group>(std::move(group_));
-    new std::shared_ptr<PointToPoint>(std::move(point_to_point_));
-    return;
+    GroupParts{std::move(status_), std::move(queue_), std::move(group_), std::move(point_to_point_)}.abandon();
+  } else {
+    parts().close();
   }
-  close(*group_, *queue_, *status_);
-  if (transfers_.load() == 0) return;
-  // What is still posted ends now, on a thread whose callbacks may want the GIL, which this one may hold: let another
-  // thread wait for it.
-  std::thread([messages = std::move(point_to_point_)]() mutable { messages.reset(); }).detach();
-}
-
-void ProcessGroupOurs::Closer::operator()() const noexcept {
-  if (status_->is_forked_child()) return;
-  const auto group = group_.lock();
-  const auto queue = queue_.lock();
-  if (group && queue) {
-    close(*group, *queue, *status_);
-    queue->wait_stopped(kCallbackPatience);
-  }
-  status_->wait_for_abort_hooks(kHookPatience);
 }
 
 void ProcessGroupOurs::shutdown() {
   if (status_->is_forked_child()) return;
   if (group_->failure().empty()) queue_->drain();
-  close(*group_, *queue_, *status_);
-  queue_->wait_stopped(kCallbackPatience);
+  parts().close();
+  parts().wait_closed();
 }
 
 void ProcessGroupOurs::abort() {
@@ -168,8 +128,10 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::coalesce(WorkPtr work) {
 }
 
 void ProcessGroupOurs::startCoalescing() {
+  // An exception may have cut a batch short, after which nobody ends it. Its Works are dropped outside the lock.
+  std::vector<WorkPtr> stale;
   std::lock_guard<std::mutex> lock(coalescing_mutex_);
-  TORCH_CHECK(!coalescing_, "startCoalescing() was called twice without endCoalescing()");
+  stale.swap(coalesced_);
   coalescing_ = true;
 }
 

@@ -7,6 +7,7 @@
 
 #include "backend/collective_work.h"
 #include "backend/comm_queue.h"
+#include "backend/group_end.h"
 #include "backend/group_status.h"
 #include "backend/transfer_work.h"
 #include "collectives/group.h"
@@ -128,24 +129,9 @@ class ProcessGroupOurs final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
                                            const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) override;
 
-  /// Ends what the destructor would end. For the end of the program, where nobody calls destructors in time.
-  class Closer {
-   public:
-    Closer(std::weak_ptr<Group> group, std::weak_ptr<CommQueue> queue, std::shared_ptr<GroupStatus> status)
-        : group_(std::move(group)), queue_(std::move(queue)), status_(std::move(status)) {}
-    void operator()() const noexcept;
-
-   private:
-    std::weak_ptr<Group> group_;
-    std::weak_ptr<CommQueue> queue_;
-    std::shared_ptr<GroupStatus> status_;
-  };
-  Closer closer() const { return Closer(group_, queue_, status_); }
-
  private:
-  using CollectivePtr = c10::intrusive_ptr<CollectiveWork>;
-
   void connect();
+  GroupParts parts() const { return {status_, queue_, group_, point_to_point_}; }
 
   /// Numbers, traces and runs or queues a collective.
   WorkPtr launch(Collective collective);

@@ -101,6 +101,9 @@ class SoloPointToPoint final : public PointToPoint {
   std::shared_ptr<Transfer> send(ConstSpan, DType, int, int, Deadline, TransferDone) override { refuse(); }
   std::shared_ptr<Transfer> recv(Span, DType, int, int, Deadline, TransferDone) override { refuse(); }
   void wait(Transfer&) override {}
+  bool busy() override { return false; }
+  void close() noexcept override {}
+  bool wait_closed(std::chrono::milliseconds) override { return true; }
 
  private:
   [[noreturn]] static void refuse() { throw InvalidArgument("send or recv in a group of one rank: there is no peer"); }

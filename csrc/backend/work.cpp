@@ -65,7 +65,9 @@ void OursWork::complete(const std::exception_ptr& error) noexcept {
     future = future_;
   }
   // A waiter that saw done_ unset holds the lock until it sleeps.
-  { std::lock_guard<std::mutex> lock(mutex_); }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+  }
   cv_.notify_all();
   if (error == nullptr) tell_hooks();
   if (!future) return;

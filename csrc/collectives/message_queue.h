@@ -60,7 +60,7 @@ class Message final : public Transfer {
 /// aside in memory, so that tags may be received in any order.
 class MessageQueue {
  public:
-  using Messages = std::vector<std::shared_ptr<Message>>;
+  using Messages = std::deque<std::shared_ptr<Message>>;
 
   explicit MessageQueue(NodeSession& session);
 

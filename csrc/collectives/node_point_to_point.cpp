@@ -1,5 +1,6 @@
 #include "collectives/node_point_to_point.h"
 
+#include "common/background_thread.h"
 #include "common/error.h"
 
 namespace ours {
@@ -9,24 +10,6 @@ NodePointToPoint::NodePointToPoint(std::shared_ptr<NodeSession> session)
 
 std::shared_ptr<PointToPoint> make_node_point_to_point(std::shared_ptr<NodeSession> session) {
   return std::make_shared<NodePointToPoint>(std::move(session));
-}
-
-NodePointToPoint::~NodePointToPoint() {
-  if (session_->in_child()) {
-    // The thread exists in the parent only, and the mutex may have been held there: touch neither.
-    new std::thread(std::move(background_));
-    return;
-  }
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    closing_ = true;
-    pause_background_.store(true);
-  }
-  wake_background_.notify_all();
-  futex_wake_all(session_->self().doorbell.value);
-  if (background_.joinable()) background_.join();
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (!queue_.empty()) end_all(lock);
 }
 
 std::shared_ptr<Transfer> NodePointToPoint::send(ConstSpan buffer, DType dtype, int dst, int tag, Deadline deadline,
@@ -51,37 +34,66 @@ std::shared_ptr<Transfer> NodePointToPoint::recv(Span buffer, DType dtype, int s
 }
 
 std::shared_ptr<Transfer> NodePointToPoint::post(const std::shared_ptr<Message>& message) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   try {
     session_->failure().check();
+    if (closing_) throw AbortedError("the group was closed; make a new one");
     queue_.add(message);
   } catch (...) {
-    session_->failure().fail(std::current_exception());
+    if (!closing_) session_->failure().fail(std::current_exception());
     message->set_error(std::current_exception());
     lock.unlock();
     message->finish();
     return message;
   }
   progress(lock);
-  if (!queue_.empty() && drivers_ == 0) {
-    if (!background_.joinable()) background_ = std::thread([this] { run_background(); });
-    wake_background_.notify_one();
-  }
+  if (!idle() && drivers_ == 0) start_background();
   return message;
 }
 
 void NodePointToPoint::wait(Transfer& transfer) {
   if (transfer.done()) return;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    Lock lock(mutex_);
     ++drivers_;
     pause_background_.store(true);
   }
   drive([&] { return transfer.done(); });
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   if (--drivers_ > 0) return;
   pause_background_.store(closing_);
-  if (!queue_.empty()) wake_background_.notify_one();
+  if (!idle()) start_background();
+}
+
+bool NodePointToPoint::busy() {
+  Lock lock(mutex_);
+  return !idle();
+}
+
+void NodePointToPoint::close() noexcept {
+  if (session_->in_child()) return;
+  Lock lock(mutex_);
+  closing_ = true;
+  pause_background_.store(true);
+  wake_background_.notify_all();
+  if (!idle()) end_all(lock);
+  signal(session_->self().doorbell);
+}
+
+bool NodePointToPoint::wait_closed(std::chrono::milliseconds limit) {
+  Lock lock(mutex_);
+  if (background_running_ && background_ == std::this_thread::get_id()) return false;
+  return background_ended_.wait_for(lock, limit, [&] { return !background_running_; });
+}
+
+void NodePointToPoint::start_background() {
+  if (closing_) return;
+  if (background_running_) {
+    wake_background_.notify_one();
+    return;
+  }
+  start_background_thread("ours_messages", [self = shared_from_this()] { self->run_background(); });
+  background_running_ = true;
 }
 
 template <class Stop>
@@ -91,7 +103,7 @@ void NodePointToPoint::drive(Stop&& stop) {
   while (!stop()) {
     // Read before progress(): what arrives later changes it, and ends the rest.
     const uint32_t heard = doorbell.value.load(std::memory_order_seq_cst);
-    std::unique_lock<std::mutex> lock(mutex_);
+    Lock lock(mutex_);
     if (progress(lock)) continue;
     if ((time_to_look || session_->failure().failed()) && look_around()) {
       end_all(lock);
@@ -106,20 +118,28 @@ void NodePointToPoint::drive(Stop&& stop) {
   }
 }
 
-bool NodePointToPoint::progress(std::unique_lock<std::mutex>& lock) {
-  MessageQueue::Messages ended;
+bool NodePointToPoint::progress(Lock& lock) {
   bool moved = false;
   try {
-    moved = queue_.progress(ended);
+    moved = queue_.progress(ended_);
   } catch (...) {
     session_->failure().fail(std::current_exception());
   }
-  if (ended.empty()) return moved;
-  lock.unlock();
-  for (const auto& message : ended) message->finish();
+  return finish_ended(lock) || moved;
+}
+
+bool NodePointToPoint::finish_ended(Lock& lock) {
+  if (ended_.empty()) return false;
+  while (!ended_.empty()) {
+    std::shared_ptr<Message> message = std::move(ended_.front());
+    ended_.pop_front();
+    lock.unlock();
+    message->finish();
+    message.reset();  // with it may go tensors and callbacks: not under the lock
+    lock.lock();
+  }
   // Another thread may be asleep in wait() for one of these.
-  if (!ended.empty()) signal(session_->self().doorbell);
-  lock.lock();
+  signal(session_->self().doorbell);
   return true;
 }
 
@@ -159,36 +179,36 @@ int NodePointToPoint::vanished_peer(const Message& message) const {
   return absent > 0 && absent == session_->size() - 1 ? last : -1;
 }
 
-void NodePointToPoint::end_all(std::unique_lock<std::mutex>& lock) {
-  const MessageQueue::Messages all = queue_.take_all();
-  lock.unlock();
-  std::exception_ptr error = std::make_exception_ptr(AbortedError("the group was destroyed before the transfer ended"));
+void NodePointToPoint::end_all(Lock& lock) {
+  std::exception_ptr error = std::make_exception_ptr(AbortedError("the group was closed before the transfer ended"));
   try {
     session_->failure().check();
   } catch (...) {
     error = std::current_exception();
   }
-  for (const auto& message : all) {
+  for (auto& message : queue_.take_all()) {
     message->set_error(error);
-    message->finish();
+    ended_.push_back(std::move(message));
   }
-  signal(session_->self().doorbell);
-  lock.lock();
+  finish_ended(lock);
 }
 
 void NodePointToPoint::run_background() {
+  Lock lock(mutex_);
+  background_ = std::this_thread::get_id();
   while (true) {
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      wake_background_.wait(lock, [&] { return closing_ || (drivers_ == 0 && !queue_.empty()); });
-      if (closing_) return;
-    }
+    wake_background_.wait(lock, [&] { return closing_ || (drivers_ == 0 && !idle()); });
+    if (closing_) break;
+    lock.unlock();
     drive([&] {
       if (pause_background_.load()) return true;
-      std::lock_guard<std::mutex> lock(mutex_);
-      return queue_.empty();
+      const Lock look(mutex_);
+      return idle();
     });
+    lock.lock();
   }
+  background_running_ = false;
+  background_ended_.notify_all();
 }
 
 }  // namespace ours

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -13,24 +14,33 @@
 namespace ours {
 
 /// Messages between ranks that share memory. Whoever posts a transfer tries at once; what cannot complete is moved on
-/// by the thread that waits for it, or else by a background thread that is started on first need.
-class NodePointToPoint final : public PointToPoint {
+/// by the thread that waits for it, or else by a background thread that is started on first need. That thread shares
+/// the ownership, so that the last user may drop this object on any thread, also in a callback, without joining it.
+class NodePointToPoint final : public PointToPoint, public std::enable_shared_from_this<NodePointToPoint> {
  public:
   explicit NodePointToPoint(std::shared_ptr<NodeSession> session);
-  ~NodePointToPoint() override;
 
   std::shared_ptr<Transfer> send(ConstSpan buffer, DType dtype, int dst, int tag, Deadline deadline,
                                  TransferDone done) override;
   std::shared_ptr<Transfer> recv(Span buffer, DType dtype, int src, int tag, Deadline deadline,
                                  TransferDone done) override;
   void wait(Transfer& transfer) override;
+  bool busy() override;
+  void close() noexcept override;
+  bool wait_closed(std::chrono::milliseconds limit) override;
 
  private:
+  using Lock = std::unique_lock<std::mutex>;
+
   std::shared_ptr<Transfer> post(const std::shared_ptr<Message>& message);
 
-  /// Moves all messages as far as they go and completes those that ended. Returns whether anything moved. Expects
+  /// Moves all messages as far as they go and finishes those that ended. Returns whether anything happened. Expects
   /// `lock` to be held, and releases it for the callbacks.
-  bool progress(std::unique_lock<std::mutex>& lock);
+  bool progress(Lock& lock);
+
+  /// Finishes the messages that ended, one by one: a callback may wait for the next, on this thread or another. Returns
+  /// whether there were any. Expects `lock` to be held, and releases it for the callbacks.
+  bool finish_ended(Lock& lock);
 
   /// Moves messages, and rests while nothing moves, until stop() holds. stop() is called without the lock.
   template <class Stop>
@@ -44,18 +54,23 @@ class NodePointToPoint final : public PointToPoint {
   int vanished_peer(const Message& message) const;
 
   /// Ends all messages with the group's failure. Expects the lock, and releases it for the callbacks.
-  void end_all(std::unique_lock<std::mutex>& lock);
+  void end_all(Lock& lock);
 
+  bool idle() const { return queue_.empty() && ended_.empty(); }
+  void start_background();
   void run_background();
 
   std::shared_ptr<NodeSession> session_;
-  std::mutex mutex_;
-  MessageQueue queue_;    // guarded by mutex_
-  int drivers_ = 0;       // guarded by mutex_: threads in wait(); the background thread stands back meanwhile
-  bool closing_ = false;  // guarded by mutex_
+  std::mutex mutex_;  // guards all below but the flag
+  MessageQueue queue_;
+  MessageQueue::Messages ended_;  // their finish() has not been called
+  int drivers_ = 0;               // threads in wait(); the background thread stands back meanwhile
+  bool closing_ = false;
+  bool background_running_ = false;
+  std::thread::id background_;
   std::condition_variable wake_background_;
+  std::condition_variable background_ended_;
   std::atomic<bool> pause_background_{false};
-  std::thread background_;  // started under mutex_
 };
 
 std::shared_ptr<PointToPoint> make_node_point_to_point(std::shared_ptr<NodeSession> session);

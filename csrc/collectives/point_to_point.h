@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -40,6 +41,17 @@ class PointToPoint {
 
   /// Blocks until `transfer` is done, making progress on the calling thread meanwhile. Does not throw its error.
   virtual void wait(Transfer& transfer) = 0;
+
+  /// Whether anything that was posted has not ended.
+  virtual bool busy() = 0;
+
+  /// Ends everything posted with an error, and lets background threads end without waiting for them. What is posted
+  /// later fails. May be called more than once.
+  virtual void close() noexcept = 0;
+
+  /// After close(): waits until no background thread runs, at most for `limit`. False if one still does, or is this
+  /// one.
+  virtual bool wait_closed(std::chrono::milliseconds limit) = 0;
 };
 
 }  // namespace ours

@@ -12,11 +12,11 @@ namespace {
 
 using Options = ProcessGroupOurs::Options;
 
-/// Runs `closer` when the program ends, while Python still works: later, threads that want the GIL could only hang.
-void close_at_exit(ProcessGroupOurs::Closer closer) {
-  py::module_::import("atexit").attr("register")(py::cpp_function([closer = std::move(closer)] {
+/// Closes all groups when the program ends, while Python still works.
+void close_groups_at_exit() {
+  py::module_::import("atexit").attr("register")(py::cpp_function([] {
     py::gil_scoped_release unlocked;
-    closer();
+    GroupRegistry::instance().close_all();
   }));
 }
 
@@ -33,14 +33,9 @@ c10::intrusive_ptr<ProcessGroupOurs> create_backend(const c10d::DistributedBacke
   options->group_name = dist_options.group_id;
   options->global_ranks_in_group.assign(dist_options.global_ranks_in_group.begin(),
                                         dist_options.global_ranks_in_group.end());
-  c10::intrusive_ptr<ProcessGroupOurs> group;
-  {
-    py::gil_scoped_release unlocked;
-    group = c10::make_intrusive<ProcessGroupOurs>(dist_options.store, dist_options.group_rank, dist_options.group_size,
-                                                  std::move(options));
-  }
-  close_at_exit(group->closer());
-  return group;
+  py::gil_scoped_release unlocked;
+  return c10::make_intrusive<ProcessGroupOurs>(dist_options.store, dist_options.group_rank, dist_options.group_size,
+                                               std::move(options));
 }
 
 }  // namespace
@@ -48,6 +43,7 @@ c10::intrusive_ptr<ProcessGroupOurs> create_backend(const c10d::DistributedBacke
 void bind_backend(py::module_& module) {
   // The base classes and the types of arguments are registered there.
   const py::module_ c10d = py::module_::import("torch._C._distributed_c10d");
+  close_groups_at_exit();
 
   auto group = py::class_<ProcessGroupOurs, c10d::Backend, c10::intrusive_ptr<ProcessGroupOurs>>(
       module, "ProcessGroupOurs", "The c10d backend \"ours\": collectives and messages of CPU tensors.");

@@ -13,20 +13,24 @@ using testing::run_sessions_catching;
 const Deadline kSoon = Deadline::after(std::chrono::minutes(2));
 
 struct Port {
-  explicit Port(const std::shared_ptr<NodeSession>& session) : p2p(session) {}
+  explicit Port(const std::shared_ptr<NodeSession>& session) : p2p(make_node_point_to_point(session)) {}
+  ~Port() {
+    p2p->close();
+    p2p->wait_closed(std::chrono::seconds(30));
+  }
 
   std::shared_ptr<Transfer> send(const std::vector<int>& data, int to, int tag = 0) {
-    return p2p.send(ConstSpan{data.data(), data.size() * sizeof(int)}, DType::Int32, to, tag, kSoon, nullptr);
+    return p2p->send(ConstSpan{data.data(), data.size() * sizeof(int)}, DType::Int32, to, tag, kSoon, nullptr);
   }
   std::shared_ptr<Transfer> recv(std::vector<int>& data, int from, int tag = 0) {
-    return p2p.recv(Span{data.data(), data.size() * sizeof(int)}, DType::Int32, from, tag, kSoon, nullptr);
+    return p2p->recv(Span{data.data(), data.size() * sizeof(int)}, DType::Int32, from, tag, kSoon, nullptr);
   }
   void wait(const std::shared_ptr<Transfer>& transfer) {
-    p2p.wait(*transfer);
+    p2p->wait(*transfer);
     if (transfer->error()) std::rethrow_exception(transfer->error());
   }
 
-  NodePointToPoint p2p;
+  std::shared_ptr<PointToPoint> p2p;
 };
 
 std::vector<int> numbers(int seed, size_t count) {
@@ -129,10 +133,11 @@ TEST(a_message_that_does_not_fit_fails_both_sides) {
 TEST(a_receive_times_out_and_one_from_a_rank_that_left_fails) {
   const auto errors = run_sessions_catching(2, 4096, [](std::shared_ptr<NodeSession> session) {
     if (session->rank() == 1) return;
-    NodePointToPoint p2p(session);
+    const auto p2p = make_node_point_to_point(session);
     int x = 0;
-    auto transfer = p2p.recv(Span{&x, 4}, DType::Int32, 1, 0, Deadline::after(std::chrono::milliseconds(100)), nullptr);
-    p2p.wait(*transfer);
+    auto transfer =
+        p2p->recv(Span{&x, 4}, DType::Int32, 1, 0, Deadline::after(std::chrono::milliseconds(100)), nullptr);
+    p2p->wait(*transfer);
     CHECK(transfer->error() != nullptr);
     CHECK(testing::message_of(transfer->error()).find("100ms") != std::string::npos);
   });
@@ -152,6 +157,60 @@ TEST(a_receive_times_out_and_one_from_a_rank_that_left_fails) {
     CHECK(got == data);
     const std::string message = CHECK_THROWS(PeerError, port.wait(port.recv(got, 1)));
     CHECK(message.find("left the group") != std::string::npos);
+  });
+}
+
+// Of two receives that end together, the callback of the first waits for the second.
+TEST(a_callback_may_wait_for_another_transfer) {
+  run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
+    Port port(session);
+    const std::vector<int> data = numbers(1, 8);
+    if (session->rank() == 0) {
+      port.wait(port.send(data, 1, 1));
+      port.wait(port.send(data, 1, 2));
+      return;
+    }
+    std::vector<int> first(8), second(8);
+    std::shared_ptr<Transfer> later;
+    std::atomic<bool> waited{false};
+    const Span into{first.data(), first.size() * sizeof(int)};
+    // Posted in this order the two are found in the channel together, whichever came first.
+    later = port.recv(second, 0, 2);
+    auto transfer = port.p2p->recv(into, DType::Int32, 0, 1, kSoon, [&](const Transfer&) {
+      port.p2p->wait(*later);
+      waited.store(true);
+    });
+    port.wait(transfer);
+    port.wait(later);
+    while (!waited.load()) std::this_thread::yield();
+    CHECK(first == data && second == data);
+  });
+}
+
+TEST(closing_ends_what_is_posted_and_the_thread_even_from_a_callback) {
+  run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
+    if (session->rank() == 1) {
+      Port port(session);
+      const std::vector<int> data = numbers(1, 8);
+      port.wait(port.send(data, 0));
+      return;
+    }
+    auto p2p = make_node_point_to_point(session);
+    std::vector<int> got(8), never(8);
+    const Deadline soon = Deadline::after(std::chrono::seconds(60));
+    auto pending = p2p->recv(Span{never.data(), 32}, DType::Int32, 1, 9, soon, nullptr);
+    CHECK(p2p->busy());
+    std::atomic<bool> dropped{false};
+    auto posting = p2p;  // the call below must not lose its object
+    auto transfer = posting->recv(Span{got.data(), 32}, DType::Int32, 1, 0, soon, [&](const Transfer&) {
+      p2p->close();
+      p2p.reset();
+      dropped.store(true);
+    });
+    posting.reset();
+    while (!dropped.load()) std::this_thread::yield();
+    CHECK(pending->done() && pending->error() != nullptr);
+    CHECK(!transfer->error());
   });
 }
 

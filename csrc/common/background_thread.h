@@ -1,0 +1,12 @@
+#pragma once
+
+#include <functional>
+
+namespace ours {
+
+/// Starts a detached thread that runs `body` with all signals blocked: they are the main thread's business, where
+/// Python's handlers run. `body` must own what it uses and must not throw. `name`: at most 15 characters, for
+/// debuggers. Throws std::system_error where there can be no more threads.
+void start_background_thread(const char* name, std::function<void()> body);
+
+}  // namespace ours
