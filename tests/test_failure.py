@@ -375,6 +375,19 @@ EXITS = {
         started.wait()
     """,
     "destroyed": "dist.destroy_process_group()",
+    "with a receive that nobody awaits": """
+        pending = dist.irecv(torch.zeros(4), 0) if rank == 1 else None
+        dist.barrier()
+    """,
+    "with a callback in a group made by split": """
+        whole = dist.distributed_c10d._get_default_group()
+        try:
+            part = whole.split_group([0, 1], group_name="part")
+        except (RuntimeError, AttributeError):  # torch before 2.15 splits groups of accelerators only
+            part = whole
+        future = part.allreduce([torch.ones(4)]).get_future().then(lambda _: time.sleep(0.1))
+        dist.barrier()
+    """,
 }
 
 
@@ -384,6 +397,41 @@ def test_a_program_ends_quietly_and_at_once(tmp_path, end):
         noise = [line for line in err.splitlines() if "destroy_process_group() was not called" not in line]
         assert (code, noise) == (0, [])
         assert seconds < 1
+
+
+def drop_the_group_in_a_callback(rank: int, world: int) -> None:
+    holder = [dist.new_group()]
+    if rank == 0:
+        dist.send(torch.ones(4), 1, group=holder[0])
+        dist.barrier()
+        return
+    dropped = threading.Event()
+
+    def drop(_: Any) -> None:
+        dist.destroy_process_group(holder.pop())
+        dropped.set()
+
+    future = dist.irecv(torch.zeros(4), 0, group=holder[0]).get_future().then(drop)
+    assert dropped.wait(30)
+    future.wait()
+    dist.barrier()
+
+
+def test_a_callback_may_drop_the_group_of_its_own_receive():
+    run_ranks(2, drop_the_group_in_a_callback)
+
+
+def batch_after_an_exception(rank: int, world: int) -> None:
+    call, tensor = (dist.isend, torch.ones(4)) if rank == 0 else (dist.irecv, torch.zeros(4))
+    with pytest.raises((RuntimeError, ValueError)):
+        dist.batch_isend_irecv([dist.P2POp(call, tensor.to_sparse(), 1 - rank)])
+    for work in dist.batch_isend_irecv([dist.P2POp(call, tensor, 1 - rank)]):
+        work.wait()
+    assert tensor.tolist() == [1.0] * 4
+
+
+def test_a_batch_that_an_exception_cut_short_leaves_no_trace():
+    run_ranks(2, batch_after_an_exception)
 
 
 def test_an_exception_of_one_rank_reaches_the_others(tmp_path):
