@@ -83,7 +83,8 @@ def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
 def raw(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor, which compare for every type, NaN included."""
     flat = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    return flat.contiguous().view(-1).view(torch.uint8)
+    # A clone: where the size is 1, contiguous() keeps strides that no view to another type accepts.
+    return flat.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 def reduced(inputs: list[torch.Tensor], op: str) -> torch.Tensor:

@@ -32,7 +32,7 @@ def python(code: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]
 def test_options_have_defaults():
     values = _C.parse_options({})
     assert values == {row["name"]: row["default"] for row in _C.option_table()}
-    assert values["OURS_YIELD_US"] == "50"
+    assert values["OURS_YIELD_US"] == "500"
     assert values["OURS_SPIN"] == "auto"
 
 

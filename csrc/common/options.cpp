@@ -140,9 +140,10 @@ OptionRow text_row(const char* name, const char* help) {
 
 const std::vector<OptionRow>& option_rows() {
   static const std::vector<OptionRow> kRows = {
-      integer_row<&Options::yield_us, 0, 1'000'000>(
-          "OURS_YIELD_US", "0 to 1000000",
-          "Microseconds for which a waiting rank keeps yielding its core before it sleeps."),
+      integer_row<&Options::yield_us, 0, 1'000'000>("OURS_YIELD_US", "0 to 1000000",
+                                                    "Microseconds for which a waiting rank keeps yielding its core "
+                                                    "before it sleeps. Where somebody else computes "
+                                                    "on that core it sleeps at once."),
       word_row<&Options::spin>(
           "OURS_SPIN", "auto, 0 or 1",
           "Whether a waiting rank spins instead of yielding its core. auto: for its first 2 us, and only where "

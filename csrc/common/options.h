@@ -13,7 +13,7 @@ enum class Spin { Auto, Off, On };
 
 /// The values in force; the initialisers are the defaults. What each means stands in its row (see option_rows()).
 struct Options {
-  int64_t yield_us = 50;
+  int64_t yield_us = 500;
   Spin spin = Spin::Auto;
   int64_t chunk_bytes = 0;  // 0: chosen automatically
   int64_t small_bytes = 0;  // 0: chosen automatically

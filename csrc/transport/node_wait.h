@@ -11,15 +11,22 @@
 
 namespace ours {
 
-/// How a rank waits for another: awake for a moment, since the answer of a running peer comes within microseconds and a
-/// wake-up costs ten times that; then asleep, so that a computing peer is not robbed of its core.
+/// How a rank waits for another: awake for a while, since the answer of a running peer comes within microseconds and to
+/// wake a sleeper, or worse an idle core of a virtual machine, costs ten times that. It yields its core all the time,
+/// and sleeps as soon as a yield shows that somebody computes there, so that nobody is robbed of a core.
 struct WaitPolicy {
-  std::chrono::microseconds awake{50};
-  std::chrono::microseconds spin{0};  ///< first part of `awake`, in which the core is kept instead of yielded
+  std::chrono::microseconds awake{500};  ///< of this rank's own time: what others do with a yielded core is theirs
+  std::chrono::microseconds spin{0};     ///< first part of `awake`, in which the core is kept instead of yielded
 };
 
 /// A sleeping rank looks around (dead peers, abort, deadline) this often.
 constexpr std::chrono::milliseconds kLookAround{50};
+
+/// A yield that takes longer than this has let somebody else run.
+constexpr std::chrono::microseconds kOwnTurn{2};
+
+/// A yield that takes longer than this has let somebody compute who is not about to answer.
+constexpr std::chrono::microseconds kForeignWork{1000};
 
 inline void relax_cpu() {
 #if defined(__x86_64__)
@@ -42,13 +49,19 @@ template <class Ready, class LookAround>
 void wait_on(SleepWord& word, const WaitPolicy& policy, Deadline deadline, Ready&& ready, LookAround&& look_around) {
   if (ready()) return;
   const auto start = Clock::now();
-  for (auto elapsed = Clock::duration::zero(); elapsed < policy.awake; elapsed = Clock::now() - start) {
-    if (elapsed < policy.spin) {
+  auto last = start;
+  Clock::duration used{0};
+  while (used < policy.awake) {
+    if (last - start < policy.spin) {
       for (int i = 0; i < 32 && !ready(); ++i) relax_cpu();
     } else {
       ::sched_yield();
     }
     if (ready()) return;
+    const auto now = Clock::now();
+    if (now - last > kForeignWork) break;
+    used += std::min<Clock::duration>(now - last, kOwnTurn);
+    last = now;
   }
 
   while (true) {
