@@ -177,6 +177,18 @@ def _mpi(name: str, source: str, result: str) -> Callable[[Buffers, Any], Callab
     return prepare
 
 
+def _process_group_all_reduce(b: Buffers, g: dist.ProcessGroup) -> Callable[[], object]:
+    options, tensors = dist.AllreduceOptions(), [b.large]
+    options.asyncOp = False
+
+    def call() -> None:
+        work = g.allreduce(tensors, options)
+        if work is not None:
+            work.wait()
+
+    return call
+
+
 def _torch_gather(b: Buffers, g: dist.ProcessGroup) -> Callable[[], object]:
     return partial(dist.gather, b.small, b.parts(b.large) if b.rank == 0 else None, group=g)
 
@@ -188,6 +200,11 @@ def _torch_scatter(b: Buffers, g: dist.ProcessGroup) -> Callable[[], object]:
 OPERATIONS: dict[str, Operation] = {
     "all_reduce": Operation(
         torch=lambda b, g: partial(dist.all_reduce, b.large, group=g),
+        mpi=_mpi_all_reduce,
+        expected=_sum,
+    ),
+    "process_group_all_reduce": Operation(
+        torch=_process_group_all_reduce,
         mpi=_mpi_all_reduce,
         expected=_sum,
     ),

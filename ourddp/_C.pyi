@@ -32,6 +32,9 @@ class ProcessGroupOurs(Backend):
     def failure(self) -> str:
         """Return the message of the failure that ended the group, or an empty string."""
 
+def records_flights() -> bool:
+    """Return whether the backend writes into PyTorch's FlightRecorder itself, and needs no hooks for it."""
+
 def create_backend(dist_options: Any, backend_options: object | None = None) -> ProcessGroupOurs:
     """Make the backend of one process group, for ``Backend.register_backend(..., extended_api=True)``.
 

@@ -19,3 +19,8 @@ def register() -> None:
         raise RuntimeError("This torch was built without torch.distributed, which the backend 'ours' plugs into.")
     if BACKEND.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(BACKEND, _C.create_backend, extended_api=True, devices=["cpu"])
+    if _C.records_flights():
+        # Otherwise torch records each call by hooks around it, which take longer than a small all-reduce. A torch that
+        # has renamed the set does that, and nothing is lost but time.
+        recording = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+        recording.add(BACKEND)

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "backend/flight_recorder.h"
 #include "backend/hooks.h"
 #include "backend/timeouts.h"
 
@@ -46,6 +47,9 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
 
   /// A number for a new Work that no other Work of this group, or of another one in this process, has had.
   uint64_t new_key() { return key_base_ | next_key_.fetch_add(1, std::memory_order_relaxed); }
+
+  /// Null: operations are not recorded. Set before any Work is made.
+  std::unique_ptr<FlightLog> flights;
 
   Timeouts timeouts;
   HookTable<> abort_hooks;

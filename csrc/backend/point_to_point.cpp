@@ -31,9 +31,11 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::post(Op op, Tensors& tensors, int pe
                     "; give another rank of the group");
   TORCH_CHECK_VALUE(tag >= 0, call, ": the tag is ", tag, "; tags are not negative");
   const uint64_t sequence = transfers_.fetch_add(1) + 1;
-  record_call(
-      {op, sequence, options_->group_name, getGroupDesc(), rank_, size_, options_->global_ranks_in_group, tensors, {}});
-  return coalesce(TransferWork::post({op, tensor, peer, tag, sequence}, rank_, point_to_point_, status_));
+  const TensorLists outputs = op == Op::Send ? TensorLists() : TensorLists{tensors};
+  const auto flight = trace({op, sequence, options_->group_name, getGroupDesc(), rank_, size_,
+                             options_->global_ranks_in_group, op == Op::Send ? tensors : Tensors(), outputs, peer},
+                            Milliseconds(-1));
+  return coalesce(TransferWork::post({op, tensor, peer, tag, sequence, flight}, rank_, point_to_point_, status_));
 }
 
 }  // namespace ours

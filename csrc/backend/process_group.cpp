@@ -1,5 +1,8 @@
 #include "backend/process_group.h"
 
+#include <limits>
+#include <numeric>
+
 #include "backend/coalesced_work.h"
 #include "backend/errors.h"
 #include "backend/profiling.h"
@@ -12,6 +15,9 @@
 namespace ours {
 
 namespace {
+
+/// The id of our own abort hook, the last to run: to write a trace takes long.
+constexpr int64_t kFlightHook = std::numeric_limits<int64_t>::max();
 
 /// The end of every error message: which group, and who its ranks are where that is not obvious.
 std::string describe_group(const ProcessGroupOurs::Options& options) {
@@ -37,8 +43,20 @@ ProcessGroupOurs::ProcessGroupOurs(StorePtr store, int rank, int size, c10::intr
                     ": the rank must be between 0 and size - 1");
   init();
   status_ = std::make_shared<GroupStatus>(options_->timeout, describe_group(*options_));
+  record_flights();
   queue_ = std::make_shared<CommQueue>(ours::options().comm_thread_affinity);
   connect();
+}
+
+void ProcessGroupOurs::record_flights() {
+  std::vector<uint64_t> ranks = options_->global_ranks_in_group;
+  if (ranks.empty()) {  // PyTorch's default group
+    ranks.resize(static_cast<size_t>(size_));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  }
+  status_->flights = FlightLog::make({rank_, std::move(ranks)});
+  if (!status_->flights) return;
+  status_->abort_hooks.add(kFlightHook, [flights = status_->flights.get()] { flights->dump(); });
 }
 
 void ProcessGroupOurs::connect() {
@@ -110,15 +128,27 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
   status_->check_usable();
   // A rank alone waits for nobody, so a thread would gain nothing.
   const bool may_run_here = size_ == 1 || (!collective.async_op && inline_calls_);
-  trace(collective, queue_->last_sequence() + 1);
+  const auto flight = trace({collective.op,
+                             queue_->last_sequence() + 1,
+                             options_->group_name,
+                             getGroupDesc(),
+                             rank_,
+                             size_,
+                             options_->global_ranks_in_group,
+                             collective.inputs,
+                             collective.outputs,
+                             {}},
+                            collective.timeout);
   auto work = c10::make_intrusive<CollectiveWork>(std::move(collective), group_, queue_, status_);
+  work->set_flight(flight);
   queue_->submit(work, may_run_here);
   return coalesce(std::move(work));
 }
 
-void ProcessGroupOurs::trace(const Collective& collective, uint64_t sequence) {
-  record_call({collective.op, sequence, options_->group_name, getGroupDesc(), rank_, size_,
-               options_->global_ranks_in_group, collective.inputs, collective.outputs});
+std::optional<FlightLog::Entry> ProcessGroupOurs::trace(const CallTrace& call, Milliseconds timeout) {
+  record_call(call);
+  if (!status_->flights) return std::nullopt;
+  return status_->flights->issued(call, timeout.count() < 0 ? status_->timeouts.get() : timeout);
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::coalesce(WorkPtr work) {

@@ -130,6 +130,7 @@ class ProcessGroupOurs final : public c10d::Backend {
                                            const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) override;
 
  private:
+  void record_flights();
   void connect();
   GroupParts parts() const { return {status_, queue_, group_, point_to_point_}; }
 
@@ -138,7 +139,9 @@ class ProcessGroupOurs final : public c10d::Backend {
   WorkPtr launch_all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout, bool async_op);
   WorkPtr launch_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout, bool async_op);
   WorkPtr post(Op op, Tensors& tensors, int peer, int tag);
-  void trace(const Collective& collective, uint64_t sequence);
+
+  /// Tells profilers and the FlightRecorder of an operation that is about to be issued.
+  std::optional<FlightLog::Entry> trace(const CallTrace& call, Milliseconds timeout);
 
   /// Remembers a Work issued between startCoalescing() and endCoalescing().
   WorkPtr coalesce(WorkPtr work);

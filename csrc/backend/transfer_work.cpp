@@ -10,6 +10,7 @@ TransferWork::TransferWork(const Request& request, int rank, std::weak_ptr<Point
                request.op == Op::Send ? Outputs{} : Outputs{{request.tensor}}, std::chrono::milliseconds(-1)),
       p2p_(std::move(p2p)) {
   set_sequence(request.sequence);
+  set_flight(request.flight);
   if (request.op == Op::Send) {
     input_ = contiguous_source(request.tensor);
   } else {

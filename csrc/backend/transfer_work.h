@@ -18,6 +18,7 @@ class TransferWork final : public OursWork {
     int peer;  ///< kAnySource for RecvAnySource
     int tag;
     uint64_t sequence;
+    std::optional<FlightLog::Entry> flight;
   };
 
   /// Posts the transfer. Errors at this point belong to the Work, too, except misuse (ValueError), which is thrown.

@@ -43,6 +43,11 @@ float OursWork::getDuration() const {
   return std::chrono::duration<float, std::milli>(ended_ - started_).count();
 }
 
+void OursWork::set_started() {
+  started_ = Clock::now();
+  if (flight_) status_->flights->started(*flight_);
+}
+
 void OursWork::settle(c10::ivalue::Future& future) const {
   if (const std::exception_ptr error = exception()) {
     future.setError(error);
@@ -79,6 +84,7 @@ void OursWork::complete(const std::exception_ptr& error) noexcept {
 }
 
 void OursWork::tell_hooks() noexcept {
+  if (flight_) status_->flights->completed(*flight_, getDuration());
   if (!status_->completion_hooks.empty()) status_->completion_hooks.call(Completion{key_, getDuration()});
   const GroupStatus::OnCompletion* hook = status_->on_completion();
   if (hook == nullptr) return;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
@@ -37,6 +38,9 @@ class OursWork : public c10d::Work {
   std::chrono::milliseconds getTimeout() const { return timeout_; }
   uint64_t getCompletionKey() const { return key_; }
 
+  /// Its entry in the FlightRecorder, if there is one; before it starts.
+  void set_flight(std::optional<FlightLog::Entry> flight) { flight_ = flight; }
+
   bool done() const { return done_.load(std::memory_order_acquire); }
 
  protected:
@@ -47,7 +51,7 @@ class OursWork : public c10d::Work {
            std::chrono::milliseconds requested_timeout);
 
   void set_sequence(uint64_t sequence) { sequence_ = sequence; }
-  void set_started() { started_ = Clock::now(); }
+  void set_started();
 
   /// Ends the Work, once. `error` may be of the torch-free layers.
   void complete(const std::exception_ptr& error) noexcept;
@@ -70,6 +74,7 @@ class OursWork : public c10d::Work {
   const uint64_t key_;
   const std::chrono::milliseconds timeout_;
   uint64_t sequence_ = 0;
+  std::optional<FlightLog::Entry> flight_;
   Clock::time_point started_ = Clock::now();
   Clock::time_point ended_ = started_;
   std::atomic<bool> done_{false};

@@ -55,6 +55,8 @@ void bind_backend(py::module_& module) {
       .def(py::init([](std::chrono::milliseconds timeout) { return c10::make_intrusive<Options>(timeout); }),
            py::arg("timeout") = kBackendDefaultTimeout);
 
+  module.def("records_flights", &records_flights,
+             "Whether the backend writes into PyTorch's FlightRecorder itself, and needs no hooks for it.");
   module.def(
       "create_backend", &create_backend, py::arg("dist_options"), py::arg("backend_options") = py::none(),
       "Make the backend of one process group; for torch.distributed.Backend.register_backend with "

@@ -1,0 +1,196 @@
+"""PyTorch's FlightRecorder: what it says of our operations, also after a failure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+from ourddp import _C
+
+pytestmark = pytest.mark.skipif(
+    not _C.records_flights(), reason="torch records flights of other backends than its own from 2.15 on"
+)
+
+
+def entries() -> list[dict[str, Any]]:
+    """Return what this process has recorded, the oldest first."""
+    from torch._C._distributed_c10d import _dump_fr_trace_json
+
+    return json.loads(_dump_fr_trace_json(backend="ours")).get("entries", [])
+
+
+def all_calls(rank: int, world: int) -> list[dict[str, Any]]:
+    tensor, halves = torch.ones(4), [torch.ones(2), torch.ones(2)]
+    dist.all_reduce(tensor)
+    dist.broadcast(tensor, 0)
+    dist.reduce(tensor, 0)
+    dist.all_gather(halves, torch.ones(2))
+    dist.all_gather_into_tensor(tensor, torch.ones(2))
+    dist.reduce_scatter(torch.ones(2), halves)
+    dist.reduce_scatter_tensor(torch.ones(2), tensor)
+    dist.all_to_all(halves, [torch.ones(2), torch.ones(2)])
+    dist.all_to_all_single(tensor, torch.ones(4))
+    dist.gather(torch.ones(2), halves if rank == 0 else None)
+    dist.scatter(torch.ones(2), halves if rank == 0 else None)
+    dist.barrier()
+    if rank == 0:
+        dist.send(tensor, 1)
+        dist.recv(tensor, 1)
+    else:
+        dist.recv(tensor)  # from any source
+        dist.send(tensor, 0)
+    return entries()
+
+
+def test_every_call_is_recorded_with_its_facts():
+    first, second = run_ranks(2, all_calls)
+    assert [entry["profiling_name"].removeprefix("ours:") for entry in first] == [
+        "all_reduce",
+        "broadcast",
+        "reduce",
+        "all_gather",
+        "_all_gather_base",
+        "reduce_scatter",
+        "_reduce_scatter_base",
+        "all_to_all",
+        "all_to_all_single",
+        "gather",
+        "scatter",
+        "barrier",
+        "send 0->1",
+        "recv 0<-1",
+    ]
+    assert [entry["profiling_name"] for entry in second[-2:]] == ["ours:recv 1<-?", "ours:send 1->0"]
+    for entry in first:
+        assert entry["state"] == "completed"
+        assert entry["retired"]
+        assert entry["duration_ms"] >= 0
+        assert entry["process_group"] == ["0", "default_pg"]
+        assert entry["timeout_ms"] > 0
+    gathered = first[4]
+    assert (gathered["input_sizes"], gathered["output_sizes"]) == ([[2]], [[4]])
+    assert gathered["input_dtypes"] == ["Float"]
+    assert [entry["collective_seq_id"] for entry in first] == [*range(1, 13), 12, 12]
+    assert [entry["p2p_seq_id"] for entry in first[-3:]] == [0, 1, 2]
+    assert [entry["is_p2p"] for entry in first[-3:]] == [False, True, True]
+
+
+def test_the_analyser_of_torch_understands_every_name():
+    types = pytest.importorskip("torch.distributed.flight_recorder.components.types")
+    for recorded in run_ranks(2, all_calls):
+        for entry in recorded:
+            event = {**entry, "process_group": tuple(entry["process_group"])}
+            types.Op(event, {"0": {0, 1}}, "0")  # raises for a name that it does not know
+
+
+def under_way(rank: int, world: int) -> list[dict[str, Any]]:
+    """Rank 1 comes when rank 0 has looked at what it is waiting for."""
+    store = dist.distributed_c10d._get_default_store()
+    recorded = []
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        while not (recorded := entries()) or recorded[0]["state"] == "scheduled":
+            pass  # the comm thread is about to start it; the pool's timeout bounds this
+        store.set("looked", "1")
+        work.wait()
+    else:
+        store.wait(["looked"])
+        dist.all_reduce(torch.ones(1))
+    return recorded
+
+
+def test_what_waits_for_a_peer_reads_started():
+    (entry,), _ = run_ranks(2, under_way)
+    assert entry["state"] == "started"
+    assert not entry["retired"]
+    assert "duration_ms" not in entry
+
+
+def overflowing(rank: int, world: int) -> list[dict[str, Any]]:
+    for size in range(1, 21):
+        dist.all_reduce(torch.ones(size))
+    return entries()
+
+
+def test_the_newest_entries_are_kept():
+    recorded, _ = run_ranks(2, overflowing, env={"TORCH_FR_BUFFER_SIZE": "8"})
+    assert [entry["input_sizes"] for entry in recorded] == [[[size]] for size in range(13, 21)]
+    assert {entry["state"] for entry in recorded} == {"completed"}
+
+
+def test_nothing_is_recorded_where_it_is_switched_off():
+    assert run_ranks(2, overflowing, env={"TORCH_FR_BUFFER_SIZE": "0"}) == [[], []]
+
+
+def reset(rank: int, world: int) -> list[dict[str, Any]]:
+    from torch._C._distributed_c10d import _reset_fr_trace
+
+    dist.all_reduce(torch.ones(1))
+    _reset_fr_trace("ours")
+    dist.all_reduce(torch.ones(2))
+    return entries()
+
+
+def test_a_reset_forgets_what_was_before():
+    (entry,), _ = run_ranks(2, reset)
+    assert entry["input_sizes"] == [[2]]
+    assert entry["state"] == "completed"
+
+
+def beside_a_hook(rank: int, world: int) -> list[dict[str, Any]]:
+    """As torch does where another backend of the group cannot record itself."""
+    from torch._C._distributed_c10d import FlightRecorderHook
+
+    group = dist.new_group([0, 1])
+    hook = FlightRecorderHook.attach(group, [0, 1])
+    for _ in range(2):
+        dist.all_reduce(torch.ones(3), group=group)
+    dist.all_reduce(torch.ones(1))
+    recorded = entries()
+    hook.remove()
+    return recorded
+
+
+def test_a_hook_of_torch_does_not_double_the_entries():
+    recorded, _ = run_ranks(2, beside_a_hook)
+    assert [entry["input_sizes"] for entry in recorded] == [[[3]], [[3]], [[1]]]
+    assert {entry["state"] for entry in recorded} == {"completed"}
+
+
+def failing(rank: int, world: int) -> None:
+    dist.all_reduce(torch.ones(2))
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.ones(5 if rank == 0 else 6))
+
+
+def failing_with_a_trace(rank: int, world: int) -> dict[str, Any]:
+    failing(rank, world)
+    path = Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}")
+    while True:  # it is written by a thread of its own; the timeout of the ranks bounds this
+        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+            return pickle.loads(path.read_bytes())
+
+
+def test_a_failure_writes_the_trace_to_a_file(tmp_path):
+    traces = run_ranks(2, failing_with_a_trace, env={"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"})
+    for trace, size in zip(traces, (5, 6), strict=True):
+        good, bad = trace["entries"]
+        assert good["state"] == "completed"
+        assert bad["state"] != "completed"
+        assert bad["input_sizes"] == [[size]]
+        assert any(frame["name"] == "failing" for frame in bad["frames"])
+
+
+def test_the_file_is_not_written_where_the_user_does_not_want_it(tmp_path):
+    env = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_", "TORCH_FR_DUMP_ON_TIMEOUT": "0"}
+    run_ranks(2, failing, env=env)
+    assert list(tmp_path.iterdir()) == []
