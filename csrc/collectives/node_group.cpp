@@ -6,7 +6,8 @@
 
 namespace ours {
 
-NodeGroup::NodeGroup(std::shared_ptr<NodeSession> session) : session_(std::move(session)), barrier_(*session_) {}
+NodeGroup::NodeGroup(std::shared_ptr<NodeSession> session)
+    : session_(std::move(session)), barrier_(*session_), spread_(*session_) {}
 
 std::shared_ptr<Group> make_node_group(std::shared_ptr<NodeSession> session) {
   return std::make_shared<NodeGroup>(std::move(session));
@@ -26,7 +27,10 @@ void NodeGroup::abort(const std::string& reason) {
                            session_->describe(rank()) + " aborted the group" + (reason.empty() ? "" : ": " + reason));
 }
 
-void NodeGroup::publish_record(const CallRecord& record) { session_->self().record[barrier_.next_parity()] = record; }
+void NodeGroup::publish_record(const CallRecord& record) {
+  session_->self().record[barrier_.next_parity()] = record;
+  spread_.publish();
+}
 
 void NodeGroup::sync(const Call& call, const CallRecord& record) {
   barrier_.sync(call.deadline, [&record] { return describe_record(record); });

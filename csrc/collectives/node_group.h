@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "collectives/group.h"
+#include "transport/core_spread.h"
 #include "transport/node_barrier.h"
 #include "transport/node_session.h"
 
@@ -84,6 +85,7 @@ class NodeGroup final : public Group {
 
   std::shared_ptr<NodeSession> session_;
   NodeBarrier barrier_;
+  CoreSpread spread_;
   bool stage_reserved_ = false;
   uint32_t monitored_ = 0;  ///< monitored barriers so far
 };

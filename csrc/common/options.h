@@ -19,6 +19,7 @@ struct Options {
   int64_t small_bytes = 0;  // 0: chosen automatically
   std::vector<int> comm_thread_affinity;
   bool inline_calls = true;
+  bool spread = true;
   std::string node_id;
 };
 

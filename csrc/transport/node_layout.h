@@ -18,7 +18,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 1;
+constexpr uint32_t kSegmentVersion = 2;
 
 /// A counter that others can sleep on. `sleepers` lets the writer skip the system call when nobody sleeps.
 struct alignas(kCacheLine) SleepWord {
@@ -47,6 +47,7 @@ struct alignas(kCacheLine) RankBlock {
   /// CallRecords of the last two synchronisations, by parity.
   CallRecord record[2];
   std::atomic<uint32_t> state;  ///< RankState
+  std::atomic<int32_t> core;    ///< on which it was last seen
   int32_t pid;
   char host[64];
 };

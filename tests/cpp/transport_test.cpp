@@ -1,3 +1,4 @@
+#include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -14,6 +15,7 @@
 #include "common/shared_memory.h"
 #include "node_ranks.h"
 #include "transport/channel.h"
+#include "transport/core_spread.h"
 #include "transport/node_barrier.h"
 #include "transport/node_failure.h"
 #include "transport/node_wait.h"
@@ -184,6 +186,54 @@ TEST(a_failure_longer_than_the_segment_holds_is_cut_for_peers) {
         session->self().doorbell, session->wait_policy(), deadline, [&] { return session->failure().failed(); }, [] {});
     const auto message = CHECK_THROWS(TimeoutError, session->failure().check());
     CHECK_EQ(message.size(), session->rank() == 0 ? 100000u : sizeof(SegmentHeader::failure_message) - 1);
+  });
+}
+
+TEST(the_last_rank_of_a_crowded_core_moves_to_the_emptiest) {
+  const std::vector<int> two{0, 1};
+  CHECK_EQ(better_core({0, 0, 0, 1}, 2, two), 1);
+  CHECK_EQ(better_core({0, 0, 0, 1}, 1, two), -1);  // not the last one on its core
+  CHECK_EQ(better_core({0, 0, 0, 1}, 3, two), -1);
+  CHECK_EQ(better_core({0, 0, 1}, 1, two), -1);  // it would only change places
+  CHECK_EQ(better_core({3, 3}, 1, {3, 5}), 5);
+  CHECK_EQ(better_core({3, 3}, 1, {3}), -1);
+  CHECK_EQ(better_core({3, 3}, 1, {}), -1);
+  CHECK_EQ(better_core({0, 0, 0, 0, 1, 1, 2}, 3, {0, 1, 2}), 2);
+}
+
+TEST(a_moved_thread_may_be_moved_on_as_before) {
+  const std::vector<int> before = allowed_cores();
+  CHECK(!before.empty());
+  for (const int core : before) {
+    CHECK(move_to_core(core));
+    CHECK(allowed_cores() == before);
+  }
+  CHECK(!move_to_core(CPU_SETSIZE - 1) || before.back() == CPU_SETSIZE - 1);
+  CHECK(allowed_cores() == before);
+}
+
+TEST(ranks_on_one_core_move_apart) {
+  const std::vector<int> cores = allowed_cores();
+  if (cores.size() < 2) return;  // nowhere to move to
+  run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
+    NodeBarrier barrier(*session);
+    const auto sync = [&] { barrier.sync(Deadline::after(std::chrono::seconds(30)), [] { return "a test"; }); };
+    // The scheduler may move a rank at any moment, so one of many tries has to show the move.
+    bool stayed = false;
+    bool moved = false;
+    for (int i = 0; i < 100; ++i) {
+      CoreSpread spread(*session);
+      spread.publish();
+      CHECK_EQ(session->self().core.load() >= 0, true);
+      session->self().core.store(cores[0]);
+      sync();
+      move_to_core(cores[0]);
+      spread.settle();
+      stayed = stayed || ::sched_getcpu() == cores[0];
+      moved = moved || ::sched_getcpu() != cores[0];
+      sync();
+    }
+    CHECK(session->rank() == 0 ? stayed : moved);
   });
 }
 

@@ -1,0 +1,64 @@
+#include "transport/core_spread.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "common/options.h"
+
+namespace ours {
+
+namespace {
+
+constexpr std::chrono::milliseconds kShortestPause{4};
+constexpr std::chrono::seconds kLongestPause{2};
+
+}  // namespace
+
+int better_core(const std::vector<int>& cores, int rank, const std::vector<int>& allowed) {
+  const auto on = [&](int core) { return std::count(cores.begin(), cores.end(), core); };
+  const int mine = cores[static_cast<size_t>(rank)];
+  const bool last = std::find(cores.begin() + rank + 1, cores.end(), mine) == cores.end();
+  if (!last || allowed.empty()) return -1;
+  const int best = *std::min_element(allowed.begin(), allowed.end(), [&](int a, int b) { return on(a) < on(b); });
+  return on(mine) - on(best) >= 2 ? best : -1;
+}
+
+std::vector<int> allowed_cores() {
+  cpu_set_t set;
+  std::vector<int> cores;
+  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  }
+  return cores;
+}
+
+bool move_to_core(int core) {
+  cpu_set_t before;
+  cpu_set_t there;
+  CPU_ZERO(&there);
+  CPU_SET(core, &there);
+  if (::sched_getaffinity(0, sizeof(before), &before) != 0) return false;
+  if (::sched_setaffinity(0, sizeof(there), &there) != 0) return false;
+  return ::sched_setaffinity(0, sizeof(before), &before) == 0;
+}
+
+void CoreSpread::publish() { session_.self().core.store(::sched_getcpu(), std::memory_order_relaxed); }
+
+void CoreSpread::settle() {
+  if (!options().spread) return;
+  std::vector<int> cores;
+  for (int r = 0; r < session_.size(); ++r) cores.push_back(session_.block(r).core.load(std::memory_order_relaxed));
+  const int mine = cores[static_cast<size_t>(session_.rank())];
+  if (std::count(cores.begin(), cores.end(), mine) < 2) return;
+  const auto now = Clock::now();
+  if (now < next_) return;
+  const int core = better_core(cores, session_.rank(), allowed_cores());
+  if (core < 0 || !move_to_core(core)) return;
+  const bool undone = now < next_ + 4 * pause_;
+  pause_ = undone ? std::min<Clock::duration>(2 * pause_, kLongestPause) : Clock::duration(kShortestPause);
+  next_ = now + pause_;
+}
+
+}  // namespace ours

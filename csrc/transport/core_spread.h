@@ -1,0 +1,40 @@
+#pragma once
+
+#include <vector>
+
+#include "common/deadline.h"
+#include "transport/node_session.h"
+
+namespace ours {
+
+/// Which core rank `rank` should move to, given the cores that the ranks are on: the one of `allowed` with the fewest
+/// ranks, if that makes the busiest less busy. Of several ranks on a core only the last moves, so that all can decide
+/// without asking. -1: stay.
+int better_core(const std::vector<int>& cores, int rank, const std::vector<int>& allowed);
+
+/// Cores that the calling thread may run on; empty where the system does not say.
+std::vector<int> allowed_cores();
+
+/// Moves the calling thread to `core` and leaves it free to be moved on as before. False where the system refuses.
+bool move_to_core(int core);
+
+/// Spreads the ranks of a node over its cores before a long operation. The scheduler leaves three of four ranks on one
+/// of two cores for tens of milliseconds, since to it a rank that yields while it waits looks as busy as one that
+/// works. Where other programs make the scheduler undo it, it is tried less and less often.
+class CoreSpread {
+ public:
+  explicit CoreSpread(NodeSession& session) : session_(session) {}
+
+  /// Says where this rank runs: before a synchronisation of all ranks.
+  void publish();
+
+  /// Moves this rank if it should be the one to move: after that synchronisation.
+  void settle();
+
+ private:
+  NodeSession& session_;
+  Clock::time_point next_{};
+  Clock::duration pause_{};
+};
+
+}  // namespace ours
