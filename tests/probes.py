@@ -1,0 +1,75 @@
+"""What several test files ask of a group, of this torch, and of the threads of their own process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+FUTEX = {"x86_64": "202", "aarch64": "98"}.get(os.uname().machine)  # the number of the system call
+
+
+def backend_of(group: Any = None) -> Any:
+    """Return the backend object behind a group's CPU tensors; without a group, the default one's."""
+    return (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+def threads_named(name: str) -> list[int]:
+    """Return the ids of this process's threads of that name."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            if (task / "comm").read_text().strip() == name:
+                found.append(int(task.name))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def _futex_of(thread: int) -> tuple[int, bool] | None:
+    """Return the address that a thread sleeps on and whether for a limited time; None where it does not sleep so."""
+    number, *arguments = Path(f"/proc/self/task/{thread}/syscall").read_text().split()
+    if number != FUTEX:
+        return None
+    return int(arguments[0], 16), int(arguments[3], 16) != 0
+
+
+def _is_group_memory(address: int) -> bool:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(bound, 16) for bound in line.split(maxsplit=1)[0].split("-"))
+        if begin <= address < end:
+            return "/memfd:ours" in line
+    return False
+
+
+def waits_for_peers(thread: int) -> bool:
+    """Tell whether a thread of this process sleeps on a word that it shares with other ranks."""
+    futex = _futex_of(thread)
+    return futex is not None and _is_group_memory(futex[0])
+
+
+def waits_for_another_thread(thread: int) -> bool:
+    """Tell whether a thread sleeps on a word of this process for as long as it takes.
+
+    Python's own lock is waited for a few milliseconds at a time, so who waits for that does not count.
+    """
+    futex = _futex_of(thread)
+    return futex is not None and not futex[1] and not _is_group_memory(futex[0])
+
+
+def reached(state: Callable[[], bool], seconds: float = 20) -> bool:
+    """Look until ``state()`` is true, and return True; False where it is not within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not state():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
