@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from probes import backend_of
 from ranks import run_ranks
 
 
@@ -120,6 +121,19 @@ def ring_in_a_batch(rank: int, world: int) -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_batch_isend_irecv(rank_pool, world):
     rank_pool(world).run(ring_in_a_batch)
+
+
+def batch_after_an_exception(rank: int, world: int) -> None:
+    call, tensor = (dist.isend, torch.ones(4)) if rank == 0 else (dist.irecv, torch.zeros(4))
+    with pytest.raises((RuntimeError, ValueError)):
+        dist.batch_isend_irecv([dist.P2POp(call, tensor.to_sparse(), 1 - rank)])
+    for work in dist.batch_isend_irecv([dist.P2POp(call, tensor, 1 - rank)]):
+        work.wait()
+    assert tensor.tolist() == [1.0] * 4
+
+
+def test_a_batch_that_an_exception_cut_short_leaves_no_trace():
+    run_ranks(2, batch_after_an_exception)
 
 
 def one_forward_one_backward(rank: int, world: int) -> None:
@@ -237,7 +251,7 @@ def test_an_impatient_wait_leaves_the_receive_alive(rank_pool):
 
 
 def misuse(rank: int, world: int) -> None:
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    backend = backend_of()
     for peer, tag, text in [
         (world, 0, rf"peer is rank {world}"),
         (rank, 0, "another rank"),

@@ -1,0 +1,74 @@
+"""Aborting a group ends every call that waits in it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from probes import backend_of, reached, threads_named, waits_for_another_thread, waits_for_peers
+from ranks import run_ranks
+
+
+def aborted(rank: int, world: int, what: str) -> tuple[float, str]:
+    gate = dist.new_group(backend="gloo")
+    if rank == 1:
+        dist.barrier(group=gate)
+        return 0.0, ""
+    waiter = threading.get_native_id()
+    issued = threading.Event()
+    waited: list[bool] = []
+    aborted_at: list[float] = []
+
+    def in_its_wait() -> bool:
+        if what != "queued":
+            return waits_for_peers(waiter)
+        # The waiter itself runs what is queued, or the group's thread does and the waiter awaits that.
+        return issued.is_set() and (
+            waits_for_peers(waiter)
+            or (any(map(waits_for_peers, threads_named("ours_comm"))) and waits_for_another_thread(waiter))
+        )
+
+    def abort() -> None:
+        waited.append(reached(in_its_wait))
+        aborted_at.append(time.monotonic())
+        backend_of().abort()
+
+    aborter = threading.Thread(target=abort)
+    aborter.start()
+    with pytest.raises(dist.DistBackendError, match="abort") as error:
+        if what == "recv":
+            dist.recv(torch.empty(1), 1)
+        elif what == "queued":
+            works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(5)]
+            issued.set()
+            works[-1].wait()
+        else:
+            dist.all_reduce(torch.ones(4))
+    ended_at = time.monotonic()
+    aborter.join()
+    assert waited == [True], "the call was never seen to wait, so its end tells nothing of the abort"
+    assert backend_of().get_error().name == "COMM_ERROR"
+    dist.barrier(group=gate)
+    return ended_at - aborted_at[0], str(error.value)
+
+
+@pytest.mark.parametrize("what", ["all_reduce", "queued", "recv"])
+def test_abort_frees_every_waiter_within_100_ms(what):
+    seconds, text = run_ranks(2, aborted, what)[0]
+    assert 0 <= seconds < 0.1
+    assert "rank 0" in text
+
+
+def abort_all(rank: int, world: int) -> None:
+    work = dist.all_reduce(torch.ones(4), async_op=True) if rank == 0 else None
+    dist.distributed_c10d._abort_process_group()
+    if work is not None:
+        with pytest.raises(dist.DistBackendError):
+            work.wait()
+
+
+def test_torchs_abort_of_all_groups():
+    run_ranks(2, abort_all)

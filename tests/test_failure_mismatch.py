@@ -1,0 +1,77 @@
+"""Ranks that call different things hear of it at once, and other groups go on."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from probes import backend_of
+from ranks import run_ranks
+
+
+def mismatch(rank: int, world: int, kind: str) -> tuple[str, float, str, str]:
+    mine = rank == world - 1  # the last rank does otherwise
+    tensor = torch.ones(6, dtype=torch.int32 if mine and kind == "dtype" else torch.float32)
+    start = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as error:
+        if kind == "op":
+            dist.broadcast(tensor, 0) if mine else dist.all_reduce(tensor)
+        elif kind == "root":
+            dist.broadcast(tensor, 1 if mine else 0)
+        elif kind == "count":
+            dist.all_reduce(tensor[: 5 if mine else 6])
+        elif kind == "reduce op":
+            dist.all_reduce(tensor, dist.ReduceOp.MAX if mine else dist.ReduceOp.SUM)
+        elif kind == "size of a gathered tensor":
+            dist.all_gather([torch.empty(6) for _ in range(world)], tensor) if not mine else dist.all_gather(
+                [torch.empty(7) for _ in range(world)], torch.ones(7)
+            )
+        else:
+            dist.all_reduce(tensor)
+    seconds = time.monotonic() - start
+    if kind != "size of a gathered tensor":
+        assert torch.equal(tensor, torch.ones_like(tensor)), "the input was written in spite of the error"
+    with pytest.raises(dist.DistBackendError) as again:
+        dist.barrier()
+    return str(error.value), seconds, str(again.value), backend_of().get_error().name
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        ("op", ["broadcast", "all_reduce"]),
+        ("root", ["root 0", "root 1"]),
+        ("count", ["5 x float32", "6 x float32"]),
+        ("dtype", ["6 x int32", "6 x float32"]),
+        ("reduce op", ["MAX", "SUM"]),
+        ("size of a gathered tensor", ["24", "28"]),
+    ],
+)
+def test_a_mismatch_is_found_at_once_on_every_rank(world, kind, shown):
+    for text, seconds, again, name in run_ranks(world, mismatch, kind):
+        for word in shown:
+            assert word in text
+        assert f"rank {world - 1}" in text
+        assert "rank 0" in text
+        assert seconds < 1
+        assert again == text, "the group does not stay failed with the same message"
+        assert name == "COMM_ERROR"
+
+
+def fails_alone_then_recovers(rank: int, world: int) -> float:
+    """A failed group does not take its parent along, and a new one can be made."""
+    first = dist.new_group()
+    with pytest.raises(dist.DistBackendError):
+        dist.all_reduce(torch.ones(1 + rank), group=first)
+    second = dist.new_group()
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=second)
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+def test_other_groups_survive_a_failure():
+    assert run_ranks(2, fails_alone_then_recovers) == [4, 4]

@@ -1,0 +1,151 @@
+"""Peers that are killed, stay away or are stopped: the others hear who, and soon."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from probes import backend_of
+from ranks import run_ranks
+
+# --- killed ----------------------------------------------------------------------------------------------------------
+
+
+def die_in_a_loop(rank: int, world: int, victim: int, asynchronous: bool) -> dict[str, Any]:
+    last = torch.zeros(1)
+    died_at = dist.distributed_c10d._get_default_store()
+    for i in range(100):
+        tensor = torch.ones(10 if i % 2 else 60_000)
+        dist.all_reduce(tensor)
+        if i == 20 and rank == victim:
+            died_at.set("died at", str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        if i < 20:
+            continue
+        works = []
+        try:
+            works = [dist.all_reduce(tensor, async_op=True) for _ in range(3)] if asynchronous else []
+            for work in works:
+                work.wait()
+            dist.all_reduce(last)
+        except dist.DistNetworkError as error:
+            now = time.time()
+            for work in works:  # everything queued has failed, too
+                assert not work.is_success() or work is works[0]
+            return {
+                "text": str(error),
+                "seconds": now - float(died_at.get("died at")),
+                "error": backend_of().get_error().name,
+                "failure": backend_of().failure(),
+            }
+    raise AssertionError("nobody noticed")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(("world", "victim"), [(2, 0), (2, 1), (4, 2)])
+def test_a_killed_rank_is_named_on_every_survivor_within_a_second(world, victim, asynchronous):
+    results = run_ranks(world, die_in_a_loop, victim, asynchronous, killed=[victim])
+    for rank, result in enumerate(results):
+        if rank == victim:
+            continue
+        assert re.search(rf"rank {victim} \(host [^ ]+, pid \d+\) died", result["text"]), result["text"]
+        assert result["seconds"] < 1
+        assert result["error"] == "REMOTE_ERROR"
+        assert f"rank {victim}" in result["failure"]
+
+
+def test_dev_shm_is_left_as_it_was():
+    before = set(os.listdir("/dev/shm"))
+    run_ranks(3, die_in_a_loop, 1, True, killed=[1])
+    ours = [name for name in set(os.listdir("/dev/shm")) - before if "ours" in name]
+    assert ours == []
+
+
+def die_in_p2p(rank: int, world: int) -> tuple[str, float]:
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    if rank == 1:
+        store.set("died at", str(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.DistNetworkError) as error:
+        if rank == 0:
+            dist.recv(torch.empty(4), 1)
+        else:
+            dist.irecv(torch.empty(4), 1).get_future().wait()
+    return str(error.value), time.time() - float(store.get("died at"))
+
+
+def test_a_killed_sender_is_named():
+    results = run_ranks(3, die_in_p2p, killed=[1])
+    for text, seconds in (results[0], results[2]):
+        assert "rank 1" in text
+        assert seconds < 1.5
+
+
+# --- late ------------------------------------------------------------------------------------------------------------
+
+
+def stall(rank: int, world: int, call: str) -> tuple[str, float, str]:
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"pid {rank}", str(os.getpid()))
+    dist.barrier()
+    if rank == 1:
+        store.get("may go on")
+        return "", 0.0, ""
+    start = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as error:
+        if call == "recv":
+            dist.recv(torch.empty(4), 1)
+        else:
+            dist.all_reduce(torch.ones(4))
+    seconds = time.monotonic() - start
+    name = backend_of().get_error().name
+    if store.add("raised", 1) == world - 1:
+        store.set("may go on", "")
+    return str(error.value), seconds, name
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "recv"])
+def test_an_absent_rank_is_named_at_the_timeout(call):
+    results = run_ranks(3, stall, call, pg_timeout=2)
+    for text, seconds, name in (results[0], results[2]):
+        assert "rank 1" in text
+        assert " Timed out waiting 2000ms" in text  # PyTorch's own words, which programs look for
+        assert seconds < 3
+        assert name == "TIMEOUT"
+    assert min(seconds for _, seconds, _ in (results[0], results[2])) > 1.8
+
+
+def stopped(rank: int, world: int, seconds: float) -> str:
+    """Rank 0 stops rank 1 by SIGSTOP for ``seconds`` while the group's timeout is 3 s."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"pid {rank}", str(os.getpid()))
+    dist.barrier()
+    if rank == 0:
+        pid = int(store.get("pid 1"))
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(seconds, os.kill, (pid, signal.SIGCONT)).start()
+    tensor = torch.ones(3)
+    try:
+        for _ in range(10):
+            dist.all_reduce(tensor.fill_(1))
+    except dist.DistBackendError as error:
+        return str(error)
+    assert tensor[0].item() == world
+    return ""
+
+
+def test_a_stopped_rank_that_comes_back_in_time_does_no_harm():
+    assert run_ranks(3, stopped, 1.0, pg_timeout=3) == ["", "", ""]
+
+
+def test_a_stopped_rank_is_named_at_the_timeout():
+    texts = run_ranks(3, stopped, 4.0, pg_timeout=3)
+    assert all("rank 1 (host" in text for text in texts), texts
