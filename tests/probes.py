@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Callable
@@ -11,12 +12,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+HAS_HOOKS = hasattr(dist.ProcessGroup, "register_abort_hook")  # from torch 2.15 on
+HAS_SPLIT_WITHOUT_DEVICE = "backend" in inspect.signature(dist.split_group).parameters  # from torch 2.15 on
+
 FUTEX = {"x86_64": "202", "aarch64": "98"}.get(os.uname().machine)  # the number of the system call
 
 
 def backend_of(group: Any = None) -> Any:
     """Return the backend object behind a group's CPU tensors; without a group, the default one's."""
     return (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
+
+
+def total(group: Any = None, value: float = 1.0) -> float:
+    """Return the sum of what the members of a group give as ``value``, by an all-reduce."""
+    tensor = torch.full((5,), value)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.eq(tensor[0]).all()
+    return tensor[0].item()
 
 
 # --- threads ---------------------------------------------------------------------------------------------------------

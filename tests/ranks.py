@@ -141,11 +141,6 @@ class RankPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids by rank; empty before the first call."""
-        return [process.pid for process in self._processes]
-
     def run(self, fn: Callable[..., Any], *args: Any, timeout: float = 60, killed: Collection[int] = ()) -> list[Any]:
         """Call ``fn(rank, world, *args)`` in every rank and return the results by rank.
 

@@ -1,10 +1,8 @@
-"""Every way to a process group of backend ``ours``: names, initialisation methods, sub-groups, meshes."""
+"""The backend's name: how torch comes to know it, and which names make a group of it."""
 
 from __future__ import annotations
 
-import inspect
-import os
-import socket
+import datetime
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -13,29 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from probes import backend_of, total
 from ranks import run_ranks
-from torch.distributed.device_mesh import init_device_mesh
 
 import ourddp
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def summed(rank, group=None):
-    """The sum of rank + 1 over the group, by an all-reduce."""
-    tensor = torch.full((5,), float(rank + 1))
-    dist.all_reduce(tensor, group=group)
-    assert tensor.eq(tensor[0]).all()
-    return tensor[0].item()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-# --- the name --------------------------------------------------------------------------------------------------------
+import ourddp._C as core
 
 
 def test_registering_twice_changes_nothing():
@@ -46,8 +26,8 @@ def test_registering_twice_changes_nothing():
     assert dist.Backend.backend_capability["ours"] == ["cpu"]
 
 
-def sum_and_name(rank, world):
-    return summed(rank), dist.group.WORLD._get_backend(torch.device("cpu")).name()
+def sum_and_name(rank: int, world: int) -> tuple[float, str]:
+    return total(value=rank + 1.0), backend_of().name()
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -66,7 +46,26 @@ def test_mixed_backends():
     assert run_ranks(2, sum_and_name, backend="cpu:ours,cuda:gloo") == [(3.0, "ours")] * 2
 
 
-def make_without_import(world, tmp_path):
+def identity(rank: int, world: int) -> None:
+    group = dist.group.WORLD
+    backend = backend_of()
+    assert isinstance(backend, core.ProcessGroupOurs)
+    assert backend.name() == "ours"
+    assert dist.get_backend() == "ours"
+    assert (backend.rank(), backend.size()) == (rank, world) == (group.rank(), group.size())
+    assert backend.options._timeout == datetime.timedelta(seconds=60)
+    assert backend.supports_splitting
+    assert backend.supports_coalescing
+    assert backend.get_error().name == "SUCCESS"
+    assert backend.failure() == ""
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_identity(rank_pool, world):
+    rank_pool(world).run(identity)
+
+
+def make_without_import(world: int, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     code = """
 import torch, torch.distributed as dist
 assert "OURS" not in dist.Backend._plugins
@@ -93,102 +92,3 @@ def test_no_import_is_needed(tmp_path):
     assert installed, "the package is not installed: run make build, or pip install --no-build-isolation --editable ."
     result = make_without_import(2, tmp_path)
     assert result.stdout.count("[3.0, 3.0, 3.0]") == 2, result.stderr
-
-
-# --- initialisation --------------------------------------------------------------------------------------------------
-
-
-def init_from_environment(rank, world, port):
-    os.environ.update({"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"})
-    dist.init_process_group("ours")
-    return summed(rank)
-
-
-def init_from_url(rank, world, url):
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    dist.init_process_group("ours", init_method=url, rank=rank, world_size=world)
-    return summed(rank)
-
-
-def init_from_file_store(rank, world, path):
-    dist.init_process_group("ours", store=dist.FileStore(path, world), rank=rank, world_size=world)
-    return summed(rank)
-
-
-def init_again(rank, world, folder):
-    sums = []
-    for attempt in range(3):
-        dist.init_process_group("ours", init_method=f"file://{folder}/{attempt}", rank=rank, world_size=world)
-        sums.append(summed(rank))
-        dist.destroy_process_group()
-    return sums
-
-
-@pytest.mark.parametrize("world", [1, 3])
-def test_environment(world):
-    assert run_ranks(world, init_from_environment, free_port(), backend=None) == [world * (world + 1) / 2] * world
-
-
-@pytest.mark.parametrize("world", [1, 3])
-def test_urls(world, tmp_path):
-    for url in (f"file://{tmp_path}/store", f"tcp://127.0.0.1:{free_port()}"):
-        assert run_ranks(world, init_from_url, url, backend=None) == [world * (world + 1) / 2] * world
-
-
-def test_store(tmp_path):
-    assert run_ranks(3, init_from_file_store, str(tmp_path / "store"), backend=None) == [6.0] * 3
-
-
-def test_groups_can_be_made_again(tmp_path):
-    assert run_ranks(2, init_again, str(tmp_path), backend=None) == [[3.0] * 3] * 2
-
-
-# --- groups within groups --------------------------------------------------------------------------------------------
-
-
-def sub_groups(rank, world):
-    everyone = dist.new_group()
-    alone = [dist.new_group([each]) for each in range(world)][rank]
-    halves = [dist.new_group(range(begin, begin + 2)) for begin in range(0, world, 2)]
-    overlapping = dist.new_group([3, 1, 0])
-    named = dist.new_group(backend="ours", group_desc="named")
-    sums = [summed(rank, group) for group in (everyone, alone, halves[rank // 2], named)]
-    if rank != 2:
-        sums.append(summed(rank, overlapping))
-    for group in (everyone, named):
-        dist.destroy_process_group(group)
-    return [*sums, summed(rank)]
-
-
-def test_new_group():
-    first, second, third, fourth = run_ranks(4, sub_groups)
-    assert first == [10, 1, 3, 10, 7, 10]
-    assert second == [10, 2, 3, 10, 7, 10]
-    assert third == [10, 3, 7, 10, 10]
-    assert fourth == [10, 4, 7, 10, 7, 10]
-
-
-def mesh_sums(rank, world):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
-    nested = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("a", "b", "c"))
-    groups = [mesh.get_group("row"), mesh.get_group("column"), nested.get_group("b"), nested["c"].get_group()]
-    return [summed(rank, group) for group in groups]
-
-
-def test_device_mesh():
-    assert run_ranks(4, mesh_sums) == [[4, 3, 1, 3], [6, 3, 2, 3], [4, 7, 3, 7], [6, 7, 4, 7]]
-
-
-def split(rank, world):
-    halves = dist.split_group(split_ranks=[[0, 2], [1, 3]], group_desc="halves")
-    first_three = dist.split_group(split_ranks=[[0, 1, 2]])
-    assert halves is not None
-    assert dist.get_backend(halves) == "ours"
-    # What a rank outside gets differs between torch versions; it is never a group.
-    return summed(rank, halves), summed(rank, first_three) if isinstance(first_three, dist.ProcessGroup) else None
-
-
-def test_split_group():
-    if "backend" not in inspect.signature(dist.split_group).parameters:
-        pytest.skip("this torch splits only groups that are bound to an accelerator")
-    assert run_ranks(4, split, device_id=torch.device("cpu:0")) == [(4, 6), (6, 6), (4, 6), (6, None)]

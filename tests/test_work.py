@@ -11,13 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from probes import HAS_HOOKS, backend_of
 from ranks import run_ranks
-
-HAS_HOOKS = hasattr(dist.ProcessGroup, "register_abort_hook")  # torch 2.15
-
-
-def cpu_backend(group: dist.ProcessGroup | None = None) -> Any:
-    return (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
 
 
 def life_of_a_work(rank: int, world: int) -> None:
@@ -241,7 +236,7 @@ def test_on_completion_hook_sees_every_work(world):
 
 def abort_hooks(rank: int, world: int) -> list[str]:
     calls: list[str] = []
-    backend = cpu_backend()
+    backend = backend_of()
     assert backend.supports_abort_hooks
     backend.register_abort_hook(1, lambda: calls.append("removed"))
     backend.register_abort_hook(2, lambda: calls.append(f"hook, {backend.get_error().name}"))

@@ -1,0 +1,121 @@
+"""Ways into a group: environment, URLs and stores; and ranks that do not come, or not with shared memory."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import time
+
+import pytest
+import torch.distributed as dist
+from probes import total
+from ranks import run_ranks
+
+# --- ways in ---------------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def init_from_environment(rank: int, world: int, port: int) -> float:
+    os.environ.update({"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"})
+    dist.init_process_group("cpu:ours")
+    return total()
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_environment(world):
+    assert run_ranks(world, init_from_environment, free_port(), backend=None) == [world] * world
+
+
+def init_from_urls(rank: int, world: int, urls: list[str]) -> list[float]:
+    """One group after another, each from a URL of its own."""
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    sums = []
+    for url in urls:
+        dist.init_process_group("ours", init_method=url, rank=rank, world_size=world)
+        sums.append(total())
+        dist.destroy_process_group()
+    return sums
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_urls(world, tmp_path):
+    urls = [f"file://{tmp_path}/store", f"tcp://127.0.0.1:{free_port()}", f"file://{tmp_path}/another"]
+    assert run_ranks(world, init_from_urls, urls, backend=None) == [[world] * 3] * world
+
+
+def init_from_one_store(rank: int, world: int, path: str) -> list[float]:
+    """The same store for several groups, one after another; a file where there is a path."""
+    results = []
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    server = None if path else dist.TCPStore(*address, world, is_master=False)
+    for round_number in range(4):
+        store = server or dist.FileStore(path, world)
+        dist.init_process_group("ours", store=store, rank=rank, world_size=world)
+        results.append(total(value=float(round_number)))
+        dist.barrier()
+        dist.destroy_process_group()
+    return results
+
+
+@pytest.mark.parametrize("kind", ["server", "file"])
+def test_one_store_serves_one_group_after_another(tmp_path, kind):
+    path = str(tmp_path / "store") if kind == "file" else ""
+    assert run_ranks(3, init_from_one_store, path, backend=None) == [[0, 3, 6, 9]] * 3
+
+
+# --- who does not come -----------------------------------------------------------------------------------------------
+
+
+def alone(rank: int, world: int) -> tuple[str, float]:
+    if rank == world - 1:
+        return "", 0.0
+    start = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as error:
+        dist.init_process_group("ours", timeout=datetime.timedelta(seconds=2))
+    return str(error.value), time.monotonic() - start
+
+
+def test_a_rank_that_does_not_come_is_named_at_the_timeout():
+    for text, seconds in run_ranks(3, alone, backend=None)[:2]:
+        assert "rank 2" in text
+        assert "2000 ms" in text
+        assert 1.9 < seconds < 4
+
+
+def leaderless(rank: int, world: int) -> str:
+    if rank == 0:
+        return ""
+    with pytest.raises(dist.DistBackendError) as error:
+        dist.init_process_group("ours", timeout=datetime.timedelta(seconds=1))
+    return str(error.value)
+
+
+def test_an_absent_leader_is_named_at_the_timeout():
+    for text in run_ranks(3, leaderless, backend=None)[1:]:
+        assert "rank 0" in text
+        assert "did not publish" in text
+
+
+def elsewhere(rank: int, world: int) -> tuple[str, float]:
+    start = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as error:
+        dist.init_process_group("ours", timeout=datetime.timedelta(seconds=30))
+    return str(error.value), time.monotonic() - start
+
+
+def test_ranks_that_share_no_memory_get_one_clear_error():
+    environments = [{"OURS_NODE_ID": f"node {rank // 2}"} for rank in range(3)]
+    texts = run_ranks(3, elsewhere, backend=None, env=environments)
+    assert len({text for text, _ in texts}) == 1, "the ranks tell different stories"
+    text = texts[0][0]
+    assert "rank 2 (host" in text
+    assert "rank 0 (host" in text
+    assert "share no memory" in text
+    assert "gloo" in text
+    assert max(seconds for _, seconds in texts) < 10
