@@ -23,3 +23,9 @@ def rank_pool() -> Iterator[Callable[..., RankPool]]:
     yield get
     for pool in pools.values():
         pool.close()
+
+
+@pytest.fixture(params=["gloo", "ours"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Name the backend of the test's group: Gloo, whose results are known to be right, and then ``ours``."""
+    return request.param

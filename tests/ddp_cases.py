@@ -130,6 +130,11 @@ def loss_of(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean() + output.mean()
 
 
+def backward(model: nn.Module, batch: torch.Tensor, rank: int) -> None:
+    """Run the model forward and backward on this rank's share of a global batch."""
+    loss_of(model(share(batch, rank))).backward()
+
+
 def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
     return {
         name.removeprefix("module."): None if p.grad is None else p.grad.detach().to_dense().clone()
@@ -174,7 +179,7 @@ def train_and_compare(rank: int, world: int, name: str, options: dict, steps: in
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     for step, batch in enumerate(batches(world, steps)):
         optimizer.zero_grad(set_to_none=zero)
-        loss_of(model(share(batch, rank))).backward()
+        backward(model, batch, rank)
         assert_same(gradients(model), expected[step], f"rank {rank} step {step}")
         optimizer.step()
     model._check_reducer_finalized()

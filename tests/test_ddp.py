@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-import re
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from ddp_cases import (
     Mlp,
     assert_same,
+    backward,
     batches,
     bitwise_equal_everywhere,
     gradients,
@@ -25,14 +25,6 @@ from ddp_cases import (
 from torch import nn
 
 from ourddp import DistributedDataParallel
-
-BACKENDS = ["gloo", "ours"]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    return request.param
-
 
 OPTIONS = {
     "plain": {},
@@ -73,104 +65,6 @@ def test_options_of_newer_versions(rank_pool, option, view, static):
     rank_pool(2, "gloo").run(train_and_compare, "mlp", options)
 
 
-# --- buckets ---------------------------------------------------------------------------------------------------------
-
-
-def test_buckets_are_rebuilt_in_arrival_order(rank_pool, backend):
-    result = rank_pool(2, backend).run(train_and_compare, "mlp", {"bucket_cap_mb": 0.002})
-    assert result[0]["buckets"] == result[1]["buckets"]
-    order = [index for bucket in result[0]["buckets"] for index in bucket]
-    assert len(result[0]["buckets"]) > 2
-    # Autograd reaches the last layer first.
-    assert set(order[:2]) == {6, 7}
-    assert set(order[-2:]) == {0, 1}
-    assert result[0]["logged"]["has_rebuilt_buckets"] == 1
-
-
-def _used_in_another_order(rank, world):
-    class Backwards(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-
-        def forward(self, x):
-            # Rank 0 alone runs the layers the other way round, so it alone sees the gradients in ascending order.
-            for layer in reversed(self.layers) if rank == 0 else self.layers:
-                x = layer(x)
-            return x
-
-    model = DistributedDataParallel(Backwards(), bucket_cap_mb=0.0001)
-    for _ in range(3):
-        model(torch.ones(2, 8)).sum().backward()
-    return model.reducer._get_bucket_indices()
-
-
-def test_rank_0_decides_on_the_buckets(rank_pool, backend):
-    buckets = rank_pool(3, backend).run(_used_in_another_order)
-    assert buckets[0] == buckets[1] == buckets[2]
-    assert sorted(index for bucket in buckets[0] for index in bucket) == list(range(8))
-    assert set(buckets[0][0]) <= {0, 1}
-    assert set(buckets[0][-1]) <= {6, 7}
-
-
-def _rebuild_while_accumulating(rank, world, view):
-    expected = reference_gradients("mlp", world, 3, lr=0.0)
-    total = {name: sum(step[name] for step in expected) for name in expected[0]}
-    model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=0.002, gradient_as_bucket_view=view)
-    for step, batch in enumerate(batches(world, 3)):
-        # The first of these backwards reduces into the first buckets, the next into the rebuilt ones.
-        if step == 1:
-            with model.no_sync():
-                loss_of(model(share(batch, rank))).backward()
-        else:
-            loss_of(model(share(batch, rank))).backward()
-    # Each reduction averages what has been accumulated, and what is equal everywhere stays what it is.
-    assert_same(gradients(model), total, f"rank {rank}")
-
-
-@pytest.mark.parametrize("view", [False, True])
-def test_a_rebuild_loses_no_gradient(rank_pool, backend, view):
-    rank_pool(2, backend).run(_rebuild_while_accumulating, view)
-
-
-def _layout(rank, world, view):
-    model = DistributedDataParallel(make_model("cnn"), gradient_as_bucket_view=view)
-    kept = []
-    for batch in batches(world, 2):
-        model.zero_grad(set_to_none=True)
-        loss_of(model(share(batch, rank))).backward()
-        kept.append([p.grad for p in model.parameters()])
-    for parameter in model.parameters():
-        assert parameter.grad.stride() == parameter.stride()
-    weight = model.module.conv.weight
-    assert weight.grad.is_contiguous(memory_format=torch.channels_last)
-    storages = {p.grad.untyped_storage().data_ptr() for p in model.parameters()}
-    assert (len(storages) == 1) == view
-
-
-@pytest.mark.parametrize("view", [False, True])
-def test_gradients_have_the_parameters_strides(rank_pool, backend, view):
-    rank_pool(2, backend).run(_layout, view)
-
-
-def _overlap(rank, world):
-    model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=0.002)
-    for batch in batches(world, 3):
-        loss_of(model(share(batch, rank))).backward()
-    times = model.reducer._get_bucket_times()
-    assert len(times) > 2
-    for bucket in times:
-        assert 0 < bucket.first_gradient <= bucket.last_gradient <= bucket.reduction_began <= bucket.reduction_seen_done
-        assert 0 <= bucket.waited <= bucket.reduction_seen_done - bucket.reduction_began
-    # The first bucket is under way before the last gradient exists.
-    assert times[0].reduction_began < times[-1].last_gradient
-    assert [bucket.reduction_began for bucket in times] == sorted(bucket.reduction_began for bucket in times)
-
-
-def test_reductions_start_during_backward_in_bucket_order(rank_pool, backend):
-    rank_pool(2, backend).run(_overlap)
-
-
 # --- accumulation ----------------------------------------------------------------------------------------------------
 
 
@@ -183,11 +77,11 @@ def _accumulate(rank, world, options, name="mlp"):
         for step, batch in list(enumerate(batches(world, steps)))[start : start + 3]:
             if step - start < 2:
                 with model.no_sync():
-                    loss_of(model(share(batch, rank))).backward()
+                    backward(model, batch, rank)
                 local = next(iter(model.parameters())).grad
                 assert world == 1 or not bitwise_equal_everywhere(local)
             else:
-                loss_of(model(share(batch, rank))).backward()
+                backward(model, batch, rank)
         window = expected[start : start + 3]
         total = {key: sum(step[key] for step in window) for key in window[0]}
         assert_same(gradients(model), total, f"rank {rank} window {start}")
@@ -216,7 +110,7 @@ def test_two_forwards_before_one_backward(rank_pool, backend):
 def _same_bits(rank, world, options):
     model = DistributedDataParallel(make_model("mlp"), **options)
     for batch in batches(world, 2):
-        loss_of(model(share(batch, rank))).backward()
+        backward(model, batch, rank)
     assert all(bitwise_equal_everywhere(parameter.grad) for parameter in model.parameters())
 
 
@@ -235,84 +129,6 @@ def test_averages_of_half_precision_do_not_overflow(rank_pool, backend):
     rank_pool(2, backend).run(_large_halves)
 
 
-# --- parameters and buffers ------------------------------------------------------------------------------------------
-
-
-def _initial_state(rank, world, options):
-    torch.manual_seed(rank)
-    module = nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))
-    module[1].running_mean.fill_(rank)
-    model = DistributedDataParallel(module, **options)
-    return [value.clone() for value in model.state_dict().values()]
-
-
-def test_rank_0s_parameters_and_buffers_are_taken(rank_pool, backend):
-    first, *others = rank_pool(3, backend).run(_initial_state, {})
-    for other in others:
-        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
-
-
-def test_init_sync_can_be_left_out(rank_pool):
-    first, second = rank_pool(2, "gloo").run(_initial_state, {"init_sync": False})
-    assert not torch.equal(first[0], second[0])
-
-
-def _buffers(rank, world, broadcast):
-    module = nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))
-    model = DistributedDataParallel(module, broadcast_buffers=broadcast)
-    for batch in batches(world, 3):
-        model(share(batch, rank)).sum().backward()
-    model.eval()
-    model(torch.zeros(1, 8))  # takes the buffers of rank 0 as they were after its last step
-    return module[1].running_mean.clone()
-
-
-@pytest.mark.parametrize("broadcast", [True, False])
-def test_buffers_follow_rank_0_if_asked(rank_pool, backend, broadcast):
-    means = rank_pool(2, backend).run(_buffers, broadcast)
-    assert torch.equal(*means) == broadcast
-
-
-def _ignored(rank, world):
-    module = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 3))
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["1.weight"])
-    model = DistributedDataParallel(module)
-    model(torch.full((1, 8), rank + 1.0)).sum().backward()
-    return bitwise_equal_everywhere(module[0].weight.grad), bitwise_equal_everywhere(module[1].weight.grad)
-
-
-def test_ignored_parameters_stay_local(rank_pool, backend):
-    assert rank_pool(2, backend).run(_ignored) == [(True, False)] * 2
-
-
-def _build_different(rank, world, kind):
-    module = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 5 if kind == "shape" and rank == 1 else 4))
-    if kind == "count" and rank == 1:
-        module.append(nn.Linear(4, 2))
-    if kind == "dtype" and rank == 1:
-        module[1].double()
-    try:
-        DistributedDataParallel(module)
-    except RuntimeError as error:
-        return str(error)
-    return "accepted"
-
-
-DIFFERENCES = {
-    "shape": [r"1\.weight", r"Float \[4, 3\] on rank 0", r"Float \[5, 3\] on rank 1"],
-    "dtype": [r"1\.weight", r"Float \[4, 3\] on rank 0", r"Double \[4, 3\] on rank 1"],
-    "count": [r"rank 0 has 4 params, while rank 1 has 6", r"2\.weight"],
-}
-
-
-@pytest.mark.parametrize("kind", DIFFERENCES)
-def test_models_that_differ_are_refused_everywhere(rank_pool, backend, kind):
-    messages = rank_pool(3, backend).run(_build_different, kind)
-    assert len(set(messages)) == 1
-    for pattern in DIFFERENCES[kind]:
-        assert re.search(pattern, messages[0]), messages[0]
-
-
 # --- the class -------------------------------------------------------------------------------------------------------
 
 
@@ -325,7 +141,7 @@ def _wraps_like_torch(rank, world):
     deep = copy.deepcopy(model)
     for batch in batches(world, 2):
         for each in (model, clone, deep):
-            loss_of(each(share(batch, rank))).backward()
+            backward(each, batch, rank)
     for each in (clone, deep):
         for mine, theirs in zip(model.parameters(), each.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, theirs.grad)
@@ -343,7 +159,7 @@ def _logging_keys(rank, world):
     for cls in (torch.nn.parallel.DistributedDataParallel, DistributedDataParallel):
         model = cls(make_model("mlp"))
         for batch in batches(world, 3):
-            loss_of(model(share(batch, rank))).backward()
+            backward(model, batch, rank)
         model(share(batch, rank))
         logged.append(model._get_ddp_logging_data())
     return logged

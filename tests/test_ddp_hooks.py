@@ -5,19 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import batches, gradients, loss_of, make_model, reference_gradients, share, train_and_compare
+from ddp_cases import backward, batches, gradients, loss_of, make_model, reference_gradients, share, train_and_compare
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 from ourddp import DistributedDataParallel
-
-BACKENDS = ["gloo", "ours"]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    return request.param
 
 
 def average(state, bucket):
@@ -121,7 +114,7 @@ def _builtin_half(rank, world):
     model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
     for step, batch in enumerate(batches(world, 3)):
         model.zero_grad()
-        loss_of(model(share(batch, rank))).backward()
+        backward(model, batch, rank)
         rounded = False
         for name, gradient in gradients(model).items():
             torch.testing.assert_close(gradient, expected[step][name], rtol=2e-3, atol=1e-4)
@@ -154,7 +147,7 @@ def _shipped(rank, world, name):
     expected = reference_gradients("mlp", world, 4, lr=0.0)
     for step, batch in enumerate(batches(world, 4)):
         model.zero_grad()
-        loss_of(model(share(batch, rank))).backward()
+        backward(model, batch, rank)
         for key, gradient in gradients(model).items():
             if tolerance:
                 torch.testing.assert_close(gradient, expected[step][key], rtol=tolerance, atol=tolerance)
@@ -174,7 +167,7 @@ def _fused_optimizer(rank, world):
     model = DistributedDataParallel(module, bucket_cap_mb=0.002)
     optimizer = torch.optim.SGD(alone.parameters(), 0.05)
     for batch in batches(world, 3):
-        loss_of(model(share(batch, rank))).backward()
+        backward(model, batch, rank)
         optimizer.zero_grad()
         for other in range(world):
             (loss_of(alone(share(batch, other))) / world).backward()

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import assert_same, batches, gradients, loss_of, make_model, reference_gradients, share
+from ddp_cases import assert_same, backward, batches, gradients, loss_of, make_model, reference_gradients, share
 from torch import nn
 
 from ourddp import DistributedDataParallel
@@ -79,7 +79,6 @@ def _python_beside_backward(rank, world):
         assert count >= 1000
 
 
-@pytest.mark.parametrize("backend", ["gloo", "ours"])
 def test_backward_waits_without_the_gil(rank_pool, backend):
     rank_pool(2, backend).run(_python_beside_backward)
 
@@ -111,10 +110,9 @@ def _after_an_error(rank, world):
     broken.register_hook(lambda gradient: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         loss_of(broken).backward()
-    loss_of(model(share(second, rank))).backward()
+    backward(model, second, rank)
     assert_same(gradients(model), expected[1], f"rank {rank}")
 
 
-@pytest.mark.parametrize("backend", ["gloo", "ours"])
 def test_a_backward_that_failed_before_any_gradient_is_forgotten(rank_pool, backend):
     rank_pool(2, backend).run(_after_an_error)

@@ -8,6 +8,7 @@ from ddp_cases import (
     Branches,
     Checkpointed,
     assert_same,
+    backward,
     batches,
     gradients,
     loss_of,
@@ -19,13 +20,6 @@ from ddp_cases import (
 from torch import nn
 
 from ourddp import DistributedDataParallel
-
-BACKENDS = ["gloo", "ours"]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    return request.param
 
 
 def _error(rank, model, steps=2):
@@ -128,10 +122,10 @@ def _window(rank, world, view):
             (loss_of(alone(share(shares[step], other))) / world).backward()
         if step < 2:
             with model.no_sync():
-                loss_of(model(share(shares[step], rank))).backward()
+                backward(model, shares[step], rank)
         else:
             # This step does not use `right`, but the window does: its gradient must not be taken for nothing.
-            loss_of(model(share(shares[step], rank))).backward()
+            backward(model, shares[step], rank)
     assert_same(gradients(model), gradients(alone), f"rank {rank}")
 
 
@@ -227,11 +221,11 @@ def _static_and_no_sync_first(rank, world):
     for step, batch in enumerate(batches(world, 3)):
         if step == 0:
             with model.no_sync():
-                loss_of(model(share(batch, rank))).backward()
+                backward(model, batch, rank)
             model.zero_grad()
         else:
             model.zero_grad()
-            loss_of(model(share(batch, rank))).backward()
+            backward(model, batch, rank)
             assert_same(gradients(model), expected[step], f"rank {rank} step {step}")
 
 
