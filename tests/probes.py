@@ -12,8 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import ourddp._C as core
+
 HAS_HOOKS = hasattr(dist.ProcessGroup, "register_abort_hook")  # from torch 2.15 on
 HAS_SPLIT_WITHOUT_DEVICE = "backend" in inspect.signature(dist.split_group).parameters  # from torch 2.15 on
+
+HAS_BACKEND_OPTIONS = hasattr(core.ProcessGroupOurs, "options")  # of every backend from torch 2.15 on
+HAS_WORK_EXCEPTION = "exception_ptr" not in (dist.Work.exception.__doc__ or "")  # not convertible before torch 2.15
 
 FUTEX = {"x86_64": "202", "aarch64": "98"}.get(os.uname().machine)  # the number of the system call
 
@@ -21,6 +26,17 @@ FUTEX = {"x86_64": "202", "aarch64": "98"}.get(os.uname().machine)  # the number
 def backend_of(group: Any = None) -> Any:
     """Return the backend object behind a group's CPU tensors; without a group, the default one's."""
     return (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
+
+
+def failed_with(error: str, group: Any = None) -> bool:
+    """Tell whether a group is in the state ``error``, a name of torch's ErrorType; SUCCESS: it has not failed.
+
+    Where this torch does not ask backends for their error, only that there is one or none is compared.
+    """
+    backend = backend_of(group)
+    if bool(backend.failure()) != (error != "SUCCESS"):
+        return False
+    return not hasattr(backend, "get_error") or backend.get_error().name == error
 
 
 def total(group: Any = None, value: float = 1.0) -> float:

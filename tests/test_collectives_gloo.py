@@ -12,6 +12,8 @@ from collective_model import OPS
 from ranks import gloo_group
 from torch.testing import assert_close
 
+WORLDS = [1, 2, 3, 4, 7]
+
 
 def every_call(group: dist.ProcessGroup | None, rank: int, world: int) -> dict[str, Any]:
     """Run every collective that Gloo has, too, and return what came out."""
@@ -55,9 +57,6 @@ def every_call(group: dist.ProcessGroup | None, rank: int, world: int) -> dict[s
     dist.reduce_scatter_tensor(piece, torch.cat([mine * (r + 1) for r in range(world)]), group=group)
     out["reduce_scatter_tensor"] = piece
 
-    received = [torch.empty(2) for _ in range(world)]
-    dist.all_to_all(received, [torch.full((2,), float(rank * world + d)) for d in range(world)], group=group)
-    out["all_to_all"] = received
     exchanged = torch.empty(world, 2)
     dist.all_to_all_single(exchanged, torch.arange(2.0 * world).view(world, 2) + 100 * rank, group=group)
     out["all_to_all_single"] = exchanged
@@ -100,9 +99,10 @@ def compare_every_call(rank: int, world: int) -> int:
     gloo = every_call(gloo_group(), rank, world)
     assert ours.keys() == gloo.keys()
     for name, expected in gloo.items():
-        assert_close(ours[name], expected, msg=lambda text, name=name: f"{name}: {text}") if isinstance(
-            expected, torch.Tensor
-        ) else compare_nested(name, ours[name], expected)
+        if isinstance(expected, torch.Tensor):
+            assert_close(ours[name], expected, msg=lambda text, name=name: f"{name}: {text}")
+        else:
+            compare_nested(name, ours[name], expected)
     return len(ours)
 
 
@@ -117,9 +117,18 @@ def compare_nested(name: str, got: Any, expected: Any) -> None:
         assert got == expected, name
 
 
-WORLDS = [1, 2, 3, 4, 7]
-
-
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_call_equals_gloo(rank_pool, world):
     assert min(rank_pool(world).run(compare_every_call)) > 20
+
+
+def exchange_lists(rank: int, world: int) -> None:
+    received = [torch.empty(2) for _ in range(world)]
+    dist.all_to_all(received, [torch.full((2,), float(rank * world + target)) for target in range(world)])
+    for source, tensor in enumerate(received):
+        assert torch.equal(tensor, torch.full((2,), float(source * world + rank)))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_to_all_which_not_every_gloo_has(rank_pool, world):
+    rank_pool(world).run(exchange_lists)
