@@ -44,7 +44,9 @@ class RanksFailedError(AssertionError):
 @functools.cache
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "torch.distributed.distributed_c10d", "ourddp"])
+    # torch loads the last two with the first optimizer or mesh, which takes seconds where each rank does so by itself.
+    modules = ["torch.distributed", "torch.distributed.distributed_c10d", "torch._dynamo", "torch.distributed.tensor"]
+    context.set_forkserver_preload([*modules, "ourddp"])
     return context
 
 
