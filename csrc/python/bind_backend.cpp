@@ -49,6 +49,15 @@ void bind_backend(py::module_& module) {
       module, "ProcessGroupOurs", "The c10d backend \"ours\": collectives and messages of CPU tensors.");
   group.def("failure", &ProcessGroupOurs::failure, py::call_guard<py::gil_scoped_release>(),
             "The message of the failure that ended the group, or an empty string.");
+  // Older versions of PyTorch bind these on each backend, newer ones on the base of all.
+  const py::object base = c10d.attr("Backend");
+  if (!py::hasattr(base, "get_error")) {
+    group.def("get_error", &ProcessGroupOurs::getError, py::call_guard<py::gil_scoped_release>(),
+              "How the group has failed: an ErrorType.");
+  }
+  if (!py::hasattr(base, "options")) {
+    group.def_property_readonly("options", &ProcessGroupOurs::getBackendOptions, "What the group was made with.");
+  }
 
   py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(
       group, "Options", "What a group is made with. timeout: how long its operations may take.")
