@@ -35,8 +35,11 @@ class CollectiveWork final : public OursWork {
   /// The number of the collective in its group; before execute().
   using OursWork::set_sequence;
 
-  /// Runs the operation and completes the Work. Called once, by the queue.
+  /// Runs the operation and completes the Work, but for its callbacks. Called once, by the queue.
   void execute() noexcept;
+
+  using OursWork::has_callbacks;
+  using OursWork::run_callbacks;
 
  private:
   const DType dtype_;

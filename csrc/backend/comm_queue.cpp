@@ -7,11 +7,15 @@
 
 #include "backend/collective_work.h"
 #include "common/background_thread.h"
+#include "common/deadline.h"
 #include "common/options.h"
 
 namespace ours {
 
 namespace {
+
+/// Comm threads that stay when they find nothing to do: one runs, another takes over during callbacks.
+constexpr int kSpareServers = 2;
 
 void set_affinity(const std::vector<int>& cores) {
   if (cores.empty()) return;
@@ -26,11 +30,25 @@ void set_affinity(const std::vector<int>& cores) {
 
 }  // namespace
 
+CommQueue::Place& CommQueue::here() {
+  thread_local Place place;
+  return place;
+}
+
 void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
+  const Place& place = here();
+  if (place.calls != nullptr && !place.calls->await_callbacks_before(place.sequence, work->getTimeout())) {
+    C10_THROW_ERROR(DistBackendError,
+                    c10::str("a callback on the future of collective number ", place.sequence,
+                             " issues another collective, but a callback of an earlier one has not returned within ",
+                             work->getTimeout().count(),
+                             " ms. Collectives are issued in the order of callbacks: do not let a callback wait for a "
+                             "later one that communicates"));
+  }
   Lock lock(mutex_);
   work->set_sequence(sequence_.fetch_add(1, std::memory_order_relaxed) + 1);
   if (running_ && runner_ == std::this_thread::get_id()) {
-    // From a callback of the Work that this thread has just run, which may go on to block on this one's future.
+    // From a hook that tells of the Work that this thread has just run, and may go on to wait for this one.
     queue_.push_back(work);
     while (!work->done() && !queue_.empty()) run_next(lock);
     return;
@@ -39,9 +57,20 @@ void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
     run(work, lock);
     return;
   }
-  if (!thread_running_) start_thread();
   queue_.push_back(work);
-  if (!running_) work_available_.notify_one();
+  // Whoever runs calls a server for what is queued meanwhile. Without any, the caller has to do it.
+  if ((running_ && servers_ > 0) || call_server()) return;
+  lock.unlock();
+  wait(*work, std::chrono::milliseconds(0));
+}
+
+bool CommQueue::await_callbacks_before(uint64_t sequence, std::chrono::milliseconds timeout) {
+  const Deadline deadline = Deadline::after(timeout);
+  Lock lock(mutex_);
+  ++waiters_;
+  const bool first = progress_.wait_until(lock, deadline.at(), [&] { return *calling_.begin() >= sequence; });
+  --waiters_;
+  return first;
 }
 
 void CommQueue::run(const WorkPtr& work, Lock& lock) {
@@ -50,10 +79,30 @@ void CommQueue::run(const WorkPtr& work, Lock& lock) {
   runner_ = std::this_thread::get_id();
   lock.unlock();
   work->execute();
+  const bool calls = work->has_callbacks();
+  if (calls && nested) work->run_callbacks();
   lock.lock();
   running_ = nested;
+  if (calls && !nested) calling_.insert(work->getSequencenumber());
   if (waiters_ > 0) progress_.notify_all();
-  if (!running_ && thread_running_ && (!queue_.empty() || stopping_)) work_available_.notify_one();
+  if (nested) return;
+  if (stopping_) work_available_.notify_all();
+  // A comm thread goes on itself, unless this was called in a callback or there are callbacks to run.
+  const bool goes_on = here().serves == this && here().calls == nullptr && !calls;
+  if (!queue_.empty() && !goes_on) call_server();
+  if (calls) run_callbacks(*work, lock);
+}
+
+void CommQueue::run_callbacks(CollectiveWork& work, Lock& lock) {
+  lock.unlock();
+  const Place before = here();
+  here().calls = this;
+  here().sequence = work.getSequencenumber();
+  work.run_callbacks();
+  here() = before;
+  lock.lock();
+  calling_.erase(work.getSequencenumber());
+  if (waiters_ > 0) progress_.notify_all();
 }
 
 void CommQueue::run_next(Lock& lock) {
@@ -69,7 +118,7 @@ void CommQueue::run_next(Lock& lock) {
 bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeout) {
   if (work.done()) return true;
   const bool bounded = timeout.count() > 0;
-  const auto deadline = std::chrono::steady_clock::now() + (bounded ? timeout : std::chrono::milliseconds(0));
+  const Deadline deadline = Deadline::after(timeout);
   Lock lock(mutex_);
   ++waiters_;
   while (!work.done()) {
@@ -85,7 +134,7 @@ bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeo
     const auto woken = [&] { return work.done() || (!bounded && may_run() && !queue_.empty()); };
     if (!bounded) {
       progress_.wait(lock, woken);
-    } else if (!progress_.wait_until(lock, deadline, woken)) {
+    } else if (!progress_.wait_until(lock, deadline.at(), woken)) {
       break;
     }
   }
@@ -96,7 +145,10 @@ bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeo
 void CommQueue::drain() {
   Lock lock(mutex_);
   ++waiters_;
-  while (!queue_.empty() || (running_ && runner_ != std::this_thread::get_id())) {
+  const auto others_run = [&] {
+    return (running_ && runner_ != std::this_thread::get_id()) || (here().calls != this && !calling_.empty());
+  };
+  while (!queue_.empty() || others_run()) {
     if (may_run() && !queue_.empty()) {
       run_next(lock);
     } else {
@@ -118,29 +170,44 @@ void CommQueue::stop() {
 }
 
 bool CommQueue::wait_stopped(std::chrono::milliseconds limit) {
+  if (here().serves == this) return false;
+  const Deadline deadline = Deadline::after(limit);
   Lock lock(mutex_);
-  if (thread_running_ && thread_ == std::this_thread::get_id()) return false;
   ++waiters_;
-  const bool stopped = progress_.wait_for(lock, limit, [&] { return !thread_running_; });
+  const bool stopped = progress_.wait_until(lock, deadline.at(), [&] { return servers_ == 0; });
   --waiters_;
   return stopped;
 }
 
-void CommQueue::start_thread() {
-  start_background_thread("ours_comm", [self = shared_from_this()] { self->serve(); });
-  thread_running_ = true;
+bool CommQueue::call_server() {
+  if (idle_ > 0) {
+    work_available_.notify_one();
+    return true;
+  }
+  try {
+    start_background_thread("ours_comm", [self = shared_from_this()] { self->serve(); });
+  } catch (const std::system_error&) {
+    return servers_ > 0;  // it comes back to the queue, later
+  }
+  ++servers_;
+  ++idle_;
+  return true;
 }
 
 void CommQueue::serve() {
   set_affinity(affinity_);
+  here().serves = this;
   Lock lock(mutex_);
-  thread_ = std::this_thread::get_id();
   while (true) {
     work_available_.wait(lock, [&] { return !running_ && (!queue_.empty() || stopping_); });
+    --idle_;
     if (queue_.empty()) break;
     run_next(lock);
+    // What is running sees to the rest of the queue.
+    if (idle_ >= kSpareServers && (running_ || queue_.empty())) break;
+    ++idle_;
   }
-  thread_running_ = false;
+  --servers_;
   progress_.notify_all();
 }
 

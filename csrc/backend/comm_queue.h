@@ -4,6 +4,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -14,32 +15,37 @@ namespace ours {
 class CollectiveWork;
 
 /// Runs the collectives of one group one after another, in the order submitted. Who runs them: the caller, where it
-/// will wait anyway and nothing is queued before; a thread that waits for one and finds nobody running; else the comm
-/// thread, which starts with the first Work that needs it. It shares the ownership of the queue, so the queue can be
-/// dropped on any thread without joining.
+/// will wait anyway and nothing is queued before; a thread that waits for one and finds nobody running; else a comm
+/// thread, the first of which starts with the first Work that needs it. Comm threads share the ownership of the queue,
+/// so the queue can be dropped on any thread without joining.
+///
+/// Callbacks run on the thread that ran their Work, which leaves the queue to others meanwhile: a callback may wait for
+/// any other collective. Callbacks begin in the order of their Works, and may overlap; but what they submit, to
+/// whatever queue, is in the order of their Works, so that it is the same on all ranks.
 class CommQueue : public std::enable_shared_from_this<CommQueue> {
  public:
   using WorkPtr = c10::intrusive_ptr<CollectiveWork>;
 
-  /// `affinity`: cores of the comm thread; empty leaves it to the system.
+  /// `affinity`: cores of the comm threads; empty leaves it to the system.
   explicit CommQueue(std::vector<int> affinity) : affinity_(std::move(affinity)) {}
 
-  /// Numbers the Work and runs or queues it. `may_run_here`: the caller would wait for it next.
+  /// Numbers the Work and runs or queues it. `may_run_here`: the caller would wait for it next. In a callback, throws
+  /// DistBackendError if the callbacks before it do not return within the Work's timeout.
   void submit(const WorkPtr& work, bool may_run_here);
 
   /// Returns once the Work is done, running queued ones meanwhile; false if `timeout` (0: none) passed before.
   bool wait(const CollectiveWork& work, std::chrono::milliseconds timeout);
 
-  /// Returns once nothing is queued or running.
+  /// Returns once nothing is queued or running, nor any callback but the caller.
   void drain();
 
   /// True while something is queued or running.
   bool busy() const;
 
-  /// Lets the comm thread end after what is queued. submit() must not be called any more.
+  /// Lets the comm threads end after what is queued. submit() must not be called any more.
   void stop();
 
-  /// After stop(): waits until the comm thread has ended, at most for `limit`. False if it has not, or if this is it.
+  /// After stop(): waits until the comm threads have ended, at most for `limit`. False if one has not, or is this one.
   bool wait_stopped(std::chrono::milliseconds limit);
 
   /// Number of the last Work submitted.
@@ -48,14 +54,28 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
-  /// Runs one Work with the lock released.
+  /// What a thread is doing for a queue.
+  struct Place {
+    const CommQueue* serves = nullptr;  ///< it is a comm thread of this queue
+    CommQueue* calls = nullptr;         ///< it is in a callback of a Work of this queue, namely number
+    uint64_t sequence = 0;
+  };
+  static Place& here();
+
+  /// Runs one Work with the lock released, and its callbacks while others may run the next.
   void run(const WorkPtr& work, Lock& lock);
+  void run_callbacks(CollectiveWork& work, Lock& lock);
   void run_next(Lock& lock);
 
-  /// True where this thread may run the next Work: nobody does, or this thread does already (a callback that waits).
-  bool may_run() const { return !running_ || runner_ == std::this_thread::get_id(); }
+  /// Returns once the callbacks of all Works before number `sequence` have returned; false after `timeout`.
+  bool await_callbacks_before(uint64_t sequence, std::chrono::milliseconds timeout);
 
-  void start_thread();
+  /// True where this thread may run the next Work: nobody does, or it does itself (a hook that waits). A callback
+  /// leaves that to others: the next Work's callbacks would run inside it.
+  bool may_run() const { return running_ ? runner_ == std::this_thread::get_id() : here().calls == nullptr; }
+
+  /// Sees to it that a comm thread looks at the queue. False if there is none and none can be started.
+  bool call_server();
   void serve();
 
   const std::vector<int> affinity_;
@@ -65,10 +85,11 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   std::deque<WorkPtr> queue_;
   bool running_ = false;
   std::thread::id runner_;
+  std::set<uint64_t> calling_;  // numbers of the Works whose callbacks run
   int waiters_ = 0;
   bool stopping_ = false;
-  bool thread_running_ = false;
-  std::thread::id thread_;
+  int servers_ = 0;  // comm threads
+  int idle_ = 0;     // of these, such as wait for work
   std::atomic<uint64_t> sequence_{0};
 };
 

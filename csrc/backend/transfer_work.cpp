@@ -34,6 +34,7 @@ c10::intrusive_ptr<TransferWork> TransferWork::post(const Request& request, int 
   } catch (...) {
     const auto error = std::current_exception();
     work->complete(error);
+    work->run_callbacks();
     if (error_type_of(error) == c10d::ErrorType::SUCCESS) work->rethrow();
     return work;
   }
@@ -53,6 +54,7 @@ void TransferWork::end(const Transfer& transfer) noexcept {
     }
   }
   complete(error);
+  run_callbacks();
   // The transfer owns this Work through its callback: break the circle.
   std::lock_guard<std::mutex> lock(transfer_mutex_);
   transfer_.reset();

@@ -63,11 +63,9 @@ void OursWork::complete(const std::exception_ptr& error) noexcept {
   // The abort hooks want to see the state before anyone reacts to the failure.
   finish(error ? status_->note_error(error) : nullptr);
   status_->timeouts.completed(key_);
-  c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     std::lock_guard<std::mutex> lock(future_mutex_);
     done_.store(true, std::memory_order_release);
-    future = future_;
   }
   // A waiter that saw done_ unset holds the lock until it sleeps.
   {
@@ -75,9 +73,17 @@ void OursWork::complete(const std::exception_ptr& error) noexcept {
   }
   cv_.notify_all();
   if (error == nullptr) tell_hooks();
-  if (!future) return;
+}
+
+bool OursWork::has_callbacks() {
+  std::lock_guard<std::mutex> lock(future_mutex_);
+  return future_ && !future_->completed();
+}
+
+void OursWork::run_callbacks() noexcept {
+  if (!has_callbacks()) return;
   try {
-    settle(*future);
+    settle(*future_);  // not replaced once it is there
   } catch (const std::exception& e) {
     TORCH_WARN("a callback on the future of ", name_of(op_), " raised: ", e.what());
   }

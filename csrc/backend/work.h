@@ -26,7 +26,8 @@ class OursWork : public c10d::Work {
   /// The output tensors. Throws while the Work is under way, and for lists of lists (use getFuture()).
   std::vector<at::Tensor> result() override;
 
-  /// Completes with the Work, with its error if it has one. Callbacks run on the thread that completes the Work.
+  /// Completes with the Work, with its error if it has one. Callbacks run on the thread that completes the Work, which
+  /// must not hold up anything that they may wait for.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   /// Milliseconds from the start to the end of the operation.
@@ -53,8 +54,14 @@ class OursWork : public c10d::Work {
   void set_sequence(uint64_t sequence) { sequence_ = sequence; }
   void set_started();
 
-  /// Ends the Work, once. `error` may be of the torch-free layers.
+  /// Ends the Work, once, but for its future. `error` may be of the torch-free layers.
   void complete(const std::exception_ptr& error) noexcept;
+
+  /// After complete(): whether there is a future that has yet to be completed.
+  bool has_callbacks();
+
+  /// After complete(): completes the future, if there is one, and runs the callbacks on it.
+  void run_callbacks() noexcept;
 
   GroupStatus& status() const { return *status_; }
 

@@ -1,0 +1,161 @@
+"""Callbacks on the futures of Works that wait for, or issue, other operations."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+Future = torch.futures.Future
+
+LIMIT = 20.0  # seconds after which a wait counts as hanging
+
+
+@contextlib.contextmanager
+def held_group() -> Iterator[Any]:
+    """A new group whose collectives do not begin before the block ends, so that all are queued and have callbacks."""
+    group = dist.new_group()
+    go = threading.Event()
+    group._register_on_completion_hook(lambda _: go.wait(LIMIT))
+    dist.barrier(group=group, async_op=True)
+    try:
+        yield group
+    finally:
+        go.set()
+
+
+def wait_for(future: Future) -> Any:
+    """``future.wait()`` with a limit."""
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    assert done.wait(LIMIT), "the future never completed"
+    return future.value()
+
+
+def a_future_awaited_in_the_callback_of_another(rank: int, world: int) -> None:
+    total = float(sum(range(world)))
+    with held_group() as group:
+        future = dist.all_reduce(torch.full((4,), float(rank)), group=group, async_op=True).get_future()
+        other = dist.all_reduce(torch.full((3,), 10.0 * rank), group=group, async_op=True).get_future()
+        result = future.then(lambda f: f.value()[0].sum().item() + other.wait()[0].sum().item())
+    assert wait_for(result) == 4 * total + 30 * total
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_callback_may_wait_for_the_future_of_a_collective_queued_after_it(rank_pool, world):
+    rank_pool(world).run(a_future_awaited_in_the_callback_of_another)
+
+
+def comm_threads() -> int:
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # ended meanwhile
+            names.append((task / "comm").read_text().strip())
+    return names.count("ours_comm")
+
+
+def a_chain_of_waits(rank: int, world: int, count: int) -> None:
+    """Callback i waits for collective i + 1, so that all callbacks are on the way at once."""
+    before = comm_threads()
+    with held_group() as group:
+        tensors = [torch.full((2,), float(i)) for i in range(count + 1)]
+        futures = [dist.all_reduce(t, group=group, async_op=True).get_future() for t in tensors]
+        results = [
+            mine.then(lambda f, other=following: f.value()[0][0].item() + other.wait()[0][0].item())
+            for mine, following in itertools.pairwise(futures)
+        ]
+    for i, result in enumerate(results):
+        assert wait_for(result) == world * (2 * i + 1)
+    deadline = time.monotonic() + LIMIT
+    while comm_threads() > before + 3:
+        assert time.monotonic() < deadline, f"{comm_threads() - before} threads stayed"
+    dist.destroy_process_group(group)
+
+
+def test_many_callbacks_that_wait_for_each_other_leave_few_threads(rank_pool):
+    rank_pool(2).run(a_chain_of_waits, 30)
+
+
+def collectives_of_overlapping_callbacks(rank: int, world: int) -> list[str]:
+    """Two callbacks are on their way together, and the second is the first to issue a collective."""
+    target = dist.new_group()
+    order: list[str] = []
+    values: dict[str, float] = {}
+    second_began = threading.Event()
+
+    def issue(name: str, value: float) -> None:
+        tensor = torch.full((5,), value)
+        work = dist.all_reduce(tensor, group=target, async_op=True)
+        order.append(name)
+        work.wait()
+        values[name] = tensor[0].item()
+
+    def in_first(_: Future) -> None:
+        second.wait()
+        assert second_began.wait(LIMIT)
+        # The chance to overtake, for an implementation that would take it.
+        deadline = time.monotonic() + 0.5
+        while not order and time.monotonic() < deadline:
+            time.sleep(0.001)
+        issue("first", 1.0)
+
+    def in_second(_: Future) -> None:
+        second_began.set()
+        issue("second", 2.0)
+
+    with held_group() as group:
+        first = dist.all_reduce(torch.ones(1), group=group, async_op=True).get_future()
+        second = dist.all_reduce(torch.ones(1), group=group, async_op=True).get_future()
+        results = [first.then(in_first), second.then(in_second)]
+    for result in results:
+        wait_for(result)
+    assert values == {"first": world * 1.0, "second": world * 2.0}
+    dist.destroy_process_group(target)
+    dist.destroy_process_group(group)
+    return order
+
+
+def test_callbacks_issue_collectives_in_the_order_of_their_works(rank_pool):
+    for order in rank_pool(2).run(collectives_of_overlapping_callbacks):
+        assert order == ["first", "second"]
+
+
+def a_cascade(rank: int, world: int, count: int) -> None:
+    """Every callback issues collectives and waits for them, while many others are queued."""
+    depth = threading.local()
+    deepest = 0
+
+    def again(future: Future, i: int) -> float:
+        nonlocal deepest
+        depth.now = getattr(depth, "now", 0) + 1
+        deepest = max(deepest, depth.now)
+        tensor = future.value()[0] + i
+        dist.all_reduce(tensor, group=group)
+        dist.all_reduce(tensor, group=group, async_op=True).wait()
+        tensor = dist.all_reduce(tensor, group=group, async_op=True).get_future().wait()[0]
+        depth.now -= 1
+        return tensor[0].item()
+
+    results = []
+    with held_group() as group:
+        for i in range(count):
+            future = dist.all_reduce(torch.full((2,), float(rank)), group=group, async_op=True).get_future()
+            results.append(future.then(lambda f, i=i: again(f, i)))
+    for i, result in enumerate(results):
+        assert wait_for(result) == world**3 * (sum(range(world)) + i)
+    assert deepest == 1
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_callbacks_that_communicate_do_not_nest(rank_pool, world):
+    rank_pool(world).run(a_cascade, 40)
