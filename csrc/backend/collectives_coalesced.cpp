@@ -172,6 +172,9 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allgather_coalesced(TensorLists& out
       type_of(inputs[i]);
     }
   }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_own_part(inputs[i].numel(), outputs[static_cast<size_t>(rank_)][i].numel(), kCall);
+  }
   // By input, as the operation runs: results[i][r] is what rank r gives as input i.
   std::vector<std::vector<Output>> results(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {

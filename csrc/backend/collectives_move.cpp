@@ -53,10 +53,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allgather(TensorLists& outputs, Tens
   for (const auto& output : list) check_output(output, "all_gather", "an output");
   check_list(list, "all_gather", "the outputs");
   check_same_dtype(list.front(), input, "all_gather");
-  const at::Tensor& own = list[static_cast<size_t>(rank_)];
-  TORCH_CHECK_VALUE(own.numel() == input.numel(), "all_gather: the input has ", input.numel(),
-                    " elements, but output number ", rank_, " (this rank's) has ", own.numel(),
-                    "; give them the same size");
+  check_own_part(input.numel(), list[static_cast<size_t>(rank_)].numel(), "all_gather");
   return launch({Op::AllGather,
                  movable_type(input),
                  opts.asyncOp,
@@ -110,6 +107,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::gather(TensorLists& outputs, Tensors
     for (const auto& output : list) check_output(output, "gather", "an output");
     check_list(list, "gather", "the outputs");
     check_same_dtype(list.front(), input, "gather");
+    check_own_part(input.numel(), list[static_cast<size_t>(rank_)].numel(), "gather");
   } else {
     TORCH_CHECK_VALUE(outputs.empty() || outputs.front().empty(), "gather: rank ", rank_,
                       " gave outputs, but the root is rank ", root, "; only the root has outputs");
@@ -174,6 +172,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::scatter(Tensors& outputs, TensorList
     check_list_size(list.size(), "scatter", "the input list");
     check_list(list, "scatter", "the inputs");
     check_same_dtype(output, list.front(), "scatter");
+    check_own_part(list[static_cast<size_t>(rank_)].numel(), output.numel(), "scatter");
   } else {
     TORCH_CHECK_VALUE(inputs.empty() || inputs.front().empty(), "scatter: rank ", rank_,
                       " gave inputs, but the root is rank ", root, "; only the root has inputs");
@@ -198,6 +197,8 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::alltoall(Tensors& outputs, Tensors& 
   check_list(outputs, "all_to_all", "the outputs");
   check_list(inputs, "all_to_all", "the inputs");
   check_same_dtype(outputs.front(), inputs.front(), "all_to_all");
+  const auto me = static_cast<size_t>(rank_);
+  check_own_part(inputs[me].numel(), outputs[me].numel(), "all_to_all");
   return launch({Op::AllToAll,
                  movable_type(inputs.front()),
                  opts.asyncOp,
@@ -212,16 +213,16 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::alltoall(Tensors& outputs, Tensors& 
 
 namespace {
 
-/// How many bytes of `tensor` each rank's part has. `splits` are lengths along dimension 0; empty means equal parts.
-std::vector<size_t> split_bytes(const at::Tensor& tensor, const std::vector<int64_t>& splits, int ranks,
-                                const char* role) {
+/// How many elements of `tensor` each rank's part has. `splits` are lengths along dimension 0; empty means equal parts.
+std::vector<int64_t> split_sizes(const at::Tensor& tensor, const std::vector<int64_t>& splits, int ranks,
+                                 const char* role) {
   constexpr const char* kCall = "all_to_all_single";
   const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
   if (splits.empty()) {
     TORCH_CHECK_VALUE(rows % ranks == 0, kCall, ": dimension 0 of the ", role, " has ", rows,
                       " rows, which cannot be divided ", "equally among ", ranks, " ranks; pass ", role,
                       "_split_sizes");
-    return std::vector<size_t>(static_cast<size_t>(ranks), bytes_of(tensor) / static_cast<size_t>(ranks));
+    return std::vector<int64_t>(static_cast<size_t>(ranks), tensor.numel() / ranks);
   }
   TORCH_CHECK_VALUE(splits.size() == static_cast<size_t>(ranks), kCall, ": ", role, "_split_sizes has ", splits.size(),
                     " entries in a group of ", ranks, " ranks; give one for each rank");
@@ -232,10 +233,10 @@ std::vector<size_t> split_bytes(const at::Tensor& tensor, const std::vector<int6
   }
   TORCH_CHECK_VALUE(sum == rows, kCall, ": ", role, "_split_sizes add up to ", sum, ", but dimension 0 of the ", role,
                     " has ", rows, " rows; make them equal");
-  const size_t row_bytes = rows == 0 ? 0 : bytes_of(tensor) / static_cast<size_t>(rows);
-  std::vector<size_t> bytes;
-  for (const int64_t split : splits) bytes.push_back(static_cast<size_t>(split) * row_bytes);
-  return bytes;
+  const int64_t row = rows == 0 ? 0 : tensor.numel() / rows;
+  std::vector<int64_t> sizes;
+  for (const int64_t split : splits) sizes.push_back(split * row);
+  return sizes;
 }
 
 }  // namespace
@@ -247,24 +248,27 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::all_to_all_single(at::Tensor& output
   check_dense(input, "all_to_all_single", "the input");
   check_output(output, "all_to_all_single", "the output");
   check_same_dtype(output, input, "all_to_all_single");
+  std::vector<int64_t> sent = split_sizes(input, input_splits, size_, "input");
+  std::vector<int64_t> expected = split_sizes(output, output_splits, size_, "output");
+  check_own_part(sent[static_cast<size_t>(rank_)], expected[static_cast<size_t>(rank_)], "all_to_all_single");
   return launch({Op::AllToAllSingle,
                  movable_type(input),
                  opts.asyncOp,
                  opts.timeout,
                  {input},
                  {{output}},
-                 [source = contiguous_source(input), result = Output(output),
-                  in_bytes = split_bytes(input, input_splits, size_, "input"),
-                  out_bytes = split_bytes(output, output_splits, size_, "output")](Group& group, const Call& call) {
+                 [source = contiguous_source(input), result = Output(output), sent = std::move(sent),
+                  expected = std::move(expected)](Group& group, const Call& call) {
+                   const size_t width = source.element_size();
                    std::vector<ConstSpan> ins;
                    std::vector<Span> outs;
                    const char* from = static_cast<const char*>(source.const_data_ptr());
                    char* to = static_cast<char*>(result.span().data);
-                   for (size_t r = 0; r < in_bytes.size(); ++r) {
-                     ins.push_back({from, in_bytes[r]});
-                     outs.push_back({to, out_bytes[r]});
-                     from += in_bytes[r];
-                     to += out_bytes[r];
+                   for (size_t r = 0; r < sent.size(); ++r) {
+                     ins.push_back({from, static_cast<size_t>(sent[r]) * width});
+                     outs.push_back({to, static_cast<size_t>(expected[r]) * width});
+                     from += ins.back().bytes;
+                     to += outs.back().bytes;
                    }
                    group.all_to_all(call, ins, outs);
                    result.commit();

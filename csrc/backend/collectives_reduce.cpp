@@ -78,10 +78,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter(Tensors& outputs, Ten
   check_list(list, "reduce_scatter", "the inputs");
   check_output(output, "reduce_scatter", "the output");
   check_same_dtype(output, list.front(), "reduce_scatter");
-  const at::Tensor& own = list[static_cast<size_t>(rank_)];
-  TORCH_CHECK_VALUE(output.numel() == own.numel(), "reduce_scatter: the output has ", output.numel(),
-                    " elements, but input number ", rank_, " (this rank's) has ", own.numel(),
-                    "; give them the same size");
+  check_own_part(list[static_cast<size_t>(rank_)].numel(), output.numel(), "reduce_scatter");
   const DType dtype = reducible_type(output);
   const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
   return launch(

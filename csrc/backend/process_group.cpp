@@ -199,4 +199,9 @@ void ProcessGroupOurs::check_list_size(size_t size, const char* call, const char
                     size_, " ranks; give one for each rank");
 }
 
+void ProcessGroupOurs::check_own_part(int64_t sent, int64_t expected, const char* call) const {
+  TORCH_CHECK_VALUE(sent == expected, call, ": rank ", rank_, " gives itself an input of ", sent,
+                    " elements, but its output for it has ", expected, "; give them the same size");
+}
+
 }  // namespace ours

@@ -151,6 +151,9 @@ class ProcessGroupOurs final : public c10d::Backend {
   void check_root(int64_t root, const char* call) const;
   void check_parts(const at::Tensor& whole, const at::Tensor& one, const char* call, const char* whole_role) const;
   void check_list_size(size_t size, const char* call, const char* role) const;
+  /// Checks the numbers of elements that this rank sends to itself and expects from itself. Peers cannot find that out,
+  /// so it must be found before the call has a number.
+  void check_own_part(int64_t sent, int64_t expected, const char* call) const;
 
   StorePtr store_;
   c10::intrusive_ptr<Options> options_;
