@@ -1,5 +1,7 @@
 #include "backend/collective_work.h"
 
+#include "backend/errors.h"
+
 namespace ours {
 
 CollectiveWork::CollectiveWork(Collective collective, std::shared_ptr<Group> group, std::shared_ptr<CommQueue> queue,
@@ -24,6 +26,9 @@ void CollectiveWork::execute() noexcept {
     body_(*group_, Call{op_, dtype_, getSequencenumber(), Deadline::after(getTimeout())});
   } catch (...) {
     error = std::current_exception();
+    // The group knows it already if one of its operations threw this. Else the peers must hear of it, and of this group
+    // nothing more may be expected.
+    if (error_type_of(error) != c10d::ErrorType::SUCCESS) group_->fail(error);
   }
   // Staging memory is not needed any more, however long the user keeps the Work.
   body_ = nullptr;

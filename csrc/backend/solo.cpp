@@ -64,6 +64,9 @@ class SoloGroup final : public Group {
     if (failure_.empty()) failure_ = "rank 0 aborted the group" + (reason.empty() ? "" : ": " + reason);
   }
 
+  // There is nobody to fall out of step with.
+  void fail(const std::exception_ptr&) noexcept override {}
+
   void leave() noexcept override {}
 
   std::string failure() const override {

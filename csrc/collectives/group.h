@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <string>
 #include <vector>
@@ -80,6 +81,10 @@ class Group {
 
   /// Frees every waiter of this rank within 100 ms and tells the peers. Callable from any thread, more than once.
   virtual void abort(const std::string& reason) = 0;
+
+  /// Makes `error`, unless it is InvalidArgument, the failure of the group: for what goes wrong between the operations
+  /// of a compound one, where the peers would wait for this rank. Callable from any thread, more than once.
+  virtual void fail(const std::exception_ptr& error) noexcept = 0;
 
   /// Leaves the group in an orderly way: peers that still wait for this rank are told so. Never blocks.
   virtual void leave() noexcept = 0;

@@ -37,6 +37,7 @@ class NodeGroup final : public Group {
   void monitored_barrier(const Call& call, bool wait_all_ranks) override;
 
   void abort(const std::string& reason) override;
+  void fail(const std::exception_ptr& error) noexcept override { session_->failure().fail(error); }
   void leave() noexcept override { session_->leave(); }
   std::string failure() const override { return session_->failure().message(); }
 

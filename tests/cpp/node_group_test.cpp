@@ -253,6 +253,19 @@ TEST(abort_frees_waiters_and_is_told_to_peers) {
   for (const auto& error : errors) CHECK_EQ(testing::message_of(error), std::string());
 }
 
+TEST(an_error_between_operations_fails_the_group_unless_it_is_misuse) {
+  const auto errors = run_sessions_catching(2, 4096, [](std::shared_ptr<NodeSession> session) {
+    const auto group = make_node_group(session);
+    group->fail(std::make_exception_ptr(InvalidArgument("misuse")));
+    CHECK_EQ(group->failure(), std::string());
+    group->barrier(call_of(Op::Barrier, DType::UInt8, 1));
+    if (session->rank() == 0) group->fail(std::make_exception_ptr(MismatchError("shapes differ")));
+    while (group->failure().empty()) std::this_thread::yield();
+    CHECK_CONTAINS(CHECK_THROWS(MismatchError, group->barrier(call_of(Op::Barrier, DType::UInt8, 2))), "shapes differ");
+  });
+  for (const auto& error : errors) CHECK_EQ(testing::message_of(error), std::string());
+}
+
 TEST(a_rank_that_leaves_is_named_but_its_last_contribution_counts) {
   const auto errors = run_sessions_catching(2, 4096, [&](std::shared_ptr<NodeSession> session) {
     NodeGroup group(session);
