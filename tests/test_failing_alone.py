@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+
+HAS_HOOKS = hasattr(dist.ProcessGroup, "register_abort_hook")  # torch 2.15
 
 
 def backend_of() -> Any:
@@ -33,3 +40,97 @@ def test_sparse_tensors_of_different_shapes_fail_the_group_on_every_rank(world):
         assert failure in text
         assert failure
         assert failure in again
+
+
+# ---------------------------------------------------------------- no more threads
+
+
+@contextmanager
+def no_threads() -> Iterator[None]:
+    """Lets no thread be started: new ones would get a stack larger than the address space."""
+    libc = ctypes.CDLL(None)
+    attributes = ctypes.create_string_buffer(256)
+    usual = ctypes.create_string_buffer(256)
+    assert libc.pthread_getattr_default_np(usual) == 0
+    assert libc.pthread_attr_init(attributes) == 0
+    assert libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(1 << 48)) == 0
+    assert libc.pthread_setattr_default_np(attributes) == 0
+    try:
+        yield
+    finally:
+        assert libc.pthread_setattr_default_np(usual) == 0
+        libc.pthread_attr_destroy(usual)
+        libc.pthread_attr_destroy(attributes)
+
+
+def collectives_without_threads(rank: int, world: int) -> None:
+    with no_threads():
+        works = [dist.all_reduce(torch.full((3,), float(rank)), async_op=True) for _ in range(3)]
+        for work in works:
+            work.wait()
+            assert work.result()[0][0].item() == sum(range(world))
+
+
+def test_collectives_run_on_the_caller_where_no_thread_can_be_had():
+    run_ranks(2, collectives_without_threads)
+
+
+def transfers_without_threads(rank: int, world: int) -> tuple[str, str]:
+    with no_threads():
+        if rank == 0:
+            first, second = torch.empty(3), torch.empty(3)
+            works = [dist.irecv(first, 1)]
+            with pytest.raises(dist.DistBackendError) as error:
+                works[0].wait()
+            with pytest.raises(dist.DistBackendError):
+                dist.irecv(second, 1).wait()
+        else:
+            with pytest.raises(dist.DistBackendError) as error:
+                dist.all_reduce(torch.ones(1))
+        with pytest.raises(dist.DistBackendError) as again:
+            dist.barrier()
+    return str(error.value), str(again.value)
+
+
+def test_a_transfer_that_needs_a_thread_and_gets_none_fails_the_group():
+    for text, again in run_ranks(2, transfers_without_threads):
+        assert re.search(r"rank 0 \(host [^ ]+, pid \d+\) cannot start a thread", text), text
+        assert "cannot start a thread" in again
+
+
+def abort_hooks_without_threads(rank: int, world: int) -> list[str]:
+    calls: list[str] = []
+    backend_of().register_abort_hook(1, lambda: calls.append("hook"))
+    with no_threads(), pytest.raises(dist.DistBackendError):
+        dist.all_reduce(torch.ones(2 + rank))
+    calls.append("raised")
+    return calls
+
+
+@pytest.mark.skipif(not HAS_HOOKS, reason="torch has abort hooks from 2.15 on")
+def test_abort_hooks_run_where_no_thread_can_be_had():
+    for calls in run_ranks(2, abort_hooks_without_threads):
+        assert calls == ["hook", "raised"]
+
+
+# ---------------------------------------------------------------- waits without an end
+
+
+def endless_waits(rank: int, world: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    tensor = torch.full((2,), float(rank))
+    if rank == 0:
+        for i, work in enumerate([dist.all_reduce(tensor, async_op=True), dist.irecv(torch.empty(1), 1)]):
+            # Not before the wait has begun: then it would return at once.
+            threading.Timer(0.2, store.set, (f"go on {i}", "")).start()
+            work.wait(timedelta.max)
+    else:
+        store.wait(["go on 0"])
+        dist.all_reduce(tensor)
+        store.wait(["go on 1"])
+        dist.send(torch.ones(1), 0)
+    assert tensor[0].item() == sum(range(world))
+
+
+def test_the_longest_timeout_is_none():
+    run_ranks(2, endless_waits)

@@ -1,5 +1,7 @@
 #include "collectives/node_point_to_point.h"
 
+#include <system_error>
+
 #include "common/background_thread.h"
 #include "common/error.h"
 
@@ -47,7 +49,7 @@ std::shared_ptr<Transfer> NodePointToPoint::post(const std::shared_ptr<Message>&
     return message;
   }
   progress(lock);
-  if (!idle() && drivers_ == 0) start_background();
+  if (!idle() && drivers_ == 0) start_background(lock);
   return message;
 }
 
@@ -62,7 +64,7 @@ void NodePointToPoint::wait(Transfer& transfer) {
   Lock lock(mutex_);
   if (--drivers_ > 0) return;
   pause_background_.store(closing_);
-  if (!idle()) start_background();
+  if (!idle()) start_background(lock);
 }
 
 bool NodePointToPoint::busy() {
@@ -86,14 +88,22 @@ bool NodePointToPoint::wait_closed(std::chrono::milliseconds limit) {
   return background_ended_.wait_for(lock, limit, [&] { return !background_running_; });
 }
 
-void NodePointToPoint::start_background() {
+void NodePointToPoint::start_background(Lock& lock) {
   if (closing_) return;
   if (background_running_) {
     wake_background_.notify_one();
     return;
   }
-  start_background_thread("ours_messages", [self = shared_from_this()] { self->run_background(); });
-  background_running_ = true;
+  try {
+    start_background_thread("ours_messages", [self = shared_from_this()] { self->run_background(); });
+    background_running_ = true;
+  } catch (const std::system_error& e) {
+    // Nobody would move what is posted.
+    session_->failure().fail(FailureKind::System, session_->describe(session_->rank()) +
+                                                      " cannot start a thread for its messages: " + e.what() +
+                                                      ". Raise the limit of threads (ulimit -u), or start fewer");
+    end_all(lock);
+  }
 }
 
 template <class Stop>

@@ -57,7 +57,10 @@ class NodePointToPoint final : public PointToPoint, public std::enable_shared_fr
   void end_all(Lock& lock);
 
   bool idle() const { return queue_.empty() && ended_.empty(); }
-  void start_background();
+
+  /// Sees to it that a background thread moves the messages; fails the group if none can be had. Expects the lock, and
+  /// releases it for callbacks.
+  void start_background(Lock& lock);
   void run_background();
 
   std::shared_ptr<NodeSession> session_;
