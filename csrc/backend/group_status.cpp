@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <random>
+#include <system_error>
 #include <thread>
 
 #include "backend/errors.h"
@@ -49,12 +50,20 @@ void GroupStatus::run_abort_hooks() {
   // On a thread of their own: to write a trace of all stacks takes seconds, and the error must not wait that long.
   std::unique_lock<std::mutex> lock(hooks_mutex_);
   hooks_running_ = true;
-  std::thread([self = shared_from_this()] {
+  const auto call = [self = shared_from_this()] {
     self->abort_hooks.call();
     std::lock_guard<std::mutex> done(self->hooks_mutex_);
     self->hooks_running_ = false;
     self->hooks_returned_.notify_all();
-  }).detach();
+  };
+  try {
+    std::thread(call).detach();
+  } catch (const std::system_error&) {
+    // No more threads can be had. Late is better than never.
+    lock.unlock();
+    call();
+    return;
+  }
   hooks_returned_.wait_for(lock, kHookPatience, [this] { return !hooks_running_; });
 }
 
