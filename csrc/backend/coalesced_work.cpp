@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/deadline.h"
+
 namespace ours {
 
 bool CoalescedWork::isCompleted() {
@@ -20,12 +22,12 @@ std::exception_ptr CoalescedWork::exception() const {
 }
 
 bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const Deadline deadline = Deadline::after(timeout);
   std::exception_ptr first;
   for (const auto& work : works_) {
     auto left = timeout;
     if (timeout.count() > 0) {
-      left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.at() - Clock::now());
       left = std::max(left, std::chrono::milliseconds(1));
     }
     try {

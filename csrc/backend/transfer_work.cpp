@@ -75,7 +75,7 @@ bool TransferWork::wait(std::chrono::milliseconds timeout) {
   if (timeout.count() <= 0) {
     // The transfer may be done on another thread that has yet to call end().
     cv_.wait(lock, ended);
-  } else if (!cv_.wait_for(lock, timeout, ended)) {
+  } else if (!cv_.wait_until(lock, Deadline::after(timeout).at(), ended)) {
     lock.unlock();
     throw_wait_timeout(timeout);
   }

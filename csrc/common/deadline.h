@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 
 namespace ours {
@@ -12,7 +13,7 @@ class Deadline {
   static Deadline after(std::chrono::milliseconds timeout) {
     // A timeout so long that it would overflow the clock means "never"; 100 years is never.
     constexpr auto kNever = std::chrono::hours(24 * 365 * 100);
-    return Deadline(timeout > kNever ? std::chrono::milliseconds(kNever) : timeout);
+    return Deadline(std::clamp<std::chrono::milliseconds>(timeout, -kNever, kNever));
   }
 
   bool passed() const { return Clock::now() >= at_; }

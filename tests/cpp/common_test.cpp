@@ -60,6 +60,8 @@ TEST(deadline_passes_and_keeps_its_timeout) {
   CHECK(later.at() > Clock::now());
   // The largest timeout must not wrap round into the past.
   CHECK(!Deadline::after(milliseconds::max()).passed());
+  CHECK(Deadline::after(milliseconds::max()).at() > Clock::now() + std::chrono::hours(24 * 365));
+  CHECK(Deadline::after(milliseconds::min()).passed());
 }
 
 }  // namespace
