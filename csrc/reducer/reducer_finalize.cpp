@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
+#include <exception>
+#include <utility>
 
 #include "reducer/gradient_copy.h"
 #include "reducer/reducer.h"
@@ -87,12 +89,22 @@ void Reducer::finalize() {
   expects_gradients_ = false;
   unfinished_ = false;
   all_launched_ = false;
-  for (Bucket& bucket : buckets_) finish_bucket(bucket);
-  for (const FuturePtr& future : installed_futures_) future->waitAndThrow();
-  installed_futures_.clear();
-  used_.finish(/*keep=*/static_graph_);
-  forward_work_.reset();
+  const std::vector<FuturePtr> installed = std::exchange(installed_futures_, {});
+  const c10::intrusive_ptr<c10d::Work> forward_work = std::move(forward_work_);
+  // All are awaited even if one fails: what still ran would write into the buckets of the next backward.
+  std::exception_ptr first_error;
+  const auto attempt = [&](const auto& step) {
+    try {
+      step();
+    } catch (...) {
+      if (!first_error) first_error = std::current_exception();
+    }
+  };
+  for (Bucket& bucket : buckets_) attempt([&] { finish_bucket(bucket); });
+  for (const FuturePtr& future : installed) attempt([&] { future->waitAndThrow(); });
+  attempt([&] { used_.finish(/*keep=*/static_graph_); });
   gradients_.forget_context();
+  if (first_error) std::rethrow_exception(first_error);
   timer_.record(iterations_, Event::kBackwardCommEnd);
   if (options_.lazy_bucket_allocation) {
     for (Bucket& bucket : buckets_) bucket.release();

@@ -1,0 +1,72 @@
+"""Steps of DistributedDataParallel that fail in the end of backward, and the steps after them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ourddp import DistributedDataParallel
+
+
+def model_of(rank: int, **options: object) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    return DistributedDataParallel(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), **options)
+
+
+def check_a_good_step(model: DistributedDataParallel, rank: int, world: int) -> None:
+    """One backward; the gradients must be the average over all ranks' inputs."""
+    model.zero_grad()
+    model(torch.full((2, 4), float(rank))).sum().backward()
+    expected = None
+    for r in range(world):
+        grads = torch.autograd.grad(model.module(torch.full((2, 4), float(r))).sum(), list(model.parameters()))
+        expected = list(grads) if expected is None else [a + b for a, b in zip(expected, grads, strict=True)]
+    assert expected is not None
+    for parameter, total in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, total / world)
+
+
+def installed_future_fails(rank: int, world: int) -> None:
+    model = model_of(rank)
+    broken: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    broken.set_exception(ValueError("from an installed future"))
+    model.reducer._install_post_backward_futures([broken])
+    with pytest.raises(Exception, match="from an installed future"):
+        model(torch.ones(2, 4)).sum().backward()
+    check_a_good_step(model, rank, world)
+
+
+def test_an_installed_future_that_fails_does_not_fail_the_next_backward(rank_pool):
+    rank_pool(2).run(installed_future_fails)
+
+
+def hook_fails_once(rank: int, world: int) -> None:
+    calls = 0
+
+    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        nonlocal calls
+        calls += 1
+        fails = calls == 1
+        buffer = bucket.buffer().div_(world)
+
+        def after(future: torch.futures.Future) -> torch.Tensor:
+            if fails:
+                raise ValueError("from a hook")
+            return future.value()[0]
+
+        return dist.all_reduce(buffer, async_op=True).get_future().then(after)
+
+    # A bucket for each parameter.
+    model = model_of(rank, bucket_cap_mb=0.00001)
+    model.register_comm_hook(None, hook)
+    with pytest.raises(Exception, match="from a hook"):
+        model(torch.ones(2, 4)).sum().backward()
+    assert calls > 1
+    for _ in range(3):
+        check_a_good_step(model, rank, world)
+
+
+def test_steps_after_a_failed_hook_are_right(rank_pool):
+    rank_pool(2).run(hook_fails_once)
