@@ -25,7 +25,7 @@ c10::intrusive_ptr<TransferWork> TransferWork::post(const Request& request, int 
   auto work = c10::make_intrusive<TransferWork>(request, rank, p2p, status);
   work->set_started();
   const Deadline deadline = Deadline::after(work->getTimeout());
-  const TransferDone done = [work](const Transfer& transfer) { work->end(transfer); };
+  const TransferDone done = [work](const Transfer& transfer) { return work->end(transfer); };
   std::shared_ptr<Transfer> transfer;
   try {
     transfer = request.op == Op::Send
@@ -43,7 +43,7 @@ c10::intrusive_ptr<TransferWork> TransferWork::post(const Request& request, int 
   return work;
 }
 
-void TransferWork::end(const Transfer& transfer) noexcept {
+TransferCallbacks TransferWork::end(const Transfer& transfer) noexcept {
   std::exception_ptr error = transfer.error();
   source_.store(transfer.source());
   if (!error && op_ != Op::Send) {
@@ -54,10 +54,13 @@ void TransferWork::end(const Transfer& transfer) noexcept {
     }
   }
   complete(error);
-  run_callbacks();
-  // The transfer owns this Work through its callback: break the circle.
-  std::lock_guard<std::mutex> lock(transfer_mutex_);
-  transfer_.reset();
+  {
+    // The transfer owns this Work through its callback: break the circle.
+    std::lock_guard<std::mutex> lock(transfer_mutex_);
+    transfer_.reset();
+  }
+  if (!has_callbacks()) return nullptr;
+  return [self = c10::intrusive_ptr<TransferWork>::reclaim_copy(this)] { self->run_callbacks(); };
 }
 
 bool TransferWork::wait(std::chrono::milliseconds timeout) {

@@ -35,7 +35,7 @@ class TransferWork final : public OursWork {
   int sourceRank() const override { return source_; }
 
  private:
-  void end(const Transfer& transfer) noexcept;
+  TransferCallbacks end(const Transfer& transfer) noexcept;
 
   const std::weak_ptr<PointToPoint> p2p_;  // weak: what ends last must not be a thread of its own
   at::Tensor input_;                       // of a send

@@ -1,6 +1,7 @@
 #include "collectives/message_queue.h"
 
 #include <cstring>
+#include <utility>
 
 #include "common/error.h"
 
@@ -13,11 +14,11 @@ std::string Message::describe() const {
          std::to_string(bytes / element) + " x " + name_of(dtype) + ")";
 }
 
-void Message::finish() {
+TransferCallbacks Message::finish() {
   // Release: whoever sees done() sees the bytes and the error.
   done_.store(true, std::memory_order_release);
-  if (on_done) on_done(*this);
-  on_done = nullptr;
+  const TransferDone done = std::exchange(on_done, nullptr);
+  return done ? done(*this) : nullptr;
 }
 
 MessageQueue::MessageQueue(NodeSession& session)

@@ -33,8 +33,8 @@ class Message final : public Transfer {
   /// "recv from rank 1 with tag 0 (4 x float32)"
   std::string describe() const;
 
-  /// Ends the transfer; the callback runs here.
-  void finish();
+  /// Ends the transfer. Returns what is to be called without any lock.
+  TransferCallbacks finish();
   void set_error(std::exception_ptr error) { error_ = std::move(error); }
 
   const Op op;

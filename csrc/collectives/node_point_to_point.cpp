@@ -45,11 +45,11 @@ std::shared_ptr<Transfer> NodePointToPoint::post(const std::shared_ptr<Message>&
     if (!closing_) session_->failure().fail(std::current_exception());
     message->set_error(std::current_exception());
     lock.unlock();
-    message->finish();
+    if (const TransferCallbacks callbacks = message->finish()) callbacks();
     return message;
   }
-  progress(lock);
-  if (!idle() && drivers_ == 0) start_background(lock);
+  progress(lock, nullptr);
+  if (!idle() && drivers_ == 0) leave_to_background(lock);
   return message;
 }
 
@@ -60,11 +60,11 @@ void NodePointToPoint::wait(Transfer& transfer) {
     ++drivers_;
     pause_background_.store(true);
   }
-  drive([&] { return transfer.done(); });
+  drive(&drivers_, [&] { return transfer.done(); });
   Lock lock(mutex_);
   if (--drivers_ > 0) return;
   pause_background_.store(closing_);
-  if (!idle()) start_background(lock);
+  if (!idle()) leave_to_background(lock);
 }
 
 bool NodePointToPoint::busy() {
@@ -78,45 +78,49 @@ void NodePointToPoint::close() noexcept {
   closing_ = true;
   pause_background_.store(true);
   wake_background_.notify_all();
-  if (!idle()) end_all(lock);
+  if (!idle()) end_all(lock, nullptr);
   signal(session_->self().doorbell);
 }
 
 bool NodePointToPoint::wait_closed(std::chrono::milliseconds limit) {
   Lock lock(mutex_);
-  if (background_running_ && background_ == std::this_thread::get_id()) return false;
-  return background_ended_.wait_for(lock, limit, [&] { return !background_running_; });
+  if (background_ids_.count(std::this_thread::get_id()) != 0) return false;
+  return background_ended_.wait_for(lock, limit, [&] { return backgrounds_ == 0; });
 }
 
-void NodePointToPoint::start_background(Lock& lock) {
+void NodePointToPoint::call_background() {
   if (closing_) return;
-  if (background_running_) {
+  if (free_backgrounds_ > 0) {
     wake_background_.notify_one();
     return;
   }
+  start_background_thread("ours_messages", [self = shared_from_this()] { self->run_background(); });
+  ++backgrounds_;
+  ++free_backgrounds_;
+}
+
+void NodePointToPoint::leave_to_background(Lock& lock) {
   try {
-    start_background_thread("ours_messages", [self = shared_from_this()] { self->run_background(); });
-    background_running_ = true;
+    call_background();
   } catch (const std::system_error& e) {
-    // Nobody would move what is posted.
     session_->failure().fail(FailureKind::System, session_->describe(session_->rank()) +
                                                       " cannot start a thread for its messages: " + e.what() +
                                                       ". Raise the limit of threads (ulimit -u), or start fewer");
-    end_all(lock);
+    end_all(lock, nullptr);
   }
 }
 
 template <class Stop>
-void NodePointToPoint::drive(Stop&& stop) {
+void NodePointToPoint::drive(int* counter, Stop&& stop) {
   SleepWord& doorbell = session_->self().doorbell;
   bool time_to_look = false;
   while (!stop()) {
     // Read before progress(): what arrives later changes it, and ends the rest.
     const uint32_t heard = doorbell.value.load(std::memory_order_seq_cst);
     Lock lock(mutex_);
-    if (progress(lock)) continue;
+    if (progress(lock, counter)) continue;
     if ((time_to_look || session_->failure().failed()) && look_around()) {
-      end_all(lock);
+      end_all(lock, counter);
       continue;
     }
     lock.unlock();
@@ -128,29 +132,49 @@ void NodePointToPoint::drive(Stop&& stop) {
   }
 }
 
-bool NodePointToPoint::progress(Lock& lock) {
+bool NodePointToPoint::progress(Lock& lock, int* counter) {
   bool moved = false;
   try {
     moved = queue_.progress(ended_);
   } catch (...) {
     session_->failure().fail(std::current_exception());
   }
-  return finish_ended(lock) || moved;
+  return finish_ended(lock, counter) || moved;
 }
 
-bool NodePointToPoint::finish_ended(Lock& lock) {
+bool NodePointToPoint::finish_ended(Lock& lock, int* counter) {
   if (ended_.empty()) return false;
+  std::vector<TransferCallbacks> callbacks;
   while (!ended_.empty()) {
     std::shared_ptr<Message> message = std::move(ended_.front());
     ended_.pop_front();
     lock.unlock();
-    message->finish();
+    if (TransferCallbacks more = message->finish()) callbacks.push_back(std::move(more));
     message.reset();  // with it may go tensors and callbacks: not under the lock
     lock.lock();
   }
   // Another thread may be asleep in wait() for one of these.
   signal(session_->self().doorbell);
+  if (!callbacks.empty()) run_callbacks(lock, std::move(callbacks), counter);
   return true;
+}
+
+void NodePointToPoint::run_callbacks(Lock& lock, std::vector<TransferCallbacks> callbacks, int* counter) {
+  if (counter != nullptr) --*counter;
+  if (drivers_ == 0) {
+    pause_background_.store(closing_);
+    try {
+      if (!idle()) call_background();
+    } catch (const std::system_error&) {
+      // This thread comes back, unless a callback waits for what nobody moves now.
+    }
+  }
+  lock.unlock();
+  for (const TransferCallbacks& call : callbacks) call();
+  callbacks.clear();
+  lock.lock();
+  if (counter != nullptr) ++*counter;
+  pause_background_.store(closing_ || drivers_ > 0);
 }
 
 bool NodePointToPoint::look_around() {
@@ -189,7 +213,7 @@ int NodePointToPoint::vanished_peer(const Message& message) const {
   return absent > 0 && absent == session_->size() - 1 ? last : -1;
 }
 
-void NodePointToPoint::end_all(Lock& lock) {
+void NodePointToPoint::end_all(Lock& lock, int* counter) {
   std::exception_ptr error = std::make_exception_ptr(AbortedError("the group was closed before the transfer ended"));
   try {
     session_->failure().check();
@@ -200,24 +224,28 @@ void NodePointToPoint::end_all(Lock& lock) {
     message->set_error(error);
     ended_.push_back(std::move(message));
   }
-  finish_ended(lock);
+  finish_ended(lock, counter);
 }
 
 void NodePointToPoint::run_background() {
   Lock lock(mutex_);
-  background_ = std::this_thread::get_id();
+  background_ids_.insert(std::this_thread::get_id());
   while (true) {
     wake_background_.wait(lock, [&] { return closing_ || (drivers_ == 0 && !idle()); });
     if (closing_) break;
     lock.unlock();
-    drive([&] {
+    drive(&free_backgrounds_, [&] {
       if (pause_background_.load()) return true;
       const Lock look(mutex_);
       return idle();
     });
     lock.lock();
+    // Another took over during a callback, and stays.
+    if (free_backgrounds_ > 1) break;
   }
-  background_running_ = false;
+  background_ids_.erase(std::this_thread::get_id());
+  --free_backgrounds_;
+  --backgrounds_;
   background_ended_.notify_all();
 }
 

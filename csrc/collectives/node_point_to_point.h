@@ -5,7 +5,9 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
+#include <vector>
 
 #include "collectives/message_queue.h"
 #include "collectives/point_to_point.h"
@@ -14,8 +16,9 @@
 namespace ours {
 
 /// Messages between ranks that share memory. Whoever posts a transfer tries at once; what cannot complete is moved on
-/// by the thread that waits for it, or else by a background thread that is started on first need. That thread shares
-/// the ownership, so that the last user may drop this object on any thread, also in a callback, without joining it.
+/// by the thread that waits for it, or else by a background thread that is started on first need, and another where
+/// that one is in a callback. These threads share the ownership, so that the last user may drop this object on any
+/// thread, also in a callback, without joining them.
 class NodePointToPoint final : public PointToPoint, public std::enable_shared_from_this<NodePointToPoint> {
  public:
   explicit NodePointToPoint(std::shared_ptr<NodeSession> session);
@@ -34,17 +37,21 @@ class NodePointToPoint final : public PointToPoint, public std::enable_shared_fr
 
   std::shared_ptr<Transfer> post(const std::shared_ptr<Message>& message);
 
+  // What runs callbacks gets `counter`: where the calling thread is counted as one that moves messages (drivers_,
+  // free_backgrounds_), or null. During callbacks, which may wait for other transfers, it is not.
+
   /// Moves all messages as far as they go and finishes those that ended. Returns whether anything happened. Expects
   /// `lock` to be held, and releases it for the callbacks.
-  bool progress(Lock& lock);
+  bool progress(Lock& lock, int* counter);
 
-  /// Finishes the messages that ended, one by one: a callback may wait for the next, on this thread or another. Returns
-  /// whether there were any. Expects `lock` to be held, and releases it for the callbacks.
-  bool finish_ended(Lock& lock);
+  /// Finishes the messages that ended, and then runs their callbacks. Returns whether there were any. Expects `lock` to
+  /// be held, and releases it for both.
+  bool finish_ended(Lock& lock, int* counter);
+  void run_callbacks(Lock& lock, std::vector<TransferCallbacks> callbacks, int* counter);
 
   /// Moves messages, and rests while nothing moves, until stop() holds. stop() is called without the lock.
   template <class Stop>
-  void drive(Stop&& stop);
+  void drive(int* counter, Stop&& stop);
 
   /// Fails the group if a message's peer is gone or its time is up. Returns whether the group has failed. Needs the
   /// lock.
@@ -54,13 +61,16 @@ class NodePointToPoint final : public PointToPoint, public std::enable_shared_fr
   int vanished_peer(const Message& message) const;
 
   /// Ends all messages with the group's failure. Expects the lock, and releases it for the callbacks.
-  void end_all(Lock& lock);
+  void end_all(Lock& lock, int* counter);
 
   bool idle() const { return queue_.empty() && ended_.empty(); }
 
-  /// Sees to it that a background thread moves the messages; fails the group if none can be had. Expects the lock, and
+  /// Sees to it that a background thread moves the messages. Throws std::system_error if none can be had.
+  void call_background();
+
+  /// The same for messages that nobody else would move: fails the group if no thread can be had. Expects the lock, and
   /// releases it for callbacks.
-  void start_background(Lock& lock);
+  void leave_to_background(Lock& lock);
   void run_background();
 
   std::shared_ptr<NodeSession> session_;
@@ -69,8 +79,9 @@ class NodePointToPoint final : public PointToPoint, public std::enable_shared_fr
   MessageQueue::Messages ended_;  // their finish() has not been called
   int drivers_ = 0;               // threads in wait(); the background thread stands back meanwhile
   bool closing_ = false;
-  bool background_running_ = false;
-  std::thread::id background_;
+  int backgrounds_ = 0;       // background threads
+  int free_backgrounds_ = 0;  // of these, such as are not in callbacks
+  std::set<std::thread::id> background_ids_;
   std::condition_variable wake_background_;
   std::condition_variable background_ended_;
   std::atomic<bool> pause_background_{false};

@@ -23,8 +23,12 @@ class Transfer {
   virtual int source() const = 0;
 };
 
-/// Called once when the transfer completes, on the thread that completed it; must not block and not throw.
-using TransferDone = std::function<void(const Transfer&)>;
+/// What the users of a transfer want to happen after its end. May block, but not throw; empty for nothing.
+using TransferCallbacks = std::function<void()>;
+
+/// Called once when the transfer completes, on the thread that completed it; must not block and not throw. What it
+/// returns is called next, on that thread, which leaves the other transfers to others meanwhile.
+using TransferDone = std::function<TransferCallbacks(const Transfer&)>;
 
 /// Messages between two ranks of a group, matched by (source, tag) in the order sent. Independent of the collectives'
 /// order. A message whose size or dtype differs from the receive that it matches fails the receive with MismatchError

@@ -12,7 +12,7 @@ namespace {
 using testing::run_sessions;
 using testing::run_sessions_catching;
 
-const Deadline kSoon = Deadline::after(std::chrono::minutes(2));
+const Deadline kSoon = Deadline::after(std::chrono::minutes(1));
 
 struct Port {
   explicit Port(const std::shared_ptr<NodeSession>& session) : p2p(make_node_point_to_point(session)) {}
@@ -179,13 +179,44 @@ TEST(a_callback_may_wait_for_another_transfer) {
     // Posted in this order the two are found in the channel together, whichever came first.
     later = port.recv(second, 0, 2);
     auto transfer = port.p2p->recv(into, DType::Int32, 0, 1, kSoon, [&](const Transfer&) {
-      port.p2p->wait(*later);
-      waited.store(true);
+      return [&] {
+        port.p2p->wait(*later);
+        waited.store(true);
+      };
     });
     port.wait(transfer);
     port.wait(later);
     while (!waited.load()) std::this_thread::yield();
     CHECK(first == data && second == data);
+  });
+}
+
+// The callback of the first receive waits for a second one, which is sent then, and no thread is in wait().
+TEST(a_callback_may_wait_for_what_only_the_background_moves) {
+  std::atomic<bool> began{false}, ended{false};
+  run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
+    Port port(session);
+    const auto data = numbers(1, 8);
+    if (session->rank() == 0) {
+      port.wait(port.send(data, 1, 1));
+      while (!began.load()) std::this_thread::yield();
+      port.wait(port.send(data, 1, 2));
+      return;
+    }
+    std::vector<int> first(8), second(8);
+    const auto later = port.recv(second, 0, 2);
+    const auto transfer = port.p2p->recv(Span{first.data(), 32}, DType::Int32, 0, 1, kSoon, [&](const Transfer&) {
+      return [&] {
+        began.store(true);
+        while (!later->done() && !kSoon.passed()) std::this_thread::yield();
+        ended.store(true);
+      };
+    });
+    while (!ended.load()) std::this_thread::yield();
+    CHECK(transfer->done() && later->done());
+    CHECK(first == data && second == data);
+    port.p2p->close();
+    CHECK(port.p2p->wait_closed(std::chrono::seconds(30)));
   });
 }
 
@@ -225,7 +256,10 @@ TEST(without_a_thread_for_it_a_transfer_ends_once_and_fails_the_group) {
     std::shared_ptr<Transfer> transfer;
     {
       const NoThreads none;
-      transfer = port.p2p->recv(Span{data.data(), 32}, DType::Int32, 1, 0, kSoon, [&](const Transfer&) { ++calls; });
+      transfer = port.p2p->recv(Span{data.data(), 32}, DType::Int32, 1, 0, kSoon, [&](const Transfer&) {
+        ++calls;
+        return nullptr;
+      });
     }
     CHECK(transfer->done());
     const std::string message = CHECK_THROWS(Error, port.wait(transfer));
@@ -253,9 +287,11 @@ TEST(closing_ends_what_is_posted_and_the_thread_even_from_a_callback) {
     std::atomic<bool> dropped{false};
     auto posting = p2p;  // the call below must not lose its object
     auto transfer = posting->recv(Span{got.data(), 32}, DType::Int32, 1, 0, soon, [&](const Transfer&) {
-      p2p->close();
-      p2p.reset();
-      dropped.store(true);
+      return [&] {
+        p2p->close();
+        p2p.reset();
+        dropped.store(true);
+      };
     });
     posting.reset();
     while (!dropped.load()) std::this_thread::yield();
