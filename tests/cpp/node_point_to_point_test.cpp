@@ -243,9 +243,13 @@ class NoThreads {
 };
 
 TEST(without_a_thread_for_it_a_transfer_ends_once_and_fails_the_group) {
-  run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
+  std::atomic<int> ranks{0};
+  run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
     Port port(session);
     std::vector<int> data(8);
+    // The ranks are threads themselves.
+    ++ranks;
+    while (ranks.load() < 2) std::this_thread::yield();
     if (session->rank() == 1) {
       while (!session->failure().failed()) std::this_thread::yield();
       const std::string message = CHECK_THROWS(Error, port.wait(port.send(data, 0)));
