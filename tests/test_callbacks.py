@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import run_ranks
 
 Future = torch.futures.Future
 
@@ -159,3 +160,28 @@ def a_cascade(rank: int, world: int, count: int) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_callbacks_that_communicate_do_not_nest(rank_pool, world):
     rank_pool(world).run(a_cascade, 40)
+
+
+# ---------------------------------------------------------------- transfers
+
+
+def a_transfer_awaited_in_the_callback_of_another(rank: int, world: int) -> None:
+    """The second message is sent once the callback waits for it, and no thread waits for a Work."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        dist.send(torch.full((3,), 1.0), 0, tag=1)
+        store.wait(["the callback began"])
+        dist.send(torch.full((3,), 2.0), 0, tag=2)
+        return
+    first = dist.irecv(torch.empty(3), 1, tag=1).get_future()
+    second = dist.irecv(torch.empty(3), 1, tag=2).get_future()
+
+    def sum_of_both(future: Future) -> float:
+        store.set("the callback began", "")
+        return future.value()[0].sum().item() + second.wait()[0].sum().item()
+
+    assert wait_for(first.then(sum_of_both)) == 9
+
+
+def test_a_callback_of_a_transfer_may_wait_for_a_later_one():
+    run_ranks(2, a_transfer_awaited_in_the_callback_of_another)
