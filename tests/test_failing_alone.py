@@ -116,14 +116,14 @@ def test_abort_hooks_run_where_no_thread_can_be_had():
 # ---------------------------------------------------------------- waits without an end
 
 
-def endless_waits(rank: int, world: int) -> None:
+def endless_waits(rank: int, world: int, timeout: timedelta) -> None:
     store = dist.distributed_c10d._get_default_store()
     tensor = torch.full((2,), float(rank))
     if rank == 0:
         for i, work in enumerate([dist.all_reduce(tensor, async_op=True), dist.irecv(torch.empty(1), 1)]):
             # Not before the wait has begun: then it would return at once.
             threading.Timer(0.2, store.set, (f"go on {i}", "")).start()
-            work.wait(timedelta.max)
+            work.wait(timeout)
     else:
         store.wait(["go on 0"])
         dist.all_reduce(tensor)
@@ -132,5 +132,6 @@ def endless_waits(rank: int, world: int) -> None:
     assert tensor[0].item() == sum(range(world))
 
 
-def test_the_longest_timeout_is_none():
-    run_ranks(2, endless_waits)
+@pytest.mark.parametrize("days", [107_700, timedelta.max.days])  # just too many for 63 bits of nanoseconds, and most
+def test_a_timeout_beyond_the_clock_is_none(days):
+    run_ranks(2, endless_waits, timedelta(days=days))
