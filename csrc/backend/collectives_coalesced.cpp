@@ -1,7 +1,6 @@
 #include <cstring>
 #include <map>
 
-#include "backend/errors.h"
 #include "backend/process_group.h"
 #include "backend/reduce_op.h"
 #include "backend/tensors.h"
@@ -47,10 +46,6 @@ void reduce_pack(Group& group, const Call& call, const Pack& pack, const Reducti
   }
 }
 
-DType type_of(const at::Tensor& tensor) {
-  return with_torch_errors("", [&] { return dtype_of(tensor); });
-}
-
 }  // namespace
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce_coalesced(Tensors& tensors,
@@ -62,7 +57,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce_coalesced(Tensors& tensors
   std::map<DType, Pack> packs;
   std::map<DType, Reduction> reductions;
   for (const auto& tensor : tensors) {
-    const DType dtype = type_of(tensor);
+    const DType dtype = dtype_of(tensor);
     reductions[dtype] = reduction_of(opts.reduceOp, dtype, size_);
     packs[dtype].emplace_back(tensor, true);
   }
@@ -93,23 +88,24 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter_single_coalesced(Tens
     check_output(outputs[i], kCall, "an output");
     check_same_dtype(outputs[i], inputs[i], kCall);
     check_parts(inputs[i], outputs[i], kCall, "an input");
-    reductions.push_back(reduction_of(opts.reduceOp, type_of(inputs[i]), size_));
+    reductions.push_back(reduction_of(opts.reduceOp, dtype_of(inputs[i]), size_));
   }
   return launch({Op::ReduceScatterCoalesced,
-                 type_of(inputs.front()),
+                 dtype_of(inputs.front()),
                  opts.asyncOp,
                  opts.timeout,
                  inputs,
                  {outputs},
                  [sources = contiguous_sources(inputs), results = outputs_of(outputs),
                   reductions = std::move(reductions)](Group& group, const Call& call) {
-                   const auto ranks = static_cast<size_t>(group.size());
                    for (size_t i = 0; i < sources.size(); ++i) {
                      Call one = call;
                      one.dtype = dtype_of(sources[i]);
                      std::vector<const void*> data;
-                     for (size_t r = 0; r < ranks; ++r) data.push_back(part(const_span(sources[i]), r, ranks).data);
-                     const std::vector<size_t> counts(ranks, static_cast<size_t>(results[i].memory().numel()));
+                     for (const ConstSpan& part : parts_of(const_span(sources[i]), group.size())) {
+                       data.push_back(part.data);
+                     }
+                     const std::vector<size_t> counts(data.size(), static_cast<size_t>(results[i].memory().numel()));
                      group.reduce_scatter(one, data, counts, results[i].span().data, reductions[i]);
                      results[i].commit();
                    }
@@ -131,22 +127,19 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::all_gather_single_coalesced(Tensors&
     check_output(outputs[i], kCall, "an output");
     check_same_dtype(outputs[i], inputs[i], kCall);
     check_parts(outputs[i], inputs[i], kCall, "an output");
-    type_of(inputs[i]);
+    dtype_of(inputs[i]);
   }
   return launch({Op::AllGatherCoalesced,
-                 type_of(inputs.front()),
+                 dtype_of(inputs.front()),
                  opts.asyncOp,
                  opts.timeout,
                  inputs,
                  {outputs},
                  [sources = contiguous_sources(inputs), results = outputs_of(outputs)](Group& group, const Call& call) {
-                   const auto ranks = static_cast<size_t>(group.size());
                    for (size_t i = 0; i < sources.size(); ++i) {
                      Call one = call;
                      one.dtype = dtype_of(sources[i]);
-                     std::vector<Span> spans;
-                     for (size_t r = 0; r < ranks; ++r) spans.push_back(part(results[i].span(), r, ranks));
-                     group.all_gather(one, const_span(sources[i]), spans);
+                     group.all_gather(one, const_span(sources[i]), parts_of(results[i].span(), group.size()));
                      results[i].commit();
                    }
                  }});
@@ -169,7 +162,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allgather_coalesced(TensorLists& out
       check_dense(inputs[i], kCall, "an input");
       check_output(list[i], kCall, "an output");
       check_same_dtype(list[i], inputs[i], kCall);
-      type_of(inputs[i]);
+      dtype_of(inputs[i]);
     }
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -180,7 +173,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allgather_coalesced(TensorLists& out
   for (size_t i = 0; i < inputs.size(); ++i) {
     for (const auto& list : outputs) results[i].emplace_back(list[i]);
   }
-  return launch({Op::AllGatherCoalesced, type_of(inputs.front()), opts.asyncOp, opts.timeout, inputs, outputs,
+  return launch({Op::AllGatherCoalesced, dtype_of(inputs.front()), opts.asyncOp, opts.timeout, inputs, outputs,
                  [sources = contiguous_sources(inputs), results = std::move(results)](Group& group, const Call& call) {
                    for (size_t i = 0; i < sources.size(); ++i) {
                      Call one = call;

@@ -1,18 +1,9 @@
-#include "backend/errors.h"
 #include "backend/process_group.h"
 #include "backend/tensors.h"
 
 // The collectives that move data unchanged, and those that move none.
 
 namespace ours {
-
-namespace {
-
-DType movable_type(const at::Tensor& tensor) {
-  return with_torch_errors("", [&] { return dtype_of(tensor); });
-}
-
-}  // namespace
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const at::Tensor& tensor = only(tensors, "broadcast", "input");
@@ -27,7 +18,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::broadcast(Tensors& tensors, const c1
     check_output(tensor, "broadcast", "the tensor");
   }
   return launch({Op::Broadcast,
-                 movable_type(tensor),
+                 dtype_of(tensor),
                  opts.asyncOp,
                  opts.timeout,
                  {tensor},
@@ -55,7 +46,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allgather(TensorLists& outputs, Tens
   check_same_dtype(list.front(), input, "all_gather");
   check_own_part(input.numel(), list[static_cast<size_t>(rank_)].numel(), "all_gather");
   return launch({Op::AllGather,
-                 movable_type(input),
+                 dtype_of(input),
                  opts.asyncOp,
                  opts.timeout,
                  {input},
@@ -74,16 +65,13 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::all_gather_single(at::Tensor& output
   check_same_dtype(output, input, kCall);
   check_parts(output, input, kCall, "the output");
   return launch({Op::AllGatherSingle,
-                 movable_type(input),
+                 dtype_of(input),
                  opts.asyncOp,
                  opts.timeout,
                  {input},
                  {{output}},
                  [source = contiguous_source(input), result = Output(output)](Group& group, const Call& call) {
-                   const auto ranks = static_cast<size_t>(group.size());
-                   std::vector<Span> spans;
-                   for (size_t r = 0; r < ranks; ++r) spans.push_back(part(result.span(), r, ranks));
-                   group.all_gather(call, const_span(source), spans);
+                   group.all_gather(call, const_span(source), parts_of(result.span(), group.size()));
                    result.commit();
                  }});
 }
@@ -113,7 +101,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::gather(TensorLists& outputs, Tensors
                       " gave outputs, but the root is rank ", root, "; only the root has outputs");
   }
   return launch({Op::Gather,
-                 movable_type(input),
+                 dtype_of(input),
                  opts.asyncOp,
                  opts.timeout,
                  {input},
@@ -138,17 +126,14 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::gather_single(at::Tensor& output, at
     list.push_back(output);
   }
   return launch({Op::GatherSingle,
-                 movable_type(input),
+                 dtype_of(input),
                  opts.asyncOp,
                  opts.timeout,
                  {input},
                  {list},
                  [source = contiguous_source(input), results = outputs_of(list), root](Group& group, const Call& call) {
-                   const auto ranks = static_cast<size_t>(group.size());
                    std::vector<Span> spans;
-                   for (size_t r = 0; !results.empty() && r < ranks; ++r) {
-                     spans.push_back(part(results.front().span(), r, ranks));
-                   }
+                   if (!results.empty()) spans = parts_of(results.front().span(), group.size());
                    group.gather(call, const_span(source), spans, root);
                    commit_all(results);
                  }});
@@ -178,7 +163,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::scatter(Tensors& outputs, TensorList
                       " gave inputs, but the root is rank ", root, "; only the root has inputs");
   }
   return launch({Op::Scatter,
-                 movable_type(output),
+                 dtype_of(output),
                  opts.asyncOp,
                  opts.timeout,
                  list,
@@ -200,7 +185,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::alltoall(Tensors& outputs, Tensors& 
   const auto me = static_cast<size_t>(rank_);
   check_own_part(inputs[me].numel(), outputs[me].numel(), "all_to_all");
   return launch({Op::AllToAll,
-                 movable_type(inputs.front()),
+                 dtype_of(inputs.front()),
                  opts.asyncOp,
                  opts.timeout,
                  inputs,
@@ -252,7 +237,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::all_to_all_single(at::Tensor& output
   std::vector<int64_t> expected = split_sizes(output, output_splits, size_, "output");
   check_own_part(sent[static_cast<size_t>(rank_)], expected[static_cast<size_t>(rank_)], "all_to_all_single");
   return launch({Op::AllToAllSingle,
-                 movable_type(input),
+                 dtype_of(input),
                  opts.asyncOp,
                  opts.timeout,
                  {input},

@@ -1,4 +1,3 @@
-#include "backend/errors.h"
 #include "backend/process_group.h"
 #include "backend/reduce_op.h"
 #include "backend/tensors.h"
@@ -8,10 +7,6 @@
 namespace ours {
 
 namespace {
-
-DType reducible_type(const at::Tensor& tensor) {
-  return with_torch_errors("", [&] { return dtype_of(tensor); });
-}
 
 size_t count_of(const at::Tensor& tensor) { return static_cast<size_t>(tensor.numel()); }
 
@@ -26,7 +21,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce(Tensors& tensors, const c1
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch_all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
                                                               Milliseconds timeout, bool async_op) {
   check_output(tensor, "all_reduce", "the tensor");
-  const DType dtype = reducible_type(tensor);
+  const DType dtype = dtype_of(tensor);
   const Reduction reduction = reduction_of(op, dtype, size_);
   return launch({Op::AllReduce,
                  dtype,
@@ -52,7 +47,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce(Tensors& tensors, const c10d:
   } else {
     check_dense(tensor, "reduce", "the tensor");
   }
-  const DType dtype = reducible_type(tensor);
+  const DType dtype = dtype_of(tensor);
   const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
   return launch({Op::Reduce,
                  dtype,
@@ -79,7 +74,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter(Tensors& outputs, Ten
   check_output(output, "reduce_scatter", "the output");
   check_same_dtype(output, list.front(), "reduce_scatter");
   check_own_part(list[static_cast<size_t>(rank_)].numel(), output.numel(), "reduce_scatter");
-  const DType dtype = reducible_type(output);
+  const DType dtype = dtype_of(output);
   const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
   return launch(
       {Op::ReduceScatter,
@@ -107,7 +102,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter_single(at::Tensor& ou
   check_output(output, kCall, "the output");
   check_same_dtype(output, input, kCall);
   check_parts(input, output, kCall, "the input");
-  const DType dtype = reducible_type(output);
+  const DType dtype = dtype_of(output);
   const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
   return launch(
       {Op::ReduceScatterSingle,
@@ -117,10 +112,9 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter_single(at::Tensor& ou
        {input},
        {{output}},
        [source = contiguous_source(input), result = Output(output), reduction](Group& group, const Call& call) {
-         const auto ranks = static_cast<size_t>(group.size());
          std::vector<const void*> data;
-         for (size_t r = 0; r < ranks; ++r) data.push_back(part(const_span(source), r, ranks).data);
-         const std::vector<size_t> counts(ranks, count_of(result.memory()));
+         for (const ConstSpan& part : parts_of(const_span(source), group.size())) data.push_back(part.data);
+         const std::vector<size_t> counts(data.size(), count_of(result.memory()));
          group.reduce_scatter(call, data, counts, result.span().data, reduction);
          result.commit();
        }});

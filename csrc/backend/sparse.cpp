@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "backend/errors.h"
 #include "backend/process_group.h"
 #include "backend/reduce_op.h"
 #include "backend/tensors.h"
@@ -107,7 +106,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch_sparse(const at::Tensor& tens
                     tensor.scalar_type(), "; use SUM");
   TORCH_CHECK_VALUE(tensor.dim() <= kMaxDims, "all_reduce of a sparse tensor with ", tensor.dim(),
                     " dimensions; at most ", kMaxDims, " are supported");
-  const DType dtype = with_torch_errors("", [&] { return dtype_of(tensor); });
+  const DType dtype = dtype_of(tensor);
   const bool average = op.op_ == c10d::ReduceOp::AVG;
   at::Tensor input = tensor.detach().coalesce();
   return launch({Op::AllReduceSparse,

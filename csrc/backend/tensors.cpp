@@ -9,8 +9,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "common/error.h"
-
 namespace ours {
 
 DType dtype_of(const at::Tensor& tensor) {
@@ -61,8 +59,9 @@ DType dtype_of(const at::Tensor& tensor) {
       break;
   }
   if (!tensor.is_quantized() && tensor.element_size() == 1) return DType::Opaque8;
-  throw InvalidArgument(std::string("tensors of type ") + c10::toString(tensor.scalar_type()) +
-                        " cannot be communicated; send tensor.int_repr() (quantized) or tensor.view(torch.uint8)");
+  C10_THROW_ERROR(ValueError, c10::str("tensors of type ", c10::toString(tensor.scalar_type()),
+                                       " cannot be communicated; send tensor.int_repr() (quantized) or "
+                                       "tensor.view(torch.uint8)"));
 }
 
 void check_dense(const at::Tensor& tensor, const char* call, const char* role) {
@@ -140,14 +139,18 @@ ConstSpan const_span(const at::Tensor& contiguous) { return {contiguous.const_da
 
 Span span(const at::Tensor& contiguous) { return {contiguous.mutable_data_ptr(), bytes_of(contiguous)}; }
 
-ConstSpan part(ConstSpan whole, size_t index, size_t parts) {
-  const size_t bytes = whole.bytes / parts;
-  return {static_cast<const char*>(whole.data) + index * bytes, bytes};
+std::vector<ConstSpan> parts_of(ConstSpan whole, int parts) {
+  const size_t bytes = whole.bytes / static_cast<size_t>(parts);
+  std::vector<ConstSpan> spans;
+  for (int i = 0; i < parts; ++i) spans.push_back({static_cast<const char*>(whole.data) + i * bytes, bytes});
+  return spans;
 }
 
-Span part(Span whole, size_t index, size_t parts) {
-  const size_t bytes = whole.bytes / parts;
-  return {static_cast<char*>(whole.data) + index * bytes, bytes};
+std::vector<Span> parts_of(Span whole, int parts) {
+  const size_t bytes = whole.bytes / static_cast<size_t>(parts);
+  std::vector<Span> spans;
+  for (int i = 0; i < parts; ++i) spans.push_back({static_cast<char*>(whole.data) + i * bytes, bytes});
+  return spans;
 }
 
 Output::Output(const at::Tensor& tensor, bool load) : tensor_(tensor), memory_(tensor) {

@@ -11,7 +11,7 @@
 
 namespace ours {
 
-/// Throws InvalidArgument for types that cannot be moved as they are (quantized, and unknown ones of several bytes).
+/// Throws ValueError for types that cannot be moved as they are (quantized, and unknown ones of several bytes).
 DType dtype_of(const at::Tensor& tensor);
 
 /// Checks that `tensor` is a dense CPU tensor. `call` and `role` are for the message, e.g. "all_reduce" and "the
@@ -33,9 +33,9 @@ size_t bytes_of(const at::Tensor& tensor);
 ConstSpan const_span(const at::Tensor& contiguous);
 Span span(const at::Tensor& contiguous);
 
-/// The `index`-th of `parts` equal parts of a span.
-ConstSpan part(ConstSpan whole, size_t index, size_t parts);
-Span part(Span whole, size_t index, size_t parts);
+/// The equal parts of a span, one a rank.
+std::vector<ConstSpan> parts_of(ConstSpan whole, int parts);
+std::vector<Span> parts_of(Span whole, int parts);
 
 /// Contiguous memory to write a tensor's new elements into. Where the tensor's own memory will not do (strides, lazy
 /// conjugation), commit() copies the elements over.

@@ -21,7 +21,7 @@ TransferWork::TransferWork(const Request& request, int rank, std::weak_ptr<Point
 c10::intrusive_ptr<TransferWork> TransferWork::post(const Request& request, int rank,
                                                     const std::shared_ptr<PointToPoint>& p2p,
                                                     const std::shared_ptr<GroupStatus>& status) {
-  const DType dtype = with_torch_errors("", [&] { return dtype_of(request.tensor); });
+  const DType dtype = dtype_of(request.tensor);
   auto work = c10::make_intrusive<TransferWork>(request, rank, p2p, status);
   work->set_started();
   const Deadline deadline = Deadline::after(work->getTimeout());
