@@ -69,7 +69,7 @@ void NodePointToPoint::wait(Transfer& transfer) {
 
 bool NodePointToPoint::busy() {
   Lock lock(mutex_);
-  return !idle();
+  return !queue_.empty() || !ended_.empty();
 }
 
 void NodePointToPoint::close() noexcept {
@@ -143,36 +143,40 @@ bool NodePointToPoint::progress(Lock& lock, int* counter) {
 }
 
 bool NodePointToPoint::finish_ended(Lock& lock, int* counter) {
-  if (ended_.empty()) return false;
-  std::vector<TransferCallbacks> callbacks;
+  if (ended_.empty() && callbacks_.empty()) return false;
   while (!ended_.empty()) {
     std::shared_ptr<Message> message = std::move(ended_.front());
     ended_.pop_front();
     lock.unlock();
-    if (TransferCallbacks more = message->finish()) callbacks.push_back(std::move(more));
+    TransferCallbacks callbacks = message->finish();
     message.reset();  // with it may go tensors and callbacks: not under the lock
     lock.lock();
+    if (callbacks) callbacks_.push_back(std::move(callbacks));
   }
   // Another thread may be asleep in wait() for one of these.
   signal(session_->self().doorbell);
-  if (!callbacks.empty()) run_callbacks(lock, std::move(callbacks), counter);
+  if (!callbacks_.empty()) run_callbacks(lock, counter);
   return true;
 }
 
-void NodePointToPoint::run_callbacks(Lock& lock, std::vector<TransferCallbacks> callbacks, int* counter) {
+void NodePointToPoint::run_callbacks(Lock& lock, int* counter) {
   if (counter != nullptr) --*counter;
-  if (drivers_ == 0) {
-    pause_background_.store(closing_);
-    try {
-      if (!idle()) call_background();
-    } catch (const std::system_error&) {
-      // This thread comes back, unless a callback waits for what nobody moves now.
+  while (!callbacks_.empty()) {
+    TransferCallbacks call = std::move(callbacks_.front());
+    callbacks_.pop_front();
+    if (drivers_ == 0) {
+      pause_background_.store(closing_);
+      try {
+        if (!idle()) call_background();
+      } catch (const std::system_error&) {
+        // This thread comes back, unless the callback waits for what nobody moves now.
+      }
     }
+    lock.unlock();
+    call();
+    call = nullptr;  // with it may go the last reference to a Work: not under the lock
+    lock.lock();
   }
-  lock.unlock();
-  for (const TransferCallbacks& call : callbacks) call();
-  callbacks.clear();
-  lock.lock();
   if (counter != nullptr) ++*counter;
   pause_background_.store(closing_ || drivers_ > 0);
 }

@@ -3,11 +3,11 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <thread>
-#include <vector>
 
 #include "collectives/message_queue.h"
 #include "collectives/point_to_point.h"
@@ -44,10 +44,10 @@ class NodePointToPoint final : public PointToPoint, public std::enable_shared_fr
   /// `lock` to be held, and releases it for the callbacks.
   bool progress(Lock& lock, int* counter);
 
-  /// Finishes the messages that ended, and then runs their callbacks. Returns whether there were any. Expects `lock` to
-  /// be held, and releases it for both.
+  /// Finishes the messages that ended, and then runs callbacks, one by one: each may wait for what the next completes,
+  /// on another thread. Returns whether there were any. Expects `lock` to be held, and releases it for both.
   bool finish_ended(Lock& lock, int* counter);
-  void run_callbacks(Lock& lock, std::vector<TransferCallbacks> callbacks, int* counter);
+  void run_callbacks(Lock& lock, int* counter);
 
   /// Moves messages, and rests while nothing moves, until stop() holds. stop() is called without the lock.
   template <class Stop>
@@ -63,7 +63,7 @@ class NodePointToPoint final : public PointToPoint, public std::enable_shared_fr
   /// Ends all messages with the group's failure. Expects the lock, and releases it for the callbacks.
   void end_all(Lock& lock, int* counter);
 
-  bool idle() const { return queue_.empty() && ended_.empty(); }
+  bool idle() const { return queue_.empty() && ended_.empty() && callbacks_.empty(); }
 
   /// Sees to it that a background thread moves the messages. Throws std::system_error if none can be had.
   void call_background();
@@ -76,8 +76,9 @@ class NodePointToPoint final : public PointToPoint, public std::enable_shared_fr
   std::shared_ptr<NodeSession> session_;
   std::mutex mutex_;  // guards all below but the flag
   MessageQueue queue_;
-  MessageQueue::Messages ended_;  // their finish() has not been called
-  int drivers_ = 0;               // threads in wait(); the background thread stands back meanwhile
+  MessageQueue::Messages ended_;             // their finish() has not been called
+  std::deque<TransferCallbacks> callbacks_;  // of such as have ended, in their order
+  int drivers_ = 0;                          // threads in wait(); the background thread stands back meanwhile
   bool closing_ = false;
   int backgrounds_ = 0;       // background threads
   int free_backgrounds_ = 0;  // of these, such as are not in callbacks

@@ -220,6 +220,42 @@ TEST(a_callback_may_wait_for_what_only_the_background_moves) {
   });
 }
 
+// Of two receives that are found together, the callback of the first waits for that of the second.
+TEST(a_callback_may_wait_for_the_callback_of_what_ended_with_it) {
+  std::atomic<bool> posted{false}, sent{false}, called{false}, ended{false};
+  run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
+    Port port(session);
+    const auto data = numbers(1, 8);
+    if (session->rank() == 0) {
+      while (!posted.load()) std::this_thread::yield();
+      for (int tag : {0, 1, 2}) port.wait(port.send(data, 1, tag));
+      sent.store(true);
+      while (!ended.load()) std::this_thread::yield();
+      return;
+    }
+    std::vector<std::vector<int>> got(3, std::vector<int>(8));
+    const auto post = [&](size_t tag, const TransferDone& done) {
+      port.p2p->recv(Span{got[tag].data(), 32}, DType::Int32, 0, static_cast<int>(tag), kSoon, done);
+    };
+    post(1, [&](const Transfer&) {
+      return [&] {
+        while (!called.load() && !kSoon.passed()) std::this_thread::yield();
+        ended.store(true);
+      };
+    });
+    post(2, [&](const Transfer&) { return [&] { called.store(true); }; });
+    // Holds up the background thread until both can be found.
+    post(0, [&](const Transfer&) {
+      while (!sent.load()) std::this_thread::yield();
+      return nullptr;
+    });
+    posted.store(true);
+    while (!ended.load()) std::this_thread::yield();
+    CHECK(called.load());
+    for (const auto& one : got) CHECK(one == data);
+  });
+}
+
 // While it lives no thread can be started: new ones would get a stack larger than the address space.
 class NoThreads {
  public:
