@@ -17,6 +17,9 @@ namespace {
 /// Comm threads that stay when they find nothing to do: one runs, another takes over during callbacks.
 constexpr int kSpareServers = 2;
 
+/// Most callbacks return, and their comm threads with them, sooner than another thread wakes up.
+constexpr std::chrono::microseconds kReturn{20};
+
 void set_affinity(const std::vector<int>& cores) {
   if (cores.empty()) return;
   cpu_set_t set;
@@ -58,10 +61,21 @@ void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
     return;
   }
   queue_.push_back(work);
+  if (place.calls == nullptr) await_returning_server(lock);
+  if (queue_.empty()) return;
   // Whoever runs calls a server for what is queued meanwhile. Without any, the caller has to do it.
   if ((running_ && servers_ > 0) || call_server()) return;
   lock.unlock();
   wait(*work, std::chrono::milliseconds(0));
+}
+
+void CommQueue::await_returning_server(Lock& lock) {
+  const auto end = Clock::now() + kReturn;
+  while (!running_ && !queue_.empty() && servers_ > idle_ && Clock::now() < end) {
+    lock.unlock();
+    ::sched_yield();
+    lock.lock();
+  }
 }
 
 bool CommQueue::await_callbacks_before(uint64_t sequence, std::chrono::milliseconds timeout) {

@@ -74,6 +74,9 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   /// leaves that to others: the next Work's callbacks would run inside it.
   bool may_run() const { return running_ ? runner_ == std::this_thread::get_id() : here().calls == nullptr; }
 
+  /// Gives a comm thread that is in a callback a moment to come back and take what is queued.
+  void await_returning_server(Lock& lock);
+
   /// Sees to it that a comm thread looks at the queue. False if there is none and none can be started.
   bool call_server();
   void serve();
