@@ -9,6 +9,7 @@
 #include "common/background_thread.h"
 #include "common/deadline.h"
 #include "common/options.h"
+#include "transport/node_wait.h"
 
 namespace ours {
 
@@ -142,8 +143,9 @@ bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeo
       continue;
     }
     lock.unlock();
-    const auto sleepy = std::chrono::steady_clock::now() + std::chrono::microseconds(options().yield_us);
-    while (!work.done() && std::chrono::steady_clock::now() < sleepy) ::sched_yield();
+    const auto done = [&work] { return work.done(); };
+    for (Awake awake(WaitPolicy{std::chrono::microseconds(options().yield_us)}); !done() && awake.moment(done);) {
+    }
     lock.lock();
     const auto woken = [&] { return work.done() || (!bounded && may_run() && !queue_.empty()); };
     if (!bounded) {

@@ -43,25 +43,41 @@ inline void signal(SleepWord& word) {
   if (word.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(word.value);
 }
 
+/// The time that a waiter spends awake.
+class Awake {
+ public:
+  explicit Awake(const WaitPolicy& policy) : policy_(policy) {}
+
+  /// Lets a moment pass, less if ready() holds before. False once it is time to sleep.
+  template <class Ready>
+  bool moment(Ready&& ready) {
+    if (used_ >= policy_.awake) return false;
+    if (last_ - start_ < policy_.spin) {
+      for (int i = 0; i < 32 && !ready(); ++i) relax_cpu();
+    } else {
+      ::sched_yield();
+    }
+    const auto now = Clock::now();
+    const auto took = now - last_;
+    used_ += std::min<Clock::duration>(took, kOwnTurn);
+    last_ = now;
+    return took <= kForeignWork;
+  }
+
+ private:
+  const WaitPolicy policy_;
+  const Clock::time_point start_ = Clock::now();
+  Clock::time_point last_ = start_;
+  Clock::duration used_{0};
+};
+
 /// Returns once ready() holds, which must follow from a change of `word`. Calls look_around() after every sleep; it
 /// throws to end the wait.
 template <class Ready, class LookAround>
 void wait_on(SleepWord& word, const WaitPolicy& policy, Deadline deadline, Ready&& ready, LookAround&& look_around) {
   if (ready()) return;
-  const auto start = Clock::now();
-  auto last = start;
-  Clock::duration used{0};
-  while (used < policy.awake) {
-    if (last - start < policy.spin) {
-      for (int i = 0; i < 32 && !ready(); ++i) relax_cpu();
-    } else {
-      ::sched_yield();
-    }
+  for (Awake awake(policy); awake.moment(ready);) {
     if (ready()) return;
-    const auto now = Clock::now();
-    if (now - last > kForeignWork) break;
-    used += std::min<Clock::duration>(now - last, kOwnTurn);
-    last = now;
   }
 
   while (true) {
