@@ -137,8 +137,12 @@ EXITS = {
             part = whole.split_group([0, 1], group_name="part")
         except (RuntimeError, AttributeError):  # torch before 2.15 splits groups of accelerators only
             part = whole
-        future = part.allreduce([torch.ones(4)]).get_future().then(lambda _: time.sleep(0.1))
-        dist.barrier()
+        started = threading.Event()
+        def slowly(future):
+            started.set()
+            time.sleep(0.1)
+        future = part.allreduce([torch.ones(4)]).get_future().then(slowly)
+        started.wait()
     """,
 }
 

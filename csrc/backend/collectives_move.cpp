@@ -282,7 +282,7 @@ void ProcessGroupOurs::monitoredBarrier(const c10d::BarrierOptions& opts, bool w
               {},
               {},
               [wait_all_ranks](Group& group, const Call& call) { group.monitored_barrier(call, wait_all_ranks); }});
-  work->wait();
+  if (work) work->wait();  // between startCoalescing() and endCoalescing()
 }
 
 }  // namespace ours

@@ -35,7 +35,9 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::post(Op op, Tensors& tensors, int pe
   const auto flight = trace({op, sequence, options_->group_name, getGroupDesc(), rank_, size_,
                              options_->global_ranks_in_group, op == Op::Send ? tensors : Tensors(), outputs, peer},
                             Milliseconds(-1));
-  return coalesce(TransferWork::post({op, tensor, peer, tag, sequence, flight}, rank_, point_to_point_, status_));
+  WorkPtr work = TransferWork::post({op, tensor, peer, tag, sequence, flight}, rank_, point_to_point_, status_);
+  coalesce(work);
+  return work;
 }
 
 }  // namespace ours

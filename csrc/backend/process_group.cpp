@@ -127,7 +127,8 @@ void ProcessGroupOurs::registerOnCompletionHook(std::function<void(std::shared_p
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
   status_->check_usable();
   // A rank alone waits for nobody, so a thread would gain nothing.
-  const bool may_run_here = size_ == 1 || (!collective.async_op && inline_calls_);
+  const bool async_op = collective.async_op;
+  const bool may_run_here = size_ == 1 || (!async_op && inline_calls_);
   const auto flight = trace({collective.op,
                              queue_->last_sequence() + 1,
                              options_->group_name,
@@ -142,7 +143,11 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
   auto work = c10::make_intrusive<CollectiveWork>(std::move(collective), group_, queue_, status_);
   work->set_flight(flight);
   queue_->submit(work, may_run_here);
-  return coalesce(std::move(work));
+  // Who has hooks on completions knows the Works by their keys.
+  if (coalesce(work) || async_op || !status_->completion_hooks.empty()) return work;
+  // PyTorch takes no Work for one that is done, and a Python object and a call less are much to a small collective.
+  work->wait();
+  return nullptr;
 }
 
 std::optional<FlightLog::Entry> ProcessGroupOurs::trace(const CallTrace& call, Milliseconds timeout) {
@@ -151,10 +156,10 @@ std::optional<FlightLog::Entry> ProcessGroupOurs::trace(const CallTrace& call, M
   return status_->flights->issued(call, timeout.count() < 0 ? status_->timeouts.get() : timeout);
 }
 
-ProcessGroupOurs::WorkPtr ProcessGroupOurs::coalesce(WorkPtr work) {
+bool ProcessGroupOurs::coalesce(const WorkPtr& work) {
   std::lock_guard<std::mutex> lock(coalescing_mutex_);
   if (coalescing_) coalesced_.push_back(work);
-  return work;
+  return coalescing_;
 }
 
 void ProcessGroupOurs::startCoalescing() {

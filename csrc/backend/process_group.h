@@ -134,7 +134,7 @@ class ProcessGroupOurs final : public c10d::Backend {
   void connect();
   GroupParts parts() const { return {status_, queue_, group_, point_to_point_}; }
 
-  /// Numbers, traces and runs or queues a collective.
+  /// Numbers, traces and runs or queues a collective. Null if it was to be waited for: then it has ended well.
   WorkPtr launch(Collective collective);
   WorkPtr launch_all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout, bool async_op);
   WorkPtr launch_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout, bool async_op);
@@ -143,8 +143,8 @@ class ProcessGroupOurs final : public c10d::Backend {
   /// Tells profilers and the FlightRecorder of an operation that is about to be issued.
   std::optional<FlightLog::Entry> trace(const CallTrace& call, Milliseconds timeout);
 
-  /// Remembers a Work issued between startCoalescing() and endCoalescing().
-  WorkPtr coalesce(WorkPtr work);
+  /// Remembers a Work issued between startCoalescing() and endCoalescing(); false for others.
+  bool coalesce(const WorkPtr& work);
 
   /// The one tensor of a list that must have one.
   static const at::Tensor& only(const Tensors& tensors, const char* call, const char* role);

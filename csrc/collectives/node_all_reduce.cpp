@@ -125,7 +125,6 @@ void NodeGroup::reduce_chunked(const Call& call, const CallRecord& record, const
   publish_record(record);
   sync(call, record);
   check_records(record);
-  if (chunks > 1) spread_.settle();
   for (size_t k = 0; k <= chunks; ++k) {
     if (k > 0) sync(call, record);
     if (k < chunks) reduce_own(k);

@@ -123,7 +123,6 @@ void NodeGroup::exchange(const Call& call, const CallRecord& record, const Excha
   sync(call, record);
   check_records(record);
   const size_t rounds = std::max<size_t>(1, piece_count(check_tables(record), window));
-  if (rounds > 1) spread_.settle();
   if (!plan.sends.empty() && !plan.receives.empty() && plan.sends[me].data != plan.receives[me].data &&
       plan.sends[me].bytes != 0) {
     std::memcpy(plan.receives[me].data, plan.sends[me].data, plan.sends[me].bytes);

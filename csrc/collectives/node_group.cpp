@@ -40,7 +40,10 @@ void NodeGroup::check_records(const CallRecord& mine) {
   const size_t parity = barrier_.parity();
   bool agree = true;
   for (int r = 0; r < size(); ++r) agree = agree && same_record(session_->block(r).record[parity], mine);
-  if (agree) return;
+  if (agree) {
+    spread_.settle();
+    return;
+  }
 
   std::string calls;
   std::vector<bool> told(static_cast<size_t>(size()), false);

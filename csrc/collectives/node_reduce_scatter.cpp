@@ -58,7 +58,6 @@ void NodeGroup::reduce_scatter(const Call& call, const std::vector<const void*>&
     publish_record(record);
     sync(call, record);
     check_records(record);
-    if (rounds > 1) spread_.settle();
     for (size_t k = 0; k < rounds; ++k) {
       if (k > 0) sync(call, record);
       reduce_own(k);

@@ -157,7 +157,7 @@ const std::vector<OptionRow>& option_rows() {
       word_row<&Options::inline_calls>(
           "OURS_INLINE", "0 or 1", "Whether synchronous calls run on the caller's own thread when nothing is queued."),
       word_row<&Options::spread>("OURS_SPREAD", "0 or 1",
-                                 "Whether ranks that share a core move apart at the start of a long operation."),
+                                 "Whether ranks that share a core move apart at the start of a collective."),
       text_row<&Options::node_id>("OURS_NODE_ID",
                                   "Ranks with different texts count as being on different nodes; empty: found out."),
   };

@@ -46,14 +46,20 @@ bool move_to_core(int core) {
 
 void CoreSpread::publish() { session_.self().core.store(::sched_getcpu(), std::memory_order_relaxed); }
 
+CoreSpread::CoreSpread(NodeSession& session) : session_(session) {
+  const auto cores = static_cast<int>(std::max<size_t>(1, allowed_cores().size()));
+  fair_ = options().spread ? (session.size() + cores - 1) / cores : session.size();
+}
+
 void CoreSpread::settle() {
-  if (!options().spread) return;
-  std::vector<int> cores;
-  for (int r = 0; r < session_.size(); ++r) cores.push_back(session_.block(r).core.load(std::memory_order_relaxed));
-  const int mine = cores[static_cast<size_t>(session_.rank())];
-  if (std::count(cores.begin(), cores.end(), mine) < 2) return;
+  const int mine = core_of(session_.rank());
+  int crowd = 0;
+  for (int r = 0; r < session_.size(); ++r) crowd += core_of(r) == mine ? 1 : 0;
+  if (crowd <= fair_) return;
   const auto now = Clock::now();
   if (now < next_) return;
+  std::vector<int> cores;
+  for (int r = 0; r < session_.size(); ++r) cores.push_back(core_of(r));
   const int core = better_core(cores, session_.rank(), allowed_cores());
   if (core < 0 || !move_to_core(core)) return;
   const bool undone = now < next_ + 4 * pause_;

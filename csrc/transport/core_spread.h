@@ -18,12 +18,12 @@ std::vector<int> allowed_cores();
 /// Moves the calling thread to `core` and leaves it free to be moved on as before. False where the system refuses.
 bool move_to_core(int core);
 
-/// Spreads the ranks of a node over its cores before a long operation. The scheduler leaves three of four ranks on one
-/// of two cores for tens of milliseconds, since to it a rank that yields while it waits looks as busy as one that
+/// Spreads the ranks of a node over its cores at the start of a collective. The scheduler leaves three of four ranks on
+/// one of two cores for tens of milliseconds, since to it a rank that yields while it waits looks as busy as one that
 /// works. Where other programs make the scheduler undo it, it is tried less and less often.
 class CoreSpread {
  public:
-  explicit CoreSpread(NodeSession& session) : session_(session) {}
+  explicit CoreSpread(NodeSession& session);
 
   /// Says where this rank runs: before a synchronisation of all ranks.
   void publish();
@@ -32,7 +32,10 @@ class CoreSpread {
   void settle();
 
  private:
+  int core_of(int rank) const { return session_.block(rank).core.load(std::memory_order_relaxed); }
+
   NodeSession& session_;
+  int fair_;  ///< ranks on a core where they are spread evenly
   Clock::time_point next_{};
   Clock::duration pause_{};
 };

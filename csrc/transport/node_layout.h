@@ -21,7 +21,7 @@ constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
 constexpr uint32_t kSegmentVersion = 2;
 
 /// A counter that others can sleep on. `sleepers` lets the writer skip the system call when nobody sleeps.
-struct alignas(kCacheLine) SleepWord {
+struct SleepWord {
   std::atomic<uint32_t> value;
   std::atomic<uint32_t> sleepers;
 };
@@ -40,14 +40,15 @@ struct CallRecord {
 struct alignas(kCacheLine) RankBlock {
   /// Number of synchronisations this rank has arrived at.
   SleepWord arrived;
+  /// On which it was when it began its last collective. Beside what the peers poll, so that to read it costs nothing.
+  std::atomic<int32_t> core;
   /// Bumped by any peer that has put something into, or taken something out of, one of this rank's channels.
-  SleepWord doorbell;
+  alignas(kCacheLine) SleepWord doorbell;
   /// monitored_barrier: how many this rank has reached and, on rank 0, which it has judged.
-  SleepWord monitor;
+  alignas(kCacheLine) SleepWord monitor;
   /// CallRecords of the last two synchronisations, by parity.
-  CallRecord record[2];
+  alignas(kCacheLine) CallRecord record[2];
   std::atomic<uint32_t> state;  ///< RankState
-  std::atomic<int32_t> core;    ///< on which it was last seen
   int32_t pid;
   char host[64];
 };
@@ -62,7 +63,7 @@ struct SegmentHeader {
   uint64_t chunk_bytes;
   uint64_t ring_bytes;
   uint64_t small_bytes;
-  SleepWord attached;  ///< number of ranks that have attached
+  alignas(kCacheLine) SleepWord attached;  ///< number of ranks that have attached
 
   /// The first failure of the group. 0: none; 1: being written; 2: readable.
   alignas(kCacheLine) std::atomic<uint32_t> failure_state;
