@@ -58,8 +58,8 @@ void CoreSpread::settle() {
   if (crowd <= fair_) return;
   const auto now = Clock::now();
   if (now < next_) return;
-  std::vector<int> cores;
-  for (int r = 0; r < session_.size(); ++r) cores.push_back(core_of(r));
+  std::vector<int> cores(static_cast<size_t>(session_.size()));
+  for (int r = 0; r < session_.size(); ++r) cores[static_cast<size_t>(r)] = core_of(r);
   const int core = better_core(cores, session_.rank(), allowed_cores());
   if (core < 0 || !move_to_core(core)) return;
   const bool undone = now < next_ + 4 * pause_;
