@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from probes import reached, threads_named
 from ranks import run_ranks
+
+from ourddp import _C
 
 Future = torch.futures.Future
 
@@ -56,17 +59,9 @@ def test_a_callback_may_wait_for_the_future_of_a_collective_queued_after_it(rank
     rank_pool(world).run(a_future_awaited_in_the_callback_of_another)
 
 
-def comm_threads() -> int:
-    names = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # ended meanwhile
-            names.append((task / "comm").read_text().strip())
-    return names.count("ours_comm")
-
-
 def a_chain_of_waits(rank: int, world: int, count: int) -> None:
     """Callback i waits for collective i + 1, so that all callbacks are on the way at once."""
-    before = comm_threads()
+    before = len(threads_named("ours_comm"))
     with held_group() as group:
         tensors = [torch.full((2,), float(i)) for i in range(count + 1)]
         futures = [dist.all_reduce(t, group=group, async_op=True).get_future() for t in tensors]
@@ -76,14 +71,20 @@ def a_chain_of_waits(rank: int, world: int, count: int) -> None:
         ]
     for i, result in enumerate(results):
         assert wait_for(result) == world * (2 * i + 1)
-    deadline = time.monotonic() + LIMIT
-    while comm_threads() > before + 3:
-        assert time.monotonic() < deadline, f"{comm_threads() - before} threads stayed"
+    assert reached(lambda: len(threads_named("ours_comm")) <= before + 3), threads_named("ours_comm")
     dist.destroy_process_group(group)
 
 
 def test_many_callbacks_that_wait_for_each_other_leave_few_threads(rank_pool):
     rank_pool(2).run(a_chain_of_waits, 30)
+
+
+def flights() -> list[tuple[str, int]]:
+    """Return the group and the number of each collective that torch's FlightRecorder has."""
+    from torch._C._distributed_c10d import _dump_fr_trace_json
+
+    entries = json.loads(_dump_fr_trace_json(backend="ours")).get("entries", [])
+    return [(entry["process_group"][0], entry["collective_seq_id"]) for entry in entries]
 
 
 def collectives_of_overlapping_callbacks(rank: int, world: int) -> list[str]:
@@ -120,6 +121,8 @@ def collectives_of_overlapping_callbacks(rank: int, world: int) -> list[str]:
     for result in results:
         wait_for(result)
     assert values == {"first": world * 1.0, "second": world * 2.0}
+    if _C.records_flights():
+        assert [number for name, number in flights() if name == target.group_name] == [1, 2]
     dist.destroy_process_group(target)
     dist.destroy_process_group(group)
     return order

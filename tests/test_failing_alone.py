@@ -8,18 +8,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from probes import HAS_HOOKS, backend_of
 from ranks import run_ranks
-
-HAS_HOOKS = hasattr(dist.ProcessGroup, "register_abort_hook")  # torch 2.15
-
-
-def backend_of() -> Any:
-    return dist.group.WORLD._get_backend(torch.device("cpu"))
 
 
 def sparse_of_different_shapes(rank: int, world: int) -> tuple[str, str, str]:

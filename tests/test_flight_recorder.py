@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from probes import reached
 from ranks import run_ranks
 
 from ourddp import _C
@@ -98,8 +99,8 @@ def under_way(rank: int, world: int) -> list[dict[str, Any]]:
     recorded = []
     if rank == 0:
         work = dist.all_reduce(torch.ones(1), async_op=True)
-        while not (recorded := entries()) or recorded[0]["state"] == "scheduled":
-            pass  # the comm thread is about to start it; the pool's timeout bounds this
+        assert reached(lambda: [entry["state"] for entry in entries()] == ["started"])
+        recorded = entries()
         store.set("looked", "1")
         work.wait()
     else:
@@ -175,9 +176,15 @@ def failing(rank: int, world: int) -> None:
 def failing_with_a_trace(rank: int, world: int) -> dict[str, Any]:
     failing(rank, world)
     path = Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}")
-    while True:  # it is written by a thread of its own; the timeout of the ranks bounds this
+    traces: list[dict[str, Any]] = []
+
+    def is_written() -> bool:  # by a thread of its own
         with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
-            return pickle.loads(path.read_bytes())
+            traces.append(pickle.loads(path.read_bytes()))
+        return bool(traces)
+
+    assert reached(is_written)
+    return traces[0]
 
 
 def test_a_failure_writes_the_trace_to_a_file(tmp_path):

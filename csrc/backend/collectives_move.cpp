@@ -282,7 +282,7 @@ void ProcessGroupOurs::monitoredBarrier(const c10d::BarrierOptions& opts, bool w
               {},
               {},
               [wait_all_ranks](Group& group, const Call& call) { group.monitored_barrier(call, wait_all_ranks); }});
-  if (work) work->wait();  // between startCoalescing() and endCoalescing()
+  if (work) work->wait();
 }
 
 }  // namespace ours

@@ -15,18 +15,13 @@ size_t count_of(const at::Tensor& tensor) { return static_cast<size_t>(tensor.nu
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   const at::Tensor& tensor = only(tensors, "all_reduce", "input");
   if (tensor.layout() == at::kSparse) return launch_sparse(tensor, opts.reduceOp, opts.timeout, opts.asyncOp);
-  return launch_all_reduce(tensor, opts.reduceOp, opts.timeout, opts.asyncOp);
-}
-
-ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch_all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
-                                                              Milliseconds timeout, bool async_op) {
   check_output(tensor, "all_reduce", "the tensor");
   const DType dtype = dtype_of(tensor);
-  const Reduction reduction = reduction_of(op, dtype, size_);
+  const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
   return launch({Op::AllReduce,
                  dtype,
-                 async_op,
-                 timeout,
+                 opts.asyncOp,
+                 opts.timeout,
                  {tensor},
                  {{tensor}},
                  [output = Output(tensor, true), reduction](Group& group, const Call& call) {

@@ -39,16 +39,19 @@ CommQueue::Place& CommQueue::here() {
   return place;
 }
 
+void CommQueue::await_turn(std::chrono::milliseconds timeout) {
+  const Place& place = here();
+  if (place.calls == nullptr || place.calls->await_callbacks_before(place.sequence, timeout)) return;
+  C10_THROW_ERROR(
+      DistBackendError,
+      c10::str("a callback on the future of collective number ", place.sequence,
+               " issues another collective, but a callback of an earlier one has not returned within ", timeout.count(),
+               " ms. Collectives are issued in the order of callbacks: do not let a callback wait for a "
+               "later one that communicates"));
+}
+
 void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
   const Place& place = here();
-  if (place.calls != nullptr && !place.calls->await_callbacks_before(place.sequence, work->getTimeout())) {
-    C10_THROW_ERROR(DistBackendError,
-                    c10::str("a callback on the future of collective number ", place.sequence,
-                             " issues another collective, but a callback of an earlier one has not returned within ",
-                             work->getTimeout().count(),
-                             " ms. Collectives are issued in the order of callbacks: do not let a callback wait for a "
-                             "later one that communicates"));
-  }
   Lock lock(mutex_);
   work->set_sequence(sequence_.fetch_add(1, std::memory_order_relaxed) + 1);
   if (running_ && runner_ == std::this_thread::get_id()) {
@@ -185,14 +188,13 @@ void CommQueue::stop() {
   work_available_.notify_all();
 }
 
-bool CommQueue::wait_stopped(std::chrono::milliseconds limit) {
-  if (here().serves == this) return false;
+void CommQueue::wait_stopped(std::chrono::milliseconds limit) {
+  if (here().serves == this) return;
   const Deadline deadline = Deadline::after(limit);
   Lock lock(mutex_);
   ++waiters_;
-  const bool stopped = progress_.wait_until(lock, deadline.at(), [&] { return servers_ == 0; });
+  progress_.wait_until(lock, deadline.at(), [&] { return servers_ == 0; });
   --waiters_;
-  return stopped;
 }
 
 bool CommQueue::call_server() {

@@ -29,8 +29,11 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   /// `affinity`: cores of the comm threads; empty leaves it to the system.
   explicit CommQueue(std::vector<int> affinity) : affinity_(std::move(affinity)) {}
 
-  /// Numbers the Work and runs or queues it. `may_run_here`: the caller would wait for it next. In a callback, throws
-  /// DistBackendError if the callbacks before it do not return within the Work's timeout.
+  /// To be called before a Work is described and submitted, on whatever queue. In a callback it waits until the
+  /// callbacks before it have returned, and throws DistBackendError if they do not within `timeout`.
+  static void await_turn(std::chrono::milliseconds timeout);
+
+  /// Numbers the Work and runs or queues it. `may_run_here`: the caller would wait for it next.
   void submit(const WorkPtr& work, bool may_run_here);
 
   /// Returns once the Work is done, running queued ones meanwhile; false if `timeout` (0: none) passed before.
@@ -45,8 +48,8 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   /// Lets the comm threads end after what is queued. submit() must not be called any more.
   void stop();
 
-  /// After stop(): waits until the comm threads have ended, at most for `limit`. False if one has not, or is this one.
-  bool wait_stopped(std::chrono::milliseconds limit);
+  /// After stop(): waits until the comm threads have ended, at most for `limit`, and not at all on one of them.
+  void wait_stopped(std::chrono::milliseconds limit);
 
   /// Number of the last Work submitted.
   uint64_t last_sequence() const { return sequence_.load(std::memory_order_relaxed); }

@@ -8,7 +8,8 @@ namespace ours {
 
 namespace {
 
-/// How long the end of a program waits for a callback that still runs, and for the abort hooks of a failed group.
+/// How long the end of a group or program waits for a callback that still runs, and for the abort hooks of a failed
+/// group.
 constexpr std::chrono::milliseconds kCallbackPatience{5000};
 constexpr std::chrono::milliseconds kHookPatience{15000};
 

@@ -4,9 +4,9 @@
 
 #include <random>
 #include <system_error>
-#include <thread>
 
 #include "backend/errors.h"
+#include "common/background_thread.h"
 
 namespace ours {
 
@@ -15,7 +15,7 @@ namespace {
 constexpr int kCounterBits = 40;
 
 /// How long an error waits for the abort hooks: enough to note what is going on.
-constexpr std::chrono::milliseconds kHookPatience{200};
+constexpr std::chrono::milliseconds kErrorPatience{200};
 
 uint64_t random_key_base() {
   std::random_device device;
@@ -57,14 +57,14 @@ void GroupStatus::run_abort_hooks() {
     self->hooks_returned_.notify_all();
   };
   try {
-    std::thread(call).detach();
+    start_background_thread("ours_abort", call);
   } catch (const std::system_error&) {
     // No more threads can be had. Late is better than never.
     lock.unlock();
     call();
     return;
   }
-  hooks_returned_.wait_for(lock, kHookPatience, [this] { return !hooks_running_; });
+  hooks_returned_.wait_for(lock, kErrorPatience, [this] { return !hooks_running_; });
 }
 
 void GroupStatus::wait_for_abort_hooks(std::chrono::milliseconds limit) {

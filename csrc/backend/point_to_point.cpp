@@ -34,7 +34,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::post(Op op, Tensors& tensors, int pe
   const TensorLists outputs = op == Op::Send ? TensorLists() : TensorLists{tensors};
   const auto flight = trace({op, sequence, options_->group_name, getGroupDesc(), rank_, size_,
                              options_->global_ranks_in_group, op == Op::Send ? tensors : Tensors(), outputs, peer},
-                            Milliseconds(-1));
+                            status_->timeouts.get());
   WorkPtr work = TransferWork::post({op, tensor, peer, tag, sequence, flight}, rank_, point_to_point_, status_);
   coalesce(work);
   return work;

@@ -74,7 +74,6 @@ void ProcessGroupOurs::connect() {
 }
 
 ProcessGroupOurs::~ProcessGroupOurs() {
-  if (status_ == nullptr || group_ == nullptr) return;
   if (status_->is_forked_child()) {
     GroupParts{std::move(status_), std::move(queue_), std::move(group_), std::move(point_to_point_)}.abandon();
   } else {
@@ -126,6 +125,8 @@ void ProcessGroupOurs::registerOnCompletionHook(std::function<void(std::shared_p
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
   status_->check_usable();
+  const Milliseconds timeout = collective.timeout.count() < 0 ? status_->timeouts.get() : collective.timeout;
+  CommQueue::await_turn(timeout);
   // A rank alone waits for nobody, so a thread would gain nothing.
   const bool async_op = collective.async_op;
   const bool may_run_here = size_ == 1 || (!async_op && inline_calls_);
@@ -139,7 +140,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
                              collective.inputs,
                              collective.outputs,
                              {}},
-                            collective.timeout);
+                            timeout);
   auto work = c10::make_intrusive<CollectiveWork>(std::move(collective), group_, queue_, status_);
   work->set_flight(flight);
   queue_->submit(work, may_run_here);
@@ -153,7 +154,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
 std::optional<FlightLog::Entry> ProcessGroupOurs::trace(const CallTrace& call, Milliseconds timeout) {
   record_call(call);
   if (!status_->flights) return std::nullopt;
-  return status_->flights->issued(call, timeout.count() < 0 ? status_->timeouts.get() : timeout);
+  return status_->flights->issued(call, timeout);
 }
 
 bool ProcessGroupOurs::coalesce(const WorkPtr& work) {

@@ -134,9 +134,9 @@ class ProcessGroupOurs final : public c10d::Backend {
   void connect();
   GroupParts parts() const { return {status_, queue_, group_, point_to_point_}; }
 
-  /// Numbers, traces and runs or queues a collective. Null if it was to be waited for: then it has ended well.
+  /// Numbers, traces and runs or queues a collective. One that is not asynchronous has ended well where this returns
+  /// null, and is to be waited for where it returns a Work (for hooks, and while coalescing).
   WorkPtr launch(Collective collective);
-  WorkPtr launch_all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout, bool async_op);
   WorkPtr launch_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout, bool async_op);
   WorkPtr post(Op op, Tensors& tensors, int peer, int tag);
 

@@ -51,20 +51,21 @@ CoreSpread::CoreSpread(NodeSession& session) : session_(session) {
   fair_ = options().spread ? (session.size() + cores - 1) / cores : session.size();
 }
 
-void CoreSpread::settle() {
+bool CoreSpread::settle() {
   const int mine = core_of(session_.rank());
   int crowd = 0;
   for (int r = 0; r < session_.size(); ++r) crowd += core_of(r) == mine ? 1 : 0;
-  if (crowd <= fair_) return;
+  if (crowd <= fair_) return false;
   const auto now = Clock::now();
-  if (now < next_) return;
+  if (now < next_) return false;
   std::vector<int> cores(static_cast<size_t>(session_.size()));
   for (int r = 0; r < session_.size(); ++r) cores[static_cast<size_t>(r)] = core_of(r);
   const int core = better_core(cores, session_.rank(), allowed_cores());
-  if (core < 0 || !move_to_core(core)) return;
+  if (core < 0 || !move_to_core(core)) return false;
   const bool undone = now < next_ + 4 * pause_;
   pause_ = undone ? std::min<Clock::duration>(2 * pause_, kLongestPause) : Clock::duration(kShortestPause);
   next_ = now + pause_;
+  return true;
 }
 
 }  // namespace ours

@@ -28,8 +28,8 @@ class CoreSpread {
   /// Says where this rank runs: before a synchronisation of all ranks.
   void publish();
 
-  /// Moves this rank if it should be the one to move: after that synchronisation.
-  void settle();
+  /// Moves this rank if it should be the one to move, and returns whether it did: after that synchronisation.
+  bool settle();
 
  private:
   int core_of(int rank) const { return session_.block(rank).core.load(std::memory_order_relaxed); }

@@ -12,7 +12,7 @@ namespace {
 using testing::run_sessions;
 using testing::run_sessions_catching;
 
-const Deadline kSoon = Deadline::after(std::chrono::minutes(1));
+Deadline soon() { return Deadline::after(std::chrono::minutes(1)); }
 
 struct Port {
   explicit Port(const std::shared_ptr<NodeSession>& session) : p2p(make_node_point_to_point(session)) {}
@@ -22,10 +22,10 @@ struct Port {
   }
 
   std::shared_ptr<Transfer> send(const std::vector<int>& data, int to, int tag = 0) {
-    return p2p->send(ConstSpan{data.data(), data.size() * sizeof(int)}, DType::Int32, to, tag, kSoon, nullptr);
+    return p2p->send(ConstSpan{data.data(), data.size() * sizeof(int)}, DType::Int32, to, tag, soon(), nullptr);
   }
   std::shared_ptr<Transfer> recv(std::vector<int>& data, int from, int tag = 0) {
-    return p2p->recv(Span{data.data(), data.size() * sizeof(int)}, DType::Int32, from, tag, kSoon, nullptr);
+    return p2p->recv(Span{data.data(), data.size() * sizeof(int)}, DType::Int32, from, tag, soon(), nullptr);
   }
   void wait(const std::shared_ptr<Transfer>& transfer) {
     p2p->wait(*transfer);
@@ -178,7 +178,7 @@ TEST(a_callback_may_wait_for_another_transfer) {
     const Span into{first.data(), first.size() * sizeof(int)};
     // Posted in this order the two are found in the channel together, whichever came first.
     later = port.recv(second, 0, 2);
-    auto transfer = port.p2p->recv(into, DType::Int32, 0, 1, kSoon, [&](const Transfer&) {
+    auto transfer = port.p2p->recv(into, DType::Int32, 0, 1, soon(), [&](const Transfer&) {
       return [&] {
         port.p2p->wait(*later);
         waited.store(true);
@@ -205,10 +205,10 @@ TEST(a_callback_may_wait_for_what_only_the_background_moves) {
     }
     std::vector<int> first(8), second(8);
     const auto later = port.recv(second, 0, 2);
-    const auto transfer = port.p2p->recv(Span{first.data(), 32}, DType::Int32, 0, 1, kSoon, [&](const Transfer&) {
+    const auto transfer = port.p2p->recv(Span{first.data(), 32}, DType::Int32, 0, 1, soon(), [&](const Transfer&) {
       return [&] {
         began.store(true);
-        while (!later->done() && !kSoon.passed()) std::this_thread::yield();
+        while (!later->done() && !soon().passed()) std::this_thread::yield();
         ended.store(true);
       };
     });
@@ -235,11 +235,11 @@ TEST(a_callback_may_wait_for_the_callback_of_what_ended_with_it) {
     }
     std::vector<std::vector<int>> got(3, std::vector<int>(8));
     const auto post = [&](size_t tag, const TransferDone& done) {
-      port.p2p->recv(Span{got[tag].data(), 32}, DType::Int32, 0, static_cast<int>(tag), kSoon, done);
+      port.p2p->recv(Span{got[tag].data(), 32}, DType::Int32, 0, static_cast<int>(tag), soon(), done);
     };
     post(1, [&](const Transfer&) {
       return [&] {
-        while (!called.load() && !kSoon.passed()) std::this_thread::yield();
+        while (!called.load() && !soon().passed()) std::this_thread::yield();
         ended.store(true);
       };
     });
@@ -296,7 +296,7 @@ TEST(without_a_thread_for_it_a_transfer_ends_once_and_fails_the_group) {
     std::shared_ptr<Transfer> transfer;
     {
       const NoThreads none;
-      transfer = port.p2p->recv(Span{data.data(), 32}, DType::Int32, 1, 0, kSoon, [&](const Transfer&) {
+      transfer = port.p2p->recv(Span{data.data(), 32}, DType::Int32, 1, 0, soon(), [&](const Transfer&) {
         ++calls;
         return nullptr;
       });

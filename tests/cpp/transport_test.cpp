@@ -212,28 +212,23 @@ TEST(a_moved_thread_may_be_moved_on_as_before) {
   CHECK(allowed_cores() == before);
 }
 
-TEST(ranks_on_one_core_move_apart) {
+TEST(of_ranks_on_one_core_the_last_moves) {
   const std::vector<int> cores = allowed_cores();
   if (cores.size() < 2) return;  // nowhere to move to
   run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
     NodeBarrier barrier(*session);
     const auto sync = [&] { barrier.sync(Deadline::after(std::chrono::seconds(30)), [] { return "a test"; }); };
-    // The scheduler may move a rank at any moment, so one of many tries has to show the move.
-    bool stayed = false;
-    bool moved = false;
-    for (int i = 0; i < 100; ++i) {
-      CoreSpread spread(*session);
-      spread.publish();
-      CHECK_EQ(session->self().core.load() >= 0, true);
-      session->self().core.store(cores[0]);
-      sync();
-      move_to_core(cores[0]);
-      spread.settle();
-      stayed = stayed || ::sched_getcpu() == cores[0];
-      moved = moved || ::sched_getcpu() != cores[0];
-      sync();
-    }
-    CHECK(session->rank() == 0 ? stayed : moved);
+    CoreSpread spread(*session);
+    spread.publish();
+    CHECK(std::find(cores.begin(), cores.end(), session->self().core.load()) != cores.end());
+    session->self().core.store(cores[0]);
+    sync();
+    CHECK_EQ(spread.settle(), session->rank() == 1);
+    CHECK_EQ(spread.settle(), false);  // so soon it is not tried again
+    sync();
+    session->self().core.store(cores[static_cast<size_t>(session->rank())]);
+    sync();
+    CHECK_EQ(CoreSpread(*session).settle(), false);
   });
 }
 
