@@ -95,8 +95,7 @@ def test_split_group(device):
     run_ranks(4, splits, device_id=device)
 
 
-def backend_splits(rank: int, world: int) -> None:
-    """The backend's own split and merge, which later versions of torch call from several places."""
+def merges(rank: int, world: int) -> None:
     store = dist.PrefixStore("merged", dist.distributed_c10d._get_default_store())
     group = dist.group.WORLD.merge_remote_group(store, world, datetime.timedelta(seconds=20), "merged")
     tensor = torch.ones(1)
@@ -105,7 +104,21 @@ def backend_splits(rank: int, world: int) -> None:
 
 
 def test_merge_remote_group():
-    run_ranks(2, backend_splits)
+    run_ranks(2, merges)
+
+
+def merges_halves(rank: int, world: int) -> None:
+    """The halves know their global ranks; of the whole, whose ranks are numbered as they come, nobody does."""
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    store = dist.PrefixStore("merged", dist.distributed_c10d._get_default_store())
+    whole = halves[rank // 2].merge_remote_group(store, world, datetime.timedelta(seconds=20), "whole")
+    for _ in range(2):
+        whole.allreduce([tensor := torch.ones(1)]).wait()
+        assert tensor.item() == world
+
+
+def test_merge_of_groups_that_are_parts():
+    run_ranks(4, merges_halves)
 
 
 def shrinks(rank: int, world: int) -> tuple[int, float]:

@@ -167,6 +167,20 @@ def test_profiles_show_each_operation_with_its_shapes(rank_pool):
     assert sorted(second) == sorted([*common, ("ours:recv", True, [[5]])])
 
 
+def awaited_in_a_graph(rank: int, world: int) -> None:
+    """What is issued in this context is registered with its Work, which a compiled graph waits for."""
+    from torch.distributed import _functional_collectives as functional
+
+    tensor = torch.ones(3)
+    with functional.allow_inflight_collective_as_graph_input_ctx():
+        dist.all_reduce(tensor)
+    assert torch.equal(functional.wait_tensor(tensor), torch.full((3,), float(world)))
+
+
+def test_a_synchronous_call_may_be_awaited_by_a_graph(rank_pool):
+    rank_pool(2).run(awaited_in_a_graph)
+
+
 def traced(rank: int, world: int) -> list[dict[str, Any]]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         dist.all_reduce(torch.ones(12))

@@ -148,6 +148,7 @@ bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeo
     lock.unlock();
     const auto done = [&work] { return work.done(); };
     for (Awake awake(WaitPolicy{std::chrono::microseconds(options().yield_us)}); !done() && awake.moment(done);) {
+      if (bounded && deadline.passed()) break;
     }
     lock.lock();
     const auto woken = [&] { return work.done() || (!bounded && may_run() && !queue_.empty()); };
@@ -205,8 +206,11 @@ bool CommQueue::call_server() {
   try {
     start_background_thread("ours_comm", [self = shared_from_this()] { self->serve(); });
   } catch (const std::system_error&) {
+    no_thread_ = true;
+    progress_.notify_all();
     return servers_ > 0;  // it comes back to the queue, later
   }
+  no_thread_ = false;
   ++servers_;
   ++idle_;
   return true;

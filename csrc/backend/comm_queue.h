@@ -74,8 +74,10 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   bool await_callbacks_before(uint64_t sequence, std::chrono::milliseconds timeout);
 
   /// True where this thread may run the next Work: nobody does, or it does itself (a hook that waits). A callback
-  /// leaves that to others: the next Work's callbacks would run inside it.
-  bool may_run() const { return running_ ? runner_ == std::this_thread::get_id() : here().calls == nullptr; }
+  /// leaves that to others, if there can be others: the next Work's callbacks would run inside it.
+  bool may_run() const {
+    return running_ ? runner_ == std::this_thread::get_id() : here().calls == nullptr || no_thread_;
+  }
 
   /// Gives a comm thread that is in a callback a moment to come back and take what is queued.
   void await_returning_server(Lock& lock);
@@ -94,8 +96,9 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   std::set<uint64_t> calling_;  // numbers of the Works whose callbacks run
   int waiters_ = 0;
   bool stopping_ = false;
-  int servers_ = 0;  // comm threads
-  int idle_ = 0;     // of these, such as wait for work
+  int servers_ = 0;         // comm threads
+  int idle_ = 0;            // of these, such as wait for work
+  bool no_thread_ = false;  // the last attempt to start one failed
   std::atomic<uint64_t> sequence_{0};
 };
 

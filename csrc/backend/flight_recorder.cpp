@@ -20,12 +20,17 @@ namespace {
 
 constexpr const char* kBackend = "ours";
 
+/// The number of our first group. PyTorch's hook numbers those that it is attached to from zero.
+constexpr size_t kFirstGroup = 1 << 20;
+
 class TorchFlightLog final : public FlightLog {
  public:
   using Recorder = c10d::FlightRecorder<c10::Event>;
 
   TorchFlightLog(Recorder& recorder, FlightGroup group)
       : recorder_(recorder), group_(std::move(group)), pg_id_(next_pg_id().fetch_add(1)), made_(c10::getTime()) {
+    // The rank names the file of a dump: an invented one would be another rank's.
+    if (group_.global_ranks.empty()) return;
     recorder_.setRank(static_cast<int>(group_.global_ranks[static_cast<size_t>(group_.rank)]));
   }
 
@@ -68,7 +73,7 @@ class TorchFlightLog final : public FlightLog {
 
  private:
   static std::atomic<size_t>& next_pg_id() {
-    static std::atomic<size_t> next{0};
+    static std::atomic<size_t> next{kFirstGroup};
     return next;
   }
 
@@ -78,12 +83,13 @@ class TorchFlightLog final : public FlightLog {
     introduced_ = true;
     name_ = {call.group_name, call.group_description};
     for (const Recorder::Entry& entry : recorder_.entries_) {
-      hooked_ = hooked_ || (entry.pg_name_ == name_ && entry.time_created_ >= made_);
+      const bool foreign = entry.pg_id_ < kFirstGroup;
+      hooked_ = hooked_ || (foreign && entry.pg_name_ == name_ && entry.time_created_ >= made_);
     }
     if (hooked_) return;
     recorder_.entries_.reserve(recorder_.max_entries_);
     recorder_.all_pg_status_[pg_id_] = status_;
-    recorder_.pg_name_to_ranks_[name_] = group_.global_ranks;
+    if (!group_.global_ranks.empty()) recorder_.pg_name_to_ranks_[name_] = group_.global_ranks;
   }
 
   /// The place of the oldest entry, whose memory is used again.

@@ -14,7 +14,7 @@ namespace ours {
 /// Whom a group's entries in PyTorch's FlightRecorder are of.
 struct FlightGroup {
   int rank;
-  std::vector<uint64_t> global_ranks;  ///< by rank in the group
+  std::vector<uint64_t> global_ranks;  ///< by rank in the group; empty: unknown
 };
 
 /// Writes the operations of one group into PyTorch's FlightRecorder, from which they are dumped after a failure and by

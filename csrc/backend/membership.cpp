@@ -17,7 +17,6 @@ OptionsPtr child_options(const c10::intrusive_ptr<c10d::Backend::Options>& given
   const c10d::Backend::Options& from = given ? *given : static_cast<const c10d::Backend::Options&>(parent);
   auto options = c10::make_intrusive<ProcessGroupOurs::Options>(from.timeout);
   options->group_name = from.group_name;
-  options->global_ranks_in_group = given ? from.global_ranks_in_group : std::vector<uint64_t>();
   return options;
 }
 
@@ -44,7 +43,9 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::split(const StorePtr& store,
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::merge(const StorePtr& store,
                                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                                           const int& rank, const int& size) {
-  return c10::make_intrusive<ProcessGroupOurs>(store->clone(), rank, size, child_options(opts, *options_));
+  auto options = child_options(opts, *options_);
+  options->merged = true;
+  return c10::make_intrusive<ProcessGroupOurs>(store->clone(), rank, size, std::move(options));
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::shrink(

@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <numeric>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "backend/coalesced_work.h"
 #include "backend/errors.h"
@@ -50,7 +51,7 @@ ProcessGroupOurs::ProcessGroupOurs(StorePtr store, int rank, int size, c10::intr
 
 void ProcessGroupOurs::record_flights() {
   std::vector<uint64_t> ranks = options_->global_ranks_in_group;
-  if (ranks.empty()) {  // PyTorch's default group
+  if (ranks.empty() && !options_->merged) {  // PyTorch's default group
     ranks.resize(static_cast<size_t>(size_));
     std::iota(ranks.begin(), ranks.end(), 0);
   }
@@ -144,8 +145,10 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
   auto work = c10::make_intrusive<CollectiveWork>(std::move(collective), group_, queue_, status_);
   work->set_flight(flight);
   queue_->submit(work, may_run_here);
-  // Who has hooks on completions knows the Works by their keys.
+  // Who has hooks on completions knows the Works by their keys, and tensors of compiled graphs are registered with
+  // theirs.
   if (coalesce(work) || async_op || !status_->completion_hooks.empty()) return work;
+  if (c10d::allow_inflight_collective_as_graph_input()) return work;
   // PyTorch takes no Work for one that is done, and a Python object and a call less are much to a small collective.
   work->wait();
   return nullptr;

@@ -32,6 +32,8 @@ class ProcessGroupOurs final : public c10d::Backend {
 
   struct Options : c10d::Backend::Options {
     explicit Options(Milliseconds timeout = kBackendDefaultTimeout) : c10d::Backend::Options(kName, timeout) {}
+    /// The ranks come from anywhere, so that no global_ranks_in_group does not mean all of them in order.
+    bool merged = false;
     c10::intrusive_ptr<c10d::Backend::Options> clone() const { return c10::make_intrusive<Options>(*this); }
   };
 

@@ -7,6 +7,17 @@
 
 namespace ours {
 
+namespace {
+
+/// Whether this thread is in a callback of a transfer. It runs no others then: they might wait for the one below them
+/// on the stack.
+bool& in_callback() {
+  thread_local bool inside = false;
+  return inside;
+}
+
+}  // namespace
+
 NodePointToPoint::NodePointToPoint(std::shared_ptr<NodeSession> session)
     : session_(std::move(session)), queue_(*session_) {}
 
@@ -55,13 +66,17 @@ std::shared_ptr<Transfer> NodePointToPoint::post(const std::shared_ptr<Message>&
 
 void NodePointToPoint::wait(Transfer& transfer) {
   if (transfer.done()) return;
-  {
-    Lock lock(mutex_);
-    ++drivers_;
-    pause_background_.store(true);
-  }
-  drive(&drivers_, [&] { return transfer.done(); });
   Lock lock(mutex_);
+  if (in_callback() && others_move()) {
+    lock.unlock();
+    while (!transfer.done()) rest([&] { return transfer.done(); });
+    return;
+  }
+  ++drivers_;
+  pause_background_.store(true);
+  lock.unlock();
+  drive(&drivers_, [&] { return transfer.done(); });
+  lock.lock();
   if (--drivers_ > 0) return;
   pause_background_.store(closing_);
   if (!idle()) leave_to_background(lock);
@@ -88,8 +103,18 @@ bool NodePointToPoint::wait_closed(std::chrono::milliseconds limit) {
   return background_ended_.wait_for(lock, limit, [&] { return backgrounds_ == 0; });
 }
 
+bool NodePointToPoint::others_move() {
+  if (drivers_ > 0) return true;
+  try {
+    call_background();
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
+}
+
 void NodePointToPoint::call_background() {
-  if (closing_) return;
+  if (closing_ && callbacks_.empty()) return;
   if (free_backgrounds_ > 0) {
     wake_background_.notify_one();
     return;
@@ -110,6 +135,15 @@ void NodePointToPoint::leave_to_background(Lock& lock) {
   }
 }
 
+template <class Ready>
+bool NodePointToPoint::rest(Ready&& ready) {
+  bool time_to_look = false;
+  wait_on(
+      session_->self().doorbell, session_->wait_policy(), Deadline::after(kLookAround),
+      [&] { return time_to_look || ready(); }, [&] { time_to_look = true; });
+  return time_to_look;
+}
+
 template <class Stop>
 void NodePointToPoint::drive(int* counter, Stop&& stop) {
   SleepWord& doorbell = session_->self().doorbell;
@@ -124,11 +158,7 @@ void NodePointToPoint::drive(int* counter, Stop&& stop) {
       continue;
     }
     lock.unlock();
-    time_to_look = false;
-    wait_on(
-        doorbell, session_->wait_policy(), Deadline::after(kLookAround),
-        [&] { return time_to_look || stop() || doorbell.value.load(std::memory_order_seq_cst) != heard; },
-        [&] { time_to_look = true; });
+    time_to_look = rest([&] { return stop() || doorbell.value.load(std::memory_order_seq_cst) != heard; });
   }
 }
 
@@ -155,7 +185,8 @@ bool NodePointToPoint::finish_ended(Lock& lock, int* counter) {
   }
   // Another thread may be asleep in wait() for one of these.
   signal(session_->self().doorbell);
-  if (!callbacks_.empty()) run_callbacks(lock, counter);
+  const bool leaves_them = in_callback() && others_move();
+  if (!leaves_them && !callbacks_.empty()) run_callbacks(lock, counter);
   return true;
 }
 
@@ -173,7 +204,10 @@ void NodePointToPoint::run_callbacks(Lock& lock, int* counter) {
       }
     }
     lock.unlock();
+    const bool nested = in_callback();
+    in_callback() = true;
     call();
+    in_callback() = nested;
     call = nullptr;  // with it may go the last reference to a Work: not under the lock
     lock.lock();
   }
@@ -236,7 +270,10 @@ void NodePointToPoint::run_background() {
   background_ids_.insert(std::this_thread::get_id());
   while (true) {
     wake_background_.wait(lock, [&] { return closing_ || (drivers_ == 0 && !idle()); });
-    if (closing_) break;
+    if (closing_) {
+      run_callbacks(lock, &free_backgrounds_);
+      break;
+    }
     lock.unlock();
     drive(&free_backgrounds_, [&] {
       if (pause_background_.load()) return true;

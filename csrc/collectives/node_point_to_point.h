@@ -45,7 +45,8 @@ class NodePointToPoint final : public PointToPoint, public std::enable_shared_fr
   bool progress(Lock& lock, int* counter);
 
   /// Finishes the messages that ended, and then runs callbacks, one by one: each may wait for what the next completes,
-  /// on another thread. Returns whether there were any. Expects `lock` to be held, and releases it for both.
+  /// on another thread. In a callback it leaves them to others. Returns whether there were any. Expects `lock` to be
+  /// held, and releases it for both.
   bool finish_ended(Lock& lock, int* counter);
   void run_callbacks(Lock& lock, int* counter);
 
@@ -64,6 +65,13 @@ class NodePointToPoint final : public PointToPoint, public std::enable_shared_fr
   void end_all(Lock& lock, int* counter);
 
   bool idle() const { return queue_.empty() && ended_.empty() && callbacks_.empty(); }
+
+  /// Sees to it that another thread moves the messages and runs callbacks. False if none can be had.
+  bool others_move();
+
+  /// Rests until ready() holds, which the doorbell says, or for a while: then it returns true.
+  template <class Ready>
+  bool rest(Ready&& ready);
 
   /// Sees to it that a background thread moves the messages. Throws std::system_error if none can be had.
   void call_background();

@@ -19,7 +19,7 @@ struct WaitPolicy {
   std::chrono::microseconds spin{0};     ///< first part of `awake`, in which the core is kept instead of yielded
 };
 
-/// A sleeping rank looks around (dead peers, abort, deadline) this often.
+/// A waiting rank looks around (dead peers, abort, deadline) this often.
 constexpr std::chrono::milliseconds kLookAround{50};
 
 /// A yield that takes longer than this has let somebody else run.
@@ -61,7 +61,7 @@ class Awake {
     const auto took = now - last_;
     used_ += std::min<Clock::duration>(took, kOwnTurn);
     last_ = now;
-    return took <= kForeignWork;
+    return took <= kForeignWork && now - start_ < kLookAround;
   }
 
  private:

@@ -256,6 +256,67 @@ TEST(a_callback_may_wait_for_the_callback_of_what_ended_with_it) {
   });
 }
 
+// The callback of one posted receive waits for that of another when the group is closed.
+TEST(closing_runs_callbacks_that_wait_for_each_other) {
+  run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
+    Port port(session);
+    std::vector<int> got(8);
+    std::atomic<bool> called{false};
+    std::atomic<bool> ended{false};
+    const auto post = [&](int tag, TransferDone done) {
+      port.p2p->recv(Span{got.data(), 32}, DType::Int32, 1 - session->rank(), tag, soon(), std::move(done));
+    };
+    post(1, [&](const Transfer&) {
+      return [&] {
+        while (!called.load() && !soon().passed()) std::this_thread::yield();
+        ended.store(true);
+      };
+    });
+    post(2, [&](const Transfer&) { return [&] { called.store(true); }; });
+    port.p2p->close();
+    CHECK(ended.load() && called.load());
+  });
+}
+
+// The callback of the first receive waits for a second one, whose own callback must not run inside it.
+TEST(a_callback_that_waits_runs_no_other_inside) {
+  run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
+    Port port(session);
+    const std::vector<int> data = numbers(1, 8);
+    if (session->rank() == 1) {
+      port.wait(port.send(data, 0, 1));
+      port.wait(port.send(data, 0, 2));
+      return;
+    }
+    thread_local bool inside = false;
+    std::vector<int> first(8), second(8);
+    std::atomic<bool> nested{false};
+    std::atomic<int> called{0};
+    const auto recv = [&](std::vector<int>& into, int tag, TransferDone done) {
+      return port.p2p->recv(Span{into.data(), 32}, DType::Int32, 1, tag, soon(), std::move(done));
+    };
+    const auto later = recv(second, 2, [&](const Transfer&) {
+      return [&] {
+        nested.store(inside);
+        ++called;
+      };
+    });
+    const auto earlier = recv(first, 1, [&](const Transfer&) {
+      return [&] {
+        inside = true;
+        port.wait(later);
+        while (called.load() == 0 && !soon().passed()) std::this_thread::yield();
+        inside = false;
+        ++called;
+      };
+    });
+    port.wait(earlier);
+    while (called.load() < 2) std::this_thread::yield();
+    CHECK(!nested.load());
+    CHECK(first == data && second == data);
+  });
+}
+
 // While it lives no thread can be started: new ones would get a stack larger than the address space.
 class NoThreads {
  public:
