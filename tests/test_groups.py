@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 from typing import Any
 
@@ -13,6 +14,8 @@ from probes import HAS_BACKEND_OPTIONS, HAS_SPLIT_WITHOUT_DEVICE, backend_of, fa
 from ranks import RankPool, run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from ourddp import _C as core
 
 # --- sub-groups ------------------------------------------------------------------------------------------------------
 
@@ -115,6 +118,11 @@ def merges_halves(rank: int, world: int) -> None:
     for _ in range(2):
         whole.allreduce([tensor := torch.ones(1)]).wait()
         assert tensor.item() == world
+    if core.records_flights():
+        from torch._C._distributed_c10d import _dump_fr_trace_json
+
+        dist.all_reduce(torch.ones(1))
+        assert list(json.loads(_dump_fr_trace_json(backend="ours"))["pg_config"]) == ["0"]
 
 
 def test_merge_of_groups_that_are_parts():

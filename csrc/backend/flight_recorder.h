@@ -19,7 +19,7 @@ struct FlightGroup {
 
 /// Writes the operations of one group into PyTorch's FlightRecorder, from which they are dumped after a failure and by
 /// torch's own calls. PyTorch would do it for us with hooks around each call, but they cost more than a small
-/// all-reduce does; the backends inside PyTorch record themselves for the same reason.
+/// all-reduce does.
 class FlightLog {
  public:
   /// Names an entry until its operation ends.

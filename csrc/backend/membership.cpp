@@ -20,6 +20,18 @@ OptionsPtr child_options(const c10::intrusive_ptr<c10d::Backend::Options>& given
   return options;
 }
 
+/// Tells a child which global ranks its members, ranks `members` of the parent, have, where that is known.
+void name_members(ProcessGroupOurs::Options& child, const ProcessGroupOurs::Options& parent,
+                  const std::vector<int>& members) {
+  const auto& parents = parent.global_ranks_in_group;
+  child.merged = parent.merged;
+  if (parent.merged) return;
+  for (const int member : members) {
+    child.global_ranks_in_group.push_back(parents.empty() ? static_cast<uint64_t>(member)
+                                                          : parents.at(static_cast<size_t>(member)));
+  }
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::split(const StorePtr& store, const std::vector<int>& ranks,
@@ -28,13 +40,10 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::split(const StorePtr& store,
   const auto found = std::find(ranks.begin(), ranks.end(), rank_);
   if (found == ranks.end()) return nullptr;
   auto options = child_options(opts, *options_);
-  const auto& parents = options_->global_ranks_in_group;
-  options->global_ranks_in_group.clear();
   for (const int rank : ranks) {
     TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "split: rank ", rank, " is not in this group of ", size_, " ranks");
-    options->global_ranks_in_group.push_back(parents.empty() ? static_cast<uint64_t>(rank)
-                                                             : parents.at(static_cast<size_t>(rank)));
   }
+  name_members(*options, *options_, ranks);
   // A connection of its own: the rendezvous waits, and the parent may use the given one meanwhile.
   return c10::make_intrusive<ProcessGroupOurs>(store->clone(), static_cast<int>(found - ranks.begin()),
                                                static_cast<int>(ranks.size()), std::move(options));
@@ -52,24 +61,23 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::shrink(
     const std::vector<int64_t>& ranks_to_exclude, int /*shrink_flags*/,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) {
   TORCH_CHECK(!status_->is_forked_child(), "a forked child cannot shrink its parent's process group");
-  const auto& parents = options_->global_ranks_in_group;
   auto options = child_options(opts_override, *options_);
-  options->global_ranks_in_group.clear();
   std::string name = "shrink/" + std::to_string(shrinks_++);
-  int new_rank = -1;
+  std::vector<int> members;
   for (int rank = 0; rank < size_; ++rank) {
     if (std::find(ranks_to_exclude.begin(), ranks_to_exclude.end(), rank) != ranks_to_exclude.end()) {
       name += "-" + std::to_string(rank);
-      continue;
+    } else {
+      members.push_back(rank);
     }
-    if (rank == rank_) new_rank = static_cast<int>(options->global_ranks_in_group.size());
-    options->global_ranks_in_group.push_back(parents.empty() ? static_cast<uint64_t>(rank)
-                                                             : parents.at(static_cast<size_t>(rank)));
   }
-  TORCH_CHECK_VALUE(new_rank >= 0, "shrink: rank ", rank_, " is to be excluded; only the remaining ranks call shrink");
-  const auto size = static_cast<int>(options->global_ranks_in_group.size());
+  const auto found = std::find(members.begin(), members.end(), rank_);
+  TORCH_CHECK_VALUE(found != members.end(), "shrink: rank ", rank_,
+                    " is to be excluded; only the remaining ranks call shrink");
+  name_members(*options, *options_, members);
   auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_->clone());
-  return c10::make_intrusive<ProcessGroupOurs>(std::move(store), new_rank, size, std::move(options));
+  return c10::make_intrusive<ProcessGroupOurs>(std::move(store), static_cast<int>(found - members.begin()),
+                                               static_cast<int>(members.size()), std::move(options));
 }
 
 }  // namespace ours

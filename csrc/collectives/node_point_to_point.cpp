@@ -185,8 +185,8 @@ bool NodePointToPoint::finish_ended(Lock& lock, int* counter) {
   }
   // Another thread may be asleep in wait() for one of these.
   signal(session_->self().doorbell);
-  const bool leaves_them = in_callback() && others_move();
-  if (!leaves_them && !callbacks_.empty()) run_callbacks(lock, counter);
+  if (callbacks_.empty() || (in_callback() && others_move())) return true;
+  run_callbacks(lock, counter);
   return true;
 }
 

@@ -54,18 +54,23 @@ CoreSpread::CoreSpread(NodeSession& session) : session_(session) {
 bool CoreSpread::settle() {
   const int mine = core_of(session_.rank());
   int crowd = 0;
-  for (int r = 0; r < session_.size(); ++r) crowd += core_of(r) == mine ? 1 : 0;
+  for (int r = 0; r < session_.size(); ++r) {
+    if (core_of(r) != mine) continue;
+    if (r > session_.rank()) return false;  // that one moves, if any
+    ++crowd;
+  }
   if (crowd <= fair_) return false;
   const auto now = Clock::now();
   if (now < next_) return false;
+  // Whether or not there is a better place, the next look at the system is due only after a pause.
+  const bool undone = moved_ && now < next_ + 4 * pause_;
+  pause_ = undone ? std::min<Clock::duration>(2 * pause_, kLongestPause) : Clock::duration(kShortestPause);
+  next_ = now + pause_;
   std::vector<int> cores(static_cast<size_t>(session_.size()));
   for (int r = 0; r < session_.size(); ++r) cores[static_cast<size_t>(r)] = core_of(r);
   const int core = better_core(cores, session_.rank(), allowed_cores());
-  if (core < 0 || !move_to_core(core)) return false;
-  const bool undone = now < next_ + 4 * pause_;
-  pause_ = undone ? std::min<Clock::duration>(2 * pause_, kLongestPause) : Clock::duration(kShortestPause);
-  next_ = now + pause_;
-  return true;
+  moved_ = core >= 0 && move_to_core(core);
+  return moved_;
 }
 
 }  // namespace ours

@@ -38,6 +38,7 @@ class CoreSpread {
   int fair_;  ///< ranks on a core where they are spread evenly
   Clock::time_point next_{};
   Clock::duration pause_{};
+  bool moved_ = false;  ///< when it last looked for a better core
 };
 
 }  // namespace ours
