@@ -34,7 +34,10 @@ import torch.distributed as dist
 from operations import OPERATIONS, Buffers, Operation
 
 LEAST_ROUNDS = 5  # a median of fewer says little
-BURST = 5  # calls of a peer in a row, after one that is not timed
+# Calls of a peer in a row, after one that is not timed. Many where they are short: it takes the scheduler a while to
+# get over the peer before.
+BURST_SMALL, BURST_LARGE = 20, 5
+LARGE = 512 * 1024  # bytes
 CHECK_SIZES = "4,64,1K,4K,16K,64K,256K,1M,4M,25M,100M"
 BARE = "process_group_all_reduce"
 
@@ -200,7 +203,7 @@ def measure(ranks: harness.Ranks, groups: dict[str, Any], name: str, size: int) 
         budget=ranks.plan["seconds_per_case"],
         least=min(LEAST_ROUNDS, ranks.plan["reps"]),
         most=ranks.plan["reps"],
-        burst=min(BURST, ranks.plan["reps"]),
+        burst=min(BURST_LARGE if size >= LARGE else BURST_SMALL, ranks.plan["reps"]),
         refresh=(lambda: operation.prepare(buffers)) if operation.changes_input else None,
     )
     scale = 0.5 if operation.half else 1.0

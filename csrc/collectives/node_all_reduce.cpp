@@ -67,7 +67,8 @@ void NodeGroup::reduce_small(const Call& call, const CallRecord& record, const v
                              const Reduction& reduction) {
   reserve_stage();
   const size_t bytes = count * size_of(call.dtype);
-  if (bytes != 0) std::memcpy(stage(rank(), barrier_.next_parity()), in, bytes);
+  if (bytes >= WriteTimes::kTimedBytes) write_.begin();
+  write_.copy(stage(rank(), barrier_.next_parity()), in, bytes);
   publish_record(record);
   sync(call, record);
   check_records(record);
@@ -81,6 +82,9 @@ void NodeGroup::reduce_chunked(const Call& call, const CallRecord& record, const
                                const Reduction& reduction) {
   reserve_stage();
   const size_t element = size_of(call.dtype);
+  write_.begin();
+  pages_.saw(in, count * element);
+  if (out != in && out != nullptr) pages_.saw(out, count * element);
   const size_t per_chunk = session_->layout().chunk_bytes / element;
   const size_t chunks = piece_count(count, per_chunk);
   const size_t align = kCacheLine / element;
@@ -94,8 +98,8 @@ void NodeGroup::reduce_chunked(const Call& call, const CallRecord& record, const
     const Slice own = slice(chunk, rank());
     std::byte* to = stage(rank(), barrier_.next_parity());
     const std::byte* from = source + chunk.begin * element;
-    std::memcpy(to, from, own.begin * element);
-    std::memcpy(to + own.end * element, from + own.end * element, (chunk.size() - own.end) * element);
+    write_.copy(to, from, own.begin * element);
+    write_.copy(to + own.end * element, from + own.end * element, (chunk.size() - own.end) * element);
   };
 
   Sources sources(size());
@@ -104,7 +108,8 @@ void NodeGroup::reduce_chunked(const Call& call, const CallRecord& record, const
     const Slice own = slice(chunk, rank());
     for (int r = 0; r < size(); ++r) sources.data()[r] = stage(r, barrier_.parity()) + own.begin * element;
     sources.data()[rank()] = source + (chunk.begin + own.begin) * element;
-    ours::reduce(result(rank(), barrier_.next_parity()), sources.data(), size(), own.size(), call.dtype, reduction);
+    ours::reduce(result(rank(), barrier_.next_parity()), sources.data(), size(), own.size(), call.dtype, reduction,
+                 write_.around());
   };
 
   const auto copy_out = [&](size_t k) {

@@ -92,6 +92,12 @@ void NodeGroup::exchange(const Call& call, const CallRecord& record, const Excha
                           std::to_string(plan.receives[me].bytes) + "; make the sizes equal");
   }
   reserve_stage();
+  write_.begin();
+  for (const ConstSpan& span : plan.sends) {
+    pages_.saw(span.data, span.bytes);
+    if (plan.common) break;
+  }
+  for (const Span& span : plan.receives) pages_.saw(span.data, span.bytes);
 
   const size_t chunk = session_->layout().chunk_bytes;
   const size_t window = plan.common ? chunk : chunk / ranks / kCacheLine * kCacheLine;
@@ -101,7 +107,7 @@ void NodeGroup::exchange(const Call& call, const CallRecord& record, const Excha
       const Slice piece = piece_of(plan.sends[d].bytes, window, k);
       if (d == me || piece.empty()) continue;
       const auto* from = static_cast<const std::byte*>(plan.sends[d].data) + piece.begin;
-      std::memcpy(plan.common ? to : to + d * window, from, piece.size());
+      write_.copy(plan.common ? to : to + d * window, from, piece.size());
       if (plan.common) return;  // one copy serves all
     }
   };

@@ -6,8 +6,8 @@
 
 namespace ours {
 
-NodeGroup::NodeGroup(std::shared_ptr<NodeSession> session)
-    : session_(std::move(session)), barrier_(*session_), spread_(*session_) {}
+NodeGroup::NodeGroup(std::shared_ptr<NodeSession> session, Setting write_around)
+    : session_(std::move(session)), barrier_(*session_), spread_(*session_), write_(*session_, write_around) {}
 
 std::shared_ptr<Group> make_node_group(std::shared_ptr<NodeSession> session) {
   return std::make_shared<NodeGroup>(std::move(session));

@@ -5,6 +5,9 @@
 #include <vector>
 
 #include "collectives/group.h"
+#include "collectives/shared_write.h"
+#include "common/huge_pages.h"
+#include "common/options.h"
 #include "transport/core_spread.h"
 #include "transport/node_barrier.h"
 #include "transport/node_session.h"
@@ -19,7 +22,7 @@ namespace ours {
 /// data unchanged), node_monitored_barrier.cpp.
 class NodeGroup final : public Group {
  public:
-  explicit NodeGroup(std::shared_ptr<NodeSession> session);
+  explicit NodeGroup(std::shared_ptr<NodeSession> session, Setting write_around = options().write_around);
 
   int rank() const override { return session_->rank(); }
   int size() const override { return session_->size(); }
@@ -87,6 +90,8 @@ class NodeGroup final : public Group {
   std::shared_ptr<NodeSession> session_;
   NodeBarrier barrier_;
   CoreSpread spread_;
+  SharedWrite write_;
+  HugePages pages_{options().huge_pages};
   bool stage_reserved_ = false;
   uint32_t monitored_ = 0;  ///< monitored barriers so far
 };

@@ -21,6 +21,7 @@ void NodeGroup::reduce_scatter(const Call& call, const std::vector<const void*>&
   }
   guarded([&] {
     reserve_stage();
+    write_.begin();
     const size_t element = size_of(call.dtype);
     const size_t window = session_->layout().chunk_bytes / ranks / kCacheLine * kCacheLine;
     const size_t per_window = window / element;
@@ -39,7 +40,7 @@ void NodeGroup::reduce_scatter(const Call& call, const std::vector<const void*>&
         const Slice piece = piece_of(counts[d], per_window, k);
         if (d == static_cast<size_t>(rank()) || piece.empty()) continue;
         const auto* from = static_cast<const std::byte*>(inputs[d]) + piece.begin * element;
-        std::memcpy(to + d * window, from, piece.size() * element);
+        write_.copy(to + d * window, from, piece.size() * element);
       }
     };
 

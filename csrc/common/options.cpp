@@ -67,7 +67,7 @@ template <typename Enum>
 const std::vector<std::string>& words();
 
 template <>
-const std::vector<std::string>& words<Spin>() {
+const std::vector<std::string>& words<Setting>() {
   static const std::vector<std::string> kWords = {"auto", "0", "1"};
   return kWords;
 }
@@ -158,6 +158,14 @@ const std::vector<OptionRow>& option_rows() {
           "OURS_INLINE", "0 or 1", "Whether synchronous calls run on the caller's own thread when nothing is queued."),
       word_row<&Options::spread>("OURS_SPREAD", "0 or 1",
                                  "Whether ranks that share a core move apart at the start of a collective."),
+      word_row<&Options::huge_pages>(
+          "OURS_HUGE_PAGES", "0 or 1",
+          "Whether tensors of 4 MiB and more that are used again and again are moved onto huge pages, "
+          "where the system has them."),
+      word_row<&Options::write_around>(
+          "OURS_WRITE_AROUND", "auto, 0 or 1",
+          "Whether a rank writes what its peers read next around its cache. auto: as measured; it is faster "
+          "where the ranks' cores have different last-level caches."),
       text_row<&Options::node_id>("OURS_NODE_ID",
                                   "Ranks with different texts count as being on different nodes; empty: found out."),
   };

@@ -9,17 +9,19 @@
 
 namespace ours {
 
-enum class Spin { Auto, Off, On };
+enum class Setting { Auto, Off, On };
 
 /// The values in force; the initialisers are the defaults. What each means stands in its row (see option_rows()).
 struct Options {
   int64_t yield_us = 500;
-  Spin spin = Spin::Auto;
+  Setting spin = Setting::Auto;
   int64_t chunk_bytes = 0;  // 0: chosen automatically
   int64_t small_bytes = 0;  // 0: chosen automatically
   std::vector<int> comm_thread_affinity;
   bool inline_calls = true;
   bool spread = true;
+  bool huge_pages = true;
+  Setting write_around = Setting::Auto;
   std::string node_id;
 };
 

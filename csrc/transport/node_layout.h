@@ -18,7 +18,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 2;
+constexpr uint32_t kSegmentVersion = 3;
 
 /// A counter that others can sleep on. `sleepers` lets the writer skip the system call when nobody sleeps.
 struct SleepWord {
@@ -42,6 +42,8 @@ struct alignas(kCacheLine) RankBlock {
   SleepWord arrived;
   /// On which it was when it began its last collective. Beside what the peers poll, so that to read it costs nothing.
   std::atomic<int32_t> core;
+  /// Whether it measured that what ranks share is better written around their caches.
+  std::atomic<bool> around_is_faster;
   /// Bumped by any peer that has put something into, or taken something out of, one of this rank's channels.
   alignas(kCacheLine) SleepWord doorbell;
   /// monitored_barrier: how many this rank has reached and, on rank 0, which it has judged.

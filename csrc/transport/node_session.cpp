@@ -43,8 +43,8 @@ WaitPolicy wait_policy_for(int ranks) {
   constexpr std::chrono::microseconds kBriefly{2};
   WaitPolicy policy;
   policy.awake = std::chrono::microseconds(options().yield_us);
-  if (options().spin == Spin::On) policy.spin = policy.awake;
-  if (options().spin == Spin::Auto && available_cores() >= ranks) policy.spin = kBriefly;
+  if (options().spin == Setting::On) policy.spin = policy.awake;
+  if (options().spin == Setting::Auto && available_cores() >= ranks) policy.spin = kBriefly;
   return policy;
 }
 

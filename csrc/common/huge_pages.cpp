@@ -1,0 +1,49 @@
+#include "common/huge_pages.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+
+// Linux's number, for systems whose headers are older than their kernel.
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+namespace ours {
+
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kMostBuffers = 256;
+constexpr int kTimes = 3;
+
+/// "always [madvise] never": the kernel's word for what it does is in brackets. MADV_COLLAPSE would not heed it.
+bool allowed() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string line;
+  return std::getline(file, line) && line.find("[never]") == std::string::npos;
+}
+
+}  // namespace
+
+HugePages::HugePages(bool enabled) : enabled_(enabled && allowed()) {}
+
+void HugePages::saw(const void* data, size_t bytes) {
+  if (!enabled_ || bytes < kLeastBytes) return;
+  const auto found = seen_.find(data);
+  if (found == seen_.end() || found->second.bytes != bytes) {
+    if (seen_.size() >= kMostBuffers) seen_.clear();
+    seen_[data] = Seen{bytes, 1};
+    return;
+  }
+  if (++found->second.times != kTimes) return;
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const size_t to_first = (kHugePage - address % kHugePage) % kHugePage;
+  if (bytes < to_first + kHugePage) return;
+  auto* first = static_cast<char*>(const_cast<void*>(data)) + to_first;
+  (void)::madvise(first, (bytes - to_first) / kHugePage * kHugePage, MADV_COLLAPSE);
+}
+
+}  // namespace ours
