@@ -1,4 +1,3 @@
-#include <cstring>
 #include <map>
 
 #include "backend/process_group.h"
@@ -9,52 +8,13 @@
 
 namespace ours {
 
-namespace {
-
-/// Tensors of one type up to this size together are packed into one message: below it, the number of synchronisations
-/// is what costs, above it the copies are.
-constexpr size_t kPackBytes = 1024 * 1024;
-
-/// Part of a list: the tensors of one type.
-using Pack = std::vector<Output>;
-
-void reduce_pack(Group& group, const Call& call, const Pack& pack, const Reduction& reduction) {
-  size_t bytes = 0;
-  for (const Output& output : pack) bytes += output.span().bytes;
-  const size_t width = size_of(call.dtype);
-  if (pack.size() == 1 || bytes > kPackBytes) {
-    for (const Output& output : pack) {
-      const Span data = output.span();
-      group.all_reduce(call, data.data, data.data, data.bytes / width, reduction);
-    }
-    return;
-  }
-  std::vector<std::max_align_t> packed(bytes / sizeof(std::max_align_t) + 1);
-  auto* const start = reinterpret_cast<char*>(packed.data());
-  char* to = start;
-  for (const Output& output : pack) {
-    const Span data = output.span();
-    if (data.bytes != 0) std::memcpy(to, data.data, data.bytes);
-    to += data.bytes;
-  }
-  group.all_reduce(call, start, start, bytes / width, reduction);
-  const char* from = start;
-  for (const Output& output : pack) {
-    const Span data = output.span();
-    if (data.bytes != 0) std::memcpy(data.data, from, data.bytes);
-    from += data.bytes;
-  }
-}
-
-}  // namespace
-
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce_coalesced(Tensors& tensors,
                                                                 const c10d::AllreduceCoalescedOptions& opts) {
   constexpr const char* kCall = "all_reduce_coalesced";
   TORCH_CHECK_VALUE(!tensors.empty(), kCall, ": the list of tensors is empty; pass at least one");
   for (const auto& tensor : tensors) check_output(tensor, kCall, "a tensor");
   // By the order of DType, so that all ranks reduce the types in one order whatever the order of their lists.
-  std::map<DType, Pack> packs;
+  std::map<DType, std::vector<Output>> packs;
   std::map<DType, Reduction> reductions;
   for (const auto& tensor : tensors) {
     const DType dtype = dtype_of(tensor);
@@ -71,7 +31,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce_coalesced(Tensors& tensors
                    for (const auto& [dtype, pack] : packs) {
                      Call one = call;
                      one.dtype = dtype;
-                     reduce_pack(group, one, pack, reductions.at(dtype));
+                     group.all_reduce(one, spans_of(pack), reductions.at(dtype));
                      commit_all(pack);
                    }
                  }});

@@ -2,7 +2,7 @@
 #include "backend/reduce_op.h"
 #include "backend/tensors.h"
 
-// The reductions of one tensor: all_reduce, reduce, reduce_scatter.
+// The reductions that give one result: all_reduce, reduce, reduce_scatter.
 
 namespace ours {
 
@@ -13,7 +13,8 @@ size_t count_of(const at::Tensor& tensor) { return static_cast<size_t>(tensor.nu
 }  // namespace
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  const at::Tensor& tensor = only(tensors, "all_reduce", "input");
+  if (tensors.size() != 1) return allreduce_pieces(tensors, opts);
+  const at::Tensor& tensor = tensors.front();
   if (tensor.layout() == at::kSparse) return launch_sparse(tensor, opts.reduceOp, opts.timeout, opts.asyncOp);
   check_output(tensor, "all_reduce", "the tensor");
   const DType dtype = dtype_of(tensor);
@@ -28,6 +29,28 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce(Tensors& tensors, const c1
                    void* data = output.span().data;
                    group.all_reduce(call, data, data, count_of(output.memory()), reduction);
                    output.commit();
+                 }});
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce_pieces(const Tensors& tensors,
+                                                             const c10d::AllreduceOptions& opts) {
+  constexpr const char* kCall = "all_reduce";
+  TORCH_CHECK_VALUE(!tensors.empty(), kCall, ": the list of tensors is empty; pass at least one");
+  check_list(tensors, kCall, "the tensors");
+  for (const auto& tensor : tensors) check_output(tensor, kCall, "a tensor");
+  const DType dtype = dtype_of(tensors.front());
+  const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
+  std::vector<Output> outputs;
+  for (const auto& tensor : tensors) outputs.emplace_back(tensor, true);
+  return launch({Op::AllReduce,
+                 dtype,
+                 opts.asyncOp,
+                 opts.timeout,
+                 tensors,
+                 {tensors},
+                 [outputs = std::move(outputs), reduction](Group& group, const Call& call) {
+                   group.all_reduce(call, spans_of(outputs), reduction);
+                   commit_all(outputs);
                  }});
 }
 

@@ -80,6 +80,8 @@ class ProcessGroupOurs final : public c10d::Backend {
   void waitForPendingWorks() override { queue_->drain(); }
 
   // ---- reductions
+  /// Several tensors, of one dtype, are reduced as one message: each element with its like on the other ranks. Where the
+  /// elements are cut into tensors may differ between ranks.
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
@@ -139,6 +141,7 @@ class ProcessGroupOurs final : public c10d::Backend {
   /// Numbers, traces and runs or queues a collective. One that is not asynchronous has ended well where this returns
   /// null, and is to be waited for where it returns a Work (for hooks, and while coalescing).
   WorkPtr launch(Collective collective);
+  WorkPtr allreduce_pieces(const Tensors& tensors, const c10d::AllreduceOptions& opts);
   WorkPtr launch_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout, bool async_op);
   WorkPtr post(Op op, Tensors& tensors, int peer, int tag);
 

@@ -23,6 +23,12 @@ class SoloGroup final : public Group {
     ours::reduce(out, &in, 1, count, call.dtype, reduction);
   }
 
+  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) override {
+    for (const Span& piece : pieces) {
+      all_reduce(call, piece.data, piece.data, piece.bytes / size_of(call.dtype), reduction);
+    }
+  }
+
   void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction,
               int root) override {
     check_root(root);

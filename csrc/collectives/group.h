@@ -52,6 +52,10 @@ class Group {
   /// out[i] = reduction over all ranks' in[i]; `count` elements of call.dtype.
   virtual void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) = 0;
 
+  /// As all_reduce, in place, of an array that lies in several places: `pieces` one after the other. Where it is cut
+  /// may differ between ranks; the number of all elements must agree. Empty pieces are allowed.
+  virtual void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) = 0;
+
   /// As all_reduce, but only root's `out` is written (elsewhere it is ignored).
   virtual void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction,
                       int root) = 0;

@@ -34,95 +34,122 @@ class Sources {
   std::vector<const void*> many_;
 };
 
-/// Results beyond this size leave the cache before anyone reads them: write them around it.
+/// Results beyond this size leave the cache before anyone reads them: write them around it,
 constexpr size_t kStreamBytes = 4 * 1024 * 1024;
+/// unless they are so short that the fence after them would cost more.
+constexpr size_t kStreamPieceBytes = 4096;
+
+/// Moves every pointer by `bytes`.
+void advance(const void** pointers, int count, size_t bytes) {
+  for (int i = 0; i < count; ++i) pointers[i] = static_cast<const std::byte*>(pointers[i]) + bytes;
+}
 
 }  // namespace
 
 void NodeGroup::all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) {
   check_supported(reduction.kind, call.dtype);
-  guarded([&] { reduce_to(call, record_of(call, count, reduction, -1), in, out, count, reduction); });
+  const size_t element = size_of(call.dtype);
+  const Pieces to(out, count, element);
+  const Pieces from(const_cast<void*>(in), count, element);
+  guarded([&] { reduce_to(call, record_of(call, count, reduction, -1), from, &to, reduction); });
+}
+
+void NodeGroup::all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) {
+  check_supported(reduction.kind, call.dtype);
+  const Pieces data(pieces, size_of(call.dtype));
+  guarded([&] { reduce_to(call, record_of(call, data.count(), reduction, -1), data, &data, reduction); });
 }
 
 void NodeGroup::reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction,
                        int root) {
   check_supported(reduction.kind, call.dtype);
   check_root(root);
+  const size_t element = size_of(call.dtype);
+  const Pieces to(out, count, element);
+  const Pieces from(const_cast<void*>(in), count, element);
   guarded([&] {
-    reduce_to(call, record_of(call, count, reduction, root), in, rank() == root ? out : nullptr, count, reduction);
+    reduce_to(call, record_of(call, count, reduction, root), from, rank() == root ? &to : nullptr, reduction);
   });
 }
 
-void NodeGroup::reduce_to(const Call& call, const CallRecord& record, const void* in, void* out, size_t count,
+void NodeGroup::reduce_to(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,
                           const Reduction& reduction) {
-  const size_t bytes = count * size_of(call.dtype);
-  if (bytes <= session_->header().small_bytes) {
-    reduce_small(call, record, in, out, count, reduction);
+  reserve_stage();
+  if (in.count() * size_of(call.dtype) <= session_->header().small_bytes) {
+    reduce_small(call, record, in, out, reduction);
   } else {
-    reduce_chunked(call, record, in, out, count, reduction);
+    reduce_chunked(call, record, in, out, reduction);
   }
 }
 
-void NodeGroup::reduce_small(const Call& call, const CallRecord& record, const void* in, void* out, size_t count,
+void NodeGroup::reduce_small(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,
                              const Reduction& reduction) {
-  reserve_stage();
-  const size_t bytes = count * size_of(call.dtype);
-  if (bytes >= WriteTimes::kTimedBytes) write_.begin();
-  write_.copy(stage(rank(), barrier_.next_parity()), in, bytes);
+  const size_t element = size_of(call.dtype);
+  std::byte* const to = stage(rank(), barrier_.next_parity());
+  if (in.count() * element >= WriteTimes::kTimedBytes) write_.begin();
+  in.visit(0, in.count(),
+           [&](std::byte* data, size_t at, size_t n) { write_.copy(to + at * element, data, n * element); });
   publish_record(record);
   sync(call, record);
   check_records(record);
-  if (out == nullptr || count == 0) return;
+  if (out == nullptr) return;
   Sources sources(size());
   for (int r = 0; r < size(); ++r) sources.data()[r] = stage(r, barrier_.parity());
-  ours::reduce(out, sources.data(), size(), count, call.dtype, reduction);
+  out->visit(0, out->count(), [&](std::byte* data, size_t, size_t n) {
+    ours::reduce(data, sources.data(), size(), n, call.dtype, reduction);
+    advance(sources.data(), size(), n * element);
+  });
 }
 
-void NodeGroup::reduce_chunked(const Call& call, const CallRecord& record, const void* in, void* out, size_t count,
+void NodeGroup::reduce_chunked(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,
                                const Reduction& reduction) {
-  reserve_stage();
   const size_t element = size_of(call.dtype);
-  write_.begin();
-  pages_.saw(in, count * element);
-  if (out != in && out != nullptr) pages_.saw(out, count * element);
+  const size_t count = in.count();
   const size_t per_chunk = session_->layout().chunk_bytes / element;
   const size_t chunks = piece_count(count, per_chunk);
   const size_t align = kCacheLine / element;
-  const auto* source = static_cast<const std::byte*>(in);
-  auto* target = static_cast<std::byte*>(out);
   const bool stream = count * element >= kStreamBytes;
   const auto slice = [&](const Slice& chunk, int r) { return slice_of(chunk.size(), size(), r, align); };
+  const auto saw = [&](std::byte* data, size_t, size_t n) { pages_.saw(data, n * element); };
+  in.visit(0, count, saw);
+  if (out != nullptr && out != &in) out->visit(0, count, saw);
+  write_.begin();
 
   const auto copy_in = [&](size_t k) {
     const Slice chunk = piece_of(count, per_chunk, k);
     const Slice own = slice(chunk, rank());
-    std::byte* to = stage(rank(), barrier_.next_parity());
-    const std::byte* from = source + chunk.begin * element;
-    write_.copy(to, from, own.begin * element);
-    write_.copy(to + own.end * element, from + own.end * element, (chunk.size() - own.end) * element);
+    std::byte* const stage = this->stage(rank(), barrier_.next_parity());
+    for (const Slice& part : {Slice{0, own.begin}, Slice{own.end, chunk.size()}}) {
+      std::byte* const to = stage + part.begin * element;
+      in.visit(chunk.begin + part.begin, chunk.begin + part.end,
+               [&](std::byte* data, size_t at, size_t n) { write_.copy(to + at * element, data, n * element); });
+    }
   };
 
   Sources sources(size());
   const auto reduce_own = [&](size_t k) {
     const Slice chunk = piece_of(count, per_chunk, k);
     const Slice own = slice(chunk, rank());
-    for (int r = 0; r < size(); ++r) sources.data()[r] = stage(r, barrier_.parity()) + own.begin * element;
-    sources.data()[rank()] = source + (chunk.begin + own.begin) * element;
-    ours::reduce(result(rank(), barrier_.next_parity()), sources.data(), size(), own.size(), call.dtype, reduction,
-                 write_.around());
+    std::byte* const to = result(rank(), barrier_.next_parity());
+    in.visit(chunk.begin + own.begin, chunk.begin + own.end, [&](std::byte* data, size_t at, size_t n) {
+      for (int r = 0; r < size(); ++r) sources.data()[r] = stage(r, barrier_.parity()) + (own.begin + at) * element;
+      sources.data()[rank()] = data;
+      ours::reduce(to + at * element, sources.data(), size(), n, call.dtype, reduction, write_.around());
+    });
   };
 
   const auto copy_out = [&](size_t k) {
     const Slice chunk = piece_of(count, per_chunk, k);
     for (int r = 0; r < size(); ++r) {
       const Slice part = slice(chunk, r);
-      std::byte* to = target + (chunk.begin + part.begin) * element;
-      const std::byte* from = result(r, barrier_.parity());
-      if (stream) {
-        copy_stream(to, from, part.size() * element);
-      } else {
-        std::memcpy(to, from, part.size() * element);
-      }
+      const std::byte* const from = result(r, barrier_.parity());
+      out->visit(chunk.begin + part.begin, chunk.begin + part.end, [&](std::byte* data, size_t at, size_t n) {
+        if (stream && n * element >= kStreamPieceBytes) {
+          copy_stream(data, from + at * element, n * element);
+        } else {
+          std::memcpy(data, from + at * element, n * element);
+        }
+      });
     }
   };
 
@@ -133,7 +160,7 @@ void NodeGroup::reduce_chunked(const Call& call, const CallRecord& record, const
   for (size_t k = 0; k <= chunks; ++k) {
     if (k > 0) sync(call, record);
     if (k < chunks) reduce_own(k);
-    if (k > 0 && target != nullptr) copy_out(k - 1);
+    if (k > 0 && out != nullptr) copy_out(k - 1);
     if (k + 1 < chunks) copy_in(k + 1);
   }
 }

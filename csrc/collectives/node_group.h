@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "collectives/group.h"
+#include "collectives/pieces.h"
 #include "collectives/shared_write.h"
 #include "common/huge_pages.h"
 #include "common/options.h"
@@ -29,6 +30,7 @@ class NodeGroup final : public Group {
 
   void barrier(const Call& call) override;
   void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) override;
+  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) override;
   void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) override;
   void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
                       void* out, const Reduction& reduction) override;
@@ -63,11 +65,12 @@ class NodeGroup final : public Group {
   /// After the first sync: throws MismatchError unless all ranks published the same call.
   void check_records(const CallRecord& mine);
 
-  void reduce_to(const Call& call, const CallRecord& record, const void* in, void* out, size_t count,
+  /// Of all ranks' `in` into `out`, which may be null. Both have the same number of elements.
+  void reduce_to(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,
                  const Reduction& reduction);
-  void reduce_small(const Call& call, const CallRecord& record, const void* in, void* out, size_t count,
+  void reduce_small(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,
                     const Reduction& reduction);
-  void reduce_chunked(const Call& call, const CallRecord& record, const void* in, void* out, size_t count,
+  void reduce_chunked(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,
                       const Reduction& reduction);
 
   void exchange(const Call& call, const CallRecord& record, const Exchange& plan);

@@ -58,7 +58,8 @@ using ReducerClass = py::class_<Reducer, std::shared_ptr<Reducer>>;
 void bind_step(ReducerClass& cls) {
   cls.def("prepare_for_forward", &Reducer::prepare_for_forward, NoGil())
       .def("prepare_for_backward", &Reducer::prepare_for_backward, py::arg("outputs"), NoGil())
-      .def("_autograd_hook", &Reducer::on_gradient, py::arg("index"), NoGil())
+      .def(
+          "_autograd_hook", [](Reducer& self, size_t index) { self.on_gradient(index, {}); }, py::arg("index"), NoGil())
       .def("_delay_all_reduce", &Reducer::delay_all_reduce, NoGil())
       .def("_rebuild_buckets", &Reducer::rebuild_buckets, NoGil())
       .def("_check_reducer_finalized", &Reducer::check_finalized, NoGil())
@@ -69,7 +70,9 @@ void bind_step(ReducerClass& cls) {
       .def("_remove_autograd_hooks", &Reducer::remove_autograd_hooks, NoGil())
       .def("get_backward_stats", &Reducer::backward_stats, NoGil())
       .def("_get_bucket_times", &Reducer::bucket_times, NoGil())
-      .def("_get_bucket_indices", [](Reducer& self) { return self.status().bucket_indices; }, NoGil());
+      .def(
+          "_get_bucket_indices", [](Reducer& self) { return self.status().bucket_indices; }, NoGil())
+      .def("_get_reduced_in_place", [](Reducer& self) { return self.status().reduced_in_place; }, NoGil());
 }
 
 void bind_settings(ReducerClass& cls) {

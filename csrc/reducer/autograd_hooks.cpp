@@ -14,8 +14,13 @@ class AccumulationHook : public torch::autograd::FunctionPostHook {
  public:
   AccumulationHook(const AutogradHooks::Callback& callback, size_t index) : callback_(callback), index_(index) {}
 
-  variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
-    callback_(index_);
+  variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
+    // By reference: who asks for the number of its owners must not count one of ours.
+    if (inputs.empty()) {
+      callback_(index_, {});
+    } else {
+      callback_(index_, inputs.front());
+    }
     return outputs;
   }
 

@@ -20,7 +20,8 @@ using NodePtr = std::decay_t<decltype(std::declval<const torch::autograd::Edge&>
 /// hooks on it, with the last graph that uses it.
 class AutogradHooks {
  public:
-  using Callback = std::function<void(size_t parameter_index)>;
+  /// `incoming` is the gradient as it came, before it was accumulated; perhaps undefined.
+  using Callback = std::function<void(size_t parameter_index, const at::Tensor& incoming)>;
 
   AutogradHooks() = default;
   ~AutogradHooks() { detach(); }

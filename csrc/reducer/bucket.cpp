@@ -35,6 +35,7 @@ Bucket::Bucket(const std::vector<size_t>& parameter_indices, const std::vector<a
 void Bucket::reset() {
   pending_ = slots_.size();
   deferred.clear();
+  for (GradientSlot& slot : slots_) slot.in_place.reset();
   work.reset();
   future.reset();
   times = {};
@@ -65,6 +66,24 @@ void Bucket::release() {
 }
 
 at::Tensor Bucket::buffer_to_reduce() const { return complex_ && !sparse_ ? at::view_as_real(buffer_) : buffer_; }
+
+std::vector<at::Tensor> Bucket::pieces_to_reduce() const {
+  const at::Tensor whole = buffer_to_reduce();
+  std::vector<at::Tensor> pieces;
+  size_t begin = 0;
+  const auto add_buffer_until = [&](size_t end) {
+    if (end > begin) pieces.push_back(whole.narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(end - begin)));
+  };
+  for (const GradientSlot& slot : slots_) {
+    if (!slot.in_place.defined()) continue;
+    add_buffer_until(slot.offset);
+    pieces.push_back(complex_ ? at::view_as_real(slot.in_place) : slot.in_place);
+    begin = slot.offset + slot.length;
+  }
+  if (begin == 0) return {whole};
+  add_buffer_until(static_cast<size_t>(numel_));
+  return pieces;
+}
 
 void Bucket::set_result(const at::Tensor& reduced) {
   TORCH_CHECK(reduced.numel() == numel_ * (complex_ && reduced.is_floating_point() ? 2 : 1),

@@ -37,6 +37,9 @@ struct GradientSlot {
   at::Tensor view;
   /// Where the reduced gradient is read: `view`, unless a communication hook returned a tensor of its own.
   at::Tensor result;
+  /// The elements of the gradient itself, in the order of the view, where it is reduced where it lies instead of in the
+  /// buffer. One dimension.
+  at::Tensor in_place;
   /// This rank did not use the parameter: its gradient must stay as it is if no other rank did either.
   bool kept = false;
 
@@ -70,6 +73,9 @@ class Bucket {
   void set_sparse_gradient(at::Tensor gradient) { buffer_ = std::move(gradient); }
   /// What goes through a collective: the buffer, complex numbers as pairs of reals.
   at::Tensor buffer_to_reduce() const;
+  /// The same, but with gradients that are reduced in place instead of their parts of the buffer: one after the other,
+  /// the elements are those of the buffer.
+  std::vector<at::Tensor> pieces_to_reduce() const;
   /// Points the slots' results into `reduced`, which a reduction of buffer_to_reduce() returned.
   void set_result(const at::Tensor& reduced);
 

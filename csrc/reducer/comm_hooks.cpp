@@ -18,7 +18,7 @@ class AllReduceHook : public c10d::CppCommHookInterface<GroupPtr> {
   FuturePtr runHook(c10d::GradBucket& bucket) override {
     at::Tensor tensor = bucket.getBuffer();
     tensor.div_(state_->getSize());
-    return start_all_reduce(*state_, tensor, c10d::ReduceOp::SUM)->getFuture();
+    return start_all_reduce(*state_, {tensor}, c10d::ReduceOp::SUM)->getFuture();
   }
 };
 
@@ -31,7 +31,7 @@ class HalfPrecisionHook : public c10d::CppCommHookInterface<GroupPtr> {
     at::Tensor half = full.to(at::kHalf);
     // Divided first, so that the sum of many ranks stays within the narrow range.
     half.div_(state_->getSize());
-    const FuturePtr sent = start_all_reduce(*state_, half, c10d::ReduceOp::SUM)->getFuture();
+    const FuturePtr sent = start_all_reduce(*state_, {half}, c10d::ReduceOp::SUM)->getFuture();
     return sent->then(
         [full, half](c10::ivalue::Future& done) -> c10::IValue {
           done.value();  // rethrows
@@ -54,22 +54,22 @@ std::unique_ptr<c10d::CommHookInterface> make_builtin_hook(c10d::BuiltinCommHook
   TORCH_CHECK_VALUE(false, "Unknown built-in communication hook; use ALLREDUCE or FP16_COMPRESS.");
 }
 
-bool averages_in_reduction(c10d::ProcessGroup& group, at::Device device) {
+ReductionAbilities abilities_of(c10d::ProcessGroup& group, at::Device device) {
   std::string name;
   try {
     name = group.getBackend(device.type())->getBackendName();
   } catch (const std::exception&) {
     // A process group written in Python has no c10d backend to ask.
-    return false;
+    return {};
   }
-  return name == "ours" || name == "nccl";
+  const bool ours = name == "ours";
+  return {ours || name == "nccl", ours};
 }
 
-c10::intrusive_ptr<c10d::Work> start_all_reduce(c10d::ProcessGroup& group, const at::Tensor& tensor,
+c10::intrusive_ptr<c10d::Work> start_all_reduce(c10d::ProcessGroup& group, std::vector<at::Tensor> tensors,
                                                 c10d::ReduceOp::RedOpType op) {
   c10d::AllreduceOptions options;
   options.reduceOp = op;
-  std::vector<at::Tensor> tensors{tensor};
   return group.allreduce(tensors, options);
 }
 

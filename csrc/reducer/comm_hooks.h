@@ -14,12 +14,19 @@ namespace ours {
 std::unique_ptr<c10d::CommHookInterface> make_builtin_hook(c10d::BuiltinCommHookType type,
                                                            const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
-/// Whether the backend that serves `device` in `group` is known to average inside the reduction. Gloo and MPI do not,
-/// so gradients are divided on their way into the bucket.
-bool averages_in_reduction(c10d::ProcessGroup& group, at::Device device);
+/// What a backend is known to do in a reduction.
+struct ReductionAbilities {
+  /// Divide by the number of ranks. Gloo and MPI do not, so gradients are divided on their way into the bucket.
+  bool average = false;
+  /// Reduce several tensors as one message, so that gradients can be reduced where they lie.
+  bool pieces = false;
+};
 
-/// Starts an all-reduce of `tensor` in place.
-c10::intrusive_ptr<c10d::Work> start_all_reduce(c10d::ProcessGroup& group, const at::Tensor& tensor,
+/// Of the backend that serves `device` in `group`.
+ReductionAbilities abilities_of(c10d::ProcessGroup& group, at::Device device);
+
+/// Starts an all-reduce of `tensors` in place; of several only where the backend reduces pieces.
+c10::intrusive_ptr<c10d::Work> start_all_reduce(c10d::ProcessGroup& group, std::vector<at::Tensor> tensors,
                                                 c10d::ReduceOp::RedOpType op);
 
 }  // namespace ours

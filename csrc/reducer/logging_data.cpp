@@ -69,6 +69,7 @@ void LoggingData::log_step() {
   ++samples_;
   integers["iteration"] = status.iterations;
   integers["num_buckets_reduced"] = status.buckets_reduced;
+  integers["num_gradients_reduced_in_place"] = status.reduced_in_place;
   integers["has_rebuilt_buckets"] = status.has_rebuilt_buckets ? 1 : 0;
   int64_t unused_bytes = 0;
   for (const size_t index : status.unused_parameters) {

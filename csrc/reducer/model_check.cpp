@@ -93,7 +93,7 @@ void check_same_model(c10d::ProcessGroup& group, const std::vector<at::Tensor>& 
   const at::Device device = parameters.front().device();
   const int64_t print = fingerprint(layout_only(parameters));
   at::Tensor extremes = at::tensor({print, -print}, at::kLong).to(device);
-  start_all_reduce(group, extremes, c10d::ReduceOp::MAX)->wait();
+  start_all_reduce(group, {extremes}, c10d::ReduceOp::MAX)->wait();
   extremes = extremes.cpu();
   // The largest print equals the smallest: all are equal.
   if (extremes[0].item<int64_t>() == -extremes[1].item<int64_t>()) return;

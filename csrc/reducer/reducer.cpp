@@ -42,7 +42,7 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, GroupPtr group, ReducerOpti
   TORCH_CHECK(options_.expect_sparse_gradients.empty() || options_.expect_sparse_gradients.size() == parameters_.size(),
               "expect_sparse_gradients has ", options_.expect_sparse_gradients.size(), " entries for ",
               parameters_.size(), " parameters.");
-  backend_averages_ = averages_in_reduction(*group_, parameters_.front().device());
+  backend_ = abilities_of(*group_, parameters_.front().device());
   std::vector<size_t> natural(parameters_.size());
   std::iota(natural.rbegin(), natural.rend(), size_t{0});
   init_buckets(options_.bucket_indices.empty() ? assign(natural) : options_.bucket_indices);
@@ -51,7 +51,8 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, GroupPtr group, ReducerOpti
 void Reducer::attach() {
   AutogradHooks::Callback callback;
   // The hooks live no longer than this object, which owns them.
-  if (options_.attach_to_autograd) callback = [this](size_t index) { on_gradient(index); };
+  if (options_.attach_to_autograd)
+    callback = [this](size_t index, const at::Tensor& incoming) { on_gradient(index, incoming); };
   hooks_.attach(parameters_, std::move(callback));
 }
 
@@ -222,7 +223,7 @@ void Reducer::set_process_group(GroupPtr group) {
   const std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK(group, "A reducer needs a process group.");
   group_ = std::move(group);
-  backend_averages_ = averages_in_reduction(*group_, parameters_.front().device());
+  backend_ = abilities_of(*group_, parameters_.front().device());
 }
 
 void Reducer::set_forward_work(c10::intrusive_ptr<c10d::Work> work, bool use_static_world_size) {
@@ -261,6 +262,7 @@ ReducerStatus Reducer::status() {
   ReducerStatus result;
   result.iterations = iterations_;
   result.buckets_reduced = buckets_reduced_;
+  result.reduced_in_place = reduced_in_place_;
   result.has_rebuilt_buckets = has_rebuilt_;
   result.unused_parameters = unused_;
   result.ready_order = ready_order_;

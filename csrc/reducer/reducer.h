@@ -14,6 +14,7 @@
 #include "reducer/autograd_hooks.h"
 #include "reducer/bucket.h"
 #include "reducer/bucket_assignment.h"
+#include "reducer/comm_hooks.h"
 #include "reducer/gradient_access.h"
 #include "reducer/reducer_options.h"
 #include "reducer/step_timer.h"
@@ -25,6 +26,8 @@ namespace ours {
 struct ReducerStatus {
   int64_t iterations = 0;
   int64_t buckets_reduced = 0;
+  /// Gradients that were reduced where they lay in the last backward.
+  int64_t reduced_in_place = 0;
   bool has_rebuilt_buckets = false;
   std::vector<std::vector<size_t>> bucket_indices;
   std::vector<int64_t> bucket_bytes;
@@ -61,8 +64,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// `outputs`, of forward, are needed only to find unused parameters. RuntimeError if the last backward left
   /// parameters without a gradient; it names them.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
-  /// What autograd calls when the gradient of a parameter has been accumulated.
-  void on_gradient(size_t index);
+  /// What autograd calls when the gradient of a parameter has been accumulated, out of `incoming` (see AutogradHooks).
+  void on_gradient(size_t index, const at::Tensor& incoming);
   /// Ends the first backward of a static graph: reduces everything now that the graph is known.
   void delay_all_reduce();
   /// Assigns the buckets in the order of arrival, once. Returns whether it did. Collective when it does.
@@ -150,9 +153,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool may_be_unused() const { return static_graph_ || options_.find_unused_parameters; }
   bool counts_as_arrived(size_t index);
   void settle_division();
-  void mark_ready(size_t index);
-  void store_gradient(size_t index);
-  void store_dense(Bucket& bucket, GradientSlot& slot, size_t slot_index);
+  void mark_ready(size_t index, const at::Tensor& incoming);
+  void store_gradient(size_t index, const at::Tensor& incoming);
+  void store_dense(Bucket& bucket, size_t slot_index, const at::Tensor& incoming);
+  bool reduces_in_place(const GradientSlot& slot, const at::Tensor& gradient, const at::Tensor& incoming) const;
   void store_sparse(Bucket& bucket, GradientSlot& slot);
   void flush_deferred(Bucket& bucket);
   void launch_ready_buckets();
@@ -193,7 +197,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   int64_t backward_began_ns_ = 0;
 
   // Averaging: divide by divisor_ on the way into the bucket (scale_), or inside the reduction.
-  bool backend_averages_ = false;
+  ReductionAbilities backend_;
   int divisor_ = 0;
   double scale_ = 1.0;
   bool average_in_reduction_ = false;
@@ -218,6 +222,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   int64_t iterations_ = 0;
   int64_t buckets_reduced_ = 0;
+  int64_t reduced_in_place_ = 0;
   StepTimer timer_;
   std::string error_;
 };

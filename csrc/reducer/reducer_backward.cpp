@@ -4,11 +4,13 @@
 #include <ATen/record_function.h>
 #include <c10/util/ApproximateClock.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
 #include "reducer/comm_hooks.h"
 #include "reducer/gradient_copy.h"
+#include "reducer/gradient_ownership.h"
 #include "reducer/reducer.h"
 #include "reducer/reducer_errors.h"
 
@@ -56,6 +58,7 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   std::fill(arrived_.begin(), arrived_.end(), false);
   ready_order_.clear();
   buckets_reduced_ = 0;
+  reduced_in_place_ = 0;
   unused_marked_ = false;
   if (static_graph_) {
     arrivals_left_ = arrivals_expected_;
@@ -77,7 +80,7 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
 
 bool Reducer::records_usage() const { return static_graph_ ? !static_recorded_ : options_.find_unused_parameters; }
 
-void Reducer::on_gradient(size_t index) {
+void Reducer::on_gradient(size_t index, const at::Tensor& incoming) {
   const std::lock_guard<std::mutex> lock(mutex_);
   gradients_.adopt_thread_context();
   if (records_usage()) {
@@ -97,9 +100,9 @@ void Reducer::on_gradient(size_t index) {
   unfinished_ = true;
   if (!unused_marked_) {
     unused_marked_ = true;
-    for (const size_t unused : unused_) mark_ready(unused);
+    for (const size_t unused : unused_) mark_ready(unused, {});
   }
-  if (counts_as_arrived(index)) mark_ready(index);
+  if (counts_as_arrived(index)) mark_ready(index, incoming);
 }
 
 bool Reducer::counts_as_arrived(size_t index) {
@@ -115,11 +118,11 @@ void Reducer::settle_division() {
   if (forward_work_ && !forward_static_world_size_) divisor_ = active_ranks(*forward_work_);
   // Ranks that have joined must call the same operation, and know only what was agreed beforehand.
   const bool whole_group = !forward_work_ || forward_static_world_size_;
-  average_in_reduction_ = backend_averages_ && whole_group;
+  average_in_reduction_ = backend_.average && whole_group;
   scale_ = hook_ || average_in_reduction_ ? 1.0 : 1.0 / divisor_;
 }
 
-void Reducer::mark_ready(size_t index) {
+void Reducer::mark_ready(size_t index, const at::Tensor& incoming) {
   if (arrived_[index]) fail(describe_marked_twice(index, name_of(index), static_graph_));
   arrived_[index] = true;
   ready_order_.push_back(index);
@@ -127,23 +130,23 @@ void Reducer::mark_ready(size_t index) {
   const int64_t now = c10::getTime();
   arrival_ns_[index] = now - backward_began_ns_;
   settle_division();
-  store_gradient(index);
+  store_gradient(index, incoming);
   if (buckets_[locations_[index].bucket].mark_arrived(now)) launch_ready_buckets();
 }
 
-void Reducer::store_gradient(size_t index) {
+void Reducer::store_gradient(size_t index, const at::Tensor& incoming) {
   const Location& location = locations_[index];
   Bucket& bucket = buckets_[location.bucket];
-  GradientSlot& slot = bucket.slots()[location.slot];
   if (bucket.sparse()) {
-    store_sparse(bucket, slot);
+    store_sparse(bucket, bucket.slots()[location.slot]);
   } else {
     bucket.allocate();
-    store_dense(bucket, slot, location.slot);
+    store_dense(bucket, location.slot, incoming);
   }
 }
 
-void Reducer::store_dense(Bucket& bucket, GradientSlot& slot, size_t slot_index) {
+void Reducer::store_dense(Bucket& bucket, size_t slot_index, const at::Tensor& incoming) {
+  GradientSlot& slot = bucket.slots()[slot_index];
   slot.kept = options_.gradient_as_bucket_view && may_be_unused() && !used_.known_used(slot.parameter_index);
   gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
     if (!gradient.defined()) {
@@ -161,6 +164,12 @@ void Reducer::store_dense(Bucket& bucket, GradientSlot& slot, size_t slot_index)
       fail(c10::str("The gradient of parameter ", slot.parameter_index, " (", name_of(slot.parameter_index),
                     ") cannot be reduced: ", misfit, "."));
     }
+    if (reduces_in_place(slot, gradient, incoming)) {
+      ++reduced_in_place_;
+      slot.in_place =
+          slot.view.is_contiguous() ? gradient.detach().view({-1}) : gradient.as_strided({gradient.numel()}, {1});
+      return false;
+    }
     if (options_.batched_grad_copy && !options_.gradient_as_bucket_view) {
       bucket.deferred.push_back(slot_index);
       return false;
@@ -170,6 +179,23 @@ void Reducer::store_dense(Bucket& bucket, GradientSlot& slot, size_t slot_index)
     gradient = slot.gradient_view();
     return true;
   });
+}
+
+bool Reducer::reduces_in_place(const GradientSlot& slot, const at::Tensor& gradient, const at::Tensor& incoming) const {
+  // Copying less takes less time than a piece of its own.
+  constexpr size_t kLeastBytes = 32 * 1024;
+  if (!backend_.pieces || hook_ || !average_in_reduction_ || options_.gradient_as_bucket_view ||
+      mixed_precision_dtype_ || optimizer_in_backward_ || gradient.nbytes() < kLeastBytes) {
+    return false;
+  }
+  // A parameter that no rank used must keep its gradient.
+  if (may_be_unused() && !used_.known_used(slot.parameter_index)) return false;
+  if (gradient.sizes() != slot.view.sizes() || gradient.strides() != slot.view.strides()) return false;
+  // Nobody may see the gradient change while backward is still under way: hooks that run after this one might look.
+  const auto& accumulator = hooks_.accumulators()[slot.parameter_index];
+  return accumulator->post_hooks().size() == 1 &&
+         torch::autograd::impl::post_acc_grad_hooks(slot.parameter) == nullptr &&
+         is_owned_by_parameter(gradient, incoming);
 }
 
 void Reducer::store_sparse(Bucket& bucket, GradientSlot& slot) {
@@ -230,25 +256,26 @@ void Reducer::launch(size_t index) {
   timer_.record_first(iterations_, Event::kBackwardCommStart);
   bucket.times.reduction_began = c10::getTime();
   ++buckets_reduced_;
-  const at::Tensor tensor = bucket.buffer_to_reduce();
   if (hook_) {
-    c10d::GradBucket grad_bucket = bucket.grad_bucket(index, buckets_.size(), tensor);
+    c10d::GradBucket grad_bucket = bucket.grad_bucket(index, buckets_.size(), bucket.buffer_to_reduce());
     bucket.future = hook_->runHook(grad_bucket);
   } else {
     const bool average = average_in_reduction_ && !bucket.sparse();
-    bucket.work = start_all_reduce(*group_, tensor, average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM);
+    bucket.work = start_all_reduce(
+        *group_, bucket.sparse() ? std::vector<at::Tensor>{bucket.buffer()} : bucket.pieces_to_reduce(),
+        average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM);
   }
 }
 
 Reducer::FuturePtr Reducer::run_hook(c10d::GradBucket& bucket) {
   if (hook_) return hook_->runHook(bucket);
   const at::Tensor& tensor = bucket.getBuffer();
-  const bool average = backend_averages_ && joined_static_world_size_ && !tensor.is_sparse();
-  return start_all_reduce(*group_, tensor, average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM)->getFuture();
+  const bool average = backend_.average && joined_static_world_size_ && !tensor.is_sparse();
+  return start_all_reduce(*group_, {tensor}, average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM)->getFuture();
 }
 
 Reducer::FuturePtr Reducer::run_all_reduce(c10d::GradBucket& bucket) {
-  return start_all_reduce(*group_, bucket.getBuffer(), c10d::ReduceOp::SUM)->getFuture();
+  return start_all_reduce(*group_, {bucket.getBuffer()}, c10d::ReduceOp::SUM)->getFuture();
 }
 
 }  // namespace ours

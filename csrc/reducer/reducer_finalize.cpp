@@ -59,7 +59,7 @@ void Reducer::delay_all_reduce() {
   }
   std::reverse(order.begin(), order.end());
   for (size_t index = 0; index < parameters_.size(); ++index) {
-    store_gradient(index);
+    store_gradient(index, {});
     if (arrivals_expected_[index] == 0) unused_.push_back(index);
     arrived_[index] = true;
   }
@@ -150,7 +150,19 @@ void Reducer::finish_dense(Bucket& bucket) {
 }
 
 void Reducer::hand_over(Bucket& bucket, GradientSlot& slot) {
+  const at::Tensor in_place = std::exchange(slot.in_place, {});
   gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+    if (in_place.defined()) {
+      if (gradient.defined() && gradient.is_alias_of(in_place)) {
+        // Reduced below autograd's sight: a backward that saved it must be able to see the change.
+        gradient.unsafeGetTensorImpl()->bump_version();
+        return false;
+      }
+      // Somebody has replaced it since.
+      if (!gradient.defined()) gradient = at::empty_strided(slot.view.sizes(), slot.view.strides(), in_place.options());
+      copy_scaled(gradient, in_place.as_strided(slot.view.sizes(), slot.view.strides()), 1.0);
+      return true;
+    }
     if (!options_.gradient_as_bucket_view) {
       if (gradient.defined()) {
         copy_scaled(gradient, slot.result, 1.0);

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "collectives/group.h"
+
+namespace ours {
+
+/// Memory in several places that counts as one array of elements, in the order given. The memory is the caller's.
+class Pieces {
+ public:
+  /// One place: no allocation.
+  Pieces(void* data, size_t count, size_t element)
+      : element_(element),
+        count_(count),
+        one_{static_cast<std::byte*>(data), 0, count},
+        first_(&one_),
+        last_(&one_ + 1) {}
+
+  Pieces(const std::vector<Span>& spans, size_t element) : element_(element) {
+    many_.reserve(spans.size());
+    for (const Span& span : spans) {
+      const size_t end = count_ + span.bytes / element;
+      many_.push_back({static_cast<std::byte*>(span.data), count_, end});
+      count_ = end;
+    }
+    first_ = many_.data();
+    last_ = first_ + many_.size();
+  }
+
+  Pieces(const Pieces&) = delete;
+  Pieces& operator=(const Pieces&) = delete;
+
+  /// In elements.
+  size_t count() const { return count_; }
+
+  /// Calls visit(data, at, count) for the elements [begin, end) in order: `count` elements at `data`, the first of
+  /// which is element begin + at.
+  template <class Visit>
+  void visit(size_t begin, size_t end, Visit&& visit) const {
+    if (begin >= end) return;
+    const size_t origin = begin;
+    const Piece* piece =
+        std::upper_bound(first_, last_, begin, [](size_t at, const Piece& next) { return at < next.begin; });
+    for (--piece; begin < end; ++piece) {
+      const size_t last = std::min(end, piece->end);
+      if (last == begin) continue;
+      visit(piece->data + (begin - piece->begin) * element_, begin - origin, last - begin);
+      begin = last;
+    }
+  }
+
+ private:
+  struct Piece {
+    std::byte* data;
+    size_t begin;
+    size_t end;
+  };
+
+  size_t element_;
+  size_t count_ = 0;
+  Piece one_{};
+  std::vector<Piece> many_;
+  const Piece* first_ = nullptr;
+  const Piece* last_ = nullptr;
+};
+
+}  // namespace ours
