@@ -1,11 +1,13 @@
-// The least time that an all-reduce can take on this machine, as a yardstick for what csrc/ does.
+// The least time that an all-reduce can take on this machine, and what csrc/ takes, in turns.
 //
-//   c++ -O3 -march=native -std=c++17 benchmarks/floor.cpp -o floor && ./floor RANKS BYTES [REPETITIONS]
+//   make -f tests/cpp/Makefile floor      # 4 ranks, 25 MiB
+//   tests/cpp/build/plain/floor RANKS BYTES [REPETITIONS]
 //
-// The ranks are forked processes and their float32 buffers lie in memory that all of them map, so nothing is staged or
-// copied: rank r adds up the r-th slice of all buffers, piece by piece, and writes the sums to all of them. That reads
-// and writes every buffer once; only the two meetings, before and after, come on top. Prints the median over the
-// repetitions of the time that the slowest rank takes, in microseconds.
+// The ranks are forked processes. The floor is a loop written by hand: the float32 buffers lie in memory that all ranks
+// map, rank r adds up the r-th slice of all buffers, piece by piece, and writes the sums to all of them. That reads and
+// writes every buffer once; only the two meetings, before and after, come on top. Group::all_reduce does the same on
+// memory of the heap, and has to copy through the segment what lies in ordinary memory. Prints the medians over the
+// repetitions of the time that the slowest rank takes.
 
 #include <sched.h>
 #include <sys/mman.h>
@@ -19,10 +21,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <new>
 #include <vector>
 
+#include "collectives/node_group.h"
+
 namespace {
+
+using ours::Clock;
+using Session = std::shared_ptr<ours::NodeSession>;
 
 constexpr int kMaxRanks = 64;
 constexpr size_t kPiece = 1024;  // floats of a sum that stays in the first-level cache until it is written
@@ -46,87 +55,137 @@ struct Job {
   float* buffer(int rank) const { return buffers + static_cast<size_t>(rank) * count; }
 };
 
+[[noreturn]] void give_up(const char* why) {
+  std::fprintf(stderr, "%s\n", why);
+  _exit(1);
+}
+
 void* map_shared(size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
-    std::perror("mmap");
-    std::exit(1);
-  }
+  if (memory == MAP_FAILED) give_up("cannot map the buffers");
   return memory;
 }
 
+/// One rank of the job.
+class Rank {
+ public:
+  Rank(const Job& job, int rank) : job_(job), rank_(rank) {}
+
+  /// Measures all ways in turns and returns the median of each, in seconds.
+  std::vector<double> measure(const Session& session);
+
+ private:
+  struct Way {
+    float* buffer;
+    std::function<void()> act;
+    std::vector<double> slowest;
+  };
+
+  void meet();
+  void floor();
+  void time(Way& way);
+
+  const Job& job_;
+  const int rank_;
+  uint32_t turn_ = 0;
+};
+
 // Acquire and release: what a rank wrote before it came is seen by whoever saw it come.
-void meet(const Job& job, int rank, uint32_t turn) {
-  job.shared->turns[rank].number.store(turn, std::memory_order_release);
-  for (int other = 0; other < job.ranks; ++other) {
-    while (job.shared->turns[other].number.load(std::memory_order_acquire) < turn) sched_yield();
+void Rank::meet() {
+  job_.shared->turns[rank_].number.store(++turn_, std::memory_order_release);
+  for (int other = 0; other < job_.ranks; ++other) {
+    while (job_.shared->turns[other].number.load(std::memory_order_acquire) < turn_) sched_yield();
   }
 }
 
-void all_reduce_slice(const Job& job, int rank) {
-  const size_t first = job.count * rank / job.ranks;
-  const size_t last = job.count * (rank + 1) / job.ranks;
+void Rank::floor() {
+  meet();
+  const size_t first = job_.count * static_cast<size_t>(rank_) / static_cast<size_t>(job_.ranks);
+  const size_t last = job_.count * static_cast<size_t>(rank_ + 1) / static_cast<size_t>(job_.ranks);
   float sum[kPiece];
   for (size_t start = first; start < last; start += kPiece) {
     const size_t size = std::min(kPiece, last - start);
-    std::memcpy(sum, job.buffer(0) + start, size * sizeof(float));
-    for (int other = 1; other < job.ranks; ++other) {
-      const float* values = job.buffer(other) + start;
+    std::memcpy(sum, job_.buffer(0) + start, size * sizeof(float));
+    for (int other = 1; other < job_.ranks; ++other) {
+      const float* values = job_.buffer(other) + start;
       for (size_t i = 0; i < size; ++i) sum[i] += values[i];
     }
-    for (int other = 0; other < job.ranks; ++other) {
-      std::memcpy(job.buffer(other) + start, sum, size * sizeof(float));
+    for (int other = 0; other < job_.ranks; ++other) {
+      std::memcpy(job_.buffer(other) + start, sum, size * sizeof(float));
     }
   }
+  meet();
 }
 
-std::vector<double> run_rank(const Job& job, int rank) {
-  std::fill_n(job.buffer(rank), job.count, rank == 0 ? 1.0f : 0.0f);
-  std::vector<double> slowest;
-  uint32_t turn = 0;
-  for (int repetition = 0; repetition < job.repetitions; ++repetition) {
-    meet(job, rank, ++turn);
-    const auto start = std::chrono::steady_clock::now();
-    meet(job, rank, ++turn);
-    all_reduce_slice(job, rank);
-    meet(job, rank, ++turn);
-    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-    job.shared->seconds[rank] = taken.count();
-    meet(job, rank, ++turn);
-    slowest.push_back(*std::max_element(job.shared->seconds, job.shared->seconds + job.ranks));
-    // Back to a sum of one, so that the numbers stay finite.
-    if (rank != 0) std::fill_n(job.buffer(rank), job.count, 0.0f);
+void Rank::time(Way& way) {
+  // To a sum of one, so that the numbers stay finite.
+  std::fill_n(way.buffer, job_.count, rank_ == 0 ? 1.0f : 0.0f);
+  meet();
+  const auto start = Clock::now();
+  way.act();
+  const std::chrono::duration<double> taken = Clock::now() - start;
+  job_.shared->seconds[rank_] = taken.count();
+  meet();
+  way.slowest.push_back(*std::max_element(job_.shared->seconds, job_.shared->seconds + job_.ranks));
+  if (std::count(way.buffer, way.buffer + job_.count, 1.0f) != static_cast<std::ptrdiff_t>(job_.count)) {
+    give_up("wrong sum");
   }
-  return slowest;
+  meet();
+}
+
+std::vector<double> Rank::measure(const Session& session) {
+  const auto minute = [] { return ours::Deadline::after(std::chrono::minutes(1)); };
+  session->wait_attached(minute(), [] {});
+  ours::NodeGroup group(session);
+  const std::shared_ptr<void> heap = group.allocate(job_.count * sizeof(float));
+  if (!heap) give_up("this system has no memory to share");
+  std::vector<float> ordinary(job_.count);
+  uint64_t calls = 0;
+  const auto all_reduce = [&](float* buffer) {
+    const ours::Call call{ours::Op::AllReduce, ours::DType::Float32, calls++, minute()};
+    group.all_reduce(call, buffer, buffer, job_.count, ours::Reduction{});
+  };
+  auto* const in_heap = static_cast<float*>(heap.get());
+  std::vector<Way> ways{{job_.buffer(rank_), [&] { floor(); }, {}},
+                        {in_heap, [&] { all_reduce(in_heap); }, {}},
+                        {ordinary.data(), [&] { all_reduce(ordinary.data()); }, {}}};
+  for (int repetition = 0; repetition < job_.repetitions; ++repetition) {
+    for (Way& way : ways) time(way);
+  }
+  std::vector<double> medians;
+  for (Way& way : ways) {
+    const auto middle = way.slowest.begin() + static_cast<std::ptrdiff_t>(way.slowest.size() / 2);
+    std::nth_element(way.slowest.begin(), middle, way.slowest.end());
+    medians.push_back(*middle);
+  }
+  return medians;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3) {
-    std::fprintf(stderr, "usage: %s RANKS BYTES [REPETITIONS]\n", argv[0]);
-    return 2;
-  }
   Job job{};
-  job.ranks = std::clamp(std::atoi(argv[1]), 1, kMaxRanks);
-  job.count = std::max<size_t>(std::strtoull(argv[2], nullptr, 10) / sizeof(float), 1);
+  job.ranks = argc > 1 ? std::clamp(std::atoi(argv[1]), 1, kMaxRanks) : 4;
+  const size_t bytes = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : size_t{25} << 20;
+  job.count = std::max<size_t>(bytes / sizeof(float), 1);
   job.repetitions = argc > 3 ? std::max(std::atoi(argv[3]), 1) : 50;
   job.shared = new (map_shared(sizeof(Shared))) Shared;
-  job.buffers = static_cast<float*>(map_shared(job.ranks * job.count * sizeof(float)));
+  job.buffers = static_cast<float*>(map_shared(static_cast<size_t>(job.ranks) * job.count * sizeof(float)));
+  const Session leader = ours::NodeSession::create(0, job.ranks, ours::NodeConfig::from_options(job.ranks));
+  const std::string address = leader->address();
   for (int rank = 1; rank < job.ranks; ++rank) {
     if (fork() == 0) {
-      run_rank(job, rank);
+      Rank(job, rank).measure(ours::NodeSession::open(rank, job.ranks, address));
       _exit(0);
     }
   }
-  std::vector<double> times = run_rank(job, 0);
-  while (wait(nullptr) > 0) {
+  const std::vector<double> medians = Rank(job, 0).measure(leader);
+  for (int status = 0; wait(&status) > 0;) {
+    if (status != 0) return 1;
   }
-  if (job.buffer(0)[job.count - 1] != 1.0f) {
-    std::fprintf(stderr, "wrong sum\n");
-    return 1;
-  }
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  std::printf("%.2f\n", times[times.size() / 2] * 1e6);
+  std::printf("all-reduce of %zu bytes, %d ranks\n", job.count * sizeof(float), job.ranks);
+  std::printf("  floor                 %10.1f us\n", medians[0] * 1e6);
+  std::printf("  ours, heap            %10.1f us  %.2f of the floor\n", medians[1] * 1e6, medians[1] / medians[0]);
+  std::printf("  ours, ordinary memory %10.1f us  %.2f of the floor\n", medians[2] * 1e6, medians[2] / medians[0]);
   return 0;
 }

@@ -80,7 +80,10 @@ def misuse(rank: int, world: int) -> None:
         (lambda: dist.all_reduce(expanded), r"share memory .*contiguous"),
         (lambda: dist.all_reduce(window), r"share memory"),
         (lambda: backend.allreduce([meta]), r"is on meta"),
-        (lambda: backend.allreduce([torch.zeros(1), torch.zeros(1)]), r"expected one tensor .* got 2"),
+        (
+            lambda: backend.broadcast([torch.zeros(1), torch.zeros(1)], dist.BroadcastOptions()),
+            r"expected one tensor .* got 2",
+        ),
         (lambda: backend.broadcast([torch.zeros(1)], wrong_root), rf"root is {world} in a group of {world}"),
         (
             lambda: dist.all_gather_into_tensor(torch.zeros(2 * world + 1), torch.zeros(2)),

@@ -9,6 +9,7 @@
 #include "backend/comm_queue.h"
 #include "backend/group_end.h"
 #include "backend/group_status.h"
+#include "backend/heap_allocator.h"
 #include "backend/transfer_work.h"
 #include "collectives/group.h"
 #include "collectives/point_to_point.h"
@@ -56,6 +57,12 @@ class ProcessGroupOurs final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   void enableCollectivesTiming() override {}
 
+  // ---- memory that needs no copies in all_reduce
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  std::shared_ptr<c10::Allocator> getMemAllocator() override { return allocator_; }
+  /// One dimension, `size` elements of options.dtype(), undefined contents.
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override { return allocator_->tensor(size, options); }
+
   // ---- time and failure
   void setTimeout(Milliseconds timeout) override;
   void addEphemeralTimeout(const Milliseconds& timeout) { status_->timeouts.extend(timeout); }
@@ -80,8 +87,8 @@ class ProcessGroupOurs final : public c10d::Backend {
   void waitForPendingWorks() override { queue_->drain(); }
 
   // ---- reductions
-  /// Several tensors, of one dtype, are reduced as one message: each element with its like on the other ranks. Where the
-  /// elements are cut into tensors may differ between ranks.
+  /// Several tensors, of one dtype, are reduced as one message: each element with its like on the other ranks. Where
+  /// the elements are cut into tensors may differ between ranks.
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
@@ -166,6 +173,7 @@ class ProcessGroupOurs final : public c10d::Backend {
   std::shared_ptr<CommQueue> queue_;
   std::shared_ptr<Group> group_;
   std::shared_ptr<PointToPoint> point_to_point_;
+  std::shared_ptr<HeapAllocator> allocator_;
   bool inline_calls_;
   std::atomic<uint64_t> transfers_{0};
   int shrinks_ = 0;

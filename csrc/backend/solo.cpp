@@ -65,6 +65,8 @@ class SoloGroup final : public Group {
 
   void monitored_barrier(const Call&, bool) override { check_alive(); }
 
+  std::shared_ptr<void> allocate(size_t) override { return nullptr; }
+
   void abort(const std::string& reason) override {
     std::lock_guard<std::mutex> lock(mutex_);
     if (failure_.empty()) failure_ = "rank 0 aborted the group" + (reason.empty() ? "" : ": " + reason);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -82,6 +83,11 @@ class Group {
   /// them. Independent of the other collectives: a rank that hangs in one of them is found missing here. May be called
   /// by another thread than these.
   virtual void monitored_barrier(const Call& call, bool wait_all_ranks) = 0;
+
+  /// Memory for `bytes` bytes, aligned to a page and zero, in which an all_reduce in place needs no copies where all
+  /// ranks call it with such memory. Null where the group has none. Outlives the group. Throws SystemError where there
+  /// is not enough. Callable from any thread.
+  virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
 
   /// Frees every waiter of this rank within 100 ms and tells the peers. Callable from any thread, more than once.
   virtual void abort(const std::string& reason) = 0;

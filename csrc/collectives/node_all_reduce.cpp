@@ -14,6 +14,9 @@
 // (Rabenseifner 2004), with shared memory in the place of messages; stages and results stay in the cache. A rank's own
 // slice is read where it lies and never staged.
 //
+// Large messages that lie in the heap on all ranks need no stages: each rank reduces its slice of all ranks' buffers
+// and writes it back to all of them. Two synchronisations; every byte is read once and written once.
+//
 // Each element is reduced in the order of ranks whatever the size of message and chunk, so the bits are always the
 // same.
 
@@ -51,7 +54,7 @@ void NodeGroup::all_reduce(const Call& call, const void* in, void* out, size_t c
   const size_t element = size_of(call.dtype);
   const Pieces to(out, count, element);
   const Pieces from(const_cast<void*>(in), count, element);
-  guarded([&] { reduce_to(call, record_of(call, count, reduction, -1), from, &to, reduction); });
+  guarded([&] { reduce_to(call, record_of(call, count, reduction, -1), in == out ? to : from, &to, reduction); });
 }
 
 void NodeGroup::all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) {
@@ -153,16 +156,59 @@ void NodeGroup::reduce_chunked(const Call& call, const CallRecord& record, const
     }
   };
 
-  copy_in(0);
+  // Ranks whose data is in the heap have nothing to stage if that is so for all.
+  const uint64_t place = out == &in ? place_of(in, element) : NodeHeap::kNowhere;
+  if (place == NodeHeap::kNowhere) copy_in(0);
+  session_->self().place[barrier_.next_parity()] = place;
   publish_record(record);
   sync(call, record);
   check_records(record);
+  int in_heap = 0;
+  for (int r = 0; r < size(); ++r) {
+    in_heap += session_->block(r).place[barrier_.parity()] != NodeHeap::kNowhere ? 1 : 0;
+  }
+  if (in_heap == size()) return reduce_in_place(call, record, in.whole(), count, reduction);
+  if (in_heap > 0) {
+    copy_in(0);
+    sync(call, record);
+  }
   for (size_t k = 0; k <= chunks; ++k) {
     if (k > 0) sync(call, record);
     if (k < chunks) reduce_own(k);
     if (k > 0 && out != nullptr) copy_out(k - 1);
     if (k + 1 < chunks) copy_in(k + 1);
   }
+}
+
+uint64_t NodeGroup::place_of(const Pieces& data, size_t element) const {
+  const std::shared_ptr<NodeHeap>& heap = session_->heap();
+  if (!heap || data.whole() == nullptr) return NodeHeap::kNowhere;
+  return heap->offset_of(data.whole(), data.count() * element);
+}
+
+void NodeGroup::reduce_in_place(const Call& call, const CallRecord& record, std::byte* data, size_t count,
+                                const Reduction& reduction) {
+  // What a rank has just read is still in its cache when it is written.
+  constexpr size_t kPieceBytes = 32 * 1024;
+  const size_t element = size_of(call.dtype);
+  std::vector<std::byte*> buffers;
+  for (int r = 0; r < size(); ++r) {
+    buffers.push_back(r == rank() ? data : session_->heap()->at(r, session_->block(r).place[barrier_.parity()]));
+  }
+  const Slice own = slice_of(count, size(), rank(), kCacheLine / element);
+  const size_t per_piece = kPieceBytes / element;
+  Sources sources(size());
+  for (size_t k = 0; k < piece_count(own.size(), per_piece); ++k) {
+    const Slice piece = piece_of(own.size(), per_piece, k);
+    const size_t at = (own.begin + piece.begin) * element;
+    const size_t bytes = piece.size() * element;
+    for (int r = 0; r < size(); ++r) sources.data()[r] = buffers[static_cast<size_t>(r)] + at;
+    ours::reduce(data + at, sources.data(), size(), piece.size(), call.dtype, reduction);
+    for (std::byte* buffer : buffers) {
+      if (buffer != data) copy_stream(buffer + at, data + at, bytes);
+    }
+  }
+  sync(call, record);
 }
 
 }  // namespace ours

@@ -22,6 +22,12 @@ void NodeGroup::barrier(const Call& call) {
   });
 }
 
+std::shared_ptr<void> NodeGroup::allocate(size_t bytes) {
+  const std::shared_ptr<NodeHeap> heap = session_->heap();
+  if (!heap) return nullptr;
+  return {heap->allocate(bytes), [heap](void* data) { heap->free(static_cast<std::byte*>(data)); }};
+}
+
 void NodeGroup::abort(const std::string& reason) {
   session_->failure().fail(FailureKind::Aborted,
                            session_->describe(rank()) + " aborted the group" + (reason.empty() ? "" : ": " + reason));

@@ -41,6 +41,7 @@ class NodeGroup final : public Group {
   void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) override;
   void monitored_barrier(const Call& call, bool wait_all_ranks) override;
 
+  std::shared_ptr<void> allocate(size_t bytes) override;
   void abort(const std::string& reason) override;
   void fail(const std::exception_ptr& error) noexcept override { session_->failure().fail(error); }
   void leave() noexcept override { session_->leave(); }
@@ -72,6 +73,12 @@ class NodeGroup final : public Group {
                     const Reduction& reduction);
   void reduce_chunked(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,
                       const Reduction& reduction);
+
+  /// Where `data` lies in this rank's arena of the heap, or NodeHeap::kNowhere.
+  uint64_t place_of(const Pieces& data, size_t element) const;
+  /// All ranks published where their data lies: reduces it there.
+  void reduce_in_place(const Call& call, const CallRecord& record, std::byte* data, size_t count,
+                       const Reduction& reduction);
 
   void exchange(const Call& call, const CallRecord& record, const Exchange& plan);
   void publish_tables(const Exchange& plan);

@@ -36,6 +36,9 @@ class Pieces {
   /// In elements.
   size_t count() const { return count_; }
 
+  /// The array, where it lies in one place; else null.
+  std::byte* whole() const { return last_ - first_ == 1 ? first_->data : nullptr; }
+
   /// Calls visit(data, at, count) for the elements [begin, end) in order: `count` elements at `data`, the first of
   /// which is element begin + at.
   template <class Visit>

@@ -5,6 +5,8 @@
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/Exception.h>
 
+#include "reducer/comm_hooks.h"
+
 namespace ours {
 
 Bucket::Bucket(const std::vector<size_t>& parameter_indices, const std::vector<at::Tensor>& parameters, bool sparse,
@@ -48,9 +50,9 @@ bool Bucket::mark_arrived(int64_t now) {
   return --pending_ == 0;
 }
 
-void Bucket::allocate() {
+void Bucket::allocate(c10d::ProcessGroup* group) {
   if (sparse_ || buffer_.defined()) return;
-  buffer_ = at::empty({numel_}, options_);
+  buffer_ = group != nullptr ? allocate_buffer(*group, numel_, options_) : at::empty({numel_}, options_);
   for (GradientSlot& slot : slots_) {
     slot.view = view_of(buffer_, slot);
     slot.result = slot.view;

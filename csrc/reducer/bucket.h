@@ -63,8 +63,9 @@ class Bucket {
 
   // The buffer.
 
-  /// Makes the flat buffer and the views into it, unless they exist. The contents are undefined.
-  void allocate();
+  /// Makes the flat buffer and the views into it, unless they exist. The contents are undefined. Where `group` is
+  /// given, its backend provides the memory.
+  void allocate(c10d::ProcessGroup* group = nullptr);
   /// Drops the buffer. Gradients that are views of it keep it alive.
   void release();
   bool allocated() const { return buffer_.defined(); }

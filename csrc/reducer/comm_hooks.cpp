@@ -1,6 +1,7 @@
 #include "reducer/comm_hooks.h"
 
 #include <ATen/core/jit_type.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <string>
@@ -64,6 +65,14 @@ ReductionAbilities abilities_of(c10d::ProcessGroup& group, at::Device device) {
   }
   const bool ours = name == "ours";
   return {ours || name == "nccl", ours};
+}
+
+at::Tensor allocate_buffer(c10d::ProcessGroup& group, int64_t size, const at::TensorOptions& options) {
+  const at::Device device = options.device();
+  if (abilities_of(group, device).pieces) {
+    return group.getBackend(device.type())->allocateTensor(static_cast<long>(size), options);
+  }
+  return at::empty({size}, options);
 }
 
 c10::intrusive_ptr<c10d::Work> start_all_reduce(c10d::ProcessGroup& group, std::vector<at::Tensor> tensors,

@@ -25,6 +25,9 @@ struct ReductionAbilities {
 /// Of the backend that serves `device` in `group`.
 ReductionAbilities abilities_of(c10d::ProcessGroup& group, at::Device device);
 
+/// A tensor of `size` elements, one dimension, in memory that the backend reduces without copies, if it has such.
+at::Tensor allocate_buffer(c10d::ProcessGroup& group, int64_t size, const at::TensorOptions& options);
+
 /// Starts an all-reduce of `tensors` in place; of several only where the backend reduces pieces.
 c10::intrusive_ptr<c10d::Work> start_all_reduce(c10d::ProcessGroup& group, std::vector<at::Tensor> tensors,
                                                 c10d::ReduceOp::RedOpType op);

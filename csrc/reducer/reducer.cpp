@@ -84,10 +84,16 @@ void Reducer::init_buckets(const std::vector<std::vector<size_t>>& indices) {
   for (const auto& bucket : indices) {
     for (size_t slot = 0; slot < bucket.size(); ++slot) locations_[bucket[slot]] = {buckets_.size(), slot};
     buckets_.emplace_back(bucket, parameters_, is_sparse(bucket.front()), mixed_precision_dtype_);
-    if (!options_.lazy_bucket_allocation) buckets_.back().allocate();
+    if (options_.gradient_as_bucket_view && !options_.lazy_bucket_allocation) allocate(buckets_.back());
   }
   next_bucket_ = 0;
   if (options_.gradient_as_bucket_view) adopt_existing_gradients();
+}
+
+void Reducer::allocate(Bucket& bucket) {
+  // Of the memory that is reduced without copies, only as much as will be used as a whole: it is all taken at once.
+  const bool whole = options_.gradient_as_bucket_view || hook_;
+  bucket.allocate(whole ? group_.get() : nullptr);
 }
 
 void Reducer::adopt_existing_gradients() {
@@ -238,7 +244,7 @@ std::vector<c10d::GradBucket> Reducer::zero_buckets() {
   for (size_t index = 0; index < buckets_.size(); ++index) {
     Bucket& bucket = buckets_[index];
     const bool temporary = !bucket.allocated();
-    bucket.allocate();
+    allocate(bucket);
     at::Tensor zeros;
     if (bucket.sparse()) {
       const at::Tensor& parameter = bucket.slots().front().parameter;

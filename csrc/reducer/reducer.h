@@ -140,6 +140,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer.cpp: set-up.
   void attach();
   void init_buckets(const std::vector<std::vector<size_t>>& indices);
+  void allocate(Bucket& bucket);
   void adopt_existing_gradients();
   std::vector<std::vector<size_t>> assign(const std::vector<size_t>& order) const;
   bool is_sparse(size_t index) const;

@@ -140,7 +140,7 @@ void Reducer::store_gradient(size_t index, const at::Tensor& incoming) {
   if (bucket.sparse()) {
     store_sparse(bucket, bucket.slots()[location.slot]);
   } else {
-    bucket.allocate();
+    allocate(bucket);
     store_dense(bucket, location.slot, incoming);
   }
 }

@@ -18,7 +18,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 3;
+constexpr uint32_t kSegmentVersion = 4;
 
 /// A counter that others can sleep on. `sleepers` lets the writer skip the system call when nobody sleeps.
 struct SleepWord {
@@ -50,6 +50,8 @@ struct alignas(kCacheLine) RankBlock {
   alignas(kCacheLine) SleepWord monitor;
   /// CallRecords of the last two synchronisations, by parity.
   alignas(kCacheLine) CallRecord record[2];
+  /// Where in the rank's arena of the heap its buffer lies (see NodeHeap), by parity.
+  uint64_t place[2];
   std::atomic<uint32_t> state;  ///< RankState
   int32_t pid;
   char host[64];
@@ -65,6 +67,8 @@ struct SegmentHeader {
   uint64_t chunk_bytes;
   uint64_t ring_bytes;
   uint64_t small_bytes;
+  int32_t leader_pid;
+  int32_t heap_fd;                         ///< the leader's descriptor of the heap's file; < 0: there is none
   alignas(kCacheLine) SleepWord attached;  ///< number of ranks that have attached
 
   /// The first failure of the group. 0: none; 1: being written; 2: readable.

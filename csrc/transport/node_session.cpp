@@ -1,5 +1,6 @@
 #include "transport/node_session.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -46,6 +47,21 @@ WaitPolicy wait_policy_for(int ranks) {
   if (options().spin == Setting::On) policy.spin = policy.awake;
   if (options().spin == Setting::Auto && available_cores() >= ranks) policy.spin = kBriefly;
   return policy;
+}
+
+Fd create_heap_file(int ranks) {
+  try {
+    return NodeHeap::create_file(ranks);
+  } catch (const SystemError&) {
+    // A limit on the size of files, say. Without a heap, tensors are copied into the segment and out of it.
+    return Fd();
+  }
+}
+
+Fd open_heap_file(const SegmentHeader& header) {
+  if (header.heap_fd < 0) return Fd();
+  const std::string path = "/proc/" + std::to_string(header.leader_pid) + "/fd/" + std::to_string(header.heap_fd);
+  return Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
 }
 
 /// The parts of an address.
@@ -115,7 +131,10 @@ std::shared_ptr<NodeSession> NodeSession::create(int rank, int size, const NodeC
   if (::getrandom(header->nonce, sizeof(header->nonce), 0) != sizeof(header->nonce)) {
     throw SystemError("cannot draw a nonce (getrandom)", errno);
   }
-  return std::make_shared<NodeSession>(rank, size, std::move(memory));
+  Fd heap_file = create_heap_file(size);
+  header->leader_pid = ::getpid();
+  header->heap_fd = heap_file.get();
+  return std::make_shared<NodeSession>(rank, size, std::move(memory), std::move(heap_file));
 }
 
 std::shared_ptr<NodeSession> NodeSession::open(int rank, int size, const std::string& text) {
@@ -142,10 +161,12 @@ std::shared_ptr<NodeSession> NodeSession::open(int rank, int size, const std::st
   return std::make_shared<NodeSession>(rank, size, std::move(memory));
 }
 
-NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory)
+NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory, Fd heap_file)
     : rank_(rank), size_(size), memory_(std::move(memory)), watches_(static_cast<size_t>(size)), owner_(::getpid()) {
   layout_ = layout_of(header());
   wait_policy_ = wait_policy_for(size);
+  if (!heap_file.valid()) heap_file = open_heap_file(header());
+  if (heap_file.valid()) heap_ = std::make_shared<NodeHeap>(rank, size, std::move(heap_file));
   failure_ = std::make_unique<NodeFailure>(header(), &block(0), size);
   attach();
 }

@@ -7,9 +7,11 @@
 
 #include "common/deadline.h"
 #include "common/error.h"
+#include "common/fd.h"
 #include "common/process_watch.h"
 #include "common/shared_memory.h"
 #include "transport/node_failure.h"
+#include "transport/node_heap.h"
 #include "transport/node_layout.h"
 #include "transport/node_wait.h"
 
@@ -42,8 +44,9 @@ class NodeSession {
   /// The others' side. Throws NotSameNode with the reason where the address leads to no memory shared with its leader.
   static std::shared_ptr<NodeSession> open(int rank, int size, const std::string& address);
 
-  /// A rank of the group whose segment `memory` is. Ranks that are threads of one process may share a mapping.
-  NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory);
+  /// A rank of the group whose segment `memory` is. Ranks that are threads of one process may share a mapping. The
+  /// leader gives the file of the heap, the others find it.
+  NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory, Fd heap_file = Fd());
   NodeSession(const NodeSession&) = delete;
   NodeSession& operator=(const NodeSession&) = delete;
   ~NodeSession();
@@ -67,6 +70,8 @@ class NodeSession {
   const WaitPolicy& wait_policy() const { return wait_policy_; }
   const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
   NodeFailure& failure() { return *failure_; }
+  /// Null where the system has no memory of that kind to share.
+  const std::shared_ptr<NodeHeap>& heap() const { return heap_; }
 
   SegmentHeader& header() const { return *at<SegmentHeader>(0); }
   RankBlock& block(int rank) const { return *at<RankBlock>(layout_.blocks() + rank * sizeof(RankBlock)); }
@@ -90,6 +95,7 @@ class NodeSession {
   std::shared_ptr<SharedMemory> memory_;
   NodeLayout layout_{};
   WaitPolicy wait_policy_;
+  std::shared_ptr<NodeHeap> heap_;
   std::unique_ptr<NodeFailure> failure_;
   std::vector<ProcessWatch> watches_;
   pid_t owner_;

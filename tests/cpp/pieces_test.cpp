@@ -56,7 +56,8 @@ TEST(all_reduce_of_pieces_does_not_mind_where_ranks_cut) {
         for (size_t i = 0; i < count; ++i) data[i] = static_cast<float>(i % 97 + rank);
         std::vector<size_t> cuts;
         for (size_t at = 0; at < count; at += 1 + (at + 1) * (rank + 1)) cuts.push_back(at);
-        group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0), cut(data, cuts), Reduction{ReduceKind::Sum, 3, 1.0});
+        group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0), cut(data, cuts),
+                         Reduction{ReduceKind::Sum, 3, 1.0});
         for (size_t i = 0; i < count; ++i) CHECK_EQ(data[i], static_cast<float>(3 * (i % 97) + 3));
       });
     }

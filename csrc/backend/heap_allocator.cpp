@@ -1,0 +1,42 @@
+#include "backend/heap_allocator.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include "common/error.h"
+
+namespace ours {
+
+namespace {
+
+/// What a tensor's memory keeps alive: itself, and the allocator, which its storage asks when it is resized.
+struct Piece {
+  std::shared_ptr<void> memory;
+  std::shared_ptr<HeapAllocator> allocator;
+};
+
+}  // namespace
+
+c10::DataPtr HeapAllocator::allocate(size_t bytes) {
+  std::shared_ptr<void> memory;
+  try {
+    if (const std::shared_ptr<Group> group = group_.lock()) memory = group->allocate(bytes);
+  } catch (const SystemError& error) {
+    TORCH_WARN("A tensor of ", bytes, " bytes gets ordinary memory, which reductions have to copy: ", error.what());
+  }
+  if (!memory) return c10::GetDefaultCPUAllocator()->allocate(bytes);
+  void* const data = memory.get();
+  auto piece = std::make_unique<Piece>(Piece{std::move(memory), shared_from_this()});
+  return {data, piece.release(), [](void* context) { delete static_cast<Piece*>(context); }, at::Device(at::kCPU)};
+}
+
+void HeapAllocator::copy_data(void* to, const void* from, size_t bytes) const { default_copy_data(to, from, bytes); }
+
+at::Tensor HeapAllocator::tensor(int64_t size, const at::TensorOptions& options) {
+  const c10::DispatchKeySet keys(c10::DispatchKey::CPU);
+  return at::Tensor(at::detail::empty_generic({size}, this, keys, c10::typeMetaToScalarType(options.dtype()),
+                                              /*memory_format_opt=*/std::nullopt));
+}
+
+}  // namespace ours

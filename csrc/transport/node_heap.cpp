@@ -1,0 +1,144 @@
+#include "transport/node_heap.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <iterator>
+
+#include "common/error.h"
+
+namespace ours {
+
+namespace {
+
+constexpr size_t kPage = 4096;
+
+size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+off_t file_offset(int rank, uint64_t offset) {
+  return static_cast<off_t>(static_cast<uint64_t>(rank) * NodeHeap::kArenaBytes + offset);
+}
+
+}  // namespace
+
+Fd NodeHeap::create_file(int ranks) {
+  Fd file(::memfd_create("ours_heap", MFD_CLOEXEC));
+  if (!file.valid()) throw SystemError("cannot create shared memory (memfd_create)", errno);
+  if (::ftruncate(file.get(), file_offset(ranks, 0)) != 0 || ::fchmod(file.get(), 0600) != 0) {
+    throw SystemError("cannot size or protect shared memory (ftruncate, fchmod)", errno);
+  }
+  return file;
+}
+
+NodeHeap::NodeHeap(int rank, int ranks, Fd file)
+    : rank_(rank), file_(std::move(file)), owner_(::getpid()), arenas_(static_cast<size_t>(ranks)) {}
+
+NodeHeap::~NodeHeap() {
+  for (std::byte* arena : arenas_) {
+    if (arena != nullptr) ::munmap(arena, kArenaBytes);
+  }
+}
+
+std::byte* NodeHeap::allocate(size_t bytes) {
+  const size_t pages = whole_pages(bytes == 0 ? 1 : bytes);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::byte* const base = arena(rank_);
+  const uint64_t offset = take(pages);
+  // Now, so that a later access cannot die of SIGBUS.
+  while (::fallocate(file_.get(), 0, file_offset(rank_, offset), static_cast<off_t>(pages)) != 0) {
+    if (errno == EINTR) continue;
+    const int error = errno;
+    give(offset, pages);
+    throw SystemError(
+        "cannot reserve " + std::to_string(pages) + " bytes of shared memory; raise the job's memory limit", error);
+  }
+  used_[offset] = pages;
+  return base + offset;
+}
+
+void NodeHeap::free(std::byte* data) noexcept {
+  if (::getpid() != owner_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = used_.find(static_cast<uint64_t>(data - arenas_[static_cast<size_t>(rank_)]));
+  if (found == used_.end()) return;
+  const auto [offset, bytes] = *found;
+  used_.erase(found);
+  ::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, file_offset(rank_, offset),
+              static_cast<off_t>(bytes));
+  give(offset, bytes);
+}
+
+uint64_t NodeHeap::offset_of(const void* data, size_t bytes) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::byte* const base = arenas_[static_cast<size_t>(rank_)];
+  const auto* const begin = static_cast<const std::byte*>(data);
+  if (base == nullptr || begin < base || begin >= base + end_) return kNowhere;
+  const auto offset = static_cast<uint64_t>(begin - base);
+  auto piece = used_.upper_bound(offset);
+  if (piece == used_.begin()) return kNowhere;
+  --piece;
+  return offset + bytes <= piece->first + piece->second ? offset : kNowhere;
+}
+
+std::byte* NodeHeap::at(int rank, uint64_t offset) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return arena(rank) + offset;
+}
+
+size_t NodeHeap::bytes_in_use() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  size_t sum = 0;
+  for (const auto& piece : used_) sum += piece.second;
+  return sum;
+}
+
+std::byte* NodeHeap::arena(int rank) {
+  std::byte*& arena = arenas_.at(static_cast<size_t>(rank));
+  if (arena == nullptr) {
+    void* address = ::mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(),
+                           file_offset(rank, 0));
+    if (address == MAP_FAILED) throw SystemError("cannot map a rank's shared memory (is `ulimit -v` set?)", errno);
+    arena = static_cast<std::byte*>(address);
+  }
+  return arena;
+}
+
+uint64_t NodeHeap::take(size_t bytes) {
+  for (auto gap = gaps_.begin(); gap != gaps_.end(); ++gap) {
+    if (gap->second < bytes) continue;
+    const auto [offset, size] = *gap;
+    gaps_.erase(gap);
+    if (size > bytes) gaps_[offset + bytes] = size - bytes;
+    return offset;
+  }
+  if (bytes > kArenaBytes - end_) throw SystemError("a rank's shared memory is full", ENOMEM);
+  const uint64_t offset = end_;
+  end_ += bytes;
+  return offset;
+}
+
+void NodeHeap::give(uint64_t offset, size_t bytes) {
+  auto next = gaps_.lower_bound(offset);
+  if (next != gaps_.end() && offset + bytes == next->first) {
+    bytes += next->second;
+    next = gaps_.erase(next);
+  }
+  if (next != gaps_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      offset = before->first;
+      bytes += before->second;
+      gaps_.erase(before);
+    }
+  }
+  if (offset + bytes == end_) {
+    end_ = offset;
+  } else {
+    gaps_[offset] = bytes;
+  }
+}
+
+}  // namespace ours

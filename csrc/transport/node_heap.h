@@ -1,0 +1,69 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "common/fd.h"
+
+namespace ours {
+
+/// Memory for tensors that the peers of a node can read and write where it lies, so that a reduction needs no copies.
+/// One sparse file, made by the leader, holds an arena for each rank; a rank gives out pieces of its own, and maps the
+/// others' when it first meets an address in them. Pages cost nothing until they are given out, and are returned when
+/// they are freed. Safe to use from any thread.
+class NodeHeap {
+ public:
+  static constexpr uint64_t kNowhere = ~uint64_t{0};
+
+  /// What a rank can give out at most: address space, not memory.
+  static constexpr size_t kArenaBytes = size_t{1} << 36;
+
+  /// A new file for `ranks` arenas.
+  static Fd create_file(int ranks);
+
+  /// Rank `rank`'s view of `file`, which the ranks share.
+  NodeHeap(int rank, int ranks, Fd file);
+  NodeHeap(const NodeHeap&) = delete;
+  NodeHeap& operator=(const NodeHeap&) = delete;
+  ~NodeHeap();
+
+  int fd() const { return file_.get(); }
+
+  /// `bytes` of zeros, aligned to a page. Throws SystemError where there is no memory or no address space for them.
+  std::byte* allocate(size_t bytes);
+
+  /// Returns what allocate() gave. In a forked child it does nothing: the memory is the parent's.
+  void free(std::byte* data) noexcept;
+
+  /// Where [data, data + bytes) lies in this rank's arena, or kNowhere if not all of it was given out as one piece.
+  uint64_t offset_of(const void* data, size_t bytes) const;
+
+  /// The address here of an offset in `rank`'s arena. Throws SystemError where there is no address space for it.
+  std::byte* at(int rank, uint64_t offset);
+
+  /// Bytes given out by this rank, in whole pages.
+  size_t bytes_in_use() const;
+
+ private:
+  std::byte* arena(int rank);
+  uint64_t take(size_t bytes);
+  void give(uint64_t offset, size_t bytes);
+
+  const int rank_;
+  const Fd file_;
+  const pid_t owner_;
+  mutable std::mutex mutex_;  // guards all below
+  std::vector<std::byte*> arenas_;
+  std::map<uint64_t, size_t> used_;  // offset -> bytes, in whole pages
+  std::map<uint64_t, size_t> gaps_;  // freed pieces below end_, never adjacent
+  uint64_t end_ = 0;
+};
+
+}  // namespace ours

@@ -1,0 +1,153 @@
+#include "transport/node_heap.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "common/error.h"
+#include "node_ranks.h"
+
+namespace ours {
+namespace {
+
+using testing::call_of;
+using testing::run_sessions;
+
+constexpr size_t kPage = 4096;
+
+TEST(heap_gives_pages_of_zeros_and_takes_them_back) {
+  NodeHeap heap(0, 1, NodeHeap::create_file(1));
+  std::byte* const a = heap.allocate(1);
+  std::byte* const b = heap.allocate(3 * kPage);
+  std::byte* const c = heap.allocate(kPage + 1);
+  CHECK_EQ(heap.bytes_in_use(), 6 * kPage);
+  for (std::byte* data : {a, b, c}) CHECK_EQ(reinterpret_cast<uintptr_t>(data) % kPage, uintptr_t{0});
+  std::memset(b, 1, 3 * kPage);
+  heap.free(b);
+  CHECK_EQ(heap.bytes_in_use(), 3 * kPage);
+  // The gap is used again, and is zeros again.
+  std::byte* const d = heap.allocate(2 * kPage);
+  CHECK(d == b);
+  for (size_t i = 0; i < 2 * kPage; ++i) CHECK(d[i] == std::byte{0});
+  std::byte* const e = heap.allocate(kPage);
+  CHECK(e == b + 2 * kPage);
+  for (std::byte* data : {a, c, d, e}) heap.free(data);
+  CHECK_EQ(heap.bytes_in_use(), size_t{0});
+  CHECK(heap.allocate(10 * kPage) == a);
+}
+
+TEST(heap_knows_what_is_its_own) {
+  NodeHeap heap(1, 2, NodeHeap::create_file(2));
+  int elsewhere = 0;
+  CHECK_EQ(heap.offset_of(&elsewhere, 4), NodeHeap::kNowhere);
+  std::byte* const a = heap.allocate(2 * kPage);
+  std::byte* const b = heap.allocate(kPage);
+  CHECK_EQ(heap.offset_of(a, 2 * kPage), uint64_t{0});
+  CHECK_EQ(heap.offset_of(a + 100, 5), uint64_t{100});
+  CHECK_EQ(heap.offset_of(b, kPage), uint64_t{2 * kPage});
+  CHECK(heap.at(1, 100) == a + 100);
+  // Two pieces side by side are two pieces, and what was given back is nobody's.
+  CHECK_EQ(heap.offset_of(a, 3 * kPage), NodeHeap::kNowhere);
+  heap.free(a);
+  CHECK_EQ(heap.offset_of(a, 1), NodeHeap::kNowhere);
+  CHECK_EQ(heap.offset_of(b, 1), uint64_t{2 * kPage});
+}
+
+TEST(heap_refuses_what_it_does_not_have) {
+  NodeHeap heap(0, 1, NodeHeap::create_file(1));
+  CHECK_THROWS(SystemError, heap.allocate(NodeHeap::kArenaBytes + 1));
+  CHECK_EQ(heap.bytes_in_use(), size_t{0});
+  heap.free(heap.allocate(1));
+  heap.free(nullptr);
+}
+
+TEST(heap_of_a_peer_is_seen_where_it_says) {
+  run_sessions(3, 4096, [](std::shared_ptr<NodeSession> session) {
+    NodeGroup group(session);
+    NodeHeap& heap = *session->heap();
+    std::byte* const mine = heap.allocate(kPage);
+    mine[5] = static_cast<std::byte>(session->rank() + 1);
+    session->self().place[0] = heap.offset_of(mine + 5, 1);
+    group.barrier(call_of(Op::Barrier, DType::UInt8, 0));
+    for (int r = 0; r < 3; ++r) {
+      CHECK(*heap.at(r, session->block(r).place[0]) == static_cast<std::byte>(r + 1));
+    }
+    group.barrier(call_of(Op::Barrier, DType::UInt8, 1));
+  });
+}
+
+TEST(heap_outlives_the_group_and_is_left_alone_by_forked_children) {
+  std::shared_ptr<void> memory;
+  {
+    auto session = NodeSession::create(0, 1, NodeConfig{4096, 1024, 4096});
+    memory = NodeGroup(session).allocate(100);
+  }
+  std::memset(memory.get(), 7, 100);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    memory.reset();
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  CHECK_EQ(status, 0);
+  for (size_t i = 0; i < 100; ++i) CHECK(static_cast<char*>(memory.get())[i] == 7);
+}
+
+/// all_reduce of `count` elements, `shift` elements into the ranks' memory; the ranks in `ordinary` have no heap
+/// memory.
+void check_all_reduce(int ranks, size_t count, size_t shift, const std::vector<int>& ordinary) {
+  run_sessions(ranks, 4096, [&](std::shared_ptr<NodeSession> session) {
+    NodeGroup group(session);
+    const bool in_heap = std::find(ordinary.begin(), ordinary.end(), session->rank()) == ordinary.end();
+    const size_t bytes = (count + 2 * shift) * sizeof(float);
+    std::vector<float> own(in_heap ? 0 : count + 2 * shift);
+    const std::shared_ptr<void> memory = in_heap ? group.allocate(bytes) : nullptr;
+    float* const whole = in_heap ? static_cast<float*>(memory.get()) : own.data();
+    float* const data = whole + shift;
+    for (uint64_t seq = 0; seq < 3; ++seq) {
+      for (size_t i = 0; i < shift; ++i) whole[i] = data[count + i] = -1;
+      for (size_t i = 0; i < count; ++i)
+        data[i] = 1.0f / static_cast<float>(3 * i + 7 * static_cast<size_t>(session->rank()) + 1);
+      group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq), data, data, count,
+                       Reduction{ReduceKind::Avg, ranks, 1.0});
+      for (size_t i = 0; i < count; ++i) {
+        float sum = 0;
+        for (int r = 0; r < ranks; ++r) sum += 1.0f / static_cast<float>(3 * i + 7 * static_cast<size_t>(r) + 1);
+        // To the bit, as everywhere: in the order of ranks.
+        CHECK_EQ(data[i], ranks == 3 ? sum / 3.0f : sum * (1.0f / static_cast<float>(ranks)));
+      }
+      for (size_t i = 0; i < shift; ++i) CHECK(whole[i] == -1 && data[count + i] == -1);
+    }
+  });
+}
+
+TEST(all_reduce_in_the_heap_gives_the_same_bits) {
+  for (int ranks : {2, 3, 4}) {
+    for (size_t count : {size_t{1}, size_t{300}, size_t{5000}, size_t{100003}}) check_all_reduce(ranks, count, 3, {});
+  }
+}
+
+TEST(all_reduce_in_the_heap_of_some_ranks_only_is_done_by_copying) {
+  for (const std::vector<int>& ordinary : {std::vector<int>{0}, {1, 2}, {0, 1, 2}}) {
+    for (size_t count : {size_t{100}, size_t{5000}}) check_all_reduce(3, count, 1, ordinary);
+  }
+}
+
+TEST(all_reduce_in_the_heap_finds_mismatches_before_writing) {
+  const auto errors = testing::run_sessions_catching(2, 4096, [](std::shared_ptr<NodeSession> session) {
+    NodeGroup group(session);
+    const size_t count = 5000 + static_cast<size_t>(session->rank());
+    const std::shared_ptr<void> memory = group.allocate(count * sizeof(float));
+    auto* const data = static_cast<float*>(memory.get());
+    std::fill_n(data, count, 5.0f);
+    CHECK_THROWS(MismatchError, group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0), data, data, count,
+                                                 Reduction{ReduceKind::Sum, 2, 1.0}));
+    for (size_t i = 0; i < count; ++i) CHECK_EQ(data[i], 5.0f);
+  });
+  for (const auto& error : errors) CHECK_EQ(testing::message_of(error), std::string());
+}
+
+}  // namespace
+}  // namespace ours

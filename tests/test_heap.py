@@ -1,0 +1,178 @@
+"""Tensors in memory that all_reduce works on without copies: c10d's allocator interface, and who uses it."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from probes import bytes_in_heap
+from torch import nn
+
+from ourddp import DistributedDataParallel
+
+LARGE = 50_000  # elements: more than goes in one synchronisation
+
+
+def cpu_backend(group: dist.ProcessGroup | None = None) -> dist._Backend:
+    return (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
+
+
+def in_heap(tensor: torch.Tensor) -> bool:
+    """Return whether the tensor's memory is mapped from a heap."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(address, 16) for address in line.split()[0].split("-"))
+        if begin <= tensor.data_ptr() < end:
+            return "memfd:ours_heap" in line
+    return False
+
+
+def _reduce(rank, world, dtype, count):
+    backend = cpu_backend()
+    assert backend.supports_tensor_alloc(torch.device("cpu"))
+    tensor = backend.allocate_tensor(count, dtype=dtype, device=torch.device("cpu"))
+    assert in_heap(tensor)
+    assert tensor.shape == (count,)
+    assert tensor.dtype == dtype
+    generator = torch.Generator().manual_seed(rank)
+    ordinary = torch.randint(0, 100, (count,), generator=generator).to(dtype)
+    tensor.copy_(ordinary)
+    for _ in range(2):
+        dist.all_reduce(tensor)
+        dist.all_reduce(ordinary)
+        assert torch.equal(tensor, ordinary)
+    # A part, and work that goes on meanwhile.
+    work = dist.all_reduce(tensor[3:], async_op=True)
+    dist.all_reduce(ordinary[3:])
+    work.wait()
+    assert torch.equal(tensor, ordinary)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_all_reduce_in_the_heap_equals_all_reduce(rank_pool, dtype):
+    for world in (2, 4):
+        rank_pool(world, "ours").run(_reduce, dtype, LARGE)
+    rank_pool(3, "ours").run(_reduce, dtype, 7)
+
+
+def _half_in_heap(rank, world):
+    tensor = cpu_backend().allocate_tensor(LARGE, dtype=torch.float32, device=torch.device("cpu"))
+    tensor = tensor.fill_(rank + 1) if rank else torch.ones(LARGE)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.full_like(tensor, sum(range(1, world + 1))))
+
+
+def test_ranks_may_have_different_memory(rank_pool):
+    rank_pool(3, "ours").run(_half_in_heap)
+
+
+def _life(rank, world):
+    group = dist.new_group(backend="ours")
+    before = bytes_in_heap()
+    dist.barrier()
+    tensor = cpu_backend(group).allocate_tensor(LARGE, dtype=torch.float32, device=torch.device("cpu"))
+    assert bytes_in_heap() >= before + tensor.nbytes
+    tensor.fill_(1)
+    child = os.fork()
+    if child == 0:
+        # What the parent shares is not the child's to give back.
+        del tensor
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    tensor.resize_(2 * LARGE)
+    assert in_heap(tensor)
+    assert torch.equal(tensor[:LARGE], torch.ones(LARGE))
+    dist.all_reduce(tensor, group=group)
+    dist.barrier(group)
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    assert tensor[0] == world
+    tensor.resize_(4 * LARGE)
+    assert tensor[0] == world
+    del tensor
+    gc.collect()
+    dist.barrier()
+    assert bytes_in_heap() == before
+
+
+def test_tensors_outlive_their_group_and_give_their_memory_back(rank_pool):
+    rank_pool(2, "ours").run(_life)
+
+
+def _solo(rank, world):
+    groups = [dist.new_group([r], backend="ours") for r in range(world)]
+    tensor = cpu_backend(groups[rank]).allocate_tensor(10, dtype=torch.float32, device=torch.device("cpu"))
+    dist.all_reduce(tensor.fill_(3), group=groups[rank])
+    assert tensor.tolist() == [3] * 10
+
+
+def test_a_group_of_one_has_ordinary_memory(rank_pool):
+    rank_pool(2, "ours").run(_solo)
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(128, 128) for _ in range(3)))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def _ddp(rank, world, cls, options, hook):
+    dist.barrier()
+    before = bytes_in_heap()
+    dist.barrier()
+    torch.manual_seed(0)
+    model = Wide()
+    alone = Wide()
+    alone.load_state_dict(model.state_dict())
+    model = cls(model, bucket_cap_mb=0.1, **options)
+    if hook:
+        model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    inputs = [torch.randn(4, 128, generator=torch.Generator().manual_seed(r)) for r in range(world)]
+    for step in range(3):
+        model.zero_grad(set_to_none=step != 1)
+        alone.zero_grad()
+        model(inputs[rank]).square().sum().backward()
+        for x in inputs:
+            (alone(x).square().sum() / world).backward()
+        for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-4, atol=1e-5)
+    dist.barrier()
+    taken = bytes_in_heap() - before
+    dist.barrier()
+    return [in_heap(p.grad) for p in model.parameters()], taken
+
+
+def test_views_of_buckets_are_in_the_heap(rank_pool):
+    views = {"gradient_as_bucket_view": True}
+    for seen, _ in rank_pool(2, "ours").run(_ddp, DistributedDataParallel, views, False):
+        assert all(seen)
+
+
+def test_buckets_for_hooks_are_in_the_heap(rank_pool):
+    for seen, taken in rank_pool(2, "ours").run(_ddp, DistributedDataParallel, {}, True):
+        assert not any(seen)
+        assert taken >= 3 * 128 * 128 * 4
+
+
+def test_gradients_of_other_modes_take_nothing_from_the_heap(rank_pool):
+    for seen, taken in rank_pool(2, "ours").run(_ddp, DistributedDataParallel, {}, False):
+        assert not any(seen)
+        assert taken == 0
+
+
+def _stock_ddp(rank, world):
+    os.environ["DDP_DISABLE_COMM_MEM"] = "0"
+    return _ddp(rank, world, nn.parallel.DistributedDataParallel, {"gradient_as_bucket_view": True}, False)
+
+
+def test_torchs_own_ddp_gets_its_buckets_from_the_heap(rank_pool):
+    for seen, _ in rank_pool(2, "ours").run(_stock_ddp):
+        assert all(seen)
