@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -238,7 +240,7 @@ def _list_of_tensors(rank, world):
     # Rank 0 cuts the ten elements in other places than the others.
     cuts = [0, 3, 3, 10] if rank == 0 else [0, 7, 9, 10]
     whole = torch.arange(10, dtype=torch.float32) * (rank + 1)
-    pieces = [whole[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    pieces = [whole[a:b] for a, b in itertools.pairwise(cuts)]
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.AVG
     dist.group.WORLD.allreduce(pieces, options).wait()

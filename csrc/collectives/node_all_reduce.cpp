@@ -191,9 +191,10 @@ void NodeGroup::reduce_in_place(const Call& call, const CallRecord& record, std:
   // What a rank has just read is still in its cache when it is written.
   constexpr size_t kPieceBytes = 32 * 1024;
   const size_t element = size_of(call.dtype);
-  std::vector<std::byte*> buffers;
+  std::vector<std::byte*> buffers(static_cast<size_t>(size()), data);
   for (int r = 0; r < size(); ++r) {
-    buffers.push_back(r == rank() ? data : session_->heap()->at(r, session_->block(r).place[barrier_.parity()]));
+    if (r == rank()) continue;
+    buffers[static_cast<size_t>(r)] = session_->heap()->at(r, session_->block(r).place[barrier_.parity()]);
   }
   const Slice own = slice_of(count, size(), rank(), kCacheLine / element);
   const size_t per_piece = kPieceBytes / element;
