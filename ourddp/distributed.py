@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ourddp import _C
+from ourddp import _C, optimizer_in_backward
 
 __all__ = ["DistributedDataParallel"]
 
@@ -50,6 +50,9 @@ class DistributedDataParallel(_TorchDDP):
         ValueError: If an argument does not fit the module.
 
     """
+
+    # torch's constructor returns before it sets this where the reduction of all parameters is delayed.
+    _lazy_init_ran = False
 
     @functools.wraps(_TorchDDP.__init__)
     def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -117,6 +120,12 @@ class DistributedDataParallel(_TorchDDP):
         options.attach_to_autograd = not self._use_python_reducer
         return options
 
+    def _setup_in_backward_optimizers(self) -> None:
+        if self.device.type != "cpu":
+            super()._setup_in_backward_optimizers()
+        elif any(hasattr(parameter, "_in_backward_optimizers") for parameter in self._module_parameters):
+            optimizer_in_backward.set_up(self)
+
     @property
     def _static_graph_delay_allreduce_enqueued(self) -> bool:
         # The reducer knows; a backward without a reduction, as in no_sync, does not count.
@@ -127,8 +136,8 @@ class DistributedDataParallel(_TorchDDP):
         """Accept what torch's class assigns; the reducer's own record is what counts."""
 
     def _check_comm_hook(self, hook: Callable) -> None:
-        if getattr(hook, "__name__", "") not in _BF16_HOOKS:
-            super()._check_comm_hook(hook)
+        if getattr(hook, "__name__", "") not in _BF16_HOOKS and not _has_right_annotations(hook):
+            super()._check_comm_hook(hook)  # says what is wrong
 
     def register_comm_hook(self, state: object, hook: Callable) -> None:
         """Let ``hook(state, bucket)`` reduce the gradients; see torch's class for what it must return.
@@ -161,6 +170,19 @@ class DistributedDataParallel(_TorchDDP):
         """Return the hook that shadows this module's collectives once the rank has run out of input."""
         self.reducer._set_joined_division(kwargs.get("divide_by_initial_world_size", True))
         return super().join_hook(**kwargs)
+
+
+def _has_right_annotations(hook: Callable) -> bool:
+    """Return whether the hook's annotations, which may be strings, are those of a communication hook, or absent."""
+    try:
+        signature = inspect.signature(hook, eval_str=True)
+        bucket = signature.parameters["bucket"].annotation
+    except (TypeError, ValueError, NameError, AttributeError, KeyError):
+        return False
+    future = torch.futures.Future[torch.Tensor]
+    return bucket in (inspect.Parameter.empty, dist.GradBucket) and (
+        signature.return_annotation in (inspect.Signature.empty, future)
+    )
 
 
 def _name_list(names: dict[int, str], count: int) -> list[str]:

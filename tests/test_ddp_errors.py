@@ -51,8 +51,7 @@ def hook_fails_once(rank: int, world: int) -> None:
     buckets: list[int] = []
     fail_at_bucket = -1
 
-    # torch checks annotations, which it cannot read where they are strings.
-    def hook(_, bucket):
+    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buckets.append(bucket.index())
         fails = bucket.index() == fail_at_bucket
         buffer = bucket.buffer().div_(world)

@@ -98,6 +98,14 @@ def _refused(rank, world):
     with pytest.raises(ValueError, match=r"dist\.GradBucket"):
         model.register_comm_hook(None, wrong)
 
+    # Annotations are strings here, as this file begins with an import from __future__.
+    def right(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return average([], bucket)
+
+    model.register_comm_hook(None, right)
+    model(torch.ones(1, 8)).sum().backward()
+    torch.testing.assert_close(model.module.weight.grad, torch.ones(1, 8))
+
 
 def test_hooks_are_checked(rank_pool):
     rank_pool(2, "gloo").run(_refused)
@@ -160,25 +168,40 @@ def test_hooks_that_torch_ships(rank_pool, backend, name):
     assert first == second
 
 
-def _fused_optimizer(rank, world):
+def _fused_optimizer(rank, world, view, part):
     module = make_model("mlp")
     alone = make_model("mlp")
-    _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.05})
-    model = DistributedDataParallel(module, bucket_cap_mb=0.002)
+    fused = [p for name, p in module.named_parameters() if not (part and "layers.2" in name)]
+    _apply_optimizer_in_backward(torch.optim.SGD, fused, {"lr": 0.05})
+    model = DistributedDataParallel(module, bucket_cap_mb=0.002, gradient_as_bucket_view=view)
+    rest = [parameter for parameter in module.parameters() if not hasattr(parameter, "_in_backward_optimizers")]
+    assert len(rest) == (2 if part else 0)
     optimizer = torch.optim.SGD(alone.parameters(), 0.05)
-    for batch in batches(world, 3):
+    for step, batch in enumerate(batches(world, 4)):
+        if step == 1:  # part of the next step
+            with model.no_sync():
+                backward(model, batch, rank)
+            before = batch
+            continue
         backward(model, batch, rank)
+        assert all(parameter.grad is None for parameter in fused)
+        for parameter in rest:
+            parameter.data -= 0.05 * parameter.grad
+            parameter.grad = None
         optimizer.zero_grad()
         for other in range(world):
             (loss_of(alone(share(batch, other))) / world).backward()
+            if step == 2:
+                (loss_of(alone(share(before, other))) / world).backward()
         optimizer.step()
         for mine, theirs in zip(module.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.skipif(not torch.accelerator.is_available(), reason="torch needs an accelerator's streams for it")
-def test_the_optimizer_can_run_in_backward(rank_pool, backend):
-    rank_pool(2, backend).run(_fused_optimizer)
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("part", [False, True])
+def test_the_optimizer_can_run_in_backward(rank_pool, backend, view, part):
+    rank_pool(2, backend).run(_fused_optimizer, view, part)
 
 
 def _buffer_hook(rank, world):
