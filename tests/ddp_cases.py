@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -190,3 +194,38 @@ def bitwise_equal_everywhere(tensor: torch.Tensor) -> bool:
     others = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(others, tensor)
     return all(torch.equal(tensor, other) for other in others)
+
+
+# --- torch's class and ours, side by side ----------------------------------------------------------------------------
+
+TorchDDP = torch.nn.parallel.DistributedDataParallel
+CLASSES = (TorchDDP, DistributedDataParallel)
+
+
+def known(options: dict[str, Any]) -> dict[str, Any]:
+    """Skip the test if this torch's class has no such arguments."""
+    for name in options:
+        if name not in inspect.signature(TorchDDP).parameters:
+            pytest.skip(f"this torch has no {name}")
+    return options
+
+
+def train(model: nn.Module, rank: int, world: int, steps: int = 3) -> dict[str, torch.Tensor | None]:
+    """Return the gradients of the last of some steps."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for batch in batches(world, steps):
+        optimizer.zero_grad()
+        backward(model, batch, rank)
+        optimizer.step()
+    return gradients(model)
+
+
+def outcome(function: Callable[[], Any]) -> tuple[str, str]:
+    """Return the type and the text of what ``function`` raises, or of the last warning that it gives."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            function()
+        except Exception as error:  # its type is what the test compares
+            return type(error).__name__, str(error)
+    return (caught[-1].category.__name__, str(caught[-1].message)) if caught else ("accepted", "")

@@ -1,8 +1,10 @@
 #include "reducer/autograd_hooks.h"
 
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <memory>
 
 namespace ours {
@@ -55,6 +57,16 @@ void AutogradHooks::attach(const std::vector<at::Tensor>& parameters, Callback c
 void AutogradHooks::detach() {
   for (const auto& [index, key] : keys_) accumulators_[index]->del_post_hook(key);
   keys_.clear();
+}
+
+bool AutogradHooks::will_call() const {
+  const auto* planned = torch::autograd::get_current_graph_task_exec_info();
+  // No plan means: everything that the graph reaches.
+  if (planned == nullptr || planned->empty()) return true;
+  return std::any_of(accumulators_.begin(), accumulators_.end(), [&](const NodePtr& node) {
+    const auto found = planned->find(node.get());
+    return found != planned->end() && found->second.should_execute();
+  });
 }
 
 }  // namespace ours

@@ -33,6 +33,10 @@ class AutogradHooks {
   void attach(const std::vector<at::Tensor>& parameters, Callback callback);
   void detach();
 
+  /// Whether the backward that runs on this thread accumulates any of the gradients; true outside of one. One of
+  /// torch.autograd.grad() may not.
+  bool will_call() const;
+
   /// The accumulating node of each parameter; stays valid after detach().
   const std::vector<NodePtr>& accumulators() const { return accumulators_; }
 

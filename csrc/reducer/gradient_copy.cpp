@@ -1,12 +1,15 @@
 #include "reducer/gradient_copy.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/sparse_coo_tensor.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/StringUtil.h>
 
 #include <cstring>
+#include <vector>
 
 namespace ours {
 namespace {
@@ -76,6 +79,13 @@ std::string describe_gradient_misfit(const at::Tensor& gradient, const at::Tenso
     return c10::str("it has ", gradient.numel(), " elements, its place in the bucket has ", view.numel());
   }
   return {};
+}
+
+at::Tensor empty_sparse_gradient(const at::Tensor& parameter) {
+  std::vector<int64_t> values(parameter.sizes().begin(), parameter.sizes().end());
+  values.front() = 0;
+  return at::sparse_coo_tensor(at::empty({1, 0}, parameter.options().dtype(at::kLong)),
+                               at::empty(values, parameter.options()), parameter.sizes());
 }
 
 }  // namespace ours

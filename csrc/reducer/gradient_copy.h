@@ -16,4 +16,7 @@ void copy_scaled(const at::Tensor& destination, const at::Tensor& source, double
 /// it can.
 std::string describe_gradient_misfit(const at::Tensor& gradient, const at::Tensor& view);
 
+/// A sparse gradient of `parameter` without any elements. Rows are what is sparse, as in an embedding's gradient.
+at::Tensor empty_sparse_gradient(const at::Tensor& parameter);
+
 }  // namespace ours

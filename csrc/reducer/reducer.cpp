@@ -1,7 +1,6 @@
 #include "reducer/reducer.h"
 
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
@@ -247,8 +246,7 @@ std::vector<c10d::GradBucket> Reducer::zero_buckets() {
     allocate(bucket);
     at::Tensor zeros;
     if (bucket.sparse()) {
-      const at::Tensor& parameter = bucket.slots().front().parameter;
-      zeros = at::zeros(parameter.sizes(), parameter.options().requires_grad(false).layout(at::kSparse));
+      zeros = empty_sparse_gradient(bucket.slots().front().parameter);
     } else {
       zeros = at::zeros_like(bucket.buffer_to_reduce());
     }

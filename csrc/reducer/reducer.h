@@ -78,7 +78,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Before the first backward, and once.
   void register_hook(std::unique_ptr<c10d::CommHookInterface> hook);
   void set_static_graph();
-  bool static_graph_recorded() const { return static_recorded_; }
+  /// Whether the backward under way has nothing to record: the static graph is known, or no parameter is reached, as
+  /// in torch.autograd.grad() with respect to the input.
+  bool static_graph_recorded() const { return static_recorded_ || !hooks_.will_call(); }
   /// Gradients have been consumed by the time that backward ends: do not hand them to the parameters.
   void set_optimizer_in_backward() { optimizer_in_backward_ = true; }
   void set_mixed_precision_dtype(at::ScalarType dtype);

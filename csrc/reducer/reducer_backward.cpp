@@ -1,6 +1,4 @@
 #include <ATen/ops/_foreach_copy.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/record_function.h>
 #include <c10/util/ApproximateClock.h>
 #include <c10/util/Exception.h>
@@ -27,13 +25,6 @@ int active_ranks(c10d::Work& work) {
   const c10::IValue value = work.getFuture()->value();
   const at::Tensor sum = value.isTensor() ? value.toTensor() : value.toTensorVector().at(0);
   return static_cast<int>(sum.item<double>());
-}
-
-at::Tensor empty_sparse_gradient(const at::Tensor& parameter) {
-  std::vector<int64_t> values(parameter.sizes().begin(), parameter.sizes().end());
-  values.front() = 0;
-  return at::sparse_coo_tensor(at::empty({1, 0}, parameter.options().dtype(at::kLong)),
-                               at::empty(values, parameter.options()), parameter.sizes());
 }
 
 }  // namespace
@@ -158,6 +149,11 @@ void Reducer::store_dense(Bucket& bucket, size_t slot_index, const at::Tensor& i
       if (slot.kept) gradient = gradient.detach().clone();
       if (scale_ != 1.0) copy_scaled(slot.view, slot.view, scale_);
       return slot.kept;
+    }
+    if (at::GradMode::is_enabled() && gradient.requires_grad()) {
+      TORCH_WARN_ONCE(
+          "backward(create_graph=True): the gradients are averaged over the ranks, but a backward through them runs "
+          "through this rank's graph alone, and its results are averaged only if it accumulates into parameters.");
     }
     const std::string misfit = describe_gradient_misfit(gradient, slot.view);
     if (!misfit.empty()) {
