@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -16,40 +17,83 @@ from torch import nn
 from ourddp import DistributedDataParallel
 
 
+class Layers(nn.Module):
+    """Layers of 256 KiB: seven of them are more than one bucket of 1 MiB."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(7))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def _count_nodes(counts, graph, inputs):
+    counts.append(len(graph.graph.nodes))
+    return graph
+
+
 def _compiled(rank, world):
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    class Layers(nn.Module):
-        """Layers of 256 KiB: seven of them are more than one bucket."""
-
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(7))
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x)
-            return x
-
-    model = DistributedDataParallel(Layers(), bucket_cap_mb=1)
-    compiled = torch.compile(model, backend=backend)
-    x = torch.ones(2, 256)
-    for _ in range(2):
+    x = torch.ones(2, 256) * (rank + 1)
+    counts, found = [], []
+    for cls in (torch.nn.parallel.DistributedDataParallel, DistributedDataParallel):
+        torch.compiler.reset()
+        graphs: list[int] = []
+        model = cls(Layers(), bucket_cap_mb=1)
+        compiled = torch.compile(model, backend=functools.partial(_count_nodes, graphs))
+        for _ in range(2):
+            model.zero_grad()
+            compiled(x).sum().backward()
+        counts.append(graphs)
+        found.append(gradients(model))
         model.zero_grad()
-        compiled(x * (rank + 1)).sum().backward()
-    got = gradients(model)
-    model.zero_grad()
-    model(x * (rank + 1)).sum().backward()
-    assert_same(got, gradients(model), f"rank {rank}")
-    return len(graphs)
+        model(x).sum().backward()
+        assert_same(found[-1], gradients(model), f"rank {rank}")
+    assert_same(found[1], found[0], f"rank {rank}")
+    return counts
 
 
-def test_a_compiled_model_is_split_at_the_buckets(rank_pool):
-    assert min(rank_pool(2, "gloo").run(_compiled, timeout=120)) > 1
+def test_a_compiled_model_is_split_where_torchs_is(rank_pool):
+    for theirs, mine in rank_pool(2).run(_compiled, timeout=120):
+        assert mine == theirs
+        assert len(mine) > 1
+
+
+def _python_reducer(rank, world):
+    """Let torch reduce each gradient by itself, in a way that compiled autograd can trace."""
+    from torch._dynamo import config
+
+    expected = reference_gradients("mlp", world, 2, lr=0.0)
+    model = DistributedDataParallel(make_model("mlp"))
+    with config.patch(optimize_ddp="python_reducer"):
+        traced = DistributedDataParallel(make_model("mlp"))
+    for step, batch in enumerate(batches(world, 2)):
+        for each in (model, traced):
+            each.zero_grad()
+            backward(each, batch, rank)
+            assert_same(gradients(each), expected[step], f"rank {rank} step {step}")
+    assert model.reducer._get_bucket_times()[0].reduction_began > 0
+    assert traced.reducer._get_bucket_times()[0].reduction_began < 0
+
+
+def test_torchs_python_reducer_can_take_over(rank_pool):
+    rank_pool(2).run(_python_reducer, timeout=120)
+
+
+def _compiled_autograd(rank, world):
+    model = DistributedDataParallel(make_model("mlp"))
+    with (
+        pytest.raises(NotImplementedError, match="python_reducer"),
+        torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")),
+    ):
+        backward(model, next(batches(world, 1)), rank)
+
+
+def test_compiled_autograd_without_it_says_what_to_do(rank_pool):
+    rank_pool(2).run(_compiled_autograd, timeout=120)
 
 
 def _python_beside_backward(rank, world):

@@ -82,6 +82,12 @@ void bind_settings(ReducerClass& cls) {
       .def("_set_optimizer_in_backward", &Reducer::set_optimizer_in_backward)
       .def("_set_mixed_precision_param_dtype", &Reducer::set_mixed_precision_dtype, py::arg("dtype"), NoGil())
       .def("_set_ddp_runtime_logging_sample_rate", &Reducer::set_sample_rate, py::arg("sample_rate"))
+      // Torch's has these two: its logger is tied to it afterwards, and NCCL needs to know the indices of sparse
+      // gradients beforehand.
+      .def(
+          "set_logger", [](Reducer& /*self*/, const py::object& /*logger*/) {}, py::arg("logger"))
+      .def(
+          "_set_sparse_metadata", [](Reducer& /*self*/, const py::object& /*indices*/) {}, py::arg("global_unique_ids"))
       .def("_update_process_group", &Reducer::set_process_group, py::arg("new_process_group"), NoGil())
       .def(
           "_install_post_backward_futures",
