@@ -65,10 +65,17 @@ def test_ignored_parameters_stay_local(rank_pool, backend):
 
 def _build_different(rank, world, kind):
     module = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 5 if kind == "shape" and rank == 1 else 4))
-    if kind == "count" and rank == 1:
-        module.append(nn.Linear(4, 2))
-    if kind == "dtype" and rank == 1:
-        module[1].double()
+    if kind in ("frozen", "strides"):
+        module = nn.Sequential(*(nn.Conv2d(4, 4, 3) for _ in range(3)))
+    if rank == 1:
+        if kind == "count":
+            module.append(nn.Linear(4, 2))
+        elif kind == "dtype":
+            module[1].double()
+        elif kind == "frozen":
+            module[1].weight.requires_grad_(False)
+        elif kind == "strides":
+            module[2].to(memory_format=torch.channels_last)
     try:
         DistributedDataParallel(module)
     except RuntimeError as error:
@@ -80,6 +87,8 @@ DIFFERENCES = {
     "shape": [r"1\.weight", r"Float \[4, 3\] on rank 0", r"Float \[5, 3\] on rank 1"],
     "dtype": [r"1\.weight", r"Float \[4, 3\] on rank 0", r"Double \[4, 3\] on rank 1"],
     "count": [r"rank 0 has 4 params, while rank 1 has 6", r"2\.weight"],
+    "frozen": [r"parameter 2 \(1\.weight / 1\.bias\) is Float \[4, 4, 3, 3\] on rank 0", r"Float \[4\] on rank 1"],
+    "strides": [r"2\.weight", r"Float \[4, 4, 3, 3\] with strides \[36, 1, 12, 4\] on rank 1"],
 }
 
 
@@ -89,3 +98,23 @@ def test_models_that_differ_are_refused_everywhere(rank_pool, backend, kind):
     assert len(set(messages)) == 1
     for pattern in DIFFERENCES[kind]:
         assert re.search(pattern, messages[0]), messages[0]
+
+
+def _other_layer(rank, world, wrapped):
+    module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    module.requires_grad_(False)
+    for index in (0, 1, 2, 3) if rank == 0 else (0, 2, 3):
+        module[index].requires_grad_()
+    try:
+        DistributedDataParallel(nn.Sequential(module) if wrapped and rank == 1 else module)
+    except RuntimeError as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_layer_that_only_one_rank_trains_is_named(rank_pool, wrapped):
+    for message in rank_pool(2).run(_other_layer, wrapped):
+        assert "rank 0 has 8 params, while rank 1 has 6" in message
+        # The shapes do not tell which layer it is, but the names do if both ranks have the same.
+        assert message.split("has is ")[1].startswith("3.weight" if wrapped else "1.weight")

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <sstream>
+#include <unordered_set>
 
 #include "reducer/comm_hooks.h"
 
@@ -69,6 +70,19 @@ std::vector<std::string> gather_texts(c10d::ProcessGroup& group, at::Device devi
   return texts;
 }
 
+/// The name of the first parameter that only the longer description has. By the names, as a layer in the middle may be
+/// what differs; by the place where the names tell nothing, as those of a wrapped module do.
+std::string first_only_in(const std::vector<std::string>& longer, const std::vector<std::string>& shorter) {
+  std::unordered_set<std::string> known;
+  for (size_t i = 2; i < shorter.size(); i += 2) known.insert(shorter[i]);
+  std::vector<std::string> missing;
+  for (size_t i = 2; i < longer.size(); i += 2) {
+    if (known.count(longer[i]) == 0) missing.push_back(longer[i]);
+  }
+  if (2 * missing.size() == longer.size() - shorter.size()) return missing.front();
+  return shorter.size() + 1 < longer.size() ? longer[shorter.size() + 1] : "";
+}
+
 /// Compares rank `other` with rank 0 line by line; returns an empty text if they agree.
 std::string describe_difference(const std::vector<std::string>& zero, const std::vector<std::string>& other, int rank) {
   for (size_t i = 1; i + 1 < zero.size() && i + 1 < other.size(); i += 2) {
@@ -78,9 +92,7 @@ std::string describe_difference(const std::vector<std::string>& zero, const std:
                     other[i], " on rank ", rank);
   }
   if (zero[0] == other[0]) return {};
-  const auto& longer = zero.size() > other.size() ? zero : other;
-  const size_t extra = std::min(zero.size(), other.size());
-  const std::string name = extra + 1 < longer.size() ? longer[extra + 1] : "";
+  const std::string name = zero.size() > other.size() ? first_only_in(zero, other) : first_only_in(other, zero);
   return c10::str("rank 0 has ", zero[0], " params, while rank ", rank, " has ", other[0],
                   "; the first that only one of them has is ", name);
 }
