@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ourddp import _C, optimizer_in_backward
+from ourddp import _C, mixed_precision, optimizer_in_backward
 
 __all__ = ["DistributedDataParallel"]
 
@@ -59,7 +59,22 @@ class DistributedDataParallel(_TorchDDP):
         given = inspect.signature(_TorchDDP.__init__).bind(self, module, *args, **kwargs).arguments
         # Before the base class can set attributes, as it builds the list of parameters that is checked.
         self.__dict__["_model_check_due"] = bool(given.get("init_sync", True))
-        super().__init__(module, *args, **kwargs)
+        precision = given.get("mixed_precision")
+        if precision is None or any(parameter.device.type != "cpu" for parameter in module.parameters()):
+            super().__init__(module, *args, **kwargs)
+            return
+        del given["self"]
+        super().__init__(**{**given, "mixed_precision": None})
+        mixed_precision.set_up(self, precision)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.mixed_precision is not None:
+            raise RuntimeError(
+                "A DistributedDataParallel with mixed_precision cannot be pickled or copied. Save its state_dict(), or "
+                "copy the module that it wraps."
+            )
+        state: dict[str, Any] = super().__getstate__()
+        return state
 
     def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
         parameters, expect_sparse_gradient = super()._build_params_for_reducer()

@@ -7,7 +7,12 @@ import torch
 import torch.distributed as dist
 from ddp_cases import backward, batches, gradients, loss_of, make_model, reference_gradients, share, train_and_compare
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    default_hooks,
+    post_localSGD_hook,
+    powerSGD_hook,
+    quantization_hooks,
+)
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 from ourddp import DistributedDataParallel
@@ -140,14 +145,17 @@ def test_builtin_half_precision(rank_pool, backend):
 
 
 def _shipped(rank, world, name):
-    # PowerSGD starts collectives from callbacks, whose order only one bucket makes certain.
-    options = {} if name == "power_sgd" else {"bucket_cap_mb": 0.002}
+    # These start collectives from callbacks, whose order only one bucket makes certain.
+    options = {} if name in ("power_sgd", "quantised") else {"bucket_cap_mb": 0.002}
     model = DistributedDataParallel(make_model("mlp"), **options)
     tolerance = 2e-2
     if name == "power_sgd":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         tolerance = None  # low rank: only what all ranks end up with can be checked
+    elif name == "post_local_sgd":
+        state = post_localSGD_hook.PostLocalSGDState(None, dist.new_subgroups(1)[0], start_localSGD_iter=100)
+        model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
     elif name == "quantised":
         model.register_comm_hook(None, quantization_hooks.quantization_pertensor_hook)
     else:
@@ -162,7 +170,10 @@ def _shipped(rank, world, name):
     return [gradient.tolist() for gradient in gradients(model).values()]
 
 
-@pytest.mark.parametrize("name", ["allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "power_sgd"])
+SHIPPED = ["allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "power_sgd", "post_local_sgd", "quantised"]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_hooks_that_torch_ships(rank_pool, backend, name):
     first, second = rank_pool(2, backend).run(_shipped, name)
     assert first == second

@@ -1,0 +1,132 @@
+"""DDP's native mixed precision for CPU modules; torch's own way needs an accelerator's streams.
+
+Parameters have the low precision from forward to the end of backward, and full precision outside of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.utils import _alloc_storage, _free_storage
+
+__all__ = ["set_up"]
+
+
+def set_up(model: Any, config: Any) -> None:
+    """Let ``model``, a new DistributedDataParallel, work as ``config``, torch's ``_MixedPrecision``, says.
+
+    Raises:
+        ValueError: If the model searches for unused parameters: they cannot be recognised in low precision.
+
+    """
+    if model.find_unused_parameters and config.param_dtype is not None:
+        raise ValueError(
+            "mixed_precision does not work with find_unused_parameters=True for CPU modules. Pass static_graph=True if "
+            "every iteration uses the same parameters, or use torch.autocast instead."
+        )
+    model.mixed_precision = config
+    if config.buffer_dtype is not None:
+        for buffer in model.module.buffers():
+            if buffer.is_floating_point() and not getattr(buffer, "_ddp_ignored", False):
+                buffer.data = buffer.to(config.buffer_dtype)
+    if config.param_dtype is not None:
+        reduced, _ = model._build_params_for_reducer()
+        for index, parameter in enumerate(reduced):
+            parameter._idx = index
+        for parameter in _parameters(model):
+            parameter._fp_param = parameter.data
+            parameter._mp_param = torch.empty_like(parameter, dtype=config.param_dtype)
+            _free_storage(parameter._mp_param)
+        reference = weakref.ref(model)
+        model.module.register_forward_pre_hook(functools.partial(_before_forward, reference))
+        model.module.register_forward_hook(functools.partial(_after_forward, reference))
+        model.reducer._set_mixed_precision_param_dtype(config.param_dtype)
+    model.register_comm_hook(_State(model), reduce_in_mixed_precision)
+
+
+def reduce_in_mixed_precision(state: _State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average the bucket in the precision asked for; parameters are back in full precision when backward ends."""
+    model = state.model()
+    dtype = model.mixed_precision.reduce_dtype or model.mixed_precision.param_dtype
+    if dtype is not None:
+        bucket.set_buffer(bucket.buffer().to(dtype))
+    world_size = model.process_group.size()
+    if not state.restores:
+        state.restores = True
+        torch.autograd.Variable._execution_engine.queue_callback(state.restore)
+
+    def average(done: torch.futures.Future[Any]) -> torch.Tensor:
+        done.value()  # raises if the reduction failed
+        return bucket.buffer().div_(world_size)
+
+    return model.reducer._run_allreduce_hook(bucket).then(average)
+
+
+class _State:
+    """What the hook knows: its model, and whether the running backward will restore the parameters."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = weakref.ref(model)
+        self.restores = False
+
+    def restore(self) -> None:
+        self.restores = False
+        model = self.model()
+        if model.mixed_precision.param_dtype is not None:
+            _restore(model)
+
+
+def _parameters(model: Any) -> Iterator[torch.nn.Parameter]:
+    """Return the parameters that change their precision, those without a gradient included."""
+    return (p for p in model.module.parameters() if not getattr(p, "_ddp_ignored", False))
+
+
+def _is_low(parameter: Any) -> bool:
+    return parameter._mp_param.untyped_storage().size() > 0
+
+
+def _before_forward(reference: weakref.ref[Any], *_: object) -> None:
+    model = reference()
+    for parameter in _parameters(model):
+        if _is_low(parameter):
+            continue  # another forward has come before, and its backward has not
+        parameter._fp_param = parameter.data
+        _alloc_storage(parameter._mp_param, parameter.size())
+        with torch.no_grad():
+            parameter._mp_param.copy_(parameter.data)
+        if parameter.grad is not None:
+            parameter.grad.data = parameter.grad.to(parameter._mp_param.dtype)
+        parameter.data = parameter._mp_param
+        # The reducer's own hooks are those of the parameter in full precision.
+        if torch.is_grad_enabled() and parameter.requires_grad:
+            accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+            hook = functools.partial(_on_gradient, reference, parameter._idx)
+            parameter._ddp_mp_hook_state = (accumulator, accumulator.register_hook(hook))
+
+
+def _on_gradient(reference: weakref.ref[Any], index: int, *_: object) -> None:
+    reference().reducer._autograd_hook(index)
+
+
+def _after_forward(reference: weakref.ref[Any], *_: object) -> None:
+    if not torch.is_grad_enabled():
+        _restore(reference())  # there will be no backward to do it
+
+
+def _restore(model: Any) -> None:
+    """Give parameters and gradients full precision, before the reducer writes the averages into the gradients."""
+    for parameter in _parameters(model):
+        if not _is_low(parameter):
+            continue
+        parameter.data = parameter._fp_param
+        _free_storage(parameter._mp_param)
+        if parameter.grad is not None:
+            parameter.grad.data = parameter.grad.to(parameter.dtype)
+        if hasattr(parameter, "_ddp_mp_hook_state"):
+            parameter._ddp_mp_hook_state[1].remove()
+            del parameter._ddp_mp_hook_state

@@ -1,0 +1,132 @@
+"""Mixed precision of CPU modules: low in forward and backward, full outside."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_cases import backward, batches, loss_of, make_model, share
+from torch import nn
+from torch.nn.parallel.distributed import _MixedPrecision
+
+from ourddp import DistributedDataParallel
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+class Watched(nn.Module):
+    """A model that checks its own precision."""
+
+    def __init__(self, param_dtype, buffer_dtype):
+        super().__init__()
+        self.inner = make_model("mlp")
+        self.frozen = nn.Parameter(torch.full((3,), 0.1), requires_grad=False)
+        self.register_buffer("shift", torch.ones(3))
+        self.register_buffer("count", torch.ones(3, dtype=torch.long))
+        self.expected = (param_dtype, buffer_dtype)
+
+    def forward(self, x):
+        assert all(parameter.dtype == self.expected[0] for parameter in self.parameters())
+        assert self.shift.dtype == self.expected[1]
+        assert self.count.dtype == torch.long
+        assert x.dtype == self.expected[0]
+        return self.inner(x) + self.frozen + self.shift.to(x.dtype)
+
+
+def _reference(model, batch, rank, world, dtypes):
+    """Average gradients of low precision in the reduction's precision, as the configuration promises."""
+    low = copy.deepcopy(model).to(dtypes[0])
+    low.expected = (dtypes[0], dtypes[0])
+    low.count = low.count.long()
+    loss_of(low(share(batch, rank).to(dtypes[0]))).backward()
+    found = {}
+    for name, parameter in low.named_parameters():
+        if parameter.grad is not None:
+            gradient = parameter.grad.to(dtypes[1])
+            dist.all_reduce(gradient)
+            found[name] = (gradient / world).float()
+    return found
+
+
+def _train(rank, world, config, options):
+    dtypes = (config.param_dtype, config.reduce_dtype or config.param_dtype)
+    model = DistributedDataParallel(Watched(dtypes[0], config.buffer_dtype), mixed_precision=config, **options)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for step, batch in enumerate(batches(world, 4)):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        expected = _reference(model.module, batch, rank, world, dtypes)
+        with torch.no_grad():
+            assert model(share(batch, rank)).dtype == dtypes[0]
+        assert all(parameter.dtype == FP32 for parameter in model.parameters())
+        if step == 2:
+            with model.no_sync():
+                backward(model, batch, rank)
+            model.zero_grad()
+        backward(model, batch, rank)
+        for name, parameter in model.module.named_parameters():
+            assert parameter.dtype == FP32
+            if name == "frozen":
+                assert parameter.grad is None
+                continue
+            assert parameter.grad.dtype == FP32
+            torch.testing.assert_close(parameter.grad, expected[name], rtol=2e-2, atol=1e-3)
+            if dtypes[1] == FP32 and not options.get("static_graph"):
+                torch.testing.assert_close(parameter.grad, expected[name])
+        before = model.module.inner.layers[0].weight.clone()
+        optimizer.step()
+        assert not torch.equal(before, model.module.inner.layers[0].weight)
+    # Full precision is what was trained.
+    assert not torch.equal(before, before.to(dtypes[0]).float())
+    return [parameter.tolist() for parameter in model.parameters()]
+
+
+CONFIGS = {
+    "bf16": _MixedPrecision(param_dtype=BF16, reduce_dtype=BF16, buffer_dtype=BF16),
+    "bf16_reduced_in_fp32": _MixedPrecision(param_dtype=BF16, reduce_dtype=FP32, buffer_dtype=FP32),
+    "fp16_by_default": _MixedPrecision(param_dtype=FP16, buffer_dtype=FP32),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}, {"static_graph": True}]
+)
+def test_gradients_are_those_of_low_precision(rank_pool, backend, config, options):
+    first, second = rank_pool(2, backend).run(_train, config, dict(options))
+    assert first == second
+
+
+def _reduced_low(rank, world):
+    """Only what travels is of low precision."""
+    model = DistributedDataParallel(make_model("mlp"), mixed_precision=_MixedPrecision(reduce_dtype=BF16))
+    batch = next(batches(world, 1))
+    backward(model, batch, rank)
+    for parameter in model.parameters():
+        assert parameter.dtype == parameter.grad.dtype == FP32
+        assert torch.equal(parameter.grad, parameter.grad.to(BF16).float())
+    alone = make_model("mlp")
+    for other in range(world):
+        (loss_of(alone(share(batch, other))) / world).backward()
+    for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=2e-2, atol=1e-3)
+
+
+def test_the_reduction_alone_can_be_of_low_precision(rank_pool, backend):
+    rank_pool(2, backend).run(_reduced_low)
+
+
+def _refused(rank, world):
+    config = CONFIGS["bf16"]
+    with pytest.raises(ValueError, match="find_unused_parameters"):
+        DistributedDataParallel(nn.Linear(2, 2), mixed_precision=config, find_unused_parameters=True)
+    model = DistributedDataParallel(nn.Linear(2, 2), mixed_precision=config)
+    for attempt in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(RuntimeError, match="cannot be pickled or copied"):
+            attempt(model)
+
+
+def test_what_does_not_work_is_refused(rank_pool):
+    rank_pool(2).run(_refused)
