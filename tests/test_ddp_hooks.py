@@ -175,6 +175,8 @@ SHIPPED = ["allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "power_
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_hooks_that_torch_ships(rank_pool, backend, name):
+    if name == "quantised" and tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15):
+        pytest.skip("the hook of this torch takes the future of an all_gather for what NCCL's is")
     first, second = rank_pool(2, backend).run(_shipped, name)
     assert first == second
 
