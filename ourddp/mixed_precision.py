@@ -87,35 +87,49 @@ def _parameters(model: Any) -> Iterator[torch.nn.Parameter]:
 
 
 def _is_low(parameter: Any) -> bool:
-    return parameter._mp_param.untyped_storage().size() > 0
+    return getattr(parameter, "_ddp_mp_is_low", False)
 
 
-def _before_forward(reference: weakref.ref[Any], *_: object) -> None:
+def _before_forward(reference: weakref.ref[Any], module: torch.nn.Module, *_: object) -> None:
     model = reference()
+    if model is None or module is not model.module:
+        return  # a copy of the module, which the hook came along with
     for parameter in _parameters(model):
-        if _is_low(parameter):
-            continue  # another forward has come before, and its backward has not
-        parameter._fp_param = parameter.data
-        _alloc_storage(parameter._mp_param, parameter.size())
-        with torch.no_grad():
-            parameter._mp_param.copy_(parameter.data)
-        if parameter.grad is not None:
-            parameter.grad.data = parameter.grad.to(parameter._mp_param.dtype)
-        parameter.data = parameter._mp_param
+        # If another forward has come before, and its backward has not, there is nothing to lower.
+        if not _is_low(parameter):
+            _lower(parameter)
         # The reducer's own hooks are those of the parameter in full precision.
-        if torch.is_grad_enabled() and parameter.requires_grad:
+        if torch.is_grad_enabled() and parameter.requires_grad and not _awaits_gradient(parameter):
             accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
             hook = functools.partial(_on_gradient, reference, parameter._idx)
             parameter._ddp_mp_hook_state = (accumulator, accumulator.register_hook(hook))
+
+
+def _lower(parameter: Any) -> None:
+    parameter._fp_param = parameter.data
+    _alloc_storage(parameter._mp_param, parameter.size())
+    with torch.no_grad():
+        parameter._mp_param.copy_(parameter.data)
+    if parameter.grad is not None:
+        parameter.grad.data = parameter.grad.to(parameter._mp_param.dtype)
+    parameter.data = parameter._mp_param
+    parameter._ddp_mp_is_low = True
+
+
+def _awaits_gradient(parameter: Any) -> bool:
+    return hasattr(parameter, "_ddp_mp_hook_state")
 
 
 def _on_gradient(reference: weakref.ref[Any], index: int, *_: object) -> None:
     reference().reducer._autograd_hook(index)
 
 
-def _after_forward(reference: weakref.ref[Any], *_: object) -> None:
-    if not torch.is_grad_enabled():
-        _restore(reference())  # there will be no backward to do it
+def _after_forward(reference: weakref.ref[Any], module: torch.nn.Module, *_: object) -> None:
+    model = reference()
+    if model is None or module is not model.module or torch.is_grad_enabled():
+        return
+    if not any(_awaits_gradient(parameter) for parameter in _parameters(model)):
+        _restore(model)  # there will be no backward to do it
 
 
 def _restore(model: Any) -> None:
@@ -125,8 +139,9 @@ def _restore(model: Any) -> None:
             continue
         parameter.data = parameter._fp_param
         _free_storage(parameter._mp_param)
+        parameter._ddp_mp_is_low = False
         if parameter.grad is not None:
             parameter.grad.data = parameter.grad.to(parameter.dtype)
-        if hasattr(parameter, "_ddp_mp_hook_state"):
+        if _awaits_gradient(parameter):
             parameter._ddp_mp_hook_state[1].remove()
             del parameter._ddp_mp_hook_state

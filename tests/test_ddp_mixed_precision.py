@@ -58,6 +58,7 @@ def _train(rank, world, config, options):
     for step, batch in enumerate(batches(world, 4)):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
         expected = _reference(model.module, batch, rank, world, dtypes)
+        assert all(parameter.dtype == FP32 for parameter in model.parameters())
         with torch.no_grad():
             assert model(share(batch, rank)).dtype == dtypes[0]
         assert all(parameter.dtype == FP32 for parameter in model.parameters())
@@ -116,6 +117,28 @@ def _reduced_low(rank, world):
 
 def test_the_reduction_alone_can_be_of_low_precision(rank_pool, backend):
     rank_pool(2, backend).run(_reduced_low)
+
+
+def _evaluate_before_backward(rank, world):
+    """Neither an evaluation nor a forward that fails comes between a forward and its backward."""
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 0), nn.Linear(0, 1))
+    model = DistributedDataParallel(module, mixed_precision=CONFIGS["bf16"])
+    batch = next(batches(world, 1))
+    with torch.no_grad(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.ones(2, 7))
+    for _ in range(2):
+        output = model(share(batch, rank))
+        with torch.no_grad():
+            model(share(batch, rank))
+        loss_of(output).backward()
+        assert all(p.dtype == p.grad.dtype == FP32 for p in model.parameters())
+        assert torch.equal(module[2].bias.grad, 2 * module[2].bias.to(BF16).float() + 1)
+        model.zero_grad()
+
+
+def test_an_evaluation_may_come_between_forward_and_backward(rank_pool):
+    rank_pool(2).run(_evaluate_before_backward)
 
 
 def _refused(rank, world):
