@@ -102,11 +102,11 @@ def _overlap(rank, world):
     times = model.reducer._get_bucket_times()
     assert len(times) > 2
     for bucket in times:
-        assert 0 < bucket.first_gradient <= bucket.last_gradient <= bucket.reduction_began <= bucket.reduction_seen_done
-        assert 0 <= bucket.waited <= bucket.reduction_seen_done - bucket.reduction_began
+        assert 0 < bucket.first_gradient <= bucket.last_gradient <= bucket.launched <= bucket.reduction_seen_done
+        assert 0 <= bucket.waited <= bucket.reduction_seen_done - bucket.launched
     # The first bucket is under way before the last gradient exists.
-    assert times[0].reduction_began < times[-1].last_gradient
-    assert [bucket.reduction_began for bucket in times] == sorted(bucket.reduction_began for bucket in times)
+    assert times[0].launched < times[-1].last_gradient
+    assert [bucket.launched for bucket in times] == sorted(bucket.launched for bucket in times)
 
 
 def test_reductions_start_during_backward_in_bucket_order(rank_pool, backend):

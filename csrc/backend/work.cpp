@@ -43,6 +43,11 @@ float OursWork::getDuration() const {
   return std::chrono::duration<float, std::milli>(ended_ - started_).count();
 }
 
+std::optional<Interval> OursWork::interval() const {
+  if (!done()) return std::nullopt;
+  return Interval{steady_ns(started_), steady_ns(ended_)};
+}
+
 void OursWork::set_started() {
   started_ = Clock::now();
   if (flight_) status_->flights->started(*flight_);

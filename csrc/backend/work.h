@@ -10,11 +10,12 @@
 
 #include "backend/group_status.h"
 #include "collectives/op.h"
+#include "common/interval.h"
 
 namespace ours {
 
 /// What all Works of this backend share: results, the future, times, and telling the group's hooks.
-class OursWork : public c10d::Work {
+class OursWork : public c10d::Work, public Timed {
  public:
   using Clock = std::chrono::steady_clock;
 
@@ -32,6 +33,9 @@ class OursWork : public c10d::Work {
 
   /// Milliseconds from the start to the end of the operation.
   float getDuration() const override;
+
+  /// When the operation ran, once it has ended.
+  std::optional<Interval> interval() const override;
 
   uint64_t getSequencenumber() const override { return sequence_; }
 

@@ -22,6 +22,7 @@ namespace py = pybind11;
 namespace ours {
 namespace {
 
+using Indices = std::vector<std::vector<size_t>>;
 using PyFuture = torch::jit::PythonFutureWrapper;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
@@ -46,11 +47,31 @@ void bind_options_struct(py::module_& module) {
 
 void bind_bucket_times(py::module_& module) {
   py::class_<BucketTimes>(module, "BucketTimes", "Times of one bucket in nanoseconds; -1: did not happen.")
+      .def_readonly("launched", &BucketTimes::launched)
       .def_readonly("first_gradient", &BucketTimes::first_gradient)
       .def_readonly("last_gradient", &BucketTimes::last_gradient)
       .def_readonly("reduction_began", &BucketTimes::reduction_began)
+      .def_readonly("reduction_ended", &BucketTimes::reduction_ended)
+      .def_readonly("end_is_exact", &BucketTimes::end_is_exact)
       .def_readonly("reduction_seen_done", &BucketTimes::reduction_seen_done)
       .def_readonly("waited", &BucketTimes::waited);
+  py::class_<BackwardTimes>(module, "BackwardTimes", "Times of one backward in nanoseconds; iteration 0: none yet.")
+      .def_readonly("iteration", &BackwardTimes::iteration)
+      .def_readonly("began", &BackwardTimes::began)
+      .def_readonly("compute_ended", &BackwardTimes::compute_ended)
+      .def_readonly("ended", &BackwardTimes::ended)
+      .def_readonly("buckets", &BackwardTimes::buckets)
+      .def_property_readonly(
+          "parameters", [](const BackwardTimes& self) { return self.layout ? self.layout->parameters : Indices(); })
+      .def_property_readonly(
+          "bytes", [](const BackwardTimes& self) { return self.layout ? self.layout->bytes : std::vector<int64_t>(); })
+      .def_property_readonly("busy", [](const BackwardTimes& self) { return busy_time(self); })
+      .def_property_readonly("exposed", [](const BackwardTimes& self) { return exposed_times(self); });
+  module.def("busy_time", py::overload_cast<const std::vector<int64_t>&, const std::vector<int64_t>&>(&busy_time),
+             py::arg("began"), py::arg("ended"));
+  module.def("exposed_times",
+             py::overload_cast<int64_t, const std::vector<int64_t>&, const std::vector<int64_t>&>(&exposed_times),
+             py::arg("compute_ended"), py::arg("launched"), py::arg("ended"));
 }
 
 using ReducerClass = py::class_<Reducer, std::shared_ptr<Reducer>>;
@@ -70,6 +91,7 @@ void bind_step(ReducerClass& cls) {
       .def("_remove_autograd_hooks", &Reducer::remove_autograd_hooks, NoGil())
       .def("get_backward_stats", &Reducer::backward_stats, NoGil())
       .def("_get_bucket_times", &Reducer::bucket_times, NoGil())
+      .def("_get_backward_times", &Reducer::backward_times, NoGil())
       .def(
           "_get_bucket_indices", [](Reducer& self) { return self.status().bucket_indices; }, NoGil())
       .def("_get_reduced_in_place", [](Reducer& self) { return self.status().reduced_in_place; }, NoGil());

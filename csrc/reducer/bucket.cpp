@@ -40,13 +40,18 @@ void Bucket::reset() {
   for (GradientSlot& slot : slots_) slot.in_place.reset();
   work.reset();
   future.reset();
+  end_stamp.reset();
   times = {};
+}
+
+void Bucket::note_arrival(int64_t now) {
+  if (times.first_gradient < 0) times.first_gradient = now;
+  times.last_gradient = now;
 }
 
 bool Bucket::mark_arrived(int64_t now) {
   TORCH_INTERNAL_ASSERT(pending_ > 0);
-  if (times.first_gradient < 0) times.first_gradient = now;
-  times.last_gradient = now;
+  note_arrival(now);
   return --pending_ == 0;
 }
 

@@ -11,19 +11,12 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <vector>
 
+#include "reducer/overlap.h"
+#include "reducer/reduction_end.h"
+
 // A bucket knows two things: which of its gradients have arrived, and the buffer that they travel in.
 
 namespace ours {
-
-/// When things happened to a bucket in the last backward, in nanoseconds of the steady clock; -1: not yet.
-struct BucketTimes {
-  int64_t first_gradient = -1;
-  int64_t last_gradient = -1;
-  int64_t reduction_began = -1;
-  /// When the end of backward saw the reduction finished, and how long it had to wait for it.
-  int64_t reduction_seen_done = -1;
-  int64_t waited = 0;
-};
 
 /// One gradient's place in a bucket.
 struct GradientSlot {
@@ -57,6 +50,8 @@ class Bucket {
   // Readiness.
 
   void reset();
+  /// Notes the time of an arrival that does not make the bucket any readier.
+  void note_arrival(int64_t now);
   /// Notes that one more gradient has arrived; returns whether it was the last one.
   bool mark_arrived(int64_t now);
   bool ready() const { return pending_ == 0; }
@@ -94,6 +89,7 @@ class Bucket {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   /// Slots whose gradients wait to be copied in one go.
   std::vector<size_t> deferred;
+  EndStamp end_stamp;
   BucketTimes times;
 
  private:

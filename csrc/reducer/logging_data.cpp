@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 namespace ours {
@@ -82,6 +83,12 @@ void LoggingData::log_step() {
   }
   data_.strs_map["prev_iteration_grad_ready_order_indices"] = c10::Join(", ", status.ready_order);
   add_times();
+  const BackwardTimes times = reducer_->backward_times();
+  const std::vector<int64_t> exposed = exposed_times(times);
+  if (times.iteration > 0) {
+    add_duration("backward_comm_exposed_time", std::accumulate(exposed.begin(), exposed.end(), int64_t{0}));
+  }
+  add_overlap(times);
   c10::LogPyTorchDDPUsage(data_);
 }
 
@@ -110,6 +117,17 @@ void LoggingData::add_times() {
   stamp("backward_compute_time_end", Event::kBackwardComputeEnd);
   stamp("backward_comm_time_start", Event::kBackwardCommStart);
   stamp("backward_comm_time_end", Event::kBackwardCommEnd);
+}
+
+void LoggingData::add_overlap(const BackwardTimes& times) {
+  if (times.iteration == 0) return;
+  const std::vector<int64_t> exposed = exposed_times(times);
+  std::vector<int64_t> durations;
+  for (const BucketTimes& bucket : times.buckets) durations.push_back(bucket.reduction_ended - bucket.reduction_began);
+  data_.ints_map["backward_comm_exposed_time"] = std::accumulate(exposed.begin(), exposed.end(), int64_t{0});
+  data_.ints_map["backward_comm_busy_time"] = busy_time(times);
+  data_.strs_map["bucket_comm_times"] = c10::Join(", ", durations);
+  data_.strs_map["bucket_comm_exposed_times"] = c10::Join(", ", exposed);
 }
 
 void LoggingData::log_error(const std::string& error) {
@@ -146,6 +164,7 @@ void LoggingData::set_uneven_input_join() {
 c10::DDPLoggingData LoggingData::snapshot() {
   const std::lock_guard<std::mutex> lock(mutex_);
   add_error_of_reducer();
+  add_overlap(reducer_->backward_times());
   if (reducer_->options().find_unused_parameters) {
     data_.ints_map["can_set_static_graph"] = reducer_->graph_is_static() ? 1 : 0;
   }

@@ -86,6 +86,7 @@ void Reducer::init_buckets(const std::vector<std::vector<size_t>>& indices) {
     if (options_.gradient_as_bucket_view && !options_.lazy_bucket_allocation) allocate(buckets_.back());
   }
   next_bucket_ = 0;
+  note_layout();
   if (options_.gradient_as_bucket_view) adopt_existing_gradients();
 }
 
@@ -277,18 +278,6 @@ ReducerStatus Reducer::status() {
     for (const GradientSlot& slot : bucket.slots()) result.bucket_indices.back().push_back(slot.parameter_index);
   }
   return result;
-}
-
-std::vector<int64_t> Reducer::backward_stats() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return arrival_ns_;
-}
-
-std::vector<BucketTimes> Reducer::bucket_times() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<BucketTimes> times;
-  for (const Bucket& bucket : buckets_) times.push_back(bucket.times);
-  return times;
 }
 
 }  // namespace ours

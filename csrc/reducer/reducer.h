@@ -16,6 +16,7 @@
 #include "reducer/bucket_assignment.h"
 #include "reducer/comm_hooks.h"
 #include "reducer/gradient_access.h"
+#include "reducer/overlap.h"
 #include "reducer/reducer_options.h"
 #include "reducer/step_timer.h"
 #include "reducer/unused_parameters.h"
@@ -125,8 +126,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool graph_is_static() const { return graph_is_static_; }
   /// For each parameter, nanoseconds from prepare_for_backward to its gradient, in the last backward.
   std::vector<int64_t> backward_stats();
-  /// One entry a bucket, of the last backward.
+  /// One entry a bucket, of the backward under way or the last one.
   std::vector<BucketTimes> bucket_times();
+  /// Of the last backward that ended in a reduction.
+  BackwardTimes backward_times();
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const ReducerOptions& options() const { return options_; }
   const GroupPtr& group() const { return group_; }
@@ -174,6 +177,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finish_dense(Bucket& bucket);
   void hand_over(Bucket& bucket, GradientSlot& slot);
 
+  // reducer_times.cpp: what is remembered of a backward.
+  void note_layout();
+  void note_backward_times();
+
   std::mutex mutex_;
   const std::vector<at::Tensor> parameters_;
   GroupPtr group_;
@@ -198,6 +205,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<size_t> ready_order_;
   std::vector<int64_t> arrival_ns_;
   int64_t backward_began_ns_ = 0;
+  int64_t compute_ended_ns_ = -1;
+  std::shared_ptr<const BucketLayout> layout_;
+  BackwardTimes last_backward_;
 
   // Averaging: divide by divisor_ on the way into the bucket (scale_), or inside the reduction.
   ReductionAbilities backend_;

@@ -1,11 +1,11 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/record_function.h>
-#include <c10/util/ApproximateClock.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
+#include "common/interval.h"
 #include "reducer/comm_hooks.h"
 #include "reducer/gradient_copy.h"
 #include "reducer/gradient_ownership.h"
@@ -37,7 +37,8 @@ void Reducer::prepare_for_forward() {
 
 void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  backward_began_ns_ = c10::getTime();
+  backward_began_ns_ = steady_ns();
+  compute_ended_ns_ = -1;
   timer_.restart(iterations_);
   timer_.record(iterations_, Event::kBackwardComputeStart);
   require_idle();
@@ -86,6 +87,9 @@ void Reducer::on_gradient(size_t index, const at::Tensor& incoming) {
   if (static_graph_ && !static_recorded_) {
     ++arrivals_expected_[index];
     ready_order_.push_back(index);
+    const int64_t now = steady_ns();
+    arrival_ns_[index] = now - backward_began_ns_;
+    buckets_[locations_[index].bucket].note_arrival(now);
     return;
   }
   unfinished_ = true;
@@ -118,7 +122,7 @@ void Reducer::mark_ready(size_t index, const at::Tensor& incoming) {
   arrived_[index] = true;
   ready_order_.push_back(index);
   if (rebuilds_buckets()) rebuild_order_.push_back(index);
-  const int64_t now = c10::getTime();
+  const int64_t now = steady_ns();
   arrival_ns_[index] = now - backward_began_ns_;
   settle_division();
   store_gradient(index, incoming);
@@ -250,16 +254,19 @@ void Reducer::launch(size_t index) {
   flush_deferred(bucket);
   if (skips(bucket)) return;
   timer_.record_first(iterations_, Event::kBackwardCommStart);
-  bucket.times.reduction_began = c10::getTime();
+  bucket.times.launched = steady_ns();
+  const bool on_cpu = parameters_.front().is_cpu();
   ++buckets_reduced_;
   if (hook_) {
     c10d::GradBucket grad_bucket = bucket.grad_bucket(index, buckets_.size(), bucket.buffer_to_reduce());
     bucket.future = hook_->runHook(grad_bucket);
+    bucket.end_stamp = stamp_end(*bucket.future, on_cpu);
   } else {
     const bool average = average_in_reduction_ && !bucket.sparse();
     bucket.work = start_all_reduce(
         *group_, bucket.sparse() ? std::vector<at::Tensor>{bucket.buffer()} : bucket.pieces_to_reduce(),
         average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM);
+    if (bucket.work) bucket.end_stamp = stamp_end(*bucket.work, on_cpu);
   }
 }
 

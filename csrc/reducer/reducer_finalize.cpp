@@ -1,7 +1,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/ApproximateClock.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 
@@ -9,6 +8,7 @@
 #include <exception>
 #include <utility>
 
+#include "common/interval.h"
 #include "reducer/gradient_copy.h"
 #include "reducer/reducer.h"
 
@@ -45,6 +45,7 @@ void Reducer::delay_all_reduce() {
   // Without a reduction to come there is nothing to record, and the next backward tries again.
   if (!expects_gradients_ || static_recorded_) return;
   timer_.record(iterations_, Event::kBackwardComputeEnd);
+  compute_ended_ns_ = steady_ns();
   used_.start_reduction(*group_);
   unused_.clear();
   unfinished_ = true;
@@ -89,6 +90,7 @@ void Reducer::finalize() {
   expects_gradients_ = false;
   unfinished_ = false;
   all_launched_ = false;
+  if (compute_ended_ns_ < 0) compute_ended_ns_ = steady_ns();
   const std::vector<FuturePtr> installed = std::exchange(installed_futures_, {});
   const c10::intrusive_ptr<c10d::Work> forward_work = std::move(forward_work_);
   // All are awaited even if one fails: what still ran would write into the buckets of the next backward.
@@ -106,6 +108,7 @@ void Reducer::finalize() {
   gradients_.forget_context();
   if (first_error) std::rethrow_exception(first_error);
   timer_.record(iterations_, Event::kBackwardCommEnd);
+  note_backward_times();
   if (options_.lazy_bucket_allocation) {
     for (Bucket& bucket : buckets_) bucket.release();
   }
@@ -113,7 +116,7 @@ void Reducer::finalize() {
 
 void Reducer::finish_bucket(Bucket& bucket) {
   if (!bucket.work && !bucket.future) return;
-  const int64_t asked = c10::getTime();
+  const int64_t asked = steady_ns();
   at::Tensor reduced;
   if (bucket.future) {
     bucket.future->waitAndThrow();
@@ -121,8 +124,7 @@ void Reducer::finish_bucket(Bucket& bucket) {
   } else {
     bucket.work->wait();
   }
-  bucket.times.reduction_seen_done = c10::getTime();
-  bucket.times.waited = bucket.times.reduction_seen_done - asked;
+  note_reduction(bucket.times, bucket.work.get(), bucket.end_stamp, asked, steady_ns());
   bucket.work.reset();
   bucket.future.reset();
   if (bucket.sparse()) {

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+// What was communicated behind the computation of backward, and what the program had to wait for. Pure arithmetic.
+
+namespace ours {
+
+/// When things happened to a bucket in one backward, in nanoseconds of the steady clock; -1: did not happen.
+struct BucketTimes {
+  int64_t first_gradient = -1;
+  int64_t last_gradient = -1;
+  /// When the bucket was handed to the process group or the communication hook.
+  int64_t launched = -1;
+  /// When the backend began with it. Where it does not tell: when it was handed over.
+  int64_t reduction_began = -1;
+  /// When the backend had ended it. Where it does not tell: when the end of backward saw that.
+  int64_t reduction_ended = -1;
+  /// Whether reduction_ended is the true end.
+  bool end_is_exact = false;
+  /// When the end of backward saw the reduction finished, and how long it had to wait for it.
+  int64_t reduction_seen_done = -1;
+  int64_t waited = 0;
+};
+
+/// The buckets of a model: which parameters are in each, and its bytes.
+struct BucketLayout {
+  std::vector<std::vector<size_t>> parameters;
+  std::vector<int64_t> bytes;
+};
+
+/// When things happened in one backward, in nanoseconds of the steady clock.
+struct BackwardTimes {
+  /// The iteration that it was the backward of, from 1 on; 0: there was none yet, and all else is unset.
+  int64_t iteration = 0;
+  /// When forward handed over its outputs.
+  int64_t began = -1;
+  /// When autograd had computed every gradient.
+  int64_t compute_ended = -1;
+  /// When all averages were where the optimizer finds them.
+  int64_t ended = -1;
+  std::shared_ptr<const BucketLayout> layout;
+  /// Parallel to the layout.
+  std::vector<BucketTimes> buckets;
+};
+
+/// For each bucket, for how many nanoseconds after `compute_ended` its reduction was all that was going on.
+///
+/// Reductions run one after another, so a bucket is charged for the time from the end of those before it to its own
+/// end. The sum is thus what communication added to the step. Vectors are parallel and in the order of the launches; -1
+/// stands for a bucket that was not reduced.
+std::vector<int64_t> exposed_times(int64_t compute_ended, const std::vector<int64_t>& launched,
+                                   const std::vector<int64_t>& ended);
+std::vector<int64_t> exposed_times(const BackwardTimes& times);
+
+/// For how many nanoseconds at least one reduction was under way. Vectors are parallel; -1: there was none.
+int64_t busy_time(const std::vector<int64_t>& began, const std::vector<int64_t>& ended);
+int64_t busy_time(const BackwardTimes& times);
+
+}  // namespace ours

@@ -1,0 +1,266 @@
+"""DistributedDataParallel.report(): when buckets were ready and reduced, and what of that backward had to wait for."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_cases import backward, batches, make_model
+
+from ourddp import _C, DistributedDataParallel
+from ourddp.report import BackwardReport, BucketReport
+
+SMALL = 0.002  # MiB: the MLP of these tests then has several buckets
+
+
+@pytest.mark.parametrize(
+    ("launched", "ended", "exposed"),
+    [
+        ([10, 20, 30], [15, 25, 90], [0, 0, 0]),  # all over when the computation is
+        ([10, 20, 30], [50, 110, 150], [0, 10, 40]),  # one after the other
+        ([10, 90, 100], [150, 120, 180], [50, 0, 30]),  # the second was done before the first
+        ([10, 130, 140], [20, 150, 145], [0, 20, 0]),  # launched after the computation: the pause is no communication
+        ([10, -1, 100], [20, -1, 130], [0, 0, 30]),  # one was skipped
+        ([], [], []),
+    ],
+)
+def test_each_bucket_is_charged_for_the_time_that_it_adds(launched, ended, exposed):
+    assert _C.exposed_times(100, launched, ended) == exposed
+
+
+def test_launches_without_ends_are_refused():
+    with pytest.raises(ValueError, match="2 launches, but 1 ends"):
+        _C.exposed_times(0, [1, 2], [3])
+
+
+@pytest.mark.parametrize(
+    ("began", "ended", "busy"),
+    [
+        ([10, 20], [15, 30], 15),
+        ([10, 12, 40], [30, 20, 50], 30),  # two at once count once
+        ([10, 12], [30, 35], 25),
+        ([20, 10, -1], [25, 15, -1], 10),
+        ([], [], 0),
+    ],
+)
+def test_reductions_at_the_same_time_count_once(began, ended, busy):
+    assert _C.busy_time(began, ended) == busy
+    with pytest.raises(ValueError, match="busy_time"):
+        _C.busy_time([*began, 1], ended)
+
+
+def check_order(report: BackwardReport) -> None:
+    assert report.buckets
+    for bucket in report.buckets:
+        assert bucket.first_gradient is not None
+        assert 0 <= bucket.first_gradient <= bucket.last_gradient <= bucket.launched <= bucket.began <= bucket.ended
+        assert bucket.ended <= report.total
+        assert 0 <= bucket.exposed <= report.total - report.compute
+        assert bucket.exact
+    assert 0 < report.compute <= report.total
+    assert report.buckets[-1].last_gradient <= report.compute
+    assert report.exposed <= report.total - report.compute + 1e-6
+    assert 0 <= report.hidden <= 1
+
+
+def _steps(rank, world):
+    model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=SMALL)
+    reports = [model.report()]
+    for batch in batches(world, 3):
+        backward(model, batch, rank)
+        reports.append(model.report())
+    logged = model._get_ddp_logging_data()
+    return reports, logged
+
+
+def test_times_come_in_order(rank_pool, backend):
+    for rank, (reports, logged) in enumerate(rank_pool(2, backend).run(_steps)):
+        empty, first, *_, last = reports
+        assert (empty.iteration, empty.buckets, empty.total) == (0, (), 0)
+        assert str(empty) == f"No backward has reduced gradients yet (rank {rank} of 2, {backend})."
+        # The buckets of the first step are those from before they were rebuilt.
+        assert (first.iteration, len(first.buckets)) == (1, 1)
+        assert last.iteration == 3
+        assert len(last.buckets) > 2
+        for report in (first, last):
+            check_order(report)
+        # Autograd reaches the last layer first.
+        assert set(last.buckets[0].parameters) >= {"layers.6.weight", "layers.6.bias"}
+        assert "layers.0.weight" in last.buckets[-1].parameters
+        assert sum(len(bucket.parameters) for bucket in last.buckets) == 8
+        assert last.size == sum(4 * p.numel() for p in make_model("mlp").parameters())
+        # Each bucket begins when those before it are over, for reductions share one line.
+        if backend == "ours":
+            for before, after in zip(last.buckets, last.buckets[1:], strict=False):
+                assert before.ended <= after.began
+        assert logged["backward_comm_exposed_time"] == pytest.approx(last.exposed * 1e6, abs=1)
+        assert logged["backward_comm_busy_time"] == pytest.approx(last.communication * 1e6, abs=1)
+        assert len(logged["bucket_comm_times"].split(", ")) == len(last.buckets)
+        assert len(logged["bucket_comm_exposed_times"].split(", ")) == len(last.buckets)
+        assert "avg_backward_comm_exposed_time" in logged  # of the sampled steps
+
+
+DELAY = 0.15
+
+
+def _delayed(rank, world, late):
+    """Train with a hook whose result for the bucket numbered `late` from the end comes DELAY seconds later."""
+
+    def hook(_, bucket):
+        future = torch.futures.Future()
+        if bucket.is_last() == late:
+            threading.Timer(DELAY, future.set_result, [bucket.buffer()]).start()
+        else:
+            future.set_result(bucket.buffer())
+        return future
+
+    model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=SMALL)
+    model.register_comm_hook(None, hook)
+    for batch in batches(world, 2):
+        backward(model, batch, rank)
+    return model.report()
+
+
+def test_communication_that_comes_late_is_exposed(rank_pool, backend):
+    for report in rank_pool(2, backend).run(_delayed, True):
+        check_order(report)
+        *others, last = report.buckets
+        # Half of the delay may go into what is left to compute after the launch; it takes far less.
+        assert last.exposed > DELAY * 1e3 / 2
+        assert last.exposed == pytest.approx(last.ended - max(report.compute, *(b.ended for b in others)))
+        assert report.exposed >= last.exposed
+        assert report.hidden < 0.5
+
+
+def _long_backward(rank, world):
+    """Train with a hook whose reductions end while the first layer's gradient is still to be computed."""
+    done = threading.Event()
+
+    def hook(_, bucket):
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        future = work.get_future().then(lambda f: f.value()[0])
+        if bucket.index() == 0:
+            future.then(lambda _: done.set())
+        return future
+
+    model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=SMALL)
+    model.register_comm_hook(None, hook)
+    # Holds up backward at the first layer until the first bucket, of the last layer, is reduced.
+    model.module.layers[1].register_full_backward_hook(lambda *_: done.wait(30) and None)
+    for batch in batches(world, 2):
+        done.clear()
+        if model.report().iteration == 0:
+            done.set()  # the first step has one bucket only
+        backward(model, batch, rank)
+    return model.report()
+
+
+def test_communication_behind_the_computation_is_not_exposed(rank_pool, backend):
+    for report in rank_pool(2, backend).run(_long_backward):
+        check_order(report)
+        first = report.buckets[0]
+        # Seen long before the end of backward looked for it.
+        assert first.ended < report.compute
+        assert first.exposed == 0
+
+
+def _no_sync(rank, world):
+    model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=SMALL)
+    steps = list(batches(world, 3))
+    with model.no_sync():
+        backward(model, steps[0], rank)
+    before = model.report()
+    backward(model, steps[1], rank)
+    reduced = model.report()
+    with model.no_sync():
+        backward(model, steps[2], rank)
+    return before, reduced, model.report()
+
+
+def test_a_step_without_reduction_leaves_the_report(rank_pool, backend):
+    for before, reduced, after in rank_pool(2, backend).run(_no_sync):
+        assert before.iteration == 0
+        check_order(reduced)
+        assert reduced.iteration == 1  # no_sync does not count
+        assert after == reduced
+
+
+def _unused(rank, world, options):
+    model = DistributedDataParallel(
+        make_model("branches"), find_unused_parameters=True, bucket_cap_mb=0.0001, **options
+    )
+    for batch in batches(world, 2):
+        backward(model, batch, rank)
+    return model.report()
+
+
+def test_buckets_of_unused_parameters_count_as_ready_with_the_first_gradient(rank_pool, backend):
+    for report in rank_pool(2, backend).run(_unused, {}):
+        check_order(report)
+        assert {name for bucket in report.buckets for name in bucket.parameters} >= {"never.weight", "left.weight"}
+
+
+def test_a_bucket_that_is_skipped_has_no_reduction(rank_pool, backend):
+    if not _takes("skip_all_reduce_unused_params"):
+        pytest.skip("this torch's class does not skip buckets")
+    for report in rank_pool(2, backend).run(_unused, {"skip_all_reduce_unused_params": True}):
+        skipped = [bucket for bucket in report.buckets if bucket.launched is None]
+        reduced = [bucket for bucket in report.buckets if bucket.launched is not None]
+        assert skipped
+        assert reduced
+        for bucket in skipped:
+            assert {name.split(".")[0] for name in bucket.parameters} <= {"never", "right"}
+            assert (bucket.ended, bucket.bandwidth, bucket.exposed, bucket.duration) == (None, None, 0, 0)
+        assert " - " in str(report)
+
+
+def _takes(argument: str) -> bool:
+    return argument in torch.nn.parallel.DistributedDataParallel.__init__.__code__.co_varnames
+
+
+def _static(rank, world):
+    model = DistributedDataParallel(make_model("checkpoint_twice"), static_graph=True)
+    backward(model, next(iter(batches(world, 1))), rank)
+    return model.report()
+
+
+def test_the_first_step_of_a_static_graph_is_reported(rank_pool, backend):
+    for report in rank_pool(2, backend).run(_static):
+        check_order(report)
+        # Nothing is reduced before the whole graph is known.
+        assert min(bucket.launched for bucket in report.buckets) >= report.compute
+        assert report.hidden == pytest.approx(0, abs=0.5)
+
+
+def _sparse(rank, world):
+    model = DistributedDataParallel(make_model("sparse"))
+    for batch in batches(world, 2):
+        backward(model, batch, rank)
+    return model.report()
+
+
+def test_sparse_gradients_are_reported(rank_pool, backend):
+    for report in rank_pool(2, backend).run(_sparse):
+        check_order(report)
+        assert ("table.weight",) in [bucket.parameters for bucket in report.buckets]
+
+
+def test_the_table_shows_all_numbers():
+    buckets = (
+        BucketReport(("b", "c"), 3 << 20, 1.0, 2.0, 2.25, 2.5, 4.5, True, 0.0),
+        BucketReport(("a",), 1 << 20, 3.0, 3.0, 3.125, 3.25, 7.25, False, 2.25),
+        BucketReport(("d",), 16, None, None, None, None, None, False, 0.0),
+    )
+    report = BackwardReport(7, 1, 4, "gloo", 5.0, 7.5, 4.75, buckets)
+    assert str(report).splitlines() == [
+        "Backward of iteration 7 (rank 1 of 4, gloo); times in ms since backward began",
+        "bucket  params   MiB  first grad  last grad  launched  began  ended  GB/s  exposed",
+        "     0       2  3.00        1.00       2.00      2.25   2.50   4.50  1.57     0.00",
+        "     1       1  1.00        3.00       3.00      3.12   3.25  ~7.25  0.26     2.25",
+        "     2       1  0.00           -          -         -      -      -     -     0.00",
+        " total       4  4.00                                                 0.88     2.25",
+        "computation until 5.00, all done at 7.50; 4.75 ms of reductions, 53% of them hidden behind the computation",
+        "~: no later than this; the backend does not tell when a reduction ended",
+    ]
