@@ -52,6 +52,7 @@ class ReducerOptions:
     bucket_bytes_cap: int
     first_bucket_bytes_cap: int
     bucket_bytes_cap_list: Sequence[int]
+    tune_bucket_size: bool
     find_unused_parameters: bool
     gradient_as_bucket_view: bool
     skip_all_reduce_unused_params: bool
@@ -133,6 +134,7 @@ class Reducer:
     def _remove_autograd_hooks(self) -> None: ...
     def _get_backward_times(self) -> BackwardTimes: ...
     def _get_bucket_times(self) -> list[BucketTimes]: ...
+    def _get_bucket_tuning(self) -> BucketTuning: ...
     def _get_bucket_indices(self) -> list[list[int]]: ...
     def _get_reduced_in_place(self) -> int: ...
     def _set_static_graph(self) -> None: ...
@@ -198,6 +200,54 @@ def assign_parameters(
     parameters: Sequence[Tensor], caps: Sequence[int], expect_sparse_gradients: Sequence[bool]
 ) -> list[list[int]]:
     """Return which parameters share a bucket."""
+
+class CommCost:
+    """What a reduction takes: ``latency_ns`` nanoseconds, and ``ns_per_byte`` for each byte."""
+
+    def __init__(self, latency_ns: float, ns_per_byte: float) -> None: ...
+    @property
+    def latency_ns(self) -> float: ...
+    @property
+    def ns_per_byte(self) -> float: ...
+
+class BucketTuning:
+    """How far the choice of the buckets' size has come; caps are in bytes, 0 until they are chosen."""
+
+    @property
+    def enabled(self) -> bool: ...
+    @property
+    def cost(self) -> CommCost: ...
+    @property
+    def backwards_left(self) -> int: ...
+    @property
+    def cap(self) -> int: ...
+    @property
+    def first_cap(self) -> int: ...
+
+def fit_cost(samples: Sequence[tuple[int, float]]) -> CommCost:
+    """Fit the cost to samples of (bytes, nanoseconds).
+
+    Raises ValueError unless there are two sizes, and all times are positive.
+    """
+
+def exposed_ns(
+    buckets: Sequence[Sequence[int]],
+    gradients: Sequence[GradientInfo],
+    cost: CommCost,
+    arrivals: Sequence[float] = ...,
+) -> float:
+    """Return how long a backward lasts after the last gradient.
+
+    ``arrivals`` are in nanoseconds; without them gradients arrive evenly while as much time passes as all bytes take.
+    """
+
+def choose_caps(
+    gradients: Sequence[GradientInfo], cost: CommCost, first_cap: int, arrivals: Sequence[float] = ...
+) -> tuple[int, int]:
+    """Return the caps in bytes, of the first bucket and of the others, that make the step shortest.
+
+    Gradients come in the order of arrival; ``arrivals`` as for exposed_ns().
+    """
 
 def encode_buckets(buckets: Sequence[Sequence[int]], gradient_count: int) -> list[int]:
     """Return an assignment as numbers of a fixed count, for a broadcast."""

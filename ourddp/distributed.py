@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ourddp import _C, mixed_precision, optimizer_in_backward
+from ourddp import _C, mixed_precision, optimizer_in_backward, tuning
 from ourddp.report import BackwardReport, make_report
 
 __all__ = ["DistributedDataParallel"]
@@ -44,6 +44,10 @@ class DistributedDataParallel(_TorchDDP):
     a subclass; it works over any process group. Over ``ours`` and ``nccl`` gradients are averaged inside the reduction;
     over other backends they are divided on their way into the bucket.
 
+    ``bucket_cap_mb`` may also be "auto": then a size is chosen that suits the group and the model. The constructor
+    measures what reductions cost, and the fourth forward applies the choice; with ``find_unused_parameters``, where
+    buckets stay as they are, the constructor does. :meth:`report` and the logging data tell the size.
+
     Raises:
         RuntimeError: At construction, if the ranks' models differ; the message names the parameter, both shapes and the
             ranks. In forward, if the last backward left parameters without a gradient; the message names them. In
@@ -57,12 +61,14 @@ class DistributedDataParallel(_TorchDDP):
 
     @functools.wraps(_TorchDDP.__init__)
     def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(_TorchDDP.__init__).bind(self, module, *args, **kwargs).arguments
+        bound = inspect.signature(_TorchDDP.__init__).bind(self, module, *args, **kwargs)
+        given = bound.arguments
+        self.__dict__["_tunes_buckets"] = tuning.take_auto(given)
         # Before the base class can set attributes, as it builds the list of parameters that is checked.
         self.__dict__["_model_check_due"] = bool(given.get("init_sync", True))
         precision = given.get("mixed_precision")
         if precision is None or any(parameter.device.type != "cpu" for parameter in module.parameters()):
-            super().__init__(module, *args, **kwargs)
+            super().__init__(*bound.args[1:], **bound.kwargs)
             return
         del given["self"]
         super().__init__(**{**given, "mixed_precision": None})
@@ -109,6 +115,8 @@ class DistributedDataParallel(_TorchDDP):
             _logged_environment(self.process_group.name()),
             _logged_backend_options(self.process_group, self.device),
         )
+        if options.tune_bucket_size:
+            tuning.watch(self)
         self._passing_sync_batchnorm_handle(self.module)
 
     def _reducer_options(
@@ -119,13 +127,15 @@ class DistributedDataParallel(_TorchDDP):
         caps = list(self.bucket_bytes_cap_list)
         options = _C.ReducerOptions()
         options.bucket_bytes_cap_list = caps
+        options.tune_bucket_size = self._tunes_buckets and not self._use_python_reducer
+        rebuilt = static_graph or not self.find_unused_parameters
         if not caps:
             # Buckets that are rebuilt after the first iteration start out as one: reductions in the order of the
             # parameters could get in the way of other collectives that the model runs in backward.
-            rebuilt = static_graph or not self.find_unused_parameters
             caps = [sys.maxsize] if rebuilt else [first_cap, cap]
-        # The last parameters come first in backward.
-        options.bucket_indices = _C.assign_parameters(parameters, caps, expect_sparse_gradient)[::-1]
+        if rebuilt or not options.tune_bucket_size:  # else the reducer assigns them, for the size that it chooses
+            # The last parameters come first in backward.
+            options.bucket_indices = _C.assign_parameters(parameters, caps, expect_sparse_gradient)[::-1]
         options.expect_sparse_gradients = expect_sparse_gradient
         options.bucket_bytes_cap = cap
         options.first_bucket_bytes_cap = first_cap
@@ -149,11 +159,14 @@ class DistributedDataParallel(_TorchDDP):
         ``print(model.report())`` shows a table. It is of this rank, costs no communication, and is empty before the
         first backward that reduces gradients; a backward in ``no_sync()`` leaves it as it is. The main numbers are in
         the logging data too, in nanoseconds: ``backward_comm_exposed_time``, ``backward_comm_busy_time``,
-        ``bucket_comm_times`` and ``bucket_comm_exposed_times``.
+        ``bucket_comm_times`` and ``bucket_comm_exposed_times``. With ``bucket_cap_mb="auto"`` both also tell the size
+        of the buckets and what it was chosen from: ``bucket_cap_bytes``, ``comm_latency_time`` (nanoseconds) and
+        ``comm_bytes_per_second``.
         """
         group = self.process_group
         return make_report(
             self.reducer._get_backward_times(),
+            self.reducer._get_bucket_tuning(),
             self._parameter_names,
             rank=group.rank(),
             world_size=group.size(),

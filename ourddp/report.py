@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ourddp import _C
 
-__all__ = ["BackwardReport", "BucketReport"]
+__all__ = ["BackwardReport", "BucketReport", "Tuning"]
 
 _MIB = 1024 * 1024
 _NS_PER_MS = 1e6
@@ -51,6 +52,35 @@ class BucketReport:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """The choice of the buckets' size that ``bucket_cap_mb="auto"`` makes.
+
+    ``cap`` is the size in bytes that a bucket is filled to, ``first_cap`` that of the first one; 0: not chosen yet, as
+    ``backwards_left`` more backwards have to be seen. A reduction of n bytes takes about ``latency`` microseconds and n
+    divided by ``bandwidth``, in gigabytes (1e9) a second, as measured when the model was built.
+    """
+
+    cap: int
+    first_cap: int
+    backwards_left: int
+    latency: float
+    bandwidth: float
+
+    @classmethod
+    def of(cls, tuning: _C.BucketTuning) -> Tuning:
+        """Return what the reducer tells, in these units."""
+        cost = tuning.cost
+        bandwidth = 1 / cost.ns_per_byte if cost.ns_per_byte > 0 else math.inf
+        return cls(tuning.cap, tuning.first_cap, tuning.backwards_left, cost.latency_ns / 1e3, bandwidth)
+
+    def __str__(self) -> str:
+        group = f"reductions take {self.latency:.0f} us and 1 s for each {self.bandwidth:.2f} GB"
+        if self.cap == 0:
+            return f'bucket_cap_mb="auto": to be chosen after {self.backwards_left} more backwards; {group}'
+        return f'bucket_cap_mb="auto": {self.cap / _MIB:g} MiB (first: {self.first_cap / _MIB:g} MiB); {group}'
+
+
+@dataclass(frozen=True)
 class BackwardReport:
     """The last backward that ended in a reduction. Times are in milliseconds since backward began.
 
@@ -58,6 +88,7 @@ class BackwardReport:
     computed all gradients, ``total`` when the averages were ready for the optimizer. ``communication`` is for how many
     milliseconds at least one reduction was under way. ``iteration`` counts, from 1 on, the
     forwards outside ``no_sync()``; before the first such backward it is 0, all times are 0 and there are no buckets.
+    ``tuning`` is there with ``bucket_cap_mb="auto"``.
     """
 
     iteration: int
@@ -68,6 +99,7 @@ class BackwardReport:
     total: float
     communication: float
     buckets: tuple[BucketReport, ...]
+    tuning: Tuning | None = None
 
     @property
     def size(self) -> int:
@@ -87,7 +119,7 @@ class BackwardReport:
     def __str__(self) -> str:
         where = f"rank {self.rank} of {self.world_size}, {self.backend}"
         if self.iteration == 0:
-            return f"No backward has reduced gradients yet ({where})."
+            return "\n".join([f"No backward has reduced gradients yet ({where}).", *self._tuning_lines()])
         rows = [_COLUMNS, *(_row(index, bucket) for index, bucket in enumerate(self.buckets)), self._total_row()]
         lines = [f"Backward of iteration {self.iteration} ({where}); times in ms since backward began", *_aligned(rows)]
         lines.append(
@@ -96,7 +128,10 @@ class BackwardReport:
         )
         if any(bucket.ended is not None and not bucket.exact for bucket in self.buckets):
             lines.append("~: no later than this; the backend does not tell when a reduction ended")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._tuning_lines()])
+
+    def _tuning_lines(self) -> list[str]:
+        return [] if self.tuning is None else [str(self.tuning)]
 
     def _total_row(self) -> tuple[str, ...]:
         parameters = sum(len(bucket.parameters) for bucket in self.buckets)
@@ -130,7 +165,13 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def make_report(
-    times: _C.BackwardTimes, names: Sequence[str], *, rank: int, world_size: int, backend: str
+    times: _C.BackwardTimes,
+    tuning: _C.BucketTuning,
+    names: Sequence[str],
+    *,
+    rank: int,
+    world_size: int,
+    backend: str,
 ) -> BackwardReport:
     """Return the report of ``times``; ``names`` are those of all parameters, by index."""
 
@@ -162,4 +203,5 @@ def make_report(
         total=since_start(times.ended) or 0.0,
         communication=times.busy / _NS_PER_MS,
         buckets=tuple(buckets),
+        tuning=Tuning.of(tuning) if tuning.enabled else None,
     )

@@ -105,12 +105,12 @@ def test_times_come_in_order(rank_pool, backend):
 DELAY = 0.15
 
 
-def _delayed(rank, world, late):
-    """Train with a hook whose result for the bucket numbered `late` from the end comes DELAY seconds later."""
+def _delayed(rank, world):
+    """Train with a hook whose result for the last bucket comes DELAY seconds later."""
 
     def hook(_, bucket):
         future = torch.futures.Future()
-        if bucket.is_last() == late:
+        if bucket.is_last():
             threading.Timer(DELAY, future.set_result, [bucket.buffer()]).start()
         else:
             future.set_result(bucket.buffer())
@@ -124,7 +124,7 @@ def _delayed(rank, world, late):
 
 
 def test_communication_that_comes_late_is_exposed(rank_pool, backend):
-    for report in rank_pool(2, backend).run(_delayed, True):
+    for report in rank_pool(2, backend).run(_delayed):
         check_order(report)
         *others, last = report.buckets
         # Half of the delay may go into what is left to compute after the launch; it takes far less.
@@ -135,24 +135,27 @@ def test_communication_that_comes_late_is_exposed(rank_pool, backend):
 
 
 def _long_backward(rank, world):
-    """Train with a hook whose reductions end while the first layer's gradient is still to be computed."""
-    done = threading.Event()
+    """Train with a hook whose first bucket is reduced while the first layer's gradient is still to be computed."""
+    pending = []
 
     def hook(_, bucket):
-        work = dist.all_reduce(bucket.buffer(), async_op=True)
-        future = work.get_future().then(lambda f: f.value()[0])
-        if bucket.index() == 0:
-            future.then(lambda _: done.set())
+        future = torch.futures.Future()
+        dist.all_reduce(bucket.buffer())
+        if bucket.is_last():
+            future.set_result(bucket.buffer())
+        else:
+            pending.append((future, bucket.buffer()))
         return future
+
+    def complete(*_):
+        for future, buffer in pending:
+            future.set_result(buffer)
+        pending.clear()
 
     model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=SMALL)
     model.register_comm_hook(None, hook)
-    # Holds up backward at the first layer until the first bucket, of the last layer, is reduced.
-    model.module.layers[1].register_full_backward_hook(lambda *_: done.wait(30) and None)
+    model.module.layers[1].register_full_backward_hook(complete)
     for batch in batches(world, 2):
-        done.clear()
-        if model.report().iteration == 0:
-            done.set()  # the first step has one bucket only
         backward(model, batch, rank)
     return model.report()
 

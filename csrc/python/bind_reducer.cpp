@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <numeric>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/default_comm_hooks.hpp>
 #include <utility>
@@ -37,6 +38,7 @@ void bind_options_struct(py::module_& module) {
       .def_readwrite("bucket_bytes_cap", &ReducerOptions::bucket_bytes_cap)
       .def_readwrite("first_bucket_bytes_cap", &ReducerOptions::first_bucket_bytes_cap)
       .def_readwrite("bucket_bytes_cap_list", &ReducerOptions::bucket_bytes_cap_list)
+      .def_readwrite("tune_bucket_size", &ReducerOptions::tune_bucket_size)
       .def_readwrite("find_unused_parameters", &ReducerOptions::find_unused_parameters)
       .def_readwrite("gradient_as_bucket_view", &ReducerOptions::gradient_as_bucket_view)
       .def_readwrite("skip_all_reduce_unused_params", &ReducerOptions::skip_all_reduce_unused_params)
@@ -92,6 +94,7 @@ void bind_step(ReducerClass& cls) {
       .def("get_backward_stats", &Reducer::backward_stats, NoGil())
       .def("_get_bucket_times", &Reducer::bucket_times, NoGil())
       .def("_get_backward_times", &Reducer::backward_times, NoGil())
+      .def("_get_bucket_tuning", &Reducer::tuning, NoGil())
       .def(
           "_get_bucket_indices", [](Reducer& self) { return self.status().bucket_indices; }, NoGil())
       .def("_get_reduced_in_place", [](Reducer& self) { return self.status().reduced_in_place; }, NoGil());
@@ -172,6 +175,48 @@ void bind_logging(py::module_& module) {
       .def("_set_uneven_input_join", &LoggingData::set_uneven_input_join, NoGil());
 }
 
+void bind_tuning(py::module_& module) {
+  py::class_<CommCost>(module, "CommCost", "What a reduction takes: latency_ns, and ns_per_byte for each byte.")
+      .def(py::init<double, double>(), py::arg("latency_ns"), py::arg("ns_per_byte"))
+      .def_readonly("latency_ns", &CommCost::latency_ns)
+      .def_readonly("ns_per_byte", &CommCost::ns_per_byte);
+  py::class_<BucketTuning>(module, "BucketTuning", "How far the choice of the buckets' size has come.")
+      .def_readonly("enabled", &BucketTuning::enabled)
+      .def_readonly("cost", &BucketTuning::cost)
+      .def_readonly("backwards_left", &BucketTuning::backwards_left)
+      .def_property_readonly("cap", [](const BucketTuning& self) { return self.caps.others; })
+      .def_property_readonly("first_cap", [](const BucketTuning& self) { return self.caps.first; });
+  module.def(
+      "fit_cost",
+      [](const std::vector<std::pair<int64_t, double>>& samples) {
+        std::vector<CommSample> converted;
+        for (const auto& [bytes, ns] : samples) converted.push_back({bytes, ns});
+        return fit_cost(converted);
+      },
+      py::arg("samples"));
+  const auto profile = [](const std::vector<GradientInfo>& gradients, const std::vector<double>& arrivals,
+                          const CommCost& cost) {
+    std::vector<size_t> order(gradients.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    return arrivals.empty() ? even_profile(gradients, order, cost) : BackwardProfile{gradients, order, arrivals};
+  };
+  module.def(
+      "exposed_ns",
+      [profile](const Indices& buckets, const std::vector<GradientInfo>& gradients, const CommCost& cost,
+                const std::vector<double>& arrivals) {
+        return exposed_ns(buckets, profile(gradients, arrivals, cost), cost);
+      },
+      py::arg("buckets"), py::arg("gradients"), py::arg("cost"), py::arg("arrivals") = std::vector<double>());
+  module.def(
+      "choose_caps",
+      [profile](const std::vector<GradientInfo>& gradients, const CommCost& cost, int64_t first_cap,
+                const std::vector<double>& arrivals) {
+        const BucketCaps caps = choose_caps(profile(gradients, arrivals, cost), cost, first_cap);
+        return std::make_pair(caps.first, caps.others);
+      },
+      py::arg("gradients"), py::arg("cost"), py::arg("first_cap"), py::arg("arrivals") = std::vector<double>());
+}
+
 void bind_functions(py::module_& module) {
   py::class_<GradientInfo>(module, "GradientInfo")
       .def(py::init([](int64_t bytes, int dtype, int device_type, int device_index, bool sparse) {
@@ -217,6 +262,7 @@ void bind_reducer(py::module_& module) {
   bind_hooks_and_joining(cls);
   bind_logging(module);
   bind_functions(module);
+  bind_tuning(module);
 }
 
 }  // namespace ours

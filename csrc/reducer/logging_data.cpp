@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <set>
 
@@ -89,6 +90,7 @@ void LoggingData::log_step() {
     add_duration("backward_comm_exposed_time", std::accumulate(exposed.begin(), exposed.end(), int64_t{0}));
   }
   add_overlap(times);
+  add_tuning();
   c10::LogPyTorchDDPUsage(data_);
 }
 
@@ -117,6 +119,17 @@ void LoggingData::add_times() {
   stamp("backward_compute_time_end", Event::kBackwardComputeEnd);
   stamp("backward_comm_time_start", Event::kBackwardCommStart);
   stamp("backward_comm_time_end", Event::kBackwardCommEnd);
+}
+
+void LoggingData::add_tuning() {
+  const BucketTuning tuning = reducer_->tuning();
+  if (!tuning.enabled) return;
+  auto& integers = data_.ints_map;
+  integers["bucket_cap_auto"] = 1;
+  integers["comm_latency_time"] = std::llround(tuning.cost.latency_ns);
+  // Zero: the reductions that were measured took no longer for more bytes.
+  integers["comm_bytes_per_second"] = tuning.cost.ns_per_byte > 0 ? std::llround(1e9 / tuning.cost.ns_per_byte) : 0;
+  if (tuning.settled()) integers["bucket_cap_bytes"] = tuning.caps.others;
 }
 
 void LoggingData::add_overlap(const BackwardTimes& times) {
@@ -165,6 +178,7 @@ c10::DDPLoggingData LoggingData::snapshot() {
   const std::lock_guard<std::mutex> lock(mutex_);
   add_error_of_reducer();
   add_overlap(reducer_->backward_times());
+  add_tuning();
   if (reducer_->options().find_unused_parameters) {
     data_.ints_map["can_set_static_graph"] = reducer_->graph_is_static() ? 1 : 0;
   }

@@ -44,6 +44,7 @@ class LoggingData {
  private:
   void add_construction_sizes();
   void add_times();
+  void add_tuning();
   void add_overlap(const BackwardTimes& times);
   void add_duration(const std::string& name, std::optional<int64_t> nanoseconds);
   void add_error_of_reducer();

@@ -44,6 +44,8 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, GroupPtr group, ReducerOpti
   backend_ = abilities_of(*group_, parameters_.front().device());
   std::vector<size_t> natural(parameters_.size());
   std::iota(natural.rbegin(), natural.rend(), size_t{0});
+  measure_group();
+  if (tuning_.enabled && options_.bucket_indices.empty()) tune(natural);
   init_buckets(options_.bucket_indices.empty() ? assign(natural) : options_.bucket_indices);
 }
 
@@ -71,9 +73,7 @@ std::vector<GradientInfo> gradient_infos(const std::vector<at::Tensor>& paramete
 }
 
 std::vector<std::vector<size_t>> Reducer::assign(const std::vector<size_t>& order) const {
-  std::vector<int64_t> caps = options_.bucket_bytes_cap_list;
-  if (caps.empty()) caps = {options_.first_bucket_bytes_cap, options_.bucket_bytes_cap};
-  return assign_buckets(gradient_infos(parameters_, options_.expect_sparse_gradients), caps, order).buckets;
+  return assign_buckets(gradient_infos(parameters_, options_.expect_sparse_gradients), bucket_caps(), order).buckets;
 }
 
 void Reducer::init_buckets(const std::vector<std::vector<size_t>>& indices) {
@@ -114,18 +114,22 @@ void Reducer::adopt_existing_gradients() {
 bool Reducer::rebuild_buckets() {
   const std::lock_guard<std::mutex> lock(mutex_);
   require_idle();
-  if (!rebuilds_buckets() || rebuild_order_.empty()) return false;
+  if (!rebuilds_buckets() || rebuild_order_.empty() || tuning_.backwards_left > 0) return false;
   if (rebuild_order_.size() != parameters_.size()) {
     fail(c10::str("Buckets cannot be rebuilt: ", rebuild_order_.size(), " gradients arrived in the first iteration, ",
                   parameters_.size(), " were expected."));
   }
-  const auto code = encode_buckets(assign(rebuild_order_), parameters_.size());
+  if (tuning_.enabled) tune(rebuild_order_);
+  auto code = encode_buckets(assign(rebuild_order_), parameters_.size());
+  code.insert(code.end(), {tuning_.caps.first, tuning_.caps.others});
   // Arrival orders differ between ranks by chance, but all must reduce the same buckets.
   std::vector<at::Tensor> tensors{at::tensor(code, at::kLong).to(parameters_.front().device())};
   group_->broadcast(tensors)->wait();
   const at::Tensor received = tensors.front().cpu();
   const auto* data = received.const_data_ptr<int64_t>();
-  const auto buckets = decode_buckets(std::vector<int64_t>(data, data + received.numel()), parameters_.size());
+  const int64_t* caps = data + received.numel() - 2;
+  const auto buckets = decode_buckets(std::vector<int64_t>(data, caps), parameters_.size());
+  tuning_.caps = {caps[0], caps[1]};
   has_rebuilt_ = true;
   rebuild_order_.clear();
   init_buckets(buckets);
@@ -135,6 +139,7 @@ bool Reducer::rebuild_buckets() {
 void Reducer::push_all_rebuilt_parameters() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!rebuilds_buckets()) return;
+  count_backward_for_tuning();
   rebuild_order_.resize(parameters_.size());
   std::iota(rebuild_order_.begin(), rebuild_order_.end(), size_t{0});
 }

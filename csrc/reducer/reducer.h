@@ -14,6 +14,7 @@
 #include "reducer/autograd_hooks.h"
 #include "reducer/bucket.h"
 #include "reducer/bucket_assignment.h"
+#include "reducer/bucket_tuning.h"
 #include "reducer/comm_hooks.h"
 #include "reducer/gradient_access.h"
 #include "reducer/overlap.h"
@@ -130,6 +131,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<BucketTimes> bucket_times();
   /// Of the last backward that ended in a reduction.
   BackwardTimes backward_times();
+  BucketTuning tuning();
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const ReducerOptions& options() const { return options_; }
   const GroupPtr& group() const { return group_; }
@@ -180,6 +182,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer_times.cpp: what is remembered of a backward.
   void note_layout();
   void note_backward_times();
+
+  // reducer_tuning.cpp: the size of the buckets.
+  void measure_group();
+  void tune(const std::vector<size_t>& order);
+  std::vector<int64_t> bucket_caps() const;
+  void count_backward_for_tuning();
 
   std::mutex mutex_;
   const std::vector<at::Tensor> parameters_;
@@ -232,6 +240,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Rebuilding.
   bool has_rebuilt_ = false;
   std::vector<size_t> rebuild_order_;
+  BucketTuning tuning_;
 
   int64_t iterations_ = 0;
   int64_t buckets_reduced_ = 0;

@@ -39,6 +39,8 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   const std::lock_guard<std::mutex> lock(mutex_);
   backward_began_ns_ = steady_ns();
   compute_ended_ns_ = -1;
+  // Left over where tuning waits for further backwards.
+  if (tuning_.backwards_left > 0) rebuild_order_.clear();
   timer_.restart(iterations_);
   timer_.record(iterations_, Event::kBackwardComputeStart);
   require_idle();

@@ -22,6 +22,9 @@ struct ReducerOptions {
   int64_t first_bucket_bytes_cap = kFirstBucketBytes;
   /// One cap a bucket instead of the two above; empty: not used.
   std::vector<int64_t> bucket_bytes_cap_list;
+  /// Choose the caps from what reductions of the group cost and when gradients arrive. Where buckets are rebuilt, this
+  /// happens after the first backwards; else at once, if `bucket_indices` is empty, with gradients that arrive evenly.
+  bool tune_bucket_size = false;
   /// Search the graph for parameters that the outputs do not depend on. Keeps the first iteration's buckets.
   bool find_unused_parameters = false;
   /// Let gradients be views of the buckets.

@@ -18,6 +18,7 @@ void Reducer::note_layout() {
 }
 
 void Reducer::note_backward_times() {
+  count_backward_for_tuning();
   last_backward_.iteration = iterations_;
   last_backward_.began = backward_began_ns_;
   last_backward_.compute_ended = compute_ended_ns_;

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "reducer/bucket_assignment.h"
+
+// How large buckets should be, given what a reduction costs and when gradients arrive. Pure arithmetic: no tensor, no
+// communication.
+
+namespace ours {
+
+/// What a reduction of n bytes takes: latency_ns + n * ns_per_byte.
+struct CommCost {
+  double latency_ns = 0;
+  double ns_per_byte = 0;
+};
+
+/// One reduction that was measured.
+struct CommSample {
+  int64_t bytes = 0;
+  double ns = 0;
+};
+
+/// Fits a line through the samples so that the relative errors are least: a small message counts as much as a large
+/// one. Neither part is less than zero. Throws InvalidArgument unless there are two sizes, and all times are positive.
+CommCost fit_cost(const std::vector<CommSample>& samples);
+
+/// When the gradients of one backward arrive.
+struct BackwardProfile {
+  std::vector<GradientInfo> gradients;
+  /// Indices of the gradients in the order of arrival.
+  std::vector<size_t> order;
+  /// Parallel to `gradients`.
+  std::vector<double> arrival_ns;
+};
+
+/// A profile for a backward that nobody has seen: it takes as long as the communication, and each gradient takes its
+/// share of bytes of that time.
+BackwardProfile even_profile(std::vector<GradientInfo> gradients, std::vector<size_t> order, const CommCost& cost);
+
+/// How long a backward with these buckets, reduced one after another in this order, lasts after the last gradient.
+double exposed_ns(const std::vector<std::vector<size_t>>& buckets, const BackwardProfile& profile,
+                  const CommCost& cost);
+
+/// A choice of caps for assign_buckets(): the first bucket's, and that of the others.
+struct BucketCaps {
+  int64_t first = 0;
+  int64_t others = 0;
+};
+
+/// How far a Reducer has come with finding the size of its buckets.
+struct BucketTuning {
+  bool enabled = false;
+  CommCost cost;
+  /// Backwards that are still to be seen before the caps are chosen.
+  int64_t backwards_left = 0;
+  /// Zeros until they are chosen.
+  BucketCaps caps;
+
+  bool settled() const { return caps.others > 0; }
+};
+
+/// Chooses the cap, a power of two from 64 KiB up, that makes the step shortest.
+///
+/// Small buckets let the reductions start early and leave little to do at the end; but each costs the latency once
+/// more. What counts is the exposed time plus the latency of every reduction, as somebody has to start and end also
+/// those that are hidden behind the computation, on a core that the computation could use. Of caps within 2 % of the
+/// best the largest is taken. The first bucket is no larger than `first_cap`. Throws InvalidArgument if the profile's
+/// order is no permutation.
+BucketCaps choose_caps(const BackwardProfile& profile, const CommCost& cost, int64_t first_cap);
+
+}  // namespace ours

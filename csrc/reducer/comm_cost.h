@@ -1,0 +1,15 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "reducer/bucket_tuning.h"
+
+namespace ours {
+
+/// Measures what all-reduces of `group` cost for tensors on `device`, with a few of 4 KiB to 4 MiB. Collective; all
+/// ranks get the same result, that of the slowest. Takes some milliseconds, over a slow transport a tenth of a second.
+CommCost measure_comm_cost(c10d::ProcessGroup& group, c10::Device device);
+
+}  // namespace ours

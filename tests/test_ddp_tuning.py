@@ -1,0 +1,255 @@
+"""``bucket_cap_mb="auto"``: how it chooses from given numbers, and that training goes on as with a fixed size."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import re
+
+import pytest
+import torch
+from ddp_cases import assert_same, backward, batches, gradients, make_model, train_and_compare
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from ourddp import _C, DistributedDataParallel
+
+KIB = 1024
+MIB = 1024 * KIB
+AUTO = {"bucket_cap_mb": "auto"}
+
+
+def equal_gradients(count, size):
+    return [_C.GradientInfo(size) for _ in range(count)]
+
+
+def test_the_cost_is_read_off_a_line():
+    cost = _C.fit_cost([(4096, 50_000 + 0.3 * 4096), (MIB, 50_000 + 0.3 * MIB), (4 * MIB, 50_000 + 1.2 * MIB)])
+    assert cost.latency_ns == pytest.approx(50_000)
+    assert cost.ns_per_byte == pytest.approx(0.3)
+
+
+def test_neither_part_of_the_cost_is_negative():
+    faster_when_larger = _C.fit_cost([(4096, 2000.0), (MIB, 1000.0)])
+    assert faster_when_larger.ns_per_byte == 0
+    assert 1000 <= faster_when_larger.latency_ns <= 2000
+    worse_than_linear = _C.fit_cost([(1000, 1000.0), (10_000, 20_000.0)])
+    assert worse_than_linear.latency_ns == 0
+    assert 1 <= worse_than_linear.ns_per_byte <= 2
+
+
+@pytest.mark.parametrize("samples", [[], [(4096, 10.0)], [(4096, 10.0), (4096, 12.0)], [(4096, 10.0), (8192, 0.0)]])
+def test_a_cost_cannot_be_read_off_anything(samples):
+    with pytest.raises(ValueError, match="fit_cost"):
+        _C.fit_cost(samples)
+
+
+def test_reductions_follow_each_other():
+    cost = _C.CommCost(10, 1)
+    three = equal_gradients(3, 100)
+    arrivals = [50.0, 100.0, 300.0]
+    # 50-160, 160-270 (the line is busy), 300-410
+    assert _C.exposed_ns([[0], [1], [2]], three, cost, arrivals) == 110
+    # 100-310, 310-420
+    assert _C.exposed_ns([[0, 1], [2]], three, cost, arrivals) == 120
+    assert _C.exposed_ns([[0, 1, 2]], three, cost, arrivals) == 310
+    # Without times gradients arrive at 100, 200, 300.
+    assert _C.exposed_ns([[0], [1], [2]], three, cost) == 130
+    assert _C.exposed_ns([], [], cost) == 0
+
+
+def test_latency_asks_for_large_buckets_and_bandwidth_for_small_ones():
+    model = equal_gradients(1024, 64 * KIB)
+    free_calls = _C.choose_caps(model, _C.CommCost(0, 0.3), MIB)
+    dear_calls = _C.choose_caps(model, _C.CommCost(1e9, 0.3), MIB)
+    assert free_calls == (64 * KIB, 64 * KIB)
+    assert dear_calls == (MIB, 64 * MIB)
+    # Between the two, each bucket costs its latency, and the last one its bytes too: least near this size.
+    first, cap = _C.choose_caps(model, _C.CommCost(50_000, 0.3), MIB)
+    best = (64 * MIB * 50_000 / 0.3) ** 0.5
+    assert first == MIB
+    assert best / 2 < cap < best * 2
+
+
+def test_a_computation_that_hides_everything_needs_few_reductions():
+    model = equal_gradients(64, MIB)
+    cost = _C.CommCost(100_000, 0.1)
+    slow = [1e8 * (index + 1) for index in range(64)]
+    caps = _C.choose_caps(model, cost, MIB, slow)
+    # What is exposed is the last bucket alone, of 0.1 ms for each MiB; each bucket costs 0.1 ms.
+    assert caps[1] in (4 * MIB, 8 * MIB, 16 * MIB)
+
+
+def test_a_model_smaller_than_any_bucket_gets_one():
+    assert _C.choose_caps(equal_gradients(3, 8), _C.CommCost(1000, 1), MIB) == (64 * KIB, 64 * KIB)
+    assert _C.choose_caps([], _C.CommCost(1000, 1), MIB) == (64 * KIB, 64 * KIB)
+
+
+@given(
+    st.lists(st.integers(0, 4 * MIB), min_size=1, max_size=30),
+    st.floats(0, 1e7),
+    st.floats(0, 10),
+    st.lists(st.floats(0, 1e7), min_size=30, max_size=30),
+)
+def test_no_other_cap_is_much_better(sizes, latency, rate, steps):
+    model = [_C.GradientInfo(size) for size in sizes]
+    cost = _C.CommCost(latency, rate)
+    arrivals = [sum(steps[: index + 1]) for index in range(len(sizes))]
+
+    def step(cap):
+        buckets, _ = _C.assign_buckets(model, [min(MIB, cap), cap], list(range(len(model))))
+        return _C.exposed_ns(buckets, model, cost, arrivals) + len(buckets) * latency
+
+    candidates = [64 * KIB << k for k in range(12)]
+    first, chosen = _C.choose_caps(model, cost, MIB, arrivals)
+    assert first == min(MIB, chosen)
+    assert chosen in candidates
+    assert step(chosen) <= 1.02 * min(step(cap) for cap in candidates) + 1e-6
+
+
+OPTIONS = {
+    "plain": ("mlp", {}),
+    "view": ("mlp", {"gradient_as_bucket_view": True}),
+    "cnn": ("cnn", {}),
+    "static": ("checkpoint_twice", {"static_graph": True}),
+    "static_unused": ("branches", {"static_graph": True, "gradient_as_bucket_view": True}),
+    "unused": ("branches", {"find_unused_parameters": True}),
+    "unused_view": ("branches", {"find_unused_parameters": True, "gradient_as_bucket_view": True}),
+    "sparse": ("sparse", {}),
+    "mixed": ("mixed", {}),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_gradients_equal_one_process(rank_pool, backend, case):
+    name, options = OPTIONS[case]
+    results = rank_pool(2, backend).run(train_and_compare, name, {**options, **AUTO}, 6)
+    for result in results:
+        logged = result["logged"]
+        assert logged["bucket_cap_auto"] == 1
+        assert logged["bucket_cap_bytes"] == 64 * KIB  # the whole model fits into the smallest
+        assert logged["comm_latency_time"] > 0 or logged["comm_bytes_per_second"] > 0
+        assert result["buckets"] == results[0]["buckets"]
+
+
+class Deep(nn.Module):
+    """Layers of 256 KiB, to be filled into buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(12)))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append((record.levelname, record.getMessage()))
+
+
+def _settle(rank, world, options):
+    """Train with a chosen and with a fixed size; tell what was chosen when, and what was logged."""
+    kept, logger = Kept(), logging.getLogger("ourddp")
+    logger.addHandler(kept)
+    logger.setLevel(logging.INFO)
+    try:
+        torch.manual_seed(0)
+        module = Deep()
+        fixed = DistributedDataParallel(copy.deepcopy(module), bucket_cap_mb=0.3, **options)
+        model = DistributedDataParallel(module, **options, **AUTO)
+        history = []
+        for step in range(6):
+            torch.manual_seed(step * world + rank)
+            batch = torch.randn(4, 256)
+            for each in (model, fixed):
+                each.zero_grad()
+                each(batch).square().mean().backward()
+            assert_same(gradients(model), gradients(fixed), f"rank {rank} step {step}")
+            history.append(model.report())
+        indices = model.reducer._get_bucket_indices()
+        sizes = [[p.nbytes for p in module.parameters()][i] for bucket in indices for i in bucket]
+        return history, len(indices), sizes, model.bucket_bytes_cap, kept.records, model._get_ddp_logging_data()
+    finally:
+        logger.removeHandler(kept)
+        logger.setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"find_unused_parameters": True}])
+def test_all_ranks_settle_on_one_size_and_say_so(rank_pool, backend, options):
+    at_once = "find_unused_parameters" in options
+    results = rank_pool(2, backend).run(_settle, options)
+    choices = set()
+    for rank, (history, buckets, sizes, cap, records, logged) in enumerate(results):
+        tunings = [report.tuning for report in history]
+        assert [tuning.cap > 0 for tuning in tunings] == [at_once] * 3 + [True] * 3
+        if not at_once:
+            assert [tuning.backwards_left for tuning in tunings[:3]] == [2, 1, 0]
+            assert "to be chosen after 2 more backwards" in str(history[0])
+        final = tunings[-1]
+        assert final.cap >= 64 * KIB
+        assert final.cap & (final.cap - 1) == 0
+        assert final.latency >= 0
+        assert final.bandwidth > 0
+        assert cap == final.cap == logged["bucket_cap_bytes"]
+        # The buckets are those that this size gives, in whatever order gradients came.
+        infos = [_C.GradientInfo(size) for size in sizes]
+        expected, _ = _C.assign_buckets(infos, [final.first_cap, final.cap], list(range(len(infos))))
+        assert buckets == len(expected) == len(history[-1].buckets)
+        said = [message for level, message in records if level == "INFO" and "auto" in message]
+        assert said == ([str(final)] if rank == 0 else [])
+        assert re.search(r'bucket_cap_mb="auto": [\d.]+ MiB \(first: [\d.]+ MiB\); reductions take \d+ us', str(final))
+        assert str(final) in str(history[-1])
+        choices.add(final)
+    assert len(choices) == 1
+
+
+def _uneven(rank, world):
+    model = DistributedDataParallel(make_model("mlp"), **AUTO)
+    steps = list(batches(world, 6))
+    with model.join():
+        for batch in steps[: 2 if rank == 0 else 6]:
+            backward(model, batch, rank)
+    tuning = model.report().tuning
+    return tuning.cap, tuning.first_cap, model.reducer._get_bucket_indices()
+
+
+def test_a_rank_without_input_settles_with_the_others(rank_pool, backend):
+    # Rank 0 chooses, though it has run out of input before that.
+    first, second = rank_pool(2, backend).run(_uneven)
+    assert first == second
+    assert first[0] == 64 * KIB
+
+
+def _refuse(rank, world):
+    for arguments in ({"bucket_cap_mb": "big"}, {"bucket_cap_mb": "auto", "bucket_cap_mb_list": [1, 2]}):
+        with pytest.raises(ValueError, match="bucket_cap_mb") as caught:
+            DistributedDataParallel(make_model("mlp"), **arguments)
+        yield str(caught.value)
+
+
+def _refused(rank, world):
+    return list(_refuse(rank, world))
+
+
+def test_other_texts_are_refused(rank_pool):
+    (messages,) = rank_pool(1).run(_refused)
+    assert messages[0] == "bucket_cap_mb is a number of MiB or \"auto\", not 'big'."
+    assert "leave bucket_cap_mb_list out" in messages[1]
+
+
+def _pickled(rank, world):
+    model = pickle.loads(pickle.dumps(DistributedDataParallel(make_model("mlp"), **AUTO)))
+    for batch in batches(world, 4):
+        backward(model, batch, rank)
+    return model.report().tuning.cap
+
+
+def test_a_copy_chooses_anew(rank_pool):
+    assert rank_pool(2).run(_pickled) == [64 * KIB] * 2
