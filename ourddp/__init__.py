@@ -22,8 +22,9 @@ if torch.__version__.partition("+")[0] != _build_info.TORCH_VERSION:
 
 from ourddp.distributed import DistributedDataParallel
 from ourddp.registration import register
+from ourddp.sync_batch_norm import SyncBatchNorm
 
 __version__ = "0.1.0"
-__all__ = ["DistributedDataParallel", "__version__", "register"]
+__all__ = ["DistributedDataParallel", "SyncBatchNorm", "__version__", "register"]
 
 register()

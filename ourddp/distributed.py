@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ourddp import _C, mixed_precision, optimizer_in_backward, tuning
 from ourddp.report import BackwardReport, make_report
+from ourddp.sync_batch_norm import SyncBatchNorm
 
 __all__ = ["DistributedDataParallel"]
 
@@ -181,6 +182,16 @@ class DistributedDataParallel(_TorchDDP):
     @_static_graph_delay_allreduce_enqueued.setter
     def _static_graph_delay_allreduce_enqueued(self, value: bool) -> None:
         """Accept what torch's class assigns; the reducer's own record is what counts."""
+
+    def _passing_sync_batchnorm_handle(self, module: torch.nn.Module) -> None:
+        # torch's layer cannot run on the CPU, so torch's class refuses all of its kind there; ours can.
+        layers = (layer for layer in module.modules() if isinstance(layer, torch.nn.SyncBatchNorm))
+        if self.device_type == "cpu" and not all(isinstance(layer, SyncBatchNorm) for layer in layers):
+            self._log_and_throw(
+                ValueError,
+                "torch's SyncBatchNorm layers only work with GPU modules. Those of this package work on the CPU too: "
+                "convert the module with ourddp.SyncBatchNorm.convert_sync_batchnorm(module).",
+            )
 
     def _check_comm_hook(self, hook: Callable) -> None:
         if getattr(hook, "__name__", "") not in _BF16_HOOKS and not _has_right_annotations(hook):
