@@ -7,6 +7,7 @@ With communication hooks that lose precision, the curve may leave the other one 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -266,6 +267,12 @@ HOOKS: dict[str, tuple[Callable[[DistributedDataParallel], None], float]] = {
 }
 
 
+def skip_if_not_for_cpu(hook: str) -> None:
+    # Earlier ones take it that the future of an all-gather holds a list of lists, as NCCL's does and Gloo's does not.
+    if hook.startswith("quantised") and "fut.wait()[0]" in inspect.getsource(quantization_hooks):
+        pytest.skip("this torch's quantising hooks work with NCCL only")
+
+
 def follow_with_hook(rank: int, world: int, name: str, hook: str) -> None:
     register, tolerance = HOOKS[hook]
     expected, _ = one_process(name, torch.float32)
@@ -287,16 +294,19 @@ def follow_with_hook(rank: int, world: int, name: str, hook: str) -> None:
 @pytest.mark.parametrize("name", DENSE)
 @pytest.mark.parametrize("hook", HOOKS)
 def test_training_with_a_hook_follows_one_process(rank_pool, hook, name):
+    skip_if_not_for_cpu(hook)
     rank_pool(2).run(follow_with_hook, name, hook)
 
 
 @pytest.mark.parametrize("hook", ["built-in fp16", "bf16", "quantised", "PowerSGD of rank 4"])
 def test_hooks_with_four_ranks(rank_pool, hook):
+    skip_if_not_for_cpu(hook)
     rank_pool(4).run(follow_with_hook, "gpt", hook)
 
 
 @pytest.mark.parametrize("hook", ["built-in fp16", "bf16", "quantised per channel", "PowerSGD of rank 1"])
 def test_hooks_over_gloo(rank_pool, hook):
+    skip_if_not_for_cpu(hook)
     rank_pool(2, "gloo").run(follow_with_hook, "transformer", hook)
 
 
