@@ -79,16 +79,23 @@ def relabel_logging_data(ddp_class: type) -> None:
 
 
 def replace_ddp(module_name: str) -> type:
-    """Put ``module_name``'s DistributedDataParallel where any loaded module refers to torch's class; return it.
+    """Put ``module_name``'s DistributedDataParallel and SyncBatchNorm where loaded modules refer to torch's classes.
 
-    The package that defines the replacement keeps its own reference, since its class derives from torch's.
+    The package that defines the replacements keeps its own references, since its classes derive from torch's. Returns
+    the replacement of DistributedDataParallel.
     """
-    replacement: type = importlib.import_module(module_name).DistributedDataParallel
-    package = module_name.split(".")[0]
+    package = importlib.import_module(module_name)
+    _replace(torch.nn.SyncBatchNorm, package.SyncBatchNorm)
+    _replace(TorchDistributedDataParallel, package.DistributedDataParallel)
+    replacement: type = package.DistributedDataParallel
+    return replacement
+
+
+def _replace(original: type, replacement: type) -> None:
+    package = replacement.__module__.split(".")[0]
     for module in list(sys.modules.values()):
         if not isinstance(module, ModuleType) or module.__name__.split(".")[0] in (package, "conformance"):
             continue
         for attribute, value in list(vars(module).items()):
-            if value is TorchDistributedDataParallel:
+            if value is original:
                 setattr(module, attribute, replacement)
-    return replacement
