@@ -234,7 +234,7 @@ def test_the_first_step_of_a_static_graph_is_reported(rank_pool, backend):
         check_order(report)
         # Nothing is reduced before the whole graph is known.
         assert min(bucket.launched for bucket in report.buckets) >= report.compute
-        assert report.hidden == pytest.approx(0, abs=0.5)
+        assert report.hidden == pytest.approx(0, abs=1e-6)
 
 
 def _sparse(rank, world):
