@@ -14,6 +14,7 @@ _TESTS = (
     "test_all_to_all_single_unequal_split",
     "test_barrier_timeout_full_group",
     "test_batch_isend_irecv_gloo_tags",
+    "test_ddp_comparison",
     "test_ddp_profiling_torch_profiler",
     "test_DistributedDataParallelCPU_grad_is_view",
     "test_gather",
