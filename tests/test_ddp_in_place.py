@@ -7,6 +7,8 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_cases import bitwise_equal_everywhere
+from ranks import RanksFailedError
 from torch import nn
 
 from ourddp import DistributedDataParallel
@@ -110,6 +112,52 @@ def test_gradients_that_hooks_read_are_left_alone(rank_pool):
     assert rank_pool(2, "ours").run(_hooks) == [WEIGHTS - 2] * 2
 
 
+def _clamped_by_modules(rank, world):
+    model = DistributedDataParallel(wide(), bucket_cap_mb=0.1)
+
+    def clamp(*_):
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.clamp_(-1, 1)
+
+    for layer in model.module.layers:
+        layer.register_full_backward_hook(clamp)
+    for step in range(3):
+        model.zero_grad()
+        model(batch(rank, step)).square().sum().backward()
+        for parameter in model.parameters():
+            assert bitwise_equal_everywhere(parameter.grad)
+    return in_place(model)
+
+
+def test_modules_with_hooks_have_their_gradients_left_alone(rank_pool):
+    assert rank_pool(2, "ours").run(_clamped_by_modules) == [0] * 2
+
+
+class Meddling(torch.autograd.Function):
+    """Changes a parameter's gradient in the backward of something else."""
+
+    @staticmethod
+    def forward(ctx, x, layer):
+        ctx.layer = layer
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.layer.weight.grad.mul_(2)
+        return gradient, None
+
+
+def _meddles(rank, world):
+    model = DistributedDataParallel(wide(), bucket_cap_mb=0.1)
+    model(Meddling.apply(batch(rank).requires_grad_(), model.module.layers[2])).square().sum().backward()
+
+
+def test_a_change_during_the_reduction_is_an_error(rank_pool):
+    with pytest.raises(RanksFailedError, match=r"layers.2.weight.* was changed during backward"):
+        rank_pool(2, "ours").run(_meddles)
+
+
 def _held(rank, world):
     model = DistributedDataParallel(wide())
     weight = model.module.layers[0].weight
@@ -151,6 +199,25 @@ def _tied(rank, world):
 
 def test_gradients_in_shared_memory_are_averaged_once(rank_pool):
     rank_pool(3, "ours").run(_tied)
+
+
+def _detail(rank, world):
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        group = dist.new_group(backend="ours")
+        model = DistributedDataParallel(wide(), process_group=group)
+        if rank == 1:
+            # Another way than rank 0's, were both reduced in place.
+            model.module.layers[0].weight.register_post_accumulate_grad_hook(lambda p: None)
+        model(batch(rank)).square().sum().backward()
+        assert_gradients(model, average(world))
+        return in_place(model)
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+
+
+def test_buckets_are_whole_where_c10d_compares_them(rank_pool):
+    assert rank_pool(2, "ours").run(_detail) == [0] * 2
 
 
 def _unused(rank, world):

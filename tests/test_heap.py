@@ -78,10 +78,11 @@ def _life(rank, world):
     tensor.fill_(1)
     child = os.fork()
     if child == 0:
-        # What the parent shares is not the child's to give back.
+        # What the parent shares is not the child's to give back, nor to give out.
         del tensor
         gc.collect()
-        os._exit(0)
+        more = cpu_backend(group).allocate_tensor(LARGE, dtype=torch.float32, device=torch.device("cpu"))
+        os._exit(0 if not in_heap(more) else 1)
     assert os.waitpid(child, 0)[1] == 0
     tensor.resize_(2 * LARGE)
     assert in_heap(tensor)
@@ -92,8 +93,10 @@ def _life(rank, world):
     del group
     gc.collect()
     assert tensor[0] == world
-    tensor.resize_(4 * LARGE)
-    assert tensor[0] == world
+    # Twice: the second time the memory comes from elsewhere already.
+    for times in (4, 8):
+        tensor.resize_(times * LARGE)
+        assert tensor[0] == world
     del tensor
     gc.collect()
     dist.barrier()
@@ -109,6 +112,11 @@ def _solo(rank, world):
     tensor = cpu_backend(groups[rank]).allocate_tensor(10, dtype=torch.float32, device=torch.device("cpu"))
     dist.all_reduce(tensor.fill_(3), group=groups[rank])
     assert tensor.tolist() == [3] * 10
+    dist.destroy_process_group(groups[rank])
+    del groups
+    gc.collect()
+    tensor.resize_(LARGE)
+    assert tensor[:10].tolist() == [3] * 10
 
 
 def test_a_group_of_one_has_ordinary_memory(rank_pool):

@@ -8,15 +8,9 @@
 
 namespace ours {
 
-namespace {
-
-/// What a tensor's memory keeps alive: itself, and the allocator, which its storage asks when it is resized.
-struct Piece {
-  std::shared_ptr<void> memory;
-  std::shared_ptr<HeapAllocator> allocator;
-};
-
-}  // namespace
+std::shared_ptr<HeapAllocator> HeapAllocator::make(const std::shared_ptr<Group>& group) {
+  return {new HeapAllocator(group), [](HeapAllocator*) {}};
+}
 
 c10::DataPtr HeapAllocator::allocate(size_t bytes) {
   std::shared_ptr<void> memory;
@@ -27,8 +21,9 @@ c10::DataPtr HeapAllocator::allocate(size_t bytes) {
   }
   if (!memory) return c10::GetDefaultCPUAllocator()->allocate(bytes);
   void* const data = memory.get();
-  auto piece = std::make_unique<Piece>(Piece{std::move(memory), shared_from_this()});
-  return {data, piece.release(), [](void* context) { delete static_cast<Piece*>(context); }, at::Device(at::kCPU)};
+  auto owner = std::make_unique<std::shared_ptr<void>>(std::move(memory));
+  const auto release = [](void* context) { delete static_cast<std::shared_ptr<void>*>(context); };
+  return {data, owner.release(), release, at::Device(at::kCPU)};
 }
 
 void HeapAllocator::copy_data(void* to, const void* from, size_t bytes) const { default_copy_data(to, from, bytes); }

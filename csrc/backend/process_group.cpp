@@ -47,7 +47,7 @@ ProcessGroupOurs::ProcessGroupOurs(StorePtr store, int rank, int size, c10::intr
   record_flights();
   queue_ = std::make_shared<CommQueue>(ours::options().comm_thread_affinity);
   connect();
-  allocator_ = std::make_shared<HeapAllocator>(group_);
+  allocator_ = HeapAllocator::make(group_);
 }
 
 void ProcessGroupOurs::record_flights() {

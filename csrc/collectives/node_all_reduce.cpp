@@ -201,6 +201,8 @@ void NodeGroup::reduce_in_place(const Call& call, const CallRecord& record, std:
   Sources sources(size());
   for (size_t k = 0; k < piece_count(own.size(), per_piece); ++k) {
     const Slice piece = piece_of(own.size(), per_piece, k);
+    // The buffers of peers that have given up are theirs again.
+    session_->failure().check();
     const size_t at = (own.begin + piece.begin) * element;
     const size_t bytes = piece.size() * element;
     for (int r = 0; r < size(); ++r) sources.data()[r] = buffers[static_cast<size_t>(r)] + at;

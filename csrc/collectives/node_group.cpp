@@ -24,7 +24,8 @@ void NodeGroup::barrier(const Call& call) {
 
 std::shared_ptr<void> NodeGroup::allocate(size_t bytes) {
   const std::shared_ptr<NodeHeap> heap = session_->heap();
-  if (!heap) return nullptr;
+  // A forked child has a copy of the books over the same memory: what it took, the parent would give out again.
+  if (!heap || session_->in_child()) return nullptr;
   return {heap->allocate(bytes), [heap](void* data) { heap->free(static_cast<std::byte*>(data)); }};
 }
 

@@ -162,6 +162,10 @@ const std::vector<OptionRow>& option_rows() {
           "OURS_HUGE_PAGES", "0 or 1",
           "Whether tensors of 4 MiB and more that are used again and again are moved onto huge pages, "
           "where the system has them."),
+      word_row<&Options::reduce_in_place>(
+          "OURS_REDUCE_IN_PLACE", "0 or 1",
+          "Whether DistributedDataParallel averages large gradients where they lie, while backward goes on. "
+          "0: they change only when backward ends."),
       word_row<&Options::write_around>(
           "OURS_WRITE_AROUND", "auto, 0 or 1",
           "Whether a rank writes what its peers read next around its cache. auto: as measured; it is faster "

@@ -21,6 +21,7 @@ struct Options {
   bool inline_calls = true;
   bool spread = true;
   bool huge_pages = true;
+  bool reduce_in_place = true;
   Setting write_around = Setting::Auto;
   std::string node_id;
 };

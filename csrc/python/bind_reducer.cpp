@@ -101,6 +101,7 @@ void bind_step(ReducerClass& cls) {
 }
 
 void bind_settings(ReducerClass& cls) {
+  cls.def("_set_in_place", &Reducer::set_in_place, py::arg("allowed"), NoGil());
   cls.def("_set_static_graph", &Reducer::set_static_graph, NoGil())
       .def("_static_graph_recorded", &Reducer::static_graph_recorded)
       .def("_ddp_graph_static", &Reducer::graph_is_static)

@@ -33,6 +33,7 @@ struct GradientSlot {
   /// The elements of the gradient itself, in the order of the view, where it is reduced where it lies instead of in the
   /// buffer. One dimension.
   at::Tensor in_place;
+  uint32_t in_place_version = 0;  ///< autograd's count of changes when its reduction began
   /// This rank did not use the parameter: its gradient must stay as it is if no other rank did either.
   bool kept = false;
 

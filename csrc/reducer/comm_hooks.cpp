@@ -3,6 +3,7 @@
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/debug.h>
 
 #include <string>
 
@@ -64,12 +65,15 @@ ReductionAbilities abilities_of(c10d::ProcessGroup& group, at::Device device) {
     return {};
   }
   const bool ours = name == "ours";
-  return {ours || name == "nccl", ours};
+  // With TORCH_DISTRIBUTED_DEBUG=DETAIL, c10d compares the tensors of all ranks before each collective, and ranks may
+  // cut a bucket in different places.
+  const bool compared = c10d::debug_level() == c10d::DebugLevel::Detail;
+  return {ours || name == "nccl", ours && !compared, ours};
 }
 
 at::Tensor allocate_buffer(c10d::ProcessGroup& group, int64_t size, const at::TensorOptions& options) {
   const at::Device device = options.device();
-  if (abilities_of(group, device).pieces) {
+  if (abilities_of(group, device).heap) {
     return group.getBackend(device.type())->allocateTensor(static_cast<long>(size), options);
   }
   return at::empty({size}, options);

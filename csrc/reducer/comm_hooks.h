@@ -20,6 +20,8 @@ struct ReductionAbilities {
   bool average = false;
   /// Reduce several tensors as one message, so that gradients can be reduced where they lie.
   bool pieces = false;
+  /// Give memory that is reduced without copies.
+  bool heap = false;
 };
 
 /// Of the backend that serves `device` in `group`.

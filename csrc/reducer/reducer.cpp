@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/options.h"
 #include "reducer/comm_hooks.h"
 #include "reducer/gradient_copy.h"
 #include "reducer/reducer_errors.h"
@@ -199,6 +200,11 @@ void Reducer::set_mixed_precision_dtype(at::ScalarType dtype) {
   init_buckets(indices);
 }
 
+void Reducer::set_in_place(bool allowed) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  in_place_ = allowed && ours::options().reduce_in_place;
+}
+
 void Reducer::install_futures(std::vector<FuturePtr> futures) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (FuturePtr& future : futures) installed_futures_.push_back(std::move(future));
@@ -226,7 +232,18 @@ void Reducer::reset_state() {
   gradients_.forget_context();
   used_.reset();
   std::fill(arrived_.begin(), arrived_.end(), true);
-  for (Bucket& bucket : buckets_) bucket.reset();
+  for (Bucket& bucket : buckets_) {
+    for (GradientSlot& slot : bucket.slots()) {
+      if (!slot.in_place.defined()) continue;
+      // A reduction that is still under way may write what is no gradient any more.
+      gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+        if (!gradient.defined() || !gradient.is_alias_of(slot.in_place)) return false;
+        gradient = gradient.detach().clone();
+        return true;
+      });
+    }
+    bucket.reset();
+  }
   next_bucket_ = 0;
 }
 

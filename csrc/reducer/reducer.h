@@ -84,6 +84,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// in torch.autograd.grad() with respect to the input.
   bool static_graph_recorded() const { return static_recorded_ || !hooks_.will_call(); }
   /// Gradients have been consumed by the time that backward ends: do not hand them to the parameters.
+  /// Whether large gradients may be reduced where they lie from the next backward on.
+  void set_in_place(bool allowed);
   void set_optimizer_in_backward() { optimizer_in_backward_ = true; }
   void set_mixed_precision_dtype(at::ScalarType dtype);
   void set_sample_rate(int64_t rate) { timer_.set_sample_rate(rate); }
@@ -219,6 +221,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // Averaging: divide by divisor_ on the way into the bucket (scale_), or inside the reduction.
   ReductionAbilities backend_;
+  bool in_place_ = true;
   int divisor_ = 0;
   double scale_ = 1.0;
   bool average_in_reduction_ = false;

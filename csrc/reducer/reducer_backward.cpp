@@ -168,6 +168,7 @@ void Reducer::store_dense(Bucket& bucket, size_t slot_index, const at::Tensor& i
     }
     if (reduces_in_place(slot, gradient, incoming)) {
       ++reduced_in_place_;
+      slot.in_place_version = gradient._version();
       slot.in_place =
           slot.view.is_contiguous() ? gradient.detach().view({-1}) : gradient.as_strided({gradient.numel()}, {1});
       return false;
@@ -186,7 +187,7 @@ void Reducer::store_dense(Bucket& bucket, size_t slot_index, const at::Tensor& i
 bool Reducer::reduces_in_place(const GradientSlot& slot, const at::Tensor& gradient, const at::Tensor& incoming) const {
   // Copying less takes less time than a piece of its own.
   constexpr size_t kLeastBytes = 32 * 1024;
-  if (!backend_.pieces || hook_ || !average_in_reduction_ || options_.gradient_as_bucket_view ||
+  if (!in_place_ || !backend_.pieces || hook_ || !average_in_reduction_ || options_.gradient_as_bucket_view ||
       mixed_precision_dtype_ || optimizer_in_backward_ || gradient.nbytes() < kLeastBytes) {
     return false;
   }

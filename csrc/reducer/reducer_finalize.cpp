@@ -156,6 +156,12 @@ void Reducer::hand_over(Bucket& bucket, GradientSlot& slot) {
   gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
     if (in_place.defined()) {
       if (gradient.defined() && gradient.is_alias_of(in_place)) {
+        if (gradient._version() != slot.in_place_version) {
+          fail(c10::str(
+              "The gradient of parameter ", slot.parameter_index, " (", name_of(slot.parameter_index),
+              ") was changed during backward, while it was being averaged. Change gradients after backward, or "
+              "set OURS_REDUCE_IN_PLACE=0."));
+        }
         // Reduced below autograd's sight: a backward that saved it must be able to see the change.
         gradient.unsafeGetTensorImpl()->bump_version();
         return false;

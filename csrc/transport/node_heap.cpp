@@ -45,6 +45,8 @@ NodeHeap::~NodeHeap() {
 std::byte* NodeHeap::allocate(size_t bytes) {
   const size_t pages = whole_pages(bytes == 0 ? 1 : bytes);
   const std::lock_guard<std::mutex> lock(mutex_);
+  // Here an error does no harm; in the middle of a reduction, a peer's arena that cannot be mapped would.
+  for (size_t r = 0; r < arenas_.size(); ++r) arena(static_cast<int>(r));
   std::byte* const base = arena(rank_);
   const uint64_t offset = take(pages);
   // Now, so that a later access cannot die of SIGBUS.
@@ -101,6 +103,8 @@ std::byte* NodeHeap::arena(int rank) {
     void* address = ::mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(),
                            file_offset(rank, 0));
     if (address == MAP_FAILED) throw SystemError("cannot map a rank's shared memory (is `ulimit -v` set?)", errno);
+    // A core dump would look at every page, and a look takes the memory for it.
+    ::madvise(address, kArenaBytes, MADV_DONTDUMP);
     arena = static_cast<std::byte*>(address);
   }
   return arena;

@@ -15,9 +15,9 @@
 namespace ours {
 
 /// Memory for tensors that the peers of a node can read and write where it lies, so that a reduction needs no copies.
-/// One sparse file, made by the leader, holds an arena for each rank; a rank gives out pieces of its own, and maps the
-/// others' when it first meets an address in them. Pages cost nothing until they are given out, and are returned when
-/// they are freed. Safe to use from any thread.
+/// One sparse file, made by the leader, holds an arena for each rank; a rank gives out pieces of its own, and maps all
+/// of them when it first does. Pages cost nothing until they are given out, and are returned when they are freed. Safe
+/// to use from any thread.
 class NodeHeap {
  public:
   static constexpr uint64_t kNowhere = ~uint64_t{0};
