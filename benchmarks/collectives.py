@@ -145,13 +145,14 @@ def peers_of(args: argparse.Namespace) -> list[str]:
     return [name for name, found in installed.items() if found]
 
 
-def calls(operation: Operation, buffers: Buffers, groups: dict[str, Any]) -> dict[str, Callable[[], object]]:
+def calls(operation: Operation, tensors: dict[str, Buffers], groups: dict[str, Any]) -> dict[str, Callable[[], object]]:
     """Return each peer's call after it gave the right result once; a peer that lacks the collective is left out.
 
     Raises RuntimeError where a result is wrong on any rank.
     """
     found = {}
     for peer, group in groups.items():
+        buffers = tensors[peer]
         operation.prepare(buffers)
         call = (operation.mpi if peer == "mpi" else operation.torch)(buffers, group)
         state, message = 0, ""
@@ -196,21 +197,28 @@ def rank_main() -> None:
 
 def measure(ranks: harness.Ranks, groups: dict[str, Any], name: str, size: int) -> dict[str, Any]:
     """Return the row of one collective and size."""
-    operation, buffers = OPERATIONS[name], Buffers.make(ranks.rank, ranks.size, size)
+    operation = OPERATIONS[name]
+    # Each peer has its own: what one does to the memory, as to move it onto huge pages, is not to serve the others.
+    buffers = {peer: Buffers.make(ranks.rank, ranks.size, size) for peer in groups}
     actions = calls(operation, buffers, groups)
+
+    def refresh() -> None:
+        for tensors in buffers.values():
+            operation.prepare(tensors)
+
     times = ranks.measure(
         actions,
         budget=ranks.plan["seconds_per_case"],
         least=min(LEAST_ROUNDS, ranks.plan["reps"]),
         most=ranks.plan["reps"],
         burst=min(BURST_LARGE if size >= LARGE else BURST_SMALL, ranks.plan["reps"]),
-        refresh=(lambda: operation.prepare(buffers)) if operation.changes_input else None,
+        refresh=refresh if operation.changes_input else None,
     )
     scale = 0.5 if operation.half else 1.0
     return {
         "collective": name,
         "size": size,
-        "bytes": 4 * len(buffers.large) if size else 0,
+        "bytes": 4 * len(next(iter(buffers.values())).large) if size else 0,
         "rounds": max((len(column) for column in times.values()), default=0),
         "seconds": {peer: reports.summary(column, scale) for peer, column in times.items()},
     }
