@@ -113,7 +113,7 @@ void NodeGroup::reduce_chunked(const Call& call, const CallRecord& record, const
   const size_t align = kCacheLine / element;
   const bool stream = count * element >= kStreamBytes;
   const auto slice = [&](const Slice& chunk, int r) { return slice_of(chunk.size(), size(), r, align); };
-  const auto saw = [&](std::byte* data, size_t, size_t n) { pages_.saw(data, n * element); };
+  const auto saw = [&](std::byte* data, size_t, size_t n) { saw_buffer(data, n * element); };
   in.visit(0, count, saw);
   if (out != nullptr && out != &in) out->visit(0, count, saw);
   write_.begin();

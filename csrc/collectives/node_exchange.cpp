@@ -94,10 +94,10 @@ void NodeGroup::exchange(const Call& call, const CallRecord& record, const Excha
   reserve_stage();
   write_.begin();
   for (const ConstSpan& span : plan.sends) {
-    pages_.saw(span.data, span.bytes);
+    saw_buffer(span.data, span.bytes);
     if (plan.common) break;
   }
-  for (const Span& span : plan.receives) pages_.saw(span.data, span.bytes);
+  for (const Span& span : plan.receives) saw_buffer(span.data, span.bytes);
 
   const size_t chunk = session_->layout().chunk_bytes;
   const size_t window = plan.common ? chunk : chunk / ranks / kCacheLine * kCacheLine;

@@ -22,6 +22,12 @@ void NodeGroup::barrier(const Call& call) {
   });
 }
 
+void NodeGroup::saw_buffer(const void* data, size_t bytes) {
+  const std::shared_ptr<NodeHeap>& heap = session_->heap();
+  const bool in_heap = bytes >= HugePages::kLeastBytes && heap && heap->offset_of(data, bytes) != NodeHeap::kNowhere;
+  if (!in_heap) pages_.saw(data, bytes);
+}
+
 std::shared_ptr<void> NodeGroup::allocate(size_t bytes) {
   const std::shared_ptr<NodeHeap> heap = session_->heap();
   // A forked child has a copy of the books over the same memory: what it took, the parent would give out again.

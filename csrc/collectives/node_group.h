@@ -74,6 +74,10 @@ class NodeGroup final : public Group {
   void reduce_chunked(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,
                       const Reduction& reduction);
 
+  /// Tells pages_ of a buffer of the user's. Not of one in the heap: whether shared memory may be on huge pages is
+  /// another of the administrator's choices.
+  void saw_buffer(const void* data, size_t bytes);
+
   /// Where `data` lies in this rank's arena of the heap, or NodeHeap::kNowhere.
   uint64_t place_of(const Pieces& data, size_t element) const;
   /// All ranks published where their data lies: reduces it there.

@@ -34,8 +34,6 @@ class NodeHeap {
   NodeHeap& operator=(const NodeHeap&) = delete;
   ~NodeHeap();
 
-  int fd() const { return file_.get(); }
-
   /// `bytes` of zeros, aligned to a page. Throws SystemError where there is no memory or no address space for them.
   std::byte* allocate(size_t bytes);
 
