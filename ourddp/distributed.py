@@ -162,6 +162,14 @@ class DistributedDataParallel(_TorchDDP):
             reducer._set_in_place(not _has_backward_hooks(self.module))
         return super()._pre_forward(*inputs, **kwargs)
 
+    @torch._disable_dynamo(recursive=False)
+    def _post_forward(self, output: Any) -> Any:
+        output = super()._post_forward(output)
+        reducer = self.__dict__.get("reducer")
+        if reducer is not None and torch.is_grad_enabled() and not self.require_backward_grad_sync:
+            reducer._prepare_for_accumulation()
+        return output
+
     def report(self) -> BackwardReport:
         """Return when each bucket of the last backward was ready and reduced, and what of it had to be waited for.
 

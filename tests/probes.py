@@ -71,12 +71,18 @@ def _futex_of(thread: int) -> tuple[int, bool] | None:
     return int(arguments[0], 16), int(arguments[3], 16) != 0
 
 
-def _is_group_memory(address: int) -> bool:
+def _file_mapped_at(address: int) -> str:
+    """Return the name of what is mapped at ``address``; empty where that is no file, or nothing."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        begin, end = (int(bound, 16) for bound in line.split(maxsplit=1)[0].split("-"))
+        bounds, *_, name = line.split(maxsplit=5) if line.count(" ") > 5 else (line.split()[0], "")
+        begin, end = (int(bound, 16) for bound in bounds.split("-"))
         if begin <= address < end:
-            return "/memfd:ours" in line
-    return False
+            return name
+    return ""
+
+
+def _is_group_memory(address: int) -> bool:
+    return "/memfd:ours" in _file_mapped_at(address)
 
 
 def waits_for_peers(thread: int) -> bool:
@@ -113,3 +119,8 @@ def bytes_in_heap() -> int:
                 info = os.stat(entry)
                 inodes[info.st_ino] = info.st_blocks * 512
     return sum(inodes.values())
+
+
+def in_heap(tensor: torch.Tensor) -> bool:
+    """Tell whether the tensor's memory is mapped from a heap."""
+    return "/memfd:ours_heap" in _file_mapped_at(tensor.data_ptr())

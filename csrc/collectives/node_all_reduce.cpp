@@ -14,8 +14,7 @@
 // (Rabenseifner 2004), with shared memory in the place of messages; stages and results stay in the cache. A rank's own
 // slice is read where it lies and never staged.
 //
-// Large messages that lie in the heap on all ranks need no stages: each rank reduces its slice of all ranks' buffers
-// and writes it back to all of them. Two synchronisations; every byte is read once and written once.
+// Large messages that lie in the heap on all ranks need no stages: see node_heap_reduce.cpp.
 //
 // Each element is reduced in the order of ranks whatever the size of message and chunk, so the bits are always the
 // same.
@@ -24,23 +23,8 @@ namespace ours {
 
 namespace {
 
-constexpr size_t kInlineRanks = 16;
-
-/// Sources of one reduction, without an allocation for usual numbers of ranks.
-class Sources {
- public:
-  explicit Sources(int ranks) : many_(ranks > static_cast<int>(kInlineRanks) ? static_cast<size_t>(ranks) : 0) {}
-  const void** data() { return many_.empty() ? few_ : many_.data(); }
-
- private:
-  const void* few_[kInlineRanks] = {};
-  std::vector<const void*> many_;
-};
-
-/// Results beyond this size leave the cache before anyone reads them: write them around it,
+/// Results beyond this size leave the cache before anyone reads them.
 constexpr size_t kStreamBytes = 4 * 1024 * 1024;
-/// unless they are so short that the fence after them would cost more.
-constexpr size_t kStreamPieceBytes = 4096;
 
 /// Moves every pointer by `bytes`.
 void advance(const void** pointers, int count, size_t bytes) {
@@ -147,27 +131,22 @@ void NodeGroup::reduce_chunked(const Call& call, const CallRecord& record, const
       const Slice part = slice(chunk, r);
       const std::byte* const from = result(r, barrier_.parity());
       out->visit(chunk.begin + part.begin, chunk.begin + part.end, [&](std::byte* data, size_t at, size_t n) {
-        if (stream && n * element >= kStreamPieceBytes) {
-          copy_stream(data, from + at * element, n * element);
-        } else {
-          std::memcpy(data, from + at * element, n * element);
-        }
+        (stream ? copy_away : std::memcpy)(data, from + at * element, n * element);
       });
     }
   };
 
   // Ranks whose data is in the heap have nothing to stage if that is so for all.
-  const uint64_t place = out == &in ? place_of(in, element) : NodeHeap::kNowhere;
-  if (place == NodeHeap::kNowhere) copy_in(0);
-  session_->self().place[barrier_.next_parity()] = place;
+  const bool in_place = out == &in && publish_places(in, element);
+  if (!in_place) {
+    session_->self().heap_parts[barrier_.next_parity()] = 0;
+    copy_in(0);
+  }
   publish_record(record);
   sync(call, record);
   check_records(record);
-  int in_heap = 0;
-  for (int r = 0; r < size(); ++r) {
-    in_heap += session_->block(r).place[barrier_.parity()] != NodeHeap::kNowhere ? 1 : 0;
-  }
-  if (in_heap == size()) return reduce_in_place(call, record, in.whole(), count, reduction);
+  const int in_heap = ranks_in_heap();
+  if (in_heap == size()) return reduce_in_heap(call, record, in, reduction);
   if (in_heap > 0) {
     copy_in(0);
     sync(call, record);
@@ -178,40 +157,6 @@ void NodeGroup::reduce_chunked(const Call& call, const CallRecord& record, const
     if (k > 0 && out != nullptr) copy_out(k - 1);
     if (k + 1 < chunks) copy_in(k + 1);
   }
-}
-
-uint64_t NodeGroup::place_of(const Pieces& data, size_t element) const {
-  const std::shared_ptr<NodeHeap>& heap = session_->heap();
-  if (!heap || data.whole() == nullptr) return NodeHeap::kNowhere;
-  return heap->offset_of(data.whole(), data.count() * element);
-}
-
-void NodeGroup::reduce_in_place(const Call& call, const CallRecord& record, std::byte* data, size_t count,
-                                const Reduction& reduction) {
-  // What a rank has just read is still in its cache when it is written.
-  constexpr size_t kPieceBytes = 32 * 1024;
-  const size_t element = size_of(call.dtype);
-  std::vector<std::byte*> buffers(static_cast<size_t>(size()), data);
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank()) continue;
-    buffers[static_cast<size_t>(r)] = session_->heap()->at(r, session_->block(r).place[barrier_.parity()]);
-  }
-  const Slice own = slice_of(count, size(), rank(), kCacheLine / element);
-  const size_t per_piece = kPieceBytes / element;
-  Sources sources(size());
-  for (size_t k = 0; k < piece_count(own.size(), per_piece); ++k) {
-    const Slice piece = piece_of(own.size(), per_piece, k);
-    // The buffers of peers that have given up are theirs again.
-    session_->failure().check();
-    const size_t at = (own.begin + piece.begin) * element;
-    const size_t bytes = piece.size() * element;
-    for (int r = 0; r < size(); ++r) sources.data()[r] = buffers[static_cast<size_t>(r)] + at;
-    ours::reduce(data + at, sources.data(), size(), piece.size(), call.dtype, reduction);
-    for (std::byte* buffer : buffers) {
-      if (buffer != data) copy_stream(buffer + at, data + at, bytes);
-    }
-  }
-  sync(call, record);
 }
 
 }  // namespace ours

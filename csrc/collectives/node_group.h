@@ -19,8 +19,8 @@ namespace ours {
 /// synchronise, read the peers' stages; the writing of the next chunk falls into the same round, so that a round costs
 /// one synchronisation. The first one also carries what was called, and is checked before anything is read.
 ///
-/// The algorithms: node_all_reduce.cpp (all_reduce, reduce), node_reduce_scatter.cpp, node_exchange.cpp (all that moves
-/// data unchanged), node_monitored_barrier.cpp.
+/// The algorithms: node_all_reduce.cpp (all_reduce, reduce), node_heap_reduce.cpp (all_reduce),
+/// node_reduce_scatter.cpp, node_exchange.cpp (all that moves data unchanged), node_monitored_barrier.cpp.
 class NodeGroup final : public Group {
  public:
   explicit NodeGroup(std::shared_ptr<NodeSession> session, Setting write_around = options().write_around);
@@ -78,11 +78,14 @@ class NodeGroup final : public Group {
   /// another of the administrator's choices.
   void saw_buffer(const void* data, size_t bytes);
 
-  /// Where `data` lies in this rank's arena of the heap, or NodeHeap::kNowhere.
-  uint64_t place_of(const Pieces& data, size_t element) const;
+  /// Publishes with the next sync where in the heap `data` lies, if it does; returns whether it does.
+  bool publish_places(const Pieces& data, size_t element);
+  /// How many ranks published with the last sync that their data lies in the heap.
+  int ranks_in_heap() const;
+  /// Where the data of rank r lies, as it published with the last sync.
+  std::vector<Span> places_of(int r) const;
   /// All ranks published where their data lies: reduces it there.
-  void reduce_in_place(const Call& call, const CallRecord& record, std::byte* data, size_t count,
-                       const Reduction& reduction);
+  void reduce_in_heap(const Call& call, const CallRecord& record, const Pieces& own, const Reduction& reduction);
 
   void exchange(const Call& call, const CallRecord& record, const Exchange& plan);
   void publish_tables(const Exchange& plan);

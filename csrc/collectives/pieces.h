@@ -36,8 +36,19 @@ class Pieces {
   /// In elements.
   size_t count() const { return count_; }
 
-  /// The array, where it lies in one place; else null.
-  std::byte* whole() const { return last_ - first_ == 1 ? first_->data : nullptr; }
+  size_t places() const { return static_cast<size_t>(last_ - first_); }
+
+  /// Elements that lie one after the other.
+  struct Stretch {
+    std::byte* data;
+    size_t count;
+  };
+
+  /// Those from element `at` on, at < count().
+  Stretch stretch(size_t at) const {
+    const Piece& piece = *piece_of(at);
+    return {piece.data + (at - piece.begin) * element_, piece.end - at};
+  }
 
   /// Calls visit(data, at, count) for the elements [begin, end) in order: `count` elements at `data`, the first of
   /// which is element begin + at.
@@ -45,9 +56,7 @@ class Pieces {
   void visit(size_t begin, size_t end, Visit&& visit) const {
     if (begin >= end) return;
     const size_t origin = begin;
-    const Piece* piece =
-        std::upper_bound(first_, last_, begin, [](size_t at, const Piece& next) { return at < next.begin; });
-    for (--piece; begin < end; ++piece) {
+    for (const Piece* piece = piece_of(begin); begin < end; ++piece) {
       const size_t last = std::min(end, piece->end);
       if (last == begin) continue;
       visit(piece->data + (begin - piece->begin) * element_, begin - origin, last - begin);
@@ -61,6 +70,11 @@ class Pieces {
     size_t begin;
     size_t end;
   };
+
+  /// The last one that begins at or before `at`: not an empty one where another begins there.
+  const Piece* piece_of(size_t at) const {
+    return std::upper_bound(first_, last_, at, [](size_t i, const Piece& next) { return i < next.begin; }) - 1;
+  }
 
   size_t element_;
   size_t count_ = 0;

@@ -83,6 +83,7 @@ void bind_step(ReducerClass& cls) {
       .def("prepare_for_backward", &Reducer::prepare_for_backward, py::arg("outputs"), NoGil())
       .def(
           "_autograd_hook", [](Reducer& self, size_t index) { self.on_gradient(index, {}); }, py::arg("index"), NoGil())
+      .def("_prepare_for_accumulation", &Reducer::prepare_for_accumulation, NoGil())
       .def("_delay_all_reduce", &Reducer::delay_all_reduce, NoGil())
       .def("_rebuild_buckets", &Reducer::rebuild_buckets, NoGil())
       .def("_check_reducer_finalized", &Reducer::check_finalized, NoGil())

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include "reducer/comm_hooks.h"
@@ -27,6 +28,8 @@ Bucket::Bucket(const std::vector<size_t>& parameter_indices, const std::vector<a
                 " cannot share a bucket: they differ in dtype or device.");
     slot.offset = static_cast<size_t>(numel_);
     slot.length = static_cast<size_t>(slot.parameter.numel());
+    slot.strides = slot.parameter.is_non_overlapping_and_dense() ? c10::DimVector(slot.parameter.strides())
+                                                                 : c10::contiguous_strides(slot.parameter.sizes());
     numel_ += slot.parameter.numel();
     slots_.push_back(std::move(slot));
   }
@@ -55,13 +58,25 @@ bool Bucket::mark_arrived(int64_t now) {
   return --pending_ == 0;
 }
 
-void Bucket::allocate(c10d::ProcessGroup* group) {
-  if (sparse_ || buffer_.defined()) return;
-  buffer_ = group != nullptr ? allocate_buffer(*group, numel_, options_) : at::empty({numel_}, options_);
+void Bucket::allocate(c10d::ProcessGroup& group, bool whole) {
+  if (sparse_ || (buffer_.defined() && whole_ == whole)) return;
+  release();
+  whole_ = whole;
+  const auto shares = [whole](const GradientSlot& slot) { return whole || slot.bytes() < kLeastInPlaceBytes; };
+  int64_t shared = 0;
+  for (const GradientSlot& slot : slots_) shared += shares(slot) ? slot.parameter.numel() : 0;
+  buffer_ = shared == 0 ? at::empty({0}, options_) : allocate_buffer(group, shared, options_);
+  int64_t begin = 0;
   for (GradientSlot& slot : slots_) {
-    slot.view = view_of(buffer_, slot);
-    slot.result = slot.view;
+    if (!shares(slot)) continue;
+    slot.result = slot.view = slot.shaped(buffer_.narrow(0, begin, slot.parameter.numel()));
+    begin += slot.parameter.numel();
   }
+}
+
+void Bucket::place(c10d::ProcessGroup& group, GradientSlot& slot) {
+  if (slot.view.defined()) return;
+  slot.result = slot.view = slot.shaped(allocate_buffer(group, slot.parameter.numel(), options_));
 }
 
 void Bucket::release() {
@@ -74,21 +89,32 @@ void Bucket::release() {
 
 at::Tensor Bucket::buffer_to_reduce() const { return complex_ && !sparse_ ? at::view_as_real(buffer_) : buffer_; }
 
+at::Tensor Bucket::zeros_to_reduce() const {
+  const at::Tensor zeros = at::zeros({numel_}, options_);
+  return complex_ ? at::view_as_real(zeros) : zeros;
+}
+
 std::vector<at::Tensor> Bucket::pieces_to_reduce() const {
-  const at::Tensor whole = buffer_to_reduce();
+  if (whole_) return {buffer_to_reduce()};
   std::vector<at::Tensor> pieces;
-  size_t begin = 0;
-  const auto add_buffer_until = [&](size_t end) {
-    if (end > begin) pieces.push_back(whole.narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(end - begin)));
+  int64_t begin = 0;  // of the slots since the last piece that share the buffer
+  int64_t end = 0;
+  const auto add = [&](const at::Tensor& elements) {
+    pieces.push_back(complex_ ? at::view_as_real(elements) : elements);
+  };
+  const auto add_shared = [&] {
+    if (end > begin) add(buffer_.narrow(0, begin, end - begin));
+    begin = end;
   };
   for (const GradientSlot& slot : slots_) {
-    if (!slot.in_place.defined()) continue;
-    add_buffer_until(slot.offset);
-    pieces.push_back(complex_ ? at::view_as_real(slot.in_place) : slot.in_place);
-    begin = slot.offset + slot.length;
+    if (!slot.in_place.defined() && slot.view.is_alias_of(buffer_)) {
+      end += slot.parameter.numel();
+      continue;
+    }
+    add_shared();
+    add(slot.in_place.defined() ? slot.in_place : slot.view.as_strided({slot.parameter.numel()}, {1}));
   }
-  if (begin == 0) return {whole};
-  add_buffer_until(static_cast<size_t>(numel_));
+  add_shared();
   return pieces;
 }
 
@@ -101,16 +127,10 @@ void Bucket::set_result(const at::Tensor& reduced) {
   const at::Tensor flat = in_place || !complex_ || !reduced.is_floating_point()
                               ? reduced.reshape({-1})
                               : at::view_as_complex(reduced.reshape({-1, 2}));
-  for (GradientSlot& slot : slots_) slot.result = in_place ? slot.view : view_of(flat, slot);
-}
-
-at::Tensor Bucket::view_of(const at::Tensor& flat, const GradientSlot& slot) const {
-  const at::Tensor& parameter = slot.parameter;
-  const auto offset = static_cast<int64_t>(slot.offset);
-  if (parameter.is_non_overlapping_and_dense()) {
-    return flat.as_strided(parameter.sizes(), parameter.strides(), flat.storage_offset() + offset);
+  for (GradientSlot& slot : slots_) {
+    slot.result =
+        in_place ? slot.view : slot.shaped(flat.narrow(0, static_cast<int64_t>(slot.offset), slot.parameter.numel()));
   }
-  return flat.narrow(0, offset, static_cast<int64_t>(slot.length)).view(parameter.sizes());
 }
 
 c10d::GradBucket Bucket::grad_bucket(size_t index, size_t count, at::Tensor tensor) const {

@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/DimVector.h>
 
 #include <cstdint>
 #include <optional>
@@ -18,25 +19,40 @@
 
 namespace ours {
 
+/// Gradients from this size on can be reduced where they lie. Below, a copy takes less time than a piece of its own.
+constexpr size_t kLeastInPlaceBytes = 32 * 1024;
+
 /// One gradient's place in a bucket.
 struct GradientSlot {
   size_t parameter_index = 0;
   at::Tensor parameter;
-  /// In elements of the buffer.
+  /// In elements of the bucket.
   size_t offset = 0;
   size_t length = 0;
-  /// Where the gradient is written. Has the parameter's strides if those are dense, else it is row-major, as autograd
-  /// lays out gradients.
+  /// Of the gradient: the parameter's strides if those are dense, else row-major, as autograd lays out gradients.
+  c10::DimVector strides;
+  /// Where the gradient is written: a part of the buffer, or memory of its own.
   at::Tensor view;
   /// Where the reduced gradient is read: `view`, unless a communication hook returned a tensor of its own.
   at::Tensor result;
-  /// The elements of the gradient itself, in the order of the view, where it is reduced where it lies instead of in the
-  /// buffer. One dimension.
+  /// The elements of the gradient itself, in the order of memory, where it is reduced where it lies instead of in
+  /// `view`. One dimension.
   at::Tensor in_place;
   uint32_t in_place_version = 0;  ///< autograd's count of changes when its reduction began
   /// This rank did not use the parameter: its gradient must stay as it is if no other rank did either.
   bool kept = false;
 
+  size_t bytes() const { return length * parameter.itemsize(); }
+  /// Whether `gradient` is what the view would be, but for its memory.
+  bool fits(const at::Tensor& gradient) const {
+    return gradient.layout() == at::kStrided && gradient.scalar_type() == parameter.scalar_type() &&
+           gradient.device() == parameter.device() && gradient.sizes() == parameter.sizes() &&
+           gradient.strides() == c10::IntArrayRef(strides);
+  }
+  /// `elements`, `length` of them in one dimension, in the gradient's shape.
+  at::Tensor shaped(const at::Tensor& elements) const {
+    return elements.as_strided(parameter.sizes(), strides, elements.storage_offset());
+  }
   /// A tensor for `.grad`: the view's memory, but whoever replaces its data does not replace the view's.
   at::Tensor gradient_view() const { return view.tensor_data(); }
 };
@@ -59,22 +75,29 @@ class Bucket {
 
   // The buffer.
 
-  /// Makes the flat buffer and the views into it, unless they exist. The contents are undefined. Where `group` is
-  /// given, its backend provides the memory.
-  void allocate(c10d::ProcessGroup* group = nullptr);
-  /// Drops the buffer. Gradients that are views of it keep it alive.
+  /// Makes the memory that gradients are copied into, unless it exists, out of what `group`'s backend reduces without
+  /// copies, if it has such. Contents are undefined. With `whole` it is a flat buffer, and every slot's view a part of
+  /// it. Else only gradients below kLeastInPlaceBytes have their place there, side by side: for the others, place()
+  /// makes it when it is needed, as most never are copied.
+  void allocate(c10d::ProcessGroup& group, bool whole);
+  /// Makes the view of a slot, if it has none yet.
+  void place(c10d::ProcessGroup& group, GradientSlot& slot);
+  /// Drops that memory. Gradients that are views of it keep it alive.
   void release();
   bool allocated() const { return buffer_.defined(); }
-  /// The flat buffer, or the one sparse gradient.
+  bool whole() const { return whole_; }
+  /// The flat buffer of a bucket that is whole, or the one sparse gradient.
   const at::Tensor& buffer() const { return buffer_; }
   void set_sparse_gradient(at::Tensor gradient) { buffer_ = std::move(gradient); }
   /// What goes through a collective: the buffer, complex numbers as pairs of reals.
   at::Tensor buffer_to_reduce() const;
-  /// The same, but with gradients that are reduced in place instead of their parts of the buffer: one after the other,
-  /// the elements are those of the buffer.
+  /// The same elements in the same order, wherever each gradient is to be reduced: all slots have to be placed.
   std::vector<at::Tensor> pieces_to_reduce() const;
   /// Points the slots' results into `reduced`, which a reduction of buffer_to_reduce() returned.
   void set_result(const at::Tensor& reduced);
+
+  /// What buffer_to_reduce() gives on ranks that have gradients: a new tensor of zeros.
+  at::Tensor zeros_to_reduce() const;
 
   bool sparse() const { return sparse_; }
   int64_t bytes() const { return bytes_; }
@@ -94,9 +117,8 @@ class Bucket {
   BucketTimes times;
 
  private:
-  at::Tensor view_of(const at::Tensor& flat, const GradientSlot& slot) const;
-
   bool sparse_;
+  bool whole_ = true;
   bool complex_ = false;
   size_t pending_ = 0;
   int64_t numel_ = 0;

@@ -71,6 +71,10 @@ ReductionAbilities abilities_of(c10d::ProcessGroup& group, at::Device device) {
   return {ours || name == "nccl", ours && !compared, ours};
 }
 
+std::shared_ptr<c10::Allocator> heap_of(c10d::ProcessGroup& group, at::Device device) {
+  return group.getBackend(device.type())->getMemAllocator();
+}
+
 at::Tensor allocate_buffer(c10d::ProcessGroup& group, int64_t size, const at::TensorOptions& options) {
   const at::Device device = options.device();
   if (abilities_of(group, device).heap) {

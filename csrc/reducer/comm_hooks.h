@@ -27,6 +27,9 @@ struct ReductionAbilities {
 /// Of the backend that serves `device` in `group`.
 ReductionAbilities abilities_of(c10d::ProcessGroup& group, at::Device device);
 
+/// The allocator of that memory. Only where the backend has it.
+std::shared_ptr<c10::Allocator> heap_of(c10d::ProcessGroup& group, at::Device device);
+
 /// A tensor of `size` elements, one dimension, in memory that the backend reduces without copies, if it has such.
 at::Tensor allocate_buffer(c10d::ProcessGroup& group, int64_t size, const at::TensorOptions& options);
 

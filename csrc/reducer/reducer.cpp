@@ -1,13 +1,11 @@
 #include "reducer/reducer.h"
 
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <numeric>
 
-#include "common/options.h"
 #include "reducer/comm_hooks.h"
 #include "reducer/gradient_copy.h"
 #include "reducer/reducer_errors.h"
@@ -50,6 +48,10 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, GroupPtr group, ReducerOpti
   init_buckets(options_.bucket_indices.empty() ? assign(natural) : options_.bucket_indices);
 }
 
+Reducer::~Reducer() {
+  if (memory_) memory_->release();
+}
+
 void Reducer::attach() {
   AutogradHooks::Callback callback;
   // The hooks live no longer than this object, which owns them.
@@ -89,27 +91,6 @@ void Reducer::init_buckets(const std::vector<std::vector<size_t>>& indices) {
   next_bucket_ = 0;
   note_layout();
   if (options_.gradient_as_bucket_view) adopt_existing_gradients();
-}
-
-void Reducer::allocate(Bucket& bucket) {
-  // Of the memory that is reduced without copies, only as much as will be used as a whole: it is all taken at once.
-  const bool whole = options_.gradient_as_bucket_view || hook_;
-  bucket.allocate(whole ? group_.get() : nullptr);
-}
-
-void Reducer::adopt_existing_gradients() {
-  // Gradients that have been accumulated so far move along, so that the old buckets can go and nothing is lost.
-  for (Bucket& bucket : buckets_) {
-    if (!bucket.allocated()) continue;
-    for (GradientSlot& slot : bucket.slots()) {
-      gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
-        if (!gradient.defined() || !describe_gradient_misfit(gradient, slot.view).empty()) return false;
-        copy_scaled(slot.view, gradient, 1.0);
-        gradient = slot.gradient_view();
-        return true;
-      });
-    }
-  }
 }
 
 bool Reducer::rebuild_buckets() {
@@ -200,11 +181,6 @@ void Reducer::set_mixed_precision_dtype(at::ScalarType dtype) {
   init_buckets(indices);
 }
 
-void Reducer::set_in_place(bool allowed) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  in_place_ = allowed && ours::options().reduce_in_place;
-}
-
 void Reducer::install_futures(std::vector<FuturePtr> futures) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (FuturePtr& future : futures) installed_futures_.push_back(std::move(future));
@@ -252,6 +228,8 @@ void Reducer::set_process_group(GroupPtr group) {
   TORCH_CHECK(group, "A reducer needs a process group.");
   group_ = std::move(group);
   backend_ = abilities_of(*group_, parameters_.front().device());
+  if (memory_) memory_->release();
+  memory_.reset();
 }
 
 void Reducer::set_forward_work(c10::intrusive_ptr<c10d::Work> work, bool use_static_world_size) {
@@ -264,17 +242,10 @@ std::vector<c10d::GradBucket> Reducer::zero_buckets() {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<c10d::GradBucket> result;
   for (size_t index = 0; index < buckets_.size(); ++index) {
-    Bucket& bucket = buckets_[index];
-    const bool temporary = !bucket.allocated();
-    allocate(bucket);
-    at::Tensor zeros;
-    if (bucket.sparse()) {
-      zeros = empty_sparse_gradient(bucket.slots().front().parameter);
-    } else {
-      zeros = at::zeros_like(bucket.buffer_to_reduce());
-    }
-    result.push_back(bucket.grad_bucket(index, buckets_.size(), zeros));
-    if (temporary && options_.lazy_bucket_allocation) bucket.release();
+    const Bucket& bucket = buckets_[index];
+    result.push_back(bucket.grad_bucket(
+        index, buckets_.size(),
+        bucket.sparse() ? empty_sparse_gradient(bucket.slots().front().parameter) : bucket.zeros_to_reduce()));
   }
   return result;
 }

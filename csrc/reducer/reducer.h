@@ -17,6 +17,7 @@
 #include "reducer/bucket_tuning.h"
 #include "reducer/comm_hooks.h"
 #include "reducer/gradient_access.h"
+#include "reducer/gradient_memory.h"
 #include "reducer/overlap.h"
 #include "reducer/reducer_options.h"
 #include "reducer/step_timer.h"
@@ -58,7 +59,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// `parameters` all require a gradient; the same list in the same order on every rank of `group`. `options` is
   /// checked; RuntimeError or InvalidArgument if it does not fit the parameters.
   static std::shared_ptr<Reducer> create(std::vector<at::Tensor> parameters, GroupPtr group, ReducerOptions options);
-  ~Reducer() = default;
+  ~Reducer();
 
   // The step.
 
@@ -66,6 +67,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// `outputs`, of forward, are needed only to find unused parameters. RuntimeError if the last backward left
   /// parameters without a gradient; it names them.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
+  /// In the place of prepare_for_backward where gradients only accumulate.
+  void prepare_for_accumulation();
   /// What autograd calls when the gradient of a parameter has been accumulated, out of `incoming` (see AutogradHooks).
   void on_gradient(size_t index, const at::Tensor& incoming);
   /// Ends the first backward of a static graph: reduces everything now that the graph is known.
@@ -83,9 +86,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Whether the backward under way has nothing to record: the static graph is known, or no parameter is reached, as
   /// in torch.autograd.grad() with respect to the input.
   bool static_graph_recorded() const { return static_recorded_ || !hooks_.will_call(); }
-  /// Gradients have been consumed by the time that backward ends: do not hand them to the parameters.
   /// Whether large gradients may be reduced where they lie from the next backward on.
   void set_in_place(bool allowed);
+  /// Gradients have been consumed by the time that backward ends: do not hand them to the parameters.
   void set_optimizer_in_backward() { optimizer_in_backward_ = true; }
   void set_mixed_precision_dtype(at::ScalarType dtype);
   void set_sample_rate(int64_t rate) { timer_.set_sample_rate(rate); }
@@ -149,8 +152,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer.cpp: set-up.
   void attach();
   void init_buckets(const std::vector<std::vector<size_t>>& indices);
-  void allocate(Bucket& bucket);
-  void adopt_existing_gradients();
   std::vector<std::vector<size_t>> assign(const std::vector<size_t>& order) const;
   bool is_sparse(size_t index) const;
   bool rebuilds_buckets() const { return (static_graph_ || !options_.find_unused_parameters) && !has_rebuilt_; }
@@ -180,6 +181,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finish_bucket(Bucket& bucket);
   void finish_dense(Bucket& bucket);
   void hand_over(Bucket& bucket, GradientSlot& slot);
+
+  // reducer_memory.cpp: what gradients lie in.
+  bool may_reduce_in_place() const;
+  void open_memory();
+  void close_memory();
+  void allocate(Bucket& bucket);
+  void adopt_existing_gradients();
 
   // reducer_times.cpp: what is remembered of a backward.
   void note_layout();
@@ -222,6 +230,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Averaging: divide by divisor_ on the way into the bucket (scale_), or inside the reduction.
   ReductionAbilities backend_;
   bool in_place_ = true;
+  std::shared_ptr<GradientMemory> memory_;
   int divisor_ = 0;
   double scale_ = 1.0;
   bool average_in_reduction_ = false;

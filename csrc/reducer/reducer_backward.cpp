@@ -54,6 +54,7 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   buckets_reduced_ = 0;
   reduced_in_place_ = 0;
   unused_marked_ = false;
+  open_memory();
   if (static_graph_) {
     arrivals_left_ = arrivals_expected_;
     return;
@@ -147,10 +148,11 @@ void Reducer::store_dense(Bucket& bucket, size_t slot_index, const at::Tensor& i
   slot.kept = options_.gradient_as_bucket_view && may_be_unused() && !used_.known_used(slot.parameter_index);
   gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
     if (!gradient.defined()) {
+      bucket.place(*group_, slot);
       slot.view.zero_();
       return false;
     }
-    if (gradient.is_alias_of(slot.view)) {
+    if (slot.view.defined() && gradient.is_alias_of(slot.view)) {
       // The bucket is about to change; a gradient that may have to stay moves out of it.
       if (slot.kept) gradient = gradient.detach().clone();
       if (scale_ != 1.0) copy_scaled(slot.view, slot.view, scale_);
@@ -161,17 +163,17 @@ void Reducer::store_dense(Bucket& bucket, size_t slot_index, const at::Tensor& i
           "backward(create_graph=True): the gradients are averaged over the ranks, but a backward through them runs "
           "through this rank's graph alone, and its results are averaged only if it accumulates into parameters.");
     }
+    if (reduces_in_place(slot, gradient, incoming)) {
+      ++reduced_in_place_;
+      slot.in_place_version = gradient._version();
+      slot.in_place = gradient.detach().as_strided({gradient.numel()}, {1});
+      return false;
+    }
+    bucket.place(*group_, slot);
     const std::string misfit = describe_gradient_misfit(gradient, slot.view);
     if (!misfit.empty()) {
       fail(c10::str("The gradient of parameter ", slot.parameter_index, " (", name_of(slot.parameter_index),
                     ") cannot be reduced: ", misfit, "."));
-    }
-    if (reduces_in_place(slot, gradient, incoming)) {
-      ++reduced_in_place_;
-      slot.in_place_version = gradient._version();
-      slot.in_place =
-          slot.view.is_contiguous() ? gradient.detach().view({-1}) : gradient.as_strided({gradient.numel()}, {1});
-      return false;
     }
     if (options_.batched_grad_copy && !options_.gradient_as_bucket_view) {
       bucket.deferred.push_back(slot_index);
@@ -185,15 +187,10 @@ void Reducer::store_dense(Bucket& bucket, size_t slot_index, const at::Tensor& i
 }
 
 bool Reducer::reduces_in_place(const GradientSlot& slot, const at::Tensor& gradient, const at::Tensor& incoming) const {
-  // Copying less takes less time than a piece of its own.
-  constexpr size_t kLeastBytes = 32 * 1024;
-  if (!in_place_ || !backend_.pieces || hook_ || !average_in_reduction_ || options_.gradient_as_bucket_view ||
-      mixed_precision_dtype_ || optimizer_in_backward_ || gradient.nbytes() < kLeastBytes) {
-    return false;
-  }
+  if (!may_reduce_in_place() || !average_in_reduction_ || slot.bytes() < kLeastInPlaceBytes) return false;
   // A parameter that no rank used must keep its gradient.
   if (may_be_unused() && !used_.known_used(slot.parameter_index)) return false;
-  if (gradient.sizes() != slot.view.sizes() || gradient.strides() != slot.view.strides()) return false;
+  if (!slot.fits(gradient)) return false;
   // Nobody may see the gradient change while backward is still under way: hooks that run after this one might look.
   const auto& accumulator = hooks_.accumulators()[slot.parameter_index];
   return accumulator->post_hooks().size() == 1 &&

@@ -90,6 +90,7 @@ void Reducer::finalize() {
   expects_gradients_ = false;
   unfinished_ = false;
   all_launched_ = false;
+  close_memory();
   if (compute_ended_ns_ < 0) compute_ended_ns_ = steady_ns();
   const std::vector<FuturePtr> installed = std::exchange(installed_futures_, {});
   const c10::intrusive_ptr<c10d::Work> forward_work = std::move(forward_work_);
@@ -167,8 +168,8 @@ void Reducer::hand_over(Bucket& bucket, GradientSlot& slot) {
         return false;
       }
       // Somebody has replaced it since.
-      if (!gradient.defined()) gradient = at::empty_strided(slot.view.sizes(), slot.view.strides(), in_place.options());
-      copy_scaled(gradient, in_place.as_strided(slot.view.sizes(), slot.view.strides()), 1.0);
+      if (!gradient.defined()) gradient = at::empty_strided(slot.parameter.sizes(), slot.strides, in_place.options());
+      copy_scaled(gradient, slot.shaped(in_place), 1.0);
       return true;
     }
     if (!options_.gradient_as_bucket_view) {

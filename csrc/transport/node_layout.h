@@ -18,7 +18,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 4;
+constexpr uint32_t kSegmentVersion = 5;
 
 /// A counter that others can sleep on. `sleepers` lets the writer skip the system call when nobody sleeps.
 struct SleepWord {
@@ -50,11 +50,17 @@ struct alignas(kCacheLine) RankBlock {
   alignas(kCacheLine) SleepWord monitor;
   /// CallRecords of the last two synchronisations, by parity.
   alignas(kCacheLine) CallRecord record[2];
-  /// Where in the rank's arena of the heap its buffer lies (see NodeHeap), by parity.
-  uint64_t place[2];
+  /// Number of HeapParts that its buffer consists of, by parity; 0: it does not lie in the heap. They are in its stage.
+  uint64_t heap_parts[2];
   std::atomic<uint32_t> state;  ///< RankState
   int32_t pid;
   char host[64];
+};
+
+/// A part of a rank's buffer: where it lies in the rank's arena (see NodeHeap).
+struct HeapPart {
+  uint64_t offset;
+  uint64_t bytes;
 };
 
 enum RankState : uint32_t { kAbsent = 0, kAttached = 1, kLeft = 2 };
@@ -70,6 +76,8 @@ struct SegmentHeader {
   int32_t leader_pid;
   int32_t heap_fd;                         ///< the leader's descriptor of the heap's file; < 0: there is none
   alignas(kCacheLine) SleepWord attached;  ///< number of ranks that have attached
+  /// How much of the reduction in the heap under way has been taken on, in shares.
+  alignas(kCacheLine) std::atomic<uint64_t> shares_taken;
 
   /// The first failure of the group. 0: none; 1: being written; 2: readable.
   alignas(kCacheLine) std::atomic<uint32_t> failure_state;

@@ -68,10 +68,10 @@ TEST(heap_of_a_peer_is_seen_where_it_says) {
     NodeHeap& heap = *session->heap();
     std::byte* const mine = heap.allocate(kPage);
     mine[5] = static_cast<std::byte>(session->rank() + 1);
-    session->self().place[0] = heap.offset_of(mine + 5, 1);
+    session->self().heap_parts[0] = heap.offset_of(mine + 5, 1);
     group.barrier(call_of(Op::Barrier, DType::UInt8, 0));
     for (int r = 0; r < 3; ++r) {
-      CHECK(*heap.at(r, session->block(r).place[0]) == static_cast<std::byte>(r + 1));
+      CHECK(*heap.at(r, session->block(r).heap_parts[0]) == static_cast<std::byte>(r + 1));
     }
     group.barrier(call_of(Op::Barrier, DType::UInt8, 1));
   });
@@ -133,6 +133,67 @@ TEST(all_reduce_in_the_heap_of_some_ranks_only_is_done_by_copying) {
   for (const std::vector<int>& ordinary : {std::vector<int>{0}, {1, 2}, {0, 1, 2}}) {
     for (size_t count : {size_t{100}, size_t{5000}}) check_all_reduce(3, count, 1, ordinary);
   }
+}
+
+/// Ranks cut the array in different places, and the pieces are scattered over their heaps; `ordinary` has one
+/// elsewhere.
+void check_all_reduce_of_pieces(int ranks, size_t count, int ordinary) {
+  run_sessions(ranks, 4096, [&](std::shared_ptr<NodeSession> session) {
+    NodeGroup group(session);
+    const auto rank = static_cast<size_t>(session->rank());
+    std::vector<std::shared_ptr<void>> memory;
+    std::vector<float> own(session->rank() == ordinary ? count : 0);
+    std::vector<Span> pieces;
+    for (size_t at = 0; at < count;) {
+      const size_t n = std::min(count - at, 1 + (at + 7) * (rank + 2) / 3);
+      memory.push_back(group.allocate((n + 1) * sizeof(float)));
+      // Not at the beginning of a page, so that a piece that is taken for another shows.
+      float* const data = static_cast<float*>(memory.back().get()) + 1;
+      pieces.push_back({!own.empty() && at > 100 ? own.data() + at : data, n * sizeof(float)});
+      pieces.push_back({nullptr, 0});
+      at += n;
+    }
+    for (uint64_t seq = 0; seq < 3; ++seq) {
+      size_t i = 0;
+      for (const Span& piece : pieces) {
+        auto* const data = static_cast<float*>(piece.data);
+        for (size_t k = 0; k < piece.bytes / sizeof(float); ++k) data[k] = static_cast<float>(i++ % 1009 + rank * seq);
+      }
+      group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq), pieces, Reduction{ReduceKind::Sum, ranks, 1.0});
+      i = 0;
+      const auto all = static_cast<float>(ranks);
+      const float added = static_cast<float>(seq) * all * (all - 1) / 2;
+      for (const Span& piece : pieces) {
+        const auto* const data = static_cast<const float*>(piece.data);
+        for (size_t k = 0; k < piece.bytes / sizeof(float); ++k) {
+          CHECK_EQ(data[k], static_cast<float>(i++ % 1009) * all + added);
+        }
+      }
+    }
+  });
+}
+
+TEST(all_reduce_of_pieces_in_the_heap_finds_each_where_it_lies) {
+  for (int ranks : {2, 4}) {
+    for (size_t count : {size_t{2000}, size_t{200001}}) {
+      check_all_reduce_of_pieces(ranks, count, -1);
+      check_all_reduce_of_pieces(ranks, count, 1);
+    }
+  }
+}
+
+TEST(all_reduce_in_the_heap_of_more_pieces_than_can_be_published_is_done_by_copying) {
+  run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
+    NodeGroup group(session);
+    const size_t count = 4096 / sizeof(HeapPart) + 1;
+    const std::shared_ptr<void> memory = group.allocate(2 * 4096);
+    auto* const data = static_cast<double*>(memory.get());
+    std::fill_n(data, 2 * count, 1.0);
+    std::vector<Span> pieces;
+    for (size_t i = 0; i < count; ++i) pieces.push_back({data + 2 * i, 2 * sizeof(double)});
+    group.all_reduce(call_of(Op::AllReduce, DType::Float64, 0), pieces, Reduction{ReduceKind::Sum, 2, 1.0});
+    for (size_t i = 0; i < 2 * count; ++i) CHECK_EQ(data[i], 2.0);
+  });
 }
 
 TEST(all_reduce_in_the_heap_finds_mismatches_before_writing) {

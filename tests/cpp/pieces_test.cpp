@@ -41,6 +41,10 @@ TEST(pieces_give_every_element_once_and_in_order) {
         });
         CHECK_EQ(next, end - begin);
       }
+      if (begin == whole.size()) continue;
+      const Pieces::Stretch stretch = pieces.stretch(begin);
+      CHECK_EQ(*reinterpret_cast<float*>(stretch.data), whole[begin]);
+      CHECK(stretch.count > 0 && begin + stretch.count <= whole.size());
     }
   }
   CHECK_EQ(Pieces(std::vector<Span>{}, 4).count(), size_t{0});

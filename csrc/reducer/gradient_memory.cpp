@@ -1,0 +1,210 @@
+#include "reducer/gradient_memory.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+namespace ours {
+
+using c10::DataPtr;
+using MemoryPtr = std::shared_ptr<GradientMemory>;
+
+namespace {
+
+/// Of each size, beyond the gradients: for a tensor that lives for a moment before a gradient of its size comes.
+constexpr size_t kSpareBlocks = 1;
+
+/// How many memories are open in this thread: all that most allocations look at.
+thread_local size_t open_count = 0;
+
+/// Those memories.
+struct OpenMemories {
+  std::vector<MemoryPtr> list;
+  ~OpenMemories() { open_count = 0; }
+};
+thread_local OpenMemories open_here;
+
+/// A block that a tensor has.
+struct Loan {
+  std::weak_ptr<GradientMemory> memory;
+  DataPtr block;
+  size_t bytes = 0;
+};
+
+/// Guards the loans and what changes in memories. Never freed, as tensors may outlive everything.
+struct Books {
+  std::mutex mutex;
+  std::unordered_map<void*, Loan> loans;
+};
+
+Books& books() {
+  static Books* const kBooks = [] {
+    auto* const made = new Books;
+    // A thread that holds the mutex while another one forks would hold it for ever in the child.
+    ::pthread_atfork([] { books().mutex.lock(); }, [] { books().mutex.unlock(); }, [] { books().mutex.unlock(); });
+    return made;
+  }();
+  return *kBooks;
+}
+
+using Lock = std::unique_lock<std::mutex>;
+
+}  // namespace
+
+/// The process's CPU allocator, and before it the memories that are open.
+class GradientAllocator final : public c10::Allocator {
+ public:
+  /// Puts it in place, once.
+  static void install() {
+    static const bool kInstalled = [] {
+      books();
+      next_ = c10::GetCPUAllocator();
+      c10::SetCPUAllocator(new GradientAllocator);
+      return true;
+    }();
+    (void)kInstalled;
+  }
+
+  DataPtr allocate(size_t bytes) override {
+    if (open_count > 0) {
+      for (const MemoryPtr& memory : open_here.list) {
+        if (!memory->serves(bytes)) continue;
+        if (DataPtr block = lend(memory, bytes)) return block;
+      }
+    }
+    return next_->allocate(bytes);
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return next_->raw_deleter() == nullptr ? nullptr : &free_any; }
+
+  void copy_data(void* to, const void* from, size_t bytes) const override { next_->copy_data(to, from, bytes); }
+
+ private:
+  static DataPtr lend(const MemoryPtr& memory, size_t bytes) {
+    GradientMemory::Blocks& blocks = memory->blocks_.at(bytes);
+    DataPtr block;
+    {
+      const Lock lock(books().mutex);
+      if (!memory->may_lend(blocks)) return block;
+      ++blocks.lent;
+      if (!blocks.kept.empty()) {
+        if (blocks.kept.size() > blocks.gradients) memory->spare_bytes_ -= bytes;
+        block = std::move(blocks.kept.back());
+        blocks.kept.pop_back();
+      }
+    }
+    if (!block) {
+      // Not under the lock: it may have to warn, and a warning needs Python's.
+      try {
+        block = memory->source_->allocate(bytes);
+      } catch (...) {
+        const Lock lock(books().mutex);
+        --blocks.lent;
+        throw;
+      }
+    }
+    void* const data = block.get();
+    {
+      const Lock lock(books().mutex);
+      books().loans[data] = {memory, std::move(block), bytes};
+    }
+    report(data, static_cast<int64_t>(bytes));
+    // Data and context are the same, as the raw interface of allocators asks for.
+    return {data, data, &free_any, c10::Device(c10::kCPU)};
+  }
+
+  /// Frees what came from here or, by the raw interface, from the next allocator.
+  static void free_any(void* data) {
+    Loan loan;
+    MemoryPtr memory;
+    {
+      const Lock lock(books().mutex);
+      const auto found = books().loans.find(data);
+      if (found != books().loans.end()) {
+        loan = std::move(found->second);
+        books().loans.erase(found);
+        memory = loan.memory.lock();
+      }
+      if (memory) {
+        GradientMemory::Blocks& blocks = memory->blocks_.at(loan.bytes);
+        --blocks.lent;
+        blocks.lent_before = std::min(blocks.lent_before, blocks.lent);
+        const bool spare = blocks.kept.size() >= blocks.gradients;
+        if (!memory->released_ && (!spare || memory->spare_bytes_ + loan.bytes <= memory->most_spare_bytes_)) {
+          if (spare) memory->spare_bytes_ += loan.bytes;
+          blocks.kept.push_back(std::move(loan.block));
+        }
+      }
+    }
+    if (loan.bytes > 0) {
+      report(data, -static_cast<int64_t>(loan.bytes));
+    } else if (data != nullptr) {
+      next_->raw_deleter()(data);
+    }
+  }
+
+  static void report(void* data, int64_t bytes) {
+    if (!c10::memoryProfilingEnabled()) return;
+    c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::Device(c10::kCPU));
+  }
+
+  static inline c10::Allocator* next_ = nullptr;
+};
+
+MemoryPtr GradientMemory::create(std::shared_ptr<c10::Allocator> source, const std::vector<size_t>& sizes,
+                                 size_t most_spare_bytes) {
+  GradientAllocator::install();
+  return MemoryPtr(new GradientMemory(std::move(source), sizes, most_spare_bytes));
+}
+
+GradientMemory::GradientMemory(std::shared_ptr<c10::Allocator> source, const std::vector<size_t>& sizes,
+                               size_t most_spare_bytes)
+    : source_(std::move(source)), most_spare_bytes_(most_spare_bytes), owner_(::getpid()) {
+  for (const size_t bytes : sizes) ++blocks_[bytes].gradients;
+}
+
+bool GradientMemory::may_lend(const Blocks& blocks) const {
+  return open_ && !released_ && blocks.lent < blocks.lent_before + blocks.gradients + kSpareBlocks &&
+         ::getpid() == owner_;
+}
+
+void GradientMemory::open() {
+  const MemoryPtr self = shared_from_this();
+  std::vector<MemoryPtr> dropped;  // not under the lock
+  const Lock lock(books().mutex);
+  open_ = true;
+  for (auto& [bytes, blocks] : blocks_) blocks.lent_before = blocks.lent;
+  std::vector<MemoryPtr> still_open{self};
+  for (const MemoryPtr& memory : open_here.list) {
+    if (memory->open_ && memory != self) still_open.push_back(memory);
+  }
+  dropped = std::exchange(open_here.list, std::move(still_open));
+  open_count = open_here.list.size();
+}
+
+void GradientMemory::close() {
+  const MemoryPtr self = shared_from_this();
+  const Lock lock(books().mutex);
+  open_ = false;
+  auto& list = open_here.list;
+  list.erase(std::remove(list.begin(), list.end(), self), list.end());
+  open_count = list.size();
+}
+
+void GradientMemory::release() {
+  close();
+  std::vector<DataPtr> dropped;  // not under the lock
+  const Lock lock(books().mutex);
+  released_ = true;
+  for (auto& [bytes, blocks] : blocks_) {
+    for (DataPtr& block : blocks.kept) dropped.push_back(std::move(block));
+    blocks.kept.clear();
+  }
+}
+
+}  // namespace ours

@@ -1,0 +1,66 @@
+#include <c10/util/Exception.h>
+
+#include "common/options.h"
+#include "reducer/comm_hooks.h"
+#include "reducer/gradient_copy.h"
+#include "reducer/reducer.h"
+
+// What gradients lie in: memory that the backend reduces without copies, if autograd can be made to use it; else a
+// bucket's, which they are copied into.
+
+namespace ours {
+
+bool Reducer::may_reduce_in_place() const {
+  return in_place_ && backend_.pieces && !hook_ && !options_.gradient_as_bucket_view && !mixed_precision_dtype_ &&
+         !optimizer_in_backward_;
+}
+
+void Reducer::set_in_place(bool allowed) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  in_place_ = allowed && ours::options().reduce_in_place;
+  // Left open by a forward that had no backward: activations are not to take what is meant for gradients.
+  close_memory();
+}
+
+void Reducer::prepare_for_accumulation() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  open_memory();
+}
+
+void Reducer::open_memory() {
+  if (!may_reduce_in_place() || !backend_.heap || options_.lazy_bucket_allocation) return;
+  if (!memory_) {
+    std::vector<size_t> sizes;
+    for (size_t index = 0; index < parameters_.size(); ++index) {
+      const size_t bytes = parameters_[index].nbytes();
+      if (!is_sparse(index) && bytes >= kLeastInPlaceBytes) sizes.push_back(bytes);
+    }
+    // No more than the bucket that is saved.
+    memory_ = GradientMemory::create(heap_of(*group_, parameters_.front().device()), sizes,
+                                     static_cast<size_t>(options_.bucket_bytes_cap));
+  }
+  memory_->open();
+}
+
+void Reducer::close_memory() {
+  if (memory_) memory_->close();
+}
+
+void Reducer::allocate(Bucket& bucket) { bucket.allocate(*group_, /*whole=*/!may_reduce_in_place()); }
+
+void Reducer::adopt_existing_gradients() {
+  // Gradients that have been accumulated so far move along, so that the old buckets can go and nothing is lost.
+  for (Bucket& bucket : buckets_) {
+    if (!bucket.allocated()) continue;
+    for (GradientSlot& slot : bucket.slots()) {
+      gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+        if (!gradient.defined() || !describe_gradient_misfit(gradient, slot.view).empty()) return false;
+        copy_scaled(slot.view, gradient, 1.0);
+        gradient = slot.gradient_view();
+        return true;
+      });
+    }
+  }
+}
+
+}  // namespace ours
