@@ -63,9 +63,9 @@ void NodeGroup::reduce_in_heap(const Call& call, const CallRecord& record, const
                                const Reduction& reduction) {
   const size_t element = size_of(call.dtype);
   std::deque<Pieces> peers;
-  std::vector<const Pieces*> buffers;
+  std::vector<const Pieces*> buffers(static_cast<size_t>(size()), &own);
   for (int r = 0; r < size(); ++r) {
-    buffers.push_back(r == rank() ? &own : &peers.emplace_back(places_of(r), element));
+    if (r != rank()) buffers[static_cast<size_t>(r)] = &peers.emplace_back(places_of(r), element);
   }
   Sources sources(size());
   // Of the elements from `at` on as many, up to `end`, as lie in one stretch on all ranks; returns their number.
