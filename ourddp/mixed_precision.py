@@ -1,11 +1,13 @@
 """DDP's native mixed precision for CPU modules; torch's own way needs an accelerator's streams.
 
-Parameters have the low precision from forward to the end of backward, and full precision outside of them.
+Parameters have the low precision from forward until a backward that reduces gradients has all of them, or one of the
+two fails; outside of that they have full precision.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.utils import _alloc_storage, _free_storage
+from torch.nn.parallel.distributed import _find_tensors
 
 __all__ = ["set_up"]
 
@@ -42,23 +45,22 @@ def set_up(model: Any, config: Any) -> None:
             parameter._fp_param = parameter.data
             parameter._mp_param = torch.empty_like(parameter, dtype=config.param_dtype)
             _free_storage(parameter._mp_param)
-        reference = weakref.ref(model)
-        model.module.register_forward_pre_hook(functools.partial(_before_forward, reference))
-        model.module.register_forward_hook(functools.partial(_after_forward, reference))
+        watch = _Watch(model)
+        model.module.register_forward_pre_hook(functools.partial(_before_forward, watch))
+        model.module.register_forward_hook(functools.partial(_after_forward, watch))
+        model.register_forward_hook(functools.partial(_after_attempt, watch), always_call=True)
         model.reducer._set_mixed_precision_param_dtype(config.param_dtype)
+        model.reducer._set_before_hand_over(functools.partial(_restore, watch.model))
     model.register_comm_hook(_State(model), reduce_in_mixed_precision)
 
 
 def reduce_in_mixed_precision(state: _State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average the bucket in the precision asked for; parameters are back in full precision when backward ends."""
+    """Average the bucket in the precision asked for."""
     model = state.model()
     dtype = model.mixed_precision.reduce_dtype or model.mixed_precision.param_dtype
     if dtype is not None:
         bucket.set_buffer(bucket.buffer().to(dtype))
     world_size = model.process_group.size()
-    if not state.restores:
-        state.restores = True
-        torch.autograd.Variable._execution_engine.queue_callback(state.restore)
 
     def average(done: torch.futures.Future[Any]) -> torch.Tensor:
         done.value()  # raises if the reduction failed
@@ -68,17 +70,41 @@ def reduce_in_mixed_precision(state: _State, bucket: dist.GradBucket) -> torch.f
 
 
 class _State:
-    """What the hook knows: its model, and whether the running backward will restore the parameters."""
+    """What the hook knows: its model."""
 
     def __init__(self, model: Any) -> None:
         self.model = weakref.ref(model)
-        self.restores = False
 
-    def restore(self) -> None:
-        self.restores = False
-        model = self.model()
-        if model.mixed_precision.param_dtype is not None:
-            _restore(model)
+
+class _Watch:
+    """Has the parameters restored where forward or backward fails; a backward that ends has the reducer do it."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = weakref.ref(model)
+        self.lowered = False  # by the forward that is under way, not by one that still awaits its backward
+        self._task = -1
+
+    def begin_backward(self, *_: object) -> None:
+        """Look after the running backward. One inside another, as of a reentrant checkpoint, is one of its own."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task = task
+            torch.autograd.Variable._execution_engine.queue_callback(_End(self.model))
+
+
+class _End:
+    """What autograd calls at the end of a backward, and drops without calling it where backward fails."""
+
+    def __init__(self, model: weakref.ref[Any]) -> None:
+        self._model = model
+        self._reached = False
+
+    def __call__(self) -> None:
+        self._reached = True
+
+    def __del__(self) -> None:
+        if not self._reached:
+            _restore(self._model)
 
 
 def _parameters(model: Any) -> Iterator[torch.nn.Parameter]:
@@ -90,18 +116,23 @@ def _is_low(parameter: Any) -> bool:
     return getattr(parameter, "_ddp_mp_is_low", False)
 
 
-def _before_forward(reference: weakref.ref[Any], module: torch.nn.Module, *_: object) -> None:
-    model = reference()
+def _before_forward(watch: _Watch, module: torch.nn.Module, *_: object) -> None:
+    model = watch.model()
     if model is None or module is not model.module:
         return  # a copy of the module, which the hook came along with
     for parameter in _parameters(model):
         # If another forward has come before, and its backward has not, there is nothing to lower.
         if not _is_low(parameter):
             _lower(parameter)
+            watch.lowered = True
+        if not torch.is_grad_enabled():
+            continue
+        if parameter.grad is not None and parameter.grad.dtype != parameter.dtype:
+            parameter.grad.data = parameter.grad.to(parameter.dtype)  # autograd adds up in one precision only
         # The reducer's own hooks are those of the parameter in full precision.
-        if torch.is_grad_enabled() and parameter.requires_grad and not _awaits_gradient(parameter):
+        if parameter.requires_grad and not _awaits_gradient(parameter):
             accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-            hook = functools.partial(_on_gradient, reference, parameter._idx)
+            hook = functools.partial(_on_gradient, watch, parameter._idx)
             parameter._ddp_mp_hook_state = (accumulator, accumulator.register_hook(hook))
 
 
@@ -110,8 +141,6 @@ def _lower(parameter: Any) -> None:
     _alloc_storage(parameter._mp_param, parameter.size())
     with torch.no_grad():
         parameter._mp_param.copy_(parameter.data)
-    if parameter.grad is not None:
-        parameter.grad.data = parameter.grad.to(parameter._mp_param.dtype)
     parameter.data = parameter._mp_param
     parameter._ddp_mp_is_low = True
 
@@ -120,21 +149,34 @@ def _awaits_gradient(parameter: Any) -> bool:
     return hasattr(parameter, "_ddp_mp_hook_state")
 
 
-def _on_gradient(reference: weakref.ref[Any], index: int, *_: object) -> None:
-    reference().reducer._autograd_hook(index)
+def _on_gradient(watch: _Watch, index: int, *_: object) -> None:
+    watch.begin_backward()
+    watch.model().reducer._autograd_hook(index)
 
 
-def _after_forward(reference: weakref.ref[Any], module: torch.nn.Module, *_: object) -> None:
-    model = reference()
-    if model is None or module is not model.module or torch.is_grad_enabled():
+def _after_forward(watch: _Watch, module: torch.nn.Module, _: object, output: object) -> None:
+    model = watch.model()
+    if model is None or module is not model.module:
         return
-    if not any(_awaits_gradient(parameter) for parameter in _parameters(model)):
-        _restore(model)  # there will be no backward to do it
+    if torch.is_grad_enabled():
+        for tensor in _find_tensors(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(watch.begin_backward)
+    elif not any(_awaits_gradient(parameter) for parameter in _parameters(model)):
+        _restore(watch.model)  # there will be no backward to do it
 
 
-def _restore(model: Any) -> None:
-    """Give parameters and gradients full precision, before the reducer writes the averages into the gradients."""
-    for parameter in _parameters(model):
+def _after_attempt(watch: _Watch, _model: torch.nn.Module, _inputs: object, output: object) -> None:
+    lowered, watch.lowered = watch.lowered, False
+    # Called while the exception is handled, where there is one.
+    if lowered and output is None and sys.exc_info()[0] is not None:
+        _restore(watch.model)
+
+
+def _restore(reference: weakref.ref[Any]) -> None:
+    """Give the model's parameters and gradients full precision: before the averages are written into the latter."""
+    model = reference()
+    for parameter in () if model is None else _parameters(model):
         if not _is_low(parameter):
             continue
         parameter.data = parameter._fp_param

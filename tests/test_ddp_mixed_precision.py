@@ -11,6 +11,7 @@ import torch.distributed as dist
 from ddp_cases import backward, batches, loss_of, make_model, share
 from torch import nn
 from torch.nn.parallel.distributed import _MixedPrecision
+from torch.utils.checkpoint import checkpoint
 
 from ourddp import DistributedDataParallel
 
@@ -74,7 +75,7 @@ def _train(rank, world, config, options):
                 continue
             assert parameter.grad.dtype == FP32
             torch.testing.assert_close(parameter.grad, expected[name], rtol=2e-2, atol=1e-3)
-            if dtypes[1] == FP32 and not options.get("static_graph"):
+            if dtypes[1] == FP32:
                 torch.testing.assert_close(parameter.grad, expected[name])
         before = model.module.inner.layers[0].weight.clone()
         optimizer.step()
@@ -91,10 +92,16 @@ CONFIGS = {
 }
 
 
+OPTIONS = [
+    {},
+    {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001},
+    {"static_graph": True},
+    {"static_graph": True, "gradient_as_bucket_view": True, "bucket_cap_mb": 0.001},
+]
+
+
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize(
-    "options", [{}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}, {"static_graph": True}]
-)
+@pytest.mark.parametrize("options", OPTIONS)
 def test_gradients_are_those_of_low_precision(rank_pool, backend, config, options):
     first, second = rank_pool(2, backend).run(_train, config, dict(options))
     assert first == second
@@ -125,20 +132,148 @@ def _evaluate_before_backward(rank, world):
     module = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 0), nn.Linear(0, 1))
     model = DistributedDataParallel(module, mixed_precision=CONFIGS["bf16"])
     batch = next(batches(world, 1))
-    with torch.no_grad(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        model(torch.ones(2, 7))
+    for context in (torch.no_grad(), torch.enable_grad()):
+        with context, pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            model(torch.ones(2, 7))
+        assert all(p.dtype == FP32 for p in model.parameters())
     for _ in range(2):
         output = model(share(batch, rank))
         with torch.no_grad():
             model(share(batch, rank))
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                model(torch.ones(2, 7))
         loss_of(output).backward()
         assert all(p.dtype == p.grad.dtype == FP32 for p in model.parameters())
         assert torch.equal(module[2].bias.grad, 2 * module[2].bias.to(BF16).float() + 1)
+        module[2].bias.grad.fill_(0.1)
+        with torch.no_grad():
+            model(share(batch, rank))
+        assert torch.equal(module[2].bias.grad, torch.tensor([0.1]))  # not rounded
         model.zero_grad()
 
 
 def test_an_evaluation_may_come_between_forward_and_backward(rank_pool):
     rank_pool(2).run(_evaluate_before_backward)
+
+
+class _Trip(torch.autograd.Function):
+    """The identity, whose backward raises where it is told to."""
+
+    @staticmethod
+    def forward(ctx, inputs, trips):
+        ctx.trips = trips
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.trips:
+            raise ArithmeticError("tripped")
+        return gradient, None
+
+
+class Tripping(nn.Module):
+    """Raises in backward, before the layer named by ``trips_before`` gets its gradients."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)])
+        self.trips_before = None
+
+    def forward(self, x):
+        for index, layer in enumerate(self.layers):
+            x = _Trip.apply(layer(x), index == self.trips_before)
+        return x
+
+
+def _fail_in_backward(rank, world, options):
+    config = CONFIGS["bf16_reduced_in_fp32"]
+    model = DistributedDataParallel(Tripping(), mixed_precision=config, **{"bucket_cap_mb": 0.0001, **options})
+    (batch,) = batches(world, 1)
+    for trips_before in (1, 0, 2, None):
+        model.zero_grad()
+        model.module.trips_before = trips_before
+        weights = [parameter.detach().clone() for parameter in model.parameters()]
+        if trips_before is None:
+            backward(model, batch, rank)
+        else:
+            with pytest.raises(ArithmeticError, match="tripped"):
+                backward(model, batch, rank)
+            if trips_before == 0 and not options.get("static_graph"):
+                with pytest.raises(RuntimeError, match="Expected to have finished"):
+                    model(share(batch, rank))
+            model._update_process_group(dist.group.WORLD)  # forgets the backward that did not end
+        for parameter, weight in zip(model.parameters(), weights, strict=True):
+            assert torch.equal(parameter, weight), trips_before  # of different dtypes they are not
+            assert parameter.grad is None or parameter.grad.dtype == FP32, trips_before
+    alone = copy.deepcopy(model.module).to(BF16)
+    loss_of(alone(share(batch, rank).to(BF16))).backward()
+    for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        gradient = theirs.grad.float()
+        dist.all_reduce(gradient)
+        torch.testing.assert_close(mine.grad, gradient / world)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_backward_that_raises_leaves_full_precision(rank_pool, options):
+    rank_pool(2).run(_fail_in_backward, dict(options))
+
+
+class Reentrant(nn.Module):
+    """Has checkpoints whose backwards run inside the model's backward."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)])
+
+    def forward(self, x):
+        for index, layer in enumerate(self.layers):
+            x = checkpoint(layer, x, use_reentrant=True) if index % 2 else layer(x)
+        return x
+
+
+def _checkpoint(rank, world):
+    config = CONFIGS["bf16_reduced_in_fp32"]
+    model = DistributedDataParallel(Reentrant(), mixed_precision=config, bucket_cap_mb=0.0001)
+    alone = copy.deepcopy(model.module).to(BF16)
+    for batch in batches(world, 3):
+        model.zero_grad()
+        backward(model, batch, rank)
+        alone.zero_grad()
+        loss_of(alone(share(batch, rank).to(BF16))).backward()
+        for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+            assert mine.dtype == FP32
+            gradient = theirs.grad.float()
+            dist.all_reduce(gradient)
+            torch.testing.assert_close(mine.grad, gradient / world)
+
+
+def test_precision_stays_low_until_the_outermost_backward_ends(rank_pool):
+    rank_pool(2).run(_checkpoint)
+
+
+def _use_different_layers(rank, world, views):
+    """A rank gets gradients of full precision for what only others use, and none for what nobody uses."""
+    config = CONFIGS["bf16_reduced_in_fp32" if views else "bf16"]
+    module = make_model("branches")
+    module.use = ("left", "right")[rank]
+    options = {"static_graph": True, "gradient_as_bucket_view": views}
+    model = DistributedDataParallel(module, mixed_precision=config, **options)
+    for batch in batches(world, 3):
+        model.zero_grad()
+        backward(model, batch, rank)
+        for name, parameter in module.named_parameters():
+            if name.startswith("never"):
+                assert parameter.grad is None
+            else:
+                assert parameter.dtype == parameter.grad.dtype == FP32, name
+                assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_layers_that_only_others_use_get_gradients_of_full_precision(rank_pool, views):
+    rank_pool(2).run(_use_different_layers, views)
 
 
 def _refused(rank, world):

@@ -1,3 +1,4 @@
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -108,6 +109,7 @@ void bind_settings(ReducerClass& cls) {
       .def("_ddp_graph_static", &Reducer::graph_is_static)
       .def("_set_optimizer_in_backward", &Reducer::set_optimizer_in_backward)
       .def("_set_mixed_precision_param_dtype", &Reducer::set_mixed_precision_dtype, py::arg("dtype"), NoGil())
+      .def("_set_before_hand_over", &Reducer::set_before_hand_over, py::arg("restore"))
       .def("_set_ddp_runtime_logging_sample_rate", &Reducer::set_sample_rate, py::arg("sample_rate"))
       // Torch's has these two: its logger is tied to it afterwards, and NCCL needs to know the indices of sparse
       // gradients beforehand.

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -90,7 +91,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_in_place(bool allowed);
   /// Gradients have been consumed by the time that backward ends: do not hand them to the parameters.
   void set_optimizer_in_backward() { optimizer_in_backward_ = true; }
+  /// Gradients arrive in `dtype`, and so do buckets have it; averages go into gradients of the parameters' precision.
   void set_mixed_precision_dtype(at::ScalarType dtype);
+  /// `restore` is called when all gradients have arrived, before the averages go into them.
+  void set_before_hand_over(std::function<void()> restore) { before_hand_over_ = std::move(restore); }
   void set_sample_rate(int64_t rate) { timer_.set_sample_rate(rate); }
   /// Futures that the next end of backward waits for.
   void install_futures(std::vector<FuturePtr> futures);
@@ -204,6 +208,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   GroupPtr group_;
   const ReducerOptions options_;
   std::optional<at::ScalarType> mixed_precision_dtype_;
+  std::function<void()> before_hand_over_;
 
   std::vector<Bucket> buckets_;
   std::vector<Location> locations_;

@@ -103,6 +103,7 @@ void Reducer::finalize() {
       if (!first_error) first_error = std::current_exception();
     }
   };
+  if (before_hand_over_) attempt(before_hand_over_);
   for (Bucket& bucket : buckets_) attempt([&] { finish_bucket(bucket); });
   for (const FuturePtr& future : installed) attempt([&] { future->waitAndThrow(); });
   attempt([&] { used_.finish(/*keep=*/static_graph_); });
@@ -172,12 +173,12 @@ void Reducer::hand_over(Bucket& bucket, GradientSlot& slot) {
       copy_scaled(gradient, slot.shaped(in_place), 1.0);
       return true;
     }
-    if (!options_.gradient_as_bucket_view) {
-      if (gradient.defined()) {
-        copy_scaled(gradient, slot.result, 1.0);
-        return true;
+    // In mixed precision the bucket cannot be viewed: the gradient is of the parameter's precision, the bucket lower.
+    if (!options_.gradient_as_bucket_view || mixed_precision_dtype_) {
+      if (!gradient.defined()) {
+        const auto options = slot.result.options().dtype(slot.parameter.scalar_type());
+        gradient = at::empty_strided(slot.view.sizes(), slot.view.strides(), options);
       }
-      gradient = at::empty_strided(slot.view.sizes(), slot.view.strides(), slot.result.options());
       copy_scaled(gradient, slot.result, 1.0);
       return true;
     }
@@ -187,18 +188,12 @@ void Reducer::hand_over(Bucket& bucket, GradientSlot& slot) {
       return true;
     }
     if (gradient.is_alias_of(bucket.buffer())) return false;
-    if (mixed_precision_dtype_) {
-      // The hook of mixed precision has replaced it by one of full precision.
-      copy_scaled(gradient, slot.result, 1.0);
-    } else {
-      fail(
-          c10::str("Detected at least one parameter gradient is not the expected DDP bucket view with "
-                   "gradient_as_bucket_view=True: parameter ",
-                   slot.parameter_index, " (", name_of(slot.parameter_index),
-                   "). A hook has replaced the gradient during backward; construct the module with "
-                   "gradient_as_bucket_view=False, or change the gradient in place."));
-    }
-    return false;
+    fail(
+        c10::str("Detected at least one parameter gradient is not the expected DDP bucket view with "
+                 "gradient_as_bucket_view=True: parameter ",
+                 slot.parameter_index, " (", name_of(slot.parameter_index),
+                 "). A hook has replaced the gradient during backward; construct the module with "
+                 "gradient_as_bucket_view=False, or change the gradient in place."));
   });
 }
 
