@@ -2,7 +2,10 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <system_error>
 
 #include "backend/collective_work.h"
@@ -30,6 +33,19 @@ void set_affinity(const std::vector<int>& cores) {
     TORCH_WARN("OURS_COMM_THREAD_AFFINITY names cores that cannot be used (", std::generic_category().message(error),
                "); it is ignored. Name cores that this process may run on");
   }
+}
+
+/// Linux has a niceness for each thread, and 0 stands for the calling one.
+void add_niceness(int64_t niceness) {
+  if (niceness == 0) return;
+  const int before = ::getpriority(PRIO_PROCESS, 0);  // of oneself it cannot fail
+  const auto wanted = std::clamp<int64_t>(before + niceness, -20, 19);
+  if (::setpriority(PRIO_PROCESS, 0, static_cast<int>(wanted)) == 0) return;
+  const int error = errno;
+  TORCH_WARN_ONCE("OURS_COMM_NICE=", niceness, " asks for a niceness of ", wanted, ", which is not permitted (",
+                  std::generic_category().message(error), "); communication threads stay at ", before,
+                  ". Give the process CAP_SYS_NICE or a limit that allows it (ulimit -e ", 20 - wanted,
+                  "), or choose 0 or more");
 }
 
 }  // namespace
@@ -218,6 +234,7 @@ bool CommQueue::call_server() {
 
 void CommQueue::serve() {
   set_affinity(affinity_);
+  add_niceness(niceness_);
   here().serves = this;
   Lock lock(mutex_);
   while (true) {

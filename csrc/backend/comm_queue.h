@@ -26,8 +26,9 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
  public:
   using WorkPtr = c10::intrusive_ptr<CollectiveWork>;
 
-  /// `affinity`: cores of the comm threads; empty leaves it to the system.
-  explicit CommQueue(std::vector<int> affinity) : affinity_(std::move(affinity)) {}
+  /// `affinity`: cores of the comm threads; empty leaves it to the system. `niceness` is added to that of the thread
+  /// that starts them.
+  CommQueue(std::vector<int> affinity, int64_t niceness) : affinity_(std::move(affinity)), niceness_(niceness) {}
 
   /// To be called before a Work is described and submitted, on whatever queue. In a callback it waits until the
   /// callbacks before it have returned, and throws DistBackendError if they do not within `timeout`.
@@ -87,6 +88,7 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   void serve();
 
   const std::vector<int> affinity_;
+  const int64_t niceness_;
   mutable std::mutex mutex_;  // guards all below but sequence_
   std::condition_variable work_available_;
   std::condition_variable progress_;

@@ -45,7 +45,7 @@ ProcessGroupOurs::ProcessGroupOurs(StorePtr store, int rank, int size, c10::intr
   init();
   status_ = std::make_shared<GroupStatus>(options_->timeout, describe_group(*options_));
   record_flights();
-  queue_ = std::make_shared<CommQueue>(ours::options().comm_thread_affinity);
+  queue_ = std::make_shared<CommQueue>(ours::options().comm_thread_affinity, ours::options().comm_nice);
   connect();
   allocator_ = HeapAllocator::make(group_);
 }

@@ -154,6 +154,10 @@ const std::vector<OptionRow>& option_rows() {
       cpus_row<&Options::comm_thread_affinity>(
           "OURS_COMM_THREAD_AFFINITY",
           "CPUs on which the communication threads may run; empty: wherever the rank may."),
+      integer_row<&Options::comm_nice, -20, 19>(
+          "OURS_COMM_NICE", "-20 to 19",
+          "Niceness of the communication threads over that of the thread that starts them: more leaves the cores to "
+          "computing threads, less takes them first, for which the process needs permission."),
       word_row<&Options::inline_calls>(
           "OURS_INLINE", "0 or 1", "Whether synchronous calls run on the caller's own thread when nothing is queued."),
       word_row<&Options::spread>("OURS_SPREAD", "0 or 1",

@@ -18,6 +18,7 @@ struct Options {
   int64_t chunk_bytes = 0;  // 0: chosen automatically
   int64_t small_bytes = 0;  // 0: chosen automatically
   std::vector<int> comm_thread_affinity;
+  int64_t comm_nice = 0;
   bool inline_calls = true;
   bool spread = true;
   bool huge_pages = true;

@@ -1,0 +1,82 @@
+"""The communication threads' share of the cores: which they may use, and who goes first."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from probes import reached, threads_named
+from ranks import run_ranks
+
+CAP_SYS_NICE = 23
+
+
+def _niceness(thread):
+    stat = Path(f"/proc/self/task/{thread}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[16])  # the name before it, in brackets, may have spaces
+
+
+def _give_up_the_right_to_hurry():
+    """Take from the calling thread, and from those that it starts, what lets a process lower its niceness."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, twice 32 bits
+    assert libc.capget(header, sets) == 0
+    sets[0] &= ~(1 << CAP_SYS_NICE)
+    assert libc.capset(header, sets) == 0
+
+
+def _communicate(rank, world):
+    """Return the niceness of the communication threads, over that of this thread, and the cores of each."""
+    own = _niceness(threading.get_native_id())
+    dist.init_process_group("ours")
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    assert reached(work.is_completed)  # who waits for it in earnest may run it
+    assert _niceness(threading.get_native_id()) == _niceness(os.getpid()) == own
+    threads = threads_named("ours_comm")
+    return [_niceness(thread) - own for thread in threads], [os.sched_getaffinity(thread) for thread in threads]
+
+
+def _communicate_unprivileged(rank, world):
+    _give_up_the_right_to_hurry()
+    with tempfile.TemporaryFile("w+") as file:
+        saved = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            result = _communicate(rank, world)
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+        file.seek(0)
+        return result[0], file.read()
+
+
+@pytest.mark.parametrize("niceness", [0, 3])
+def test_communication_threads_can_be_nicer(niceness):
+    for found, _ in run_ranks(2, _communicate, backend=None, env={"OURS_COMM_NICE": str(niceness)}):
+        assert found, "there is no communication thread"
+        assert set(found) == {niceness}
+
+
+def test_niceness_that_is_not_permitted_is_told():
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        pytest.skip("this process may have what it asks for")
+    for found, printed in run_ranks(2, _communicate_unprivileged, backend=None, env={"OURS_COMM_NICE": "-7"}):
+        assert found
+        assert set(found) == {0}
+        assert printed.count("OURS_COMM_NICE=-7 asks for a niceness of") == 1, printed
+        assert "communication threads stay at" in printed
+        assert "CAP_SYS_NICE" in printed
+
+
+def test_communication_threads_stay_on_their_cores():
+    core = min(os.sched_getaffinity(0))
+    for _, cores in run_ranks(2, _communicate, backend=None, env={"OURS_COMM_THREAD_AFFINITY": str(core)}):
+        assert cores
+        assert all(allowed == {core} for allowed in cores)
