@@ -28,12 +28,15 @@ import torch.distributed as dist
 from torch import nn
 
 LEAST_ROUNDS = 5
-VARIANTS = {  # name: (whose DistributedDataParallel, backend)
-    "local": ("", ""),
-    "torch+gloo": ("torch", "gloo"),
-    "torch+ours": ("torch", "ours"),
-    "ourddp+gloo": ("ours", "gloo"),
-    "ourddp+ours": ("ours", "ours"),
+WARM_UPS = 4  # buckets are arranged anew in a model's second step, and where their size is chosen in its fourth
+VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name: (whose DistributedDataParallel, backend, arguments)
+    "local": ("", "", {}),
+    "torch+gloo": ("torch", "gloo", {}),
+    "torch+ours": ("torch", "ours", {}),
+    "ourddp+gloo": ("ours", "gloo", {}),
+    "ourddp+ours": ("ours", "ours", {}),
+    "ourddp+auto": ("ours", "ours", {"bucket_cap_mb": "auto"}),
+    "ourddp+views": ("ours", "ours", {"gradient_as_bucket_view": True}),
 }
 DEFAULT_VARIANTS = ("local", "torch+gloo", "torch+ours", "ourddp+ours")
 
@@ -92,7 +95,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--ranks", default="4", help="numbers of ranks, as 2,4")
     parser.add_argument("--models", default="mlp,cnn,transformer", help=f"of {', '.join(MODELS)}")
-    parser.add_argument("--variants", help=f"of {', '.join(VARIANTS)}; default: those of the backends installed")
+    parser.add_argument(
+        "--variants", help=f"of {', '.join(VARIANTS)}; default: {', '.join(DEFAULT_VARIANTS)}, as installed"
+    )
     parser.add_argument("--reps", type=int, default=50, help="most steps of a variant")
     parser.add_argument(
         "--time-budget", type=float, default=120, help="seconds of measuring, about, per number of ranks"
@@ -118,14 +123,14 @@ def parse_arguments() -> argparse.Namespace:
 
 def wrap(model: nn.Module, variant: str, groups: dict[str, dist.ProcessGroup]) -> nn.Module:
     """Return the model as the variant trains it."""
-    whose, backend = VARIANTS[variant]
+    whose, backend, arguments = VARIANTS[variant]
     if not whose:
         return model
     if whose == "torch":
-        return nn.parallel.DistributedDataParallel(model, process_group=groups[backend])
+        return nn.parallel.DistributedDataParallel(model, process_group=groups[backend], **arguments)
     import ourddp
 
-    return ourddp.DistributedDataParallel(model, process_group=groups[backend])
+    return ourddp.DistributedDataParallel(model, process_group=groups[backend], **arguments)
 
 
 def training_step(model: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
@@ -170,7 +175,13 @@ def measure(ranks: harness.Ranks, groups: dict[str, dist.ProcessGroup], name: st
         actions[variant]()
     check_equal(models, ranks.rank)
     for action in actions.values():
-        action()  # the second backward of a DistributedDataParallel rearranges its buckets
+        for _ in range(WARM_UPS):
+            action()
+    chosen = {
+        variant: models[variant].report().tuning.cap
+        for variant in models
+        if VARIANTS[variant][2].get("bucket_cap_mb") == "auto"
+    }
     plan = ranks.plan
     least = min(LEAST_ROUNDS, plan["reps"])
     times = ranks.measure(actions, budget=plan["seconds_per_case"], least=least, most=plan["reps"])
@@ -178,6 +189,7 @@ def measure(ranks: harness.Ranks, groups: dict[str, dist.ProcessGroup], name: st
         "model": name,
         "parameters": len(parameters),
         "bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        "chosen_bucket_bytes": chosen,
         "rounds": len(next(iter(times.values()))),
         "seconds": {variant: reports.summary(column) for variant, column in times.items()},
     }
@@ -212,6 +224,8 @@ def print_run(run: dict[str, Any]) -> None:
         header = ["variant", "step", "efficiency", "over local", "per parameter"]
         shown = len(header) if row["model"] == "many-small" else len(header) - 1
         reports.print_table(header[:shown], [line[:shown] for line in lines])
+        for variant, size in row.get("chosen_bucket_bytes", {}).items():
+            print(f"{variant} chose buckets of {reports.show_size(size)}")
 
 
 def plot(report: dict[str, Any], path: Path) -> None:

@@ -114,6 +114,18 @@ def test_ddp_reports_every_variant(tmp_path: Path) -> None:
     check_png(tmp_path / "d.png")
 
 
+def test_ddp_reports_the_variants_asked_for(tmp_path: Path) -> None:
+    variants = ["ourddp+auto", "local", "ourddp+views"]
+    flags = ("--ranks", "2", "--reducer-overhead", "--reps", "1", "--time-budget", "1")
+    output = run_benchmark("ddp.py", "--variants", ",".join(variants), *flags, "--json", str(tmp_path / "d.json"))
+    (run,) = json.loads((tmp_path / "d.json").read_text())["runs"]
+    (row,) = run["rows"]
+    assert list(row["seconds"]) == variants
+    check_times(row["seconds"])
+    assert row["chosen_bucket_bytes"]["ourddp+auto"] >= 64 << 10  # before anything was timed
+    assert re.search(r"^ +ourddp\+views +\d.*\nourddp\+auto chose buckets of \d+ [KM]iB$", output, re.MULTILINE), output
+
+
 def test_a_failing_rank_ends_the_benchmark(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text(
