@@ -110,12 +110,15 @@ def reached(state: Callable[[], bool], seconds: float = 20) -> bool:
     return True
 
 
-def bytes_in_heap() -> int:
-    """Return how much memory this process and its peers have taken from heaps that are mapped here, in bytes."""
+def bytes_in_heap(name: str = "ours_heap") -> int:
+    """Return how much memory this process and its peers have taken from heaps that are mapped here, in bytes.
+
+    With another name, from the files of that beginning that the ranks share; "ours" has all.
+    """
     inodes = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            if "memfd:ours_heap" in os.readlink(entry):
+            if f"memfd:{name}" in os.readlink(entry):
                 info = os.stat(entry)
                 inodes[info.st_ino] = info.st_blocks * 512
     return sum(inodes.values())

@@ -1,0 +1,109 @@
+"""What DistributedDataParallel adds to the memory that a training step takes.
+
+A process's own memory is its anonymous pages and its share of the memory files that the ranks of a node have in common:
+pages of a peer that it has merely touched are not its own. It is looked at with all ranks at the same place: between
+the layers in backward, after backward and after the optimizer, in the very first steps too. For what is gone again by
+the next look there is the kernel's record of the most pages that were mapped in a step, from which the shared ones that
+were mapped at its beginning or its end are taken out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from probes import bytes_in_heap
+from ranks import gloo_group, run_ranks
+from torch import nn
+
+from ourddp import DistributedDataParallel
+
+MIB = 1 << 20
+WIDTH, LAYERS = 2048, 4  # 16 MiB a layer
+GRADIENTS = LAYERS * (WIDTH + 1) * WIDTH * 4
+BUCKET = 25 * MIB
+# Pages at the ends of tensors, small blocks of the C library's, stacks. About 0.1 MiB is used.
+ALLOWANCE = 4 * MIB
+
+M_MMAP_THRESHOLD = -3
+
+
+def _pages():
+    """Return the kernel's counts of this process's pages, such as VmHWM and RssAnon, in bytes."""
+    counts = re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return {name: int(count) << 10 for name, count in counts}
+
+
+class _Layers(nn.Module):
+    """Large layers, between which backward looks at the memory."""
+
+    def __init__(self, world):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.world = world
+        self.peak = 0
+        self.shared_pages = 0
+
+    def look(self, step_ends=False):
+        dist.barrier(gloo_group())
+        pages = _pages()
+        anonymous = pages["RssAnon"]
+        if step_ends:
+            anonymous = pages["VmHWM"] - pages["RssFile"] - max(self.shared_pages, pages["RssShmem"])
+        self.peak = max(self.peak, anonymous + bytes_in_heap("ours") // self.world)
+        dist.barrier(gloo_group())
+
+    def begin_step(self):
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+        self.shared_pages = _pages()["RssShmem"]
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+            x.register_hook(lambda _: self.look())
+        return x
+
+
+def _peak(model, layers):
+    """Return the most memory that a few steps took."""
+    layers.peak = 0
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(4):
+        optimizer.zero_grad(set_to_none=True)
+        layers.begin_step()
+        model(torch.randn(2, WIDTH)).square().mean().backward()
+        layers.look()
+        optimizer.step()
+        layers.look(step_ends=True)
+    optimizer.zero_grad(set_to_none=True)
+    return layers.peak
+
+
+def _measure(rank, world, options):
+    """Return how much more memory the steps take with DistributedDataParallel, in bytes."""
+    # Tensors come from the system and go back to it, instead of to lists of the C library's.
+    assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 256 << 10) == 1
+    # The group's own: staging for large messages, and a communication thread.
+    dist.all_reduce(torch.ones(8 * MIB), async_op=True).wait()
+    layers = _Layers(world)
+    alone = _peak(layers, layers)
+    return _peak(DistributedDataParallel(layers, **options), layers) - alone
+
+
+def _extra(options, **env):
+    return max(run_ranks(2, _measure, options, env=env))
+
+
+def test_one_bucket_is_the_most_that_is_added():
+    assert _extra({}) <= BUCKET + ALLOWANCE
+
+
+def test_gradients_that_are_buckets_add_one_on_its_way_into_its_bucket():
+    assert _extra({"gradient_as_bucket_view": True}) <= GRADIENTS // LAYERS + ALLOWANCE
+
+
+def test_buffers_of_all_buckets_would_be_seen():
+    assert _extra({}, OURS_REDUCE_IN_PLACE="0") > 2 * BUCKET
