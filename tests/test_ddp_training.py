@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,15 @@ def make_data(name: str, dtype: torch.dtype) -> TensorDataset:
 # --- training --------------------------------------------------------------------------------------------------------
 
 
+def shares(name: str, rank: int, ranks: int, dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Return inputs and targets of this rank's share of each batch, epoch after epoch."""
+    data = make_data(name, dtype)
+    sampler = DistributedSampler(data, ranks, rank, seed=3)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        yield from DataLoader(data, BATCH // ranks, sampler=sampler)
+
+
 def train(
     name: str,
     model: nn.Module,
@@ -144,18 +153,14 @@ def train(
     after_step: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """Train on this rank's share of each batch; return the loss of each step on that share."""
-    data = make_data(name, dtype)
-    sampler = DistributedSampler(data, ranks, rank, seed=3)
     losses = []
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
-        for inputs, targets in DataLoader(data, BATCH // ranks, sampler=sampler):
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
-            loss.backward()
-            optimizer.step()
-            after_step()
-            losses.append(loss.item())
+    for inputs, targets in shares(name, rank, ranks, dtype):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        after_step()
+        losses.append(loss.item())
     return losses
 
 
@@ -370,22 +375,18 @@ def _accumulate(rank, world, name):
     expected, _ = one_process(name, torch.float64)
     _, model = distributed(name, torch.float64, {"bucket_cap_mb": 0.002})
     optimizer = make_optimizer(name, model.parameters())
-    data = make_data(name, torch.float64)
-    sampler = DistributedSampler(data, world, rank, seed=3)
     losses = []
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
-        for inputs, targets in DataLoader(data, BATCH // world, sampler=sampler):
-            optimizer.zero_grad()
-            halves = list(zip(inputs.chunk(2), targets.chunk(2), strict=True))
-            total = 0.0
-            for number, (part, target) in enumerate(halves):
-                model.require_backward_grad_sync = number == len(halves) - 1  # what no_sync() sets
-                loss = functional.cross_entropy(model(part).flatten(0, -2), target.flatten()) / len(halves)
-                loss.backward()
-                total += loss.item()
-            optimizer.step()
-            losses.append(total)
+    for inputs, targets in shares(name, rank, world, torch.float64):
+        optimizer.zero_grad()
+        halves = list(zip(inputs.chunk(2), targets.chunk(2), strict=True))
+        total = 0.0
+        for number, (part, target) in enumerate(halves):
+            model.require_backward_grad_sync = number == len(halves) - 1  # what no_sync() sets
+            loss = functional.cross_entropy(model(part).flatten(0, -2), target.flatten()) / len(halves)
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        losses.append(total)
     assert averaged(losses) == pytest.approx(expected, rel=1e-9)
 
 
