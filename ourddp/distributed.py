@@ -178,7 +178,7 @@ class DistributedDataParallel(_TorchDDP):
         the logging data too, in nanoseconds: ``backward_comm_exposed_time``, ``backward_comm_busy_time``,
         ``bucket_comm_times`` and ``bucket_comm_exposed_times``. With ``bucket_cap_mb="auto"`` both also tell the size
         of the buckets and what it was chosen from: ``bucket_cap_bytes``, ``comm_latency_time`` (nanoseconds) and
-        ``comm_bytes_per_second``.
+        ``comm_bytes_per_second``, ``comm_hidden_percent``.
         """
         group = self.process_group
         return make_report(

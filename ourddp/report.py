@@ -57,7 +57,8 @@ class Tuning:
 
     ``cap`` is the size in bytes that a bucket is filled to, ``first_cap`` that of the first one; 0: not chosen yet, as
     ``backwards_left`` more backwards have to be seen. A reduction of n bytes takes about ``latency`` microseconds and n
-    divided by ``bandwidth``, in gigabytes (1e9) a second, as measured when the model was built.
+    divided by ``bandwidth``, in gigabytes (1e9) a second, as measured when the model was built. ``hidden`` is the share
+    of that time, 0 to 1, that computation which goes on meanwhile does not notice.
     """
 
     cap: int
@@ -65,16 +66,19 @@ class Tuning:
     backwards_left: int
     latency: float
     bandwidth: float
+    hidden: float
 
     @classmethod
     def of(cls, tuning: _C.BucketTuning) -> Tuning:
         """Return what the reducer tells, in these units."""
         cost = tuning.cost
         bandwidth = 1 / cost.ns_per_byte if cost.ns_per_byte > 0 else math.inf
-        return cls(tuning.cap, tuning.first_cap, tuning.backwards_left, cost.latency_ns / 1e3, bandwidth)
+        return cls(tuning.cap, tuning.first_cap, tuning.backwards_left, cost.latency_ns / 1e3, bandwidth, cost.hidden)
 
     def __str__(self) -> str:
-        group = f"reductions take {self.latency:.0f} us and 1 s for each {self.bandwidth:.2f} GB"
+        group = (
+            f"reductions take {self.latency:.0f} us and 1 s for each {self.bandwidth:.2f} GB, {self.hidden:.0%} hidden"
+        )
         if self.cap == 0:
             return f'bucket_cap_mb="auto": to be chosen after {self.backwards_left} more backwards; {group}'
         return f'bucket_cap_mb="auto": {self.cap / _MIB:g} MiB (first: {self.first_cap / _MIB:g} MiB); {group}'

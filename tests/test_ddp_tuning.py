@@ -82,6 +82,15 @@ def test_a_computation_that_hides_everything_needs_few_reductions():
     assert caps[1] in (4 * MIB, 8 * MIB, 16 * MIB)
 
 
+def test_where_computation_pays_for_reductions_nothing_is_gained_by_small_buckets():
+    model = equal_gradients(64, MIB)
+    slow = [1e8 * (index + 1) for index in range(64)]
+    assert _C.choose_caps(model, _C.CommCost(100_000, 0.1, hidden=0), MIB, slow) == (MIB, 64 * MIB)
+    # Half of it is still worth something.
+    _, cap = _C.choose_caps(model, _C.CommCost(100_000, 0.1, hidden=0.5), MIB, slow)
+    assert _C.choose_caps(model, _C.CommCost(100_000, 0.1), MIB, slow)[1] <= cap < 64 * MIB
+
+
 def test_a_model_smaller_than_any_bucket_gets_one():
     assert _C.choose_caps(equal_gradients(3, 8), _C.CommCost(1000, 1), MIB) == (64 * KIB, 64 * KIB)
     assert _C.choose_caps([], _C.CommCost(1000, 1), MIB) == (64 * KIB, 64 * KIB)
@@ -91,22 +100,25 @@ def test_a_model_smaller_than_any_bucket_gets_one():
     st.lists(st.integers(0, 4 * MIB), min_size=1, max_size=30),
     st.floats(0, 1e7),
     st.floats(0, 10),
+    st.floats(0, 1),
     st.lists(st.floats(0, 1e7), min_size=30, max_size=30),
 )
-def test_no_other_cap_is_much_better(sizes, latency, rate, steps):
+def test_no_other_cap_is_much_better(sizes, latency, rate, hidden, steps):
     model = [_C.GradientInfo(size) for size in sizes]
-    cost = _C.CommCost(latency, rate)
+    cost = _C.CommCost(latency, rate, hidden)
     arrivals = [sum(steps[: index + 1]) for index in range(len(sizes))]
 
     def step(cap):
         buckets, _ = _C.assign_buckets(model, [min(MIB, cap), cap], list(range(len(model))))
-        return _C.exposed_ns(buckets, model, cost, arrivals) + len(buckets) * latency
+        exposed = _C.exposed_ns(buckets, model, cost, arrivals)
+        everything = len(buckets) * latency + sum(sizes) * rate
+        return exposed + (1 - hidden) * (everything - exposed) + len(buckets) * latency
 
     candidates = [64 * KIB << k for k in range(12)]
     first, chosen = _C.choose_caps(model, cost, MIB, arrivals)
     assert first == min(MIB, chosen)
     assert chosen in candidates
-    assert step(chosen) <= 1.02 * min(step(cap) for cap in candidates) + 1e-6
+    assert step(chosen) <= 1.02 * min(step(cap) for cap in candidates) * (1 + 1e-9) + 1e-6
 
 
 OPTIONS = {
@@ -197,6 +209,8 @@ def test_all_ranks_settle_on_one_size_and_say_so(rank_pool, backend, options):
         assert final.cap & (final.cap - 1) == 0
         assert final.latency >= 0
         assert final.bandwidth > 0
+        assert 0 <= final.hidden <= 1
+        assert logged["comm_hidden_percent"] == round(100 * final.hidden)
         assert cap == final.cap == logged["bucket_cap_bytes"]
         # The buckets are those that this size gives, in whatever order gradients came.
         infos = [_C.GradientInfo(size) for size in sizes]
@@ -204,7 +218,9 @@ def test_all_ranks_settle_on_one_size_and_say_so(rank_pool, backend, options):
         assert buckets == len(expected) == len(history[-1].buckets)
         said = [message for level, message in records if level == "INFO" and "auto" in message]
         assert said == ([str(final)] if rank == 0 else [])
-        assert re.search(r'bucket_cap_mb="auto": [\d.]+ MiB \(first: [\d.]+ MiB\); reductions take \d+ us', str(final))
+        assert re.search(
+            r'bucket_cap_mb="auto": [\d.]+ MiB \(first: [\d.]+ MiB\); reductions take \d+ us .*\d+% hidden', str(final)
+        )
         assert str(final) in str(history[-1])
         choices.add(final)
     assert len(choices) == 1

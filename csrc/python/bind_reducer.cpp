@@ -181,9 +181,10 @@ void bind_logging(py::module_& module) {
 
 void bind_tuning(py::module_& module) {
   py::class_<CommCost>(module, "CommCost", "What a reduction takes: latency_ns, and ns_per_byte for each byte.")
-      .def(py::init<double, double>(), py::arg("latency_ns"), py::arg("ns_per_byte"))
+      .def(py::init<double, double, double>(), py::arg("latency_ns"), py::arg("ns_per_byte"), py::arg("hidden") = 1.0)
       .def_readonly("latency_ns", &CommCost::latency_ns)
-      .def_readonly("ns_per_byte", &CommCost::ns_per_byte);
+      .def_readonly("ns_per_byte", &CommCost::ns_per_byte)
+      .def_readonly("hidden", &CommCost::hidden);
   py::class_<BucketTuning>(module, "BucketTuning", "How far the choice of the buckets' size has come.")
       .def_readonly("enabled", &BucketTuning::enabled)
       .def_readonly("cost", &BucketTuning::cost)

@@ -50,11 +50,18 @@ CommCost fit_cost(const std::vector<CommSample>& samples) {
                                      [&](const CommSample& sample) { return sample.bytes != samples.front().bytes; });
   if (!two_sizes) throw InvalidArgument("fit_cost needs reductions of at least two sizes");
   const double determinant = (ww * xx) - (wx * wx);
-  const CommCost line{((w * xx) - (x * wx)) / determinant, ((x * ww) - (w * wx)) / determinant};
+  CommCost cost;
+  cost.latency_ns = ((w * xx) - (x * wx)) / determinant;
+  cost.ns_per_byte = ((x * ww) - (w * wx)) / determinant;
   // Where one part would be negative the other explains the times alone.
-  if (line.latency_ns < 0) return {0, x / xx};
-  if (line.ns_per_byte < 0) return {w / ww, 0};
-  return line;
+  if (cost.latency_ns < 0) {
+    cost.latency_ns = 0;
+    cost.ns_per_byte = x / xx;
+  } else if (cost.ns_per_byte < 0) {
+    cost.latency_ns = w / ww;
+    cost.ns_per_byte = 0;
+  }
+  return cost;
 }
 
 BackwardProfile even_profile(std::vector<GradientInfo> gradients, std::vector<size_t> order, const CommCost& cost) {
@@ -80,6 +87,13 @@ double exposed_ns(const std::vector<std::vector<size_t>>& buckets, const Backwar
   return std::max(0.0, free - computed);
 }
 
+double added_ns(const std::vector<std::vector<size_t>>& buckets, const BackwardProfile& profile, const CommCost& cost) {
+  double all = 0;
+  for (const auto& bucket : buckets) all += reduction_ns(bucket, profile, cost);
+  const double exposed = exposed_ns(buckets, profile, cost);
+  return exposed + (1 - cost.hidden) * (all - exposed) + static_cast<double>(buckets.size()) * cost.latency_ns;
+}
+
 BucketCaps choose_caps(const BackwardProfile& profile, const CommCost& cost, int64_t first_cap) {
   const int64_t total = total_bytes(profile.gradients);
   BucketCaps best;
@@ -87,7 +101,7 @@ BucketCaps choose_caps(const BackwardProfile& profile, const CommCost& cost, int
   for (int64_t cap = kSmallestCap;; cap *= 2) {
     const BucketCaps caps{std::min(first_cap, cap), cap};
     const auto buckets = assign_buckets(profile.gradients, {caps.first, caps.others}, profile.order).buckets;
-    const double ns = exposed_ns(buckets, profile, cost) + static_cast<double>(buckets.size()) * cost.latency_ns;
+    const double ns = added_ns(buckets, profile, cost);
     if (best.others == 0 || ns <= best_ns * kAsGood) {
       best_ns = best.others == 0 ? ns : std::min(best_ns, ns);
       best = caps;

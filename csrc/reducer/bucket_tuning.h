@@ -16,6 +16,9 @@ namespace ours {
 struct CommCost {
   double latency_ns = 0;
   double ns_per_byte = 0;
+  /// The share of that time, 0 to 1, that computation which goes on meanwhile does not notice: 1 where the reduction
+  /// has cores or an engine of its own, 0 where it takes the core that computes.
+  double hidden = 1;
 };
 
 /// One reduction that was measured.
@@ -45,6 +48,9 @@ BackwardProfile even_profile(std::vector<GradientInfo> gradients, std::vector<si
 double exposed_ns(const std::vector<std::vector<size_t>>& buckets, const BackwardProfile& profile,
                   const CommCost& cost);
 
+/// What such a backward adds to the step, by the rule of choose_caps().
+double added_ns(const std::vector<std::vector<size_t>>& buckets, const BackwardProfile& profile, const CommCost& cost);
+
 /// A choice of caps for assign_buckets(): the first bucket's, and that of the others.
 struct BucketCaps {
   int64_t first = 0;
@@ -66,10 +72,10 @@ struct BucketTuning {
 /// Chooses the cap, a power of two from 64 KiB up, that makes the step shortest.
 ///
 /// Small buckets let the reductions start early and leave little to do at the end; but each costs the latency once
-/// more. What counts is the exposed time plus the latency of every reduction, as somebody has to start and end also
-/// those that are hidden behind the computation, on a core that the computation could use. Of caps within 2 % of the
-/// best the largest is taken. The first bucket is no larger than `first_cap`. Throws InvalidArgument if the profile's
-/// order is no permutation.
+/// more. What counts is the exposed time, plus the share of the rest that the computation notices, plus the latency of
+/// every reduction, as somebody has to start and end also those that are hidden, on a core that the computation could
+/// use. Of caps within 2 % of the best the largest is taken. The first bucket is no larger than `first_cap`. Throws
+/// InvalidArgument if the profile's order is no permutation.
 BucketCaps choose_caps(const BackwardProfile& profile, const CommCost& cost, int64_t first_cap);
 
 }  // namespace ours

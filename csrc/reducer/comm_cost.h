@@ -8,8 +8,9 @@
 
 namespace ours {
 
-/// Measures what all-reduces of `group` cost for tensors on `device`, with a few of 4 KiB to 4 MiB. Collective; all
-/// ranks get the same result, that of the slowest. Takes some milliseconds, over a slow transport a tenth of a second.
+/// Measures what all-reduces of `group` cost for tensors on `device`, with a few of 4 KiB to 4 MiB, alone and beside a
+/// computation. Collective; all ranks get the same result, that of the slowest. Takes some ten milliseconds, over a
+/// slow transport some tenths of a second.
 CommCost measure_comm_cost(c10d::ProcessGroup& group, c10::Device device);
 
 }  // namespace ours
