@@ -253,6 +253,148 @@ def test_the_profiler_sees_the_memory(rank_pool):
     rank_pool(2, "ours").run(_profiled)
 
 
+class Odd(nn.Module):
+    """A parameter without elements that is alone in its bucket, as the only one of its dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.empty = nn.Parameter(torch.empty(0, 5, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.layer(x) + self.empty.sum()
+
+
+def _without_elements(rank, world):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Odd())
+    for _ in range(3):
+        model.zero_grad()
+        backward(model, rank)
+        check_averages(model, world)
+        assert model.module.empty.grad.shape == (0, 5)
+
+
+def test_a_bucket_without_elements(rank_pool):
+    rank_pool(2, "ours").run(_without_elements)
+
+
+class Conjugate(nn.Module):
+    """Autograd leaves the parameter's gradient conjugated lazily."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.randn(size, dtype=torch.complex64))
+        self.factor = torch.randn(size, dtype=torch.complex64)
+
+    def forward(self, x):
+        return (self.p.conj() * x.sum() * self.factor).real.sum()
+
+
+def _conjugate(rank, world, size, options):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Conjugate(size), **options)
+    for _ in range(3):
+        model.zero_grad()
+        backward(model, rank)
+        check_averages(model, world)
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}], ids=["default", "static"])
+@pytest.mark.parametrize("size", [100, 10_000, 100_000])
+def test_gradients_that_are_conjugated_lazily(rank_pool, size, options):
+    rank_pool(2, "ours").run(_conjugate, size, options)
+
+
+def _forward_in_backward(rank, world):
+    module = make_model()
+    model = DistributedDataParallel(module)
+    for step in range(3):
+        model.zero_grad()
+        hidden = model.module[0](inputs_of(rank))
+        del hidden
+        handle = None
+        output = model(inputs_of(rank))
+
+        def interrupt(gradient, step=step):
+            # A hook in a module changes how gradients are reduced; another forward takes note of it.
+            nonlocal handle
+            if step == 1:
+                handle = module[0].register_full_backward_hook(lambda *unused: None)
+            with torch.no_grad():
+                model(inputs_of(7))
+
+        module[1].weight.register_hook(interrupt)
+        output.square().mean().backward()
+        if handle is not None:
+            handle.remove()
+        check_averages(model, world)
+
+
+def test_a_forward_in_the_midst_of_backward(rank_pool):
+    rank_pool(2, "ours").run(_forward_in_backward)
+
+
+def _hook_later(rank, world):
+    with memory_returned():
+        model = DistributedDataParallel(make_model())
+        backward(model, rank)
+        model.zero_grad()
+        model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+        before = bytes_in_heap()
+        dist.barrier()
+        backward(model, rank)
+        check_averages(model, world)
+        model.zero_grad()
+        dist.barrier()
+        # The buckets are whole now, and what was kept for gradients is not kept any more.
+        assert bytes_in_heap() - before <= world * 4096 * 7
+        dist.barrier()
+        del model
+
+
+def test_a_hook_makes_the_memory_return(rank_pool):
+    rank_pool(2, "ours").run(_hook_later)
+
+
+def _new_group(rank, world):
+    with memory_returned():
+        model = DistributedDataParallel(make_model())
+        for _ in range(2):
+            group = dist.new_group(backend="ours")
+            model._update_process_group(group)
+            for _ in range(2):
+                model.zero_grad()
+                backward(model, rank)
+                check_averages(model, world)
+                assert all(in_heap(weight.grad) for weight in weights(model))
+                assert model.reducer._get_reduced_in_place() == 3
+            model._update_process_group(dist.group.WORLD)
+            dist.destroy_process_group(group)
+        del model
+
+
+def test_gradients_move_to_the_heap_of_another_group(rank_pool):
+    rank_pool(2, "ours").run(_new_group)
+
+
+def _fork(rank, world):
+    model = DistributedDataParallel(make_model())
+    backward(model, rank)
+    before = [parameter.grad.clone() for parameter in model.parameters()]
+    child = os.fork()
+    if child == 0:
+        for parameter in model.parameters():
+            parameter.grad.zero_()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(torch.equal(p.grad, then) for p, then in zip(model.parameters(), before, strict=True))
+
+
+def test_what_a_forked_child_writes_stays_its_own(rank_pool):
+    rank_pool(2, "ours").run(_fork)
+
+
 def _ordinary(rank, world, options):
     gc.collect()
     dist.barrier()

@@ -31,7 +31,8 @@ void NodeGroup::saw_buffer(const void* data, size_t bytes) {
 std::shared_ptr<void> NodeGroup::allocate(size_t bytes) {
   const std::shared_ptr<NodeHeap> heap = session_->heap();
   // A forked child has a copy of the books over the same memory: what it took, the parent would give out again.
-  if (!heap || session_->in_child()) return nullptr;
+  // After a failure, a peer that has not noticed yet may still write to what was reduced, and has since been freed.
+  if (!heap || session_->in_child() || session_->failure().failed()) return nullptr;
   return {heap->allocate(bytes), [heap](void* data) { heap->free(static_cast<std::byte*>(data)); }};
 }
 

@@ -115,6 +115,8 @@ std::vector<at::Tensor> Bucket::pieces_to_reduce() const {
     add(slot.in_place.defined() ? slot.in_place : slot.view.as_strided({slot.parameter.numel()}, {1}));
   }
   add_shared();
+  // A bucket without an element is reduced too: the peers count the reductions.
+  if (pieces.empty()) pieces.push_back(buffer_to_reduce());
   return pieces;
 }
 

@@ -47,7 +47,7 @@ struct GradientSlot {
   bool fits(const at::Tensor& gradient) const {
     return gradient.layout() == at::kStrided && gradient.scalar_type() == parameter.scalar_type() &&
            gradient.device() == parameter.device() && gradient.sizes() == parameter.sizes() &&
-           gradient.strides() == c10::IntArrayRef(strides);
+           gradient.strides() == c10::IntArrayRef(strides) && !gradient.is_conj() && !gradient.is_neg();
   }
   /// `elements`, `length` of them in one dimension, in the gradient's shape.
   at::Tensor shaped(const at::Tensor& elements) const {

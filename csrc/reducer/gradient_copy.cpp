@@ -21,7 +21,8 @@ bool can_copy_directly(const at::Tensor& destination, const at::Tensor& source) 
   return source.numel() <= kDirectCopyMaxNumel && source.device().is_cpu() && destination.device().is_cpu() &&
          source.layout() == at::kStrided && source.scalar_type() == destination.scalar_type() &&
          source.sizes() == destination.sizes() && source.strides() == destination.strides() &&
-         destination.is_non_overlapping_and_dense() && !source.is_conj() && !source.is_neg();
+         destination.is_non_overlapping_and_dense() && !source.is_conj() && !source.is_neg() &&
+         !destination.is_conj() && !destination.is_neg();
 }
 
 template <typename T>

@@ -92,8 +92,9 @@ class GradientAllocator final : public c10::Allocator {
       const Lock lock(books().mutex);
       if (!memory->may_lend(blocks)) return block;
       ++blocks.lent;
-      if (!blocks.kept.empty()) {
-        if (blocks.kept.size() > blocks.gradients) memory->spare_bytes_ -= bytes;
+      if (blocks.kept.empty()) {
+        if (++blocks.all > blocks.gradients) memory->spare_bytes_ += bytes;
+      } else {
         block = std::move(blocks.kept.back());
         blocks.kept.pop_back();
       }
@@ -105,6 +106,7 @@ class GradientAllocator final : public c10::Allocator {
       } catch (...) {
         const Lock lock(books().mutex);
         --blocks.lent;
+        memory->forget(blocks, bytes);
         throw;
       }
     }
@@ -134,9 +136,10 @@ class GradientAllocator final : public c10::Allocator {
         GradientMemory::Blocks& blocks = memory->blocks_.at(loan.bytes);
         --blocks.lent;
         blocks.lent_before = std::min(blocks.lent_before, blocks.lent);
-        const bool spare = blocks.kept.size() >= blocks.gradients;
-        if (!memory->released_ && (!spare || memory->spare_bytes_ + loan.bytes <= memory->most_spare_bytes_)) {
-          if (spare) memory->spare_bytes_ += loan.bytes;
+        const bool spare = blocks.all > blocks.gradients && memory->spare_bytes_ > memory->most_spare_bytes_;
+        if (spare || memory->released_) {
+          memory->forget(blocks, loan.bytes);
+        } else {
           blocks.kept.push_back(std::move(loan.block));
         }
       }
@@ -173,6 +176,10 @@ bool GradientMemory::may_lend(const Blocks& blocks) const {
          ::getpid() == owner_;
 }
 
+void GradientMemory::forget(Blocks& blocks, size_t bytes) {
+  if (blocks.all-- > blocks.gradients) spare_bytes_ -= bytes;
+}
+
 void GradientMemory::open() {
   const MemoryPtr self = shared_from_this();
   std::vector<MemoryPtr> dropped;  // not under the lock
@@ -191,6 +198,7 @@ void GradientMemory::close() {
   const MemoryPtr self = shared_from_this();
   const Lock lock(books().mutex);
   open_ = false;
+  if (open_count == 0) return;  // at the thread's end the list may be gone already
   auto& list = open_here.list;
   list.erase(std::remove(list.begin(), list.end(), self), list.end());
   open_count = list.size();
@@ -202,7 +210,10 @@ void GradientMemory::release() {
   const Lock lock(books().mutex);
   released_ = true;
   for (auto& [bytes, blocks] : blocks_) {
-    for (DataPtr& block : blocks.kept) dropped.push_back(std::move(block));
+    for (DataPtr& block : blocks.kept) {
+      dropped.push_back(std::move(block));
+      forget(blocks, bytes);
+    }
     blocks.kept.clear();
   }
 }

@@ -36,6 +36,7 @@ class GradientMemory : public std::enable_shared_from_this<GradientMemory> {
   /// The blocks of one size.
   struct Blocks {
     size_t gradients = 0;            ///< how many gradients have that size
+    size_t all = 0;                  ///< blocks
     size_t lent = 0;                 ///< blocks that tensors have
     size_t lent_before = 0;          ///< as many as they had when it was opened
     std::vector<c10::DataPtr> kept;  ///< blocks that no tensor has
@@ -44,13 +45,15 @@ class GradientMemory : public std::enable_shared_from_this<GradientMemory> {
   GradientMemory(std::shared_ptr<c10::Allocator> source, const std::vector<size_t>& sizes, size_t most_spare_bytes);
   bool serves(size_t bytes) const { return blocks_.count(bytes) != 0; }
   bool may_lend(const Blocks& blocks) const;
+  /// Counts a block out that is not kept.
+  void forget(Blocks& blocks, size_t bytes);
 
   const std::shared_ptr<c10::Allocator> source_;
   const size_t most_spare_bytes_;
   const int owner_;  ///< process
   bool open_ = false;
   bool released_ = false;
-  size_t spare_bytes_ = 0;           ///< of the blocks kept, those beyond the gradients' number
+  size_t spare_bytes_ = 0;           ///< of the blocks beyond the gradients' number
   std::map<size_t, Blocks> blocks_;  ///< by their size in bytes; no entries come or go
 };
 

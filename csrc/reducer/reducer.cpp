@@ -48,9 +48,7 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, GroupPtr group, ReducerOpti
   init_buckets(options_.bucket_indices.empty() ? assign(natural) : options_.bucket_indices);
 }
 
-Reducer::~Reducer() {
-  if (memory_) memory_->release();
-}
+Reducer::~Reducer() { drop_memory(); }
 
 void Reducer::attach() {
   AutogradHooks::Callback callback;
@@ -206,6 +204,7 @@ void Reducer::reset_state() {
   installed_futures_.clear();
   forward_work_.reset();
   gradients_.forget_context();
+  drop_memory();
   used_.reset();
   std::fill(arrived_.begin(), arrived_.end(), true);
   for (Bucket& bucket : buckets_) {
@@ -228,8 +227,9 @@ void Reducer::set_process_group(GroupPtr group) {
   TORCH_CHECK(group, "A reducer needs a process group.");
   group_ = std::move(group);
   backend_ = abilities_of(*group_, parameters_.front().device());
-  if (memory_) memory_->release();
-  memory_.reset();
+  drop_memory();
+  if (options_.gradient_as_bucket_view) return;
+  for (Bucket& bucket : buckets_) bucket.release();
 }
 
 void Reducer::set_forward_work(c10::intrusive_ptr<c10d::Work> work, bool use_static_world_size) {

@@ -190,6 +190,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool may_reduce_in_place() const;
   void open_memory();
   void close_memory();
+  void drop_memory();
   void allocate(Bucket& bucket);
   void adopt_existing_gradients();
 
@@ -235,6 +236,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Averaging: divide by divisor_ on the way into the bucket (scale_), or inside the reduction.
   ReductionAbilities backend_;
   bool in_place_ = true;
+  bool whole_buckets_ = true;  ///< of the backward under way: no gradient is reduced where it lies
   std::shared_ptr<GradientMemory> memory_;
   int divisor_ = 0;
   double scale_ = 1.0;

@@ -54,6 +54,7 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   buckets_reduced_ = 0;
   reduced_in_place_ = 0;
   unused_marked_ = false;
+  whole_buckets_ = !may_reduce_in_place();
   open_memory();
   if (static_graph_) {
     arrivals_left_ = arrivals_expected_;
@@ -187,7 +188,7 @@ void Reducer::store_dense(Bucket& bucket, size_t slot_index, const at::Tensor& i
 }
 
 bool Reducer::reduces_in_place(const GradientSlot& slot, const at::Tensor& gradient, const at::Tensor& incoming) const {
-  if (!may_reduce_in_place() || !average_in_reduction_ || slot.bytes() < kLeastInPlaceBytes) return false;
+  if (whole_buckets_ || !average_in_reduction_ || slot.bytes() < kLeastInPlaceBytes) return false;
   // A parameter that no rank used must keep its gradient.
   if (may_be_unused() && !used_.known_used(slot.parameter_index)) return false;
   if (!slot.fits(gradient)) return false;

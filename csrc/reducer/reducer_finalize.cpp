@@ -108,7 +108,11 @@ void Reducer::finalize() {
   for (const FuturePtr& future : installed) attempt([&] { future->waitAndThrow(); });
   attempt([&] { used_.finish(/*keep=*/static_graph_); });
   gradients_.forget_context();
-  if (first_error) std::rethrow_exception(first_error);
+  if (first_error) {
+    // A peer that has not noticed yet may still write there.
+    drop_memory();
+    std::rethrow_exception(first_error);
+  }
   timer_.record(iterations_, Event::kBackwardCommEnd);
   note_backward_times();
   if (options_.lazy_bucket_allocation) {

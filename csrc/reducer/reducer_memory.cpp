@@ -28,7 +28,9 @@ void Reducer::prepare_for_accumulation() {
 }
 
 void Reducer::open_memory() {
-  if (!may_reduce_in_place() || !backend_.heap || options_.lazy_bucket_allocation) return;
+  if (!may_reduce_in_place() || !backend_.heap || options_.lazy_bucket_allocation) return drop_memory();
+  // Where a reduction has failed, peers may still write to the gradients that it left.
+  if (unfinished_) return;
   if (!memory_) {
     std::vector<size_t> sizes;
     for (size_t index = 0; index < parameters_.size(); ++index) {
@@ -46,7 +48,12 @@ void Reducer::close_memory() {
   if (memory_) memory_->close();
 }
 
-void Reducer::allocate(Bucket& bucket) { bucket.allocate(*group_, /*whole=*/!may_reduce_in_place()); }
+void Reducer::drop_memory() {
+  if (memory_) memory_->release();
+  memory_.reset();
+}
+
+void Reducer::allocate(Bucket& bucket) { bucket.allocate(*group_, whole_buckets_ || options_.gradient_as_bucket_view); }
 
 void Reducer::adopt_existing_gradients() {
   // Gradients that have been accumulated so far move along, so that the old buckets can go and nothing is lost.

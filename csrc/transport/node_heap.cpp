@@ -1,12 +1,14 @@
 #include "transport/node_heap.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <iterator>
+#include <set>
 
 #include "common/error.h"
 
@@ -24,6 +26,27 @@ off_t file_offset(int rank, uint64_t offset) {
 
 }  // namespace
 
+/// The heaps of this process. What a forked child writes must not become the parent's.
+struct ForkGuard {
+  std::mutex mutex;
+  std::set<NodeHeap*> heaps;
+
+  static ForkGuard& instance() {
+    static ForkGuard* const kGuard = [] {
+      auto* const made = new ForkGuard;  // never freed: heaps and forks may come as late as exit
+      ::pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
+                       [] { instance().in_child(); });
+      return made;
+    }();
+    return *kGuard;
+  }
+
+  void in_child() {
+    for (NodeHeap* heap : heaps) heap->keep_to_oneself();
+    mutex.unlock();
+  }
+};
+
 Fd NodeHeap::create_file(int ranks) {
   Fd file(::memfd_create("ours_heap", MFD_CLOEXEC));
   if (!file.valid()) throw SystemError("cannot create shared memory (memfd_create)", errno);
@@ -34,9 +57,18 @@ Fd NodeHeap::create_file(int ranks) {
 }
 
 NodeHeap::NodeHeap(int rank, int ranks, Fd file)
-    : rank_(rank), file_(std::move(file)), owner_(::getpid()), arenas_(static_cast<size_t>(ranks)) {}
+    : rank_(rank), file_(std::move(file)), owner_(::getpid()), arenas_(static_cast<size_t>(ranks)) {
+  ForkGuard& guard = ForkGuard::instance();
+  const std::lock_guard<std::mutex> lock(guard.mutex);
+  guard.heaps.insert(this);
+}
 
 NodeHeap::~NodeHeap() {
+  {
+    ForkGuard& guard = ForkGuard::instance();
+    const std::lock_guard<std::mutex> lock(guard.mutex);
+    guard.heaps.erase(this);
+  }
   for (std::byte* arena : arenas_) {
     if (arena != nullptr) ::munmap(arena, kArenaBytes);
   }
@@ -108,6 +140,16 @@ std::byte* NodeHeap::arena(int rank) {
     arena = static_cast<std::byte*>(address);
   }
   return arena;
+}
+
+void NodeHeap::keep_to_oneself() noexcept {
+  // In the child of a fork: system calls only. Another thread may have been in the midst of mapping one more; that is
+  // not seen here, and nobody has memory of it yet.
+  for (size_t r = 0; r < arenas_.size(); ++r) {
+    if (arenas_[r] == nullptr) continue;
+    ::mmap(arenas_[r], kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file_.get(),
+           file_offset(static_cast<int>(r), 0));
+  }
 }
 
 uint64_t NodeHeap::take(size_t bytes) {

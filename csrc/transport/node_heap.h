@@ -37,7 +37,8 @@ class NodeHeap {
   /// `bytes` of zeros, aligned to a page. Throws SystemError where there is no memory or no address space for them.
   std::byte* allocate(size_t bytes);
 
-  /// Returns what allocate() gave. In a forked child it does nothing: the memory is the parent's.
+  /// Returns what allocate() gave. In a forked child it does nothing: the memory is the parent's, and what the child
+  /// writes there stays its own.
   void free(std::byte* data) noexcept;
 
   /// Where [data, data + bytes) lies in this rank's arena, or kNowhere if not all of it was given out as one piece.
@@ -50,7 +51,10 @@ class NodeHeap {
   size_t bytes_in_use() const;
 
  private:
+  friend struct ForkGuard;
+
   std::byte* arena(int rank);
+  void keep_to_oneself() noexcept;
   uint64_t take(size_t bytes);
   void give(uint64_t offset, size_t bytes);
 

@@ -86,8 +86,10 @@ TEST(heap_outlives_the_group_and_is_left_alone_by_forked_children) {
   std::memset(memory.get(), 7, 100);
   const pid_t child = ::fork();
   if (child == 0) {
+    const bool same = static_cast<char*>(memory.get())[99] == 7;
+    std::memset(memory.get(), 8, 100);
     memory.reset();
-    ::_exit(0);
+    ::_exit(same ? 0 : 1);
   }
   int status = 0;
   ::waitpid(child, &status, 0);
@@ -193,6 +195,15 @@ TEST(all_reduce_in_the_heap_of_more_pieces_than_can_be_published_is_done_by_copy
     for (size_t i = 0; i < count; ++i) pieces.push_back({data + 2 * i, 2 * sizeof(double)});
     group.all_reduce(call_of(Op::AllReduce, DType::Float64, 0), pieces, Reduction{ReduceKind::Sum, 2, 1.0});
     for (size_t i = 0; i < 2 * count; ++i) CHECK_EQ(data[i], 2.0);
+  });
+}
+
+TEST(a_group_that_has_failed_gives_out_no_memory_that_peers_may_still_write_to) {
+  run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
+    NodeGroup group(session);
+    CHECK(group.allocate(100) != nullptr);
+    group.abort("enough");
+    CHECK(group.allocate(100) == nullptr);
   });
 }
 
