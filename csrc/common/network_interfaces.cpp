@@ -1,0 +1,130 @@
+#include "common/network_interfaces.h"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "common/error.h"
+#include "common/fd.h"
+
+namespace ours {
+
+namespace {
+
+using Addresses = std::vector<SocketAddress>;
+
+void add(Addresses& to, const SocketAddress& address) {
+  if (std::find(to.begin(), to.end(), address) == to.end()) to.push_back(address);
+}
+
+std::string list(const std::vector<InterfaceAddress>& all) {
+  std::string text;
+  for (const InterfaceAddress& one : all) text += (text.empty() ? "" : ", ") + one.name + " " + one.address.host();
+  return text.empty() ? "none" : text;
+}
+
+/// The address that a packet to `target` would leave from. Nothing is sent.
+std::optional<SocketAddress> route_source(const SocketAddress& target) {
+  const Fd fd(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  // Any port but 0, which some systems refuse.
+  const SocketAddress with_port = target.with_port(9);
+  if (!fd.valid() || ::connect(fd.get(), with_port.data(), with_port.size()) != 0) return std::nullopt;
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  auto* address = reinterpret_cast<sockaddr*>(&storage);
+  if (::getsockname(fd.get(), address, &length) != 0) return std::nullopt;
+  const auto found = SocketAddress::from(address, length);
+  if (!found) return std::nullopt;
+  return found->with_port(0);
+}
+
+/// Addresses of all interfaces, those that other machines may know first.
+Addresses everything(const std::vector<InterfaceAddress>& all) {
+  Addresses found;
+  for (const bool loopback : {false, true}) {
+    for (const InterfaceAddress& one : all) {
+      if (one.loopback == loopback && !one.address.is_link_local()) add(found, one.address);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+std::vector<InterfaceAddress> interface_addresses() {
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) throw SystemError("cannot list the network interfaces (getifaddrs)", errno);
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(first, &::freeifaddrs);
+  std::vector<InterfaceAddress> all;
+  for (const ifaddrs* one = first; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr || (one->ifa_flags & IFF_UP) == 0) continue;
+    const auto address = SocketAddress::from(one->ifa_addr, sizeof(sockaddr_storage));
+    if (address) all.push_back({one->ifa_name, *address, (one->ifa_flags & IFF_LOOPBACK) != 0});
+  }
+  return all;
+}
+
+Addresses match_addresses(const std::string& wanted, const std::vector<InterfaceAddress>& all) {
+  const bool others = !wanted.empty() && wanted[0] == '^';
+  const auto matches = [](const std::string& item, const InterfaceAddress& one) {
+    const auto network = Cidr::parse(item);
+    return network ? network->contains(one.address) : item == one.name;
+  };
+  std::vector<std::string> items;
+  for (size_t begin = others ? 1 : 0; begin <= wanted.size();) {
+    const size_t comma = std::min(wanted.find(',', begin), wanted.size());
+    if (comma > begin) items.push_back(wanted.substr(begin, comma - begin));
+    begin = comma + 1;
+  }
+  Addresses found;
+  if (others) {
+    for (const InterfaceAddress& one : all) {
+      const bool named = std::any_of(items.begin(), items.end(), [&](const auto& item) { return matches(item, one); });
+      if (!named && !one.loopback && !one.address.is_link_local()) add(found, one.address);
+    }
+  } else {
+    for (const std::string& item : items) {
+      for (const InterfaceAddress& one : all) {
+        if (matches(item, one) && !one.address.is_link_local()) add(found, one.address);
+      }
+    }
+  }
+  if (found.empty()) {
+    throw InvalidArgument("no usable network address matches '" + wanted + "'; this machine has: " + list(all) +
+                          ". Give names of interfaces, networks such as 10.0.0.0/8, or ^ and a list of those to avoid");
+  }
+  return found;
+}
+
+Addresses addresses_towards(const std::string& master, const std::vector<InterfaceAddress>& all) {
+  if (master.empty()) return everything(all);
+  Addresses found;
+  std::string tried;
+  for (const SocketAddress& target : SocketAddress::resolve(master, 0)) {
+    tried += (tried.empty() ? "" : ", ") + target.host();
+    if (const auto source = route_source(target)) add(found, *source);
+  }
+  if (found.empty()) {
+    throw Error("no route to the master '" + master + "' (tried " + tried + "); this machine has: " + list(all) +
+                ". Is the master's address right, and is the network up?");
+  }
+  const bool own = std::all_of(found.begin(), found.end(), [](const auto& address) { return address.is_loopback(); });
+  if (own && master != "localhost" && !SocketAddress::parse(master)) return everything(all);
+
+  // Routes to a master of one family still lead to an interface that may have both.
+  const Addresses routed = found;
+  for (const InterfaceAddress& one : all) {
+    const bool used = std::any_of(all.begin(), all.end(), [&](const InterfaceAddress& other) {
+      return other.name == one.name && std::find(routed.begin(), routed.end(), other.address) != routed.end();
+    });
+    if (used && !one.address.is_link_local()) add(found, one.address);
+  }
+  return found;
+}
+
+}  // namespace ours
