@@ -48,6 +48,10 @@ def test_options_have_defaults():
         ("OURS_COMM_NICE", "-20", "-20"),
         ("OURS_INLINE", "0", "0"),
         ("OURS_NODE_ID", "left rack", "left rack"),
+        ("OURS_INTERFACE", "^docker0,10.0.0.0/8", "^docker0,10.0.0.0/8"),
+        ("OURS_PORT_RANGE", "20000-20999", "20000-20999"),
+        ("OURS_PORT_RANGE", "", ""),
+        ("OURS_TCP_STREAMS", "4", "4"),
     ],
 )
 def test_options_are_parsed(name, text, shown):
@@ -72,6 +76,11 @@ def test_options_are_parsed(name, text, shown):
         ("OURS_COMM_NICE", "-21"),
         ("OURS_INLINE", "true"),
         ("OURS_SPIN", "Auto"),
+        ("OURS_PORT_RANGE", "20000"),
+        ("OURS_PORT_RANGE", "0-9"),
+        ("OURS_PORT_RANGE", "20999-20000"),
+        ("OURS_PORT_RANGE", "20000-65536"),
+        ("OURS_TCP_STREAMS", "17"),
     ],
 )
 def test_bad_options_are_refused(name, text):

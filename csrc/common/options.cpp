@@ -127,6 +127,28 @@ OptionRow cpus_row(const char* name, const char* help) {
 }
 
 template <auto Field>
+OptionRow ports_row(const char* name, const char* help) {
+  return {name, "two ports such as 20000-20999, or empty", help,
+          [](const std::string& text, Options& options) {
+            PortRange range;
+            if (!text.empty()) {
+              const size_t dash = std::min(text.find('-'), text.size());
+              const auto first = parse_integer(text.substr(0, dash), 1, UINT16_MAX);
+              if (!first || dash == text.size()) return false;
+              const auto last = parse_integer(text.substr(dash + 1), *first, UINT16_MAX);
+              if (!last) return false;
+              range = {static_cast<uint16_t>(*first), static_cast<uint16_t>(*last)};
+            }
+            options.*Field = range;
+            return true;
+          },
+          [](const Options& options) {
+            const PortRange& range = options.*Field;
+            return range.first == 0 ? "" : std::to_string(range.first) + '-' + std::to_string(range.last);
+          }};
+}
+
+template <auto Field>
 OptionRow text_row(const char* name, const char* help) {
   return {name, "any text, or empty", help,
           [](const std::string& text, Options& options) {
@@ -176,6 +198,16 @@ const std::vector<OptionRow>& option_rows() {
           "where the ranks' cores have different last-level caches."),
       text_row<&Options::node_id>("OURS_NODE_ID",
                                   "Ranks with different texts count as being on different nodes; empty: found out."),
+      text_row<&Options::interface>(
+          "OURS_INTERFACE",
+          "Under which addresses other machines reach this one: interfaces (eth0), networks (10.0.0.0/8) or "
+          "addresses, separated by commas; with ^ before the list, all others. Empty: the one that the route to "
+          "the master starts from."),
+      ports_row<&Options::port_range>(
+          "OURS_PORT_RANGE", "Ports on which ranks wait for connections, one a group and address; empty: any free."),
+      integer_row<&Options::tcp_streams, 0, 16>("OURS_TCP_STREAMS", "0 to 16, 0 = automatic",
+                                                "TCP connections that share the bytes between two ranks of different "
+                                                "machines. Rank 0's value holds for its group."),
   };
   return kRows;
 }

@@ -11,6 +11,12 @@ namespace ours {
 
 enum class Setting { Auto, Off, On };
 
+/// Ports from first to last; 0 to 0: any that the system gives.
+struct PortRange {
+  uint16_t first = 0;
+  uint16_t last = 0;
+};
+
 /// The values in force; the initialisers are the defaults. What each means stands in its row (see option_rows()).
 struct Options {
   int64_t yield_us = 500;
@@ -25,6 +31,9 @@ struct Options {
   bool reduce_in_place = true;
   Setting write_around = Setting::Auto;
   std::string node_id;
+  std::string interface;
+  PortRange port_range;
+  int64_t tcp_streams = 0;  // 0: chosen automatically
 };
 
 /// One environment variable: how it is called, written, parsed and explained.

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "collectives/group.h"
+#include "transport/node_layout.h"
+
+// What a rank called, in the form in which ranks compare it.
+
+namespace ours {
+
+CallRecord record_of(const Call& call);
+CallRecord record_of(const Call& call, size_t count, const Reduction& reduction, int root);
+bool same_record(const CallRecord& a, const CallRecord& b);
+
+/// "all_reduce number 7 (SUM, 1024 x float32)"
+std::string describe_record(const CallRecord& record);
+
+}  // namespace ours

@@ -1,0 +1,160 @@
+#include "transport/tcp_call.h"
+
+#include <algorithm>
+
+#include "common/error.h"
+#include "common/partition.h"
+#include "transport/node_wait.h"
+
+namespace ours {
+
+namespace {
+
+WaitPolicy wait_policy() {
+  WaitPolicy policy;
+  policy.awake = std::chrono::microseconds(options().yield_us);
+  return policy;
+}
+
+}  // namespace
+
+TcpCall::TcpCall(TcpMesh& mesh, Facts facts) : mesh_(mesh), facts_(std::move(facts)), lock_(mesh.mutex_) {
+  mesh_.failure_.check();
+  if (mesh_.left_.load()) throw Error("this rank has left the group");
+  ++mesh_.calls_;
+  mesh_.signature_ = facts_.signature;
+  mesh_.what_ = &facts_.what;
+  mesh_.mismatch_ = &facts_.mismatch;
+  mesh_.in_call_ = true;
+  mesh_.declared_.clear();
+  // What came before this rank did has not been compared with anything yet.
+  try {
+    for (size_t i = 0; i < mesh_.open_.size(); ++i) {
+      const auto [peer, stream] = mesh_.open_[i];
+      if (stream->early() != nullptr) mesh_.check_data(peer, *stream->early());
+    }
+    for (size_t r = 0; r < mesh_.peers_.size(); ++r) {
+      if (!mesh_.peers_[r]) continue;
+      mesh_.peers_[r]->awaited = false;
+      for (const auto& one : mesh_.peers_[r]->agreements) mesh_.check_agreement(static_cast<int>(r), one);
+    }
+  } catch (...) {
+    mesh_.in_call_ = false;
+    mesh_.what_ = nullptr;
+    throw;
+  }
+}
+
+TcpCall::~TcpCall() {
+  mesh_.in_call_ = false;
+  mesh_.what_ = nullptr;
+  mesh_.mismatch_ = nullptr;
+  if (!mesh_.failure_.failed() && !mesh_.left_.load() && std::uncaught_exceptions() == exceptions_) return;
+  // Nothing may refer to the buffers of a call that has ended.
+  for (const auto& peer : mesh_.peers_) {
+    if (!peer) continue;
+    for (const auto& slot : peer->slots) slot->stream.forget();
+  }
+}
+
+size_t TcpCall::parts(size_t bytes) const { return std::max<size_t>(1, piece_count(bytes, mesh_.plan_.chunk_bytes)); }
+
+FrameHeader TcpCall::header(const Message& message, size_t part) const {
+  FrameHeader header;
+  header.detail = message.detail;
+  header.phase = message.phase;
+  header.part = static_cast<uint32_t>(part);
+  header.call = mesh_.calls_;
+  header.total = message.bytes;
+  header.bytes = piece_of(message.bytes, mesh_.plan_.chunk_bytes, part).size();
+  header.signature = facts_.signature;
+  return header;
+}
+
+TcpStream& TcpCall::stream(int peer, size_t part) {
+  const size_t streams = static_cast<size_t>(mesh_.plan_.streams);
+  return mesh_.slot(peer, static_cast<int>(1 + part % streams)).stream;
+}
+
+void TcpCall::agree(uint32_t round, int to) {
+  reach(to);
+  FrameHeader header;
+  header.kind = FrameKind::Agree;
+  header.part = round;
+  header.call = mesh_.calls_;
+  header.signature = facts_.signature;
+  mesh_.slot(to, 0).stream.post_send(header, std::string());
+}
+
+bool TcpCall::agreed(uint32_t round, int from) {
+  reach(from);
+  std::vector<TcpMesh::Agreement>& all = mesh_.peer(from).agreements;
+  const auto found = std::find_if(all.begin(), all.end(), [&](const TcpMesh::Agreement& one) {
+    return one.call == mesh_.calls_ && one.round == round;
+  });
+  if (found == all.end()) {
+    mesh_.peer(from).awaited = true;
+    return false;
+  }
+  mesh_.peer(from).awaited = false;
+  all.erase(found);
+  return true;
+}
+
+void TcpCall::reach(int peer) { mesh_.need(peer, lock_, facts_.deadline, facts_.what); }
+
+void TcpCall::send_part(const Message& message, size_t part, const void* part_data, size_t* done) {
+  reach(message.peer);
+  stream(message.peer, part).post_send(header(message, part), part_data, done);
+}
+
+void TcpCall::receive_part(const Message& message, size_t part, void* part_data, size_t* done) {
+  reach(message.peer);
+  stream(message.peer, part).post_receive(header(message, part), part_data, done);
+}
+
+void TcpCall::send(const Message& message, const void* data, size_t* done) {
+  for (size_t part = 0; part < parts(message.bytes); ++part) {
+    const size_t begin = piece_of(message.bytes, mesh_.plan_.chunk_bytes, part).begin;
+    send_part(message, part, static_cast<const std::byte*>(data) + begin, done);
+  }
+}
+
+void TcpCall::receive(const Message& message, void* data, size_t* done) {
+  for (size_t part = 0; part < parts(message.bytes); ++part) {
+    const size_t begin = piece_of(message.bytes, mesh_.plan_.chunk_bytes, part).begin;
+    receive_part(message, part, static_cast<std::byte*>(data) + begin, done);
+  }
+}
+
+const FrameHeader* TcpCall::next_from(int peer) {
+  const FrameHeader* header = stream(peer, 0).early();
+  return header != nullptr && header->call == mesh_.calls_ ? header : nullptr;
+}
+
+void TcpCall::run(const std::function<bool()>& step) {
+  const WaitPolicy policy = wait_policy();
+  std::optional<Awake> awake(policy);
+  const auto half = facts_.deadline.at() - facts_.deadline.timeout() / 2;
+  while (true) {
+    const bool moved = mesh_.progress();
+    if (step()) return;
+    mesh_.failure_.check();
+    if (mesh_.left_.load()) throw Error("this rank has left the group");
+    mesh_.check_peers();
+    const auto now = Clock::now();
+    if (now >= facts_.deadline.at()) mesh_.time_out(lock_, facts_.deadline, facts_.what());
+    if (moved || mesh_.anything_ready()) {
+      awake.emplace(policy);
+      continue;
+    }
+    if (now >= half) mesh_.declare_waiting();
+    lock_.unlock();
+    const bool stays_awake = awake->moment([] { return false; });
+    lock_.lock();
+    if (stays_awake) continue;
+    mesh_.sleep(lock_, std::min<Clock::duration>(facts_.deadline.at() - now, kLookAround));
+  }
+}
+
+}  // namespace ours

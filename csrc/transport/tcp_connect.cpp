@@ -1,0 +1,260 @@
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "common/error.h"
+#include "transport/tcp_mesh.h"
+#include "transport/tcp_socket.h"
+
+// How two ranks get connected. Whoever needs a peer connects to it, one connection a stream, trying the addresses of
+// its card in turn. Both may do so at once: the lower rank insists on its own attempt, the higher one gives its own up,
+// and so that this is rare, it begins a moment later.
+//
+// Whoever connects to a listener is a stranger until it has proved otherwise. Strangers cost a descriptor for a few
+// seconds; there are never more than kMostStrangers of them, and nobody waits for one.
+
+namespace ours {
+
+namespace {
+
+constexpr size_t kMostStrangers = 64;
+constexpr std::chrono::seconds kStrangerLimit{10};
+constexpr std::chrono::milliseconds kHigherRankWaits{20};
+constexpr std::chrono::milliseconds kBetweenRounds{50};
+/// To get an answer from an address, where there are others,
+constexpr std::chrono::seconds kConnectLimit{2};
+/// and for a peer to say something: it may be busy.
+constexpr std::chrono::seconds kWordsLimit{30};
+constexpr std::chrono::hours kForever{24 * 365};
+/// Rounds in which every address refused, after which nobody is there.
+constexpr int kRefusedRounds = 2;
+
+}  // namespace
+
+void TcpMesh::need(int rank, Lock& lock, Deadline deadline, const std::function<std::string()>& what) {
+  Peer& peer = this->peer(rank);
+  if (peer.needed) return;
+  if (listeners_moved_) accept_all();
+  const bool complete =
+      std::all_of(peer.slots.begin(), peer.slots.end(), [](const auto& slot) { return slot->stream.is_open(); });
+  if (!complete) read_card(rank, lock, deadline, what);
+  peer.needed = true;
+  begin_missing(rank);
+}
+
+void TcpMesh::begin_missing(int rank) {
+  Peer& peer = this->peer(rank);
+  if (!peer.needed || peer.left) return;
+  // Control comes first: once there is data, there is a way to say farewell.
+  const int end = peer.slots[0]->stream.is_open() && !failure_.failed() ? self_.streams : 1;
+  for (int stream = 0; stream < end; ++stream) {
+    Slot& slot = *peer.slots[static_cast<size_t>(stream)];
+    if (slot.stream.is_open() || slot.attempt || slot.inbound) continue;
+    slot.attempt = std::make_unique<Attempt>();
+    slot.attempt->next = Clock::now();
+    if (self_.rank > rank) slot.attempt->next += kHigherRankWaits;
+    attempts_.emplace_back(rank, stream);
+  }
+}
+
+void TcpMesh::read_card(int rank, Lock& lock, Deadline deadline, const std::function<std::string()>& what) {
+  constexpr std::chrono::milliseconds kSlice{50};
+  std::string text;
+  while (text.empty()) {
+    lock.unlock();
+    try {
+      text = keys_->get(card_key(rank), Deadline::after(kSlice));
+    } catch (const TimeoutError&) {
+      // Looked at below.
+    } catch (...) {
+      lock.lock();
+      throw;
+    }
+    lock.lock();
+    progress();
+    failure_.check();
+    if (left_.load()) throw Error("this rank has left the group");
+    check_peers();
+    if (text.empty() && deadline.passed()) {
+      raise(FailureKind::Timeout, what() + ": Timed out waiting " + std::to_string(deadline.timeout().count()) +
+                                      "ms on " + describe_self() + " for " + describe(rank) +
+                                      ", which has not published its address. Was it started, and did it fail?");
+    }
+  }
+  const TcpCard card = TcpCard::parse(text);
+  Peer& peer = this->peer(rank);
+  if (peer.name.empty()) peer.name = "(host " + card.host + ", pid " + std::to_string(card.pid) + ")";
+  for (const bool loopback : {false, true}) {
+    for (const SocketAddress& address : card.addresses) {
+      // Another machine's loopback leads to this one.
+      if (address.is_loopback() == loopback && (!loopback || card.machine == card_.machine)) {
+        peer.addresses.push_back(address);
+      }
+    }
+  }
+  if (peer.addresses.empty()) {
+    raise(FailureKind::Peer, describe(rank) + " can be reached on its own machine only: it published " + text +
+                                 ". Set OURS_INTERFACE there to the network that leads to the others");
+  }
+}
+
+void TcpMesh::accept_all() {
+  for (const ProcessFd& listener : listeners_) {
+    while (true) {
+      ProcessFd fd = accept_from(listener.get());
+      if (!fd.valid()) {
+        // Out of descriptors, say: the connection stays in the queue until some are free.
+        break;
+      }
+      if (incoming_.size() >= kMostStrangers) incoming_.pop_front();
+      tune_connection(fd.get());
+      const int number = fd.get();
+      incoming_.push_back({TcpHandshake(std::move(fd), self_), Clock::now() + kStrangerLimit});
+      watch(number, kHandshakeToken, false);
+    }
+  }
+  listeners_moved_ = false;
+}
+
+bool TcpMesh::advance_incoming() {
+  bool moved = false;
+  handshakes_moved_ = false;
+  const auto now = Clock::now();
+  for (auto one = incoming_.begin(); one != incoming_.end();) {
+    TcpHandshake& handshake = one->handshake;
+    auto state = handshake.advance();
+    if (handshake.awaits_verdict()) {
+      if (!admit(handshake)) {
+        one = incoming_.erase(one);
+        continue;
+      }
+      state = handshake.advance();
+    }
+    const bool over = state != TcpHandshake::State::Going || one->expiry < now;
+    if (!over) {
+      ++one;
+      continue;
+    }
+    if (handshake.peer() >= 0) {
+      slot(handshake.peer(), handshake.stream()).inbound = false;
+      if (state == TcpHandshake::State::Done) {
+        open(handshake.peer(), handshake.stream(), handshake);
+      } else {
+        begin_missing(handshake.peer());
+      }
+      moved = true;
+    }
+    one = incoming_.erase(one);
+  }
+  return moved;
+}
+
+bool TcpMesh::admit(TcpHandshake& handshake) {
+  Slot& slot = this->slot(handshake.peer(), handshake.stream());
+  if (slot.stream.is_open() || slot.inbound) return false;
+  if (slot.attempt) {
+    const bool insists = self_.rank < handshake.peer() && slot.attempt->rounds == 0;
+    if (insists) return false;
+    slot.attempt.reset();
+    const std::pair<int, int> mine(handshake.peer(), handshake.stream());
+    attempts_.erase(std::remove(attempts_.begin(), attempts_.end(), mine), attempts_.end());
+  }
+  slot.inbound = true;
+  handshake.accept();
+  return true;
+}
+
+bool TcpMesh::advance_attempts() {
+  bool moved = false;
+  for (size_t i = 0; i < attempts_.size();) {
+    const auto [rank, stream] = attempts_[i];
+    moved = advance_attempt(rank, stream) || moved;
+    if (slot(rank, stream).attempt) {
+      ++i;
+    } else {
+      attempts_.erase(attempts_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  return moved;
+}
+
+bool TcpMesh::advance_attempt(int rank, int stream) {
+  Slot& slot = this->slot(rank, stream);
+  Attempt& attempt = *slot.attempt;
+  const Peer& peer = this->peer(rank);
+  const auto now = Clock::now();
+  if (!attempt.handshake) {
+    if (now < attempt.next) return false;
+    ProcessFd fd = begin_connecting(peer.addresses[attempt.address]);
+    if (!fd.valid()) {
+      next_address(rank, stream, std::generic_category().message(errno), errno == ECONNREFUSED);
+      return true;
+    }
+    tune_connection(fd.get());
+    const int number = fd.get();
+    attempt.handshake.emplace(std::move(fd), self_, rank, stream);
+    const bool only = peer.addresses.size() == 1;
+    attempt.next =
+        now + (only ? std::chrono::duration_cast<Clock::duration>(kForever) : Clock::duration(kConnectLimit));
+    watch(number, kHandshakeToken, false);
+  }
+  const bool was_connected = attempt.handshake->connected();
+  const auto state = attempt.handshake->advance();
+  if (state == TcpHandshake::State::Done) {
+    TcpHandshake handshake = std::move(*attempt.handshake);
+    slot.attempt.reset();
+    open(rank, stream, handshake);
+    return true;
+  }
+  if (state == TcpHandshake::State::Broken) {
+    next_address(rank, stream, attempt.handshake->reason(), attempt.handshake->refused());
+    return true;
+  }
+  if (!was_connected && attempt.handshake->connected() && peer.addresses.size() > 1) attempt.next = now + kWordsLimit;
+  if (now >= attempt.next) {
+    next_address(rank, stream, attempt.handshake->connected() ? "connected, but nobody speaks" : "no answer", false);
+    return true;
+  }
+  return false;
+}
+
+void TcpMesh::next_address(int rank, int stream, std::string reason, bool refused) {
+  Attempt& attempt = *slot(rank, stream).attempt;
+  const Peer& peer = this->peer(rank);
+  if (failure_.failed() || peer.left) {
+    slot(rank, stream).attempt.reset();
+    return;
+  }
+  attempt.handshake.reset();
+  if (attempt.address == 0) {
+    attempt.tried.clear();
+    attempt.refused = 0;
+  }
+  attempt.tried += (attempt.tried.empty() ? "" : ", ") + peer.addresses[attempt.address].text() + " (" + reason + ")";
+  attempt.refused += refused ? 1 : 0;
+  attempt.next = Clock::now();
+  if (++attempt.address < peer.addresses.size()) return;
+  attempt.address = 0;
+  attempt.next += kBetweenRounds;
+  const bool nobody = attempt.refused == peer.addresses.size();
+  if (++attempt.rounds >= kRefusedRounds && nobody) {
+    lost(rank, "left the group or died: nobody answers at " + attempt.tried);
+  }
+}
+
+void TcpMesh::open(int rank, int stream, TcpHandshake& handshake) {
+  Slot& slot = this->slot(rank, stream);
+  Peer& peer = this->peer(rank);
+  if (peer.name.empty()) {
+    peer.name = "(host " + handshake.peer_host() + ", pid " + std::to_string(handshake.peer_pid()) + ")";
+  }
+  const uint64_t token = next_token_++;
+  tokens_[token] = &slot.stream;
+  open_.emplace_back(rank, &slot.stream);
+  slot.stream.open(handshake.take_fd());
+  slot.stream.set_ready(true, true);
+  watch(slot.stream.fd(), token, true);
+  if (stream == 0) begin_missing(rank);
+}
+
+}  // namespace ours

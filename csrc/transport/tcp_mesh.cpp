@@ -1,0 +1,236 @@
+#include "transport/tcp_mesh.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <system_error>
+
+#include "common/error.h"
+#include "common/network_interfaces.h"
+#include "transport/tcp_socket.h"
+
+namespace ours {
+
+namespace {
+
+/// Equal for all processes under one kernel: the same loopback, perhaps.
+std::string machine_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  file >> id;
+  return id.empty() ? "unknown" : id;
+}
+
+std::string error_text(const TcpStream& stream) {
+  return stream.error() == 0 ? "" : " (" + std::generic_category().message(stream.error()) + ")";
+}
+
+std::string host_name() {
+  char name[kHostBytes] = {};
+  ::gethostname(name, sizeof(name) - 1);
+  std::string text = name;
+  // It is a word of the card.
+  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c <= ' '; }, '_');
+  return text.empty() ? "unknown" : text;
+}
+
+}  // namespace
+
+TcpMesh::TcpMesh(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpConfig& config)
+    : plan_(config.plan), keys_(std::move(keys)), owner_(::getpid()), peers_(static_cast<size_t>(size)) {
+  self_.rank = rank;
+  self_.size = size;
+  self_.host = host_name();
+  self_.pid = owner_;
+  epoll_ = ProcessFd(::epoll_create1(EPOLL_CLOEXEC));
+  wake_ = ProcessFd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!epoll_.valid() || !wake_.valid()) throw SystemError("cannot watch sockets (epoll, eventfd)", errno);
+  watch(wake_.get(), kWakeToken, false);
+  listen(config);
+}
+
+void TcpMesh::listen(const TcpConfig& config) {
+  const std::vector<InterfaceAddress> all = interface_addresses();
+  const std::vector<SocketAddress> addresses =
+      config.interface.empty() ? addresses_towards(config.master, all) : match_addresses(config.interface, all);
+  std::string failures;
+  for (const SocketAddress& address : addresses) {
+    try {
+      listeners_.push_back(listen_at(address, config.ports));
+    } catch (const SystemError& e) {
+      // An address may be of a family that is switched off, or just going.
+      failures += std::string(failures.empty() ? "" : "; ") + e.what();
+      continue;
+    }
+    card_.addresses.push_back(local_address(listeners_.back().get()));
+    watch(listeners_.back().get(), kListenerToken, false);
+  }
+  if (listeners_.empty())
+    throw Error("no address to wait for peers at: " + (failures.empty() ? "none found" : failures));
+  card_.host = self_.host;
+  card_.pid = self_.pid;
+  card_.machine = machine_id();
+}
+
+std::shared_ptr<TcpMesh> TcpMesh::join(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpConfig& config,
+                                       Deadline deadline) {
+  const std::shared_ptr<TcpMesh> mesh(new TcpMesh(rank, size, std::move(keys), config));
+  if (rank == 0) {
+    TcpTerms terms;
+    terms.secret = draw_nonce();
+    terms.plan = config.plan;
+    mesh->keys_->set(kTermsKey, terms.text());
+  }
+  mesh->keys_->set(card_key(rank), mesh->card_.text());
+  const TcpTerms terms = TcpTerms::parse(mesh->keys_->get(kTermsKey, deadline));
+  mesh->self_.secret = terms.secret;
+  mesh->plan_ = terms.plan;
+  mesh->self_.streams = terms.plan.streams + 1;
+  return mesh;
+}
+
+TcpMesh::~TcpMesh() { leave(); }
+
+std::string TcpMesh::describe_self() const {
+  return "rank " + std::to_string(rank()) + " (host " + self_.host + ", pid " + std::to_string(self_.pid) + ")";
+}
+
+TcpMesh::Peer& TcpMesh::peer(int rank) {
+  std::unique_ptr<Peer>& peer = peers_[static_cast<size_t>(rank)];
+  if (!peer) {
+    peer = std::make_unique<Peer>();
+    met_.push_back(rank);
+    for (int stream = 0; stream < self_.streams; ++stream) {
+      peer->slots.push_back(std::make_unique<Slot>(rank, stream > 0, static_cast<TcpStream::Handler&>(*this)));
+    }
+  }
+  return *peer;
+}
+
+std::string TcpMesh::describe(int rank) {
+  if (rank == self_.rank) return describe_self();
+  const std::string& name = peer(rank).name;
+  return "rank " + std::to_string(rank) + (name.empty() ? "" : " " + name);
+}
+
+bool TcpMesh::progress() {
+  std::array<epoll_event, 64> events;
+  const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
+  for (int i = 0; i < count; ++i) apply(events[static_cast<size_t>(i)].data.u64, events[static_cast<size_t>(i)].events);
+  bool moved = false;
+  if (listeners_moved_) accept_all();
+  if (handshakes_moved_ || !incoming_.empty()) moved = advance_incoming() || moved;
+  if (!attempts_.empty()) moved = advance_attempts() || moved;
+  // By index: what arrives may open further streams.
+  for (size_t i = 0; i < open_.size(); ++i) {
+    if (open_[i].second->ready()) moved = open_[i].second->advance() || moved;
+  }
+  return moved;
+}
+
+bool TcpMesh::anything_ready() const {
+  return std::any_of(open_.begin(), open_.end(), [](const auto& one) { return one.second->ready(); });
+}
+
+void TcpMesh::sleep(Lock& lock, Clock::duration limit) {
+  const auto ms = std::chrono::ceil<std::chrono::milliseconds>(limit);
+  std::array<epoll_event, 64> events;
+  sleepers_.fetch_add(1);
+  lock.unlock();
+  const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
+                                 static_cast<int>(std::max<int64_t>(ms.count(), 0)));
+  lock.lock();
+  sleepers_.fetch_sub(1);
+  for (int i = 0; i < count; ++i) apply(events[static_cast<size_t>(i)].data.u64, events[static_cast<size_t>(i)].events);
+}
+
+void TcpMesh::apply(uint64_t token, uint32_t events) {
+  if (token == kListenerToken) {
+    listeners_moved_ = true;
+  } else if (token == kHandshakeToken) {
+    handshakes_moved_ = true;
+  } else if (const auto found = tokens_.find(token); found != tokens_.end()) {
+    // An error is found out by reading.
+    found->second->set_ready((events & ~EPOLLOUT) != 0, (events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) != 0);
+  }
+}
+
+void TcpMesh::watch(int fd, uint64_t token, bool known) {
+  epoll_event event{};
+  event.data.u64 = token;
+  // Streams keep in mind what they may do until the system refuses it, so that nothing is registered again and again.
+  // Each wake-up is an event of its own, so nobody has to take the count back.
+  event.events = token == kListenerToken ? static_cast<uint32_t>(EPOLLIN)
+                 : token == kWakeToken   ? static_cast<uint32_t>(EPOLLIN | EPOLLET)
+                                         : static_cast<uint32_t>(EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
+  if (::epoll_ctl(epoll_.get(), known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event) != 0) {
+    throw SystemError("cannot watch a socket (epoll_ctl)", errno);
+  }
+}
+
+void TcpMesh::wake() noexcept {
+  const uint64_t one = 1;
+  // It can only fail where there are 2^64 - 1 wake-ups already.
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
+}
+
+void TcpMesh::check_peers() {
+  // The word of a dying rank takes another connection than its data.
+  constexpr std::chrono::milliseconds kGrace{300};
+  for (const int rank : met_) {
+    Peer& peer = this->peer(rank);
+    const TcpStream& control = peer.slots[0]->stream;
+    if (control.ended() && !peer.left) lost(rank, "died, or its machine became unreachable" + error_text(control));
+    bool starved = control.ended() && peer.awaited;
+    std::string error;
+    for (const auto& slot : peer.slots) {
+      const TcpStream& stream = slot->stream;
+      const bool never_open = peer.left && !stream.is_open() && (stream.has_sends() || stream.has_receives());
+      if (&stream == &control || !(stream.starved() || never_open)) continue;
+      starved = true;
+      error = error_text(stream);
+    }
+    if (!starved) continue;
+    if (peer.left) lost(rank, "left the group (it destroyed it or ended before the others did)");
+    if (!peer.broken) peer.broken = Clock::now();
+    if (Clock::now() - *peer.broken > kGrace) lost(rank, "broke a connection" + error);
+  }
+}
+
+void TcpMesh::lost(int rank, const std::string& how) {
+  raise(FailureKind::Peer, describe(rank) + ' ' + how + (what_ == nullptr ? "" : " during " + (*what_)()) +
+                               "; noticed by " + describe_self() +
+                               ". The group cannot be used any more; make a new one without it");
+}
+
+void TcpMesh::check_usable() const {
+  if (::getpid() != owner_) {
+    throw Error("this process (pid " + std::to_string(::getpid()) +
+                ") was forked from the one that joined the group (" + describe_self() + ") and has no part in it");
+  }
+  failure_.check();
+  if (left_.load()) throw Error(describe_self() + " has left the group");
+}
+
+void TcpMesh::look() noexcept {
+  if (failure_.failed() || left_.load() || ::getpid() != owner_) return;
+  const Lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || in_call_ || left_.load()) return;
+  try {
+    progress();
+    check_peers();
+  } catch (const std::exception& e) {
+    std::string message = e.what();
+    const FailureKind kind = TcpFailure::kind_of(std::current_exception(), message);
+    if (failure_.record(kind, message)) tell_failure();
+    start_herald();
+  }
+}
+
+}  // namespace ours

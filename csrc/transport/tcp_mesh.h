@@ -1,0 +1,196 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "common/deadline.h"
+#include "transport/key_values.h"
+#include "transport/tcp_config.h"
+#include "transport/tcp_failure.h"
+#include "transport/tcp_handshake.h"
+#include "transport/tcp_stream.h"
+
+namespace ours {
+
+/// One rank's connections to the other ranks of its group, each made when it is first used. To a peer there is one
+/// connection for control (failures, farewells), which is read always, and `plan().streams` for data, which are read
+/// as far as somebody wants it.
+///
+/// Nothing runs in the background: whoever is in a call (TcpCall) moves everything forward. Only where the group has
+/// failed, a thread of its own, the herald, tells the peers why, those that come later too.
+///
+/// Either of two ranks may connect to the other. Where both do at once, the lower one's connection counts.
+class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpStream::Handler {
+ public:
+  /// Publishes where this rank can be reached, and waits for rank 0's terms. Throws Error, TimeoutError, SystemError.
+  static std::shared_ptr<TcpMesh> join(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpConfig& config,
+                                       Deadline deadline);
+  ~TcpMesh() override;
+
+  int rank() const { return self_.rank; }
+  int size() const { return self_.size; }
+  const TcpPlan& plan() const { return plan_; }
+
+  /// What this rank published.
+  const TcpCard& card() const { return card_; }
+  const TcpFailure& failure() const { return failure_; }
+
+  /// Throws the group's failure; Error where this rank has left, or is a forked child of the one that joined.
+  void check_usable() const;
+
+  /// Takes in what peers have to say, without waiting; does nothing where a call does that anyway.
+  void look() noexcept;
+
+  /// Makes this the group's failure, unless there is one, frees this rank's waiter and tells the peers. From any
+  /// thread.
+  void fail(FailureKind kind, const std::string& message) noexcept;
+
+  /// Tells the peers that this rank will not come again, and closes all connections. Never waits; does nothing in a
+  /// forked child.
+  void leave() noexcept;
+
+  /// "rank 2 (host node1, pid 4711)"
+  std::string describe_self() const;
+
+  /// The same of any rank, as far as it is known. Only during a call of this rank.
+  std::string describe(int rank);
+
+ private:
+  friend class TcpCall;
+  friend class TcpMonitor;
+  using Lock = std::unique_lock<std::mutex>;
+
+  // What epoll calls everything that is no open stream.
+  static constexpr uint64_t kWakeToken = 0;
+  static constexpr uint64_t kListenerToken = 1;
+  static constexpr uint64_t kHandshakeToken = 2;
+
+  /// The efforts to connect one stream.
+  struct Attempt {
+    std::optional<TcpHandshake> handshake;
+    Clock::time_point next;  ///< when to begin, or to give up what has begun
+    size_t address = 0;
+    size_t refused = 0;  ///< of this round's addresses
+    int rounds = 0;      ///< in which all addresses were tried
+    std::string tried;   ///< in the last round
+  };
+  struct Slot {
+    Slot(int peer, bool data, TcpStream::Handler& handler) : stream(peer, data, handler) {}
+    TcpStream stream;
+    std::unique_ptr<Attempt> attempt;
+    bool inbound = false;  ///< a handshake that the peer began was accepted
+  };
+  struct Agreement {
+    uint64_t call;
+    uint32_t round;
+    Signature signature;
+  };
+  struct Peer {
+    std::vector<std::unique_ptr<Slot>> slots;  ///< control first
+    std::vector<SocketAddress> addresses;      ///< empty until its card is read
+    std::string name;                          ///< "(host node1, pid 4711)", or empty
+    std::vector<Agreement> agreements;         ///< not asked for yet
+    bool awaited = false;                      ///< one that has not come is asked for
+    bool needed = false;                       ///< by this rank, which connects if the peer does not
+    bool left = false;
+    bool told = false;  ///< of this rank's failure
+    uint64_t monitor = 0;
+    uint64_t waiting_call = 0;                ///< the last call in which it said that it waits,
+    std::vector<uint32_t> causes;             ///< and for whom
+    std::optional<Clock::time_point> broken;  ///< when a data stream ended
+  };
+  struct Incoming {
+    TcpHandshake handshake;
+    Clock::time_point expiry;
+  };
+
+  TcpMesh(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpConfig& config);
+  void listen(const TcpConfig& config);
+
+  // Moving things (tcp_mesh.cpp). All with mutex_ held.
+  Peer& peer(int rank);
+  Slot& slot(int rank, int stream) { return *peer(rank).slots[static_cast<size_t>(stream)]; }
+  bool progress();
+  bool anything_ready() const;
+  /// Waits for an event, `limit` at most, with mutex_ released.
+  void sleep(Lock& lock, Clock::duration limit);
+  void apply(uint64_t token, uint32_t events);
+  void watch(int fd, uint64_t token, bool known);
+  void wake() noexcept;
+  /// Throws PeerError if somebody that is needed is gone.
+  void check_peers();
+  [[noreturn]] void lost(int rank, const std::string& how);
+
+  // Connecting (tcp_connect.cpp).
+  void need(int rank, Lock& lock, Deadline deadline, const std::function<std::string()>& what);
+  void read_card(int rank, Lock& lock, Deadline deadline, const std::function<std::string()>& what);
+  void accept_all();
+  bool advance_incoming();
+  bool admit(TcpHandshake& handshake);
+  bool advance_attempts();
+  bool advance_attempt(int rank, int stream);
+  void begin_missing(int rank);
+  /// `reason` by value: it may be the words of the handshake that ends here.
+  void next_address(int rank, int stream, std::string reason, bool refused);
+  void open(int rank, int stream, TcpHandshake& handshake);
+
+  // Bad news (tcp_news.cpp).
+  void check_data(int peer, const FrameHeader& header) override;
+  void control(int peer, const FrameHeader& header, const std::string& payload) override;
+  [[noreturn]] void garbage(int peer, const char* fault) override;
+  void check_agreement(int rank, const Agreement& agreement);
+  [[noreturn]] void raise(FailureKind kind, const std::string& message);
+  void tell_failure();
+  void start_herald() noexcept;
+  void herald();
+  bool all_told();
+  void close_all() noexcept;
+  std::vector<uint32_t> waited_for() const;
+  std::vector<uint32_t> causes() const;
+  void declare_waiting();
+  [[noreturn]] void time_out(Lock& lock, Deadline deadline, const std::string& what);
+
+  TcpSelf self_;
+  TcpPlan plan_;
+  TcpCard card_;
+  std::shared_ptr<KeyValues> keys_;
+  const pid_t owner_;
+  TcpFailure failure_;
+  std::atomic<bool> left_{false};
+  std::atomic<bool> heralded_{false};
+  std::atomic<int> sleepers_{0};
+
+  std::mutex mutex_;  // guards all below
+  ProcessFd epoll_;
+  ProcessFd wake_;
+  std::vector<ProcessFd> listeners_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<int> met_;  ///< whose Peer there is
+  std::list<Incoming> incoming_;
+  std::vector<std::pair<int, TcpStream*>> open_;     ///< all open streams and whose they are
+  std::unordered_map<uint64_t, TcpStream*> tokens_;  ///< the same, by what epoll calls them
+  std::vector<std::pair<int, int>> attempts_;        ///< rank and stream of each attempt
+  uint64_t next_token_ = kHandshakeToken + 1;
+  bool handshakes_moved_ = false;
+  bool listeners_moved_ = true;
+
+  // The call that is under way.
+  uint64_t calls_ = 0;
+  bool in_call_ = false;
+  Signature signature_{};
+  const std::function<std::string()>* what_ = nullptr;
+  const std::function<std::string(int, const Signature&)>* mismatch_ = nullptr;
+  std::vector<uint32_t> declared_;
+};
+
+}  // namespace ours

@@ -1,0 +1,264 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/background_thread.h"
+#include "common/error.h"
+#include "transport/tcp_mesh.h"
+
+// What ranks tell each other when something goes wrong. A rank whose group fails says so on every connection that it
+// has; whoever hears it has failed too, and says so on all of its own. So the news reach every rank that is in a call,
+// along the very connections that it waits on. Ranks that come later connect to one that has failed already, and get
+// the message from its herald.
+//
+// Who waits in vain should say for whom; but that one may be waiting itself. When half of the time has passed, ranks
+// therefore tell their neighbours that they wait and for whom, and pass on what they are told: at the end all know the
+// ranks that are really absent.
+
+namespace ours {
+
+namespace {
+
+constexpr size_t kMostAgreements = 4096;
+
+}  // namespace
+
+void TcpMesh::check_data(int peer, const FrameHeader& header) {
+  if (header.call > calls_) return;  // of a call that this rank has yet to make
+  if (header.call < calls_ || !in_call_) garbage(peer, "it belongs to a call that is over");
+  if (header.signature == signature_) return;
+  raise(FailureKind::Mismatch, (*mismatch_)(peer, header.signature));
+}
+
+void TcpMesh::check_agreement(int rank, const Agreement& agreement) {
+  if (!in_call_ || agreement.call != calls_ || agreement.signature == signature_) return;
+  raise(FailureKind::Mismatch, (*mismatch_)(rank, agreement.signature));
+}
+
+void TcpMesh::control(int rank, const FrameHeader& header, const std::string& payload) {
+  Peer& peer = this->peer(rank);
+  switch (header.kind) {
+    case FrameKind::Failure: {
+      const bool known = header.detail > static_cast<uint8_t>(FailureKind::None) &&
+                         header.detail <= static_cast<uint8_t>(FailureKind::Aborted);
+      failure_.record(known ? static_cast<FailureKind>(header.detail) : FailureKind::System, payload);
+      tell_failure();
+      start_herald();
+      break;
+    }
+    case FrameKind::Bye:
+      peer.left = true;
+      break;
+    case FrameKind::Agree:
+      // Each call has few rounds, and nobody is far ahead of a rank that it must hear from.
+      if (peer.agreements.size() >= kMostAgreements) garbage(rank, "it is too far ahead");
+      peer.agreements.push_back({header.call, header.part, header.signature});
+      check_agreement(rank, peer.agreements.back());
+      break;
+    case FrameKind::Monitor:
+      peer.monitor = std::max(peer.monitor, header.call);
+      break;
+    case FrameKind::Waiting: {
+      peer.waiting_call = header.call;
+      peer.causes.clear();
+      for (size_t at = 0; at + sizeof(uint32_t) <= payload.size(); at += sizeof(uint32_t)) {
+        uint32_t cause = 0;
+        std::memcpy(&cause, payload.data() + at, sizeof(cause));
+        if (cause < static_cast<uint32_t>(size())) peer.causes.push_back(cause);
+      }
+      break;
+    }
+    case FrameKind::Data:
+      break;  // fault_of() lets none pass
+  }
+}
+
+void TcpMesh::garbage(int peer, const char* fault) {
+  raise(FailureKind::System, describe(peer) + " sent " + describe_self() + " what makes no sense: " + fault +
+                                 ". Do all ranks use one version of this package?");
+}
+
+void TcpMesh::raise(FailureKind kind, const std::string& message) {
+  if (failure_.record(kind, message)) tell_failure();
+  start_herald();
+  failure_.check();
+  throw Error(message);
+}
+
+void TcpMesh::fail(FailureKind kind, const std::string& message) noexcept {
+  if (left_.load() || ::getpid() != owner_) return;
+  if (!failure_.record(kind, message)) return;
+  wake();
+  start_herald();
+}
+
+void TcpMesh::tell_failure() {
+  FrameHeader header;
+  header.kind = FrameKind::Failure;
+  header.detail = static_cast<uint8_t>(failure_.kind());
+  const std::string message = failure_.message().substr(0, kMaxFailureBytes);
+  for (size_t i = 0; i < open_.size(); ++i) {
+    const auto [rank, stream] = open_[i];
+    Peer& peer = this->peer(rank);
+    if (stream != &peer.slots[0]->stream || peer.told || stream->ended()) continue;
+    peer.told = true;
+    stream->post_send(header, message);
+    stream->send_now();
+  }
+}
+
+void TcpMesh::start_herald() noexcept {
+  if (heralded_.exchange(true)) return;
+  try {
+    start_background_thread("ours-herald", [self = shared_from_this()] { self->herald(); });
+  } catch (const std::exception&) {
+    // Without it, ranks that come later hear that nobody answers.
+    heralded_.store(false);
+  }
+}
+
+void TcpMesh::herald() {
+  constexpr std::chrono::milliseconds kLookAround{100};
+  // So long after this rank has left, those who come may still hear why: they are about to notice that it has.
+  constexpr std::chrono::seconds kAfterword{3};
+  Lock lock(mutex_);
+  std::optional<Clock::time_point> end;
+  while (!end || Clock::now() < *end) {
+    try {
+      if (listeners_moved_) accept_all();
+      advance_incoming();
+      // What has begun may have been accepted already, by a peer that waits now.
+      advance_attempts();
+      tell_failure();
+      for (const auto& [rank, stream] : open_) {
+        if (stream == &peer(rank).slots[0]->stream) stream->send_now();
+      }
+    } catch (const std::exception&) {
+      // Nothing more can be said to that one.
+    }
+    if (left_.load() && all_told()) break;
+    if (left_.load() && !end) end = Clock::now() + kAfterword;
+    sleep(lock, kLookAround);
+  }
+  close_all();
+}
+
+bool TcpMesh::all_told() {
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    const auto& peer = peers_[static_cast<size_t>(r)];
+    if (!peer || !peer->told || peer->slots[0]->stream.has_sends()) return false;
+  }
+  return true;
+}
+
+void TcpMesh::leave() noexcept {
+  if (::getpid() != owner_ || left_.exchange(true)) return;
+  wake();
+  if (heralded_.load()) return;  // it closes everything
+  const Lock lock(mutex_);
+  FrameHeader header;
+  header.kind = FrameKind::Bye;
+  try {
+    for (const auto& [rank, stream] : open_) {
+      if (stream != &peer(rank).slots[0]->stream) continue;
+      stream->post_send(header, std::string());
+      stream->send_now();
+    }
+  } catch (const std::exception&) {
+    // Out of memory: peers see that this rank is gone.
+  }
+  close_all();
+}
+
+void TcpMesh::close_all() noexcept {
+  for (const auto& one : open_) one.second->finish();
+  open_.clear();
+  tokens_.clear();
+  attempts_.clear();
+  incoming_.clear();
+  listeners_.clear();
+  for (auto& peer : peers_) {
+    if (!peer) continue;
+    for (auto& slot : peer->slots) slot->attempt.reset();
+  }
+}
+
+std::vector<uint32_t> TcpMesh::waited_for() const {
+  std::vector<uint32_t> ranks;
+  for (size_t r = 0; r < peers_.size(); ++r) {
+    if (!peers_[r]) continue;
+    const auto& slots = peers_[r]->slots;
+    const bool waits = peers_[r]->awaited || std::any_of(slots.begin() + 1, slots.end(), [](const auto& slot) {
+                         return slot->stream.has_receives() || slot->stream.has_sends();
+                       });
+    if (waits) ranks.push_back(static_cast<uint32_t>(r));
+  }
+  return ranks;
+}
+
+std::vector<uint32_t> TcpMesh::causes() const {
+  const std::vector<uint32_t> waited = waited_for();
+  std::vector<uint32_t> found;
+  for (const uint32_t rank : waited) {
+    const Peer& peer = *peers_[rank];
+    if (peer.waiting_call != calls_) {
+      found.push_back(rank);
+    } else {
+      found.insert(found.end(), peer.causes.begin(), peer.causes.end());
+    }
+  }
+  found.erase(std::remove(found.begin(), found.end(), static_cast<uint32_t>(rank())), found.end());
+  std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  if (found.size() > kMaxCauses) found.resize(kMaxCauses);
+  return found.empty() ? waited : found;
+}
+
+void TcpMesh::declare_waiting() {
+  std::vector<uint32_t> now = causes();
+  if (now == declared_) return;
+  declared_ = std::move(now);
+  FrameHeader header;
+  header.kind = FrameKind::Waiting;
+  header.call = calls_;
+  const std::string payload(reinterpret_cast<const char*>(declared_.data()), declared_.size() * sizeof(uint32_t));
+  for (const auto& [rank, stream] : open_) {
+    if (stream == &peer(rank).slots[0]->stream && !stream->ended()) stream->post_send(header, payload);
+  }
+}
+
+void TcpMesh::time_out(Lock& lock, Deadline deadline, const std::string& what) {
+  constexpr size_t kMostNamed = 8;
+  constexpr std::chrono::milliseconds kLookUp{20};
+  const std::vector<uint32_t> absent = causes();
+  std::string names;
+  for (size_t i = 0; i < std::min(absent.size(), kMostNamed); ++i) {
+    const int rank = static_cast<int>(absent[i]);
+    if (peer(rank).name.empty()) {
+      // Never spoken to: its card tells who it is, if it came so far.
+      lock.unlock();
+      std::string text;
+      try {
+        text = keys_->get(card_key(rank), Deadline::after(kLookUp));
+      } catch (const std::exception&) {
+        // It is called by its number then.
+      }
+      lock.lock();
+      if (!text.empty()) {
+        const TcpCard card = TcpCard::parse(text);
+        peer(rank).name = "(host " + card.host + ", pid " + std::to_string(card.pid) + ")";
+      }
+    }
+    names += (names.empty() ? "" : ", ") + describe(rank);
+    const auto& attempt = slot(rank, 0).attempt;
+    if (attempt && !attempt->tried.empty()) names += " (tried " + attempt->tried + ")";
+  }
+  if (absent.size() > kMostNamed) names += " and " + std::to_string(absent.size() - kMostNamed) + " more";
+  raise(FailureKind::Timeout, what + ": Timed out waiting " + std::to_string(deadline.timeout().count()) + "ms on " +
+                                  describe_self() + " for " + (names.empty() ? "nobody that is known" : names) +
+                                  ". Are they still computing (raise the timeout), stopped, or on another code path?");
+}
+
+}  // namespace ours

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <vector>
+
+#include "common/options.h"
+#include "common/process_fd.h"
+#include "common/socket_address.h"
+
+namespace ours {
+
+/// A socket that waits for connections at `address`, on a port of the range. Non-blocking. Throws SystemError that says
+/// what was tried.
+ProcessFd listen_at(const SocketAddress& address, const PortRange& ports);
+
+/// The address that a socket is bound to.
+SocketAddress local_address(int fd);
+
+/// A non-blocking socket whose connection to `address` has begun; invalid, with errno, where it could not begin.
+ProcessFd begin_connecting(const SocketAddress& address);
+
+/// The next connection that waits at a listener, non-blocking; invalid if there is none.
+ProcessFd accept_from(int listener);
+
+/// Sends at once what it is given, and notices when the other machine is gone.
+void tune_connection(int fd);
+
+}  // namespace ours

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives/group.h"
+#include "node_ranks.h"
+#include "tcp_ranks.h"
+
+namespace ours::testing {
+
+/// One way to make a group: a new kind of group is a row of group_kinds().
+struct GroupKind {
+  std::string name;
+  /// The ranks' groups, of which each is used on a thread of its own. Chunks of that many bytes; 0: as by default.
+  std::function<std::vector<std::function<std::shared_ptr<Group>()>>(int ranks, size_t chunk)> make;
+};
+
+inline GroupKind node_kind(const std::string& name, Setting write_around) {
+  return {name, [write_around](int ranks, size_t chunk) {
+            NodeConfig config = NodeConfig::from_options(ranks);
+            if (chunk != 0) config = NodeConfig{chunk, chunk / 4, 4096};
+            std::vector<std::function<std::shared_ptr<Group>()>> makers;
+            const auto leader = NodeSession::create(0, ranks, config);
+            for (int r = 0; r < ranks; ++r) {
+              const auto session = r == 0 ? leader : std::make_shared<NodeSession>(r, ranks, leader->memory());
+              makers.emplace_back([session, write_around] {
+                session->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
+                return std::make_shared<NodeGroup>(session, write_around);
+              });
+            }
+            return makers;
+          }};
+}
+
+inline GroupKind tcp_kind(const std::string& name, int streams, int direct_ranks) {
+  return {name, [streams, direct_ranks](int ranks, size_t chunk) {
+            TcpConfig config = loopback_config();
+            config.plan.streams = streams;
+            config.plan.direct_ranks = direct_ranks;
+            if (chunk != 0) config.plan.chunk_bytes = chunk;
+            // Small messages go another way, and among many ranks that is another order.
+            if (chunk != 0) config.plan.small_bytes = 1024;
+            std::vector<std::function<std::shared_ptr<Group>()>> makers;
+            for (const auto& mesh : make_meshes(ranks, config)) {
+              makers.emplace_back([mesh] { return std::make_shared<TcpGroup>(mesh); });
+            }
+            return makers;
+          }};
+}
+
+inline const std::vector<GroupKind>& group_kinds() {
+  static const std::vector<GroupKind> kKinds = {node_kind("shared memory", Setting::Auto),
+                                                node_kind("shared memory, around the cache", Setting::On),
+                                                tcp_kind("tcp, direct", 1, 16),
+                                                tcp_kind("tcp, direct, 3 streams", 3, 16),
+                                                tcp_kind("tcp, ring", 1, 1),
+                                                tcp_kind("tcp, ring, 2 streams", 2, 1)};
+  return kKinds;
+}
+
+/// Runs fn(group) on the ranks of a group of that kind; what each threw.
+inline std::vector<std::exception_ptr> run_groups_catching(const GroupKind& kind, int ranks, size_t chunk,
+                                                           const std::function<void(Group&)>& fn) {
+  const auto makers = kind.make(ranks, chunk);
+  return run_ranks_catching(ranks, [&](int rank) {
+    const std::shared_ptr<Group> group = makers[static_cast<size_t>(rank)]();
+    fn(*group);
+  });
+}
+
+inline void run_groups(const GroupKind& kind, int ranks, size_t chunk, const std::function<void(Group&)>& fn) {
+  const auto errors = run_groups_catching(kind, ranks, chunk, fn);
+  for (size_t r = 0; r < errors.size(); ++r) {
+    if (errors[r]) throw Failure(kind.name + ", rank " + std::to_string(r) + ": " + message_of(errors[r]));
+  }
+}
+
+}  // namespace ours::testing
