@@ -8,7 +8,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <system_error>
 
 #include "common/error.h"
@@ -18,14 +17,6 @@
 namespace ours {
 
 namespace {
-
-/// Equal for all processes under one kernel: the same loopback, perhaps.
-std::string machine_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  file >> id;
-  return id.empty() ? "unknown" : id;
-}
 
 std::string error_text(const TcpStream& stream) {
   return stream.error() == 0 ? "" : " (" + std::generic_category().message(stream.error()) + ")";
@@ -132,6 +123,11 @@ bool TcpMesh::progress() {
     if (open_[i].second->ready()) moved = open_[i].second->advance() || moved;
   }
   return moved;
+}
+
+size_t TcpMesh::connections() {
+  const Lock lock(mutex_);
+  return open_.size();
 }
 
 bool TcpMesh::anything_ready() const {

@@ -45,6 +45,9 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   const TcpCard& card() const { return card_; }
   const TcpFailure& failure() const { return failure_; }
 
+  /// How many there are, those for control included.
+  size_t connections();
+
   /// Throws the group's failure; Error where this rank has left, or is a forked child of the one that joined.
   void check_usable() const;
 

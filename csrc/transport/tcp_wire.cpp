@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <sstream>
 
 #include "common/error.h"
@@ -81,6 +82,13 @@ const char* fault_of(const FrameHeader& header, bool data) {
       return "a message of unknown kind";
   }
   return data ? "control on a connection for data" : nullptr;
+}
+
+std::string machine_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  file >> id;
+  return id.empty() ? "unknown" : id;
 }
 
 std::string card_key(int rank) { return "card/" + std::to_string(rank); }

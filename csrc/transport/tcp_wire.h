@@ -106,6 +106,9 @@ const char* fault_of(const FrameHeader& header, bool data);
 constexpr const char* kTermsKey = "terms";
 std::string card_key(int rank);
 
+/// Equal for all processes under one kernel: they may have the same loopback.
+std::string machine_id();
+
 /// Where a rank can be reached, and what it is called in messages.
 struct TcpCard {
   std::string host;
