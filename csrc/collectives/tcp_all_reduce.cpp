@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
@@ -57,7 +58,9 @@ void TcpGroup::reduce_whole(TcpCall& tcp, DType dtype, const Reduction& reductio
                             size_t count, int root) {
   constexpr size_t kAlign = 64;
   const size_t element = size_of(dtype);
-  const bool small = count * element <= mesh_->plan().small_bytes;
+  // Sending the whole to everybody costs more bytes with every rank.
+  const size_t copies = is_direct() ? static_cast<size_t>(std::max(size() - 1, 1)) : 1;
+  const bool small = count * element <= mesh_->plan().small_bytes / copies;
   if (is_direct() && small) return reduce_small(tcp, dtype, reduction, in, out, count);
 
   // Around a ring, and by doubling, every rank gets the whole result; those that do not want it drop it.

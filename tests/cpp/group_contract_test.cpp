@@ -64,6 +64,23 @@ CONTRACT(all_reduce_and_reduce_equal_the_sum_for_all_sizes) {
   }
 }
 
+CONTRACT(all_reduce_does_not_mind_where_ranks_cut_their_arrays) {
+  for (const size_t count : {size_t{0}, size_t{5}, size_t{1000}, size_t{40007}}) {
+    run_groups(kind, 3, 4096, [&](Group& group) {
+      std::vector<float> data = values(group.rank(), count);
+      // Rank 0 has one piece, the others some, of which the first is empty.
+      std::vector<Span> pieces;
+      const size_t step = group.rank() == 0 ? count + 1 : count / 3 + 1;
+      if (group.rank() > 0) pieces.push_back(Span{});
+      for (size_t at = 0; at < count; at += step) {
+        pieces.push_back(Span{&data[at], std::min(step, count - at) * sizeof(float)});
+      }
+      group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0), pieces, Reduction{ReduceKind::Sum, 3, 1.0});
+      for (size_t i = 0; i < count; ++i) CHECK_EQ(data[i], sum_at(3, i));
+    });
+  }
+}
+
 CONTRACT(reduce_scatter_takes_uneven_parts) {
   for (int ranks : {1, 2, 3, 5}) {
     run_groups(kind, ranks, 4096, [&](Group& group) {
