@@ -107,8 +107,9 @@ void TcpGroup::all_to_all(const Call& call, const std::vector<ConstSpan>& inputs
 }
 
 void TcpGroup::exchange_checked(const Call& call, const CallRecord& record, const Exchange& plan) {
-  const auto me = static_cast<size_t>(rank());
-  if (plan.sends[me] && plan.receives[me]) check_own(call, rank(), plan.sends[me]->bytes, plan.receives[me]->bytes);
+  const auto& gives = plan.sends[static_cast<size_t>(rank())];
+  const auto& expects = plan.receives[static_cast<size_t>(rank())];
+  if (gives && expects) check_own(call, rank(), gives->bytes, expects->bytes);
   guarded([&] { exchange(call, record, plan); });
 }
 
@@ -120,27 +121,31 @@ void TcpGroup::exchange(const Call& call, const CallRecord& record, const Exchan
   TcpCall tcp(*mesh_, facts_of(call, record));
   if (ranks > 1) tcp.agree(kBegun, static_cast<int>((me + 1) % ranks));
   size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
-  std::vector<size_t> sources;
+  struct Source {
+    int rank;
+    Span span;
+  };
+  std::vector<Source> sources;
   for (size_t i = 1; i < ranks; ++i) {
     const size_t to = (me + i) % ranks;
     const size_t from = (me + ranks - i) % ranks;
-    if (plan.receives[from]) sources.push_back(from);
-    if (!plan.sends[to]) continue;
-    const ConstSpan span = *plan.sends[to];
-    tcp.send({static_cast<int>(to), 0, span.bytes, uniform ? kUniform : uint8_t{0}}, span.data, &sent);
-    to_send += tcp.parts(span.bytes);
+    if (const auto& span = plan.receives[from]) sources.push_back({static_cast<int>(from), *span});
+    if (const auto& span = plan.sends[to]) {
+      tcp.send({static_cast<int>(to), 0, span->bytes, uniform ? kUniform : uint8_t{0}}, span->data, &sent);
+      to_send += tcp.parts(span->bytes);
+    }
   }
 
   bool begun = ranks == 1;
-  std::vector<size_t> unseen = sources;
+  std::vector<Source> unseen = sources;
   bool all_uniform = uniform;
-  const auto look = [&](size_t from) {
-    const FrameHeader* header = tcp.next_from(static_cast<int>(from));
+  const auto look = [&](const Source& from) {
+    const FrameHeader* header = tcp.next_from(from.rank);
     if (header == nullptr) return false;
     all_uniform = all_uniform && header->detail == kUniform;
-    if (header->total == plan.receives[from]->bytes) return true;
-    tcp.mismatch(tcp.describe(static_cast<int>(from)) + " sends " + std::to_string(header->total) + " bytes to " +
-                 tcp.describe(rank()) + ", which expects " + std::to_string(plan.receives[from]->bytes) + ", in " +
+    if (header->total == from.span.bytes) return true;
+    tcp.mismatch(tcp.describe(from.rank) + " sends " + std::to_string(header->total) + " bytes to " +
+                 tcp.describe(rank()) + ", which expects " + std::to_string(from.span.bytes) + ", in " +
                  describe_record(record) + ". Make the sizes of the tensors agree on all ranks");
   };
   tcp.run([&] {
@@ -153,12 +158,11 @@ void TcpGroup::exchange(const Call& call, const CallRecord& record, const Exchan
     tcp.run([&] { return confirmed.advance(); });
   }
 
-  for (const size_t from : sources) {
-    const Span span = *plan.receives[from];
-    tcp.receive({static_cast<int>(from), 0, span.bytes}, span.data, &received);
-    to_receive += tcp.parts(span.bytes);
+  for (const Source& from : sources) {
+    tcp.receive({from.rank, 0, from.span.bytes}, from.span.data, &received);
+    to_receive += tcp.parts(from.span.bytes);
   }
-  if (own && plan.receives[me]) copy_own(*own, *plan.receives[me]);
+  if (const auto& to = plan.receives[me]; own && to) copy_own(*own, *to);
   tcp.run([&] { return sent == to_send && received == to_receive; });
 }
 

@@ -207,7 +207,8 @@ bool TcpMesh::advance_attempt(int rank, int stream) {
     return true;
   }
   if (state == TcpHandshake::State::Broken) {
-    next_address(rank, stream, attempt.handshake->reason(), attempt.handshake->refused());
+    const std::string reason = attempt.handshake->reason();
+    next_address(rank, stream, reason, attempt.handshake->refused());
     return true;
   }
   if (!was_connected && attempt.handshake->connected() && peer.addresses.size() > 1) attempt.next = now + kWordsLimit;
@@ -218,7 +219,7 @@ bool TcpMesh::advance_attempt(int rank, int stream) {
   return false;
 }
 
-void TcpMesh::next_address(int rank, int stream, std::string reason, bool refused) {
+void TcpMesh::next_address(int rank, int stream, const std::string& reason, bool refused) {
   Attempt& attempt = *slot(rank, stream).attempt;
   const Peer& peer = this->peer(rank);
   if (failure_.failed() || peer.left) {

@@ -143,8 +143,8 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   bool advance_attempts();
   bool advance_attempt(int rank, int stream);
   void begin_missing(int rank);
-  /// `reason` by value: it may be the words of the handshake that ends here.
-  void next_address(int rank, int stream, std::string reason, bool refused);
+  /// Ends the handshake, if there is one, so `reason` may not be a part of it.
+  void next_address(int rank, int stream, const std::string& reason, bool refused);
   void open(int rank, int stream, TcpHandshake& handshake);
 
   // Bad news (tcp_news.cpp).

@@ -132,7 +132,8 @@ TcpTerms TcpTerms::parse(const std::string& text) {
       terms.plan.direct_ranks;
   const bool digits = secret.find_first_not_of("0123456789abcdef") == std::string::npos;
   if (!in || tag != kTag || secret.size() != 2 * terms.secret.size() || !digits || terms.plan.streams < 1 ||
-      terms.plan.streams > 16 || terms.plan.chunk_bytes < 64 || terms.plan.chunk_bytes % 64 != 0 || terms.plan.direct_ranks < 1) {
+      terms.plan.streams > 16 || terms.plan.chunk_bytes < 64 || terms.plan.chunk_bytes % 64 != 0 ||
+      terms.plan.direct_ranks < 1) {
     malformed("terms of a group", "(not shown: they hold its secret)");
   }
   for (size_t i = 0; i < terms.secret.size(); ++i) {
