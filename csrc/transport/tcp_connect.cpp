@@ -106,7 +106,12 @@ void TcpMesh::accept_all() {
         // Out of descriptors, say: the connection stays in the queue until some are free.
         break;
       }
-      if (incoming_.size() >= kMostStrangers) incoming_.pop_front();
+      if (incoming_.size() >= kMostStrangers) {
+        const auto stranger = std::find_if(incoming_.begin(), incoming_.end(),
+                                           [](const Incoming& one) { return one.handshake.peer() < 0; });
+        if (stranger == incoming_.end()) continue;
+        incoming_.erase(stranger);
+      }
       tune_connection(fd.get());
       const int number = fd.get();
       incoming_.push_back({TcpHandshake(std::move(fd), self_), Clock::now() + kStrangerLimit});
@@ -255,7 +260,9 @@ void TcpMesh::open(int rank, int stream, TcpHandshake& handshake) {
   slot.stream.open(handshake.take_fd());
   slot.stream.set_ready(true, true);
   watch(slot.stream.fd(), token, true);
-  if (stream == 0) begin_missing(rank);
+  if (stream != 0) return;
+  limit_silence(slot.stream.fd());
+  begin_missing(rank);
 }
 
 }  // namespace ours

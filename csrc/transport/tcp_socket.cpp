@@ -80,12 +80,15 @@ void tune_connection(int fd) {
   constexpr int kIdleSeconds = 10;
   constexpr int kProbeSeconds = 5;
   constexpr int kProbes = 4;
-  constexpr int kUnansweredMs = 30'000;
   set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set(fd, IPPROTO_TCP, TCP_KEEPIDLE, kIdleSeconds);
   set(fd, IPPROTO_TCP, TCP_KEEPINTVL, kProbeSeconds);
   set(fd, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+}
+
+void limit_silence(int fd) {
+  constexpr int kUnansweredMs = 30'000;
   set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kUnansweredMs);
 }
 

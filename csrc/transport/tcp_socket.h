@@ -21,7 +21,11 @@ ProcessFd begin_connecting(const SocketAddress& address);
 /// The next connection that waits at a listener, non-blocking; invalid if there is none.
 ProcessFd accept_from(int listener);
 
-/// Sends at once what it is given, and notices when the other machine is gone.
+/// Sends at once what it is given, and notices when the other machine is gone, unless data is under way.
 void tune_connection(int fd);
+
+/// Gives up, too, when what was sent finds no acknowledgement for long. Not for connections whose receiver may let the
+/// sender wait: to the system, a peer that takes nothing for so long is gone as well.
+void limit_silence(int fd);
 
 }  // namespace ours
