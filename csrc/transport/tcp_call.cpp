@@ -10,9 +10,11 @@ namespace ours {
 
 namespace {
 
+/// Awake for the time that a peer takes to answer on a fast network. Whatever takes longer is worth a sleep.
 WaitPolicy wait_policy() {
+  constexpr std::chrono::microseconds kAnswer{100};
   WaitPolicy policy;
-  policy.awake = std::chrono::microseconds(options().yield_us);
+  policy.awake = std::min(std::chrono::microseconds(options().yield_us), kAnswer);
   return policy;
 }
 
@@ -135,6 +137,8 @@ const FrameHeader* TcpCall::next_from(int peer) {
 void TcpCall::run(const std::function<bool()>& step) {
   const WaitPolicy policy = wait_policy();
   std::optional<Awake> awake(policy);
+  // Who gives its core to somebody who computes gets it back late; one who sleeps gets it as soon as data is there.
+  bool contended = false;
   const auto half = facts_.deadline.at() - facts_.deadline.timeout() / 2;
   while (true) {
     const bool moved = mesh_.progress();
@@ -149,10 +153,13 @@ void TcpCall::run(const std::function<bool()>& step) {
       continue;
     }
     if (now >= half) mesh_.declare_waiting();
-    lock_.unlock();
-    const bool stays_awake = awake->moment([] { return false; });
-    lock_.lock();
-    if (stays_awake) continue;
+    if (!contended) {
+      lock_.unlock();
+      const bool stays_awake = awake->moment([] { return false; });
+      lock_.lock();
+      if (stays_awake) continue;
+      contended = Clock::now() - now > kForeignWork;
+    }
     mesh_.sleep(lock_, std::min<Clock::duration>(facts_.deadline.at() - now, kLookAround));
   }
 }
