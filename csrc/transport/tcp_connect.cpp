@@ -21,9 +21,9 @@ constexpr size_t kMostStrangers = 64;
 constexpr std::chrono::seconds kStrangerLimit{10};
 constexpr std::chrono::milliseconds kHigherRankWaits{20};
 constexpr std::chrono::milliseconds kBetweenRounds{50};
-/// To get an answer from an address, where there are others,
+/// To get an answer from an address,
 constexpr std::chrono::seconds kConnectLimit{2};
-/// and for a peer to say something: it may be busy.
+/// and for a peer to say something: it may be busy. Where it has other addresses, they are tried then.
 constexpr std::chrono::seconds kWordsLimit{30};
 constexpr std::chrono::hours kForever{24 * 365};
 /// Rounds in which every address refused, after which nobody is there.
@@ -158,6 +158,7 @@ bool TcpMesh::admit(TcpHandshake& handshake) {
   Slot& slot = this->slot(handshake.peer(), handshake.stream());
   if (slot.stream.is_open() || slot.inbound) return false;
   if (slot.attempt) {
+    // Unless its own attempt found no way there in its first round: ways may lead in one direction only.
     const bool insists = self_.rank < handshake.peer() && slot.attempt->rounds == 0;
     if (insists) return false;
     slot.attempt.reset();
@@ -198,9 +199,7 @@ bool TcpMesh::advance_attempt(int rank, int stream) {
     tune_connection(fd.get());
     const int number = fd.get();
     attempt.handshake.emplace(std::move(fd), self_, rank, stream);
-    const bool only = peer.addresses.size() == 1;
-    attempt.next =
-        now + (only ? std::chrono::duration_cast<Clock::duration>(kForever) : Clock::duration(kConnectLimit));
+    attempt.next = now + kConnectLimit;
     watch(number, kHandshakeToken, false);
   }
   const bool was_connected = attempt.handshake->connected();
@@ -216,7 +215,9 @@ bool TcpMesh::advance_attempt(int rank, int stream) {
     next_address(rank, stream, reason, attempt.handshake->refused());
     return true;
   }
-  if (!was_connected && attempt.handshake->connected() && peer.addresses.size() > 1) attempt.next = now + kWordsLimit;
+  if (!was_connected && attempt.handshake->connected()) {
+    attempt.next = now + (peer.addresses.size() > 1 ? Clock::duration(kWordsLimit) : Clock::duration(kForever));
+  }
   if (now >= attempt.next) {
     next_address(rank, stream, attempt.handshake->connected() ? "connected, but nobody speaks" : "no answer", false);
     return true;
