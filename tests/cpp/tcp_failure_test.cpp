@@ -97,6 +97,31 @@ TEST(a_silent_peer_is_named_at_the_deadline) {
   });
 }
 
+TEST(a_rank_that_never_came_is_named) {
+  const auto keys = std::make_shared<MapKeys>();
+  TcpGroup group(TcpMesh::join(0, 3, keys, loopback_config(), Deadline::after(seconds(10))));
+  const std::string message =
+      CHECK_THROWS(TimeoutError, group.barrier(call_of(Op::Barrier, DType::UInt8, 0, milliseconds(100))));
+  CHECK_CONTAINS(message, "barrier number 0");
+  CHECK_CONTAINS(message, "for rank 1, which has not published its address");
+}
+
+TEST(a_rank_that_waits_for_an_address_can_be_aborted) {
+  const auto keys = std::make_shared<MapKeys>();
+  const auto mesh = TcpMesh::join(0, 2, keys, loopback_config(), Deadline::after(seconds(10)));
+  TcpGroup group(mesh);
+  std::atomic<bool> began{false};
+  run_ranks(2, [&](int thread) {
+    if (thread == 0) {
+      began = true;
+      CHECK_THROWS(AbortedError, group.barrier(call_of(Op::Barrier, DType::UInt8, 0)));
+    } else {
+      while (!began) std::this_thread::yield();
+      group.abort("enough");
+    }
+  });
+}
+
 TEST(who_waits_for_somebody_else_is_not_taken_for_absent) {
   const auto meshes = make_meshes(7);
   run_ranks(7, [&](int rank) {

@@ -36,8 +36,9 @@ void check_sum(Group& group, uint64_t seq, size_t count = 5000) {
 
 TEST(ranks_meet_over_either_family_and_over_both) {
   const std::vector<std::vector<std::string>> worlds =
-      has_ipv6() ? std::vector<std::vector<std::string>>{{"127.0.0.1"}, {"::1"}, {"lo"}, {"127.0.0.1", "::1", "lo"}}
-                 : std::vector<std::vector<std::string>>{{"127.0.0.1"}, {"lo"}};
+      has_ipv6()
+          ? std::vector<std::vector<std::string>>{{""}, {"127.0.0.1"}, {"::1"}, {"lo"}, {"127.0.0.1", "::1", "lo"}}
+          : std::vector<std::vector<std::string>>{{""}, {"127.0.0.1"}, {"lo"}};
   for (const auto& interfaces : worlds) {
     const auto keys = std::make_shared<MapKeys>();
     std::vector<std::shared_ptr<TcpMesh>> meshes;
