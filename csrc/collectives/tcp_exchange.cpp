@@ -38,6 +38,12 @@ bool all_of_size(const Spans& spans, size_t bytes) {
   return std::all_of(spans.begin(), spans.end(), [bytes](const auto& span) { return span && span->bytes == bytes; });
 }
 
+bool overlap(const ConstSpan& a, const Span& b) {
+  const auto from = reinterpret_cast<uintptr_t>(a.data);
+  const auto to = reinterpret_cast<uintptr_t>(b.data);
+  return from < to + b.bytes && to < from + a.bytes;
+}
+
 void check_one_a_rank(const Call& call, size_t buffers, size_t ranks) {
   if (buffers == ranks) return;
   throw InvalidArgument(std::string(name_of(call.op)) + " got " + std::to_string(buffers) + " buffers in a group of " +
@@ -117,6 +123,7 @@ void TcpGroup::exchange(const Call& call, const CallRecord& record, const Exchan
   const auto ranks = static_cast<size_t>(size());
   const auto me = static_cast<size_t>(rank());
   const auto& own = plan.sends[me];
+  std::vector<std::vector<std::byte>> copies;
   const bool uniform = own && all_of_size(plan.sends, own->bytes) && all_of_size(plan.receives, own->bytes);
   TcpCall tcp(*mesh_, facts_of(call, record));
   if (ranks > 1) tcp.agree(kBegun, static_cast<int>((me + 1) % ranks));
@@ -131,7 +138,13 @@ void TcpGroup::exchange(const Call& call, const CallRecord& record, const Exchan
     const size_t from = (me + ranks - i) % ranks;
     if (const auto& span = plan.receives[from]) sources.push_back({static_cast<int>(from), *span});
     if (const auto& span = plan.sends[to]) {
-      tcp.send({static_cast<int>(to), 0, span->bytes, uniform ? kUniform : uint8_t{0}}, span->data, &sent);
+      const void* data = span->data;
+      if (const auto& back = plan.receives[to]; back && overlap(*span, *back)) {
+        // What comes from that rank goes where this lies, and may come before this has gone.
+        copies.emplace_back(static_cast<const std::byte*>(data), static_cast<const std::byte*>(data) + span->bytes);
+        data = copies.back().data();
+      }
+      tcp.send({static_cast<int>(to), 0, span->bytes, uniform ? kUniform : uint8_t{0}}, data, &sent);
       to_send += tcp.parts(span->bytes);
     }
   }
