@@ -165,15 +165,15 @@ CONTRACT(data_moves_to_where_it_should) {
 CONTRACT(all_to_all_works_in_place) {
   // The last is more than the buffers of a connection hold.
   for (const size_t count : {size_t{1}, size_t{3000}, size_t{3000000}}) {
-    run_groups(kind, 3, 0, [&](Group& group) {
+    run_groups(kind, 2, 0, [&](Group& group) {
       std::vector<std::vector<float>> parts;
       std::vector<ConstSpan> inputs;
       std::vector<Span> outputs;
-      for (int r = 0; r < 3; ++r) parts.push_back(values(group.rank() * 3 + r, count));
+      for (int r = 0; r < 2; ++r) parts.push_back(values(group.rank() * 2 + r, count));
       for (auto& part : parts) inputs.push_back(ConstSpan{part.data(), count * sizeof(float)});
       for (auto& part : parts) outputs.push_back(Span{part.data(), count * sizeof(float)});
       group.all_to_all(call_of(Op::AllToAll, DType::Float32, 0), inputs, outputs);
-      for (int r = 0; r < 3; ++r) CHECK(parts[static_cast<size_t>(r)] == values(r * 3 + group.rank(), count));
+      for (int r = 0; r < 2; ++r) CHECK(parts[static_cast<size_t>(r)] == values(r * 2 + group.rank(), count));
     });
   }
 }
