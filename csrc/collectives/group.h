@@ -85,8 +85,8 @@ class Group {
   virtual void monitored_barrier(const Call& call, bool wait_all_ranks) = 0;
 
   /// Memory for `bytes` bytes, aligned to a page and zero, in which an all_reduce in place needs no copies where all
-  /// ranks call it with such memory. Null where the group has none or has failed, and in forked children. Outlives the group. Throws
-  /// SystemError where there is not enough. Callable from any thread.
+  /// ranks call it with such memory. Null where the group has none or has failed, and in forked children. Outlives the
+  /// group. Throws SystemError where there is not enough. Callable from any thread.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
 
   /// Frees every waiter of this rank within 100 ms and tells the peers. Callable from any thread, more than once.

@@ -26,6 +26,15 @@ namespace {
 /// Results beyond this size leave the cache before anyone reads them.
 constexpr size_t kStreamBytes = 4 * 1024 * 1024;
 
+/// Copies what leaves the cache before anyone reads it: around the cache, unless it is so short that the fence after
+/// that would cost more.
+void* copy_away(void* to, const void* from, size_t bytes) {
+  constexpr size_t kLeastBytes = 4096;
+  if (bytes < kLeastBytes) return std::memcpy(to, from, bytes);
+  copy_stream(to, from, bytes);
+  return to;
+}
+
 /// Moves every pointer by `bytes`.
 void advance(const void** pointers, int count, size_t bytes) {
   for (int i = 0; i < count; ++i) pointers[i] = static_cast<const std::byte*>(pointers[i]) + bytes;

@@ -68,6 +68,7 @@ void NodeGroup::reduce_in_heap(const Call& call, const CallRecord& record, const
     if (r != rank()) buffers[static_cast<size_t>(r)] = &peers.emplace_back(places_of(r), element);
   }
   Sources sources(size());
+  write_.begin();
   // Of the elements from `at` on as many, up to `end`, as lie in one stretch on all ranks; returns their number.
   const auto reduce_some = [&](size_t at, size_t end) {
     size_t count = std::min(end - at, kPieceBytes / element);
@@ -79,7 +80,7 @@ void NodeGroup::reduce_in_heap(const Call& call, const CallRecord& record, const
     auto* const result = static_cast<std::byte*>(const_cast<void*>(sources.data()[rank()]));
     ours::reduce(result, sources.data(), size(), count, call.dtype, reduction);
     for (int r = 0; r < size(); ++r) {
-      if (r != rank()) copy_away(const_cast<void*>(sources.data()[r]), result, count * element);
+      if (r != rank()) write_.copy(const_cast<void*>(sources.data()[r]), result, count * element);
     }
     return count;
   };

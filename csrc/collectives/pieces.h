@@ -36,6 +36,9 @@ class Pieces {
   /// In elements.
   size_t count() const { return count_; }
 
+  /// The array, where it lies in one place; else null.
+  std::byte* whole() const { return places() == 1 ? first_->data : nullptr; }
+
   size_t places() const { return static_cast<size_t>(last_ - first_); }
 
   /// Elements that lie one after the other.

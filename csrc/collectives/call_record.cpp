@@ -1,0 +1,47 @@
+#include "collectives/call_record.h"
+
+#include <cstring>
+
+namespace ours {
+
+CallRecord record_of(const Call& call) {
+  CallRecord record{};
+  record.seq = call.seq;
+  record.op = static_cast<uint8_t>(call.op);
+  record.dtype = static_cast<uint8_t>(call.dtype);
+  record.kind = static_cast<uint8_t>(ReduceKind::None);
+  record.root = -1;
+  return record;
+}
+
+CallRecord record_of(const Call& call, size_t count, const Reduction& reduction, int root) {
+  CallRecord record = record_of(call);
+  record.count = count;
+  record.kind = static_cast<uint8_t>(reduction.kind);
+  record.factor = reduction.kind == ReduceKind::PremulSum ? reduction.factor : 0.0;
+  record.root = root;
+  return record;
+}
+
+bool same_record(const CallRecord& a, const CallRecord& b) {
+  // The factor is compared by its bits: NaN agrees with itself.
+  return a.seq == b.seq && a.count == b.count && std::memcmp(&a.factor, &b.factor, sizeof(a.factor)) == 0 &&
+         a.root == b.root && a.op == b.op && a.dtype == b.dtype && a.kind == b.kind;
+}
+
+std::string describe_record(const CallRecord& record) {
+  std::string text = std::string(name_of(static_cast<Op>(record.op))) + " number " + std::to_string(record.seq);
+  const auto kind = static_cast<ReduceKind>(record.kind);
+  std::string details;
+  const auto add = [&](const std::string& detail) { details += (details.empty() ? "" : ", ") + detail; };
+  if (kind != ReduceKind::None) add(name_of(kind));
+  if (kind == ReduceKind::PremulSum) add("factor " + std::to_string(record.factor));
+  if (static_cast<Op>(record.op) != Op::Barrier && static_cast<Op>(record.op) != Op::MonitoredBarrier) {
+    const std::string dtype = name_of(static_cast<DType>(record.dtype));
+    add(record.count != 0 ? std::to_string(record.count) + " x " + dtype : dtype);
+  }
+  if (record.root >= 0) add("root " + std::to_string(record.root));
+  return details.empty() ? text : text + " (" + details + ")";
+}
+
+}  // namespace ours
