@@ -50,7 +50,7 @@ def test_collectives_reports_every_case(tmp_path: Path) -> None:
     for row in run["rows"]:
         assert "ours" in row["seconds"], row
         check_times(row["seconds"])
-    assert re.search(r"all_reduce, 2 ranks\n  size +ours +gloo +gloo/ours\n  1 KiB .* us .*x\n  4 KiB", output)
+    assert re.search(r"all_reduce, 2 ranks\n  size +ours +gloo +gloo/ours\n  1 KiB .* [um]s .*x\n  4 KiB", output)
     check_png(tmp_path / "c.png")
 
 

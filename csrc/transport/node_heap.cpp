@@ -147,8 +147,11 @@ void NodeHeap::keep_to_oneself() noexcept {
   // not seen here, and nobody has memory of it yet.
   for (size_t r = 0; r < arenas_.size(); ++r) {
     if (arenas_[r] == nullptr) continue;
-    ::mmap(arenas_[r], kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file_.get(),
-           file_offset(static_cast<int>(r), 0));
+    const void* const address =
+        ::mmap(arenas_[r], kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file_.get(),
+               file_offset(static_cast<int>(r), 0));
+    // Without that much memory to promise, the child goes on sharing.
+    if (address == MAP_FAILED) return;
   }
 }
 
