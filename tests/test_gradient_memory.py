@@ -1,66 +1,28 @@
-"""Where gradients lie: autograd computes them in the heap, so that nothing is copied, and nobody can tell otherwise."""
+"""Who gets memory of the heap for gradients, who keeps it, and when it returns."""
 
 from __future__ import annotations
 
-import copy
 import gc
 import os
-import resource
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
+from gradient_cases import (
+    WEIGHT_BYTES,
+    WIDTH,
+    backward,
+    check_averages,
+    inputs_of,
+    make_model,
+    memory_returned,
+    weights,
+)
 from probes import bytes_in_heap, in_heap
-from torch import nn
 
 from ourddp import DistributedDataParallel
-
-WIDTH = 128  # a weight's gradient has 64 KiB: large enough to be reduced where it lies
-WEIGHT_BYTES = WIDTH * WIDTH * 4
-
-
-def make_model(depth: int = 3) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(depth)))
-
-
-def inputs_of(rank: int) -> torch.Tensor:
-    return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(rank))
-
-
-def weights(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.ndim > 1]
-
-
-def backward(model: nn.Module, rank: int) -> None:
-    model(inputs_of(rank)).square().mean().backward()
-
-
-def check_averages(model: DistributedDataParallel, world: int) -> None:
-    """Compare the gradients with those of one process that has seen all ranks' inputs."""
-    alone = copy.deepcopy(model.module)
-    alone.zero_grad()
-    for rank in range(world):
-        (alone(inputs_of(rank)).square().mean() / world).backward()
-    for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-4, atol=1e-6)
-
-
-@contextmanager
-def memory_returned() -> Iterator[None]:
-    """Fail unless all memory that the ranks take from the heap inside is returned."""
-    gc.collect()
-    dist.barrier()
-    before = bytes_in_heap()
-    dist.barrier()
-    yield
-    gc.collect()
-    dist.barrier()
-    assert bytes_in_heap() == before
-    dist.barrier()
 
 
 def _plain_steps(rank, world, options):
@@ -128,22 +90,6 @@ def test_a_gradient_that_is_held_stays_as_it_is(rank_pool):
     rank_pool(2, "ours").run(_held)
 
 
-def _two_models(rank, world):
-    with memory_returned():
-        first, second = DistributedDataParallel(make_model()), DistributedDataParallel(make_model())
-        for _ in range(3):
-            first.zero_grad()
-            second.zero_grad()
-            loss = second(first(inputs_of(rank))).square().mean() + first.module[0].weight.sum() * 0
-            loss.backward()
-            assert all(in_heap(weight.grad) for weight in weights(first) + weights(second))
-        del first, second, loss
-
-
-def test_two_models_whose_backwards_are_one(rank_pool):
-    rank_pool(2, "ours").run(_two_models)
-
-
 def _elsewhere(rank, world):
     with memory_returned():
         model = DistributedDataParallel(make_model())
@@ -183,61 +129,6 @@ def test_only_what_may_be_a_gradient_gets_the_memory(rank_pool):
     rank_pool(2, "ours").run(_elsewhere)
 
 
-def _threads(rank, world):
-    with memory_returned():
-        model = DistributedDataParallel(make_model())
-        for _ in range(3):
-            model.zero_grad()
-            loss = model(inputs_of(rank)).square().mean()
-            thread = threading.Thread(target=loss.backward)
-            thread.start()
-            thread.join()
-            check_averages(model, world)
-        del model, loss, thread
-
-
-def test_backward_in_another_thread_than_forward(rank_pool):
-    rank_pool(2, "ours").run(_threads)
-
-
-class Convolution(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(8, 128, 3)
-        self.second = nn.Conv2d(128, 64, 3)
-
-    def forward(self, x):
-        return self.second(self.first(x)).mean((2, 3))
-
-
-def _convolutions(rank, world):
-    # oneDNN takes its memory by the allocator's raw interface.
-    with memory_returned():
-        torch.manual_seed(0)
-        model = DistributedDataParallel(Convolution())
-        alone = copy.deepcopy(model.module)
-        images = [torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(r)) for r in range(world)]
-        for _ in range(3):
-            model.zero_grad()
-            alone.zero_grad()
-            model(images[rank]).square().mean().backward()
-            for image in images:
-                (alone(image).square().mean() / world).backward()
-            for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
-                torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-4, atol=1e-6)
-            assert in_heap(model.module.second.weight.grad)
-        # The pages are the same from step to step, though the convolution takes more memory of that size for itself.
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        model.zero_grad()
-        model(images[rank]).square().mean().backward()
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults < 20
-        del model
-
-
-def test_gradients_of_convolutions_are_in_the_heap(rank_pool):
-    rank_pool(2, "ours").run(_convolutions)
-
-
 def _profiled(rank, world):
     model = DistributedDataParallel(make_model(1))
     backward(model, rank)
@@ -251,88 +142,6 @@ def _profiled(rank, world):
 
 def test_the_profiler_sees_the_memory(rank_pool):
     rank_pool(2, "ours").run(_profiled)
-
-
-class Odd(nn.Module):
-    """A parameter without elements that is alone in its bucket, as the only one of its dtype."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-        self.empty = nn.Parameter(torch.empty(0, 5, dtype=torch.float64))
-
-    def forward(self, x):
-        return self.layer(x) + self.empty.sum()
-
-
-def _without_elements(rank, world):
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Odd())
-    for _ in range(3):
-        model.zero_grad()
-        backward(model, rank)
-        check_averages(model, world)
-        assert model.module.empty.grad.shape == (0, 5)
-
-
-def test_a_bucket_without_elements(rank_pool):
-    rank_pool(2, "ours").run(_without_elements)
-
-
-class Conjugate(nn.Module):
-    """Autograd leaves the parameter's gradient conjugated lazily."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.p = nn.Parameter(torch.randn(size, dtype=torch.complex64))
-        self.factor = torch.randn(size, dtype=torch.complex64)
-
-    def forward(self, x):
-        return (self.p.conj() * x.sum() * self.factor).real.sum()
-
-
-def _conjugate(rank, world, size, options):
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Conjugate(size), **options)
-    for _ in range(3):
-        model.zero_grad()
-        backward(model, rank)
-        check_averages(model, world)
-
-
-@pytest.mark.parametrize("options", [{}, {"static_graph": True}], ids=["default", "static"])
-@pytest.mark.parametrize("size", [100, 10_000, 100_000])
-def test_gradients_that_are_conjugated_lazily(rank_pool, size, options):
-    rank_pool(2, "ours").run(_conjugate, size, options)
-
-
-def _forward_in_backward(rank, world):
-    module = make_model()
-    model = DistributedDataParallel(module)
-    for step in range(3):
-        model.zero_grad()
-        hidden = model.module[0](inputs_of(rank))
-        del hidden
-        handle = None
-        output = model(inputs_of(rank))
-
-        def interrupt(gradient, step=step):
-            # A hook in a module changes how gradients are reduced; another forward takes note of it.
-            nonlocal handle
-            if step == 1:
-                handle = module[0].register_full_backward_hook(lambda *unused: None)
-            with torch.no_grad():
-                model(inputs_of(7))
-
-        module[1].weight.register_hook(interrupt)
-        output.square().mean().backward()
-        if handle is not None:
-            handle.remove()
-        check_averages(model, world)
-
-
-def test_a_forward_in_the_midst_of_backward(rank_pool):
-    rank_pool(2, "ours").run(_forward_in_backward)
 
 
 def _hook_later(rank, world):

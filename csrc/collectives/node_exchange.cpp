@@ -23,7 +23,7 @@ ConstSpan as_const(Span span) { return ConstSpan{span.data, span.bytes}; }
 }  // namespace
 
 void NodeGroup::broadcast(const Call& call, Span buffer, int root) {
-  check_root(root);
+  check_root(root, size());
   Exchange plan;
   const auto ranks = static_cast<size_t>(size());
   if (rank() == root) {
@@ -47,7 +47,7 @@ void NodeGroup::all_gather(const Call& call, ConstSpan input, const std::vector<
 }
 
 void NodeGroup::gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) {
-  check_root(root);
+  check_root(root, size());
   Exchange plan;
   plan.sends.assign(static_cast<size_t>(size()), ConstSpan{});
   plan.sends[static_cast<size_t>(root)] = input;
@@ -58,7 +58,7 @@ void NodeGroup::gather(const Call& call, ConstSpan input, const std::vector<Span
 }
 
 void NodeGroup::scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) {
-  check_root(root);
+  check_root(root, size());
   Exchange plan;
   plan.common = false;
   if (rank() == root) plan.sends = inputs;

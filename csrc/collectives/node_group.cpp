@@ -89,10 +89,4 @@ void NodeGroup::reserve_stage() {
   stage_reserved_ = true;
 }
 
-void NodeGroup::check_root(int root) const {
-  if (root >= 0 && root < size()) return;
-  throw InvalidArgument("root is " + std::to_string(root) + " in a group of " + std::to_string(size()) +
-                        " ranks; give a rank of the group, 0 to " + std::to_string(size() - 1));
-}
-
 }  // namespace ours

@@ -74,8 +74,7 @@ class NodeGroup final : public Group {
   void reduce_chunked(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,
                       const Reduction& reduction);
 
-  /// Tells pages_ of a buffer of the user's. Not of one in the heap: whether shared memory may be on huge pages is
-  /// another of the administrator's choices.
+  /// Tells pages_ of a buffer of the user's. Not of one in the heap, which is on huge pages already.
   void saw_buffer(const void* data, size_t bytes);
 
   /// Publishes with the next sync where in the heap `data` lies, if it does; returns whether it does.
@@ -100,9 +99,6 @@ class NodeGroup final : public Group {
 
   /// Takes the memory of this rank's stages before their first use.
   void reserve_stage();
-
-  /// Throws InvalidArgument unless 0 <= root < size().
-  void check_root(int root) const;
 
   std::shared_ptr<NodeSession> session_;
   NodeBarrier barrier_;

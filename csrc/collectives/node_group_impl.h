@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "collectives/call_checks.h"
 #include "collectives/call_record.h"
 #include "collectives/node_group.h"
 #include "common/error.h"

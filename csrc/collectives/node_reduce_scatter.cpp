@@ -14,11 +14,7 @@ void NodeGroup::reduce_scatter(const Call& call, const std::vector<const void*>&
                                const std::vector<size_t>& counts, void* out, const Reduction& reduction) {
   check_supported(reduction.kind, call.dtype);
   const auto ranks = static_cast<size_t>(size());
-  if (inputs.size() != ranks || counts.size() != ranks) {
-    throw InvalidArgument("reduce_scatter got " + std::to_string(inputs.size()) + " inputs and " +
-                          std::to_string(counts.size()) + " counts in a group of " + std::to_string(ranks) +
-                          " ranks; give one of each a rank");
-  }
+  check_reduce_scatter(inputs, counts, size());
   guarded([&] {
     reserve_stage();
     write_.begin();
@@ -28,11 +24,9 @@ void NodeGroup::reduce_scatter(const Call& call, const std::vector<const void*>&
     const size_t most = *std::max_element(counts.begin(), counts.end());
     const size_t rounds = piece_count(most, per_window);
 
-    // The sizes of all parts must agree, not only their sum: a polynomial of them stands for the list.
-    uint64_t fingerprint = 0;
-    for (size_t count : counts) fingerprint = fingerprint * 0x9E3779B97F4A7C15u + count;
+    // The sizes of all parts must agree, not only their sum.
     const bool even = std::all_of(counts.begin(), counts.end(), [&](size_t n) { return n == counts[0]; });
-    const CallRecord record = record_of(call, even ? counts[0] * ranks : fingerprint, reduction, -1);
+    const CallRecord record = record_of(call, even ? counts[0] * ranks : fingerprint_of(counts), reduction, -1);
 
     const auto fill = [&](size_t k) {
       std::byte* to = stage(rank(), barrier_.next_parity());

@@ -27,7 +27,7 @@ void TcpGroup::all_reduce(const Call& call, const std::vector<Span>& pieces, con
 
 void TcpGroup::reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) {
   check_supported(reduction.kind, call.dtype);
-  check_root(root);
+  check_root(root, size());
   const size_t element = size_of(call.dtype);
   const Pieces to(out, count, element);
   const Pieces from(const_cast<void*>(in), count, element);
@@ -89,17 +89,11 @@ void TcpGroup::reduce_scatter(const Call& call, const std::vector<const void*>& 
                               const std::vector<size_t>& counts, void* out, const Reduction& reduction) {
   check_supported(reduction.kind, call.dtype);
   const auto ranks = static_cast<size_t>(size());
-  if (inputs.size() != ranks || counts.size() != ranks) {
-    throw InvalidArgument("reduce_scatter got " + std::to_string(inputs.size()) + " inputs and " +
-                          std::to_string(counts.size()) + " counts in a group of " + std::to_string(ranks) +
-                          " ranks; give one of each a rank");
-  }
+  check_reduce_scatter(inputs, counts, size());
   guarded([&] {
-    // The sizes of all parts must agree, not only their sum: a polynomial of them stands for the list.
-    uint64_t fingerprint = 0;
-    for (const size_t count : counts) fingerprint = fingerprint * 0x9E3779B97F4A7C15u + count;
+    // The sizes of all parts must agree, not only their sum.
     const size_t sum = std::accumulate(counts.begin(), counts.end(), size_t{0});
-    TcpCall tcp(*mesh_, facts_of(call, record_of(call, sum, reduction, -1), fingerprint));
+    TcpCall tcp(*mesh_, facts_of(call, record_of(call, sum, reduction, -1), fingerprint_of(counts)));
     Reducing job{call.dtype, reduction, {}, counts, std::vector<std::byte*>(ranks), {}};
     for (const void* input : inputs) job.inputs.push_back(static_cast<const std::byte*>(input));
     job.outputs[static_cast<size_t>(rank())] = static_cast<std::byte*>(out);

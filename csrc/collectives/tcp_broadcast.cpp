@@ -13,7 +13,7 @@
 namespace ours {
 
 void TcpGroup::broadcast(const Call& call, Span buffer, int root) {
-  check_root(root);
+  check_root(root, size());
   guarded([&] {
     CallRecord record = record_of(call);
     record.root = root;

@@ -71,7 +71,7 @@ void TcpGroup::all_gather(const Call& call, ConstSpan input, const std::vector<S
 }
 
 void TcpGroup::gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) {
-  check_root(root);
+  check_root(root, size());
   const auto ranks = static_cast<size_t>(size());
   Exchange plan;
   plan.sends.resize(ranks);
@@ -87,7 +87,7 @@ void TcpGroup::gather(const Call& call, ConstSpan input, const std::vector<Span>
 }
 
 void TcpGroup::scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) {
-  check_root(root);
+  check_root(root, size());
   const auto ranks = static_cast<size_t>(size());
   Exchange plan;
   plan.sends.resize(ranks);

@@ -58,12 +58,6 @@ TcpCall::Facts TcpGroup::facts_of(const Call& call, const CallRecord& record, ui
           }};
 }
 
-void TcpGroup::check_root(int root) const {
-  if (root >= 0 && root < size()) return;
-  throw InvalidArgument("root is " + std::to_string(root) + " in a group of " + std::to_string(size()) +
-                        " ranks; give a rank of the group, 0 to " + std::to_string(size() - 1));
-}
-
 std::shared_ptr<void> TcpGroup::allocate(size_t) { return nullptr; }
 
 void TcpGroup::abort(const std::string& reason) {

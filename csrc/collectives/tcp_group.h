@@ -72,7 +72,6 @@ class TcpGroup final : public Group {
   template <class Body>
   void guarded(Body&& body);
   TcpCall::Facts facts_of(const Call& call, const CallRecord& record, uint64_t fingerprint = 0) const;
-  void check_root(int root) const;
   bool is_direct() const { return size() <= mesh_->plan().direct_ranks; }
 
   /// Of all ranks' `in` into `out`, which is null where this rank does not want it. Root -1: all do.

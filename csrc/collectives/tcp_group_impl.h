@@ -2,6 +2,7 @@
 
 #include <functional>
 
+#include "collectives/call_checks.h"
 #include "collectives/call_record.h"
 #include "collectives/tcp_group.h"
 #include "common/error.h"

@@ -85,7 +85,6 @@ class Bucket {
   /// Drops that memory. Gradients that are views of it keep it alive.
   void release();
   bool allocated() const { return buffer_.defined(); }
-  bool whole() const { return whole_; }
   /// The flat buffer of a bucket that is whole, or the one sparse gradient.
   const at::Tensor& buffer() const { return buffer_; }
   void set_sparse_gradient(at::Tensor gradient) { buffer_ = std::move(gradient); }

@@ -74,7 +74,9 @@ class GradientAllocator final : public c10::Allocator {
     if (open_count > 0) {
       for (const MemoryPtr& memory : open_here.list) {
         if (!memory->serves(bytes)) continue;
-        if (DataPtr block = lend(memory, bytes)) return block;
+        // A copy: what is called while memory is taken, such as a warning, may change the list.
+        const MemoryPtr lender = memory;  // NOLINT(performance-unnecessary-copy-initialization)
+        if (DataPtr block = lend(lender, bytes)) return block;
       }
     }
     return next_->allocate(bytes);

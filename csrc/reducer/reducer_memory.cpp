@@ -1,5 +1,3 @@
-#include <c10/util/Exception.h>
-
 #include "common/options.h"
 #include "reducer/comm_hooks.h"
 #include "reducer/gradient_copy.h"

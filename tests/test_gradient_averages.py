@@ -1,0 +1,165 @@
+"""Gradients that are computed in the heap are right: of odd models, and of odd forwards and backwards."""
+
+from __future__ import annotations
+
+import copy
+import resource
+import threading
+
+import pytest
+import torch
+from gradient_cases import WIDTH, backward, check_averages, inputs_of, make_model, memory_returned, weights
+from probes import in_heap
+from torch import nn
+
+from ourddp import DistributedDataParallel
+
+
+def _two_models(rank, world):
+    with memory_returned():
+        first, second = DistributedDataParallel(make_model()), DistributedDataParallel(make_model())
+        for _ in range(3):
+            first.zero_grad()
+            second.zero_grad()
+            loss = second(first(inputs_of(rank))).square().mean() + first.module[0].weight.sum() * 0
+            loss.backward()
+            assert all(in_heap(weight.grad) for weight in weights(first) + weights(second))
+        del first, second, loss
+
+
+def test_two_models_whose_backwards_are_one(rank_pool):
+    rank_pool(2, "ours").run(_two_models)
+
+
+def _threads(rank, world):
+    with memory_returned():
+        model = DistributedDataParallel(make_model())
+        for _ in range(3):
+            model.zero_grad()
+            loss = model(inputs_of(rank)).square().mean()
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+            check_averages(model, world)
+        del model, loss, thread
+
+
+def test_backward_in_another_thread_than_forward(rank_pool):
+    rank_pool(2, "ours").run(_threads)
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(8, 128, 3)
+        self.second = nn.Conv2d(128, 64, 3)
+
+    def forward(self, x):
+        return self.second(self.first(x)).mean((2, 3))
+
+
+def _convolutions(rank, world):
+    # oneDNN takes its memory by the allocator's raw interface.
+    with memory_returned():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(Convolution())
+        alone = copy.deepcopy(model.module)
+        images = [torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(r)) for r in range(world)]
+        for _ in range(3):
+            model.zero_grad()
+            alone.zero_grad()
+            model(images[rank]).square().mean().backward()
+            for image in images:
+                (alone(image).square().mean() / world).backward()
+            for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-4, atol=1e-6)
+            assert in_heap(model.module.second.weight.grad)
+        # The pages are the same from step to step, though the convolution takes more memory of that size for itself.
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        model.zero_grad()
+        model(images[rank]).square().mean().backward()
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults < 20
+        del model
+
+
+def test_gradients_of_convolutions_are_in_the_heap(rank_pool):
+    rank_pool(2, "ours").run(_convolutions)
+
+
+class Odd(nn.Module):
+    """A parameter without elements that is alone in its bucket, as the only one of its dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.empty = nn.Parameter(torch.empty(0, 5, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.layer(x) + self.empty.sum()
+
+
+def _without_elements(rank, world):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Odd())
+    for _ in range(3):
+        model.zero_grad()
+        backward(model, rank)
+        check_averages(model, world)
+        assert model.module.empty.grad.shape == (0, 5)
+
+
+def test_a_bucket_without_elements(rank_pool):
+    rank_pool(2, "ours").run(_without_elements)
+
+
+class Conjugate(nn.Module):
+    """Autograd leaves the parameter's gradient conjugated lazily."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.randn(size, dtype=torch.complex64))
+        self.factor = torch.randn(size, dtype=torch.complex64)
+
+    def forward(self, x):
+        return (self.p.conj() * x.sum() * self.factor).real.sum()
+
+
+def _conjugate(rank, world, size, options):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Conjugate(size), **options)
+    for _ in range(3):
+        model.zero_grad()
+        backward(model, rank)
+        check_averages(model, world)
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}], ids=["default", "static"])
+@pytest.mark.parametrize("size", [100, 10_000, 100_000])
+def test_gradients_that_are_conjugated_lazily(rank_pool, size, options):
+    rank_pool(2, "ours").run(_conjugate, size, options)
+
+
+def _forward_in_backward(rank, world):
+    module = make_model()
+    model = DistributedDataParallel(module)
+    for step in range(3):
+        model.zero_grad()
+        output = model(inputs_of(rank))
+        handles = []
+
+        def interrupt(gradient, step=step, handles=handles):
+            # A hook in a module changes how gradients are reduced; another forward takes note of it.
+            if step == 1:
+                handles.append(module[0].register_full_backward_hook(lambda *unused: None))
+            with torch.no_grad():
+                model(inputs_of(7))
+
+        handles.append(module[1].weight.register_hook(interrupt))
+        output.square().mean().backward()
+        for handle in handles:
+            handle.remove()
+        check_averages(model, world)
+
+
+def test_a_forward_in_the_midst_of_backward(rank_pool):
+    rank_pool(2, "ours").run(_forward_in_backward)
