@@ -15,20 +15,25 @@ namespace ours {
 
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kMostBuffers = 256;
 constexpr int kTimes = 3;
 
-/// "always [madvise] never": the kernel's word for what it does is in brackets. MADV_COLLAPSE would not heed it.
-bool allowed() {
+}  // namespace
+
+bool huge_pages_allowed() {
+  // "always [madvise] never": the kernel's word for what it does is in brackets. MADV_COLLAPSE would not heed it.
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
   std::string line;
   return std::getline(file, line) && line.find("[never]") == std::string::npos;
 }
 
-}  // namespace
+void move_to_huge_pages(void* data, size_t bytes) {
+  const size_t to_first = (kHugePage - reinterpret_cast<uintptr_t>(data) % kHugePage) % kHugePage;
+  if (bytes < to_first + kHugePage) return;
+  (void)::madvise(static_cast<char*>(data) + to_first, (bytes - to_first) / kHugePage * kHugePage, MADV_COLLAPSE);
+}
 
-HugePages::HugePages(bool enabled) : enabled_(enabled && allowed()) {}
+HugePages::HugePages(bool enabled) : enabled_(enabled && huge_pages_allowed()) {}
 
 void HugePages::saw(const void* data, size_t bytes) {
   if (!enabled_ || bytes < kLeastBytes) return;
@@ -38,12 +43,7 @@ void HugePages::saw(const void* data, size_t bytes) {
     seen_[data] = Seen{bytes, 1};
     return;
   }
-  if (++found->second.times != kTimes) return;
-  const auto address = reinterpret_cast<uintptr_t>(data);
-  const size_t to_first = (kHugePage - address % kHugePage) % kHugePage;
-  if (bytes < to_first + kHugePage) return;
-  auto* first = static_cast<char*>(const_cast<void*>(data)) + to_first;
-  (void)::madvise(first, (bytes - to_first) / kHugePage * kHugePage, MADV_COLLAPSE);
+  if (++found->second.times == kTimes) move_to_huge_pages(const_cast<void*>(data), bytes);
 }
 
 }  // namespace ours

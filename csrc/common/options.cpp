@@ -186,8 +186,8 @@ const std::vector<OptionRow>& option_rows() {
                                  "Whether ranks that share a core move apart at the start of a collective."),
       word_row<&Options::huge_pages>(
           "OURS_HUGE_PAGES", "0 or 1",
-          "Whether tensors of 4 MiB and more that are used again and again are moved onto huge pages, "
-          "where the system has them."),
+          "Whether memory for gradients, and tensors of 4 MiB and more that are used again and again, are moved onto "
+          "huge pages, where the system has them."),
       word_row<&Options::reduce_in_place>(
           "OURS_REDUCE_IN_PLACE", "0 or 1",
           "Whether DistributedDataParallel averages large gradients where they lie, while backward goes on. "

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "common/error.h"
+#include "common/huge_pages.h"
 
 namespace ours {
 
@@ -22,6 +23,18 @@ size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 off_t file_offset(int rank, uint64_t offset) {
   return static_cast<off_t>(static_cast<uint64_t>(rank) * NodeHeap::kArenaBytes + offset);
+}
+
+/// Addresses for an arena that begins with a huge page, as its part of the file does. MAP_FAILED where there are none.
+void* room_for_arena() {
+  const size_t bytes = NodeHeap::kArenaBytes + kHugePage;
+  void* const room = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) return room;
+  const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(room) % kHugePage) % kHugePage;
+  auto* const arena = static_cast<std::byte*>(room) + before;
+  if (before > 0) ::munmap(room, before);
+  ::munmap(arena + NodeHeap::kArenaBytes, kHugePage - before);
+  return arena;
 }
 
 }  // namespace
@@ -56,8 +69,12 @@ Fd NodeHeap::create_file(int ranks) {
   return file;
 }
 
-NodeHeap::NodeHeap(int rank, int ranks, Fd file)
-    : rank_(rank), file_(std::move(file)), owner_(::getpid()), arenas_(static_cast<size_t>(ranks)) {
+NodeHeap::NodeHeap(int rank, int ranks, Fd file, bool huge_pages)
+    : rank_(rank),
+      file_(std::move(file)),
+      huge_pages_(huge_pages && huge_pages_allowed()),
+      owner_(::getpid()),
+      arenas_(static_cast<size_t>(ranks)) {
   ForkGuard& guard = ForkGuard::instance();
   const std::lock_guard<std::mutex> lock(guard.mutex);
   guard.heaps.insert(this);
@@ -90,6 +107,7 @@ std::byte* NodeHeap::allocate(size_t bytes) {
         "cannot reserve " + std::to_string(pages) + " bytes of shared memory; raise the job's memory limit", error);
   }
   used_[offset] = pages;
+  if (huge_pages_) filled(offset, pages);
   return base + offset;
 }
 
@@ -132,14 +150,34 @@ size_t NodeHeap::bytes_in_use() const {
 std::byte* NodeHeap::arena(int rank) {
   std::byte*& arena = arenas_.at(static_cast<size_t>(rank));
   if (arena == nullptr) {
-    void* address = ::mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(),
-                           file_offset(rank, 0));
-    if (address == MAP_FAILED) throw SystemError("cannot map a rank's shared memory (is `ulimit -v` set?)", errno);
+    void* const room = room_for_arena();
+    void* const address = room == MAP_FAILED
+                              ? MAP_FAILED
+                              : ::mmap(room, kArenaBytes, PROT_READ | PROT_WRITE,
+                                       MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file_.get(), file_offset(rank, 0));
+    if (address == MAP_FAILED) {
+      const int error = errno;
+      if (room != MAP_FAILED) ::munmap(room, kArenaBytes);
+      throw SystemError("cannot map a rank's shared memory (is `ulimit -v` set?)", error);
+    }
     // A core dump would look at every page, and a look takes the memory for it.
     ::madvise(address, kArenaBytes, MADV_DONTDUMP);
     arena = static_cast<std::byte*>(address);
   }
   return arena;
+}
+
+void NodeHeap::filled(uint64_t offset, size_t bytes) {
+  // Of the huge pages that the piece touches, the first and the last may have gaps, or reach beyond the end.
+  uint64_t begin = offset / kHugePage * kHugePage;
+  uint64_t end = (offset + bytes + kHugePage - 1) / kHugePage * kHugePage;
+  const auto next = gaps_.lower_bound(offset);
+  if (next != gaps_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second > begin) begin += kHugePage;
+  }
+  if (end > end_ || (next != gaps_.end() && next->first < end)) end -= kHugePage;
+  if (begin < end) move_to_huge_pages(arenas_[static_cast<size_t>(rank_)] + begin, end - begin);
 }
 
 void NodeHeap::keep_to_oneself() noexcept {

@@ -16,8 +16,8 @@ namespace ours {
 
 /// Memory for tensors that the peers of a node can read and write where it lies, so that a reduction needs no copies.
 /// One sparse file, made by the leader, holds an arena for each rank; a rank gives out pieces of its own, and maps all
-/// of them when it first does. Pages cost nothing until they are given out, and are returned when they are freed. Safe
-/// to use from any thread.
+/// of them when it first does. Pages cost nothing until they are given out, and are returned when they are freed. What is
+/// given out in whole huge pages, in one piece or in several, can be moved onto such. Safe to use from any thread.
 class NodeHeap {
  public:
   static constexpr uint64_t kNowhere = ~uint64_t{0};
@@ -29,7 +29,7 @@ class NodeHeap {
   static Fd create_file(int ranks);
 
   /// Rank `rank`'s view of `file`, which the ranks share.
-  NodeHeap(int rank, int ranks, Fd file);
+  NodeHeap(int rank, int ranks, Fd file, bool huge_pages = false);
   NodeHeap(const NodeHeap&) = delete;
   NodeHeap& operator=(const NodeHeap&) = delete;
   ~NodeHeap();
@@ -55,11 +55,14 @@ class NodeHeap {
 
   std::byte* arena(int rank);
   void keep_to_oneself() noexcept;
+  /// Moves the huge pages that [offset, offset + bytes), just taken, was the last to fill.
+  void filled(uint64_t offset, size_t bytes);
   uint64_t take(size_t bytes);
   void give(uint64_t offset, size_t bytes);
 
   const int rank_;
   const Fd file_;
+  const bool huge_pages_;
   const pid_t owner_;
   mutable std::mutex mutex_;  // guards all below
   std::vector<std::byte*> arenas_;

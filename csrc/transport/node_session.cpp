@@ -166,7 +166,7 @@ NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memor
   layout_ = layout_of(header());
   wait_policy_ = wait_policy_for(size);
   if (!heap_file.valid()) heap_file = open_heap_file(header());
-  if (heap_file.valid()) heap_ = std::make_shared<NodeHeap>(rank, size, std::move(heap_file));
+  if (heap_file.valid()) heap_ = std::make_shared<NodeHeap>(rank, size, std::move(heap_file), options().huge_pages);
   failure_ = std::make_unique<NodeFailure>(header(), &block(0), size);
   attach();
 }

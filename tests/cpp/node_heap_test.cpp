@@ -3,9 +3,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <string>
+#include <vector>
 
 #include "common/error.h"
+#include "common/huge_pages.h"
 #include "node_ranks.h"
 
 namespace ours {
@@ -60,6 +65,53 @@ TEST(heap_refuses_what_it_does_not_have) {
   CHECK_EQ(heap.bytes_in_use(), size_t{0});
   heap.free(heap.allocate(1));
   heap.free(nullptr);
+}
+
+/// How much of what is mapped at `data` is on huge pages, in bytes.
+size_t huge_bytes(const void* data) {
+  std::ifstream maps("/proc/self/smaps");
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  bool inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long from = 0, to = 0, size = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &from, &to) == 2) inside = from <= address && address < to;
+    if (inside && std::sscanf(line.c_str(), "ShmemPmdMapped: %lu kB", &size) == 1) return size * 1024;
+  }
+  return 0;
+}
+
+TEST(heap_moves_what_fills_huge_pages_onto_them) {
+  constexpr size_t kPiece = kHugePage / 4;
+  NodeHeap probe(0, 1, NodeHeap::create_file(1), true);
+  std::byte* const first = probe.allocate(kHugePage);
+  first[0] = std::byte{1};
+  const bool can = huge_bytes(first) == kHugePage;
+
+  NodeHeap heap(0, 1, NodeHeap::create_file(1), true);
+  std::vector<std::byte*> pieces;
+  const auto add = [&](size_t bytes) {
+    pieces.push_back(heap.allocate(bytes));
+    std::memset(pieces.back(), static_cast<int>(pieces.size()), bytes);
+    for (size_t i = 0; i < pieces.size(); ++i) CHECK(pieces[i][kPage] == static_cast<std::byte>(i + 1));
+    return can ? huge_bytes(pieces[0]) / kHugePage : 0;
+  };
+  const auto pages = [can](size_t number) { return can ? number : 0; };
+  CHECK_EQ(add(kPiece), pages(0));
+  CHECK_EQ(add(2 * kPiece), pages(0));
+  CHECK_EQ(add(kPiece), pages(1));
+  CHECK_EQ(add(kHugePage + kPiece), pages(2));
+  // A page with a gap is none, and becomes one when the gap is filled.
+  heap.free(pieces[2]);
+  CHECK(pieces[3][0] == std::byte{4});
+  pieces.erase(pieces.begin() + 2);
+  std::memset(pieces[2], 3, kHugePage + kPiece);
+  CHECK_EQ(add(kPiece / 2), pages(1));
+  CHECK_EQ(add(kPiece / 2), pages(2));
+
+  NodeHeap plain(0, 1, NodeHeap::create_file(1));
+  std::byte* const ordinary = plain.allocate(2 * kHugePage);
+  std::memset(ordinary, 1, 2 * kHugePage);
+  CHECK_EQ(huge_bytes(ordinary), size_t{0});
 }
 
 TEST(heap_of_a_peer_is_seen_where_it_says) {
