@@ -2,20 +2,26 @@
 
     python benchmarks/ddp.py --ranks 4 --plot ddp.png
 
-The program starts its own ranks. Every variant has its own copy of the model in every rank, and they take turns: one
-step of each, then the next round. `local` is the same step with no gradients exchanged, in just as many processes at
-the same time, so that `efficiency`, local / variant, tells what communication costs and not what sharing the cores
-does. A step is forward, backward and an SGD update, on one thread a rank; it takes as long as the slowest rank.
-Before anything is timed, one step of every variant has to give the same gradients. `--reducer-overhead` takes a model
-of 1,000 parameters of 1 KiB and no computation to speak of: what is left is the price of a parameter.
+The program starts its own ranks. Every variant has processes of its own, as a training run has, since what memory costs
+a step depends on what else the process has done. They all run at once and take turns: one step of each, then the next
+round. `local` is the same step with no gradients exchanged, in just as many processes at the same time, so that
+`efficiency`, local / variant, tells what communication costs and not what sharing the cores does. A step is forward,
+backward and an SGD update, on one thread a rank; it takes as long as the slowest rank. The first step of every variant
+has to give the same gradients.
+
+By default glibc returns large tensors to the system when they are freed, so that the next ones cost page faults; `ours`
+keeps those of gradients. With --keep-memory nothing is returned, and what is left is communication alone.
+`--reducer-overhead` takes a model of 1,000 parameters of 1 KiB and no computation to speak of: what is left is the
+price of a parameter.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import importlib.util
+import os
 import sys
+import tempfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +31,7 @@ import harness
 import report as reports
 import torch
 import torch.distributed as dist
+import turns
 from torch import nn
 
 LEAST_ROUNDS = 5
@@ -38,6 +45,7 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name: (whose Distrib
     "ourddp+auto": ("ours", "ours", {"bucket_cap_mb": "auto"}),
     "ourddp+views": ("ours", "ours", {"gradient_as_bucket_view": True}),
 }
+KEEP_MEMORY = f"glibc.malloc.mmap_threshold={1 << 40}:glibc.malloc.trim_threshold={1 << 40}"
 DEFAULT_VARIANTS = ("local", "torch+gloo", "torch+ours", "ourddp+ours")
 
 
@@ -103,6 +111,9 @@ def parse_arguments() -> argparse.Namespace:
         "--time-budget", type=float, default=120, help="seconds of measuring, about, per number of ranks"
     )
     parser.add_argument("--reducer-overhead", action="store_true", help="only the model of 1,000 parameters of 1 KiB")
+    parser.add_argument(
+        "--keep-memory", action="store_true", help="the C library returns no memory to the system, in all variants"
+    )
     parser.add_argument("--machine", default=harness.machine(), help="what the results say they were measured on")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
     parser.add_argument("--plot", type=Path, metavar="PATH", help="write a picture (PNG, SVG or PDF) there")
@@ -145,66 +156,76 @@ def training_step(model: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
     return step
 
 
-def check_equal(models: dict[str, nn.Module], rank: int) -> None:
-    """Raise RuntimeError where variants that exchange gradients do not have the same ones after a step."""
-    gradients = {
-        name: torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-        for name, model in models.items()
-        if name != "local"
-    }
-    reference = next(iter(gradients.values()), torch.ones(1))
-    for name, gradient in gradients.items():
-        apart = (gradient - reference).abs().max() / reference.abs().max()
-        if not apart < 1e-4:
-            raise RuntimeError(
-                f"rank {rank}: the gradients of {name} are not those of {next(iter(gradients))}: {apart}"
-            )
+def check_alike(gradient: torch.Tensor, reference: torch.Tensor, whose: str) -> None:
+    """Raise RuntimeError where a step's gradients are not those of the reference."""
+    apart = (gradient - reference).abs().max() / reference.abs().max()
+    if not apart < 1e-4:
+        raise RuntimeError(f"the gradients of {whose}: {apart}")
 
 
-def measure(ranks: harness.Ranks, groups: dict[str, dist.ProcessGroup], name: str) -> dict[str, Any]:
-    """Return the row of one model."""
-    torch.manual_seed(0)
-    model, _ = MODELS[name]()
-    torch.manual_seed(1 + ranks.rank)  # every rank has data of its own
-    inputs = torch.randn_like(MODELS[name]()[1])
-    parameters = list(model.parameters())
-    models, actions = {}, {}
-    for variant in ranks.plan["variants"]:
-        models[variant] = wrap(copy.deepcopy(model), variant, groups)
-        actions[variant] = training_step(models[variant], inputs)
-        actions[variant]()
-    check_equal(models, ranks.rank)
-    for action in actions.values():
-        for _ in range(WARM_UPS):
-            action()
-    chosen = {
-        variant: models[variant].report().tuning.cap
-        for variant in models
-        if VARIANTS[variant][2].get("bucket_cap_mb") == "auto"
-    }
-    plan = ranks.plan
-    least = min(LEAST_ROUNDS, plan["reps"])
-    times = ranks.measure(actions, budget=plan["seconds_per_case"], least=least, most=plan["reps"])
-    return {
-        "model": name,
-        "parameters": len(parameters),
-        "bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
-        "chosen_bucket_bytes": chosen,
-        "rounds": len(next(iter(times.values()))),
-        "seconds": {variant: reports.summary(column) for variant, column in times.items()},
-    }
+def first_step(model: nn.Module, action: Callable[[], None], path: Path | None, rank: int) -> None:
+    """Do a step, check that all ranks have the same gradients then, and leave rank 0's in `path`."""
+    action()
+    if path is None:
+        return
+    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    reference = gradient.clone()
+    dist.broadcast(reference, src=0)
+    check_alike(gradient, reference, f"rank {rank} are not those of rank 0")
+    if rank == 0:
+        torch.save(gradient, path)
 
 
 def rank_main() -> None:
-    """Measure what the plan says; rank 0 reports the rows."""
+    """Train as the plan says whenever it is this job's turn; rank 0 reports what was trained."""
     with harness.Ranks() as ranks:
-        backends = [VARIANTS[variant][1] for variant in ranks.plan["variants"]]
-        groups = {backend: ranks.group(backend) for backend in dict.fromkeys(backends) if backend}
-        ranks.report = []
-        for name in ranks.plan["models"]:
-            ranks.show(f"{ranks.size} ranks: {name}")
-            ranks.report.append(measure(ranks, groups, name))
-        ranks.show("")
+        variant, name = ranks.plan["variant"], ranks.plan["model"]
+        backend = VARIANTS[variant][1]
+        groups = {backend: ranks.group(backend)} if backend else {}
+        torch.manual_seed(0)
+        model, inputs = MODELS[name]()
+        torch.manual_seed(1 + ranks.rank)  # every rank has data of its own
+        inputs = torch.randn_like(inputs)
+        parameters = list(model.parameters())
+        model = wrap(model, variant, groups)
+        action = training_step(model, inputs)
+        first_step(model, action, Path(ranks.plan["gradient"]) if backend else None, ranks.rank)
+        for _ in range(WARM_UPS):
+            action()
+        ranks.report = {
+            "parameters": len(parameters),
+            "bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        }
+        if VARIANTS[variant][2].get("bucket_cap_mb") == "auto":
+            ranks.report["chosen_bucket_bytes"] = model.report().tuning.cap
+        ranks.take_turns(action)
+
+
+def measure(name: str, variants: list[str], ranks: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the row of one model."""
+    budget = args.time_budget / len(args.models.split(","))
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        gradients = {variant: Path(folder) / f"{place}.pt" for place, variant in enumerate(variants)}
+        plans = {
+            variant: {"variant": variant, "model": name, "gradient": str(path)} for variant, path in gradients.items()
+        }
+        least, most = min(LEAST_ROUNDS, args.reps), args.reps
+        jobs, times = turns.run_in_turns(
+            __file__, plans, ranks, budget=budget, least=least, most=most, timeout=300 + 4 * budget
+        )
+        exchanged = [variant for variant in variants if VARIANTS[variant][1]]
+        for variant in exchanged[1:]:
+            gradient, reference = (torch.load(gradients[which]) for which in (variant, exchanged[0]))
+            check_alike(gradient, reference, f"{variant} are not those of {exchanged[0]}")
+    chosen = "chosen_bucket_bytes"
+    return {
+        "model": name,
+        "parameters": jobs[variants[0]]["parameters"],
+        "bytes": jobs[variants[0]]["bytes"],
+        chosen: {variant: job[chosen] for variant, job in jobs.items() if chosen in job},
+        "rounds": len(times[variants[0]]),
+        "seconds": {variant: reports.summary(column) for variant, column in times.items()},
+    }
 
 
 def print_run(run: dict[str, Any]) -> None:
@@ -259,15 +280,12 @@ def main() -> int:
     """Measure and report; return the exit status."""
     args = parse_arguments()
     models, variants = args.models.split(","), args.variants.split(",")
-    plan = {
-        "models": models,
-        "variants": variants,
-        "reps": args.reps,
-        "seconds_per_case": args.time_budget / len(models),
-    }
+    if args.keep_memory:
+        os.environ["GLIBC_TUNABLES"] = KEEP_MEMORY
     report: dict[str, Any] = {"machine": args.machine, "torch": torch.__version__, "runs": []}
+    report["keeps_memory"] = args.keep_memory
     for ranks in map(int, args.ranks.split(",")):
-        rows = harness.run_ranks(__file__, plan, ranks, mpi=False, timeout=300 + 4 * args.time_budget)
+        rows = [measure(name, variants, ranks, args) for name in models]
         report["runs"].append({"ranks": ranks, "variants": variants, "rows": rows})
         print_run(report["runs"][-1])
     if args.json:

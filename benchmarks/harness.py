@@ -7,6 +7,7 @@ into `ranks.report` comes back as the result.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import json
@@ -14,6 +15,8 @@ import mmap
 import os
 import platform
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -26,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 FOLDER = "OURS_BENCHMARK_FOLDER"  # where a rank finds plan, rendezvous file and pace file
+TURNS = "OURS_BENCHMARK_TURNS"  # rank 0's descriptor of the socket from which a job gets its turns
 TIMEOUT = datetime.timedelta(seconds=120)  # of every single operation
 CACHE_LINE = 64
 MPI_OPTIONS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
@@ -51,11 +55,13 @@ def is_rank() -> bool:
     return FOLDER in os.environ
 
 
-def run_ranks(script: str, plan: Any, ranks: int, *, mpi: bool, timeout: float) -> Any:
+def run_ranks(
+    script: str, plan: Any, ranks: int, *, mpi: bool, timeout: float, turns: socket.socket | None = None
+) -> Any:
     """Run `script` in `ranks` processes with `plan` and return rank 0's report.
 
-    With `mpi` mpirun starts them, so that they can use MPI too. Raises RuntimeError where a rank fails or `timeout`
-    seconds pass; no rank is left behind.
+    With `mpi` mpirun starts them, so that they can use MPI too. `turns` is for turns.run_in_turns. Raises RuntimeError
+    where a rank fails or `timeout` seconds pass; no rank is left behind.
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         folder = Path(name)
@@ -72,15 +78,22 @@ def run_ranks(script: str, plan: Any, ranks: int, *, mpi: bool, timeout: float) 
         else:
             commands = [command] * ranks
             environments = [{**environment, "RANK": str(rank), "WORLD_SIZE": str(ranks)} for rank in range(ranks)]
-        _run_all(commands, environments, timeout)
+        inherited: tuple[int, ...] = ()
+        if turns is not None:
+            inherited = (turns.fileno(),)
+            environments[0][TURNS] = str(turns.fileno())
+        _run_all(commands, environments, timeout, inherited)
         return json.loads((folder / "report.json").read_text())
 
 
-def _run_all(commands: list[list[str]], environments: list[dict[str, str]], timeout: float) -> None:
+def _run_all(
+    commands: list[list[str]], environments: list[dict[str, str]], timeout: float, inherited: tuple[int, ...]
+) -> None:
     """Run the commands side by side until all have ended well; on the first failure, or too late, end them all."""
     deadline = time.monotonic() + timeout
     running = [
-        subprocess.Popen(command, env=environment) for command, environment in zip(commands, environments, strict=True)
+        subprocess.Popen(command, env=environment, pass_fds=inherited)
+        for command, environment in zip(commands, environments, strict=True)
     ]
     started = list(running)
     try:
@@ -215,6 +228,21 @@ class Ranks:
         gc.enable()
         dist.all_reduce(times, dist.ReduceOp.MAX)
         return {name: times[column].flatten().tolist() for column, name in enumerate(names)}
+
+    def take_turns(self, action: Callable[[], object]) -> None:
+        """Do the action whenever turns.run_in_turns gives a turn, and tell it the seconds, until it gives no more."""
+        gc.collect()
+        gc.disable()
+        with socket.socket(fileno=int(os.environ[TURNS])) if self.rank == 0 else contextlib.nullcontext() as turns:
+            seconds = torch.zeros(1, dtype=torch.float64)
+            if turns is not None:
+                turns.sendall(struct.pack("d", 0))  # ready
+            while self.agree(1 if turns is not None and turns.recv(1) else 0):
+                seconds[0] = self._turn_of(action, 1, None)[0]
+                dist.all_reduce(seconds, dist.ReduceOp.MAX)
+                if turns is not None:
+                    turns.sendall(struct.pack("d", float(seconds)))
+        gc.enable()
 
     def _turn_of(self, action: Callable[[], object], burst: int, refresh: Callable[[], object] | None) -> list[float]:
         """Return the seconds of `burst` calls, after one that finds the caches full of the action before it."""
