@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import ourddp
+
 
 def argument_parser(description: str, *, epochs: int, batch_size: int, lr: float) -> argparse.ArgumentParser:
     """Return a parser with the flags that every example has; the arguments are this example's defaults."""
@@ -49,20 +51,14 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def process_group(backend: str) -> Iterator[tuple[int, int]]:
-    """Join the job that torchrun started, or makes one of a single rank; yield (rank, number of ranks).
+    """Join the job that torchrun, mpirun or srun started, or make one of a single rank; yield (rank, number of ranks).
 
     Gives each rank its share of the cores: more threads than cores make every rank wait for the others' threads.
     """
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
-    if "ours" in backend:
-        import ourddp  # noqa: F401  (registers the backend)
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    launch = ourddp.init(backend)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // launch.local_world_size))
     try:
-        yield dist.get_rank(), dist.get_world_size()
+        yield launch.rank, launch.world_size
     finally:
         dist.destroy_process_group()
 
@@ -70,8 +66,6 @@ def process_group(backend: str) -> Iterator[tuple[int, int]]:
 def data_parallel(model: nn.Module, which: str) -> nn.parallel.DistributedDataParallel:
     """Wrap `model` so that backward averages its gradients over the ranks; `which` is "ours" or "torch"."""
     if which == "ours":
-        import ourddp
-
         return ourddp.DistributedDataParallel(model)
     return nn.parallel.DistributedDataParallel(model)
 

@@ -21,10 +21,11 @@ if torch.__version__.partition("+")[0] != _build_info.TORCH_VERSION:
     )
 
 from ourddp.distributed import DistributedDataParallel
+from ourddp.launch import Launch, init
 from ourddp.registration import register
 from ourddp.sync_batch_norm import SyncBatchNorm
 
 __version__ = "0.1.0"
-__all__ = ["DistributedDataParallel", "SyncBatchNorm", "__version__", "register"]
+__all__ = ["DistributedDataParallel", "Launch", "SyncBatchNorm", "__version__", "init", "register"]
 
 register()
