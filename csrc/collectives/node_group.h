@@ -48,6 +48,9 @@ class NodeGroup final : public Group {
   std::string failure() const override { return session_->failure().message(); }
 
  private:
+  /// Composes its operations of this group's rounds, between which it goes over the network.
+  friend class HierarchicalGroup;
+
   /// What this rank sends in an exchange, and to whom.
   struct Exchange {
     bool common = true;            ///< all that get something get the same bytes

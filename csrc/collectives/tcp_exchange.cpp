@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collectives/argument_checks.h"
 #include "collectives/tcp_group_impl.h"
 #include "common/partition.h"
 
@@ -42,19 +43,6 @@ bool overlap(const ConstSpan& a, const Span& b) {
   const auto from = reinterpret_cast<uintptr_t>(a.data);
   const auto to = reinterpret_cast<uintptr_t>(b.data);
   return from < to + b.bytes && to < from + a.bytes;
-}
-
-void check_one_a_rank(const Call& call, size_t buffers, size_t ranks) {
-  if (buffers == ranks) return;
-  throw InvalidArgument(std::string(name_of(call.op)) + " got " + std::to_string(buffers) + " buffers in a group of " +
-                        std::to_string(ranks) + " ranks; give one a rank");
-}
-
-void check_own(const Call& call, int rank, size_t gives, size_t expects) {
-  if (gives == expects) return;
-  throw InvalidArgument(std::string(name_of(call.op)) + " on rank " + std::to_string(rank) + " gives itself " +
-                        std::to_string(gives) + " bytes but expects " + std::to_string(expects) +
-                        "; make the sizes equal");
 }
 
 }  // namespace

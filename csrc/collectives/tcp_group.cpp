@@ -46,8 +46,9 @@ CallRecord unpack(const Signature& signature) {
 
 }  // namespace
 
-TcpCall::Facts TcpGroup::facts_of(const Call& call, const CallRecord& record, uint64_t fingerprint) const {
-  TcpMesh* const mesh = mesh_.get();
+TcpCall::Facts facts_of(const std::shared_ptr<TcpMesh>& group, const Call& call, const CallRecord& record,
+                        uint64_t fingerprint) {
+  TcpMesh* const mesh = group.get();
   return {pack(record, fingerprint), call.deadline, [record] { return describe_record(record); },
           [record, mesh](int peer, const Signature& theirs) {
             const CallRecord other = unpack(theirs);
@@ -56,6 +57,10 @@ TcpCall::Facts TcpGroup::facts_of(const Call& call, const CallRecord& record, ui
                    describe_record(other) + sizes + "; " + mesh->describe(mesh->rank()) + " called " +
                    describe_record(record) + ". All ranks must make the same calls in the same order";
           }};
+}
+
+TcpCall::Facts TcpGroup::facts_of(const Call& call, const CallRecord& record, uint64_t fingerprint) const {
+  return ours::facts_of(mesh_, call, record, fingerprint);
 }
 
 std::shared_ptr<void> TcpGroup::allocate(size_t) { return nullptr; }

@@ -24,22 +24,23 @@ bool NodeBarrier::arrived(int rank) const {
 void NodeBarrier::look_around(Deadline deadline, const std::function<std::string()>& what) {
   session_.failure().check();
   // All of them, not only the one awaited first: it may be busy for long while another has died.
-  std::string absent;
+  std::vector<int> absent;
+  std::string names;
   for (int r = 0; r < session_.size(); ++r) {
     if (arrived(r)) continue;
     const char* why = session_.absence(r);
     // It may have arrived, and then ended, since we last looked.
-    if (why != nullptr && !arrived(r)) {
-      session_.failure().raise(FailureKind::Peer, session_.describe(r) + ' ' + why + " during " + what() +
-                                                      "; noticed by " + session_.describe(session_.rank()) +
-                                                      ". The group cannot be used any more; make a new one without it");
-    }
-    absent += (absent.empty() ? "" : ", ") + session_.describe(r);
+    if (why != nullptr && !arrived(r)) session_.lost(r, why, what());
+    names += (absent.empty() ? "" : ", ") + session_.describe(r);
+    absent.push_back(r);
   }
-  if (absent.empty() || !deadline.passed()) return;
+  if (absent.empty()) return;
+  if (session_.lookout() != nullptr) session_.lookout()->look_around(absent);
+  if (!deadline.passed()) return;
+  if (session_.lookout() != nullptr) names = session_.lookout()->culprits(absent);
   session_.failure().raise(FailureKind::Timeout,
                            what() + ": Timed out waiting " + std::to_string(deadline.timeout().count()) + "ms on " +
-                               session_.describe(session_.rank()) + " for " + absent +
+                               session_.describe(session_.rank()) + " for " + names +
                                ". Are they still computing (raise the timeout), stopped, or on another code path?");
 }
 

@@ -18,7 +18,10 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 5;
+constexpr uint32_t kSegmentVersion = 6;
+
+/// So many ranks are named in the board of a RankBlock.
+constexpr size_t kMostBlamed = 8;
 
 /// A counter that others can sleep on. `sleepers` lets the writer skip the system call when nobody sleeps.
 struct SleepWord {
@@ -52,6 +55,10 @@ struct alignas(kCacheLine) RankBlock {
   alignas(kCacheLine) CallRecord record[2];
   /// Number of HeapParts that its buffer consists of, by parity; 0: it does not lie in the heap. They are in its stage.
   uint64_t heap_parts[2];
+  /// For whom outside the node this rank waits, as numbers in the group, and in which call; where there are fewer, -1
+  /// ends the list. Its node's ranks, which may wait for this one, name those in errors.
+  std::atomic<uint64_t> blame_call;
+  std::atomic<int32_t> blamed[kMostBlamed];
   std::atomic<uint32_t> state;  ///< RankState
   int32_t pid;
   char host[64];

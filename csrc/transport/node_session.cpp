@@ -229,8 +229,14 @@ bool NodeSession::in_child() const { return ::getpid() != owner_; }
 
 std::string NodeSession::describe(int rank) const {
   const RankBlock& peer = block(rank);
-  if (peer.state.load(std::memory_order_acquire) == kAbsent) return "rank " + std::to_string(rank);
-  return "rank " + std::to_string(rank) + " (host " + peer.host + ", pid " + std::to_string(peer.pid) + ")";
+  const std::string name = "rank " + std::to_string(number_of(rank));
+  if (peer.state.load(std::memory_order_acquire) == kAbsent) return name;
+  return name + " (host " + peer.host + ", pid " + std::to_string(peer.pid) + ")";
+}
+
+void NodeSession::widen(std::vector<int> numbers, NodeLookout* lookout) {
+  numbers_ = std::move(numbers);
+  lookout_ = lookout;
 }
 
 const char* NodeSession::absence(int rank) const {
@@ -239,6 +245,12 @@ const char* NodeSession::absence(int rank) const {
   }
   if (watches_[static_cast<size_t>(rank)].ended()) return "died";
   return nullptr;
+}
+
+void NodeSession::lost(int rank, const char* why, const std::string& what) {
+  failure_->raise(FailureKind::Peer, describe(rank) + ' ' + why + " during " + what + "; noticed by " +
+                                         describe(rank_) +
+                                         ". The group cannot be used any more; make a new one without it");
 }
 
 }  // namespace ours

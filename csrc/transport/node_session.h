@@ -33,6 +33,18 @@ struct NodeConfig {
   static NodeConfig from_options(int ranks);
 };
 
+/// What a rank of a group that reaches beyond the node does while it waits for its node's ranks.
+class NodeLookout {
+ public:
+  virtual ~NodeLookout() = default;
+
+  /// Called about every 50 ms with the ranks of the node that are awaited. Throws to end the wait.
+  virtual void look_around(const std::vector<int>& absent) = 0;
+
+  /// Who is to blame for a wait that has taken too long: those ranks of the node, or those that they wait for.
+  virtual std::string culprits(const std::vector<int>& absent) = 0;
+};
+
 /// One group's ranks on one node, and the shared memory between them. The leader creates the segment and publishes its
 /// address(); the others open it. That both see the same memory is proved, not assumed: the boot id must agree, and
 /// then a nonce from the address must be found in the mapping.
@@ -81,11 +93,24 @@ class NodeSession {
     return reinterpret_cast<T*>(memory_->data() + offset);
   }
 
+  /// The node's ranks are only a part of the group: `numbers` are theirs in the group, by which messages name them, and
+  /// `lookout` (which must stay until the next call of this, or null) is asked during waits. Before any other thread
+  /// uses the session.
+  void widen(std::vector<int> numbers, NodeLookout* lookout);
+  NodeLookout* lookout() const { return lookout_; }
+
+  /// The rank's number in the group.
+  int number_of(int rank) const { return numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)]; }
+
   /// "rank 2 (host node1, pid 4711)"
   std::string describe(int rank) const;
 
   /// Why `rank` will never arrive, as a sentence's end ("died", "left the group ..."), or null while it may.
   const char* absence(int rank) const;
+
+  /// Makes it the failure of the group that `rank` will never arrive, for that reason, and throws it. `what` was under
+  /// way.
+  [[noreturn]] void lost(int rank, const char* why, const std::string& what);
 
  private:
   void attach();
@@ -98,6 +123,8 @@ class NodeSession {
   std::shared_ptr<NodeHeap> heap_;
   std::unique_ptr<NodeFailure> failure_;
   std::vector<ProcessWatch> watches_;
+  std::vector<int> numbers_;  ///< in the group, where it is larger than the node
+  NodeLookout* lookout_ = nullptr;
   pid_t owner_;
 };
 

@@ -20,7 +20,11 @@ WaitPolicy wait_policy() {
 
 }  // namespace
 
-TcpCall::TcpCall(TcpMesh& mesh, Facts facts) : mesh_(mesh), facts_(std::move(facts)), lock_(mesh.mutex_) {
+TcpCall::TcpCall(TcpMesh& mesh, Facts facts)
+    : mesh_(mesh),
+      facts_(std::move(facts)),
+      half_(facts_.deadline.at() - facts_.deadline.timeout() / 2),
+      lock_(mesh.mutex_) {
   mesh_.failure_.check();
   if (mesh_.left_.load()) throw Error("this rank has left the group");
   ++mesh_.calls_;
@@ -37,7 +41,7 @@ TcpCall::TcpCall(TcpMesh& mesh, Facts facts) : mesh_(mesh), facts_(std::move(fac
     }
     for (size_t r = 0; r < mesh_.peers_.size(); ++r) {
       if (!mesh_.peers_[r]) continue;
-      mesh_.peers_[r]->awaited = false;
+      mesh_.peers_[r]->awaited = mesh_.peers_[r]->expected = false;
       for (const auto& one : mesh_.peers_[r]->agreements) mesh_.check_agreement(static_cast<int>(r), one);
     }
   } catch (...) {
@@ -107,12 +111,12 @@ void TcpCall::reach(int peer) { mesh_.need(peer, lock_, facts_.deadline, facts_.
 
 void TcpCall::send_part(const Message& message, size_t part, const void* part_data, size_t* done) {
   reach(message.peer);
-  stream(message.peer, part).post_send(header(message, part), part_data, done);
+  stream(message.peer, message.lane + part).post_send(header(message, part), part_data, done);
 }
 
 void TcpCall::receive_part(const Message& message, size_t part, void* part_data, size_t* done) {
   reach(message.peer);
-  stream(message.peer, part).post_receive(header(message, part), part_data, done);
+  stream(message.peer, message.lane + part).post_receive(header(message, part), part_data, done);
 }
 
 void TcpCall::send(const Message& message, const void* data, size_t* done) {
@@ -134,12 +138,36 @@ const FrameHeader* TcpCall::next_from(int peer) {
   return header != nullptr && header->call == mesh_.calls_ ? header : nullptr;
 }
 
+void TcpCall::come_back() noexcept {
+  lock_.lock();
+  mesh_.absent_.clear();
+}
+
+void TcpCall::look(const std::vector<uint32_t>& absent) {
+  const TcpMesh::Lock lock(mesh_.mutex_);
+  mesh_.progress();
+  mesh_.failure_.check();
+  if (mesh_.left_.load()) throw Error("this rank has left the group");
+  mesh_.check_peers();
+  mesh_.absent_ = absent;
+  if (half_over()) mesh_.declare_waiting();
+}
+
+std::string TcpCall::names_of(const std::vector<uint32_t>& ranks) {
+  TcpMesh::Lock lock(mesh_.mutex_);
+  return mesh_.names_of(ranks, lock);
+}
+
+void TcpCall::expect(int peer, bool expected) {
+  reach(peer);
+  mesh_.peer(peer).expected = expected;
+}
+
 void TcpCall::run(const std::function<bool()>& step) {
   const WaitPolicy policy = wait_policy();
   std::optional<Awake> awake(policy);
   // Who gives its core to somebody who computes gets it back late; one who sleeps gets it as soon as data is there.
   bool contended = false;
-  const auto half = facts_.deadline.at() - facts_.deadline.timeout() / 2;
   while (true) {
     const bool moved = mesh_.progress();
     if (step()) return;
@@ -152,7 +180,7 @@ void TcpCall::run(const std::function<bool()>& step) {
       awake.emplace(policy);
       continue;
     }
-    if (now >= half) mesh_.declare_waiting();
+    if (now >= half_) mesh_.declare_waiting();
     if (!contended) {
       lock_.unlock();
       const bool stays_awake = awake->moment([] { return false; });

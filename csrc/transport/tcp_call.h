@@ -3,6 +3,7 @@
 #include <exception>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "transport/tcp_mesh.h"
 
@@ -26,6 +27,7 @@ class TcpCall {
     uint16_t phase;
     size_t bytes;
     uint8_t detail = 0;  ///< to be seen by the receiver in next_from()
+    uint32_t lane = 0;   ///< messages of several lanes share the streams, where one of a single part would use but one
   };
 
   TcpCall(TcpMesh& mesh, Facts facts);
@@ -48,6 +50,9 @@ class TcpCall {
   /// The header of the next message from `peer`, which no receive was posted for, once it is here; else null.
   const FrameHeader* next_from(int peer);
 
+  /// Whether this rank waits for next_from(peer).
+  void expect(int peer, bool expected);
+
   /// Tells `to` that this rank is in the call and has come to `round`; whether `from` has said so to this one. Beside
   /// all messages: neither waits for what is posted. Rounds are asked for one at a time and from each rank once.
   void agree(uint32_t round, int to);
@@ -60,15 +65,42 @@ class TcpCall {
   /// post more. Throws the group's failure.
   void run(const std::function<bool()>& step);
 
+  /// Runs body(), which waits for something else than the mesh, without holding it.
+  template <class Body>
+  void away(Body&& body) {
+    struct Back {
+      TcpCall& call;
+      ~Back() { call.come_back(); }
+    };
+    lock_.unlock();
+    const Back back{*this};
+    body();
+  }
+
+  /// While away: moves what can be moved at once and throws the group's failure. `absent`: for whom this rank waits,
+  /// which its neighbours are told when half of the time has passed.
+  void look(const std::vector<uint32_t>& absent);
+
+  /// The same number on all ranks.
+  uint64_t number() const { return mesh_.calls_; }
+  bool half_over() const { return Clock::now() >= half_; }
+  /// For whom this rank waits, in the end.
+  std::vector<uint32_t> causes() const { return mesh_.causes(); }
+  /// What to call them in messages; while away.
+  std::string names_of(const std::vector<uint32_t>& ranks);
+  std::string what() const { return facts_.what(); }
+
   [[noreturn]] void mismatch(const std::string& message) { mesh_.raise(FailureKind::Mismatch, message); }
   std::string describe(int rank) { return mesh_.describe(rank); }
 
  private:
   FrameHeader header(const Message& message, size_t part) const;
   TcpStream& stream(int peer, size_t part);
+  void come_back() noexcept;
 
   TcpMesh& mesh_;
   const Facts facts_;
+  const Clock::time_point half_;
   TcpMesh::Lock lock_;
   const int exceptions_ = std::uncaught_exceptions();
 };

@@ -187,8 +187,10 @@ void TcpMesh::check_peers() {
     std::string error;
     for (const auto& slot : peer.slots) {
       const TcpStream& stream = slot->stream;
-      const bool never_open = peer.left && !stream.is_open() && (stream.has_sends() || stream.has_receives());
-      if (&stream == &control || !(stream.starved() || never_open)) continue;
+      const bool waits = stream.has_sends() || stream.has_receives() || peer.expected;
+      const bool never_open = peer.left && !stream.is_open() && waits;
+      const bool dry = peer.expected && stream.dry();
+      if (&stream == &control || !(stream.starved() || never_open || dry)) continue;
       starved = true;
       error = error_text(stream);
     }

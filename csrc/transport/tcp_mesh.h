@@ -104,6 +104,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
     std::string name;                          ///< "(host node1, pid 4711)", or empty
     std::vector<Agreement> agreements;         ///< not asked for yet
     bool awaited = false;                      ///< one that has not come is asked for
+    bool expected = false;                     ///< data that no receive is posted for is waited for
     bool needed = false;                       ///< by this rank, which connects if the peer does not
     bool left = false;
     bool told = false;  ///< of this rank's failure
@@ -161,6 +162,8 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   std::vector<uint32_t> waited_for() const;
   std::vector<uint32_t> causes() const;
   void declare_waiting();
+  /// With what is known of them, or can be found out at once.
+  std::string names_of(const std::vector<uint32_t>& ranks, Lock& lock);
   [[noreturn]] void time_out(Lock& lock, Deadline deadline, const std::string& what);
 
   TcpSelf self_;
@@ -194,6 +197,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   const std::function<std::string()>* what_ = nullptr;
   const std::function<std::string(int, const Signature&)>* mismatch_ = nullptr;
   std::vector<uint32_t> declared_;
+  std::vector<uint32_t> absent_;  ///< for whom this rank waits by other means than the mesh
 };
 
 }  // namespace ours

@@ -190,15 +190,17 @@ std::vector<uint32_t> TcpMesh::waited_for() const {
   for (size_t r = 0; r < peers_.size(); ++r) {
     if (!peers_[r]) continue;
     const auto& slots = peers_[r]->slots;
-    const bool waits = peers_[r]->awaited || std::any_of(slots.begin() + 1, slots.end(), [](const auto& slot) {
-                         return slot->stream.has_receives() || slot->stream.has_sends();
-                       });
+    const bool waits =
+        peers_[r]->awaited || peers_[r]->expected || std::any_of(slots.begin() + 1, slots.end(), [](const auto& slot) {
+          return slot->stream.has_receives() || slot->stream.has_sends();
+        });
     if (waits) ranks.push_back(static_cast<uint32_t>(r));
   }
   return ranks;
 }
 
 std::vector<uint32_t> TcpMesh::causes() const {
+  if (!absent_.empty()) return absent_;
   const std::vector<uint32_t> waited = waited_for();
   std::vector<uint32_t> found;
   for (const uint32_t rank : waited) {
@@ -225,14 +227,15 @@ void TcpMesh::declare_waiting() {
   header.call = calls_;
   const std::string payload(reinterpret_cast<const char*>(declared_.data()), declared_.size() * sizeof(uint32_t));
   for (const auto& [rank, stream] : open_) {
-    if (stream == &peer(rank).slots[0]->stream && !stream->ended()) stream->post_send(header, payload);
+    if (stream != &peer(rank).slots[0]->stream || stream->ended()) continue;
+    stream->post_send(header, payload);
+    stream->send_now();
   }
 }
 
-void TcpMesh::time_out(Lock& lock, Deadline deadline, const std::string& what) {
+std::string TcpMesh::names_of(const std::vector<uint32_t>& absent, Lock& lock) {
   constexpr size_t kMostNamed = 8;
   constexpr std::chrono::milliseconds kLookUp{20};
-  const std::vector<uint32_t> absent = causes();
   std::string names;
   for (size_t i = 0; i < std::min(absent.size(), kMostNamed); ++i) {
     const int rank = static_cast<int>(absent[i]);
@@ -256,6 +259,11 @@ void TcpMesh::time_out(Lock& lock, Deadline deadline, const std::string& what) {
     if (attempt && !attempt->tried.empty()) names += " (tried " + attempt->tried + ")";
   }
   if (absent.size() > kMostNamed) names += " and " + std::to_string(absent.size() - kMostNamed) + " more";
+  return names;
+}
+
+void TcpMesh::time_out(Lock& lock, Deadline deadline, const std::string& what) {
+  const std::string names = names_of(causes(), lock);
   raise(FailureKind::Timeout, what + ": Timed out waiting " + std::to_string(deadline.timeout().count()) + "ms on " +
                                   describe_self() + " for " + (names.empty() ? "nobody that is known" : names) +
                                   ". Are they still computing (raise the timeout), stopped, or on another code path?");

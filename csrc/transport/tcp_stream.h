@@ -64,6 +64,8 @@ class TcpStream {
   bool ended() const { return ended_; }
   /// It has ended, and something that was posted will never be done.
   bool starved() const { return (ended_ && has_receives() && !can_take()) || ((ended_ || error_ != 0) && has_sends()); }
+  /// It has ended, and all that came has been taken.
+  bool dry() const { return ended_ && early() == nullptr && !can_take(); }
   int error() const { return error_; }
   bool has_sends() const { return !sends_.empty(); }
   bool has_receives() const { return !receives_.empty(); }

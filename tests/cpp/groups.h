@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "collectives/group.h"
+#include "hierarchical_ranks.h"
 #include "node_ranks.h"
 #include "tcp_ranks.h"
 
@@ -51,13 +52,28 @@ inline GroupKind tcp_kind(const std::string& name, int streams, int direct_ranks
           }};
 }
 
+inline GroupKind hierarchical_kind(const std::string& name, int rails, const std::function<int(int rank)>& node_of) {
+  return {name, [rails, node_of](int ranks, size_t chunk) {
+            HierarchicalConfig config;
+            config.rails = rails;
+            config.chunk = chunk;
+            return make_hierarchical(ranks, node_of, config);
+          }};
+}
+
 inline const std::vector<GroupKind>& group_kinds() {
-  static const std::vector<GroupKind> kKinds = {node_kind("shared memory", Setting::Auto),
-                                                node_kind("shared memory, around the cache", Setting::On),
-                                                tcp_kind("tcp, direct", 1, 16),
-                                                tcp_kind("tcp, direct, 3 streams", 3, 16),
-                                                tcp_kind("tcp, ring", 1, 1),
-                                                tcp_kind("tcp, ring, 2 streams", 2, 1)};
+  static const std::vector<GroupKind> kKinds = {
+      node_kind("shared memory", Setting::Auto),
+      node_kind("shared memory, around the cache", Setting::On),
+      tcp_kind("tcp, direct", 1, 16),
+      tcp_kind("tcp, direct, 3 streams", 3, 16),
+      tcp_kind("tcp, ring", 1, 1),
+      tcp_kind("tcp, ring, 2 streams", 2, 1),
+      hierarchical_kind("2 a node", 0, [](int r) { return r / 2; }),
+      hierarchical_kind("4 a node, 1 rail", 1, [](int r) { return r / 4; }),
+      hierarchical_kind("3 nodes by turns", 0, [](int r) { return r % 3; }),
+      hierarchical_kind("3 and 1 a node", 0, [](int r) { return r < 3 ? 0 : r; }),
+      hierarchical_kind("1 a node", 0, [](int r) { return r; })};
   return kKinds;
 }
 

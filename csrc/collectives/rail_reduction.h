@@ -1,0 +1,120 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "common/dtype.h"
+#include "common/partition.h"
+#include "kernels/reduce.h"
+#include "transport/tcp_call.h"
+
+namespace ours {
+
+/// How an array is divided between nodes: into chunks, of which each rail has a slice. Pure arithmetic, alike on all
+/// ranks.
+struct RailSlices {
+  size_t count;      ///< elements of the array
+  size_t per_chunk;  ///< elements
+  int rails;
+  size_t align;  ///< in elements: of slices' ends
+
+  size_t chunks() const { return piece_count(count, per_chunk); }
+
+  /// A rail's elements of a chunk.
+  Slice of(size_t chunk, int rail) const {
+    const Slice all = piece_of(count, per_chunk, chunk);
+    const Slice part = slice_of(all.size(), rails, rail, align);
+    return {all.begin + part.begin, all.begin + part.end};
+  }
+
+  /// The most elements that of() gives any rail.
+  size_t longest() const { return of(0, 0).size(); }
+};
+
+/// The reduction within a node of what is then reduced between nodes,
+Reduction within_node(const Reduction& reduction);
+/// and that between nodes.
+Reduction between_nodes(const Reduction& reduction);
+
+/// One rail of an all-reduce between nodes: ranks of different nodes, of which each has its node's partial sums of the
+/// same slices. The slice of a chunk is divided among the nodes once more: node m gets part m of all others' slices,
+/// reduces them, and sends the result to all: a reduce-scatter and an all-gather (Rabenseifner 2004). Each node sends
+/// 2 (H - 1) / H of the array, which is the least.
+///
+/// Chunks overlap: while the parts of one are reduced, those of the next are on their way, and the results of the one
+/// before. On each connection all messages go in one order: the parts of chunk t, then the results of chunk t - lag.
+class RailReduction {
+ public:
+  struct Job {
+    std::vector<int> peers;  ///< the rail's rank on each node
+    int node;                ///< this rank's place among them
+    int rail;
+    int reader;  ///< the node that wants the results; -1: all do
+    DType dtype;
+    Reduction reduction;  ///< between_nodes()
+    RailSlices slices;
+  };
+
+  RailReduction(TcpCall& tcp, Job job);
+  RailReduction(const RailReduction&) = delete;
+  RailReduction& operator=(const RailReduction&) = delete;
+
+  /// How many chunks may be under way: chunk t - window() must be done() and used before slot(t) is filled.
+  static size_t window() { return 2 * kLag + 1; }
+
+  /// Bytes of memory that it needs, and the place for them.
+  size_t memory_bytes() const { return slots_ * slot_bytes_; }
+  void use(std::byte* memory) { memory_ = memory; }
+
+  /// Where the node's partial sums of a chunk's slice belong, and where the results are when it is done().
+  std::byte* slot(size_t chunk) const { return memory_ + (chunk % slots_) * slot_bytes_; }
+
+  /// Whether the next chunk may be begun: what has come in is reduced in between.
+  bool may_begin() const { return may_tick(); }
+  /// Begins the next chunk, whose partial sums are in its slot.
+  void begin() { tick(); }
+  /// Goes on after the last chunk was begun.
+  void drain();
+  /// Its results, or those of its parts that this rank gets, are in its slot, and nothing of it is still to be sent.
+  bool done(size_t chunk) const;
+
+ private:
+  /// Chunks between a part and its result, so that neither waits for the other.
+  static constexpr size_t kLag = 2;
+
+  struct State {
+    // In parts as TcpCall counts them.
+    size_t arrived = 0, to_arrive = 0;  ///< of inputs of this rank's part
+    size_t results = 0, to_get = 0;
+    size_t sent = 0, to_send = 0;
+  };
+
+  size_t nodes() const { return job_.peers.size(); }
+  bool reads(size_t node) const { return job_.reader < 0 || job_.reader == static_cast<int>(node); }
+  bool may_tick() const { return next_ < kLag || next_ - kLag >= chunks_ || all_here(next_ - kLag); }
+  bool all_here(size_t chunk) const { return state(chunk).arrived == state(chunk).to_arrive; }
+  /// Sends the parts of chunk next_ and the results of chunk next_ - kLag.
+  void tick();
+  void exchange_parts(size_t chunk);
+  void reduce_part(size_t chunk);
+  Slice part_of(size_t chunk, size_t node) const;
+  TcpCall::Message message(size_t node, size_t chunk, bool result, size_t elements) const;
+  std::byte* input(size_t chunk, size_t node) const;
+  State& state(size_t chunk) { return states_[chunk % slots_]; }
+  const State& state(size_t chunk) const { return states_[chunk % slots_]; }
+
+  TcpCall& tcp_;
+  const Job job_;
+  const size_t element_;
+  const size_t chunks_;
+  size_t slots_;
+  size_t slice_bytes_;
+  size_t part_bytes_;
+  size_t slot_bytes_;
+  size_t next_ = 0;
+  std::vector<State> states_;
+  std::byte* memory_ = nullptr;
+};
+
+}  // namespace ours

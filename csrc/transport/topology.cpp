@@ -1,0 +1,81 @@
+#include "transport/topology.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <sstream>
+
+#include "common/error.h"
+#include "common/siphash.h"
+#include "transport/tcp_wire.h"
+
+namespace ours {
+
+namespace {
+
+constexpr const char* kTag = "ours-topology1";
+
+/// The number of this process's namespace of processes, or a word where /proc does not tell.
+std::string process_namespace() {
+  char name[64];
+  const ssize_t length = ::readlink("/proc/self/ns/pid", name, sizeof(name));
+  return length > 0 ? std::string(name, static_cast<size_t>(length)) : "unknown";
+}
+
+}  // namespace
+
+Topology Topology::of(const std::vector<int>& leader_of_rank) {
+  Topology topology;
+  topology.leaders_ = leader_of_rank;
+  const int size = topology.size();
+  std::map<int, int> node_of_leader;
+  for (int rank = 0; rank < size; ++rank) {
+    const int leader = topology.leader_of(rank);
+    if (leader < 0 || leader >= size || topology.leader_of(leader) != leader) {
+      throw Error("rank " + std::to_string(rank) + " shares memory with rank " + std::to_string(leader) +
+                  ", which does not lead its node. Do all ranks use one version of this package?");
+    }
+    const auto [found, is_new] = node_of_leader.try_emplace(leader, topology.nodes());
+    if (is_new) topology.members_.emplace_back();
+    topology.nodes_.push_back(found->second);
+    topology.members_[static_cast<size_t>(found->second)].push_back(rank);
+  }
+  return topology;
+}
+
+Topology Topology::parse(const std::string& text, int size) {
+  std::istringstream in(text);
+  std::string tag;
+  in >> tag;
+  std::vector<int> leaders;
+  for (int leader = 0; in >> leader;) leaders.push_back(leader);
+  if (tag != kTag || !in.eof() || leaders.size() != static_cast<size_t>(size)) {
+    throw Error("malformed list of nodes in the store: '" + text.substr(0, 80) +
+                "'; do all ranks use one version of this package, and no other program the same store?");
+  }
+  return of(leaders);
+}
+
+std::string Topology::text() const {
+  std::string text = kTag;
+  for (const int leader : leaders_) text += ' ' + std::to_string(leader);
+  return text;
+}
+
+int Topology::local_rank_of(int rank) const {
+  const std::vector<int>& members = ranks_of(node_of(rank));
+  return static_cast<int>(std::lower_bound(members.begin(), members.end(), rank) - members.begin());
+}
+
+std::string node_identity(const std::string& node_id) {
+  // Users may write anything into OURS_NODE_ID, which not every store takes as part of a key.
+  const std::string text = machine_id() + '\n' + process_namespace() + '\n' + node_id;
+  char word[17];
+  std::snprintf(word, sizeof(word), "%016llx",
+                static_cast<unsigned long long>(siphash(SipKey{}, text.data(), text.size())));
+  return word;
+}
+
+}  // namespace ours

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace ours {
+
+/// Which ranks of a group share a node. Equal on all ranks of the group.
+class Topology {
+ public:
+  /// Each rank has a leader, the rank whose memory it was seen to share; leaders lead themselves. Throws Error where
+  /// one does not.
+  static Topology of(const std::vector<int>& leader_of_rank);
+
+  /// As text() wrote it, for a group of `size` ranks. Throws Error where it is something else.
+  static Topology parse(const std::string& text, int size);
+  std::string text() const;
+
+  int size() const { return static_cast<int>(leaders_.size()); }
+
+  /// Nodes have numbers in the order of their lowest ranks.
+  int nodes() const { return static_cast<int>(members_.size()); }
+  int node_of(int rank) const { return nodes_.at(static_cast<size_t>(rank)); }
+
+  /// The ranks of a node, ascending.
+  const std::vector<int>& ranks_of(int node) const { return members_.at(static_cast<size_t>(node)); }
+
+  /// Which of its node's ranks a rank is.
+  int local_rank_of(int rank) const;
+
+  /// The rank that makes its node's memory: all others were seen to reach what is its.
+  int leader_of(int rank) const { return leaders_.at(static_cast<size_t>(rank)); }
+
+ private:
+  std::vector<int> leaders_;  // by rank
+  std::vector<int> nodes_;    // by rank
+  std::vector<std::vector<int>> members_;
+};
+
+/// Processes that may share memory have the same: their kernel, their process namespace, and OURS_NODE_ID as
+/// `node_id`. It is a word without spaces.
+std::string node_identity(const std::string& node_id);
+
+}  // namespace ours
