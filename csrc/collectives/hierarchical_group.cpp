@@ -55,7 +55,12 @@ void HierarchicalGroup::collective(const Call& call, const CallRecord& record,
     };
     tcp_ = &tcp;
     const Under under{tcp_};
-    body({call, record, tcp});
+    try {
+      body({call, record, tcp});
+    } catch (...) {
+      tcp.fail(std::current_exception());
+      throw;
+    }
   } catch (const InvalidArgument&) {
     throw;
   } catch (...) {

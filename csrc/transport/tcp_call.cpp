@@ -153,6 +153,17 @@ void TcpCall::look(const std::vector<uint32_t>& absent) {
   if (half_over()) mesh_.declare_waiting();
 }
 
+void TcpCall::fail(const std::exception_ptr& error) noexcept {
+  try {
+    std::string message;
+    const FailureKind kind = TcpFailure::kind_of(error, message);
+    if (mesh_.failure_.record(kind, message)) mesh_.tell_failure();
+  } catch (const std::exception&) {
+    // Out of memory: the herald tries again.
+  }
+  if (mesh_.failure_.failed()) mesh_.start_herald();
+}
+
 std::string TcpCall::names_of(const std::vector<uint32_t>& ranks) {
   TcpMesh::Lock lock(mesh_.mutex_);
   return mesh_.names_of(ranks, lock);

@@ -90,6 +90,9 @@ class TcpCall {
   std::string names_of(const std::vector<uint32_t>& ranks);
   std::string what() const { return facts_.what(); }
 
+  /// Makes it the group's failure and tells the peers at once: the process may end before anybody else could.
+  void fail(const std::exception_ptr& error) noexcept;
+
   [[noreturn]] void mismatch(const std::string& message) { mesh_.raise(FailureKind::Mismatch, message); }
   std::string describe(int rank) { return mesh_.describe(rank); }
 
