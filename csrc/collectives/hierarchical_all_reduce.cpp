@@ -21,8 +21,9 @@
 // Else, chunks go through the stages in rounds, one synchronisation each: see reduce_staged().
 //
 // The order of an element's sum is that of ranks within a node, and then that of nodes, whatever the size of the
-// message, so the bits are always the same. An average divides once, in the end. Sums of a node travel in the type of
-// the call: a half type is rounded once more for each node.
+// message, so the bits are always the same. An average divides once, in the end; only float16 is multiplied by the
+// inverse within the node, where its sum could be beyond its range. Sums of a node travel in the type of the call: a
+// half type is rounded once more for each node. With OURS_WIRE_DTYPE, those of long float32 messages are, too.
 //
 // Nothing is written before all nodes are known to have made the same call: results depend on messages of all, which
 // begin with what was called, and which no rank sends before it has compared its call with those of its node.
@@ -52,15 +53,17 @@ void HierarchicalGroup::all_reduce(const Call& call, const void* in, void* out, 
   const Pieces to(out, count, element);
   const Pieces from(const_cast<void*>(in), count, element);
   const CallRecord record = record_of(call, count, reduction, -1);
-  collective(call, record,
-             [&](const Running& run) { reduce_to(run, {in == out ? to : from, &to, call.dtype, reduction, -1}); });
+  collective(call, record, [&](const Running& run) {
+    reduce_to(run, {in == out ? to : from, &to, call.dtype, reduction, -1, call.dtype});
+  });
 }
 
 void HierarchicalGroup::all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) {
   check_supported(reduction.kind, call.dtype);
   const Pieces data(pieces, size_of(call.dtype));
   const CallRecord record = record_of(call, data.count(), reduction, -1);
-  collective(call, record, [&](const Running& run) { reduce_to(run, {data, &data, call.dtype, reduction, -1}); });
+  collective(call, record,
+             [&](const Running& run) { reduce_to(run, {data, &data, call.dtype, reduction, -1, call.dtype}); });
 }
 
 void HierarchicalGroup::reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction,
@@ -72,7 +75,7 @@ void HierarchicalGroup::reduce(const Call& call, const void* in, void* out, size
   const Pieces from(const_cast<void*>(in), count, element);
   const CallRecord record = record_of(call, count, reduction, root);
   collective(call, record, [&](const Running& run) {
-    reduce_to(run, {from, rank() == root ? &to : nullptr, call.dtype, reduction, topology_.node_of(root)});
+    reduce_to(run, {from, rank() == root ? &to : nullptr, call.dtype, reduction, topology_.node_of(root), call.dtype});
   });
 }
 
@@ -106,7 +109,8 @@ void HierarchicalGroup::reduce_short(const Running& run, const Reducing& job) {
     open(run);
     const Pieces sum(own, count, element);
     const auto reduce = [&] {
-      node_.reduce_to(run.call, run.record, job.in, is_leader() ? &sum : nullptr, within_node(job.reduction));
+      node_.reduce_to(run.call, run.record, job.in, is_leader() ? &sum : nullptr,
+                      within_node(job.reduction, job.travels));
     };
     run.tcp.away(reduce);
     std::byte* const result = sums + static_cast<size_t>(nodes()) * bytes;
@@ -124,7 +128,7 @@ void HierarchicalGroup::reduce_short(const Running& run, const Reducing& job) {
     Sources stages(session_->size());
     for (int r = 0; r < session_->size(); ++r) stages.data()[r] = node_.stage(r, node_.barrier_.parity());
     if (count != 0) {
-      ours::reduce(own, stages.data(), session_->size(), count, job.dtype, within_node(job.reduction));
+      ours::reduce(own, stages.data(), session_->size(), count, job.dtype, within_node(job.reduction, job.travels));
     }
     exchange_sums(run, job, sums, node_.stage(local_, node_.barrier_.next_parity()));
   }
@@ -149,15 +153,25 @@ void HierarchicalGroup::exchange_sums(const Running& run, const Reducing& job, s
   wait(run, [&] { return sent == all && received == all; });
   Sources all_sums(nodes());
   for (size_t node = 0; node < hosts; ++node) all_sums.data()[node] = sums + node * bytes;
-  if (count != 0) ours::reduce(result, all_sums.data(), nodes(), count, job.dtype, between_nodes(job.reduction));
+  if (count != 0)
+    ours::reduce(result, all_sums.data(), nodes(), count, job.dtype, between_nodes(job.reduction, job.travels));
 }
 
 RailReduction::Job HierarchicalGroup::rail_job(const Reducing& job, const RailSlices& slices) const {
-  RailReduction::Job rail{{}, node_index_, local_, job.reader, job.dtype, between_nodes(job.reduction), slices};
+  RailReduction::Job rail{
+      {}, node_index_, local_, job.reader, job.dtype, job.travels, between_nodes(job.reduction, job.travels), slices};
   for (int node = 0; node < nodes(); ++node) {
     rail.peers.push_back(topology_.ranks_of(node)[static_cast<size_t>(local_)]);
   }
   return rail;
+}
+
+DType HierarchicalGroup::travelling_type(const Reducing& job) const {
+  const ReduceKind kind = job.reduction.kind;
+  const bool adds = kind == ReduceKind::Sum || kind == ReduceKind::Avg || kind == ReduceKind::PremulSum;
+  const WireType wire = mesh_->plan().wire;
+  if (job.dtype != DType::Float32 || !adds || wire == WireType::Float32) return job.dtype;
+  return wire == WireType::BFloat16 ? DType::BFloat16 : DType::Float16;
 }
 
 /// The way of a long message through the node's stages, in which a rail's slice of a chunk has a window of its own.
@@ -204,7 +218,7 @@ class HierarchicalGroup::Stages {
         sources.data()[r] = node_.stage(r, node_.barrier_.parity()) + (window + at) * element_;
       }
       sources.data()[local_] = data;
-      ours::reduce(to + at * element_, sources.data(), ranks, n, job_.dtype, within_node(job_.reduction));
+      ours::reduce(to + at * element_, sources.data(), ranks, n, job_.dtype, within_node(job_.reduction, job_.travels));
     });
   }
 
@@ -244,7 +258,9 @@ class HierarchicalGroup::Stages {
   bool stream_;
 };
 
-void HierarchicalGroup::reduce_long(const Running& run, const Reducing& job) {
+void HierarchicalGroup::reduce_long(const Running& run, const Reducing& asked) {
+  Reducing job = asked;
+  job.travels = travelling_type(job);
   const size_t element = size_of(job.dtype);
   const RailSlices slices{job.in.count(), 2 * mesh_->plan().chunk_bytes / element, rails_, kCacheLine / element};
   node_.write_.begin();
@@ -340,7 +356,7 @@ void HierarchicalGroup::reduce_in_place(const Running& run, const Reducing& job,
       for (size_t at = slice.begin; at < slice.end;) {
         const size_t count = find(at, slice.end);
         ours::reduce(rail.slot(chunk) + (at - slice.begin) * element, places.data(), ranks, count, job.dtype,
-                     within_node(job.reduction));
+                     within_node(job.reduction, job.travels));
         at += count;
       }
     };

@@ -86,6 +86,7 @@ class HierarchicalGroup final : public Group, private NodeLookout {
     DType dtype;
     Reduction reduction;
     int reader;
+    DType travels;  ///< as what, between nodes
   };
 
   /// What this rank sends to, and gets from, each rank, as in TcpGroup.
@@ -130,6 +131,7 @@ class HierarchicalGroup final : public Group, private NodeLookout {
   class Stages;
   void reduce_staged(const Running& run, const Reducing& job, Stages& stages);
   void reduce_in_place(const Running& run, const Reducing& job, const RailSlices& slices, bool in_heap);
+  DType travelling_type(const Reducing& job) const;
   RailReduction::Job rail_job(const Reducing& job, const RailSlices& slices) const;
 
   // Moving (hierarchical_all_gather.cpp, hierarchical_exchange.cpp).

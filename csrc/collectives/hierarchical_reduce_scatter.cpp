@@ -80,7 +80,8 @@ void HierarchicalGroup::reduce_scatter(const Call& call, const std::vector<const
             }
             const Slice piece = piece_of(count_of(place_here), batch, b);
             run.tcp.away([&] {
-              node_.reduce_scatter(run.call, from, some, to + piece.begin * element, within_node(reduction));
+              node_.reduce_scatter(run.call, from, some, to + piece.begin * element,
+                                   within_node(reduction, call.dtype));
             });
             if (own || reader(place_here) < 0 || b >= batches(count_of(place_here))) continue;
             const TcpCall::Message sum = message(reader(place_here), b, piece.size());
@@ -97,7 +98,8 @@ void HierarchicalGroup::reduce_scatter(const Call& call, const std::vector<const
         wait(run, [&] { return sent == to_send && received == to_receive; }, false);
         std::vector<const void*> sources;
         for (size_t node = 0; node < hosts; ++node) sources.push_back(sums.data() + node * mine * element);
-        if (mine != 0) ours::reduce(out, sources.data(), nodes(), mine, call.dtype, between_nodes(reduction));
+        if (mine != 0)
+          ours::reduce(out, sources.data(), nodes(), mine, call.dtype, between_nodes(reduction, call.dtype));
       },
       fingerprint);
 }

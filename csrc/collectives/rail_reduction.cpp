@@ -2,27 +2,41 @@
 
 #include <algorithm>
 
+#include "kernels/convert.h"
+
 namespace ours {
 
 namespace {
 
 constexpr size_t kLine = 64;
+/// Elements that are converted at a time: they stay in the fastest cache.
+constexpr size_t kConverted = 1024;
 
 size_t whole_lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
+/// A node's sum of float16 may be beyond its range although the average is not.
+bool divides_first(const Reduction& reduction, DType travels) {
+  return reduction.kind == ReduceKind::Avg && (travels == DType::Float16 || travels == DType::Complex32);
+}
+
 }  // namespace
 
-Reduction within_node(const Reduction& reduction) {
+Reduction within_node(const Reduction& reduction, DType travels) {
   Reduction result = reduction;
-  // Divided once, in the end.
-  if (reduction.kind == ReduceKind::Avg) result.kind = ReduceKind::Sum;
+  if (divides_first(reduction, travels)) {
+    result.kind = ReduceKind::PremulSum;
+    result.factor = 1.0 / reduction.ranks;
+  } else if (reduction.kind == ReduceKind::Avg) {
+    // Divided once, in the end.
+    result.kind = ReduceKind::Sum;
+  }
   return result;
 }
 
-Reduction between_nodes(const Reduction& reduction) {
+Reduction between_nodes(const Reduction& reduction, DType travels) {
   Reduction result = reduction;
-  // Multiplied already.
-  if (reduction.kind == ReduceKind::PremulSum) result.kind = ReduceKind::Sum;
+  const bool scaled = reduction.kind == ReduceKind::PremulSum || divides_first(reduction, travels);
+  if (scaled) result.kind = ReduceKind::Sum;
   return result;
 }
 
@@ -30,12 +44,15 @@ RailReduction::RailReduction(TcpCall& tcp, Job job)
     : tcp_(tcp),
       job_(std::move(job)),
       element_(size_of(job_.dtype)),
+      travelling_element_(size_of(job_.travels)),
       chunks_(job_.slices.chunks()),
       slots_(std::max<size_t>(1, std::min(chunks_, window()))),
       slice_bytes_(whole_lines(job_.slices.longest() * element_)),
-      part_bytes_(whole_lines(part_of(0, 0).size() * element_)),
-      slot_bytes_(slice_bytes_ + (nodes() - 1) * part_bytes_),
-      states_(slots_) {}
+      part_bytes_(whole_lines(part_of(0, 0).size() * travelling_element_)),
+      travelling_bytes_(converts() ? whole_lines(job_.slices.longest() * travelling_element_) : 0),
+      slot_bytes_(slice_bytes_ + (nodes() - 1) * part_bytes_ + travelling_bytes_),
+      states_(slots_),
+      widened_(converts() ? nodes() * kConverted : 0) {}
 
 Slice RailReduction::part_of(size_t chunk, size_t node) const {
   return slice_of(job_.slices.of(chunk, job_.rail).size(), static_cast<int>(nodes()), static_cast<int>(node),
@@ -44,7 +61,7 @@ Slice RailReduction::part_of(size_t chunk, size_t node) const {
 
 TcpCall::Message RailReduction::message(size_t node, size_t chunk, bool result, size_t elements) const {
   const auto phase = static_cast<uint16_t>(2 * chunk + (result ? 1 : 0));
-  return {job_.peers[node], phase, elements * element_, 0, static_cast<uint32_t>(chunk)};
+  return {job_.peers[node], phase, elements * travelling_element_, 0, static_cast<uint32_t>(chunk)};
 }
 
 std::byte* RailReduction::input(size_t chunk, size_t node) const {
@@ -62,10 +79,16 @@ void RailReduction::drain() {
   while (next_ >= chunks_ && next_ < chunks_ + kLag && may_tick()) tick();
 }
 
-bool RailReduction::done(size_t chunk) const {
+bool RailReduction::done(size_t chunk) {
   if (next_ <= chunk + kLag) return false;
-  const State& now = state(chunk);
-  return now.results == now.to_get && now.sent == now.to_send;
+  State& now = state(chunk);
+  if (now.results != now.to_get || now.sent != now.to_send) return false;
+  if (converts() && !now.widened) {
+    widen(reinterpret_cast<float*>(slot(chunk)), travelling(chunk), job_.travels,
+          job_.slices.of(chunk, job_.rail).size());
+    now.widened = true;
+  }
+  return true;
 }
 
 void RailReduction::exchange_parts(size_t chunk) {
@@ -76,7 +99,11 @@ void RailReduction::exchange_parts(size_t chunk) {
     const size_t to = (me + i) % nodes();
     const Slice part = part_of(chunk, to);
     const TcpCall::Message parts = message(to, chunk, false, part.size());
-    tcp_.send(parts, slot(chunk) + part.begin * element_, &now.sent);
+    std::byte* const data = travelling(chunk) + part.begin * travelling_element_;
+    if (converts()) {
+      narrow(data, reinterpret_cast<const float*>(slot(chunk)) + part.begin, job_.travels, part.size());
+    }
+    tcp_.send(parts, data, &now.sent);
     now.to_send += tcp_.parts(parts.bytes);
   }
   const size_t mine = part_of(chunk, me).size();
@@ -92,10 +119,12 @@ void RailReduction::reduce_part(size_t chunk) {
   const auto me = static_cast<size_t>(job_.node);
   State& now = state(chunk);
   const Slice mine = part_of(chunk, me);
-  std::byte* const result = slot(chunk) + mine.begin * element_;
-  std::vector<const void*> sources(nodes());
-  for (size_t node = 0; node < nodes(); ++node) sources[node] = node == me ? result : input(chunk, node);
-  if (!mine.empty()) {
+  std::byte* const result = travelling(chunk) + mine.begin * travelling_element_;
+  if (converts()) {
+    reduce_converting(chunk, mine);
+  } else if (!mine.empty()) {
+    std::vector<const void*> sources(nodes());
+    for (size_t node = 0; node < nodes(); ++node) sources[node] = node == me ? result : input(chunk, node);
     reduce(result, sources.data(), static_cast<int>(nodes()), mine.size(), job_.dtype, job_.reduction);
   }
   for (size_t i = 1; i < nodes(); ++i) {
@@ -109,8 +138,25 @@ void RailReduction::reduce_part(size_t chunk) {
     const size_t from = (me + i) % nodes();
     const Slice part = part_of(chunk, from);
     const TcpCall::Message results = message(from, chunk, true, part.size());
-    tcp_.receive(results, slot(chunk) + part.begin * element_, &now.results);
+    tcp_.receive(results, travelling(chunk) + part.begin * travelling_element_, &now.results);
     now.to_get += tcp_.parts(results.bytes);
+  }
+}
+
+void RailReduction::reduce_converting(size_t chunk, const Slice& mine) {
+  const auto me = static_cast<size_t>(job_.node);
+  float* const own = reinterpret_cast<float*>(slot(chunk)) + mine.begin;
+  std::byte* const result = travelling(chunk) + mine.begin * travelling_element_;
+  std::vector<const void*> sources(nodes());
+  for (size_t at = 0; at < mine.size(); at += kConverted) {
+    const size_t count = std::min(kConverted, mine.size() - at);
+    for (size_t node = 0; node < nodes(); ++node) {
+      float* const wide = widened_.data() + node * kConverted;
+      if (node != me) widen(wide, input(chunk, node) + at * travelling_element_, job_.travels, count);
+      sources[node] = node == me ? own + at : wide;
+    }
+    reduce(own + at, sources.data(), static_cast<int>(nodes()), count, job_.dtype, job_.reduction);
+    narrow(result + at * travelling_element_, own + at, job_.travels, count);
   }
 }
 

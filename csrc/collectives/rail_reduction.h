@@ -32,10 +32,10 @@ struct RailSlices {
   size_t longest() const { return of(0, 0).size(); }
 };
 
-/// The reduction within a node of what is then reduced between nodes,
-Reduction within_node(const Reduction& reduction);
-/// and that between nodes.
-Reduction between_nodes(const Reduction& reduction);
+/// The reduction within a node of what is then reduced between nodes. Its results travel as `travels`.
+Reduction within_node(const Reduction& reduction, DType travels);
+/// And that between nodes.
+Reduction between_nodes(const Reduction& reduction, DType travels);
 
 /// One rail of an all-reduce between nodes: ranks of different nodes, of which each has its node's partial sums of the
 /// same slices. The slice of a chunk is divided among the nodes once more: node m gets part m of all others' slices,
@@ -44,6 +44,11 @@ Reduction between_nodes(const Reduction& reduction);
 ///
 /// Chunks overlap: while the parts of one are reduced, those of the next are on their way, and the results of the one
 /// before. On each connection all messages go in one order: the parts of chunk t, then the results of chunk t - lag.
+///
+/// float32 may travel as one of its half types (`travels`): parts and results are rounded for their way, once each, and
+/// added up in float32. With s(n) for the sums of nodes, and u for half a unit in the last place (2^-8 of a bfloat16,
+/// 2^-11 of a float16 that is not subnormal), a result is off by at most u (|s(1)| + ... + |s(H)| + |result|), beside
+/// the roundings of float32. The reducer of a part takes its own result as the others get it: all have the same bits.
 class RailReduction {
  public:
   struct Job {
@@ -52,6 +57,7 @@ class RailReduction {
     int rail;
     int reader;  ///< the node that wants the results; -1: all do
     DType dtype;
+    DType travels;        ///< dtype, or a half type of float32
     Reduction reduction;  ///< between_nodes()
     RailSlices slices;
   };
@@ -77,7 +83,7 @@ class RailReduction {
   /// Goes on after the last chunk was begun.
   void drain();
   /// Its results, or those of its parts that this rank gets, are in its slot, and nothing of it is still to be sent.
-  bool done(size_t chunk) const;
+  bool done(size_t chunk);
 
  private:
   /// Chunks between a part and its result, so that neither waits for the other.
@@ -88,9 +94,11 @@ class RailReduction {
     size_t arrived = 0, to_arrive = 0;  ///< of inputs of this rank's part
     size_t results = 0, to_get = 0;
     size_t sent = 0, to_send = 0;
+    bool widened = false;  ///< the results are in the slot as float32
   };
 
   size_t nodes() const { return job_.peers.size(); }
+  bool converts() const { return job_.travels != job_.dtype; }
   bool reads(size_t node) const { return job_.reader < 0 || job_.reader == static_cast<int>(node); }
   bool may_tick() const { return next_ < kLag || next_ - kLag >= chunks_ || all_here(next_ - kLag); }
   bool all_here(size_t chunk) const { return state(chunk).arrived == state(chunk).to_arrive; }
@@ -98,23 +106,29 @@ class RailReduction {
   void tick();
   void exchange_parts(size_t chunk);
   void reduce_part(size_t chunk);
+  void reduce_converting(size_t chunk, const Slice& mine);
   Slice part_of(size_t chunk, size_t node) const;
   TcpCall::Message message(size_t node, size_t chunk, bool result, size_t elements) const;
   std::byte* input(size_t chunk, size_t node) const;
+  /// The slice as it travels, which is the slot itself where nothing is converted.
+  std::byte* travelling(size_t chunk) const { return slot(chunk) + (converts() ? slot_bytes_ - travelling_bytes_ : 0); }
   State& state(size_t chunk) { return states_[chunk % slots_]; }
   const State& state(size_t chunk) const { return states_[chunk % slots_]; }
 
   TcpCall& tcp_;
   const Job job_;
   const size_t element_;
+  const size_t travelling_element_;
   const size_t chunks_;
   size_t slots_;
   size_t slice_bytes_;
   size_t part_bytes_;
+  size_t travelling_bytes_;
   size_t slot_bytes_;
   size_t next_ = 0;
   std::vector<State> states_;
   std::byte* memory_ = nullptr;
+  std::vector<float> widened_;
 };
 
 }  // namespace ours

@@ -78,6 +78,12 @@ const std::vector<std::string>& words<bool>() {
   return kWords;
 }
 
+template <>
+const std::vector<std::string>& words<WireType>() {
+  static const std::vector<std::string> kWords = {"float32", "bfloat16", "float16"};
+  return kWords;
+}
+
 // One pair of functions for each kind of field. Field is a pointer to the member of Options.
 
 template <auto Field, int64_t Low, int64_t High>
@@ -208,6 +214,11 @@ const std::vector<OptionRow>& option_rows() {
       integer_row<&Options::tcp_streams, 0, 16>("OURS_TCP_STREAMS", "0 to 16, 0 = automatic",
                                                 "TCP connections that share the bytes between two ranks of different "
                                                 "machines. Rank 0's value holds for its group."),
+      word_row<&Options::wire_type>(
+          "OURS_WIRE_DTYPE", "float32, bfloat16 or float16",
+          "As what the float32 sums of long all_reduces and reduces travel between nodes. The half types halve the "
+          "bytes and round each node's sum and the result once; they are added up in float32. Rank 0's value holds "
+          "for its group."),
   };
   return kRows;
 }

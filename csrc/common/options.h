@@ -11,6 +11,9 @@ namespace ours {
 
 enum class Setting { Auto, Off, On };
 
+/// As what float32 values travel between nodes.
+enum class WireType : uint8_t { Float32, BFloat16, Float16 };
+
 /// Ports from first to last; 0 to 0: any that the system gives.
 struct PortRange {
   uint16_t first = 0;
@@ -34,6 +37,7 @@ struct Options {
   std::string interface;
   PortRange port_range;
   int64_t tcp_streams = 0;  // 0: chosen automatically
+  WireType wire_type = WireType::Float32;
 };
 
 /// One environment variable: how it is called, written, parsed and explained.

@@ -51,6 +51,9 @@ struct Variant {
   /// bitwise operations as U8 only: the bits are the same.
   Loop (*find)(Element element, Combine combine);
   void (*copy_stream)(char* dst, const char* src, size_t bytes);
+  /// Between float32 and `half`, which is F16 or BF16.
+  void (*widen)(Element half, char* dst, const char* src, size_t count);
+  void (*narrow)(Element half, char* dst, const char* src, size_t count);
 };
 
 /// Any CPU: 16-byte vectors, which are SSE2 on x86.

@@ -17,6 +17,7 @@
 #pragma GCC target("avx2,f16c")
 #endif
 
+#include "kernels/simd_convert.h"
 #include "kernels/simd_loops.h"
 
 namespace ours::kernels {
@@ -42,7 +43,8 @@ struct Avx2 {
   static OURS_INLINE void end_stream() { _mm_sfence(); }
 };
 
-constexpr Variant kVariant{"avx2", Loops<Avx2>::find, Loops<Avx2>::copy_stream};
+constexpr Variant kVariant{"avx2", Loops<Avx2>::find, Loops<Avx2>::copy_stream, Conversions<Avx2>::widen,
+                           Conversions<Avx2>::narrow};
 
 }  // namespace
 }  // namespace ours::kernels

@@ -16,6 +16,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
 #endif
 
+#include "kernels/simd_convert.h"
 #include "kernels/simd_loops.h"
 
 namespace ours::kernels {
@@ -42,7 +43,8 @@ struct Avx512 {
   static OURS_INLINE void end_stream() { _mm_sfence(); }
 };
 
-constexpr Variant kVariant{"avx512", Loops<Avx512>::find, Loops<Avx512>::copy_stream};
+constexpr Variant kVariant{"avx512", Loops<Avx512>::find, Loops<Avx512>::copy_stream, Conversions<Avx512>::widen,
+                           Conversions<Avx512>::narrow};
 
 }  // namespace
 }  // namespace ours::kernels

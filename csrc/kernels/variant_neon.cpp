@@ -4,6 +4,7 @@
 
 #include <arm_neon.h>
 
+#include "kernels/simd_convert.h"
 #include "kernels/simd_loops.h"
 
 namespace ours::kernels {
@@ -27,7 +28,8 @@ struct Neon {
   }
 };
 
-constexpr Variant kVariant{"neon", Loops<Neon>::find, Loops<Neon>::copy_stream};
+constexpr Variant kVariant{"neon", Loops<Neon>::find, Loops<Neon>::copy_stream, Conversions<Neon>::widen,
+                           Conversions<Neon>::narrow};
 
 }  // namespace
 

@@ -1,3 +1,4 @@
+#include "kernels/simd_convert.h"
 #include "kernels/simd_loops.h"
 
 namespace ours::kernels {
@@ -20,7 +21,8 @@ struct Portable {
 }  // namespace
 
 const Variant& portable_variant() {
-  static constexpr Variant kVariant{"portable", Loops<Portable>::find, Loops<Portable>::copy_stream};
+  static constexpr Variant kVariant{"portable", Loops<Portable>::find, Loops<Portable>::copy_stream,
+                                    Conversions<Portable>::widen, Conversions<Portable>::narrow};
   return kVariant;
 }
 

@@ -13,7 +13,8 @@ struct TcpPlan {
   size_t chunk_bytes = 256 * 1024;  ///< the parts in which large messages travel; a multiple of 64
   /// The most that a rank sends of a reduction's input where the whole goes to every rank that reduces it.
   size_t small_bytes = 64 * 1024;
-  int direct_ranks = 16;  ///< up to so many ranks every rank talks to every other
+  int direct_ranks = 16;              ///< up to so many ranks every rank talks to every other
+  WireType wire = WireType::Float32;  ///< see OURS_WIRE_DTYPE
 };
 
 struct TcpConfig {

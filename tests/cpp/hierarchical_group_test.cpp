@@ -14,6 +14,7 @@
 
 #include "common/interval.h"
 #include "groups.h"
+#include "reduce_reference.h"
 
 // What groups over several nodes have beyond the contract of groups (group_contract_test.cpp).
 
@@ -111,6 +112,65 @@ TEST(nodes_and_ranks_need_not_agree_on_where_their_data_lies) {
           }
         }
       });
+}
+
+TEST(averages_of_float16_stay_in_range) {
+  run_nodes(
+      4, [](int r) { return r / 2; }, HierarchicalConfig(),
+      [](HierarchicalGroup& group) {
+        for (const size_t count : {size_t{8}, size_t{300000}}) {
+          std::vector<uint16_t> data(count, testing::encode_16(40000.0f, 10));
+          group.all_reduce(call_of(Op::AllReduce, DType::Float16, count), data.data(), data.data(), count,
+                           Reduction{ReduceKind::Avg, 4, 1.0});
+          for (const uint16_t x : data) CHECK_EQ(testing::decode_16(x, 10), 40000.0f);
+        }
+      });
+}
+
+TEST(halves_on_the_wire_keep_the_promised_error_and_the_same_bits) {
+  constexpr size_t kCount = 200003;
+  constexpr int kRanks = 5;
+  const NodeOf node_of = [](int r) { return r / 2; };
+  const auto input = [](int rank, size_t i) {
+    return std::sin(static_cast<float>(i * 7 + static_cast<size_t>(rank) * 131)) * std::exp2(static_cast<float>(i % 9));
+  };
+  for (const auto& [wire, unit] :
+       {std::pair<WireType, double>{WireType::BFloat16, 0x1p-8}, {WireType::Float16, 0x1p-11}}) {
+    for (const ReduceKind kind : {ReduceKind::Sum, ReduceKind::Avg}) {
+      for (const bool in_heap : {false, true}) {
+        std::vector<std::vector<float>> results(kRanks);
+        HierarchicalConfig config;
+        config.wire = wire;
+        run_nodes(kRanks, node_of, config, [&, kind = kind](HierarchicalGroup& group) {
+          std::vector<float> own(kCount);
+          const auto heap = in_heap ? group.allocate(kCount * sizeof(float)) : nullptr;
+          auto* const data = in_heap ? static_cast<float*>(heap.get()) : own.data();
+          for (size_t i = 0; i < kCount; ++i) data[i] = input(group.rank(), i);
+          group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0), data, data, kCount, Reduction{kind, kRanks, 1.0});
+          results[static_cast<size_t>(group.rank())].assign(data, data + kCount);
+        });
+        size_t rounded = 0;
+        for (size_t i = 0; i < kCount; ++i) {
+          double sum = 0, sums = 0;
+          for (int node = 0; node < 3; ++node) {
+            double part = 0;
+            for (int r = 2 * node; r < std::min(2 * node + 2, kRanks); ++r) part += static_cast<double>(input(r, i));
+            sum += part;
+            sums += std::fabs(part);
+          }
+          const double scale = kind == ReduceKind::Avg ? 1.0 / kRanks : 1.0;
+          const double result = static_cast<double>(results[0][i]);
+          // The roundings of float32, and of float16's subnormal numbers.
+          const double slack = 0x1p-20 * sums * scale + 0x1p-24;
+          CHECK(std::fabs(result - sum * scale) <= unit * (sums * scale + std::fabs(result)) + slack);
+          rounded += std::fabs(result - sum * scale) > 0x1p-16 * std::fabs(result) ? 1 : 0;
+          for (const auto& other : results) CHECK_EQ(other[i], results[0][i]);
+        }
+        // They do travel as halves.
+        CHECK(rounded > kCount / 2);
+      }
+    }
+  }
 }
 
 TEST(a_node_with_little_memory_works_with_others) {

@@ -15,6 +15,7 @@ struct HierarchicalConfig {
   int rails = 0;
   size_t chunk = 0;  ///< bytes; 0: as by default
   int streams = 2;
+  WireType wire = WireType::Float32;
 };
 
 /// The list of nodes where rank r is on node_of(r).
@@ -49,6 +50,7 @@ inline std::vector<std::function<std::shared_ptr<Group>()>> make_hierarchical(
   const auto sessions = make_sessions(topology, config.chunk);
   TcpConfig tcp = loopback_config();
   tcp.plan.streams = config.streams;
+  tcp.plan.wire = config.wire;
   if (config.chunk != 0) {
     tcp.plan.chunk_bytes = config.chunk;
     tcp.plan.small_bytes = 1024;
