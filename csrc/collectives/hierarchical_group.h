@@ -28,7 +28,8 @@ namespace ours {
 /// written. A rank that waits in its node looks after its connections from time to time, and one that waits for the
 /// network looks after its node: whatever goes wrong anywhere reaches all.
 ///
-/// The algorithms: hierarchical_all_reduce.cpp (all_reduce, reduce) with rail_reduction.cpp,
+/// The algorithms: hierarchical_all_reduce.cpp (all_reduce, reduce) with hierarchical_stages.cpp,
+/// hierarchical_heap_reduce.cpp and rail_reduction.cpp,
 /// hierarchical_reduce_scatter.cpp, hierarchical_all_gather.cpp, hierarchical_broadcast.cpp, hierarchical_exchange.cpp
 /// (gather, scatter, all_to_all).
 class HierarchicalGroup final : public Group, private NodeLookout {
@@ -129,6 +130,7 @@ class HierarchicalGroup final : public Group, private NodeLookout {
   void exchange_sums(const Running& run, const Reducing& job, std::byte* sums, std::byte* result);
   void reduce_long(const Running& run, const Reducing& job);
   class Stages;
+  class Buffers;
   void reduce_staged(const Running& run, const Reducing& job, Stages& stages);
   void reduce_in_place(const Running& run, const Reducing& job, const RailSlices& slices, bool in_heap);
   DType travelling_type(const Reducing& job) const;
