@@ -20,6 +20,19 @@ void check_reduce_scatter(const std::vector<const void*>& inputs, const std::vec
                         " ranks; give one of each a rank");
 }
 
+void check_one_a_rank(const Call& call, size_t buffers, size_t ranks) {
+  if (buffers == ranks) return;
+  throw InvalidArgument(std::string(name_of(call.op)) + " got " + std::to_string(buffers) + " buffers in a group of " +
+                        std::to_string(ranks) + " ranks; give one a rank");
+}
+
+void check_own(const Call& call, int rank, size_t gives, size_t expects) {
+  if (gives == expects) return;
+  throw InvalidArgument(std::string(name_of(call.op)) + " on rank " + std::to_string(rank) + " gives itself " +
+                        std::to_string(gives) + " bytes but expects " + std::to_string(expects) +
+                        "; make the sizes equal");
+}
+
 uint64_t fingerprint_of(const std::vector<size_t>& counts) {
   uint64_t fingerprint = 0;
   for (const size_t count : counts) fingerprint = fingerprint * 0x9E3779B97F4A7C15u + count;

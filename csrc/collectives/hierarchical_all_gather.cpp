@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/argument_checks.h"
+#include "collectives/call_checks.h"
 #include "collectives/hierarchical_group.h"
 #include "collectives/node_group_impl.h"
 #include "common/partition.h"

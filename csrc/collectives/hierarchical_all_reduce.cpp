@@ -52,7 +52,7 @@ void HierarchicalGroup::all_reduce(const Call& call, const std::vector<Span>& pi
 void HierarchicalGroup::reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction,
                                int root) {
   check_supported(reduction.kind, call.dtype);
-  check_root(root);
+  check_root(root, size());
   const size_t element = size_of(call.dtype);
   const Pieces to(out, count, element);
   const Pieces from(const_cast<void*>(in), count, element);

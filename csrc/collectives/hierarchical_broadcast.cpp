@@ -35,7 +35,7 @@ Links links_of(int place, int nodes, bool chain) {
 }  // namespace
 
 void HierarchicalGroup::broadcast(const Call& call, Span buffer, int root) {
-  check_root(root);
+  check_root(root, size());
   CallRecord record = record_of(call);
   record.root = root;
   record.count = buffer.bytes / size_of(call.dtype);

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "collectives/argument_checks.h"
+#include "collectives/call_checks.h"
 #include "collectives/hierarchical_group.h"
 #include "collectives/node_group_impl.h"
 
@@ -22,7 +22,7 @@ bool overlap(const ConstSpan& a, const Span& b) {
 }  // namespace
 
 void HierarchicalGroup::gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) {
-  check_root(root);
+  check_root(root, size());
   Exchange plan;
   plan.sends.resize(static_cast<size_t>(size()));
   plan.receives.resize(static_cast<size_t>(size()));
@@ -37,7 +37,7 @@ void HierarchicalGroup::gather(const Call& call, ConstSpan input, const std::vec
 }
 
 void HierarchicalGroup::scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) {
-  check_root(root);
+  check_root(root, size());
   Exchange plan;
   plan.sends.resize(static_cast<size_t>(size()));
   plan.receives.resize(static_cast<size_t>(size()));

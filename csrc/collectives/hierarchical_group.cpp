@@ -231,12 +231,6 @@ std::shared_ptr<void> HierarchicalGroup::allocate(size_t bytes) {
   return node_.allocate(bytes);
 }
 
-void HierarchicalGroup::check_root(int root) const {
-  if (root >= 0 && root < size()) return;
-  throw InvalidArgument("root is " + std::to_string(root) + " in a group of " + std::to_string(size()) +
-                        " ranks; give a rank of the group, 0 to " + std::to_string(size() - 1));
-}
-
 std::byte* HierarchicalGroup::scratch(size_t bytes) {
   if (scratch_.size() < bytes) scratch_ = std::vector<std::byte>(bytes);
   return scratch_.data();

@@ -102,7 +102,6 @@ class HierarchicalGroup final : public Group, private NodeLookout {
                   uint64_t fingerprint = 0);
   /// Makes the failure of the mesh that of the node, and the other way round.
   void share_failure() const noexcept;
-  void check_root(int root) const;
 
   /// The node's first synchronisation, in which its ranks' calls are compared, and a later one.
   void open(const Running& run);

@@ -18,14 +18,9 @@ void HierarchicalGroup::reduce_scatter(const Call& call, const std::vector<const
                                        const std::vector<size_t>& counts, void* out, const Reduction& reduction) {
   check_supported(reduction.kind, call.dtype);
   const auto ranks = static_cast<size_t>(size());
-  if (inputs.size() != ranks || counts.size() != ranks) {
-    throw InvalidArgument("reduce_scatter got " + std::to_string(inputs.size()) + " inputs and " +
-                          std::to_string(counts.size()) + " counts in a group of " + std::to_string(ranks) +
-                          " ranks; give one of each a rank");
-  }
+  check_reduce_scatter(inputs, counts, size());
   // The sizes of all parts must agree, not only their sum: a polynomial of them stands for the list.
-  uint64_t fingerprint = 0;
-  for (const size_t count : counts) fingerprint = fingerprint * 0x9E3779B97F4A7C15u + count;
+  const uint64_t fingerprint = fingerprint_of(counts);
   const bool even = std::all_of(counts.begin(), counts.end(), [&](size_t n) { return n == counts[0]; });
   const CallRecord record = record_of(call, even ? counts[0] * ranks : fingerprint, reduction, -1);
   collective(

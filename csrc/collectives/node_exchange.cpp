@@ -81,15 +81,10 @@ void NodeGroup::exchange(const Call& call, const CallRecord& record, const Excha
   const auto ranks = static_cast<size_t>(size());
   const auto me = static_cast<size_t>(rank());
   for (size_t n : {plan.sends.size(), plan.receives.size()}) {
-    if (n != 0 && n != ranks) {
-      throw InvalidArgument(std::string(name_of(call.op)) + " got " + std::to_string(n) + " buffers in a group of " +
-                            std::to_string(ranks) + " ranks; give one a rank");
-    }
+    if (n != 0) check_one_a_rank(call, n, ranks);
   }
-  if (!plan.sends.empty() && !plan.receives.empty() && plan.sends[me].bytes != plan.receives[me].bytes) {
-    throw InvalidArgument(std::string(name_of(call.op)) + " on rank " + std::to_string(me) + " gives itself " +
-                          std::to_string(plan.sends[me].bytes) + " bytes but expects " +
-                          std::to_string(plan.receives[me].bytes) + "; make the sizes equal");
+  if (!plan.sends.empty() && !plan.receives.empty()) {
+    check_own(call, rank(), plan.sends[me].bytes, plan.receives[me].bytes);
   }
   reserve_stage();
   write_.begin();

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/argument_checks.h"
+#include "collectives/call_checks.h"
 #include "collectives/tcp_group_impl.h"
 #include "common/partition.h"
 
