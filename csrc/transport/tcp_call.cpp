@@ -179,9 +179,12 @@ void TcpCall::run(const std::function<bool()>& step) {
   std::optional<Awake> awake(policy);
   // Who gives its core to somebody who computes gets it back late; one who sleeps gets it as soon as data is there.
   bool contended = false;
+  bool over = false;
   while (true) {
     const bool moved = mesh_.progress();
-    if (step()) return;
+    // Peers may still need to hear that this rank was in the call, and it may not make another one for long.
+    over = over || step();
+    if (over && mesh_.said_all()) return;
     mesh_.failure_.check();
     if (mesh_.left_.load()) throw Error("this rank has left the group");
     mesh_.check_peers();

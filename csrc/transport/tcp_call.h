@@ -62,7 +62,7 @@ class TcpCall {
   void reach(int peer);
 
   /// Moves what is posted until step() says that all is done; it is called whenever something may have changed, and may
-  /// post more. Throws the group's failure.
+  /// post more. What was agreed is with the system then, too. Throws the group's failure.
   void run(const std::function<bool()>& step);
 
   /// Runs body(), which waits for something else than the mesh, without holding it.

@@ -134,6 +134,18 @@ bool TcpMesh::anything_ready() const {
   return std::any_of(open_.begin(), open_.end(), [](const auto& one) { return one.second->ready(); });
 }
 
+bool TcpMesh::said_all() {
+  bool all = true;
+  for (const int rank : met_) {
+    const Peer& peer = this->peer(rank);
+    TcpStream& control = peer.slots[0]->stream;
+    if (!peer.needed || peer.left || control.ended() || !control.has_sends()) continue;
+    control.send_now();
+    all = all && !control.has_sends();
+  }
+  return all;
+}
+
 void TcpMesh::sleep(Lock& lock, Clock::duration limit) {
   const auto ms = std::chrono::ceil<std::chrono::milliseconds>(limit);
   std::array<epoll_event, 64> events;

@@ -126,6 +126,8 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   Slot& slot(int rank, int stream) { return *peer(rank).slots[static_cast<size_t>(stream)]; }
   bool progress();
   bool anything_ready() const;
+  /// Gives to the system what was posted for control. False while it has not taken all.
+  bool said_all();
   /// Waits for an event, `limit` at most, with mutex_ released.
   void sleep(Lock& lock, Clock::duration limit);
   void apply(uint64_t token, uint32_t events);

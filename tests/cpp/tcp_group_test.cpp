@@ -2,8 +2,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <mutex>
+#include <thread>
 
 #include "common/network_interfaces.h"
 #include "common/process_fd.h"
@@ -214,6 +216,46 @@ TEST(a_forked_child_does_not_keep_its_parents_descriptors) {
   int status = -1;
   CHECK_EQ(::waitpid(child, &status, 0), child);
   CHECK_EQ(status, 0);
+}
+
+// Who is done may not touch the group again for long: nobody else may depend on that.
+TEST(a_rank_that_is_done_with_a_call_holds_up_nobody) {
+  constexpr int kRanks = 4;
+  const std::vector<std::function<void(Group&, uint64_t)>> calls{
+      [](Group& group, uint64_t seq) { group.barrier(call_of(Op::Barrier, DType::UInt8, seq)); },
+      [](Group& group, uint64_t seq) {
+        int data = 5;
+        group.broadcast(call_of(Op::Broadcast, DType::Int32, seq), Span{&data, sizeof(data)}, 0);
+      },
+      [](Group& group, uint64_t seq) {
+        int mine = group.rank();
+        std::vector<int> all(kRanks);
+        std::vector<Span> outputs;
+        for (int& one : all) outputs.push_back(Span{&one, sizeof(one)});
+        if (group.rank() != 0) outputs.clear();
+        group.gather(call_of(Op::Gather, DType::Int32, seq), ConstSpan{&mine, sizeof(mine)}, outputs, 0);
+      },
+      [](Group& group, uint64_t seq) {
+        std::vector<float> data(100, 1.0f);
+        group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq), data.data(), data.data(), data.size(),
+                         Reduction{ReduceKind::Sum, kRanks, 1.0});
+      }};
+  for (const auto& call : calls) {
+    for (int round = 0; round < 8; ++round) {
+      const auto meshes = make_meshes(kRanks);
+      std::atomic<int> done{0};
+      run_ranks(kRanks, [&](int rank) {
+        TcpGroup group(meshes[static_cast<size_t>(rank)]);
+        for (int seq = 1; seq <= 3; ++seq) {
+          call(group, static_cast<uint64_t>(seq));
+          ++done;
+          const Deadline soon = Deadline::after(std::chrono::seconds(20));
+          while (done.load() < seq * kRanks && !soon.passed()) std::this_thread::yield();
+          CHECK(done.load() >= seq * kRanks);
+        }
+      });
+    }
+  }
 }
 
 }  // namespace
