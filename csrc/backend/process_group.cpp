@@ -10,7 +10,7 @@
 #include "backend/rendezvous.h"
 #include "backend/solo.h"
 #include "collectives/node_group.h"
-#include "collectives/node_point_to_point.h"
+#include "collectives/node_messages.h"
 #include "common/options.h"
 
 namespace ours {

@@ -7,20 +7,6 @@
 
 namespace ours {
 
-std::string Message::describe() const {
-  const size_t element = size_of(dtype);
-  const std::string whom = peer == kAnySource ? "any rank" : "rank " + std::to_string(peer);
-  return std::string(op == Op::Send ? "send to " : "recv from ") + whom + " with tag " + std::to_string(tag) + " (" +
-         std::to_string(bytes / element) + " x " + name_of(dtype) + ")";
-}
-
-TransferCallbacks Message::finish() {
-  // Release: whoever sees done() sees the bytes and the error.
-  done_.store(true, std::memory_order_release);
-  const TransferDone done = std::exchange(on_done, nullptr);
-  return done ? done(*this) : nullptr;
-}
-
 MessageQueue::MessageQueue(NodeSession& session)
     : session_(session),
       reserved_(static_cast<size_t>(session.size()), false),
@@ -42,7 +28,7 @@ void MessageQueue::add(std::shared_ptr<Message> message) {
     }
     sends_[to].push_back(std::move(message));
   } else if (!take_early(message)) {
-    recvs_.push_back(std::move(message));
+    recvs_.add(std::move(message));
   }
 }
 
@@ -108,8 +94,8 @@ bool MessageQueue::begin(int from) {
   if (channel.readable() < sizeof(Header)) return false;
   Header header;
   channel.peek(&header, sizeof(header));
-  std::shared_ptr<Message> target = match(from, header.tag);
-  if (!target && !expects(from)) return false;
+  std::shared_ptr<Message> target = recvs_.match(from, header.tag);
+  if (!target && !recvs_.expects(from)) return false;
   if (target) {
     // Out of recvs_ already: whatever check_fits() throws fails the whole group, and this message with it.
     in.target = target;
@@ -123,23 +109,6 @@ bool MessageQueue::begin(int from) {
   in.moved = 0;
   in.active = true;
   return true;
-}
-
-std::shared_ptr<Message> MessageQueue::match(int from, int tag) {
-  for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
-    if ((*it)->tag != tag || ((*it)->peer != from && (*it)->peer != kAnySource)) continue;
-    std::shared_ptr<Message> found = std::move(*it);
-    recvs_.erase(it);
-    return found;
-  }
-  return nullptr;
-}
-
-bool MessageQueue::expects(int from) const {
-  for (const auto& recv : recvs_) {
-    if (recv->peer == from || recv->peer == kAnySource) return true;
-  }
-  return false;
 }
 
 bool MessageQueue::take_early(const std::shared_ptr<Message>& recv) {
@@ -166,15 +135,11 @@ bool MessageQueue::take_early(const std::shared_ptr<Message>& recv) {
 }
 
 void MessageQueue::check_fits(const Message& recv, const Header& header, int from) const {
-  const auto dtype = static_cast<uint32_t>(recv.dtype);
-  if (recv.bytes == header.bytes && dtype == header.dtype) return;
-  const auto sent = static_cast<DType>(header.dtype);
-  throw MismatchError(session_.describe(session_.rank()) + " posted " + recv.describe() + ", but " +
-                      session_.describe(from) + " sent " + std::to_string(header.bytes / size_of(sent)) + " x " +
-                      name_of(sent) + ". Make size and dtype of the two tensors agree");
+  if (fits(recv, header)) return;
+  throw MismatchError(misfit(recv, header, session_.describe(session_.rank()), session_.describe(from)));
 }
 
-MessageQueue::Messages MessageQueue::take_all() {
+Messages MessageQueue::take_all() {
   Messages all = posted();
   all.insert(all.end(), delivered_.begin(), delivered_.end());
   delivered_.clear();
@@ -188,7 +153,7 @@ MessageQueue::Messages MessageQueue::take_all() {
   return all;
 }
 
-MessageQueue::Messages MessageQueue::posted() const {
+Messages MessageQueue::posted() const {
   Messages all(recvs_.begin(), recvs_.end());
   for (const auto& sends : sends_) all.insert(all.end(), sends.begin(), sends.end());
   for (const auto& in : incoming_) {

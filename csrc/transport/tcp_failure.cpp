@@ -5,11 +5,14 @@
 namespace ours {
 
 bool TcpFailure::record(FailureKind kind, const std::string& message) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (kind_ != FailureKind::None || kind == FailureKind::None) return false;
-  kind_ = kind;
-  message_ = message;
-  failed_.store(true, std::memory_order_release);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (kind_ != FailureKind::None || kind == FailureKind::None) return false;
+    kind_ = kind;
+    message_ = message;
+    failed_.store(true, std::memory_order_release);
+  }
+  if (listener_) listener_(kind, message);
   return true;
 }
 

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <string>
 
@@ -13,8 +14,13 @@ namespace ours {
 /// every call on it throws the same error. Safe among threads.
 class TcpFailure {
  public:
+  using Listener = std::function<void(FailureKind, const std::string&)>;
+
   /// True for the first failure, which is kept.
   bool record(FailureKind kind, const std::string& message);
+
+  /// Who is told of the failure, on the thread that records it. Set before anything can fail.
+  void set_listener(Listener listener) { listener_ = std::move(listener); }
 
   /// The kind that `error` is; None for InvalidArgument, which is no failure of the group.
   static FailureKind kind_of(const std::exception_ptr& error, std::string& message);
@@ -31,6 +37,7 @@ class TcpFailure {
   std::atomic<bool> failed_{false};
   FailureKind kind_ = FailureKind::None;
   std::string message_;
+  Listener listener_;
 };
 
 }  // namespace ours

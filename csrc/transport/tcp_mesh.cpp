@@ -88,6 +88,16 @@ std::shared_ptr<TcpMesh> TcpMesh::join(int rank, int size, std::shared_ptr<KeyVa
 
 TcpMesh::~TcpMesh() { leave(); }
 
+void TcpMesh::share_failures(const std::shared_ptr<TcpMesh>& a, const std::shared_ptr<TcpMesh>& b) {
+  const auto tell = [](const std::shared_ptr<TcpMesh>& from, const std::shared_ptr<TcpMesh>& to) {
+    from->failure_.set_listener([weak = std::weak_ptr<TcpMesh>(to)](FailureKind kind, const std::string& message) {
+      if (const auto mesh = weak.lock()) mesh->fail(kind, message);
+    });
+  };
+  tell(a, b);
+  tell(b, a);
+}
+
 std::string TcpMesh::describe_self() const {
   return "rank " + std::to_string(rank()) + " (host " + self_.host + ", pid " + std::to_string(self_.pid) + ")";
 }
@@ -219,8 +229,10 @@ void TcpMesh::lost(int rank, const std::string& how) {
                                ". The group cannot be used any more; make a new one without it");
 }
 
+bool TcpMesh::in_child() const { return ::getpid() != owner_; }
+
 void TcpMesh::check_usable() const {
-  if (::getpid() != owner_) {
+  if (in_child()) {
     throw Error("this process (pid " + std::to_string(::getpid()) +
                 ") was forked from the one that joined the group (" + describe_self() + ") and has no part in it");
   }

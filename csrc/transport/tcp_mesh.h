@@ -37,6 +37,9 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
                                        Deadline deadline);
   ~TcpMesh() override;
 
+  /// Makes the failure of either mesh of a process that of the other, too. To be called before they are used.
+  static void share_failures(const std::shared_ptr<TcpMesh>& a, const std::shared_ptr<TcpMesh>& b);
+
   int rank() const { return self_.rank; }
   int size() const { return self_.size; }
   const TcpPlan& plan() const { return plan_; }
@@ -47,6 +50,9 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
 
   /// How many there are, those for control included.
   size_t connections();
+
+  /// True in a forked child of the process that joined.
+  bool in_child() const;
 
   /// Throws the group's failure; Error where this rank has left, or is a forked child of the one that joined.
   void check_usable() const;
@@ -70,6 +76,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
 
  private:
   friend class TcpCall;
+  friend class TcpMessages;
   friend class TcpMonitor;
   using Lock = std::unique_lock<std::mutex>;
 

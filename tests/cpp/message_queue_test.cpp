@@ -16,7 +16,7 @@ TEST(a_queue_that_lost_its_messages_writes_nowhere) {
   auto other = std::make_shared<NodeSession>(1, 2, leader->memory());
   MessageQueue sender(*leader), receiver(*other);
   std::vector<int> data(10000, 5), target(data.size());
-  MessageQueue::Messages ended;
+  Messages ended;
   sender.add(message_of(Op::Send, data, 1));
   receiver.add(message_of(Op::Recv, target, 0));
   sender.progress(ended);

@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "collectives/node_point_to_point.h"
+#include "collectives/node_messages.h"
 #include "node_ranks.h"
 
 // What the tests of point-to-point messages share.
@@ -15,7 +15,8 @@ inline Deadline soon() { return Deadline::after(std::chrono::minutes(1)); }
 
 /// A rank's end of the messages of a group, for tensors of ints.
 struct Port {
-  explicit Port(const std::shared_ptr<NodeSession>& session) : p2p(make_node_point_to_point(session)) {}
+  explicit Port(const std::shared_ptr<NodeSession>& session) : Port(make_node_point_to_point(session)) {}
+  explicit Port(std::shared_ptr<PointToPoint> messages) : p2p(std::move(messages)) {}
   ~Port() {
     p2p->close();
     p2p->wait_closed(std::chrono::seconds(30));

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "collectives/node_group.h"
-#include "collectives/node_point_to_point.h"
+#include "collectives/node_messages.h"
 #include "ranks.h"
 
 namespace ours::testing {

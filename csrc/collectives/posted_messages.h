@@ -9,19 +9,18 @@
 #include <set>
 #include <thread>
 
-#include "collectives/message_queue.h"
+#include "collectives/message_carrier.h"
 #include "collectives/point_to_point.h"
-#include "transport/node_session.h"
 
 namespace ours {
 
-/// Messages between ranks that share memory. Whoever posts a transfer tries at once; what cannot complete is moved on
-/// by the thread that waits for it, or else by a background thread that is started on first need, and another where
-/// that one is in a callback. These threads share the ownership, so that the last user may drop this object on any
-/// thread, also in a callback, without joining them.
-class NodePointToPoint final : public PointToPoint, public std::enable_shared_from_this<NodePointToPoint> {
+/// The messages of one rank, moved by a carrier: what is the same whatever carries them. Whoever posts a transfer tries
+/// at once; what cannot complete is moved on by the thread that waits for it, or else by a background thread that is
+/// started on first need, and another where that one is in a callback. These threads share the ownership, so that the
+/// last user may drop this object on any thread, also in a callback, without joining them.
+class PostedMessages final : public PointToPoint, public std::enable_shared_from_this<PostedMessages> {
  public:
-  explicit NodePointToPoint(std::shared_ptr<NodeSession> session);
+  explicit PostedMessages(std::unique_ptr<MessageCarrier> carrier) : carrier_(std::move(carrier)) {}
 
   std::shared_ptr<Transfer> send(ConstSpan buffer, DType dtype, int dst, int tag, Deadline deadline,
                                  TransferDone done) override;
@@ -58,20 +57,13 @@ class NodePointToPoint final : public PointToPoint, public std::enable_shared_fr
   /// lock.
   bool look_around();
 
-  /// The rank without which `message` can never end, or -1. Needs the lock.
-  int vanished_peer(const Message& message) const;
-
   /// Ends all messages with the group's failure. Expects the lock, and releases it for the callbacks.
   void end_all(Lock& lock, int* counter);
 
-  bool idle() const { return queue_.empty() && ended_.empty() && callbacks_.empty(); }
+  bool idle() const { return carrier_->empty() && ended_.empty() && callbacks_.empty(); }
 
   /// Sees to it that another thread moves the messages and runs callbacks. False if none can be had.
   bool others_move();
-
-  /// Rests until ready() holds, which the doorbell says, or for a while: then it returns true.
-  template <class Ready>
-  bool rest(Ready&& ready);
 
   /// Sees to it that a background thread moves the messages. Throws std::system_error if none can be had.
   void call_background();
@@ -81,10 +73,9 @@ class NodePointToPoint final : public PointToPoint, public std::enable_shared_fr
   void leave_to_background(Lock& lock);
   void run_background();
 
-  std::shared_ptr<NodeSession> session_;
-  std::mutex mutex_;  // guards all below but the flag
-  MessageQueue queue_;
-  MessageQueue::Messages ended_;             // their finish() has not been called
+  const std::unique_ptr<MessageCarrier> carrier_;
+  std::mutex mutex_;                         // guards all below but the flag, and what moves messages in the carrier
+  Messages ended_;                           // their finish() has not been called
   std::deque<TransferCallbacks> callbacks_;  // of such as have ended, in their order
   int drivers_ = 0;                          // threads in wait(); the background thread stands back meanwhile
   bool closing_ = false;
@@ -95,7 +86,5 @@ class NodePointToPoint final : public PointToPoint, public std::enable_shared_fr
   std::condition_variable background_ended_;
   std::atomic<bool> pause_background_{false};
 };
-
-std::shared_ptr<PointToPoint> make_node_point_to_point(std::shared_ptr<NodeSession> session);
 
 }  // namespace ours

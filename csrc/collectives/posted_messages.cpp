@@ -1,4 +1,4 @@
-#include "collectives/node_point_to_point.h"
+#include "collectives/posted_messages.h"
 
 #include <system_error>
 
@@ -18,42 +18,35 @@ bool& in_callback() {
 
 }  // namespace
 
-NodePointToPoint::NodePointToPoint(std::shared_ptr<NodeSession> session)
-    : session_(std::move(session)), queue_(*session_) {}
-
-std::shared_ptr<PointToPoint> make_node_point_to_point(std::shared_ptr<NodeSession> session) {
-  return std::make_shared<NodePointToPoint>(std::move(session));
-}
-
-std::shared_ptr<Transfer> NodePointToPoint::send(ConstSpan buffer, DType dtype, int dst, int tag, Deadline deadline,
-                                                 TransferDone done) {
-  if (dst < 0 || dst >= session_->size()) {
-    throw InvalidArgument("send to rank " + std::to_string(dst) + " in a group of " + std::to_string(session_->size()) +
+std::shared_ptr<Transfer> PostedMessages::send(ConstSpan buffer, DType dtype, int dst, int tag, Deadline deadline,
+                                               TransferDone done) {
+  if (dst < 0 || dst >= carrier_->size()) {
+    throw InvalidArgument("send to rank " + std::to_string(dst) + " in a group of " + std::to_string(carrier_->size()) +
                           " ranks; give a rank of the group");
   }
   return post(std::make_shared<Message>(Op::Send, const_cast<void*>(buffer.data), buffer.bytes, dtype, dst, tag,
                                         deadline, std::move(done)));
 }
 
-std::shared_ptr<Transfer> NodePointToPoint::recv(Span buffer, DType dtype, int src, int tag, Deadline deadline,
-                                                 TransferDone done) {
-  if (src != kAnySource && (src < 0 || src >= session_->size())) {
+std::shared_ptr<Transfer> PostedMessages::recv(Span buffer, DType dtype, int src, int tag, Deadline deadline,
+                                               TransferDone done) {
+  if (src != kAnySource && (src < 0 || src >= carrier_->size())) {
     throw InvalidArgument("recv from rank " + std::to_string(src) + " in a group of " +
-                          std::to_string(session_->size()) +
+                          std::to_string(carrier_->size()) +
                           " ranks; give a rank of the group, or none for any source");
   }
   const Op op = src == kAnySource ? Op::RecvAnySource : Op::Recv;
   return post(std::make_shared<Message>(op, buffer.data, buffer.bytes, dtype, src, tag, deadline, std::move(done)));
 }
 
-std::shared_ptr<Transfer> NodePointToPoint::post(const std::shared_ptr<Message>& message) {
+std::shared_ptr<Transfer> PostedMessages::post(const std::shared_ptr<Message>& message) {
   Lock lock(mutex_);
   try {
-    session_->failure().check();
+    carrier_->check();
     if (closing_) throw AbortedError("the group was closed; make a new one");
-    queue_.add(message);
+    carrier_->add(message);
   } catch (...) {
-    if (!closing_) session_->failure().fail(std::current_exception());
+    if (!closing_) carrier_->fail(std::current_exception());
     message->set_error(std::current_exception());
     lock.unlock();
     if (const TransferCallbacks callbacks = message->finish()) callbacks();
@@ -64,12 +57,12 @@ std::shared_ptr<Transfer> NodePointToPoint::post(const std::shared_ptr<Message>&
   return message;
 }
 
-void NodePointToPoint::wait(Transfer& transfer) {
+void PostedMessages::wait(Transfer& transfer) {
   if (transfer.done()) return;
   Lock lock(mutex_);
   if (in_callback() && others_move()) {
     lock.unlock();
-    while (!transfer.done()) rest([&] { return transfer.done(); });
+    while (!transfer.done()) carrier_->rest([&] { return transfer.done(); });
     return;
   }
   ++drivers_;
@@ -82,28 +75,29 @@ void NodePointToPoint::wait(Transfer& transfer) {
   if (!idle()) leave_to_background(lock);
 }
 
-bool NodePointToPoint::busy() {
+bool PostedMessages::busy() {
   Lock lock(mutex_);
-  return !queue_.empty() || !ended_.empty();
+  return !carrier_->empty() || !ended_.empty();
 }
 
-void NodePointToPoint::close() noexcept {
-  if (session_->in_child()) return;
+void PostedMessages::close() noexcept {
+  if (carrier_->in_child()) return;
   Lock lock(mutex_);
   closing_ = true;
   pause_background_.store(true);
   wake_background_.notify_all();
   if (!idle()) end_all(lock, nullptr);
-  signal(session_->self().doorbell);
+  carrier_->ring();
+  carrier_->leave();
 }
 
-bool NodePointToPoint::wait_closed(std::chrono::milliseconds limit) {
+bool PostedMessages::wait_closed(std::chrono::milliseconds limit) {
   Lock lock(mutex_);
   if (background_ids_.count(std::this_thread::get_id()) != 0) return false;
   return background_ended_.wait_for(lock, limit, [&] { return backgrounds_ == 0; });
 }
 
-bool NodePointToPoint::others_move() {
+bool PostedMessages::others_move() {
   if (drivers_ > 0) return true;
   try {
     call_background();
@@ -113,7 +107,7 @@ bool NodePointToPoint::others_move() {
   }
 }
 
-void NodePointToPoint::call_background() {
+void PostedMessages::call_background() {
   if (closing_ && callbacks_.empty()) return;
   if (free_backgrounds_ > 0) {
     wake_background_.notify_one();
@@ -124,55 +118,44 @@ void NodePointToPoint::call_background() {
   ++free_backgrounds_;
 }
 
-void NodePointToPoint::leave_to_background(Lock& lock) {
+void PostedMessages::leave_to_background(Lock& lock) {
   try {
     call_background();
   } catch (const std::system_error& e) {
-    session_->failure().fail(FailureKind::System, session_->describe(session_->rank()) +
-                                                      " cannot start a thread for its messages: " + e.what() +
-                                                      ". Raise the limit of threads (ulimit -u), or start fewer");
+    carrier_->fail(FailureKind::System, carrier_->describe_self() + " cannot start a thread for its messages: " +
+                                            e.what() + ". Raise the limit of threads (ulimit -u), or start fewer");
     end_all(lock, nullptr);
   }
 }
 
-template <class Ready>
-bool NodePointToPoint::rest(Ready&& ready) {
-  bool time_to_look = false;
-  wait_on(
-      session_->self().doorbell, session_->wait_policy(), Deadline::after(kLookAround),
-      [&] { return time_to_look || ready(); }, [&] { time_to_look = true; });
-  return time_to_look;
-}
-
 template <class Stop>
-void NodePointToPoint::drive(int* counter, Stop&& stop) {
-  SleepWord& doorbell = session_->self().doorbell;
+void PostedMessages::drive(int* counter, Stop&& stop) {
   bool time_to_look = false;
   while (!stop()) {
     // Read before progress(): what arrives later changes it, and ends the rest.
-    const uint32_t heard = doorbell.value.load(std::memory_order_seq_cst);
+    const uint32_t heard = carrier_->heard();
     Lock lock(mutex_);
     if (progress(lock, counter)) continue;
-    if ((time_to_look || session_->failure().failed()) && look_around()) {
+    if ((time_to_look || carrier_->failed()) && look_around()) {
       end_all(lock, counter);
       continue;
     }
     lock.unlock();
-    time_to_look = rest([&] { return stop() || doorbell.value.load(std::memory_order_seq_cst) != heard; });
+    time_to_look = carrier_->rest([&] { return stop() || carrier_->heard() != heard; });
   }
 }
 
-bool NodePointToPoint::progress(Lock& lock, int* counter) {
+bool PostedMessages::progress(Lock& lock, int* counter) {
   bool moved = false;
   try {
-    moved = queue_.progress(ended_);
+    moved = carrier_->progress(ended_);
   } catch (...) {
-    session_->failure().fail(std::current_exception());
+    carrier_->fail(std::current_exception());
   }
   return finish_ended(lock, counter) || moved;
 }
 
-bool NodePointToPoint::finish_ended(Lock& lock, int* counter) {
+bool PostedMessages::finish_ended(Lock& lock, int* counter) {
   if (ended_.empty() && callbacks_.empty()) return false;
   while (!ended_.empty()) {
     std::shared_ptr<Message> message = std::move(ended_.front());
@@ -184,13 +167,13 @@ bool NodePointToPoint::finish_ended(Lock& lock, int* counter) {
     if (callbacks) callbacks_.push_back(std::move(callbacks));
   }
   // Another thread may be asleep in wait() for one of these.
-  signal(session_->self().doorbell);
+  carrier_->ring();
   if (callbacks_.empty() || (in_callback() && others_move())) return true;
   run_callbacks(lock, counter);
   return true;
 }
 
-void NodePointToPoint::run_callbacks(Lock& lock, int* counter) {
+void PostedMessages::run_callbacks(Lock& lock, int* counter) {
   if (counter != nullptr) --*counter;
   while (!callbacks_.empty()) {
     TransferCallbacks call = std::move(callbacks_.front());
@@ -215,57 +198,42 @@ void NodePointToPoint::run_callbacks(Lock& lock, int* counter) {
   pause_background_.store(closing_ || drivers_ > 0);
 }
 
-bool NodePointToPoint::look_around() {
-  NodeFailure& failure = session_->failure();
-  if (failure.failed()) return true;
-  for (const auto& message : queue_.posted()) {
-    const std::string what = message->describe() + " on " + session_->describe(session_->rank());
+bool PostedMessages::look_around() {
+  if (carrier_->failed()) return true;
+  for (const auto& message : carrier_->posted()) {
+    const auto what = [&] { return message->describe() + " on " + carrier_->describe_self(); };
     if (message->deadline.passed()) {
-      failure.fail(FailureKind::Timeout, what + ": Timed out waiting " +
-                                             std::to_string(message->deadline.timeout().count()) +
-                                             "ms for the peer. Does it make the matching call? Else raise the timeout");
+      carrier_->fail(FailureKind::Timeout,
+                     what() + ": Timed out waiting " + std::to_string(message->deadline.timeout().count()) +
+                         "ms for the peer. Does it make the matching call? Else raise the timeout");
       return true;
     }
-    const int gone = vanished_peer(*message);
-    if (gone >= 0) {
-      failure.fail(FailureKind::Peer, session_->describe(gone) + ' ' + session_->absence(gone) + " during " + what +
-                                          ". The group cannot be used any more; make a new one without it");
+    try {
+      carrier_->check_hope(*message);
+    } catch (const PeerError& gone) {
+      carrier_->fail(FailureKind::Peer, gone.what() + (" during " + what()) +
+                                            ". The group cannot be used any more; make a new one without it");
       return true;
     }
   }
   return false;
 }
 
-int NodePointToPoint::vanished_peer(const Message& message) const {
-  int absent = 0;
-  int last = -1;
-  for (int r = 0; r < session_->size(); ++r) {
-    if (r == session_->rank() || (message.peer != r && message.peer != kAnySource)) continue;
-    // What it sent before it ended may still be on its way to us.
-    if (session_->absence(r) == nullptr || (message.op != Op::Send && queue_.has_input(r))) continue;
-    if (message.peer == r || session_->block(r).state.load() != kLeft) return r;
-    ++absent;
-    last = r;
-  }
-  // A receive from any source can go on until the last peer has left.
-  return absent > 0 && absent == session_->size() - 1 ? last : -1;
-}
-
-void NodePointToPoint::end_all(Lock& lock, int* counter) {
+void PostedMessages::end_all(Lock& lock, int* counter) {
   std::exception_ptr error = std::make_exception_ptr(AbortedError("the group was closed before the transfer ended"));
   try {
-    session_->failure().check();
+    carrier_->check();
   } catch (...) {
     error = std::current_exception();
   }
-  for (auto& message : queue_.take_all()) {
+  for (auto& message : carrier_->take_all()) {
     message->set_error(error);
     ended_.push_back(std::move(message));
   }
   finish_ended(lock, counter);
 }
 
-void NodePointToPoint::run_background() {
+void PostedMessages::run_background() {
   Lock lock(mutex_);
   background_ids_.insert(std::this_thread::get_id());
   while (true) {
