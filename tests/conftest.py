@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hosts import Host, linked_hosts, why_no_hosts
 from ranks import RankPool
 
 
@@ -23,6 +24,22 @@ def rank_pool() -> Iterator[Callable[..., RankPool]]:
     yield get
     for pool in pools.values():
         pool.close()
+
+
+@pytest.fixture(scope="session", params=[1, 2], ids=["one node", "two nodes"])
+def nodes(request: pytest.FixtureRequest) -> int:
+    """Count the nodes that the ranks of a test play: with two, half of them share no memory with the others."""
+    return request.param
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[Host]]:
+    """Two hosts with a link between them; skipped where this process may not make any."""
+    reason = why_no_hosts()
+    if reason:
+        pytest.skip(reason)
+    with linked_hosts(2) as made:
+        yield made
 
 
 @pytest.fixture(params=["gloo", "ours"])

@@ -22,6 +22,7 @@ HAS_BACKEND_OPTIONS = hasattr(core.ProcessGroupOurs, "options")  # of every back
 HAS_WORK_EXCEPTION = "exception_ptr" not in (dist.Work.exception.__doc__ or "")  # not convertible before torch 2.15
 
 FUTEX = {"x86_64": "202", "aarch64": "98"}.get(os.uname().machine)  # the number of the system call
+EPOLL_WAIT = {"x86_64": "232", "aarch64": "22"}.get(os.uname().machine)
 
 
 def backend_of(group: Any = None) -> Any:
@@ -85,8 +86,16 @@ def _is_group_memory(address: int) -> bool:
     return "/memfd:ours" in _file_mapped_at(address)
 
 
+def _watches_connections(thread: int) -> bool:
+    """Tell whether a thread sleeps until something arrives on one of many connections."""
+    number, *arguments = Path(f"/proc/self/task/{thread}/syscall").read_text().split()
+    return number == EPOLL_WAIT and int(arguments[3], 16) != 0
+
+
 def waits_for_peers(thread: int) -> bool:
-    """Tell whether a thread of this process sleeps on a word that it shares with other ranks."""
+    """Tell whether a thread of this process sleeps on a word that it shares with other ranks, or on connections."""
+    if _watches_connections(thread):
+        return True
     futex = _futex_of(thread)
     return futex is not None and _is_group_memory(futex[0])
 

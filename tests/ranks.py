@@ -8,6 +8,9 @@ rank's traceback.
 ``fn`` must be a function at the top level of a module, and its arguments and result must be picklable. The processes
 come from a fork server that has torch loaded already. They end without Python's finalisation: a test of how a program
 exits has to start one with ``subprocess``.
+
+``nodes=2`` lets the ranks play so many nodes: the first half is one, the second half another, and the two share no
+memory. ``hosts`` (see hosts.py) gives them networks of their own, too.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from hosts import Host
 
 GRACE = 5.0  # seconds that the other ranks have to end by themselves after one of them failed
 
@@ -79,6 +83,13 @@ def _set_up(rank: int, world: int, port: int, backend: str | None, env: dict[str
     dist.init_process_group(backend, rank=rank, world_size=world, **init)
 
 
+def node_ids(world: int, nodes: int) -> list[dict[str, str]]:
+    """Return what each rank's environment needs for the ranks to be those of ``nodes`` nodes, as equal as can be."""
+    if nodes == 1:
+        return [{}] * world
+    return [{"OURS_NODE_ID": f"node {rank * nodes // world}"} for rank in range(world)]
+
+
 def _worker(
     pipe: multiprocessing.connection.Connection,
     rank: int,
@@ -87,12 +98,15 @@ def _worker(
     backend: str | None,
     env: dict[str, str],
     init: dict[str, Any],
+    host: Host | None,
     stack_file: str,
 ) -> None:
     """Serve calls from ``pipe`` until it closes."""
     with open(stack_file, "w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         try:
+            if host is not None:
+                host.enter()
             _set_up(rank, world, port, backend, env, dict(init))
             while True:
                 try:
@@ -116,7 +130,8 @@ class RankPool:
 
     ``backend=None`` makes no process group: ``fn`` finds what ``init_process_group`` needs in its environment. ``env``
     is added to the environment of each rank, or, if it is a list, ``env[rank]`` is. ``pg_timeout`` is the group's
-    timeout in seconds; the other keywords go to ``init_process_group``.
+    timeout in seconds; the other keywords go to ``init_process_group``. ``hosts[rank]`` is where a rank lives; then
+    ``fn`` has to make the group, because the store of this class cannot be reached from there.
     """
 
     def __init__(
@@ -126,11 +141,15 @@ class RankPool:
         *,
         env: dict[str, str] | list[dict[str, str]] | None = None,
         pg_timeout: float = 60,
+        nodes: int = 1,
+        hosts: list[Host] | None = None,
         **init: Any,
     ) -> None:
         self.world = world
         self._backend = backend
-        self._env = env if isinstance(env, list) else [env or {}] * world
+        each = env if isinstance(env, list) else [env or {}] * world
+        self._env = [{**ids, **own} for ids, own in zip(node_ids(world, nodes), each, strict=True)]
+        self._hosts: list[Host | None] = list(hosts) if hosts is not None else [None] * world
         self._init = {"timeout": datetime.timedelta(seconds=pg_timeout), **init}
         self._processes: list[Any] = []
         self._pipes: list[multiprocessing.connection.Connection] = []
@@ -179,7 +198,10 @@ class RankPool:
             ours, theirs = _context().Pipe()
             init = (rank, self.world, self._store.port, self._backend, self._env[rank], self._init)
             process = _context().Process(
-                target=_worker, args=(theirs, *init, self._stack_file(rank)), name=f"rank {rank}", daemon=True
+                target=_worker,
+                args=(theirs, *init, self._hosts[rank], self._stack_file(rank)),
+                name=f"rank {rank}",
+                daemon=True,
             )
             process.start()
             theirs.close()

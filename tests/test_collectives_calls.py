@@ -46,8 +46,8 @@ def single_calls(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_coalescing_and_single_tensor_calls(rank_pool, world):
-    rank_pool(world).run(single_calls)
+def test_coalescing_and_single_tensor_calls(rank_pool, world, nodes):
+    rank_pool(world, nodes=nodes).run(single_calls)
 
 
 def functional(rank: int, world: int) -> None:
@@ -64,8 +64,8 @@ def functional(rank: int, world: int) -> None:
     assert torch.equal(torch.as_tensor(exchanged), torch.arange(float(world)))
 
 
-def test_functional_collectives(rank_pool):
-    rank_pool(3).run(functional)
+def test_functional_collectives(rank_pool, nodes):
+    rank_pool(3, nodes=nodes).run(functional)
 
 
 def misuse(rank: int, world: int) -> None:
@@ -109,5 +109,5 @@ def misuse(rank: int, world: int) -> None:
     dist.barrier()
 
 
-def test_misuse_raises_value_error_with_both_values(rank_pool):
-    rank_pool(2).run(misuse)
+def test_misuse_raises_value_error_with_both_values(rank_pool, nodes):
+    rank_pool(2, nodes=nodes).run(misuse)

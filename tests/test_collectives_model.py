@@ -67,7 +67,7 @@ def run_reduction(
 
 @PROPERTY
 @given(data=st.data())
-def test_reductions_equal_the_model(rank_pool, data):
+def test_reductions_equal_the_model(rank_pool, data, nodes):
     dtype = data.draw(st.sampled_from([torch.bool, *INTEGERS, *UNSIGNED, *FLOATS, *COMPLEX]))
     op = data.draw(st.sampled_from(ops_of(dtype)))
     if dtype in (torch.uint64,) and op in ("AVG", "MIN", "MAX"):
@@ -75,7 +75,9 @@ def test_reductions_equal_the_model(rank_pool, data):
     call = data.draw(st.sampled_from(["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]))
     world = data.draw(st.sampled_from([1, 2, 3, 4]))
     shape = data.draw(SHAPES)
-    rank_pool(world).run(run_reduction, call, dtype, op, shape, data.draw(LAYOUTS), data.draw(st.integers(0, 99)))
+    rank_pool(world, nodes=nodes).run(
+        run_reduction, call, dtype, op, shape, data.draw(LAYOUTS), data.draw(st.integers(0, 99))
+    )
 
 
 def run_movement(rank: int, world: int, call: str, dtype: torch.dtype, shape: tuple, layout: str, seed: int) -> None:
@@ -120,12 +122,14 @@ def run_movement(rank: int, world: int, call: str, dtype: torch.dtype, shape: tu
 
 @PROPERTY
 @given(data=st.data())
-def test_movement_keeps_every_bit(rank_pool, data):
+def test_movement_keeps_every_bit(rank_pool, data, nodes):
     call = data.draw(st.sampled_from(["broadcast", "all_gather", "gather", "scatter", "all_to_all", "send"]))
     world = data.draw(st.sampled_from([1, 2, 3, 4]))
     dtype = data.draw(st.sampled_from(MOVABLE))
     shape = data.draw(SHAPES)
-    rank_pool(world).run(run_movement, call, dtype, shape, data.draw(LAYOUTS), data.draw(st.integers(0, 99)))
+    rank_pool(world, nodes=nodes).run(
+        run_movement, call, dtype, shape, data.draw(LAYOUTS), data.draw(st.integers(0, 99))
+    )
 
 
 def run_async(rank: int, world: int, calls: list[tuple[str, int]], waits: list[int]) -> None:
@@ -156,11 +160,11 @@ def run_async(rank: int, world: int, calls: list[tuple[str, int]], waits: list[i
 
 @PROPERTY
 @given(data=st.data())
-def test_asynchronous_calls_complete_in_any_order_of_waiting(rank_pool, data):
+def test_asynchronous_calls_complete_in_any_order_of_waiting(rank_pool, data, nodes):
     call = st.tuples(
         st.sampled_from(["all_reduce", "all_reduce sync", "broadcast", "all_gather"]),
         st.sampled_from([0, 1, 3, 1000, 30_000, 200_000]),
     )
     calls = data.draw(st.lists(call, min_size=1, max_size=8))
     waits = data.draw(st.lists(st.integers(0, 100), min_size=8, max_size=8))
-    rank_pool(data.draw(st.sampled_from([2, 3]))).run(run_async, calls, waits)
+    rank_pool(data.draw(st.sampled_from([2, 3])), nodes=nodes).run(run_async, calls, waits)

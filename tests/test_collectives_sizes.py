@@ -30,8 +30,8 @@ def uneven_sizes(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_sizes_may_differ_between_ranks(rank_pool, world):
-    rank_pool(world).run(uneven_sizes)
+def test_sizes_may_differ_between_ranks(rank_pool, world, nodes):
+    rank_pool(world, nodes=nodes).run(uneven_sizes)
 
 
 def huge(rank: int, world: int) -> None:
@@ -63,7 +63,7 @@ def same_bits(rank: int, world: int) -> bytes:
 
 
 @pytest.mark.parametrize("world", [3, 4])
-def test_sums_have_the_same_bits_on_all_ranks_and_for_any_cut(rank_pool, world):
-    results = rank_pool(world).run(same_bits)
-    again = rank_pool(world).run(same_bits)
+def test_sums_have_the_same_bits_on_all_ranks_and_for_any_cut(rank_pool, world, nodes):
+    results = rank_pool(world, nodes=nodes).run(same_bits)
+    again = rank_pool(world, nodes=nodes).run(same_bits)
     assert len({*results, *again}) == 1

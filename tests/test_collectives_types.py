@@ -19,8 +19,8 @@ def premul_sum(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_premul_sum_takes_numbers_and_tensors(rank_pool, world):
-    rank_pool(world).run(premul_sum)
+def test_premul_sum_takes_numbers_and_tensors(rank_pool, world, nodes):
+    rank_pool(world, nodes=nodes).run(premul_sum)
 
 
 def half_accumulation(rank: int, world: int) -> None:
@@ -30,8 +30,8 @@ def half_accumulation(rank: int, world: int) -> None:
     assert tensor.item() == torch.tensor(256.0 + world - 1, dtype=torch.bfloat16).item()
 
 
-def test_half_types_are_added_in_single_precision(rank_pool):
-    rank_pool(7).run(half_accumulation)
+def test_half_types_are_added_in_single_precision(rank_pool, nodes):
+    rank_pool(7, nodes=nodes).run(half_accumulation)
 
 
 def meaningless_reductions(rank: int, world: int) -> list[str]:
@@ -62,8 +62,8 @@ def all_reduce_raw(tensor: torch.Tensor, op: str) -> None:
     dist.group.WORLD.allreduce([tensor], options).wait()
 
 
-def test_meaningless_reductions_raise_and_name_the_alternatives(rank_pool):
-    first, second = rank_pool(2).run(meaningless_reductions)
+def test_meaningless_reductions_raise_and_name_the_alternatives(rank_pool, nodes):
+    first, second = rank_pool(2, nodes=nodes).run(meaningless_reductions)
     assert first == second
     assert "BAND" in first[0]
     assert "float32" in first[0]
@@ -91,8 +91,8 @@ def conjugates(rank: int, world: int) -> None:
     assert imaginary.item() == -2.0 * world
 
 
-def test_lazy_conjugation_and_negation_are_resolved(rank_pool):
-    rank_pool(2).run(conjugates)
+def test_lazy_conjugation_and_negation_are_resolved(rank_pool, nodes):
+    rank_pool(2, nodes=nodes).run(conjugates)
 
 
 def sparse_cases(rank: int, world: int) -> None:
@@ -117,5 +117,5 @@ def sparse_cases(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_sparse_all_reduce(rank_pool, world):
-    rank_pool(world).run(sparse_cases)
+def test_sparse_all_reduce(rank_pool, world, nodes):
+    rank_pool(world, nodes=nodes).run(sparse_cases)

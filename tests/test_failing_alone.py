@@ -28,8 +28,8 @@ def sparse_of_different_shapes(rank: int, world: int) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_sparse_tensors_of_different_shapes_fail_the_group_on_every_rank(world):
-    for text, again, failure in run_ranks(world, sparse_of_different_shapes):
+def test_sparse_tensors_of_different_shapes_fail_the_group_on_every_rank(world, nodes):
+    for text, again, failure in run_ranks(world, sparse_of_different_shapes, nodes=nodes):
         assert re.search(rf"rank 0 has \(3, 5\).*rank {world - 1} has \(3, 4\)", text)
         assert failure in text
         assert failure
@@ -65,8 +65,8 @@ def collectives_without_threads(rank: int, world: int) -> None:
             assert work.result()[0][0].item() == sum(range(world))
 
 
-def test_collectives_run_on_the_caller_where_no_thread_can_be_had():
-    run_ranks(2, collectives_without_threads)
+def test_collectives_run_on_the_caller_where_no_thread_can_be_had(nodes):
+    run_ranks(2, collectives_without_threads, nodes=nodes)
 
 
 def transfers_without_threads(rank: int, world: int) -> tuple[str, str]:
@@ -87,6 +87,7 @@ def transfers_without_threads(rank: int, world: int) -> tuple[str, str]:
 
 
 def test_a_transfer_that_needs_a_thread_and_gets_none_fails_the_group():
+    # Over TCP the others hear of it at their timeout: who cannot start a thread has none to tell them either.
     for text, again in run_ranks(2, transfers_without_threads):
         assert re.search(r"rank 0 \(host [^ ]+, pid \d+\) cannot start a thread", text), text
         assert "cannot start a thread" in again
@@ -127,5 +128,5 @@ def endless_waits(rank: int, world: int, timeout: timedelta) -> None:
 
 
 @pytest.mark.parametrize("days", [107_700, timedelta.max.days])  # just too many for 63 bits of nanoseconds, and most
-def test_a_timeout_beyond_the_clock_is_none(days):
-    run_ranks(2, endless_waits, timedelta(days=days))
+def test_a_timeout_beyond_the_clock_is_none(days, nodes):
+    run_ranks(2, endless_waits, timedelta(days=days), nodes=nodes)

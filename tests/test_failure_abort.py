@@ -56,8 +56,8 @@ def aborted(rank: int, world: int, what: str) -> tuple[float, str]:
 
 
 @pytest.mark.parametrize("what", ["all_reduce", "queued", "recv"])
-def test_abort_frees_every_waiter_within_100_ms(what):
-    seconds, text = run_ranks(2, aborted, what)[0]
+def test_abort_frees_every_waiter_within_100_ms(what, nodes):
+    seconds, text = run_ranks(2, aborted, what, nodes=nodes)[0]
     assert 0 <= seconds < 0.1
     assert "rank 0" in text
 
@@ -70,5 +70,5 @@ def abort_all(rank: int, world: int) -> None:
             work.wait()
 
 
-def test_torchs_abort_of_all_groups():
-    run_ranks(2, abort_all)
+def test_torchs_abort_of_all_groups(nodes):
+    run_ranks(2, abort_all, nodes=nodes)

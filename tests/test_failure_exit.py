@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import node_ids, run_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -54,8 +54,8 @@ def forked_child(rank: int, world: int) -> int:
     return os.waitstatus_to_exitcode(ended[1])
 
 
-def test_a_forked_child_is_harmless():
-    assert run_ranks(2, forked_child) == [0, 0]
+def test_a_forked_child_is_harmless(nodes):
+    assert run_ranks(2, forked_child, nodes=nodes) == [0, 0]
 
 
 # --- ends of programs ------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ ended.append(time.time())
 """
 
 
-def run_program(tmp_path: Path, body: str, world: int = 2) -> list[tuple[int, str, float]]:
+def run_program(tmp_path: Path, body: str, nodes: int = 1, world: int = 2) -> list[tuple[int, str, float]]:
     """Start the program in ``world`` processes; return exit code, stderr and the seconds that its end took."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(body=textwrap.dedent(body)))
@@ -93,7 +93,7 @@ def run_program(tmp_path: Path, body: str, world: int = 2) -> list[tuple[int, st
     processes = [
         subprocess.Popen(
             [sys.executable, str(program)],
-            env={**environment, "RANK": str(rank)},
+            env={**environment, **node_ids(world, nodes)[rank], "RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -148,14 +148,14 @@ EXITS = {
 
 
 @pytest.mark.parametrize("end", EXITS)
-def test_a_program_ends_quietly_and_at_once(tmp_path, end):
-    for code, err, seconds in run_program(tmp_path, EXITS[end]):
+def test_a_program_ends_quietly_and_at_once(tmp_path, end, nodes):
+    for code, err, seconds in run_program(tmp_path, EXITS[end], nodes):
         noise = [line for line in err.splitlines() if "destroy_process_group() was not called" not in line]
         assert (code, noise) == (0, [])
         assert seconds < 1
 
 
-def test_an_exception_of_one_rank_reaches_the_others(tmp_path):
+def test_an_exception_of_one_rank_reaches_the_others(tmp_path, nodes):
     body = """
         if rank == 0:
             ended.append(time.time())
@@ -167,7 +167,7 @@ def test_an_exception_of_one_rank_reaches_the_others(tmp_path):
         else:
             raise AssertionError("nobody noticed")
     """
-    (first, _, _), (second, err, _) = run_program(tmp_path, body)
+    (first, _, _), (second, err, _) = run_program(tmp_path, body, nodes)
     assert (first, second) == (3, 0), err
 
 
@@ -192,5 +192,5 @@ def drop_the_group_in_a_callback(rank: int, world: int) -> None:
     dist.barrier()
 
 
-def test_a_callback_may_drop_the_group_of_its_own_receive():
-    run_ranks(2, drop_the_group_in_a_callback)
+def test_a_callback_may_drop_the_group_of_its_own_receive(nodes):
+    run_ranks(2, drop_the_group_in_a_callback, nodes=nodes)

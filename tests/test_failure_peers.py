@@ -48,11 +48,11 @@ def die_in_a_loop(rank: int, world: int, victim: int, asynchronous: bool) -> dic
     raise AssertionError("nobody noticed")
 
 
-@pytest.mark.parametrize(("world", "kills"), [(2, 4), (4, 50)])
-def test_a_killed_rank_is_named_on_every_survivor_within_a_second(world, kills):
+@pytest.mark.parametrize(("world", "kills", "count"), [(2, 4, 1), (4, 50, 1), (4, 8, 2)])
+def test_a_killed_rank_is_named_on_every_survivor_within_a_second(world, kills, count):
     for kill in range(kills):
         victim = kill % world
-        results = run_ranks(world, die_in_a_loop, victim, kill // world % 2 == 0, killed=[victim])
+        results = run_ranks(world, die_in_a_loop, victim, kill // world % 2 == 0, killed=[victim], nodes=count)
         for rank, result in enumerate(results):
             if rank == victim:
                 continue
@@ -83,8 +83,8 @@ def die_in_p2p(rank: int, world: int) -> tuple[str, float]:
     return str(error.value), time.time() - float(store.get("died at"))
 
 
-def test_a_killed_sender_is_named():
-    results = run_ranks(3, die_in_p2p, killed=[1])
+def test_a_killed_sender_is_named(nodes):
+    results = run_ranks(3, die_in_p2p, killed=[1], nodes=nodes)
     for text, seconds in (results[0], results[2]):
         assert "rank 1" in text
         assert seconds < 1.5
@@ -114,8 +114,8 @@ def stall(rank: int, world: int, call: str) -> tuple[str, float, bool]:
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "recv"])
-def test_an_absent_rank_is_named_at_the_timeout(call):
-    results = run_ranks(3, stall, call, pg_timeout=2)
+def test_an_absent_rank_is_named_at_the_timeout(call, nodes):
+    results = run_ranks(3, stall, call, pg_timeout=2, nodes=nodes)
     for text, seconds, late in (results[0], results[2]):
         assert "rank 1" in text
         assert " Timed out waiting 2000ms" in text  # PyTorch's own words, which programs look for
@@ -146,10 +146,10 @@ def stopped(rank: int, world: int, seconds: float | None) -> str:
     return ""
 
 
-def test_a_stopped_rank_that_comes_back_in_time_does_no_harm():
-    assert run_ranks(3, stopped, 1.0, pg_timeout=3) == ["", "", ""]
+def test_a_stopped_rank_that_comes_back_in_time_does_no_harm(nodes):
+    assert run_ranks(3, stopped, 1.0, pg_timeout=3, nodes=nodes) == ["", "", ""]
 
 
-def test_a_stopped_rank_is_named_at_the_timeout():
-    texts = run_ranks(3, stopped, None, pg_timeout=3)
+def test_a_stopped_rank_is_named_at_the_timeout(nodes):
+    texts = run_ranks(3, stopped, None, pg_timeout=3, nodes=nodes)
     assert all("rank 1 (host" in text for text in texts), texts

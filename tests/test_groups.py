@@ -42,9 +42,9 @@ def sub_groups(rank: int, world: int) -> list[float]:
     return [*sums, total(value=value)]
 
 
-def test_new_group(rank_pool):
-    assert rank_pool(2).run(sub_groups) == [[3, 3, 1, 1, 3, 3], [3, 3, 2, 2, 3, 3]]
-    first, second, third, fourth = rank_pool(4).run(sub_groups)
+def test_new_group(rank_pool, nodes):
+    assert rank_pool(2, nodes=nodes).run(sub_groups) == [[3, 3, 1, 1, 3, 3], [3, 3, 2, 2, 3, 3]]
+    first, second, third, fourth = rank_pool(4, nodes=nodes).run(sub_groups)
     assert first == [10, 10, 3, 4, 7, 10]
     assert second == [10, 10, 3, 6, 7, 10]
     assert third == [10, 10, 7, 4, 10]
@@ -65,8 +65,8 @@ def reordered(rank: int, world: int) -> None:
             raise dist.DistBackendError("[in group of others, whose ranks are the global ranks 1, 2]")
 
 
-def test_errors_tell_the_global_ranks_of_a_sub_group():
-    run_ranks(3, reordered)
+def test_errors_tell_the_global_ranks_of_a_sub_group(nodes):
+    run_ranks(3, reordered, nodes=nodes)
 
 
 # --- splits, merges and shrinking ------------------------------------------------------------------------------------
@@ -94,8 +94,8 @@ def splits(rank: int, world: int) -> None:
 
 @pytest.mark.skipif(not HAS_SPLIT_WITHOUT_DEVICE, reason="torch splits groups without an accelerator from 2.15 on")
 @pytest.mark.parametrize("device", [None, torch.device("cpu:0")])
-def test_split_group(device):
-    run_ranks(4, splits, device_id=device)
+def test_split_group(device, nodes):
+    run_ranks(4, splits, device_id=device, nodes=nodes)
 
 
 def merges(rank: int, world: int) -> None:
@@ -106,8 +106,8 @@ def merges(rank: int, world: int) -> None:
     assert tensor.item() == world
 
 
-def test_merge_remote_group():
-    run_ranks(2, merges)
+def test_merge_remote_group(nodes):
+    run_ranks(2, merges, nodes=nodes)
 
 
 def merges_halves(rank: int, world: int) -> None:
@@ -125,8 +125,8 @@ def merges_halves(rank: int, world: int) -> None:
         assert list(json.loads(_dump_fr_trace_json(backend="ours"))["pg_config"]) == ["0"]
 
 
-def test_merge_of_groups_that_are_parts():
-    run_ranks(4, merges_halves)
+def test_merge_of_groups_that_are_parts(nodes):
+    run_ranks(4, merges_halves, nodes=nodes)
 
 
 def shrinks(rank: int, world: int) -> tuple[int, float]:
@@ -138,8 +138,8 @@ def shrinks(rank: int, world: int) -> tuple[int, float]:
     return group.rank(), tensor.item()
 
 
-def test_shrink_group():
-    assert run_ranks(3, shrinks) == [(0, 2.0), (-1, 0.0), (1, 2.0)]
+def test_shrink_group(nodes):
+    assert run_ranks(3, shrinks, nodes=nodes) == [(0, 2.0), (-1, 0.0), (1, 2.0)]
 
 
 # --- meshes ----------------------------------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ def meshes(rank: int, world: int) -> None:
     assert isinstance(sharded, DTensor)
 
 
-def test_device_mesh_and_dtensor():
-    run_ranks(4, meshes)
+def test_device_mesh_and_dtensor(nodes):
+    run_ranks(4, meshes, nodes=nodes)
 
 
 def detailed(rank: int, world: int) -> str:
@@ -187,8 +187,8 @@ def detailed(rank: int, world: int) -> str:
     return type(backend_of()).__name__
 
 
-def test_detail_debug_mode():
-    assert set(run_ranks(2, detailed, backend=None)) == {"_ProcessGroupWrapper"}
+def test_detail_debug_mode(nodes):
+    assert set(run_ranks(2, detailed, backend=None, nodes=nodes)) == {"_ProcessGroupWrapper"}
 
 
 # --- what they leave behind ------------------------------------------------------------------------------------------
@@ -223,8 +223,8 @@ def closed(rank: int, world: int) -> None:
     assert total() == world
 
 
-def test_destroying_completes_what_is_queued(rank_pool):
-    rank_pool(2).run(closed)
+def test_destroying_completes_what_is_queued(rank_pool, nodes):
+    rank_pool(2, nodes=nodes).run(closed)
 
 
 def many(rank: int, world: int) -> int:
@@ -235,8 +235,8 @@ def many(rank: int, world: int) -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_groups_give_everything_back():
-    with RankPool(2) as pool:
+def test_groups_give_everything_back(nodes):
+    with RankPool(2, nodes=nodes) as pool:
         first = pool.run(many)
         second = pool.run(many)
     assert max(b - a for a, b in zip(first, second, strict=True)) < 25, "file descriptors leak"

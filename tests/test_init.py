@@ -1,4 +1,4 @@
-"""Ways into a group: environment, URLs and stores; and ranks that do not come, or not with shared memory."""
+"""Ways into a group: environment, URLs and stores; and ranks that do not come, or cannot be reached."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def init_from_urls(rank: int, world: int, urls: list[str]) -> list[float]:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_urls(world, tmp_path):
+def test_urls(world, tmp_path, nodes):
     urls = [f"file://{tmp_path}/store", f"tcp://127.0.0.1:{free_port()}", f"file://{tmp_path}/another"]
-    assert run_ranks(world, init_from_urls, urls, backend=None) == [[world] * 3] * world
+    assert run_ranks(world, init_from_urls, urls, backend=None, nodes=nodes) == [[world] * 3] * world
 
 
 def init_from_one_store(rank: int, world: int, path: str) -> list[float]:
@@ -64,9 +64,9 @@ def init_from_one_store(rank: int, world: int, path: str) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["server", "file"])
-def test_one_store_serves_one_group_after_another(tmp_path, kind):
+def test_one_store_serves_one_group_after_another(tmp_path, kind, nodes):
     path = str(tmp_path / "store") if kind == "file" else ""
-    assert run_ranks(3, init_from_one_store, path, backend=None) == [[0, 3, 6, 9]] * 3
+    assert run_ranks(3, init_from_one_store, path, backend=None, nodes=nodes) == [[0, 3, 6, 9]] * 3
 
 
 # --- who does not come -----------------------------------------------------------------------------------------------
@@ -102,20 +102,19 @@ def test_an_absent_leader_is_named_at_the_timeout():
         assert "did not publish" in text
 
 
-def elsewhere(rank: int, world: int) -> tuple[str, float]:
+def unreachable(rank: int, world: int) -> tuple[str, float]:
     start = time.monotonic()
     with pytest.raises(dist.DistBackendError) as error:
         dist.init_process_group("ours", timeout=datetime.timedelta(seconds=30))
     return str(error.value), time.monotonic() - start
 
 
-def test_ranks_that_share_no_memory_get_one_clear_error():
-    environments = [{"OURS_NODE_ID": f"node {rank // 2}"} for rank in range(3)]
-    texts = run_ranks(3, elsewhere, backend=None, env=environments)
-    assert len({text for text, _ in texts}) == 1, "the ranks tell different stories"
-    text = texts[0][0]
-    assert "rank 2 (host" in text
-    assert "rank 0 (host" in text
-    assert "share no memory" in text
-    assert "gloo" in text
-    assert max(seconds for _, seconds in texts) < 10
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_other_nodes_cannot_reach_is_named_by_all(rank):
+    environments = [{"OURS_INTERFACE": "nosuch0"} if each == rank else {} for each in range(3)]
+    results = run_ranks(3, unreachable, backend=None, env=environments, nodes=2)
+    assert len({text for text, _ in results}) == 1, "the ranks tell different stories"
+    text = results[0][0]
+    assert f"rank {rank} (host" in text
+    assert "nosuch0" in text
+    assert max(seconds for _, seconds in results) < 10

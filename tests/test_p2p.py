@@ -25,8 +25,8 @@ def tags_in_any_order(rank: int, world: int) -> None:
             assert torch.equal(tensor, torch.full((tag + 1,), float(tag)))
 
 
-def test_tags_are_received_in_any_order(rank_pool):
-    rank_pool(3).run(tags_in_any_order)
+def test_tags_are_received_in_any_order(rank_pool, nodes):
+    rank_pool(3, nodes=nodes).run(tags_in_any_order)
 
 
 def order_within_a_tag(rank: int, world: int) -> None:
@@ -41,8 +41,8 @@ def order_within_a_tag(rank: int, world: int) -> None:
         work.wait()
 
 
-def test_messages_of_one_tag_keep_their_order(rank_pool):
-    rank_pool(2).run(order_within_a_tag)
+def test_messages_of_one_tag_keep_their_order(rank_pool, nodes):
+    rank_pool(2, nodes=nodes).run(order_within_a_tag)
 
 
 def any_source(rank: int, world: int) -> None:
@@ -66,8 +66,8 @@ def any_source(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_any_source_tells_the_sender(rank_pool, world):
-    rank_pool(world).run(any_source)
+def test_any_source_tells_the_sender(rank_pool, world, nodes):
+    rank_pool(world, nodes=nodes).run(any_source)
 
 
 def everyone_sends_first(rank: int, world: int, count: int) -> None:
@@ -82,8 +82,8 @@ def everyone_sends_first(rank: int, world: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 5_000, 3_000_000])
-def test_crossing_messages_of_any_size(rank_pool, count):
-    rank_pool(3).run(everyone_sends_first, count)
+def test_crossing_messages_of_any_size(rank_pool, count, nodes):
+    rank_pool(3, nodes=nodes).run(everyone_sends_first, count)
 
 
 def strided(rank: int, world: int) -> None:
@@ -100,8 +100,8 @@ def strided(rank: int, world: int) -> None:
         assert scalar.item() == 5.0
 
 
-def test_strides_and_scalars(rank_pool):
-    rank_pool(2).run(strided)
+def test_strides_and_scalars(rank_pool, nodes):
+    rank_pool(2, nodes=nodes).run(strided)
 
 
 def ring_in_a_batch(rank: int, world: int) -> None:
@@ -119,8 +119,8 @@ def ring_in_a_batch(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_batch_isend_irecv(rank_pool, world):
-    rank_pool(world).run(ring_in_a_batch)
+def test_batch_isend_irecv(rank_pool, world, nodes):
+    rank_pool(world, nodes=nodes).run(ring_in_a_batch)
 
 
 def batch_after_an_exception(rank: int, world: int) -> None:
@@ -132,8 +132,8 @@ def batch_after_an_exception(rank: int, world: int) -> None:
     assert tensor.tolist() == [1.0] * 4
 
 
-def test_a_batch_that_an_exception_cut_short_leaves_no_trace():
-    run_ranks(2, batch_after_an_exception)
+def test_a_batch_that_an_exception_cut_short_leaves_no_trace(nodes):
+    run_ranks(2, batch_after_an_exception, nodes=nodes)
 
 
 def one_forward_one_backward(rank: int, world: int) -> None:
@@ -179,8 +179,8 @@ def one_forward_one_backward(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_pipeline_traffic_does_not_deadlock(rank_pool, world):
-    rank_pool(world).run(one_forward_one_backward)
+def test_pipeline_traffic_does_not_deadlock(rank_pool, world, nodes):
+    rank_pool(world, nodes=nodes).run(one_forward_one_backward)
 
 
 def coalesced_object_and_future(rank: int, world: int) -> None:
@@ -197,18 +197,18 @@ def coalesced_object_and_future(rank: int, world: int) -> None:
         assert torch.equal(doubled.wait(), torch.full((4,), 2.0))
 
 
-def test_objects_and_futures(rank_pool):
-    rank_pool(2).run(coalesced_object_and_future)
+def test_objects_and_futures(rank_pool, nodes):
+    rank_pool(2, nodes=nodes).run(coalesced_object_and_future)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_any_mix_of_messages_arrives(rank_pool, data):
+def test_any_mix_of_messages_arrives(rank_pool, data, nodes):
     message = st.tuples(
         st.integers(0, 2), st.integers(0, 2), st.integers(0, 2), st.sampled_from([0, 1, 100, 50_000, 300_000])
     )
     messages = [m for m in data.draw(st.lists(message, max_size=12)) if m[0] != m[1]]
-    rank_pool(3).run(exchange, messages, data.draw(st.booleans()))
+    rank_pool(3, nodes=nodes).run(exchange, messages, data.draw(st.booleans()))
 
 
 def exchange(rank: int, world: int, messages: list[tuple[int, int, int, int]], receive_first: bool) -> None:
@@ -246,8 +246,8 @@ def patience(rank: int, world: int) -> None:
         dist.send(torch.full((1,), 3.0), 0)
 
 
-def test_an_impatient_wait_leaves_the_receive_alive(rank_pool):
-    rank_pool(2).run(patience)
+def test_an_impatient_wait_leaves_the_receive_alive(rank_pool, nodes):
+    rank_pool(2, nodes=nodes).run(patience)
 
 
 def misuse(rank: int, world: int) -> None:
@@ -264,8 +264,8 @@ def misuse(rank: int, world: int) -> None:
     dist.barrier()
 
 
-def test_misuse(rank_pool):
-    rank_pool(2).run(misuse)
+def test_misuse(rank_pool, nodes):
+    rank_pool(2, nodes=nodes).run(misuse)
 
 
 def wrong_message(rank: int, world: int, size: int, dtype: torch.dtype) -> str:
@@ -278,7 +278,7 @@ def wrong_message(rank: int, world: int, size: int, dtype: torch.dtype) -> str:
 
 
 @pytest.mark.parametrize(("size", "dtype", "shown"), [(5, torch.float32, "5 x float32"), (4, torch.int32, "4 x int32")])
-def test_a_message_that_does_not_fit_is_refused_naming_both(size, dtype, shown):
-    _, text = run_ranks(2, wrong_message, size, dtype)
+def test_a_message_that_does_not_fit_is_refused_naming_both(size, dtype, shown, nodes):
+    _, text = run_ranks(2, wrong_message, size, dtype, nodes=nodes)
     assert shown in text
     assert "4 x float32" in text

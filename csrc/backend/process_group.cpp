@@ -5,12 +5,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "backend/coalesced_work.h"
-#include "backend/errors.h"
+#include "backend/connect.h"
 #include "backend/profiling.h"
-#include "backend/rendezvous.h"
-#include "backend/solo.h"
-#include "collectives/node_group.h"
-#include "collectives/node_messages.h"
 #include "common/options.h"
 
 namespace ours {
@@ -62,16 +58,10 @@ void ProcessGroupOurs::record_flights() {
 }
 
 void ProcessGroupOurs::connect() {
-  if (size_ == 1) {
-    group_ = make_solo_group();
-    point_to_point_ = make_solo_point_to_point();
-    GroupRegistry::instance().add(parts());
-    return;
-  }
   const std::string name = options_->group_name.empty() ? "the process group" : "group '" + options_->group_name + "'";
-  const auto session = meet_on_node({store_, rank_, size_, options_->timeout, name});
-  group_ = make_node_group(session);
-  point_to_point_ = make_node_point_to_point(session);
+  Connections connections = connect_ranks({store_, rank_, size_, options_->timeout, name});
+  group_ = std::move(connections.group);
+  point_to_point_ = std::move(connections.messages);
   GroupRegistry::instance().add(parts());
 }
 

@@ -58,7 +58,7 @@ class ProcessGroupOurs final : public c10d::Backend {
   void enableCollectivesTiming() override {}
 
   // ---- memory that needs no copies in all_reduce
-  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return group_->allocates(); }
   std::shared_ptr<c10::Allocator> getMemAllocator() override { return allocator_; }
   /// One dimension, `size` elements of options.dtype(), undefined contents.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override { return allocator_->tensor(size, options); }

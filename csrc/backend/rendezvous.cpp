@@ -4,109 +4,157 @@
 
 #include <algorithm>
 
-#include "backend/errors.h"
+#include "common/options.h"
 
 namespace ours {
 
 namespace {
 
-using Milliseconds = std::chrono::milliseconds;
+constexpr const char* kErrorKey = "error";
 
-std::string self_description(int rank) {
-  char host[256] = {};
-  ::gethostname(host, sizeof(host) - 1);
-  return "rank " + std::to_string(rank) + " (host " + host + ", pid " + std::to_string(::getpid()) + ")";
+std::string key_of(const std::string& step, int rank) { return step + '/' + std::to_string(rank); }
+
+int number_in(const std::string& text) {
+  try {
+    return std::stoi(text);
+  } catch (const std::exception&) {
+    throw Error("malformed word '" + text.substr(0, 80) +
+                "' in the store; do all ranks use one version of this package, and no other program the same store?");
+  }
 }
-
-/// One attempt of the ranks to meet.
-class Attempt {
- public:
-  explicit Attempt(const Meeting& meeting) : meeting_(meeting), deadline_(Deadline::after(meeting.timeout)) {
-    const int64_t number = store().add("ours/attempts/" + std::to_string(meeting.rank), 1);
-    const std::string prefix = "ours/" + std::to_string(number) + "/";
-    address_key_ = prefix + "address";
-    error_key_ = prefix + "error";
-  }
-
-  std::shared_ptr<NodeSession> run() {
-    auto session = meeting_.rank == 0 ? lead() : follow();
-    session->wait_attached(deadline_, [this] { check_error(); });
-    return session;
-  }
-
- private:
-  c10d::Store& store() const { return *meeting_.store; }
-
-  std::shared_ptr<NodeSession> lead() {
-    std::shared_ptr<NodeSession> session;
-    try {
-      session = NodeSession::create(0, meeting_.size, NodeConfig::from_options(meeting_.size));
-    } catch (const Error& e) {
-      fail(self_description(0) + " cannot make the shared memory of " + meeting_.group + ": " + e.what());
-    }
-    store().set(address_key_, self_description(0) + '\n' + session->address());
-    return session;
-  }
-
-  std::shared_ptr<NodeSession> follow() {
-    const std::string published = wait_for_leader();
-    const size_t end = published.find('\n');
-    TORCH_CHECK(end != std::string::npos, "malformed address in the store: '", published, "'");
-    const std::string leader = published.substr(0, end);
-    try {
-      return NodeSession::open(meeting_.rank, meeting_.size, published.substr(end + 1));
-    } catch (const NotSameNode& e) {
-      fail(self_description(meeting_.rank) + " and " + leader + " share no memory: " + e.what() +
-           ". This release connects the ranks of one machine (and of one container, or containers that share the "
-           "process "
-           "namespace): start all ranks of " +
-           meeting_.group + " there, or use backend 'gloo' for several machines");
-    } catch (const Error& e) {
-      fail(self_description(meeting_.rank) + " cannot join " + leader + " in " + meeting_.group + ": " + e.what());
-    }
-  }
-
-  /// What rank 0 published. Waits in slices, since an error may come in its place.
-  std::string wait_for_leader() {
-    constexpr Milliseconds kSlice{5000};
-    while (true) {
-      const auto left = std::chrono::duration_cast<Milliseconds>(deadline_.at() - Clock::now());
-      const auto slice = std::clamp(left, Milliseconds(1), kSlice);
-      const auto slice_end = Clock::now() + slice;
-      try {
-        store().wait({address_key_}, slice);
-        return store().get_to_str(address_key_);
-      } catch (const std::exception&) {
-        // Stores throw different types when the time is up. What comes earlier is a failure of the store itself.
-        if (Clock::now() < slice_end) throw;
-      }
-      check_error();
-      if (deadline_.passed()) {
-        throw TimeoutError(
-            "rank 0 of " + meeting_.group + " did not publish its address within " +
-            std::to_string(meeting_.timeout.count()) + " ms (" + self_description(meeting_.rank) +
-            " waited for it). Was it started, did it fail, and is the store not left over from another run?");
-      }
-    }
-  }
-
-  void check_error() const {
-    if (store().check({error_key_})) throw Error(store().get_to_str(error_key_));
-  }
-
-  /// Makes all ranks raise the first error that any of them reports.
-  [[noreturn]] void fail(const std::string& message) const { throw Error(store().compareSet(error_key_, "", message)); }
-
-  const Meeting& meeting_;
-  const Deadline deadline_;
-  std::string address_key_;
-  std::string error_key_;
-};
 
 }  // namespace
 
-std::shared_ptr<NodeSession> meet_on_node(const Meeting& meeting) {
-  return with_torch_errors("", [&] { return Attempt(meeting).run(); });
+Rendezvous::Rendezvous(const Meeting& meeting)
+    : meeting_(meeting),
+      deadline_(Deadline::after(meeting.timeout)),
+      prefix_("ours/" + std::to_string(meeting.store->add("ours/attempts/" + std::to_string(meeting.rank), 1)) + "/"),
+      keys_(meeting.store, prefix_) {}
+
+std::string Rendezvous::describe_self() const {
+  char host[256] = {};
+  ::gethostname(host, sizeof(host) - 1);
+  return "rank " + std::to_string(meeting_.rank) + " (host " + host + ", pid " + std::to_string(::getpid()) + ")";
 }
+
+std::shared_ptr<StoreKeys> Rendezvous::keys(const std::string& name) const {
+  return std::make_shared<StoreKeys>(meeting_.store, prefix_ + name + '/');
+}
+
+Topology Rendezvous::find_topology() {
+  std::unique_ptr<NodeProbe> probe;
+  try {
+    probe = std::make_unique<NodeProbe>();
+  } catch (const Error& e) {
+    fail(describe_self() + " cannot make shared memory for " + meeting_.group + ": " + e.what());
+  }
+  // The probe has to last until all have looked at it, which they have once there is a topology.
+  const int leader = find_leader(*probe);
+  const std::string text = round("leader", std::to_string(leader), [](const std::vector<std::string>& words) {
+    std::vector<int> leaders;
+    for (const std::string& word : words) leaders.push_back(number_in(word));
+    return Topology::of(leaders).text();
+  });
+  return Topology::parse(text, meeting_.size);
+}
+
+int Rendezvous::find_leader(const NodeProbe& probe) {
+  const std::string identity = node_identity(options().node_id);
+  const std::string self = std::to_string(meeting_.rank) + ' ' + probe.address();
+  // Who comes first to a place leads those who can read its memory; the others go on to the next place.
+  for (int place = 0; place < meeting_.size; ++place) {
+    const std::string leader = keys_.claim("node/" + identity + '/' + std::to_string(place), self);
+    if (leader == self) return meeting_.rank;
+    const size_t end = std::min(leader.find(' '), leader.size());
+    if (NodeProbe::obstacle(leader.substr(end)).empty()) return number_in(leader);
+  }
+  throw Error("more ranks than the " + std::to_string(meeting_.size) + " of " + meeting_.group +
+              " have come together. Does another job use the same store?");
+}
+
+std::shared_ptr<NodeSession> Rendezvous::open_node(const Topology& topology) {
+  const int leader = topology.leader_of(meeting_.rank);
+  const int local = topology.local_rank_of(meeting_.rank);
+  const auto count = static_cast<int>(topology.ranks_of(topology.node_of(meeting_.rank)).size());
+  const std::string key = key_of("memory", leader);
+  std::shared_ptr<NodeSession> session;
+  try {
+    if (leader == meeting_.rank) {
+      session = NodeSession::create(local, count, NodeConfig::from_options(count));
+      keys_.set(key, session->address());
+    } else {
+      const auto late = [&] {
+        return "rank " + std::to_string(leader) + " of " + meeting_.group + " did not publish its memory within " +
+               std::to_string(meeting_.timeout.count()) + " ms (" + describe_self() +
+               " waited for it). Did it fail, or has it no time?";
+      };
+      session = NodeSession::open(local, count, await({key}, late).front());
+    }
+  } catch (const TimeoutError&) {
+    throw;
+  } catch (const Error& e) {
+    fail(describe_self() + " cannot share memory with the ranks of its node in " + meeting_.group + ": " + e.what());
+  }
+  session->wait_attached(deadline_, [this] { check_error(); });
+  return session;
+}
+
+void Rendezvous::arrive(const std::string& step) {
+  round(step, "here", [](const std::vector<std::string>&) { return std::string("all"); });
+}
+
+std::string Rendezvous::round(const std::string& step, const std::string& word,
+                              const std::function<std::string(const std::vector<std::string>&)>& combine) {
+  const auto late = [&] { return absent(step); };
+  const std::string result = step + "s";
+  keys_.set(key_of(step, meeting_.rank), word);
+  if (meeting_.rank != 0) return await({result}, late).front();
+  std::vector<std::string> words;
+  for (int rank = 0; rank < meeting_.size; ++rank) words.push_back(key_of(step, rank));
+  words = await(words, late);
+  std::string text;
+  try {
+    text = combine(words);
+  } catch (const Error& e) {
+    fail(e.what());
+  }
+  keys_.set(result, text);
+  return text;
+}
+
+std::vector<std::string> Rendezvous::await(const std::vector<std::string>& keys,
+                                           const std::function<std::string()>& late) {
+  constexpr std::chrono::milliseconds kSlice{5000};
+  while (true) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_.at() - Clock::now());
+    try {
+      return keys_.get_all(keys, Deadline::after(std::clamp(left, std::chrono::milliseconds(1), kSlice)));
+    } catch (const TimeoutError&) {
+      check_error();
+      if (deadline_.passed()) throw TimeoutError(late());
+    }
+  }
+}
+
+std::string Rendezvous::absent(const std::string& step) {
+  constexpr int kMostNamed = 16;
+  std::string names;
+  int count = 0;
+  for (int rank = 0; rank < meeting_.size && count <= kMostNamed; ++rank) {
+    if (keys_.has(key_of(step, rank))) continue;
+    if (++count <= kMostNamed) names += (names.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  if (count > kMostNamed) names += " and more";
+  return "rank " + (names.empty() ? "0" : names) + " of " + meeting_.group + " did not publish " +
+         (names.empty() ? "what all others did" : "where it is") + " within " +
+         std::to_string(meeting_.timeout.count()) + " ms (" + describe_self() +
+         " waited for it). Was it started, did it fail, and is the store not left over from another run?";
+}
+
+void Rendezvous::check_error() {
+  if (keys_.has(kErrorKey)) throw Error(keys_.get(kErrorKey, deadline_));
+}
+
+std::string Rendezvous::report(const std::string& message) { return keys_.claim(kErrorKey, message); }
 
 }  // namespace ours

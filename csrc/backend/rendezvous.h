@@ -1,11 +1,17 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
+#include "backend/store_keys.h"
+#include "common/error.h"
+#include "transport/node_probe.h"
 #include "transport/node_session.h"
+#include "transport/topology.h"
 
 namespace ours {
 
@@ -18,12 +24,54 @@ struct Meeting {
   std::string group;  ///< for messages
 };
 
-/// Brings the ranks of a new group together: rank 0 makes the shared memory and puts its address into the store, the
-/// others open it. Returns when all have attached. All ranks raise the same DistBackendError if one of them cannot, and
-/// one that names the absent ranks after the timeout.
+/// One attempt of the ranks of a new group to come together. All ranks make the same calls in the same order. All throw
+/// the same Error if one of them says fail(), and TimeoutError that names the absent ranks after the timeout.
 ///
-/// Keys: a counter for each rank, and an address and at most one error for each attempt. The counters keep the attempts
-/// apart, so a store can serve again after a group was destroyed.
-std::shared_ptr<NodeSession> meet_on_node(const Meeting& meeting);
+/// Keys: a counter for each rank, which keeps the attempts apart, so that a store can serve again after a group was
+/// destroyed; and for each attempt one a rank and step, one a node, and at most one error.
+class Rendezvous {
+ public:
+  explicit Rendezvous(const Meeting& meeting);
+
+  /// Finds out which ranks share memory. That they do is proved, not assumed: each rank has read a random number in the
+  /// memory of its node's leader. Ranks that cannot, though all looks alike, are nodes of their own.
+  Topology find_topology();
+
+  /// Makes the memory of this rank's node; returns when all ranks of the node have attached. The session's ranks are
+  /// those of the node, in their order.
+  std::shared_ptr<NodeSession> open_node(const Topology& topology);
+
+  /// Keys of this attempt alone, whose names begin with `name`.
+  std::shared_ptr<StoreKeys> keys(const std::string& name) const;
+
+  /// Returns when all ranks have called it with this `step`.
+  void arrive(const std::string& step);
+
+  /// Makes all ranks throw the first error that any of them reports. Returns that one.
+  std::string report(const std::string& message);
+  [[noreturn]] void fail(const std::string& message) { throw Error(report(message)); }
+
+  const Meeting& meeting() const { return meeting_; }
+  Deadline deadline() const { return deadline_; }
+  std::string describe_self() const;
+
+ private:
+  /// The rank whose memory this one has seen; itself where it is the first of its node.
+  int find_leader(const NodeProbe& probe);
+
+  /// Every rank leaves a word; rank 0 makes one out of all, which all get.
+  std::string round(const std::string& step, const std::string& word,
+                    const std::function<std::string(const std::vector<std::string>&)>& combine);
+
+  /// What somebody sets. Waits in slices, since an error may come in its place; after the timeout throws `late()`.
+  std::vector<std::string> await(const std::vector<std::string>& keys, const std::function<std::string()>& late);
+  std::string absent(const std::string& step);
+  void check_error();
+
+  const Meeting meeting_;
+  const Deadline deadline_;
+  const std::string prefix_;
+  StoreKeys keys_;
+};
 
 }  // namespace ours

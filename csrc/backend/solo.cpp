@@ -66,6 +66,7 @@ class SoloGroup final : public Group {
   void monitored_barrier(const Call&, bool) override { check_alive(); }
 
   std::shared_ptr<void> allocate(size_t) override { return nullptr; }
+  bool allocates() const override { return true; }  // in any memory a reduction in place copies nothing
 
   void abort(const std::string& reason) override {
     std::lock_guard<std::mutex> lock(mutex_);

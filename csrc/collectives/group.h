@@ -89,6 +89,9 @@ class Group {
   /// group. Throws SystemError where there is not enough. Callable from any thread.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
 
+  /// Whether allocate() is worth a call: false where no memory saves a copy.
+  virtual bool allocates() const { return false; }
+
   /// Frees every waiter of this rank within 100 ms and tells the peers. Callable from any thread, more than once.
   virtual void abort(const std::string& reason) = 0;
 

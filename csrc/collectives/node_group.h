@@ -42,6 +42,7 @@ class NodeGroup final : public Group {
   void monitored_barrier(const Call& call, bool wait_all_ranks) override;
 
   std::shared_ptr<void> allocate(size_t bytes) override;
+  bool allocates() const override { return session_->heap() != nullptr; }
   void abort(const std::string& reason) override;
   void fail(const std::exception_ptr& error) noexcept override { session_->failure().fail(error); }
   void leave() noexcept override { session_->leave(); }

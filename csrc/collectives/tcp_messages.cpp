@@ -296,22 +296,25 @@ bool TcpMessages::rest(const std::function<bool()>& ready) {
 }
 
 bool TcpMessages::watch_connections(const std::function<bool()>& ready) {
-  TcpMesh::Lock lock(mesh_->mutex_);
-  const auto something = [&] { return mesh_->listeners_moved_ || mesh_->handshakes_moved_ || mesh_->anything_ready(); };
+  // ready() may take the lock under which others wait for the mesh's.
   for (Awake awake(wait_policy());;) {
-    if (ready() || mesh_->failure_.failed()) return false;
-    mesh_->sleep(lock, Clock::duration::zero());
-    if (something()) return false;
-    lock.unlock();
-    const bool stays_awake = awake.moment(ready);
-    lock.lock();
-    if (!stays_awake) break;
+    const uint32_t before = heard();
+    if (ready()) return false;
+    {
+      TcpMesh::Lock lock(mesh_->mutex_);
+      mesh_->sleep(lock, Clock::duration::zero());
+      if (mesh_->failure_.failed() || mesh_->listeners_moved_ || mesh_->handshakes_moved_ || mesh_->anything_ready()) {
+        return false;
+      }
+    }
+    if (awake.moment([] { return false; })) continue;
+    TcpMesh::Lock lock(mesh_->mutex_);
+    // Whoever rings or fails from here on writes to what the sleep watches.
+    if (heard() != before || mesh_->failure_.failed()) return false;
+    const auto began = Clock::now();
+    mesh_->sleep(lock, kLookAround);
+    return Clock::now() - began >= kLookAround;
   }
-  // Whoever rings or fails from here on writes to what the sleep watches.
-  if (ready() || mesh_->failure_.failed()) return false;
-  const auto began = Clock::now();
-  mesh_->sleep(lock, kLookAround);
-  return Clock::now() - began >= kLookAround;
 }
 
 }  // namespace ours

@@ -203,17 +203,20 @@ const std::vector<OptionRow>& option_rows() {
           "Whether a rank writes what its peers read next around its cache. auto: as measured; it is faster "
           "where the ranks' cores have different last-level caches."),
       text_row<&Options::node_id>("OURS_NODE_ID",
-                                  "Ranks with different texts count as being on different nodes; empty: found out."),
+                                  "Ranks with different texts count as being on different nodes, even if they could "
+                                  "share memory. Those with the same have to prove that they do."),
       text_row<&Options::interface>(
           "OURS_INTERFACE",
-          "Under which addresses other machines reach this one: interfaces (eth0), networks (10.0.0.0/8) or "
+          "Under which addresses ranks on other nodes reach this one: interfaces (eth0), networks (10.0.0.0/8) or "
           "addresses, separated by commas; with ^ before the list, all others. Empty: the one that the route to "
           "the master starts from."),
       ports_row<&Options::port_range>(
-          "OURS_PORT_RANGE", "Ports on which ranks wait for connections, one a group and address; empty: any free."),
-      integer_row<&Options::tcp_streams, 0, 16>("OURS_TCP_STREAMS", "0 to 16, 0 = automatic",
-                                                "TCP connections that share the bytes between two ranks of different "
-                                                "machines. Rank 0's value holds for its group."),
+          "OURS_PORT_RANGE",
+          "Ports on which ranks wait for those of other nodes, two a group and address; empty: any free."),
+      integer_row<&Options::tcp_streams, 0, 16>(
+          "OURS_TCP_STREAMS", "0 to 16, 0 = automatic",
+          "TCP connections that share the bytes of collectives between two ranks of "
+          "different nodes. Rank 0's value holds for its group."),
       word_row<&Options::wire_type>(
           "OURS_WIRE_DTYPE", "float32, bfloat16 or float16",
           "As what the float32 sums of long all_reduces and reduces travel between nodes. The half types halve the "

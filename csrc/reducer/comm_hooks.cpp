@@ -58,8 +58,11 @@ std::unique_ptr<c10d::CommHookInterface> make_builtin_hook(c10d::BuiltinCommHook
 
 ReductionAbilities abilities_of(c10d::ProcessGroup& group, at::Device device) {
   std::string name;
+  bool allocates = false;
   try {
-    name = group.getBackend(device.type())->getBackendName();
+    const auto backend = group.getBackend(device.type());
+    name = backend->getBackendName();
+    allocates = backend->supportsTensorAlloc(device.has_index() ? device.index() : c10::DeviceIndex{0});
   } catch (const std::exception&) {
     // A process group written in Python has no c10d backend to ask.
     return {};
@@ -68,7 +71,7 @@ ReductionAbilities abilities_of(c10d::ProcessGroup& group, at::Device device) {
   // With TORCH_DISTRIBUTED_DEBUG=DETAIL, c10d compares the tensors of all ranks before each collective, and ranks may
   // cut a bucket in different places.
   const bool compared = c10d::debug_level() == c10d::DebugLevel::Detail;
-  return {ours || name == "nccl", ours && !compared, ours};
+  return {ours || name == "nccl", ours && !compared, ours && allocates};
 }
 
 std::shared_ptr<c10::Allocator> heap_of(c10d::ProcessGroup& group, at::Device device) {

@@ -2,6 +2,7 @@
 
     python tests/conformance/run.py              # the backend `ours`, world sizes 2, 3 and 4, torch's own DDP
     python tests/conformance/run.py --ddp ours   # ourddp.DistributedDataParallel in the place of torch's
+    python tests/conformance/run.py --world-sizes 4 --nodes 2   # 2 nodes of 2 ranks, which share no memory
     python tests/conformance/run.py --backend gloo --save-baseline   # store the names of the tests that Gloo passes
 
 Exit status 0: every test that the baseline names passed. Without a stored baseline for this torch, Gloo is run first.
@@ -37,10 +38,10 @@ _GRACE_S = 60  # beyond a test's own bound, for starting ranks and collecting th
 class _Worker:
     """A process that runs tests of one world size and reports a JSON line for each."""
 
-    def __init__(self, timeout_s: int, backend: str, ddp: str, world_size: int, log: Path) -> None:
-        self._timeout_s, self._log = timeout_s, log
+    def __init__(self, options: argparse.Namespace, backend: str, ddp: str, world_size: int, log: Path) -> None:
+        self._timeout_s, self._log = options.timeout, log
         self._arguments = [f"--world-size={world_size}", f"--backend={backend}", f"--ddp={ddp}"]
-        self._arguments += [f"--timeout={timeout_s}", f"--log={log}"]
+        self._arguments += [f"--timeout={options.timeout}", f"--nodes={options.nodes}", f"--log={log}"]
 
     def _start(self, tests: list[str], *extra: str) -> tuple[subprocess.Popen[str], queue.Queue[str | None]]:
         command = [sys.executable, "-m", "conformance.worker", *self._arguments, *extra]
@@ -128,7 +129,7 @@ def run_suite(options: argparse.Namespace, backend: str, ddp: str, only: dict[in
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
         for world_size in options.world_sizes:
             print(f"\n== {backend} (DDP: {ddp}), world size {world_size}", flush=True)
-            worker = _Worker(options.timeout, backend, ddp, world_size, Path(folder) / f"ranks-{world_size}.log")
+            worker = _Worker(options, backend, ddp, world_size, Path(folder) / f"ranks-{world_size}.log")
             results[world_size] = worker.run(options.k, None if only is None else only.get(world_size, []))
     return results
 
@@ -138,6 +139,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--world-sizes", type=lambda text: [int(size) for size in text.split(",")], default=[2, 3, 4])
     parser.add_argument("--backend", default="ours", help="a registered c10d backend (default: %(default)s)")
     parser.add_argument("--ddp", choices=("torch", "ours"), default="torch", help="whose DDP (default: %(default)s)")
+    parser.add_argument("--nodes", type=int, default=1, help="how many nodes the ranks play (default: %(default)s)")
     parser.add_argument("-k", default="", metavar="REGEX", help="run the tests whose name matches")
     parser.add_argument(
         "--timeout", type=int, default=120, metavar="SECONDS", help="for one test (default: %(default)s)"

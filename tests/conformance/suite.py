@@ -51,8 +51,11 @@ def load(world_size: int, timeout_s: int, backend: str, ddp: str) -> ModuleType:
     return distributed_test
 
 
-def _forked_ranks(log_path: Path) -> type:
-    """A mixin for torch's MultiProcessTestCase: ranks are forks, write to ``log_path``, and none outlives its test."""
+def _forked_ranks(log_path: Path, node_of_rank: list[str]) -> type:
+    """A mixin for torch's MultiProcessTestCase: ranks are forks, write to ``log_path``, and none outlives its test.
+
+    Rank r plays a rank of the node ``node_of_rank[r]``, where there is one.
+    """
     import torch
 
     class ForkedRanks:
@@ -85,18 +88,20 @@ def _forked_ranks(log_path: Path) -> type:
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.close(log)
+            if rank < len(node_of_rank):
+                os.environ["OURS_NODE_ID"] = node_of_rank[rank]
             super()._run(rank, *args, **kwargs)  # type: ignore[misc]
 
     return ForkedRanks
 
 
-def make_test_classes(suite: ModuleType, log_path: Path) -> list[type]:
+def make_test_classes(suite: ModuleType, log_path: Path, node_of_rank: list[str]) -> list[type]:
     """Concrete classes: DistributedTest, and the tests of DDP under RPC, which bring world sizes of their own."""
     from torch.testing._internal.common_distributed import MultiProcessTestCase
     from torch.testing._internal.distributed import ddp_under_dist_autograd_test as under_rpc
     from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
 
-    forked = _forked_ranks(log_path)
+    forked = _forked_ranks(log_path, node_of_rank)
 
     class Distributed(forked, suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore
         def setUp(self) -> None:

@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument("--ddp", required=True)
     parser.add_argument("--timeout", type=int, required=True)
     parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--pattern", default="")
     options = parser.parse_args()
 
@@ -75,7 +76,10 @@ def main() -> None:
     wanted = sys.stdin.read().split()
     suite = load(options.world_size, options.timeout, options.backend, options.ddp)
     loader = unittest.TestLoader()
-    by_name = {name: case for case in make_test_classes(suite, options.log) for name in loader.getTestCaseNames(case)}
+    size, nodes = options.world_size, options.nodes
+    node_of_rank = [f"node {rank * nodes // size}" for rank in range(size)] if nodes > 1 else []
+    classes = make_test_classes(suite, options.log, node_of_rank)
+    by_name = {name: case for case in classes for name in loader.getTestCaseNames(case)}
     names = [name for name in wanted or by_name if re.search(options.pattern, name)]
     print(json.dumps({"tests": names}), file=report, flush=True)
     run_tests(by_name, names, options.log, report)

@@ -1,0 +1,73 @@
+#include "backend/connect.h"
+
+#include "backend/errors.h"
+#include "backend/solo.h"
+#include "collectives/node_group.h"
+#include "collectives/node_messages.h"
+#include "collectives/tcp_group.h"
+#include "collectives/tcp_messages.h"
+#include "common/error.h"
+#include "transport/tcp_mesh.h"
+
+namespace ours {
+
+namespace {
+
+/// Among so many ranks, each fetches the addresses of all others at once; among more, when it needs them.
+constexpr int kMostFetched = 64;
+
+Connections connect_within_node(Rendezvous& rendezvous, const Topology& topology) {
+  const auto session = rendezvous.open_node(topology);
+  return {make_node_group(session), make_node_point_to_point(session)};
+}
+
+Connections connect_over_tcp(Rendezvous& rendezvous) {
+  const Meeting& meeting = rendezvous.meeting();
+  const auto keys_of_calls = rendezvous.keys("calls");
+  const auto keys_of_messages = rendezvous.keys("messages");
+  std::shared_ptr<TcpMesh> calls, messages;
+  try {
+    TcpConfig config = TcpConfig::from_options(host_of(meeting.store));
+    calls = TcpMesh::join(meeting.rank, meeting.size, keys_of_calls, config, rendezvous.deadline());
+    config.plan.streams = 1;
+    messages = TcpMesh::join(meeting.rank, meeting.size, keys_of_messages, config, rendezvous.deadline());
+  } catch (const TimeoutError&) {
+    throw TimeoutError("rank 0 of " + meeting.group + " did not publish its terms within " +
+                       std::to_string(meeting.timeout.count()) + " ms (" + rendezvous.describe_self() +
+                       " waited for them). Did it fail?");
+  } catch (const Error& e) {
+    const std::string error =
+        rendezvous.report(rendezvous.describe_self() + " cannot be reached by ranks on other nodes of " +
+                          meeting.group + ": " + e.what());
+    // Others may wait for rank 0's terms by now; what they find fails them, and then they report in vain.
+    for (const auto& keys : {keys_of_calls, keys_of_messages}) keys->claim(kTermsKey, "none");
+    throw Error(error);
+  }
+  TcpMesh::share_failures(calls, messages);
+  // So that nobody is waited for in vain who found no address, and every rank's first call finds all the others.
+  rendezvous.arrive("address");
+  if (meeting.size <= kMostFetched) {
+    std::vector<std::string> cards;
+    for (int rank = 0; rank < meeting.size; ++rank) cards.push_back(card_key(rank));
+    for (const auto& keys : {keys_of_calls, keys_of_messages}) keys->fetch(cards, rendezvous.deadline());
+  }
+  return {std::make_shared<TcpGroup>(calls), make_tcp_point_to_point(messages, calls)};
+}
+
+/// The one place where the kind of a group is chosen.
+Connections connect_by(const Topology& topology, Rendezvous& rendezvous) {
+  if (topology.nodes() == 1) return connect_within_node(rendezvous, topology);
+  return connect_over_tcp(rendezvous);
+}
+
+}  // namespace
+
+Connections connect_ranks(const Meeting& meeting) {
+  if (meeting.size == 1) return {make_solo_group(), make_solo_point_to_point()};
+  return with_torch_errors("", [&] {
+    Rendezvous rendezvous(meeting);
+    return connect_by(rendezvous.find_topology(), rendezvous);
+  });
+}
+
+}  // namespace ours

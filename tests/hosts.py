@@ -1,0 +1,91 @@
+"""Hosts of their own on one machine: network namespaces, joined by links that can be taken down.
+
+What is made here is removed again, whatever happens in between. It needs iproute2, and a user who may make namespaces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_TIMEOUT_S = 20
+_CLONE_NEWNET = 0x40000000
+_CLONE_NEWUTS = 0x04000000
+
+
+def _ip(*arguments: str) -> None:
+    """Run the tool ``ip``; raises CalledProcessError with what it said."""
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+
+
+@dataclass(frozen=True)
+class Host:
+    """One network namespace, with one interface ``eth0`` beside its loopback."""
+
+    name: str  # as its processes see it
+    space: str  # the name of the namespace
+    address: str
+
+    def enter(self) -> None:
+        """Let this thread, and those that it starts, live there."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        handle = os.open(f"/var/run/netns/{self.space}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if libc.setns(handle, _CLONE_NEWNET) != 0 or libc.unshare(_CLONE_NEWUTS) != 0:
+                raise OSError(ctypes.get_errno(), f"cannot enter the namespace {self.space}")
+        finally:
+            os.close(handle)
+        socket.sethostname(self.name)
+
+    def set_link(self, state: str) -> None:
+        """Take the interface ``up`` or ``down``."""
+        _ip("-n", self.space, "link", "set", "eth0", state)
+
+
+def why_no_hosts() -> str:
+    """Return why hosts cannot be made here; empty where they can."""
+    if shutil.which("ip") is None:
+        return "hosts of their own need the tool ip (iproute2)"
+    space = f"ours-probe-{os.getpid()}"
+    try:
+        _ip("netns", "add", space)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"network namespaces cannot be made here: {getattr(error, 'stderr', error)}".strip()
+    try:
+        _ip("-n", space, "link", "add", "probe0", "type", "veth", "peer", "name", "probe1")
+        _ip("-n", space, "link", "add", "probe2", "type", "bridge")
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"network links cannot be made here: {getattr(error, 'stderr', error)}".strip()
+    finally:
+        _ip("netns", "del", space)
+    return ""
+
+
+@contextlib.contextmanager
+def linked_hosts(count: int) -> Iterator[list[Host]]:
+    """Make ``count`` hosts on one network, 10.199.0.0/24, which nothing outside of them can reach."""
+    mark = f"ours-test-{os.getpid()}"
+    switch = f"{mark}-net"
+    hosts = [Host(f"host{i}", f"{mark}-{i}", f"10.199.0.{i + 1}") for i in range(count)]
+    try:
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "bridge0", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge0", "up")
+        for i, host in enumerate(hosts):
+            _ip("netns", "add", host.space)
+            _ip("-n", host.space, "link", "add", "eth0", "type", "veth", "peer", "name", f"port{i}", "netns", switch)
+            _ip("-n", switch, "link", "set", f"port{i}", "master", "bridge0", "up")
+            _ip("-n", host.space, "address", "add", f"{host.address}/24", "dev", "eth0")
+            _ip("-n", host.space, "link", "set", "lo", "up")
+            _ip("-n", host.space, "link", "set", "eth0", "up")
+        yield hosts
+    finally:
+        for space in [*(host.space for host in hosts), switch]:
+            with contextlib.suppress(subprocess.SubprocessError):
+                _ip("netns", "del", space)

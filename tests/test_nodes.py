@@ -1,0 +1,250 @@
+"""Ranks that share no memory, or only some of them: who counts as one node, and what differs for the others.
+
+Most tests of what groups do run over two nodes, too (the fixture ``nodes``); here is what is about nodes alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from probes import backend_of, in_heap, total
+from ranks import node_ids, run_ranks
+from torch import nn
+
+from ourddp import DistributedDataParallel
+
+# --- who shares memory -----------------------------------------------------------------------------------------------
+
+
+def kind_of_group(rank: int, world: int) -> tuple[bool, float]:
+    """Tell whether the group has a heap, which groups in shared memory have, and what its ranks add up to."""
+    return backend_of().supports_tensor_alloc(torch.device("cpu")), total()
+
+
+@pytest.mark.parametrize("ids", ["aaa", "aab", "abc", "aba"])
+def test_ranks_with_different_ids_are_of_different_nodes(ids):
+    environments = [{"OURS_NODE_ID": one} for one in ids]
+    assert run_ranks(3, kind_of_group, env=environments) == [(ids == "aaa", 3.0)] * 3
+
+
+def as_users(rank: int, world: int, users: list[int]) -> tuple[bool, float]:
+    """Join as another user, whose processes may be looked into by that user."""
+    os.setuid(users[rank])
+    assert ctypes.CDLL(None).prctl(4, 1, 0, 0, 0) == 0  # PR_SET_DUMPABLE, which a change of user takes away
+    dist.init_process_group("ours")
+    return kind_of_group(rank, world)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can take the parts of two users")
+@pytest.mark.parametrize("users", [[65533, 65533, 65533], [65533, 65534, 65533]])
+def test_ranks_that_may_not_look_into_each_other_are_of_different_nodes(users):
+    results = run_ranks(3, as_users, users, backend=None)
+    assert results == [(len(set(users)) == 1, 3.0)] * 3
+
+
+def groups_within_nodes(rank: int, world: int) -> list[bool]:
+    """Sub-groups find out for themselves who shares memory."""
+    groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 2, 3])]
+    members = [[0, 1], [2, 3], [0, 2], [1, 2, 3]]
+    kinds = []
+    for group, ranks in zip(groups, members, strict=True):
+        if rank in ranks:
+            assert total(group, float(rank)) == sum(ranks)
+            kinds.append(backend_of(group).supports_tensor_alloc(torch.device("cpu")))
+    return kinds
+
+
+def test_groups_within_one_node_share_memory():
+    first, second, third, fourth = run_ranks(4, groups_within_nodes, nodes=2)
+    assert first == [True, False]
+    assert second == [True, False]
+    assert third == [True, False, False]
+    assert fourth == [True, False]
+
+
+# --- what differs ----------------------------------------------------------------------------------------------------
+
+
+def memory(rank: int, world: int) -> None:
+    tensor = backend_of().allocate_tensor(100_000, dtype=torch.float32, device=torch.device("cpu"))
+    assert not in_heap(tensor)
+    dist.all_reduce(tensor.fill_(1))
+    assert tensor[-1].item() == world
+
+
+def test_tensors_of_a_group_without_a_heap_are_ordinary():
+    run_ranks(2, memory, nodes=2)
+
+
+def training(rank: int, world: int, options: dict[str, Any]) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(50, 400), nn.ReLU(), nn.Linear(400, 3)), **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        inputs = torch.randn(8, 50, generator=torch.Generator().manual_seed(10 * step + rank))
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.01}])
+def test_training_gives_the_same_bits_on_two_nodes_as_on_one(options):
+    alone, apart = (run_ranks(4, training, options, nodes=count) for count in (1, 2))
+    for results in (alone, apart):
+        for parameters in results[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(results[0], parameters, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(alone[0], apart[0], strict=True))
+
+
+# --- addresses -------------------------------------------------------------------------------------------------------
+
+
+def listening_ports(rank: int, world: int) -> list[int]:
+    """Return the ports at which this process waits for connections."""
+    mine = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:  # the one that was opened to list them
+            continue
+        if target.startswith("socket:["):
+            mine.add(target[8:-1])
+    ports = []
+    for table in ("tcp", "tcp6"):
+        path = Path("/proc/self/net") / table
+        for line in path.read_text().splitlines()[1:] if path.exists() else []:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in mine:  # 0A: it listens
+                ports.append(int(fields[1].rsplit(":", 1)[1], 16))
+    total()
+    return ports
+
+
+def free_range(count: int) -> tuple[int, int]:
+    """Return the ends of a range of ports of which none is in use now."""
+    for first in range(21_000, 60_000, count):
+        probes = [socket.socket() for _ in range(count)]
+        try:
+            for offset, probe in enumerate(probes):
+                probe.bind(("127.0.0.1", first + offset))
+            return first, first + count - 1
+        except OSError:
+            continue
+        finally:
+            for probe in probes:
+                probe.close()
+    raise AssertionError("no free ports")
+
+
+def test_ranks_wait_at_ports_of_the_range():
+    first, last = free_range(40)
+    environment = {"OURS_PORT_RANGE": f"{first}-{last}", "OURS_INTERFACE": "127.0.0.1"}
+    for ports in run_ranks(2, listening_ports, env=environment, nodes=2):
+        assert ports
+        assert all(first <= port <= last for port in ports), ports
+    assert run_ranks(2, listening_ports, env=environment) == [[], []], "ranks of one node need no ports"
+
+
+# --- hosts of their own ----------------------------------------------------------------------------------------------
+
+
+def environment_on(hosts: list[Any], world: int) -> list[dict[str, str]]:
+    """Return the environments of ranks spread over hosts, of which the first has the store."""
+    common = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    return [{**common, **ids} for ids in node_ids(world, len(hosts))]
+
+
+def run_on(hosts: list[Any], world: int, fn: Any, *args: Any, **keywords: Any) -> list[Any]:
+    """As run_ranks, with the ranks spread over hosts; ``fn`` makes the group."""
+    places = [hosts[rank * len(hosts) // world] for rank in range(world)]
+    return run_ranks(
+        world, fn, *args, backend=None, hosts=places, env=environment_on(hosts, world), timeout=60, **keywords
+    )
+
+
+def over_hosts(rank: int, world: int) -> list[float]:
+    dist.init_process_group("ours", timeout=timedelta(seconds=30))
+    results = []
+    for count in (1, 1000, 3_000_000):
+        tensor = torch.full((count,), float(rank + 1))
+        dist.all_reduce(tensor)
+        assert tensor.eq(tensor[0]).all()
+        results.append(tensor[0].item())
+    incoming = torch.empty(5)
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, torch.full((5,), float(rank)), (rank + 1) % world),
+            dist.P2POp(dist.irecv, incoming, (rank - 1) % world),
+        ]
+    )
+    for work in works:
+        work.wait()
+    dist.barrier()
+    return [*results, incoming[0].item()]
+
+
+def test_two_hosts_of_two_ranks(hosts):
+    results = run_on(hosts, 4, over_hosts)
+    assert results == [[10.0, 10.0, 10.0, float((rank - 1) % 4)] for rank in range(4)]
+
+
+def lose_the_link(rank: int, world: int, timeout: float) -> tuple[str, float]:
+    dist.init_process_group("ours", timeout=timedelta(seconds=timeout))
+    tensor = torch.ones(100_000)
+    for i in range(200):
+        if i == 20 and rank == 2:
+            subprocess.run(["ip", "link", "set", "eth0", "down"], check=True, timeout=20)
+        start = time.monotonic()
+        try:
+            dist.all_reduce(tensor.fill_(1))
+        except dist.DistBackendError as error:
+            return str(error), time.monotonic() - start
+        except dist.DistNetworkError as error:
+            return str(error), time.monotonic() - start
+    raise AssertionError("nobody noticed")
+
+
+def test_a_link_that_goes_down_is_noticed_within_the_timeout_on_all_ranks(hosts):
+    results = run_on(hosts, 4, lose_the_link, 3.0)
+    for rank, (text, seconds) in enumerate(results):
+        there = [(2, "host1"), (3, "host1")] if rank < 2 else [(0, "host0"), (1, "host0")]
+        assert any(f"rank {other} (host {host}," in text for other, host in there), (rank, text)
+        assert seconds < 4.5, (rank, text)
+
+
+def die_on_a_host(rank: int, world: int) -> tuple[str, float]:
+    dist.init_process_group("ours", timeout=timedelta(seconds=30))
+    store = dist.distributed_c10d._get_default_store()
+    tensor = torch.ones(100_000)
+    for i in range(200):
+        if i == 20 and rank == 3:
+            store.set("died at", str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            dist.all_reduce(tensor.fill_(1))
+        except dist.DistNetworkError as error:
+            seconds = time.time() - float(store.get("died at"))
+            if store.add("heard", 1) == world - 1:
+                store.set("all heard", "")
+            store.wait(["all heard"])  # rank 0 has the store
+            return str(error), seconds
+    raise AssertionError("nobody noticed")
+
+
+def test_a_killed_rank_is_named_within_a_second_on_every_host(hosts):
+    results = run_on(hosts, 4, die_on_a_host, killed=[3])
+    for text, seconds in results[:3]:
+        assert "rank 3 (host host1," in text, text
+        assert seconds < 1
