@@ -198,7 +198,7 @@ def rank_main() -> None:
         }
         if VARIANTS[variant][2].get("bucket_cap_mb") == "auto":
             ranks.report["chosen_bucket_bytes"] = model.report().tuning.cap
-        ranks.take_turns(action)
+        turns.take_turns(ranks, action)
 
 
 def measure(name: str, variants: list[str], ranks: int, args: argparse.Namespace) -> dict[str, Any]:

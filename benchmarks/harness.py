@@ -7,7 +7,6 @@ into `ranks.report` comes back as the result.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import gc
 import json
@@ -16,7 +15,6 @@ import os
 import platform
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -30,7 +28,7 @@ import torch.distributed as dist
 
 FOLDER = "OURS_BENCHMARK_FOLDER"  # where a rank finds plan, rendezvous file and pace file
 TURNS = "OURS_BENCHMARK_TURNS"  # rank 0's descriptor of the socket from which a job gets its turns
-TIMEOUT = datetime.timedelta(seconds=120)  # of every single operation
+TIMEOUT = datetime.timedelta(seconds=300)  # of every single operation; jobs that take turns wait for one
 CACHE_LINE = 64
 MPI_OPTIONS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
 
@@ -91,12 +89,11 @@ def _run_all(
 ) -> None:
     """Run the commands side by side until all have ended well; on the first failure, or too late, end them all."""
     deadline = time.monotonic() + timeout
-    running = [
-        subprocess.Popen(command, env=environment, pass_fds=inherited)
-        for command, environment in zip(commands, environments, strict=True)
-    ]
-    started = list(running)
+    started: list[subprocess.Popen[bytes]] = []
     try:
+        for command, environment in zip(commands, environments, strict=True):
+            started.append(subprocess.Popen(command, env=environment, pass_fds=inherited))
+        running = list(started)
         while running:
             for process in list(running):
                 try:
@@ -214,7 +211,7 @@ class Ranks:
         for _ in range(2):
             start = time.perf_counter()
             for action in actions.values():
-                self._turn_of(action, burst, refresh)
+                self.turn_of(action, burst, refresh)
             seconds = time.perf_counter() - start
         rounds = self.agree(max(-(-least // burst), min(-(-most // burst), int(budget / (seconds + 1e-9)))))
         names = list(actions)
@@ -224,27 +221,12 @@ class Ranks:
         for turn in range(rounds):
             for place in range(len(names)):
                 column = (turn + place) % len(names)  # nobody always comes after the same other
-                times[column, turn] = torch.tensor(self._turn_of(actions[names[column]], burst, refresh))
+                times[column, turn] = torch.tensor(self.turn_of(actions[names[column]], burst, refresh))
         gc.enable()
         dist.all_reduce(times, dist.ReduceOp.MAX)
         return {name: times[column].flatten().tolist() for column, name in enumerate(names)}
 
-    def take_turns(self, action: Callable[[], object]) -> None:
-        """Do the action whenever turns.run_in_turns gives a turn, and tell it the seconds, until it gives no more."""
-        gc.collect()
-        gc.disable()
-        with socket.socket(fileno=int(os.environ[TURNS])) if self.rank == 0 else contextlib.nullcontext() as turns:
-            seconds = torch.zeros(1, dtype=torch.float64)
-            if turns is not None:
-                turns.sendall(struct.pack("d", 0))  # ready
-            while self.agree(1 if turns is not None and turns.recv(1) else 0):
-                seconds[0] = self._turn_of(action, 1, None)[0]
-                dist.all_reduce(seconds, dist.ReduceOp.MAX)
-                if turns is not None:
-                    turns.sendall(struct.pack("d", float(seconds)))
-        gc.enable()
-
-    def _turn_of(self, action: Callable[[], object], burst: int, refresh: Callable[[], object] | None) -> list[float]:
+    def turn_of(self, action: Callable[[], object], burst: int, refresh: Callable[[], object] | None) -> list[float]:
         """Return the seconds of `burst` calls, after one that finds the caches full of the action before it."""
         if refresh is not None:
             refresh()

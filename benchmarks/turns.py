@@ -1,21 +1,28 @@
 """Jobs that each have processes of their own, run side by side and take turns.
 
 `run_in_turns(__file__, plans, ...)` starts one job of ranks for each plan; there the file works inside `with
-Ranks() as ranks`, as under `harness.run_ranks`, and ends with `ranks.take_turns(action)`. So all jobs see the same
+Ranks() as ranks`, as under `harness.run_ranks`, and ends with `take_turns(ranks, action)`. So all jobs see the same
 machine at the same time, and none sees what another leaves behind in a process: its allocator's free lists, say.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import harness
+import torch
+import torch.distributed as dist
 
-WARM_UPS = 2  # rounds
+WARM_UP_ROUNDS = 2
+GO = b"t"
 SECONDS = struct.Struct("d")
 
 
@@ -33,7 +40,7 @@ def run_in_turns(
         try:
             for job in jobs.values():
                 job.receive()  # it is ready
-            for _ in range(WARM_UPS):
+            for _ in range(WARM_UP_ROUNDS):
                 start = time.perf_counter()
                 for job in jobs.values():
                     job.turn()
@@ -51,6 +58,24 @@ def run_in_turns(
         return {name: job.report() for name, job in jobs.items()}, times
 
 
+def take_turns(ranks: harness.Ranks, action: Callable[[], object]) -> None:
+    """Do the action whenever run_in_turns gives this job a turn, and tell it the seconds, until it gives no more."""
+    gc.collect()
+    gc.disable()
+    giver = socket.socket(fileno=int(os.environ[harness.TURNS])) if ranks.rank == 0 else None
+    seconds = torch.zeros(1, dtype=torch.float64)
+    if giver is not None:
+        giver.sendall(SECONDS.pack(0))  # ready
+    while ranks.agree(1 if giver is not None and giver.recv(1) else 0):
+        seconds[0] = ranks.turn_of(action, 1, None)[0]
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        if giver is not None:
+            giver.sendall(SECONDS.pack(float(seconds)))
+    if giver is not None:
+        giver.close()
+    gc.enable()
+
+
 class _Job:
     """One job, seen by who gives the turns."""
 
@@ -65,13 +90,19 @@ class _Job:
             return harness.run_ranks(script, plan, ranks, mpi=False, timeout=timeout, turns=theirs)
 
     def turn(self) -> float:
-        """Let the job act; return the seconds that its slowest rank took."""
-        self._socket.sendall(b"t")
+        """Let the job act; return the seconds that its slowest rank took. RuntimeError where it has ended."""
+        with contextlib.suppress(OSError):  # it has ended, and receive() says why
+            self._socket.sendall(GO)
         return self.receive()
 
     def receive(self) -> float:
-        """Wait for the job's next number; RuntimeError where it has ended."""
-        data = self._socket.recv(SECONDS.size, socket.MSG_WAITALL)
+        """Wait for the job's next number; RuntimeError where it has ended, or does not come."""
+        try:
+            data = self._socket.recv(SECONDS.size)
+        except TimeoutError:
+            raise RuntimeError("a job of the benchmark did not take its turn in time") from None
+        except OSError:
+            data = b""
         if len(data) < SECONDS.size:
             self.report()
             raise RuntimeError("a job of the benchmark ended before its turns did")

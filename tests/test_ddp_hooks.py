@@ -43,6 +43,24 @@ def test_a_python_hook_with_a_future(rank_pool, backend, view, static):
     rank_pool(2, backend).run(_python_hook, options)
 
 
+def _asks_for_a_report(rank, world):
+    model = DistributedDataParallel(make_model("mlp"))
+    asked = []
+
+    def hook(state, bucket):
+        asked.append((model.report(), model._get_ddp_logging_data()))
+        return average([], bucket)
+
+    model.register_comm_hook(None, hook)
+    for batch in batches(world, 3):
+        backward(model, batch, rank)
+    assert len(asked) == 3
+
+
+def test_a_hook_may_ask_for_a_report(rank_pool):
+    rank_pool(2, "ours").run(_asks_for_a_report)
+
+
 def _bucket_contents(rank, world):
     seen = []
 

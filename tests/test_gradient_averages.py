@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 from gradient_cases import WIDTH, backward, check_averages, inputs_of, make_model, memory_returned, weights
 from probes import in_heap
 from torch import nn
@@ -163,3 +164,69 @@ def _forward_in_backward(rank, world):
 
 def test_a_forward_in_the_midst_of_backward(rank_pool):
     rank_pool(2, "ours").run(_forward_in_backward)
+
+
+def _static_in_another_group(rank, world, options):
+    model = DistributedDataParallel(make_model(), static_graph=True, **options)
+    for _ in range(2):
+        group = dist.new_group(backend="ours")
+        model._update_process_group(group)
+        for _ in range(3):
+            model.zero_grad()
+            backward(model, rank)
+            check_averages(model, world)
+        model._update_process_group(dist.group.WORLD)
+        dist.destroy_process_group(group)
+    for _ in range(2):
+        model.zero_grad()
+        backward(model, rank)
+        check_averages(model, world)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["default", "views"])
+def test_a_static_graph_in_another_group(rank_pool, options):
+    rank_pool(2, "ours").run(_static_in_another_group, options)
+
+
+class Stumbling(nn.Module):
+    """Its backward fails in the first layer while ``fails`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_model()
+        self.fails = True
+
+    def forward(self, x):
+        hidden = self.layers[0](x)
+        hidden.register_hook(self._stumble)
+        return self.layers[2](self.layers[1](hidden))
+
+    def _stumble(self, gradient):
+        if self.fails:
+            raise ArithmeticError("stumbles")
+
+
+def _static_after_a_failure(rank, world):
+    module = Stumbling()
+    model = DistributedDataParallel(module, static_graph=True)
+    with pytest.raises(ArithmeticError, match="stumbles"):
+        backward(model, rank)
+    module.fails = False
+    for _ in range(4):
+        model.zero_grad()
+        backward(model, rank)
+        for mine, expected in zip(module.parameters(), _alone(module.layers, world), strict=True):
+            torch.testing.assert_close(mine.grad, expected, rtol=1e-4, atol=1e-6)
+
+
+def _alone(layers: nn.Module, world: int) -> list[torch.Tensor]:
+    """Return the gradients of one process that has seen all ranks' inputs."""
+    alone = copy.deepcopy(layers)
+    alone.zero_grad()
+    for rank in range(world):
+        (alone(inputs_of(rank)).square().mean() / world).backward()
+    return [parameter.grad for parameter in alone.parameters()]
+
+
+def test_a_static_graph_whose_first_backward_fails(rank_pool):
+    rank_pool(2, "ours").run(_static_after_a_failure)

@@ -234,3 +234,24 @@ def _over_gloo(rank, world):
 
 def test_other_backends_leave_gradients_in_ordinary_memory(rank_pool):
     rank_pool(2, "ours").run(_over_gloo)
+
+
+def _accumulated_without_spare(rank, world, cap, spare):
+    with memory_returned():
+        model = DistributedDataParallel(make_model(1), bucket_cap_mb=cap)
+        (weight,) = weights(model)
+        incoming = []
+        handle = weight.register_hook(lambda gradient: incoming.append(in_heap(gradient)))
+        for step in range(3):
+            with nullcontext() if step == 2 else model.no_sync():
+                (model(inputs_of(rank)).square().mean() / 3).backward()
+        assert incoming == [True, spare, spare]
+        assert in_heap(weight.grad)
+        check_averages(model, world)
+        handle.remove()
+        del model, weight, handle
+
+
+@pytest.mark.parametrize(("cap", "spare"), [(25, True), (0.05, False)])
+def test_what_is_added_to_a_gradient_gets_memory_only_where_it_is_kept(rank_pool, cap, spare):
+    rank_pool(2, "ours").run(_accumulated_without_spare, cap, spare)

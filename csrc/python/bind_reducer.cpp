@@ -261,7 +261,12 @@ void bind_reducer(py::module_& module) {
   bind_options_struct(module);
   bind_bucket_times(module);
   ReducerClass cls(module, "Reducer", py::dynamic_attr());
-  cls.def(py::init(&Reducer::create), py::arg("parameters"), py::arg("group"), py::arg("options"), NoGil());
+  // Released inside, and not by a call guard, under which pybind11 would register the new object without the lock.
+  const auto create = [](std::vector<at::Tensor> parameters, Reducer::GroupPtr group, ReducerOptions options) {
+    const py::gil_scoped_release released;
+    return Reducer::create(std::move(parameters), std::move(group), std::move(options));
+  };
+  cls.def(py::init(create), py::arg("parameters"), py::arg("group"), py::arg("options"));
   bind_step(cls);
   bind_settings(cls);
   bind_hooks_and_joining(cls);

@@ -92,7 +92,7 @@ class GradientAllocator final : public c10::Allocator {
     DataPtr block;
     {
       const Lock lock(books().mutex);
-      if (!memory->may_lend(blocks)) return block;
+      if (!memory->may_lend(blocks, bytes)) return block;
       ++blocks.lent;
       if (blocks.kept.empty()) {
         if (++blocks.all > blocks.gradients) memory->spare_bytes_ += bytes;
@@ -173,9 +173,11 @@ GradientMemory::GradientMemory(std::shared_ptr<c10::Allocator> source, const std
   for (const size_t bytes : sizes) ++blocks_[bytes].gradients;
 }
 
-bool GradientMemory::may_lend(const Blocks& blocks) const {
+bool GradientMemory::may_lend(const Blocks& blocks, size_t bytes) const {
+  // What would not be kept when it returns is cheaper elsewhere.
+  const bool spare = blocks.kept.empty() && blocks.all >= blocks.gradients;
   return open_ && !released_ && blocks.lent < blocks.lent_before + blocks.gradients + kSpareBlocks &&
-         ::getpid() == owner_;
+         (!spare || spare_bytes_ + bytes <= most_spare_bytes_) && ::getpid() == owner_;
 }
 
 void GradientMemory::forget(Blocks& blocks, size_t bytes) {

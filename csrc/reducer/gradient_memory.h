@@ -44,7 +44,7 @@ class GradientMemory : public std::enable_shared_from_this<GradientMemory> {
 
   GradientMemory(std::shared_ptr<c10::Allocator> source, const std::vector<size_t>& sizes, size_t most_spare_bytes);
   bool serves(size_t bytes) const { return blocks_.count(bytes) != 0; }
-  bool may_lend(const Blocks& blocks) const;
+  bool may_lend(const Blocks& blocks, size_t bytes) const;
   /// Counts a block out that is not kept.
   void forget(Blocks& blocks, size_t bytes);
 

@@ -84,12 +84,7 @@ void LoggingData::log_step() {
   }
   data_.strs_map["prev_iteration_grad_ready_order_indices"] = c10::Join(", ", status.ready_order);
   add_times();
-  const BackwardTimes times = reducer_->backward_times();
-  const std::vector<int64_t> exposed = exposed_times(times);
-  if (times.iteration > 0) {
-    add_duration("backward_comm_exposed_time", std::accumulate(exposed.begin(), exposed.end(), int64_t{0}));
-  }
-  add_overlap(times);
+  add_overlap(reducer_->backward_times());
   add_tuning();
   c10::LogPyTorchDDPUsage(data_);
 }
@@ -138,7 +133,7 @@ void LoggingData::add_overlap(const BackwardTimes& times) {
   const std::vector<int64_t> exposed = exposed_times(times);
   std::vector<int64_t> durations;
   for (const BucketTimes& bucket : times.buckets) durations.push_back(bucket.reduction_ended - bucket.reduction_began);
-  data_.ints_map["backward_comm_exposed_time"] = std::accumulate(exposed.begin(), exposed.end(), int64_t{0});
+  add_duration("backward_comm_exposed_time", std::accumulate(exposed.begin(), exposed.end(), int64_t{0}));
   data_.ints_map["backward_comm_busy_time"] = busy_time(times);
   data_.strs_map["bucket_comm_times"] = c10::Join(", ", durations);
   data_.strs_map["bucket_comm_exposed_times"] = c10::Join(", ", exposed);

@@ -92,7 +92,7 @@ void Reducer::init_buckets(const std::vector<std::vector<size_t>>& indices) {
 }
 
 bool Reducer::rebuild_buckets() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   require_idle();
   if (!rebuilds_buckets() || rebuild_order_.empty() || tuning_.backwards_left > 0) return false;
   if (rebuild_order_.size() != parameters_.size()) {
@@ -117,7 +117,7 @@ bool Reducer::rebuild_buckets() {
 }
 
 void Reducer::push_all_rebuilt_parameters() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   if (!rebuilds_buckets()) return;
   count_backward_for_tuning();
   rebuild_order_.resize(parameters_.size());
@@ -149,7 +149,7 @@ void Reducer::fail(std::string message) {
 }
 
 void Reducer::check_finalized() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   require_idle();
 }
 
@@ -161,7 +161,7 @@ void Reducer::register_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
 }
 
 void Reducer::set_static_graph() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   if (iterations_ > 0) {
     fail("set_static_graph() should be called before training loop starts and after DDP is constructed.");
   }
@@ -169,7 +169,7 @@ void Reducer::set_static_graph() {
 }
 
 void Reducer::set_mixed_precision_dtype(at::ScalarType dtype) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   mixed_precision_dtype_ = dtype;
   std::vector<std::vector<size_t>> indices;
   for (const Bucket& bucket : buckets_) {
@@ -180,12 +180,12 @@ void Reducer::set_mixed_precision_dtype(at::ScalarType dtype) {
 }
 
 void Reducer::install_futures(std::vector<FuturePtr> futures) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   for (FuturePtr& future : futures) installed_futures_.push_back(std::move(future));
 }
 
 void Reducer::set_manual_finalization(bool required) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   TORCH_CHECK(!expects_gradients_ && !unfinished_,
               "Manual finalization cannot be switched between forward and the end of backward. Set it before forward.");
   manual_finalization_ = required;
@@ -194,7 +194,7 @@ void Reducer::set_manual_finalization(bool required) {
 bool Reducer::should_finalize_after_backward() const { return manual_finalization_ && rebuilds_buckets(); }
 
 void Reducer::reset_state() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   has_rebuilt_ = false;
   rebuild_order_.clear();
   expects_gradients_ = false;
@@ -206,6 +206,7 @@ void Reducer::reset_state() {
   gradients_.forget_context();
   drop_memory();
   used_.reset();
+  static_recorded_ = false;
   std::fill(arrived_.begin(), arrived_.end(), true);
   for (Bucket& bucket : buckets_) {
     for (GradientSlot& slot : bucket.slots()) {
@@ -223,7 +224,7 @@ void Reducer::reset_state() {
 }
 
 void Reducer::set_process_group(GroupPtr group) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   TORCH_CHECK(group, "A reducer needs a process group.");
   group_ = std::move(group);
   backend_ = abilities_of(*group_, parameters_.front().device());
@@ -233,13 +234,13 @@ void Reducer::set_process_group(GroupPtr group) {
 }
 
 void Reducer::set_forward_work(c10::intrusive_ptr<c10d::Work> work, bool use_static_world_size) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   forward_work_ = std::move(work);
   forward_static_world_size_ = use_static_world_size;
 }
 
 std::vector<c10d::GradBucket> Reducer::zero_buckets() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   std::vector<c10d::GradBucket> result;
   for (size_t index = 0; index < buckets_.size(); ++index) {
     const Bucket& bucket = buckets_[index];
@@ -251,12 +252,12 @@ std::vector<c10d::GradBucket> Reducer::zero_buckets() {
 }
 
 int64_t Reducer::iterations() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   return iterations_;
 }
 
 ReducerStatus Reducer::status() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   ReducerStatus result;
   result.iterations = iterations_;
   result.buckets_reduced = buckets_reduced_;

@@ -204,7 +204,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<int64_t> bucket_caps() const;
   void count_backward_for_tuning();
 
-  std::mutex mutex_;
+  /// Recursive: a communication hook, which runs under it, may ask for a report.
+  std::recursive_mutex mutex_;
   const std::vector<at::Tensor> parameters_;
   GroupPtr group_;
   const ReducerOptions options_;

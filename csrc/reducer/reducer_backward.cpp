@@ -30,13 +30,13 @@ int active_ranks(c10d::Work& work) {
 }  // namespace
 
 void Reducer::prepare_for_forward() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   ++iterations_;
   timer_.record(iterations_, Event::kForwardStart);
 }
 
 void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   backward_began_ns_ = steady_ns();
   compute_ended_ns_ = -1;
   // Left over where tuning waits for further backwards.
@@ -57,6 +57,8 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   whole_buckets_ = !may_reduce_in_place();
   open_memory();
   if (static_graph_) {
+    // Counted anew: an earlier backward may have failed before all of it was seen.
+    if (!static_recorded_) std::fill(arrivals_expected_.begin(), arrivals_expected_.end(), 0);
     arrivals_left_ = arrivals_expected_;
     return;
   }
@@ -77,7 +79,7 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
 bool Reducer::records_usage() const { return static_graph_ ? !static_recorded_ : options_.find_unused_parameters; }
 
 void Reducer::on_gradient(size_t index, const at::Tensor& incoming) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   gradients_.adopt_thread_context();
   if (records_usage()) {
     // Outputs that the loss does not use give undefined gradients, and those do not count. Steps without a reduction

@@ -34,14 +34,14 @@ void Reducer::queue_finalization() {
   // Runs once autograd has computed everything, on a thread that holds no Python lock.
   torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this(), stream] {
     const c10::OptionalStreamGuard guard(stream);
-    const std::lock_guard<std::mutex> lock(self->mutex_);
+    const std::lock_guard<std::recursive_mutex> lock(self->mutex_);
     self->timer_.record(self->iterations_, Event::kBackwardComputeEnd);
     self->finalize();
   });
 }
 
 void Reducer::delay_all_reduce() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   // Without a reduction to come there is nothing to record, and the next backward tries again.
   if (!expects_gradients_ || static_recorded_) return;
   timer_.record(iterations_, Event::kBackwardComputeEnd);
@@ -74,7 +74,7 @@ void Reducer::delay_all_reduce() {
 }
 
 void Reducer::finalize_manually() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   TORCH_CHECK(manual_finalization_,
               "finalize_backward() needs require_manual_backward_finalization = True, set before forward.");
   TORCH_CHECK(unfinished_ || expects_gradients_,

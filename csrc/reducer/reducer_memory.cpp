@@ -14,14 +14,14 @@ bool Reducer::may_reduce_in_place() const {
 }
 
 void Reducer::set_in_place(bool allowed) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   in_place_ = allowed && ours::options().reduce_in_place;
   // Left open by a forward that had no backward: activations are not to take what is meant for gradients.
   close_memory();
 }
 
 void Reducer::prepare_for_accumulation() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   open_memory();
 }
 

@@ -29,17 +29,17 @@ void Reducer::note_backward_times() {
 }
 
 BackwardTimes Reducer::backward_times() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   return last_backward_;
 }
 
 std::vector<int64_t> Reducer::backward_stats() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   return arrival_ns_;
 }
 
 std::vector<BucketTimes> Reducer::bucket_times() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   std::vector<BucketTimes> times;
   for (const Bucket& bucket : buckets_) times.push_back(bucket.times);
   return times;

@@ -43,7 +43,7 @@ void Reducer::count_backward_for_tuning() {
 }
 
 BucketTuning Reducer::tuning() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   return tuning_;
 }
 

@@ -107,7 +107,7 @@ std::byte* NodeHeap::allocate(size_t bytes) {
         "cannot reserve " + std::to_string(pages) + " bytes of shared memory; raise the job's memory limit", error);
   }
   used_[offset] = pages;
-  if (huge_pages_) filled(offset, pages);
+  if (huge_pages_) move_full_pages(offset, pages);
   return base + offset;
 }
 
@@ -167,7 +167,7 @@ std::byte* NodeHeap::arena(int rank) {
   return arena;
 }
 
-void NodeHeap::filled(uint64_t offset, size_t bytes) {
+void NodeHeap::move_full_pages(uint64_t offset, size_t bytes) {
   // Of the huge pages that the piece touches, the first and the last may have gaps, or reach beyond the end.
   uint64_t begin = offset / kHugePage * kHugePage;
   uint64_t end = (offset + bytes + kHugePage - 1) / kHugePage * kHugePage;
@@ -177,7 +177,9 @@ void NodeHeap::filled(uint64_t offset, size_t bytes) {
     if (before->first + before->second > begin) begin += kHugePage;
   }
   if (end > end_ || (next != gaps_.end() && next->first < end)) end -= kHugePage;
-  if (begin < end) move_to_huge_pages(arenas_[static_cast<size_t>(rank_)] + begin, end - begin);
+  for (; begin < end; begin += kHugePage) {
+    if (moved_.insert(begin).second) move_to_huge_pages(arenas_[static_cast<size_t>(rank_)] + begin, kHugePage);
+  }
 }
 
 void NodeHeap::keep_to_oneself() noexcept {
@@ -185,11 +187,14 @@ void NodeHeap::keep_to_oneself() noexcept {
   // not seen here, and nobody has memory of it yet.
   for (size_t r = 0; r < arenas_.size(); ++r) {
     if (arenas_[r] == nullptr) continue;
-    const void* const address =
-        ::mmap(arenas_[r], kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file_.get(),
-               file_offset(static_cast<int>(r), 0));
-    // Without that much memory to promise, the child goes on sharing.
-    if (address == MAP_FAILED) return;
+    // Elsewhere first: a system without that much memory to promise would refuse it after the old map is gone. Then the
+    // child goes on sharing.
+    void* const copy = ::mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file_.get(),
+                              file_offset(static_cast<int>(r), 0));
+    if (copy == MAP_FAILED) continue;
+    if (::mremap(copy, kArenaBytes, kArenaBytes, MREMAP_MAYMOVE | MREMAP_FIXED, arenas_[r]) == MAP_FAILED) {
+      ::munmap(copy, kArenaBytes);
+    }
   }
 }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,8 @@ namespace ours {
 
 /// Memory for tensors that the peers of a node can read and write where it lies, so that a reduction needs no copies.
 /// One sparse file, made by the leader, holds an arena for each rank; a rank gives out pieces of its own, and maps all
-/// of them when it first does. Pages cost nothing until they are given out, and are returned when they are freed. What is
-/// given out in whole huge pages, in one piece or in several, can be moved onto such. Safe to use from any thread.
+/// of them when it first does. Pages cost nothing until they are given out, and are returned when they are freed. What
+/// is given out in whole huge pages, in one piece or in several, can be moved onto such. Safe to use from any thread.
 class NodeHeap {
  public:
   static constexpr uint64_t kNowhere = ~uint64_t{0};
@@ -55,8 +56,9 @@ class NodeHeap {
 
   std::byte* arena(int rank);
   void keep_to_oneself() noexcept;
-  /// Moves the huge pages that [offset, offset + bytes), just taken, was the last to fill.
-  void filled(uint64_t offset, size_t bytes);
+  /// Moves the huge pages that [offset, offset + bytes), just taken, was the last to fill. Each but once: it takes so
+  /// long that only memory which stays is worth it, and what was freed does not.
+  void move_full_pages(uint64_t offset, size_t bytes);
   uint64_t take(size_t bytes);
   void give(uint64_t offset, size_t bytes);
 
@@ -68,6 +70,7 @@ class NodeHeap {
   std::vector<std::byte*> arenas_;
   std::map<uint64_t, size_t> used_;  // offset -> bytes, in whole pages
   std::map<uint64_t, size_t> gaps_;  // freed pieces below end_, never adjacent
+  std::set<uint64_t> moved_;         // offsets of huge pages
   uint64_t end_ = 0;
 };
 
