@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-#include "node_port.h"
+#include "message_ranks.h"
 
 // Messages in shared memory where no thread can be had. The rest is the contract, in point_to_point_contract_test.cpp.
 

@@ -1,9 +1,7 @@
 #include <atomic>
 #include <thread>
 
-#include "collectives/tcp_messages.h"
-#include "node_port.h"
-#include "tcp_ranks.h"
+#include "message_ranks.h"
 
 // The contract of PointToPoint, whatever carries the messages, with ranks as threads. The rings in shared memory hold
 // 4 KiB.
@@ -14,47 +12,9 @@ namespace {
 using testing::make_meshes;
 using testing::numbers;
 using testing::Port;
+using testing::Rank;
+using testing::run_ranks;
 using testing::soon;
-
-/// One rank's part of a test.
-struct Rank {
-  int rank;
-  std::shared_ptr<PointToPoint> p2p;
-  std::function<void()> leave;
-};
-using Body = std::function<void(const Rank&)>;
-
-std::vector<std::exception_ptr> run_on_node(int n, const Body& body) {
-  return testing::run_sessions_catching(n, 4096, [&](const std::shared_ptr<NodeSession>& session) {
-    body({session->rank(), make_node_point_to_point(session), [session] { session->leave(); }});
-  });
-}
-
-std::vector<std::exception_ptr> run_over_tcp(int n, const Body& body) {
-  const auto calls = make_meshes(n);
-  const auto messages = make_meshes(n);
-  std::vector<std::shared_ptr<PointToPoint>> all;  // here, since a rank that returns has not left
-  for (size_t r = 0; r < messages.size(); ++r) {
-    TcpMesh::share_failures(messages[r], calls[r]);
-    all.push_back(make_tcp_point_to_point(messages[r], calls[r]));
-  }
-  return testing::run_ranks_catching(n, [&](int rank) {
-    const auto& p2p = all[static_cast<size_t>(rank)];
-    body({rank, p2p, [p2p] { p2p->close(); }});
-  });
-}
-
-/// Runs `body` as every rank, once for each kind of memory or network.
-void run_ranks(int n, const Body& body) {
-  for (const bool tcp : {false, true}) {
-    const auto errors = tcp ? run_over_tcp(n, body) : run_on_node(n, body);
-    for (size_t r = 0; r < errors.size(); ++r) {
-      if (!errors[r]) continue;
-      throw testing::Failure(std::string(tcp ? "tcp" : "shared memory") + ", rank " + std::to_string(r) + ": " +
-                             testing::message_of(errors[r]));
-    }
-  }
-}
 
 TEST(messages_of_all_sizes_arrive_in_order) {
   run_ranks(2, [](const Rank& self) {
@@ -194,6 +154,27 @@ TEST(a_receive_may_take_over_a_message_that_is_being_set_aside) {
     port.wait(a);
     CHECK(first == numbers(1, kCount));
     CHECK(second == numbers(2, 10));
+  });
+}
+
+// What a background thread does while it rests must not need what a posting thread holds.
+TEST(messages_may_be_posted_while_the_background_rests) {
+  run_ranks(2, [](const Rank& self) {
+    Port port(self.p2p);
+    constexpr int kMessages = 2000;
+    std::vector<std::vector<int>> out, in(kMessages, std::vector<int>(1));
+    std::vector<std::shared_ptr<Transfer>> all;
+    for (int i = 0; i < kMessages; ++i) out.push_back({i});
+    for (size_t i = 0; i < kMessages; ++i) {
+      all.push_back(port.recv(in[i], 1 - self.rank));
+      all.push_back(port.send(out[i], 1 - self.rank));
+    }
+    const Deadline end = Deadline::after(std::chrono::seconds(30));
+    for (const auto& transfer : all) {
+      while (!transfer->done() && !end.passed()) std::this_thread::yield();
+      CHECK(transfer->done() && !transfer->error());
+    }
+    CHECK(in == out);
   });
 }
 

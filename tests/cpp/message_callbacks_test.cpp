@@ -1,24 +1,27 @@
 #include <atomic>
 #include <thread>
 
-#include "node_port.h"
+#include "message_ranks.h"
 
 // Callbacks of messages, which may wait for other messages and close their group.
 
 namespace ours {
 namespace {
 
+using testing::Carrier;
 using testing::numbers;
 using testing::Port;
+using testing::Rank;
+using testing::run_ranks;
 using testing::run_sessions;
 using testing::soon;
 
 // Of two receives that end together, the callback of the first waits for the second.
 TEST(a_callback_may_wait_for_another_transfer) {
-  run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
-    Port port(session);
+  run_ranks(2, [](const Rank& self) {
+    Port port(self.p2p);
     const std::vector<int> data = numbers(1, 8);
-    if (session->rank() == 0) {
+    if (self.rank == 0) {
       port.wait(port.send(data, 1, 1));
       port.wait(port.send(data, 1, 2));
       return;
@@ -44,67 +47,71 @@ TEST(a_callback_may_wait_for_another_transfer) {
 
 // The callback of the first receive waits for a second one, which is sent then, and no thread is in wait().
 TEST(a_callback_may_wait_for_what_only_the_background_moves) {
-  std::atomic<bool> began{false}, ended{false};
-  run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
-    Port port(session);
-    const auto data = numbers(1, 8);
-    if (session->rank() == 0) {
-      port.wait(port.send(data, 1, 1));
-      while (!began.load()) std::this_thread::yield();
-      port.wait(port.send(data, 1, 2));
-      return;
-    }
-    std::vector<int> first(8), second(8);
-    const auto later = port.recv(second, 0, 2);
-    const auto transfer = port.p2p->recv(Span{first.data(), 32}, DType::Int32, 0, 1, soon(), [&](const Transfer&) {
-      return [&] {
-        began.store(true);
-        while (!later->done() && !soon().passed()) std::this_thread::yield();
-        ended.store(true);
-      };
+  for (const Carrier carrier : {Carrier::Node, Carrier::Tcp}) {
+    std::atomic<bool> began{false}, ended{false};
+    run_ranks(carrier, 2, [&](const Rank& self) {
+      Port port(self.p2p);
+      const auto data = numbers(1, 8);
+      if (self.rank == 0) {
+        port.wait(port.send(data, 1, 1));
+        while (!began.load()) std::this_thread::yield();
+        port.wait(port.send(data, 1, 2));
+        return;
+      }
+      std::vector<int> first(8), second(8);
+      const auto later = port.recv(second, 0, 2);
+      const auto transfer = port.p2p->recv(Span{first.data(), 32}, DType::Int32, 0, 1, soon(), [&](const Transfer&) {
+        return [&] {
+          began.store(true);
+          while (!later->done() && !soon().passed()) std::this_thread::yield();
+          ended.store(true);
+        };
+      });
+      while (!ended.load()) std::this_thread::yield();
+      CHECK(transfer->done() && later->done());
+      CHECK(first == data && second == data);
+      port.p2p->close();
+      CHECK(port.p2p->wait_closed(std::chrono::seconds(30)));
     });
-    while (!ended.load()) std::this_thread::yield();
-    CHECK(transfer->done() && later->done());
-    CHECK(first == data && second == data);
-    port.p2p->close();
-    CHECK(port.p2p->wait_closed(std::chrono::seconds(30)));
-  });
+  }
 }
 
 // Of two receives that are found together, the callback of the first waits for that of the second.
 TEST(a_callback_may_wait_for_the_callback_of_what_ended_with_it) {
-  std::atomic<bool> posted{false}, sent{false}, called{false}, ended{false};
-  run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
-    Port port(session);
-    const auto data = numbers(1, 8);
-    if (session->rank() == 0) {
-      while (!posted.load()) std::this_thread::yield();
-      for (int tag : {0, 1, 2}) port.wait(port.send(data, 1, tag));
-      sent.store(true);
-      while (!ended.load()) std::this_thread::yield();
-      return;
-    }
-    std::vector<std::vector<int>> got(3, std::vector<int>(8));
-    const auto post = [&](size_t tag, const TransferDone& done) {
-      port.p2p->recv(Span{got[tag].data(), 32}, DType::Int32, 0, static_cast<int>(tag), soon(), done);
-    };
-    post(1, [&](const Transfer&) {
-      return [&] {
-        while (!called.load() && !soon().passed()) std::this_thread::yield();
-        ended.store(true);
+  for (const Carrier carrier : {Carrier::Node, Carrier::Tcp}) {
+    std::atomic<bool> posted{false}, sent{false}, called{false}, ended{false};
+    run_ranks(carrier, 2, [&](const Rank& self) {
+      Port port(self.p2p);
+      const auto data = numbers(1, 8);
+      if (self.rank == 0) {
+        while (!posted.load()) std::this_thread::yield();
+        for (int tag : {0, 1, 2}) port.wait(port.send(data, 1, tag));
+        sent.store(true);
+        while (!ended.load()) std::this_thread::yield();
+        return;
+      }
+      std::vector<std::vector<int>> got(3, std::vector<int>(8));
+      const auto post = [&](size_t tag, const TransferDone& done) {
+        port.p2p->recv(Span{got[tag].data(), 32}, DType::Int32, 0, static_cast<int>(tag), soon(), done);
       };
+      post(1, [&](const Transfer&) {
+        return [&] {
+          while (!called.load() && !soon().passed()) std::this_thread::yield();
+          ended.store(true);
+        };
+      });
+      post(2, [&](const Transfer&) { return [&] { called.store(true); }; });
+      // Holds up the background thread until both can be found.
+      post(0, [&](const Transfer&) {
+        while (!sent.load()) std::this_thread::yield();
+        return nullptr;
+      });
+      posted.store(true);
+      while (!ended.load()) std::this_thread::yield();
+      CHECK(called.load());
+      for (const auto& one : got) CHECK(one == data);
     });
-    post(2, [&](const Transfer&) { return [&] { called.store(true); }; });
-    // Holds up the background thread until both can be found.
-    post(0, [&](const Transfer&) {
-      while (!sent.load()) std::this_thread::yield();
-      return nullptr;
-    });
-    posted.store(true);
-    while (!ended.load()) std::this_thread::yield();
-    CHECK(called.load());
-    for (const auto& one : got) CHECK(one == data);
-  });
+  }
 }
 
 // The callback of one posted receive waits for that of another when the group is closed.
@@ -131,10 +138,10 @@ TEST(closing_runs_callbacks_that_wait_for_each_other) {
 
 // The callback of the first receive waits for a second one, whose own callback must not run inside it.
 TEST(a_callback_that_waits_runs_no_other_inside) {
-  run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
-    Port port(session);
+  run_ranks(2, [](const Rank& self) {
+    Port port(self.p2p);
     const std::vector<int> data = numbers(1, 8);
-    if (session->rank() == 1) {
+    if (self.rank == 1) {
       port.wait(port.send(data, 0, 1));
       port.wait(port.send(data, 0, 2));
       return;
