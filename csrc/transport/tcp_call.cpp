@@ -10,6 +10,10 @@ namespace ours {
 
 namespace {
 
+/// Who has seen that somebody else computes on its core sleeps at once for so long: a yield would cost as much as the
+/// other's whole turn, each time.
+constexpr std::chrono::milliseconds kContended{50};
+
 /// Awake for the time that a peer takes to answer on a fast network. Whatever takes longer is worth a sleep.
 WaitPolicy wait_policy() {
   constexpr std::chrono::microseconds kAnswer{100};
@@ -178,7 +182,6 @@ void TcpCall::run(const std::function<bool()>& step) {
   const WaitPolicy policy = wait_policy();
   std::optional<Awake> awake(policy);
   // Who gives its core to somebody who computes gets it back late; one who sleeps gets it as soon as data is there.
-  bool contended = false;
   bool over = false;
   while (true) {
     const bool moved = mesh_.progress();
@@ -195,12 +198,13 @@ void TcpCall::run(const std::function<bool()>& step) {
       continue;
     }
     if (now >= half_) mesh_.declare_waiting();
-    if (!contended) {
+    if (now >= mesh_.contended_until_) {
       lock_.unlock();
       const bool stays_awake = awake->moment([] { return false; });
       lock_.lock();
       if (stays_awake) continue;
-      contended = Clock::now() - now > kForeignWork;
+      const auto after = Clock::now();
+      if (after - now > kForeignWork) mesh_.contended_until_ = after + kContended;
     }
     mesh_.sleep(lock_, std::min<Clock::duration>(facts_.deadline.at() - now, kLookAround));
   }

@@ -199,6 +199,8 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   bool handshakes_moved_ = false;
   bool listeners_moved_ = true;
 
+  Clock::time_point contended_until_{};  ///< a waiting rank sleeps at once: somebody else computes on its core
+
   // The call that is under way.
   uint64_t calls_ = 0;
   bool in_call_ = false;
