@@ -2,6 +2,7 @@
 
 #include "backend/errors.h"
 #include "backend/solo.h"
+#include "collectives/hierarchical_group.h"
 #include "collectives/node_group.h"
 #include "collectives/node_messages.h"
 #include "collectives/tcp_group.h"
@@ -21,16 +22,22 @@ Connections connect_within_node(Rendezvous& rendezvous, const Topology& topology
   return {make_node_group(session), make_node_point_to_point(session)};
 }
 
-Connections connect_over_tcp(Rendezvous& rendezvous) {
+/// Connections of all ranks, those of one node included.
+struct Meshes {
+  std::shared_ptr<TcpMesh> calls;
+  std::shared_ptr<TcpMesh> messages;
+};
+
+Meshes join_meshes(Rendezvous& rendezvous) {
   const Meeting& meeting = rendezvous.meeting();
   const auto keys_of_calls = rendezvous.keys("calls");
   const auto keys_of_messages = rendezvous.keys("messages");
-  std::shared_ptr<TcpMesh> calls, messages;
+  Meshes meshes;
   try {
     TcpConfig config = TcpConfig::from_options(host_of(meeting.store));
-    calls = TcpMesh::join(meeting.rank, meeting.size, keys_of_calls, config, rendezvous.deadline());
+    meshes.calls = TcpMesh::join(meeting.rank, meeting.size, keys_of_calls, config, rendezvous.deadline());
     config.plan.streams = 1;
-    messages = TcpMesh::join(meeting.rank, meeting.size, keys_of_messages, config, rendezvous.deadline());
+    meshes.messages = TcpMesh::join(meeting.rank, meeting.size, keys_of_messages, config, rendezvous.deadline());
   } catch (const TimeoutError&) {
     throw TimeoutError("rank 0 of " + meeting.group + " did not publish its terms within " +
                        std::to_string(meeting.timeout.count()) + " ms (" + rendezvous.describe_self() +
@@ -43,7 +50,7 @@ Connections connect_over_tcp(Rendezvous& rendezvous) {
     for (const auto& keys : {keys_of_calls, keys_of_messages}) keys->claim(kTermsKey, "none");
     throw Error(error);
   }
-  TcpMesh::share_failures(calls, messages);
+  TcpMesh::share_failures(meshes.calls, meshes.messages);
   // So that nobody is waited for in vain who found no address, and every rank's first call finds all the others.
   rendezvous.arrive("address");
   if (meeting.size <= kMostFetched) {
@@ -51,13 +58,22 @@ Connections connect_over_tcp(Rendezvous& rendezvous) {
     for (int rank = 0; rank < meeting.size; ++rank) cards.push_back(card_key(rank));
     for (const auto& keys : {keys_of_calls, keys_of_messages}) keys->fetch(cards, rendezvous.deadline());
   }
-  return {std::make_shared<TcpGroup>(calls), make_tcp_point_to_point(messages, calls)};
+  return meshes;
+}
+
+Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology) {
+  const Meshes meshes = join_meshes(rendezvous);
+  // Messages between ranks of one node go over TCP as well.
+  auto messages = make_tcp_point_to_point(meshes.messages, meshes.calls);
+  if (topology.nodes() == topology.size()) return {std::make_shared<TcpGroup>(meshes.calls), std::move(messages)};
+  auto session = rendezvous.open_node(topology);
+  return {std::make_shared<HierarchicalGroup>(topology, std::move(session), meshes.calls), std::move(messages)};
 }
 
 /// The one place where the kind of a group is chosen.
 Connections connect_by(const Topology& topology, Rendezvous& rendezvous) {
   if (topology.nodes() == 1) return connect_within_node(rendezvous, topology);
-  return connect_over_tcp(rendezvous);
+  return connect_nodes(rendezvous, topology);
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ struct Connections {
   std::shared_ptr<PointToPoint> messages;
 };
 
-/// Brings the ranks of a new group together, and chooses how they talk: through shared memory where all share a node,
-/// else over TCP. Returns when all ranks can be reached. Throws DistBackendError, the same on all ranks if one of them
+/// Brings the ranks of a new group together, and chooses how they talk: through shared memory in a node, over TCP
+/// between nodes. Returns when all ranks can be reached. Throws DistBackendError, the same on all ranks if one of them
 /// cannot, and one that names the absent ranks after the timeout.
 Connections connect_ranks(const Meeting& meeting);
 

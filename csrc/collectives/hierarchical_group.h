@@ -67,6 +67,7 @@ class HierarchicalGroup final : public Group, private NodeLookout {
 
   /// Of the node's heap.
   std::shared_ptr<void> allocate(size_t bytes) override;
+  bool allocates() const override { return node_.allocates(); }
   void abort(const std::string& reason) override;
   void fail(const std::exception_ptr& error) noexcept override;
   void leave() noexcept override;
