@@ -24,15 +24,24 @@ _TESTS = (
 )
 
 
-@pytest.mark.parametrize("ddp", ["torch", "ours"])
-def test_a_few_of_pytorchs_own_tests_pass(ddp: str) -> None:
-    """The chosen tests pass with our backend answering for Gloo, under torch's DDP and under ours."""
+@pytest.mark.parametrize(("ddp", "nodes"), [("torch", 1), ("ours", 1), ("ours", 2)])
+def test_a_few_of_pytorchs_own_tests_pass(ddp: str, nodes: int) -> None:
+    """The chosen tests pass with our backend in Gloo's place, under torch's DDP and under ours, also on two nodes."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("expecttest")
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15):
         pytest.skip("torch before 2.15 does not build Gloo as a plugin that can be replaced")
     pattern = f"^({'|'.join(_TESTS)})$"
-    command = [sys.executable, str(_RUN), "--world-sizes=2", f"--ddp={ddp}", "-k", pattern, "--timeout=30"]
+    command = [
+        sys.executable,
+        str(_RUN),
+        "--world-sizes=2",
+        f"--nodes={nodes}",
+        f"--ddp={ddp}",
+        "-k",
+        pattern,
+        "--timeout=30",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert f"{len(_TESTS)} pass" in done.stdout, done.stdout[-6000:]
