@@ -52,7 +52,7 @@ class MessageCarrier {
   /// Changes it, and ends the rests of this process's threads.
   virtual void ring() = 0;
   /// Rests until ready() holds, which a change of heard() says, or there may be something to move, or for a while: then
-  /// it returns true.
+  /// it returns true. ready() may take locks.
   virtual bool rest(const std::function<bool()>& ready) = 0;
 
   /// True in a forked child of the process that joined the group.

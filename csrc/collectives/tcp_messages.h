@@ -18,7 +18,8 @@ namespace ours {
 ///
 /// A message is one frame on its peer's data stream. It is sent whether or not there is a receive for it, and read once
 /// there is; until then the system keeps some of it, and then holds back its sender. If another receive waits for the
-/// same sender it is set aside in memory, so that tags may be received in any order.
+/// same sender it is set aside in memory, so that tags may be received in any order. Moving and matching are in
+/// tcp_messages.cpp, waiting in tcp_messages_wait.cpp.
 class TcpMessages final : public MessageCarrier {
  public:
   /// `calls` is the mesh of the group's collectives, which hears of peers that this one is not connected to.
@@ -50,6 +51,9 @@ class TcpMessages final : public MessageCarrier {
   void leave() noexcept override { mesh_->leave(); }
 
  private:
+  /// The number of the stream for data on a mesh of messages; the first is for control.
+  static constexpr int kData = 1;
+
   /// A message on its way to a peer.
   struct Outgoing {
     std::shared_ptr<Message> message;

@@ -1,0 +1,105 @@
+#include <algorithm>
+
+#include "collectives/tcp_messages.h"
+#include "common/error.h"
+#include "common/options.h"
+
+// Waiting for messages over TCP, and how long there is hope.
+
+namespace ours {
+
+namespace {
+
+/// Awake for the time that a peer takes to answer on a fast network.
+WaitPolicy wait_policy() {
+  constexpr std::chrono::microseconds kAnswer{100};
+  WaitPolicy policy;
+  policy.awake = std::min(std::chrono::microseconds(options().yield_us), kAnswer);
+  return policy;
+}
+
+}  // namespace
+
+const char* TcpMessages::absence(int rank, bool sending) {
+  const auto& peer = mesh_->peers_[static_cast<size_t>(rank)];
+  if (!peer) return nullptr;
+  const TcpStream& control = peer->slots[0]->stream;
+  if (control.ended() && !peer->left) return "died, or its machine became unreachable";
+  if (!peer->left) return nullptr;
+  // What it sent before it left may still be on its way.
+  const TcpStream& data = peer->slots[kData]->stream;
+  if (!sending && data.is_open() && (!data.ended() || data.early() != nullptr)) return nullptr;
+  return "left the group (it destroyed it or ended before the others did)";
+}
+
+void TcpMessages::check_hope(const Message& message) {
+  // Peers that never sent a message are heard on the connections of collectives.
+  if (const auto calls = calls_.lock()) calls->look();
+  const TcpMesh::Lock lock(mesh_->mutex_);
+  if (mesh_->failure_.failed()) return;
+  int absent = 0;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank == mesh_->rank() || (message.peer != rank && message.peer != kAnySource)) continue;
+    const char* const why = absence(rank, message.op == Op::Send);
+    if (why == nullptr) continue;
+    const bool left = mesh_->peers_[static_cast<size_t>(rank)]->left;
+    // A receive from any source can go on until the last peer has left.
+    if (message.peer == rank || !left || ++absent == size() - 1) throw PeerError(mesh_->describe(rank) + ' ' + why);
+  }
+  mesh_->check_peers();
+}
+
+void TcpMessages::fail(const std::exception_ptr& error) noexcept {
+  std::string message;
+  const FailureKind kind = TcpFailure::kind_of(error, message);
+  if (kind != FailureKind::None) mesh_->fail(kind, message);
+}
+
+void TcpMessages::ring() {
+  signal(bell_);
+  mesh_->wake();
+}
+
+bool TcpMessages::rest(const std::function<bool()>& ready) {
+  if (watched_.exchange(true)) {
+    // One thread watches the connections; it rings when it has seen something.
+    bool time_to_look = false;
+    wait_on(
+        bell_, wait_policy(), Deadline::after(kLookAround), [&] { return time_to_look || ready() || !watched_.load(); },
+        [&] { time_to_look = true; });
+    return time_to_look;
+  }
+  bool time_to_look = true;
+  try {
+    time_to_look = watch_connections(ready);
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  watched_.store(false);
+  signal(bell_);
+  return time_to_look;
+}
+
+bool TcpMessages::watch_connections(const std::function<bool()>& ready) {
+  // ready() may take the lock under which others wait for the mesh's.
+  for (Awake awake(wait_policy());;) {
+    const uint32_t before = heard();
+    if (ready()) return false;
+    {
+      TcpMesh::Lock lock(mesh_->mutex_);
+      mesh_->sleep(lock, Clock::duration::zero());
+      if (mesh_->failure_.failed() || mesh_->listeners_moved_ || mesh_->handshakes_moved_ || mesh_->anything_ready()) {
+        return false;
+      }
+    }
+    if (awake.moment([] { return false; })) continue;
+    TcpMesh::Lock lock(mesh_->mutex_);
+    // Whoever rings or fails from here on writes to what the sleep watches.
+    if (heard() != before || mesh_->failure_.failed()) return false;
+    const auto began = Clock::now();
+    mesh_->sleep(lock, kLookAround);
+    return Clock::now() - began >= kLookAround;
+  }
+}
+
+}  // namespace ours
