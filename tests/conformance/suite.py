@@ -13,13 +13,18 @@ from typing import Any
 _PACKAGE = "ourddp"
 
 
+def _init_file() -> Path:
+    """The file by which some tests form a second group: one of this process, removed after each test."""
+    return Path(tempfile.gettempdir()) / f"conformance-{os.getpid()}"
+
+
 def prepare_environment(world_size: int, timeout_s: int) -> None:
     """Set the variables that the suite reads while it is imported."""
     os.environ.update(
         BACKEND="gloo",
         WORLD_SIZE=str(world_size),
         DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(timeout_s),
-        INIT_METHOD=f"file://{tempfile.gettempdir()}/unused",  # opens the tests that need file://
+        INIT_METHOD=f"file://{_init_file()}",  # opens the tests that need file://
         TEMP_DIR=tempfile.gettempdir(),
     )
 
@@ -75,6 +80,7 @@ def _forked_ranks(log_path: Path, node_of_rank: list[str]) -> type:
                     rank.kill()
                     rank.join()
             Path(self.file_name).unlink(missing_ok=True)  # type: ignore[attr-defined]
+            _init_file().unlink(missing_ok=True)  # a rank that died leaves it behind, and the next test would read it
 
         def _check_return_codes(self, fn: Any, elapsed_time: float) -> None:
             super()._check_return_codes(fn, elapsed_time)  # type: ignore[misc]
