@@ -5,11 +5,16 @@ Most tests of what groups do run over two nodes, too (the fixture ``nodes``); he
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import io
+import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -258,3 +263,22 @@ def test_a_killed_rank_is_named_within_a_second_on_every_host(hosts):
     for text, seconds in results[:3]:
         assert "rank 3 (host host1," in text, text
         assert seconds < 1
+
+
+def train_an_example(rank: int, world: int, metrics: str) -> None:
+    examples = Path(__file__).resolve().parent.parent / "examples"
+    sys.path.insert(0, str(examples))
+    sys.argv = ["train.py", "--no-progress", "--epochs", "2", "--metrics", metrics]
+    with contextlib.redirect_stdout(io.StringIO()):
+        runpy.run_path(str(examples / "train.py"), run_name="__main__")
+
+
+def test_an_example_ends_with_the_same_loss_on_two_hosts_as_on_one(hosts, tmp_path):
+    losses = []
+    for name, places in (("one", hosts[:1]), ("two", hosts)):
+        metrics = tmp_path / name
+        run_on(places, 4, train_an_example, str(metrics))
+        losses.append([json.loads(line)["train"]["loss"] for line in metrics.read_text().splitlines()])
+    assert len(losses[0]) == 2
+    assert losses[0][1] < losses[0][0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
