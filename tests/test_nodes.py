@@ -123,6 +123,27 @@ def test_training_on_two_nodes_gives_what_it_gives_on_one(options):
         torch.testing.assert_close(one, other)  # nodes add up their own ranks first
 
 
+def join_many(rank: int, world: int) -> tuple[float, int]:
+    """Return the seconds that joining takes, and how many keys are in the store when all have joined."""
+    start = time.monotonic()
+    dist.init_process_group("ours")
+    seconds = time.monotonic() - start
+    for count in (1, 100_000):
+        tensor = torch.ones(count)
+        dist.all_reduce(tensor)
+        assert tensor[-1].item() == world
+    keys = dist.distributed_c10d._get_default_store().num_keys()
+    dist.barrier()
+    return seconds, keys
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_many_ranks_join_with_few_keys_each(count):
+    results = run_ranks(64, join_many, backend=None, nodes=count)
+    assert max(seconds for seconds, _ in results) < 20
+    assert max(keys for _, keys in results) <= 8 * 64
+
+
 # --- addresses -------------------------------------------------------------------------------------------------------
 
 

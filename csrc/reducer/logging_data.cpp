@@ -85,6 +85,7 @@ void LoggingData::log_step() {
   data_.strs_map["prev_iteration_grad_ready_order_indices"] = c10::Join(", ", status.ready_order);
   add_times();
   add_overlap(reducer_->backward_times());
+  if (integers.count("backward_comm_exposed_time") > 0) average_of("backward_comm_exposed_time");
   add_tuning();
   c10::LogPyTorchDDPUsage(data_);
 }
@@ -93,10 +94,14 @@ void LoggingData::add_duration(const std::string& name, std::optional<int64_t> n
   if (!nanoseconds) return;
   // Clocks of different threads can disagree by a little.
   const int64_t value = std::max<int64_t>(*nanoseconds, 0);
+  data_.ints_map[name] = value;
+  average_of(name);
+}
+
+void LoggingData::average_of(const std::string& name) {
   auto& integers = data_.ints_map;
-  integers[name] = value;
   int64_t& average = integers["avg_" + name];
-  average = ((average * (samples_ - 1)) + value) / samples_;
+  average = ((average * (samples_ - 1)) + integers[name]) / samples_;
 }
 
 void LoggingData::add_times() {
@@ -133,7 +138,7 @@ void LoggingData::add_overlap(const BackwardTimes& times) {
   const std::vector<int64_t> exposed = exposed_times(times);
   std::vector<int64_t> durations;
   for (const BucketTimes& bucket : times.buckets) durations.push_back(bucket.reduction_ended - bucket.reduction_began);
-  add_duration("backward_comm_exposed_time", std::accumulate(exposed.begin(), exposed.end(), int64_t{0}));
+  data_.ints_map["backward_comm_exposed_time"] = std::accumulate(exposed.begin(), exposed.end(), int64_t{0});
   data_.ints_map["backward_comm_busy_time"] = busy_time(times);
   data_.strs_map["bucket_comm_times"] = c10::Join(", ", durations);
   data_.strs_map["bucket_comm_exposed_times"] = c10::Join(", ", exposed);

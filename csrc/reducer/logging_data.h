@@ -47,6 +47,8 @@ class LoggingData {
   void add_tuning();
   void add_overlap(const BackwardTimes& times);
   void add_duration(const std::string& name, std::optional<int64_t> nanoseconds);
+  /// Takes the value of `name` into the average over all sampled steps, of which this is one.
+  void average_of(const std::string& name);
   void add_error_of_reducer();
 
   std::mutex mutex_;
