@@ -1,0 +1,185 @@
+"""Predicts how long an all-reduce takes on more machines than there are, and where algorithms overtake each other.
+
+    python benchmarks/scale.py                                   # 8 to 4,096 ranks, 8 a node, 10 Gbit/s
+    python benchmarks/scale.py --gbit 100 --latency 5e-6 --local-ranks 4 --bytes 64K,25M
+    python benchmarks/scale.py --check measured.json             # the model beside measurements of benchmarks/tcp.cpp
+
+The model is Hockney's, a message of n bytes takes latency + n / bandwidth (alpha + n beta), with LogP's overhead, the
+time that a core spends on each message. Each host has one link, used in both directions at once and shared by its
+ranks. Costs of the algorithms by Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations
+in MPICH" (2005), and Patarasu and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations" (2009).
+Memory is a link as well: in a node, every byte of every rank is read and written once, at --memory bytes per second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import report as reports
+
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # ranks
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the model knows of a cluster."""
+
+    local_ranks: int  #: ranks a node
+    latency: float  #: seconds from one host to another, of an empty message
+    overhead: float  #: seconds that a core spends on sending or receiving one message
+    bandwidth: float  #: bytes per second of a host's link, in each direction
+    sync: float  #: seconds of a synchronisation in a node
+    memory: float  #: bytes per second that a node's ranks read or write together
+
+
+def in_node(machine: Machine, size: float) -> float:
+    """Reduce-scatter and all-gather in shared memory: two synchronisations; all is read once and written once."""
+    if machine.local_ranks == 1:
+        return 0.0
+    return 2 * machine.sync + 2 * machine.local_ranks * size / machine.memory
+
+
+def parameter_server(machine: Machine, nodes: int, size: float) -> float:
+    """Everybody sends to one host, which sends the sum back: its link carries the ranks of all other hosts."""
+    remote = (nodes - 1) * machine.local_ranks
+    one_way = remote * (machine.overhead + size / machine.bandwidth)
+    start = machine.latency if nodes > 1 else machine.sync
+    return 2 * (start + one_way) + 2 * nodes * machine.local_ranks * size / machine.memory
+
+
+def flat_ring(machine: Machine, nodes: int, size: float) -> float:
+    """One ring through all ranks: 2 (P - 1) steps of 1 / P of the message, each as slow as the link between hosts."""
+    ranks = nodes * machine.local_ranks
+    step = machine.latency if nodes > 1 else machine.sync
+    wire = size / ranks / machine.bandwidth if nodes > 1 else 0.0
+    # Every rank sends what it has reduced: read twice and written, and copied once on each side of a socket.
+    return 2 * (ranks - 1) * (step + max(wire, 5 * machine.local_ranks * size / ranks / machine.memory))
+
+
+def hierarchical_ring(machine: Machine, nodes: int, size: float) -> float:
+    """Rings between nodes, of which each rank has one for its share; memory and wire work at the same time."""
+    if nodes == 1:
+        return in_node(machine, size)
+    wire = 2 * (nodes - 1) * (machine.latency + size / nodes / machine.bandwidth)
+    return max(wire, in_node(machine, size)) + 2 * machine.sync
+
+
+def hierarchical_direct(machine: Machine, nodes: int, size: float) -> float:
+    """As the ring, but every node sends its slices directly to their owners: as many bytes in two steps."""
+    if nodes == 1:
+        return in_node(machine, size)
+    wire = 2 * machine.latency + 2 * (nodes - 1) * (machine.overhead + size / nodes / machine.bandwidth)
+    return max(wire, in_node(machine, size)) + 2 * machine.sync
+
+
+def hierarchical_doubling(machine: Machine, nodes: int, size: float) -> float:
+    """Recursive doubling between nodes, for short messages: log2(N) steps of the whole message."""
+    if nodes == 1:
+        return in_node(machine, size)
+    wire = math.ceil(math.log2(nodes)) * (machine.latency + size / machine.bandwidth)
+    return wire + in_node(machine, size)
+
+
+Model = Callable[[Machine, int, float], float]
+ALGORITHMS: dict[str, Model] = {
+    "parameter server": parameter_server,
+    "flat ring": flat_ring,
+    "hierarchical ring": hierarchical_ring,
+    "hierarchical direct": hierarchical_direct,
+    "hierarchical doubling": hierarchical_doubling,
+}
+
+
+def crossings(machine: Machine, size: float, one: Model, other: Model) -> list[int]:
+    """Return the numbers of ranks, of SIZES, from which on the one that was faster before is the slower one."""
+    found = []
+    before: bool | None = None
+    for ranks in SIZES:
+        nodes = nodes_of(machine, ranks)
+        faster = one(machine, nodes, size) < other(machine, nodes, size)
+        if before is not None and faster != before:
+            found.append(ranks)
+        before = faster
+    return found
+
+
+def nodes_of(machine: Machine, ranks: int) -> int:
+    """Return how many nodes so many ranks fill."""
+    return max(1, -(-ranks // machine.local_ranks))
+
+
+def print_predictions(machine: Machine, size: int) -> None:
+    """Print a table of all algorithms and SIZES, and where they cross."""
+    print(f"\nall_reduce of {reports.show_size(size)}, {machine.local_ranks} ranks a node")
+    lines = []
+    for ranks in SIZES:
+        nodes = nodes_of(machine, ranks)
+        times = {name: model(machine, nodes, size) for name, model in ALGORITHMS.items()}
+        best = min(times, key=lambda name: times[name])
+        lines.append([str(ranks), *(reports.show_seconds(seconds) for seconds in times.values()), best])
+    reports.print_table(["ranks", *ALGORITHMS, "fastest"], lines)
+    for one, other in (("parameter server", "flat ring"), ("flat ring", "hierarchical ring")):
+        places = crossings(machine, size, ALGORITHMS[one], ALGORITHMS[other])
+        first = min((one, other), key=lambda name: ALGORITHMS[name](machine, nodes_of(machine, SIZES[0]), size))
+        text = f"cross at {', '.join(map(str, places))} ranks" if places else f"do not cross: the {first} is faster"
+        print(f"{one} and {other} {text}")
+
+
+def check(path: Path, limit: float) -> bool:
+    """Print prediction and measurement of every row of a file; return whether all are within the factor ``limit``.
+
+    The file is {"machine": {Machine's fields}, "rows": [{"algorithm", "hosts", "bytes", "seconds"}]}.
+    """
+    content = json.loads(path.read_text())
+    machine = Machine(**content["machine"])
+    lines = []
+    good = True
+    for row in content["rows"]:
+        predicted = ALGORITHMS[row["algorithm"]](machine, row["hosts"], row["bytes"])
+        ratio = predicted / row["seconds"]
+        good = good and 1 / limit <= ratio <= limit
+        cells = [row["algorithm"], str(row["hosts"]), reports.show_size(row["bytes"])]
+        lines.append([*cells, reports.show_seconds(row["seconds"]), reports.show_seconds(predicted), f"{ratio:.2f}"])
+    reports.print_table(["algorithm", "hosts", "size", "measured", "model", "model/measured"], lines)
+    return good
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the checked command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--local-ranks", type=int, default=8, help="ranks a node")
+    parser.add_argument("--gbit", type=float, default=10.0, help="bandwidth of a host's link, in 10^9 bit/s")
+    parser.add_argument("--latency", type=float, default=2e-5, help="seconds from one host to another")
+    parser.add_argument("--overhead", type=float, default=2e-6, help="seconds of a core for each message")
+    parser.add_argument("--sync", type=float, default=5e-6, help="seconds of a synchronisation in a node")
+    parser.add_argument("--memory", type=float, default=4e10, help="bytes per second of a node's memory")
+    parser.add_argument("--bytes", default="4K,25M", help="sizes of the message")
+    parser.add_argument("--check", type=Path, metavar="PATH", help="compare with the measurements in this file instead")
+    parser.add_argument("--limit", type=float, default=1.5, help="exit with 1 where --check finds a larger factor")
+    args = parser.parse_args()
+    if min(args.local_ranks, args.gbit, args.latency, args.overhead, args.sync, args.memory) <= 0 or args.limit < 1:
+        parser.error("all numbers must be positive, and --limit at least 1")
+    return args
+
+
+def main() -> int:
+    """Print the predictions, or the comparison; return the exit status."""
+    args = parse_arguments()
+    if args.check is not None:
+        return 0 if check(args.check, args.limit) else 1
+    machine = Machine(args.local_ranks, args.latency, args.overhead, args.gbit * 1e9 / 8, args.sync, args.memory)
+    for size in args.bytes.split(","):
+        print_predictions(machine, reports.parse_size(size))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
