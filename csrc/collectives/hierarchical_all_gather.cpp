@@ -33,6 +33,7 @@ void HierarchicalGroup::agree_on_sizes(const Running& run, const std::vector<uin
   const size_t bytes = sizes.size() * sizeof(uint64_t);
   std::vector<std::vector<uint64_t>> all(members().size(), std::vector<uint64_t>(sizes.size()));
   std::vector<Span> outputs;
+  outputs.reserve(all.size());
   for (auto& table : all) outputs.push_back({table.data(), bytes});
   // Compares the calls, too.
   run.tcp.away([&] { node_.all_gather(run.call, {sizes.data(), bytes}, outputs); });
@@ -71,6 +72,7 @@ void HierarchicalGroup::all_gather(const Call& call, ConstSpan input, const std:
   const CallRecord record = record_of(call);
   collective(call, record, [&](const Running& run) {
     std::vector<uint64_t> sizes;
+    sizes.reserve(outputs.size());
     for (const Span& output : outputs) sizes.push_back(output.bytes);
     agree_on_sizes(run, sizes);
 

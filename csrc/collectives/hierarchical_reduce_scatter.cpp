@@ -92,6 +92,7 @@ void HierarchicalGroup::reduce_scatter(const Call& call, const std::vector<const
         reduce_for(members(), 0, true);
         wait(run, [&] { return sent == to_send && received == to_receive; }, false);
         std::vector<const void*> sources;
+        sources.reserve(hosts);
         for (size_t node = 0; node < hosts; ++node) sources.push_back(sums.data() + node * mine * element);
         if (mine != 0)
           ours::reduce(out, sources.data(), nodes(), mine, call.dtype, between_nodes(reduction, call.dtype));

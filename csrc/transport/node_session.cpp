@@ -229,7 +229,7 @@ bool NodeSession::in_child() const { return ::getpid() != owner_; }
 
 std::string NodeSession::describe(int rank) const {
   const RankBlock& peer = block(rank);
-  const std::string name = "rank " + std::to_string(number_of(rank));
+  std::string name = "rank " + std::to_string(number_of(rank));
   if (peer.state.load(std::memory_order_acquire) == kAbsent) return name;
   return name + " (host " + peer.host + ", pid " + std::to_string(peer.pid) + ")";
 }
