@@ -59,9 +59,11 @@ def find(environment: Mapping[str, str]) -> Launch:
         return _torchrun(environment)
     if "OMPI_COMM_WORLD_RANK" in environment:
         return _open_mpi(environment)
-    if "PMI_RANK" in environment and "PMI_SIZE" in environment:
+    of_slurm = "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_ID", SPECIAL_STEPS) < SPECIAL_STEPS
+    # srun --mpi=pmi2 sets PMI_* as mpiexec does, but no numbers on the node.
+    if "PMI_RANK" in environment and ("MPI_LOCALNRANKS" in environment or not of_slurm):
         return _hydra(environment)
-    if "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_ID", SPECIAL_STEPS) < SPECIAL_STEPS:
+    if of_slurm:
         return _slurm(environment)
     return Launch("none", 0, 1, 0, 1, LOOPBACK, 0)
 

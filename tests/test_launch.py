@@ -104,6 +104,11 @@ def test_hydra_on_one_node():
     assert find(HYDRA) == found
 
 
+def test_sruns_own_mpi_is_no_mpiexec():
+    assert find({**SLURM, "PMI_RANK": "6", "PMI_SIZE": "7"}) == find(SLURM)
+    assert find({**SLURM, **HYDRA}).launcher == "Hydra"
+
+
 def test_slurm():
     found = find(SLURM)
     assert found == Launch("Slurm", 6, 7, 2, 3, "n07", found.master_port)
