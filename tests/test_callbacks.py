@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,9 +104,7 @@ def collectives_of_overlapping_callbacks(rank: int, world: int) -> list[str]:
         second.wait()
         assert second_began.wait(LIMIT)
         # The chance to overtake, for an implementation that would take it.
-        deadline = time.monotonic() + 0.5
-        while not order and time.monotonic() < deadline:
-            time.sleep(0.001)
+        reached(lambda: bool(order), 0.5)
         issue("first", 1.0)
 
     def in_second(_: Future) -> None:

@@ -34,7 +34,10 @@ void StoreKeys::set(const std::string& key, const std::string& value) {
 }
 
 std::string StoreKeys::get(const std::string& key, Deadline deadline) {
-  if (const auto found = fetched_.find(key); found != fetched_.end()) return found->second;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (const auto found = fetched_.find(key); found != fetched_.end()) return found->second;
+  }
   wait({prefix_ + key}, deadline);
   return of_store([&] { return store_->get_to_str(prefix_ + key); });
 }
@@ -60,6 +63,7 @@ std::string StoreKeys::claim(const std::string& key, const std::string& value) {
 
 void StoreKeys::fetch(const std::vector<std::string>& keys, Deadline deadline) {
   const std::vector<std::string> values = get_all(keys, deadline);
+  const std::lock_guard<std::mutex> lock(mutex_);
   for (size_t i = 0; i < keys.size(); ++i) fetched_[keys[i]] = values[i];
 }
 

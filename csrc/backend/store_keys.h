@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -28,7 +29,7 @@ class StoreKeys final : public KeyValues {
   bool has(const std::string& key);
 
   /// Fetches keys that are there, so that get() need not ask the store: others may occupy it for long, or it may be
-  /// gone by then. Before other threads use this.
+  /// gone by then.
   void fetch(const std::vector<std::string>& keys, Deadline deadline);
 
  private:
@@ -36,7 +37,8 @@ class StoreKeys final : public KeyValues {
 
   const StorePtr store_;
   const std::string prefix_;
-  std::map<std::string, std::string> fetched_;
+  std::mutex mutex_;
+  std::map<std::string, std::string> fetched_;  // guarded by mutex_
 };
 
 /// Under which name or address the ranks of a job reach its store; empty where it is no server.

@@ -89,8 +89,7 @@ void HierarchicalGroup::monitored_barrier(const Call& call, bool wait_all_ranks)
   }
 }
 
-// --- the node and the network
-// ----------------------------------------------------------------------------------------
+// --- the node and the network ----------------------------------------------------------------------------------------
 
 void HierarchicalGroup::open(const Running& run) {
   run.tcp.away([&] {
@@ -190,8 +189,7 @@ std::string HierarchicalGroup::culprits(const std::vector<int>& absent) {
   return (names.empty() ? "" : names + ", ") + tcp_->names_of(elsewhere);
 }
 
-// --- failures
-// --------------------------------------------------------------------------------------------------------
+// --- failures --------------------------------------------------------------------------------------------------------
 
 void HierarchicalGroup::share_failure() const noexcept {
   const TcpFailure& outside = mesh_->failure();

@@ -29,9 +29,8 @@ namespace ours {
 /// network looks after its node: whatever goes wrong anywhere reaches all.
 ///
 /// The algorithms: hierarchical_all_reduce.cpp (all_reduce, reduce) with hierarchical_stages.cpp,
-/// hierarchical_heap_reduce.cpp and rail_reduction.cpp,
-/// hierarchical_reduce_scatter.cpp, hierarchical_all_gather.cpp, hierarchical_broadcast.cpp, hierarchical_exchange.cpp
-/// (gather, scatter, all_to_all).
+/// hierarchical_heap_reduce.cpp and rail_reduction.cpp, hierarchical_reduce_scatter.cpp, hierarchical_all_gather.cpp,
+/// hierarchical_broadcast.cpp, hierarchical_exchange.cpp (gather, scatter, all_to_all).
 class HierarchicalGroup final : public Group, private NodeLookout {
  public:
   struct Plan {

@@ -19,7 +19,7 @@ void HierarchicalGroup::reduce_scatter(const Call& call, const std::vector<const
   check_supported(reduction.kind, call.dtype);
   const auto ranks = static_cast<size_t>(size());
   check_reduce_scatter(inputs, counts, size());
-  // The sizes of all parts must agree, not only their sum: a polynomial of them stands for the list.
+  // The sizes of all parts must agree, not only their sum.
   const uint64_t fingerprint = fingerprint_of(counts);
   const bool even = std::all_of(counts.begin(), counts.end(), [&](size_t n) { return n == counts[0]; });
   const CallRecord record = record_of(call, even ? counts[0] * ranks : fingerprint, reduction, -1);

@@ -8,18 +8,6 @@
 
 namespace ours {
 
-namespace {
-
-/// Awake for the time that a peer takes to answer on a fast network.
-WaitPolicy wait_policy() {
-  constexpr std::chrono::microseconds kAnswer{100};
-  WaitPolicy policy;
-  policy.awake = std::min(std::chrono::microseconds(options().yield_us), kAnswer);
-  return policy;
-}
-
-}  // namespace
-
 const char* TcpMessages::absence(int rank, bool sending) {
   const auto& peer = mesh_->peers_[static_cast<size_t>(rank)];
   if (!peer) return nullptr;
@@ -65,8 +53,8 @@ bool TcpMessages::rest(const std::function<bool()>& ready) {
     // One thread watches the connections; it rings when it has seen something.
     bool time_to_look = false;
     wait_on(
-        bell_, wait_policy(), Deadline::after(kLookAround), [&] { return time_to_look || ready() || !watched_.load(); },
-        [&] { time_to_look = true; });
+        bell_, tcp_wait_policy(), Deadline::after(kLookAround),
+        [&] { return time_to_look || ready() || !watched_.load(); }, [&] { time_to_look = true; });
     return time_to_look;
   }
   bool time_to_look = true;
@@ -82,7 +70,7 @@ bool TcpMessages::rest(const std::function<bool()>& ready) {
 
 bool TcpMessages::watch_connections(const std::function<bool()>& ready) {
   // ready() may take the lock under which others wait for the mesh's.
-  for (Awake awake(wait_policy());;) {
+  for (Awake awake(tcp_wait_policy());;) {
     const uint32_t before = heard();
     if (ready()) return false;
     {

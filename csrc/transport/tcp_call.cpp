@@ -4,7 +4,6 @@
 
 #include "common/error.h"
 #include "common/partition.h"
-#include "transport/node_wait.h"
 
 namespace ours {
 
@@ -13,14 +12,6 @@ namespace {
 /// Who has seen that somebody else computes on its core sleeps at once for so long: a yield would cost as much as the
 /// other's whole turn, each time.
 constexpr std::chrono::milliseconds kContended{50};
-
-/// Awake for the time that a peer takes to answer on a fast network. Whatever takes longer is worth a sleep.
-WaitPolicy wait_policy() {
-  constexpr std::chrono::microseconds kAnswer{100};
-  WaitPolicy policy;
-  policy.awake = std::min(std::chrono::microseconds(options().yield_us), kAnswer);
-  return policy;
-}
 
 }  // namespace
 
@@ -179,7 +170,7 @@ void TcpCall::expect(int peer, bool expected) {
 }
 
 void TcpCall::run(const std::function<bool()>& step) {
-  const WaitPolicy policy = wait_policy();
+  const WaitPolicy policy = tcp_wait_policy();
   std::optional<Awake> awake(policy);
   // Who gives its core to somebody who computes gets it back late; one who sleeps gets it as soon as data is there.
   bool over = false;

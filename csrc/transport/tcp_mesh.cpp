@@ -12,6 +12,7 @@
 
 #include "common/error.h"
 #include "common/network_interfaces.h"
+#include "common/options.h"
 #include "transport/tcp_socket.h"
 
 namespace ours {
@@ -32,6 +33,13 @@ std::string host_name() {
 }
 
 }  // namespace
+
+WaitPolicy tcp_wait_policy() {
+  constexpr std::chrono::microseconds kAnswer{100};
+  WaitPolicy policy;
+  policy.awake = std::min(std::chrono::microseconds(options().yield_us), kAnswer);
+  return policy;
+}
 
 TcpMesh::TcpMesh(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpConfig& config)
     : plan_(config.plan), keys_(std::move(keys)), owner_(::getpid()), peers_(static_cast<size_t>(size)) {

@@ -15,12 +15,17 @@
 
 #include "common/deadline.h"
 #include "transport/key_values.h"
+#include "transport/node_wait.h"
 #include "transport/tcp_config.h"
 #include "transport/tcp_failure.h"
 #include "transport/tcp_handshake.h"
 #include "transport/tcp_stream.h"
 
 namespace ours {
+
+/// How a rank waits for what comes over the network: awake for the time that a peer takes to answer on a fast one.
+/// Whatever takes longer is worth a sleep.
+WaitPolicy tcp_wait_policy();
 
 /// One rank's connections to the other ranks of its group, each made when it is first used. To a peer there is one
 /// connection for control (failures, farewells), which is read always, and `plan().streams` for data, which are read

@@ -26,8 +26,7 @@ using Nonce = std::array<uint8_t, 16>;
 /// What a collective call is, as bytes that must be equal on all ranks.
 using Signature = std::array<uint8_t, 48>;
 
-// --- handshake: the acceptor sends a challenge, the other side a hello, the acceptor a welcome
-// ------------------------
+// --- handshake: the acceptor sends a challenge, the other side a hello, the acceptor a welcome -----------------------
 
 struct Challenge {
   uint32_t magic = kTcpMagic;
@@ -67,8 +66,7 @@ bool is_sound(const Welcome& welcome, const SipKey& secret, const Nonce& challen
 std::string text_of(const char (&field)[kHostBytes]);
 void set_text(char (&field)[kHostBytes], const std::string& text);
 
-// --- frames
-// -----------------------------------------------------------------------------------------------------------
+// --- frames ----------------------------------------------------------------------------------------------------------
 
 enum class FrameKind : uint8_t {
   Data = 1,  ///< of a collective; the only kind on data streams, and on those only
@@ -100,8 +98,7 @@ static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 112 && sizeof(Welcome)
 /// What is wrong with a header, or null. `data`: on a data stream.
 const char* fault_of(const FrameHeader& header, bool data);
 
-// --- what is left in the store
-// ----------------------------------------------------------------------------------------
+// --- what is left in the store ---------------------------------------------------------------------------------------
 
 constexpr const char* kTermsKey = "terms";
 std::string card_key(int rank);
