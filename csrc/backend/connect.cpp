@@ -65,7 +65,10 @@ Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology) {
   const Meshes meshes = join_meshes(rendezvous);
   // Messages between ranks of one node go over TCP as well.
   auto messages = make_tcp_point_to_point(meshes.messages, meshes.calls);
-  if (topology.nodes() == topology.size()) return {std::make_shared<TcpGroup>(meshes.calls), std::move(messages)};
+  const bool converts = meshes.calls->plan().wire != WireType::Float32;
+  if (topology.nodes() == topology.size() && !converts) {
+    return {std::make_shared<TcpGroup>(meshes.calls), std::move(messages)};
+  }
   auto session = rendezvous.open_node(topology);
   return {std::make_shared<HierarchicalGroup>(topology, std::move(session), meshes.calls), std::move(messages)};
 }
