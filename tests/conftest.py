@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hosts import Host, linked_hosts, why_no_hosts
-from ranks import RankPool
+from ranks import Nodes, RankPool
 
 
 @pytest.fixture(scope="session")
@@ -26,15 +27,38 @@ def rank_pool() -> Iterator[Callable[..., RankPool]]:
         pool.close()
 
 
-@pytest.fixture(scope="session", params=[1, 2], ids=["one node", "two nodes"])
-def nodes(request: pytest.FixtureRequest) -> int:
-    """Count the nodes that the ranks of a test play: with two, half of them share no memory with the others."""
-    return request.param
+@pytest.fixture(scope="session")
+def network() -> Iterator[Callable[..., list[Host]]]:
+    """``network(count, mbit=0)``: so many hosts with links between them, made once and removed with the session.
+
+    What asks for them is skipped where this process may not make any.
+    """
+    reason = why_no_hosts()
+    made: dict[tuple[int, int], list[Host]] = {}
+    with contextlib.ExitStack() as stack:
+
+        def get(count: int, mbit: int = 0) -> list[Host]:
+            if reason:
+                pytest.skip(reason)
+            if (count, mbit) not in made:
+                made[count, mbit] = stack.enter_context(linked_hosts(count, mbit))
+            return made[count, mbit]
+
+        yield get
+
+
+@pytest.fixture(scope="session", params=["one node", "two nodes", "two hosts"])
+def nodes(request: pytest.FixtureRequest, network: Callable[..., list[Host]]) -> Nodes:
+    """Where the ranks of a test live: on two nodes, half of them share no memory with the others; hosts have networks.
+
+    What they do may not depend on it.
+    """
+    return {"one node": 1, "two nodes": 2}.get(request.param) or network(2)
 
 
 @pytest.fixture
 def hosts() -> Iterator[list[Host]]:
-    """Two hosts with a link between them; skipped where this process may not make any."""
+    """Two hosts with a link between them, for this test alone; skipped where this process may not make any."""
     reason = why_no_hosts()
     if reason:
         pytest.skip(reason)

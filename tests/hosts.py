@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import shutil
 import socket
@@ -19,9 +20,13 @@ _CLONE_NEWNET = 0x40000000
 _CLONE_NEWUTS = 0x04000000
 
 
+def _run(*command: str) -> None:
+    """Raise CalledProcessError with what the command said if it fails."""
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+
+
 def _ip(*arguments: str) -> None:
-    """Run the tool ``ip``; raises CalledProcessError with what it said."""
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    _run("ip", *arguments)
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,9 @@ class Host:
 
 def why_no_hosts() -> str:
     """Return why hosts cannot be made here; empty where they can."""
-    if shutil.which("ip") is None:
-        return "hosts of their own need the tool ip (iproute2)"
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            return f"hosts of their own need the tool {tool} (iproute2)"
     space = f"ours-probe-{os.getpid()}"
     try:
         _ip("netns", "add", space)
@@ -60,6 +66,23 @@ def why_no_hosts() -> str:
     try:
         _ip("-n", space, "link", "add", "probe0", "type", "veth", "peer", "name", "probe1")
         _ip("-n", space, "link", "add", "probe2", "type", "bridge")
+        _run(
+            "tc",
+            "-n",
+            space,
+            "qdisc",
+            "add",
+            "dev",
+            "probe0",
+            "root",
+            "tbf",
+            "rate",
+            "1gbit",
+            "burst",
+            "1mb",
+            "latency",
+            "1s",
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return f"network links cannot be made here: {getattr(error, 'stderr', error)}".strip()
     finally:
@@ -67,10 +90,16 @@ def why_no_hosts() -> str:
     return ""
 
 
+_networks = itertools.count()
+
+
 @contextlib.contextmanager
-def linked_hosts(count: int) -> Iterator[list[Host]]:
-    """Make ``count`` hosts on one network, 10.199.0.0/24, which nothing outside of them can reach."""
-    mark = f"ours-test-{os.getpid()}"
+def linked_hosts(count: int, mbit: int = 0) -> Iterator[list[Host]]:
+    """Make ``count`` hosts on one network, 10.199.0.0/24, which nothing outside of them can reach.
+
+    Each may send ``mbit`` Mbit/s, where it is not 0.
+    """
+    mark = f"ours-test-{os.getpid()}-{next(_networks)}"
     switch = f"{mark}-net"
     hosts = [Host(f"host{i}", f"{mark}-{i}", f"10.199.0.{i + 1}") for i in range(count)]
     try:
@@ -84,6 +113,9 @@ def linked_hosts(count: int) -> Iterator[list[Host]]:
             _ip("-n", host.space, "address", "add", f"{host.address}/24", "dev", "eth0")
             _ip("-n", host.space, "link", "set", "lo", "up")
             _ip("-n", host.space, "link", "set", "eth0", "up")
+            if mbit:
+                limit = ("tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "20ms")
+                _run("tc", "-n", host.space, "qdisc", "add", "dev", "eth0", "root", *limit)
         yield hosts
     finally:
         for space in [*(host.space for host in hosts), switch]:

@@ -10,7 +10,7 @@ come from a fork server that has torch loaded already. They end without Python's
 exits has to start one with ``subprocess``.
 
 ``nodes=2`` lets the ranks play so many nodes: the first half is one, the second half another, and the two share no
-memory. ``hosts`` (see hosts.py) gives them networks of their own, too.
+memory. ``nodes=hosts`` (see hosts.py) gives them networks of their own, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from hosts import Host
+
+Nodes = int | Sequence[Host]  # how many nodes ranks play, or the hosts that are the nodes
 
 GRACE = 5.0  # seconds that the other ranks have to end by themselves after one of them failed
 
@@ -62,7 +65,10 @@ def gloo_group() -> dist.ProcessGroup:
     return group
 
 
-def _set_up(rank: int, world: int, port: int, backend: str | None, env: dict[str, str], init: dict[str, Any]) -> None:
+def _set_up(
+    rank: int, world: int, store: tuple[str, int], backend: str | None, env: dict[str, str], init: dict[str, Any]
+) -> None:
+    address, port = store
     torch.set_num_threads(1)
     os.environ.update(
         {
@@ -70,7 +76,7 @@ def _set_up(rank: int, world: int, port: int, backend: str | None, env: dict[str
             "WORLD_SIZE": str(world),
             "LOCAL_RANK": str(rank),
             "LOCAL_WORLD_SIZE": str(world),
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store's server is in the parent
             **env,
@@ -79,8 +85,13 @@ def _set_up(rank: int, world: int, port: int, backend: str | None, env: dict[str
     if backend is None:
         return
     if "store" not in init and "init_method" not in init:
-        init["store"] = dist.TCPStore("127.0.0.1", port, world, is_master=False)
+        init["store"] = dist.TCPStore(address, port, world, is_master=False)
     dist.init_process_group(backend, rank=rank, world_size=world, **init)
+
+
+def count_of(nodes: Nodes) -> int:
+    """Return how many nodes there are."""
+    return nodes if isinstance(nodes, int) else len(nodes)
 
 
 def node_ids(world: int, nodes: int) -> list[dict[str, str]]:
@@ -90,11 +101,22 @@ def node_ids(world: int, nodes: int) -> list[dict[str, str]]:
     return [{"OURS_NODE_ID": f"node {rank * nodes // world}"} for rank in range(world)]
 
 
+def _make_store(nodes: Nodes) -> tuple[dist.TCPStore, str]:
+    """Return a new store and the address of its server, which ranks reach wherever they live."""
+    if isinstance(nodes, int):
+        return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), "127.0.0.1"
+    first = nodes[0]
+    # Only the thread that makes the sockets has to be there.
+    with ThreadPoolExecutor(1, initializer=first.enter) as there:
+        make = there.submit(dist.TCPStore, first.address, 0, is_master=True, wait_for_workers=False)
+        return make.result(), first.address
+
+
 def _worker(
     pipe: multiprocessing.connection.Connection,
     rank: int,
     world: int,
-    port: int,
+    store: tuple[str, int],
     backend: str | None,
     env: dict[str, str],
     init: dict[str, Any],
@@ -107,7 +129,7 @@ def _worker(
         try:
             if host is not None:
                 host.enter()
-            _set_up(rank, world, port, backend, env, dict(init))
+            _set_up(rank, world, store, backend, env, dict(init))
             while True:
                 try:
                     fn, args = pickle.loads(pipe.recv_bytes())
@@ -130,8 +152,7 @@ class RankPool:
 
     ``backend=None`` makes no process group: ``fn`` finds what ``init_process_group`` needs in its environment. ``env``
     is added to the environment of each rank, or, if it is a list, ``env[rank]`` is. ``pg_timeout`` is the group's
-    timeout in seconds; the other keywords go to ``init_process_group``. ``hosts[rank]`` is where a rank lives; then
-    ``fn`` has to make the group, because the store of this class cannot be reached from there.
+    timeout in seconds; the other keywords go to ``init_process_group``.
     """
 
     def __init__(
@@ -141,15 +162,19 @@ class RankPool:
         *,
         env: dict[str, str] | list[dict[str, str]] | None = None,
         pg_timeout: float = 60,
-        nodes: int = 1,
-        hosts: list[Host] | None = None,
+        nodes: Nodes = 1,
         **init: Any,
     ) -> None:
         self.world = world
         self._backend = backend
         each = env if isinstance(env, list) else [env or {}] * world
-        self._env = [{**ids, **own} for ids, own in zip(node_ids(world, nodes), each, strict=True)]
-        self._hosts: list[Host | None] = list(hosts) if hosts is not None else [None] * world
+        count = count_of(nodes)
+        if not isinstance(nodes, int):
+            # Gloo would look up the host's name, which nobody knows there.
+            each = [{"GLOO_SOCKET_IFNAME": "eth0", **own} for own in each]
+        self._env = [{**ids, **own} for ids, own in zip(node_ids(world, count), each, strict=True)]
+        self._nodes = nodes
+        self._hosts = [None if isinstance(nodes, int) else nodes[rank * count // world] for rank in range(world)]
         self._init = {"timeout": datetime.timedelta(seconds=pg_timeout), **init}
         self._processes: list[Any] = []
         self._pipes: list[multiprocessing.connection.Connection] = []
@@ -193,10 +218,11 @@ class RankPool:
 
     def _start(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="ranks-")
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store, address = _make_store(self._nodes)
+        store = (address, self._store.port)
         for rank in range(self.world):
             ours, theirs = _context().Pipe()
-            init = (rank, self.world, self._store.port, self._backend, self._env[rank], self._init)
+            init = (rank, self.world, store, self._backend, self._env[rank], self._init)
             process = _context().Process(
                 target=_worker,
                 args=(theirs, *init, self._hosts[rank], self._stack_file(rank)),

@@ -118,8 +118,8 @@ def compare_nested(name: str, got: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_every_call_equals_gloo(rank_pool, world):
-    assert min(rank_pool(world).run(compare_every_call)) > 20
+def test_every_call_equals_gloo(rank_pool, world, nodes):
+    assert min(rank_pool(world, nodes=nodes).run(compare_every_call)) > 20
 
 
 def exchange_lists(rank: int, world: int) -> None:
@@ -130,5 +130,5 @@ def exchange_lists(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_all_to_all_which_not_every_gloo_has(rank_pool, world):
-    rank_pool(world).run(exchange_lists)
+def test_all_to_all_which_not_every_gloo_has(rank_pool, world, nodes):
+    rank_pool(world, nodes=nodes).run(exchange_lists)

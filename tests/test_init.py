@@ -37,6 +37,7 @@ def init_from_urls(rank: int, world: int, urls: list[str]) -> list[float]:
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     sums = []
     for url in urls:
+        url = url.replace("MASTER_ADDR", os.environ["MASTER_ADDR"])
         dist.init_process_group("ours", init_method=url, rank=rank, world_size=world)
         sums.append(total())
         dist.destroy_process_group()
@@ -45,7 +46,7 @@ def init_from_urls(rank: int, world: int, urls: list[str]) -> list[float]:
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_urls(world, tmp_path, nodes):
-    urls = [f"file://{tmp_path}/store", f"tcp://127.0.0.1:{free_port()}", f"file://{tmp_path}/another"]
+    urls = [f"file://{tmp_path}/store", f"tcp://MASTER_ADDR:{free_port()}", f"file://{tmp_path}/another"]
     assert run_ranks(world, init_from_urls, urls, backend=None, nodes=nodes) == [[world] * 3] * world
 
 

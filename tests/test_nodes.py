@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import backend_of, in_heap, total
-from ranks import node_ids, run_ranks
+from ranks import RankPool, run_ranks
+from test_collectives_calls import single_calls
+from test_collectives_sizes import same_bits, uneven_sizes
+from test_p2p import ring_in_a_batch, tags_in_any_order
 from torch import nn
 
 from ourddp import DistributedDataParallel
@@ -123,6 +125,29 @@ def test_training_on_two_nodes_gives_what_it_gives_on_one(options):
         torch.testing.assert_close(one, other)  # nodes add up their own ranks first
 
 
+def all_reduce_large(rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return this rank's input, and the sum of all."""
+    mine = torch.randn(300_001, generator=torch.Generator().manual_seed(rank))
+    result = mine.clone()
+    dist.all_reduce(result)
+    return mine, result
+
+
+@pytest.mark.parametrize(("dtype", "half_unit"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
+@pytest.mark.parametrize("world", [2, 4])
+def test_values_are_rounded_on_the_wire_as_the_bound_says(world, dtype, half_unit):
+    results = run_ranks(world, all_reduce_large, nodes=2, env={"OURS_WIRE_DTYPE": dtype})
+    inputs = torch.stack([mine for mine, _ in results]).double()
+    of_nodes = inputs.view(2, world // 2, -1).sum(1)
+    exact = of_nodes.sum(0)
+    bound = half_unit * (of_nodes.abs().sum(0) + exact.abs() * (1 + half_unit)) + 1e-5
+    for _, result in results:
+        assert torch.equal(result, results[0][1])
+        errors = (result.double() - exact).abs()
+        assert bool((errors <= bound).all())
+        assert errors.max() > half_unit / 4, "nothing was rounded"
+
+
 def join_many(rank: int, world: int) -> tuple[float, int]:
     """Return the seconds that joining takes, and how many keys are in the store when all have joined."""
     # The store's server may look up the names of its clients, which takes its time where nobody answers.
@@ -201,22 +226,7 @@ def test_ranks_wait_at_ports_of_the_range():
 # --- hosts of their own ----------------------------------------------------------------------------------------------
 
 
-def environment_on(hosts: list[Any], world: int) -> list[dict[str, str]]:
-    """Return the environments of ranks spread over hosts, of which the first has the store."""
-    common = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "False"}
-    return [{**common, **ids} for ids in node_ids(world, len(hosts))]
-
-
-def run_on(hosts: list[Any], world: int, fn: Any, *args: Any, **keywords: Any) -> list[Any]:
-    """As run_ranks, with the ranks spread over hosts; ``fn`` makes the group."""
-    places = [hosts[rank * len(hosts) // world] for rank in range(world)]
-    return run_ranks(
-        world, fn, *args, backend=None, hosts=places, env=environment_on(hosts, world), timeout=60, **keywords
-    )
-
-
 def over_hosts(rank: int, world: int) -> list[float]:
-    dist.init_process_group("ours", timeout=timedelta(seconds=30))
     results = []
     for count in (1, 1000, 3_000_000):
         tensor = torch.full((count,), float(rank + 1))
@@ -237,12 +247,84 @@ def over_hosts(rank: int, world: int) -> list[float]:
 
 
 def test_two_hosts_of_two_ranks(hosts):
-    results = run_on(hosts, 4, over_hosts)
+    results = run_ranks(4, over_hosts, nodes=hosts, pg_timeout=30)
     assert results == [[10.0, 10.0, 10.0, float((rank - 1) % 4)] for rank in range(4)]
 
 
-def lose_the_link(rank: int, world: int, timeout: float) -> tuple[str, float]:
-    dist.init_process_group("ours", timeout=timedelta(seconds=timeout))
+SHAPES = [(4, 2), (5, 2), (8, 4), (8, 8)]  # ranks and nodes: 2 x 2, 3 + 2, 4 x 2, 8 x 1
+
+
+@pytest.mark.parametrize("on_hosts", [False, True], ids=["played", "hosts"])
+@pytest.mark.parametrize(("world", "count"), SHAPES)
+def test_nodes_of_any_shape(network, world, count, on_hosts):
+    nodes = network(count) if on_hosts else count
+    with RankPool(world, nodes=nodes) as ranks:
+        assert ranks.run(over_hosts) == [[world * (world + 1) / 2] * 3 + [float((r - 1) % world)] for r in range(world)]
+        for contract in (single_calls, uneven_sizes, ring_in_a_batch, tags_in_any_order):
+            ranks.run(contract)
+        assert len(set(ranks.run(same_bits))) == 1
+
+
+def sent_bytes() -> int:
+    """Return what the host of this rank has sent so far, in bytes, headers of its packets included."""
+    for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "eth0":
+            return int(numbers.split()[8])
+    raise AssertionError("no eth0")
+
+
+def count_bytes(rank: int, world: int, count: int) -> dict[str, int]:
+    """Return how many bytes this rank's host sends for collectives of ``count`` float32 a rank."""
+    whole = torch.ones(count)
+    parts = [torch.ones(count) for _ in range(world)]
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "reduce": lambda: dist.reduce(whole, world - 1),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+        "all_gather": lambda: dist.all_gather(parts, whole),
+        "reduce_scatter": lambda: dist.reduce_scatter(whole, parts),
+        "all_to_all": lambda: dist.all_to_all([torch.empty(count) for _ in range(world)], parts),
+        "gather": lambda: dist.gather(whole, parts if rank == 0 else None),
+        "scatter": lambda: dist.scatter(whole, parts if rank == 0 else None),
+    }
+    dist.barrier()
+    sent = {}
+    for name, call in calls.items():
+        call()  # opens the connections that it needs
+        dist.barrier()
+        before = sent_bytes()
+        dist.barrier()
+        call()
+        dist.barrier()
+        sent[name] = sent_bytes() - before
+        dist.barrier()
+    return sent
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_no_byte_goes_twice_over_the_network(network, count):
+    elements, local = 1_000_000, 2
+    world = count * local
+    results = run_ranks(world, count_bytes, elements, nodes=network(count, 1000))
+    size, others = 4 * elements, count - 1
+    expected = {  # of each host
+        "all_reduce": [2 * others / count * size] * count,
+        "reduce": [size] * others + [others / count * size],  # its root is on the last one
+        "all_gather": [others * local * size] * count,
+        "reduce_scatter": [others * local * size] * count,
+        "all_to_all": [others * local * local * size] * count,
+        "gather": [0] + [local * size] * others,
+        "scatter": [others * local * size] + [0] * others,
+    }
+    for name, wanted in expected.items():
+        sent = [results[host * local][name] for host in range(count)]
+        # Who only receives confirms it.
+        assert sent == [pytest.approx(each, rel=0.03, abs=0.01 * sum(wanted)) for each in wanted], name
+    assert sum(results[host * local]["broadcast"] for host in range(count)) == pytest.approx(others * size, rel=0.03)
+
+
+def lose_the_link(rank: int, world: int) -> tuple[str, float]:
     tensor = torch.ones(100_000)
     for i in range(200):
         if i == 20 and rank == 2:
@@ -258,7 +340,7 @@ def lose_the_link(rank: int, world: int, timeout: float) -> tuple[str, float]:
 
 
 def test_a_link_that_goes_down_is_noticed_within_the_timeout_on_all_ranks(hosts):
-    results = run_on(hosts, 4, lose_the_link, 3.0)
+    results = run_ranks(4, lose_the_link, nodes=hosts, pg_timeout=3)
     for rank, (text, seconds) in enumerate(results):
         there = [(2, "host1"), (3, "host1")] if rank < 2 else [(0, "host0"), (1, "host0")]
         assert any(f"rank {other} (host {host}," in text for other, host in there), (rank, text)
@@ -266,7 +348,6 @@ def test_a_link_that_goes_down_is_noticed_within_the_timeout_on_all_ranks(hosts)
 
 
 def die_on_a_host(rank: int, world: int) -> tuple[str, float]:
-    dist.init_process_group("ours", timeout=timedelta(seconds=30))
     store = dist.distributed_c10d._get_default_store()
     tensor = torch.ones(100_000)
     for i in range(200):
@@ -276,16 +357,12 @@ def die_on_a_host(rank: int, world: int) -> tuple[str, float]:
         try:
             dist.all_reduce(tensor.fill_(1))
         except dist.DistNetworkError as error:
-            seconds = time.time() - float(store.get("died at"))
-            if store.add("heard", 1) == world - 1:
-                store.set("all heard", "")
-            store.wait(["all heard"])  # rank 0 has the store
-            return str(error), seconds
+            return str(error), time.time() - float(store.get("died at"))
     raise AssertionError("nobody noticed")
 
 
 def test_a_killed_rank_is_named_within_a_second_on_every_host(hosts):
-    results = run_on(hosts, 4, die_on_a_host, killed=[3])
+    results = run_ranks(4, die_on_a_host, nodes=hosts, killed=[3])
     for text, seconds in results[:3]:
         assert "rank 3 (host host1," in text, text
         assert seconds < 1
@@ -303,7 +380,7 @@ def test_an_example_ends_with_the_same_loss_on_two_hosts_as_on_one(hosts, tmp_pa
     losses = []
     for name, places in (("one", hosts[:1]), ("two", hosts)):
         metrics = tmp_path / name
-        run_on(places, 4, train_an_example, str(metrics))
+        run_ranks(4, train_an_example, str(metrics), backend=None, nodes=places)
         losses.append([json.loads(line)["train"]["loss"] for line in metrics.read_text().splitlines()])
     assert len(losses[0]) == 2
     assert losses[0][1] < losses[0][0]

@@ -46,8 +46,8 @@ def wrong_once_on_the_root(rank: int, world: int, name: str) -> None:
     "name",
     ["all_gather", "all_gather_coalesced", "gather", "scatter", "all_to_all", "all_to_all_single", "reduce_scatter"],
 )
-def test_a_rank_that_catches_its_own_mistake_stays_in_step(rank_pool, name):
-    rank_pool(2).run(wrong_once_on_the_root, name)
+def test_a_rank_that_catches_its_own_mistake_stays_in_step(rank_pool, name, nodes):
+    rank_pool(2, nodes=nodes).run(wrong_once_on_the_root, name)
 
 
 def alone(rank: int, world: int) -> None:

@@ -41,8 +41,8 @@ def life_of_a_work(rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("inline", ["1", "0"])
 @pytest.mark.parametrize("world", [1, 2])
-def test_life_of_a_work(rank_pool, world, inline):
-    rank_pool(world, env={"OURS_INLINE": inline}).run(life_of_a_work)
+def test_life_of_a_work(rank_pool, world, inline, nodes):
+    rank_pool(world, env={"OURS_INLINE": inline}, nodes=nodes).run(life_of_a_work)
 
 
 def chained_callbacks(rank: int, world: int) -> None:
@@ -226,8 +226,8 @@ def ephemeral(rank: int, world: int) -> list[float]:
 
 
 @pytest.mark.skipif(not HAS_HOOKS, reason="torch tells the timeout of a work from 2.15 on")
-def test_timeouts_of_the_call_of_the_group_and_ephemeral():
-    for seconds in run_ranks(2, ephemeral, pg_timeout=60):
+def test_timeouts_of_the_call_of_the_group_and_ephemeral(nodes):
+    for seconds in run_ranks(2, ephemeral, pg_timeout=60, nodes=nodes):
         assert seconds == [60, 67, 60, 30, 9]
 
 
@@ -247,8 +247,8 @@ def on_completion(rank: int, world: int) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_on_completion_hook_sees_every_work(world):
-    for seen in run_ranks(world, on_completion):
+def test_on_completion_hook_sees_every_work(world, nodes):
+    for seen in run_ranks(world, on_completion, nodes=nodes):
         assert seen == [("ALLREDUCE", 1), ("ALLREDUCE", 2), ("ALLREDUCE", 3), ("BROADCAST", 4)]
 
 
