@@ -53,6 +53,11 @@ def is_rank() -> bool:
     return FOLDER in os.environ
 
 
+def read_plan() -> Any:
+    """Return the plan that run_ranks gave this rank."""
+    return json.loads((Path(os.environ[FOLDER]) / "plan.json").read_text())
+
+
 def run_ranks(
     script: str, plan: Any, ranks: int, *, mpi: bool, timeout: float, turns: socket.socket | None = None
 ) -> Any:
@@ -129,7 +134,7 @@ class Ranks:
         self.size = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["WORLD_SIZE"])
         os.environ.update(LOCAL_RANK=str(self.rank), LOCAL_WORLD_SIZE=str(self.size))
         self._folder = Path(os.environ[FOLDER])
-        self.plan = json.loads((self._folder / "plan.json").read_text())
+        self.plan = read_plan()
         self.report: Any = None
         torch.set_num_threads(1)
         with (self._folder / "pace").open("r+b") as file:

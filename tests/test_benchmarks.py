@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hosts import why_no_hosts
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 TIMEOUT = 120
@@ -156,3 +157,40 @@ def test_sizes_are_read_as_they_are_shown(monkeypatch: pytest.MonkeyPatch) -> No
         assert report.parse_size(report.show_size(size)) == size
     with pytest.raises(ValueError, match="is not a size"):
         report.parse_size("4X")
+
+
+def test_between_hosts_reports_times_and_bytes(tmp_path: Path) -> None:
+    reason = why_no_hosts()
+    if reason:
+        pytest.skip(reason)
+    path = tmp_path / "h.json"
+    flags = ("--variants", "ours,bfloat16,gloo", "--local", "1", "--sizes", "1M", "--time-budget", "1")
+    output = run_benchmark("between_hosts.py", *flags, "--json", str(path))
+    (row,) = json.loads(path.read_text())["rows"]
+    assert list(row["seconds"]) == ["ours", "bfloat16", "gloo"]
+    check_times(row["seconds"])
+    assert row["seconds"]["ours"]["low"] > 0.9 * (1 << 20) / 125e6, "faster than the link"
+    assert row["sent"]["ours"] == [pytest.approx(1 << 20, rel=0.03)] * 2
+    assert row["sent"]["bfloat16"] == [pytest.approx(1 << 19, rel=0.03)] * 2
+    assert re.search(r"2 hosts of 1 ranks, links of 1000 Mbit/s.*\n.*\n +ours +\d.* ms +\d.*% +100.\d+% +\d", output)
+
+
+def test_between_hosts_judges_its_targets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    program = runpy.run_path(str(BENCHMARKS / "between_hosts.py"))
+
+    def rows(ours: float) -> list[dict[str, Any]]:
+        def row(hosts: int, mbit: int, size: int) -> dict[str, Any]:
+            least = 2 * (hosts - 1) / hosts * size
+            wire = least / (mbit * 125e3) if mbit else 1e-3
+            seconds = {"ours": ours * wire, "bfloat16": wire / 2, "gloo": 3 * wire}
+            times = {name: {"median": value} for name, value in seconds.items()}
+            return {"hosts": hosts, "mbit": mbit, "size": size, "seconds": times, "sent": {"ours": [least * ours]}}
+
+        return [row(2, 1000, 25 << 20), row(4, 1000, 25 << 20), row(2, 0, 25 << 20), row(2, 0, 64 << 10)]
+
+    assert program["check"](rows(1.0))
+    assert "MISSED" not in capsys.readouterr().out
+    assert not program["check"](rows(1.2))
+    missed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("MISSED")]
+    assert len(missed) == 6  # both shares, 2.5 times Gloo's speed where 3 are asked, and the bytes of three large rows
