@@ -209,6 +209,62 @@ def test_torchrun_starts_a_job(tmp_path):
     assert run(command, clean_environment()) == ["torchrun 0/2 0/2 2", "torchrun 1/2 1/2 2"]
 
 
+RESTARTED = """
+import os, pathlib, signal, sys, torch, torch.distributed as dist, ourddp
+killed = pathlib.Path(sys.argv[1])
+ourddp.init()
+ones = torch.ones(100_000)
+for step in range(10):
+    if step == 5 and dist.get_rank() == 3 and not killed.exists():
+        killed.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.all_reduce(ones.fill_(1))
+    except dist.DistNetworkError as error:
+        assert "rank 3" in str(error), error
+        sys.exit(1)  # its agent starts all ranks again, together with the other one
+    assert int(ones[-1]) == 4
+sys.stdout.write(f"{killed.exists()} {dist.get_rank()}" + chr(10))
+dist.destroy_process_group()
+"""
+
+
+def test_an_elastic_job_on_two_nodes_starts_again_after_a_killed_rank(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(RESTARTED)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    options = ["--nnodes=2", "--nproc_per_node=2", "--max_restarts=1", "--monitor_interval=0.1"]
+    rendezvous = ["--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}", "--rdzv_id=job"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *options,
+        *rendezvous,
+        str(script),
+        str(tmp_path / "killed"),
+    ]
+    agents = [
+        subprocess.Popen(
+            command,
+            env={**clean_environment(), "OURS_NODE_ID": f"node {node}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    try:
+        output = [agent.communicate(timeout=2 * TIMEOUT) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0], output
+    assert sorted("".join(out for out, _ in output).splitlines()) == [f"True {rank}" for rank in range(4)]
+
+
 def test_srun_starts_a_job_as_its_variables_say(tmp_path):
     """Slurm's own processes are played: two tasks of one node."""
     slurm = {**SLURM, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
