@@ -56,6 +56,7 @@ TcpCall::~TcpCall() {
     if (!peer) continue;
     for (const auto& slot : peer->slots) slot->stream.forget();
   }
+  if (mesh_.carried_) mesh_.carried_->forget();
 }
 
 size_t TcpCall::parts(size_t bytes) const { return std::max<size_t>(1, piece_count(bytes, mesh_.plan_.chunk_bytes)); }
@@ -72,8 +73,13 @@ FrameHeader TcpCall::header(const Message& message, size_t part) const {
   return header;
 }
 
+bool TcpCall::is_carried(const FrameHeader& header) const {
+  return mesh_.carried_ != nullptr && mesh_.carried_->takes(header.bytes);
+}
+
 TcpStream& TcpCall::stream(int peer, size_t part) {
-  const size_t streams = static_cast<size_t>(mesh_.plan_.streams);
+  // Headers alone need one only, which keeps the engine's messages in their order.
+  const size_t streams = mesh_.carried_ == nullptr ? static_cast<size_t>(mesh_.plan_.streams) : 1;
   return mesh_.slot(peer, static_cast<int>(1 + part % streams)).stream;
 }
 
@@ -106,12 +112,20 @@ void TcpCall::reach(int peer) { mesh_.need(peer, lock_, facts_.deadline, facts_.
 
 void TcpCall::send_part(const Message& message, size_t part, const void* part_data, size_t* done) {
   reach(message.peer);
-  stream(message.peer, message.lane + part).post_send(header(message, part), part_data, done);
+  FrameHeader frame = header(message, part);
+  if (is_carried(frame)) {
+    const TcpCarried::Announcement announcement = mesh_.carried_->send(message.peer, part_data, frame.bytes, done);
+    frame.carried = announcement.number;
+    done = announcement.through;
+  }
+  stream(message.peer, message.lane + part).post_send(frame, part_data, done);
 }
 
 void TcpCall::receive_part(const Message& message, size_t part, void* part_data, size_t* done) {
   reach(message.peer);
-  stream(message.peer, message.lane + part).post_receive(header(message, part), part_data, done);
+  FrameHeader frame = header(message, part);
+  frame.carried = is_carried(frame) ? 1 : 0;  // some number
+  stream(message.peer, message.lane + part).post_receive(frame, part_data, done);
 }
 
 void TcpCall::send(const Message& message, const void* data, size_t* done) {
@@ -189,6 +203,7 @@ void TcpCall::run(const std::function<bool()>& step) {
       continue;
     }
     if (now >= half_) mesh_.declare_waiting();
+    const bool dozes = mesh_.carried_ && mesh_.carried_->needs_calls();
     if (now >= mesh_.contended_until_) {
       lock_.unlock();
       const bool stays_awake = awake->moment([] { return false; });
@@ -196,6 +211,10 @@ void TcpCall::run(const std::function<bool()>& step) {
       if (stays_awake) continue;
       const auto after = Clock::now();
       if (after - now > kForeignWork) mesh_.contended_until_ = after + kContended;
+    }
+    if (dozes) {
+      TcpMesh::doze(lock_);
+      continue;
     }
     mesh_.sleep(lock_, std::min<Clock::duration>(facts_.deadline.at() - now, kLookAround));
   }

@@ -98,6 +98,7 @@ class TcpCall {
 
  private:
   FrameHeader header(const Message& message, size_t part) const;
+  bool is_carried(const FrameHeader& header) const;
   TcpStream& stream(int peer, size_t part);
   void come_back() noexcept;
 

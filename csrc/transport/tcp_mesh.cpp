@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <thread>
 
 #include "common/error.h"
 #include "common/network_interfaces.h"
@@ -94,7 +95,17 @@ std::shared_ptr<TcpMesh> TcpMesh::join(int rank, int size, std::shared_ptr<KeyVa
   return mesh;
 }
 
-TcpMesh::~TcpMesh() { leave(); }
+TcpMesh::~TcpMesh() {
+  leave();
+  // What an engine has, its threads among it, stayed with the process that made it.
+  if (in_child()) (void)carried_.release();
+}
+
+void TcpMesh::set_engine(std::shared_ptr<Engine> engine, size_t least_bytes) {
+  engine->set_waker([this] { wake(); });
+  const Lock lock(mutex_);
+  carried_ = std::make_unique<TcpCarried>(std::move(engine), least_bytes);
+}
 
 void TcpMesh::share_failures(const std::shared_ptr<TcpMesh>& a, const std::shared_ptr<TcpMesh>& b) {
   const auto tell = [](const std::shared_ptr<TcpMesh>& from, const std::shared_ptr<TcpMesh>& to) {
@@ -140,6 +151,7 @@ bool TcpMesh::progress() {
   for (size_t i = 0; i < open_.size(); ++i) {
     if (open_[i].second->ready()) moved = open_[i].second->advance() || moved;
   }
+  if (carried_) moved = carried_->advance() || moved;
   return moved;
 }
 
@@ -176,6 +188,13 @@ void TcpMesh::sleep(Lock& lock, Clock::duration limit) {
   for (int i = 0; i < count; ++i) apply(events[static_cast<size_t>(i)].data.u64, events[static_cast<size_t>(i)].events);
 }
 
+void TcpMesh::doze(Lock& lock) {
+  constexpr std::chrono::microseconds kMoment{50};
+  lock.unlock();
+  std::this_thread::sleep_for(kMoment);
+  lock.lock();
+}
+
 void TcpMesh::apply(uint64_t token, uint32_t events) {
   if (token == kListenerToken) {
     listeners_moved_ = true;
@@ -207,8 +226,6 @@ void TcpMesh::wake() noexcept {
 }
 
 void TcpMesh::check_peers() {
-  // The word of a dying rank takes another connection than its data.
-  constexpr std::chrono::milliseconds kGrace{300};
   for (const int rank : met_) {
     Peer& peer = this->peer(rank);
     const TcpStream& control = peer.slots[0]->stream;
@@ -229,6 +246,7 @@ void TcpMesh::check_peers() {
     if (!peer.broken) peer.broken = Clock::now();
     if (Clock::now() - *peer.broken > kGrace) lost(rank, "broke a connection" + error);
   }
+  if (carried_) check_carried();
 }
 
 void TcpMesh::lost(int rank, const std::string& how) {

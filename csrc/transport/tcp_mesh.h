@@ -16,6 +16,7 @@
 #include "common/deadline.h"
 #include "transport/key_values.h"
 #include "transport/node_wait.h"
+#include "transport/tcp_carried.h"
 #include "transport/tcp_config.h"
 #include "transport/tcp_failure.h"
 #include "transport/tcp_handshake.h"
@@ -44,6 +45,10 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
 
   /// Makes the failure of either mesh of a process that of the other, too. To be called before they are used.
   static void share_failures(const std::shared_ptr<TcpMesh>& a, const std::shared_ptr<TcpMesh>& b);
+
+  /// Lets `engine`, which ends with the mesh, carry payloads of collectives, those of at least `least_bytes`. On all
+  /// ranks alike, before the mesh is used.
+  void set_engine(std::shared_ptr<Engine> engine, size_t least_bytes = kCarriedBytes);
 
   int rank() const { return self_.rank; }
   int size() const { return self_.size; }
@@ -89,6 +94,9 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   static constexpr uint64_t kWakeToken = 0;
   static constexpr uint64_t kListenerToken = 1;
   static constexpr uint64_t kHandshakeToken = 2;
+
+  // The word of a dying rank takes another connection than its data.
+  static constexpr std::chrono::milliseconds kGrace{300};
 
   /// The efforts to connect one stream.
   struct Attempt {
@@ -144,6 +152,8 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   void sleep(Lock& lock, Clock::duration limit);
   void apply(uint64_t token, uint32_t events);
   void watch(int fd, uint64_t token, bool known);
+  /// The same for a moment that is too short for the system's timers.
+  static void doze(Lock& lock);
   void wake() noexcept;
   /// Throws PeerError if somebody that is needed is gone.
   void check_peers();
@@ -165,7 +175,9 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   // Bad news (tcp_news.cpp).
   void check_data(int peer, const FrameHeader& header) override;
   void control(int peer, const FrameHeader& header, const std::string& payload) override;
+  void receive_carried(int peer, const FrameHeader& header, void* to, size_t* done) override;
   [[noreturn]] void garbage(int peer, const char* fault) override;
+  void check_carried();
   void check_agreement(int rank, const Agreement& agreement);
   [[noreturn]] void raise(FailureKind kind, const std::string& message);
   void tell_failure();
@@ -214,6 +226,9 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   const std::function<std::string(int, const Signature&)>* mismatch_ = nullptr;
   std::vector<uint32_t> declared_;
   std::vector<uint32_t> absent_;  ///< for whom this rank waits by other means than the mesh
+
+  /// None where payloads follow their headers. The last member: its engine may wake the mesh until it is gone.
+  std::unique_ptr<TcpCarried> carried_;
 };
 
 }  // namespace ours

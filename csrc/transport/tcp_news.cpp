@@ -74,6 +74,35 @@ void TcpMesh::control(int rank, const FrameHeader& header, const std::string& pa
   }
 }
 
+void TcpMesh::receive_carried(int peer, const FrameHeader& header, void* to, size_t* done) {
+  if (!carried_) garbage(peer, "data comes by an engine that this rank does not use");
+  if (!carried_->receive(peer, header.carried, to, header.bytes, done)) {
+    garbage(peer, "its messages by the engine between nodes are not numbered in turn");
+  }
+}
+
+// The engine's own word on a rank that died is of connections and endpoints, so the mesh may say first who it was.
+void TcpMesh::check_carried() {
+  // What a peer had sent before it left may still be on its way.
+  constexpr std::chrono::seconds kFarewell{2};
+  if (!carried_->any()) return;
+  const auto now = Clock::now();
+  for (const int rank : met_) {
+    if (!peer(rank).left || !carried_->waits_for(rank)) continue;
+    std::optional<Clock::time_point>& since = peer(rank).broken;
+    if (!since) since = now;
+    if (now - std::max(*since, carried_->last_moved(rank)) > kFarewell) {
+      lost(rank, "left the group (it destroyed it or ended before the others did)");
+    }
+  }
+  const std::optional<TcpCarried::Fault>& fault = carried_->fault();
+  if (!fault || now - fault->since < kGrace) return;
+  raise(FailureKind::System, "the engine between nodes failed: " + fault->text + ' ' + describe(fault->peer) +
+                                 (what_ == nullptr ? "" : " during " + (*what_)()) + ": " + fault->why +
+                                 "; noticed by " + describe_self() +
+                                 ". The group cannot be used any more; make a new one");
+}
+
 void TcpMesh::garbage(int peer, const char* fault) {
   raise(FailureKind::System, describe(peer) + " sent " + describe_self() + " what makes no sense: " + fault +
                                  ". Do all ranks use one version of this package?");
@@ -123,6 +152,7 @@ void TcpMesh::herald() {
   // So long after this rank has left, those who come may still hear why: they are about to notice that it has.
   constexpr std::chrono::seconds kAfterword{3};
   Lock lock(mutex_);
+  if (carried_) carried_->close();
   std::optional<Clock::time_point> end;
   while (!end || Clock::now() < *end) {
     try {
@@ -173,6 +203,7 @@ void TcpMesh::leave() noexcept {
 }
 
 void TcpMesh::close_all() noexcept {
+  if (carried_) carried_->close();
   for (const auto& one : open_) one.second->finish();
   open_.clear();
   tokens_.clear();
@@ -191,9 +222,10 @@ std::vector<uint32_t> TcpMesh::waited_for() const {
     if (!peers_[r]) continue;
     const auto& slots = peers_[r]->slots;
     const bool waits =
-        peers_[r]->awaited || peers_[r]->expected || std::any_of(slots.begin() + 1, slots.end(), [](const auto& slot) {
-          return slot->stream.has_receives() || slot->stream.has_sends();
-        });
+        peers_[r]->awaited || peers_[r]->expected ||
+        std::any_of(slots.begin() + 1, slots.end(),
+                    [](const auto& slot) { return slot->stream.has_receives() || slot->stream.has_sends(); }) ||
+        (carried_ && carried_->waits_for(static_cast<int>(r)));
     if (waits) ranks.push_back(static_cast<uint32_t>(r));
   }
   return ranks;

@@ -53,7 +53,7 @@ void TcpStream::forget() {
 
 bool TcpStream::can_take() const {
   if (!in_payload_) return buffered() >= sizeof(FrameHeader);
-  return (!data_ || has_receives()) && (buffered() > 0 || received_ == header_.bytes);
+  return (!data_ || has_receives()) && (buffered() > 0 || received_ == following_bytes(header_));
 }
 
 bool TcpStream::ready() const {
@@ -81,10 +81,11 @@ bool TcpStream::write() {
       const size_t of_payload = send.sent - of_header;
       if (of_header < sizeof(FrameHeader)) pieces[count++] = {header + of_header, sizeof(FrameHeader) - of_header};
       const auto* payload = send.own.empty() ? send.payload : reinterpret_cast<const std::byte*>(send.own.data());
-      if (of_payload < send.header.bytes) {
-        pieces[count++] = {const_cast<std::byte*>(payload) + of_payload, send.header.bytes - of_payload};
+      const size_t following = following_bytes(send.header);
+      if (of_payload < following) {
+        pieces[count++] = {const_cast<std::byte*>(payload) + of_payload, following - of_payload};
       }
-      offered += sizeof(FrameHeader) + send.header.bytes - send.sent;
+      offered += sizeof(FrameHeader) + following - send.sent;
     }
     msghdr message{};
     message.msg_iov = pieces;
@@ -104,7 +105,7 @@ bool TcpStream::write() {
     moved += static_cast<size_t>(sent);
     for (auto left = static_cast<size_t>(sent); left > 0 || !sends_.empty();) {
       Send& send = sends_.front();
-      const size_t rest = sizeof(FrameHeader) + send.header.bytes - send.sent;
+      const size_t rest = sizeof(FrameHeader) + following_bytes(send.header) - send.sent;
       if (left < rest) {
         send.sent += left;
         break;
@@ -178,6 +179,13 @@ bool TcpStream::take_payload() {
   if (receives_.empty()) return false;
   Receive& receive = receives_.front();
   if (received_ == 0) check_expected(receive.header);
+  if (header_.carried != 0) {
+    const Receive announced = receive;
+    receives_.pop_front();
+    in_payload_ = false;
+    handler_.receive_carried(peer_, header_, announced.to, announced.done);
+    return true;
+  }
   const size_t wanted = header_.bytes - received_;
   const size_t had = std::min(wanted, buffered());
   if (had > 0) {
@@ -234,6 +242,10 @@ void TcpStream::broke(int error) {
 void TcpStream::check_expected(const FrameHeader& expected) const {
   const bool same = header_.call == expected.call && header_.phase == expected.phase && header_.part == expected.part &&
                     header_.total == expected.total && header_.bytes == expected.bytes;
+  if ((header_.carried != 0) != (expected.carried != 0)) {
+    handler_.garbage(peer_, header_.carried != 0 ? "data comes by an engine that this rank does not use"
+                                                 : "data that should come by the engine between nodes does not");
+  }
   if (!same) handler_.garbage(peer_, "a part of a message is not the one that follows");
 }
 

@@ -83,17 +83,21 @@ constexpr size_t kMaxCauses = 256;
 struct FrameHeader {
   uint32_t magic = kTcpMagic;
   FrameKind kind = FrameKind::Data;
-  uint8_t detail = 0;   ///< of Failure: its kind; of Data: as the collective wants
-  uint16_t phase = 0;   ///< of Data: the step of the algorithm
-  uint32_t part = 0;    ///< of Data: the number of the chunk
-  uint32_t unused = 0;  ///< room for a channel's number
-  uint64_t call = 0;    ///< of Data: number of the call among the group's
-  uint64_t total = 0;   ///< of Data: bytes of the whole message that this is a part of
-  uint64_t bytes = 0;   ///< of the payload
+  uint8_t detail = 0;  ///< of Failure: its kind; of Data: as the collective wants
+  uint16_t phase = 0;  ///< of Data: the step of the algorithm
+  uint32_t part = 0;   ///< of Data: the number of the chunk
+  /// Of Data: 0 where the payload follows; else it takes another way (TcpCarried), and this is its number there.
+  uint32_t carried = 0;
+  uint64_t call = 0;   ///< of Data: number of the call among the group's
+  uint64_t total = 0;  ///< of Data: bytes of the whole message that this is a part of
+  uint64_t bytes = 0;  ///< of the payload
   Signature signature{};
 };
 
 static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 112 && sizeof(Welcome) == 80 && sizeof(FrameHeader) == 88);
+
+/// What follows the header on its connection.
+inline uint64_t following_bytes(const FrameHeader& header) { return header.carried == 0 ? header.bytes : 0; }
 
 /// What is wrong with a header, or null. `data`: on a data stream.
 const char* fault_of(const FrameHeader& header, bool data);

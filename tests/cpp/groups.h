@@ -2,10 +2,12 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "collectives/group.h"
+#include "engine_ranks.h"
 #include "hierarchical_ranks.h"
 #include "node_ranks.h"
 #include "tcp_ranks.h"
@@ -52,9 +54,29 @@ inline GroupKind tcp_kind(const std::string& name, int streams, int direct_ranks
           }};
 }
 
-inline GroupKind hierarchical_kind(const std::string& name, int rails, const std::function<int(int rank)>& node_of) {
-  return {name, [rails, node_of](int ranks, size_t chunk) {
+/// TCP whose payloads an engine carries.
+inline GroupKind engine_kind(const std::string& name, bool polls, int direct_ranks) {
+  return {name, [polls, direct_ranks](int ranks, size_t chunk) {
+            TcpConfig config = loopback_config();
+            config.plan.streams = 2;
+            config.plan.direct_ranks = direct_ranks;
+            if (chunk != 0) config.plan.chunk_bytes = chunk;
+            if (chunk != 0) config.plan.small_bytes = 1024;
+            const auto meshes = make_meshes(ranks, config);
+            connect_engines(meshes, polls);
+            std::vector<std::function<std::shared_ptr<Group>()>> makers;
+            for (const auto& mesh : meshes) {
+              makers.emplace_back([mesh] { return std::make_shared<TcpGroup>(mesh); });
+            }
+            return makers;
+          }};
+}
+
+inline GroupKind hierarchical_kind(const std::string& name, int rails, const std::function<int(int rank)>& node_of,
+                                   std::optional<bool> engine_polls = std::nullopt) {
+  return {name, [rails, node_of, engine_polls](int ranks, size_t chunk) {
             HierarchicalConfig config;
+            config.engine_polls = engine_polls;
             config.rails = rails;
             config.chunk = chunk;
             return make_hierarchical(ranks, node_of, config);
@@ -73,7 +95,12 @@ inline const std::vector<GroupKind>& group_kinds() {
       hierarchical_kind("4 a node, 1 rail", 1, [](int r) { return r / 4; }),
       hierarchical_kind("3 nodes by turns", 0, [](int r) { return r % 3; }),
       hierarchical_kind("3 and 1 a node", 0, [](int r) { return r < 3 ? 0 : r; }),
-      hierarchical_kind("1 a node", 0, [](int r) { return r; })};
+      hierarchical_kind("1 a node", 0, [](int r) { return r; }),
+      engine_kind("an engine that polls, direct", true, 16),
+      engine_kind("an engine with threads, ring", false, 1),
+      hierarchical_kind(
+          "2 a node, an engine that polls", 0, [](int r) { return r / 2; }, true),
+      hierarchical_kind("3 nodes by turns, an engine with threads", 0, [](int r) { return r % 3; }, false)};
   return kKinds;
 }
 

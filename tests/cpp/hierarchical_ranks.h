@@ -3,9 +3,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "collectives/hierarchical_group.h"
+#include "engine_ranks.h"
 #include "node_ranks.h"
 #include "tcp_ranks.h"
 
@@ -16,6 +18,7 @@ struct HierarchicalConfig {
   size_t chunk = 0;  ///< bytes; 0: as by default
   int streams = 2;
   WireType wire = WireType::Float32;
+  std::optional<bool> engine_polls;  ///< an engine carries the payloads, and whether it polls
 };
 
 /// The list of nodes where rank r is on node_of(r).
@@ -56,6 +59,7 @@ inline std::vector<std::function<std::shared_ptr<Group>()>> make_hierarchical(
     tcp.plan.small_bytes = 1024;
   }
   const auto meshes = make_meshes(ranks, tcp);
+  if (config.engine_polls) connect_engines(meshes, *config.engine_polls);
   std::vector<std::function<std::shared_ptr<Group>()>> makers;
   for (size_t r = 0; r < sessions.size(); ++r) {
     HierarchicalGroup::Plan plan;
