@@ -5,7 +5,15 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor, dtype
-from torch._C._distributed_c10d import Backend, BuiltinCommHookType, DDPLoggingData, GradBucket, ProcessGroup, Work
+from torch._C._distributed_c10d import (
+    Backend,
+    BuiltinCommHookType,
+    DDPLoggingData,
+    GradBucket,
+    ProcessGroup,
+    Store,
+    Work,
+)
 from torch.futures import Future
 
 # --- options (csrc/python/bind_options.cpp) --------------------------------------------------------------------------
@@ -39,6 +47,18 @@ def create_backend(dist_options: Any, backend_options: object | None = None) -> 
     """Make the backend of one process group, for ``Backend.register_backend(..., extended_api=True)``.
 
     Blocks until all ranks have come. Raises DistBackendError if they cannot come together within the timeout.
+    """
+
+# --- engines (csrc/python/bind_engines.cpp) --------------------------------------------------------------------------
+
+def set_backend_maker(
+    obstacle: Callable[[str], str],
+    make: Callable[[str, Store, int, int, timedelta, str], Backend],
+) -> None:
+    """Set how the backend that ``OURS_INTERNODE`` names is made.
+
+    ``obstacle(name)`` returns why it cannot be, or an empty string; ``make(name, store, rank, size, timeout, address)``
+    returns it.
     """
 
 # --- reducer (csrc/python/bind_reducer.cpp) --------------------------------------------------------------------------

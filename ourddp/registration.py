@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from ourddp import _C
+from ourddp import _C, engines
 
 BACKEND = "ours"
 
@@ -19,6 +19,7 @@ def register() -> None:
         raise RuntimeError("This torch was built without torch.distributed, which the backend 'ours' plugs into.")
     if BACKEND.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(BACKEND, _C.create_backend, extended_api=True, devices=["cpu"])
+    engines.register()
     if _C.records_flights():
         # Otherwise torch records each call by hooks around it, which take longer than a small all-reduce. A torch that
         # has renamed the set does that, and nothing is lost but time.

@@ -52,6 +52,8 @@ def test_options_have_defaults():
         ("OURS_PORT_RANGE", "20000-20999", "20000-20999"),
         ("OURS_PORT_RANGE", "", ""),
         ("OURS_TCP_STREAMS", "4", "4"),
+        ("OURS_INTERNODE", "gloo", "gloo"),
+        ("OURS_INTERNODE", "My_Backend-2", "my_backend-2"),
     ],
 )
 def test_options_are_parsed(name, text, shown):
@@ -63,6 +65,8 @@ def test_options_are_parsed(name, text, shown):
     [
         ("OURS_YIELD_US", ""),
         ("OURS_YIELD_US", "50us"),
+        ("OURS_INTERNODE", ""),
+        ("OURS_INTERNODE", "gloo,tcp"),
         ("OURS_YIELD_US", "-1"),
         ("OURS_YIELD_US", "1000001"),
         ("OURS_SPIN", "yes"),

@@ -1,5 +1,6 @@
 #include "backend/connect.h"
 
+#include "backend/engine.h"
 #include "backend/errors.h"
 #include "backend/solo.h"
 #include "collectives/hierarchical_group.h"
@@ -52,12 +53,14 @@ Meshes join_meshes(Rendezvous& rendezvous) {
   }
   TcpMesh::share_failures(meshes.calls, meshes.messages);
   // So that nobody is waited for in vain who found no address, and every rank's first call finds all the others.
-  rendezvous.arrive("address");
+  agree_on_engine(rendezvous, "address");
   if (meeting.size <= kMostFetched) {
     std::vector<std::string> cards;
     for (int rank = 0; rank < meeting.size; ++rank) cards.push_back(card_key(rank));
     for (const auto& keys : {keys_of_calls, keys_of_messages}) keys->fetch(cards, rendezvous.deadline());
   }
+  // Messages of send() and recv() stay with TCP: engines cannot tell which of several comes first.
+  if (auto engine = make_engine(rendezvous, meshes.calls->card())) meshes.calls->set_engine(std::move(engine));
   return meshes;
 }
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "common/options.h"
 
@@ -35,6 +36,10 @@ std::string Rendezvous::describe_self() const {
   char host[256] = {};
   ::gethostname(host, sizeof(host) - 1);
   return "rank " + std::to_string(meeting_.rank) + " (host " + host + ", pid " + std::to_string(::getpid()) + ")";
+}
+
+c10::intrusive_ptr<c10d::Store> Rendezvous::store(const std::string& name) const {
+  return c10::make_intrusive<c10d::PrefixStore>(prefix_ + name, meeting_.store);
 }
 
 std::shared_ptr<StoreKeys> Rendezvous::keys(const std::string& name) const {

@@ -41,11 +41,17 @@ class Rendezvous {
   /// those of the node, in their order.
   std::shared_ptr<NodeSession> open_node(const Topology& topology);
 
+  /// A store for this attempt alone, of which others know the `name`.
+  c10::intrusive_ptr<c10d::Store> store(const std::string& name) const;
   /// Keys of this attempt alone, whose names begin with `name`.
   std::shared_ptr<StoreKeys> keys(const std::string& name) const;
 
   /// Returns when all ranks have called it with this `step`.
   void arrive(const std::string& step);
+
+  /// Every rank leaves a word; rank 0 makes one out of all, which all get.
+  std::string round(const std::string& step, const std::string& word,
+                    const std::function<std::string(const std::vector<std::string>&)>& combine);
 
   /// Makes all ranks throw the first error that any of them reports. Returns that one.
   std::string report(const std::string& message);
@@ -58,10 +64,6 @@ class Rendezvous {
  private:
   /// The rank whose memory this one has seen; itself where it is the first of its node.
   int find_leader(const NodeProbe& probe);
-
-  /// Every rank leaves a word; rank 0 makes one out of all, which all get.
-  std::string round(const std::string& step, const std::string& word,
-                    const std::function<std::string(const std::vector<std::string>&)>& combine);
 
   /// What somebody sets. Waits in slices, since an error may come in its place; after the timeout throws `late()`.
   std::vector<std::string> await(const std::vector<std::string>& keys, const std::function<std::string()>& late);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <optional>
@@ -164,6 +165,19 @@ OptionRow text_row(const char* name, const char* help) {
           [](const Options& options) { return options.*Field; }};
 }
 
+template <auto Field>
+OptionRow name_row(const char* name, const char* accepted, const char* help) {
+  return {name, accepted, help,
+          [](const std::string& text, Options& options) {
+            const auto fits = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '-'; };
+            if (text.empty() || !std::all_of(text.begin(), text.end(), fits)) return false;
+            (options.*Field).clear();
+            for (const unsigned char c : text) (options.*Field) += static_cast<char>(std::tolower(c));
+            return true;
+          },
+          [](const Options& options) { return options.*Field; }};
+}
+
 }  // namespace
 
 const std::vector<OptionRow>& option_rows() {
@@ -210,6 +224,10 @@ const std::vector<OptionRow>& option_rows() {
           "Under which addresses ranks on other nodes reach this one: interfaces (eth0), networks (10.0.0.0/8) or "
           "addresses, separated by commas; with ^ before the list, all others. Empty: the one that the route to "
           "the master starts from."),
+      name_row<&Options::internode>(
+          "OURS_INTERNODE", "tcp, mpi, or the name of a backend of torch.distributed such as gloo",
+          "What moves the data of collectives between nodes; small messages, and all that ranks agree on, go over TCP "
+          "anyway. It must be the same on all ranks."),
       ports_row<&Options::port_range>(
           "OURS_PORT_RANGE",
           "Ports on which ranks wait for those of other nodes, two a group and address; empty: any free."),

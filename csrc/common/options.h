@@ -35,6 +35,7 @@ struct Options {
   Setting write_around = Setting::Auto;
   std::string node_id;
   std::string interface;
+  std::string internode = "tcp";
   PortRange port_range;
   int64_t tcp_streams = 0;  // 0: chosen automatically
   WireType wire_type = WireType::Float32;

@@ -12,6 +12,9 @@ void bind_options(pybind11::module_& module);
 /// The c10d backend and its creator.
 void bind_backend(pybind11::module_& module);
 
+/// What makes backends of torch that are engines.
+void bind_engines(pybind11::module_& module);
+
 /// The DDP reducer.
 void bind_reducer(pybind11::module_& module);
 

@@ -158,6 +158,39 @@ TEST(an_engine_that_moves_nothing_ends_at_the_deadline) {
   CHECK_EQ(board->under_way(), size_t{0});
 }
 
+TcpCall::Facts facts_of_test() {
+  return {Signature{}, Deadline::after(seconds(20)), [] { return std::string("a test"); },
+          [](int, const Signature&) { return std::string("not the same"); }};
+}
+
+TEST(a_peer_that_leaves_after_its_last_header_is_named) {
+  constexpr size_t kBytes = 8192;
+  const auto meshes = make_meshes(2);
+  const auto board = connect_engines(meshes, false);
+  board->hold();
+  run_ranks(2, [&](int rank) {
+    std::vector<std::byte> data(kBytes);
+    size_t done = 0;
+    TcpMesh& mesh = *meshes[static_cast<size_t>(rank)];
+    if (rank == 1) {
+      TcpCall call(mesh, facts_of_test());
+      call.send({0, 0, kBytes}, data.data(), &done);
+      // Both ends have begun: the header is with rank 0, whose connections have nothing left to wait for.
+      call.run([&] { return board->under_way() == 2; });
+      mesh.leave();
+      return;
+    }
+    const std::string message = CHECK_THROWS(PeerError, {
+      TcpCall call(mesh, facts_of_test());
+      call.receive({1, 0, kBytes}, data.data(), &done);
+      call.run([&] { return done == 1; });
+    });
+    CHECK_CONTAINS(message, "rank 1 (host ");
+    CHECK_CONTAINS(message, "left the group");
+  });
+  CHECK_EQ(board->under_way(), size_t{0});
+}
+
 /// Rank 1 of two receives a broadcast of `bytes` bytes from a rank 0 that sends `header` as it is once it is right in
 /// all but what the test says. Returns rank 1's message.
 std::string receive_from_puppet(bool has_engine, const std::function<void(FrameHeader&)>& change) {
@@ -182,8 +215,7 @@ std::string receive_from_puppet(bool has_engine, const std::function<void(FrameH
     std::vector<std::byte> data(kBytes, std::byte{5});
     size_t done = 0;
     message = CHECK_THROWS(Error, {
-      TcpCall call(*mesh, {Signature{}, Deadline::after(seconds(10)), [] { return std::string("a test"); },
-                           [](int, const Signature&) { return std::string("not the same"); }});
+      TcpCall call(*mesh, facts_of_test());
       call.receive({0, 0, kBytes}, data.data(), &done);
       call.run([&] { return done == 1; });
     });

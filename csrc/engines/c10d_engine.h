@@ -1,0 +1,49 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
+#include <vector>
+
+#include "transport/engine.h"
+
+namespace ours {
+
+/// Any backend of torch.distributed that sends from CPU memory, as an engine.
+///
+/// Such a backend says that a message is done only to who waits for it, so threads wait: one for each peer and
+/// direction, for one message after the other. They are started when first needed and end when the engine is closed.
+class C10dEngine final : public Engine {
+ public:
+  /// `ends_at_once`: what is aborted no longer touches its memory, and neither that nor the end of the backend waits
+  /// for peers. Otherwise messages are copied to and from memory of their own, which outlives them.
+  C10dEngine(std::string name, c10::intrusive_ptr<c10d::Backend> backend, bool ends_at_once);
+  ~C10dEngine() override;
+
+  std::string name() const override { return name_; }
+  std::unique_ptr<Engine::Transfer> send(int peer, uint32_t number, const void* data, size_t bytes) override;
+  std::unique_ptr<Engine::Transfer> receive(int peer, uint32_t number, void* data, size_t bytes) override;
+  void set_waker(std::function<void()> wake) override;
+  bool polls() const override { return false; }
+  void close() noexcept override;
+
+ private:
+  struct Job;
+  struct Waker;
+  class Line;
+  class Transfer;
+
+  c10d::Backend& backend() const;
+  std::unique_ptr<Engine::Transfer> follow(int peer, bool sends, std::shared_ptr<Job> job);
+
+  const std::string name_;
+  const bool ends_at_once_;
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::shared_ptr<Waker> waker_;
+  std::map<std::pair<int, bool>, std::shared_ptr<Line>> lines_;
+};
+
+}  // namespace ours
