@@ -177,7 +177,7 @@ TEST(a_peer_that_leaves_after_its_last_header_is_named) {
       call.send({0, 0, kBytes}, data.data(), &done);
       // Both ends have begun: the header is with rank 0, whose connections have nothing left to wait for.
       call.run([&] { return board->under_way() == 2; });
-      mesh.leave();
+      call.away([&] { mesh.leave(); });
       return;
     }
     const std::string message = CHECK_THROWS(PeerError, {
