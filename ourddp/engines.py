@@ -36,11 +36,12 @@ def make(name: str, store: dist.Store, rank: int, size: int, timeout: timedelta,
     ``address`` is what other ranks reach this one by. Waits for the others, at most ``timeout``. Raises whatever the
     backend raises.
     """
+    # Gloo first: it can be told its address, and what stands for it among the plugins may be another.
+    if name == "gloo":
+        return _make_gloo(store, rank, size, timeout, address)
     plugin = dist.Backend._plugins.get(name.upper())
     if plugin is not None:
         return _make_plugin(plugin, store, rank, size, timeout)
-    if name == "gloo":
-        return _make_gloo(store, rank, size, timeout, address)
     if name == "ucc":
         from torch._C._distributed_c10d import ProcessGroupUCC
 

@@ -242,7 +242,7 @@ void C10dEngine::close() noexcept {
     backend_.reset();
   } catch (const std::exception&) {
     // Without a thread, what may take long is never done: the process ends sooner or later.
-    (void)backend_.release();
+    [[maybe_unused]] const c10d::Backend* left_over = backend_.release();
   }
 }
 

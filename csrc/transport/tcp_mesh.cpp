@@ -98,7 +98,7 @@ std::shared_ptr<TcpMesh> TcpMesh::join(int rank, int size, std::shared_ptr<KeyVa
 TcpMesh::~TcpMesh() {
   leave();
   // What an engine has, its threads among it, stayed with the process that made it.
-  if (in_child()) (void)carried_.release();
+  [[maybe_unused]] const TcpCarried* parents = in_child() ? carried_.release() : nullptr;
 }
 
 void TcpMesh::set_engine(std::shared_ptr<Engine> engine, size_t least_bytes) {
