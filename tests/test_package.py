@@ -220,6 +220,25 @@ def test_a_build_that_cannot_be_honoured_is_refused(setting, message):
     assert message in result.stderr
 
 
+def test_a_build_with_an_mpi_that_does_not_work_is_refused(tmp_path):
+    wrapper = tmp_path / "mpicxx"
+    wrapper.write_text("#!/bin/sh\necho c++ -I/nowhere -lm\n")
+    wrapper.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    command = [sys.executable, "setup.py", "--version"]
+    environment = {**os.environ, "PATH": path, "OURS_WITH_MPI": "1"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode != 0
+    assert f"OURS_WITH_MPI=1 cannot be honoured: {wrapper} does not say how to compile and link" in result.stderr
+    result = subprocess.run(command, cwd=ROOT, env={**environment, "OURS_WITH_MPI": "auto"}, timeout=120)
+    assert result.returncode == 0
+
+
+def test_info_says_whether_mpi_is_built_in():
+    built = list((ROOT / "ourddp").glob("_mpi.*.so"))
+    assert _build_info.ENGINES["MPI"].startswith("on: " if built else "off")
+
+
 def test_the_version_is_the_same_everywhere():
     pyproject = (ROOT / "pyproject.toml").read_text()
     assert f'version = "{ourddp.__version__}"' in pyproject

@@ -263,4 +263,9 @@ const Options& options() {
   return kOptions;
 }
 
+std::string launcher_variable(const char* name) {
+  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): as above
+  return value == nullptr ? "" : value;
+}
+
 }  // namespace ours

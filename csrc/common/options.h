@@ -61,4 +61,7 @@ Options parse_options(const std::function<const char*(const char*)>& lookup);
 /// The options of this process, read from its environment on the first call. Throws as parse_options().
 const Options& options();
 
+/// What a launcher of MPI jobs left in this process's environment under `name`; empty: nothing.
+std::string launcher_variable(const char* name);
+
 }  // namespace ours

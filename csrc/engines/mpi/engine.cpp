@@ -1,0 +1,207 @@
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <cstring>
+
+#include "common/error.h"
+#include "engines/mpi/buffers.h"
+#include "engines/mpi/process.h"
+#include "engines/mpi/wait.h"
+#include "engines/mpi_meeting.h"
+#include "engines/mpi_plan.h"
+
+namespace ours::mpi {
+
+namespace {
+
+/// The communicator of one group, for as long as its engine or a message needs it.
+class Link {
+ public:
+  Link(const std::vector<int>& ranks, unsigned nonce) {
+    Process& process = Process::get();
+    const auto calls = process.lock();
+    MPI_Group world = MPI_GROUP_NULL;
+    MPI_Group members = MPI_GROUP_NULL;
+    check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+    const int code = MPI_Group_incl(world, static_cast<int>(ranks.size()), ranks.data(), &members);
+    MPI_Group_free(&world);
+    check(code, "MPI_Group_incl");
+    // The tag keeps groups apart that are made at the same time; one message of each pair is under way for it.
+    const int tag = static_cast<int>(nonce % static_cast<unsigned>(process.highest_tag()));
+    const int created = MPI_Comm_create_group(MPI_COMM_WORLD, members, tag, &comm_);
+    MPI_Group_free(&members);
+    check(created, "MPI_Comm_create_group");
+    check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  }
+
+  /// Frees the communicator, unless something may still be under way that the next one of that number would get.
+  ~Link() {
+    Process& process = Process::get();
+    if (!clean || comm_ == MPI_COMM_NULL || !process.usable()) return;
+    const auto calls = process.lock();
+    MPI_Comm_free(&comm_);
+  }
+
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  MPI_Comm comm() const { return comm_; }
+
+  Buffers buffers;
+  std::atomic<bool> clean{true};
+
+ private:
+  MPI_Comm comm_ = MPI_COMM_NULL;
+};
+
+/// A message in a buffer of its own: MPI cannot take back its hands from memory, but the group's memory has to be free
+/// at once when a call fails. The copies are short ones, of what is in the cache.
+class Message final : public Engine::Transfer {
+ public:
+  /// One to send, which ends when it is received: what nobody received is not forgotten.
+  Message(std::shared_ptr<Link> link, int peer, int tag, const void* data, size_t bytes)
+      : link_(std::move(link)), buffer_(link_->buffers.take(bytes)), bytes_(bytes) {
+    if (bytes > 0) std::memcpy(buffer_.memory.get(), data, bytes);
+    const auto calls = Process::get().lock();
+    begin(MPI_Issend(buffer_.memory.get(), static_cast<int>(bytes), MPI_BYTE, peer, tag, link_->comm(), &request_));
+  }
+
+  Message(std::shared_ptr<Link> link, int peer, int tag, void* data, size_t bytes)
+      : link_(std::move(link)), buffer_(link_->buffers.take(bytes)), receives_(true), target_(data), bytes_(bytes) {
+    const auto calls = Process::get().lock();
+    begin(MPI_Irecv(buffer_.memory.get(), static_cast<int>(bytes), MPI_BYTE, peer, tag, link_->comm(), &request_));
+  }
+
+  ~Message() override {
+    if (ended_) return;
+    link_->clean = false;
+    Process& process = Process::get();
+    if (process.usable() && receives_) cancel();
+    if (!ended_) process.abandon(request_, std::move(buffer_));
+  }
+
+  bool done() override {
+    if (ended_) return true;
+    if (!Process::get().usable()) throw Error("MPI has ended in this process while a message was under way");
+    MPI_Status status;
+    if (!test(&status)) return false;
+    if (receives_) take(status);
+    link_->buffers.give_back(std::move(buffer_));
+    return true;
+  }
+
+ private:
+  void begin(int code) {
+    ended_ = code != MPI_SUCCESS;
+    if (ended_) link_->clean = false;
+    check(code, receives_ ? "MPI_Irecv" : "MPI_Issend");
+  }
+
+  bool test(MPI_Status* status) {
+    const auto calls = Process::get().lock();
+    int flag = 0;
+    const int code = MPI_Test(&request_, &flag, status);
+    ended_ = flag != 0 || code != MPI_SUCCESS;
+    if (code != MPI_SUCCESS) link_->clean = false;
+    check(code, receives_ ? "a message did not arrive by MPI" : "a message could not be sent by MPI");
+    return ended_;
+  }
+
+  void take(const MPI_Status& status) {
+    int count = 0;
+    MPI_Get_count(&status, MPI_BYTE, &count);
+    if (count != static_cast<int>(bytes_)) {
+      throw Error("a message of " + std::to_string(count) + " bytes arrived by MPI instead of one of " +
+                  std::to_string(bytes_));
+    }
+    if (bytes_ > 0) std::memcpy(target_, buffer_.memory.get(), bytes_);
+  }
+
+  /// Takes back a receive, if its message has not come.
+  void cancel() noexcept {
+    const auto calls = Process::get().lock();
+    int flag = 0;
+    if (MPI_Cancel(&request_) != MPI_SUCCESS) return;
+    ended_ = MPI_Test(&request_, &flag, MPI_STATUS_IGNORE) == MPI_SUCCESS && flag != 0;
+  }
+
+  const std::shared_ptr<Link> link_;
+  Buffer buffer_;
+  const bool receives_ = false;
+  void* const target_ = nullptr;
+  const size_t bytes_;
+  MPI_Request request_ = MPI_REQUEST_NULL;
+  bool ended_ = false;
+};
+
+class MpiEngine final : public Engine {
+ public:
+  explicit MpiEngine(std::shared_ptr<Link> link) : link_(std::move(link)), name_("mpi (" + library_name() + ")") {}
+
+  std::string name() const override { return name_; }
+
+  std::unique_ptr<Transfer> send(int peer, uint32_t number, const void* data, size_t bytes) override {
+    check_open(bytes);
+    return std::make_unique<Message>(link_, peer, tag(number), data, bytes);
+  }
+
+  std::unique_ptr<Transfer> receive(int peer, uint32_t number, void* data, size_t bytes) override {
+    check_open(bytes);
+    return std::make_unique<Message>(link_, peer, tag(number), data, bytes);
+  }
+
+  void set_waker(std::function<void()>) override {}
+  bool polls() const override { return true; }
+  void close() noexcept override { closed_ = true; }
+
+ private:
+  void check_open(size_t bytes) const {
+    if (closed_) throw Error("nothing is sent by MPI any more: the group has ended");
+    if (!Process::get().usable()) throw Error("MPI has ended in this process, or it is a forked child");
+    if (bytes > INT_MAX) throw InvalidArgument("a message by MPI has at most 2 GiB");
+  }
+
+  /// Equal tags of messages to the same peer do no harm: they stay in their order.
+  static int tag(uint32_t number) {
+    return static_cast<int>(number % (static_cast<uint32_t>(Process::get().highest_tag()) + 1));
+  }
+
+  const std::shared_ptr<Link> link_;
+  const std::string name_;
+  std::atomic<bool> closed_{false};
+};
+
+Engine* open(const MpiMeeting& meeting) {
+  Process& process = Process::get();
+  Word word;
+  try {
+    word = process.introduce(meeting.launcher);
+  } catch (const Error& e) {
+    word = Word::failure(e.what());
+  }
+  const Plan plan = agree(meeting, word);
+  // What a thread that never ends uses may not be this function's.
+  auto link = std::make_shared<std::shared_ptr<Link>>();
+  const bool returned = wait_for(
+      [meeting, plan, link] {
+        Process::get().initialise(meeting, plan);
+        *link = std::make_shared<Link>(plan.ranks, plan.nonce);
+      },
+      meeting.deadline);
+  if (!returned) {
+    process.gave_up();
+    throw TimeoutError("the ranks of " + meeting.group + " did not find each other through " + library_name() +
+                       " within " + std::to_string(meeting.deadline.timeout().count()) +
+                       " ms: all processes that mpirun started have to initialise MPI, and all ranks of the group "
+                       "have to be alive");
+  }
+  return new MpiEngine(std::move(*link));
+}
+
+}  // namespace
+
+}  // namespace ours::mpi
+
+__attribute__((visibility("default"))) ours::Engine* ours::ours_open_mpi_engine(const ours::MpiMeeting& meeting) {
+  return ours::mpi::open(meeting);
+}

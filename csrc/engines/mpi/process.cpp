@@ -1,0 +1,191 @@
+#include "engines/mpi/process.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+
+#include "common/error.h"
+#include "engines/mpi/bootstrap.h"
+#include "engines/mpi/wait.h"
+
+namespace ours::mpi {
+
+namespace {
+
+/// For so long the end of a process waits for others where no launcher ends those that hang.
+constexpr std::chrono::milliseconds kFinalizeTimeout{2000};
+
+bool is_initialized() {
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  return initialized != 0;
+}
+
+bool is_finalized() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  return finalized != 0;
+}
+
+const char* level_name(int level) {
+  if (level == MPI_THREAD_SINGLE) return "MPI_THREAD_SINGLE";
+  if (level == MPI_THREAD_FUNNELED) return "MPI_THREAD_FUNNELED";
+  if (level == MPI_THREAD_SERIALIZED) return "MPI_THREAD_SERIALIZED";
+  return "MPI_THREAD_MULTIPLE";
+}
+
+}  // namespace
+
+void check(int code, const std::string& what) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw Error(what + ": " + std::string(text, static_cast<size_t>(length)));
+}
+
+std::string library_name() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  // The name ends with the first line or comma; runs of blanks become one.
+  std::string name;
+  for (const char* at = text; *at != '\0' && *at != ',' && *at != '\n'; ++at) {
+    const bool blank = *at == ' ' || *at == '\t' || *at == ':';
+    if (!blank) {
+      name += *at;
+    } else if (!name.empty() && name.back() != ' ') {
+      name += ' ';
+    }
+  }
+  return name;
+}
+
+Process& Process::get() {
+  // Never destroyed: threads may still use it while the process ends.
+  static auto* process = new Process();
+  return *process;
+}
+
+bool Process::usable() const { return !stuck_ && pid_ == getpid() && !is_finalized(); }
+
+Word Process::introduce(const MpiLauncher& launcher) {
+  if (stuck_) throw Error("MPI did not come back from an earlier call in this process");
+  if (is_finalized()) throw Error("MPI_Finalize has been called in this process, and MPI cannot be started again");
+  Word word;
+  word.library = library_name();
+  word.job = launcher.job;
+  word.rank = launcher.rank;
+  const std::lock_guard<std::mutex> starting(starting_);
+  if (!is_initialized()) {
+    word.state = launcher.job.empty() ? Word::State::Alone : Word::State::Launched;
+    return word;
+  }
+  if (ready_ && pid_ != getpid()) throw Error("MPI cannot be used in a child that was forked after MPI was started");
+  read_level();
+  const auto calls = lock();
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &word.rank), "MPI_Comm_rank");
+  word.state = Word::State::Running;
+  if (bootstrapped_) word.job = job_;
+  if (word.job.empty()) word.job = "of one process";
+  return word;
+}
+
+/// Which threads may call MPI depends on how it was initialised.
+void Process::read_level() {
+  int level = MPI_THREAD_SINGLE;
+  check(MPI_Query_thread(&level), "MPI_Query_thread");
+  if (level < MPI_THREAD_SERIALIZED) {
+    throw Error(
+        "MPI was initialised with the thread level " + std::string(level_name(level)) +
+        ", but groups send from threads of their own: initialise it with MPI_THREAD_MULTIPLE (MPI_Init_thread; in "
+        "mpi4py that is the default), or leave that to ourddp");
+  }
+  serialized_ = level == MPI_THREAD_SERIALIZED;
+}
+
+void Process::initialise(const MpiMeeting& meeting, const Plan& plan) {
+  const std::lock_guard<std::mutex> starting(starting_);
+  if (ready_) {
+    const auto calls = lock();
+    check_place(plan.ranks.at(static_cast<size_t>(meeting.rank)), plan.ranks);
+    return;
+  }
+  pid_ = getpid();
+  if (!is_initialized()) start(meeting, plan);
+  read_level();
+  const auto calls = lock();
+  check_place(plan.ranks.at(static_cast<size_t>(meeting.rank)), plan.ranks);
+  void* value = nullptr;
+  int found = 0;
+  check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&value), &found), "MPI_Comm_get_attr");
+  constexpr int kAlwaysAllowed = 32767;
+  highest_tag_ = found != 0 ? *static_cast<int*>(value) : kAlwaysAllowed;
+  ready_ = true;
+}
+
+void Process::start(const MpiMeeting& meeting, const Plan& plan) {
+  std::unique_ptr<Bootstrap> bootstrap;
+  if (plan.bootstrap) {
+    job_ = "started by " + meeting.group + " " + std::to_string(plan.nonce);
+    bootstrap = std::make_unique<Bootstrap>(meeting);
+  }
+  int level = MPI_THREAD_SINGLE;
+  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+  bootstrapped_ = plan.bootstrap;
+  if (bootstrap != nullptr) bootstrap->finish();
+  // What MPI's library registers for the end of the process runs after this.
+  std::atexit(at_exit);
+}
+
+/// That MPI sees the job that the launcher told this process of.
+void Process::check_place(int expected, const std::vector<int>& ranks) {
+  int rank = 0;
+  int size = 0;
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
+  check(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+  if (rank == expected && *std::max_element(ranks.begin(), ranks.end()) < size) return;
+  throw Error("this process was started as rank " + std::to_string(expected) + " of an MPI job, but " + library_name() +
+              " takes it for rank " + std::to_string(rank) + " of " + std::to_string(size) +
+              ": start the ranks by the mpirun or mpiexec of that MPI");
+}
+
+void Process::abandon(MPI_Request request, Buffer buffer) {
+  const std::lock_guard<std::mutex> lock(abandoned_mutex_);
+  abandoned_.push_back({request, std::move(buffer)});
+}
+
+void Process::sweep() {
+  const std::lock_guard<std::mutex> guard(abandoned_mutex_);
+  const auto calls = lock();
+  for (auto it = abandoned_.begin(); it != abandoned_.end();) {
+    int done = 0;
+    if (MPI_Test(&it->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
+    it = done != 0 ? abandoned_.erase(it) : std::next(it);
+  }
+}
+
+void Process::at_exit() {
+  Process& process = get();
+  if (process.usable()) process.finalize();
+}
+
+/// Who initialised MPI ends it: mpirun takes the end of a process that has not for a failure. Not while a message is
+/// left over: its receiver is gone, or has given up, and MPI might wait for it forever.
+void Process::finalize() {
+  sweep();
+  if (!abandoned_.empty()) return;
+  if (!bootstrapped_) {
+    MPI_Finalize();
+    return;
+  }
+  // Nobody ends this process if another one died, so it does not rely on them.
+  try {
+    wait_for([] { MPI_Finalize(); }, Deadline::after(kFinalizeTimeout));
+  } catch (const std::exception&) {
+  }
+}
+
+}  // namespace ours::mpi

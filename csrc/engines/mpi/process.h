@@ -1,0 +1,81 @@
+#pragma once
+
+#include <mpi.h>
+#include <sys/types.h>
+
+#include <atomic>
+#include <list>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engines/mpi/buffers.h"
+#include "engines/mpi_meeting.h"
+#include "engines/mpi_plan.h"
+
+namespace ours::mpi {
+
+/// Throws Error for what an MPI function returned, unless that is success. `what`: what was tried.
+void check(int code, const std::string& what);
+
+/// "Open MPI v5.0.11". May be called before MPI is initialised.
+std::string library_name();
+
+/// MPI in this process. There is one, and it cannot be had again once it has ended.
+class Process {
+ public:
+  static Process& get();
+
+  /// What this process says of itself to the other ranks. Throws Error where MPI cannot be used any more.
+  Word introduce(const MpiLauncher& launcher);
+
+  /// Initialises MPI, unless that has happened. All processes of the job have to do so before it returns. Who waits for
+  /// it says gave_up() if it takes too long.
+  void initialise(const MpiMeeting& meeting, const Plan& plan);
+
+  /// MPI did not return from a call; it is not called again.
+  void gave_up() { stuck_ = true; }
+
+  /// Held around calls of MPI; empty where MPI takes calls from several threads at a time.
+  std::unique_lock<std::mutex> lock() {
+    return serialized_ ? std::unique_lock<std::mutex>(calls_) : std::unique_lock<std::mutex>();
+  }
+
+  /// Whether MPI may be called: not in a forked child, not after MPI has ended.
+  bool usable() const;
+
+  /// Takes what belongs to a message that cannot be recalled: it is kept until MPI is done with it.
+  void abandon(MPI_Request request, Buffer buffer);
+
+  int highest_tag() const { return highest_tag_; }
+
+ private:
+  Process() = default;
+
+  void start(const MpiMeeting& meeting, const Plan& plan);
+  void read_level();
+  static void check_place(int expected, const std::vector<int>& ranks);
+  void sweep();
+  static void at_exit();
+  void finalize();
+
+  struct Abandoned {
+    MPI_Request request;
+    Buffer buffer;
+  };
+
+  std::mutex starting_;
+  std::mutex calls_;
+  std::atomic<bool> stuck_{false};
+  std::atomic<bool> serialized_{false};
+  bool ready_ = false;
+  bool bootstrapped_ = false;
+  std::string job_;
+  pid_t pid_ = 0;
+  int highest_tag_ = 0;
+
+  std::mutex abandoned_mutex_;
+  std::list<Abandoned> abandoned_;
+};
+
+}  // namespace ours::mpi

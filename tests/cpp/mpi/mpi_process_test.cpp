@@ -1,0 +1,154 @@
+#include <mpi.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <thread>
+
+#include "engines/mpi_plan.h"
+#include "mpi_ranks.h"
+#include "testing.h"
+
+// Each of these needs processes of its own, since MPI starts once in a process: one name is given to each run.
+
+namespace ours {
+namespace {
+
+using testing::exchange_all;
+using testing::meet;
+using testing::open_engine;
+using testing::world_rank;
+using testing::world_size;
+
+/// Starts MPI as a program would that uses it itself.
+void start_mpi(int level) {
+  int provided = 0;
+  MPI_Init_thread(nullptr, nullptr, level, &provided);
+}
+
+TEST(process_with_mpi_for_one_thread_is_refused) {
+  start_mpi(MPI_THREAD_SINGLE);
+  const auto message = CHECK_THROWS(Error, open_engine("single"));
+  CHECK_CONTAINS(message, "MPI was initialised with the thread level MPI_THREAD_SINGLE, but");
+  CHECK_CONTAINS(message, "initialise it with MPI_THREAD_MULTIPLE");
+  MPI_Finalize();
+}
+
+TEST(process_with_mpi_for_a_thread_at_a_time) {
+  start_mpi(MPI_THREAD_SERIALIZED);
+  std::unique_ptr<Engine> engines[2];
+  for (int which = 0; which < 2; ++which) engines[which] = open_engine("serialized" + std::to_string(which));
+  std::string errors[2];
+  std::thread threads[2];
+  for (int which = 0; which < 2; ++which) {
+    threads[which] = std::thread([&, which] {
+      try {
+        for (uint32_t round = 0; round < 10; ++round) {
+          exchange_all(*engines[which], world_rank(), world_size(), round * 100);
+        }
+      } catch (const std::exception& e) {
+        errors[which] = e.what();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK_EQ(errors[0] + errors[1], "");
+  for (auto& engine : engines) engine.reset();
+  MPI_Finalize();
+}
+
+TEST(process_with_mpi_for_all_threads_ends_it_itself) {
+  start_mpi(MPI_THREAD_MULTIPLE);
+  {
+    const auto engine = open_engine("multiple");
+    exchange_all(*engine, world_rank(), world_size(), 0);
+  }
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  CHECK_EQ(finalized, 0);
+  MPI_Finalize();
+}
+
+TEST(process_after_mpi_is_refused) {
+  start_mpi(MPI_THREAD_MULTIPLE);
+  auto engine = open_engine("before");
+  MPI_Finalize();
+  char byte = 0;
+  auto message = CHECK_THROWS(Error, engine->send(0, 0, &byte, 1));
+  CHECK_CONTAINS(message, "MPI has ended in this process");
+  engine.reset();
+  message = CHECK_THROWS(Error, open_engine("after"));
+  CHECK_CONTAINS(message, "MPI_Finalize has been called in this process");
+}
+
+TEST(process_forks) {
+  auto engine = open_engine("fork");
+  char byte = 0;
+  auto transfer = engine->receive((world_rank() + 1) % world_size(), 0, &byte, 1);
+  const pid_t child = fork();
+  if (child == 0) {
+    // Everything the parent has is left alone, and the exit handlers run.
+    const bool refused = [&] {
+      try {
+        transfer->done();
+      } catch (const Error&) {
+        return true;
+      }
+      return false;
+    }();
+    transfer.reset();
+    engine.reset();
+    std::exit(refused ? 0 : 1);  // NOLINT(concurrency-mt-unsafe)
+  }
+  int status = -1;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  const char mine = 'a';
+  const auto sent = engine->send((world_rank() + world_size() - 1) % world_size(), 0, &mine, 1);
+  testing::finish(*transfer);
+  testing::finish(*sent);
+  CHECK_EQ(byte, 'a');
+}
+
+TEST(process_leaves_a_message_behind) {
+  const auto engine = open_engine("behind");
+  const std::vector<char> data(256 << 10);
+  if (world_rank() == 1) engine->send(0, 0, data.data(), data.size()).reset();
+  meet("behind met");
+}
+
+TEST(process_waits_for_nobody_who_does_not_come) {
+  auto meeting = testing::meeting_of("never", world_rank(), world_size());
+  meeting.deadline = Deadline::after(std::chrono::milliseconds(300));
+  // Rank 1 says that it takes part, and then does not: MPI_Init waits for it in vain.
+  if (world_rank() == 1) {
+    mpi::Word word;
+    word.state = mpi::Word::State::Launched;
+    word.rank = 1;
+    word.job = meeting.launcher.job;
+    word.library = testing::keys_of("library")->get("name", testing::soon());
+    mpi::agree(meeting, word);
+    meet("never met");
+    return;
+  }
+  char name[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  MPI_Get_library_version(name, &length);
+  const std::string text(name);
+  testing::keys_of("library")->set("name", text.substr(0, text.find(',')));
+  const auto message = CHECK_THROWS(TimeoutError, ours_open_mpi_engine(meeting));
+  CHECK_CONTAINS(message, "the ranks of never did not find each other through");
+  const auto again = CHECK_THROWS(Error, ours_open_mpi_engine(meeting));
+  CHECK_CONTAINS(again, "MPI did not come back from an earlier call in this process");
+  meet("never met");
+}
+
+TEST(process_that_mpirun_did_not_start) {
+  const auto message = CHECK_THROWS(Error, open_engine("alone"));
+  CHECK_CONTAINS(message, "the ranks were not started by mpirun, and Open MPI");
+  CHECK_CONTAINS(message, "Start all ranks by one mpirun (ourddp.init() finds rank and size there)");
+  CHECK_CONTAINS(message, "OURS_INTERNODE=tcp");
+}
+
+}  // namespace
+}  // namespace ours

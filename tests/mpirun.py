@@ -1,0 +1,58 @@
+"""Starts programs by the MPI that the extension was built for, or that the tests find."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+TIMEOUT = 120
+GRACE = 10
+# What launchers leave in the environment of the processes that they start.
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "PRTE_", "SLURM_", "MPI_", "TORCHELASTIC_")
+
+
+def find(tool: str) -> str | None:
+    """Return the path of one of MPI's programs: beside this Python, or on the path."""
+    beside = Path(sys.executable).with_name(tool)
+    return str(beside) if beside.exists() else shutil.which(tool)
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment without what a launcher may have left there, and with ``variables``."""
+    mine = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    as_root = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
+    return {**mine, **as_root, **variables}
+
+
+def is_open_mpi(mpirun: str) -> bool:
+    """Return whether ``mpirun`` is Open MPI's."""
+    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=TIMEOUT, check=False).stdout
+    return "Open MPI" in said
+
+
+def run(processes: int, command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run ``command`` in so many processes of one MPI job, however many cores there are."""
+    mpirun = find("mpirun")
+    assert mpirun is not None
+    options = ["--oversubscribe", "--bind-to", "none"] if is_open_mpi(mpirun) else []
+    line = [mpirun, *options, "-n", str(processes), *command]
+    job = subprocess.Popen(
+        line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        stdout, stderr = job.communicate(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        # mpirun ends its processes when it is asked to end, and may itself be a script around the real one.
+        os.killpg(job.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.communicate(timeout=GRACE)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        stdout, stderr = job.communicate()
+        raise AssertionError(f"mpirun did not end within {TIMEOUT} s\n{stdout}{stderr}") from None
+    return subprocess.CompletedProcess(line, job.returncode, stdout, stderr)
