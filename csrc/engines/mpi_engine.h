@@ -9,6 +9,10 @@
 
 namespace ours {
 
+/// Why this process cannot have an engine that sends by MPI: the library with MPI in it is missing or cannot be loaded.
+/// Empty if it can be.
+std::string mpi_obstacle();
+
 /// Makes an engine that sends by MPI. All ranks of the group call it; it returns when all have. MPI lives in a library
 /// of its own beside this one, which is loaded here, so nothing else needs it. `keys` are this engine's alone, `group`
 /// is for messages. Throws Error, the same on all ranks: where the library is missing or cannot be loaded, where the

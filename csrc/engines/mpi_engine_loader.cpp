@@ -57,6 +57,15 @@ Open load() {
 
 }  // namespace
 
+std::string mpi_obstacle() {
+  try {
+    load();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
 std::shared_ptr<Engine> make_mpi_engine(int rank, int size, const std::string& group, std::shared_ptr<KeyValues> keys,
                                         Deadline deadline) {
   const MpiMeeting meeting = {rank, size, group, std::move(keys), deadline, find_mpi_launcher()};
