@@ -3,12 +3,13 @@
 //
 //   make -f tests/cpp/Makefile tcp        # 2 ranks over the loopback
 //   tests/cpp/build/plain/tcp [--local RANKS] [--group flat|nodes] [--hosts HOSTS [--rate MBIT]] [--heap] [--rails N]
-//                             [--streams N] [--part BYTES] [--small BYTES] [--direct RANKS]
+//                             [--streams N] [--part BYTES] [--rules RULES]
 //                             [--wire bfloat16|float16]
 //
 // The ranks are forked processes, RANKS on each host. With --hosts, which root alone may ask for, each host is a
 // network namespace with one link to a bridge in another, of that rate (tc tbf; 0: as fast as the machine is); they are
-// removed in the end. `flat` is all ranks over TCP; `nodes` shared memory in a host, and TCP between hosts. With
+// removed in the end. RULES come before those of the built-in table of algorithms: "all ring". `flat` is all ranks over
+// TCP; `nodes` shared memory in a host, and TCP between hosts. With
 // --heap, the data lies in the nodes' heaps.
 //
 // An all-reduce of S bytes over H hosts must send 2 (H - 1) / H S bytes from each; the share of the line rate is the
@@ -331,13 +332,11 @@ int main(int argc, char** argv) {
       job.plan.streams = std::clamp(static_cast<int>(number), 1, 16);
     } else if (word == "--part") {
       job.plan.chunk_bytes = std::max(static_cast<size_t>(number) / 64 * 64, size_t{4096});
-    } else if (word == "--small") {
-      job.plan.small_bytes = static_cast<size_t>(number);
     } else if (word == "--wire") {
       if (value == "bfloat16") job.plan.wire = ours::WireType::BFloat16;
       if (value == "float16") job.plan.wire = ours::WireType::Float16;
-    } else if (word == "--direct") {
-      job.plan.direct_ranks = std::max(static_cast<int>(number), 1);
+    } else if (word == "--rules") {
+      job.plan.rules = ours::Selection::parse(value).rules();
     } else {
       refuse(word);
     }

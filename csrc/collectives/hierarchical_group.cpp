@@ -15,6 +15,12 @@ int smallest_node(const Topology& topology) {
   return static_cast<int>(least);
 }
 
+int largest_node(const Topology& topology) {
+  size_t most = 0;
+  for (int node = 0; node < topology.nodes(); ++node) most = std::max(most, topology.ranks_of(node).size());
+  return static_cast<int>(most);
+}
+
 }  // namespace
 
 HierarchicalGroup::HierarchicalGroup(Topology topology, std::shared_ptr<NodeSession> session,
@@ -26,7 +32,9 @@ HierarchicalGroup::HierarchicalGroup(Topology topology, std::shared_ptr<NodeSess
       flat_(mesh_),
       node_index_(topology_.node_of(mesh_->rank())),
       local_(topology_.local_rank_of(mesh_->rank())),
-      rails_(smallest_node(topology_)) {
+      rails_(smallest_node(topology_)),
+      selection_(Selection::parse(mesh_->plan().rules)),
+      most_local_(largest_node(topology_)) {
   if (topology_.size() != mesh_->size() || session_->size() != static_cast<int>(members().size()) ||
       session_->rank() != local_) {
     throw Error("the list of nodes is of another group than its connections and memory: rank " +

@@ -10,7 +10,8 @@
 #include "collectives/group.h"
 #include "collectives/node_group.h"
 #include "collectives/pieces.h"
-#include "collectives/rail_reduction.h"
+#include "collectives/rail.h"
+#include "collectives/select.h"
 #include "collectives/tcp_group.h"
 #include "transport/node_session.h"
 #include "transport/tcp_call.h"
@@ -29,8 +30,8 @@ namespace ours {
 /// network looks after its node: whatever goes wrong anywhere reaches all.
 ///
 /// The algorithms: hierarchical_all_reduce.cpp (all_reduce, reduce) with hierarchical_stages.cpp,
-/// hierarchical_heap_reduce.cpp and rail_reduction.cpp, hierarchical_reduce_scatter.cpp, hierarchical_all_gather.cpp,
-/// hierarchical_broadcast.cpp, hierarchical_exchange.cpp (gather, scatter, all_to_all).
+/// hierarchical_heap_reduce.cpp, doubling.cpp, rail_reduction.cpp and rail_ring.cpp, hierarchical_reduce_scatter.cpp,
+/// hierarchical_all_gather.cpp, hierarchical_broadcast.cpp, hierarchical_exchange.cpp (gather, scatter, all_to_all).
 class HierarchicalGroup final : public Group, private NodeLookout {
  public:
   struct Plan {
@@ -124,16 +125,20 @@ class HierarchicalGroup final : public Group, private NodeLookout {
 
   // Reductions (hierarchical_all_reduce.cpp).
   void reduce_to(const Running& run, const Reducing& job);
-  void reduce_short(const Running& run, const Reducing& job);
+  Algorithm choose(const Reducing& job) const;
+  void reduce_short(const Running& run, const Reducing& job, bool doubling);
   /// Among leaders: `sums` holds one a node, this node's is there already.
   void exchange_sums(const Running& run, const Reducing& job, std::byte* sums, std::byte* result);
-  void reduce_long(const Running& run, const Reducing& job);
+  /// Among leaders, with as much room behind the sum.
+  void double_sum(const Running& run, const Reducing& job, std::byte* sum, std::byte* result);
+  void reduce_long(const Running& run, const Reducing& job, bool ring);
   class Stages;
   class Buffers;
-  void reduce_staged(const Running& run, const Reducing& job, Stages& stages);
-  void reduce_in_place(const Running& run, const Reducing& job, const RailSlices& slices, bool in_heap);
+  void reduce_staged(const Running& run, Stages& stages, Rail* rail);
+  void reduce_in_place(const Running& run, const Reducing& job, const RailSlices& slices, bool in_heap, Rail* rail);
   DType travelling_type(const Reducing& job) const;
-  RailReduction::Job rail_job(const Reducing& job, const RailSlices& slices) const;
+  /// With its memory; null where this rank is on none.
+  std::unique_ptr<Rail> make_rail(const Running& run, const Reducing& job, const RailSlices& slices, bool ring);
 
   // Moving (hierarchical_all_gather.cpp, hierarchical_exchange.cpp).
   void agree_on_sizes(const Running& run, const std::vector<uint64_t>& sizes);
@@ -155,6 +160,8 @@ class HierarchicalGroup final : public Group, private NodeLookout {
   int node_index_;
   int local_;  ///< this rank's number in its node
   int rails_;
+  const Selection selection_;
+  int most_local_;            ///< ranks of the largest node
   std::vector<int> leaders_;  ///< of all nodes
   TcpCall* tcp_ = nullptr;    ///< while a collective is under way
   Clock::time_point next_watch_{};

@@ -69,32 +69,28 @@ class HierarchicalGroup::Buffers {
   Sources places_;
 };
 
-void HierarchicalGroup::reduce_in_place(const Running& run, const Reducing& job, const RailSlices& slices,
-                                        bool in_heap) {
-  if (local_ < slices.rails) {
+void HierarchicalGroup::reduce_in_place(const Running& run, const Reducing& job, const RailSlices& slices, bool in_heap,
+                                        Rail* rail) {
+  if (rail != nullptr) {
     Buffers buffers(*this, job, in_heap);
-    RailReduction rail(run.tcp, rail_job(job, slices));
-    rail.use(scratch(rail.memory_bytes()));
     size_t begun = 0, written = 0;
     const size_t chunks = slices.chunks();
-    const auto can_write = [&] { return written < begun && rail.done(written); };
-    const auto can_begin = [&] {
-      return begun < chunks && begun < written + RailReduction::window() && rail.may_begin();
-    };
+    const auto can_write = [&] { return written < begun && rail->done(written); };
+    const auto can_begin = [&] { return begun < chunks && begun < written + Rail::window() && rail->may_begin(); };
     while (written < chunks) {
       wait(run, [&] {
-        rail.drain();
+        rail->advance();
         return can_write() || can_begin();
       });
       // The buffers of peers that have given up are theirs again.
       session_->failure().check();
       if (can_write()) {
-        buffers.write(slices.of(written, local_), rail.slot(written));
+        buffers.write(slices.of(written, local_), rail->slot(written));
         ++written;
       } else {
-        buffers.reduce(slices.of(begun, local_), rail.slot(begun));
+        buffers.reduce(slices.of(begun, local_), rail->slot(begun));
         ++begun;
-        rail.begin();
+        rail->begin();
       }
     }
   }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 
 #include "collectives/node_group_impl.h"
 
@@ -91,23 +90,21 @@ size_t HierarchicalGroup::Stages::offset_of(size_t round, int rail) const {
 // staged, hands a chunk's slice to its rail once it is complete, copies results out that were published in round q - 1,
 // stages the next portion, and publishes its results of the round `delay` before: for these the rail has had the time
 // of several chunks.
-void HierarchicalGroup::reduce_staged(const Running& run, const Reducing& job, Stages& stages) {
+void HierarchicalGroup::reduce_staged(const Running& run, Stages& stages, Rail* rail) {
   const size_t rounds = stages.rounds();
   const size_t all = stages.all_rounds();
   const size_t chunks = stages.slices().chunks();
-  const size_t delay = std::min(RailReduction::window() - 1, chunks - 1) * rounds + rounds - 1;
-  std::optional<RailReduction> rail;
-  if (stages.has_rail()) {
-    rail.emplace(run.tcp, rail_job(job, stages.slices()));
-    rail->use(scratch(rail->memory_bytes()));
-  }
+  const size_t delay = std::min(Rail::window() - 1, chunks - 1) * rounds + rounds - 1;
   for (size_t round = 0;; ++round) {
     if (round > 0) sync(run);
-    if (rail && round < all) {
+    if (rail != nullptr && round < all) {
       const size_t chunk = round / rounds;
       stages.reduce(round, rail->slot(chunk));
       if (round % rounds == rounds - 1) {
-        wait(run, [&] { return rail->may_begin(); });
+        wait(run, [&] {
+          rail->advance();
+          return rail->may_begin();
+        });
         rail->begin();
         push(run);
       }
@@ -115,10 +112,10 @@ void HierarchicalGroup::reduce_staged(const Running& run, const Reducing& job, S
     if (round > delay) stages.copy_out(round - delay - 1);
     if (round == all + delay) return;
     if (round + 1 < all) stages.copy_in(round + 1);
-    if (rail && round >= delay) {
+    if (rail != nullptr && round >= delay) {
       const size_t ready = round - delay;
       wait(run, [&] {
-        rail->drain();
+        rail->advance();
         return rail->done(ready / rounds);
       });
       stages.publish(ready, rail->slot(ready / rounds));

@@ -13,7 +13,6 @@ class HierarchicalGroup::Stages {
   Stages(HierarchicalGroup& group, const Reducing& job, const RailSlices& slices);
 
   const RailSlices& slices() const { return slices_; }
-  bool has_rail() const { return local_ < slices_.rails; }
   /// Of a chunk.
   size_t rounds() const { return rounds_; }
   size_t all_rounds() const { return slices_.chunks() * rounds_; }

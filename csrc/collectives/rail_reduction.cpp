@@ -8,11 +8,8 @@ namespace ours {
 
 namespace {
 
-constexpr size_t kLine = 64;
 /// Elements that are converted at a time: they stay in the fastest cache.
 constexpr size_t kConverted = 1024;
-
-size_t whole_lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 /// A node's sum of float16 may be beyond its range although the average is not.
 bool divides_first(const Reduction& reduction, DType travels) {
@@ -54,11 +51,6 @@ RailReduction::RailReduction(TcpCall& tcp, Job job)
       states_(slots_),
       widened_(converts() ? nodes() * kConverted : 0) {}
 
-Slice RailReduction::part_of(size_t chunk, size_t node) const {
-  return slice_of(job_.slices.of(chunk, job_.rail).size(), static_cast<int>(nodes()), static_cast<int>(node),
-                  job_.slices.align);
-}
-
 TcpCall::Message RailReduction::message(size_t node, size_t chunk, bool result, size_t elements) const {
   const auto phase = static_cast<uint16_t>(2 * chunk + (result ? 1 : 0));
   return {job_.peers[node], phase, elements * travelling_element_, 0, static_cast<uint32_t>(chunk)};
@@ -75,7 +67,8 @@ void RailReduction::tick() {
   ++next_;
 }
 
-void RailReduction::drain() {
+void RailReduction::advance() {
+  // As long as chunks are to come, begin() does.
   while (next_ >= chunks_ && next_ < chunks_ + kLag && may_tick()) tick();
 }
 

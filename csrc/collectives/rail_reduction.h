@@ -4,43 +4,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/dtype.h"
-#include "common/partition.h"
-#include "kernels/reduce.h"
-#include "transport/tcp_call.h"
+#include "collectives/rail.h"
 
 namespace ours {
 
-/// How an array is divided between nodes: into chunks, of which each rail has a slice. Pure arithmetic, alike on all
-/// ranks.
-struct RailSlices {
-  size_t count;      ///< elements of the array
-  size_t per_chunk;  ///< elements
-  int rails;
-  size_t align;  ///< in elements: of slices' ends
-
-  size_t chunks() const { return piece_count(count, per_chunk); }
-
-  /// A rail's elements of a chunk.
-  Slice of(size_t chunk, int rail) const {
-    const Slice all = piece_of(count, per_chunk, chunk);
-    const Slice part = slice_of(all.size(), rails, rail, align);
-    return {all.begin + part.begin, all.begin + part.end};
-  }
-
-  /// The most elements that of() gives any rail.
-  size_t longest() const { return of(0, 0).size(); }
-};
-
-/// The reduction within a node of what is then reduced between nodes. Its results travel as `travels`.
-Reduction within_node(const Reduction& reduction, DType travels);
-/// And that between nodes.
-Reduction between_nodes(const Reduction& reduction, DType travels);
-
-/// One rail of an all-reduce between nodes: ranks of different nodes, of which each has its node's partial sums of the
-/// same slices. The slice of a chunk is divided among the nodes once more: node m gets part m of all others' slices,
-/// reduces them, and sends the result to all: a reduce-scatter and an all-gather (Rabenseifner 2004). Each node sends
-/// 2 (H - 1) / H of the array, which is the least.
+/// A rail in which all nodes talk to all. The slice of a chunk is divided among the nodes once more: node m gets part m
+/// of all others' slices, reduces them, and sends the result to all: a reduce-scatter and an all-gather (Rabenseifner
+/// 2004). Each node sends 2 (H - 1) / H of the array, which is the least.
 ///
 /// Chunks overlap: while the parts of one are reduced, those of the next are on their way, and the results of the one
 /// before. On each connection all messages go in one order: the parts of chunk t, then the results of chunk t - lag.
@@ -49,45 +19,21 @@ Reduction between_nodes(const Reduction& reduction, DType travels);
 /// added up in float32. With s(n) for the sums of nodes, and u for half a unit in the last place (2^-8 of a bfloat16,
 /// 2^-11 of a float16 that is not subnormal), a result is off by at most u (|s(1)| + ... + |s(H)| + |result|), beside
 /// the roundings of float32. The reducer of a part takes its own result as the others get it: all have the same bits.
-class RailReduction {
+class RailReduction final : public Rail {
  public:
-  struct Job {
-    std::vector<int> peers;  ///< the rail's rank on each node
-    int node;                ///< this rank's place among them
-    int rail;
-    int reader;  ///< the node that wants the results; -1: all do
-    DType dtype;
-    DType travels;        ///< dtype, or a half type of float32
-    Reduction reduction;  ///< between_nodes()
-    RailSlices slices;
-  };
-
   RailReduction(TcpCall& tcp, Job job);
-  RailReduction(const RailReduction&) = delete;
-  RailReduction& operator=(const RailReduction&) = delete;
 
-  /// How many chunks may be under way: chunk t - window() must be done() and used before slot(t) is filled.
-  static size_t window() { return 2 * kLag + 1; }
-
-  /// Bytes of memory that it needs, and the place for them.
-  size_t memory_bytes() const { return slots_ * slot_bytes_; }
-  void use(std::byte* memory) { memory_ = memory; }
-
-  /// Where the node's partial sums of a chunk's slice belong, and where the results are when it is done().
-  std::byte* slot(size_t chunk) const { return memory_ + (chunk % slots_) * slot_bytes_; }
-
-  /// Whether the next chunk may be begun: what has come in is reduced in between.
-  bool may_begin() const { return may_tick(); }
-  /// Begins the next chunk, whose partial sums are in its slot.
-  void begin() { tick(); }
-  /// Goes on after the last chunk was begun.
-  void drain();
-  /// Its results, or those of its parts that this rank gets, are in its slot, and nothing of it is still to be sent.
-  bool done(size_t chunk);
+  size_t memory_bytes() const override { return slots_ * slot_bytes_; }
+  void use(std::byte* memory) override { memory_ = memory; }
+  std::byte* slot(size_t chunk) const override { return memory_ + (chunk % slots_) * slot_bytes_; }
+  void advance() override;
+  bool may_begin() const override { return may_tick(); }
+  void begin() override { tick(); }
+  bool done(size_t chunk) override;
 
  private:
   /// Chunks between a part and its result, so that neither waits for the other.
-  static constexpr size_t kLag = 2;
+  static constexpr size_t kLag = (window() - 1) / 2;
 
   struct State {
     // In parts as TcpCall counts them.
@@ -107,7 +53,7 @@ class RailReduction {
   void exchange_parts(size_t chunk);
   void reduce_part(size_t chunk);
   void reduce_converting(size_t chunk, const Slice& mine);
-  Slice part_of(size_t chunk, size_t node) const;
+  Slice part_of(size_t chunk, size_t node) const { return Rail::part_of(job_, chunk, node); }
   TcpCall::Message message(size_t node, size_t chunk, bool result, size_t elements) const;
   std::byte* input(size_t chunk, size_t node) const;
   /// The slice as it travels, which is the slot itself where nothing is converted.

@@ -2,10 +2,12 @@
 #include <cstring>
 #include <numeric>
 
+#include "collectives/doubling.h"
 #include "collectives/tcp_group_impl.h"
 
-// Which algorithm reduces what: up to TcpPlan::direct_ranks ranks, every rank talks to every other
-// (tcp_reduce_direct.cpp); beyond, small messages are reduced by recursive doubling and large ones around a ring.
+// Which algorithm reduces what is for the table of algorithms to say (select.h): among few ranks, every rank talks to
+// every other (tcp_reduce_direct.cpp); among many, small messages are reduced by recursive doubling (doubling.h) and
+// large ones around a ring.
 //
 // Messages that lie in several places are packed into one before, and unpacked after.
 
@@ -58,15 +60,14 @@ void TcpGroup::reduce_whole(TcpCall& tcp, DType dtype, const Reduction& reductio
                             size_t count, int root) {
   constexpr size_t kAlign = 64;
   const size_t element = size_of(dtype);
-  // Sending the whole to everybody costs more bytes with every rank.
-  const size_t copies = is_direct() ? static_cast<size_t>(std::max(size() - 1, 1)) : 1;
-  const bool small = count * element <= mesh_->plan().small_bytes / copies;
-  if (is_direct() && small) return reduce_small(tcp, dtype, reduction, in, out, count);
+  const Algorithm chosen = choose(root < 0 ? Selectable::AllReduce : Selectable::Reduce, count * element);
+  if (chosen == Algorithm::Whole) return reduce_small(tcp, dtype, reduction, in, out, count);
+  if (chosen == Algorithm::Doubling) return reduce_doubling(tcp, dtype, reduction, in, out, count);
 
-  // Around a ring, and by doubling, every rank gets the whole result; those that do not want it drop it.
-  std::vector<std::byte> dropped(!is_direct() && out == nullptr ? count * element : 0);
+  // Around a ring every rank gets the whole result; those that do not want it drop it.
+  const bool ring = chosen == Algorithm::Ring;
+  std::vector<std::byte> dropped(ring && out == nullptr ? count * element : 0);
   if (!dropped.empty()) out = dropped.data();
-  if (!is_direct() && small) return reduce_doubling(tcp, dtype, reduction, in, out, count);
 
   Reducing job{dtype, reduction, {}, {}, {}, {}};
   for (int r = 0; r < size(); ++r) {
@@ -75,7 +76,7 @@ void TcpGroup::reduce_whole(TcpCall& tcp, DType dtype, const Reduction& reductio
     job.counts.push_back(slice.size());
     job.outputs.push_back(out == nullptr ? nullptr : out + slice.begin * element);
   }
-  if (!is_direct()) return reduce_ring(tcp, job);
+  if (ring) return reduce_ring(tcp, job);
   if (root >= 0) {
     job.readers = {root};
   } else {
@@ -83,6 +84,18 @@ void TcpGroup::reduce_whole(TcpCall& tcp, DType dtype, const Reduction& reductio
     std::iota(job.readers.begin(), job.readers.end(), 0);
   }
   reduce_direct(tcp, job);
+}
+
+void TcpGroup::reduce_doubling(TcpCall& tcp, DType dtype, const Reduction& reduction, const std::byte* in,
+                               std::byte* out, size_t count) {
+  const size_t bytes = count * size_of(dtype);
+  std::byte* const mine = scratch(2 * bytes);
+  if (bytes != 0) std::memcpy(mine, in, bytes);
+  std::vector<int> all(static_cast<size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  Doubling(tcp, all, rank())
+      .reduce(mine, mine + bytes, count, dtype, reduction, [&](const std::function<bool()>& done) { tcp.run(done); });
+  if (bytes != 0 && out != nullptr) std::memcpy(out, mine, bytes);
 }
 
 void TcpGroup::reduce_scatter(const Call& call, const std::vector<const void*>& inputs,
@@ -97,10 +110,10 @@ void TcpGroup::reduce_scatter(const Call& call, const std::vector<const void*>& 
     Reducing job{call.dtype, reduction, {}, counts, std::vector<std::byte*>(ranks), {}};
     for (const void* input : inputs) job.inputs.push_back(static_cast<const std::byte*>(input));
     job.outputs[static_cast<size_t>(rank())] = static_cast<std::byte*>(out);
-    if (is_direct()) {
-      reduce_direct(tcp, job);
-    } else {
+    if (choose(Selectable::ReduceScatter, sum * size_of(call.dtype)) == Algorithm::Ring) {
       reduce_ring(tcp, job);
+    } else {
+      reduce_direct(tcp, job);
     }
   });
 }

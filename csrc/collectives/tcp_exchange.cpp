@@ -51,7 +51,8 @@ void TcpGroup::all_gather(const Call& call, ConstSpan input, const std::vector<S
   const auto ranks = static_cast<size_t>(size());
   check_one_a_rank(call, outputs.size(), ranks);
   check_own(call, rank(), input.bytes, outputs[static_cast<size_t>(rank())].bytes);
-  if (!is_direct()) return guarded([&] { all_gather_ring(call, input, outputs); });
+  if (choose(Selectable::AllGather, 0) == Algorithm::Ring)
+    return guarded([&] { all_gather_ring(call, input, outputs); });
   Exchange plan;
   plan.sends.assign(ranks, input);
   plan.receives.assign(outputs.begin(), outputs.end());

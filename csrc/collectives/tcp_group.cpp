@@ -59,6 +59,9 @@ TcpCall::Facts facts_of(const std::shared_ptr<TcpMesh>& group, const Call& call,
           }};
 }
 
+TcpGroup::TcpGroup(std::shared_ptr<TcpMesh> mesh)
+    : mesh_(std::move(mesh)), selection_(Selection::parse(mesh_->plan().rules)) {}
+
 TcpCall::Facts TcpGroup::facts_of(const Call& call, const CallRecord& record, uint64_t fingerprint) const {
   return ours::facts_of(mesh_, call, record, fingerprint);
 }

@@ -8,6 +8,7 @@
 
 #include "collectives/group.h"
 #include "collectives/pieces.h"
+#include "collectives/select.h"
 #include "common/partition.h"
 #include "transport/node_layout.h"
 #include "transport/tcp_call.h"
@@ -18,12 +19,12 @@ namespace ours {
 /// Collectives of ranks that need not share memory, over TCP. Several groups of one process are independent of each
 /// other; each is driven by the threads that call it.
 ///
-/// The algorithms, one a file: tcp_reduce_direct.cpp, tcp_reduce_ring.cpp and tcp_recursive_doubling.cpp (all that
-/// reduces), tcp_broadcast.cpp, tcp_exchange.cpp (gather, scatter, all_gather, all_to_all),
+/// The algorithms, one a file: tcp_reduce_direct.cpp, tcp_reduce_ring.cpp and doubling.cpp (all that reduces),
+/// tcp_broadcast.cpp, tcp_exchange.cpp (gather, scatter, all_gather, all_to_all),
 /// tcp_barrier.cpp, tcp_monitored_barrier.cpp.
 class TcpGroup final : public Group {
  public:
-  explicit TcpGroup(std::shared_ptr<TcpMesh> mesh) : mesh_(std::move(mesh)) {}
+  explicit TcpGroup(std::shared_ptr<TcpMesh> mesh);
   TcpGroup(const TcpGroup&) = delete;
   TcpGroup& operator=(const TcpGroup&) = delete;
   ~TcpGroup() override { mesh_->leave(); }
@@ -72,7 +73,10 @@ class TcpGroup final : public Group {
   template <class Body>
   void guarded(Body&& body);
   TcpCall::Facts facts_of(const Call& call, const CallRecord& record, uint64_t fingerprint = 0) const;
-  bool is_direct() const { return size() <= mesh_->plan().direct_ranks; }
+  /// Every rank has a node of its own.
+  Algorithm choose(Selectable operation, size_t bytes) const {
+    return selection_.choose({operation, size(), 1, bytes});
+  }
 
   /// Of all ranks' `in` into `out`, which is null where this rank does not want it. Root -1: all do.
   void reduce_to(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,
@@ -94,6 +98,7 @@ class TcpGroup final : public Group {
   std::byte* scratch(size_t bytes);
 
   std::shared_ptr<TcpMesh> mesh_;
+  const Selection selection_;
   std::vector<std::byte> scratch_;
   uint64_t monitored_ = 0;  ///< monitored barriers so far
 };

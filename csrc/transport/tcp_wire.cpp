@@ -120,8 +120,8 @@ std::string TcpTerms::text() const {
   std::ostringstream out;
   out << kTag << ' ' << std::hex;
   for (const uint8_t byte : secret) out << (byte >> 4) << (byte & 15);
-  out << std::dec << ' ' << plan.streams << ' ' << plan.chunk_bytes << ' ' << plan.small_bytes << ' '
-      << plan.direct_ranks << ' ' << static_cast<int>(plan.wire);
+  out << std::dec << ' ' << plan.streams << ' ' << plan.chunk_bytes << ' ' << static_cast<int>(plan.wire) << ' '
+      << plan.rules;
   return out.str();
 }
 
@@ -130,15 +130,17 @@ TcpTerms TcpTerms::parse(const std::string& text) {
   std::istringstream in(text.size() <= kMaxText ? text : "");
   std::string tag, secret;
   int wire = 0;
-  in >> tag >> secret >> terms.plan.streams >> terms.plan.chunk_bytes >> terms.plan.small_bytes >>
-      terms.plan.direct_ranks >> wire;
+  in >> tag >> secret >> terms.plan.streams >> terms.plan.chunk_bytes >> wire;
   const bool digits = secret.find_first_not_of("0123456789abcdef") == std::string::npos;
   if (!in || tag != kTag || secret.size() != 2 * terms.secret.size() || !digits || terms.plan.streams < 1 ||
-      terms.plan.streams > 16 || terms.plan.chunk_bytes < 64 || terms.plan.chunk_bytes % 64 != 0 ||
-      terms.plan.direct_ranks < 1 || wire < 0 || wire > static_cast<int>(WireType::Float16)) {
+      terms.plan.streams > 16 || terms.plan.chunk_bytes < 64 || terms.plan.chunk_bytes % 64 != 0 || wire < 0 ||
+      wire > static_cast<int>(WireType::Float16)) {
     malformed("terms of a group", "(not shown: they hold its secret)");
   }
   terms.plan.wire = static_cast<WireType>(wire);
+  // The rest, which is looked into where it is used.
+  in.get();
+  std::getline(in, terms.plan.rules, '\0');
   for (size_t i = 0; i < terms.secret.size(); ++i) {
     terms.secret[i] = static_cast<uint8_t>(std::stoul(secret.substr(2 * i, 2), nullptr, 16));
   }

@@ -46,10 +46,10 @@ Results sums(Group& group, size_t count) {
 }
 
 /// The sums of each rank, with engines or without, and how many messages the engines carried.
-std::pair<std::vector<Results>, size_t> sums_over(int ranks, int direct_ranks, size_t count,
+std::pair<std::vector<Results>, size_t> sums_over(int ranks, const std::string& rules, size_t count,
                                                   std::optional<bool> polls) {
   TcpConfig config = loopback_config();
-  config.plan.direct_ranks = direct_ranks;
+  config.plan.rules = rules;
   const auto meshes = make_meshes(ranks, config);
   const auto board = polls ? connect_engines(meshes, *polls, kCarriedBytes) : nullptr;
   std::vector<Results> results(static_cast<size_t>(ranks));
@@ -61,11 +61,11 @@ std::pair<std::vector<Results>, size_t> sums_over(int ranks, int direct_ranks, s
 }
 
 TEST(sums_have_the_same_bits_with_and_without_an_engine) {
-  for (const int direct_ranks : {1, 16}) {
+  for (const char* rules : {"all bytes<=64K doubling;all ring", "all sent<=64K whole;all direct"}) {
     for (const size_t count : {size_t{10}, size_t{5003}, size_t{700001}}) {
-      const auto plain = sums_over(3, direct_ranks, count, std::nullopt).first;
+      const auto plain = sums_over(3, rules, count, std::nullopt).first;
       for (const bool polls : {false, true}) {
-        const auto [carried, messages] = sums_over(3, direct_ranks, count, polls);
+        const auto [carried, messages] = sums_over(3, rules, count, polls);
         CHECK(carried == plain);
         CHECK_EQ(messages > 0, count > 1000);
       }

@@ -179,6 +179,7 @@ CONTRACT(all_to_all_works_in_place) {
 }
 
 CONTRACT(sums_have_the_same_bits_whatever_the_chunk) {
+  if (kind.order_by_chunks) return;
   std::vector<std::vector<float>> results;
   for (size_t chunk : {size_t{4096}, size_t{12288}, size_t{0}, size_t{1} << 20}) {
     std::mutex mutex;

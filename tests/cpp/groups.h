@@ -19,6 +19,8 @@ struct GroupKind {
   std::string name;
   /// The ranks' groups, of which each is used on a thread of its own. Chunks of that many bytes; 0: as by default.
   std::function<std::vector<std::function<std::shared_ptr<Group>()>>(int ranks, size_t chunk)> make;
+  /// The order of sums, and so their bits, depend on where chunks end.
+  bool order_by_chunks = false;
 };
 
 inline GroupKind node_kind(const std::string& name, Setting write_around) {
@@ -38,33 +40,20 @@ inline GroupKind node_kind(const std::string& name, Setting write_around) {
           }};
 }
 
-inline GroupKind tcp_kind(const std::string& name, int streams, int direct_ranks) {
-  return {name, [streams, direct_ranks](int ranks, size_t chunk) {
+/// Where `engine_polls` has a value, an engine carries the payloads.
+inline GroupKind tcp_kind(const std::string& name, int streams, bool ring,
+                          std::optional<bool> engine_polls = std::nullopt) {
+  return {name, [streams, ring, engine_polls](int ranks, size_t chunk) {
             TcpConfig config = loopback_config();
             config.plan.streams = streams;
-            config.plan.direct_ranks = direct_ranks;
             if (chunk != 0) config.plan.chunk_bytes = chunk;
             // Small messages go another way, and among many ranks that is another order.
-            if (chunk != 0) config.plan.small_bytes = 1024;
+            const std::string small = chunk != 0 ? "1K" : "64K";
+            config.plan.rules = "all sent<=" + small + " whole;all direct";
+            if (ring) config.plan.rules = "all nodes=1 direct;all bytes<=" + small + " doubling;all ring";
             std::vector<std::function<std::shared_ptr<Group>()>> makers;
-            for (const auto& mesh : make_meshes(ranks, config)) {
-              makers.emplace_back([mesh] { return std::make_shared<TcpGroup>(mesh); });
-            }
-            return makers;
-          }};
-}
-
-/// TCP whose payloads an engine carries.
-inline GroupKind engine_kind(const std::string& name, bool polls, int direct_ranks) {
-  return {name, [polls, direct_ranks](int ranks, size_t chunk) {
-            TcpConfig config = loopback_config();
-            config.plan.streams = 2;
-            config.plan.direct_ranks = direct_ranks;
-            if (chunk != 0) config.plan.chunk_bytes = chunk;
-            if (chunk != 0) config.plan.small_bytes = 1024;
             const auto meshes = make_meshes(ranks, config);
-            connect_engines(meshes, polls);
-            std::vector<std::function<std::shared_ptr<Group>()>> makers;
+            if (engine_polls) connect_engines(meshes, *engine_polls);
             for (const auto& mesh : meshes) {
               makers.emplace_back([mesh] { return std::make_shared<TcpGroup>(mesh); });
             }
@@ -73,34 +62,40 @@ inline GroupKind engine_kind(const std::string& name, bool polls, int direct_ran
 }
 
 inline GroupKind hierarchical_kind(const std::string& name, int rails, const std::function<int(int rank)>& node_of,
-                                   std::optional<bool> engine_polls = std::nullopt) {
-  return {name, [rails, node_of, engine_polls](int ranks, size_t chunk) {
-            HierarchicalConfig config;
-            config.engine_polls = engine_polls;
-            config.rails = rails;
-            config.chunk = chunk;
-            return make_hierarchical(ranks, node_of, config);
-          }};
+                                   const std::string& rules = "", std::optional<bool> engine_polls = std::nullopt) {
+  const auto make = [rails, node_of, rules, engine_polls](int ranks, size_t chunk) {
+    HierarchicalConfig config;
+    config.engine_polls = engine_polls;
+    config.rails = rails;
+    config.rules = rules;
+    config.chunk = chunk;
+    return make_hierarchical(ranks, node_of, config);
+  };
+  return {name, make, rules.find("ring") != std::string::npos};
 }
 
 inline const std::vector<GroupKind>& group_kinds() {
   static const std::vector<GroupKind> kKinds = {
       node_kind("shared memory", Setting::Auto),
       node_kind("shared memory, around the cache", Setting::On),
-      tcp_kind("tcp, direct", 1, 16),
-      tcp_kind("tcp, direct, 3 streams", 3, 16),
-      tcp_kind("tcp, ring", 1, 1),
-      tcp_kind("tcp, ring, 2 streams", 2, 1),
+      tcp_kind("tcp, direct", 1, false),
+      tcp_kind("tcp, direct, 3 streams", 3, false),
+      tcp_kind("tcp, ring", 1, true),
+      tcp_kind("tcp, ring, 2 streams", 2, true),
       hierarchical_kind("2 a node", 0, [](int r) { return r / 2; }),
       hierarchical_kind("4 a node, 1 rail", 1, [](int r) { return r / 4; }),
       hierarchical_kind("3 nodes by turns", 0, [](int r) { return r % 3; }),
       hierarchical_kind("3 and 1 a node", 0, [](int r) { return r < 3 ? 0 : r; }),
       hierarchical_kind("1 a node", 0, [](int r) { return r; }),
-      engine_kind("an engine that polls, direct", true, 16),
-      engine_kind("an engine with threads, ring", false, 1),
       hierarchical_kind(
-          "2 a node, an engine that polls", 0, [](int r) { return r / 2; }, true),
-      hierarchical_kind("3 nodes by turns, an engine with threads", 0, [](int r) { return r % 3; }, false)};
+          "2 a node, around a ring", 0, [](int r) { return r / 2; }, "all ring"),
+      hierarchical_kind(
+          "1 a node, short ones doubled", 0, [](int r) { return r; }, "all bytes<=1K doubling;all ring"),
+      tcp_kind("an engine that polls, direct", 2, false, true),
+      tcp_kind("an engine with threads, ring", 2, true, false),
+      hierarchical_kind(
+          "2 a node, an engine that polls", 0, [](int r) { return r / 2; }, "", true),
+      hierarchical_kind("3 nodes by turns, an engine with threads", 0, [](int r) { return r % 3; }, "", false)};
   return kKinds;
 }
 

@@ -19,6 +19,7 @@ struct HierarchicalConfig {
   int streams = 2;
   WireType wire = WireType::Float32;
   std::optional<bool> engine_polls;  ///< an engine carries the payloads, and whether it polls
+  std::string rules;
 };
 
 /// The list of nodes where rank r is on node_of(r).
@@ -56,8 +57,9 @@ inline std::vector<std::function<std::shared_ptr<Group>()>> make_hierarchical(
   tcp.plan.wire = config.wire;
   if (config.chunk != 0) {
     tcp.plan.chunk_bytes = config.chunk;
-    tcp.plan.small_bytes = 1024;
+    tcp.plan.rules = "all sent<=1024 whole;all direct";
   }
+  if (!config.rules.empty()) tcp.plan.rules = config.rules;
   const auto meshes = make_meshes(ranks, tcp);
   if (config.engine_polls) connect_engines(meshes, *config.engine_polls);
   std::vector<std::function<std::shared_ptr<Group>()>> makers;

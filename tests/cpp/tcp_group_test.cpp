@@ -73,8 +73,7 @@ TEST(ports_are_taken_from_the_range) {
 
 TEST(connections_are_made_where_they_are_needed) {
   TcpConfig config = loopback_config();
-  config.plan.direct_ranks = 2;
-  config.plan.small_bytes = 0;
+  config.plan.rules = "all ring";
   const auto meshes = make_meshes(8, config);
   std::vector<size_t> connections(8);
   run_ranks(8, [&](int rank) {
@@ -114,7 +113,7 @@ TEST(direct_reductions_have_the_bits_of_shared_memory) {
       const Reduction how{kind, 5, 0.7};
       const auto expected = results_of<float>(testing::group_kinds()[0], 5, DType::Float32, how, count, value);
       const auto halves = results_of<uint16_t>(testing::group_kinds()[0], 5, DType::BFloat16, how, count, half);
-      const auto kinds = {testing::tcp_kind("one stream", 1, 16), testing::tcp_kind("two streams", 2, 16)};
+      const auto kinds = {testing::tcp_kind("one stream", 1, false), testing::tcp_kind("two streams", 2, false)};
       for (const auto& tcp : kinds) {
         for (const auto& result : results_of<float>(tcp, 5, DType::Float32, how, count, value)) {
           CHECK(result == expected[0]);
@@ -132,7 +131,7 @@ TEST(reductions_among_many_ranks_agree_on_all_of_them) {
     // Small ones are doubled, large ones go around.
     for (const size_t count : {size_t{0}, size_t{7}, size_t{255}, size_t{9001}}) {
       for (const ReduceKind kind : {ReduceKind::Sum, ReduceKind::Avg, ReduceKind::PremulSum, ReduceKind::Min}) {
-        const auto results = results_of<float>(testing::tcp_kind("ring", 1, 1), ranks, DType::Float32,
+        const auto results = results_of<float>(testing::tcp_kind("ring", 1, true), ranks, DType::Float32,
                                                Reduction{kind, ranks, 0.5}, count, odd_value);
         for (const auto& result : results) CHECK(result == results[0]);
         for (size_t i = 0; i < count; ++i) {

@@ -87,7 +87,7 @@ void run_calls(Group& group, int calls) {
 }
 
 TEST(long_sequences_of_calls_over_tcp_give_what_they_should) {
-  for (const auto& kind : {testing::tcp_kind("direct", 2, 16), testing::tcp_kind("ring", 1, 1)}) {
+  for (const auto& kind : {testing::tcp_kind("direct", 2, false), testing::tcp_kind("ring", 1, true)}) {
     for (const int ranks : {2, 5}) {
       testing::run_groups(kind, ranks, 4096, [](Group& group) { run_calls(group, 120); });
     }

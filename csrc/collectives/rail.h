@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "common/dtype.h"
+#include "common/partition.h"
+#include "kernels/reduce.h"
+#include "transport/tcp_call.h"
+
+namespace ours {
+
+/// How an array is divided between nodes: into chunks, of which each rail has a slice. Pure arithmetic, alike on all
+/// ranks.
+struct RailSlices {
+  size_t count;      ///< elements of the array
+  size_t per_chunk;  ///< elements
+  int rails;
+  size_t align;  ///< in elements: of slices' ends
+
+  size_t chunks() const { return piece_count(count, per_chunk); }
+
+  /// A rail's elements of a chunk.
+  Slice of(size_t chunk, int rail) const {
+    const Slice all = piece_of(count, per_chunk, chunk);
+    const Slice part = slice_of(all.size(), rails, rail, align);
+    return {all.begin + part.begin, all.begin + part.end};
+  }
+
+  /// The most elements that of() gives any rail.
+  size_t longest() const { return of(0, 0).size(); }
+};
+
+/// The reduction within a node of what is then reduced between nodes. Its results travel as `travels`.
+Reduction within_node(const Reduction& reduction, DType travels);
+/// And that between nodes.
+Reduction between_nodes(const Reduction& reduction, DType travels);
+
+/// One rail of an all-reduce between nodes: ranks of different nodes, of which each has its node's partial sums of the
+/// same slices. Chunks overlap: several are under way at a time.
+class Rail {
+ public:
+  struct Job {
+    std::vector<int> peers;  ///< the rail's rank on each node
+    int node;                ///< this rank's place among them
+    int rail;
+    int reader;  ///< the node that wants the results; -1: all do
+    DType dtype;
+    DType travels;        ///< dtype, or a half type of float32
+    Reduction reduction;  ///< between_nodes()
+    RailSlices slices;
+  };
+
+  Rail() = default;
+  Rail(const Rail&) = delete;
+  Rail& operator=(const Rail&) = delete;
+  virtual ~Rail() = default;
+
+  /// How many chunks may be under way: chunk t - window() must be done() and used before slot(t) is filled. A chunk may
+  /// need the others of its window to be begun before it is done().
+  static constexpr size_t window() { return 5; }
+
+  /// Bytes of memory that it needs, and the place for them.
+  virtual size_t memory_bytes() const = 0;
+  virtual void use(std::byte* memory) = 0;
+
+  /// Where the node's partial sums of a chunk's slice belong, and where the results are when it is done().
+  virtual std::byte* slot(size_t chunk) const = 0;
+
+  /// Goes on as far as what has come in allows.
+  virtual void advance() = 0;
+  /// Whether the next chunk may be begun now.
+  virtual bool may_begin() const = 0;
+  /// Begins the next chunk, whose partial sums are in its slot.
+  virtual void begin() = 0;
+  /// Its results, or those of its parts that this rank gets, are in its slot, and nothing of it is still to be sent.
+  virtual bool done(size_t chunk) = 0;
+
+ protected:
+  static constexpr size_t kLine = 64;
+  static size_t whole_lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+  /// The elements of a chunk's slice that belong to a node.
+  static Slice part_of(const Job& job, size_t chunk, size_t node) {
+    return slice_of(job.slices.of(chunk, job.rail).size(), static_cast<int>(job.peers.size()), static_cast<int>(node),
+                    job.slices.align);
+  }
+};
+
+}  // namespace ours

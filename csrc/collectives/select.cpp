@@ -1,0 +1,253 @@
+#include "collectives/select.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+
+#include "common/error.h"
+
+namespace ours {
+
+namespace {
+
+/// Where to switch follows from the model of benchmarks/scale.py, with 10 Gbit/s and 8 ranks a node.
+constexpr const char* kBuiltIn = R"(
+all local<=1 nodes<=16 sent<=64K whole   # ranks with a node each, few: short messages go to everybody
+all local<=1 nodes<=16 direct            # and of long ones everybody reduces a slice
+all local<=1 bytes<=64K doubling         # many: short messages are exchanged in pairs
+all local<=1 ring                        # and long ones, and what is only moved, go around
+all nodes>=17 bytes<=16K doubling        # nodes of several ranks, many: less to send than to everybody
+all nodes>=128 bytes<=64K doubling       # and still less with more of them
+all nodes>=256 bytes>=16M ring           # very many: a part for each would be too small to be worth a message
+all nodes>=450 bytes<=2M doubling        # so many that a process may not have enough descriptors
+all nodes>=450 ring                      # for connections to all of them
+all sent<=64K whole                      # few: short messages go to everybody
+all direct                               # and of long ones everybody reduces a slice
+)";
+
+constexpr std::array<const char*, 4> kAlgorithms = {"whole", "doubling", "direct", "ring"};
+constexpr std::array<const char*, 4> kOperations = {"all_reduce", "reduce", "reduce_scatter", "all_gather"};
+constexpr std::array<const char*, 4> kKeyNames = {"nodes", "local", "bytes", "sent"};
+constexpr const char* kForm =
+    "; a rule is an operation (all, all_reduce, reduce, reduce_scatter, all_gather), conditions (nodes, local, bytes "
+    "or sent with <=, >= or = and a number, suffix K, M or G allowed), and an algorithm (whole, doubling, direct, "
+    "ring)";
+/// More than any table needs, with comments.
+constexpr size_t kMaxFile = 64 * 1024;
+
+template <class Names>
+std::optional<size_t> find(const Names& names, const std::string& word) {
+  const auto found = std::find(names.begin(), names.end(), word);
+  if (found == names.end()) return std::nullopt;
+  return static_cast<size_t>(found - names.begin());
+}
+
+std::optional<uint64_t> parse_number(std::string text) {
+  int shift = 0;
+  const size_t suffix = text.empty() ? std::string::npos : std::string("KMG").find(text.back());
+  if (suffix != std::string::npos) {
+    shift = 10 * (static_cast<int>(suffix) + 1);
+    text.pop_back();
+  }
+  uint64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, value);
+  // Below 2^62 nothing overflows that is computed from it.
+  if (result.ec != std::errc() || result.ptr != end || value > (uint64_t{1} << 62 >> shift)) return std::nullopt;
+  return value << shift;
+}
+
+std::string show_number(uint64_t value) {
+  const char* suffix = "";
+  for (const char* next : {"K", "M", "G"}) {
+    if (value == 0 || value % 1024 != 0) break;
+    value /= 1024;
+    suffix = next;
+  }
+  return std::to_string(value) + suffix;
+}
+
+bool can(Selectable operation, Algorithm algorithm) {
+  const bool reduces = operation == Selectable::AllReduce || operation == Selectable::Reduce;
+  return reduces || algorithm == Algorithm::Direct || algorithm == Algorithm::Ring;
+}
+
+}  // namespace
+
+const char* name_of(Algorithm algorithm) { return kAlgorithms.at(static_cast<size_t>(algorithm)); }
+const char* name_of(Selectable operation) { return kOperations.at(static_cast<size_t>(operation)); }
+
+Selectable selectable_of(const std::string& name) {
+  const auto found = find(kOperations, name);
+  if (!found) {
+    throw InvalidArgument("there is no choice of algorithms for '" + name +
+                          "'; there is for all_reduce, reduce, reduce_scatter and all_gather");
+  }
+  return static_cast<Selectable>(*found);
+}
+
+bool Selection::Rule::has_sizes() const {
+  return std::any_of(ranges.begin() + kBytes, ranges.end(),
+                     [](const Range& range) { return range.least != 0 || range.most != UINT64_MAX; });
+}
+
+bool Selection::Rule::applies(const SelectionCase& call) const {
+  if (operation ? *operation != call.operation : !can(call.operation, algorithm)) return false;
+  // What ranks give to all_gather may differ in size, and then they would choose differently.
+  if (call.operation == Selectable::AllGather && has_sizes()) return false;
+  const auto others = static_cast<uint64_t>(std::max(call.nodes - 1, 1));
+  const uint64_t bytes = call.bytes;
+  const uint64_t sent = bytes > UINT64_MAX / others ? UINT64_MAX : bytes * others;
+  const std::array<uint64_t, kKeys> values = {static_cast<uint64_t>(call.nodes), static_cast<uint64_t>(call.local),
+                                              bytes, sent};
+  for (size_t key = 0; key < kKeys; ++key) {
+    if (values.at(key) < ranges.at(key).least || values.at(key) > ranges.at(key).most) return false;
+  }
+  return true;
+}
+
+std::string Selection::Rule::text() const {
+  std::string text = operation ? name_of(*operation) : "all";
+  for (size_t key = 0; key < kKeys; ++key) {
+    const Range& range = ranges.at(key);
+    const std::string name = std::string(" ") + kKeyNames.at(key);
+    if (range.least == range.most) {
+      text += name + "=" + show_number(range.least);
+      continue;
+    }
+    if (range.least != 0) text += name + ">=" + show_number(range.least);
+    if (range.most != UINT64_MAX) text += name + "<=" + show_number(range.most);
+  }
+  return text + " " + name_of(algorithm);
+}
+
+void Selection::parse_condition(const std::string& word, Rule& rule) {
+  const size_t sign = word.find_first_of("<>=");
+  const auto key = find(kKeyNames, word.substr(0, sign));
+  const bool two = sign != std::string::npos && word[sign] != '=';
+  const size_t begin = sign == std::string::npos ? word.size() : sign + (two ? 2 : 1);
+  const bool sound = key && begin < word.size() && (!two || word[sign + 1] == '=');
+  const auto value = sound ? parse_number(word.substr(begin)) : std::nullopt;
+  if (!value) throw InvalidArgument("'" + word + "' is neither a condition nor, at the end, an algorithm");
+  Range& range = rule.ranges.at(*key);
+  if (word[sign] != '<') range.least = std::max(range.least, *value);
+  if (word[sign] != '>') range.most = std::min(range.most, *value);
+  if (range.least > range.most) throw InvalidArgument("with '" + word + "' no call can meet all conditions");
+}
+
+Selection::Rule Selection::parse_rule(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> words;
+  for (std::string word; in >> word;) words.push_back(word);
+  Rule rule;
+  if (words.front() != "all") {
+    const auto operation = find(kOperations, words.front());
+    if (!operation) throw InvalidArgument("'" + words.front() + "' is no operation");
+    rule.operation = static_cast<Selectable>(*operation);
+  }
+  const auto algorithm = words.size() < 2 ? std::nullopt : find(kAlgorithms, words.back());
+  for (size_t i = 1; i + (algorithm ? 1 : 0) < words.size(); ++i) parse_condition(words[i], rule);
+  if (!algorithm) throw InvalidArgument("the algorithm is missing");
+  rule.algorithm = static_cast<Algorithm>(*algorithm);
+  if (rule.operation && !can(*rule.operation, rule.algorithm)) {
+    throw InvalidArgument(words.front() + " has the algorithms direct and ring only");
+  }
+  if (rule.operation == Selectable::AllGather && rule.has_sizes()) {
+    throw InvalidArgument("all_gather can only be chosen by nodes and local: its ranks may differ in bytes");
+  }
+  return rule;
+}
+
+std::vector<Selection::Rule> Selection::parse_rules(const std::string& text) {
+  std::vector<Rule> rules;
+  std::istringstream lines(text);
+  size_t number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    const size_t hash = std::min(line.find('#'), line.size());
+    std::istringstream parts(line.substr(0, hash));
+    for (std::string part; std::getline(parts, part, ';');) {
+      if (part.find_first_not_of(" \t\r") == std::string::npos) continue;
+      try {
+        rules.push_back(parse_rule(part));
+      } catch (const InvalidArgument& e) {
+        throw InvalidArgument("line " + std::to_string(number) + " of the table of algorithms, '" + part +
+                              "': " + e.what() + kForm);
+      }
+      if (hash < line.size()) rules.back().comment = line.substr(hash);
+    }
+  }
+  return rules;
+}
+
+Selection Selection::parse(const std::string& rules) {
+  static const std::vector<Rule> kRules = parse_rules(kBuiltIn);
+  Selection selection;
+  selection.own_ = parse_rules(rules);
+  selection.built_in_ = kRules;
+  const size_t length = selection.rules().size();
+  if (length > kMaxRules) {
+    throw InvalidArgument("the table of algorithms has " + std::to_string(length) +
+                          " bytes without its comments; accepted: " + std::to_string(kMaxRules));
+  }
+  return selection;
+}
+
+Algorithm Selection::choose(const SelectionCase& call) const {
+  for (const auto* rules : {&own_, &built_in_}) {
+    for (const Rule& rule : *rules) {
+      if (rule.applies(call)) return rule.algorithm;
+    }
+  }
+  return Algorithm::Direct;
+}
+
+std::string Selection::rules() const {
+  std::string text;
+  for (const Rule& rule : own_) text += (text.empty() ? "" : ";") + rule.text();
+  return text;
+}
+
+std::string Selection::table() const {
+  constexpr size_t kColumn = 48;
+  std::string text;
+  const auto show = [&](const Rule& rule, const std::string& otherwise) {
+    std::string line = rule.text();
+    line.resize(std::max(line.size() + 1, kColumn), ' ');
+    text += line + (rule.comment.empty() ? otherwise : rule.comment) + "\n";
+  };
+  for (const Rule& rule : own_) show(rule, "# yours");
+  for (const Rule& rule : built_in_) show(rule, "");
+  return text;
+}
+
+Selection selection_from(const std::string& option) {
+  if (option.find('/') == std::string::npos) {
+    try {
+      return Selection::parse(option);
+    } catch (const InvalidArgument& e) {
+      throw InvalidArgument(std::string("OURS_SELECT: ") + e.what() + ". The name of a file must have a slash");
+    }
+  }
+  std::ifstream file(option, std::ios::binary);
+  std::string text(kMaxFile + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  const int error = errno;
+  if (!file.is_open() || file.bad()) {
+    throw InvalidArgument("OURS_SELECT: cannot read the table of algorithms '" + option +
+                          "': " + std::generic_category().message(error) +
+                          ". Correct the variable, or write the file with 'python -m ourddp tune'");
+  }
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (text.size() > kMaxFile) throw InvalidArgument("OURS_SELECT: '" + option + "' is longer than any table: 64 KiB");
+  try {
+    return Selection::parse(text);
+  } catch (const InvalidArgument& e) {
+    throw InvalidArgument("OURS_SELECT: '" + option + "': " + e.what());
+  }
+}
+
+}  // namespace ours

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ours {
+
+/// Ways to bring together what nodes have. Each is described where it is implemented.
+enum class Algorithm : uint8_t {
+  Whole,     ///< everything goes to everybody
+  Doubling,  ///< pairs exchange everything, log2(nodes) times
+  Direct,    ///< everybody reduces a slice of everything, sent to it and from it directly
+  Ring,      ///< the same, by neighbours
+};
+const char* name_of(Algorithm algorithm);
+
+/// What there is a choice for.
+enum class Selectable : uint8_t { AllReduce, Reduce, ReduceScatter, AllGather };
+const char* name_of(Selectable operation);
+/// Throws InvalidArgument that lists the names.
+Selectable selectable_of(const std::string& name);
+
+/// A call, as far as the choice depends on it. Alike on all ranks of the call.
+struct SelectionCase {
+  Selectable operation;
+  int nodes;     ///< over which the ranks are spread
+  int local;     ///< ranks of the node that has most
+  size_t bytes;  ///< of a rank's array; of no meaning for AllGather
+};
+
+/// The table by which algorithms are chosen: the rules of a user, and behind them those that are built in. The first
+/// rule that applies decides; one whose algorithm the operation does not have does not apply.
+///
+///   all_reduce nodes>=8 bytes<=64K doubling   # one rule a line, or between semicolons
+///
+/// An operation, or `all`; conditions (nodes, local, bytes, sent with <=, >= or =; suffixes K, M, G); the algorithm.
+/// `sent` is what a rank sends where everything goes to everybody: bytes times (nodes - 1).
+class Selection {
+ public:
+  /// Rules without comments may be so long: they are published in the store.
+  static constexpr size_t kMaxRules = 4096;
+
+  /// Throws InvalidArgument that names the line and what is accepted.
+  static Selection parse(const std::string& rules);
+
+  Algorithm choose(const SelectionCase& call) const;
+
+  /// The user's rules in their shortest form, which parse() takes.
+  std::string rules() const;
+  /// The whole table for people, which parse() takes as well: a rule a line, and what it is for.
+  std::string table() const;
+
+ private:
+  enum Key : uint8_t { kNodes, kLocal, kBytes, kSent, kKeys };
+  struct Range {
+    uint64_t least = 0;
+    uint64_t most = UINT64_MAX;
+  };
+  struct Rule {
+    std::optional<Selectable> operation;  ///< none: all
+    std::array<Range, kKeys> ranges;
+    Algorithm algorithm = Algorithm::Direct;
+    std::string comment;
+
+    bool applies(const SelectionCase& call) const;
+    bool has_sizes() const;
+    std::string text() const;
+  };
+
+  static std::vector<Rule> parse_rules(const std::string& text);
+  static Rule parse_rule(const std::string& text);
+  static void parse_condition(const std::string& word, Rule& rule);
+
+  std::vector<Rule> own_;
+  std::vector<Rule> built_in_;
+};
+
+/// The rules that OURS_SELECT gives: its text, or, where it has a slash, the content of the file of that name. Throws
+/// InvalidArgument where the file cannot be read, or the rules are not understood.
+Selection selection_from(const std::string& option);
+
+}  // namespace ours
