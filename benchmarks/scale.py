@@ -23,6 +23,7 @@ from pathlib import Path
 
 import report as reports
 
+CHUNK = 512 << 10  # bytes that are cut into parts for all rails and nodes at a time
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # ranks
 
 
@@ -62,19 +63,26 @@ def flat_ring(machine: Machine, nodes: int, size: float) -> float:
     return 2 * (ranks - 1) * (step + max(wire, 5 * machine.local_ranks * size / ranks / machine.memory))
 
 
+def cut(machine: Machine, nodes: int, size: float, chunk: int) -> float:
+    """Cut chunks into a part for every node, and send these: links carry bytes while cores see to messages."""
+    messages = math.ceil(size / chunk) * 2 * (nodes - 1)
+    return max(2 * (nodes - 1) / nodes * size / machine.bandwidth, messages * machine.overhead)
+
+
 def hierarchical_ring(machine: Machine, nodes: int, size: float) -> float:
     """Rings between nodes, of which each rank has one for its share; memory and wire work at the same time."""
     if nodes == 1:
         return in_node(machine, size)
-    wire = 2 * (nodes - 1) * (machine.latency + size / nodes / machine.bandwidth)
+    chunk = max(CHUNK, CHUNK // 32 * nodes * machine.local_ranks)
+    wire = 2 * (nodes - 1) * machine.latency + cut(machine, nodes, size, chunk)
     return max(wire, in_node(machine, size)) + 2 * machine.sync
 
 
 def hierarchical_direct(machine: Machine, nodes: int, size: float) -> float:
-    """As the ring, but every node sends its slices directly to their owners: as many bytes in two steps."""
+    """As the ring, but every node sends its parts directly to their owners: as many bytes in two steps."""
     if nodes == 1:
         return in_node(machine, size)
-    wire = 2 * machine.latency + 2 * (nodes - 1) * (machine.overhead + size / nodes / machine.bandwidth)
+    wire = 2 * machine.latency + cut(machine, nodes, size, CHUNK)
     return max(wire, in_node(machine, size)) + 2 * machine.sync
 
 
@@ -82,7 +90,15 @@ def hierarchical_doubling(machine: Machine, nodes: int, size: float) -> float:
     """Recursive doubling between nodes, for short messages: log2(N) steps of the whole message."""
     if nodes == 1:
         return in_node(machine, size)
-    wire = math.ceil(math.log2(nodes)) * (machine.latency + size / machine.bandwidth)
+    wire = math.ceil(math.log2(nodes)) * (machine.latency + machine.overhead + size / machine.bandwidth)
+    return wire + in_node(machine, size)
+
+
+def hierarchical_whole(machine: Machine, nodes: int, size: float) -> float:
+    """Every node sends everything to every other, for short messages among few: one step."""
+    if nodes == 1:
+        return in_node(machine, size)
+    wire = machine.latency + (nodes - 1) * (machine.overhead + size / machine.bandwidth)
     return wire + in_node(machine, size)
 
 
@@ -93,6 +109,7 @@ ALGORITHMS: dict[str, Model] = {
     "hierarchical ring": hierarchical_ring,
     "hierarchical direct": hierarchical_direct,
     "hierarchical doubling": hierarchical_doubling,
+    "hierarchical whole": hierarchical_whole,
 }
 
 

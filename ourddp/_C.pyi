@@ -27,6 +27,17 @@ def option_values() -> dict[str, str]:
 def parse_options(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the options that ``environment`` would give, by variable. Raises ValueError as option_values()."""
 
+# --- table of algorithms (csrc/python/bind_select.cpp) ----------------------------------------------------------------
+
+def selection_table(option: str) -> str:
+    """Return the table that a value of OURS_SELECT gives, a rule a line. Raises ValueError if it is not understood."""
+
+def choose_algorithm(operation: str, nodes: int, local: int, bytes: int, option: str = "") -> str:
+    """Return the algorithm for an array of so many bytes over so many nodes, of which the largest has ``local`` ranks.
+
+    ``option`` is a value of OURS_SELECT. Raises ValueError if it, or the operation, is not understood.
+    """
+
 # --- backend (csrc/python/bind_backend.cpp) --------------------------------------------------------------------------
 
 class ProcessGroupOurs(Backend):
@@ -35,10 +46,16 @@ class ProcessGroupOurs(Backend):
     class Options(Backend.Options):
         """What a group is made with. ``timeout``: how long its operations may take."""
 
+        selection: str
+        """Rules of the table of algorithms for this group alone; empty: those of OURS_SELECT."""
+
         def __init__(self, timeout: timedelta = ...) -> None: ...
 
     def failure(self) -> str:
         """Return the message of the failure that ended the group, or an empty string."""
+
+    def node_sizes(self) -> list[int]:
+        """Return how many ranks each node has."""
 
 def records_flights() -> bool:
     """Return whether the backend writes into PyTorch's FlightRecorder itself, and needs no hooks for it."""

@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from ourddp import _C
+
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 SIZE = 25 << 20
 
@@ -43,11 +45,35 @@ def test_steps_of_short_messages(scale):
     assert scale.hierarchical_ring(cluster, 8, 4) == pytest.approx(2 * 7)
     assert scale.hierarchical_direct(cluster, 8, 4) == pytest.approx(2)
     assert scale.hierarchical_doubling(cluster, 8, 4) == pytest.approx(3)
+    assert scale.hierarchical_whole(cluster, 8, 4) == pytest.approx(1)
+
+
+def test_messages_of_chunks(scale):
+    cluster = machine(scale, overhead=1.0, bandwidth=1e30)
+    assert scale.hierarchical_direct(cluster, 9, 25 << 20) == pytest.approx(50 * 2 * 8)
+    assert scale.hierarchical_ring(cluster, 9, 25 << 20) == pytest.approx(45 * 2 * 8)  # chunks of 9 x 4 x 16 KiB
+    assert scale.hierarchical_ring(cluster, 256, 25 << 20) == pytest.approx(2 * 2 * 255)
+    assert scale.hierarchical_whole(cluster, 9, 4) == pytest.approx(8)
+
+
+def test_the_built_in_table_is_not_far_from_the_best_of_the_model(scale):
+    cluster = scale.Machine(8, 2e-5, 2e-6, 10e9 / 8, 5e-6, 4e10)  # the program's defaults
+    between = {name: model for name, model in scale.ALGORITHMS.items() if name.startswith("hierarchical ")}
+    for nodes in (*range(2, 40), 48, 64, 100, 127, 128, 200, 255, 256, 300, 400, 449):
+        for exponent in range(8, 29):
+            times = {name.split()[1]: model(cluster, nodes, 1 << exponent) for name, model in between.items()}
+            chosen = _C.choose_algorithm("all_reduce", nodes, 8, 1 << exponent)
+            assert times[chosen] <= 1.6 * min(times.values()), (nodes, 1 << exponent, chosen, times)
 
 
 def test_one_node_needs_no_link(scale):
     cluster = machine(scale, latency=1e9, bandwidth=1e-9, memory=4.0)
-    for model in (scale.hierarchical_ring, scale.hierarchical_direct, scale.hierarchical_doubling):
+    for model in (
+        scale.hierarchical_ring,
+        scale.hierarchical_direct,
+        scale.hierarchical_doubling,
+        scale.hierarchical_whole,
+    ):
         assert model(cluster, 1, 10) == pytest.approx(2 * 4 * 10 / 4.0)
 
 

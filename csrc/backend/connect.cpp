@@ -36,6 +36,7 @@ Meshes join_meshes(Rendezvous& rendezvous) {
   Meshes meshes;
   try {
     TcpConfig config = TcpConfig::from_options(host_of(meeting.store));
+    config.plan.rules = meeting.rules;
     meshes.calls = TcpMesh::join(meeting.rank, meeting.size, keys_of_calls, config, rendezvous.deadline());
     config.plan.streams = 1;
     meshes.messages = TcpMesh::join(meeting.rank, meeting.size, keys_of_messages, config, rendezvous.deadline());

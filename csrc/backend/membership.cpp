@@ -17,6 +17,7 @@ OptionsPtr child_options(const c10::intrusive_ptr<c10d::Backend::Options>& given
   const c10d::Backend::Options& from = given ? *given : static_cast<const c10d::Backend::Options&>(parent);
   auto options = c10::make_intrusive<ProcessGroupOurs::Options>(from.timeout);
   options->group_name = from.group_name;
+  options->selection = parent.selection;
   return options;
 }
 

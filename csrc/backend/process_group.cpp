@@ -6,7 +6,9 @@
 
 #include "backend/coalesced_work.h"
 #include "backend/connect.h"
+#include "backend/errors.h"
 #include "backend/profiling.h"
+#include "collectives/select.h"
 #include "common/options.h"
 
 namespace ours {
@@ -59,7 +61,11 @@ void ProcessGroupOurs::record_flights() {
 
 void ProcessGroupOurs::connect() {
   const std::string name = options_->group_name.empty() ? "the process group" : "group '" + options_->group_name + "'";
-  Connections connections = connect_ranks({store_, rank_, size_, options_->timeout, name});
+  const std::string rules = with_torch_errors("", [this] {
+    const std::string& own = options_->selection;
+    return (own.empty() ? selection_from(ours::options().select) : Selection::parse(own)).rules();
+  });
+  Connections connections = connect_ranks({store_, rank_, size_, options_->timeout, name, rules});
   group_ = std::move(connections.group);
   point_to_point_ = std::move(connections.messages);
   GroupRegistry::instance().add(parts());

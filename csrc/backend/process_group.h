@@ -35,6 +35,8 @@ class ProcessGroupOurs final : public c10d::Backend {
     explicit Options(Milliseconds timeout = kBackendDefaultTimeout) : c10d::Backend::Options(kName, timeout) {}
     /// The ranks come from anywhere, so that no global_ranks_in_group does not mean all of them in order.
     bool merged = false;
+    /// Rules of the table of algorithms (Selection) for this group; empty: those of OURS_SELECT.
+    std::string selection;
     c10::intrusive_ptr<c10d::Backend::Options> clone() const { return c10::make_intrusive<Options>(*this); }
   };
 
@@ -69,6 +71,8 @@ class ProcessGroupOurs final : public c10d::Backend {
   c10d::ErrorType getError() override;
   /// The message of the failure that ended the group, or empty.
   std::string failure() const { return group_->failure(); }
+  /// How many ranks each node has.
+  std::vector<int> node_sizes() const { return group_->node_sizes(); }
   /// Fails everything under way within 100 ms, here and on the peers. The group cannot be used any more.
   void abort() override;
   /// Waits for what is queued and leaves the group; the peers may go on. Operations after it raise RuntimeError.

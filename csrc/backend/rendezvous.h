@@ -22,6 +22,7 @@ struct Meeting {
   int size;
   std::chrono::milliseconds timeout;
   std::string group;  ///< for messages
+  std::string rules;  ///< of the table of algorithms (Selection)
 };
 
 /// One attempt of the ranks of a new group to come together. All ranks make the same calls in the same order. All throw

@@ -102,6 +102,9 @@ class Group {
   /// Leaves the group in an orderly way: peers that still wait for this rank are told so. Never blocks.
   virtual void leave() noexcept = 0;
 
+  /// How many of the ranks each node has.
+  virtual std::vector<int> node_sizes() const { return {size()}; }
+
   /// The message of the failure that ended this group, or empty.
   virtual std::string failure() const = 0;
 };

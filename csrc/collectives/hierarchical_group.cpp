@@ -232,6 +232,13 @@ std::string HierarchicalGroup::failure() const {
   return mesh_->failure().message();
 }
 
+std::vector<int> HierarchicalGroup::node_sizes() const {
+  std::vector<int> sizes;
+  sizes.reserve(static_cast<size_t>(nodes()));
+  for (int node = 0; node < nodes(); ++node) sizes.push_back(static_cast<int>(topology_.ranks_of(node).size()));
+  return sizes;
+}
+
 std::shared_ptr<void> HierarchicalGroup::allocate(size_t bytes) {
   share_failure();
   return node_.allocate(bytes);

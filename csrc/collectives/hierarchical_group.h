@@ -71,6 +71,7 @@ class HierarchicalGroup final : public Group, private NodeLookout {
   void abort(const std::string& reason) override;
   void fail(const std::exception_ptr& error) noexcept override;
   void leave() noexcept override;
+  std::vector<int> node_sizes() const override;
   std::string failure() const override;
 
  private:

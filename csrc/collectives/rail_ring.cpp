@@ -19,7 +19,8 @@ RailRing::RailRing(TcpCall& tcp, Job job)
 }
 
 void RailRing::next(Place& place) const {
-  if (++place.chunk < chunks_ && place.chunk * stagger_ <= place.tick) return;
+  ++place.chunk;
+  if (place.chunk < chunks_ && place.chunk * stagger_ <= place.tick) return;
   // The first chunk that is not through with all its steps; it has begun, since chunks overlap.
   ++place.tick;
   place.chunk = place.tick < steps() ? 0 : (place.tick - steps()) / stagger_ + 1;

@@ -50,6 +50,7 @@ class TcpGroup final : public Group {
   void abort(const std::string& reason) override;
   void fail(const std::exception_ptr& error) noexcept override;
   void leave() noexcept override { mesh_->leave(); }
+  std::vector<int> node_sizes() const override { return std::vector<int>(static_cast<size_t>(size()), 1); }
   std::string failure() const override;
 
  private:

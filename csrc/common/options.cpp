@@ -240,6 +240,12 @@ const std::vector<OptionRow>& option_rows() {
           "As what the float32 sums of long all_reduces and reduces travel between nodes. The half types halve the "
           "bytes and round each node's sum and the result once; they are added up in float32. Rank 0's value holds "
           "for its group."),
+      text_row<&Options::select>(
+          "OURS_SELECT",
+          "Which algorithms are used between nodes: rules such as `all_reduce nodes>=8 bytes<=64K doubling`, separated "
+          "by semicolons, or the path, with a slash, of a file of such lines, as `python -m ourddp tune` writes it. "
+          "They come before those that are built in; `python -m ourddp select` prints all. Rank 0's hold for its "
+          "group."),
   };
   return kRows;
 }

@@ -39,6 +39,7 @@ struct Options {
   PortRange port_range;
   int64_t tcp_streams = 0;  // 0: chosen automatically
   WireType wire_type = WireType::Float32;
+  std::string select;
 };
 
 /// One environment variable: how it is called, written, parsed and explained.

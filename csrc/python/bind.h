@@ -9,6 +9,9 @@ namespace ours {
 /// The options: their values and the table that documents them.
 void bind_options(pybind11::module_& module);
 
+/// The table of algorithms.
+void bind_select(pybind11::module_& module);
+
 /// The c10d backend and its creator.
 void bind_backend(pybind11::module_& module);
 

@@ -49,6 +49,7 @@ void bind_backend(py::module_& module) {
       module, "ProcessGroupOurs", "The c10d backend \"ours\": collectives and messages of CPU tensors.");
   group.def("failure", &ProcessGroupOurs::failure, py::call_guard<py::gil_scoped_release>(),
             "The message of the failure that ended the group, or an empty string.");
+  group.def("node_sizes", &ProcessGroupOurs::node_sizes, "How many ranks each node has.");
   // Older versions of PyTorch bind these on each backend, newer ones on the base of all.
   const py::object base = c10d.attr("Backend");
   if (!py::hasattr(base, "get_error")) {
@@ -62,7 +63,9 @@ void bind_backend(py::module_& module) {
   py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(
       group, "Options", "What a group is made with. timeout: how long its operations may take.")
       .def(py::init([](std::chrono::milliseconds timeout) { return c10::make_intrusive<Options>(timeout); }),
-           py::arg("timeout") = kBackendDefaultTimeout);
+           py::arg("timeout") = kBackendDefaultTimeout)
+      .def_readwrite("selection", &Options::selection,
+                     "Rules of the table of algorithms for this group alone; empty: those of OURS_SELECT.");
 
   module.def("records_flights", &records_flights,
              "Whether the backend writes into PyTorch's FlightRecorder itself, and needs no hooks for it.");

@@ -49,7 +49,7 @@ TEST(without_rules_nodes_of_several_ranks_choose_by_number_and_size) {
         Algorithm expected = bytes <= kSmall / others ? Algorithm::Whole : Algorithm::Direct;
         if (nodes >= 450) expected = bytes <= size_t{2} << 20 ? Algorithm::Doubling : Algorithm::Ring;
         if (nodes >= 256 && bytes >= size_t{16} << 20) expected = Algorithm::Ring;
-        if (nodes >= 17 && bytes <= (nodes >= 128 ? 64u : 16u) * 1024) expected = Algorithm::Doubling;
+        if (nodes >= 32 && bytes <= (nodes >= 128 ? 64u : 16u) * 1024) expected = Algorithm::Doubling;
         CHECK(table.choose({Selectable::AllReduce, nodes, local, bytes}) == expected);
       }
     }

@@ -276,6 +276,9 @@ TEST(what_lies_in_the_store_is_checked) {
   terms.plan.streams = 3;
   CHECK(TcpTerms::parse(terms.text()).secret == terms.secret);
   CHECK_EQ(TcpTerms::parse(terms.text()).plan.streams, 3);
+  CHECK_EQ(TcpTerms::parse(terms.text()).plan.rules, std::string());
+  terms.plan.rules = "all nodes>=2 bytes<=64K ring;reduce whole";
+  CHECK_EQ(TcpTerms::parse(terms.text()).plan.rules, terms.plan.rules);
   std::mt19937 random(9);
   for (const std::string& good : {card.text(), terms.text()}) {
     for (int i = 0; i < 500; ++i) {

@@ -1,0 +1,24 @@
+#include <pybind11/stl.h>
+
+#include "collectives/select.h"
+#include "python/bind.h"
+
+namespace py = pybind11;
+
+namespace ours {
+
+void bind_select(py::module_& module) {
+  module.def(
+      "selection_table", [](const std::string& option) { return selection_from(option).table(); }, py::arg("option"),
+      "The table of algorithms that a value of OURS_SELECT gives, a rule a line. Raises ValueError.");
+  module.def(
+      "choose_algorithm",
+      [](const std::string& operation, int nodes, int local, size_t bytes, const std::string& option) {
+        return name_of(selection_from(option).choose({selectable_of(operation), nodes, local, bytes}));
+      },
+      py::arg("operation"), py::arg("nodes"), py::arg("local"), py::arg("bytes"), py::arg("option") = "",
+      "Which algorithm that table gives for an operation over so many nodes, of which the largest has `local` ranks, "
+      "and an array of so many bytes. Raises ValueError.");
+}
+
+}  // namespace ours

@@ -1,0 +1,335 @@
+"""Measures which algorithm is the fastest between the nodes of a job, and writes a table that ``OURS_SELECT`` reads.
+
+``torchrun ... -m ourddp tune`` runs it on the nodes of a job; ``python -m ourddp tune --ranks 4`` starts ranks that
+play nodes on one machine: good for a try, not for a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import ourddp
+from ourddp import _C, launch
+
+ALGORITHMS = ("whole", "doubling", "direct", "ring")
+LEAST_BYTES = 1 << 10
+MARGIN = 0.05  # by how much another algorithm must be faster than the one that is built in
+LEAST_ROUNDS, MOST_ROUNDS = 6, 100
+MOST_SENT = 32 << 20  # bytes that a rank sends where everything goes to everybody: beyond, nobody wants to know
+GRACE = 10.0  # seconds that the other ranks have to end by themselves after one of them failed
+
+
+class TuneError(RuntimeError):
+    """There is nothing to measure, or no time or place for it; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was found out about one size."""
+
+    bytes: int  #: of each rank's array
+    seconds: dict[str, float]  #: median of the slowest rank's times, by algorithm
+    built_in: str  #: the algorithm that the built-in rules choose
+    chosen: str
+
+
+def tune(output: Path, budget: float, most_bytes: int) -> list[Measurement]:
+    """Measure all_reduce on the default group, write the table to ``output`` on rank 0, and return what was measured.
+
+    Every rank calls it. ``budget``: seconds that it may take. ``most_bytes``: the largest array. Raises TuneError, on
+    all ranks, where all are on one node, ``output`` cannot be written, or the time does not do for the smallest array.
+    """
+    deadline = time.monotonic() + budget
+    group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    if not isinstance(group, _C.ProcessGroupOurs):
+        raise TuneError("only groups of the backend 'ours' can be tuned")
+    sizes = group.node_sizes()
+    if len(sizes) < 2:
+        raise TuneError(
+            f"all {dist.get_world_size()} ranks are on one node, and the table is about nodes: "
+            "start the ranks on several, or let them play nodes with --ranks 4 --nodes 2"
+        )
+    _agree(_unwritable(output) if dist.get_rank() == 0 else "")
+    nodes, local = len(sizes), max(sizes)
+    found = _measure_all(nodes, local, deadline, most_bytes)
+    if not found:
+        raise TuneError(f"{budget:g} s are not enough to measure anything: give more with --time-budget")
+    text = table(found, nodes, local)
+    _agree(_write(output, text) if dist.get_rank() == 0 else "")
+    return found
+
+
+def table(found: Sequence[Measurement], nodes: int, local: int) -> str:
+    """Return the table as the file has it: what was measured, as comments, and rules for what is to be changed."""
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    lines = [
+        f"# Written by python -m ourddp tune, {now}.",
+        f"# {nodes} nodes of up to {local} ranks, {dist.get_world_size()} in all; ourddp {ourddp.__version__}, "
+        f"torch {torch.__version__}, {platform.platform()}.",
+        f"# Medians of all_reduce, where another algorithm is more than {MARGIN:.0%} faster than the one built in:",
+        *(f"# {line}" for line in describe(found)),
+        *rules(found, nodes, local),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def rules(found: Sequence[Measurement], nodes: int, local: int) -> list[str]:
+    """Return a rule for each run of sizes for which the same algorithm, but not the built-in one, was chosen.
+
+    Between two sizes that were measured the limit is their geometric mean; beyond the largest nothing is changed.
+    """
+    lines: list[str] = []
+    first = 0
+    while first < len(found):
+        last = first
+        one = found[first]
+        if one.chosen == one.built_in:
+            first += 1
+            continue
+        while last + 1 < len(found) and found[last + 1].chosen == one.chosen != found[last + 1].built_in:
+            last += 1
+        line = f"all_reduce nodes={nodes} local={local}"
+        if first > 0:
+            line += f" bytes>={round((found[first - 1].bytes * one.bytes) ** 0.5) + 1}"
+        end = found[last].bytes
+        if last + 1 < len(found):
+            end = round((end * found[last + 1].bytes) ** 0.5)
+        lines.append(f"{line} bytes<={end} {one.chosen}")
+        first = last + 1
+    return lines
+
+
+def describe(found: Sequence[Measurement]) -> list[str]:
+    """Return a table of the measurements for people."""
+    lines = ["     bytes " + "".join(f"{name:>12}" for name in ALGORITHMS) + "   chosen"]
+    for one in found:
+        cells = "".join(
+            f"{one.seconds[name] * 1e6:>9.1f} us" if name in one.seconds else f"{'-':>12}" for name in ALGORITHMS
+        )
+        gain = ""
+        if one.chosen != one.built_in:
+            gain = f", {one.seconds[one.built_in] / one.seconds[one.chosen]:.2f} times as fast as {one.built_in}"
+        lines.append(f"{one.bytes:>10} {cells}   {one.chosen}{gain}")
+    return lines
+
+
+def choose(times: dict[str, list[float]], built_in: str) -> str:
+    """Return the fastest algorithm, or the one built in where no other is faster by more than MARGIN.
+
+    It must be so in all rounds together, and in those of even and of odd numbers: what is noise seldom comes twice.
+    """
+    best = min(times, key=lambda name: statistics.median(times[name]))
+    for begin, step in ((0, 1), (0, 2), (1, 2)):
+        mine, theirs = (statistics.median(times[name][begin::step]) for name in (best, built_in))
+        if mine >= (1 - MARGIN) * theirs:
+            return built_in
+    return best
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def _measure_all(nodes: int, local: int, deadline: float, most_bytes: int) -> list[Measurement]:
+    groups = {}
+    for name in ALGORITHMS:
+        options = _C.ProcessGroupOurs.Options()
+        options.selection = f"all_reduce {name}"
+        groups[name] = dist.new_group(backend="ours", pg_options=options)
+    sizes = [LEAST_BYTES]
+    while sizes[-1] * 4 <= most_bytes:
+        sizes.append(sizes[-1] * 4)
+    found: list[Measurement] = []
+    before = 0.0  # seconds of a round of the size before
+    try:
+        for number, size in enumerate(sizes):
+            some = [name for name in ALGORITHMS if name != "whole" or size * (nodes - 1) <= MOST_SENT]
+            # A size that would end beyond the deadline is not begun.
+            if not _fits(deadline, 4 * before * (LEAST_ROUNDS + 1)):
+                break
+            share = (deadline - time.monotonic()) / (len(sizes) - number)
+            times, before = _measure(size, {name: groups[name] for name in some}, deadline, share)
+            if not times:
+                break
+            built_in = _C.choose_algorithm("all_reduce", nodes, local, size)
+            chosen = choose(times, built_in)
+            found.append(Measurement(size, {name: statistics.median(times[name]) for name in some}, built_in, chosen))
+    finally:
+        for group in groups.values():
+            dist.destroy_process_group(group)
+    return found
+
+
+def _measure(
+    size: int, groups: dict[str, dist.ProcessGroup], deadline: float, share: float
+) -> tuple[dict[str, list[float]], float]:
+    """Return the slowest rank's times of each algorithm, none where time is up, and the seconds that a round takes."""
+    names = list(groups)
+    data = torch.zeros(size // 4)
+    for name in names:  # connections, and pages that nobody has touched
+        _time(data, groups[name])
+    times: dict[str, list[float]] = {name: [] for name in names}
+    start = time.monotonic()
+    done, taken = 0, 0.0
+    while done < MOST_ROUNDS:
+        own = []
+        for turn in range(LEAST_ROUNDS):
+            order = [names[(turn + i) % len(names)] for i in range(len(names))]
+            here = {name: _time(data, groups[name]) for name in order}
+            own += [here[name] for name in names]
+        slowest = _slowest(own)
+        for i, name in enumerate(names):
+            times[name] += slowest[i :: len(names)]
+        done += LEAST_ROUNDS
+        taken = time.monotonic() - start
+        more = taken / done * LEAST_ROUNDS
+        if not _fits(deadline, more) or not _fits(start + share, more):
+            break
+    return times if _fits(deadline, 0) else {}, taken / done
+
+
+def _time(data: torch.Tensor, group: dist.ProcessGroup) -> float:
+    dist.barrier()
+    start = time.perf_counter()
+    dist.all_reduce(data, group=group)
+    return time.perf_counter() - start
+
+
+def _slowest(seconds: list[float]) -> list[float]:
+    tensor = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return tensor.tolist()
+
+
+def _fits(deadline: float, seconds: float) -> bool:
+    """Return whether so many seconds more end before the deadline, as rank 0's clock says."""
+    fits = torch.tensor([time.monotonic() + seconds <= deadline])
+    dist.broadcast(fits, 0)
+    return bool(fits.item())
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+def _agree(error: str) -> None:
+    """Raise rank 0's error on all ranks."""
+    errors = [error]
+    dist.broadcast_object_list(errors, 0)
+    if errors[0]:
+        raise TuneError(errors[0])
+
+
+def _unwritable(path: Path) -> str:
+    if path.is_dir():
+        return f"cannot write {path}: it is a directory; name a file with --output"
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            return ""
+    except OSError as error:
+        return f"cannot write {path}: {error.strerror}; name another file with --output"
+
+
+def _write(path: Path, text: str) -> str:
+    """Replace the file by one that can be read back; return what went wrong."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text)
+        _C.selection_table(str(temporary.absolute()))
+        temporary.replace(path)
+    except (OSError, ValueError) as error:
+        return f"cannot write {path}: {error}; name another file with --output"
+    finally:
+        temporary.unlink(missing_ok=True)
+    return ""
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``python -m ourddp tune`` understands."""
+    parser.add_argument("--output", type=Path, default=Path("ours-select.txt"), metavar="PATH", help="where to write")
+    parser.add_argument("--time-budget", type=float, default=60.0, metavar="SECONDS", help="how long it may take")
+    parser.add_argument("--most-bytes", type=int, default=64 << 20, metavar="BYTES", help="the largest array")
+    parser.add_argument("--ranks", type=int, metavar="N", help="start so many ranks here, for a try")
+    parser.add_argument("--nodes", type=int, default=2, metavar="N", help="as how many nodes these ranks count")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tune as the command line says; return the exit status, 1 with a sentence on stderr where it failed."""
+    if arguments.most_bytes < LEAST_BYTES or arguments.time_budget <= 0:
+        print(f"--most-bytes must be {LEAST_BYTES} and more, --time-budget more than 0", file=sys.stderr)
+        return 1
+    if arguments.ranks is not None:
+        if not 2 <= arguments.nodes <= arguments.ranks:
+            print("--nodes must be 2 and more, and --ranks as many or more", file=sys.stderr)
+            return 1
+        return _start(arguments)
+    here = launch.init()
+    try:
+        found = tune(arguments.output, arguments.time_budget, arguments.most_bytes)
+    except TuneError as error:
+        if here.rank == 0:
+            print(error, file=sys.stderr)
+        return 1
+    finally:
+        dist.destroy_process_group()
+    if here.rank == 0:
+        print("\n".join(describe(found)))
+        changed = sum(one.chosen != one.built_in for one in found)
+        print(f"{changed} of {len(found)} sizes are faster with another algorithm than the one built in.")
+        print(f"To use this table: OURS_SELECT={arguments.output.absolute()}")
+    return 0
+
+
+def _start(arguments: argparse.Namespace) -> int:
+    """Run this command in ranks of this machine, each of which counts to one of ``arguments.nodes`` nodes."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    command = [sys.executable, "-m", "ourddp", "tune", "--output", str(arguments.output.absolute())]
+    command += ["--time-budget", str(arguments.time_budget), "--most-bytes", str(arguments.most_bytes)]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(arguments.ranks):
+            place = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(arguments.ranks),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(arguments.ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store's server is here
+                "OURS_NODE_ID": f"node {rank * arguments.nodes // arguments.ranks}",
+            }
+            processes.append(subprocess.Popen(command, env={**os.environ, **place}))
+        return _wait(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Return 0 once all have ended well, else 1; after a failure the others have GRACE seconds."""
+    limit: float | None = None
+    while True:
+        statuses = [process.poll() for process in processes]
+        if None not in statuses:
+            return 1 if any(statuses) else 0
+        if any(statuses) and limit is None:
+            limit = time.monotonic() + GRACE
+        if limit is not None and time.monotonic() > limit:
+            return 1
+        time.sleep(0.02)
