@@ -104,6 +104,15 @@ def test_gloo_gives_the_same_bits_as_tcp(layout):
     assert over_gloo == over_tcp
 
 
+def test_gloo_gives_the_same_bits_on_hosts_of_their_own(network):
+    both = []
+    for engine in ("tcp", "gloo"):
+        results = run_ranks(4, all_calls, nodes=network(2), env={"OURS_INTERNODE": engine})
+        assert [one.pop("threads") for one in results] == [str(engine == "gloo")] * 4
+        both.append(results)
+    assert both[0] == both[1]
+
+
 def count_of_all(rank: int, world: int) -> float:
     return total()
 
@@ -189,6 +198,13 @@ def test_a_killed_rank_is_named_at_once(layout):
         assert f"rank {victim} (host" in text
         assert "died" in text
         assert seconds < 3  # 1 on a machine with a core for each rank
+
+
+def test_a_killed_rank_is_named_at_once_on_every_host(network):
+    results = run_ranks(4, die_in_the_middle, nodes=network(2), env={"OURS_INTERNODE": "gloo"}, killed=[3])
+    for text, seconds in results[:3]:
+        assert "rank 3 (host" in text
+        assert seconds < 3
 
 
 def come_late(rank: int, world: int) -> tuple[str, float]:
