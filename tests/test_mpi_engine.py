@@ -69,7 +69,7 @@ def test_messages_go_by_mpi(mpi_tests, tmp_path, processes):
         ("process_with_mpi_for_all_threads_ends_it_itself", True),
         ("process_after_mpi_is_refused", True),
         ("process_forks", True),
-        # mpirun has to take these for failures, as they cannot end MPI.
+        # They cannot end MPI, which Open MPI's mpirun takes for a failure.
         ("process_leaves_a_message_behind", False),
         ("process_waits_for_nobody_who_does_not_come", False),
     ],
@@ -77,7 +77,8 @@ def test_messages_go_by_mpi(mpi_tests, tmp_path, processes):
 def test_processes_with_mpi(mpi_tests, tmp_path, name, ends_well):
     result = mpirun.run(2, [mpi_tests, name], mpirun.environment(OURS_TEST_KEYS=str(tmp_path)))
     assert summary(result.stdout) == [(1, 0)] * 2, result.stdout + result.stderr
-    assert (result.returncode == 0) == ends_well, result.stdout + result.stderr
+    if ends_well or mpirun.is_open_mpi(str(mpirun.find("mpirun"))):
+        assert (result.returncode == 0) == ends_well, result.stdout + result.stderr
 
 
 def run_by_hand(processes: int, command: list[str], **variables: str) -> list[tuple[int, str]]:
