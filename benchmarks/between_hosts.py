@@ -2,6 +2,7 @@
 
     python benchmarks/between_hosts.py --check
     python benchmarks/between_hosts.py --hosts 2,4,8 --local 1 --mbit 200 --sizes 64K,1M --variants ours,gloo
+    python benchmarks/between_hosts.py --hosts 2,3,4 --variants ring,direct --json r.json   # for scale.py --check
 
 The hosts are network namespaces of this machine with a link each to a bridge, limited to --mbit Mbit/s (0: as fast as
 the machine is); that takes root and iproute2. Each variant has hosts and processes of its own, and they take turns
@@ -20,6 +21,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ import turns
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import hosts as networks
 
-LEAST_ROUNDS, MOST_ROUNDS = 7, 200
+LEAST_ROUNDS, MOST_ROUNDS = 11, 200
 WARM_UPS = 3
 
 
@@ -43,6 +45,8 @@ class Variant:
     backend: str
     environment: dict[str, str]
     in_heap: bool = False  #: the tensor lies in memory that the backend allocated
+    flat: bool = False  #: ranks of one host share no memory
+    server: bool = False  #: all tensors go to rank 0, which adds them up, and back
 
 
 VARIANTS = {
@@ -50,7 +54,16 @@ VARIANTS = {
     "heap": Variant("ours", {}, in_heap=True),
     "bfloat16": Variant("ours", {"OURS_WIRE_DTYPE": "bfloat16"}),
     "gloo": Variant("gloo", {}),
+    "by gloo": Variant("ours", {"OURS_INTERNODE": "gloo"}),
+    # What scale.py predicts.
+    "whole": Variant("ours", {"OURS_SELECT": "all whole"}),
+    "doubling": Variant("ours", {"OURS_SELECT": "all doubling"}),
+    "direct": Variant("ours", {"OURS_SELECT": "all direct"}),
+    "ring": Variant("ours", {"OURS_SELECT": "all ring"}),
+    "flat ring": Variant("ours", {"OURS_SELECT": "all ring"}, flat=True),
+    "parameter server": Variant("ours", {}, server=True),
 }
+DEFAULT_VARIANTS = ("ours", "heap", "bfloat16", "gloo")
 
 
 @dataclass(frozen=True)
@@ -85,8 +98,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--local", type=int, default=2, help="ranks a host")
     parser.add_argument("--mbit", default="1000", help="rates of links in Mbit/s, 0 for no limit, as 1000,0")
     parser.add_argument("--sizes", default="64K,25M", help="sizes of the tensor")
-    parser.add_argument("--variants", default=",".join(VARIANTS), help=f"of {', '.join(VARIANTS)}")
-    parser.add_argument("--time-budget", type=float, default=10, help="seconds of measuring, about, per row")
+    parser.add_argument("--variants", default=",".join(DEFAULT_VARIANTS), help=f"of {', '.join(VARIANTS)}")
+    parser.add_argument("--time-budget", type=float, default=20, help="seconds of measuring, about, per row")
     parser.add_argument("--check", action="store_true", help="measure what TARGETS need, and exit 1 if one is missed")
     parser.add_argument("--machine", default=harness.machine(), help="what the results say they were measured on")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
@@ -106,7 +119,8 @@ def rank_main() -> None:
     host = networks.Host(**plan["places"][rank])
     host.enter()
     variant = VARIANTS[plan["variant"]]
-    node = {"OURS_NODE_ID": host.name, "OURS_INTERFACE": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
+    name = f"{host.name}, rank {rank}" if variant.flat else host.name
+    node = {"OURS_NODE_ID": name, "OURS_INTERFACE": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
     os.environ.update({**node, **variant.environment})
     with harness.Ranks() as ranks:
         group = ranks.group(variant.backend)
@@ -114,20 +128,35 @@ def rank_main() -> None:
         if variant.in_heap:
             backend = group._get_backend(torch.device("cpu"))
             tensor = backend.allocate_tensor(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-        action = checked(ranks, tensor, group)
+        action = (
+            through_server(ranks, tensor, group) if variant.server else partial(dist.all_reduce, tensor, group=group)
+        )
+        check_sum(ranks, tensor, action)
         turns.take_turns(ranks, action)
-        ranks.report = {"sent": count_sent(ranks, lambda: dist.all_reduce(tensor.zero_(), group=group))}
+        ranks.report = {"sent": count_sent(ranks, action)}
 
 
-def checked(ranks: harness.Ranks, tensor: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
-    """Return the call to time, after it was seen to give the right sum."""
+def through_server(ranks: harness.Ranks, tensor: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    """Return a call that adds up all ranks' tensors on rank 0, and sends the sum to all."""
+    all_of_them = [torch.empty_like(tensor) for _ in range(ranks.size)] if ranks.rank == 0 else None
+
+    def act() -> None:
+        dist.gather(tensor, all_of_them, group_dst=0, group=group)
+        for other in (all_of_them or [])[1:]:
+            tensor.add_(other)
+        dist.scatter(tensor, [tensor] * ranks.size if ranks.rank == 0 else None, group_src=0, group=group)
+
+    return act
+
+
+def check_sum(ranks: harness.Ranks, tensor: torch.Tensor, action: Callable[[], object]) -> None:
+    """Raise RuntimeError unless the action adds up; leave a tensor of zeros, which stays so."""
     for _ in range(WARM_UPS):
         tensor.fill_(ranks.rank + 1)
-        dist.all_reduce(tensor, group=group)
+        action()
         if not bool(tensor.eq(ranks.size * (ranks.size + 1) / 2).all()):
             raise RuntimeError("the sum is wrong")
-    tensor.zero_()  # and stays so
-    return lambda: dist.all_reduce(tensor, group=group)
+    tensor.zero_()
 
 
 def count_sent(ranks: harness.Ranks, action: Callable[[], object]) -> list[int]:
@@ -267,7 +296,7 @@ def main() -> int:
         return 2
     shapes: dict[tuple[int, int], list[int]] = {}
     if args.check:
-        args.local, args.variants = 2, ",".join(VARIANTS)
+        args.local, args.variants = 2, ",".join(DEFAULT_VARIANTS)
         for target in TARGETS:
             sizes = shapes.setdefault((target.hosts, target.mbit), [])
             if reports.parse_size(target.size) not in sizes:

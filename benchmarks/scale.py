@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py                                   # 8 to 4,096 ranks, 8 a node, 10 Gbit/s
     python benchmarks/scale.py --gbit 100 --latency 5e-6 --local-ranks 4 --bytes 64K,25M
-    python benchmarks/scale.py --check measured.json             # the model beside measurements of benchmarks/tcp.cpp
+    python benchmarks/scale.py --check measured.json             # the model beside measurements of between_hosts.py
 
 The model is Hockney's, a message of n bytes takes latency + n / bandwidth (alpha + n beta), with LogP's overhead, the
 time that a core spends on each message. Each host has one link, used in both directions at once and shared by its
@@ -18,7 +18,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import report as reports
@@ -148,22 +148,30 @@ def print_predictions(machine: Machine, size: int) -> None:
         print(f"{one} and {other} {text}")
 
 
-def check(path: Path, limit: float) -> bool:
-    """Print prediction and measurement of every row of a file; return whether all are within the factor ``limit``.
+def check(path: Path, machine: Machine, limit: float) -> bool:
+    """Print prediction and measurement of every row of a report of between_hosts.py; return whether they agree.
 
-    The file is {"machine": {Machine's fields}, "rows": [{"algorithm", "hosts", "bytes", "seconds"}]}.
+    They do where none is more than ``limit`` times the other. A row has its own ranks a node, and the bandwidth of its
+    links where they have a limit; all else is as ``machine`` says.
     """
-    content = json.loads(path.read_text())
-    machine = Machine(**content["machine"])
     lines = []
     good = True
-    for row in content["rows"]:
-        predicted = ALGORITHMS[row["algorithm"]](machine, row["hosts"], row["bytes"])
-        ratio = predicted / row["seconds"]
-        good = good and 1 / limit <= ratio <= limit
-        cells = [row["algorithm"], str(row["hosts"]), reports.show_size(row["bytes"])]
-        lines.append([*cells, reports.show_seconds(row["seconds"]), reports.show_seconds(predicted), f"{ratio:.2f}"])
-    reports.print_table(["algorithm", "hosts", "size", "measured", "model", "model/measured"], lines)
+    for row in json.loads(path.read_text())["rows"]:
+        bandwidth = row["mbit"] * 1e6 / 8 or machine.bandwidth
+        here = replace(machine, local_ranks=row["local"], bandwidth=bandwidth)
+        for variant, seconds in row["seconds"].items():
+            model = ALGORITHMS.get(variant) or ALGORITHMS.get(f"hierarchical {variant}")
+            if model is None:
+                continue
+            predicted, measured = model(here, row["hosts"], row["size"]), seconds["median"]
+            ratio = predicted / measured
+            good = good and 1 / limit <= ratio <= limit
+            cells = [variant, f"{row['hosts']} x {row['local']}", reports.show_size(row["size"])]
+            times = [reports.show_seconds(measured), reports.show_seconds(predicted)]
+            lines.append([*cells, *times, f"{ratio:.2f}"])
+    if not lines:
+        raise SystemExit(f"{path} has no measurement of what the model knows")
+    reports.print_table(["algorithm", "ranks", "size", "measured", "model", "model/measured"], lines)
     return good
 
 
@@ -190,9 +198,9 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Print the predictions, or the comparison; return the exit status."""
     args = parse_arguments()
-    if args.check is not None:
-        return 0 if check(args.check, args.limit) else 1
     machine = Machine(args.local_ranks, args.latency, args.overhead, args.gbit * 1e9 / 8, args.sync, args.memory)
+    if args.check is not None:
+        return 0 if check(args.check, machine, args.limit) else 1
     for size in args.bytes.split(","):
         print_predictions(machine, reports.parse_size(size))
     return 0

@@ -95,9 +95,11 @@ def test_the_program_predicts_and_judges(tmp_path):
     assert output.count("\n  4096 ") == 2
     assert "cross at" in output
     measured = tmp_path / "measured.json"
-    facts = {"local_ranks": 2, "latency": 1e-4, "overhead": 1e-6, "bandwidth": 1e8, "sync": 1e-5, "memory": 1e10}
-    for seconds, status in ((0.27, 0), (0.6, 1)):
-        row = {"algorithm": "hierarchical direct", "hosts": 2, "bytes": SIZE, "seconds": seconds}
-        measured.write_text(json.dumps({"machine": facts, "rows": [row]}))
-        judged = subprocess.run([*command, "--check", str(measured)], capture_output=True, text=True, timeout=60)
-        assert judged.returncode == status, judged.stdout + judged.stderr
+    network = ["--latency", "1e-4", "--overhead", "1e-6", "--sync", "1e-5", "--memory", "1e10", "--gbit", "0.8"]
+    for mbit in (800, 0):
+        for seconds, status in ((0.27, 0), (0.6, 1)):
+            times = {"direct": {"median": seconds}, "gloo": {"median": 1e3}}
+            row = {"hosts": 2, "local": 2, "mbit": mbit, "size": SIZE, "seconds": times}
+            measured.write_text(json.dumps({"rows": [row]}))
+            judged = subprocess.run([*command, *network, "--check", str(measured)], capture_output=True, timeout=60)
+            assert judged.returncode == status, judged.stdout + judged.stderr
