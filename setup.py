@@ -84,7 +84,7 @@ class Mpi:
     libraries: list[str]
 
 
-def is_passing(folder: str) -> bool:
+def is_temporary(folder: str) -> bool:
     """Return whether ``folder`` is of the environment that pip makes for one build and removes afterwards."""
     return "pip-build-env-" in folder
 
@@ -93,7 +93,7 @@ def mpi_wrappers() -> list[Path]:
     """Return where MPI's compiler may be: on the path and in this environment, and last in what pip made to build."""
     folders = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     folders.append(str(Path(sys.prefix) / "bin"))
-    return [Path(folder) / "mpicxx" for folder in sorted(folders, key=is_passing)]
+    return [Path(folder) / "mpicxx" for folder in sorted(folders, key=is_temporary)]
 
 
 def ask_mpi_wrapper(wrapper: str) -> list[str]:
@@ -216,7 +216,7 @@ def extensions() -> list[Extension]:
     ]
     if MPI is not None:
         # Where a wheel of MPI's lies seen from here, for a package that was not built where it runs.
-        folders = [folder for folder in MPI.library_dirs if not is_passing(folder)] + ["$ORIGIN/../../.."]
+        folders = [folder for folder in MPI.library_dirs if not is_temporary(folder)] + ["$ORIGIN/../../.."]
         built.append(
             Extension(
                 "ourddp._mpi",

@@ -163,24 +163,15 @@ def count_sent(ranks: harness.Ranks, action: Callable[[], object]) -> list[int]:
     """Return the bytes that the host of each rank sends for `action`."""
     dist.barrier()
     ranks.together()
-    before = bytes_sent()
+    before = networks.bytes_sent()
     ranks.together()
     action()
     ranks.together()
     sent: list[int] = [0] * ranks.size
-    mine = bytes_sent() - before
+    mine = networks.bytes_sent() - before
     ranks.together()
     dist.all_gather_object(sent, mine)
     return sent
-
-
-def bytes_sent() -> int:
-    """Return the bytes that have left through eth0 of this thread's network."""
-    for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
-        name, _, numbers = line.partition(":")
-        if name.strip() == "eth0":
-            return int(numbers.split()[8])
-    raise RuntimeError("this network has no eth0")
 
 
 def measure(made: dict[str, list[networks.Host]], mbit: int, size: int, args: argparse.Namespace) -> dict[str, Any]:

@@ -73,6 +73,7 @@ def hierarchical_ring(machine: Machine, nodes: int, size: float) -> float:
     """Rings between nodes, of which each rank has one for its share; memory and wire work at the same time."""
     if nodes == 1:
         return in_node(machine, size)
+    # As rail_ring.h chooses it.
     chunk = max(CHUNK, CHUNK // 32 * nodes * machine.local_ranks)
     wire = 2 * (nodes - 1) * machine.latency + cut(machine, nodes, size, chunk)
     return max(wire, in_node(machine, size)) + 2 * machine.sync

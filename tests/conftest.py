@@ -56,6 +56,12 @@ def nodes(request: pytest.FixtureRequest, network: Callable[..., list[Host]]) ->
     return {"one node": 1, "two nodes": 2}.get(request.param) or network(2)
 
 
+@pytest.fixture(scope="session", params=[1, 2], ids=["one node", "two nodes"])
+def played_nodes(request: pytest.FixtureRequest) -> int:
+    """Count the nodes that the ranks of a test play, where a test starts programs of its own."""
+    return request.param
+
+
 @pytest.fixture
 def hosts() -> Iterator[list[Host]]:
     """Two hosts with a link between them, for this test alone; skipped where this process may not make any."""

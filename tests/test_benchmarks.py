@@ -169,7 +169,8 @@ def test_between_hosts_reports_times_and_bytes(tmp_path: Path) -> None:
     (row,) = json.loads(path.read_text())["rows"]
     assert list(row["seconds"]) == ["ours", "bfloat16", "gloo"]
     check_times(row["seconds"])
-    assert row["seconds"]["ours"]["low"] > 0.9 * (1 << 20) / 125e6, "faster than the link"
+    # The link lets 256 KiB pass at once after a pause.
+    assert row["seconds"]["ours"]["median"] > 0.7 * (1 << 20) / 125e6, "faster than the link"
     assert row["sent"]["ours"] == [pytest.approx(1 << 20, rel=0.03)] * 2
     assert row["sent"]["bfloat16"] == [pytest.approx(1 << 19, rel=0.03)] * 2
     assert re.search(r"2 hosts of 1 ranks, links of 1000 Mbit/s.*\n.*\n +ours +\d.* ms +\d.*% +100.\d+% +\d", output)

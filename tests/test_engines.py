@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from probes import threads_named, total
+from probes import reached, threads_named, total
 from ranks import run_ranks
 from torch import nn
 
@@ -70,9 +70,7 @@ def all_calls(rank: int, world: int) -> dict[str, str]:
         reduced = mine.clone()
         dist.reduce(reduced, root)
         gathered = torch.empty(world * count)
-        dist.all_gather_single(gathered, mine) if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor(
-            gathered, mine
-        )
+        getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(gathered, mine)
         assert torch.equal(gathered, torch.cat([values(r, count, torch.float32) for r in range(world)]))
         scattered = torch.empty(count)
         dist.reduce_scatter_tensor(scattered, gathered * (rank + 1))
@@ -140,15 +138,8 @@ def several_groups(rank: int, world: int) -> list[float]:
     dist.all_reduce(large)
     assert large.eq(world).all()
     dist.destroy_process_group()
-    wait_until(lambda: not threads_named("ours-engine"))
+    assert reached(lambda: not threads_named("ours-engine"))
     return sums
-
-
-def wait_until(holds: Any, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_groups_have_engines_of_their_own_that_end_with_them():
@@ -209,11 +200,8 @@ def test_a_killed_rank_is_named_at_once_on_every_host(network):
 
 def come_late(rank: int, world: int) -> tuple[str, float]:
     if rank == 0:
-        deadline = time.monotonic() + 20
         backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-        while not backend.failure():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert reached(lambda: bool(backend.failure()))
     start = time.monotonic()
     with pytest.raises(dist.DistBackendError) as error:
         dist.all_reduce(torch.ones(2_000_000))

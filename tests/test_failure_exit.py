@@ -148,14 +148,14 @@ EXITS = {
 
 
 @pytest.mark.parametrize("end", EXITS)
-def test_a_program_ends_quietly_and_at_once(tmp_path, end, nodes):
-    for code, err, seconds in run_program(tmp_path, EXITS[end], nodes):
+def test_a_program_ends_quietly_and_at_once(tmp_path, end, played_nodes):
+    for code, err, seconds in run_program(tmp_path, EXITS[end], played_nodes):
         noise = [line for line in err.splitlines() if "destroy_process_group() was not called" not in line]
         assert (code, noise) == (0, [])
         assert seconds < 1
 
 
-def test_an_exception_of_one_rank_reaches_the_others(tmp_path, nodes):
+def test_an_exception_of_one_rank_reaches_the_others(tmp_path, played_nodes):
     body = """
         if rank == 0:
             ended.append(time.time())
@@ -167,7 +167,7 @@ def test_an_exception_of_one_rank_reaches_the_others(tmp_path, nodes):
         else:
             raise AssertionError("nobody noticed")
     """
-    (first, _, _), (second, err, _) = run_program(tmp_path, body, nodes)
+    (first, _, _), (second, err, _) = run_program(tmp_path, body, played_nodes)
     assert (first, second) == (3, 0), err
 
 

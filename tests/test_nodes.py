@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hosts import bytes_sent
 from probes import backend_of, in_heap, total
 from ranks import RankPool, run_ranks
 from test_collectives_calls import single_calls
@@ -265,15 +266,6 @@ def test_nodes_of_any_shape(network, world, count, on_hosts):
         assert len(set(ranks.run(same_bits))) == 1
 
 
-def sent_bytes() -> int:
-    """Return what the host of this rank has sent so far, in bytes, headers of its packets included."""
-    for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
-        name, _, numbers = line.partition(":")
-        if name.strip() == "eth0":
-            return int(numbers.split()[8])
-    raise AssertionError("no eth0")
-
-
 def count_bytes(rank: int, world: int, count: int) -> dict[str, int]:
     """Return how many bytes this rank's host sends for collectives of ``count`` float32 a rank."""
     whole = torch.ones(count)
@@ -293,11 +285,11 @@ def count_bytes(rank: int, world: int, count: int) -> dict[str, int]:
     for name, call in calls.items():
         call()  # opens the connections that it needs
         dist.barrier()
-        before = sent_bytes()
+        before = bytes_sent()
         dist.barrier()
         call()
         dist.barrier()
-        sent[name] = sent_bytes() - before
+        sent[name] = bytes_sent() - before
         dist.barrier()
     return sent
 

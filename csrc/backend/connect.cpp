@@ -54,7 +54,7 @@ Meshes join_meshes(Rendezvous& rendezvous) {
   }
   TcpMesh::share_failures(meshes.calls, meshes.messages);
   // So that nobody is waited for in vain who found no address, and every rank's first call finds all the others.
-  agree_on_engine(rendezvous, "address");
+  agree_on_engine(rendezvous);
   if (meeting.size <= kMostFetched) {
     std::vector<std::string> cards;
     for (int rank = 0; rank < meeting.size; ++rank) cards.push_back(card_key(rank));
@@ -69,6 +69,7 @@ Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology) {
   const Meshes meshes = join_meshes(rendezvous);
   // Messages between ranks of one node go over TCP as well.
   auto messages = make_tcp_point_to_point(meshes.messages, meshes.calls);
+  // Only the other kind can round for the wire.
   const bool converts = meshes.calls->plan().wire != WireType::Float32;
   if (topology.nodes() == topology.size() && !converts) {
     return {std::make_shared<TcpGroup>(meshes.calls), std::move(messages)};

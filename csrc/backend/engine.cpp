@@ -42,13 +42,13 @@ std::string obstacle(const std::string& name) {
 }
 
 /// Between the name of a rank's engine and why it cannot have it.
-constexpr char kHas = '\n';
+constexpr char kSeparator = '\n';
 
 /// What is wrong with the ranks' words, or nothing.
 std::string fault_in(const std::vector<std::string>& words, const std::string& group) {
-  const std::string first = words.front().substr(0, words.front().find(kHas));
+  const std::string first = words.front().substr(0, words.front().find(kSeparator));
   for (size_t rank = 0; rank < words.size(); ++rank) {
-    const std::string name = words[rank].substr(0, words[rank].find(kHas));
+    const std::string name = words[rank].substr(0, words[rank].find(kSeparator));
     if (name == first) continue;
     return "OURS_INTERNODE is '" + first + "' on rank 0 and '" + name + "' on rank " + std::to_string(rank) + " of " +
            group + "; it has to be the same on all ranks";
@@ -72,11 +72,6 @@ std::shared_ptr<Engine> make_c10d_engine(const Rendezvous& rendezvous, const std
   return std::make_shared<C10dEngine>(name, makers().get()->make(request), name == kGloo);
 }
 
-std::shared_ptr<Engine> make_mpi_engine(const Rendezvous& rendezvous) {
-  const Meeting& meeting = rendezvous.meeting();
-  return make_mpi_engine(meeting.rank, meeting.size, meeting.group, rendezvous.keys("mpi"), rendezvous.deadline());
-}
-
 }  // namespace
 
 void set_backend_maker(std::shared_ptr<BackendMaker> maker) {
@@ -84,24 +79,28 @@ void set_backend_maker(std::shared_ptr<BackendMaker> maker) {
   makers().maker = std::move(maker);
 }
 
-void agree_on_engine(Rendezvous& rendezvous, const std::string& step) {
+void agree_on_engine(Rendezvous& rendezvous) {
   const std::string& name = options().internode;
   const std::string why = obstacle(name);
   std::string word = name;
   if (!why.empty())
-    word += kHas + ("OURS_INTERNODE='" + name + "' cannot be used by ") + rendezvous.describe_self() + ": " + why;
+    word += kSeparator + ("OURS_INTERNODE='" + name + "' cannot be used by ") + rendezvous.describe_self() + ": " + why;
   const std::string& group = rendezvous.meeting().group;
   // Whatever is wrong is the result, so that all hear of it at once.
-  const std::string fault = rendezvous.round(step, word, [&](const auto& words) { return fault_in(words, group); });
+  const std::string fault =
+      rendezvous.round("address", word, [&](const auto& words) { return fault_in(words, group); });
   if (!fault.empty()) throw Error(fault);
 }
 
 std::shared_ptr<Engine> make_engine(Rendezvous& rendezvous, const TcpCard& card) {
   const std::string& name = options().internode;
   if (name == kTcp) return nullptr;
+  const Meeting& meeting = rendezvous.meeting();
   std::shared_ptr<Engine> engine;
   try {
-    engine = name == kMpi ? make_mpi_engine(rendezvous) : make_c10d_engine(rendezvous, name, card);
+    engine = name == kMpi ? make_mpi_engine(meeting.rank, meeting.size, meeting.group, rendezvous.keys("mpi"),
+                                            rendezvous.deadline())
+                          : make_c10d_engine(rendezvous, name, card);
   } catch (const std::exception& e) {
     rendezvous.fail("OURS_INTERNODE='" + name + "': " + rendezvous.describe_self() + " cannot make it for " +
                     rendezvous.meeting().group + ": " + e.what());

@@ -35,9 +35,9 @@ class BackendMaker {
 /// To be called before groups are made that need it. Null: none.
 void set_backend_maker(std::shared_ptr<BackendMaker> maker);
 
-/// Returns when all ranks have called it with this `step`. Throws Error, the same on all, where OURS_INTERNODE names
+/// Returns when all ranks have called it. Throws Error, the same on all, where OURS_INTERNODE names
 /// different engines on two of them, or one that a rank cannot have.
-void agree_on_engine(Rendezvous& rendezvous, const std::string& step);
+void agree_on_engine(Rendezvous& rendezvous);
 
 /// The engine that OURS_INTERNODE names; null for tcp. Returns when all ranks have it. Throws Error, on all ranks if
 /// one of them cannot make it. `card`: where this rank can be reached.

@@ -4,7 +4,7 @@
 #include "collectives/doubling.h"
 #include "collectives/hierarchical_stages.h"
 #include "collectives/node_group_impl.h"
-#include "collectives/rail_reduction.h"
+#include "collectives/rail_direct.h"
 #include "collectives/rail_ring.h"
 
 // all_reduce and reduce over several nodes.
@@ -14,10 +14,11 @@
 // Short messages: every rank writes its input into its stage, and after one synchronisation the node's leader reduces
 // all stages, sends the sum to all other leaders and reduces theirs; where nodes are many, leaders exchange their sums
 // by recursive doubling (doubling.h). A second synchronisation, and all ranks read the result. One message's time, or
-// that of log2(H), and two synchronisations of the node.
+// that of log2(H), and two synchronisations of the node. What a stage cannot hold is reduced to the leader, and sent
+// from it, by collectives of the node.
 //
 // Long messages: a reduce-scatter in the node, of which a rank gets a slice; an all-reduce of the slice among the ranks
-// of equal place on all nodes, the rail (rail_reduction.h, or, where nodes are many, rail_ring.h); an all-gather in the
+// of equal place on all nodes, the rail (rail_direct.h, or, where nodes are many, rail_ring.h); an all-gather in the
 // node. Each host sends 2 (H - 1) / H of the array, which is the least, and all ranks share the work of sending. As a
 // rail needs a rank on every node, there are as many as the smallest node has ranks; the others of a larger node give
 // their inputs and get their results.
@@ -101,8 +102,8 @@ void HierarchicalGroup::reduce_short(const Running& run, const Reducing& job, bo
   std::byte* const sums = scratch((held + 1) * bytes);
   std::byte* const own = doubling ? sums : sums + static_cast<size_t>(node_index_) * bytes;
   const auto exchange = [&](std::byte* result) {
-    if (doubling) return double_sum(run, job, sums, result);
-    exchange_sums(run, job, sums, result);
+    if (doubling) return exchange_doubling(run, job, sums, result);
+    exchange_whole(run, job, sums, result);
   };
   const auto give = [&](const std::byte* result) {
     if (job.out == nullptr) return;
@@ -111,7 +112,7 @@ void HierarchicalGroup::reduce_short(const Running& run, const Reducing& job, bo
   };
 
   if (bytes > session_->layout().chunk_bytes) {
-    // This node was told to use less memory than the others.
+    // More than a stage holds.
     open(run);
     const Pieces sum(own, count, element);
     const auto reduce = [&] {
@@ -142,7 +143,7 @@ void HierarchicalGroup::reduce_short(const Running& run, const Reducing& job, bo
   give(node_.stage(0, node_.barrier_.parity()));
 }
 
-void HierarchicalGroup::exchange_sums(const Running& run, const Reducing& job, std::byte* sums, std::byte* result) {
+void HierarchicalGroup::exchange_whole(const Running& run, const Reducing& job, std::byte* sums, std::byte* result) {
   const size_t count = job.in.count();
   const size_t bytes = count * size_of(job.dtype);
   const auto hosts = static_cast<size_t>(nodes());
@@ -163,7 +164,7 @@ void HierarchicalGroup::exchange_sums(const Running& run, const Reducing& job, s
     ours::reduce(result, all_sums.data(), nodes(), count, job.dtype, between_nodes(job.reduction, job.travels));
 }
 
-void HierarchicalGroup::double_sum(const Running& run, const Reducing& job, std::byte* sum, std::byte* result) {
+void HierarchicalGroup::exchange_doubling(const Running& run, const Reducing& job, std::byte* sum, std::byte* result) {
   const size_t count = job.in.count();
   const size_t bytes = count * size_of(job.dtype);
   const size_t hosts = static_cast<size_t>(nodes());
@@ -191,7 +192,7 @@ std::unique_ptr<Rail> HierarchicalGroup::make_rail(const Running& run, const Red
   if (ring) {
     rail = std::make_unique<RailRing>(run.tcp, std::move(work));
   } else {
-    rail = std::make_unique<RailReduction>(run.tcp, std::move(work));
+    rail = std::make_unique<RailDirect>(run.tcp, std::move(work));
   }
   rail->use(scratch(rail->memory_bytes()));
   return rail;

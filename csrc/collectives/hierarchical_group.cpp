@@ -1,6 +1,7 @@
 #include "collectives/hierarchical_group.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "collectives/node_group_impl.h"
 #include "collectives/tcp_group_impl.h"
@@ -9,16 +10,12 @@ namespace ours {
 
 namespace {
 
-int smallest_node(const Topology& topology) {
-  size_t least = topology.ranks_of(0).size();
-  for (int node = 1; node < topology.nodes(); ++node) least = std::min(least, topology.ranks_of(node).size());
-  return static_cast<int>(least);
-}
-
-int largest_node(const Topology& topology) {
-  size_t most = 0;
-  for (int node = 0; node < topology.nodes(); ++node) most = std::max(most, topology.ranks_of(node).size());
-  return static_cast<int>(most);
+/// The ranks of the smallest node, and of the largest one.
+std::pair<int, int> extremes(const Topology& topology) {
+  std::vector<size_t> sizes;
+  for (int node = 0; node < topology.nodes(); ++node) sizes.push_back(topology.ranks_of(node).size());
+  const auto found = std::minmax_element(sizes.begin(), sizes.end());
+  return {static_cast<int>(*found.first), static_cast<int>(*found.second)};
 }
 
 }  // namespace
@@ -32,9 +29,9 @@ HierarchicalGroup::HierarchicalGroup(Topology topology, std::shared_ptr<NodeSess
       flat_(mesh_),
       node_index_(topology_.node_of(mesh_->rank())),
       local_(topology_.local_rank_of(mesh_->rank())),
-      rails_(smallest_node(topology_)),
+      rails_(extremes(topology_).first),
       selection_(Selection::parse(mesh_->plan().rules)),
-      most_local_(largest_node(topology_)) {
+      most_local_(extremes(topology_).second) {
   if (topology_.size() != mesh_->size() || session_->size() != static_cast<int>(members().size()) ||
       session_->rank() != local_) {
     throw Error("the list of nodes is of another group than its connections and memory: rank " +

@@ -30,7 +30,7 @@ namespace ours {
 /// network looks after its node: whatever goes wrong anywhere reaches all.
 ///
 /// The algorithms: hierarchical_all_reduce.cpp (all_reduce, reduce) with hierarchical_stages.cpp,
-/// hierarchical_heap_reduce.cpp, doubling.cpp, rail_reduction.cpp and rail_ring.cpp, hierarchical_reduce_scatter.cpp,
+/// hierarchical_heap_reduce.cpp, doubling.cpp, rail_direct.cpp and rail_ring.cpp, hierarchical_reduce_scatter.cpp,
 /// hierarchical_all_gather.cpp, hierarchical_broadcast.cpp, hierarchical_exchange.cpp (gather, scatter, all_to_all).
 class HierarchicalGroup final : public Group, private NodeLookout {
  public:
@@ -129,9 +129,9 @@ class HierarchicalGroup final : public Group, private NodeLookout {
   Algorithm choose(const Reducing& job) const;
   void reduce_short(const Running& run, const Reducing& job, bool doubling);
   /// Among leaders: `sums` holds one a node, this node's is there already.
-  void exchange_sums(const Running& run, const Reducing& job, std::byte* sums, std::byte* result);
+  void exchange_whole(const Running& run, const Reducing& job, std::byte* sums, std::byte* result);
   /// Among leaders, with as much room behind the sum.
-  void double_sum(const Running& run, const Reducing& job, std::byte* sum, std::byte* result);
+  void exchange_doubling(const Running& run, const Reducing& job, std::byte* sum, std::byte* result);
   void reduce_long(const Running& run, const Reducing& job, bool ring);
   class Stages;
   class Buffers;

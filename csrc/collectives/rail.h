@@ -1,12 +1,12 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <vector>
 
 #include "common/dtype.h"
 #include "common/partition.h"
 #include "kernels/reduce.h"
+#include "transport/node_layout.h"
 #include "transport/tcp_call.h"
 
 namespace ours {
@@ -52,7 +52,7 @@ class Rail {
     RailSlices slices;
   };
 
-  Rail() = default;
+  Rail(TcpCall& tcp, Job job);
   Rail(const Rail&) = delete;
   Rail& operator=(const Rail&) = delete;
   virtual ~Rail() = default;
@@ -62,11 +62,11 @@ class Rail {
   static constexpr size_t window() { return 5; }
 
   /// Bytes of memory that it needs, and the place for them.
-  virtual size_t memory_bytes() const = 0;
-  virtual void use(std::byte* memory) = 0;
+  size_t memory_bytes() const { return slots_ * slot_bytes_; }
+  void use(std::byte* memory) { memory_ = memory; }
 
   /// Where the node's partial sums of a chunk's slice belong, and where the results are when it is done().
-  virtual std::byte* slot(size_t chunk) const = 0;
+  std::byte* slot(size_t chunk) const { return memory_ + (chunk % slots_) * slot_bytes_; }
 
   /// Goes on as far as what has come in allows.
   virtual void advance() = 0;
@@ -78,14 +78,23 @@ class Rail {
   virtual bool done(size_t chunk) = 0;
 
  protected:
-  static constexpr size_t kLine = 64;
-  static size_t whole_lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+  static size_t whole_lines(size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
+
+  size_t nodes() const { return job_.peers.size(); }
 
   /// The elements of a chunk's slice that belong to a node.
-  static Slice part_of(const Job& job, size_t chunk, size_t node) {
-    return slice_of(job.slices.of(chunk, job.rail).size(), static_cast<int>(job.peers.size()), static_cast<int>(node),
-                    job.slices.align);
-  }
+  Slice part_of(size_t chunk, size_t node) const;
+
+  TcpCall& tcp_;
+  const Job job_;
+  const size_t element_;  ///< bytes
+  const size_t chunks_;
+  const size_t slots_;
+  const size_t slice_bytes_;
+  size_t slot_bytes_ = 0;  ///< a slice, and what the kind of rail needs besides
+
+ private:
+  std::byte* memory_ = nullptr;
 };
 
 }  // namespace ours

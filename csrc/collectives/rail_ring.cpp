@@ -3,18 +3,13 @@
 namespace ours {
 
 RailRing::RailRing(TcpCall& tcp, Job job)
-    : tcp_(tcp),
-      job_(std::move(job)),
-      element_(size_of(job_.dtype)),
-      chunks_(job_.slices.chunks()),
-      slots_(std::max<size_t>(1, std::min(chunks_, window()))),
-      slice_bytes_(whole_lines(job_.slices.longest() * element_)),
-      part_bytes_(whole_lines(part_of(job_, 0, 0).size() * element_)),
-      slot_bytes_(slice_bytes_ + 2 * part_bytes_),
+    : Rail(tcp, std::move(job)),
+      part_bytes_(whole_lines(part_of(0, 0).size() * element_)),
       // A chunk's last step lies before the first one of the chunk that gets its slot.
       stagger_((steps() + slots_ - 1) / slots_),
       partial_(job_.reduction),
       states_(slots_) {
+  slot_bytes_ = slice_bytes_ + 2 * part_bytes_;
   if (partial_.kind == ReduceKind::Avg) partial_.kind = ReduceKind::Sum;
 }
 
@@ -34,12 +29,12 @@ size_t RailRing::sent_part(size_t step) const {
 
 TcpCall::Message RailRing::message(int peer, size_t chunk, size_t step, size_t part) const {
   const auto number = static_cast<uint16_t>(chunk * steps() + step);
-  return {peer, number, part_of(job_, chunk, part).size() * element_, 0, static_cast<uint32_t>(chunk + step)};
+  return {peer, number, part_of(chunk, part).size() * element_, 0, static_cast<uint32_t>(chunk + step)};
 }
 
 std::byte* RailRing::incoming(size_t chunk, size_t step) const {
   if (reduces(step)) return slot(chunk) + slice_bytes_ + (step % 2) * part_bytes_;
-  return slot(chunk) + part_of(job_, chunk, received_part(step)).begin * element_;
+  return slot(chunk) + part_of(chunk, received_part(step)).begin * element_;
 }
 
 void RailRing::begin() {
@@ -79,7 +74,7 @@ bool RailRing::take() {
   for (; !over(taking_) && taking_.chunk < begun_; next(taking_), moved = true) {
     State& now = state(taking_.chunk);
     const size_t step = step_of(taking_);
-    const Slice part = part_of(job_, taking_.chunk, received_part(step));
+    const Slice part = part_of(taking_.chunk, received_part(step));
     if (now.posted <= step || now.arrived[step % 2] < tcp_.parts(part.size() * element_)) return moved;
     if (reduces(step) && !part.empty()) {
       std::byte* const own = slot(taking_.chunk) + part.begin * element_;
@@ -99,7 +94,7 @@ bool RailRing::send() {
     State& now = state(sending_.chunk);
     const size_t step = step_of(sending_);
     if (now.taken < step) return moved;
-    const Slice part = part_of(job_, sending_.chunk, sent_part(step));
+    const Slice part = part_of(sending_.chunk, sent_part(step));
     const TcpCall::Message some = message(after, sending_.chunk, step, sent_part(step));
     tcp_.send(some, slot(sending_.chunk) + part.begin * element_, &now.sent);
     now.to_send += tcp_.parts(some.bytes);

@@ -15,7 +15,7 @@ namespace ours {
 /// step t of the all-gather it sends part m - t on and gets part m - 1 - t. Each node sends 2 (H - 1) / H of the array.
 ///
 /// Part p is added up in the order of nodes p + 1, p + 2, ..., p, wrapping around. Partial sums travel in the type of
-/// the call: a half type is rounded H - 1 times.
+/// the call: a half type is rounded H - 1 times. All nodes get all results, whoever wants them.
 ///
 /// Chunks overlap: window() of them are under way, of which each begins when the one before has gone on by a share of
 /// its steps, so that a step of one waits while those of others are on their way. On a connection all messages go in
@@ -24,6 +24,7 @@ class RailRing final : public Rail {
  public:
   /// How large chunks should be: with many nodes and rails, parts would be too small to be worth a message.
   static size_t chunk_bytes(size_t part_of_message, size_t nodes, size_t rails) {
+    // As benchmarks/scale.py has it.
     constexpr size_t kShare = 16;
     return std::max(2 * part_of_message, part_of_message / kShare * nodes * rails);
   }
@@ -31,9 +32,6 @@ class RailRing final : public Rail {
   /// Of two nodes and more.
   RailRing(TcpCall& tcp, Job job);
 
-  size_t memory_bytes() const override { return slots_ * slot_bytes_; }
-  void use(std::byte* memory) override { memory_ = memory; }
-  std::byte* slot(size_t chunk) const override { return memory_ + (chunk % slots_) * slot_bytes_; }
   void advance() override;
   bool may_begin() const override { return true; }
   void begin() override;
@@ -57,7 +55,6 @@ class RailRing final : public Rail {
     size_t passed_on = 0;
   };
 
-  size_t nodes() const { return job_.peers.size(); }
   size_t steps() const { return 2 * (nodes() - 1); }
   bool reduces(size_t step) const { return step < nodes() - 1; }
   size_t step_of(const Place& place) const { return place.tick - place.chunk * stagger_; }
@@ -77,20 +74,12 @@ class RailRing final : public Rail {
   State& state(size_t chunk) { return states_[chunk % slots_]; }
   const State& state(size_t chunk) const { return states_[chunk % slots_]; }
 
-  TcpCall& tcp_;
-  const Job job_;
-  const size_t element_;
-  const size_t chunks_;
-  size_t slots_;
-  size_t slice_bytes_;
-  size_t part_bytes_;
-  size_t slot_bytes_;
-  size_t stagger_;  ///< ticks between the beginnings of two chunks
+  const size_t part_bytes_;
+  const size_t stagger_;  ///< ticks between the beginnings of two chunks
   size_t begun_ = 0;
   Place posting_, taking_, sending_;
   Reduction partial_;
   std::vector<State> states_;
-  std::byte* memory_ = nullptr;
 };
 
 }  // namespace ours

@@ -18,7 +18,7 @@ enum class Algorithm : uint8_t {
 };
 const char* name_of(Algorithm algorithm);
 
-/// What there is a choice for.
+/// What there is a choice for; for the last two, only where every rank has a node of its own.
 enum class Selectable : uint8_t { AllReduce, Reduce, ReduceScatter, AllGather };
 const char* name_of(Selectable operation);
 /// Throws InvalidArgument that lists the names.

@@ -49,19 +49,19 @@ void TcpGroup::reduce_to(const Call& call, const CallRecord& record, const Piece
   std::byte* to = out == nullptr ? nullptr : packs ? packed.data() : out->whole();
   {
     TcpCall tcp(*mesh_, facts_of(call, record));
-    reduce_whole(tcp, call.dtype, reduction, from, to, in.count(), root);
+    reduce_array(tcp, call.dtype, reduction, from, to, in.count(), root);
   }
   if (!packs || out == nullptr) return;
   out->visit(0, out->count(),
              [&](std::byte* data, size_t at, size_t n) { std::memcpy(data, &packed[at * element], n * element); });
 }
 
-void TcpGroup::reduce_whole(TcpCall& tcp, DType dtype, const Reduction& reduction, const std::byte* in, std::byte* out,
+void TcpGroup::reduce_array(TcpCall& tcp, DType dtype, const Reduction& reduction, const std::byte* in, std::byte* out,
                             size_t count, int root) {
   constexpr size_t kAlign = 64;
   const size_t element = size_of(dtype);
   const Algorithm chosen = choose(root < 0 ? Selectable::AllReduce : Selectable::Reduce, count * element);
-  if (chosen == Algorithm::Whole) return reduce_small(tcp, dtype, reduction, in, out, count);
+  if (chosen == Algorithm::Whole) return reduce_whole(tcp, dtype, reduction, in, out, count);
   if (chosen == Algorithm::Doubling) return reduce_doubling(tcp, dtype, reduction, in, out, count);
 
   // Around a ring every rank gets the whole result; those that do not want it drop it.

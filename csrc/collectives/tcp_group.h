@@ -82,9 +82,9 @@ class TcpGroup final : public Group {
   /// Of all ranks' `in` into `out`, which is null where this rank does not want it. Root -1: all do.
   void reduce_to(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,
                  const Reduction& reduction, int root);
-  void reduce_whole(TcpCall& tcp, DType dtype, const Reduction& reduction, const std::byte* in, std::byte* out,
+  void reduce_array(TcpCall& tcp, DType dtype, const Reduction& reduction, const std::byte* in, std::byte* out,
                     size_t count, int root);
-  void reduce_small(TcpCall& tcp, DType dtype, const Reduction& reduction, const std::byte* in, std::byte* out,
+  void reduce_whole(TcpCall& tcp, DType dtype, const Reduction& reduction, const std::byte* in, std::byte* out,
                     size_t count);
   void reduce_direct(TcpCall& tcp, const Reducing& job);
   void reduce_ring(TcpCall& tcp, const Reducing& job);

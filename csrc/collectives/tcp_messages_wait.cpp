@@ -1,8 +1,5 @@
-#include <algorithm>
-
 #include "collectives/tcp_messages.h"
 #include "common/error.h"
-#include "common/options.h"
 
 // Waiting for messages over TCP, and how long there is hope.
 

@@ -36,7 +36,7 @@ constexpr size_t kLeastWindow = 2;
 
 }  // namespace
 
-void TcpGroup::reduce_small(TcpCall& tcp, DType dtype, const Reduction& reduction, const std::byte* in, std::byte* out,
+void TcpGroup::reduce_whole(TcpCall& tcp, DType dtype, const Reduction& reduction, const std::byte* in, std::byte* out,
                             size_t count) {
   const auto ranks = static_cast<size_t>(size());
   const auto me = static_cast<size_t>(rank());

@@ -156,8 +156,8 @@ OptionRow ports_row(const char* name, const char* help) {
 }
 
 template <auto Field>
-OptionRow text_row(const char* name, const char* help) {
-  return {name, "any text, or empty", help,
+OptionRow text_row(const char* name, const char* accepted, const char* help) {
+  return {name, accepted, help,
           [](const std::string& text, Options& options) {
             options.*Field = text;
             return true;
@@ -216,11 +216,11 @@ const std::vector<OptionRow>& option_rows() {
           "OURS_WRITE_AROUND", "auto, 0 or 1",
           "Whether a rank writes what its peers read next around its cache. auto: as measured; it is faster "
           "where the ranks' cores have different last-level caches."),
-      text_row<&Options::node_id>("OURS_NODE_ID",
+      text_row<&Options::node_id>("OURS_NODE_ID", "any text, or empty",
                                   "Ranks with different texts count as being on different nodes, even if they could "
                                   "share memory. Those with the same have to prove that they do."),
       text_row<&Options::interface>(
-          "OURS_INTERFACE",
+          "OURS_INTERFACE", "interfaces, networks, addresses, or empty",
           "Under which addresses ranks on other nodes reach this one: interfaces (eth0), networks (10.0.0.0/8) or "
           "addresses, separated by commas; with ^ before the list, all others. Empty: the one that the route to "
           "the master starts from."),
@@ -241,7 +241,7 @@ const std::vector<OptionRow>& option_rows() {
           "bytes and round each node's sum and the result once; they are added up in float32. Rank 0's value holds "
           "for its group."),
       text_row<&Options::select>(
-          "OURS_SELECT",
+          "OURS_SELECT", "rules, the path of a file of them, or empty",
           "Which algorithms are used between nodes: rules such as `all_reduce nodes>=8 bytes<=64K doubling`, separated "
           "by semicolons, or the path, with a slash, of a file of such lines, as `python -m ourddp tune` writes it. "
           "They come before those that are built in; `python -m ourddp select` prints all. Rank 0's hold for its "

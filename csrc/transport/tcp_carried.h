@@ -80,6 +80,7 @@ class TcpCarried {
   };
   using Begin = std::function<std::unique_ptr<Engine::Transfer>()>;
 
+  /// 0 says in a header that the payload follows.
   static uint32_t next(uint32_t number) { return number + 1 == 0 ? 1 : number + 1; }
   Transfer& begin(Queue& queue, int peer, const char* what, size_t* done, const Begin& begin);
   bool advance(Queue& queue, int peer, const char* what);

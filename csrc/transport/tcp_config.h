@@ -21,7 +21,7 @@ struct TcpConfig {
   PortRange ports;
   TcpPlan plan;
 
-  /// From OURS_INTERFACE, OURS_PORT_RANGE and OURS_TCP_STREAMS.
+  /// From the options, all but plan.rules.
   static TcpConfig from_options(const std::string& master);
 };
 

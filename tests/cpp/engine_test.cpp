@@ -191,11 +191,10 @@ TEST(a_peer_that_leaves_after_its_last_header_is_named) {
   CHECK_EQ(board->under_way(), size_t{0});
 }
 
-/// Rank 1 of two receives a broadcast of `bytes` bytes from a rank 0 that sends `header` as it is once it is right in
-/// all but what the test says. Returns rank 1's message.
+/// Rank 1 waits for one message, of which rank 0, a puppet, sends the header as `change` leaves it. Returns rank 1's
+/// error.
 std::string receive_from_puppet(bool has_engine, const std::function<void(FrameHeader&)>& change) {
   constexpr size_t kBytes = 8192;
-  // What rank 0 has to say is taken from a group that does it right.
   FrameHeader right;
   right.call = 1;
   right.total = right.bytes = kBytes;

@@ -1,4 +1,4 @@
-#include "collectives/rail_reduction.h"
+#include "collectives/rail_direct.h"
 
 #include <algorithm>
 
@@ -11,68 +11,40 @@ namespace {
 /// Elements that are converted at a time: they stay in the fastest cache.
 constexpr size_t kConverted = 1024;
 
-/// A node's sum of float16 may be beyond its range although the average is not.
-bool divides_first(const Reduction& reduction, DType travels) {
-  return reduction.kind == ReduceKind::Avg && (travels == DType::Float16 || travels == DType::Complex32);
-}
-
 }  // namespace
 
-Reduction within_node(const Reduction& reduction, DType travels) {
-  Reduction result = reduction;
-  if (divides_first(reduction, travels)) {
-    result.kind = ReduceKind::PremulSum;
-    result.factor = 1.0 / reduction.ranks;
-  } else if (reduction.kind == ReduceKind::Avg) {
-    // Divided once, in the end.
-    result.kind = ReduceKind::Sum;
-  }
-  return result;
-}
-
-Reduction between_nodes(const Reduction& reduction, DType travels) {
-  Reduction result = reduction;
-  const bool scaled = reduction.kind == ReduceKind::PremulSum || divides_first(reduction, travels);
-  if (scaled) result.kind = ReduceKind::Sum;
-  return result;
-}
-
-RailReduction::RailReduction(TcpCall& tcp, Job job)
-    : tcp_(tcp),
-      job_(std::move(job)),
-      element_(size_of(job_.dtype)),
+RailDirect::RailDirect(TcpCall& tcp, Job job)
+    : Rail(tcp, std::move(job)),
       travelling_element_(size_of(job_.travels)),
-      chunks_(job_.slices.chunks()),
-      slots_(std::max<size_t>(1, std::min(chunks_, window()))),
-      slice_bytes_(whole_lines(job_.slices.longest() * element_)),
       part_bytes_(whole_lines(part_of(0, 0).size() * travelling_element_)),
       travelling_bytes_(converts() ? whole_lines(job_.slices.longest() * travelling_element_) : 0),
-      slot_bytes_(slice_bytes_ + (nodes() - 1) * part_bytes_ + travelling_bytes_),
       states_(slots_),
-      widened_(converts() ? nodes() * kConverted : 0) {}
+      widened_(converts() ? nodes() * kConverted : 0) {
+  slot_bytes_ = slice_bytes_ + (nodes() - 1) * part_bytes_ + travelling_bytes_;
+}
 
-TcpCall::Message RailReduction::message(size_t node, size_t chunk, bool result, size_t elements) const {
+TcpCall::Message RailDirect::message(size_t node, size_t chunk, bool result, size_t elements) const {
   const auto phase = static_cast<uint16_t>(2 * chunk + (result ? 1 : 0));
   return {job_.peers[node], phase, elements * travelling_element_, 0, static_cast<uint32_t>(chunk)};
 }
 
-std::byte* RailReduction::input(size_t chunk, size_t node) const {
+std::byte* RailDirect::input(size_t chunk, size_t node) const {
   const auto me = static_cast<size_t>(job_.node);
   return slot(chunk) + slice_bytes_ + (node < me ? node : node - 1) * part_bytes_;
 }
 
-void RailReduction::tick() {
+void RailDirect::tick() {
   if (next_ < chunks_) exchange_parts(next_);
   if (next_ >= kLag && next_ - kLag < chunks_) reduce_part(next_ - kLag);
   ++next_;
 }
 
-void RailReduction::advance() {
+void RailDirect::advance() {
   // As long as chunks are to come, begin() does.
   while (next_ >= chunks_ && next_ < chunks_ + kLag && may_tick()) tick();
 }
 
-bool RailReduction::done(size_t chunk) {
+bool RailDirect::done(size_t chunk) {
   if (next_ <= chunk + kLag) return false;
   State& now = state(chunk);
   if (now.results != now.to_get || now.sent != now.to_send) return false;
@@ -84,7 +56,7 @@ bool RailReduction::done(size_t chunk) {
   return true;
 }
 
-void RailReduction::exchange_parts(size_t chunk) {
+void RailDirect::exchange_parts(size_t chunk) {
   const auto me = static_cast<size_t>(job_.node);
   State& now = state(chunk) = State{};
   // Beginning with the next node: not all send to the same one at the same time.
@@ -108,7 +80,7 @@ void RailReduction::exchange_parts(size_t chunk) {
   }
 }
 
-void RailReduction::reduce_part(size_t chunk) {
+void RailDirect::reduce_part(size_t chunk) {
   const auto me = static_cast<size_t>(job_.node);
   State& now = state(chunk);
   const Slice mine = part_of(chunk, me);
@@ -136,7 +108,7 @@ void RailReduction::reduce_part(size_t chunk) {
   }
 }
 
-void RailReduction::reduce_converting(size_t chunk, const Slice& mine) {
+void RailDirect::reduce_converting(size_t chunk, const Slice& mine) {
   const auto me = static_cast<size_t>(job_.node);
   float* const own = reinterpret_cast<float*>(slot(chunk)) + mine.begin;
   std::byte* const result = travelling(chunk) + mine.begin * travelling_element_;

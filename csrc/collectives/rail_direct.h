@@ -19,13 +19,10 @@ namespace ours {
 /// added up in float32. With s(n) for the sums of nodes, and u for half a unit in the last place (2^-8 of a bfloat16,
 /// 2^-11 of a float16 that is not subnormal), a result is off by at most u (|s(1)| + ... + |s(H)| + |result|), beside
 /// the roundings of float32. The reducer of a part takes its own result as the others get it: all have the same bits.
-class RailReduction final : public Rail {
+class RailDirect final : public Rail {
  public:
-  RailReduction(TcpCall& tcp, Job job);
+  RailDirect(TcpCall& tcp, Job job);
 
-  size_t memory_bytes() const override { return slots_ * slot_bytes_; }
-  void use(std::byte* memory) override { memory_ = memory; }
-  std::byte* slot(size_t chunk) const override { return memory_ + (chunk % slots_) * slot_bytes_; }
   void advance() override;
   bool may_begin() const override { return may_tick(); }
   void begin() override { tick(); }
@@ -43,7 +40,6 @@ class RailReduction final : public Rail {
     bool widened = false;  ///< the results are in the slot as float32
   };
 
-  size_t nodes() const { return job_.peers.size(); }
   bool converts() const { return job_.travels != job_.dtype; }
   bool reads(size_t node) const { return job_.reader < 0 || job_.reader == static_cast<int>(node); }
   bool may_tick() const { return next_ < kLag || next_ - kLag >= chunks_ || all_here(next_ - kLag); }
@@ -53,7 +49,6 @@ class RailReduction final : public Rail {
   void exchange_parts(size_t chunk);
   void reduce_part(size_t chunk);
   void reduce_converting(size_t chunk, const Slice& mine);
-  Slice part_of(size_t chunk, size_t node) const { return Rail::part_of(job_, chunk, node); }
   TcpCall::Message message(size_t node, size_t chunk, bool result, size_t elements) const;
   std::byte* input(size_t chunk, size_t node) const;
   /// The slice as it travels, which is the slot itself where nothing is converted.
@@ -61,19 +56,11 @@ class RailReduction final : public Rail {
   State& state(size_t chunk) { return states_[chunk % slots_]; }
   const State& state(size_t chunk) const { return states_[chunk % slots_]; }
 
-  TcpCall& tcp_;
-  const Job job_;
-  const size_t element_;
   const size_t travelling_element_;
-  const size_t chunks_;
-  size_t slots_;
-  size_t slice_bytes_;
-  size_t part_bytes_;
-  size_t travelling_bytes_;
-  size_t slot_bytes_;
+  const size_t part_bytes_;
+  const size_t travelling_bytes_;
   size_t next_ = 0;
   std::vector<State> states_;
-  std::byte* memory_ = nullptr;
   std::vector<float> widened_;
 };
 
