@@ -68,11 +68,13 @@ def _make_plugin(plugin: Any, store: dist.Store, rank: int, size: int, timeout: 
 
 
 def _make_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta, address: str) -> Any:
-    if not address or "GLOO_SOCKET_IFNAME" in os.environ:
-        return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
     options = dist.ProcessGroupGloo._Options()
-    # The network that ranks reach each other by anyway; Gloo's own choice is where the host's name leads to.
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
+    # By default the network that ranks reach each other by anyway; Gloo's own choice is where the host's name leads to.
+    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    places = [{"interface": name} for name in interfaces] or ([{"hostname": address}] if address else [])
+    # Connected at once: a first message that waited for its receiver would wait for the one that announces it.
+    devices = [dist.ProcessGroupGloo.create_device(**place, lazy_init=False) for place in places]
+    options._devices = devices or [dist.ProcessGroupGloo.create_default_device(lazy_init=False)]
     options._timeout = timeout
     options._threads = 1  # these run collectives, of which there are none
     return dist.ProcessGroupGloo(store, rank, size, options)

@@ -6,9 +6,11 @@
 #include "collectives/hierarchical_group.h"
 #include "collectives/node_group.h"
 #include "collectives/node_messages.h"
+#include "collectives/select.h"
 #include "collectives/tcp_group.h"
 #include "collectives/tcp_messages.h"
 #include "common/error.h"
+#include "common/options.h"
 #include "transport/tcp_mesh.h"
 
 namespace ours {
@@ -29,14 +31,26 @@ struct Meshes {
   std::shared_ptr<TcpMesh> messages;
 };
 
-Meshes join_meshes(Rendezvous& rendezvous) {
+/// The rules that hold are rank 0's, which alone may have the file.
+std::string rules_of(Rendezvous& rendezvous) {
+  const Meeting& meeting = rendezvous.meeting();
+  if (meeting.rank != 0) return "";
+  try {
+    const std::string& own = meeting.selection;
+    return (own.empty() ? selection_from(options().select) : Selection::parse(own)).rules();
+  } catch (const InvalidArgument& e) {
+    rendezvous.fail(rendezvous.describe_self() + " has no table of algorithms for " + meeting.group + ": " + e.what());
+  }
+}
+
+Meshes join_meshes(Rendezvous& rendezvous, const std::string& rules) {
   const Meeting& meeting = rendezvous.meeting();
   const auto keys_of_calls = rendezvous.keys("calls");
   const auto keys_of_messages = rendezvous.keys("messages");
   Meshes meshes;
   try {
     TcpConfig config = TcpConfig::from_options(host_of(meeting.store));
-    config.plan.rules = meeting.rules;
+    config.plan.rules = rules;
     meshes.calls = TcpMesh::join(meeting.rank, meeting.size, keys_of_calls, config, rendezvous.deadline());
     config.plan.streams = 1;
     meshes.messages = TcpMesh::join(meeting.rank, meeting.size, keys_of_messages, config, rendezvous.deadline());
@@ -65,8 +79,8 @@ Meshes join_meshes(Rendezvous& rendezvous) {
   return meshes;
 }
 
-Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology) {
-  const Meshes meshes = join_meshes(rendezvous);
+Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology, const std::string& rules) {
+  const Meshes meshes = join_meshes(rendezvous, rules);
   // Messages between ranks of one node go over TCP as well.
   auto messages = make_tcp_point_to_point(meshes.messages, meshes.calls);
   // Only the other kind can round for the wire.
@@ -78,19 +92,17 @@ Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology) {
   return {std::make_shared<HierarchicalGroup>(topology, std::move(session), meshes.calls), std::move(messages)};
 }
 
-/// The one place where the kind of a group is chosen.
-Connections connect_by(const Topology& topology, Rendezvous& rendezvous) {
-  if (topology.nodes() == 1) return connect_within_node(rendezvous, topology);
-  return connect_nodes(rendezvous, topology);
-}
-
 }  // namespace
 
+// The one place where the kind of a group is chosen.
 Connections connect_ranks(const Meeting& meeting) {
   if (meeting.size == 1) return {make_solo_group(), make_solo_point_to_point()};
   return with_torch_errors("", [&] {
     Rendezvous rendezvous(meeting);
-    return connect_by(rendezvous.find_topology(), rendezvous);
+    const std::string rules = rules_of(rendezvous);
+    const Topology topology = rendezvous.find_topology();
+    if (topology.nodes() == 1) return connect_within_node(rendezvous, topology);
+    return connect_nodes(rendezvous, topology, rules);
   });
 }
 

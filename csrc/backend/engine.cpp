@@ -81,7 +81,12 @@ void set_backend_maker(std::shared_ptr<BackendMaker> maker) {
 
 void agree_on_engine(Rendezvous& rendezvous) {
   const std::string& name = options().internode;
-  const std::string why = obstacle(name);
+  std::string why;
+  try {
+    why = obstacle(name);
+  } catch (const std::exception& e) {
+    why = e.what();  // the others wait for this rank's word
+  }
   std::string word = name;
   if (!why.empty())
     word += kSeparator + ("OURS_INTERNODE='" + name + "' cannot be used by ") + rendezvous.describe_self() + ": " + why;

@@ -17,7 +17,8 @@ OptionsPtr child_options(const c10::intrusive_ptr<c10d::Backend::Options>& given
   const c10d::Backend::Options& from = given ? *given : static_cast<const c10d::Backend::Options&>(parent);
   auto options = c10::make_intrusive<ProcessGroupOurs::Options>(from.timeout);
   options->group_name = from.group_name;
-  options->selection = parent.selection;
+  const auto* own = dynamic_cast<const ProcessGroupOurs::Options*>(&from);
+  options->selection = own != nullptr && !own->selection.empty() ? own->selection : parent.selection;
   return options;
 }
 

@@ -61,11 +61,9 @@ void ProcessGroupOurs::record_flights() {
 
 void ProcessGroupOurs::connect() {
   const std::string name = options_->group_name.empty() ? "the process group" : "group '" + options_->group_name + "'";
-  const std::string rules = with_torch_errors("", [this] {
-    const std::string& own = options_->selection;
-    return (own.empty() ? selection_from(ours::options().select) : Selection::parse(own)).rules();
-  });
-  Connections connections = connect_ranks({store_, rank_, size_, options_->timeout, name, rules});
+  // An argument that has no meaning is told before anybody waits.
+  with_torch_errors("", [this] { return Selection::parse(options_->selection); });
+  Connections connections = connect_ranks({store_, rank_, size_, options_->timeout, name, options_->selection});
   group_ = std::move(connections.group);
   point_to_point_ = std::move(connections.messages);
   GroupRegistry::instance().add(parts());

@@ -21,8 +21,8 @@ struct Meeting {
   int rank;
   int size;
   std::chrono::milliseconds timeout;
-  std::string group;  ///< for messages
-  std::string rules;  ///< of the table of algorithms (Selection)
+  std::string group;      ///< for messages
+  std::string selection;  ///< rules of the table of algorithms; empty: those of OURS_SELECT
 };
 
 /// One attempt of the ranks of a new group to come together. All ranks make the same calls in the same order. All throw

@@ -48,15 +48,19 @@ void HierarchicalGroup::agree_on_sizes(const Running& run, const std::vector<uin
   if (is_leader()) {
     // As a dissemination: after round k, a leader's sizes are known to be those of 2^(k + 1) nodes.
     uint16_t phase = kSizes;
+    std::byte* const ours = run.tcp.keep(bytes);
+    std::memcpy(ours, sizes.data(), bytes);
+    std::byte* const incoming = run.tcp.keep(bytes);
     std::vector<uint64_t> theirs(sizes.size());
     for (int distance = 1; distance < nodes(); distance *= 2, ++phase) {
       const int to = leaders_[static_cast<size_t>((node_index_ + distance) % nodes())];
       const int from = leaders_[static_cast<size_t>((node_index_ - distance + nodes()) % nodes())];
       size_t sent = 0, received = 0;
-      run.tcp.send({to, phase, bytes}, sizes.data(), &sent);
-      run.tcp.receive({from, phase, bytes}, theirs.data(), &received);
+      run.tcp.send({to, phase, bytes}, ours, &sent);
+      run.tcp.receive({from, phase, bytes}, incoming, &received);
       const size_t parts = run.tcp.parts(bytes);
       wait(run, [&] { return sent == parts && received == parts; });
+      std::memcpy(theirs.data(), incoming, bytes);
       const auto differs = std::mismatch(sizes.begin(), sizes.end(), theirs.begin());
       if (differs.first == sizes.end()) continue;
       run.tcp.mismatch(sizes_differ(run.tcp.describe(rank()), *differs.first, run.tcp.describe(from), *differs.second,

@@ -4,6 +4,7 @@
 #include "collectives/doubling.h"
 #include "collectives/hierarchical_stages.h"
 #include "collectives/node_group_impl.h"
+#include "collectives/partial_sums.h"
 #include "collectives/rail_direct.h"
 #include "collectives/rail_ring.h"
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 
 #include "collectives/call_checks.h"
 #include "collectives/hierarchical_group.h"
@@ -74,7 +75,6 @@ void HierarchicalGroup::exchange(const Running& run, const Exchange& plan) {
     Span span;
   };
   std::vector<Source> sources;
-  std::vector<std::vector<std::byte>> copies;
   NodeGroup::Exchange inside;
   inside.common = false;
   for (const int r : members()) {
@@ -106,8 +106,9 @@ void HierarchicalGroup::exchange(const Running& run, const Exchange& plan) {
     const void* data = span->data;
     if (const auto& back = plan.receives[static_cast<size_t>(to)]; back && overlap(*span, *back)) {
       // What comes from that rank goes where this lies, and may come before this has gone.
-      copies.emplace_back(static_cast<const std::byte*>(data), static_cast<const std::byte*>(data) + span->bytes);
-      data = copies.back().data();
+      std::byte* const copy = run.tcp.keep(span->bytes);
+      std::memcpy(copy, data, span->bytes);
+      data = copy;
     }
     run.tcp.send({to, 0, span->bytes}, data, &sent);
     to_send += run.tcp.parts(span->bytes);

@@ -4,6 +4,7 @@
 
 #include "collectives/hierarchical_group.h"
 #include "collectives/node_group_impl.h"
+#include "collectives/partial_sums.h"
 
 // Long messages that lie in the heap on all ranks of the node, or anywhere where the node has but one rank; see
 // hierarchical_all_reduce.cpp. A rail reads its slices of all buffers, and writes their results to all of them. Nobody

@@ -4,6 +4,7 @@
 
 #include "collectives/hierarchical_group.h"
 #include "collectives/node_group_impl.h"
+#include "collectives/partial_sums.h"
 #include "common/partition.h"
 
 // reduce_scatter over several nodes: for each rank of another node, one rank of this one reduces what the node has for
@@ -35,8 +36,7 @@ void HierarchicalGroup::reduce_scatter(const Call& call, const std::vector<const
         const size_t locals = members().size();
 
         // The sums for this rank, of all nodes, and those that it sends.
-        std::vector<std::byte> sums(hosts * mine * element);
-        std::vector<std::vector<std::byte>> outgoing;
+        std::byte* const sums = run.tcp.keep(hosts * mine * element);
         size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
         const auto message = [&](int peer, size_t b, size_t count) {
           return TcpCall::Message{peer, static_cast<uint16_t>(b), count * element, 0, static_cast<uint32_t>(b)};
@@ -50,7 +50,7 @@ void HierarchicalGroup::reduce_scatter(const Call& call, const std::vector<const
           for (size_t b = 0; b < batches(mine); ++b) {
             const Slice piece = piece_of(mine, batch, b);
             const TcpCall::Message some = message(from, b, piece.size());
-            run.tcp.receive(some, sums.data() + (node * mine + piece.begin) * element, &received);
+            run.tcp.receive(some, sums + (node * mine + piece.begin) * element, &received);
             to_receive += run.tcp.parts(some.bytes);
           }
         }
@@ -61,8 +61,8 @@ void HierarchicalGroup::reduce_scatter(const Call& call, const std::vector<const
           const auto reader = [&](size_t k) { return first + k < readers.size() ? readers[first + k] : -1; };
           const auto count_of = [&](size_t k) { return reader(k) < 0 ? 0 : counts[static_cast<size_t>(reader(k))]; };
           for (size_t k = 0; k < locals; ++k) most = std::max(most, count_of(k));
-          std::byte* to = sums.data() + here * mine * element;
-          if (!own) to = outgoing.emplace_back(count_of(place_here) * element).data();
+          std::byte* to = sums + here * mine * element;
+          if (!own) to = run.tcp.keep(count_of(place_here) * element);
           for (size_t b = 0; b < batches(most); ++b) {
             std::vector<const void*> from(locals);
             std::vector<size_t> some(locals);
@@ -93,7 +93,7 @@ void HierarchicalGroup::reduce_scatter(const Call& call, const std::vector<const
         wait(run, [&] { return sent == to_send && received == to_receive; }, false);
         std::vector<const void*> sources;
         sources.reserve(hosts);
-        for (size_t node = 0; node < hosts; ++node) sources.push_back(sums.data() + node * mine * element);
+        for (size_t node = 0; node < hosts; ++node) sources.push_back(sums + node * mine * element);
         if (mine != 0)
           ours::reduce(out, sources.data(), nodes(), mine, call.dtype, between_nodes(reduction, call.dtype));
       },

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collectives/node_group_impl.h"
+#include "collectives/partial_sums.h"
 
 // Long messages through the node's stages; see hierarchical_all_reduce.cpp.
 

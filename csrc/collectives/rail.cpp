@@ -4,34 +4,6 @@
 
 namespace ours {
 
-namespace {
-
-/// A node's sum of float16 may be beyond its range although the average is not.
-bool divides_first(const Reduction& reduction, DType travels) {
-  return reduction.kind == ReduceKind::Avg && (travels == DType::Float16 || travels == DType::Complex32);
-}
-
-}  // namespace
-
-Reduction within_node(const Reduction& reduction, DType travels) {
-  Reduction result = reduction;
-  if (divides_first(reduction, travels)) {
-    result.kind = ReduceKind::PremulSum;
-    result.factor = 1.0 / reduction.ranks;
-  } else if (reduction.kind == ReduceKind::Avg) {
-    // Divided once, in the end.
-    result.kind = ReduceKind::Sum;
-  }
-  return result;
-}
-
-Reduction between_nodes(const Reduction& reduction, DType travels) {
-  Reduction result = reduction;
-  const bool scaled = reduction.kind == ReduceKind::PremulSum || divides_first(reduction, travels);
-  if (scaled) result.kind = ReduceKind::Sum;
-  return result;
-}
-
 Rail::Rail(TcpCall& tcp, Job job)
     : tcp_(tcp),
       job_(std::move(job)),

@@ -32,11 +32,6 @@ struct RailSlices {
   size_t longest() const { return of(0, 0).size(); }
 };
 
-/// The reduction within a node of what is then reduced between nodes. Its results travel as `travels`.
-Reduction within_node(const Reduction& reduction, DType travels);
-/// And that between nodes.
-Reduction between_nodes(const Reduction& reduction, DType travels);
-
 /// One rail of an all-reduce between nodes: ranks of different nodes, of which each has its node's partial sums of the
 /// same slices. Chunks overlap: several are under way at a time.
 class Rail {

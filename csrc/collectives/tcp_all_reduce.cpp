@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "collectives/doubling.h"
+#include "collectives/partial_sums.h"
 #include "collectives/tcp_group_impl.h"
 
 // Which algorithm reduces what is for the table of algorithms to say (select.h): among few ranks, every rank talks to
@@ -62,14 +63,14 @@ void TcpGroup::reduce_array(TcpCall& tcp, DType dtype, const Reduction& reductio
   const size_t element = size_of(dtype);
   const Algorithm chosen = choose(root < 0 ? Selectable::AllReduce : Selectable::Reduce, count * element);
   if (chosen == Algorithm::Whole) return reduce_whole(tcp, dtype, reduction, in, out, count);
-  if (chosen == Algorithm::Doubling) return reduce_doubling(tcp, dtype, reduction, in, out, count);
+  const Reduction in_steps = within_range(reduction, dtype);
+  if (chosen == Algorithm::Doubling) return reduce_doubling(tcp, dtype, in_steps, in, out, count);
 
   // Around a ring every rank gets the whole result; those that do not want it drop it.
   const bool ring = chosen == Algorithm::Ring;
-  std::vector<std::byte> dropped(ring && out == nullptr ? count * element : 0);
-  if (!dropped.empty()) out = dropped.data();
+  if (ring && out == nullptr) out = tcp.keep(count * element);
 
-  Reducing job{dtype, reduction, {}, {}, {}, {}};
+  Reducing job{dtype, ring ? in_steps : reduction, {}, {}, {}, {}};
   for (int r = 0; r < size(); ++r) {
     const Slice slice = slice_of(count, size(), r, kAlign / element);
     job.inputs.push_back(in + slice.begin * element);
@@ -111,6 +112,7 @@ void TcpGroup::reduce_scatter(const Call& call, const std::vector<const void*>& 
     for (const void* input : inputs) job.inputs.push_back(static_cast<const std::byte*>(input));
     job.outputs[static_cast<size_t>(rank())] = static_cast<std::byte*>(out);
     if (choose(Selectable::ReduceScatter, sum * size_of(call.dtype)) == Algorithm::Ring) {
+      job.reduction = within_range(reduction, call.dtype);
       reduce_ring(tcp, job);
     } else {
       reduce_direct(tcp, job);

@@ -183,9 +183,13 @@ void TcpGroup::all_gather_ring(const Call& call, ConstSpan input, const std::vec
   if (ranks > 1) {
     const size_t bytes = ranks * sizeof(uint64_t);
     size_t told = 0, heard = 0;
-    tcp.send({next, kSizes, bytes}, sizes.data(), &told);
-    tcp.receive({before, kSizes, bytes}, theirs.data(), &heard);
+    std::byte* const outgoing = tcp.keep(bytes);
+    std::byte* const incoming = tcp.keep(bytes);
+    std::memcpy(outgoing, sizes.data(), bytes);
+    tcp.send({next, kSizes, bytes}, outgoing, &told);
+    tcp.receive({before, kSizes, bytes}, incoming, &heard);
     tcp.run([&] { return told == tcp.parts(bytes) && heard == told; });
+    std::memcpy(theirs.data(), incoming, bytes);
   } else {
     theirs = sizes;
   }

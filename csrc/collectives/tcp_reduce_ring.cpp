@@ -69,17 +69,16 @@ void TcpGroup::reduce_ring(TcpCall& tcp, const Reducing& job) {
   };
 
   // PREMUL_SUM multiplies each input once, before anything is added.
-  std::vector<std::byte> scaled;
   std::vector<const std::byte*> inputs = job.inputs;
   if (job.reduction.kind == ReduceKind::PremulSum) {
     size_t total = 0;
     for (size_t s = 0; s < ranks; ++s) total += bytes_of(s);
-    scaled.resize(total);
+    std::byte* const scaled = tcp.keep(total);
     size_t at = 0;
     for (size_t s = 0; s < ranks; at += bytes_of(s), ++s) {
       const void* const input = job.inputs[s];
-      inputs[s] = scaled.data() + at;
-      if (job.counts[s] != 0) ours::reduce(scaled.data() + at, &input, 1, job.counts[s], job.dtype, job.reduction);
+      inputs[s] = scaled + at;
+      if (job.counts[s] != 0) ours::reduce(scaled + at, &input, 1, job.counts[s], job.dtype, job.reduction);
     }
   }
 

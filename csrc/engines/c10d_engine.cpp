@@ -219,14 +219,14 @@ std::unique_ptr<Engine::Transfer> C10dEngine::receive(int peer, uint32_t number,
 
 std::unique_ptr<Engine::Transfer> C10dEngine::follow(int peer, bool sends, std::shared_ptr<Job> job) {
   if (!job->work) throw Error("it gives nothing to wait for");
-  std::shared_ptr<Line>& line = lines_[{peer, sends}];
-  if (!line) {
-    auto started = std::make_shared<Line>(waker_);
-    started->start();
-    line = std::move(started);
+  auto found = lines_.find({peer, sends});
+  if (found == lines_.end()) {
+    auto line = std::make_shared<Line>(waker_);
+    line->start();
+    found = lines_.emplace(std::make_pair(peer, sends), std::move(line)).first;
   }
-  line->add(job);
-  return std::make_unique<Transfer>(line, std::move(job), ends_at_once_);
+  found->second->add(job);
+  return std::make_unique<Transfer>(found->second, std::move(job), ends_at_once_);
 }
 
 void C10dEngine::close() noexcept {

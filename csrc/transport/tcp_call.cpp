@@ -108,6 +108,11 @@ bool TcpCall::agreed(uint32_t round, int from) {
   return true;
 }
 
+std::byte* TcpCall::keep(size_t bytes) {
+  kept_.emplace_back(new std::byte[bytes]);
+  return kept_.back().get();
+}
+
 void TcpCall::reach(int peer) { mesh_.need(peer, lock_, facts_.deadline, facts_.what); }
 
 void TcpCall::send_part(const Message& message, size_t part, const void* part_data, size_t* done) {

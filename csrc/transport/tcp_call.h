@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -58,6 +60,10 @@ class TcpCall {
   void agree(uint32_t round, int to);
   bool agreed(uint32_t round, int from);
 
+  /// Memory, not initialised, that is there until nobody moves anything to or from it any more, however the call ends.
+  /// What lives in a function that may throw is gone by then.
+  std::byte* keep(size_t bytes);
+
   /// Makes sure that there will be a connection to `peer`.
   void reach(int peer);
 
@@ -106,6 +112,7 @@ class TcpCall {
   const Facts facts_;
   const Clock::time_point half_;
   TcpMesh::Lock lock_;
+  std::vector<std::unique_ptr<std::byte[]>> kept_;
   const int exceptions_ = std::uncaught_exceptions();
 };
 

@@ -179,7 +179,12 @@ class SwitchboardEngine final : public Engine {
   struct Transfer final : Engine::Transfer {
     Transfer(SwitchboardEngine& engine, int from, int to, Switchboard::EndPtr end)
         : rank(engine.rank_), from(from), to(to), board(engine.board_), end(std::move(end)) {}
-    ~Transfer() override { board->drop(from, to, end); }
+    ~Transfer() override {
+      board->drop(from, to, end);
+      // Until now an engine may use the memory, so it has to be there.
+      auto* const data = static_cast<volatile std::byte*>(end->data);
+      if (end->bytes != 0) data[0] = data[0];
+    }
     bool done() override { return board->done(rank, from, to, end); }
 
     const int rank, from, to;

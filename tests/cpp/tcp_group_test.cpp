@@ -149,6 +149,19 @@ TEST(reductions_among_many_ranks_agree_on_all_of_them) {
   }
 }
 
+TEST(averages_of_float16_are_in_range_where_their_sums_are_not) {
+  const std::function<uint16_t(int, size_t)> large = [](int, size_t) { return uint16_t{0x7753}; };  // 30,000
+  for (const bool ring : {false, true}) {
+    for (const size_t count : {size_t{1}, size_t{30011}}) {
+      const Reduction average{ReduceKind::Avg, 5, 1.0};
+      const auto kind = testing::tcp_kind("tcp", 1, ring);
+      for (const auto& result : results_of<uint16_t>(kind, 5, DType::Float16, average, count, large)) {
+        for (const uint16_t value : result) CHECK(value >= 0x7751 && value <= 0x7755);
+      }
+    }
+  }
+}
+
 TEST(groups_of_one_process_do_not_mind_each_other) {
   std::vector<testing::Meshes> rails;
   for (int rail = 0; rail < 3; ++rail) rails.push_back(make_meshes(2));
