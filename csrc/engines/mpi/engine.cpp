@@ -20,6 +20,7 @@ class Link {
   Link(const std::vector<int>& ranks, unsigned nonce) {
     Process& process = Process::get();
     const auto calls = process.lock();
+    const ErrorsReturn errors;
     MPI_Group world = MPI_GROUP_NULL;
     MPI_Group members = MPI_GROUP_NULL;
     check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");

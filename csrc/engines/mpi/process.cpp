@@ -63,6 +63,24 @@ std::string library_name() {
   return name;
 }
 
+std::mutex ErrorsReturn::mutex_;
+int ErrorsReturn::alive_ = 0;
+MPI_Errhandler ErrorsReturn::before_ = MPI_ERRHANDLER_NULL;
+
+ErrorsReturn::ErrorsReturn() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (alive_++ > 0) return;
+  MPI_Comm_get_errhandler(MPI_COMM_WORLD, &before_);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+}
+
+ErrorsReturn::~ErrorsReturn() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (--alive_ > 0) return;
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, before_);
+  MPI_Errhandler_free(&before_);
+}
+
 Process& Process::get() {
   // Never destroyed: threads may still use it while the process ends.
   static auto* process = new Process();
@@ -135,6 +153,7 @@ void Process::start(const MpiMeeting& meeting, const Plan& plan) {
   int level = MPI_THREAD_SINGLE;
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
   bootstrapped_ = plan.bootstrap;
+  check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   if (bootstrap != nullptr) bootstrap->finish();
   // What MPI's library registers for the end of the process runs after this.
   std::atexit(at_exit);

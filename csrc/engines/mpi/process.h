@@ -21,6 +21,21 @@ void check(int code, const std::string& what);
 /// "Open MPI v5.0.11". May be called before MPI is initialised.
 std::string library_name();
 
+/// While one lives, errors of calls with MPI_COMM_WORLD are returned, which else end the process unless the program
+/// arranged for something else: that is what the last one that lives leaves again.
+class ErrorsReturn {
+ public:
+  ErrorsReturn();
+  ~ErrorsReturn();
+  ErrorsReturn(const ErrorsReturn&) = delete;
+  ErrorsReturn& operator=(const ErrorsReturn&) = delete;
+
+ private:
+  static std::mutex mutex_;
+  static int alive_;
+  static MPI_Errhandler before_;
+};
+
 /// MPI in this process. There is one, and it cannot be had again once it has ended.
 class Process {
  public:
