@@ -69,6 +69,7 @@ def test_messages_go_by_mpi(mpi_tests, tmp_path, processes):
         ("process_with_mpi_for_all_threads_ends_it_itself", True),
         ("process_after_mpi_is_refused", True),
         ("process_forks", True),
+        ("process_that_plays_the_launcher_lets_go_of_the_keys", True),
         ("process_where_a_creation_fails_goes_on", True),
         ("process_keeps_what_the_program_wants_of_errors", True),
         # They cannot end MPI, which Open MPI's mpirun takes for a failure.

@@ -43,7 +43,7 @@ Fields parse(const std::string& line) {
 struct Bootstrap::State {
   explicit State(const MpiMeeting& of) : meeting(of) {}
 
-  const MpiMeeting meeting;
+  MpiMeeting meeting;  // without its keys once finished
   Fd server;
   std::atomic<bool> finished{false};
   int barriers = 0;
@@ -144,10 +144,12 @@ Bootstrap::Bootstrap(const MpiMeeting& meeting) : state_(new State(meeting)) {
 }
 
 Bootstrap::~Bootstrap() {
+  // The thread stays, for what MPI says at its end, but may not keep the group's store until then. It does not use the
+  // keys now: MPI asks for nothing, and later finds this finished.
+  state_->finished = true;
+  state_->meeting.keys.reset();
   // So that processes which this one starts do not take themselves for ranks.
   for (const char* variable : kVariables) unsetenv(variable);  // NOLINT(concurrency-mt-unsafe)
 }
-
-void Bootstrap::finish() { state_->finished = true; }
 
 }  // namespace ours::mpi

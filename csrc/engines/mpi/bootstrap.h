@@ -13,14 +13,14 @@ namespace ours::mpi {
 /// what others have to know goes through the group's keys. Every rank counts as a node of its own.
 class Bootstrap {
  public:
-  /// From now on until finish(), MPI_Init finds its launcher here.
+  /// From now on, MPI_Init finds its launcher here.
   explicit Bootstrap(const MpiMeeting& meeting);
+
+  /// MPI_Init has returned: all that follows is answered without the other ranks, which may be gone by then, and their
+  /// keys.
   ~Bootstrap();
   Bootstrap(const Bootstrap&) = delete;
   Bootstrap& operator=(const Bootstrap&) = delete;
-
-  /// MPI_Init has returned: all that follows is answered without the other ranks, which may be gone by then.
-  void finish();
 
  private:
   struct State;

@@ -154,7 +154,6 @@ void Process::start(const MpiMeeting& meeting, const Plan& plan) {
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
   bootstrapped_ = plan.bootstrap;
   check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  if (bootstrap != nullptr) bootstrap->finish();
   // What MPI's library registers for the end of the process runs after this.
   std::atexit(at_exit);
 }
