@@ -39,8 +39,7 @@ class Link {
   ~Link() {
     Process& process = Process::get();
     if (!clean || comm_ == MPI_COMM_NULL || !process.usable()) return;
-    const auto calls = process.lock();
-    MPI_Comm_free(&comm_);
+    if (const auto calls = process.try_lock(kCallTimeout)) MPI_Comm_free(&comm_);
   }
 
   Link(const Link&) = delete;
@@ -99,7 +98,8 @@ class Message final : public Engine::Transfer {
   }
 
   bool test(MPI_Status* status) {
-    const auto calls = Process::get().lock();
+    const auto calls = Process::get().try_lock(std::chrono::milliseconds(0));
+    if (!calls) return false;
     int flag = 0;
     const int code = MPI_Test(&request_, &flag, status);
     ended_ = flag != 0 || code != MPI_SUCCESS;
@@ -120,9 +120,9 @@ class Message final : public Engine::Transfer {
 
   /// Takes back a receive, if its message has not come.
   void cancel() noexcept {
-    const auto calls = Process::get().lock();
+    const auto calls = Process::get().try_lock(kCallTimeout);
     int flag = 0;
-    if (MPI_Cancel(&request_) != MPI_SUCCESS) return;
+    if (!calls || MPI_Cancel(&request_) != MPI_SUCCESS) return;
     ended_ = MPI_Test(&request_, &flag, MPI_STATUS_IGNORE) == MPI_SUCCESS && flag != 0;
   }
 

@@ -17,6 +17,11 @@ namespace {
 /// For so long the end of a process waits for others where no launcher ends those that hang.
 constexpr std::chrono::milliseconds kFinalizeTimeout{2000};
 
+/// After so long, who waits for another thread's call of MPI looks whether that is given up.
+constexpr std::chrono::milliseconds kStuckInterval{20};
+
+constexpr const char* kStuck = "MPI did not come back from an earlier call in this process";
+
 bool is_initialized() {
   int initialized = 0;
   MPI_Initialized(&initialized);
@@ -89,8 +94,22 @@ Process& Process::get() {
 
 bool Process::usable() const { return !stuck_ && pid_ == getpid() && !is_finalized(); }
 
+Process::Calls Process::lock() {
+  for (;;) {
+    if (auto calls = try_lock(kStuckInterval)) return std::move(*calls);
+    if (stuck_) throw Error(kStuck);
+  }
+}
+
+std::optional<Process::Calls> Process::try_lock(std::chrono::milliseconds patience) {
+  if (!serialized_) return Calls();
+  Calls calls(calls_, std::try_to_lock);
+  if (!calls.owns_lock() && (patience.count() == 0 || !calls.try_lock_for(patience))) return std::nullopt;
+  return calls;
+}
+
 Word Process::introduce(const MpiLauncher& launcher) {
-  if (stuck_) throw Error("MPI did not come back from an earlier call in this process");
+  if (stuck_) throw Error(kStuck);
   if (is_finalized()) throw Error("MPI_Finalize has been called in this process, and MPI cannot be started again");
   Word word;
   word.library = library_name();
@@ -177,7 +196,8 @@ void Process::abandon(MPI_Request request, Buffer buffer) {
 
 void Process::sweep() {
   const std::lock_guard<std::mutex> guard(abandoned_mutex_);
-  const auto calls = lock();
+  const auto calls = try_lock(kCallTimeout);
+  if (!calls) return;
   for (auto it = abandoned_.begin(); it != abandoned_.end();) {
     int done = 0;
     if (MPI_Test(&it->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;

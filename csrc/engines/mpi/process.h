@@ -4,8 +4,10 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
 #include <list>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +22,9 @@ void check(int code, const std::string& what);
 
 /// "Open MPI v5.0.11". May be called before MPI is initialised.
 std::string library_name();
+
+/// No call of MPI takes so long, except for those that wait for other ranks.
+constexpr std::chrono::milliseconds kCallTimeout{100};
 
 /// While one lives, errors of calls with MPI_COMM_WORLD are returned, which else end the process unless the program
 /// arranged for something else: that is what the last one that lives leaves again.
@@ -52,9 +57,14 @@ class Process {
   void gave_up() { stuck_ = true; }
 
   /// Held around calls of MPI; empty where MPI takes calls from several threads at a time.
-  std::unique_lock<std::mutex> lock() {
-    return serialized_ ? std::unique_lock<std::mutex>(calls_) : std::unique_lock<std::mutex>();
-  }
+  using Calls = std::unique_lock<std::timed_mutex>;
+
+  /// Waits while another thread calls MPI. Throws Error where that one does not come back.
+  Calls lock();
+
+  /// The same for who must not wait for long, as the making of a group may last: nothing if the other thread takes
+  /// longer.
+  std::optional<Calls> try_lock(std::chrono::milliseconds patience);
 
   /// Whether MPI may be called: not in a forked child, not after MPI has ended.
   bool usable() const;
@@ -80,7 +90,7 @@ class Process {
   };
 
   std::mutex starting_;
-  std::mutex calls_;
+  std::timed_mutex calls_;
   std::atomic<bool> stuck_{false};
   std::atomic<bool> serialized_{false};
   bool ready_ = false;

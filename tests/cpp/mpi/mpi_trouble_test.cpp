@@ -1,6 +1,8 @@
 #include <mpi.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <thread>
 
 #include "mpi_ranks.h"
 #include "testing.h"
@@ -10,9 +12,10 @@
 
 namespace {
 
-enum class Creation { Works, Fails };
+enum class Creation { Works, Fails, Hangs };
 
 std::atomic<Creation> g_creation{Creation::Works};
+std::atomic<bool> g_hanging{false};
 
 }  // namespace
 
@@ -21,6 +24,10 @@ extern "C" int MPI_Comm_create_group(MPI_Comm comm, MPI_Group group, int tag, MP
   if (g_creation == Creation::Fails) {
     MPI_Comm_call_errhandler(comm, MPI_ERR_OTHER);
     return MPI_ERR_OTHER;
+  }
+  if (g_creation == Creation::Hangs) {
+    g_hanging = true;
+    for (;;) pause();
   }
   return PMPI_Comm_create_group(comm, group, tag, created);
 }
@@ -32,6 +39,12 @@ using testing::exchange_all;
 using testing::open_engine;
 using testing::world_rank;
 using testing::world_size;
+
+void start_mpi(int level) {
+  int provided = 0;
+  MPI_Init_thread(nullptr, nullptr, level, &provided);
+  CHECK_EQ(provided, level);
+}
 
 void creation_fails(const std::string& name) {
   g_creation = Creation::Fails;
@@ -49,14 +62,63 @@ TEST(process_where_a_creation_fails_goes_on) {
 }
 
 TEST(process_keeps_what_the_program_wants_of_errors) {
-  int provided = 0;
-  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+  start_mpi(MPI_THREAD_MULTIPLE);
   creation_fails("wants");
   MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
   MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
   CHECK(handler == MPI_ERRORS_ARE_FATAL);
   MPI_Errhandler_free(&handler);
   MPI_Finalize();
+}
+
+/// The making of a group that does not come to an end, under way.
+class HangingCreation {
+ public:
+  HangingCreation() {
+    g_creation = Creation::Hangs;
+    thread_ = std::thread([this] {
+      auto meeting = testing::meeting_of("hangs", world_rank(), world_size());
+      meeting.deadline = Deadline::after(std::chrono::milliseconds(1500));
+      try {
+        ours_open_mpi_engine(meeting);
+      } catch (const std::exception& e) {
+        error_ = e.what();
+      }
+    });
+    const Deadline deadline = testing::soon();
+    while (!g_hanging && !deadline.passed()) std::this_thread::yield();
+  }
+  ~HangingCreation() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+  /// Returns when who waits for it has given up, with what that one is told.
+  std::string error() {
+    thread_.join();
+    g_creation = Creation::Works;
+    return error_;
+  }
+
+ private:
+  std::thread thread_;
+  std::string error_;
+};
+
+TEST(process_for_a_thread_at_a_time_does_not_wait_for_a_creation_that_hangs) {
+  start_mpi(MPI_THREAD_SERIALIZED);
+  const int peer = world_rank() ^ 1;
+  auto engine = open_engine("good");
+  char bytes[2] = {'?', '?'};
+  auto kept = engine->receive(peer, 0, &bytes[0], 1);
+  auto ended = engine->receive(peer, 1, &bytes[1], 1);
+  HangingCreation hanging;
+  CHECK(!kept->done());
+  ended.reset();
+  CHECK_CONTAINS(hanging.error(), "the ranks of hangs did not find each other");
+  CHECK_THROWS(Error, kept->done());
+  kept.reset();
+  engine.reset();
+  CHECK_CONTAINS(CHECK_THROWS(Error, open_engine("next")), "MPI did not come back from an earlier call");
 }
 
 }  // namespace
