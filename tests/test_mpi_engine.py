@@ -76,6 +76,7 @@ def test_messages_go_by_mpi(mpi_tests, tmp_path, processes):
         ("process_leaves_a_message_behind", False),
         ("process_waits_for_nobody_who_does_not_come", False),
         ("process_for_a_thread_at_a_time_does_not_wait_for_a_creation_that_hangs", False),
+        ("process_for_all_threads_goes_on_after_a_creation_that_hangs", False),
     ],
 )
 def test_processes_with_mpi(mpi_tests, tmp_path, name, ends_well):

@@ -82,7 +82,9 @@ class Message final : public Engine::Transfer {
 
   bool done() override {
     if (ended_) return true;
-    if (!Process::get().usable()) throw Error("MPI has ended in this process while a message was under way");
+    if (const char* obstacle = Process::get().obstacle()) {
+      throw Error(std::string(obstacle) + "; a message was under way");
+    }
     MPI_Status status;
     if (!test(&status)) return false;
     if (receives_) take(status);
@@ -158,7 +160,7 @@ class MpiEngine final : public Engine {
  private:
   void check_open(size_t bytes) const {
     if (closed_) throw Error("nothing is sent by MPI any more: the group has ended");
-    if (!Process::get().usable()) throw Error("MPI has ended in this process, or it is a forked child");
+    if (const char* obstacle = Process::get().obstacle()) throw Error(obstacle);
     if (bytes > INT_MAX) throw InvalidArgument("a message by MPI has at most 2 GiB");
   }
 

@@ -21,6 +21,8 @@ constexpr std::chrono::milliseconds kFinalizeTimeout{2000};
 constexpr std::chrono::milliseconds kStuckInterval{20};
 
 constexpr const char* kStuck = "MPI did not come back from an earlier call in this process";
+constexpr const char* kForked = "MPI cannot be used in a child that was forked after MPI was started";
+constexpr const char* kEnded = "MPI has ended in this process";
 
 bool is_initialized() {
   int initialized = 0;
@@ -92,7 +94,11 @@ Process& Process::get() {
   return *process;
 }
 
-bool Process::usable() const { return !stuck_ && pid_ == getpid() && !is_finalized(); }
+const char* Process::obstacle() const {
+  if (pid_ != getpid()) return kForked;
+  if (stuck_ && serialized_) return kStuck;
+  return is_finalized() ? kEnded : nullptr;
+}
 
 Process::Calls Process::lock() {
   for (;;) {
@@ -120,7 +126,7 @@ Word Process::introduce(const MpiLauncher& launcher) {
     word.state = launcher.job.empty() ? Word::State::Alone : Word::State::Launched;
     return word;
   }
-  if (ready_ && pid_ != getpid()) throw Error("MPI cannot be used in a child that was forked after MPI was started");
+  if (ready_ && pid_ != getpid()) throw Error(kForked);
   read_level();
   const auto calls = lock();
   check(MPI_Comm_rank(MPI_COMM_WORLD, &word.rank), "MPI_Comm_rank");
@@ -210,9 +216,10 @@ void Process::at_exit() {
   if (process.usable()) process.finalize();
 }
 
-/// Who initialised MPI ends it: mpirun takes the end of a process that has not for a failure. Not while a message is
-/// left over: its receiver is gone, or has given up, and MPI might wait for it forever.
+/// Who initialised MPI ends it: mpirun takes the end of a process that has not for a failure. Not while a call hangs or
+/// a message is left over: its receiver is gone, or has given up, and MPI might wait for it forever.
 void Process::finalize() {
+  if (stuck_) return;
   sweep();
   if (!abandoned_.empty()) return;
   if (!bootstrapped_) {

@@ -53,7 +53,8 @@ class Process {
   /// it says gave_up() if it takes too long.
   void initialise(const MpiMeeting& meeting, const Plan& plan);
 
-  /// MPI did not return from a call; it is not called again.
+  /// MPI did not come back from initialising, or from making a group: neither is tried again, and MPI is not ended.
+  /// Groups that have been made go on, unless MPI takes one call at a time.
   void gave_up() { stuck_ = true; }
 
   /// Held around calls of MPI; empty where MPI takes calls from several threads at a time.
@@ -66,8 +67,10 @@ class Process {
   /// longer.
   std::optional<Calls> try_lock(std::chrono::milliseconds patience);
 
-  /// Whether MPI may be called: not in a forked child, not after MPI has ended.
-  bool usable() const;
+  /// Why MPI may not be called, for messages, or null: in a forked child, after MPI has ended, while a call hangs and
+  /// MPI takes one at a time.
+  const char* obstacle() const;
+  bool usable() const { return obstacle() == nullptr; }
 
   /// Takes what belongs to a message that cannot be recalled: it is kept until MPI is done with it.
   void abandon(MPI_Request request, Buffer buffer);

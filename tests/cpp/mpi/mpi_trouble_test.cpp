@@ -115,9 +115,19 @@ TEST(process_for_a_thread_at_a_time_does_not_wait_for_a_creation_that_hangs) {
   CHECK(!kept->done());
   ended.reset();
   CHECK_CONTAINS(hanging.error(), "the ranks of hangs did not find each other");
-  CHECK_THROWS(Error, kept->done());
+  const auto message = CHECK_THROWS(Error, kept->done());
+  CHECK_CONTAINS(message, "MPI did not come back from an earlier call in this process; a message was under way");
   kept.reset();
   engine.reset();
+  CHECK_CONTAINS(CHECK_THROWS(Error, open_engine("next")), "MPI did not come back from an earlier call");
+}
+
+TEST(process_for_all_threads_goes_on_after_a_creation_that_hangs) {
+  const auto engine = open_engine("good");
+  HangingCreation hanging;
+  exchange_all(*engine, world_rank(), world_size(), 0);
+  CHECK_CONTAINS(hanging.error(), "the ranks of hangs did not find each other");
+  exchange_all(*engine, world_rank(), world_size(), 100);
   CHECK_CONTAINS(CHECK_THROWS(Error, open_engine("next")), "MPI did not come back from an earlier call");
 }
 
