@@ -72,6 +72,7 @@ def test_messages_go_by_mpi(mpi_tests, tmp_path, processes):
         ("process_that_plays_the_launcher_lets_go_of_the_keys", True),
         ("process_where_a_creation_fails_goes_on", True),
         ("process_keeps_what_the_program_wants_of_errors", True),
+        ("process_does_not_wait_for_another_thread_that_starts_mpi", True),
         # They cannot end MPI, which Open MPI's mpirun takes for a failure.
         ("process_leaves_a_message_behind", False),
         ("process_waits_for_nobody_who_does_not_come", False),

@@ -14,21 +14,24 @@ namespace ours::mpi {
 
 namespace {
 
+/// So long a message waits for another thread that calls MPI, which only one that makes a group keeps busy for long.
+constexpr std::chrono::milliseconds kBeginTimeout = std::chrono::minutes(5);
+
 /// The communicator of one group, for as long as its engine or a message needs it.
 class Link {
  public:
-  Link(const std::vector<int>& ranks, unsigned nonce) {
+  Link(const MpiMeeting& meeting, const Plan& plan) {
     Process& process = Process::get();
-    const auto calls = process.lock();
+    const auto calls = process.lock(meeting.deadline);
     const ErrorsReturn errors;
     MPI_Group world = MPI_GROUP_NULL;
     MPI_Group members = MPI_GROUP_NULL;
     check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
-    const int code = MPI_Group_incl(world, static_cast<int>(ranks.size()), ranks.data(), &members);
+    const int code = MPI_Group_incl(world, static_cast<int>(plan.ranks.size()), plan.ranks.data(), &members);
     MPI_Group_free(&world);
     check(code, "MPI_Group_incl");
     // The tag keeps groups apart that are made at the same time; one message of each pair is under way for it.
-    const int tag = static_cast<int>(nonce % static_cast<unsigned>(process.highest_tag()));
+    const int tag = static_cast<int>(plan.nonce % static_cast<unsigned>(process.highest_tag()));
     const int created = MPI_Comm_create_group(MPI_COMM_WORLD, members, tag, &comm_);
     MPI_Group_free(&members);
     check(created, "MPI_Comm_create_group");
@@ -62,13 +65,13 @@ class Message final : public Engine::Transfer {
   Message(std::shared_ptr<Link> link, int peer, int tag, const void* data, size_t bytes)
       : link_(std::move(link)), buffer_(link_->buffers.take(bytes)), bytes_(bytes) {
     if (bytes > 0) std::memcpy(buffer_.memory.get(), data, bytes);
-    const auto calls = Process::get().lock();
+    const auto calls = Process::get().lock(Deadline::after(kBeginTimeout));
     begin(MPI_Issend(buffer_.memory.get(), static_cast<int>(bytes), MPI_BYTE, peer, tag, link_->comm(), &request_));
   }
 
   Message(std::shared_ptr<Link> link, int peer, int tag, void* data, size_t bytes)
       : link_(std::move(link)), buffer_(link_->buffers.take(bytes)), receives_(true), target_(data), bytes_(bytes) {
-    const auto calls = Process::get().lock();
+    const auto calls = Process::get().lock(Deadline::after(kBeginTimeout));
     begin(MPI_Irecv(buffer_.memory.get(), static_cast<int>(bytes), MPI_BYTE, peer, tag, link_->comm(), &request_));
   }
 
@@ -174,11 +177,22 @@ class MpiEngine final : public Engine {
   std::atomic<bool> closed_{false};
 };
 
+/// Tells the other ranks, of which some may have given up by now, why this one cannot take part.
+void tell(const MpiMeeting& meeting, const std::string& reason) {
+  try {
+    agree(meeting, Word::failure(reason));
+  } catch (const std::exception&) {
+  }
+}
+
 Engine* open(const MpiMeeting& meeting) {
   Process& process = Process::get();
   Word word;
   try {
-    word = process.introduce(meeting.launcher);
+    word = process.introduce(meeting);
+  } catch (const TimeoutError& e) {
+    tell(meeting, e.what());
+    throw;
   } catch (const Error& e) {
     word = Word::failure(e.what());
   }
@@ -188,7 +202,7 @@ Engine* open(const MpiMeeting& meeting) {
   const bool returned = wait_for(
       [meeting, plan, link] {
         Process::get().initialise(meeting, plan);
-        *link = std::make_shared<Link>(plan.ranks, plan.nonce);
+        *link = std::make_shared<Link>(meeting, plan);
       },
       meeting.deadline);
   if (!returned) {

@@ -100,10 +100,14 @@ const char* Process::obstacle() const {
   return is_finalized() ? kEnded : nullptr;
 }
 
-Process::Calls Process::lock() {
+Process::Calls Process::lock(Deadline deadline) {
   for (;;) {
     if (auto calls = try_lock(kStuckInterval)) return std::move(*calls);
     if (stuck_) throw Error(kStuck);
+    if (deadline.passed()) {
+      throw TimeoutError("another thread of this process, which waits in MPI for other ranks, kept it busy for " +
+                         std::to_string(deadline.timeout().count()) + " ms");
+    }
   }
 }
 
@@ -114,21 +118,29 @@ std::optional<Process::Calls> Process::try_lock(std::chrono::milliseconds patien
   return calls;
 }
 
-Word Process::introduce(const MpiLauncher& launcher) {
+std::unique_lock<std::timed_mutex> Process::lock_start(Deadline deadline) {
+  std::unique_lock<std::timed_mutex> starting(starting_, deadline.at());
+  if (starting.owns_lock()) return starting;
+  throw TimeoutError("another thread of this process initialises MPI, and was not done within " +
+                     std::to_string(deadline.timeout().count()) +
+                     " ms: all processes of the MPI job have to do so at the same time");
+}
+
+Word Process::introduce(const MpiMeeting& meeting) {
   if (stuck_) throw Error(kStuck);
   if (is_finalized()) throw Error("MPI_Finalize has been called in this process, and MPI cannot be started again");
   Word word;
   word.library = library_name();
-  word.job = launcher.job;
-  word.rank = launcher.rank;
-  const std::lock_guard<std::mutex> starting(starting_);
+  word.job = meeting.launcher.job;
+  word.rank = meeting.launcher.rank;
+  const auto starting = lock_start(meeting.deadline);
   if (!is_initialized()) {
-    word.state = launcher.job.empty() ? Word::State::Alone : Word::State::Launched;
+    word.state = meeting.launcher.job.empty() ? Word::State::Alone : Word::State::Launched;
     return word;
   }
   if (ready_ && pid_ != getpid()) throw Error(kForked);
   read_level();
-  const auto calls = lock();
+  const auto calls = lock(meeting.deadline);
   check(MPI_Comm_rank(MPI_COMM_WORLD, &word.rank), "MPI_Comm_rank");
   word.state = Word::State::Running;
   if (bootstrapped_) word.job = job_;
@@ -150,16 +162,16 @@ void Process::read_level() {
 }
 
 void Process::initialise(const MpiMeeting& meeting, const Plan& plan) {
-  const std::lock_guard<std::mutex> starting(starting_);
+  const auto starting = lock_start(meeting.deadline);
   if (ready_) {
-    const auto calls = lock();
+    const auto calls = lock(meeting.deadline);
     check_place(plan.ranks.at(static_cast<size_t>(meeting.rank)), plan.ranks);
     return;
   }
   pid_ = getpid();
   if (!is_initialized()) start(meeting, plan);
   read_level();
-  const auto calls = lock();
+  const auto calls = lock(meeting.deadline);
   check_place(plan.ranks.at(static_cast<size_t>(meeting.rank)), plan.ranks);
   void* value = nullptr;
   int found = 0;

@@ -46,8 +46,9 @@ class Process {
  public:
   static Process& get();
 
-  /// What this process says of itself to the other ranks. Throws Error where MPI cannot be used any more.
-  Word introduce(const MpiLauncher& launcher);
+  /// What this process says of itself to the other ranks. Throws Error where MPI cannot be used any more, and
+  /// TimeoutError where another thread initialises it all the time.
+  Word introduce(const MpiMeeting& meeting);
 
   /// Initialises MPI, unless that has happened. All processes of the job have to do so before it returns. Who waits for
   /// it says gave_up() if it takes too long.
@@ -60,8 +61,8 @@ class Process {
   /// Held around calls of MPI; empty where MPI takes calls from several threads at a time.
   using Calls = std::unique_lock<std::timed_mutex>;
 
-  /// Waits while another thread calls MPI. Throws Error where that one does not come back.
-  Calls lock();
+  /// Waits while another thread calls MPI. Throws Error where that one does not come back, and TimeoutError.
+  Calls lock(Deadline deadline);
 
   /// The same for who must not wait for long, as the making of a group may last: nothing if the other thread takes
   /// longer.
@@ -80,6 +81,7 @@ class Process {
  private:
   Process() = default;
 
+  std::unique_lock<std::timed_mutex> lock_start(Deadline deadline);
   void start(const MpiMeeting& meeting, const Plan& plan);
   void read_level();
   static void check_place(int expected, const std::vector<int>& ranks);
@@ -92,7 +94,7 @@ class Process {
     Buffer buffer;
   };
 
-  std::mutex starting_;
+  std::timed_mutex starting_;
   std::timed_mutex calls_;
   std::atomic<bool> stuck_{false};
   std::atomic<bool> serialized_{false};

@@ -12,23 +12,31 @@
 
 namespace {
 
-enum class Creation { Works, Fails, Hangs };
+enum class Trouble { None, CreationFails, CreationHangs, StartHangs };
 
-std::atomic<Creation> g_creation{Creation::Works};
+std::atomic<Trouble> g_trouble{Trouble::None};
 std::atomic<bool> g_hanging{false};
+
+void hang() {
+  g_hanging = true;
+  for (;;) pause();
+}
 
 }  // namespace
 
-/// In place of MPI's own, as its profiling interface allows.
+// In place of MPI's own, as its profiling interface allows.
+
+extern "C" int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
+  if (g_trouble == Trouble::StartHangs) hang();
+  return PMPI_Init_thread(argc, argv, required, provided);
+}
+
 extern "C" int MPI_Comm_create_group(MPI_Comm comm, MPI_Group group, int tag, MPI_Comm* created) {
-  if (g_creation == Creation::Fails) {
+  if (g_trouble == Trouble::CreationFails) {
     MPI_Comm_call_errhandler(comm, MPI_ERR_OTHER);
     return MPI_ERR_OTHER;
   }
-  if (g_creation == Creation::Hangs) {
-    g_hanging = true;
-    for (;;) pause();
-  }
+  if (g_trouble == Trouble::CreationHangs) hang();
   return PMPI_Comm_create_group(comm, group, tag, created);
 }
 
@@ -47,9 +55,9 @@ void start_mpi(int level) {
 }
 
 void creation_fails(const std::string& name) {
-  g_creation = Creation::Fails;
+  g_trouble = Trouble::CreationFails;
   const auto message = CHECK_THROWS(Error, open_engine(name));
-  g_creation = Creation::Works;
+  g_trouble = Trouble::None;
   CHECK_CONTAINS(message, "MPI_Comm_create_group: ");
 }
 
@@ -72,10 +80,10 @@ TEST(process_keeps_what_the_program_wants_of_errors) {
 }
 
 /// The making of a group that does not come to an end, under way.
-class HangingCreation {
+class HangingGroup {
  public:
-  HangingCreation() {
-    g_creation = Creation::Hangs;
+  explicit HangingGroup(Trouble trouble) {
+    g_trouble = trouble;
     thread_ = std::thread([this] {
       auto meeting = testing::meeting_of("hangs", world_rank(), world_size());
       meeting.deadline = Deadline::after(std::chrono::milliseconds(1500));
@@ -88,14 +96,14 @@ class HangingCreation {
     const Deadline deadline = testing::soon();
     while (!g_hanging && !deadline.passed()) std::this_thread::yield();
   }
-  ~HangingCreation() {
+  ~HangingGroup() {
     if (thread_.joinable()) thread_.join();
   }
 
   /// Returns when who waits for it has given up, with what that one is told.
   std::string error() {
     thread_.join();
-    g_creation = Creation::Works;
+    g_trouble = Trouble::None;
     return error_;
   }
 
@@ -111,7 +119,7 @@ TEST(process_for_a_thread_at_a_time_does_not_wait_for_a_creation_that_hangs) {
   char bytes[2] = {'?', '?'};
   auto kept = engine->receive(peer, 0, &bytes[0], 1);
   auto ended = engine->receive(peer, 1, &bytes[1], 1);
-  HangingCreation hanging;
+  HangingGroup hanging(Trouble::CreationHangs);
   CHECK(!kept->done());
   ended.reset();
   CHECK_CONTAINS(hanging.error(), "the ranks of hangs did not find each other");
@@ -124,11 +132,20 @@ TEST(process_for_a_thread_at_a_time_does_not_wait_for_a_creation_that_hangs) {
 
 TEST(process_for_all_threads_goes_on_after_a_creation_that_hangs) {
   const auto engine = open_engine("good");
-  HangingCreation hanging;
+  HangingGroup hanging(Trouble::CreationHangs);
   exchange_all(*engine, world_rank(), world_size(), 0);
   CHECK_CONTAINS(hanging.error(), "the ranks of hangs did not find each other");
   exchange_all(*engine, world_rank(), world_size(), 100);
   CHECK_CONTAINS(CHECK_THROWS(Error, open_engine("next")), "MPI did not come back from an earlier call");
+}
+
+TEST(process_does_not_wait_for_another_thread_that_starts_mpi) {
+  HangingGroup hanging(Trouble::StartHangs);
+  auto meeting = testing::meeting_of("second", world_rank(), world_size());
+  meeting.deadline = Deadline::after(std::chrono::milliseconds(100));
+  const auto message = CHECK_THROWS(TimeoutError, ours_open_mpi_engine(meeting));
+  CHECK_CONTAINS(message, "another thread of this process initialises MPI, and was not done within 100 ms");
+  CHECK_CONTAINS(hanging.error(), "the ranks of hangs did not find each other");
 }
 
 }  // namespace
