@@ -1,6 +1,6 @@
 #include "engines/mpi/process.h"
 
-#include <unistd.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <chrono>
@@ -35,6 +35,16 @@ bool is_finalized() {
   MPI_Finalized(&finalized);
   return finalized != 0;
 }
+
+/// Whether this is a child that was forked after MPI was started, by whomever.
+std::atomic<bool> g_forked{false};
+
+void after_fork() {
+  if (is_initialized()) g_forked = true;
+}
+
+// From when this library is loaded, which the first group by MPI does: an earlier fork goes unseen.
+[[maybe_unused]] const int g_watches_forks = pthread_atfork(nullptr, nullptr, after_fork);
 
 const char* level_name(int level) {
   if (level == MPI_THREAD_SINGLE) return "MPI_THREAD_SINGLE";
@@ -95,7 +105,7 @@ Process& Process::get() {
 }
 
 const char* Process::obstacle() const {
-  if (pid_ != getpid()) return kForked;
+  if (g_forked) return kForked;
   if (stuck_ && serialized_) return kStuck;
   return is_finalized() ? kEnded : nullptr;
 }
@@ -127,6 +137,7 @@ std::unique_lock<std::timed_mutex> Process::lock_start(Deadline deadline) {
 }
 
 Word Process::introduce(const MpiMeeting& meeting) {
+  if (g_forked) throw Error(kForked);
   if (stuck_) throw Error(kStuck);
   if (is_finalized()) throw Error("MPI_Finalize has been called in this process, and MPI cannot be started again");
   Word word;
@@ -138,7 +149,6 @@ Word Process::introduce(const MpiMeeting& meeting) {
     word.state = meeting.launcher.job.empty() ? Word::State::Alone : Word::State::Launched;
     return word;
   }
-  if (ready_ && pid_ != getpid()) throw Error(kForked);
   read_level();
   const auto calls = lock(meeting.deadline);
   check(MPI_Comm_rank(MPI_COMM_WORLD, &word.rank), "MPI_Comm_rank");
@@ -168,7 +178,6 @@ void Process::initialise(const MpiMeeting& meeting, const Plan& plan) {
     check_place(plan.ranks.at(static_cast<size_t>(meeting.rank)), plan.ranks);
     return;
   }
-  pid_ = getpid();
   if (!is_initialized()) start(meeting, plan);
   read_level();
   const auto calls = lock(meeting.deadline);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <mpi.h>
-#include <sys/types.h>
 
 #include <atomic>
 #include <chrono>
@@ -101,7 +100,6 @@ class Process {
   bool ready_ = false;
   bool bootstrapped_ = false;
   std::string job_;
-  pid_t pid_ = 0;
   int highest_tag_ = 0;
 
   std::mutex abandoned_mutex_;

@@ -83,7 +83,7 @@ TEST(process_after_mpi_is_refused) {
   CHECK_CONTAINS(message, "MPI_Finalize has been called in this process");
 }
 
-TEST(process_forks) {
+TEST(process_forks_with_a_group) {
   auto engine = open_engine("fork");
   char byte = 0;
   auto transfer = engine->receive((world_rank() + 1) % world_size(), 0, &byte, 1);
@@ -110,6 +110,25 @@ TEST(process_forks) {
   testing::finish(*transfer);
   testing::finish(*sent);
   CHECK_EQ(byte, 'a');
+}
+
+TEST(process_forks_before_it_has_a_group) {
+  start_mpi(MPI_THREAD_MULTIPLE);
+  const pid_t child = fork();
+  if (child == 0) {
+    std::string refusal;
+    try {
+      mpi::Process::get().introduce(testing::meeting_of("child", world_rank(), world_size()));
+    } catch (const Error& e) {
+      refusal = e.what();
+    }
+    _exit(refusal == "MPI cannot be used in a child that was forked after MPI was started" ? 0 : 1);
+  }
+  int status = -1;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  exchange_all(*open_engine("parent"), world_rank(), world_size(), 0);
+  MPI_Finalize();
 }
 
 TEST(process_leaves_a_message_behind) {
