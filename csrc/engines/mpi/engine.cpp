@@ -22,6 +22,7 @@ class Link {
  public:
   Link(const MpiMeeting& meeting, const Plan& plan) {
     Process& process = Process::get();
+    const Use use;
     const auto calls = process.lock(meeting.deadline);
     const ErrorsReturn errors;
     MPI_Group world = MPI_GROUP_NULL;
@@ -42,7 +43,12 @@ class Link {
   ~Link() {
     Process& process = Process::get();
     if (!clean || comm_ == MPI_COMM_NULL || !process.usable()) return;
-    if (const auto calls = process.try_lock(kCallTimeout)) MPI_Comm_free(&comm_);
+    try {
+      const Use use;
+      if (const auto calls = process.try_lock(kCallTimeout)) MPI_Comm_free(&comm_);
+    } catch (const Error&) {
+      // MPI ends right now, and the communicator with it.
+    }
   }
 
   Link(const Link&) = delete;
@@ -108,6 +114,7 @@ class Message final : public Engine::Transfer {
     int flag = 0;
     const int code = MPI_Test(&request_, &flag, status);
     ended_ = flag != 0 || code != MPI_SUCCESS;
+    if (ended_) use_.end();
     if (code != MPI_SUCCESS) link_->clean = false;
     check(code, receives_ ? "a message did not arrive by MPI" : "a message could not be sent by MPI");
     return ended_;
@@ -131,6 +138,7 @@ class Message final : public Engine::Transfer {
     ended_ = MPI_Test(&request_, &flag, MPI_STATUS_IGNORE) == MPI_SUCCESS && flag != 0;
   }
 
+  Use use_;
   const std::shared_ptr<Link> link_;
   Buffer buffer_;
   const bool receives_ = false;

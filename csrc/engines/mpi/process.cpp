@@ -107,7 +107,15 @@ Process& Process::get() {
 const char* Process::obstacle() const {
   if (g_forked) return kForked;
   if (stuck_ && serialized_) return kStuck;
-  return is_finalized() ? kEnded : nullptr;
+  return ending_ || is_finalized() ? kEnded : nullptr;
+}
+
+void Process::begin_use() {
+  ++uses_;
+  // Either finalize() sees this use, or it is seen here.
+  if (!ending_) return;
+  --uses_;
+  throw Error(kEnded);
 }
 
 Process::Calls Process::lock(Deadline deadline) {
@@ -237,10 +245,12 @@ void Process::at_exit() {
   if (process.usable()) process.finalize();
 }
 
-/// Who initialised MPI ends it: mpirun takes the end of a process that has not for a failure. Not while a call hangs or
-/// a message is left over: its receiver is gone, or has given up, and MPI might wait for it forever.
+/// Who initialised MPI ends it: mpirun takes the end of a process that has not for a failure. Not while another thread
+/// uses it, which threads of Python's that nobody waits for do, or a call hangs. Nor while a message is left over: its
+/// receiver is gone, or has given up, and MPI might wait for it forever.
 void Process::finalize() {
-  if (stuck_) return;
+  ending_ = true;
+  if (stuck_ || uses_ > 0) return;
   sweep();
   if (!abandoned_.empty()) return;
   if (!bootstrapped_) {

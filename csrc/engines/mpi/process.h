@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engines/mpi/buffers.h"
@@ -72,6 +73,11 @@ class Process {
   const char* obstacle() const;
   bool usable() const { return obstacle() == nullptr; }
 
+  /// Said of what MPI does for this process, a message or the making of a group, from before its first call until after
+  /// its last: MPI is not ended meanwhile. Throws Error if it is being ended.
+  void begin_use();
+  void end_use() noexcept { --uses_; }
+
   /// Takes what belongs to a message that cannot be recalled: it is kept until MPI is done with it.
   void abandon(MPI_Request request, Buffer buffer);
 
@@ -97,6 +103,8 @@ class Process {
   std::timed_mutex calls_;
   std::atomic<bool> stuck_{false};
   std::atomic<bool> serialized_{false};
+  std::atomic<bool> ending_{false};
+  std::atomic<int> uses_{0};
   bool ready_ = false;
   bool bootstrapped_ = false;
   std::string job_;
@@ -104,6 +112,22 @@ class Process {
 
   std::mutex abandoned_mutex_;
   std::list<Abandoned> abandoned_;
+};
+
+/// A use of MPI: see Process::begin_use().
+class Use {
+ public:
+  Use() { Process::get().begin_use(); }
+  ~Use() { end(); }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+  void end() noexcept {
+    if (!std::exchange(ended_, true)) Process::get().end_use();
+  }
+
+ private:
+  bool ended_ = false;
 };
 
 }  // namespace ours::mpi

@@ -138,6 +138,13 @@ TEST(process_leaves_a_message_behind) {
   meet("behind met");
 }
 
+TEST(process_ends_with_a_message_under_way) {
+  static char byte;
+  // As in a thread that goes on while the process ends.
+  static auto* under_way = open_engine("under way")->receive((world_rank() + 1) % world_size(), 0, &byte, 1).release();
+  CHECK(!under_way->done());
+}
+
 TEST(process_waits_for_nobody_who_does_not_come) {
   auto meeting = testing::meeting_of("never", world_rank(), world_size());
   meeting.deadline = Deadline::after(std::chrono::milliseconds(300));
