@@ -139,6 +139,7 @@ TEST(process_leaves_a_message_behind) {
 }
 
 TEST(process_ends_with_a_message_under_way) {
+  testing::end_together();
   static char byte;
   // As in a thread that goes on while the process ends.
   static auto* under_way = open_engine("under way")->receive((world_rank() + 1) % world_size(), 0, &byte, 1).release();

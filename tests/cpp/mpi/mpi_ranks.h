@@ -95,6 +95,15 @@ inline void meet(const std::string& name) {
   for (int rank = 0; rank < world_size(); ++rank) keys->get(std::to_string(rank), soon());
 }
 
+/// For tests that leave MPI without an end, before anything else: some launchers then end the other processes, which so
+/// all say first how their test went.
+inline void end_together() {
+  std::atexit([] {
+    std::fflush(stdout);
+    meet("end");
+  });
+}
+
 inline void finish(Engine::Transfer& transfer) {
   const Deadline deadline = soon();
   while (!transfer.done()) {

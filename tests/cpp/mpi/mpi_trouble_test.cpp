@@ -113,6 +113,7 @@ class HangingGroup {
 };
 
 TEST(process_for_a_thread_at_a_time_does_not_wait_for_a_creation_that_hangs) {
+  testing::end_together();
   start_mpi(MPI_THREAD_SERIALIZED);
   const int peer = world_rank() ^ 1;
   auto engine = open_engine("good");
@@ -131,6 +132,7 @@ TEST(process_for_a_thread_at_a_time_does_not_wait_for_a_creation_that_hangs) {
 }
 
 TEST(process_for_all_threads_goes_on_after_a_creation_that_hangs) {
+  testing::end_together();
   const auto engine = open_engine("good");
   HangingGroup hanging(Trouble::CreationHangs);
   exchange_all(*engine, world_rank(), world_size(), 0);
