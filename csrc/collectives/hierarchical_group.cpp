@@ -13,6 +13,7 @@ namespace {
 /// The ranks of the smallest node, and of the largest one.
 std::pair<int, int> extremes(const Topology& topology) {
   std::vector<size_t> sizes;
+  sizes.reserve(static_cast<size_t>(topology.nodes()));
   for (int node = 0; node < topology.nodes(); ++node) sizes.push_back(topology.ranks_of(node).size());
   const auto found = std::minmax_element(sizes.begin(), sizes.end());
   return {static_cast<int>(*found.first), static_cast<int>(*found.second)};
