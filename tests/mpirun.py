@@ -12,6 +12,7 @@ from pathlib import Path
 
 TIMEOUT = 120
 GRACE = 10
+SEGMENTS = ("sm_segment.*", "mpich_shm_*")  # Open MPI's and MPICH's
 # What launchers leave in the environment of the processes that they start.
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "PRTE_", "SLURM_", "MPI_", "TORCHELASTIC_")
 
@@ -33,6 +34,16 @@ def is_open_mpi(mpirun: str) -> bool:
     """Return whether ``mpirun`` is Open MPI's."""
     said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=TIMEOUT, check=False).stdout
     return "Open MPI" in said
+
+
+def shared_memory() -> set[Path]:
+    """Return MPI's segments that no process uses: those of jobs that did not end MPI."""
+    found = {path for name in SEGMENTS for path in Path("/dev/shm").glob(name)}
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            text = maps.read_text()
+            found = {path for path in found if str(path) not in text}
+    return found
 
 
 def run(processes: int, command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:

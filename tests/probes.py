@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import inspect
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -107,6 +110,32 @@ def waits_for_another_thread(thread: int) -> bool:
     """
     futex = _futex_of(thread)
     return futex is not None and not futex[1] and not _is_group_memory(futex[0])
+
+
+def killed_in_the_middle(rank: int, world: int, victim: int, elements: int, calls: int) -> tuple[str, float]:
+    """Reduce ``elements`` numbers until rank ``victim`` is killed, after so many calls.
+
+    Return a survivor's error, and the seconds from the death to it.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    tensor = torch.ones(elements)
+    for i in range(calls + 200):
+        if i == calls and rank == victim:
+            store.set("died at", str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            dist.all_reduce(tensor.fill_(1))
+        except dist.DistNetworkError as error:
+            return str(error), time.time() - float(store.get("died at"))
+    raise AssertionError("nobody noticed")
+
+
+def refused_to_join(rank: int, world: int) -> tuple[str, float]:
+    """Return the error of joining a group, and the seconds that it took."""
+    start = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as error:
+        dist.init_process_group("ours", timeout=datetime.timedelta(seconds=30))
+    return str(error.value), time.monotonic() - start
 
 
 def reached(state: Callable[[], bool], seconds: float = 20) -> bool:

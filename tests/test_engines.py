@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from probes import reached, threads_named, total
+from probes import killed_in_the_middle, reached, refused_to_join, threads_named, total
 from ranks import run_ranks
 from torch import nn
 
@@ -166,25 +165,10 @@ def test_training_gives_the_same_bits_as_over_tcp():
 # --- when things go wrong --------------------------------------------------------------------------------------------
 
 
-def die_in_the_middle(rank: int, world: int) -> tuple[str, float]:
-    """Return the error of a rank that survives, and the seconds from the death to it."""
-    store = dist.distributed_c10d._get_default_store()
-    tensor = torch.ones(2_000_000)
-    for i in range(100):
-        if i == 3 and rank == world - 1:
-            store.set("died at", str(time.time()))
-            os.kill(os.getpid(), signal.SIGKILL)
-        try:
-            dist.all_reduce(tensor.fill_(1))
-        except dist.DistNetworkError as error:
-            return str(error), time.time() - float(store.get("died at"))
-    raise AssertionError("nobody noticed")
-
-
 @pytest.mark.parametrize("layout", ["aabb", "abc"])
 def test_a_killed_rank_is_named_at_once(layout):
     victim = len(layout) - 1
-    results = run(layout, "gloo", die_in_the_middle, killed=[victim])
+    results = run(layout, "gloo", killed_in_the_middle, victim, 2_000_000, 3, killed=[victim])
     for text, seconds in results[:victim]:
         assert f"rank {victim} (host" in text
         assert "died" in text
@@ -192,7 +176,9 @@ def test_a_killed_rank_is_named_at_once(layout):
 
 
 def test_a_killed_rank_is_named_at_once_on_every_host(network):
-    results = run_ranks(4, die_in_the_middle, nodes=network(2), env={"OURS_INTERNODE": "gloo"}, killed=[3])
+    results = run_ranks(
+        4, killed_in_the_middle, 3, 2_000_000, 3, nodes=network(2), env={"OURS_INTERNODE": "gloo"}, killed=[3]
+    )
     for text, seconds in results[:3]:
         assert "rank 3 (host" in text
         assert seconds < 3
@@ -228,17 +214,10 @@ def test_mismatches_are_found_before_anything_is_written():
         assert "100001 x float32" in text
 
 
-def cannot_start(rank: int, world: int) -> tuple[str, float]:
-    start = time.monotonic()
-    with pytest.raises(dist.DistBackendError) as error:
-        dist.init_process_group("ours", timeout=datetime.timedelta(seconds=30))
-    return str(error.value), time.monotonic() - start
-
-
 def why_not(*names: str) -> str:
     """Return the one error of two ranks on different nodes, with an engine each."""
     each = [{"OURS_NODE_ID": str(rank), "OURS_INTERNODE": name} for rank, name in enumerate(names)]
-    results = run_ranks(len(names), cannot_start, backend=None, env=each)
+    results = run_ranks(len(names), refused_to_join, backend=None, env=each)
     assert len({text for text, _ in results}) == 1, "the ranks tell different stories"
     assert max(seconds for _, seconds in results) < 10
     return results[0][0]
@@ -296,7 +275,7 @@ def test_a_registered_backend_is_an_engine_by_its_name(extended):
 def die_over_a_foreign_backend(rank: int, world: int) -> tuple[str, float]:
     dist.Backend.register_backend("foreign", make_foreign, devices=["cpu"])
     dist.init_process_group("ours")
-    return die_in_the_middle(rank, world)
+    return killed_in_the_middle(rank, world, world - 1, 2_000_000, 3)
 
 
 def test_a_killed_rank_is_named_over_a_registered_backend():

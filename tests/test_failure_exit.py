@@ -8,13 +8,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from probes import reached
 from ranks import node_ids, run_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,10 +41,14 @@ def forked_child(rank: int, world: int) -> int:
             status = 0
         finally:
             os._exit(status)
-    deadline = time.monotonic() + 20
-    while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    if ended[0] == 0:
+    ended = (0, 0)
+
+    def has_ended() -> bool:
+        nonlocal ended
+        ended = os.waitpid(pid, os.WNOHANG)
+        return ended[0] != 0
+
+    if not reached(has_ended):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise AssertionError("the forked child hangs")

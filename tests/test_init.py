@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch.distributed as dist
-from probes import total
+from probes import refused_to_join, total
 from ranks import run_ranks
 
 # --- ways in ---------------------------------------------------------------------------------------------------------
@@ -103,17 +103,10 @@ def test_an_absent_leader_is_named_at_the_timeout():
         assert "did not publish" in text
 
 
-def unreachable(rank: int, world: int) -> tuple[str, float]:
-    start = time.monotonic()
-    with pytest.raises(dist.DistBackendError) as error:
-        dist.init_process_group("ours", timeout=datetime.timedelta(seconds=30))
-    return str(error.value), time.monotonic() - start
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_other_nodes_cannot_reach_is_named_by_all(rank):
     environments = [{"OURS_INTERFACE": "nosuch0"} if each == rank else {} for each in range(3)]
-    results = run_ranks(3, unreachable, backend=None, env=environments, nodes=2)
+    results = run_ranks(3, refused_to_join, backend=None, env=environments, nodes=2)
     assert len({text for text, _ in results}) == 1, "the ranks tell different stories"
     text = results[0][0]
     assert f"rank {rank} (host" in text

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mpirun
@@ -25,6 +26,15 @@ BUILD_TIMEOUT_S = 300
 
 
 # --- the engine alone, in C++ ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def left_over() -> Iterator[Callable[[], set[Path]]]:
+    """What segments of shared memory a test's jobs have left, by a call; they are gone after the test."""
+    before = mpirun.shared_memory()
+    yield lambda: mpirun.shared_memory() - before
+    for path in mpirun.shared_memory() - before:
+        path.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +92,10 @@ def test_messages_go_by_mpi(mpi_tests, tmp_path, processes):
         ("process_for_all_threads_goes_on_after_a_creation_that_hangs", False),
     ],
 )
-def test_processes_with_mpi(mpi_tests, tmp_path, name, ends_well):
+def test_processes_with_mpi(mpi_tests, tmp_path, name, ends_well, left_over):
     result = mpirun.run(2, [mpi_tests, name], mpirun.environment(OURS_TEST_KEYS=str(tmp_path)))
     assert summary(result.stdout) == [(1, 0)] * 2, result.stdout + result.stderr
+    assert not ends_well or not left_over()
     if ends_well or mpirun.is_open_mpi(str(mpirun.find("mpirun"))):
         assert (result.returncode == 0) == ends_well, result.stdout + result.stderr
 

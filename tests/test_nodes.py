@@ -11,7 +11,6 @@ import io
 import json
 import os
 import runpy
-import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hosts import bytes_sent
-from probes import backend_of, in_heap, total
+from probes import backend_of, in_heap, killed_in_the_middle, total
 from ranks import RankPool, run_ranks
 from test_collectives_calls import single_calls
 from test_collectives_sizes import same_bits, uneven_sizes
@@ -339,22 +338,8 @@ def test_a_link_that_goes_down_is_noticed_within_the_timeout_on_all_ranks(hosts)
         assert seconds < 4.5, (rank, text)
 
 
-def die_on_a_host(rank: int, world: int) -> tuple[str, float]:
-    store = dist.distributed_c10d._get_default_store()
-    tensor = torch.ones(100_000)
-    for i in range(200):
-        if i == 20 and rank == 3:
-            store.set("died at", str(time.time()))
-            os.kill(os.getpid(), signal.SIGKILL)
-        try:
-            dist.all_reduce(tensor.fill_(1))
-        except dist.DistNetworkError as error:
-            return str(error), time.time() - float(store.get("died at"))
-    raise AssertionError("nobody noticed")
-
-
 def test_a_killed_rank_is_named_within_a_second_on_every_host(hosts):
-    results = run_ranks(4, die_on_a_host, nodes=hosts, killed=[3])
+    results = run_ranks(4, killed_in_the_middle, 3, 100_000, 20, nodes=hosts, killed=[3])
     for text, seconds in results[:3]:
         assert "rank 3 (host host1," in text, text
         assert seconds < 1

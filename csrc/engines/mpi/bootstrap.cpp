@@ -3,10 +3,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <map>
+#include <mutex>
 #include <sstream>
 #include <thread>
 
@@ -41,11 +41,13 @@ Fields parse(const std::string& line) {
 
 /// The side that answers. It belongs to its thread, which ends with the process.
 struct Bootstrap::State {
-  explicit State(const MpiMeeting& of) : meeting(of) {}
+  explicit State(const MpiMeeting& of)
+      : meeting{of.rank, of.size, of.group, nullptr, of.deadline, of.launcher}, keys(of.keys) {}
 
-  MpiMeeting meeting;  // without its keys once finished
+  const MpiMeeting meeting;  // without its keys
+  std::mutex mutex;
+  std::shared_ptr<KeyValues> keys;  // guarded by mutex; null once finished
   Fd server;
-  std::atomic<bool> finished{false};
   int barriers = 0;
   std::string mine;  // what this rank has put since the last barrier
   Fields known;      // what all had put before it
@@ -69,7 +71,7 @@ std::string Bootstrap::State::answer(const Fields& asked) {
   if (command == "get_my_kvsname") return "cmd=my_kvsname kvsname=ours";
   if (command == "get_universe_size") return "cmd=universe_size size=" + size;
   if (command == "barrier_in") {
-    if (!finished) barrier();
+    barrier();
     return "cmd=barrier_out rc=0";
   }
   if (command == "put") {
@@ -89,16 +91,20 @@ std::string Bootstrap::State::get(const std::string& key) const {
   return "cmd=get_result rc=0 msg=success value=" + found->second;
 }
 
-/// Two keys a rank: what it has put, and, from rank 0, what all have.
+/// Two keys a rank: what it has put, and, from rank 0, what all have. Once finished, nothing.
 void Bootstrap::State::barrier() {
-  KeyValues& keys = *meeting.keys;
+  const std::shared_ptr<KeyValues> shared = [this] {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return keys;
+  }();
+  if (!shared) return;
   const std::string name = "barrier/" + std::to_string(barriers++) + "/";
   if (meeting.rank == 0) {
-    for (int rank = 1; rank < meeting.size; ++rank) mine += keys.get(name + std::to_string(rank), meeting.deadline);
-    keys.set(name + "all", mine);
+    for (int rank = 1; rank < meeting.size; ++rank) mine += shared->get(name + std::to_string(rank), meeting.deadline);
+    shared->set(name + "all", mine);
   } else {
-    keys.set(name + std::to_string(meeting.rank), mine);
-    mine = keys.get(name + "all", meeting.deadline);
+    shared->set(name + std::to_string(meeting.rank), mine);
+    mine = shared->get(name + "all", meeting.deadline);
   }
   std::istringstream lines(mine);
   for (std::string line; std::getline(lines, line);) {
@@ -144,10 +150,11 @@ Bootstrap::Bootstrap(const MpiMeeting& meeting) : state_(new State(meeting)) {
 }
 
 Bootstrap::~Bootstrap() {
-  // The thread stays, for what MPI says at its end, but may not keep the group's store until then. It does not use the
-  // keys now: MPI asks for nothing, and later finds this finished.
-  state_->finished = true;
-  state_->meeting.keys.reset();
+  // The thread stays, for what MPI says at its end, but may not keep the group's store until then.
+  {
+    const std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->keys.reset();
+  }
   // So that processes which this one starts do not take themselves for ranks.
   for (const char* variable : kVariables) unsetenv(variable);  // NOLINT(concurrency-mt-unsafe)
 }

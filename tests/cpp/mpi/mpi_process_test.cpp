@@ -19,14 +19,9 @@ namespace {
 using testing::exchange_all;
 using testing::meet;
 using testing::open_engine;
+using testing::start_mpi;
 using testing::world_rank;
 using testing::world_size;
-
-/// Starts MPI as a program would that uses it itself.
-void start_mpi(int level) {
-  int provided = 0;
-  MPI_Init_thread(nullptr, nullptr, level, &provided);
-}
 
 TEST(process_with_mpi_for_one_thread_is_refused) {
   start_mpi(MPI_THREAD_SINGLE);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <mpi.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -86,6 +87,13 @@ inline MpiMeeting meeting_of(const std::string& name, int rank, int size) {
 /// An engine of all processes.
 inline std::unique_ptr<Engine> open_engine(const std::string& name) {
   return std::unique_ptr<Engine>(ours_open_mpi_engine(meeting_of(name, world_rank(), world_size())));
+}
+
+/// Starts MPI as a program would that uses it itself.
+inline void start_mpi(int level) {
+  int provided = 0;
+  MPI_Init_thread(nullptr, nullptr, level, &provided);
+  CHECK_EQ(provided, level);
 }
 
 /// Returns when all processes have come here.

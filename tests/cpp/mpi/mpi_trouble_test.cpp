@@ -45,14 +45,9 @@ namespace {
 
 using testing::exchange_all;
 using testing::open_engine;
+using testing::start_mpi;
 using testing::world_rank;
 using testing::world_size;
-
-void start_mpi(int level) {
-  int provided = 0;
-  MPI_Init_thread(nullptr, nullptr, level, &provided);
-  CHECK_EQ(provided, level);
-}
 
 void creation_fails(const std::string& name) {
   g_trouble = Trouble::CreationFails;
