@@ -181,9 +181,8 @@ class SwitchboardEngine final : public Engine {
         : rank(engine.rank_), from(from), to(to), board(engine.board_), end(std::move(end)) {}
     ~Transfer() override {
       board->drop(from, to, end);
-      // Until now an engine may use the memory, so it has to be there.
-      auto* const data = static_cast<volatile std::byte*>(end->data);
-      if (end->bytes != 0) data[0] = data[0];
+      // Until now an engine may use the memory, so it has to be there. Others may be reading it, too.
+      if (end->bytes != 0) static_cast<void>(*static_cast<const volatile std::byte*>(end->data));
     }
     bool done() override { return board->done(rank, from, to, end); }
 
