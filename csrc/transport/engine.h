@@ -30,7 +30,8 @@ class Engine {
   virtual std::string name() const = 0;
 
   /// Begins to send to `peer`, a rank of the group, and never waits. `number` is that of the message among those of
-  /// this rank to `peer`; each is received with the same number, and in their order.
+  /// this rank to `peer`; each is received with the same number, and in their order. Once the peer has it, what the
+  /// peer answers may be received to the same place, even before done() says that the transfer is over.
   virtual std::unique_ptr<Transfer> send(int peer, uint32_t number, const void* data, size_t bytes) = 0;
 
   /// Begins to receive what `peer` has begun to send, of just as many bytes.

@@ -88,6 +88,8 @@ class Switchboard {
   }
   void drop(int from, int to, const EndPtr& end) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    // Until now an engine may use the memory, so it has to be there. The answer to what was sent may have come there.
+    if (end->bytes != 0) static_cast<void>(*static_cast<const volatile std::byte*>(end->data));
     Pair& pair = pairs_[{from, to}];
     for (auto* ends : {&pair.sent, &pair.wanted})
       ends->erase(std::remove(ends->begin(), ends->end(), end), ends->end());
@@ -179,11 +181,7 @@ class SwitchboardEngine final : public Engine {
   struct Transfer final : Engine::Transfer {
     Transfer(SwitchboardEngine& engine, int from, int to, Switchboard::EndPtr end)
         : rank(engine.rank_), from(from), to(to), board(engine.board_), end(std::move(end)) {}
-    ~Transfer() override {
-      board->drop(from, to, end);
-      // Until now an engine may use the memory, so it has to be there. Others may be reading it, too.
-      if (end->bytes != 0) static_cast<void>(*static_cast<const volatile std::byte*>(end->data));
-    }
+    ~Transfer() override { board->drop(from, to, end); }
     bool done() override { return board->done(rank, from, to, end); }
 
     const int rank, from, to;
