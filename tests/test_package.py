@@ -52,6 +52,7 @@ def test_options_have_defaults():
         ("OURS_PORT_RANGE", "20000-20999", "20000-20999"),
         ("OURS_PORT_RANGE", "", ""),
         ("OURS_TCP_STREAMS", "4", "4"),
+        ("OURS_TCP_CONGESTION", "reno", "reno"),
         ("OURS_INTERNODE", "gloo", "gloo"),
         ("OURS_INTERNODE", "My_Backend-2", "my_backend-2"),
     ],

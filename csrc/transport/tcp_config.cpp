@@ -8,6 +8,7 @@ TcpConfig TcpConfig::from_options(const std::string& master) {
   config.interface = options.interface;
   config.master = master;
   config.ports = options.port_range;
+  config.congestion = options.tcp_congestion;
   config.plan.wire = options.wire_type;
   if (options.tcp_streams != 0) config.plan.streams = static_cast<int>(options.tcp_streams);
   return config;

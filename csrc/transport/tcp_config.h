@@ -19,6 +19,7 @@ struct TcpConfig {
   std::string interface;  ///< see OURS_INTERFACE
   std::string master;     ///< name or address of the job's master, to which a route is looked for; may be empty
   PortRange ports;
+  std::string congestion;  ///< see OURS_TCP_CONGESTION
   TcpPlan plan;
 
   /// From the options, all but plan.rules.

@@ -191,7 +191,7 @@ bool TcpMesh::advance_attempt(int rank, int stream) {
   const auto now = Clock::now();
   if (!attempt.handshake) {
     if (now < attempt.next) return false;
-    ProcessFd fd = begin_connecting(peer.addresses[attempt.address]);
+    ProcessFd fd = begin_connecting(peer.addresses[attempt.address], congestion_);
     if (!fd.valid()) {
       next_address(rank, stream, std::generic_category().message(errno), errno == ECONNREFUSED);
       return true;

@@ -43,7 +43,11 @@ WaitPolicy tcp_wait_policy() {
 }
 
 TcpMesh::TcpMesh(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpConfig& config)
-    : plan_(config.plan), keys_(std::move(keys)), owner_(::getpid()), peers_(static_cast<size_t>(size)) {
+    : plan_(config.plan),
+      congestion_(config.congestion),
+      keys_(std::move(keys)),
+      owner_(::getpid()),
+      peers_(static_cast<size_t>(size)) {
   self_.rank = rank;
   self_.size = size;
   self_.host = host_name();
@@ -62,7 +66,7 @@ void TcpMesh::listen(const TcpConfig& config) {
   std::string failures;
   for (const SocketAddress& address : addresses) {
     try {
-      listeners_.push_back(listen_at(address, config.ports));
+      listeners_.push_back(listen_at(address, config.ports, congestion_));
     } catch (const SystemError& e) {
       // An address may be of a family that is switched off, or just going.
       failures += std::string(failures.empty() ? "" : "; ") + e.what();

@@ -194,6 +194,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
 
   TcpSelf self_;
   TcpPlan plan_;
+  const std::string congestion_;
   TcpCard card_;
   std::shared_ptr<KeyValues> keys_;
   const pid_t owner_;

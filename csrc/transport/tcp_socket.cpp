@@ -20,6 +20,11 @@ ProcessFd make_socket(int family) {
   return ProcessFd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
 }
 
+bool use_congestion_control(int fd, const std::string& name) {
+  return name.empty() ||
+         ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
+}
+
 /// Groups of one process begin to look at different places of the range.
 uint32_t any_number() {
   uint32_t number = 0;
@@ -29,13 +34,19 @@ uint32_t any_number() {
 
 }  // namespace
 
-ProcessFd listen_at(const SocketAddress& address, const PortRange& ports) {
+ProcessFd listen_at(const SocketAddress& address, const PortRange& ports, const std::string& congestion) {
   const uint32_t count = static_cast<uint32_t>(ports.last) - ports.first + 1;
   const uint32_t start = any_number();
   int error = 0;
   for (uint32_t i = 0; i < count; ++i) {
     ProcessFd fd = make_socket(address.family());
     if (!fd.valid()) throw SystemError("cannot make a socket", errno);
+    if (!use_congestion_control(fd.get(), congestion)) {
+      throw SystemError("OURS_TCP_CONGESTION='" + congestion +
+                            "' is none of those that this process may use here, which `sysctl "
+                            "net.ipv4.tcp_allowed_congestion_control` lists",
+                        errno);
+    }
     if (address.family() == AF_INET6) set(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1);
     // Ports on which connections of an earlier job are still fading away may be taken; where two sockets get the same
     // one, the second cannot listen.
@@ -61,9 +72,10 @@ SocketAddress local_address(int fd) {
   return *known;
 }
 
-ProcessFd begin_connecting(const SocketAddress& address) {
+ProcessFd begin_connecting(const SocketAddress& address, const std::string& congestion) {
   ProcessFd fd = make_socket(address.family());
   if (!fd.valid()) return fd;
+  use_congestion_control(fd.get(), congestion);
   if (::connect(fd.get(), address.data(), address.size()) != 0 && errno != EINPROGRESS) {
     const int error = errno;
     fd.reset();

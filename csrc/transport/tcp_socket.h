@@ -1,6 +1,6 @@
 #pragma once
 
-#include <vector>
+#include <string>
 
 #include "common/options.h"
 #include "common/process_fd.h"
@@ -9,14 +9,15 @@
 namespace ours {
 
 /// A socket that waits for connections at `address`, on a port of the range. Non-blocking. Throws SystemError that says
-/// what was tried.
-ProcessFd listen_at(const SocketAddress& address, const PortRange& ports);
+/// what was tried. Its connections have the congestion control of that name; empty: the system's.
+ProcessFd listen_at(const SocketAddress& address, const PortRange& ports, const std::string& congestion = "");
 
 /// The address that a socket is bound to.
 SocketAddress local_address(int fd);
 
 /// A non-blocking socket whose connection to `address` has begun; invalid, with errno, where it could not begin.
-ProcessFd begin_connecting(const SocketAddress& address);
+/// As to `congestion`, the system has it if listen_at() had it.
+ProcessFd begin_connecting(const SocketAddress& address, const std::string& congestion = "");
 
 /// The next connection that waits at a listener, non-blocking; invalid if there is none.
 ProcessFd accept_from(int listener);

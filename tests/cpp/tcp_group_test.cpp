@@ -1,15 +1,20 @@
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <fstream>
 #include <mutex>
 #include <thread>
 
 #include "common/network_interfaces.h"
 #include "common/process_fd.h"
 #include "groups.h"
+#include "transport/tcp_socket.h"
 
 // What groups over TCP have beyond the contract of groups (group_contract_test.cpp).
 
@@ -69,6 +74,36 @@ TEST(ports_are_taken_from_the_range) {
   const std::string message = CHECK_THROWS(Error, make_meshes(1, config));
   CHECK_CONTAINS(message, "OURS_PORT_RANGE");
   CHECK_CONTAINS(message, "127.0.0.1");
+}
+
+std::string congestion_of(const ProcessFd& fd) {
+  char name[64] = {};
+  socklen_t length = sizeof(name) - 1;
+  CHECK_EQ(::getsockopt(fd.get(), IPPROTO_TCP, TCP_CONGESTION, name, &length), 0);
+  return name;
+}
+
+TEST(connections_have_the_congestion_control_that_was_asked_for) {
+  const SocketAddress loopback = *SocketAddress::parse("127.0.0.1");
+  const std::string usual = congestion_of(listen_at(loopback, PortRange{}));
+  std::string chosen;
+  std::ifstream allowed("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
+  while (chosen.empty() || chosen == usual) {
+    if (!(allowed >> chosen)) chosen = usual;
+    if (!allowed) break;
+  }
+  const ProcessFd listener = listen_at(loopback, PortRange{}, chosen);
+  const ProcessFd connected = begin_connecting(local_address(listener.get()), chosen);
+  CHECK(connected.valid());
+  ProcessFd accepted;
+  const Deadline deadline = Deadline::after(std::chrono::seconds(10));
+  while (!accepted.valid() && !deadline.passed()) accepted = accept_from(listener.get());
+  CHECK_EQ(congestion_of(connected), chosen);
+  CHECK_EQ(congestion_of(accepted), chosen);
+
+  TcpConfig config = loopback_config();
+  config.congestion = "no such";
+  CHECK_CONTAINS(CHECK_THROWS(Error, make_meshes(1, config)), "OURS_TCP_CONGESTION='no such'");
 }
 
 TEST(connections_are_made_where_they_are_needed) {
