@@ -195,7 +195,6 @@ std::unique_ptr<Rail> HierarchicalGroup::make_rail(const Running& run, const Red
   } else {
     rail = std::make_unique<RailDirect>(run.tcp, std::move(work));
   }
-  rail->use(scratch(rail->memory_bytes()));
   return rail;
 }
 
@@ -231,9 +230,12 @@ void HierarchicalGroup::reduce_long(const Running& run, const Reducing& asked, b
   }
   open(run);
   const std::unique_ptr<Rail> rail = make_rail(run, job, slices, ring);
-  if (alone) return reduce_in_place(run, job, slices, false, rail.get());
   const int in_heap = node_.ranks_in_heap();
-  if (in_heap == session_->size()) return reduce_in_place(run, job, slices, true, rail.get());
+  if (alone || in_heap == session_->size()) {
+    if (rail != nullptr) rail->use(scratch(rail->slots() * rail->slot_bytes()));
+    return reduce_in_place(run, job, slices, !alone, rail.get());
+  }
+  if (rail != nullptr) stages.give_memory(*rail);
   if (in_heap > 0) {
     stages.copy_in(0);
     sync(run);

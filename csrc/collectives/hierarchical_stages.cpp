@@ -27,12 +27,29 @@ void copy_result(void* to, const void* from, size_t bytes, bool stream) {
 }  // namespace
 
 HierarchicalGroup::Stages::Stages(HierarchicalGroup& group, const Reducing& job, const RailSlices& slices)
-    : node_(group.node_), local_(group.local_), job_(job), slices_(slices), element_(size_of(job.dtype)) {
+    : group_(group),
+      node_(group.node_),
+      local_(group.local_),
+      job_(job),
+      slices_(slices),
+      element_(size_of(job.dtype)) {
   const NodeLayout& layout = group.session_->layout();
   const size_t window = std::min(layout.chunk_bytes / static_cast<size_t>(slices.rails), layout.result_bytes());
   window_ = std::max<size_t>(window / kCacheLine * kCacheLine / element_, 1);
   rounds_ = std::max<size_t>(piece_count(slices.longest(), window_), 1);
   stream_ = job.in.count() * element_ >= kStreamBytes;
+}
+
+void HierarchicalGroup::Stages::give_memory(Rail& rail) {
+  HeapSlots& slots = group_.session_->self().slots;
+  slots = {0, rail.slot_bytes(), 0};
+  const size_t bytes = rail.slots() * rail.slot_bytes();
+  std::byte* const shared = group_.shared_scratch(bytes);
+  if (shared != nullptr) {
+    slots.offset = group_.session_->heap()->offset_of(shared, bytes);
+    slots.count = rail.slots();
+  }
+  rail.use(shared != nullptr ? shared : group_.scratch(bytes));
 }
 
 void HierarchicalGroup::Stages::copy_in(size_t round) {
@@ -63,6 +80,7 @@ void HierarchicalGroup::Stages::reduce(size_t round, std::byte* slot) {
 }
 
 void HierarchicalGroup::Stages::publish(size_t round, const std::byte* slot) {
+  if (group_.session_->self().slots.count != 0) return;
   node_.write_.copy(node_.result(local_, node_.barrier_.next_parity()), slot + offset_of(round, local_),
                     portion(round, local_).size() * element_);
 }
@@ -70,11 +88,17 @@ void HierarchicalGroup::Stages::publish(size_t round, const std::byte* slot) {
 void HierarchicalGroup::Stages::copy_out(size_t round) {
   for (int rail = 0; rail < slices_.rails && job_.out != nullptr; ++rail) {
     const Slice part = portion(round, rail);
-    const std::byte* const from = node_.result(rail, node_.barrier_.parity());
+    const std::byte* const from = results_of(round, rail);
     job_.out->visit(part.begin, part.end, [&](std::byte* data, size_t at, size_t n) {
       copy_result(data, from + at * element_, n * element_, stream_);
     });
   }
+}
+
+const std::byte* HierarchicalGroup::Stages::results_of(size_t round, int rail) const {
+  const HeapSlots& slots = group_.session_->block(rail).slots;
+  if (slots.count == 0) return node_.result(rail, node_.barrier_.parity());
+  return group_.session_->heap()->at(rail, slots.of(round / rounds_)) + offset_of(round, rail);
 }
 
 Slice HierarchicalGroup::Stages::portion(size_t round, int rail) const {
@@ -90,7 +114,8 @@ size_t HierarchicalGroup::Stages::offset_of(size_t round, int rail) const {
 // A round is what lies between two synchronisations. In round q, this rank reduces its portion of what round q - 1
 // staged, hands a chunk's slice to its rail once it is complete, copies results out that were published in round q - 1,
 // stages the next portion, and publishes its results of the round `delay` before: for these the rail has had the time
-// of several chunks.
+// of several chunks. Where the rail's slots lie in the heap nothing is copied for that: the others read them there, a
+// round before the slot is filled again.
 void HierarchicalGroup::reduce_staged(const Running& run, Stages& stages, Rail* rail) {
   const size_t rounds = stages.rounds();
   const size_t all = stages.all_rounds();

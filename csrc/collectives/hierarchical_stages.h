@@ -12,6 +12,10 @@ class HierarchicalGroup::Stages {
  public:
   Stages(HierarchicalGroup& group, const Reducing& job, const RailSlices& slices);
 
+  /// Gives this rank's rail memory to work in, which the node's other ranks can read wherever that is possible. After
+  /// all of them have come to this call.
+  void give_memory(Rail& rail);
+
   const RailSlices& slices() const { return slices_; }
   /// Of a chunk.
   size_t rounds() const { return rounds_; }
@@ -23,10 +27,10 @@ class HierarchicalGroup::Stages {
   /// Reduces this rank's portion, from the stages, to `slot`, which is that of its chunk's slice.
   void reduce(size_t round, std::byte* slot);
 
-  /// Shows the others this rank's results of a round.
+  /// Shows the others this rank's results of a round, where they cannot read the slot itself.
   void publish(size_t round, const std::byte* slot);
 
-  /// Copies all results of a round to where they belong, from where they were published.
+  /// Copies all results of a round to where they belong.
   void copy_out(size_t round);
 
  private:
@@ -34,7 +38,10 @@ class HierarchicalGroup::Stages {
   Slice portion(size_t round, int rail) const;
   /// Where it lies in the slot, in bytes.
   size_t offset_of(size_t round, int rail) const;
+  /// Where this rank finds a rail's results of a round.
+  const std::byte* results_of(size_t round, int rail) const;
 
+  HierarchicalGroup& group_;
   NodeGroup& node_;
   const int local_;
   const Reducing& job_;

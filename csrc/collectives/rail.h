@@ -52,12 +52,13 @@ class Rail {
   Rail& operator=(const Rail&) = delete;
   virtual ~Rail() = default;
 
-  /// How many chunks may be under way: chunk t - window() must be done() and used before slot(t) is filled. A chunk may
-  /// need the others of its window to be begun before it is done().
+  /// How many chunks may be under way: chunk t - window() must be done() before slot(t) is filled, and used before the
+  /// next one is. A chunk may need the others of its window to be begun before it is done().
   static constexpr size_t window() { return 5; }
 
-  /// Bytes of memory that it needs, and the place for them.
-  size_t memory_bytes() const { return slots_ * slot_bytes_; }
+  /// Where it works: slots() places, each of slot_bytes(), one behind the other.
+  size_t slots() const { return slots_; }
+  size_t slot_bytes() const { return slot_bytes_; }
   void use(std::byte* memory) { memory_ = memory; }
 
   /// Where the node's partial sums of a chunk's slice belong, and where the results are when it is done().

@@ -5,8 +5,8 @@ namespace ours {
 RailRing::RailRing(TcpCall& tcp, Job job)
     : Rail(tcp, std::move(job)),
       part_bytes_(whole_lines(part_of(0, 0).size() * element_)),
-      // A chunk's last step lies before the first one of the chunk that gets its slot.
-      stagger_((steps() + slots_ - 1) / slots_),
+      // A chunk's last step lies before the first one of the chunk that begins when it is done.
+      stagger_(piece_count(steps(), std::min(slots_, window()))),
       partial_(job_.reduction),
       states_(slots_) {
   slot_bytes_ = slice_bytes_ + 2 * part_bytes_;

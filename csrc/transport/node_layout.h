@@ -18,7 +18,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 6;
+constexpr uint32_t kSegmentVersion = 7;
 
 /// So many ranks are named in the board of a RankBlock.
 constexpr size_t kMostBlamed = 8;
@@ -40,6 +40,15 @@ struct CallRecord {
   uint8_t kind;    ///< ReduceKind
 };
 
+/// Places in a rank's arena that it fills in turn; none of them where it has no memory there.
+struct HeapSlots {
+  uint64_t offset;
+  uint64_t stride;  ///< bytes
+  uint64_t count;
+
+  uint64_t of(size_t turn) const { return offset + turn % count * stride; }
+};
+
 struct alignas(kCacheLine) RankBlock {
   /// Number of synchronisations this rank has arrived at.
   SleepWord arrived;
@@ -47,6 +56,8 @@ struct alignas(kCacheLine) RankBlock {
   std::atomic<int32_t> core;
   /// Whether it measured that what ranks share is better written around their caches.
   std::atomic<bool> around_is_faster;
+  /// Whether it can read the heap. Written before it attaches.
+  bool has_heap;
   /// Bumped by any peer that has put something into, or taken something out of, one of this rank's channels.
   alignas(kCacheLine) SleepWord doorbell;
   /// monitored_barrier: how many this rank has reached and, on rank 0, which it has judged.
@@ -55,6 +66,8 @@ struct alignas(kCacheLine) RankBlock {
   alignas(kCacheLine) CallRecord record[2];
   /// Number of HeapParts that its buffer consists of, by parity; 0: it does not lie in the heap. They are in its stage.
   uint64_t heap_parts[2];
+  /// Of a reduction between nodes.
+  HeapSlots slots;
   /// For whom outside the node this rank waits, as numbers in the group, and in which call; where there are fewer, -1
   /// ends the list. Its node's ranks, which may wait for this one, name those in errors.
   std::atomic<uint64_t> blame_call;
