@@ -195,6 +195,7 @@ def measure(made: dict[str, list[networks.Host]], mbit: int, size: int, args: ar
         "hosts": count,
         "local": args.local,
         "mbit": mbit,
+        "congestion_control": next(iter(made.values()))[0].congestion_control,
         "size": size,
         "rounds": len(next(iter(times.values()))),
         "seconds": {name: reports.summary(column) for name, column in times.items()},
@@ -217,7 +218,7 @@ def line_rate_share(row: dict[str, Any], variant: str) -> float:
 def print_row(row: dict[str, Any]) -> None:
     """Print a table of one size between hosts."""
     rate = f"links of {row['mbit']} Mbit/s" if row["mbit"] else "links without a limit"
-    shape = f"{row['hosts']} hosts of {row['local']} ranks"
+    shape = f"{row['hosts']} hosts of {row['local']} ranks, {row['congestion_control']}"
     print(f"\nall_reduce of {reports.show_size(row['size'])}, {shape}, {rate}, median of {row['rounds']}")
     gloo = reports.median(row, "gloo")
     lines = []

@@ -19,6 +19,9 @@ from pathlib import Path
 _TIMEOUT_S = 20
 _CLONE_NEWNET = 0x40000000
 _CLONE_NEWUTS = 0x04000000
+# The first of them that the system has: what most machines use. This one may use another, bbr say, which holds packets
+# back by timers even where nothing is limited.
+_CONGESTION_CONTROLS = ("cubic", "reno")
 
 
 def _run(*command: str) -> None:
@@ -37,6 +40,7 @@ class Host:
     name: str  # as its processes see it
     space: str  # the name of the namespace
     address: str
+    congestion_control: str
 
     def enter(self) -> None:
         """Let this thread, and those that it starts, live there."""
@@ -103,6 +107,14 @@ def why_no_hosts() -> str:
 _networks = itertools.count()
 
 
+def _choose_congestion_control(space: str) -> str:
+    for name in _CONGESTION_CONTROLS:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            _ip("netns", "exec", space, "sh", "-c", f"echo {name} > /proc/sys/net/ipv4/tcp_congestion_control")
+            return name
+    raise RuntimeError(f"this system has none of the congestion controls {', '.join(_CONGESTION_CONTROLS)}")
+
+
 @contextlib.contextmanager
 def linked_hosts(count: int, mbit: int = 0) -> Iterator[list[Host]]:
     """Make ``count`` hosts on one network, 10.199.0.0/24, which nothing outside of them can reach.
@@ -111,13 +123,16 @@ def linked_hosts(count: int, mbit: int = 0) -> Iterator[list[Host]]:
     """
     mark = f"ours-test-{os.getpid()}-{next(_networks)}"
     switch = f"{mark}-net"
-    hosts = [Host(f"host{i}", f"{mark}-{i}", f"10.199.0.{i + 1}") for i in range(count)]
+    spaces = [f"{mark}-{i}" for i in range(count)]
+    hosts = []
     try:
         _ip("netns", "add", switch)
         _ip("-n", switch, "link", "add", "bridge0", "type", "bridge")
         _ip("-n", switch, "link", "set", "bridge0", "up")
-        for i, host in enumerate(hosts):
-            _ip("netns", "add", host.space)
+        for i, space in enumerate(spaces):
+            _ip("netns", "add", space)
+            host = Host(f"host{i}", space, f"10.199.0.{i + 1}", _choose_congestion_control(space))
+            hosts.append(host)
             _ip("-n", host.space, "link", "add", "eth0", "type", "veth", "peer", "name", f"port{i}", "netns", switch)
             _ip("-n", switch, "link", "set", f"port{i}", "master", "bridge0", "up")
             _ip("-n", host.space, "address", "add", f"{host.address}/24", "dev", "eth0")
@@ -128,6 +143,6 @@ def linked_hosts(count: int, mbit: int = 0) -> Iterator[list[Host]]:
                 _run("tc", "-n", host.space, "qdisc", "add", "dev", "eth0", "root", *limit)
         yield hosts
     finally:
-        for space in [*(host.space for host in hosts), switch]:
+        for space in [*spaces, switch]:
             with contextlib.suppress(subprocess.SubprocessError):
                 _ip("netns", "del", space)
