@@ -103,3 +103,10 @@ def test_the_program_predicts_and_judges(tmp_path):
             measured.write_text(json.dumps({"rows": [row]}))
             judged = subprocess.run([*command, *network, "--check", str(measured)], capture_output=True, timeout=60)
             assert judged.returncode == status, judged.stdout + judged.stderr
+
+
+def test_the_model_agrees_with_what_was_measured():
+    command = [sys.executable, str(BENCHMARKS / "scale.py"), "--check", str(BENCHMARKS / "results" / "scale.json")]
+    judged = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert judged.returncode == 0, judged.stdout + judged.stderr
+    assert judged.stdout.count("\n") == 1 + 12, "six algorithms on two and on four hosts"
