@@ -103,9 +103,11 @@ def test_an_absent_leader_is_named_at_the_timeout():
         assert "did not publish" in text
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_other_nodes_cannot_reach_is_named_by_all(rank):
-    environments = [{"OURS_INTERFACE": "nosuch0"} if each == rank else {} for each in range(3)]
+@pytest.mark.parametrize(
+    ("rank", "variable"), [(0, "OURS_INTERFACE"), (1, "OURS_INTERFACE"), (1, "OURS_TCP_CONGESTION")]
+)
+def test_a_rank_that_other_nodes_cannot_reach_is_named_by_all(rank, variable):
+    environments = [{variable: "nosuch0"} if each == rank else {} for each in range(3)]
     results = run_ranks(3, refused_to_join, backend=None, env=environments, nodes=2)
     assert len({text for text, _ in results}) == 1, "the ranks tell different stories"
     text = results[0][0]

@@ -223,6 +223,30 @@ def test_ranks_wait_at_ports_of_the_range():
     assert run_ranks(2, listening_ports, env=environment) == [[], []], "ranks of one node need no ports"
 
 
+def connected_controls(rank: int, world: int) -> set[str]:
+    """Return the congestion controls of this process's TCP connections."""
+    dist.all_reduce(torch.ones(100_000))
+    found = set()
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as one:
+            one.getpeername()
+            found.add(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode())
+    return found
+
+
+def test_connections_have_the_congestion_control_of_the_option():
+    path = Path("/proc/sys/net/ipv4")
+    usual = (path / "tcp_congestion_control").read_text().strip()
+    others = set((path / "tcp_allowed_congestion_control").read_text().split()) - {usual}
+    if not others:
+        pytest.skip(f"this system allows no congestion control but {usual}")
+    for other in others:
+        for found in run_ranks(2, connected_controls, env={"OURS_TCP_CONGESTION": other}, nodes=2):
+            assert other in found
+    for found in run_ranks(2, connected_controls, nodes=2):
+        assert found == {usual}
+
+
 # --- hosts of their own ----------------------------------------------------------------------------------------------
 
 

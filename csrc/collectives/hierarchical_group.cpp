@@ -247,19 +247,4 @@ std::byte* HierarchicalGroup::scratch(size_t bytes) {
   return scratch_.data();
 }
 
-std::byte* HierarchicalGroup::shared_scratch(size_t bytes) {
-  if (shared_scratch_bytes_ >= bytes || !session_->all_have_heap()) return shared_scratch_;
-  NodeHeap* const heap = session_->heap().get();
-  if (shared_scratch_ != nullptr) heap->free(shared_scratch_);
-  shared_scratch_ = nullptr;
-  shared_scratch_bytes_ = 0;
-  try {
-    shared_scratch_ = heap->allocate(bytes);
-    shared_scratch_bytes_ = bytes;
-  } catch (const SystemError&) {
-    // What needs no heap goes on without it.
-  }
-  return shared_scratch_;
-}
-
 }  // namespace ours

@@ -179,7 +179,6 @@ void NodeSession::attach() {
     throw Error("rank " + std::to_string(rank_) + " is taken twice in one group; give each process a rank of its own");
   }
   me.pid = owner_;
-  me.has_heap = heap_ != nullptr;
   const std::string host = host_name();
   std::memcpy(me.host, host.data(), std::min(host.size(), sizeof(me.host) - 1));
   me.state.store(kAttached, std::memory_order_release);
@@ -224,13 +223,6 @@ void NodeSession::leave() noexcept {
   for (SleepWord* word : {&self().arrived, &self().doorbell, &self().monitor}) futex_wake_all(word->value);
   // Receivers of any source sleep on their own doorbells.
   for (int r = 0; r < size_; ++r) signal(block(r).doorbell);
-}
-
-bool NodeSession::all_have_heap() const {
-  for (int r = 0; r < size_; ++r) {
-    if (!block(r).has_heap) return false;
-  }
-  return true;
 }
 
 bool NodeSession::in_child() const { return ::getpid() != owner_; }

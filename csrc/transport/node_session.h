@@ -84,8 +84,6 @@ class NodeSession {
   NodeFailure& failure() { return *failure_; }
   /// Null where the system has no memory of that kind to share.
   const std::shared_ptr<NodeHeap>& heap() const { return heap_; }
-  /// Whether every rank has it. After all have attached.
-  bool all_have_heap() const;
 
   SegmentHeader& header() const { return *at<SegmentHeader>(0); }
   RankBlock& block(int rank) const { return *at<RankBlock>(layout_.blocks() + rank * sizeof(RankBlock)); }

@@ -75,7 +75,12 @@ SocketAddress local_address(int fd) {
 ProcessFd begin_connecting(const SocketAddress& address, const std::string& congestion) {
   ProcessFd fd = make_socket(address.family());
   if (!fd.valid()) return fd;
-  use_congestion_control(fd.get(), congestion);
+  if (!use_congestion_control(fd.get(), congestion)) {
+    const int error = errno;
+    fd.reset();
+    errno = error;
+    return fd;
+  }
   if (::connect(fd.get(), address.data(), address.size()) != 0 && errno != EINPROGRESS) {
     const int error = errno;
     fd.reset();

@@ -15,8 +15,8 @@ ProcessFd listen_at(const SocketAddress& address, const PortRange& ports, const 
 /// The address that a socket is bound to.
 SocketAddress local_address(int fd);
 
-/// A non-blocking socket whose connection to `address` has begun; invalid, with errno, where it could not begin.
-/// As to `congestion`, the system has it if listen_at() had it.
+/// A non-blocking socket whose connection to `address` has begun, with that congestion control; invalid, with errno,
+/// where it could not begin.
 ProcessFd begin_connecting(const SocketAddress& address, const std::string& congestion = "");
 
 /// The next connection that waits at a listener, non-blocking; invalid if there is none.

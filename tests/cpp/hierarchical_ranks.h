@@ -20,7 +20,6 @@ struct HierarchicalConfig {
   WireType wire = WireType::Float32;
   std::optional<bool> engine_polls;  ///< an engine carries the payloads, and whether it polls
   std::string rules;
-  bool heap = true;  ///< false: leaders alone have one
 };
 
 /// The list of nodes where rank r is on node_of(r).
@@ -32,8 +31,7 @@ inline Topology topology_of(int ranks, const std::function<int(int)>& node_of) {
 }
 
 /// The sessions of the nodes' ranks, by rank.
-inline std::vector<std::shared_ptr<NodeSession>> make_sessions(const Topology& topology, size_t chunk,
-                                                               bool heap = true) {
+inline std::vector<std::shared_ptr<NodeSession>> make_sessions(const Topology& topology, size_t chunk) {
   std::vector<std::shared_ptr<NodeSession>> sessions(static_cast<size_t>(topology.size()));
   for (int node = 0; node < topology.nodes(); ++node) {
     const std::vector<int>& members = topology.ranks_of(node);
@@ -41,8 +39,6 @@ inline std::vector<std::shared_ptr<NodeSession>> make_sessions(const Topology& t
     NodeConfig config = NodeConfig::from_options(count);
     if (chunk != 0) config = NodeConfig{chunk, chunk / 4, 4096};
     const auto leader = NodeSession::create(0, count, config);
-    // As where the others may not open the leader's file.
-    if (!heap) leader->header().heap_fd = -1;
     for (int r = 0; r < count; ++r) {
       sessions[static_cast<size_t>(members[static_cast<size_t>(r)])] =
           r == 0 ? leader : std::make_shared<NodeSession>(r, count, leader->memory());
@@ -55,7 +51,7 @@ inline std::vector<std::shared_ptr<NodeSession>> make_sessions(const Topology& t
 inline std::vector<std::function<std::shared_ptr<Group>()>> make_hierarchical(
     int ranks, const std::function<int(int)>& node_of, const HierarchicalConfig& config = HierarchicalConfig()) {
   const Topology topology = topology_of(ranks, node_of);
-  const auto sessions = make_sessions(topology, config.chunk, config.heap);
+  const auto sessions = make_sessions(topology, config.chunk);
   TcpConfig tcp = loopback_config();
   tcp.plan.streams = config.streams;
   tcp.plan.wire = config.wire;
