@@ -232,7 +232,7 @@ void HierarchicalGroup::reduce_long(const Running& run, const Reducing& asked, b
   const std::unique_ptr<Rail> rail = make_rail(run, job, slices, ring);
   const int in_heap = node_.ranks_in_heap();
   if (alone || in_heap == session_->size()) {
-    if (rail != nullptr) rail->use(scratch(rail->slots() * rail->slot_bytes()));
+    if (rail != nullptr) give_scratch(*rail);
     return reduce_in_place(run, job, slices, !alone, rail.get());
   }
   if (rail != nullptr) stages.give_memory(*rail);

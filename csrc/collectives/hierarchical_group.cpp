@@ -247,4 +247,10 @@ std::byte* HierarchicalGroup::scratch(size_t bytes) {
   return scratch_.data();
 }
 
+void HierarchicalGroup::give_scratch(Rail& rail) {
+  const size_t slices = rail.slots() * rail.slice_bytes();
+  std::byte* const memory = scratch(slices + rail.work_bytes());
+  rail.use(memory, rail.slice_bytes(), memory + slices);
+}
+
 }  // namespace ours

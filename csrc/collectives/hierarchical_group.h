@@ -152,9 +152,8 @@ class HierarchicalGroup final : public Group, private NodeLookout {
   /// How many bytes go at a time between the network and the node where one operation passes on what another does.
   size_t batch_bytes() const { return 4 * mesh_->plan().chunk_bytes; }
   std::byte* scratch(size_t bytes);
-  /// The same in the heap, where the node's ranks may read it until each has come to the next call; null where one
-  /// of them has no heap, or there is no memory for it.
-  std::byte* shared_scratch(size_t bytes);
+  /// Memory for a rail that nobody else reads.
+  void give_scratch(Rail& rail);
 
   const Topology topology_;
   const std::shared_ptr<NodeSession> session_;
@@ -170,9 +169,6 @@ class HierarchicalGroup final : public Group, private NodeLookout {
   TcpCall* tcp_ = nullptr;    ///< while a collective is under way
   Clock::time_point next_watch_{};
   std::vector<std::byte> scratch_;
-  /// Never freed but for a larger one: peers would read zeros where this rank is through, and gone.
-  std::byte* shared_scratch_ = nullptr;
-  size_t shared_scratch_bytes_ = 0;
 };
 
 }  // namespace ours

@@ -37,19 +37,14 @@ HierarchicalGroup::Stages::Stages(HierarchicalGroup& group, const Reducing& job,
   const size_t window = std::min(layout.chunk_bytes / static_cast<size_t>(slices.rails), layout.result_bytes());
   window_ = std::max<size_t>(window / kCacheLine * kCacheLine / element_, 1);
   rounds_ = std::max<size_t>(piece_count(slices.longest(), window_), 1);
+  shown_ = slices.longest() * element_ <= layout.result_bytes();
   stream_ = job.in.count() * element_ >= kStreamBytes;
 }
 
 void HierarchicalGroup::Stages::give_memory(Rail& rail) {
-  HeapSlots& slots = group_.session_->self().slots;
-  slots = {0, rail.slot_bytes(), 0};
-  const size_t bytes = rail.slots() * rail.slot_bytes();
-  std::byte* const shared = group_.shared_scratch(bytes);
-  if (shared != nullptr) {
-    slots.offset = group_.session_->heap()->offset_of(shared, bytes);
-    slots.count = rail.slots();
-  }
-  rail.use(shared != nullptr ? shared : group_.scratch(bytes));
+  if (!shown_) return group_.give_scratch(rail);
+  static_assert(Rail::most_slots() <= NodeLayout::kResults);
+  rail.use(node_.result(local_, 0), group_.session_->layout().result_bytes(), group_.scratch(rail.work_bytes()));
 }
 
 void HierarchicalGroup::Stages::copy_in(size_t round) {
@@ -80,7 +75,7 @@ void HierarchicalGroup::Stages::reduce(size_t round, std::byte* slot) {
 }
 
 void HierarchicalGroup::Stages::publish(size_t round, const std::byte* slot) {
-  if (group_.session_->self().slots.count != 0) return;
+  if (shown_) return;
   node_.write_.copy(node_.result(local_, node_.barrier_.next_parity()), slot + offset_of(round, local_),
                     portion(round, local_).size() * element_);
 }
@@ -96,9 +91,9 @@ void HierarchicalGroup::Stages::copy_out(size_t round) {
 }
 
 const std::byte* HierarchicalGroup::Stages::results_of(size_t round, int rail) const {
-  const HeapSlots& slots = group_.session_->block(rail).slots;
-  if (slots.count == 0) return node_.result(rail, node_.barrier_.parity());
-  return group_.session_->heap()->at(rail, slots.of(round / rounds_)) + offset_of(round, rail);
+  if (!shown_) return node_.result(rail, node_.barrier_.parity());
+  // As the rail numbers its slots.
+  return node_.result(rail, round / rounds_ % Rail::most_slots()) + offset_of(round, rail);
 }
 
 Slice HierarchicalGroup::Stages::portion(size_t round, int rail) const {
@@ -114,8 +109,8 @@ size_t HierarchicalGroup::Stages::offset_of(size_t round, int rail) const {
 // A round is what lies between two synchronisations. In round q, this rank reduces its portion of what round q - 1
 // staged, hands a chunk's slice to its rail once it is complete, copies results out that were published in round q - 1,
 // stages the next portion, and publishes its results of the round `delay` before: for these the rail has had the time
-// of several chunks. Where the rail's slots lie in the heap nothing is copied for that: the others read them there, a
-// round before the slot is filled again.
+// of several chunks. Where a rail's slots are the places of its results nothing is copied for that; there is one slot
+// more than chunks are under way, as the others read one while the next is filled.
 void HierarchicalGroup::reduce_staged(const Running& run, Stages& stages, Rail* rail) {
   const size_t rounds = stages.rounds();
   const size_t all = stages.all_rounds();

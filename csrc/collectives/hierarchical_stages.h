@@ -12,8 +12,7 @@ class HierarchicalGroup::Stages {
  public:
   Stages(HierarchicalGroup& group, const Reducing& job, const RailSlices& slices);
 
-  /// Gives this rank's rail memory to work in, which the node's other ranks can read wherever that is possible. After
-  /// all of them have come to this call.
+  /// Gives this rank's rail memory to work in. After all ranks of the node have come to this call.
   void give_memory(Rail& rail);
 
   const RailSlices& slices() const { return slices_; }
@@ -49,6 +48,8 @@ class HierarchicalGroup::Stages {
   const size_t element_;
   size_t window_;  ///< elements
   size_t rounds_;
+  /// Slices are small enough for rails to work where the node shows its results.
+  bool shown_;
   bool stream_;
 };
 

@@ -78,8 +78,8 @@ std::byte* NodeGroup::stage(int rank, size_t parity) const {
   return session_->at<std::byte>(session_->layout().stage(static_cast<size_t>(rank), parity));
 }
 
-std::byte* NodeGroup::result(int rank, size_t parity) const {
-  return session_->at<std::byte>(session_->layout().result(static_cast<size_t>(rank), parity));
+std::byte* NodeGroup::result(int rank, size_t number) const {
+  return session_->at<std::byte>(session_->layout().result(static_cast<size_t>(rank), number));
 }
 
 void NodeGroup::reserve_stage() {

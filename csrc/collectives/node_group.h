@@ -99,7 +99,7 @@ class NodeGroup final : public Group {
   bool await_monitor(int r, uint32_t number, Deadline deadline);
 
   std::byte* stage(int rank, size_t parity) const;
-  std::byte* result(int rank, size_t parity) const;
+  std::byte* result(int rank, size_t number) const;
 
   /// Takes the memory of this rank's stages before their first use.
   void reserve_stage();

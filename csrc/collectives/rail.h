@@ -56,13 +56,21 @@ class Rail {
   /// next one is. A chunk may need the others of its window to be begun before it is done().
   static constexpr size_t window() { return 5; }
 
-  /// Where it works: slots() places, each of slot_bytes(), one behind the other.
+  /// How many slots there are at most: chunk t is still read in its slot while that of t + window() is filled.
+  static constexpr size_t most_slots() { return window() + 1; }
+
+  /// Where it works: slots() places of slice_bytes(), which begin `stride` bytes apart, and work_bytes() besides.
   size_t slots() const { return slots_; }
-  size_t slot_bytes() const { return slot_bytes_; }
-  void use(std::byte* memory) { memory_ = memory; }
+  size_t slice_bytes() const { return slice_bytes_; }
+  size_t work_bytes() const { return slots_ * slot_work_bytes_; }
+  void use(std::byte* slices, size_t stride, std::byte* work) {
+    slices_ = slices;
+    stride_ = stride;
+    work_ = work;
+  }
 
   /// Where the node's partial sums of a chunk's slice belong, and where the results are when it is done().
-  std::byte* slot(size_t chunk) const { return memory_ + (chunk % slots_) * slot_bytes_; }
+  std::byte* slot(size_t chunk) const { return slices_ + (chunk % slots_) * stride_; }
 
   /// Goes on as far as what has come in allows.
   virtual void advance() = 0;
@@ -78,6 +86,8 @@ class Rail {
 
   size_t nodes() const { return job_.peers.size(); }
 
+  std::byte* work(size_t chunk) const { return work_ + (chunk % slots_) * slot_work_bytes_; }
+
   /// The elements of a chunk's slice that belong to a node.
   Slice part_of(size_t chunk, size_t node) const;
 
@@ -87,10 +97,12 @@ class Rail {
   const size_t chunks_;
   const size_t slots_;
   const size_t slice_bytes_;
-  size_t slot_bytes_ = 0;  ///< a slice, and what the kind of rail needs besides
+  size_t slot_work_bytes_ = 0;  ///< what the kind of rail needs for each chunk besides its slice
 
  private:
-  std::byte* memory_ = nullptr;
+  std::byte* slices_ = nullptr;
+  size_t stride_ = 0;
+  std::byte* work_ = nullptr;
 };
 
 }  // namespace ours

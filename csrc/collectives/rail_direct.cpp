@@ -20,7 +20,7 @@ RailDirect::RailDirect(TcpCall& tcp, Job job)
       travelling_bytes_(converts() ? whole_lines(job_.slices.longest() * travelling_element_) : 0),
       states_(slots_),
       widened_(converts() ? nodes() * kConverted : 0) {
-  slot_bytes_ = slice_bytes_ + (nodes() - 1) * part_bytes_ + travelling_bytes_;
+  slot_work_bytes_ = (nodes() - 1) * part_bytes_ + travelling_bytes_;
 }
 
 TcpCall::Message RailDirect::message(size_t node, size_t chunk, bool result, size_t elements) const {
@@ -30,7 +30,7 @@ TcpCall::Message RailDirect::message(size_t node, size_t chunk, bool result, siz
 
 std::byte* RailDirect::input(size_t chunk, size_t node) const {
   const auto me = static_cast<size_t>(job_.node);
-  return slot(chunk) + slice_bytes_ + (node < me ? node : node - 1) * part_bytes_;
+  return work(chunk) + (node < me ? node : node - 1) * part_bytes_;
 }
 
 void RailDirect::tick() {

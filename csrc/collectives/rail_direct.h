@@ -52,7 +52,9 @@ class RailDirect final : public Rail {
   TcpCall::Message message(size_t node, size_t chunk, bool result, size_t elements) const;
   std::byte* input(size_t chunk, size_t node) const;
   /// The slice as it travels, which is the slot itself where nothing is converted.
-  std::byte* travelling(size_t chunk) const { return slot(chunk) + (converts() ? slot_bytes_ - travelling_bytes_ : 0); }
+  std::byte* travelling(size_t chunk) const {
+    return converts() ? work(chunk) + (nodes() - 1) * part_bytes_ : slot(chunk);
+  }
   State& state(size_t chunk) { return states_[chunk % slots_]; }
   const State& state(size_t chunk) const { return states_[chunk % slots_]; }
 

@@ -9,7 +9,7 @@ RailRing::RailRing(TcpCall& tcp, Job job)
       stagger_(piece_count(steps(), std::min(slots_, window()))),
       partial_(job_.reduction),
       states_(slots_) {
-  slot_bytes_ = slice_bytes_ + 2 * part_bytes_;
+  slot_work_bytes_ = 2 * part_bytes_;
   if (partial_.kind == ReduceKind::Avg) partial_.kind = ReduceKind::Sum;
 }
 
@@ -33,7 +33,7 @@ TcpCall::Message RailRing::message(int peer, size_t chunk, size_t step, size_t p
 }
 
 std::byte* RailRing::incoming(size_t chunk, size_t step) const {
-  if (reduces(step)) return slot(chunk) + slice_bytes_ + (step % 2) * part_bytes_;
+  if (reduces(step)) return work(chunk) + (step % 2) * part_bytes_;
   return slot(chunk) + part_of(chunk, received_part(step)).begin * element_;
 }
 

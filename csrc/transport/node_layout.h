@@ -40,15 +40,6 @@ struct CallRecord {
   uint8_t kind;    ///< ReduceKind
 };
 
-/// Places in a rank's arena that it fills in turn; none of them where it has no memory there.
-struct HeapSlots {
-  uint64_t offset;
-  uint64_t stride;  ///< bytes
-  uint64_t count;
-
-  uint64_t of(size_t turn) const { return offset + turn % count * stride; }
-};
-
 struct alignas(kCacheLine) RankBlock {
   /// Number of synchronisations this rank has arrived at.
   SleepWord arrived;
@@ -56,8 +47,6 @@ struct alignas(kCacheLine) RankBlock {
   std::atomic<int32_t> core;
   /// Whether it measured that what ranks share is better written around their caches.
   std::atomic<bool> around_is_faster;
-  /// Whether it can read the heap. Written before it attaches.
-  bool has_heap;
   /// Bumped by any peer that has put something into, or taken something out of, one of this rank's channels.
   alignas(kCacheLine) SleepWord doorbell;
   /// monitored_barrier: how many this rank has reached and, on rank 0, which it has judged.
@@ -66,8 +55,6 @@ struct alignas(kCacheLine) RankBlock {
   alignas(kCacheLine) CallRecord record[2];
   /// Number of HeapParts that its buffer consists of, by parity; 0: it does not lie in the heap. They are in its stage.
   uint64_t heap_parts[2];
-  /// Of a reduction between nodes.
-  HeapSlots slots;
   /// For whom outside the node this rank waits, as numbers in the group, and in which call; where there are fewer, -1
   /// ends the list. Its node's ranks, which may wait for this one, name those in errors.
   std::atomic<uint64_t> blame_call;
@@ -127,12 +114,14 @@ struct NodeLayout {
   size_t table(size_t rank, size_t parity) const { return tables() + (2 * rank + parity) * table_bytes(); }
 
   size_t stages() const { return align(tables() + 2 * ranks * table_bytes()); }
+  /// So many results can a rank show at a time: two by turns, or the last chunks that a rail has been through.
+  static constexpr size_t kResults = 6;
   /// Reduced slices are a chunk divided by the ranks, rounded up to whole cache lines.
   size_t result_bytes() const { return align_line(chunk_bytes / ranks + 2 * kCacheLine); }
-  size_t stage_stride() const { return align(2 * chunk_bytes + 2 * result_bytes()); }
+  size_t stage_stride() const { return align(2 * chunk_bytes + kResults * result_bytes()); }
   size_t stage(size_t rank, size_t parity) const { return stages() + rank * stage_stride() + parity * chunk_bytes; }
-  size_t result(size_t rank, size_t parity) const {
-    return stages() + rank * stage_stride() + 2 * chunk_bytes + parity * result_bytes();
+  size_t result(size_t rank, size_t number) const {
+    return stages() + rank * stage_stride() + 2 * chunk_bytes + number % kResults * result_bytes();
   }
 
   size_t channels() const { return stages() + ranks * stage_stride(); }
