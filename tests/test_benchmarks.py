@@ -173,7 +173,8 @@ def test_between_hosts_reports_times_and_bytes(tmp_path: Path) -> None:
     assert row["seconds"]["ours"]["median"] > 0.7 * (1 << 20) / 125e6, "faster than the link"
     assert row["sent"]["ours"] == [pytest.approx(1 << 20, rel=0.03)] * 2
     assert row["sent"]["bfloat16"] == [pytest.approx(1 << 19, rel=0.03)] * 2
-    assert re.search(r"2 hosts of 1 ranks, (cubic|reno), links of 1000 Mbit/s.*\n.*\n +ours +\d.* ms +\d.*% +100.\d+% +\d", output)
+    assert re.search(r"2 hosts of 1 ranks, (cubic|reno), links of 1000 Mbit/s", output)
+    assert re.search(r"\n +ours +\d.* ms +\d.*% +100.\d+% +\d", output)
 
 
 def test_between_hosts_judges_its_targets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
