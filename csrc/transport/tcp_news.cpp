@@ -186,6 +186,8 @@ bool TcpMesh::all_told() {
 void TcpMesh::leave() noexcept {
   if (::getpid() != owner_ || left_.exchange(true)) return;
   wake();
+  // Whoever has just recorded a failure may not have come to this yet.
+  if (failure_.failed()) start_herald();
   if (heralded_.load()) return;  // it closes everything
   const Lock lock(mutex_);
   FrameHeader header;

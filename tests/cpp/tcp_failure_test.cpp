@@ -160,6 +160,28 @@ TEST(an_abort_from_another_thread_frees_the_waiter_within_100_ms) {
 /// A connection of somebody who knows nothing.
 ProcessFd intrude(const std::shared_ptr<TcpMesh>& mesh) { return begin_connecting(mesh->card().addresses[0]); }
 
+TEST(a_rank_that_leaves_while_its_failure_is_recorded_still_tells_it) {
+  const auto meshes = make_meshes(2);
+  // Between the record and all that follows it.
+  const_cast<TcpFailure&>(meshes[0]->failure()).set_listener([&](FailureKind, const std::string&) {
+    meshes[0]->leave();
+  });
+  run_ranks(2, [&](int rank) {
+    TcpGroup group(meshes[static_cast<size_t>(rank)]);
+    std::vector<float> data(1000, 1.0f);
+    const auto reduce = [&](uint64_t seq) {
+      group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq), data.data(), data.data(), data.size(),
+                       Reduction{ReduceKind::Sum, 2, 1.0});
+    };
+    reduce(0);
+    if (rank == 0) {
+      meshes[0]->fail(FailureKind::Aborted, "enough");
+    } else {
+      CHECK_CONTAINS(CHECK_THROWS(AbortedError, reduce(1)), "enough");
+    }
+  });
+}
+
 TEST(strangers_and_port_scans_do_no_harm) {
   const auto meshes = make_meshes(3);
   std::mt19937 random(5);
