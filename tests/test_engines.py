@@ -289,6 +289,7 @@ def test_a_killed_rank_is_named_over_a_registered_backend():
 PROGRAM = """
 import os, sys
 import torch, torch.distributed as dist
+import ourddp
 dist.init_process_group("ours")
 for _ in range(3):
     tensor = torch.ones(1_000_000)
