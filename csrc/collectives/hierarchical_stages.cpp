@@ -44,6 +44,7 @@ HierarchicalGroup::Stages::Stages(HierarchicalGroup& group, const Reducing& job,
 void HierarchicalGroup::Stages::give_memory(Rail& rail) {
   if (!shown_) return group_.give_scratch(rail);
   static_assert(Rail::most_slots() <= NodeLayout::kResults);
+  node_.reserve_stage(rail.slots());
   rail.use(node_.result(local_, 0), group_.session_->layout().result_bytes(), group_.scratch(rail.work_bytes()));
 }
 

@@ -82,11 +82,11 @@ std::byte* NodeGroup::result(int rank, size_t number) const {
   return session_->at<std::byte>(session_->layout().result(static_cast<size_t>(rank), number));
 }
 
-void NodeGroup::reserve_stage() {
-  if (stage_reserved_) return;
+void NodeGroup::reserve_stage(size_t results) {
+  if (results <= results_reserved_) return;
   const NodeLayout& layout = session_->layout();
-  session_->memory()->reserve(layout.stage(static_cast<size_t>(rank()), 0), layout.stage_stride());
-  stage_reserved_ = true;
+  session_->memory()->reserve(layout.stage(static_cast<size_t>(rank()), 0), layout.stage_bytes(results));
+  results_reserved_ = results;
 }
 
 }  // namespace ours

@@ -101,15 +101,15 @@ class NodeGroup final : public Group {
   std::byte* stage(int rank, size_t parity) const;
   std::byte* result(int rank, size_t number) const;
 
-  /// Takes the memory of this rank's stages before their first use.
-  void reserve_stage();
+  /// Takes the memory of this rank's stages, and of so many of its results, before their first use.
+  void reserve_stage(size_t results = 2);
 
   std::shared_ptr<NodeSession> session_;
   NodeBarrier barrier_;
   CoreSpread spread_;
   SharedWrite write_;
   HugePages pages_{options().huge_pages};
-  bool stage_reserved_ = false;
+  size_t results_reserved_ = 0;
   uint32_t monitored_ = 0;  ///< monitored barriers so far
 };
 

@@ -239,7 +239,7 @@ const std::vector<OptionRow>& option_rows() {
           "OURS_TCP_CONGESTION", "a name such as cubic or dctcp, or empty",
           "Congestion control of connections between nodes, for what this rank sends: one of those that `sysctl "
           "net.ipv4.tcp_allowed_congestion_control` lists; empty: the system's. On a fast network within one room, "
-          "`bbr`, the system's on some machines, can take twice the time of `reno` or `cubic`."),
+          "`bbr`, the system's on some machines, takes longer than `reno` or `cubic`."),
       word_row<&Options::wire_type>(
           "OURS_WIRE_DTYPE", "float32, bfloat16 or float16",
           "As what the float32 sums of long all_reduces and reduces travel between nodes. The half types halve the "

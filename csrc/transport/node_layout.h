@@ -118,10 +118,12 @@ struct NodeLayout {
   static constexpr size_t kResults = 6;
   /// Reduced slices are a chunk divided by the ranks, rounded up to whole cache lines.
   size_t result_bytes() const { return align_line(chunk_bytes / ranks + 2 * kCacheLine); }
-  size_t stage_stride() const { return align(2 * chunk_bytes + kResults * result_bytes()); }
+  /// Of both stages and so many results.
+  size_t stage_bytes(size_t results) const { return 2 * chunk_bytes + results * result_bytes(); }
+  size_t stage_stride() const { return align(stage_bytes(kResults)); }
   size_t stage(size_t rank, size_t parity) const { return stages() + rank * stage_stride() + parity * chunk_bytes; }
   size_t result(size_t rank, size_t number) const {
-    return stages() + rank * stage_stride() + 2 * chunk_bytes + number % kResults * result_bytes();
+    return stages() + rank * stage_stride() + stage_bytes(number % kResults);
   }
 
   size_t channels() const { return stages() + ranks * stage_stride(); }
