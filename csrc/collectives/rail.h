@@ -54,7 +54,8 @@ class Rail {
 
   /// How many chunks may be under way: chunk t - window() must be done() before slot(t) is filled, and used before the
   /// next one is. A chunk may need the others of its window to be begun before it is done().
-  static constexpr size_t window() { return 5; }
+  /// More would only fill the caches: parts and results of neighbouring chunks are on their way together as it is.
+  static constexpr size_t window() { return 3; }
 
   /// How many slots there are at most: chunk t is still read in its slot while that of t + window() is filled.
   static constexpr size_t most_slots() { return window() + 1; }

@@ -115,7 +115,7 @@ struct NodeLayout {
 
   size_t stages() const { return align(tables() + 2 * ranks * table_bytes()); }
   /// So many results can a rank show at a time: two by turns, or the last chunks that a rail has been through.
-  static constexpr size_t kResults = 6;
+  static constexpr size_t kResults = 4;
   /// Reduced slices are a chunk divided by the ranks, rounded up to whole cache lines.
   size_t result_bytes() const { return align_line(chunk_bytes / ranks + 2 * kCacheLine); }
   /// Of both stages and so many results.

@@ -137,6 +137,11 @@ bool TcpStream::read() {
   return moved;
 }
 
+size_t TcpStream::room_after(size_t receives) const {
+  const bool is_long = receives_.size() > receives && following_bytes(receives_[receives].header) >= kBufferBytes;
+  return is_long ? sizeof(FrameHeader) : kBufferBytes;
+}
+
 bool TcpStream::fill() {
   if (buffer_.empty()) buffer_.resize(kBufferBytes);
   if (buffer_begin_ > 0) {
@@ -144,8 +149,9 @@ bool TcpStream::fill() {
     buffer_end_ -= buffer_begin_;
     buffer_begin_ = 0;
   }
+  const size_t most = in_payload_ ? buffer_.size() : room_after(0);
   while (true) {
-    const ssize_t got = ::recv(fd(), buffer_.data() + buffer_end_, buffer_.size() - buffer_end_, 0);
+    const ssize_t got = ::recv(fd(), buffer_.data() + buffer_end_, most - buffer_end_, 0);
     if (got > 0) {
       buffer_end_ += static_cast<size_t>(got);
       return true;
@@ -199,11 +205,12 @@ bool TcpStream::take_payload() {
     in_payload_ = false;
     return true;
   }
-  // Much more is to come: straight to its place, and what follows into the buffer.
+  // Much more is to come: straight to its place, and what follows into the buffer, with no more of a long one than its
+  // header.
   if (had > 0 || !readable_ || ended_) return had > 0;
   if (buffer_.empty()) buffer_.resize(kBufferBytes);
   buffer_begin_ = buffer_end_ = 0;
-  iovec pieces[2] = {{receive.to + received_, header_.bytes - received_}, {buffer_.data(), buffer_.size()}};
+  iovec pieces[2] = {{receive.to + received_, header_.bytes - received_}, {buffer_.data(), room_after(1)}};
   msghdr message{};
   message.msg_iov = pieces;
   message.msg_iovlen = 2;

@@ -92,6 +92,9 @@ class TcpStream {
   /// What is in the buffer is enough for the next step.
   bool can_take() const;
   bool fill();
+  /// How many bytes the buffer takes of what follows the messages of the next so many receives: but the header of one
+  /// so long that the rest can go straight to its place.
+  size_t room_after(size_t receives) const;
   bool take_header();
   bool take_payload();
   bool take_control();
