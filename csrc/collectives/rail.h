@@ -54,7 +54,7 @@ class Rail {
 
   /// How many chunks may be under way: chunk t - window() must be done() before slot(t) is filled, and used before the
   /// next one is. A chunk may need the others of its window to be begun before it is done().
-  /// More would only fill the caches: parts and results of neighbouring chunks are on their way together as it is.
+  /// The parts of one are on their way beside the results of another. More took longer where four ranks share a cache.
   static constexpr size_t window() { return 3; }
 
   /// How many slots there are at most: chunk t is still read in its slot while that of t + window() is filled.

@@ -149,7 +149,7 @@ bool TcpStream::fill() {
     buffer_end_ -= buffer_begin_;
     buffer_begin_ = 0;
   }
-  const size_t most = in_payload_ ? buffer_.size() : room_after(0);
+  const size_t most = room_after(0);
   while (true) {
     const ssize_t got = ::recv(fd(), buffer_.data() + buffer_end_, most - buffer_end_, 0);
     if (got > 0) {

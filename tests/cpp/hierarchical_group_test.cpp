@@ -1,11 +1,7 @@
 #include "collectives/hierarchical_group.h"
 
-#include <atomic>
 #include <cmath>
-#include <cstring>
-#include <mutex>
 
-#include "common/interval.h"
 #include "groups.h"
 #include "reduce_reference.h"
 
