@@ -17,9 +17,9 @@ namespace ours {
 /// Part p is added up in the order of nodes p + 1, p + 2, ..., p, wrapping around. Partial sums travel in the type of
 /// the call: a half type is rounded H - 1 times. All nodes get all results, whoever wants them.
 ///
-/// Chunks overlap: up to window() of them are under way, of which each begins when the one before has gone on by a share of
-/// its steps, so that a step of one waits while those of others are on their way. On a connection all messages go in
-/// one order, which follows from the numbers of chunks and steps alone.
+/// Chunks overlap: up to window() of them are under way, of which each begins when the one before has gone on by a
+/// share of its steps, so that a step of one waits while those of others are on their way. On a connection all messages
+/// go in one order, which follows from the numbers of chunks and steps alone.
 class RailRing final : public Rail {
  public:
   /// How large chunks should be: with many nodes and rails, parts would be too small to be worth a message.
