@@ -16,7 +16,6 @@ using testing::HierarchicalConfig;
 using testing::loopback_config;
 using testing::make_hierarchical;
 using testing::make_sessions;
-using testing::MapKeys;
 using testing::run_ranks;
 using testing::topology_of;
 
