@@ -1,6 +1,7 @@
 """Hosts of their own on one machine: network namespaces, joined by links that can be taken down.
 
-What is made here is removed again, whatever happens in between. It needs iproute2, and a user who may make namespaces.
+What is made here is removed again, unless a signal kills the program in between. It needs iproute2, and a user who may
+make namespaces.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <numeric>
 #include <vector>
 
 #include "common/error.h"
@@ -37,6 +36,36 @@ std::vector<std::byte> payload_of(size_t part, size_t bytes) {
   return payload;
 }
 
+/// A data stream, and the end of its connection that is not one.
+struct Connection {
+  Connection() {
+    int ends[2];
+    CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
+    stream.open(ProcessFd(ends[0]));
+    far = ProcessFd(ends[1]);
+  }
+
+  /// Writes as much as there is room for, and says so as epoll does: once for what is new.
+  size_t write(const std::byte* data, size_t bytes) {
+    const ssize_t sent = bytes == 0 ? 0 : ::send(far.get(), data, bytes, MSG_NOSIGNAL);
+    if (sent > 0) stream.set_ready(true, false);
+    return sent > 0 ? static_cast<size_t>(sent) : 0;
+  }
+
+  Strict handler;
+  TcpStream stream{1, true, handler};
+  ProcessFd far;
+};
+
+std::vector<std::byte> frame_of(size_t part, size_t bytes) {
+  const FrameHeader header = header_of(part, bytes);
+  const auto* begin = reinterpret_cast<const std::byte*>(&header);
+  std::vector<std::byte> frame(begin, begin + sizeof(header));
+  const std::vector<std::byte> payload = payload_of(part, bytes);
+  frame.insert(frame.end(), payload.begin(), payload.end());
+  return frame;
+}
+
 struct Posted {
   std::vector<std::byte> to;
   size_t done = 0;
@@ -46,19 +75,12 @@ struct Posted {
 void receive_in_pieces(const std::vector<size_t>& lengths, size_t piece, size_t ahead) {
   std::vector<std::byte> wire;
   for (size_t m = 0; m < lengths.size(); ++m) {
-    const FrameHeader header = header_of(m, lengths[m]);
-    const auto* bytes = reinterpret_cast<const std::byte*>(&header);
-    wire.insert(wire.end(), bytes, bytes + sizeof(header));
-    const std::vector<std::byte> payload = payload_of(m, lengths[m]);
-    wire.insert(wire.end(), payload.begin(), payload.end());
+    const std::vector<std::byte> frame = frame_of(m, lengths[m]);
+    wire.insert(wire.end(), frame.begin(), frame.end());
   }
 
-  int ends[2];
-  CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
-  ProcessFd far(ends[1]);
-  Strict handler;
-  TcpStream stream(1, true, handler);
-  stream.open(ProcessFd(ends[0]));
+  Connection connection;
+  TcpStream& stream = connection.stream;
   std::deque<Posted> posted;
   const auto arrived = [&] {
     return static_cast<size_t>(
@@ -70,17 +92,13 @@ void receive_in_pieces(const std::vector<size_t>& lengths, size_t piece, size_t 
       posted.push_back({std::vector<std::byte>(lengths[m]), 0});
       stream.post_receive(header_of(m, lengths[m]), posted.back().to.data(), &posted.back().done);
     }
-    const size_t rest = std::min(piece, wire.size() - at);
-    const ssize_t sent = rest == 0 ? 0 : ::send(far.get(), wire.data() + at, rest, MSG_NOSIGNAL);
-    const size_t taken = sent > 0 ? static_cast<size_t>(sent) : 0;
+    const size_t taken = connection.write(wire.data() + at, std::min(piece, wire.size() - at));
     at += taken;
-    // As epoll says it: once for what is new.
-    if (taken > 0) stream.set_ready(true, false);
     bool moved = false;
     while (stream.ready()) moved = stream.advance() || moved;
     CHECK(moved || taken > 0);
   }
-  CHECK(handler.headers == lengths.size());
+  CHECK(connection.handler.headers == lengths.size());
   for (size_t m = 0; m < lengths.size(); ++m) CHECK(posted[m].to == payload_of(m, lengths[m]));
 }
 
@@ -97,19 +115,14 @@ TEST(messages_of_all_lengths_arrive_in_pieces_of_any_size) {
 
 TEST(a_message_that_is_not_the_next_one_is_refused) {
   for (const size_t bytes : {size_t{8}, size_t{100000}}) {
-    int ends[2];
-    CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
-    ProcessFd far(ends[1]);
-    Strict handler;
-    TcpStream stream(1, true, handler);
-    stream.open(ProcessFd(ends[0]));
+    Connection connection;
     std::vector<std::byte> to(bytes);
     size_t done = 0;
-    stream.post_receive(header_of(1, bytes), to.data(), &done);
-    const FrameHeader other = header_of(2, bytes);
-    CHECK(::send(far.get(), &other, sizeof(other), MSG_NOSIGNAL) == sizeof(other));
-    stream.set_ready(true, false);
-    CHECK_CONTAINS(CHECK_THROWS(Error, stream.advance()), "not the one that follows");
+    connection.stream.post_receive(header_of(1, bytes), to.data(), &done);
+    const std::vector<std::byte> other = frame_of(2, bytes);
+    CHECK(connection.write(other.data(), other.size()) > sizeof(FrameHeader));
+    CHECK_CONTAINS(CHECK_THROWS(Error, connection.stream.advance()), "not the one that follows");
+    CHECK(done == 0);
     CHECK(to == std::vector<std::byte>(bytes));
   }
 }
