@@ -3,7 +3,11 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <condition_variable>
+#include <memory>
+#include <mutex>
 #include <thread>
+#include <utility>
 
 namespace ours {
 
@@ -33,6 +37,24 @@ void start_background_thread(const char* name, std::function<void()> body) {
     ::pthread_setname_np(::pthread_self(), name);
     body();
   }).detach();
+}
+
+bool ends_in_background(const char* name, std::function<void()> body, std::chrono::milliseconds patience) {
+  struct End {
+    std::mutex mutex;
+    std::condition_variable came;
+    bool has_come = false;
+  };
+  const auto end = std::make_shared<End>();
+  start_background_thread(name, [end, body = std::move(body)]() mutable {
+    body();
+    body = nullptr;
+    const std::lock_guard<std::mutex> lock(end->mutex);
+    end->has_come = true;
+    end->came.notify_all();
+  });
+  std::unique_lock<std::mutex> lock(end->mutex);
+  return end->came.wait_for(lock, patience, [&] { return end->has_come; });
 }
 
 }  // namespace ours
