@@ -85,6 +85,12 @@ const std::vector<std::string>& words<WireType>() {
   return kWords;
 }
 
+template <>
+const std::vector<std::string>& words<DeviceEngine>() {
+  static const std::vector<std::string> kWords = {"auto", "nccl", "ipc", "staging"};
+  return kWords;
+}
+
 // One pair of functions for each kind of field. Field is a pointer to the member of Options.
 
 template <auto Field, int64_t Low, int64_t High>
@@ -180,6 +186,8 @@ OptionRow name_row(const char* name, const char* accepted, const char* help) {
 
 }  // namespace
 
+const char* name_of(DeviceEngine engine) { return words<DeviceEngine>()[static_cast<size_t>(engine)].c_str(); }
+
 const std::vector<OptionRow>& option_rows() {
   static const std::vector<OptionRow> kRows = {
       integer_row<&Options::yield_us, 0, 1'000'000>("OURS_YIELD_US", "0 to 1000000",
@@ -202,6 +210,10 @@ const std::vector<OptionRow>& option_rows() {
           "computing threads, less takes them first, for which the process needs permission."),
       word_row<&Options::inline_calls>(
           "OURS_INLINE", "0 or 1", "Whether synchronous calls run on the caller's own thread when nothing is queued."),
+      word_row<&Options::blocking_wait>("OURS_BLOCKING_WAIT", "0 or 1",
+                                        "Whether waiting for a collective of tensors on a device makes the host wait "
+                                        "until it has ended, and throws its "
+                                        "error there. 0: only the current stream waits."),
       word_row<&Options::spread>("OURS_SPREAD", "0 or 1",
                                  "Whether ranks that share a core move apart at the start of a collective."),
       word_row<&Options::huge_pages>(
@@ -251,6 +263,12 @@ const std::vector<OptionRow>& option_rows() {
           "by semicolons, or the path, with a slash, of a file of such lines, as `python -m ourddp tune` writes it. "
           "They come before those that are built in; `python -m ourddp select` prints all. Rank 0's hold for its "
           "group."),
+      word_row<&Options::device_engine>(
+          "OURS_DEVICE_ENGINE", "auto, nccl, ipc or staging",
+          "What moves the data of CUDA tensors: NCCL, the devices' memory mapped by all ranks of one node, or the "
+          "memory "
+          "of the hosts. auto: NCCL where each rank has a device of its own, else the second where all ranks "
+          "are on one node, else the third. It must be the same on all ranks."),
   };
   return kRows;
 }

@@ -14,6 +14,12 @@ enum class Setting { Auto, Off, On };
 /// As what float32 values travel between nodes.
 enum class WireType : uint8_t { Float32, BFloat16, Float16 };
 
+/// What moves the data of device tensors.
+enum class DeviceEngine : uint8_t { Auto, Nccl, Ipc, Staging };
+
+/// Its word in OURS_DEVICE_ENGINE, e.g. "ipc".
+const char* name_of(DeviceEngine engine);
+
 /// Ports from first to last; 0 to 0: any that the system gives.
 struct PortRange {
   uint16_t first = 0;
@@ -29,6 +35,7 @@ struct Options {
   std::vector<int> comm_thread_affinity;
   int64_t comm_nice = 0;
   bool inline_calls = true;
+  bool blocking_wait = false;
   bool spread = true;
   bool huge_pages = true;
   bool reduce_in_place = true;
@@ -41,6 +48,7 @@ struct Options {
   std::string tcp_congestion;  // empty: the system's
   WireType wire_type = WireType::Float32;
   std::string select;
+  DeviceEngine device_engine = DeviceEngine::Auto;
 };
 
 /// One environment variable: how it is called, written, parsed and explained.
