@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstddef>
+
+#include "common/dtype.h"
+#include "kernels/reduce.h"
+
+// What every Device checks of its arguments before it gives work to a stream.
+
+namespace ours {
+
+/// Throws InvalidArgument unless Device::reduce() has a meaning for so many results and sources.
+void check_device_reduction(size_t results, size_t sources, DType dtype, const Reduction& reduction);
+
+/// Throws InvalidArgument unless flatten() and unflatten() have a meaning for these types.
+void check_conversion(DType flat_type, DType piece_type, double scale);
+
+}  // namespace ours

@@ -1,0 +1,130 @@
+#include "device/hold_check.h"
+
+#include <chrono>
+
+#include "stand_in_device.h"
+#include "testing.h"
+
+namespace ours {
+namespace {
+
+using testing::StandInDevice;
+using Answer = HoldCheck::Answer;
+
+// What goes on has time also on a busy machine; what stands shall not take that long.
+constexpr std::chrono::milliseconds kLong{10000};
+constexpr std::chrono::milliseconds kShort{300};
+
+TEST(hold_check_asks_the_device_once_for_a_stream_that_may_be_held) {
+  const auto device = StandInDevice::make();
+  const auto theirs = device->make_stream(), ours = device->make_stream(), more = device->make_stream();
+  HoldCheck check(device, kLong);
+  check.need({ours->handle()});
+  for (int i = 0; i < 3; ++i) CHECK(check.may_hold(theirs->handle()) == Answer::Yes);
+  CHECK_EQ(device->counts().gate_holds, 1);
+  // Copies there and back, and a kernel, in both streams: they may have queues each.
+  CHECK_EQ(device->counts().copies, 4);
+  CHECK_EQ(device->counts().flattens, 2);
+  // Another stream is another question, and so is the same one where more have to go on.
+  CHECK(check.may_hold(nullptr) == Answer::Yes);
+  CHECK_EQ(device->counts().gate_holds, 2);
+  check.need({more->handle()});
+  for (int i = 0; i < 3; ++i) CHECK(check.may_hold(nullptr) == Answer::Yes);
+  CHECK_EQ(device->counts().gate_holds, 3);
+  check.release({more->handle()});
+  CHECK(check.may_hold(nullptr) == Answer::Yes);
+  CHECK_EQ(device->counts().gate_holds, 3);
+  device->synchronize(theirs->handle());  // nothing is held
+}
+
+TEST(hold_check_is_one_for_all_who_use_the_device) {
+  const auto device = StandInDevice::make({0, "a", true, 1}), other = StandInDevice::make();
+  const auto theirs = device->make_stream(), ours = device->make_stream();
+  const auto check = HoldCheck::of(device);
+  CHECK(check == HoldCheck::of(device));
+  CHECK(check != HoldCheck::of(other));
+  // What another group needs counts.
+  CHECK(check->may_hold(theirs->handle()) == Answer::Yes);
+  HoldCheck::of(device)->need({ours->handle()});
+  CHECK(check->may_hold(theirs->handle()) == Answer::NotNow);
+}
+
+TEST(hold_check_finds_streams_that_share_a_queue) {
+  const auto device = StandInDevice::make({0, "a", true, 1});
+  const auto theirs = device->make_stream(), ours = device->make_stream();
+  HoldCheck check(device, kShort);
+  check.need({ours->handle()});
+  for (int i = 1; i < HoldCheck::kAttempts; ++i) {
+    CHECK(check.may_hold(theirs->handle()) == Answer::NotNow);
+    device->synchronize(ours->handle());
+  }
+  for (int i = 0; i < 2; ++i) CHECK(check.may_hold(theirs->handle()) == Answer::Never);
+  CHECK_EQ(device->counts().gate_holds, HoldCheck::kAttempts);
+  device->synchronize(ours->handle());  // nothing is held
+}
+
+TEST(hold_check_tries_again_as_long_as_streams_are_busy) {
+  const auto device = StandInDevice::make();
+  const auto theirs = device->make_stream(), ours = device->make_stream();
+  HoldCheck check(device, kShort);
+  check.need({ours->handle()});
+  const auto busy = device->stop(ours->handle());
+  for (int i = 0; i <= HoldCheck::kAttempts; ++i) CHECK(check.may_hold(theirs->handle()) == Answer::NotNow);
+  busy->open();
+  device->synchronize(ours->handle());
+  // All attempts are left.
+  Answer answer = Answer::NotNow;
+  for (int i = 0; i < HoldCheck::kAttempts && answer != Answer::Yes; ++i) answer = check.may_hold(theirs->handle());
+  CHECK(answer == Answer::Yes);
+}
+
+TEST(hold_check_knows_nothing_of_a_stream_where_the_device_fails) {
+  const auto device = StandInDevice::make();
+  const auto theirs = device->make_stream(), ours = device->make_stream();
+  HoldCheck check(device, kLong);
+  check.need({ours->handle()});
+  for (int i = 0; i <= HoldCheck::kAttempts; ++i) {
+    device->fail_next_call("no such thing");
+    CHECK_THROWS(DeviceError, check.may_hold(theirs->handle()));
+  }
+  CHECK(check.may_hold(theirs->handle()) == Answer::Yes);
+}
+
+TEST(hold_check_lets_go_where_the_device_fails_while_it_holds) {
+  const auto device = StandInDevice::make();
+  const auto theirs = device->make_stream(), ours = device->make_stream();
+  device->slow_down(2 * kShort);
+  {
+    HoldCheck check(device, kShort);
+    check.need({ours->handle()});
+    device->before("flatten", [] { throw DeviceError("no such thing"); });
+    CHECK_THROWS(DeviceError, check.may_hold(theirs->handle()));
+  }
+  // Copies that were given before it failed end, in memory that is still there.
+  device->synchronize(theirs->handle());
+  device->synchronize(ours->handle());
+}
+
+TEST(hold_check_lets_go_where_a_call_to_the_device_waits_for_the_stream_that_it_holds) {
+  const auto device = StandInDevice::make();
+  const auto theirs = device->make_stream(), ours = device->make_stream();
+  HoldCheck check(device, kShort);
+  check.need({ours->handle()});
+  device->before("copy", [&] { device->synchronize(theirs->handle()); });
+  CHECK(check.may_hold(theirs->handle()) == Answer::NotNow);
+}
+
+TEST(hold_check_keeps_what_the_device_may_still_write) {
+  const auto device = StandInDevice::make();
+  const auto theirs = device->make_stream(), ours = device->make_stream();
+  device->slow_down(2 * kShort);
+  {
+    HoldCheck check(device, kShort);
+    check.need({ours->handle()});
+    CHECK(check.may_hold(theirs->handle()) == Answer::NotNow);
+  }
+  device->synchronize(ours->handle());  // a copy into memory that is gone would end the process
+}
+
+}  // namespace
+}  // namespace ours

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "device/device.h"
+
+namespace ours::testing {
+
+/// Memory that other processes can map, whose beginning is filled with `fill`.
+std::shared_ptr<void> stand_in_memory(size_t bytes, unsigned char fill);
+
+/// Of what stand_in_memory() returned.
+MemoryHandle share_stand_in_memory(const void* memory);
+std::shared_ptr<void> map_stand_in_memory(const MemoryHandle& handle);
+
+}  // namespace ours::testing

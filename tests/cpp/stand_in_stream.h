@@ -1,0 +1,66 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "device/device.h"
+
+namespace ours::testing {
+
+/// What a stand-in device tells its streams, events and gates, and what they tell it.
+class StandInState {
+ public:
+  /// Throws DeviceError where the device has failed, or `call` is to fail.
+  void check(const char* call);
+  void fail_next_call(std::string why);
+  void refuse_next_call(std::string why);
+  void before(std::string call, std::function<void()> what);
+  void fail(std::string why);
+  void check_alive();
+
+ private:
+  std::mutex mutex_;
+  std::string next_failure_, next_refusal_, failure_, slow_call_;
+  std::function<void()> what_slow_call_waits_for_;
+};
+
+/// A thread that does one thing after the other.
+class StandInQueue {
+ public:
+  explicit StandInQueue(std::shared_ptr<StandInState> state);
+  ~StandInQueue();
+
+  void push(std::function<void()> work);
+  bool idle();
+
+ private:
+  void run();
+
+  std::shared_ptr<StandInState> state_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> work_;
+  bool busy_ = false, ending_ = false;
+  std::thread thread_;
+};
+
+/// Something that happens once, for which the queues wait.
+class StandInPoint {
+ public:
+  void reach();
+  bool reached();
+  void wait();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool reached_ = false;
+};
+
+}  // namespace ours::testing
