@@ -2,7 +2,8 @@
 #include <mutex>
 #include <thread>
 
-#include "groups.h"
+#include "device_ranks.h"
+#include "patience.h"
 
 // The contract of Group, which every kind of group keeps (groups.h lists them), with ranks as threads.
 
@@ -10,22 +11,36 @@ namespace ours {
 namespace {
 
 using testing::call_of;
+using testing::device_kinds;
 using testing::group_kinds;
 using testing::GroupKind;
 using testing::run_groups;
+using testing::with_growing_timeouts;
 
 /// A test that runs on every kind of group.
-#define CONTRACT(name)                            \
-  void contract_##name(const GroupKind& kind);    \
-  TEST(name) {                                    \
-    for (const GroupKind& kind : group_kinds()) { \
-      contract_##name(kind);                      \
-    }                                             \
-  }                                               \
+#define CONTRACT(name)                                            \
+  void contract_##name(const GroupKind& kind);                    \
+  TEST(name) {                                                    \
+    for (const auto* kinds : {&group_kinds(), &device_kinds()}) { \
+      for (const GroupKind& kind : *kinds) {                      \
+        contract_##name(kind);                                    \
+      }                                                           \
+    }                                                             \
+  }                                                               \
   void contract_##name(const GroupKind& kind)
 
 constexpr size_t kChunks[] = {4096, 0};
-constexpr size_t kCounts[] = {0, 1, 3, 255, 256, 257, 1024, 5000, 100003};
+
+std::vector<size_t> counts_of(const GroupKind& kind) {
+  if (kind.many_threads) return {0, 3, 1024, 5000};
+  // Around 256 and 1024 elements other ways begin, with the chunks of these tests.
+  return {0, 3, 256, 257, 1024, 5000, 100003};
+}
+
+std::vector<int> ranks_of(const GroupKind& kind) {
+  if (kind.many_threads) return {1, 3, 4};
+  return {1, 2, 3, 4, 7};
+}
 
 float value(int rank, size_t i) { return static_cast<float>((i * 7 + static_cast<size_t>(rank) * 13) % 101); }
 
@@ -42,11 +57,11 @@ float sum_at(int ranks, size_t i) {
 }
 
 CONTRACT(all_reduce_and_reduce_equal_the_sum_for_all_sizes) {
-  for (int ranks : {1, 2, 3, 4, 7}) {
+  for (int ranks : ranks_of(kind)) {
     for (size_t chunk : kChunks) {
       run_groups(kind, ranks, chunk, [&](Group& group) {
         uint64_t seq = 0;
-        for (size_t count : kCounts) {
+        for (size_t count : counts_of(kind)) {
           std::vector<float> data = values(group.rank(), count);
           group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq++), data.data(), data.data(), count,
                            Reduction{ReduceKind::Sum, ranks, 1.0});
@@ -82,10 +97,10 @@ CONTRACT(all_reduce_does_not_mind_where_ranks_cut_their_arrays) {
 }
 
 CONTRACT(reduce_scatter_takes_uneven_parts) {
-  for (int ranks : {1, 2, 3, 5}) {
+  for (int ranks : ranks_of(kind)) {
     run_groups(kind, ranks, 4096, [&](Group& group) {
       uint64_t seq = 0;
-      for (size_t base : kCounts) {
+      for (size_t base : counts_of(kind)) {
         std::vector<size_t> counts;
         std::vector<std::vector<float>> data;
         std::vector<const void*> inputs;
@@ -109,14 +124,14 @@ CONTRACT(reduce_scatter_takes_uneven_parts) {
 }
 
 CONTRACT(data_moves_to_where_it_should) {
-  for (int ranks : {1, 2, 3, 4, 7}) {
+  for (int ranks : ranks_of(kind)) {
     run_groups(kind, ranks, 4096, [&](Group& group) {
       const int me = group.rank();
       const auto n = static_cast<size_t>(ranks);
       uint64_t seq = 0;
       const auto span = [](std::vector<float>& v) { return Span{v.data(), v.size() * sizeof(float)}; };
       const auto cspan = [](const std::vector<float>& v) { return ConstSpan{v.data(), v.size() * sizeof(float)}; };
-      for (size_t count : kCounts) {
+      for (size_t count : counts_of(kind)) {
         const int root = static_cast<int>(count) % ranks;
         std::vector<float> buffer = me == root ? values(root, count) : std::vector<float>(count, -1);
         group.broadcast(call_of(Op::Broadcast, DType::Float32, seq++), span(buffer), root);
@@ -266,16 +281,18 @@ CONTRACT(what_has_no_meaning_is_refused_without_failing_the_group) {
 }
 
 CONTRACT(a_timeout_names_who_is_absent_and_reaches_all) {
-  run_groups(kind, 3, 4096, [&](Group& group) {
-    if (group.rank() == 1) {
-      // Comes only after the others have given up.
-      while (group.failure().empty()) std::this_thread::yield();
-    }
-    const std::string message = CHECK_THROWS(
-        TimeoutError, group.barrier(call_of(Op::Barrier, DType::UInt8, 7, std::chrono::milliseconds(200))));
-    CHECK_CONTAINS(message, "barrier number 7");
-    CHECK_CONTAINS(message, "for rank 1 (host ");
-    CHECK_CONTAINS(message, "200ms");
+  with_growing_timeouts([&](std::chrono::milliseconds timeout) {
+    run_groups(kind, 3, 4096, [&](Group& group) {
+      if (group.rank() == 1) {
+        // Comes only after the others have given up.
+        while (group.failure().empty()) std::this_thread::yield();
+      }
+      const std::string message =
+          CHECK_THROWS(TimeoutError, group.barrier(call_of(Op::Barrier, DType::UInt8, 7, timeout)));
+      CHECK_CONTAINS(message, "barrier number 7");
+      CHECK_CONTAINS(message, "for rank 1 (host ");
+      CHECK_CONTAINS(message, std::to_string(timeout.count()) + "ms");
+    });
   });
 }
 
@@ -317,18 +334,20 @@ CONTRACT(a_rank_that_leaves_is_named_but_its_last_contribution_counts) {
 }
 
 CONTRACT(monitored_barrier_names_the_first_or_all_missing_ranks) {
-  for (bool all : {false, true}) {
+  const auto run = [&](bool all, std::chrono::milliseconds timeout) {
     run_groups(kind, 4, 4096, [&](Group& group) {
       group.monitored_barrier(call_of(Op::MonitoredBarrier, DType::UInt8, 0), all);
       if (group.rank() == 1 || group.rank() == 3) return;
       const std::string message = CHECK_THROWS(
-          TimeoutError,
-          group.monitored_barrier(call_of(Op::MonitoredBarrier, DType::UInt8, 1, std::chrono::milliseconds(200)), all));
+          TimeoutError, group.monitored_barrier(call_of(Op::MonitoredBarrier, DType::UInt8, 1, timeout), all));
       // Rank 2 may hear rank 0's verdict before it calls, and rank 0 rank 2's.
       const std::string verdict = all ? "Ranks 1, 3 failed" : "Rank 1 failed";
       const std::string other = "Rank 2 successfully reached monitoredBarrier";
       CHECK(message.find(verdict) != std::string::npos || message.find(other) != std::string::npos);
     });
+  };
+  for (bool all : {false, true}) {
+    with_growing_timeouts([&](std::chrono::milliseconds timeout) { run(all, timeout); });
   }
 }
 

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "collectives/group.h"
@@ -21,6 +23,9 @@ struct GroupKind {
   std::function<std::vector<std::function<std::shared_ptr<Group>()>>(int ranks, size_t chunk)> make;
   /// The order of sums, and so their bits, depend on where chunks end.
   bool order_by_chunks = false;
+  /// Ranks have threads besides their own, for which the tests' machines have no cores: fewer ranks and sizes are
+  /// tried.
+  bool many_threads = false;
 };
 
 inline GroupKind node_kind(const std::string& name, Setting write_around) {
@@ -103,8 +108,18 @@ inline const std::vector<GroupKind>& group_kinds() {
 inline std::vector<std::exception_ptr> run_groups_catching(const GroupKind& kind, int ranks, size_t chunk,
                                                            const std::function<void(Group&)>& fn) {
   const auto makers = kind.make(ranks, chunk);
+  std::atomic<int> made{0};
   return run_ranks_catching(ranks, [&](int rank) {
-    const std::shared_ptr<Group> group = makers[static_cast<size_t>(rank)]();
+    std::shared_ptr<Group> group;
+    try {
+      group = makers[static_cast<size_t>(rank)]();
+    } catch (...) {
+      ++made;
+      throw;
+    }
+    // Who aborts at once must not disturb those that are still being connected.
+    ++made;
+    while (made < ranks) std::this_thread::yield();
     fn(*group);
   });
 }

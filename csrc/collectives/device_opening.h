@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "collectives/call_record.h"
+#include "collectives/group.h"
+
+// What the ranks of a group over device memory tell each other over the CPU group of the same ranks.
+
+namespace ours {
+
+using Words = std::vector<uint64_t>;
+
+/// All ranks' words, by rank: counts[r] of rank r, and `mine` of this one.
+std::vector<Words> gather_words(Group& host, const Call& call, const Words& mine, const std::vector<size_t>& counts);
+
+/// All ranks' texts, by rank.
+std::vector<std::string> gather_texts(Group& host, const Call& call, const std::string& mine);
+
+/// Begins a call: compares what all ranks called, and returns all ranks' `mine`, by rank; as many on all. Throws
+/// MismatchError, the same on all ranks, where they called different things. `fingerprint` stands for what is not in
+/// the record. In the host group's messages the call appears as what it is.
+std::vector<Words> open_call(Group& host, const Call& call, const CallRecord& record, const Words& mine = {},
+                             uint64_t fingerprint = 0);
+
+/// The sizes in bytes of what this rank sends to, and expects of, each rank, for open_call(). Both lists have `ranks`
+/// spans or none.
+Words table_of(const std::vector<ConstSpan>& sends, const std::vector<Span>& receives, size_t ranks);
+
+/// All ranks' tables, of which each is the end of a rank's words.
+class SizeTables {
+ public:
+  explicit SizeTables(const std::vector<Words>& opened) : opened_(opened) {}
+
+  size_t sent(size_t from, size_t to) const { return entry(from, to); }
+  size_t expected(size_t to, size_t from) const { return entry(to, opened_.size() + from); }
+
+  /// Throws MismatchError, the same on all ranks, where one sends another what that does not expect. Returns the most
+  /// bytes that any rank sends to another.
+  size_t check(const CallRecord& record) const;
+
+ private:
+  size_t entry(size_t rank, size_t place) const {
+    const Words& words = opened_[rank];
+    return words[words.size() - 2 * opened_.size() + place];
+  }
+
+  const std::vector<Words>& opened_;
+};
+
+}  // namespace ours
