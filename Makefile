@@ -20,9 +20,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export PATH := $(BIN):$(PATH)
 export MAX_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
-CPP_FILES := $(shell find csrc tests/cpp benchmarks -name '*.cpp' -o -name '*.h' | grep -v '/build/')
+CPP_FILES := $(shell find csrc tests/cpp benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | grep -v '/build/')
 SOURCES := $(filter csrc/%,$(CPP_FILES))
-TIDY_FILES := $(wildcard $(foreach layer,common kernels transport collectives,csrc/$(layer)/*.cpp))
+CUDA_SOURCES := $(wildcard csrc/cuda/*.cu csrc/cuda/*.cuh csrc/cuda/exports.map)
+TIDY_FILES := $(wildcard $(foreach layer,common kernels device transport collectives,csrc/$(layer)/*.cpp))
 
 .PHONY: demo test conformance cpp-test bench lint format tidy build clean python-is-new-enough
 .DELETE_ON_ERROR:
@@ -59,18 +60,19 @@ $(VENV)/.packages: pyproject.toml $(VENV)/.venv
 	@$(PIP) install "torch$(if $(TORCH),==$(TORCH).*)" --group test --group examples
 	@touch $@
 
-# The extension lies in ourddp/ for whichever torch built it last; build/.torch tells a change of environment.
-build/.torch: FORCE
+# The extension lies in ourddp/ for whichever torch and options built it last; build/.options tells a change of them.
+OPTIONS := $(VENV) CUDA=$(OURS_WITH_CUDA) MPI=$(OURS_WITH_MPI)
+build/.options: FORCE
 	@mkdir -p build
-	@echo $(VENV) | cmp --silent - $@ || echo $(VENV) > $@
+	@echo "$(OPTIONS)" | cmp --silent - $@ || echo "$(OPTIONS)" > $@
 
 .PHONY: FORCE
 FORCE:
 
-build/.built: $(SOURCES) setup.py $(VENV)/.packages build/.torch
+build/.built: $(SOURCES) $(CUDA_SOURCES) setup.py setup_cuda.py $(VENV)/.packages build/.options
 	@echo "Building ourddp (log: build/build.log)"
 	@$(BIN)/python setup.py build_ext --inplace > build/build.log 2>&1 || { cat build/build.log; exit 1; }
-	@sed -n '/^ourddp build summary/,/^  MPI/p' build/build.log
+	@sed -n '/^ourddp build summary/,/^  MPI/p; /^ourddp build warning/p' build/build.log
 	@touch $@
 
 # Makes the package importable from anywhere in the environment, and the backend known to torch's entry points.

@@ -1,10 +1,11 @@
-"""Builds the one extension module, ``ourddp._C``, from every C++ file under ``csrc/``.
+"""Builds the one extension module, ``ourddp._C``, from the C++ files under ``csrc/``.
 
-Only what needs MPI is in a library of its own, ``ourddp._mpi``, so that the package is imported where there is none.
+Only what needs MPI or CUDA is in libraries of their own, ``ourddp._mpi`` and ``ourddp._cuda``, so that the package is
+imported where there is none.
 
 Environment, all optional:
 
-``OURS_WITH_CUDA``, ``OURS_WITH_NCCL``, ``OURS_WITH_MPI``
+``OURS_WITH_CUDA``, ``OURS_WITH_MPI``
     ``auto`` (default), ``0`` or ``1``. A ``1`` that cannot be honoured is an error.
 ``OURS_WERROR``
     ``0`` or ``1``: compiler warnings are errors. Default ``1`` in a git checkout, ``0`` elsewhere, so that a released
@@ -30,6 +31,11 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
+# pip does not run this file from its own folder.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import setup_cuda
+
 try:
     import torch
     from torch.utils import cpp_extension
@@ -42,7 +48,6 @@ except ImportError as error:
 ROOT = Path(__file__).resolve().parent
 TORCH_VERSION = torch.__version__.partition("+")[0]
 TORCH_LIBRARIES = ["c10", "torch", "torch_cpu", "torch_python"]
-NVCC_FOLDERS = ("CUDA_HOME", "CUDA_PATH")
 
 
 def flag(name: str, default: str, accepted: tuple[str, ...]) -> str:
@@ -56,21 +61,6 @@ def flag(name: str, default: str, accepted: tuple[str, ...]) -> str:
 def first_file(candidates: list[Path]) -> str:
     """Return the first of ``candidates`` that is a file, or an empty string."""
     return next((str(path) for path in candidates if path.is_file()), "")
-
-
-def find_cuda() -> str:
-    """Return the CUDA compiler's path, or an empty string."""
-    homes = [Path(os.environ[name]) for name in NVCC_FOLDERS if os.environ.get(name)] + [Path("/usr/local/cuda")]
-    on_path = [Path(folder) / "nvcc" for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
-    return first_file([home / "bin" / "nvcc" for home in homes] + on_path)
-
-
-def find_nccl() -> str:
-    """Return the path of NCCL's header, or an empty string."""
-    site = Path(sysconfig.get_paths()["purelib"])
-    homes = [Path(os.environ["NCCL_HOME"])] if os.environ.get("NCCL_HOME") else []
-    homes += [site / "nvidia" / "nccl", Path("/usr")]
-    return first_file([home / "include" / "nccl.h" for home in homes])
 
 
 @dataclass(frozen=True)
@@ -155,22 +145,17 @@ def chosen_mpi() -> tuple[Mpi | None, str]:
     return None, f"off: {found}"
 
 
-def optional_engines() -> dict[str, str]:
-    """Map each optional engine to one phrase that says what was found and whether it is built in."""
-    report = {}
-    for name, find in {"CUDA": find_cuda, "NCCL": find_nccl}.items():
-        wish = wish_for(name)
-        if wish == "1":
-            raise SystemExit(
-                f"OURS_WITH_{name}=1 cannot be honoured: this release has no {name} engine. "
-                f"Leave the variable out, or set it to auto or 0."
-            )
-        found = find() if wish == "auto" else ""
-        report[name] = (
-            "off, as asked" if wish == "0" else f"off: found {found or 'none'}; this release has no such engine"
-        )
-    report["MPI"] = MPI_REPORT
-    return report
+def chosen_cuda() -> tuple[setup_cuda.Cuda | None, str]:
+    """Return the CUDA to build with, if one is wanted and there, and one phrase for the report."""
+    wish = wish_for("CUDA")
+    if wish == "0":
+        return None, "off, as asked"
+    found = setup_cuda.find_cuda(setup_cuda.find_nvcc())
+    if isinstance(found, setup_cuda.Cuda):
+        return found, f"on: CUDA {found.version}, {found.targets()} ({found.nvcc})"
+    if wish == "1":
+        raise SystemExit(f"OURS_WITH_CUDA=1 cannot be honoured: {found}")
+    return None, f"off: {found}"
 
 
 def compiler_name() -> str:
@@ -200,13 +185,14 @@ def sources(*patterns: str) -> list[str]:
 
 
 def extensions() -> list[Extension]:
-    """Return what is compiled: the extension module, and the library with MPI in it, which is no module of Python's."""
+    """Return what is compiled: the extension module, and the libraries for MPI and CUDA, which are none of Python's."""
     with_mpi = set(sources("engines/mpi/*.cpp"))
+    with_cuda = set(sources("cuda/*.cpp"))
     common = {"extra_compile_args": FLAGS, "language": "c++"}
     built = [
         Extension(
             "ourddp._C",
-            sorted(set(sources("*.cpp")) - with_mpi),
+            sorted(set(sources("*.cpp")) - with_mpi - with_cuda),
             include_dirs=[str(ROOT / "csrc")],
             library_dirs=cpp_extension.library_paths(),
             libraries=TORCH_LIBRARIES,
@@ -228,6 +214,8 @@ def extensions() -> list[Extension]:
                 **common,
             )
         )
+    if CUDA is not None:
+        built.append(Extension(CUDA_LIBRARY, [], optional=True))  # by BuildExtension, which may leave it out
     return built
 
 
@@ -256,7 +244,9 @@ def one_build_at_a_time() -> Iterator[None]:
 
 FLAGS = compile_flags()
 MPI, MPI_REPORT = chosen_mpi()
-ENGINES = optional_engines()
+CUDA, CUDA_REPORT = chosen_cuda()
+CUDA_LIBRARY = "ourddp._cuda"
+ENGINES = {"CUDA": CUDA_REPORT, "MPI": MPI_REPORT}
 
 
 class BuildExtension(cpp_extension.BuildExtension):
@@ -275,8 +265,21 @@ class BuildExtension(cpp_extension.BuildExtension):
         folder = self.build_temp
         if extension.name != "ourddp._C":
             self.build_temp = f"{folder}-{extension.name.rpartition('.')[2]}"
-        super().build_extension(extension)
+        if extension.name == CUDA_LIBRARY:
+            self.build_cuda(Path(self.get_ext_fullpath(extension.name)))
+        else:
+            super().build_extension(extension)
         self.build_temp = folder
+
+    def build_cuda(self, target: Path) -> None:
+        """Build the library for CUDA. Where it was not asked for and does not compile, the rest does without it."""
+        assert CUDA is not None
+        try:
+            setup_cuda.build(setup_cuda.Plan(CUDA, "-Werror" in FLAGS, Path(self.build_temp), target))
+        except setup_cuda.BuildError as error:
+            if wish_for("CUDA") == "1":
+                raise SystemExit(f"OURS_WITH_CUDA=1 cannot be honoured: {error}") from error
+            ENGINES["CUDA"] = f"off: it did not compile with {CUDA.nvcc}; a build with OURS_WITH_CUDA=1 shows why"
 
     def run(self) -> None:
         """Print what was found, build, and leave ``_build_info.py`` beside the extension."""
@@ -287,10 +290,12 @@ class BuildExtension(cpp_extension.BuildExtension):
         sys.stdout.flush()
         package = ROOT / "ourddp" if self.inplace else Path(self.build_lib) / "ourddp"
         with one_build_at_a_time():
-            if MPI is None:
-                for left in package.glob("_mpi.*.so"):
-                    left.unlink()
             super().run()
+            for name, pattern in (("MPI", "_mpi.*.so"), ("CUDA", "_cuda.*.so")):
+                for left in package.glob(pattern) if ENGINES[name].startswith("off") else []:
+                    left.unlink()
+        if CUDA is not None and ENGINES["CUDA"].startswith("off"):
+            print(f"ourddp build warning: CUDA is {ENGINES['CUDA']}", file=sys.stderr, flush=True)
         (package / "_build_info.py").write_text(build_info(FLAGS, ENGINES))
 
 

@@ -25,7 +25,8 @@ def run_tests(*variables: str) -> subprocess.CompletedProcess[str]:
     """Build and run the C++ tests by ``make run`` with the given ``NAME=value`` variables."""
     # A surrounding make's flags (its job server, its variables) are not for this one.
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    command = ["make", "--no-print-directory", "-C", str(ROOT / "tests" / "cpp"), "run", *variables]
+    jobs = f"-j{len(os.sched_getaffinity(0))}"
+    command = ["make", "--no-print-directory", jobs, "-C", str(ROOT / "tests" / "cpp"), "run", *variables]
     return subprocess.run(
         command,
         env=environment,
@@ -35,6 +36,12 @@ def run_tests(*variables: str) -> subprocess.CompletedProcess[str]:
         timeout=TIMEOUT_S,
         check=False,
     )
+
+
+def failures_of(output: str) -> str:
+    """Return what the C++ tests said of those that failed, and then the end of the output, which tells of a crash."""
+    failed = re.findall(r"^FAILED .*\n(?:(?!ok     |FAILED |\d+ passed, ).*\n)*", output, re.MULTILINE)
+    return "".join(failed) + "--- the output ends with\n" + output[-3000:]
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +54,22 @@ def tools() -> None:
 
 def test_cpp_tests_pass():
     result = run_tests()
-    summary = re.search(r"^(\d+) passed, (\d+) failed$", result.stdout, re.MULTILINE)
-    assert summary is not None, result.stdout[-5000:]
-    assert (result.returncode, int(summary[2])) == (0, 0), result.stdout[-5000:]
-    assert int(summary[1]) >= 30
+    # The last one, as some tests run a part of the program in another process.
+    summaries = re.findall(r"^(\d+) passed, (\d+) failed$", result.stdout, re.MULTILINE)
+    assert summaries, failures_of(result.stdout)
+    passed, failed = (int(count) for count in summaries[-1])
+    assert (result.returncode, failed) == (0, 0), failures_of(result.stdout)
+    assert passed >= 30
+
+
+def test_what_is_shown_of_failures_begins_with_them():
+    noise = "".join(f"ok     test_{i} (0.00 s)\n" for i in range(1000))
+    first = "FAILED one (0.10 s)\n  a.cpp:1: not true: x\nsecond line\n"
+    last = "FAILED other (0.20 s)\n  b.cpp:2: 1 == 2\n"
+    shown = failures_of(f"{noise}{first}{noise}{last}{noise}1000 passed, 2 failed\n")
+    assert shown.startswith(first + last + "---")
+    assert shown.endswith("1000 passed, 2 failed\n")
+    assert "test_999" in failures_of(noise)  # where the program died
 
 
 def test_a_filter_that_matches_nothing_fails():

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+namespace ours::cuda {
+
+/// Throws DeviceError with CUDA's name of the error, unless there is none. `call` is for people.
+void check(cudaError_t error, const char* call);
+void check(CUresult error, const char* call);
+
+/// Whether this process was forked from one that used CUDA, which no child can.
+bool is_forked_child() noexcept;
+/// Throws DeviceError in such a process.
+void check_not_forked();
+
+}  // namespace ours::cuda

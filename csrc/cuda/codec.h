@@ -1,0 +1,172 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
+// Elements between memory and what is computed with. All that a kernel does is in functions that the CPU can run as
+// well, where tests compare them with the CPU's own loops. NaNs may differ in their payloads, nothing else.
+
+#if defined(__CUDACC__)
+#define OURS_BOTH __host__ __device__ __forceinline__
+#else
+#define OURS_BOTH inline
+#endif
+
+#if defined(__CUDA_ARCH__)
+#define OURS_UNROLL_ALL _Pragma("unroll")
+#else
+#define OURS_UNROLL_ALL
+#endif
+
+namespace ours::cuda {
+
+/// The most that one instruction loads or stores.
+struct alignas(16) Bits16 {
+  uint32_t word[4];
+};
+constexpr size_t kVectorBytes = sizeof(Bits16);
+
+/// Bits from or to an address that is a multiple of their alignment.
+template <class T>
+OURS_BOTH T load(const char* address) {
+#if defined(__CUDA_ARCH__)
+  return *reinterpret_cast<const T*>(address);
+#else
+  T bits;
+  std::memcpy(&bits, address, sizeof(bits));
+  return bits;
+#endif
+}
+
+template <class T>
+OURS_BOTH void store(char* address, const T& bits) {
+#if defined(__CUDA_ARCH__)
+  *reinterpret_cast<T*>(address) = bits;
+#else
+  std::memcpy(address, &bits, sizeof(bits));
+#endif
+}
+
+template <class To, class From>
+OURS_BOTH To bits_as(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "same size");
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+OURS_BOTH float float_of_half(uint16_t half) {
+#if defined(__CUDA_ARCH__)
+  return __half2float(__ushort_as_half(half));
+#else
+  const uint32_t magnitude = half & 0x7fffu, sign = (half & 0x8000u) << 16;
+  if (magnitude > 0x7bffu) return bits_as<float>(sign | 0x7f800000u | magnitude << 13);
+  // Below that is n * 2^-24 with the smallest exponent, which the product of normal numbers gives exactly.
+  const auto value = bits_as<float>(magnitude << 13) * bits_as<float>(0x77800000u);  // 2^112
+  return bits_as<float>(bits_as<uint32_t>(value) | sign);
+#endif
+}
+
+OURS_BOTH uint16_t half_of_float(float x) {
+#if defined(__CUDA_ARCH__)
+  return __half_as_ushort(__float2half_rn(x));
+#else
+  const auto bits = bits_as<uint32_t>(x);
+  const uint32_t magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
+  uint32_t half = 0;
+  if (magnitude > 0x7f800000u) {
+    half = 0x7fffu;
+  } else if (magnitude > 0x477fefffu) {
+    half = 0x7c00u;
+  } else if (magnitude < 0x38800000u) {
+    // Adding 0.5 rounds at 2^-24, the unit of what is subnormal.
+    half = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000u;
+  } else {
+    half = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+  }
+  return static_cast<uint16_t>(half | sign);
+#endif
+}
+
+OURS_BOTH float float_of_brain(uint16_t brain) { return bits_as<float>(static_cast<uint32_t>(brain) << 16); }
+
+OURS_BOTH uint16_t brain_of_float(float x) {
+#if defined(__CUDA_ARCH__)
+  return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+#else
+  const auto bits = bits_as<uint32_t>(x);
+  if (x != x) return 0x7fffu;
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+#endif
+}
+
+// How an element is stored (Stored) and computed with (Value). The alignment of Stored is what its loads need.
+
+template <class T>
+struct Plain {
+  using Stored = T;
+  using Value = T;
+  static OURS_BOTH Value decode(Stored x) { return x; }
+  static OURS_BOTH Stored encode(Value x) { return x; }
+};
+
+struct Half {
+  using Stored = uint16_t;
+  using Value = float;
+  static OURS_BOTH Value decode(Stored x) { return float_of_half(x); }
+  static OURS_BOTH Stored encode(Value x) { return half_of_float(x); }
+};
+
+struct Brain {
+  using Stored = uint16_t;
+  using Value = float;
+  static OURS_BOTH Value decode(Stored x) { return float_of_brain(x); }
+  static OURS_BOTH Stored encode(Value x) { return brain_of_float(x); }
+};
+
+/// A byte that is 0 or not; computed with and stored as 0 or 1.
+struct BoolByte {
+  using Stored = uint8_t;
+  using Value = uint8_t;
+  static OURS_BOTH Value decode(Stored x) { return x != 0 ? 1 : 0; }
+  static OURS_BOTH Stored encode(Value x) { return x; }
+};
+
+/// Four of them at once.
+struct BoolWord {
+  using Stored = uint32_t;
+  using Value = uint32_t;
+  static OURS_BOTH Value decode(Stored x) {
+    // Adding 0x7f carries into the highest bit of a byte from any of the lower ones.
+    return (((x & 0x7f7f7f7fu) + 0x7f7f7f7fu) | x) >> 7 & 0x01010101u;
+  }
+  static OURS_BOTH Stored encode(Value x) { return x; }
+};
+
+template <class T>
+struct Pair {
+  T re, im;
+};
+
+template <class T>
+struct ComplexNumber {
+  using Stored = Pair<T>;
+  using Value = Pair<T>;
+  static OURS_BOTH Value decode(Stored x) { return x; }
+  static OURS_BOTH Stored encode(Value x) { return x; }
+};
+
+struct ComplexHalf {
+  using Stored = Pair<uint16_t>;
+  using Value = Pair<float>;
+  static OURS_BOTH Value decode(Stored x) { return {float_of_half(x.re), float_of_half(x.im)}; }
+  static OURS_BOTH Stored encode(Value x) { return {half_of_float(x.re), half_of_float(x.im)}; }
+};
+
+}  // namespace ours::cuda

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/gates.h"
+#include "cuda/memory.h"
+#include "device/device.h"
+
+namespace ours::cuda {
+
+/// A device of CUDA's, with the primary context that the program uses too.
+class CudaDevice : public Device {
+ public:
+  /// Opens it: makes its context, allocates what must not be allocated later, and loads all kernels, since CUDA may
+  /// wait for the device when it loads one.
+  explicit CudaDevice(int index);
+
+  int index() const override { return index_; }
+  std::string name() const override { return name_; }
+  std::string identity() const override { return identity_; }
+  std::string hardware() const override { return hardware_; }
+  bool reaches(const std::string& identity) const override;
+
+  std::unique_ptr<DeviceStream> make_stream() override;
+  std::unique_ptr<DeviceEvent> make_event() override;
+  std::unique_ptr<StreamGate> make_gate() override;
+  bool is_capturing(StreamHandle stream) const override;
+
+  std::shared_ptr<void> pinned_memory(size_t bytes) override;
+  std::shared_ptr<void> memory(size_t bytes) override;
+  MemoryHandle share(const void* memory) override;
+  std::shared_ptr<void> map(const MemoryHandle& handle) override;
+
+  void copy(void* to, const void* from, size_t bytes, StreamHandle stream) override;
+  void reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count, DType dtype,
+              const Reduction& reduction, StreamHandle stream) override;
+  void flatten(void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type, double scale,
+               StreamHandle stream) override;
+  void unflatten(const void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
+                 double scale, StreamHandle stream) override;
+
+  CUcontext context() const { return context_; }
+
+ private:
+  void load_kernels() const;
+
+  int index_;
+  CUcontext context_ = nullptr;  ///< never released
+  int priority_ = 0;             ///< of our streams
+  std::string name_, identity_, hardware_;
+  std::map<std::string, bool> peers_;  ///< by identity, for the devices that this process sees
+  std::shared_ptr<GateWords> gates_;
+  std::shared_ptr<PinnedBlocks> pinned_;
+  std::shared_ptr<DeviceBlocks> blocks_;
+};
+
+}  // namespace ours::cuda

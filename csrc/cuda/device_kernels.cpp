@@ -1,0 +1,59 @@
+#include <utility>
+
+#include "cuda/device.h"
+#include "cuda/flat_launch.h"
+#include "cuda/kernels.h"
+#include "cuda/reduce_launch.h"
+#include "device/device_checks.h"
+
+// How the device's kernels are launched.
+
+namespace ours::cuda {
+namespace {
+
+struct FindFlatKernel {
+  using Kernel = FlatKernel;
+  static Kernel copy(size_t unit) { return find_copy_kernel(unit); }
+  static Kernel conversion(DType from, DType to) { return find_conversion_kernel(from, to); }
+};
+
+template <class Task>
+void launch(const void* kernel, const Task& task, size_t blocks, StreamHandle stream) {
+  void* parameters[] = {const_cast<Task*>(&task)};
+  check(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), parameters, 0,
+                         static_cast<cudaStream_t>(stream)),
+        "cudaLaunchKernel");
+}
+
+void launch_moves(CUcontext context, std::vector<Move> moves, DType from, DType to, double scale, StreamHandle stream) {
+  const FlatPlan<FindFlatKernel> plan(std::move(moves), from, to, scale);
+  const ContextGuard guard(context);
+  for (const FlatLaunch& one : plan.launches) launch(plan.kernel.function, one.task, one.blocks, stream);
+}
+
+}  // namespace
+
+void CudaDevice::reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count,
+                        DType dtype, const Reduction& reduction, StreamHandle stream) {
+  check_device_reduction(results.size(), sources.size(), dtype, reduction);
+  const kernels::ReducePlan plan = kernels::plan_reduction(dtype, count, reduction);
+  const ReduceKernel kernel = find_reduce_kernel(plan.element, plan.combine);
+  const ReduceLaunch planned = plan_launch(results, sources, plan, kernel.shape);
+  if (planned.blocks == 0) return;
+  const ContextGuard guard(context_);
+  launch(kernel.function, planned.task, planned.blocks, stream);
+}
+
+void CudaDevice::flatten(void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
+                         double scale, StreamHandle stream) {
+  check_conversion(flat_type, piece_type, scale);
+  launch_moves(context_, moves_into(flat, flat_type, pieces), piece_type, flat_type, scale, stream);
+}
+
+void CudaDevice::unflatten(const void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
+                           double scale, StreamHandle stream) {
+  check_conversion(flat_type, piece_type, scale);
+  launch_moves(context_, moves_out_of(flat, flat_type, pieces), flat_type, piece_type, scale, stream);
+}
+
+}  // namespace ours::cuda

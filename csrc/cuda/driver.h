@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <exception>
+
+#include "cuda/check.h"
+
+namespace ours::cuda {
+
+/// The functions of the driver that the runtime has no equals of. They are asked for by name, so that this library can
+/// be loaded where there is no driver.
+struct Driver {
+  decltype(&cuDeviceGet) device_get;
+  decltype(&cuDeviceGetUuid) device_uuid;
+  decltype(&cuDevicePrimaryCtxRetain) retain;
+  decltype(&cuCtxPushCurrent) push;
+  decltype(&cuCtxPopCurrent) pop;
+  decltype(&cuStreamWaitValue32) wait_value;
+};
+
+/// Throws DeviceError where the driver lacks one.
+const Driver& driver();
+
+/// For as long as it lives the device is the thread's current one, and calls that CUDA forbids while some stream of the
+/// process is being captured are allowed, as they concern streams of ours. Afterwards all is as it was. cudaSetDevice()
+/// could not put back that there was no context at all: it would make one on device 0, of hundreds of megabytes.
+class ContextGuard {
+ public:
+  /// Throws DeviceError in a forked child.
+  explicit ContextGuard(CUcontext context);
+  ~ContextGuard();
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+/// For destructors: calls `end` with the device current, unless CUDA ended before, with the process, or belongs to
+/// another one.
+template <class End>
+void end_quietly(CUcontext context, const End& end) noexcept {
+  if (is_forked_child()) return;
+  try {
+    const ContextGuard guard(context);
+    static_cast<void>(end());
+  } catch (const std::exception&) {
+    // There is no context any more, and nothing to be freed.
+  }
+}
+
+}  // namespace ours::cuda

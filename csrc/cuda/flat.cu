@@ -1,0 +1,25 @@
+#include "cuda/kernels.h"
+
+namespace ours::cuda {
+namespace {
+
+template <class Spec>
+__global__ void __launch_bounds__(kThreads) flat_kernel(const __grid_constant__ FlatTask task) {
+  FlatThread<Spec>::run(task, blockIdx.x, threadIdx.x);
+}
+
+struct MakeKernel {
+  using Made = FlatKernel;
+  template <class Spec>
+  static Made make() {
+    return {reinterpret_cast<const void*>(&flat_kernel<Spec>), flat_shape_of<Spec>()};
+  }
+};
+
+}  // namespace
+
+FlatKernel find_copy_kernel(size_t unit) { return FlatTable<MakeKernel>::find_copy(unit); }
+
+FlatKernel find_conversion_kernel(DType from, DType to) { return FlatTable<MakeKernel>::find_conversion(from, to); }
+
+}  // namespace ours::cuda

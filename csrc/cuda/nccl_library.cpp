@@ -1,0 +1,208 @@
+#include "cuda/nccl_library.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <cstring>
+#include <utility>
+
+#include "cuda/device.h"
+#include "cuda/nccl_abi.h"
+#include "cuda/nccl_group.h"
+
+// NCCL itself, whose library is looked for when it is needed.
+
+namespace ours::cuda {
+namespace {
+
+constexpr int kOldest = 21800;  // whose calls all return at once if they are told to
+
+struct Functions : NcclFunctions {
+  int version = 0;
+  std::string obstacle;
+};
+
+/// Where torch's wheels have NCCL: site-packages/torch/lib/libc10.so is beside site-packages/nvidia/nccl.
+std::string beside_torch() {
+  std::string found;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* result) {
+        const std::string path = info->dlpi_name == nullptr ? "" : info->dlpi_name;
+        const size_t at = path.rfind("/torch/lib/libc10.so");
+        if (at == std::string::npos) return 0;
+        *static_cast<std::string*>(result) = path.substr(0, at) + "/nvidia/nccl/lib/libnccl.so.2";
+        return 1;
+      },
+      &found);
+  return found;
+}
+
+/// Never closed again. The one that torch has loaded, if it has: two of them in a process would both want the device.
+void* open_library() {
+  constexpr const char* kName = "libnccl.so.2";
+  if (void* loaded = dlopen(kName, RTLD_NOW | RTLD_NOLOAD)) return loaded;
+  const std::string wheel = beside_torch();
+  void* library = wheel.empty() ? nullptr : dlopen(wheel.c_str(), RTLD_NOW | RTLD_LOCAL);
+  return library != nullptr ? library : dlopen(kName, RTLD_NOW | RTLD_LOCAL);
+}
+
+Functions load() {
+  Functions f{};
+  void* library = open_library();
+  if (library == nullptr) {
+    f.obstacle = "NCCL's library (libnccl.so.2) is neither loaded nor found: a torch for CUDA brings it along";
+    return f;
+  }
+  const auto find = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+    if (function == nullptr) f.obstacle = std::string("the NCCL that was found has no ") + name;
+  };
+  find(f.get_version, "ncclGetVersion");
+  find(f.get_unique_id, "ncclGetUniqueId");
+  find(f.init, "ncclCommInitRankConfig");
+  find(f.async_error, "ncclCommGetAsyncError");
+  find(f.finalize, "ncclCommFinalize");
+  find(f.destroy, "ncclCommDestroy");
+  find(f.abort, "ncclCommAbort");
+  find(f.group_start, "ncclGroupStart");
+  find(f.group_end, "ncclGroupEnd");
+  find(f.all_reduce, "ncclAllReduce");
+  find(f.reduce, "ncclReduce");
+  find(f.reduce_scatter, "ncclReduceScatter");
+  find(f.broadcast, "ncclBroadcast");
+  find(f.all_gather, "ncclAllGather");
+  find(f.send, "ncclSend");
+  find(f.receive, "ncclRecv");
+  find(f.error_string, "ncclGetErrorString");
+  find(f.last_error, "ncclGetLastError");
+  if (f.get_version != nullptr) f.get_version(&f.version);
+  if (f.obstacle.empty() && f.version < kOldest) {
+    f.obstacle = "NCCL " + std::to_string(f.version) + " is older than 2.18: install a newer one";
+  }
+  return f;
+}
+
+const Functions& functions() {
+  static const Functions kFunctions = load();
+  return kFunctions;
+}
+
+static_assert(sizeof(ncclUniqueId) == sizeof(NcclId));
+
+ncclDataType_t type_of(NcclType type) { return static_cast<ncclDataType_t>(type); }
+ncclRedOp_t op_of(NcclOp op) { return static_cast<ncclRedOp_t>(op); }
+ncclComm_t comm_of(NcclComm comm) { return static_cast<ncclComm_t>(comm); }
+cudaStream_t stream_of(const NcclPlace& at) { return static_cast<cudaStream_t>(at.stream); }
+
+/// Every call with the device's context, and under way when it returns.
+class RealNccl : public NcclApi {
+ public:
+  explicit RealNccl(CUcontext context) : context_(context), nccl_(functions()) {}
+
+  NcclId make_id() override {
+    ncclUniqueId made{};
+    call("ncclGetUniqueId", nullptr, [&] { return nccl_.get_unique_id(&made); });
+    NcclId id{};
+    std::memcpy(id.data(), &made, sizeof(made));
+    return id;
+  }
+  void init(int ranks, const NcclId& id, int rank, NcclComm& comm) override {
+    ncclUniqueId made{};
+    std::memcpy(&made, id.data(), sizeof(made));
+    ncclConfig_t config;
+    config.blocking = 0;
+    call("ncclCommInitRankConfig", nullptr, [&] {
+      ncclComm_t begun = nullptr;
+      const ncclResult_t result = nccl_.init(&begun, ranks, made, rank, &config);
+      comm = begun;
+      return result;
+    });
+  }
+  bool ready(NcclComm comm) override {
+    ncclResult_t state = ncclSuccess;
+    call("ncclCommGetAsyncError", comm, [&] { return nccl_.async_error(comm_of(comm), &state); });
+    check_result("an operation of NCCL", comm, state);
+    return state != ncclInProgress;
+  }
+  void finalize(NcclComm comm) override {
+    call("ncclCommFinalize", comm, [&] { return nccl_.finalize(comm_of(comm)); });
+  }
+  void destroy(NcclComm comm) noexcept override {
+    end_quietly(context_, [&] { return nccl_.destroy(comm_of(comm)); });
+  }
+  void abort(NcclComm comm) noexcept override {
+    end_quietly(context_, [&] { return nccl_.abort(comm_of(comm)); });
+  }
+  void begin_group() override {
+    call("ncclGroupStart", nullptr, [&] { return nccl_.group_start(); });
+  }
+  void end_group() override {
+    call("ncclGroupEnd", nullptr, [&] { return nccl_.group_end(); });
+  }
+
+  void all_reduce(const void* in, void* out, size_t count, NcclType type, NcclOp op, NcclPlace at) override {
+    call("ncclAllReduce", at.comm,
+         [&] { return nccl_.all_reduce(in, out, count, type_of(type), op_of(op), comm_of(at.comm), stream_of(at)); });
+  }
+  void reduce(const void* in, void* out, size_t count, NcclType type, NcclOp op, int root, NcclPlace at) override {
+    call("ncclReduce", at.comm,
+         [&] { return nccl_.reduce(in, out, count, type_of(type), op_of(op), root, comm_of(at.comm), stream_of(at)); });
+  }
+  void reduce_scatter(const void* in, void* out, size_t count, NcclType type, NcclOp op, NcclPlace at) override {
+    call("ncclReduceScatter", at.comm, [&] {
+      return nccl_.reduce_scatter(in, out, count, type_of(type), op_of(op), comm_of(at.comm), stream_of(at));
+    });
+  }
+  void broadcast(void* buffer, size_t bytes, int root, NcclPlace at) override {
+    call("ncclBroadcast", at.comm,
+         [&] { return nccl_.broadcast(buffer, buffer, bytes, ncclUint8, root, comm_of(at.comm), stream_of(at)); });
+  }
+  void all_gather(const void* in, void* out, size_t bytes, NcclPlace at) override {
+    call("ncclAllGather", at.comm,
+         [&] { return nccl_.all_gather(in, out, bytes, ncclUint8, comm_of(at.comm), stream_of(at)); });
+  }
+  void send(const void* data, size_t bytes, int to, NcclPlace at) override {
+    call("ncclSend", at.comm, [&] { return nccl_.send(data, bytes, ncclUint8, to, comm_of(at.comm), stream_of(at)); });
+  }
+  void receive(void* data, size_t bytes, int from, NcclPlace at) override {
+    call("ncclRecv", at.comm,
+         [&] { return nccl_.receive(data, bytes, ncclUint8, from, comm_of(at.comm), stream_of(at)); });
+  }
+
+ private:
+  template <class Calls>
+  void call(const char* name, NcclComm comm, const Calls& calls) const {
+    const ContextGuard guard(context_);
+    check_result(name, comm, calls());
+  }
+  void check_result(const char* name, NcclComm comm, ncclResult_t result) const {
+    if (result == ncclSuccess || result == ncclInProgress) return;
+    const char* last = nccl_.last_error(comm_of(comm));
+    throw DeviceError(std::string(name) + " failed: " + nccl_.error_string(result) +
+                      (last == nullptr || *last == '\0' ? "" : std::string(" (") + last + ")") +
+                      ". NCCL_DEBUG=INFO says more");
+  }
+
+  CUcontext context_;
+  const Functions& nccl_;
+};
+
+}  // namespace
+
+std::string why_no_nccl() { return functions().obstacle; }
+
+std::string nccl_version() {
+  if (!functions().obstacle.empty()) return "";
+  const int version = functions().version;
+  return "NCCL " + std::to_string(version / 10000) + "." + std::to_string(version % 10000 / 100) + "." +
+         std::to_string(version % 100);
+}
+
+std::shared_ptr<Group> make_nccl_group(std::shared_ptr<Group> host, std::shared_ptr<Device> device, Deadline deadline) {
+  if (!functions().obstacle.empty()) throw DeviceError(functions().obstacle);
+  const auto& cuda_device = dynamic_cast<const CudaDevice&>(*device);
+  auto api = std::make_shared<RealNccl>(cuda_device.context());
+  return NcclGroup::make(std::move(api), std::move(host), std::move(device), deadline);
+}
+
+}  // namespace ours::cuda

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "cuda/kernels.h"
+
+namespace ours::cuda {
+
+template <class Spec>
+__global__ void __launch_bounds__(kThreads) reduce_kernel(const __grid_constant__ ReduceTask task) {
+  ReduceThread<Spec>::run(task, blockIdx.x, threadIdx.x);
+}
+
+struct MakeReduceKernel {
+  using Made = ReduceKernel;
+  template <class Spec>
+  static Made make() {
+    return {reinterpret_cast<const void*>(&reduce_kernel<Spec>), shape_of<Spec>()};
+  }
+};
+
+}  // namespace ours::cuda

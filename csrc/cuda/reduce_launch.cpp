@@ -1,0 +1,61 @@
+#include "cuda/reduce_launch.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "common/error.h"
+#include "common/partition.h"
+
+namespace ours::cuda {
+namespace {
+
+uintptr_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+std::vector<uintptr_t> addresses(const std::vector<void*>& results, const std::vector<const void*>& sources) {
+  std::vector<uintptr_t> all;
+  for (const void* source : sources) all.push_back(address_of(source));
+  for (const void* result : results) all.push_back(address_of(result));
+  return all;
+}
+
+/// Elements before the first vector; all, where the buffers do not have their vectors at the same places.
+size_t head_of(const std::vector<uintptr_t>& all, size_t count, const ReduceShape& shape) {
+  const size_t beyond = all.front() % kVectorBytes;
+  for (const uintptr_t address : all) {
+    if (address % kVectorBytes != beyond) return count;
+  }
+  const size_t bytes = beyond == 0 ? 0 : kVectorBytes - beyond;
+  return bytes % shape.element_bytes == 0 ? std::min(count, bytes / shape.element_bytes) : count;
+}
+
+}  // namespace
+
+ReduceLaunch plan_launch(const std::vector<void*>& results, const std::vector<const void*>& sources,
+                         const kernels::ReducePlan& plan, const ReduceShape& shape) {
+  const std::vector<uintptr_t> all = addresses(results, sources);
+  for (const uintptr_t address : all) {
+    if (plan.count != 0 && address % shape.alignment != 0) {
+      throw InvalidArgument("a buffer in device memory does not begin at a multiple of " +
+                            std::to_string(shape.alignment) + " bytes, as its elements need; copy the tensor first");
+    }
+  }
+  ReduceLaunch launch{};
+  ReduceTask& task = launch.task;
+  std::transform(sources.begin(), sources.end(), task.sources,
+                 [](const void* p) { return static_cast<const char*>(p); });
+  std::transform(results.begin(), results.end(), task.results, [](void* p) { return static_cast<char*>(p); });
+  task.source_count = static_cast<int>(sources.size());
+  task.result_count = static_cast<int>(results.size());
+  task.value = plan.value;
+  task.head = head_of(all, plan.count, shape);
+  task.vectors = (plan.count - task.head) * shape.element_bytes / kVectorBytes;
+  task.scalars = plan.count - task.vectors * kVectorBytes / shape.element_bytes;
+  // As many blocks as it takes, not as many as fit at once: the hardware hands them out as others end, so that a device
+  // busy with something else is shared well, and nothing depends on its size.
+  launch.blocks = std::max(piece_count(task.vectors, kThreads * shape.unroll),
+                           piece_count(task.scalars, kThreads * kScalarsPerThread));
+  return launch;
+}
+
+}  // namespace ours::cuda

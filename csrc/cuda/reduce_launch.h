@@ -1,0 +1,20 @@
+#pragma once
+
+#include <vector>
+
+#include "cuda/reduce_body.h"
+#include "kernels/plan.h"
+
+namespace ours::cuda {
+
+/// A kernel's parameters, and how many blocks of kThreads threads it takes; 0: nothing is to be done.
+struct ReduceLaunch {
+  ReduceTask task;
+  size_t blocks;
+};
+
+/// Throws InvalidArgument where a buffer does not lie on a multiple of what its elements need.
+ReduceLaunch plan_launch(const std::vector<void*>& results, const std::vector<const void*>& sources,
+                         const kernels::ReducePlan& plan, const ReduceShape& shape);
+
+}  // namespace ours::cuda
