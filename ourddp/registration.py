@@ -11,14 +11,15 @@ import torch.distributed as dist
 from ourddp import _C, engines
 
 BACKEND = "ours"
+DEVICES = ["cpu", "cuda"]
 
 
 def register() -> None:
-    """Register the backend under the name ``ours`` for CPU tensors. Further calls change nothing."""
+    """Register the backend under the name ``ours`` for CPU and CUDA tensors. Further calls change nothing."""
     if not dist.is_available():
         raise RuntimeError("This torch was built without torch.distributed, which the backend 'ours' plugs into.")
     if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, _C.create_backend, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, _C.create_backend, extended_api=True, devices=DEVICES)
     engines.register()
     if _C.records_flights():
         # Otherwise torch records each call by hooks around it, which take longer than a small all-reduce. A torch that

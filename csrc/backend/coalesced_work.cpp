@@ -40,6 +40,10 @@ bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
+void CoalescedWork::synchronize() {
+  for (const auto& work : works_) work->synchronize();
+}
+
 std::vector<at::Tensor> CoalescedWork::result() {
   std::vector<at::Tensor> all;
   for (const auto& work : works_) {
@@ -51,13 +55,14 @@ std::vector<at::Tensor> CoalescedWork::result() {
 
 c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
   const c10::TypePtr type = c10::ListType::create(c10::TensorType::get());
-  auto combined = c10::make_intrusive<c10::ivalue::Future>(type);
   if (works_.empty()) {
+    auto combined = c10::make_intrusive<c10::ivalue::Future>(type);
     combined->markCompleted(c10::IValue(std::vector<at::Tensor>()));
     return combined;
   }
   c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(c10::FutureType::create(type));
   for (const auto& work : works_) futures.push_back(work->getFuture());
+  auto combined = c10::make_intrusive<c10::ivalue::Future>(type, futures.get(0)->devices());
   c10::intrusive_ptr<CoalescedWork> self = c10::intrusive_ptr<CoalescedWork>::reclaim_copy(this);
   c10::collectAll(futures)->addCallback([self, combined](c10::ivalue::Future&) {
     try {

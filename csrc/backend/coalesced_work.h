@@ -20,7 +20,7 @@ class CoalescedWork final : public c10d::Work {
   /// Waits for all, even if one fails, and then throws the first error. `timeout` is for all together.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
-  void synchronize() override {}
+  void synchronize() override;
 
   /// Those of all Works, one after the other.
   std::vector<at::Tensor> result() override;

@@ -1,6 +1,9 @@
 #include "backend/collective_work.h"
 
+#include <utility>
+
 #include "backend/errors.h"
+#include "backend/unlocked.h"
 
 namespace ours {
 
@@ -14,16 +17,43 @@ CollectiveWork::CollectiveWork(Collective collective, std::shared_ptr<Group> gro
       queue_(std::move(queue)) {}
 
 bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout.count() <= 0 && may_hold_stream() && device_call_->hold_current_stream()) {
+    if (done()) rethrow();
+    return true;
+  }
   if (!queue_->wait(*this, timeout)) throw_wait_timeout(timeout);
   rethrow();
   return true;
+}
+
+void CollectiveWork::synchronize() {
+  if (!device_call_ || done()) return;
+  run_unlocked([this] {
+    if (!may_hold_stream() || !device_call_->hold_current_stream()) queue_->wait(*this, kNoTimeout);
+  });
+}
+
+std::vector<at::Device> CollectiveWork::devices() const {
+  return device_call_ ? std::vector<at::Device>{device_call_->device()} : std::vector<at::Device>();
+}
+
+bool CollectiveWork::may_hold_stream() const {
+  // What has ended, the host knows the device to have done with.
+  return device_call_ && !device_call_->blocks_host() && !done() && !device_call_->is_first();
 }
 
 void CollectiveWork::execute() noexcept {
   set_started();
   std::exception_ptr error;
   try {
-    body_(*group_, Call{op_, dtype_, getSequencenumber(), Deadline::after(getTimeout())});
+    const Call call{op_, dtype_, getSequencenumber(), Deadline::after(getTimeout())};
+    if (device_call_) {
+      device_call_->run(body_, call);
+      // The hooks that complete() calls take their time, for which no stream has to wait.
+      device_call_->open();
+    } else {
+      body_(*group_, call);
+    }
   } catch (...) {
     error = std::current_exception();
     // The group knows it already if one of its operations threw this. Else the peers must hear of it, and of this group
@@ -31,8 +61,29 @@ void CollectiveWork::execute() noexcept {
     if (error_type_of(error) != c10d::ErrorType::SUCCESS) group_->fail(error);
   }
   // Staging memory is not needed any more, however long the user keeps the Work.
-  body_ = nullptr;
+  if (!device_call_) body_ = nullptr;
   complete(error);
+  if (!device_call_) return;
+  // After a failure, too, and when the error can be seen: nothing may stay held.
+  device_call_->open();
+  device_call_->disposal()->drop([body = std::exchange(body_, nullptr)] {});
+}
+
+void CollectiveWork::drop(c10::intrusive_ptr<CollectiveWork> work) {
+  if (!work->device_call_) return;
+  const std::shared_ptr<Disposal> disposal = work->device_call_->disposal();
+  disposal->drop([work = std::move(work)] {});
+}
+
+void CollectiveWork::run_callbacks() noexcept {
+  // An error is all that a future of a failed one has, and the device may refuse to be asked for anything.
+  if (!device_call_ || exception()) return OursWork::run_callbacks();
+  try {
+    // The future notes the current stream, and makes those of its callbacks wait for that one: no other may be held up.
+    device_call_->on_own_stream([this] { OursWork::run_callbacks(); });
+  } catch (const std::exception& e) {
+    TORCH_WARN("the callbacks on the future of ", name_of(op_), " did not run: ", e.what());
+  }
 }
 
 }  // namespace ours

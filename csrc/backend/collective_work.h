@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend/comm_queue.h"
+#include "backend/device_call.h"
 #include "backend/work.h"
 #include "collectives/group.h"
 
@@ -20,6 +21,8 @@ struct Collective {
   std::vector<std::vector<at::Tensor>> outputs;
   /// Does the operation; owns all tensors that it touches.
   std::function<void(Group&, const Call&)> body;
+  /// Of a collective without tensors, which works on the CPU: the device whose current stream it comes after.
+  std::optional<at::Device> behind{};
 };
 
 /// One collective of a group, run by its CommQueue.
@@ -28,9 +31,17 @@ class CollectiveWork final : public OursWork {
   CollectiveWork(Collective collective, std::shared_ptr<Group> group, std::shared_ptr<CommQueue> queue,
                  std::shared_ptr<GroupStatus> status);
 
-  /// Blocks until the operation has ended and throws its error. A `timeout` (0: none) that passes before throws too,
-  /// and leaves the operation and the group as they are.
+  /// Blocks until the operation has ended and throws its error. Of device tensors, where no timeout is given: makes the
+  /// current stream wait instead where that can be (see DeviceCall), and throws the error if the operation
+  /// has failed by now. A `timeout` (0: none) that passes before throws too, and leaves the operation and the group as
+  /// they are.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+
+  /// Makes the current stream wait until the operation has ended, or the host; nothing to do for CPU tensors.
+  void synchronize() override;
+
+  /// Of device tensors: their part in the device's order of work. Before execute().
+  void set_device_call(std::unique_ptr<DeviceCall> call) { device_call_ = std::move(call); }
 
   /// The number of the collective in its group; before execute().
   using OursWork::set_sequence;
@@ -38,14 +49,26 @@ class CollectiveWork final : public OursWork {
   /// Runs the operation and completes the Work, but for its callbacks. Called once, by the queue.
   void execute() noexcept;
 
+  /// Drops a reference, which may be the last, and with it tensors and callbacks of Python. Never waits for a device.
+  static void drop(c10::intrusive_ptr<CollectiveWork> work);
+
   using OursWork::has_callbacks;
-  using OursWork::run_callbacks;
+  void run_callbacks() noexcept;
+
+ protected:
+  /// Where there is no output, too: callbacks must not run in the stream in which the future is completed.
+  std::vector<at::Device> devices() const override;
 
  private:
+  /// Whether a stream may wait for it instead of the host: it is of device tensors, under way, and not the first, and
+  /// nobody wants the host to wait.
+  bool may_hold_stream() const;
+
   const DType dtype_;
   std::function<void(Group&, const Call&)> body_;
   std::shared_ptr<Group> group_;
   std::shared_ptr<CommQueue> queue_;
+  std::unique_ptr<DeviceCall> device_call_;  // null: of CPU tensors
 };
 
 }  // namespace ours

@@ -1,7 +1,7 @@
 #include "backend/process_group.h"
 #include "backend/tensors.h"
 
-// The collectives that move data unchanged, and those that move none.
+// The collectives that move data unchanged.
 
 namespace ours {
 
@@ -265,24 +265,6 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::alltoall_base(at::Tensor& output, at
                                                           std::vector<int64_t>& input_splits,
                                                           const c10d::AllToAllOptions& opts) {
   return all_to_all_single(output, input, output_splits, input_splits, opts);
-}
-
-ProcessGroupOurs::WorkPtr ProcessGroupOurs::barrier(const c10d::BarrierOptions& opts) {
-  return launch({Op::Barrier, DType::UInt8, opts.asyncOp, opts.timeout, {}, {}, [](Group& group, const Call& call) {
-                   group.barrier(call);
-                 }});
-}
-
-void ProcessGroupOurs::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  const WorkPtr work =
-      launch({Op::MonitoredBarrier,
-              DType::UInt8,
-              false,
-              opts.timeout,
-              {},
-              {},
-              [wait_all_ranks](Group& group, const Call& call) { group.monitored_barrier(call, wait_all_ranks); }});
-  if (work) work->wait();
 }
 
 }  // namespace ours

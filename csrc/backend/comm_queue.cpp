@@ -145,7 +145,7 @@ void CommQueue::run_next(Lock& lock) {
   run(work, lock);
   // The last reference may go here, and with it tensors and callbacks of Python: not under the lock.
   lock.unlock();
-  work.reset();
+  CollectiveWork::drop(std::move(work));
   lock.lock();
 }
 
@@ -191,6 +191,14 @@ void CommQueue::drain() {
       progress_.wait(lock);
     }
   }
+  --waiters_;
+}
+
+void CommQueue::wait_idle(std::chrono::milliseconds limit) {
+  const Deadline deadline = Deadline::after(limit);
+  Lock lock(mutex_);
+  ++waiters_;
+  progress_.wait_until(lock, deadline.at(), [&] { return queue_.empty() && !running_; });
   --waiters_;
 }
 

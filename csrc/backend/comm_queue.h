@@ -43,6 +43,9 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   /// Returns once nothing is queued or running, nor any callback but the caller.
   void drain();
 
+  /// Waits until nothing is queued or running, at most for `limit`. Runs nothing itself: it could not stop then.
+  void wait_idle(std::chrono::milliseconds limit);
+
   /// True while something is queued or running.
   bool busy() const;
 

@@ -13,18 +13,43 @@ namespace {
 constexpr std::chrono::milliseconds kCallbackPatience{5000};
 constexpr std::chrono::milliseconds kHookPatience{15000};
 
+/// How long the end of a program waits for peers that have yet to take part in the last operations of its devices.
+constexpr std::chrono::milliseconds kLastPatience{5000};
+
+std::chrono::milliseconds left(Deadline deadline) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(deadline.at() - Clock::now());
+}
+
 }  // namespace
+
+void GroupParts::abort(const std::string& reason) const {
+  status->set_aborted();
+  group->abort(reason);
+  devices->abort(reason);
+}
+
+void GroupParts::drain(Deadline deadline) const noexcept {
+  try {
+    if (!devices->device() || status->error() != c10d::ErrorType::SUCCESS || !group->failure().empty()) return;
+    queue->wait_idle(left(deadline));
+    transfers->drain(left(deadline));
+  } catch (const std::exception& e) {
+    TORCH_WARN("waiting for the last operations of a process group: ", e.what());
+  }
+}
 
 void GroupParts::close() const noexcept {
   status->set_closed();
   try {
-    if (queue->busy() || messages->busy()) {
-      status->set_aborted();
-      group->abort("it was destroyed, or its program ended, with operations under way");
+    if (queue->busy() || messages->busy() || transfers->busy()) {
+      abort("it was destroyed, or its program ended, with operations under way");
     }
     messages->close();
+    transfers->close();
+    devices->leave();
     group->leave();
     queue->stop();
+    devices->disposal()->close();
   } catch (const std::exception& e) {
     TORCH_WARN("closing a process group: ", e.what());
   }
@@ -34,6 +59,9 @@ void GroupParts::wait_closed() const noexcept {
   try {
     queue->wait_stopped(kCallbackPatience);
     messages->wait_closed(kCallbackPatience);
+    transfers->wait_closed(kCallbackPatience);
+    // What the threads above have dropped; tensors of Python want the GIL.
+    devices->disposal()->wait_idle(kCallbackPatience);
   } catch (const std::exception& e) {
     TORCH_WARN("waiting for a closed process group: ", e.what());
   }
@@ -51,7 +79,7 @@ void GroupRegistry::add(const GroupParts& parts) {
   std::lock_guard<std::mutex> lock(mutex_);
   entries_.erase(std::remove_if(entries_.begin(), entries_.end(), [](const Entry& e) { return e.status.expired(); }),
                  entries_.end());
-  entries_.push_back({parts.status, parts.queue, parts.group, parts.messages});
+  entries_.push_back({parts.status, parts.queue, parts.group, parts.messages, parts.devices, parts.transfers});
 }
 
 void GroupRegistry::close_all() noexcept {
@@ -60,11 +88,18 @@ void GroupRegistry::close_all() noexcept {
     std::lock_guard<std::mutex> lock(mutex_);
     entries.swap(entries_);
   }
+  const Deadline deadline = Deadline::after(kLastPatience);
   for (const Entry& entry : entries) {
     const auto status = entry.status.lock();
     if (!status || status->is_forked_child()) continue;
-    const GroupParts parts{status, entry.queue.lock(), entry.group.lock(), entry.messages.lock()};
-    if (parts.queue && parts.group && parts.messages) {
+    const GroupParts parts{status,
+                           entry.queue.lock(),
+                           entry.group.lock(),
+                           entry.messages.lock(),
+                           entry.devices.lock(),
+                           entry.transfers.lock()};
+    if (parts.queue && parts.group && parts.messages && parts.devices && parts.transfers) {
+      parts.drain(deadline);
       parts.close();
       parts.wait_closed();
     }

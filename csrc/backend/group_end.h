@@ -5,9 +5,12 @@
 #include <vector>
 
 #include "backend/comm_queue.h"
+#include "backend/device_side.h"
+#include "backend/device_transfer.h"
 #include "backend/group_status.h"
 #include "collectives/group.h"
 #include "collectives/point_to_point.h"
+#include "common/deadline.h"
 
 namespace ours {
 
@@ -17,6 +20,15 @@ struct GroupParts {
   std::shared_ptr<CommQueue> queue;
   std::shared_ptr<Group> group;
   std::shared_ptr<PointToPoint> messages;
+  std::shared_ptr<DeviceSide> devices;
+  std::shared_ptr<DeviceTransfers> transfers;
+
+  /// Ends everything under way with an error, here and on the peers.
+  void abort(const std::string& reason) const;
+
+  /// Of a group with tensors of devices that has not failed: waits for what is under way until `deadline`. There wait()
+  /// returns before an operation has ended, and the program is right to end then.
+  void drain(Deadline deadline) const noexcept;
 
   /// Leaves the group and lets its threads end, without waiting for anyone. What is under way fails.
   void close() const noexcept;
@@ -37,7 +49,7 @@ class GroupRegistry {
 
   void add(const GroupParts& parts);
 
-  /// Closes the groups that there still are, and waits a while for their callbacks.
+  /// Closes the groups that there still are, and waits a while for what devices have under way, and for callbacks.
   void close_all() noexcept;
 
  private:
@@ -46,6 +58,8 @@ class GroupRegistry {
     std::weak_ptr<CommQueue> queue;
     std::weak_ptr<Group> group;
     std::weak_ptr<PointToPoint> messages;
+    std::weak_ptr<DeviceSide> devices;
+    std::weak_ptr<DeviceTransfers> transfers;
   };
 
   std::mutex mutex_;

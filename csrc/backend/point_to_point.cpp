@@ -1,3 +1,4 @@
+#include "backend/errors.h"
 #include "backend/process_group.h"
 #include "backend/profiling.h"
 
@@ -30,12 +31,26 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::post(Op op, Tensors& tensors, int pe
                     ": the peer is rank ", peer, ", but this is rank ", rank_, " of ", size_,
                     "; give another rank of the group");
   TORCH_CHECK_VALUE(tag >= 0, call, ": the tag is ", tag, "; tags are not negative");
-  const uint64_t sequence = transfers_.fetch_add(1) + 1;
+  const uint64_t sequence = transfer_count_.fetch_add(1) + 1;
   const TensorLists outputs = op == Op::Send ? TensorLists() : TensorLists{tensors};
-  const auto flight = trace({op, sequence, options_->group_name, getGroupDesc(), rank_, size_,
-                             options_->global_ranks_in_group, op == Op::Send ? tensors : Tensors(), outputs, peer},
-                            status_->timeouts.get());
-  WorkPtr work = TransferWork::post({op, tensor, peer, tag, sequence, flight}, rank_, point_to_point_, status_);
+  const auto traced = [&] {
+    return trace({op, sequence, options_->group_name, getGroupDesc(), rank_, size_, options_->global_ranks_in_group,
+                  op == Op::Send ? tensors : Tensors(), outputs, peer},
+                 status_->timeouts.get());
+  };
+  WorkPtr work;
+  if (tensor.device().is_cpu()) {
+    work = TransferWork::post({op, tensor, peer, tag, sequence, traced()}, rank_, point_to_point_, status_);
+  } else {
+    const TransferRequest request{op, tensor, peer, tag, sequence, std::nullopt};
+    const auto on_device = with_torch_errors(status_->where(), [&] {
+      devices_->check_alive({op, dtype_of(tensor), sequence, Deadline::after(status_->timeouts.get())});  // as launch()
+      return transfers_->make(request, rank_);
+    });
+    on_device->set_flight(traced());
+    transfers_->start(on_device);
+    work = on_device;
+  }
   coalesce(work);
   return work;
 }

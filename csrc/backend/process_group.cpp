@@ -8,6 +8,7 @@
 #include "backend/connect.h"
 #include "backend/errors.h"
 #include "backend/profiling.h"
+#include "backend/tensors.h"
 #include "collectives/select.h"
 #include "common/options.h"
 
@@ -66,12 +67,15 @@ void ProcessGroupOurs::connect() {
   Connections connections = connect_ranks({store_, rank_, size_, options_->timeout, name, options_->selection});
   group_ = std::move(connections.group);
   point_to_point_ = std::move(connections.messages);
+  devices_ = std::make_shared<DeviceSide>(group_);
+  transfers_ = std::make_shared<DeviceTransfers>(devices_, point_to_point_, status_);
   GroupRegistry::instance().add(parts());
 }
 
 ProcessGroupOurs::~ProcessGroupOurs() {
   if (status_->is_forked_child()) {
-    GroupParts{std::move(status_), std::move(queue_), std::move(group_), std::move(point_to_point_)}.abandon();
+    // They own all that this does, so nothing ends here.
+    parts().abandon();
   } else {
     parts().close();
   }
@@ -79,15 +83,17 @@ ProcessGroupOurs::~ProcessGroupOurs() {
 
 void ProcessGroupOurs::shutdown() {
   if (status_->is_forked_child()) return;
-  if (group_->failure().empty()) queue_->drain();
+  if (group_->failure().empty()) {
+    queue_->drain();
+    transfers_->drain(Milliseconds::max());
+  }
   parts().close();
   parts().wait_closed();
 }
 
 void ProcessGroupOurs::abort() {
   if (status_->is_forked_child()) return;
-  status_->set_aborted();
-  group_->abort("abort() was called");
+  parts().abort("abort() was called");
 }
 
 void ProcessGroupOurs::setTimeout(Milliseconds timeout) {
@@ -123,9 +129,11 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
   status_->check_usable();
   const Milliseconds timeout = collective.timeout.count() < 0 ? status_->timeouts.get() : collective.timeout;
   CommQueue::await_turn(timeout);
-  // A rank alone waits for nobody, so a thread would gain nothing.
+  std::unique_ptr<DeviceCall> on_device = device_call(collective, timeout);
+  // A rank alone waits for nobody, so a thread would gain nothing. A device's work, though, the caller need not wait
+  // for.
   const bool async_op = collective.async_op;
-  const bool may_run_here = size_ == 1 || (!async_op && inline_calls_);
+  const bool may_run_here = !on_device && (size_ == 1 || (!async_op && inline_calls_));
   const auto flight = trace({collective.op,
                              queue_->last_sequence() + 1,
                              options_->group_name,
@@ -139,6 +147,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
                             timeout);
   auto work = c10::make_intrusive<CollectiveWork>(std::move(collective), group_, queue_, status_);
   work->set_flight(flight);
+  if (on_device) work->set_device_call(std::move(on_device));
   queue_->submit(work, may_run_here);
   // Who has hooks on completions knows the Works by their keys, and tensors of compiled graphs are registered with
   // theirs.
@@ -147,6 +156,20 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
   // PyTorch takes no Work for one that is done, and a Python object and a call less are much to a small collective.
   work->wait();
   return nullptr;
+}
+
+std::unique_ptr<DeviceCall> ProcessGroupOurs::device_call(const Collective& collective, Milliseconds timeout) {
+  const char* const name = name_of(collective.op);
+  const at::Device device =
+      collective.behind ? *collective.behind : common_device(name, collective.inputs, collective.outputs);
+  if (device.is_cpu()) return nullptr;
+  const auto where = collective.behind ? DeviceCall::Where::OnHost : DeviceCall::Where::OnDevice;
+  return with_torch_errors(status_->where(), [&] {
+    // Streams wait for what is called, and they hear of no error: of a group that has failed the caller has to hear
+    // now.
+    devices_->check_alive({collective.op, collective.dtype, queue_->last_sequence() + 1, Deadline::after(timeout)});
+    return DeviceCall::make(devices_, device, name, where);
+  });
 }
 
 std::optional<FlightLog::Entry> ProcessGroupOurs::trace(const CallTrace& call, Milliseconds timeout) {

@@ -7,6 +7,9 @@
 
 #include "backend/collective_work.h"
 #include "backend/comm_queue.h"
+#include "backend/device_memory.h"
+#include "backend/device_side.h"
+#include "backend/device_transfer.h"
 #include "backend/group_end.h"
 #include "backend/group_status.h"
 #include "backend/heap_allocator.h"
@@ -16,11 +19,12 @@
 
 namespace ours {
 
-/// The c10d backend "ours": collectives and point-to-point messages of CPU tensors.
+/// The c10d backend "ours": collectives and point-to-point messages of tensors on the CPU and, besides, on one device a
+/// rank. How those of a device take their place among its work: device_call.h.
 ///
 /// Where to find what: process_group.cpp (construction, life cycle, launching), collectives_reduce.cpp,
-/// collectives_move.cpp, collectives_coalesced.cpp, sparse.cpp, point_to_point.cpp, membership.cpp (split, merge,
-/// shrink).
+/// collectives_move.cpp, collectives_coalesced.cpp, sparse.cpp, point_to_point.cpp, barriers.cpp, membership.cpp
+/// (split, merge, shrink).
 ///
 /// Methods without `override` that bear c10d's names are virtual in later versions of PyTorch only.
 class ProcessGroupOurs final : public c10d::Backend {
@@ -62,8 +66,14 @@ class ProcessGroupOurs final : public c10d::Backend {
   // ---- memory that needs no copies in all_reduce
   bool supportsTensorAlloc(c10::DeviceIndex) override { return group_->allocates(); }
   std::shared_ptr<c10::Allocator> getMemAllocator() override { return allocator_; }
-  /// One dimension, `size` elements of options.dtype(), undefined contents.
-  at::Tensor allocateTensor(long size, at::TensorOptions options) override { return allocator_->tensor(size, options); }
+  /// One dimension, `size` elements of options.dtype(), undefined contents. On a device it is memory of the group's
+  /// once a collective of that device, or init_process_group(device_id=...), has made what it comes from.
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    return options.device().is_cpu() ? allocator_->tensor(size, options) : make_device_tensor(devices_, size, options);
+  }
+
+  /// Makes what collectives of tensors on `device` need, which the first of them would do else. All ranks call it.
+  void eagerConnectSingleDevice(at::Device device) override;
 
   // ---- time and failure
   void setTimeout(Milliseconds timeout) override;
@@ -73,6 +83,8 @@ class ProcessGroupOurs final : public c10d::Backend {
   std::string failure() const { return group_->failure(); }
   /// How many ranks each node has.
   std::vector<int> node_sizes() const { return group_->node_sizes(); }
+  /// What moves the data of the group's device, and why that; empty until it was first needed.
+  std::string device_engine() const { return devices_->engine(); }
   /// Fails everything under way within 100 ms, here and on the peers. The group cannot be used any more.
   void abort() override;
   /// Waits for what is queued and leaves the group; the peers may go on. Operations after it raise RuntimeError.
@@ -147,11 +159,16 @@ class ProcessGroupOurs final : public c10d::Backend {
  private:
   void record_flights();
   void connect();
-  GroupParts parts() const { return {status_, queue_, group_, point_to_point_}; }
+  GroupParts parts() const { return {status_, queue_, group_, point_to_point_, devices_, transfers_}; }
 
-  /// Numbers, traces and runs or queues a collective. One that is not asynchronous has ended well where this returns
-  /// null, and is to be waited for where it returns a Work (for hooks, and while coalescing).
+  /// Numbers, traces and runs or queues a collective. Where this returns null, one that is not asynchronous has ended
+  /// well, or, of device tensors, the current stream waits for it. Where it returns a Work (for hooks, and while
+  /// coalescing), that is to be waited for.
   WorkPtr launch(Collective collective);
+  /// The part in a device's order of work of a collective that has one; null for CPU tensors.
+  std::unique_ptr<DeviceCall> device_call(const Collective& collective, Milliseconds timeout);
+  /// The device that a barrier comes after; none for one of the CPU alone.
+  std::optional<at::Device> device_of(const c10d::BarrierOptions& opts) const;
   WorkPtr allreduce_pieces(const Tensors& tensors, const c10d::AllreduceOptions& opts);
   WorkPtr launch_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout, bool async_op);
   WorkPtr post(Op op, Tensors& tensors, int peer, int tag);
@@ -177,9 +194,11 @@ class ProcessGroupOurs final : public c10d::Backend {
   std::shared_ptr<CommQueue> queue_;
   std::shared_ptr<Group> group_;
   std::shared_ptr<PointToPoint> point_to_point_;
+  std::shared_ptr<DeviceSide> devices_;
+  std::shared_ptr<DeviceTransfers> transfers_;
   std::shared_ptr<HeapAllocator> allocator_;
   bool inline_calls_;
-  std::atomic<uint64_t> transfers_{0};
+  std::atomic<uint64_t> transfer_count_{0};
   int shrinks_ = 0;
   std::mutex coalescing_mutex_;
   bool coalescing_ = false;         // guarded by coalescing_mutex_

@@ -97,8 +97,9 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce_sparse(Tensors& tensors, c
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op,
                                                           Milliseconds timeout, bool async_op) {
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), "all_reduce: the tensor is on ", tensor.device(),
-                    ", but this backend serves cpu; move it with .cpu()");
+  TORCH_CHECK_VALUE(
+      tensor.device().is_cpu(), "all_reduce: the tensor is on ", tensor.device(),
+      ", but sparse tensors are reduced on the cpu only; move it with .cpu(), or make it dense with .to_dense()");
   TORCH_CHECK_VALUE(op.op_ == c10d::ReduceOp::SUM || op.op_ == c10d::ReduceOp::AVG,
                     "all_reduce of a sparse tensor can SUM and AVG only; for other operations use .to_dense()");
   TORCH_CHECK_VALUE(op.op_ == c10d::ReduceOp::SUM || tensor.is_floating_point() || tensor.is_complex(),

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "backend/devices.h"
+
 namespace ours {
 
 DType dtype_of(const at::Tensor& tensor) {
@@ -66,10 +68,10 @@ DType dtype_of(const at::Tensor& tensor) {
 
 void check_dense(const at::Tensor& tensor, const char* call, const char* role) {
   TORCH_CHECK_VALUE(tensor.defined(), call, ": ", role, " is undefined; pass a tensor");
-  TORCH_CHECK_VALUE(
-      tensor.device().is_cpu(), call, ": ", role, " is on ", tensor.device(),
-      ", but this backend serves cpu; move it with .cpu(), or give its device a backend of its own, e.g. ",
-      "init_process_group(\"cpu:ours,cuda:nccl\")");
+  TORCH_CHECK_VALUE(tensor.device().is_cpu() || serves_devices(tensor.device().type()), call, ": ", role, " is on ",
+                    tensor.device(),
+                    ", but this backend serves cpu and cuda; move it with .cpu(), or give its device a ",
+                    "backend of its own, e.g. init_process_group(\"cpu:ours,xpu:xccl\")");
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, call, ": ", role, " has layout ", tensor.layout(),
                     ", but only dense tensors can be passed; use .to_dense() (all_reduce also takes sparse_coo)");
 }
@@ -121,6 +123,21 @@ void check_same_dtype(const at::Tensor& a, const at::Tensor& b, const char* call
                     " and ", b.scalar_type(), "; convert one of them");
 }
 
+at::Device common_device(const char* call, const std::vector<at::Tensor>& inputs,
+                         const std::vector<std::vector<at::Tensor>>& outputs) {
+  const at::Tensor* first = nullptr;
+  const auto check = [&](const std::vector<at::Tensor>& tensors) {
+    for (const at::Tensor& tensor : tensors) {
+      if (first == nullptr) first = &tensor;
+      TORCH_CHECK_VALUE(tensor.device() == first->device(), call, ": the tensors are on ", first->device(), " and on ",
+                        tensor.device(), "; move them to one device");
+    }
+  };
+  check(inputs);
+  for (const auto& tensors : outputs) check(tensors);
+  return first == nullptr ? at::Device(at::kCPU) : first->device();
+}
+
 namespace {
 
 bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
@@ -157,7 +174,8 @@ Output::Output(const at::Tensor& tensor, bool load) : tensor_(tensor), memory_(t
   if (is_plain(tensor)) return;
   memory_ =
       at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous).requires_grad(false));
-  if (load) copy_below_autograd(memory_, tensor);
+  // On a device anyhow: it loads the kernel that commit() will run on another thread, which may wait for all streams.
+  if (load || !tensor.is_cpu()) copy_below_autograd(memory_, tensor);
 }
 
 Span Output::span() const { return ours::span(memory_); }

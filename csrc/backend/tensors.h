@@ -14,8 +14,8 @@ namespace ours {
 /// Throws ValueError for types that cannot be moved as they are (quantized, and unknown ones of several bytes).
 DType dtype_of(const at::Tensor& tensor);
 
-/// Checks that `tensor` is a dense CPU tensor. `call` and `role` are for the message, e.g. "all_reduce" and "the
-/// tensor".
+/// Checks that `tensor` is a dense tensor on the CPU or a device that is served. `call` and `role` are for the message,
+/// e.g. "all_reduce" and "the tensor".
 void check_dense(const at::Tensor& tensor, const char* call, const char* role);
 
 /// As check_dense, for every tensor; all must have the same dtype.
@@ -25,6 +25,10 @@ void check_list(const std::vector<at::Tensor>& tensors, const char* call, const 
 void check_output(const at::Tensor& tensor, const char* call, const char* role);
 
 void check_same_dtype(const at::Tensor& a, const at::Tensor& b, const char* call);
+
+/// Where all of these tensors are; the CPU where there are none.
+at::Device common_device(const char* call, const std::vector<at::Tensor>& inputs,
+                         const std::vector<std::vector<at::Tensor>>& outputs);
 
 /// The elements of `tensor` in their logical order, as contiguous memory: the tensor itself where it is that already.
 at::Tensor contiguous_source(const at::Tensor& tensor);

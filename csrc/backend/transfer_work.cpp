@@ -4,7 +4,7 @@
 
 namespace ours {
 
-TransferWork::TransferWork(const Request& request, int rank, std::weak_ptr<PointToPoint> p2p,
+TransferWork::TransferWork(const TransferRequest& request, int rank, std::weak_ptr<PointToPoint> p2p,
                            std::shared_ptr<GroupStatus> status)
     : OursWork(request.op, rank, std::move(status), {request.tensor},
                request.op == Op::Send ? Outputs{} : Outputs{{request.tensor}}, std::chrono::milliseconds(-1)),
@@ -18,7 +18,7 @@ TransferWork::TransferWork(const Request& request, int rank, std::weak_ptr<Point
   }
 }
 
-c10::intrusive_ptr<TransferWork> TransferWork::post(const Request& request, int rank,
+c10::intrusive_ptr<TransferWork> TransferWork::post(const TransferRequest& request, int rank,
                                                     const std::shared_ptr<PointToPoint>& p2p,
                                                     const std::shared_ptr<GroupStatus>& status) {
   const DType dtype = dtype_of(request.tensor);

@@ -8,25 +8,26 @@
 
 namespace ours {
 
+/// What to transfer and with whom.
+struct TransferRequest {
+  Op op;
+  at::Tensor tensor;
+  int peer;  ///< kAnySource for RecvAnySource
+  int tag;
+  uint64_t sequence;
+  std::optional<FlightLog::Entry> flight;
+};
+
 /// One send or receive. It keeps itself alive until the transfer ends, since the transfer uses its memory.
 class TransferWork final : public OursWork {
  public:
-  /// What to transfer and with whom.
-  struct Request {
-    Op op;
-    at::Tensor tensor;
-    int peer;  ///< kAnySource for RecvAnySource
-    int tag;
-    uint64_t sequence;
-    std::optional<FlightLog::Entry> flight;
-  };
-
   /// Posts the transfer. Errors at this point belong to the Work, too, except misuse (ValueError), which is thrown.
-  static c10::intrusive_ptr<TransferWork> post(const Request& request, int rank,
+  static c10::intrusive_ptr<TransferWork> post(const TransferRequest& request, int rank,
                                                const std::shared_ptr<PointToPoint>& p2p,
                                                const std::shared_ptr<GroupStatus>& status);
 
-  TransferWork(const Request& request, int rank, std::weak_ptr<PointToPoint> p2p, std::shared_ptr<GroupStatus> status);
+  TransferWork(const TransferRequest& request, int rank, std::weak_ptr<PointToPoint> p2p,
+               std::shared_ptr<GroupStatus> status);
 
   /// As CollectiveWork::wait.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;

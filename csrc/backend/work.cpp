@@ -22,7 +22,7 @@ std::exception_ptr OursWork::exception() const {
 }
 
 std::vector<at::Tensor> OursWork::result() {
-  TORCH_CHECK(done(), name_of(op_), " has not completed: call wait() before result()");
+  TORCH_CHECK(done() || !devices().empty(), name_of(op_), " has not completed: call wait() before result()");
   TORCH_CHECK(outputs_.size() <= 1, "the result of ", name_of(op_), " is a list of lists: use get_future().value()");
   return outputs_.empty() ? std::vector<at::Tensor>() : outputs_.front();
 }
@@ -32,7 +32,7 @@ c10::intrusive_ptr<c10::ivalue::Future> OursWork::getFuture() {
   if (future_) return future_;
   c10::TypePtr type = c10::ListType::create(c10::TensorType::get());
   if (outputs_.size() > 1) type = c10::ListType::create(type);
-  future_ = c10::make_intrusive<c10::ivalue::Future>(type);
+  future_ = c10::make_intrusive<c10::ivalue::Future>(type, devices());
   // Nobody has a callback on it yet, so this runs no foreign code under the lock.
   if (done()) settle(*future_);
   return future_;
@@ -51,6 +51,13 @@ std::optional<Interval> OursWork::interval() const {
 void OursWork::set_started() {
   started_ = Clock::now();
   if (flight_) status_->flights->started(*flight_);
+}
+
+std::vector<at::Device> OursWork::devices() const {
+  for (const auto& tensors : outputs_) {
+    if (!tensors.empty() && !tensors.front().device().is_cpu()) return {tensors.front().device()};
+  }
+  return {};
 }
 
 void OursWork::settle(c10::ivalue::Future& future) const {

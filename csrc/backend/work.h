@@ -24,7 +24,8 @@ class OursWork : public c10d::Work, public Timed {
   std::exception_ptr exception() const override;
   void synchronize() override {}
 
-  /// The output tensors. Throws while the Work is under way, and for lists of lists (use getFuture()).
+  /// The output tensors. Throws while the Work is under way, unless they are on a device, whose streams can wait for
+  /// it, and for lists of lists (use getFuture()).
   std::vector<at::Tensor> result() override;
 
   /// Completes with the Work, with its error if it has one. Callbacks run on the thread that completes the Work, which
@@ -49,6 +50,9 @@ class OursWork : public c10d::Work, public Timed {
   bool done() const { return done_.load(std::memory_order_acquire); }
 
  protected:
+  /// The devices in whose streams callbacks have to come after the Work: those of the outputs; empty: the CPU.
+  virtual std::vector<at::Device> devices() const;
+
   using Outputs = std::vector<std::vector<at::Tensor>>;
 
   /// The inputs' shapes appear in profiles. `requested_timeout` < 0: the group's.

@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "backend/process_group.h"
+#include "backend/unlocked.h"
 #include "python/bind.h"
 
 namespace py = pybind11;
@@ -10,7 +11,7 @@ namespace ours {
 
 namespace {
 
-using Options = ProcessGroupOurs::Options;
+using GroupOptions = ProcessGroupOurs::Options;
 
 /// Closes all groups when the program ends, while Python still works.
 void close_groups_at_exit() {
@@ -20,14 +21,21 @@ void close_groups_at_exit() {
   }));
 }
 
+void run_without_gil(const std::function<void()>& wait) {
+  // Threads of torch's or ours have no lock to let go of.
+  if (PyGILState_Check() == 0) return wait();
+  py::gil_scoped_release unlocked;
+  wait();
+}
+
 c10::intrusive_ptr<ProcessGroupOurs> create_backend(const c10d::DistributedBackendOptions& dist_options,
                                                     const py::object& backend_options) {
-  c10::intrusive_ptr<Options> options;
+  c10::intrusive_ptr<GroupOptions> options;
   // Where several backends serve one group, each of them gets the same object, which may be meant for another.
-  if (py::isinstance<Options>(backend_options)) {
-    options = c10::make_intrusive<Options>(*backend_options.cast<c10::intrusive_ptr<Options>>());
+  if (py::isinstance<GroupOptions>(backend_options)) {
+    options = c10::make_intrusive<GroupOptions>(*backend_options.cast<c10::intrusive_ptr<GroupOptions>>());
   } else {
-    options = c10::make_intrusive<Options>();
+    options = c10::make_intrusive<GroupOptions>();
   }
   options->timeout = std::chrono::duration_cast<std::chrono::milliseconds>(dist_options.timeout);
   options->group_name = dist_options.group_id;
@@ -44,12 +52,16 @@ void bind_backend(py::module_& module) {
   // The base classes and the types of arguments are registered there.
   const py::module_ c10d = py::module_::import("torch._C._distributed_c10d");
   close_groups_at_exit();
+  set_unlocker(run_without_gil);
 
   auto group = py::class_<ProcessGroupOurs, c10d::Backend, c10::intrusive_ptr<ProcessGroupOurs>>(
-      module, "ProcessGroupOurs", "The c10d backend \"ours\": collectives and messages of CPU tensors.");
+      module, "ProcessGroupOurs",
+      "The c10d backend \"ours\": collectives and messages of tensors on the CPU and one device.");
   group.def("failure", &ProcessGroupOurs::failure, py::call_guard<py::gil_scoped_release>(),
             "The message of the failure that ended the group, or an empty string.");
   group.def("node_sizes", &ProcessGroupOurs::node_sizes, "How many ranks each node has.");
+  group.def("device_engine", &ProcessGroupOurs::device_engine,
+            "What moves the data of tensors on this rank's device, and why that; empty until it was first needed.");
   // Older versions of PyTorch bind these on each backend, newer ones on the base of all.
   const py::object base = c10d.attr("Backend");
   if (!py::hasattr(base, "get_error")) {
@@ -60,11 +72,11 @@ void bind_backend(py::module_& module) {
     group.def_property_readonly("options", &ProcessGroupOurs::getBackendOptions, "What the group was made with.");
   }
 
-  py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(
+  py::class_<GroupOptions, c10d::Backend::Options, c10::intrusive_ptr<GroupOptions>>(
       group, "Options", "What a group is made with. timeout: how long its operations may take.")
-      .def(py::init([](std::chrono::milliseconds timeout) { return c10::make_intrusive<Options>(timeout); }),
+      .def(py::init([](std::chrono::milliseconds timeout) { return c10::make_intrusive<GroupOptions>(timeout); }),
            py::arg("timeout") = kBackendDefaultTimeout)
-      .def_readwrite("selection", &Options::selection,
+      .def_readwrite("selection", &GroupOptions::selection,
                      "Rules of the table of algorithms for this group alone; empty: those of OURS_SELECT.");
 
   module.def("records_flights", &records_flights,

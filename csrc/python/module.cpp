@@ -18,5 +18,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   ours::bind_select(module);
   ours::bind_backend(module);
   ours::bind_engines(module);
+  ours::bind_devices(module);
   ours::bind_reducer(module);
+  ours::bind_copies(module);
 }

@@ -1,0 +1,57 @@
+#include <ATen/DeviceAccelerator.h>
+
+#include "backend/process_group.h"
+
+// The collectives that move no data. They run on the CPU, but one of a group that works on a device comes after what
+// the device's current stream has been given, and holds up the host, as NCCL's does.
+
+namespace ours {
+
+std::optional<at::Device> ProcessGroupOurs::device_of(const c10d::BarrierOptions& opts) const {
+  if (opts.device) return opts.device->is_cpu() ? std::nullopt : opts.device;
+  std::optional<at::Device> device = devices_->device();
+  if (!device) device = getBoundDeviceId();
+  if (opts.device_ids.empty()) return device;
+  const auto type = device ? std::optional(device->type()) : at::getAccelerator();
+  if (!type) return std::nullopt;
+  return at::Device(*type, static_cast<c10::DeviceIndex>(opts.device_ids.front()));
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::barrier(const c10d::BarrierOptions& opts) {
+  return launch({Op::Barrier,
+                 DType::UInt8,
+                 opts.asyncOp,
+                 opts.timeout,
+                 {},
+                 {},
+                 [](Group& group, const Call& call) { group.barrier(call); },
+                 device_of(opts)});
+}
+
+void ProcessGroupOurs::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  const WorkPtr work =
+      launch({Op::MonitoredBarrier,
+              DType::UInt8,
+              false,
+              opts.timeout,
+              {},
+              {},
+              [wait_all_ranks](Group& group, const Call& call) { group.monitored_barrier(call, wait_all_ranks); }});
+  if (work) work->wait();
+}
+
+void ProcessGroupOurs::eagerConnectSingleDevice(at::Device device) {
+  if (device.is_cpu()) return;
+  // In the order of the collectives, as all that ranks do together.
+  const WorkPtr work = launch({Op::Barrier,
+                               DType::UInt8,
+                               false,
+                               status_->timeouts.get(),
+                               {},
+                               {},
+                               [devices = devices_](Group&, const Call& call) { devices->group(call); },
+                               device});
+  if (work) work->wait();
+}
+
+}  // namespace ours
