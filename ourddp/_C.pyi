@@ -41,7 +41,7 @@ def choose_algorithm(operation: str, nodes: int, local: int, bytes: int, option:
 # --- backend (csrc/python/bind_backend.cpp) --------------------------------------------------------------------------
 
 class ProcessGroupOurs(Backend):
-    """The c10d backend "ours": collectives and messages of CPU tensors."""
+    """The c10d backend "ours": collectives and messages of tensors on the CPU and one device."""
 
     class Options(Backend.Options):
         """What a group is made with. ``timeout``: how long its operations may take."""
@@ -56,6 +56,9 @@ class ProcessGroupOurs(Backend):
 
     def node_sizes(self) -> list[int]:
         """Return how many ranks each node has."""
+
+    def device_engine(self) -> str:
+        """Return what moves the data of tensors on this rank's device, and why; empty until it was first needed."""
 
 def records_flights() -> bool:
     """Return whether the backend writes into PyTorch's FlightRecorder itself, and needs no hooks for it."""
@@ -77,6 +80,25 @@ def set_backend_maker(
     ``obstacle(name)`` returns why it cannot be, or an empty string; ``make(name, store, rank, size, timeout, address)``
     returns it.
     """
+
+# --- devices (csrc/python/bind_devices.cpp) --------------------------------------------------------------------------
+
+def device_facts(device_type: str) -> dict[str, Any]:
+    """Return what there is for devices of a type such as ``cuda``.
+
+    Texts ``obstacle`` (why there is no library for them, or empty), ``library``, ``vendor_version`` and
+    ``vendor_obstacle`` (of the vendor's library for collectives), and the list ``devices``, of names.
+    """
+
+def use_device_library(device_type: str, path: str) -> None:
+    """Let the library at ``path`` serve devices of that type. For tests, which have devices of their own."""
+
+class StreamHold:
+    """Holds the current stream until ``open()`` is called or this is gone. For tests."""
+
+    def __init__(self, device_type: str) -> None: ...
+    def open(self) -> None:
+        """Let the stream go on."""
 
 # --- reducer (csrc/python/bind_reducer.cpp) --------------------------------------------------------------------------
 
@@ -299,6 +321,15 @@ def encode_buckets(buckets: Sequence[Sequence[int]], gradient_count: int) -> lis
 
 def decode_buckets(code: Sequence[int], gradient_count: int) -> list[list[int]]:
     """Return the assignment that encode_buckets() made into ``code``."""
+
+def flatten(flat: Tensor, tensors: Sequence[Tensor], scale: float = 1.0) -> None:
+    """Copy the tensors, times ``scale``, side by side into ``flat``, with one kernel in the current stream.
+
+    Raises RuntimeError where no library of this package serves the device.
+    """
+
+def unflatten(flat: Tensor, tensors: Sequence[Tensor], scale: float = 1.0) -> None:
+    """Copy the other way."""
 
 def check_same_model(group: ProcessGroup, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
     """Compare all ranks' parameters. Raises RuntimeError naming the first that differs, both shapes, and the ranks."""

@@ -9,6 +9,7 @@ import ctypes
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,7 +42,42 @@ def versions() -> dict[str, str]:
 
 def engines() -> dict[str, str]:
     """Return what moves the bytes: the part that is always there, and each optional engine."""
-    return {"shared memory": "on", **_build_info.ENGINES}
+    library = _cuda_library()
+    if library is None:
+        return {"shared memory": "on", **_build_info.ENGINES, "NCCL": "off: it needs CUDA"}
+    found = cuda(_C.device_facts("cuda"), _C.option_values()["OURS_DEVICE_ENGINE"])
+    found["CUDA library"] = str(library)
+    return {"shared memory": "on", **_build_info.ENGINES, **found}
+
+
+def cuda(facts: dict[str, Any], wish: str = "auto") -> dict[str, str]:
+    """Return what ``facts`` (see ``_C.device_facts``) mean for collectives of tensors on CUDA devices.
+
+    ``wish``: the value of OURS_DEVICE_ENGINE.
+    """
+    if facts["obstacle"]:
+        return {"CUDA": f"off: {facts['obstacle']}", "NCCL": "off: it needs CUDA"}
+    names = facts["devices"]
+    seen = f"{len(names)} devices: {', '.join(sorted(set(names)))}" if names else "no device here"
+    nccl = f"on: {facts['vendor_version']}, where each rank has a device of its own"
+    return {
+        "CUDA": f"on: {facts['library']}; {seen}",
+        "NCCL": f"off: {facts['vendor_obstacle']}" if facts["vendor_obstacle"] else nccl,
+        "CUDA tensors": _device_engine(len(names), not facts["vendor_obstacle"], wish),
+    }
+
+
+def _device_engine(devices: int, nccl: bool, wish: str) -> str:
+    """Return what would move the data of device tensors among ranks of this node."""
+    if devices == 0:
+        return "none: there is no device"
+    if wish != "auto":
+        return f"by {wish}, for which OURS_DEVICE_ENGINE asks"
+    others = "by ipc on one node, where the devices reach each other, else by staging"
+    if not nccl:
+        return others
+    own = "nccl where each rank has a device of its own"
+    return f"by {own} (up to {devices} ranks here), else {others}"
 
 
 def node() -> dict[str, str]:
@@ -103,6 +139,10 @@ def options_markdown() -> str:
 
 def _yes(good: bool, otherwise: str) -> str:
     return "yes" if good else f"no: {otherwise}"
+
+
+def _cuda_library() -> Path | None:
+    return next(Path(_C.__file__).parent.glob("_cuda.*.so"), None)
 
 
 def _memory_bytes() -> int:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
 __all__ = ["set_up"]
 
@@ -22,6 +21,9 @@ def set_up(model: Any) -> None:
         RuntimeError: If the model has a communication hook: this is one.
 
     """
+    # Loaded already by whoever gave the optimizers. All others would wait another second for `import ourddp`.
+    from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
+
     for parameter in model._module_parameters:
         for handle in param_to_optim_hook_handle_map.get(parameter, []):
             handle.remove()

@@ -264,6 +264,7 @@ void bind_reducer(py::module_& module) {
   // Released inside, and not by a call guard, under which pybind11 would register the new object without the lock.
   const auto create = [](std::vector<at::Tensor> parameters, Reducer::GroupPtr group, ReducerOptions options) {
     const py::gil_scoped_release released;
+    options.find_device = find_copier;
     return Reducer::create(std::move(parameters), std::move(group), std::move(options));
   };
   cls.def(py::init(create), py::arg("parameters"), py::arg("group"), py::arg("options"));

@@ -7,11 +7,14 @@
 #include <c10/util/DimVector.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <vector>
 
+#include "device/device.h"
+#include "reducer/device_streams.h"
 #include "reducer/overlap.h"
 #include "reducer/reduction_end.h"
 
@@ -57,6 +60,12 @@ struct GradientSlot {
   at::Tensor gradient_view() const { return view.tensor_data(); }
 };
 
+/// A gradient that waits to be copied into its slot.
+struct DeferredGradient {
+  size_t slot = 0;
+  at::Tensor gradient;
+};
+
 class Bucket {
  public:
   /// A bucket for `parameters`, all of one dtype and device, as chosen by bucket assignment. `reduce_dtype`, if given,
@@ -94,11 +103,14 @@ class Bucket {
   std::vector<at::Tensor> pieces_to_reduce() const;
   /// Points the slots' results into `reduced`, which a reduction of buffer_to_reduce() returned.
   void set_result(const at::Tensor& reduced);
+  /// The flat tensor that the slots' results are parts of, of a bucket that is whole.
+  const at::Tensor& result() const { return result_.defined() ? result_ : buffer_; }
 
   /// What buffer_to_reduce() gives on ranks that have gradients: a new tensor of zeros.
   at::Tensor zeros_to_reduce() const;
 
   bool sparse() const { return sparse_; }
+  c10::Device device() const { return slots_.front().parameter.device(); }
   int64_t bytes() const { return bytes_; }
   std::vector<GradientSlot>& slots() { return slots_; }
   const std::vector<GradientSlot>& slots() const { return slots_; }
@@ -110,8 +122,12 @@ class Bucket {
 
   c10::intrusive_ptr<c10d::Work> work;
   c10::intrusive_ptr<c10::ivalue::Future> future;
-  /// Slots whose gradients wait to be copied in one go.
-  std::vector<size_t> deferred;
+  /// To be copied in one go.
+  std::vector<DeferredGradient> deferred;
+  /// What copies them, and averages back; null: ATen.
+  std::shared_ptr<Device> copier;
+  /// In which gradients were computed.
+  StreamSet streams;
   EndStamp end_stamp;
   BucketTimes times;
 
@@ -124,6 +140,7 @@ class Bucket {
   int64_t bytes_ = 0;
   at::TensorOptions options_;
   at::Tensor buffer_;
+  at::Tensor result_;  ///< if it is not the buffer
   std::vector<GradientSlot> slots_;
 };
 

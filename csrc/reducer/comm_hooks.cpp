@@ -71,7 +71,8 @@ ReductionAbilities abilities_of(c10d::ProcessGroup& group, at::Device device) {
   // With TORCH_DISTRIBUTED_DEBUG=DETAIL, c10d compares the tensors of all ranks before each collective, and ranks may
   // cut a bucket in different places.
   const bool compared = c10d::debug_level() == c10d::DebugLevel::Detail;
-  return {ours || name == "nccl", ours && !compared, ours && allocates};
+  // Where gradients lie on an accelerator, peers cannot reach them.
+  return {ours || name == "nccl", ours && !compared && device.is_cpu(), ours && allocates};
 }
 
 std::shared_ptr<c10::Allocator> heap_of(c10d::ProcessGroup& group, at::Device device) {

@@ -84,6 +84,7 @@ void Reducer::init_buckets(const std::vector<std::vector<size_t>>& indices) {
   for (const auto& bucket : indices) {
     for (size_t slot = 0; slot < bucket.size(); ++slot) locations_[bucket[slot]] = {buckets_.size(), slot};
     buckets_.emplace_back(bucket, parameters_, is_sparse(bucket.front()), mixed_precision_dtype_);
+    if (options_.find_device) buckets_.back().copier = options_.find_device(buckets_.back().device());
     if (options_.gradient_as_bucket_view && !options_.lazy_bucket_allocation) allocate(buckets_.back());
   }
   next_bucket_ = 0;

@@ -17,6 +17,8 @@
 #include "reducer/bucket_assignment.h"
 #include "reducer/bucket_tuning.h"
 #include "reducer/comm_hooks.h"
+#include "reducer/device_copies.h"
+#include "reducer/device_streams.h"
 #include "reducer/gradient_access.h"
 #include "reducer/gradient_memory.h"
 #include "reducer/overlap.h"
@@ -173,7 +175,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void store_dense(Bucket& bucket, size_t slot_index, const at::Tensor& incoming);
   bool reduces_in_place(const GradientSlot& slot, const at::Tensor& gradient, const at::Tensor& incoming) const;
   void store_sparse(Bucket& bucket, GradientSlot& slot);
-  void flush_deferred(Bucket& bucket);
   void launch_ready_buckets();
   void launch(size_t index);
   bool skips(const Bucket& bucket) const;
@@ -184,7 +185,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finalize();
   void finish_bucket(Bucket& bucket);
   void finish_dense(Bucket& bucket);
-  void hand_over(Bucket& bucket, GradientSlot& slot);
+  void hand_over(Bucket& bucket, GradientSlot& slot, std::vector<PlacedTensor>& fused);
+
+  // reducer_copies.cpp: copies in one go, and streams.
+  bool defers_copies(const Bucket& bucket) const;
+  void copy_deferred(Bucket& bucket);
+  void show_view(const GradientSlot& slot, const at::Tensor& copied) const;
+  void order_streams(Bucket& bucket);
+  void copy_back(const Bucket& bucket, const GradientSlot& slot, const at::Tensor& gradient,
+                 std::vector<PlacedTensor>& fused) const;
 
   // reducer_memory.cpp: what gradients lie in.
   bool may_reduce_in_place() const;
@@ -218,6 +227,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   GradientAccess gradients_;
   std::unique_ptr<c10d::CommHookInterface> hook_;
   std::vector<FuturePtr> installed_futures_;
+  StreamSet finished_in_;  ///< where the averages of the last backward were handed over
 
   // The backward under way.
   bool expects_gradients_ = false;

@@ -1,4 +1,3 @@
-#include <ATen/ops/_foreach_copy.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>
@@ -22,7 +21,10 @@ using Event = StepTimer::Event;
 /// The sum that every rank contributed a one to, if it still had input.
 int active_ranks(c10d::Work& work) {
   work.wait();
-  const c10::IValue value = work.getFuture()->value();
+  // On a device that has only told the stream to wait.
+  const auto future = work.getFuture();
+  future->waitAndThrow();
+  const c10::IValue value = future->value();
   const at::Tensor sum = value.isTensor() ? value.toTensor() : value.toTensorVector().at(0);
   return static_cast<int>(sum.item<double>());
 }
@@ -138,6 +140,7 @@ void Reducer::mark_ready(size_t index, const at::Tensor& incoming) {
 void Reducer::store_gradient(size_t index, const at::Tensor& incoming) {
   const Location& location = locations_[index];
   Bucket& bucket = buckets_[location.bucket];
+  bucket.streams.note(bucket.device());
   if (bucket.sparse()) {
     store_sparse(bucket, bucket.slots()[location.slot]);
   } else {
@@ -178,8 +181,8 @@ void Reducer::store_dense(Bucket& bucket, size_t slot_index, const at::Tensor& i
       fail(c10::str("The gradient of parameter ", slot.parameter_index, " (", name_of(slot.parameter_index),
                     ") cannot be reduced: ", misfit, "."));
     }
-    if (options_.batched_grad_copy && !options_.gradient_as_bucket_view) {
-      bucket.deferred.push_back(slot_index);
+    if (defers_copies(bucket)) {
+      bucket.deferred.push_back({slot_index, gradient});
       return false;
     }
     copy_scaled(slot.view, gradient, scale_);
@@ -218,26 +221,6 @@ void Reducer::store_sparse(Bucket& bucket, GradientSlot& slot) {
   });
 }
 
-void Reducer::flush_deferred(Bucket& bucket) {
-  if (bucket.deferred.empty()) return;
-  std::vector<at::Tensor> views;
-  std::vector<at::Tensor> gradients;
-  for (const size_t index : bucket.deferred) {
-    GradientSlot& slot = bucket.slots()[index];
-    gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
-      views.push_back(slot.view);
-      gradients.push_back(gradient.detach());
-      return false;
-    });
-  }
-  const at::NoGradGuard no_grad;
-  at::_foreach_copy_(views, gradients);
-  if (scale_ != 1.0) {
-    for (const at::Tensor& view : views) view.mul_(scale_);
-  }
-  bucket.deferred.clear();
-}
-
 bool Reducer::skips(const Bucket& bucket) const {
   if (!options_.skip_all_reduce_unused_params) return false;
   const auto& slots = bucket.slots();
@@ -254,7 +237,8 @@ void Reducer::launch_ready_buckets() {
 
 void Reducer::launch(size_t index) {
   Bucket& bucket = buckets_[index];
-  flush_deferred(bucket);
+  order_streams(bucket);
+  copy_deferred(bucket);
   if (skips(bucket)) return;
   timer_.record_first(iterations_, Event::kBackwardCommStart);
   bucket.times.launched = steady_ns();

@@ -1,6 +1,4 @@
 #include <ATen/ops/empty_strided.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 
@@ -28,12 +26,10 @@ void Reducer::on_all_launched() {
 }
 
 void Reducer::queue_finalization() {
-  const at::Device device = parameters_.front().device();
-  std::optional<c10::Stream> stream;
-  if (!device.is_cpu()) stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  // Runs once autograd has computed everything, on a thread that holds no Python lock.
-  torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this(), stream] {
-    const c10::OptionalStreamGuard guard(stream);
+  // Runs once autograd has computed everything, on a thread that holds no Python lock. The current streams are then
+  // those of whoever called backward, which autograd has made wait for the gradients: what comes after backward must
+  // wait for the averages, and not what comes after the last gradient in the stream of its accumulator.
+  torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] {
     const std::lock_guard<std::recursive_mutex> lock(self->mutex_);
     self->timer_.record(self->iterations_, Event::kBackwardComputeEnd);
     self->finalize();
@@ -103,6 +99,7 @@ void Reducer::finalize() {
       if (!first_error) first_error = std::current_exception();
     }
   };
+  finished_in_.clear();
   if (before_hand_over_) attempt(before_hand_over_);
   for (Bucket& bucket : buckets_) attempt([&] { finish_bucket(bucket); });
   for (const FuturePtr& future : installed) attempt([&] { future->waitAndThrow(); });
@@ -149,15 +146,19 @@ void Reducer::finish_bucket(Bucket& bucket) {
 }
 
 void Reducer::finish_dense(Bucket& bucket) {
+  finished_in_.note(bucket.device());
   if (optimizer_in_backward_) return;
+  std::vector<PlacedTensor> fused;
   for (GradientSlot& slot : bucket.slots()) {
     // A parameter that no rank used keeps its gradient, or the lack of one.
     if (may_be_unused() && !used_.used_anywhere(slot.parameter_index)) continue;
-    hand_over(bucket, slot);
+    hand_over(bucket, slot, fused);
   }
+  if (bucket.copier != nullptr) unflatten(*bucket.copier, bucket.result(), fused, 1.0);
+  keep_for_current_stream(bucket.buffer());
 }
 
-void Reducer::hand_over(Bucket& bucket, GradientSlot& slot) {
+void Reducer::hand_over(Bucket& bucket, GradientSlot& slot, std::vector<PlacedTensor>& fused) {
   const at::Tensor in_place = std::exchange(slot.in_place, {});
   gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
     if (in_place.defined()) {
@@ -183,10 +184,10 @@ void Reducer::hand_over(Bucket& bucket, GradientSlot& slot) {
         const auto options = slot.result.options().dtype(slot.parameter.scalar_type());
         gradient = at::empty_strided(slot.view.sizes(), slot.view.strides(), options);
       }
-      copy_scaled(gradient, slot.result, 1.0);
+      copy_back(bucket, slot, gradient, fused);
       return true;
     }
-    if (!slot.result.is_alias_of(slot.view)) copy_scaled(slot.view, slot.result, 1.0);
+    if (!slot.result.is_alias_of(slot.view)) copy_back(bucket, slot, slot.view, fused);
     if (!gradient.defined() || slot.kept) {
       gradient = slot.gradient_view();
       return true;

@@ -1,10 +1,16 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace ours {
+
+class Device;
 
 constexpr int64_t kFirstBucketBytes = 1024 * 1024;
 constexpr int64_t kBucketBytes = 25 * 1024 * 1024;
@@ -31,12 +37,15 @@ struct ReducerOptions {
   bool gradient_as_bucket_view = false;
   /// Do not reduce a bucket of which this rank uses no parameter. The ranks must agree on which those are.
   bool skip_all_reduce_unused_params = false;
-  /// Copy a bucket's gradients in one go once all have arrived: fewer kernel launches on an accelerator.
+  /// Copy a bucket's gradients in one go once all have arrived: fewer kernel launches on an accelerator. Where
+  /// `find_device` finds one, that is always so.
   bool batched_grad_copy = false;
   /// Allocate a bucket with its first gradient, and drop it after backward.
   bool lazy_bucket_allocation = false;
   /// False: another mechanism reduces gradients, and autograd is left alone.
   bool attach_to_autograd = true;
+  /// Finds what copies gradients on a device of torch's with one kernel a bucket; null, or a null result: ATen does.
+  std::function<std::shared_ptr<Device>(c10::Device)> find_device;
 };
 
 }  // namespace ours

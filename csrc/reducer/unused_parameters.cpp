@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 namespace ours {
 namespace {
@@ -45,9 +46,17 @@ at::Tensor UsedMap::unused_map() const { return at::zeros({static_cast<int64_t>(
 
 void UsedMap::start_reduction(c10d::ProcessGroup& group) {
   const auto count = static_cast<int64_t>(used_.size());
-  // A fresh tensor each time: the reduction reads it while the next step may already mark parameters.
+  // Fresh tensors each time: the reduction reads them while the next step may already mark parameters.
   reduced_ = at::empty({count}, map_options(device_));
-  reduced_.copy_(at::from_blob(used_.data(), {count}, map_options(at::kCPU)));
+  const at::Tensor here = at::from_blob(used_.data(), {count}, map_options(at::kCPU));
+  if (device_.is_cpu()) {
+    reduced_.copy_(here);
+  } else {
+    // From pinned memory, which its allocator keeps until it has been read, the copy waits for nothing.
+    const at::Tensor staged = at::empty({count}, map_options(at::kCPU).pinned_memory(true));
+    staged.copy_(here);
+    reduced_.copy_(staged, /*non_blocking=*/true);
+  }
   std::vector<at::Tensor> tensors{reduced_};
   work_ = group.allreduce(tensors);
 }
@@ -56,23 +65,33 @@ void UsedMap::await_reduction() {
   if (!work_) return;
   work_->wait();
   work_.reset();
+  unread_ = true;
+}
+
+void UsedMap::read_reduced() {
+  await_reduction();
+  if (!std::exchange(unread_, false)) return;
   const at::Tensor on_cpu = reduced_.cpu();
   std::copy_n(on_cpu.const_data_ptr<int32_t>(), used_.size(), used_.begin());
 }
 
 bool UsedMap::used_anywhere(size_t index) {
-  if (used_[index] == 0) await_reduction();
+  if (used_[index] == 0) read_reduced();
   return used_[index] != 0;
 }
 
 void UsedMap::finish(bool keep) {
-  // Waits even if nobody asked: the next reduction must not start beside this one.
+  if (keep) return read_reduced();
+  // Even if nobody asked: the next reduction must not start beside this one. On an accelerator that is a matter of
+  // streams, while reading the map would have the host wait for the device.
   await_reduction();
-  if (!keep) std::fill(used_.begin(), used_.end(), 0);
+  unread_ = false;
+  std::fill(used_.begin(), used_.end(), 0);
 }
 
 void UsedMap::reset() {
   work_.reset();
+  unread_ = false;
   std::fill(used_.begin(), used_.end(), 0);
 }
 

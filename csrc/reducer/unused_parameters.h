@@ -25,9 +25,11 @@ class UsedMap {
   bool known_used(size_t index) const { return used_[index] != 0; }
   /// Starts to add up the maps of all ranks.
   void start_reduction(c10d::ProcessGroup& group);
-  /// Whether any rank used the parameter. Waits for the reduction only if this rank did not.
+  /// Whether any rank used the parameter. Waits for the reduction, and on an accelerator for the device, only if this
+  /// rank did not.
   bool used_anywhere(size_t index);
-  /// Waits for a reduction in flight, and forgets what was used unless `keep`.
+  /// Waits for a reduction in flight, as Work::wait() does, and forgets what was used; with `keep` it remembers what
+  /// any rank used instead.
   void finish(bool keep);
   /// Forgets everything, a reduction in flight included.
   void reset();
@@ -38,11 +40,13 @@ class UsedMap {
 
  private:
   void await_reduction();
+  void read_reduced();
 
   at::Device device_;
   std::vector<int32_t> used_;
   at::Tensor reduced_;
   c10::intrusive_ptr<c10d::Work> work_;
+  bool unread_ = false;  ///< the reduction has ended, and used_ is still this rank's
 };
 
 }  // namespace ours
