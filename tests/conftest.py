@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import device_type
 import pytest
+import torch
 from hosts import Host, linked_hosts, why_no_hosts
 from ranks import Nodes, RankPool
 
@@ -59,6 +61,19 @@ def nodes(request: pytest.FixtureRequest, network: Callable[..., list[Host]]) ->
 @pytest.fixture(scope="session", params=[1, 2], ids=["one node", "two nodes"])
 def played_nodes(request: pytest.FixtureRequest) -> int:
     """Count the nodes that the ranks of a test play, where a test starts programs of its own."""
+    return request.param
+
+
+@pytest.fixture(scope="session", params=["standin", pytest.param("cuda", marks=pytest.mark.gpu)])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Name a type of device: the one of the tests' own, which is anywhere, and CUDA where there is some."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device here")
+    if request.param == device_type.NAME:
+        tool = device_type.missing_tool()
+        if tool is not None:
+            pytest.skip(f"the stand-in devices cannot be compiled without {tool}")
+        device_type.build()
     return request.param
 
 

@@ -101,8 +101,34 @@ class Mixed(nn.Module):
         return (self.wide(self.narrow(x).double()).to(torch.cfloat) @ self.phase).abs()
 
 
+class TwoTypes(nn.Module):
+    """Parameters of two dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = nn.Linear(8, 4)
+        self.wide = nn.Linear(4, 4, dtype=torch.double)
+
+    def forward(self, x):
+        return self.wide(self.narrow(x).double())
+
+
+class Transposed(nn.Module):
+    """Parameters whose elements do not lie in memory row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(32, 8).t())
+        self.last = nn.Parameter(torch.randn(3, 5, 32).permute(2, 0, 1))
+
+    def forward(self, x):
+        return (x @ self.first @ self.last.flatten(1)).tanh()
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": Mlp,
+    "transposed": Transposed,
+    "two_types": TwoTypes,
     "cnn": Cnn,
     "branches": Branches,
     "sparse": Sparse,

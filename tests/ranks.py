@@ -35,6 +35,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+import device_type
 import torch
 import torch.distributed as dist
 from hosts import Host
@@ -84,6 +85,8 @@ def _set_up(
     )
     if backend is None:
         return
+    if device_type.NAME in backend:
+        device_type.load()
     if "store" not in init and "init_method" not in init:
         init["store"] = dist.TCPStore(address, port, world, is_master=False)
     dist.init_process_group(backend, rank=rank, world_size=world, **init)

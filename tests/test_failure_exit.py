@@ -175,6 +175,44 @@ def test_an_exception_of_one_rank_reaches_the_others(tmp_path, played_nodes):
     assert (first, second) == (3, 0), err
 
 
+DEVICE = f"""
+        sys.path.insert(0, {str(ROOT / "tests")!r})
+        import device_type
+        from device_cases import here
+        if {{kind!r}} == device_type.NAME:
+            device_type.load()
+        group = dist.new_group(backend="cpu:ours,{{kind}}:ours")
+        device = here({{kind!r}})
+        x = torch.ones(1 << 20, device=device)
+        dist.all_reduce(x, group=group)
+        assert x.cpu().eq(2).all()
+        dist.barrier(group=group)
+        if rank == 1:
+            time.sleep(0.3)  # the other one's end does not wait for that
+"""
+
+LAST_ACTS = {
+    "all_reduce": """
+        dist.all_reduce(x, group=group)
+        if rank == 1:
+            assert x.cpu().eq(4).all()
+    """,
+    "send": """
+        if rank == 0:
+            dist.send(x, 1, group=group)
+        else:
+            dist.recv(x.zero_(), 0, group=group)
+            assert x.cpu().eq(2).all()
+    """,
+}
+
+
+@pytest.mark.parametrize("act", LAST_ACTS)
+def test_a_program_ends_when_its_device_has_taken_part(tmp_path, act, kind):
+    body = DEVICE.format(kind=kind) + LAST_ACTS[act]
+    assert [(code, err) for code, err, _ in run_program(tmp_path, body) if code != 0] == []
+
+
 # --- ends of groups --------------------------------------------------------------------------------------------------
 
 

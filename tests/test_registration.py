@@ -23,7 +23,7 @@ def test_registering_twice_changes_nothing():
     ourddp.register()
     assert dist.Backend._plugins["OURS"] is before
     assert dist.Backend.OURS == "ours"
-    assert dist.Backend.backend_capability["ours"] == ["cpu"]
+    assert dist.Backend.backend_capability["ours"] == ["cpu", "cuda"]
 
 
 def sum_and_name(rank: int, world: int) -> tuple[float, str]:

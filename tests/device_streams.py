@@ -1,0 +1,283 @@
+"""What the tests of streams do in each rank: collectives of device tensors among other work of the device."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from device_cases import held, here
+
+from ourddp import _C
+
+
+@contextlib.contextmanager
+def errors_written() -> Iterator[Callable[[], str]]:
+    """Catch what this process writes as errors until the end of the block; yields what returns it after that."""
+    with tempfile.TemporaryFile() as file:
+        before = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        texts: list[str] = []
+        try:
+            yield lambda: texts[0]
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            texts.append(file.read().decode())
+
+
+def copied(tensor: torch.Tensor, times: int = 1) -> torch.Tensor:
+    """Return the sum of so many of ``tensor``; the stand-in too does that in its current stream."""
+    total = torch.empty_like(tensor).copy_(tensor)
+    for _ in range(times - 1):
+        total.add_(tensor)
+    return total
+
+
+def waiting_holds_streams_not_hosts(rank: int, world: int, kind: str) -> None:
+    """Neither a call nor wait() waits on the host for what the device has yet to do, and all comes in order."""
+    device = here(kind)
+    x = torch.ones(1000, device=device)
+    dist.all_reduce(x)  # the first one, for which the host waits
+    for asynchronous in (False, True):
+        x.fill_(0)
+        torch.accelerator.synchronize()
+        with held(kind) as hold:
+            x.fill_(rank + 1)  # comes after the hold, and the collective after this
+            work = dist.all_reduce(x, async_op=asynchronous)
+            if asynchronous:
+                assert work.wait()
+                assert not work.is_completed()
+                assert work.result()[0] is not None
+            else:
+                assert work is None
+            x.add_(x)  # after the collective, since the current stream waits for it
+            hold.open()
+        assert torch.equal(x.cpu(), torch.full((1000,), float(world * (world + 1))))
+
+
+def side_streams(rank: int, world: int, kind: str) -> None:
+    """What one stream makes and another takes: the collective comes after the first and before the second."""
+    device = here(kind)
+    maker, taker = torch.Stream(device=device), torch.Stream(device=device)
+    for _ in range(20):
+        with maker:
+            # Memory that was something else a moment ago.
+            x = torch.full((5000,), -5.0, device=device)
+            x.fill_(rank + 1.0)
+            output = torch.full((5000 * world,), -6.0, device=device)
+            work = dist.all_gather_into_tensor(output, x, async_op=True)
+        with taker:
+            work.wait()
+            seen = torch.full((5000 * world,), -7.0, device=device)
+            seen.copy_(output)
+            host = seen.cpu()
+        assert torch.equal(host, torch.arange(1.0, world + 1).repeat_interleave(5000))
+
+
+def tensors_may_go_at_once(rank: int, world: int, kind: str) -> None:
+    """Who drops the tensors of a call right after it loses nothing: the Work keeps them while they are needed."""
+    device = here(kind)
+    kept = []
+    with held(kind) as hold:
+        for i in range(10):
+            x = torch.full((20_000,), float(i), device=device)
+            output = torch.full((20_000 * world,), -1.0, device=device)
+            dist.all_gather_into_tensor(output, x, async_op=True)
+            del x
+            kept.append(output)
+        hold.open()
+    dist.barrier()
+    for i, output in enumerate(kept):
+        assert output.cpu().eq(i).all()
+
+
+def freeing_a_tensor_holds_up_no_collective(rank: int, world: int, kind: str) -> None:
+    """The next collective ends although whoever was the last to own a tensor of one takes long to free it."""
+    device = here(kind)
+    dist.all_reduce(torch.ones(1, device=device))
+    freeing, go = threading.Event(), threading.Event()
+
+    def free() -> None:
+        freeing.set()
+        go.wait(60)
+
+    with held(kind) as hold:
+        x = torch.ones(10, device=device)
+        weakref.finalize(x, free).atexit = False
+        dist.all_reduce(x)
+        del x  # the Work is the last owner
+        y = torch.ones(10, device=device)
+        work = dist.all_reduce(y, async_op=True)
+        hold.open()
+    try:
+        assert work.wait(timedelta(seconds=20))
+        assert freeing.wait(20)
+        dist.all_reduce(y)
+        assert y.cpu().eq(world * world).all()
+    finally:
+        go.set()
+
+
+def blocking_waits(rank: int, world: int, kind: str) -> None:
+    """With a timeout, or OURS_BLOCKING_WAIT=1, it is the host that waits."""
+    device = here(kind)
+    x = torch.ones(10, device=device)
+    blocking = _C.option_values()["OURS_BLOCKING_WAIT"] == "1"
+    with held(kind) as hold:
+        work = dist.all_reduce(x, async_op=True)
+        with pytest.raises(RuntimeError, match="Operation timed out"):
+            work.wait(timedelta(milliseconds=50))
+        assert not work.is_completed()
+        hold.open()
+    if blocking:
+        work.wait()
+    else:
+        assert work.wait(timedelta(seconds=30))
+    assert work.is_completed()
+    assert work.is_success()
+    assert x.cpu().eq(world).all()
+
+
+def futures_and_callbacks(rank: int, world: int, kind: str) -> None:
+    """A future's value is there for the current stream of whoever waits, and for those of callbacks, which chain."""
+    device = here(kind)
+
+    def double(future: torch.futures.Future) -> torch.Tensor:
+        return copied(future.value()[0], 2)
+
+    def again(future: torch.futures.Future) -> torch.Tensor:
+        (result,) = dist.all_reduce(copied(future.value()), async_op=True).get_future().wait()
+        return result
+
+    for _ in range(5):
+        x = torch.full((3000,), rank + 1.0, device=device)
+        with held(kind) as hold:
+            work = dist.all_reduce(x, async_op=True)
+            future = work.get_future().then(double).then(again)
+            assert not future.done()
+            hold.open()
+        expected = world * world * (world + 1.0)
+        assert future.wait().cpu().eq(expected).all()
+        assert work.get_future().value()[0].device == device
+    work.wait(timedelta(seconds=30))
+    assert 0 <= work._get_duration() < 60_000
+
+
+def futures_of_several(rank: int, world: int, kind: str) -> None:
+    """The future of what was coalesced waits for all of it, and its callbacks see the results."""
+    device = here(kind)
+    dist.all_reduce(torch.ones(1, device=device))
+    for _ in range(5):
+        x, y = (torch.full((3000,), -5.0, device=device) for _ in range(2))
+        with held(kind) as hold:
+            x.fill_(1)
+            y.fill_(2)
+            with dist._coalescing_manager(async_ops=True, device=device) as manager:
+                dist.all_reduce(x)
+                dist.all_reduce(y)
+            (work,) = manager.works
+            results = work.get_future().then(lambda future: [copied(t) for t in future.value()])
+            hold.open()
+        assert [t.cpu().unique().tolist() for t in results.wait()] == [[float(world)], [2.0 * world]]
+
+
+def callbacks_of_gathers(rank: int, world: int, kind: str) -> None:
+    """Callbacks, and what comes after them, see all outputs, also where they are strided, and none has none."""
+    device = here(kind)
+    dist.all_reduce(torch.ones(1, device=device))
+    for strided in (False, True):
+        x = torch.zeros(500, device=device)
+        wide = [torch.full((500, 2), -3.0, device=device) for _ in range(world)]
+        outputs = [one[:, 1] if strided else torch.full((500,), -3.0, device=device) for one in wide]
+
+        def copy(future: torch.futures.Future) -> list[torch.Tensor]:
+            value = future.value()
+            lists = value if value and isinstance(value[0], list) else [value]
+            return [copied(one) for one in lists[0]]
+
+        torch.accelerator.synchronize()
+        with held(kind) as hold:
+            x.fill_(rank)
+            works = [dist.all_gather(outputs, x, async_op=True)]
+            futures = [works[0].get_future().then(copy)]
+            works.append(dist.gather(x, outputs if rank == 0 else None, dst=0, async_op=True))
+            futures.append(works[1].get_future().then(copy))
+            hold.open()
+        assert [t.cpu().unique().tolist() for t in futures[0].wait()] == [[float(r)] for r in range(world)]
+        gathered = [t.cpu().unique().tolist() for t in futures[1].wait()]
+        assert gathered == ([[float(r)] for r in range(world)] if rank == 0 else [])
+        for one in wide if strided else []:
+            assert one[:, 0].cpu().eq(-3).all()
+
+
+def barriers_wait_for_the_device(rank: int, world: int, kind: str) -> None:
+    device = here(kind)
+    x = torch.zeros(10, device=device)
+    dist.all_reduce(x)
+    come = threading.Event()  # set just before the device may come to the barrier
+    seen = []
+    with held(kind) as hold:
+        work = dist.barrier(async_op=True)
+        future = work.get_future().then(lambda _: seen.append(come.is_set()))
+        with pytest.raises(RuntimeError, match="Operation timed out"):
+            work.wait(timedelta(milliseconds=20))
+        come.set()
+        hold.open()
+        work.wait()
+        assert work.is_completed()
+    future.wait()
+    assert seen == [True]
+    dist.barrier()
+    dist.barrier(device_ids=[device.index])
+
+
+def streams_that_share_queues(rank: int, world: int, kind: str) -> None:
+    """Where a stream that waits would hold up those of the collectives, the host waits."""
+    device = here(kind)
+    x = torch.ones(100_000, device=device)
+    dist.all_reduce(x)
+    with errors_written() as written, torch.Stream(device=device):
+        # A few times, as nothing needs to wait for a collective that has ended already.
+        for _ in range(20):
+            x.fill_(1)
+            work = dist.all_reduce(x, async_op=True)
+            work.wait()
+            assert work.is_completed()
+            work = dist.all_reduce(x, async_op=True)
+            work.synchronize()
+            assert work.is_completed()
+            (value,) = dist.all_reduce(x, async_op=True).get_future().wait()
+            if world > 1:
+                message = dist.isend(x, (rank + 1) % world)
+                dist.recv(torch.empty_like(x), (rank - 1) % world)
+                message.synchronize()
+            assert value.cpu().eq(world**3).all()
+    assert written().count("would hold up those that collectives run in") == 1
+    side_streams(rank, world, kind)
+
+
+def misuse(rank: int, world: int, kind: str) -> None:
+    """What cannot be is refused with a reason, on the rank that asks for it, and the group goes on."""
+    device = here(kind)
+    x = torch.ones(4, device=device)
+    dist.all_reduce(x)
+    with pytest.raises(ValueError, match=r"the tensors are on .*; move them to one device"):
+        dist.all_gather([torch.empty(4) for _ in range(world)], x)
+    if kind == "cuda":  # the stand-in has no such tensors
+        with pytest.raises(ValueError, match="sparse tensors are reduced on the cpu only"):
+            dist.all_reduce(torch.eye(3).to_sparse().to(device))
+    if torch.accelerator.device_count() > 1:
+        other = torch.device(kind, (device.index + 1) % torch.accelerator.device_count())
+        with pytest.raises(ValueError, match=f"works on {device} of this rank, but was given {other}"):
+            dist.all_reduce(torch.ones(4, device=other))
+    dist.all_reduce(x)
+    assert x.cpu().eq(world * world).all()

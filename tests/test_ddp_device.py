@@ -1,0 +1,289 @@
+"""DistributedDataParallel with parameters on a device: on the stand-in, and on GPUs where there are some."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import device_type
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_cases import assert_same, batches, gradients, loss_of, make_model, reference_gradients, share
+from device_cases import here
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from ourddp import _C, DistributedDataParallel
+
+
+def _run(rank_pool: Any, kind: str, function: Any, *args: Any) -> None:
+    rank_pool(2, f"cpu:ours,{kind}:ours").run(function, kind, *args)
+
+
+def _train(rank: int, world: int, kind: str, name: str, options: dict[str, Any], **how: Any) -> DistributedDataParallel:
+    """Compare each step's gradients with those of one process on the CPU."""
+    device = here(kind)
+    expected = reference_gradients(name, world, 4)
+    model = DistributedDataParallel(make_model(name).to(device), **options)
+    if how.get("hook"):
+        how["hook"](model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for step, batch in enumerate(batches(world, 4)):
+        optimizer.zero_grad(set_to_none=how.get("zero", True))
+        loss_of(model(share(batch, rank).to(device))).backward()
+        found = {name: None if g is None else g.cpu() for name, g in gradients(model).items()}
+        if how.get("loosely"):
+            for key, gradient in expected[step].items():
+                torch.testing.assert_close(found[key], gradient, rtol=0.05, atol=0.01)
+        else:
+            assert_same(found, expected[step], f"rank {rank} step {step}")
+        optimizer.step()
+    model._check_reducer_finalized()
+    return model
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("mlp", {}),
+    "small buckets": ("mlp", {"bucket_cap_mb": 0.001}),
+    "views": ("mlp", {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}),
+    "strides": ("transposed", {}),
+    "strides, views": ("transposed", {"gradient_as_bucket_view": True}),
+    "unused": ("branches", {"find_unused_parameters": True}),
+    "unused, views": ("branches", {"find_unused_parameters": True, "gradient_as_bucket_view": True}),
+    "static": ("branches", {"static_graph": True}),
+    "static, views": ("branches", {"static_graph": True, "gradient_as_bucket_view": True}),
+    "types": ("two_types", {}),
+    "types, views": ("two_types", {"gradient_as_bucket_view": True}),
+}
+
+
+def _averages(rank: int, world: int, kind: str, case: str, zero: bool) -> None:
+    name, options = CASES[case]
+    _train(rank, world, kind, name, options, zero=zero)
+
+
+@pytest.mark.parametrize("zero", [True, False], ids=["new gradients", "kept gradients"])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_one_process(rank_pool: Any, case: str, zero: bool, kind: str) -> None:
+    _run(rank_pool, kind, _averages, case, zero)
+
+
+HOOKS = {
+    "allreduce": lambda model: model.register_comm_hook(model.process_group, default_hooks.allreduce_hook),
+    "bfloat16": lambda model: model.register_comm_hook(model.process_group, default_hooks.bf16_compress_hook),
+    "half": lambda model: model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS),
+    "built in": lambda model: model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE),
+}
+
+
+def _hooked(rank: int, world: int, kind: str, hook: str, views: bool) -> None:
+    options = {"gradient_as_bucket_view": views, "bucket_cap_mb": 0.001}
+    _train(rank, world, kind, "mlp", options, hook=HOOKS[hook], loosely=hook in ("bfloat16", "half"))
+
+
+@pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_communication_hooks_see_the_right_streams(rank_pool: Any, hook: str, views: bool, kind: str) -> None:
+    _run(rank_pool, kind, _hooked, hook, views)
+
+
+def _accumulated(rank: int, world: int, kind: str, views: bool) -> None:
+    device = here(kind)
+    local = make_model("mlp").to(device)
+    model = DistributedDataParallel(make_model("mlp").to(device), gradient_as_bucket_view=views)
+    first, second = batches(world, 2)
+    with model.no_sync():
+        loss_of(model(share(first, rank).to(device))).backward()
+    loss_of(model(share(second, rank).to(device))).backward()
+    for batch in (first, second):
+        for other in range(world):
+            (loss_of(local(share(batch, other).to(device))) / world).backward()
+    assert_same(gradients(model), gradients(local), f"rank {rank}")
+
+
+@pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
+def test_gradients_of_no_sync_are_part_of_the_next_average(rank_pool: Any, views: bool, kind: str) -> None:
+    _run(rank_pool, kind, _accumulated, views)
+
+
+def _counted(rank: int, world: int, kind: str, views: bool) -> None:
+    stand_in = device_type.load()
+    model = _train(rank, world, kind, "mlp", {"gradient_as_bucket_view": views, "bucket_cap_mb": 0.001})
+    buckets = len(model.reducer._get_bucket_indices())
+    assert buckets > 1
+    device = here(kind)
+    (batch,) = batches(world, 1)
+    for kept in (False, True):  # gradients that are views of buckets already need no copy
+        model.zero_grad(set_to_none=not kept)
+        before = (stand_in.flattens(), stand_in.unflattens())
+        loss_of(model(share(batch, rank).to(device))).backward()
+        copied = 0 if views and kept else buckets
+        returned = 0 if views else buckets
+        assert (stand_in.flattens(), stand_in.unflattens()) == (before[0] + copied, before[1] + returned)
+
+
+@pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
+def test_a_bucket_takes_one_kernel_each_way(rank_pool: Any, views: bool) -> None:
+    _run(rank_pool, device_type.NAME, _counted, views)
+
+
+class Passing(torch.autograd.Function):
+    """Whose forward and backward consist of copies and fills, which the stand-in does in its streams."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(scale, *parameters)
+        return torch.zeros((), device=scale.device)
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        scale, *parameters = ctx.saved_tensors
+        return None, *(torch.empty_like(parameter).copy_(scale.expand_as(parameter)) for parameter in parameters)
+
+
+class Simple(nn.Module):
+    """Parameters whose gradients are all equal to the input."""
+
+    def __init__(self, count: int = 6) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(torch.zeros(300) for _ in range(count))
+
+    def forward(self, scale: torch.Tensor, used: int | None = None) -> torch.Tensor:
+        return Passing.apply(scale, *list(self.parts)[:used])
+
+
+def _held(rank: int, world: int, kind: str, options: dict[str, Any]) -> None:
+    device = here(kind)
+    model = DistributedDataParallel(Simple().to(device), bucket_cap_mb=0.002, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scales = [torch.full((1,), float(rank + step), device=device) for step in range(5)]
+
+    def step(scale: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(scale).backward()
+        optimizer.step()
+
+    for scale in scales[:2]:  # the second one rebuilds the buckets
+        step(scale)
+    before = float(model.module.parts[0][0])
+    dist.barrier()
+    held = _C.StreamHold(kind)
+    for scale in scales[2:]:
+        step(scale)  # returns, though the device has not even begun
+    held.open()
+    expected = before - sum(index + (world - 1) / 2 for index in (2, 3, 4))
+    for part in model.module.parts:
+        assert part.cpu().tolist() == [expected] * 300
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}, {"static_graph": True}],
+    ids=["plain", "views", "nothing unused", "static"],
+)
+def test_steps_do_not_wait_for_the_device(rank_pool: Any, kind: str, options: dict[str, Any]) -> None:
+    _run(rank_pool, kind, _held, options)
+
+
+def _in_a_side_stream(rank: int, world: int, kind: str) -> None:
+    device = here(kind)
+    model = DistributedDataParallel(Simple().to(device))  # autograd accumulates in the stream that is current now
+    scale = torch.full((1,), float(rank), device=device)
+    stream = torch.Stream(device)
+    stream.wait_stream(torch.accelerator.current_stream())
+    hold = _C.StreamHold(kind)
+    with stream:
+        model(scale).backward()
+        seen = [part.grad.clone() for part in model.module.parts]
+    hold.open()
+    stream.synchronize()
+    for gradient in seen:
+        assert gradient.cpu().tolist() == [(world - 1) / 2] * 300
+
+
+def test_averages_are_ready_in_the_stream_that_called_backward(rank_pool: Any, kind: str) -> None:
+    _run(rank_pool, kind, _in_a_side_stream)
+
+
+def _of_two_streams(rank: int, world: int, kind: str, elsewhere: int, views: bool) -> None:
+    device = here(kind)
+    module = Simple().to(device)
+    for part in module.parts:
+        part.grad = torch.zeros_like(part)
+    stream = torch.Stream(device)
+    stream.wait_stream(torch.accelerator.current_stream())
+    with stream:
+        graph = [part.expand_as(part) for part in list(module.parts)[elsewhere::2]]  # whose gradients are added there
+    model = DistributedDataParallel(module, gradient_as_bucket_view=views)
+    del graph
+    with stream:
+        hold = _C.StreamHold(kind)
+    model(torch.full((1,), float(rank), device=device)).backward()
+    hold.open()
+    for part in module.parts:
+        assert part.grad.cpu().tolist() == [(world - 1) / 2] * 300
+
+
+@pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("elsewhere", [0, 1])
+def test_a_bucket_waits_for_all_streams_of_its_gradients(
+    rank_pool: Any, kind: str, elsewhere: int, views: bool
+) -> None:
+    _run(rank_pool, kind, _of_two_streams, elsewhere, views)
+
+
+TYPES = [
+    (torch.float32, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+    (torch.float16, torch.float64),
+    (torch.complex64, torch.complex64),
+]
+
+
+def _joined(rank: int, world: int, kind: str, whole: bool) -> list[float]:
+    device = here(kind)
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False).to(device))
+    history = []
+    with model.join(divide_by_initial_world_size=whole):
+        for _ in range(2 + rank):
+            model.zero_grad()
+            model(torch.full((1, 1), 1.0 + rank).to(device)).sum().backward()
+            history.append(model.module.weight.grad.item())
+    return history
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_join_with_uneven_inputs(rank_pool: Any, kind: str, whole: bool) -> None:
+    short, long = rank_pool(2, f"cpu:ours,{kind}:ours").run(_joined, kind, whole)
+    assert short == [1.5, 1.5]
+    assert long == [1.5, 1.5, 1.0 if whole else 2.0]
+
+
+def _placed(rank: int, world: int, kind: str) -> None:
+    device = here(kind)
+    for tensor_type, flat_type in TYPES:
+        for scale in (1.0, 0.5):
+            tensors = [torch.randn(shape).to(tensor_type) for shape in ((3, 5), (), (0,), (129,))]
+            tensors.append(torch.randn(4, 6).t().to(tensor_type))
+            orders = [tensor.t() if not tensor.is_contiguous() else tensor for tensor in tensors]
+            expected = torch.cat([order.flatten() for order in orders]).to(flat_type) * scale
+            flat = torch.empty(expected.numel(), dtype=flat_type, device=device)
+            there = [tensor.to(device) for tensor in tensors]
+            _C.flatten(flat, there, scale)
+            assert torch.equal(flat.cpu(), expected), (tensor_type, flat_type, scale)
+            _C.unflatten(flat, there, 1 / scale)
+            for copied, tensor in zip(there, tensors, strict=True):
+                # To bfloat16 and back loses digits, but not twice.
+                assert torch.equal(copied.cpu(), tensor.to(flat_type).to(tensor_type)), (tensor_type, flat_type, scale)
+    with pytest.raises(RuntimeError, match="does not fit"):
+        _C.flatten(torch.empty(3, device=device), [torch.empty(4, device=device)])
+
+
+def test_tensors_are_placed_side_by_side(rank_pool: Any, kind: str) -> None:
+    rank_pool(1, f"cpu:ours,{kind}:ours").run(_placed, kind)
+
+
+def test_what_no_library_serves_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="serves cpu"):
+        _C.flatten(torch.empty(3), [torch.empty(3)])

@@ -1,0 +1,49 @@
+"""Process groups of devices: how they are made, and what else they offer."""
+
+from __future__ import annotations
+
+import device_cases
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+from ourddp import _C
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_group_is_bound_to_a_device(kind, world):
+    run_ranks(world, device_cases.bound_to_a_device, kind, backend=None)
+
+
+@pytest.mark.parametrize("case", [device_cases.memory_of_the_group, device_cases.memory_that_another_thread_drops])
+def test_memory_of_the_group(rank_pool, kind, case):
+    rank_pool(2, f"cpu:ours,{kind}:ours").run(case, kind)
+
+
+def test_capture_is_refused(rank_pool):
+    rank_pool(2, "cpu:ours,standin:ours").run(while_capturing)
+
+
+def while_capturing(rank: int, world: int) -> None:
+    module = device_cases.device_type.load()
+    device = device_cases.here("standin")
+    x = torch.ones(4, device=device)
+    module.set_capturing(True)
+    try:
+        with pytest.raises(RuntimeError, match=r"all_reduce of tensors on .* cannot be captured"):
+            dist.all_reduce(x)
+        with pytest.raises(RuntimeError, match=r"send of tensors on .* cannot be captured"):
+            dist.send(x, 1 - rank)
+    finally:
+        module.set_capturing(False)
+    dist.all_reduce(x)
+    assert x.cpu().eq(world).all()
+
+
+def test_a_missing_library_says_what_to_do():
+    facts = _C.device_facts("cuda")
+    if facts["obstacle"]:
+        assert "build again" in facts["obstacle"] or "Build ourddp again" in facts["obstacle"]
+    with pytest.raises(RuntimeError):
+        _C.StreamHold("meta")
