@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hosts import why_no_hosts
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -103,28 +104,33 @@ def test_targets_are_judged_by_their_numbers(
     assert judged == verdict
 
 
-def test_ddp_reports_every_variant(tmp_path: Path) -> None:
+def test_ddp_reports_the_variants_asked_for(tmp_path: Path) -> None:
+    variants = ["ourddp+auto", "local", "torch+gloo", "ourddp+views"]
     files = ("--json", str(tmp_path / "d.json"), "--plot", str(tmp_path / "d.png"))
-    output = run_benchmark("ddp.py", "--ranks", "2", "--reducer-overhead", "--reps", "2", "--time-budget", "1", *files)
+    flags = ("--ranks", "2", "--reducer-overhead", "--reps", "2", "--time-budget", "1", *files)
+    output = run_benchmark("ddp.py", "--variants", ",".join(variants), *flags)
     (run,) = json.loads((tmp_path / "d.json").read_text())["runs"]
     (row,) = run["rows"]
-    assert list(row["seconds"]) == ["local", "torch+gloo", "torch+ours", "ourddp+ours"]
+    assert list(row["seconds"]) == variants
     assert (row["parameters"], row["bytes"]) == (1000, 1024000)
     check_times(row["seconds"])
     assert "per parameter" in output
     check_png(tmp_path / "d.png")
-
-
-def test_ddp_reports_the_variants_asked_for(tmp_path: Path) -> None:
-    variants = ["ourddp+auto", "local", "ourddp+views"]
-    flags = ("--ranks", "2", "--reducer-overhead", "--reps", "1", "--time-budget", "1")
-    output = run_benchmark("ddp.py", "--variants", ",".join(variants), *flags, "--json", str(tmp_path / "d.json"))
-    (run,) = json.loads((tmp_path / "d.json").read_text())["runs"]
-    (row,) = run["rows"]
-    assert list(row["seconds"]) == variants
-    check_times(row["seconds"])
     assert row["chosen_bucket_bytes"]["ourddp+auto"] >= 64 << 10  # before anything was timed
     assert re.search(r"^ +ourddp\+views +\d.*\nourddp\+auto chose buckets of \d+ [KM]iB$", output, re.MULTILINE), output
+
+
+def test_ddp_compares_both_reducers_over_both_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    program = runpy.run_path(str(BENCHMARKS / "ddp.py"))
+    monkeypatch.setattr(sys, "argv", ["ddp.py"])
+    variants = program["parse_arguments"]().variants.split(",")
+    assert variants == ["local", "torch+gloo", "torch+ours", "ourddp+ours"]
+    assert [program["VARIANTS"][name][:2] for name in variants[1:]] == [
+        ("torch", "gloo"),
+        ("torch", "ours"),
+        ("ours", "ours"),
+    ]
 
 
 def test_a_failing_rank_ends_the_benchmark(tmp_path: Path) -> None:
@@ -196,3 +202,79 @@ def test_between_hosts_judges_its_targets(monkeypatch: pytest.MonkeyPatch, capsy
     assert not program["check"](rows(1.2))
     missed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("MISSED")]
     assert len(missed) == 6  # both shares, 2.5 times Gloo's speed where 3 are asked, and the bytes of three large rows
+
+
+def test_gpu_checks_what_its_targets_are_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--check", "--ranks", "2"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(BENCHMARKS / "gpu.py"), run_name="__main__")
+    assert ended.value.code == 2
+    assert "--check is for 4 ranks" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_needs_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(BENCHMARKS / "gpu.py"), run_name="__main__")
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out) == (2, "")
+    assert "finds no GPU" in shown.err
+
+
+def test_gpu_can_be_tried_out_without(tmp_path: Path) -> None:
+    sizes = ("--sizes", "64K", "--flat-sizes", "1M", "--layers", "1", "--width", "64", "--time-budget", "1")
+    output = run_benchmark("gpu.py", "--device", "cpu", "--ranks", "2", *sizes, "--json", str(tmp_path / "g.json"))
+    report = json.loads((tmp_path / "g.json").read_text())
+    (row,) = report["all_reduce"]["rows"]
+    assert row["size"] == 64 << 10
+    assert row["floor"] == 4 * row["size"] / report["all_reduce"]["copied_bytes_per_second"]
+    assert set(row["seconds"]) == {"ours", "ours heap", "gloo"}
+    check_times(row["seconds"])
+    for row in report["flat"]:
+        assert row["bytes"] == {"torch.float32": 2 << 20, "torch.bfloat16": 3 << 19}[row["dtype"]]
+        assert "serves cpu" in row["why_not_fused"]
+        check_times(row["seconds"])
+    assert set(report["ddp"]["seconds"]) == {"local", "ourddp+ours", "torch+gloo"}
+    assert all(apart < 1e-3 for apart in report["ddp"]["apart"].values())
+    assert re.search(r"without NCCL: .*GPU", output)
+
+
+def test_gpu_judges_its_targets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    program = runpy.run_path(str(BENCHMARKS / "gpu.py"))
+
+    def report(slower: float) -> dict[str, Any]:
+        def row(**seconds: float) -> dict[str, Any]:
+            return {"seconds": {name.replace("_", " "): {"median": value} for name, value in seconds.items()}}
+
+        return {
+            "all_reduce": {
+                "rows": [
+                    {"size": 1 << 20, "floor": 1.0, **row(ours=9.0)},
+                    {"size": 100 << 20, "floor": 1.0, **row(ours=1.5 * slower, ours_heap=1.5 * slower, gloo=32.0)},
+                ]
+            },
+            "flat": [
+                {"size": 16 << 20, "dtype": "torch.float32", **row(copy=1.0, flatten=1.1, unflatten=1.1 * slower)},
+                {"size": 64 << 20, "dtype": "torch.float32", **row(copy=2.0, flatten=2.2, unflatten=2.2 * slower)},
+            ],
+            "ddp": {
+                "seconds": {"ourddp+ours": {"median": slower}, "torch+gloo": {"median": 2.5}},
+                "apart": {"ourddp+ours": 0.01 * slower, "torch+gloo": 0.9},
+            },
+        }
+
+    def judged(slower: float) -> tuple[bool, list[str]]:
+        met = program["check"](report(slower))
+        return met, [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
+
+    assert judged(1.0) == (True, ["met"] * 9)
+    # Both all-reduces, and Gloo's lead over the first; unflatten of both sizes; the step, but not its distance.
+    assert judged(1.7) == (False, ["MISSED"] * 3 + ["met"] * 2 + ["MISSED"] * 3 + ["met"])
+    assert not program["check"]({})
+    assert "not measured" in capsys.readouterr().out

@@ -1,0 +1,306 @@
+"""Compares `ours` with Gloo and NCCL on tensors of GPUs, which ranks may share, and with what the memory allows.
+
+    python benchmarks/gpu.py --check --json gpu.json
+    python benchmarks/gpu.py --ranks 2 --parts all_reduce --sizes 1M,100M
+
+First the GPU's memory is measured with torch's copy_, in bytes read and written a second. An all-reduce of S bytes
+among P ranks of one GPU has to read and write S bytes for each: its floor is the time of 2 P S bytes. Then all-reduce
+is timed, and with rank 0 alone the copies of gradients into a bucket and back: by torch, tensor by tensor or as one
+call, and by the package's kernels. At last a transformer is trained under bfloat16 autocast. NCCL takes part where it
+works: where ranks share a GPU, as far as its version has NCCL_MULTI_RANK_GPU_ENABLE.
+
+`--check` measures what TARGETS need, and exits with 1 if one is missed. Without a GPU the exit status is 2; `--device
+cpu` tries the program out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gpu_parts as parts
+import harness
+import report as reports
+import torch
+
+PARTS = ("all_reduce", "flat", "ddp")
+SIZES = "64K,1M,16M,100M,256M"
+FLAT_SIZES = "16M,64M,256M"
+PROBE_TIMEOUT = 90
+# That TARGETS are for.
+CHECKED_RANKS = 4
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is asked: a number of a row is to be at least, or at most, so much."""
+
+    part: str
+    what: str
+    bound: float
+    at_most: bool = False
+
+
+TARGETS = (
+    Target("all_reduce", "100M: ours over the floor", 2.0, at_most=True),
+    Target("all_reduce", "100M: ours heap over the floor", 2.0, at_most=True),
+    Target("all_reduce", "100M: gloo over ours", 20.0),
+    Target("flat", "flatten, share of a copy's rate", 0.8),
+    Target("flat", "unflatten, share of a copy's rate", 0.8),
+    Target("ddp", "torch+gloo over ourddp+ours", 2.0),
+    Target("ddp", "ourddp+ours, distance from one process", parts.MOST_APART, at_most=True),
+)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the checked command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=CHECKED_RANKS, help="how many; they share the GPUs that there are")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--sizes", default=SIZES, help="of all-reduce")
+    parser.add_argument("--flat-sizes", default=FLAT_SIZES, help="of the gradients of a bucket")
+    parser.add_argument("--layers", type=int, default=8, help="of the transformer")
+    parser.add_argument("--width", type=int, default=1024, help="of the transformer, a multiple of 64")
+    parser.add_argument("--time-budget", type=float, default=100, help="seconds of measuring, about")
+    parser.add_argument("--device", default="cuda", help="cpu: only to try the program out")
+    parser.add_argument("--check", action="store_true", help="measure what TARGETS need, and exit 1 if one is missed")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
+    args = parser.parse_args()
+    unknown = set(args.parts.split(",")) - set(PARTS)
+    if unknown:
+        parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
+    if args.check and args.ranks != CHECKED_RANKS:
+        parser.error(f"--check is for {CHECKED_RANKS} ranks")
+    if args.ranks < 2 or args.time_budget <= 0:
+        parser.error("--ranks must be at least 2, and --time-budget positive")
+    return args
+
+
+def describe_machine(device: str) -> dict[str, Any]:
+    """Return what was measured on, and with which versions."""
+    found: dict[str, Any] = {"machine": harness.machine(), "torch": torch.__version__, "device": device}
+    if device != "cuda":
+        return found
+    found["device"] = torch.cuda.get_device_name(0)
+    found["devices"] = torch.cuda.device_count()
+    found["cuda"] = torch.version.cuda
+    query = shutil.which("nvidia-smi")
+    if query:
+        command = [query, "--query-gpu=driver_version", "--format=csv,noheader"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        found["driver"] = answer.stdout.split("\n")[0].strip()
+    if torch.distributed.is_nccl_available():
+        found["nccl"] = ".".join(str(number) for number in torch.cuda.nccl.version())
+    return found
+
+
+# --- in the ranks ----------------------------------------------------------------------------------------------------
+
+
+def rank_main() -> None:
+    """Measure one part of the plan."""
+    plan = harness.read_plan()
+    with harness.Ranks() as ranks:
+        accelerator = parts.Accelerator(plan["device"], ranks.rank)
+        if plan["part"] == "nccl":
+            ranks.report = parts.why_no_nccl(ranks, accelerator)
+        elif plan["part"] == "all_reduce":
+            ranks.report = rank_all_reduce(ranks, accelerator)
+        elif plan["part"] == "flat":
+            ranks.report = rank_flat(ranks, accelerator)
+        else:
+            ranks.show("training")
+            ranks.report = parts.measure_training(ranks, accelerator, plan["variants"], plan["budget"])
+
+
+def rank_all_reduce(ranks: harness.Ranks, accelerator: parts.Accelerator) -> dict[str, Any]:
+    """Return the memory's speed and the rows of all sizes."""
+    plan = ranks.plan
+    speed = parts.alone(ranks, lambda: parts.measure_copies(accelerator, plan["copied"]))
+    groups = {backend: ranks.group(backend) for backend in plan["backends"]}
+    rows = []
+    for size in plan["sizes"]:
+        ranks.show(f"all_reduce of {reports.show_size(size)}")
+        budget = plan["budget"] / len(plan["sizes"])
+        rows.append(parts.measure_all_reduce(ranks, accelerator, groups, size, budget))
+    return {"copied_bytes_per_second": speed, "rows": rows}
+
+
+def rank_flat(ranks: harness.Ranks, accelerator: parts.Accelerator) -> list[dict[str, Any]]:
+    """Return the rows of all sizes and types of a bucket."""
+    rows = []
+    for size in ranks.plan["sizes"]:
+        for dtype in (torch.float32, torch.bfloat16):
+            measure = parts.alone(ranks, lambda s=size, d=dtype: parts.measure_flat(accelerator, s, d, rounds=10))
+            rows.append(measure)
+    return rows
+
+
+# --- outside of them -------------------------------------------------------------------------------------------------
+
+
+def run_part(part: str, args: argparse.Namespace, **plan: Any) -> Any:
+    """Return what the ranks report of a part."""
+    whole = {"part": part, "device": args.device, "layers": args.layers, "width": args.width, **plan}
+    timeout = plan.pop("timeout", 240 + 2 * args.time_budget)
+    return harness.run_ranks(__file__, whole, args.ranks, mpi=False, timeout=timeout)
+
+
+def why_no_nccl(args: argparse.Namespace) -> str:
+    """Return why NCCL takes no part, or nothing."""
+    if args.device != "cuda" or not torch.distributed.is_nccl_available():
+        return "there is no GPU that it could use" if args.device != "cuda" else "this torch has none"
+    if args.ranks > torch.cuda.device_count():
+        os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    try:
+        return str(run_part("nccl", args, timeout=PROBE_TIMEOUT))
+    except RuntimeError as error:
+        return str(error)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Return, and print, the report of all parts."""
+    chosen = args.parts.split(",")
+    report: dict[str, Any] = {**describe_machine(args.device), "ranks": args.ranks, "why_no_nccl": why_no_nccl(args)}
+    print(f"{report['device']}, {args.ranks} ranks, torch {report['torch']}")
+    if report["why_no_nccl"]:
+        print(f"without NCCL: {report['why_no_nccl']}")
+    nccl = [] if report["why_no_nccl"] else ["nccl"]
+    budget = args.time_budget / len(chosen)
+    if "all_reduce" in chosen:
+        sizes = [reports.parse_size(size) for size in args.sizes.split(",")]
+        copied = parts.COPIED_BYTES if args.device == "cuda" else 16 << 20
+        plan = {"sizes": sizes, "backends": ["ours", "gloo", *nccl], "budget": budget, "copied": copied}
+        report["all_reduce"] = run_part("all_reduce", args, **plan)
+        add_floors(report)
+        print_all_reduce(report["all_reduce"])
+    if "flat" in chosen:
+        sizes = [reports.parse_size(size) for size in args.flat_sizes.split(",")]
+        report["flat"] = run_part("flat", args, sizes=sizes)
+        print_flat(report["flat"])
+    if "ddp" in chosen:
+        variants = ["ourddp+ours", "torch+gloo", *(f"torch+{name}" for name in nccl)]
+        report["ddp"] = run_part("ddp", args, variants=variants, budget=budget)
+        print_training(report["ddp"])
+    return report
+
+
+def add_floors(report: dict[str, Any]) -> None:
+    """Add to each row what the memory of a GPU needs for it."""
+    sharing = -(-report["ranks"] // report.get("devices", 1))
+    for row in report["all_reduce"]["rows"]:
+        row["floor"] = 2 * sharing * row["size"] / report["all_reduce"]["copied_bytes_per_second"]
+
+
+def print_all_reduce(found: dict[str, Any]) -> None:
+    """Print the time of each variant, and how that compares with the floor."""
+    print(f"\nall_reduce; the memory copies {found['copied_bytes_per_second'] / 1e9:.0f} GB/s, read and written")
+    names = list(dict.fromkeys(name for row in found["rows"] for name in row["seconds"]))
+    lines = []
+    for row in found["rows"]:
+        times = [reports.median(row, name) for name in names]
+        cells = [f"{reports.show_seconds(time)} {time / row['floor']:.2f}x" if time else "-" for time in times]
+        lines.append([reports.show_size(row["size"]), reports.show_seconds(row["floor"]), *cells])
+    reports.print_table(["size", "floor", *names], lines)
+
+
+def print_flat(rows: list[dict[str, Any]]) -> None:
+    """Print the rates of each way to copy gradients."""
+    print("\ngradients of float32 to a bucket and back, GB/s read and written; share of a copy's")
+    lines = []
+    for row in rows:
+        rates = {name: row["bytes"] / seconds["median"] for name, seconds in row["seconds"].items()}
+        cells = [f"{rate / 1e9:.0f} {rate / rates['copy']:.0%}" for rate in rates.values()]
+        lines.append([f"{reports.show_size(row['size'])}, {row['dtype'].removeprefix('torch.')}", *cells])
+        if row["why_not_fused"]:
+            lines[-1] += ["-"] * 2
+    reports.print_table(["gradients, bucket", *rows[0]["seconds"], *["-"] * (5 - len(rows[0]["seconds"]))], lines)
+    for why in dict.fromkeys(row["why_not_fused"] for row in rows if row["why_not_fused"]):
+        print(f"without the package's kernels: {why}")
+
+
+def print_training(row: dict[str, Any]) -> None:
+    """Print the steps of each variant."""
+    print(f"\ntransformer of {row['parameters'] / 1e6:.0f} million parameters, bfloat16 autocast")
+    local = reports.median(row, "local")
+    lines = []
+    for name in row["seconds"]:
+        step = reports.median(row, name)
+        apart = row["apart"].get(name)
+        distance = "-" if apart is None else f"{apart:.1e}"
+        lines.append([name, reports.show_seconds(step), f"{local / step:.0%}" if local and step else "-", distance])
+    reports.print_table(["variant", "step", "of local", "from one process"], lines)
+
+
+def values_of(report: dict[str, Any], target: Target) -> list[tuple[str, float]]:
+    """Return what was measured of the target: which row, and its number; nothing where it was not measured."""
+    if target.part not in report:
+        return []
+    name = target.what.split(": ")[-1]
+    if target.part == "all_reduce":
+        (size,) = (reports.parse_size(target.what.split(": ")[0]),)
+        (row,) = (row for row in report["all_reduce"]["rows"] if row["size"] == size)
+        over, under = name.split(" over ")
+        top = reports.median(row, over)
+        bottom = row["floor"] if under == "the floor" else reports.median(row, under)
+        return [("", top / bottom)] if top and bottom else []
+    if target.part == "flat":
+        kind = name.split(",")[0]
+        return [
+            (f"{reports.show_size(row['size'])} to {row['dtype'].removeprefix('torch.')}", copied / fused)
+            for row in report["flat"]
+            if (fused := reports.median(row, kind)) and (copied := reports.median(row, "copy"))
+        ]
+    if " over " in name:
+        slow, fast = (reports.median(report["ddp"], variant) for variant in name.split(" over "))
+        return [("", slow / fast)] if slow and fast else []
+    return [("", report["ddp"]["apart"][name.split(",")[0]])]
+
+
+def check(report: dict[str, Any]) -> bool:
+    """Print for each target how the measurement compares; return whether all are met."""
+    print()
+    met = True
+    for target in TARGETS:
+        values = values_of(report, target)
+        if not values:
+            print(f"MISSED {target.part}, {target.what}: not measured")
+            met = False
+        for where, value in values:
+            good = value <= target.bound if target.at_most else value >= target.bound
+            asked = f"at {'most' if target.at_most else 'least'} {target.bound:g} asked"
+            place = f" ({where})" if where else ""
+            print(f"{'met   ' if good else 'MISSED'} {target.part}, {target.what}{place}: {value:.3g}, {asked}")
+            met = met and good
+    return met
+
+
+def main() -> int:
+    """Measure and report; return the exit status."""
+    args = parse_arguments()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print(
+            "torch finds no GPU here: run this where it does, or try the program out with --device cpu", file=sys.stderr
+        )
+        return 2
+    if args.check:
+        args.parts, args.sizes, args.flat_sizes = ",".join(PARTS), SIZES, FLAT_SIZES
+    report = measure(args)
+    if args.json:
+        reports.write_json(report, args.json)
+    return 0 if not args.check or check(report) else 1
+
+
+if __name__ == "__main__":
+    if harness.is_rank():
+        rank_main()
+    else:
+        sys.exit(main())

@@ -1,0 +1,309 @@
+"""What a rank of benchmarks/gpu.py measures: copies, all-reduce, gradients to and from buckets, training steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import harness
+import report as reports
+import torch
+import torch.distributed as dist
+from torch import nn
+
+Action = Callable[[], object]
+
+COPIED_BYTES = 512 << 20
+ROTATED_BYTES = 512 << 20  # so many are touched before any again: more than a cache holds
+CALLS = 20  # that are timed together, so that the host is ahead of the device
+HELD_CYCLES = 20_000_000  # the device waits about ten milliseconds, while the host tells it what to do
+PIECES = (1 << 20, 1 << 18, 1 << 10)  # elements, as weights and biases have them
+SEQUENCES, TOKENS, WORDS = 8, 128, 8192
+CHECKED_STEPS = 3
+MOST_APART = 0.02  # bfloat16, and attention that adds up in any order
+
+
+class Accelerator:
+    """The device under test; also the CPU, on which the programs can be tried out."""
+
+    def __init__(self, kind: str, rank: int) -> None:
+        self.on_gpu = kind == "cuda"
+        if self.on_gpu:
+            index = rank % torch.cuda.device_count()
+            torch.cuda.set_device(index)
+            self.device = torch.device("cuda", index)
+        else:
+            self.device = torch.device(kind)
+
+    def finish(self) -> None:
+        """Wait until the device has done all that it was told."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def finished(self, action: Action) -> Action:
+        """Return the action followed by that wait."""
+
+        def act() -> None:
+            action()
+            self.finish()
+
+        return act
+
+    def seconds(self, actions: list[Action]) -> float:
+        """Return what the device takes for one of the actions, which are called one after another."""
+        calls = [action for action, _ in zip(cycle(actions), range(CALLS), strict=False)]
+        if not self.on_gpu:
+            start = time.perf_counter()
+            for call in calls:
+                call()
+            return (time.perf_counter() - start) / CALLS
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(HELD_CYCLES)
+        begin.record()
+        for call in calls:
+            call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3 / CALLS
+
+    def in_turns(self, actions: dict[str, list[Action]], rounds: int) -> dict[str, dict[str, float]]:
+        """Return the summaries of the actions' times, of which each gets one a round."""
+        times: dict[str, list[float]] = {name: [] for name in actions}
+        for turn in range(1 + rounds):  # the first one warms up
+            for name, calls in actions.items():
+                seconds = self.seconds(calls)
+                if turn:
+                    times[name].append(seconds)
+        return {name: reports.summary(column) for name, column in times.items()}
+
+
+def measure_copies(accelerator: Accelerator, size: int) -> float:
+    """Return the bytes per second, read and written, of torch's copy_."""
+    source, target = (torch.ones(size // 4, device=accelerator.device) for _ in range(2))
+    (times,) = accelerator.in_turns({"copy": [partial(target.copy_, source)]}, rounds=10).values()
+    return 2 * size / times["median"]
+
+
+def alone(ranks: harness.Ranks, action: Callable[[], Any]) -> Any:
+    """Return what `action` returns on rank 0, while the others let it have the device for itself; None there."""
+    dist.barrier()
+    result = action() if ranks.rank == 0 else None
+    dist.barrier()
+    return result
+
+
+# --- all-reduce ------------------------------------------------------------------------------------------------------
+
+
+def why_no_nccl(ranks: harness.Ranks, accelerator: Accelerator) -> str:
+    """Return what NCCL says where it cannot add up here, else nothing."""
+    try:
+        tensor = torch.ones(1, device=accelerator.device)
+        dist.all_reduce(tensor, group=ranks.group("nccl"))
+        return "" if int(tensor) == ranks.size else f"it adds up {ranks.size} ones to {int(tensor)}"
+    except (RuntimeError, ValueError) as error:
+        return str(error).strip().splitlines()[-1]
+
+
+def heap_tensor(group: dist.ProcessGroup, count: int, device: torch.device) -> torch.Tensor | None:
+    """Return a tensor in memory that the backend reduces without copies, or None where it has no such.
+
+    On a device it has such from its first collective on.
+    """
+    backend = group._get_backend(device)
+    if not backend.supports_tensor_alloc(device):
+        return None
+    if device.type != "cpu" and not backend.device_engine().startswith("ipc"):
+        return None
+    tensor: torch.Tensor = backend.allocate_tensor(count, dtype=torch.float32, device=device)
+    return tensor
+
+
+def all_reduces(
+    ranks: harness.Ranks, accelerator: Accelerator, groups: dict[str, dist.ProcessGroup], size: int
+) -> dict[str, Action]:
+    """Return each variant's all-reduce of float32, which has been seen to add up."""
+    count, device = size // 4, accelerator.device
+    tensors = {name: torch.empty(count, device=device) for name in groups}
+    actions = {
+        name: accelerator.finished(partial(dist.all_reduce, tensor, group=groups[name]))
+        for name, tensor in tensors.items()
+    }
+    actions["ours"]()
+    heap = heap_tensor(groups["ours"], count, device)
+    if ranks.agree(int(heap is not None)) and heap is not None:
+        tensors["ours heap"] = heap
+        actions["ours heap"] = accelerator.finished(partial(dist.all_reduce, heap, group=groups["ours"]))
+    for name, action in actions.items():
+        tensors[name].fill_(ranks.rank + 1)
+        action()
+        if not bool(tensors[name].eq(ranks.size * (ranks.size + 1) / 2).all()):
+            raise RuntimeError(f"{name}: the sum of {size} bytes is wrong")
+        tensors[name].zero_()
+    accelerator.finish()
+    return actions
+
+
+def measure_all_reduce(
+    ranks: harness.Ranks, accelerator: Accelerator, groups: dict[str, dist.ProcessGroup], size: int, budget: float
+) -> dict[str, Any]:
+    """Return the row of one size."""
+    actions = all_reduces(ranks, accelerator, groups, size)
+    times = ranks.measure(actions, budget=budget, least=5, most=200)
+    return {"size": size, "seconds": {name: reports.summary(column) for name, column in times.items()}}
+
+
+# --- gradients to and from buckets -----------------------------------------------------------------------------------
+
+
+def piece_sizes(count: int) -> list[int]:
+    """Return the elements of pieces that are `count` together."""
+    sizes = []
+    for size in cycle(PIECES):
+        sizes.append(min(size, count - sum(sizes)))
+        if sum(sizes) == count:
+            return sizes
+    raise AssertionError
+
+
+def flat_copies(size: int, dtype: torch.dtype, device: torch.device) -> Iterator[dict[str, Action]]:
+    """Return copies of gradients of `size` bytes to a bucket of `dtype` and back, each of other memory."""
+    from ourddp import _C
+
+    count = size // 4
+    for _ in range(-(-ROTATED_BYTES // (2 * size))):
+        pieces = list(torch.ones(count, device=device).split(piece_sizes(count)))
+        flat = torch.empty(count, dtype=dtype, device=device)
+        views = list(flat.split(piece_sizes(count)))
+        yield {
+            "copy": partial(flat.copy_, torch.ones(count, device=device)),
+            "foreach": partial(torch._foreach_copy_, views, pieces),
+            "foreach back": partial(torch._foreach_copy_, pieces, views),
+            "flatten": partial(_C.flatten, flat, pieces),
+            "unflatten": partial(_C.unflatten, flat, pieces),
+        }
+
+
+def measure_flat(accelerator: Accelerator, size: int, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
+    """Return the row of one size: torch's copies one by one and all together, and the package's kernels."""
+    sets = list(flat_copies(size, dtype, accelerator.device))
+    why = ""
+    try:
+        sets[0]["flatten"]()
+    except RuntimeError as error:
+        why = str(error).splitlines()[0]
+        for copies in sets:
+            del copies["flatten"], copies["unflatten"]
+    actions = {name: [copies[name] for copies in sets] for name in sets[0]}
+    seconds = accelerator.in_turns(actions, rounds)
+    moved = size + size // 4 * dtype.itemsize
+    return {"size": size, "dtype": str(dtype), "bytes": moved, "why_not_fused": why, "seconds": seconds}
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+class Transformer(nn.Module):
+    """A small language model: more than 100 million parameters with eight layers of width 1024."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, width)
+        layer = nn.TransformerEncoderLayer(
+            width, width // 64, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, WORDS)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        """Return the loss of predicting each word's next one."""
+        logits = self.head(self.layers(self.words(words)))
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), words[:, 1:].flatten())
+
+
+def words_of(rank: int, step: int, accelerator: Accelerator) -> torch.Tensor:
+    """Return what a rank sees in a step, the same in every process."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randint(WORDS, (SEQUENCES, TOKENS), generator=generator).to(accelerator.device)
+
+
+class Training:
+    """A model, and its steps under bfloat16 autocast."""
+
+    def __init__(self, plan: dict[str, Any], accelerator: Accelerator, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        torch.manual_seed(0)
+        self.accelerator = accelerator
+        self.plain = Transformer(plan["layers"], plan["width"]).to(accelerator.device)
+        self.model = wrap(self.plain)
+        self.optimizer = torch.optim.SGD(self.plain.parameters(), lr=0.05)
+
+    def step(self, shares: list[torch.Tensor]) -> None:
+        """Train on the shares, one after another, and on their average."""
+        self.optimizer.zero_grad()
+        for share in shares:
+            with torch.autocast(self.accelerator.device.type, torch.bfloat16):
+                loss = self.model(share)
+            (loss / len(shares)).backward()
+        self.optimizer.step()
+
+    def state(self) -> torch.Tensor:
+        """Return all parameters."""
+        return torch.cat([parameter.detach().flatten() for parameter in self.plain.parameters()])
+
+
+def wrapper(ranks: harness.Ranks, variant: str) -> Callable[[nn.Module], nn.Module]:
+    """Return what makes a model train as the variant, "whose+backend" or "local", does."""
+    if variant == "local":
+        return lambda model: model
+    whose, backend = variant.split("+")
+    import ourddp
+
+    cls = nn.parallel.DistributedDataParallel if whose == "torch" else ourddp.DistributedDataParallel
+    return partial(cls, process_group=ranks.group(backend))
+
+
+def differences(
+    ranks: harness.Ranks, accelerator: Accelerator, trainings: dict[str, Training], reference: Training
+) -> dict[str, float]:
+    """Train some steps; return how far each variant is from one process that sees every rank's share.
+
+    That is the distance between the two, relative to the way that the one process has gone. Raises RuntimeError where a
+    variant's parameters differ between ranks.
+    """
+    start = reference.state().clone()
+    for step in range(CHECKED_STEPS):
+        shares = [words_of(rank, step, accelerator) for rank in range(ranks.size)]
+        reference.step(shares)
+        for training in trainings.values():
+            training.step([shares[ranks.rank]])
+    way = (reference.state() - start).norm()
+    apart = {}
+    for name, training in trainings.items():
+        state = training.state().cpu()
+        other = state.clone()
+        dist.broadcast(other, src=0)
+        if not torch.equal(state, other):
+            raise RuntimeError(f"{name}: the parameters of rank {ranks.rank} are not those of rank 0")
+        apart[name] = float((training.state() - reference.state()).norm() / way)
+    return apart
+
+
+def measure_training(
+    ranks: harness.Ranks, accelerator: Accelerator, variants: list[str], budget: float
+) -> dict[str, Any]:
+    """Return the row of the training steps."""
+    make = partial(Training, ranks.plan, accelerator)
+    exchanging = {name: make(wrapper(ranks, name)) for name in variants}
+    apart = differences(ranks, accelerator, exchanging, make(wrapper(ranks, "local")))
+    trainings = {"local": make(wrapper(ranks, "local")), **exchanging}
+    share = words_of(ranks.rank, CHECKED_STEPS, accelerator)
+    actions = {name: accelerator.finished(partial(one.step, [share])) for name, one in trainings.items()}
+    times = ranks.measure(actions, budget=budget, least=3, most=50)
+    return {
+        "parameters": sum(parameter.numel() for parameter in trainings["local"].plain.parameters()),
+        "apart": apart,
+        "seconds": {name: reports.summary(column) for name, column in times.items()},
+    }
