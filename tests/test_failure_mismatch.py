@@ -11,56 +11,70 @@ import torch.distributed as dist
 from probes import failed_with
 from ranks import run_ranks
 
+SHOWN = {
+    "op": ["broadcast", "all_reduce"],
+    "root": ["root 0", "root 1"],
+    "count": ["5 x float32", "6 x float32"],
+    "dtype": ["6 x int32", "6 x float32"],
+    "reduce op": ["MAX", "SUM"],
+    "size of a gathered tensor": ["24", "28"],
+}
+
 
 def mismatch(rank: int, world: int, kind: str) -> tuple[str, float, str]:
+    group = dist.new_group()  # its failure is no other group's
+    dist.barrier(group=group)
     mine = rank == world - 1  # the last rank does otherwise
     tensor = torch.ones(6, dtype=torch.int32 if mine and kind == "dtype" else torch.float32)
     start = time.monotonic()
     with pytest.raises(dist.DistBackendError) as error:
         if kind == "op":
-            dist.broadcast(tensor, 0) if mine else dist.all_reduce(tensor)
+            dist.broadcast(tensor, 0, group) if mine else dist.all_reduce(tensor, group=group)
         elif kind == "root":
-            dist.broadcast(tensor, 1 if mine else 0)
+            dist.broadcast(tensor, 1 if mine else 0, group)
         elif kind == "count":
-            dist.all_reduce(tensor[: 5 if mine else 6])
+            dist.all_reduce(tensor[: 5 if mine else 6], group=group)
         elif kind == "reduce op":
-            dist.all_reduce(tensor, dist.ReduceOp.MAX if mine else dist.ReduceOp.SUM)
+            dist.all_reduce(tensor, dist.ReduceOp.MAX if mine else dist.ReduceOp.SUM, group)
         elif kind == "size of a gathered tensor":
-            dist.all_gather([torch.empty(6) for _ in range(world)], tensor) if not mine else dist.all_gather(
-                [torch.empty(7) for _ in range(world)], torch.ones(7)
-            )
+            count = 7 if mine else 6
+            dist.all_gather([torch.empty(count) for _ in range(world)], torch.ones(count), group)
         else:
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=group)
     seconds = time.monotonic() - start
     if kind != "size of a gathered tensor":
         assert torch.equal(tensor, torch.ones_like(tensor)), "the input was written in spite of the error"
     with pytest.raises(dist.DistBackendError) as again:
-        dist.barrier()
-    assert failed_with("COMM_ERROR")
+        dist.barrier(group=group)
+    assert failed_with("COMM_ERROR", group)
+    dist.destroy_process_group(group)
     return str(error.value), seconds, str(again.value)
 
 
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize(
-    ("kind", "shown"),
-    [
-        ("op", ["broadcast", "all_reduce"]),
-        ("root", ["root 0", "root 1"]),
-        ("count", ["5 x float32", "6 x float32"]),
-        ("dtype", ["6 x int32", "6 x float32"]),
-        ("reduce op", ["MAX", "SUM"]),
-        ("size of a gathered tensor", ["24", "28"]),
-    ],
-)
-def test_a_mismatch_is_found_at_once_on_every_rank(world, kind, shown, nodes):
-    for text, seconds, again in run_ranks(world, mismatch, kind, nodes=nodes):
-        for word in shown:
+@pytest.mark.parametrize("kind", SHOWN)
+def test_a_mismatch_is_found_at_once_on_every_rank(rank_pool, world, kind, nodes):
+    for text, seconds, again in rank_pool(world, nodes=nodes).run(mismatch, kind):
+        for word in SHOWN[kind]:
             assert word in text
         assert f"rank {world - 1}" in text
         assert len(set(re.findall(r"rank (\d+) \(host", text))) >= 2, "who differs from whom?"
         assert nodes != 1 or "rank 0" in text, "where all see all, all are named"
         assert seconds < 1
         assert again == text, "the group does not stay failed with the same message"
+
+
+def in_the_default_group(rank: int, world: int) -> str:
+    with pytest.raises(dist.DistBackendError) as error:
+        dist.all_reduce(torch.ones(5 + rank))
+    assert failed_with("COMM_ERROR")
+    return str(error.value)
+
+
+def test_a_mismatch_in_the_default_group_is_found():
+    first, second = run_ranks(2, in_the_default_group)
+    assert first == second
+    assert "6 x float32" in first
 
 
 def fails_alone_then_recovers(rank: int, world: int) -> float:
