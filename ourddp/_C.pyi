@@ -87,7 +87,8 @@ def device_facts(device_type: str) -> dict[str, Any]:
     """Return what there is for devices of a type such as ``cuda``.
 
     Texts ``obstacle`` (why there is no library for them, or empty), ``library``, ``vendor_version`` and
-    ``vendor_obstacle`` (of the vendor's library for collectives), and the list ``devices``, of names.
+    ``vendor_obstacle`` (of the vendor's library for collectives), the list ``devices``, of names, and the text
+    ``device_obstacle`` (why nobody can tell which devices there are, or empty).
     """
 
 def use_device_library(device_type: str, path: str) -> None:

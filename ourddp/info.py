@@ -59,6 +59,8 @@ def cuda(facts: dict[str, Any], wish: str = "auto") -> dict[str, str]:
         return {"CUDA": f"off: {facts['obstacle']}", "NCCL": "off: it needs CUDA"}
     names = facts["devices"]
     seen = f"{len(names)} devices: {', '.join(sorted(set(names)))}" if names else "no device here"
+    if facts["device_obstacle"]:
+        seen = f"no device can be used: {facts['device_obstacle']}"
     nccl = f"on: {facts['vendor_version']}, where each rank has a device of its own"
     return {
         "CUDA": f"on: {facts['library']}; {seen}",

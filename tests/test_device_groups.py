@@ -16,18 +16,29 @@ def test_a_group_is_bound_to_a_device(kind, world):
     run_ranks(world, device_cases.bound_to_a_device, kind, backend=None)
 
 
+def test_the_devices_are_listed(rank_pool, kind):
+    rank_pool(2, f"cpu:ours,{kind}:ours").run(listed, kind)
+
+
+def listed(rank: int, world: int, kind: str) -> None:
+    facts = _C.device_facts(kind)
+    assert (facts["obstacle"], facts["device_obstacle"]) == ("", "")
+    assert len(facts["devices"]) == torch.accelerator.device_count()
+    assert all(facts["devices"])
+
+
 @pytest.mark.parametrize("case", [device_cases.memory_of_the_group, device_cases.memory_that_another_thread_drops])
 def test_memory_of_the_group(rank_pool, kind, case):
     rank_pool(2, f"cpu:ours,{kind}:ours").run(case, kind)
 
 
-def test_capture_is_refused(rank_pool):
-    rank_pool(2, "cpu:ours,standin:ours").run(while_capturing)
+def test_capture_is_refused(rank_pool, standin):
+    rank_pool(2, f"cpu:ours,{standin}:ours").run(while_capturing)
 
 
 def while_capturing(rank: int, world: int) -> None:
     module = device_cases.device_type.load()
-    device = device_cases.here("standin")
+    device = device_cases.here(device_cases.device_type.NAME)
     x = torch.ones(4, device=device)
     module.set_capturing(True)
     try:

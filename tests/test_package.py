@@ -148,6 +148,7 @@ def test_info_says_what_there_is_for_cuda():
         "obstacle": "",
         "library": "CUDA 13.0, sm_90",
         "devices": ["NVIDIA H200", "NVIDIA H200"],
+        "device_obstacle": "",
         "vendor_version": "NCCL 2.30.7",
         "vendor_obstacle": "",
     }
@@ -166,6 +167,9 @@ def test_info_says_what_there_is_for_cuda():
         "NCCL": "off: libnccl.so.2 is missing",
         "CUDA tensors": "none: there is no device",
     }
+    unknown = info.cuda({**facts, "devices": [], "device_obstacle": "there is no driver"})
+    assert unknown["CUDA"] == "on: CUDA 13.0, sm_90; no device can be used: there is no driver"
+    assert unknown["CUDA tensors"] == "none: there is no device"
     assert info.cuda({**facts, "obstacle": "it cannot be loaded"}) == {
         "CUDA": "off: it cannot be loaded",
         "NCCL": "off: it needs CUDA",

@@ -13,12 +13,6 @@
 
 namespace ours {
 
-namespace {
-
-constexpr std::chrono::milliseconds kLastWork{50};
-
-}  // namespace
-
 DeviceSide::~DeviceSide() {
   disposal_->close();
   if (!hold_check_) return;
@@ -35,7 +29,7 @@ bool DeviceSide::have_ended(const std::vector<StreamHandle>& streams) const noex
     return std::all_of(streams.begin(), streams.end(), [this](StreamHandle stream) {
       const std::unique_ptr<DeviceEvent> event = accelerator_->make_event();
       event->record(stream);
-      return settles(*event, kLastWork);
+      return settles(*event, accelerator_->patience());
     });
   } catch (const std::exception&) {
     return false;

@@ -54,8 +54,9 @@ DeviceReport report_devices(c10::DeviceType type) {
   facts.vendor_version = library->vendor_version();
   facts.vendor_obstacle = library->why_no_vendor_group();
   try {
-    for (int index = 0;; ++index) facts.devices.push_back(library->device(index)->name());
-  } catch (const DeviceError&) {  // there are no more
+    facts.devices = library->device_names();
+  } catch (const DeviceError& e) {
+    facts.device_obstacle = e.what();
   }
   return facts;
 }

@@ -50,9 +50,6 @@ CUcontext retain_context(int index) {
 CudaDevice::CudaDevice(int index) : index_(index), context_(retain_context(index)), identity_(uuid_of(index)) {
   const ContextGuard guard(context_);
   hardware_ = hardware_of(index);
-  cudaDeviceProp properties{};
-  check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
-  name_ = properties.name;
   int lowest = 0;
   check(cudaDeviceGetStreamPriorityRange(&lowest, &priority_), "cudaDeviceGetStreamPriorityRange");
   int count = 0;

@@ -19,7 +19,6 @@ class CudaDevice : public Device {
   explicit CudaDevice(int index);
 
   int index() const override { return index_; }
-  std::string name() const override { return name_; }
   std::string identity() const override { return identity_; }
   std::string hardware() const override { return hardware_; }
   bool reaches(const std::string& identity) const override;
@@ -50,7 +49,7 @@ class CudaDevice : public Device {
   int index_;
   CUcontext context_ = nullptr;  ///< never released
   int priority_ = 0;             ///< of our streams
-  std::string name_, identity_, hardware_;
+  std::string identity_, hardware_;
   std::map<std::string, bool> peers_;  ///< by identity, for the devices that this process sees
   std::shared_ptr<GateWords> gates_;
   std::shared_ptr<PinnedBlocks> pinned_;

@@ -1,6 +1,7 @@
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "cuda/device.h"
 #include "cuda/nccl_library.h"
@@ -22,6 +23,24 @@ class CudaLibrary : public DeviceLibrary {
  public:
   std::string describe() const override {
     return "CUDA " + version_text(CUDART_VERSION) + ", " + OURS_CUDA_ARCHITECTURES;
+  }
+
+  std::vector<std::string> device_names() const override {
+    check_not_forked();
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaErrorNoDevice) {
+      static_cast<void>(cudaGetLastError());  // it must not be what the program's own check finds
+      return {};
+    }
+    check(error, "cudaGetDeviceCount");
+    std::vector<std::string> names;
+    for (int index = 0; index < count; ++index) {
+      cudaDeviceProp properties{};
+      check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+      names.emplace_back(properties.name);
+    }
+    return names;
   }
 
   std::shared_ptr<Device> device(int index) override {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -89,8 +90,6 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual ~Device() = default;
 
   virtual int index() const = 0;
-  /// "NVIDIA H200": for people.
-  virtual std::string name() const = 0;
   /// The same in all processes that see the same device, and in no others (a UUID).
   virtual std::string identity() const = 0;
   /// The board that it is, or is a part of (MIG): the same for all devices of that board, in all processes, and for no
@@ -98,6 +97,8 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual std::string hardware() const = 0;
   /// Whether kernels of this device can use the memory of the device of that identity.
   virtual bool reaches(const std::string& identity) const = 0;
+  /// Longer than something small takes in a stream that nothing holds.
+  virtual std::chrono::milliseconds patience() const { return std::chrono::milliseconds(200); }
 
   virtual std::unique_ptr<DeviceStream> make_stream() = 0;
   virtual std::unique_ptr<DeviceEvent> make_event() = 0;

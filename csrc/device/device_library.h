@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "device/device.h"
 
@@ -13,7 +14,7 @@ namespace ours {
 class Group;
 
 /// Changes with every change of the interfaces that cross between the libraries.
-constexpr int kDeviceInterface = 2;
+constexpr int kDeviceInterface = 3;
 
 /// All that such a library has to offer. There is one of it in a process, and it is never unloaded.
 class DeviceLibrary {
@@ -22,6 +23,10 @@ class DeviceLibrary {
 
   /// "CUDA 13.0, sm_80 sm_90 PTX 120": for people.
   virtual std::string describe() const = 0;
+
+  /// The names of this process's devices, by index, none of which is opened by that. Throws DeviceError where nobody
+  /// can tell.
+  virtual std::vector<std::string> device_names() const = 0;
 
   /// Device number `index` of this process, always the same object. Throws DeviceError where there is none.
   virtual std::shared_ptr<Device> device(int index) = 0;

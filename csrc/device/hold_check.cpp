@@ -51,7 +51,7 @@ std::shared_ptr<HoldCheck> HoldCheck::of(const std::shared_ptr<Device>& device) 
   const std::lock_guard<std::mutex> lock(*kMutex);
   std::weak_ptr<HoldCheck>& known = (*kAll)[device.get()];
   std::shared_ptr<HoldCheck> check = known.lock();
-  if (!check) known = check = std::make_shared<HoldCheck>(device);
+  if (!check) known = check = std::make_shared<HoldCheck>(device, device->patience());
   return check;
 }
 

@@ -23,13 +23,12 @@ class HoldCheck {
     Never,   ///< NotNow so often, though they had nothing else to do, that nobody asks again
   };
   static constexpr int kAttempts = 3;
-  static constexpr std::chrono::milliseconds kPatience{200};
 
   /// The one of that device, for all who use it.
   static std::shared_ptr<HoldCheck> of(const std::shared_ptr<Device>& device);
 
   /// `patience` is what the needed streams have to end what they do, and again to do something small.
-  explicit HoldCheck(std::shared_ptr<Device> device, std::chrono::milliseconds patience = kPatience);
+  HoldCheck(std::shared_ptr<Device> device, std::chrono::milliseconds patience);
   /// Memory that the device may still write is kept for ever.
   ~HoldCheck();
   HoldCheck(const HoldCheck&) = delete;

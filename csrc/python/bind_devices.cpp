@@ -34,6 +34,7 @@ py::dict facts_of(const std::string& device_type) {
   shown["obstacle"] = facts.obstacle;
   shown["library"] = facts.library;
   shown["devices"] = facts.devices;
+  shown["device_obstacle"] = facts.device_obstacle;
   shown["vendor_version"] = facts.vendor_version;
   shown["vendor_obstacle"] = facts.vendor_obstacle;
   return shown;
@@ -43,8 +44,8 @@ py::dict facts_of(const std::string& device_type) {
 
 void bind_devices(py::module_& module) {
   module.def("device_facts", &facts_of, py::arg("device_type"),
-             "What there is for devices of a type such as \"cuda\": obstacle, library, devices, vendor_version, "
-             "vendor_obstacle.");
+             "What there is for devices of a type such as \"cuda\": obstacle, library, devices, "
+             "device_obstacle, vendor_version, vendor_obstacle.");
   module.def(
       "use_device_library",
       [](const std::string& device_type, const std::string& path) {

@@ -75,6 +75,7 @@ TEST(device_engine_of_parts_of_one_device_is_not_nccl) {
 class Library final : public DeviceLibrary {
  public:
   std::string describe() const override { return "a library"; }
+  std::vector<std::string> device_names() const override { return {}; }
   std::shared_ptr<Device> device(int) override { throw DeviceError("it has none"); }
   std::string why_no_vendor_group() const override { return "there is none in tests"; }
   std::shared_ptr<Group> make_vendor_group(std::shared_ptr<Group>, std::shared_ptr<Device>, Deadline) override {
@@ -112,6 +113,7 @@ TEST(device_group_is_of_the_chosen_engine_on_all_ranks) {
 TEST(device_group_of_parts_of_one_device_goes_through_the_host) {
   struct WithVendor final : DeviceLibrary {
     std::string describe() const override { return ""; }
+    std::vector<std::string> device_names() const override { return {}; }
     std::shared_ptr<Device> device(int) override { return nullptr; }
     std::string why_no_vendor_group() const override { return ""; }
     std::shared_ptr<Group> make_vendor_group(std::shared_ptr<Group>, std::shared_ptr<Device>, Deadline) override {
@@ -187,6 +189,7 @@ TEST(device_group_that_one_rank_cannot_make_fails_on_all) {
     struct Deaf final : DeviceLibrary {
       explicit Deaf(bool deaf) : deaf(deaf) {}
       std::string describe() const override { return ""; }
+      std::vector<std::string> device_names() const override { return {}; }
       std::shared_ptr<Device> device(int) override { return nullptr; }
       std::string why_no_vendor_group() const override {
         if (deaf) throw DeviceError("the driver does not answer");

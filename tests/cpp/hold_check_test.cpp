@@ -54,12 +54,18 @@ TEST(hold_check_finds_streams_that_share_a_queue) {
   const auto theirs = device->make_stream(), ours = device->make_stream();
   HoldCheck check(device, kShort);
   check.need({ours->handle()});
-  for (int i = 1; i < HoldCheck::kAttempts; ++i) {
-    CHECK(check.may_hold(theirs->handle()) == Answer::NotNow);
+  // What comes late, as on a busy machine, is no attempt.
+  Answer answer = Answer::NotNow;
+  int asked = 0;
+  for (; answer == Answer::NotNow && asked < 20; ++asked) {
+    answer = check.may_hold(theirs->handle());
     device->synchronize(ours->handle());
   }
-  for (int i = 0; i < 2; ++i) CHECK(check.may_hold(theirs->handle()) == Answer::Never);
-  CHECK_EQ(device->counts().gate_holds, HoldCheck::kAttempts);
+  CHECK(answer == Answer::Never);
+  CHECK(asked >= HoldCheck::kAttempts);
+  const int holds = device->counts().gate_holds;
+  CHECK(check.may_hold(theirs->handle()) == Answer::Never);
+  CHECK_EQ(device->counts().gate_holds, holds);
   device->synchronize(ours->handle());  // nothing is held
 }
 
@@ -72,9 +78,9 @@ TEST(hold_check_tries_again_as_long_as_streams_are_busy) {
   for (int i = 0; i <= HoldCheck::kAttempts; ++i) CHECK(check.may_hold(theirs->handle()) == Answer::NotNow);
   busy->open();
   device->synchronize(ours->handle());
-  // All attempts are left.
+  // All attempts are left. On a busy machine some of what is asked counts for nothing.
   Answer answer = Answer::NotNow;
-  for (int i = 0; i < HoldCheck::kAttempts && answer != Answer::Yes; ++i) answer = check.may_hold(theirs->handle());
+  for (int i = 0; i < 20 && answer == Answer::NotNow; ++i) answer = check.may_hold(theirs->handle());
   CHECK(answer == Answer::Yes);
 }
 
@@ -95,7 +101,7 @@ TEST(hold_check_lets_go_where_the_device_fails_while_it_holds) {
   const auto theirs = device->make_stream(), ours = device->make_stream();
   device->slow_down(2 * kShort);
   {
-    HoldCheck check(device, kShort);
+    HoldCheck check(device, kLong);
     check.need({ours->handle()});
     device->before("flatten", [] { throw DeviceError("no such thing"); });
     CHECK_THROWS(DeviceError, check.may_hold(theirs->handle()));

@@ -26,6 +26,7 @@ struct StandInOptions {
   size_t most_memory = 0;
   /// Empty: it is no part of anything.
   std::string hardware = {};
+  std::chrono::milliseconds patience{200};
 };
 
 /// How often the device was asked for what.
@@ -42,10 +43,10 @@ class StandInDevice : public Device {
   ~StandInDevice() override;
 
   int index() const override { return options_.index; }
-  std::string name() const override { return "stand-in device"; }
   std::string identity() const override { return options_.identity; }
   std::string hardware() const override { return options_.hardware.empty() ? options_.identity : options_.hardware; }
   bool reaches(const std::string& identity) const override;
+  std::chrono::milliseconds patience() const override { return options_.patience; }
 
   std::unique_ptr<DeviceStream> make_stream() override;
   std::unique_ptr<DeviceEvent> make_event() override;

@@ -29,6 +29,8 @@ class StandInLibrary : public DeviceLibrary {
  public:
   std::string describe() const override { return "stand-in devices"; }
 
+  std::vector<std::string> device_names() const override { return identities(); }
+
   std::shared_ptr<Device> device(int index) override {
     const std::vector<std::string> all = identities();
     if (index < 0 || static_cast<size_t>(index) >= all.size()) {
@@ -43,7 +45,12 @@ class StandInLibrary : public DeviceLibrary {
       options.identity = all[static_cast<size_t>(index)];
       options.reaches_others = std::getenv("STAND_IN_ISOLATED") == nullptr;
       const char* const queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-      if (queues != nullptr) options.queues = std::atoi(queues);
+      if (queues != nullptr) {
+        options.queues = std::atoi(queues);
+      } else {
+        // No stream is held by another one. On a busy machine its thread may take its time nevertheless.
+        options.patience = std::chrono::seconds(5);
+      }
       device = StandInDevice::make(options);
     }
     return device;

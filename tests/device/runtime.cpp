@@ -28,12 +28,11 @@ thread_local std::array<c10::StreamId, kMostDevices> t_streams{};
 std::vector<std::shared_ptr<StandInDevice>> find_devices() {
   ours::DeviceLibrary* library = ours_device_library(ours::kDeviceInterface);
   TORCH_CHECK(library != nullptr, "the stand-in devices were built for another interface; build them again");
+  const size_t count = library->device_names().size();
+  TORCH_CHECK(count <= kMostDevices, "at most ", kMostDevices, " stand-in devices");
   std::vector<std::shared_ptr<StandInDevice>> found;
-  try {
-    while (found.size() < kMostDevices) {
-      found.push_back(std::static_pointer_cast<StandInDevice>(library->device(static_cast<int>(found.size()))));
-    }
-  } catch (const ours::DeviceError&) {  // there are no more
+  while (found.size() < count) {
+    found.push_back(std::static_pointer_cast<StandInDevice>(library->device(static_cast<int>(found.size()))));
   }
   return found;
 }
