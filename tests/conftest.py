@@ -64,16 +64,23 @@ def played_nodes(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-@pytest.fixture(scope="session", params=["standin", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(scope="session")
+def standin() -> str:
+    """Name the type of device of the tests' own, which is anywhere once it is compiled."""
+    tool = device_type.missing_tool()
+    if tool is not None:
+        pytest.skip(f"the stand-in devices cannot be compiled without {tool}")
+    device_type.build()
+    return device_type.NAME
+
+
+@pytest.fixture(scope="session", params=[device_type.NAME, pytest.param("cuda", marks=pytest.mark.gpu)])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Name a type of device: the one of the tests' own, which is anywhere, and CUDA where there is some."""
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("torch finds no CUDA device here")
+    """Name a type of device: that one, and CUDA where there is some."""
     if request.param == device_type.NAME:
-        tool = device_type.missing_tool()
-        if tool is not None:
-            pytest.skip(f"the stand-in devices cannot be compiled without {tool}")
-        device_type.build()
+        return request.getfixturevalue("standin")
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device here")
     return request.param
 
 

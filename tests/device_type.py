@@ -25,6 +25,7 @@ from ourddp import _C
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "tests" / "device"
 NAME = "standin"
+BUILT = "STAND_IN_BUILT"  # an environment variable
 MODULE = "stand_in_torch"
 
 
@@ -60,6 +61,9 @@ def _link(objects: list[Path], library: Path, target: Path) -> None:
 @functools.cache
 def build() -> tuple[Path, Path]:
     """Compile what has changed; return the library with the devices, and the module that makes them torch's."""
+    if BUILT in os.environ:
+        library, module = os.environ[BUILT].split(os.pathsep)
+        return Path(library), Path(module)
     folder = ROOT / "build" / "stand_in"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
@@ -72,6 +76,11 @@ def build() -> tuple[Path, Path]:
             raise RuntimeError(f"the stand-in devices cannot be built:\n{made.stdout[-3000:]}{made.stderr[-3000:]}")
         library = Path(made.stdout.strip().splitlines()[-1])
         return library, _module(folder, library)
+
+
+def environment() -> dict[str, str]:
+    """Return what other processes need in their environment to take what this one has built, and to look no further."""
+    return {BUILT: os.pathsep.join(map(str, build()))}
 
 
 def _module(folder: Path, library: Path) -> Path:

@@ -175,6 +175,8 @@ class RankPool:
         if not isinstance(nodes, int):
             # Gloo would look up the host's name, which nobody knows there.
             each = [{"GLOO_SOCKET_IFNAME": "eth0", **own} for own in each]
+        if backend is not None and device_type.NAME in backend:
+            each = [{**device_type.environment(), **own} for own in each]
         self._env = [{**ids, **own} for ids, own in zip(node_ids(world, count), each, strict=True)]
         self._nodes = nodes
         self._hosts = [None if isinstance(nodes, int) else nodes[rank * count // world] for rank in range(world)]

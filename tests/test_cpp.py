@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# A first build takes under two minutes on a slow machine, the tests take seconds.
+# On two cores a first build takes two to three minutes, and the tests one.
 TIMEOUT_S = 900
 
 

@@ -123,8 +123,8 @@ def _counted(rank: int, world: int, kind: str, views: bool) -> None:
 
 
 @pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
-def test_a_bucket_takes_one_kernel_each_way(rank_pool: Any, views: bool) -> None:
-    _run(rank_pool, device_type.NAME, _counted, views)
+def test_a_bucket_takes_one_kernel_each_way(rank_pool: Any, standin: str, views: bool) -> None:
+    _run(rank_pool, standin, _counted, views)
 
 
 class Passing(torch.autograd.Function):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import backward, batches, make_model
+from patience import check_soon
 
 from ourddp import _C, DistributedDataParallel
 from ourddp.report import BackwardReport, BucketReport
@@ -136,14 +137,18 @@ def _delayed(rank, world):
 
 
 def test_communication_that_comes_late_is_exposed(rank_pool, backend):
-    for report in rank_pool(2, backend).run(_delayed):
-        check_order(report)
-        *others, last = report.buckets
-        # Half of the delay may go into what is left to compute after the launch; it takes far less.
-        assert last.exposed > DELAY * 1e3 / 2
-        assert last.exposed == pytest.approx(last.ended - max(report.compute, *(b.ended for b in others)))
-        assert report.exposed >= last.exposed
-        assert report.hidden < 0.5
+    def attempt() -> float:
+        """Return the seconds of the delay that the rest of backward hides, the most that a rank says in two ways."""
+        hidden = []
+        for report in rank_pool(2, backend).run(_delayed):
+            check_order(report)
+            *others, last = report.buckets
+            hidden += [DELAY - last.exposed / 1e3, DELAY * report.hidden]
+            assert last.exposed == pytest.approx(last.ended - max(report.compute, *(b.ended for b in others)))
+            assert report.exposed >= last.exposed
+        return max(hidden)
+
+    check_soon(DELAY / 2, attempt)
 
 
 def _long_backward(rank, world):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from patience import check_soon
 from probes import killed_in_the_middle, reached, refused_to_join, threads_named, total
 from ranks import run_ranks
 from torch import nn
@@ -168,20 +169,29 @@ def test_training_gives_the_same_bits_as_over_tcp():
 @pytest.mark.parametrize("layout", ["aabb", "abc"])
 def test_a_killed_rank_is_named_at_once(layout):
     victim = len(layout) - 1
-    results = run(layout, "gloo", killed_in_the_middle, victim, 2_000_000, 3, killed=[victim])
-    for text, seconds in results[:victim]:
-        assert f"rank {victim} (host" in text
-        assert "died" in text
-        assert seconds < 3  # 1 on a machine with a core for each rank
+
+    def attempt() -> float:
+        results = run(layout, "gloo", killed_in_the_middle, victim, 2_000_000, 3, killed=[victim])
+        for text, _ in results[:victim]:
+            assert f"rank {victim} (host" in text
+            assert "died" in text
+        return max(seconds for _, seconds in results[:victim])
+
+    check_soon(3, attempt)  # 1 on a machine with a core for each rank
 
 
 def test_a_killed_rank_is_named_at_once_on_every_host(network):
-    results = run_ranks(
-        4, killed_in_the_middle, 3, 2_000_000, 3, nodes=network(2), env={"OURS_INTERNODE": "gloo"}, killed=[3]
-    )
-    for text, seconds in results[:3]:
-        assert "rank 3 (host" in text
-        assert seconds < 3
+    hosts = network(2)
+
+    def attempt() -> float:
+        results = run_ranks(
+            4, killed_in_the_middle, 3, 2_000_000, 3, nodes=hosts, env={"OURS_INTERNODE": "gloo"}, killed=[3]
+        )
+        for text, _ in results[:3]:
+            assert "rank 3 (host" in text
+        return max(seconds for _, seconds in results[:3])
+
+    check_soon(3, attempt)
 
 
 def come_late(rank: int, world: int) -> tuple[str, float]:

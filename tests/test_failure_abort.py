@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from patience import check_soon
 from probes import backend_of, failed_with, reached, threads_named, waits_for_another_thread, waits_for_peers
 from ranks import run_ranks
 
@@ -57,13 +58,13 @@ def aborted(rank: int, world: int, what: str) -> tuple[float, str]:
 
 @pytest.mark.parametrize("what", ["all_reduce", "queued", "recv"])
 def test_abort_frees_every_waiter_within_100_ms(what, nodes):
-    for _ in range(3):  # a busy machine may hold up one, but no machine each of them
+    def attempt() -> float:
         seconds, text = run_ranks(2, aborted, what, nodes=nodes)[0]
         assert seconds >= 0
-        if seconds < 0.1:
-            break
-    assert seconds < 0.1
-    assert "rank 0" in text
+        assert "rank 0" in text
+        return seconds
+
+    check_soon(0.1, attempt)
 
 
 def abort_all(rank: int, world: int) -> None:

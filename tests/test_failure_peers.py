@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from patience import check_soon
 from probes import backend_of, failed_with
 from ranks import run_ranks
 
@@ -50,16 +52,18 @@ def die_in_a_loop(rank: int, world: int, victim: int, asynchronous: bool) -> dic
 
 @pytest.mark.parametrize(("world", "kills", "count"), [(2, 4, 1), (4, 50, 1), (4, 8, 2)])
 def test_a_killed_rank_is_named_on_every_survivor_within_a_second(world, kills, count):
-    for kill in range(kills):
+    def attempt(kill: int) -> float:
         victim = kill % world
         results = run_ranks(world, die_in_a_loop, victim, kill // world % 2 == 0, killed=[victim], nodes=count)
-        for rank, result in enumerate(results):
-            if rank == victim:
-                continue
+        survivors = results[:victim] + results[victim + 1 :]
+        for result in survivors:
             assert re.search(rf"rank {victim} \(host [^ ]+, pid \d+\) died", result["text"]), result["text"]
-            assert result["seconds"] < 1
             assert result["remote"]
             assert f"rank {victim}" in result["failure"]
+        return max(result["seconds"] for result in survivors)
+
+    for kill in range(kills):
+        check_soon(1, functools.partial(attempt, kill))
 
 
 def test_dev_shm_is_left_as_it_was():
@@ -84,10 +88,13 @@ def die_in_p2p(rank: int, world: int) -> tuple[str, float]:
 
 
 def test_a_killed_sender_is_named(nodes):
-    results = run_ranks(3, die_in_p2p, killed=[1], nodes=nodes)
-    for text, seconds in (results[0], results[2]):
-        assert "rank 1" in text
-        assert seconds < 1.5
+    def attempt() -> float:
+        results = run_ranks(3, die_in_p2p, killed=[1], nodes=nodes)
+        for text, _ in (results[0], results[2]):
+            assert "rank 1" in text
+        return max(results[0][1], results[2][1])
+
+    check_soon(1, attempt)
 
 
 # --- late ------------------------------------------------------------------------------------------------------------
@@ -115,13 +122,18 @@ def stall(rank: int, world: int, call: str) -> tuple[str, float, bool]:
 
 @pytest.mark.parametrize("call", ["all_reduce", "recv"])
 def test_an_absent_rank_is_named_at_the_timeout(call, nodes):
-    results = run_ranks(3, stall, call, pg_timeout=2, nodes=nodes)
-    for text, seconds, late in (results[0], results[2]):
-        assert "rank 1" in text
-        assert " Timed out waiting 2000ms" in text  # PyTorch's own words, which programs look for
-        assert seconds < 3
-        assert late
-    assert min(seconds for _, seconds, _ in (results[0], results[2])) > 1.8
+    def attempt() -> float:
+        results = run_ranks(3, stall, call, pg_timeout=2, nodes=nodes)
+        for text, _, late in (results[0], results[2]):
+            assert "rank 1" in text
+            assert " Timed out waiting 2000ms" in text  # PyTorch's own words, which programs look for
+            assert late
+        # Who began to wait later hears of it when the first one's time is over.
+        longest = max(results[0][1], results[2][1])
+        assert longest > 1.8
+        return longest
+
+    check_soon(3, attempt)
 
 
 def stopped(rank: int, world: int, seconds: float | None) -> str:

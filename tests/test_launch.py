@@ -42,7 +42,7 @@ SLURM = {
     "SLURM_STEP_ID": "0",
 }
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-TIMEOUT = 60
+TIMEOUT = 180  # seconds, for what does not end
 REPORT = """
 import sys, torch, torch.distributed as dist, ourddp
 place = ourddp.init()

@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hosts import bytes_sent
+from patience import check_soon
 from probes import backend_of, in_heap, killed_in_the_middle, total
 from ranks import RankPool, run_ranks
 from test_collectives_calls import single_calls
@@ -363,10 +364,13 @@ def test_a_link_that_goes_down_is_noticed_within_the_timeout_on_all_ranks(hosts)
 
 
 def test_a_killed_rank_is_named_within_a_second_on_every_host(hosts):
-    results = run_ranks(4, killed_in_the_middle, 3, 100_000, 20, nodes=hosts, killed=[3])
-    for text, seconds in results[:3]:
-        assert "rank 3 (host host1," in text, text
-        assert seconds < 1
+    def attempt() -> float:
+        results = run_ranks(4, killed_in_the_middle, 3, 100_000, 20, nodes=hosts, killed=[3])
+        for text, _ in results[:3]:
+            assert "rank 3 (host host1," in text, text
+        return max(seconds for _, seconds in results[:3])
+
+    check_soon(1, attempt)
 
 
 def train_an_example(rank: int, world: int, metrics: str) -> None:

@@ -145,6 +145,13 @@ TEST(nccl_takes_sums_of_more_ranks_than_the_device_at_once) {
   });
 }
 
+/// How often NCCL has been told to end in that way, once it has: on a thread that a busy machine may hold up.
+int ends_of(FakeNccl& api, const std::string& how) {
+  const Deadline deadline = Deadline::after(std::chrono::seconds(30));
+  while (api.calls()[how] == 0 && !deadline.passed()) std::this_thread::yield();
+  return api.calls()[how];
+}
+
 TEST(nccl_leaves_in_an_orderly_way) {
   std::vector<std::shared_ptr<FakeNccl>> apis(2);
   run_ranks(2, NcclGroup::kScratchBytes, [&](Rank& self) {
@@ -153,7 +160,7 @@ TEST(nccl_leaves_in_an_orderly_way) {
   });
   for (const auto& api : apis) {
     CHECK_EQ(api->calls()["finalize"], 1);
-    CHECK_EQ(api->calls()["destroy"], 1);
+    CHECK_EQ(ends_of(*api, "destroy"), 1);
     CHECK_EQ(api->calls()["abort"], 0);
   }
 }
@@ -167,7 +174,7 @@ TEST(nccl_is_not_called_where_ranks_call_different_things) {
       self.group->all_reduce(call, data.data(), data.data(), count, {});
     } catch (const MismatchError&) {
       CHECK_EQ(self.api->calls()["all_reduce"], 0);
-      CHECK_EQ(self.api->calls()["abort"], 1);
+      CHECK_EQ(ends_of(*self.api, "abort"), 1);
       throw;
     }
   });
@@ -185,7 +192,7 @@ TEST(nccl_that_fails_on_one_rank_fails_on_all) {
     self.group->barrier(call_of(Op::Barrier, DType::UInt8, 2));
   });
   for (const auto& error : errors) CHECK_CONTAINS(message_of(error), "network error");
-  for (const auto& api : apis) CHECK_EQ(api->calls()["abort"], 1);
+  for (const auto& api : apis) CHECK_EQ(ends_of(*api, "abort"), 1);
 }
 
 TEST(nccl_that_waits_for_a_stuck_stream_is_aborted) {
@@ -219,7 +226,7 @@ TEST(nccl_is_aborted_after_streams_that_wait_for_the_host_were_let_go_on) {
     self.api->set_on_end([&] { was_open = gate->is_open(); });
     self.api->fail("unhandled cuda error");
     CHECK_THROWS(Error, sum_one(self));
-    CHECK_EQ(self.api->calls()["abort"], 1);
+    CHECK_EQ(ends_of(*self.api, "abort"), 1);
     CHECK(was_open);
   });
 }
