@@ -59,13 +59,14 @@ def cuda(facts: dict[str, Any], wish: str = "auto") -> dict[str, str]:
         return {"CUDA": f"off: {facts['obstacle']}", "NCCL": "off: it needs CUDA"}
     names = facts["devices"]
     seen = f"{len(names)} devices: {', '.join(sorted(set(names)))}" if names else "no device here"
+    engine = _device_engine(len(names), not facts["vendor_obstacle"], wish)
     if facts["device_obstacle"]:
-        seen = f"no device can be used: {facts['device_obstacle']}"
+        seen, engine = f"nobody can tell which devices there are: {facts['device_obstacle']}", "unknown"
     nccl = f"on: {facts['vendor_version']}, where each rank has a device of its own"
     return {
         "CUDA": f"on: {facts['library']}; {seen}",
         "NCCL": f"off: {facts['vendor_obstacle']}" if facts["vendor_obstacle"] else nccl,
-        "CUDA tensors": _device_engine(len(names), not facts["vendor_obstacle"], wish),
+        "CUDA tensors": engine,
     }
 
 

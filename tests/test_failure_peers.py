@@ -62,7 +62,10 @@ def test_a_killed_rank_is_named_on_every_survivor_within_a_second(world, kills, 
             assert f"rank {victim}" in result["failure"]
         return max(result["seconds"] for result in survivors)
 
-    for kill in range(kills):
+    # A busy machine may be late for some. What is late often is not the machine.
+    late = [kill for kill in range(kills) if attempt(kill) >= 1]
+    assert len(late) <= max(1, kills // 10), late
+    for kill in late:
         check_soon(1, functools.partial(attempt, kill))
 
 
@@ -100,38 +103,38 @@ def test_a_killed_sender_is_named(nodes):
 # --- late ------------------------------------------------------------------------------------------------------------
 
 
-def stall(rank: int, world: int, call: str) -> tuple[str, float, bool]:
+def stall(rank: int, world: int, call: str) -> tuple[str, float, float, bool]:
+    """Return the error of waiting for rank 1, when that began and ended by the ranks' one clock, and if it is late."""
     store = dist.distributed_c10d._get_default_store()
     store.set(f"pid {rank}", str(os.getpid()))
     dist.barrier()
     if rank == 1:
         store.get("may go on")
-        return "", 0.0, False
+        return "", 0.0, 0.0, False
     start = time.monotonic()
     with pytest.raises(dist.DistBackendError) as error:
         if call == "recv":
             dist.recv(torch.empty(4), 1)
         else:
             dist.all_reduce(torch.ones(4))
-    seconds = time.monotonic() - start
+    end = time.monotonic()
     late = failed_with("TIMEOUT")
     if store.add("raised", 1) == world - 1:
         store.set("may go on", "")
-    return str(error.value), seconds, late
+    return str(error.value), start, end, late
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "recv"])
 def test_an_absent_rank_is_named_at_the_timeout(call, nodes):
     def attempt() -> float:
-        results = run_ranks(3, stall, call, pg_timeout=2, nodes=nodes)
-        for text, _, late in (results[0], results[2]):
+        first, _, last = run_ranks(3, stall, call, pg_timeout=2, nodes=nodes)
+        for text, _, _, late in (first, last):
             assert "rank 1" in text
             assert " Timed out waiting 2000ms" in text  # PyTorch's own words, which programs look for
             assert late
         # Who began to wait later hears of it when the first one's time is over.
-        longest = max(results[0][1], results[2][1])
-        assert longest > 1.8
-        return longest
+        assert min(first[2], last[2]) - min(first[1], last[1]) > 1.8
+        return max(first[2] - first[1], last[2] - last[1])
 
     check_soon(3, attempt)
 

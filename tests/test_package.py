@@ -168,12 +168,31 @@ def test_info_says_what_there_is_for_cuda():
         "CUDA tensors": "none: there is no device",
     }
     unknown = info.cuda({**facts, "devices": [], "device_obstacle": "there is no driver"})
-    assert unknown["CUDA"] == "on: CUDA 13.0, sm_90; no device can be used: there is no driver"
-    assert unknown["CUDA tensors"] == "none: there is no device"
+    assert unknown["CUDA"] == "on: CUDA 13.0, sm_90; nobody can tell which devices there are: there is no driver"
+    assert unknown["CUDA tensors"] == "unknown"
     assert info.cuda({**facts, "obstacle": "it cannot be loaded"}) == {
         "CUDA": "off: it cannot be loaded",
         "NCCL": "off: it needs CUDA",
     }
+
+
+@pytest.mark.gpu
+def test_info_opens_no_device(tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device here")
+    code = """
+        import ctypes
+        from ourddp import _C
+        assert _C.device_facts("cuda")["devices"]
+        driver = ctypes.CDLL("libcuda.so.1")
+        device, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int(-1)
+        assert driver.cuInit(0) == 0
+        assert driver.cuDeviceGet(ctypes.byref(device), 0) == 0
+        assert driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active)) == 0
+        assert active.value == 0
+    """
+    result = python(code, tmp_path)
+    assert result.returncode == 0, result.stderr
 
 
 def test_commands_print(capsys):

@@ -3,7 +3,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "backend/device_solo.h"

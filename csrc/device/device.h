@@ -97,7 +97,7 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual std::string hardware() const = 0;
   /// Whether kernels of this device can use the memory of the device of that identity.
   virtual bool reaches(const std::string& identity) const = 0;
-  /// Longer than something small takes in a stream that nothing holds.
+  /// Longer than a stream that nothing holds takes for something small, or for the rest of what has failed.
   virtual std::chrono::milliseconds patience() const { return std::chrono::milliseconds(200); }
 
   virtual std::unique_ptr<DeviceStream> make_stream() = 0;

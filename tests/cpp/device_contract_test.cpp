@@ -17,7 +17,7 @@ constexpr size_t kBytes = 4096;
 
 std::vector<char> bytes_of(char value) { return std::vector<char>(kBytes, value); }
 
-TEST(device_has_a_name_and_reaches_itself) {
+TEST(device_has_an_identity_and_reaches_itself) {
   const auto device = testing::contract_device();
   CHECK(!device->identity().empty());
   CHECK(!device->hardware().empty());

@@ -188,6 +188,7 @@ int64_t death_of_a_rank(int victim, size_t count) {
     CHECK_CONTAINS(message, "rank " + std::to_string(victim) + " (host ");
     CHECK_CONTAINS(message, "pid " + std::to_string(children[static_cast<size_t>(victim)]) + ") died");
     CHECK_CONTAINS(message, "all_reduce number 5");
+    CHECK(board->noticed[rank] > 0);
     latest = std::max<int64_t>(latest, board->noticed[rank] - board->died);
   }
   return latest;
