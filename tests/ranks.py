@@ -89,7 +89,15 @@ def _set_up(
         device_type.load()
     if "store" not in init and "init_method" not in init:
         init["store"] = dist.TCPStore(address, port, world, is_master=False)
+        _meet(init["store"], world)
     dist.init_process_group(backend, rank=rank, world_size=world, **init)
+
+
+def _meet(store: dist.Store, world: int) -> None:
+    """Wait until all processes have started: that takes them longer than some tests' timeouts on a busy machine."""
+    if store.add("ranks that have started", 1) == world:
+        store.set("all ranks have started", "")
+    store.wait(["all ranks have started"])
 
 
 def count_of(nodes: Nodes) -> int:
