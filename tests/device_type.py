@@ -18,7 +18,6 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from torch.utils import cpp_extension
 
 from ourddp import _C
 
@@ -36,6 +35,8 @@ def missing_tool() -> str | None:
 
 
 def _compile(source: Path, target: Path) -> None:
+    from torch.utils import cpp_extension  # takes its time, which ranks that compile nothing shall not lose
+
     includes = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
     command = [*os.environ.get("CXX", "c++").split(), "-O1", "-g0", "-fPIC", "-c", str(source), "-o", str(target)]
     command += [_standard(), "-pthread", f"-DTORCH_EXTENSION_NAME={MODULE}", "-DTORCH_API_INCLUDE_EXTENSION_H"]
@@ -50,6 +51,8 @@ def _standard() -> str:
 
 
 def _link(objects: list[Path], library: Path, target: Path) -> None:
+    from torch.utils import cpp_extension
+
     folders = [*cpp_extension.library_paths(), str(library.parent)]
     command = [*os.environ.get("CXX", "c++").split(), "-shared", "-o", str(target), *map(str, objects)]
     command += [f"-l:{library.name}", *[f"-L{folder}" for folder in folders]]
