@@ -95,9 +95,10 @@ bool DeviceSide::may_hold(StreamHandle stream) {
   const HoldCheck::Answer answer = hold_check_->may_hold(stream);
   if (answer == HoldCheck::Answer::Never) {
     TORCH_WARN_ONCE("A stream of ", *device_,
-                    " that waits for a collective would hold up those that collectives run in, as they share a queue "
-                    "of the hardware. So the host waits instead, as with OURS_BLOCKING_WAIT=1. Use fewer streams, or a "
-                    "larger CUDA_DEVICE_MAX_CONNECTIONS, up to 32");
+                    " that waits for a collective would hold up those that collectives run in: they share a queue of "
+                    "the hardware, or who gives the waiting stream more than it takes stops all others. So the host "
+                    "waits instead, as with OURS_BLOCKING_WAIT=1. Fewer streams may help, or a larger "
+                    "CUDA_DEVICE_MAX_CONNECTIONS, up to 32");
   }
   return answer == HoldCheck::Answer::Yes;
 }

@@ -22,6 +22,8 @@ class CudaDevice : public Device {
   std::string identity() const override { return identity_; }
   std::string hardware() const override { return hardware_; }
   bool reaches(const std::string& identity) const override;
+  /// CUDA's documents have no number. About 1,000 is what others have found.
+  int more_than_a_stream_takes() const override { return 4096; }
 
   std::unique_ptr<DeviceStream> make_stream() override;
   std::unique_ptr<DeviceEvent> make_event() override;

@@ -99,6 +99,9 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual bool reaches(const std::string& identity) const = 0;
   /// Longer than a stream that nothing holds takes for something small, or for the rest of what has failed.
   virtual std::chrono::milliseconds patience() const { return std::chrono::milliseconds(200); }
+  /// So many small kernels are more than a stream takes at once: who gives it another one waits. 0: it takes any
+  /// number.
+  virtual int more_than_a_stream_takes() const = 0;
 
   virtual std::unique_ptr<DeviceStream> make_stream() = 0;
   virtual std::unique_ptr<DeviceEvent> make_event() = 0;
@@ -106,7 +109,7 @@ class Device : public std::enable_shared_from_this<Device> {
   /// Whether `stream` is being captured into a graph.
   virtual bool is_capturing(StreamHandle stream) const = 0;
 
-  /// Host memory that the device copies from and to by itself (pinned). Zero, aligned to a page.
+  /// Host memory that the device copies from and to by itself (pinned). Zero, aligned to 64 bytes.
   virtual std::shared_ptr<void> pinned_memory(size_t bytes) = 0;
   /// Memory of the device that other processes of the node can map. Contents are undefined.
   virtual std::shared_ptr<void> memory(size_t bytes) = 0;

@@ -8,12 +8,18 @@
 
 #include "common/background_thread.h"
 #include "device/keep_forever.h"
+#include "device/stream_filler.h"
 
 namespace ours {
 namespace {
 
 constexpr size_t kBytes = 64;
 constexpr size_t kPlaces = 64;  // that are made at once
+
+/// In the device's part of a Place.
+void give_small_kernel(Device& device, std::byte* place, StreamHandle stream) {
+  device.flatten(place + kBytes, DType::Float32, {{place, 0, 1}}, DType::Float32, 1.0, stream);
+}
 
 /// Opens a gate on another thread after a while, unless it is destroyed before: this one may be in a call to the device
 /// that waits for the stream which the gate holds.
@@ -146,7 +152,8 @@ HoldCheck::Found HoldCheck::try_hold(const Needed& held) {
     if (found == Found::Busy) std::move(after.begin(), after.end(), std::back_inserter(unfinished_));
     return found;
   } catch (const std::system_error&) {
-    return Found::Busy;  // there can be no more threads, so nothing was held
+    lost_ = true;
+    return Found::Busy;  // there can be no more threads
   } catch (...) {
     lost_ = true;
     throw;
@@ -155,11 +162,13 @@ HoldCheck::Found HoldCheck::try_hold(const Needed& held) {
 
 HoldCheck::Found HoldCheck::see_who_goes_on(const Needed& held, const Events& after, DeviceEvent& behind) {
   const std::shared_ptr<StreamGate> gate = device_->make_gate();
-  const OpensLater later(gate, 2 * patience_);
+  const OpensLater later(gate, 4 * patience_);
   gate->hold(held.stream);
   // What waits behind the gate may be of any kind, and those kinds have queues of their own.
   give_small_work(held);
-  behind.record(held.stream);
+  StreamFiller filler(device_->more_than_a_stream_takes(),
+                      [device = device_, held] { give_small_kernel(*device, held.place.device, held.stream); });
+  filler.wait_until_it_stands(patience_);
   for (size_t i = 0; i < needed_.size(); ++i) {
     give_small_work(needed_[i]);
     after[i]->record(needed_[i].stream);
@@ -167,9 +176,11 @@ HoldCheck::Found HoldCheck::see_who_goes_on(const Needed& held, const Events& af
   const bool reached = reached_in_time(after);
   const bool was_held = !gate->is_open();
   gate->open();
+  if (!filler.stop(patience_)) lost_ = true;
+  behind.record(held.stream);
   if (reached && was_held) return Found::GoesOn;
   // What goes on only now, the gate had kept; the rest has other work.
-  return reached_in_time(after) && was_held ? Found::Stands : Found::Busy;
+  return reached_in_time(after) ? Found::Stands : Found::Busy;
 }
 
 HoldCheck::Events HoldCheck::make_events() const {
@@ -192,7 +203,7 @@ bool HoldCheck::reached_in_time(const Events& events) const {
 void HoldCheck::give_small_work(const Needed& needed) {
   const Place& place = needed.place;
   device_->copy(place.device, place.host, sizeof(float), needed.stream);
-  device_->flatten(place.device + kBytes, DType::Float32, {{place.device, 0, 1}}, DType::Float32, 1.0, needed.stream);
+  give_small_kernel(*device_, place.device, needed.stream);
   device_->copy(place.host + kBytes, place.device + kBytes, sizeof(float), needed.stream);
 }
 

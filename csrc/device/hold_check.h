@@ -14,7 +14,8 @@ namespace ours {
 
 /// Finds out which streams a gate may hold. Streams share queues of the hardware, and what is given to a stream later
 /// than a hold waits behind it where they share one (CUDA's guide on CUDA_DEVICE_MAX_CONNECTIONS, and the warning in
-/// the reference of cuStreamWaitValue32). Were that the work that opens the gate, nothing would ever go on.
+/// the reference of cuStreamWaitValue32). Were that the work that opens the gate, nothing would ever go on. Nor would
+/// it where a thread that gives more to the held stream than that takes keeps all threads from giving anything to any.
 class HoldCheck {
  public:
   enum class Answer {

@@ -49,24 +49,50 @@ TEST(hold_check_is_one_for_all_who_use_the_device) {
   CHECK(check->may_hold(theirs->handle()) == Answer::NotNow);
 }
 
+/// Asks until there is an answer, and returns how often. What comes late, as on a busy machine, is no attempt.
+int ask_until_it_is(Answer wanted, HoldCheck& check, StreamHandle held, StandInDevice& device, StreamHandle needed) {
+  Answer answer = Answer::NotNow;
+  int asked = 0;
+  for (; answer == Answer::NotNow && asked < 20; ++asked) {
+    answer = check.may_hold(held);
+    device.synchronize(needed);
+  }
+  CHECK(answer == wanted);
+  device.synchronize(held);  // nothing is held
+  return asked;
+}
+
 TEST(hold_check_finds_streams_that_share_a_queue) {
   const auto device = StandInDevice::make({0, "a", true, 1});
   const auto theirs = device->make_stream(), ours = device->make_stream();
   HoldCheck check(device, kShort);
   check.need({ours->handle()});
-  // What comes late, as on a busy machine, is no attempt.
-  Answer answer = Answer::NotNow;
-  int asked = 0;
-  for (; answer == Answer::NotNow && asked < 20; ++asked) {
-    answer = check.may_hold(theirs->handle());
-    device->synchronize(ours->handle());
-  }
-  CHECK(answer == Answer::Never);
-  CHECK(asked >= HoldCheck::kAttempts);
+  CHECK(ask_until_it_is(Answer::Never, check, theirs->handle(), *device, ours->handle()) >= HoldCheck::kAttempts);
   const int holds = device->counts().gate_holds;
   CHECK(check.may_hold(theirs->handle()) == Answer::Never);
   CHECK_EQ(device->counts().gate_holds, holds);
-  device->synchronize(ours->handle());  // nothing is held
+}
+
+TEST(hold_check_finds_that_nobody_gets_on_where_a_stream_that_is_held_is_full) {
+  testing::StandInOptions options;
+  options.most_in_a_stream = 50;
+  options.full_stream_stops_all = true;
+  const auto device = StandInDevice::make(options);
+  const auto theirs = device->make_stream(), ours = device->make_stream();
+  HoldCheck check(device, kShort / 3);
+  check.need({ours->handle()});
+  CHECK(ask_until_it_is(Answer::Never, check, theirs->handle(), *device, ours->handle()) >= HoldCheck::kAttempts);
+}
+
+TEST(hold_check_lets_a_full_stream_be_held_where_others_get_on) {
+  testing::StandInOptions options;
+  options.most_in_a_stream = 50;
+  const auto device = StandInDevice::make(options);
+  const auto theirs = device->make_stream(), ours = device->make_stream();
+  HoldCheck check(device, kShort);
+  check.need({ours->handle()});
+  ask_until_it_is(Answer::Yes, check, theirs->handle(), *device, ours->handle());
+  CHECK(device->counts().flattens > options.most_in_a_stream / 2);
 }
 
 TEST(hold_check_tries_again_as_long_as_streams_are_busy) {

@@ -152,8 +152,13 @@ StandInQueue& StandInDevice::queue_of(StreamHandle stream) const {
 void StandInDevice::push(const char* call, StreamHandle stream, int StandInCounts::* counter,
                          std::function<void()> work) {
   state_->check(call);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   StandInQueue& queue = queue_of(stream);
+  if (options_.most_in_a_stream != 0) {
+    if (!options_.full_stream_stops_all) lock.unlock();
+    queue.wait_for_room(static_cast<size_t>(options_.most_in_a_stream));
+    if (!lock) lock.lock();
+  }
   ++(counts_.*counter);
   const bool moves_data = counter != &StandInCounts::records && counter != &StandInCounts::event_holds &&
                           counter != &StandInCounts::gate_holds;

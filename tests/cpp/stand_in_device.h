@@ -27,6 +27,10 @@ struct StandInOptions {
   /// Empty: it is no part of anything.
   std::string hardware = {};
   std::chrono::milliseconds patience{200};
+  /// What is given to a stream that has so much to do waits for room; 0: there is room for everything.
+  int most_in_a_stream = 0;
+  /// Whether who waits for room keeps all others from giving something to any stream.
+  bool full_stream_stops_all = false;
 };
 
 /// How often the device was asked for what.
@@ -47,6 +51,7 @@ class StandInDevice : public Device {
   std::string hardware() const override { return options_.hardware.empty() ? options_.identity : options_.hardware; }
   bool reaches(const std::string& identity) const override;
   std::chrono::milliseconds patience() const override { return options_.patience; }
+  int more_than_a_stream_takes() const override { return 4 * options_.most_in_a_stream; }
 
   std::unique_ptr<DeviceStream> make_stream() override;
   std::unique_ptr<DeviceEvent> make_event() override;

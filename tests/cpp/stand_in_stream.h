@@ -38,6 +38,8 @@ class StandInQueue {
 
   void push(std::function<void()> work);
   bool idle();
+  /// Until there are fewer than `most` things to do.
+  void wait_for_room(size_t most);
 
  private:
   void run();

@@ -35,13 +35,13 @@ bool work_goes_on(OnDevice& on) {
   return true;
 }
 
-/// Whether it does while another thread makes that call.
-bool work_goes_on_beside(OnDevice& on, const std::function<void()>& call) {
+/// Whether it does while another thread makes that call, of the stream that is held.
+bool work_goes_on_beside(OnDevice& on, const std::function<void(StreamHandle)>& call) {
   const auto held = on.device->make_stream();
   const auto gate = on.device->make_gate();
   gate->hold(held->handle());
   on.device->copy(on.at(2), on.at(0), 64, held->handle());
-  std::future<void> other = std::async(std::launch::async, call);
+  std::future<void> other = std::async(std::launch::async, call, held->handle());
   std::future<bool> work = std::async(std::launch::async, [&] { return work_goes_on(on); });
   // Where it does not, the work itself may be in a call that waits.
   const bool ended = work.wait_for(milliseconds(4000)) == std::future_status::ready;
@@ -53,8 +53,8 @@ bool work_goes_on_beside(OnDevice& on, const std::function<void()>& call) {
 
 TEST(cuda_work_goes_on_while_a_stream_is_held_and_others_are_made) {
   OnDevice on(4096, 3);
-  CHECK(work_goes_on_beside(on, [&] { on.device->make_event(); }));
-  CHECK(work_goes_on_beside(on, [&] { on.device->make_stream(); }));
+  CHECK(work_goes_on_beside(on, [&](StreamHandle) { on.device->make_event(); }));
+  CHECK(work_goes_on_beside(on, [&](StreamHandle) { on.device->make_stream(); }));
 }
 
 TEST(cuda_says_what_stops_while_a_stream_is_held) {
@@ -63,16 +63,21 @@ TEST(cuda_says_what_stops_while_a_stream_is_held) {
   void* pinned = nullptr;
   CHECK_EQ(cudaMalloc(&memory, 4096), cudaSuccess);
   CHECK_EQ(cudaMallocHost(&pinned, 4096), cudaSuccess);
-  const auto show = [&](const char* call, const std::function<void()>& body) {
+  const auto show = [&](const char* call, const std::function<void(StreamHandle)>& body) {
     std::printf("while a stream is held, and another thread is in %s, work %s\n", call,
                 work_goes_on_beside(on, body) ? "goes on" : "STOPS");
   };
   // Sizes that no memory from before has.
-  show("cudaMalloc", [&] { on.device->memory(size_t{334} << 20); });
-  show("cudaHostAlloc", [&] { on.device->pinned_memory(size_t{34} << 20); });
-  show("cudaFree", [&] { cudaFree(memory); });
-  show("cudaFreeHost", [&] { cudaFreeHost(pinned); });
-  show("cudaDeviceSynchronize", [] { cudaDeviceSynchronize(); });
+  show("cudaMalloc", [&](StreamHandle) { on.device->memory(size_t{334} << 20); });
+  show("cudaHostAlloc", [&](StreamHandle) { on.device->pinned_memory(size_t{34} << 20); });
+  show("cudaFree", [&](StreamHandle) { cudaFree(memory); });
+  show("cudaFreeHost", [&](StreamHandle) { cudaFreeHost(pinned); });
+  show("launches of more kernels than the stream takes", [&](StreamHandle held) {
+    for (int i = 0; i < on.device->more_than_a_stream_takes(); ++i) {
+      on.device->reduce({on.at(2)}, {on.at(0), on.at(2)}, 16, DType::Float32, {}, held);
+    }
+  });
+  show("cudaDeviceSynchronize", [](StreamHandle) { cudaDeviceSynchronize(); });
   CHECK_EQ(cudaGetLastError(), cudaSuccess);
 }
 
