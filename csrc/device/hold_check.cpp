@@ -15,6 +15,7 @@ namespace {
 
 constexpr size_t kBytes = 64;
 constexpr size_t kPlaces = 64;  // that are made at once
+constexpr size_t kMostOwn = 8;  // streams to fill, before all share a queue with one that is needed
 
 /// In the device's part of a Place.
 void give_small_kernel(Device& device, std::byte* place, StreamHandle stream) {
@@ -108,6 +109,35 @@ void HoldCheck::release(const std::vector<StreamHandle>& streams) {
 
 HoldCheck::Answer HoldCheck::may_hold(StreamHandle stream) {
   std::unique_lock<std::mutex> lock(mutex_);
+  const Answer answer = ask_about(lock, stream);
+  return answer == Answer::Yes ? ask_about_full_streams(lock) : answer;
+}
+
+HoldCheck::Answer HoldCheck::ask_about_full_streams(std::unique_lock<std::mutex>& lock) {
+  const int fill = device_->more_than_a_stream_takes();
+  if (fill == 0 || full_goes_on_) return Answer::Yes;
+  if (full_vain_ == kAttempts) return Answer::Never;
+  // Not with a stream of the program's, which may have much to do already. No stream is held yet, so one can be made.
+  if (own_.empty()) own_.emplace_back(device_->make_stream());
+  const StreamHandle stream = own_.back()->handle();
+  switch (ask_about(lock, stream)) {
+    case Answer::Yes:
+      break;
+    case Answer::NotNow:
+      return Answer::NotNow;
+    case Answer::Never:  // it shares a queue with one that is needed; another one may not
+      if (own_.size() == kMostOwn) return Answer::Never;
+      own_.emplace_back(device_->make_stream());
+      return Answer::NotNow;
+  }
+  const Found found = try_hold({stream, known_[stream].place}, fill);
+  full_goes_on_ = found == Found::GoesOn;
+  if (found == Found::Stands) ++full_vain_;
+  if (full_goes_on_) return Answer::Yes;
+  return full_vain_ == kAttempts ? Answer::Never : Answer::NotNow;
+}
+
+HoldCheck::Answer HoldCheck::ask_about(std::unique_lock<std::mutex>& lock, StreamHandle stream) {
   if (const auto answer = known_answer(stream)) return *answer;
   make_places(lock, 1);
   if (const auto answer = known_answer(stream)) return *answer;
@@ -116,7 +146,7 @@ HoldCheck::Answer HoldCheck::may_hold(StreamHandle stream) {
     known.place = free_places_.back();
     free_places_.pop_back();
   }
-  switch (try_hold({stream, known.place})) {
+  switch (try_hold({stream, known.place}, 0)) {
     case Found::GoesOn:
       known.vain = 0;
       known.answers = needs_;
@@ -138,7 +168,7 @@ std::optional<HoldCheck::Answer> HoldCheck::known_answer(StreamHandle stream) co
   return std::nullopt;
 }
 
-HoldCheck::Found HoldCheck::try_hold(const Needed& held) {
+HoldCheck::Found HoldCheck::try_hold(const Needed& held, int fill) {
   forget_finished();
   // All is made before anything is held, since what makes something may wait for all streams.
   const Events before = make_events();
@@ -147,7 +177,7 @@ HoldCheck::Found HoldCheck::try_hold(const Needed& held) {
   for (size_t i = 0; i < needed_.size(); ++i) before[i]->record(needed_[i].stream);
   if (!reached_in_time(before)) return Found::Busy;
   try {
-    const Found found = see_who_goes_on(held, after, *behind);
+    const Found found = see_who_goes_on(held, fill, after, *behind);
     unfinished_.push_back(std::move(behind));
     if (found == Found::Busy) std::move(after.begin(), after.end(), std::back_inserter(unfinished_));
     return found;
@@ -160,27 +190,34 @@ HoldCheck::Found HoldCheck::try_hold(const Needed& held) {
   }
 }
 
-HoldCheck::Found HoldCheck::see_who_goes_on(const Needed& held, const Events& after, DeviceEvent& behind) {
+HoldCheck::Found HoldCheck::see_who_goes_on(const Needed& held, int fill, const Events& after, DeviceEvent& behind) {
   const std::shared_ptr<StreamGate> gate = device_->make_gate();
-  const OpensLater later(gate, 4 * patience_);
+  const OpensLater later(gate, 5 * patience_);
   gate->hold(held.stream);
   // What waits behind the gate may be of any kind, and those kinds have queues of their own.
   give_small_work(held);
-  StreamFiller filler(device_->more_than_a_stream_takes(),
-                      [device = device_, held] { give_small_kernel(*device, held.place.device, held.stream); });
+  // The filler's thread may be in a call yet when this is gone.
+  StreamFiller filler(
+      fill, [device = device_, own = own_, held] { give_small_kernel(*device, held.place.device, held.stream); });
   filler.wait_until_it_stands(patience_);
+  const int given = filler.given();
+  const bool was_tried = !gate->is_open() && (given != 0 || fill == 0);
   for (size_t i = 0; i < needed_.size(); ++i) {
     give_small_work(needed_[i]);
     after[i]->record(needed_[i].stream);
   }
   const bool reached = reached_in_time(after);
   const bool was_held = !gate->is_open();
+  const bool was_full = filler.given() == given;
   gate->open();
-  if (!filler.stop(patience_)) lost_ = true;
-  behind.record(held.stream);
-  if (reached && was_held) return Found::GoesOn;
+  if (filler.stop(patience_)) {
+    behind.record(held.stream);
+  } else {
+    lost_ = true;
+  }
+  if (reached && was_held) return was_tried && was_full ? Found::GoesOn : Found::Busy;
   // What goes on only now, the gate had kept; the rest has other work.
-  return reached_in_time(after) ? Found::Stands : Found::Busy;
+  return reached_in_time(after) && was_tried ? Found::Stands : Found::Busy;
 }
 
 HoldCheck::Events HoldCheck::make_events() const {

@@ -61,12 +61,16 @@ class HoldCheck {
     size_t answers = 0;  ///< that many of `needs_` when the answer was Yes
   };
 
+  Answer ask_about(std::unique_lock<std::mutex>& lock, StreamHandle stream);
+  /// The same for all streams: whether others get on while one that is held has more than it takes.
+  Answer ask_about_full_streams(std::unique_lock<std::mutex>& lock);
   std::optional<Answer> known_answer(StreamHandle stream) const;
   /// So many free places at least. Lets go of the lock of `mutex_` meanwhile.
   void make_places(std::unique_lock<std::mutex>& lock, size_t count);
-  Found try_hold(const Needed& held);
+  /// `fill`: so many small kernels more come behind the gate.
+  Found try_hold(const Needed& held, int fill);
   /// With `before` reached: gives small work to the stream that is held, and to those that are needed.
-  Found see_who_goes_on(const Needed& held, const Events& after, DeviceEvent& behind);
+  Found see_who_goes_on(const Needed& held, int fill, const Events& after, DeviceEvent& behind);
   Events make_events() const;
   bool reached_in_time(const Events& events) const;
   void give_small_work(const Needed& needed);
@@ -80,6 +84,9 @@ class HoldCheck {
   std::vector<Needed> needed_;                 // with one entry for each need()
   size_t needs_ = 0;                           // how often need() was called
   std::map<StreamHandle, Known> known_;
+  std::vector<std::shared_ptr<DeviceStream>> own_;  // the last one is filled, those before were of no use
+  bool full_goes_on_ = false;
+  int full_vain_ = 0;  // attempts
   Events unfinished_;  // behind small work that was not awaited
   bool lost_ = false;  // whether there may be small work that nothing is known of
 };

@@ -58,10 +58,16 @@ StreamFiller::~StreamFiller() {
 
 void StreamFiller::wait_until_it_stands(std::chrono::milliseconds patience) {
   std::unique_lock<std::mutex> lock(state_->mutex);
-  for (int before = -1; before != state_->given;) {
+  int before = -1;
+  for (int i = 0; i < 3 && before != state_->given; ++i) {
     before = state_->given;
     if (state_->has_ended.wait_for(lock, patience, [&] { return state_->ended; })) return;
   }
+}
+
+int StreamFiller::given() const {
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  return state_->given;
 }
 
 bool StreamFiller::stop(std::chrono::milliseconds patience) {

@@ -15,8 +15,11 @@ class StreamFiller {
   StreamFiller(const StreamFiller&) = delete;
   StreamFiller& operator=(const StreamFiller&) = delete;
 
-  /// Returns when all is given, or when nothing has been for that long.
+  /// Returns when all is given, or when nothing has been for that long, or after three times that.
   void wait_until_it_stands(std::chrono::milliseconds patience);
+
+  /// How often it has.
+  int given() const;
 
   /// Gives nothing more. Waits for at most that long until the call that is under way has returned; whether it has.
   /// Throws what a call has thrown.

@@ -1,6 +1,8 @@
 #include "device/hold_check.h"
 
+#include <atomic>
 #include <chrono>
+#include <memory>
 
 #include "stand_in_device.h"
 #include "testing.h"
@@ -73,26 +75,67 @@ TEST(hold_check_finds_streams_that_share_a_queue) {
   CHECK_EQ(device->counts().gate_holds, holds);
 }
 
-TEST(hold_check_finds_that_nobody_gets_on_where_a_stream_that_is_held_is_full) {
+std::shared_ptr<StandInDevice> device_with_short_streams(bool full_stream_stops_all, int queues = 0) {
   testing::StandInOptions options;
+  options.queues = queues;
   options.most_in_a_stream = 50;
-  options.full_stream_stops_all = true;
-  const auto device = StandInDevice::make(options);
-  const auto theirs = device->make_stream(), ours = device->make_stream();
+  options.full_stream_stops_all = full_stream_stops_all;
+  return StandInDevice::make(options);
+}
+
+TEST(hold_check_finds_that_nobody_gets_on_where_a_stream_that_is_held_is_full) {
+  const auto device = device_with_short_streams(true);
+  const auto theirs = device->make_stream(), others = device->make_stream(), ours = device->make_stream();
   HoldCheck check(device, kShort / 3);
   check.need({ours->handle()});
   CHECK(ask_until_it_is(Answer::Never, check, theirs->handle(), *device, ours->handle()) >= HoldCheck::kAttempts);
+  // It is so for all streams.
+  CHECK(check.may_hold(others->handle()) == Answer::Never);
 }
 
 TEST(hold_check_lets_a_full_stream_be_held_where_others_get_on) {
-  testing::StandInOptions options;
-  options.most_in_a_stream = 50;
-  const auto device = StandInDevice::make(options);
-  const auto theirs = device->make_stream(), ours = device->make_stream();
+  const auto device = device_with_short_streams(false);
+  const auto theirs = device->make_stream(), others = device->make_stream(), ours = device->make_stream();
   HoldCheck check(device, kShort);
   check.need({ours->handle()});
+  // That theirs has something to do is nothing to wait for.
+  const auto busy = device->stop(theirs->handle());
+  Answer answer = Answer::NotNow;
+  for (int i = 0; i < 20 && answer == Answer::NotNow; ++i) answer = check.may_hold(theirs->handle());
+  CHECK(answer == Answer::Yes);
+  busy->open();
+  device->synchronize(theirs->handle());
+  CHECK(device->counts().flattens > 50);
+  // It is tried once.
+  const int flattens = device->counts().flattens;
+  ask_until_it_is(Answer::Yes, check, others->handle(), *device, ours->handle());
+  CHECK(device->counts().flattens < flattens + 50);
+}
+
+TEST(hold_check_takes_another_stream_to_fill_where_one_shares_a_queue) {
+  const auto device = device_with_short_streams(false, 3);
+  const auto theirs = device->make_stream(), ours = device->make_stream(), more = device->make_stream();
+  const auto again = device->make_stream();  // the next one has the queue of ours
+  HoldCheck check(device, kShort / 3);
+  check.need({ours->handle()});
   ask_until_it_is(Answer::Yes, check, theirs->handle(), *device, ours->handle());
-  CHECK(device->counts().flattens > options.most_in_a_stream / 2);
+}
+
+TEST(hold_check_lets_go_where_the_device_fails_while_it_fills_a_stream) {
+  const auto device = device_with_short_streams(false);
+  const auto theirs = device->make_stream(), ours = device->make_stream();
+  std::atomic<int> calls{0};
+  {
+    HoldCheck check(device, kLong);
+    check.need({ours->handle()});
+    device->before("flatten", [&] {
+      if (++calls > 20) throw DeviceError("no such thing");
+    });
+    CHECK_THROWS(DeviceError, check.may_hold(theirs->handle()));
+  }
+  CHECK(calls > 20);
+  device->synchronize(theirs->handle());
+  device->synchronize(ours->handle());
 }
 
 TEST(hold_check_tries_again_as_long_as_streams_are_busy) {
