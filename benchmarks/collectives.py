@@ -3,17 +3,20 @@
     python benchmarks/collectives.py --ranks 4 --plot collectives.png
     python benchmarks/collectives.py --check
 
-The program starts its own ranks. All peers run in the same processes on the same tensors, and take turns: some calls
-of each, the first of them not timed because it finds the caches full of the peer before it; then the next round.
-Before every call the ranks meet through a page of shared memory that belongs to no peer. A call takes as long as its
-slowest rank, each from its own start to its own end; the table has the median of all calls. What a call returns is
-checked once for every peer and size before it is timed. The size is that of a rank's larger buffer: what all_gather
+The program starts its own ranks. All peers run in the same processes, take turns, and meet before their turn through
+a page of shared memory that belongs to no peer. There are two ways of calling: `loop`, the mean of many calls in a row
+after one that is not timed, and `single`, one call after the ranks have met, as a training step makes it, which finds
+the caches full of other things. It takes as long as its slowest rank, each from its own start to its own end; the table
+has the median of all rounds. What a call returns is checked once for every peer and size before it is timed. The peer
+`floor` is an all-reduce written by hand on memory that all ranks share, the least that this machine needs
+(zero_copy.h). The size is that of a rank's larger buffer: what all_gather
 returns, what reduce_scatter takes. A ping-pong is half a round trip, in pairs of ranks. Elements are float32, the
 tensors ordinary ones, and the calls those of torch.distributed and mpi4py; all_reduce is in place. The case
 process_group_all_reduce is the same without torch.distributed's Python function, which takes as long for every backend:
 the process group's own method, a thin binding like mpi4py's, and what C++ such as a DDP reducer calls.
 
-`--check` measures both kinds of all_reduce with 2, 4 and 8 ranks and compares the medians with TARGETS.
+`--check` measures both kinds of all_reduce with 2, 4 and 8 ranks, both ways, and compares the medians with TARGETS,
+which are ratios to what the peers and the floor take in the same run.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import argparse
 import importlib.util
 import json
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,60 +35,48 @@ import harness
 import report as reports
 import torch
 import torch.distributed as dist
+import zero_copy
 from operations import OPERATIONS, Buffers, Operation
 
 LEAST_ROUNDS = 5  # a median of fewer says little
-# Calls of a peer in a row, after one that is not timed. Many where they are short: it takes the scheduler a while to
-# get over the peer before.
+# Calls of a loop. Many where they are short: it takes the scheduler a while to get over the peer before.
 BURST_SMALL, BURST_LARGE = 20, 5
 LARGE = 512 * 1024  # bytes
 CHECK_SIZES = "4,64,1K,4K,16K,64K,256K,1M,4M,25M,100M"
 BARE = "process_group_all_reduce"
+PEERS = ("ours", "gloo", "mpi", "floor")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A promise about `collective` with `ranks` ranks from `low` to `high` bytes.
-
-    `ours` takes at most `seconds` (where no peer is named), at most `seconds` more than `peer`, or a `times`-th of what
-    `peer` takes.
-    """
+    """A promise: from `low` to `high` bytes `ours` takes at most a `times`-th of what `peer` takes, called `way`."""
 
     ranks: int
     low: str
     high: str
-    peer: str | None = None
-    times: float | None = None
-    seconds: float | None = None
+    peer: str
+    times: float
+    way: str
     collective: str = "all_reduce"
 
-    def says(self) -> str:
-        """Return the promise in words."""
-        if self.times:
-            return f"at least {self.times:g} times as fast as {self.peer}"
-        most = reports.show_seconds(self.seconds)
-        return f"at most {most} slower than {self.peer}" if self.peer else f"at most {most}"
 
-    def measured(self, ours: float, peer: float | None) -> tuple[bool, str]:
-        """Return whether the promise is kept, and the number that says so."""
-        if self.times:
-            assert peer is not None
-            return peer / ours >= self.times, f"{peer / ours:.2f} times"
-        slower = ours - (peer or 0.0)
-        return slower <= (self.seconds or 0.0), f"{slower * 1e6:.1f} us"
+def both(*args: Any, **named: Any) -> list[Target]:
+    """Return the promise for either way of calling."""
+    return [Target(*args, way=way, **named) for way in reports.WAYS]
 
 
 TARGETS = [
-    Target(2, "4", "4", seconds=15e-6),
-    Target(4, "4", "4", "gloo", times=20),
-    Target(4, "1K", "64K", "gloo", times=100, collective=BARE),
-    Target(4, "1M", "1M", "gloo", times=15),
-    Target(4, "25M", "100M", "gloo", times=5),
-    Target(4, "4", "16K", "mpi", seconds=8e-6, collective=BARE),
-    Target(4, "64K", "4M", "mpi", times=1),
-    Target(4, "25M", "25M", "mpi", times=1.2),
-    Target(4, "100M", "100M", "mpi", times=2.5),
-    Target(8, "4", "100M", "gloo", times=1),
+    *both(4, "4", "4", "gloo", 20),
+    *both(4, "1K", "64K", "gloo", 100, collective=BARE),
+    *both(4, "1M", "1M", "gloo", 10),
+    *both(4, "25M", "100M", "gloo", 4.5),
+    *both(2, "4", "4", "mpi", 0.5, collective=BARE),
+    *both(4, "4", "16K", "mpi", 0.5, collective=BARE),
+    *both(4, "64K", "4M", "mpi", 1),
+    *both(4, "25M", "25M", "mpi", 1.2),
+    *both(4, "100M", "100M", "mpi", 2.5),
+    *both(4, "25M", "100M", "floor", 0.4),
+    *both(8, "4", "100M", "gloo", 1),
 ]
 
 
@@ -98,8 +90,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", help="as 4,64K,25M; otherwise --min, four times that, and so on up to --max")
     parser.add_argument("--min", default="4", help="smallest size")
     parser.add_argument("--max", default="256M", help="largest size")
-    parser.add_argument("--peers", help="of ours, gloo, mpi; default: those that are installed")
-    parser.add_argument("--reps", type=int, default=300, help="most repetitions of a case")
+    parser.add_argument("--peers", help=f"of {', '.join(PEERS)}; default: those that are installed")
+    parser.add_argument("--ways", default="loop,single", help="of calling, separated by commas")
+    parser.add_argument("--reps", type=int, default=300, help="most rounds of a case")
     parser.add_argument(
         "--time-budget", type=float, default=300, help="seconds of measuring, about, per number of ranks"
     )
@@ -114,9 +107,12 @@ def parse_arguments() -> argparse.Namespace:
     unknown = set(args.collectives.split(",")) - set(OPERATIONS)
     if unknown:
         parser.error(f"no such collective: {', '.join(sorted(unknown))}; there are {', '.join(OPERATIONS)}")
-    unknown = set((args.peers or "ours").split(",")) - {"ours", "gloo", "mpi"}
+    unknown = set((args.peers or "ours").split(",")) - set(PEERS)
     if unknown:
-        parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are ours, gloo, mpi")
+        parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    unknown = set(args.ways.split(",")) - set(reports.WAYS)
+    if unknown:
+        parser.error(f"no such way: {', '.join(sorted(unknown))}; there are {', '.join(reports.WAYS)}")
     if args.reps < 1 or args.time_budget <= 0:
         parser.error("--reps and --time-budget must be positive")
     return args
@@ -141,8 +137,20 @@ def peers_of(args: argparse.Namespace) -> list[str]:
         "ours": importlib.util.find_spec("ourddp"),
         "gloo": dist.is_gloo_available(),
         "mpi": harness.find_mpirun(),
+        "floor": zero_copy.compiler(),
     }
     return [name for name, found in installed.items() if found]
+
+
+def call_of(peer: str, operation: Operation, buffers: Buffers, group: Any) -> Callable[[], object]:
+    """Return the peer's call of the collective; NotImplementedError where it has none."""
+    if peer == "mpi":
+        return operation.mpi(buffers, group)
+    if peer != "floor":
+        return operation.torch(buffers, group)
+    if not operation.is_all_reduce:
+        raise NotImplementedError
+    return group.call(buffers)
 
 
 def calls(operation: Operation, tensors: dict[str, Buffers], groups: dict[str, Any]) -> dict[str, Callable[[], object]]:
@@ -154,9 +162,9 @@ def calls(operation: Operation, tensors: dict[str, Buffers], groups: dict[str, A
     for peer, group in groups.items():
         buffers = tensors[peer]
         operation.prepare(buffers)
-        call = (operation.mpi if peer == "mpi" else operation.torch)(buffers, group)
         state, message = 0, ""
         try:
+            call = call_of(peer, operation, buffers, group)
             call()
         except (RuntimeError, ValueError, NotImplementedError) as error:
             state, message = 1, f"{error}"
@@ -164,7 +172,7 @@ def calls(operation: Operation, tensors: dict[str, Buffers], groups: dict[str, A
             state, message = 2, "its result is wrong"
         worst = torch.tensor([state])
         dist.all_reduce(worst, dist.ReduceOp.MAX)
-        if state:
+        if message:
             print(f"{peer}, rank {buffers.rank}: {message.splitlines()[0]}", file=sys.stderr)
         if int(worst) == 2:
             raise RuntimeError(f"{peer} gave a wrong result, so it is not worth timing")
@@ -185,62 +193,79 @@ def rank_main() -> None:
                 from mpi4py import MPI
 
                 groups[peer] = MPI.COMM_WORLD
+            elif peer == "floor":
+                groups[peer] = zero_copy.Floor(ranks, Path(plan["floor"]))
             else:
                 groups[peer] = ranks.group(peer)
         for name in plan["collectives"]:
             for size in plan["sizes"] if name != "barrier" else [0]:
-                rows.append(measure(ranks, groups, name, size))
+                rows.extend(measure(ranks, groups, name, size))
                 ranks.show(f"{ranks.size} ranks: {name} {reports.show_size(size)}")
         ranks.show("")
         ranks.report = rows
 
 
-def measure(ranks: harness.Ranks, groups: dict[str, Any], name: str, size: int) -> dict[str, Any]:
-    """Return the row of one collective and size."""
+def measure(ranks: harness.Ranks, groups: dict[str, Any], name: str, size: int) -> list[dict[str, Any]]:
+    """Return the rows of one collective and size, one for each way of calling."""
     operation = OPERATIONS[name]
     # Each peer has its own: what one does to the memory, as to move it onto huge pages, is not to serve the others.
-    buffers = {peer: Buffers.make(ranks.rank, ranks.size, size) for peer in groups}
+    buffers = {
+        peer: group.buffers(size) if peer == "floor" else Buffers.make(ranks.rank, ranks.size, size)
+        for peer, group in groups.items()
+    }
     actions = calls(operation, buffers, groups)
 
     def refresh() -> None:
         for tensors in buffers.values():
             operation.prepare(tensors)
 
-    times = ranks.measure(
-        actions,
-        budget=ranks.plan["seconds_per_case"],
-        least=min(LEAST_ROUNDS, ranks.plan["reps"]),
-        most=ranks.plan["reps"],
-        burst=min(BURST_LARGE if size >= LARGE else BURST_SMALL, ranks.plan["reps"]),
-        refresh=refresh if operation.changes_input else None,
-    )
-    scale = 0.5 if operation.half else 1.0
-    return {
-        "collective": name,
-        "size": size,
-        "bytes": 4 * len(next(iter(buffers.values())).large) if size else 0,
-        "rounds": max((len(column) for column in times.values()), default=0),
-        "seconds": {peer: reports.summary(column, scale) for peer, column in times.items()},
-    }
+    rows = []
+    for way in ranks.plan["ways"]:
+        burst = BURST_LARGE if size >= LARGE else BURST_SMALL
+        times = ranks.measure(
+            actions,
+            budget=ranks.plan["seconds_per_case"],
+            least=min(LEAST_ROUNDS, ranks.plan["reps"]),
+            most=ranks.plan["reps"],
+            burst=burst if way == "loop" else 0,
+            refresh=refresh if operation.changes_input else None,
+        )
+        scale = 0.5 if operation.half else 1.0
+        rows.append(
+            {
+                "collective": name,
+                "way": way,
+                "size": size,
+                "bytes": 4 * len(next(iter(buffers.values())).large) if size else 0,
+                "rounds": max((len(column) for column in times.values()), default=0),
+                "seconds": {peer: reports.summary(column, scale) for peer, column in times.items()},
+            }
+        )
+    return rows
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Return the report of all runs that the command line asks for."""
-    names, sizes, peers = args.collectives.split(","), sizes_of(args), peers_of(args)
-    cases = sum(1 if name == "barrier" else len(sizes) for name in names)
+    names, sizes, peers, ways = args.collectives.split(","), sizes_of(args), peers_of(args), args.ways.split(",")
+    cases = len(ways) * sum(1 if name == "barrier" else len(sizes) for name in names)
     plan = {
         "peers": peers,
         "collectives": names,
+        "ways": ways,
         "sizes": sizes,
         "reps": args.reps,
         "seconds_per_case": args.time_budget / max(1, cases),
     }
+    print(args.machine)
     runs = []
-    for ranks in map(int, args.ranks.split(",")):
-        timeout = 300 + 4 * args.time_budget
-        rows = harness.run_ranks(__file__, plan, ranks, mpi="mpi" in peers, timeout=timeout)
-        runs.append({"ranks": ranks, "peers": peers, "rows": rows})
-        reports.print_collectives(runs[-1])
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        if "floor" in peers:
+            plan["floor"] = str(zero_copy.build(Path(folder)))
+        for ranks in map(int, args.ranks.split(",")):
+            timeout = 300 + 4 * args.time_budget
+            rows = harness.run_ranks(__file__, plan, ranks, mpi="mpi" in peers, timeout=timeout)
+            runs.append({"ranks": ranks, "peers": peers, "rows": rows})
+            reports.print_collectives(runs[-1])
     return {"machine": args.machine, "torch": torch.__version__, "runs": runs}
 
 
@@ -254,19 +279,19 @@ def check(report: dict[str, Any]) -> bool:
             for run in report["runs"]
             for row in run["rows"]
             if run["ranks"] == target.ranks
-            and row["collective"] == target.collective
+            and (row["collective"], row["way"]) == (target.collective, target.way)
             and reports.parse_size(target.low) <= row["size"] <= reports.parse_size(target.high)
         ]
         for row in rows:
-            ours, peer = reports.median(row, "ours"), reports.median(row, target.peer) if target.peer else None
-            case = f"{target.collective}, {target.ranks} ranks, {reports.show_size(row['size']):>7}"
-            promise = f"{case}: {target.says()}"
-            if ours is None or (target.peer and peer is None):
+            ours, peer = reports.median(row, "ours"), reports.median(row, target.peer)
+            case = f"{target.collective}, {target.ranks} ranks, {reports.show_size(row['size']):>7}, {target.way}"
+            promise = f"{case}: at least {target.times:g} times as fast as {target.peer}"
+            if ours is None or peer is None:
                 print(f"SKIP  {promise}: {'ours' if ours is None else target.peer} was not measured")
                 continue
-            good, number = target.measured(ours, peer)
+            good = peer / ours >= target.times
             met = met and good
-            print(f"{'PASS' if good else 'FAIL'}  {promise}: {number}")
+            print(f"{'PASS' if good else 'FAIL'}  {promise}: {peer / ours:.2f} times")
         if not rows:
             print(f"SKIP  {target.collective}, {target.ranks} ranks, {target.low} to {target.high}: not measured")
     return met

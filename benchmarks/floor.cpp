@@ -3,11 +3,9 @@
 //   make -f tests/cpp/Makefile floor      # 4 ranks, 25 MiB
 //   tests/cpp/build/plain/floor RANKS BYTES [REPETITIONS]
 //
-// The ranks are forked processes. The floor is a loop written by hand: the float32 buffers lie in memory that all ranks
-// map, rank r adds up the r-th slice of all buffers, piece by piece, and writes the sums to all of them. That reads and
-// writes every buffer once; only the two meetings, before and after, come on top. Group::all_reduce does the same on
-// memory of the heap, and has to copy through the segment what lies in ordinary memory. Prints the medians over the
-// repetitions of the time that the slowest rank takes.
+// The ranks are forked processes. The floor is the loop of zero_copy.h. Group::all_reduce does the same on memory of
+// the heap, and has to copy through the segment what lies in ordinary memory. Prints the medians over the repetitions
+// of the time that the slowest rank takes.
 
 #include <sched.h>
 #include <sys/mman.h>
@@ -27,6 +25,7 @@
 #include <vector>
 
 #include "collectives/node_group.h"
+#include "zero_copy.h"
 
 namespace {
 
@@ -34,14 +33,9 @@ using ours::Clock;
 using Session = std::shared_ptr<ours::NodeSession>;
 
 constexpr int kMaxRanks = 64;
-constexpr size_t kPiece = 1024;  // floats of a sum that stays in the first-level cache until it is written
-
-struct alignas(64) Turn {
-  std::atomic<uint32_t> number{0};
-};
 
 struct Shared {
-  Turn turns[kMaxRanks];
+  zero_copy::Turn turns[kMaxRanks];
   double seconds[kMaxRanks];
 };
 
@@ -69,7 +63,8 @@ void* map_shared(size_t bytes) {
 /// One rank of the job.
 class Rank {
  public:
-  Rank(const Job& job, int rank) : job_(job), rank_(rank) {}
+  Rank(const Job& job, int rank)
+      : job_(job), rank_(rank), floor_{job.ranks, rank, job.count, job.shared->turns, job.buffers} {}
 
   /// Measures all ways in turns and returns the median of each, in seconds.
   std::vector<double> measure(const Session& session);
@@ -81,56 +76,27 @@ class Rank {
     std::vector<double> slowest;
   };
 
-  void meet();
-  void floor();
   void time(Way& way);
 
   const Job& job_;
   const int rank_;
-  uint32_t turn_ = 0;
+  const zero_copy::Job floor_;
 };
-
-// Acquire and release: what a rank wrote before it came is seen by whoever saw it come.
-void Rank::meet() {
-  job_.shared->turns[rank_].number.store(++turn_, std::memory_order_release);
-  for (int other = 0; other < job_.ranks; ++other) {
-    while (job_.shared->turns[other].number.load(std::memory_order_acquire) < turn_) sched_yield();
-  }
-}
-
-void Rank::floor() {
-  meet();
-  const size_t first = job_.count * static_cast<size_t>(rank_) / static_cast<size_t>(job_.ranks);
-  const size_t last = job_.count * static_cast<size_t>(rank_ + 1) / static_cast<size_t>(job_.ranks);
-  float sum[kPiece];
-  for (size_t start = first; start < last; start += kPiece) {
-    const size_t size = std::min(kPiece, last - start);
-    std::memcpy(sum, job_.buffer(0) + start, size * sizeof(float));
-    for (int other = 1; other < job_.ranks; ++other) {
-      const float* values = job_.buffer(other) + start;
-      for (size_t i = 0; i < size; ++i) sum[i] += values[i];
-    }
-    for (int other = 0; other < job_.ranks; ++other) {
-      std::memcpy(job_.buffer(other) + start, sum, size * sizeof(float));
-    }
-  }
-  meet();
-}
 
 void Rank::time(Way& way) {
   // To a sum of one, so that the numbers stay finite.
   std::fill_n(way.buffer, job_.count, rank_ == 0 ? 1.0f : 0.0f);
-  meet();
+  zero_copy::meet(floor_);
   const auto start = Clock::now();
   way.act();
   const std::chrono::duration<double> taken = Clock::now() - start;
   job_.shared->seconds[rank_] = taken.count();
-  meet();
+  zero_copy::meet(floor_);
   way.slowest.push_back(*std::max_element(job_.shared->seconds, job_.shared->seconds + job_.ranks));
   if (std::count(way.buffer, way.buffer + job_.count, 1.0f) != static_cast<std::ptrdiff_t>(job_.count)) {
     give_up("wrong sum");
   }
-  meet();
+  zero_copy::meet(floor_);
 }
 
 std::vector<double> Rank::measure(const Session& session) {
@@ -146,7 +112,7 @@ std::vector<double> Rank::measure(const Session& session) {
     group.all_reduce(call, buffer, buffer, job_.count, ours::Reduction{});
   };
   auto* const in_heap = static_cast<float*>(heap.get());
-  std::vector<Way> ways{{job_.buffer(rank_), [&] { floor(); }, {}},
+  std::vector<Way> ways{{job_.buffer(rank_), [&] { zero_copy::all_reduce(floor_); }, {}},
                         {in_heap, [&] { all_reduce(in_heap); }, {}},
                         {ordinary.data(), [&] { all_reduce(ordinary.data()); }, {}}};
   for (int repetition = 0; repetition < job_.repetitions; ++repetition) {

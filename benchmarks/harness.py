@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -34,8 +35,17 @@ MPI_OPTIONS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
 
 
 def machine() -> str:
-    """Return a description of this machine that names no host, such as "2-core x86_64"."""
-    return f"{len(os.sched_getaffinity(0))}-core {platform.machine()}"
+    """Return a description of this machine that names no host, as "2-core x86_64 (AMD EPYC, 32 MiB of L3)"."""
+    return f"{len(os.sched_getaffinity(0))}-core {platform.machine()}{_processor()}"
+
+
+def _processor() -> str:
+    """Return in brackets what the system tells of the processor; an empty string where it tells nothing."""
+    facts = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[:1]
+    for cache in Path("/sys/devices/system/cpu/cpu0/cache").glob("index3"):
+        kibibytes = int((cache / "size").read_text().strip().removesuffix("K"))
+        facts.append(f"{kibibytes / 1024:g} MiB of L3")
+    return f" ({', '.join(facts)})" if facts else ""
 
 
 def find_mpirun() -> str | None:
@@ -206,39 +216,41 @@ class Ranks:
         burst: int = 1,
         refresh: Callable[[], object] | None = None,
     ) -> dict[str, list[float]]:
-        """Time the actions in turn, round after round, and return the seconds of each action's every repetition.
+        """Time the actions in turn, round after round, and return the seconds of each action in every round.
 
-        All ranks set off together and do the same action; a repetition takes as long as the slowest rank, from its own
-        start to its own end. In its turn an action runs once without being timed, and then `burst` times. There are
-        `least` to `most` repetitions, rounded up to whole rounds: as many as fit into `budget` seconds going by the
-        second of two warm-up rounds. `refresh`, where given, is called before every turn, outside the time.
+        All ranks set off together and do the same action; it takes as long as the slowest rank, from its own start to
+        its own end. What is timed are `burst` calls in a row, of which the mean counts, after one that is not timed;
+        with a burst of 0 it is that one call, which finds the caches full of other things. There are `least` to `most`
+        rounds: as many as fit into `budget` seconds going by the second of two warm-up rounds. `refresh`, where given,
+        is called before every turn, outside the time.
         """
         for _ in range(2):
             start = time.perf_counter()
             for action in actions.values():
                 self.turn_of(action, burst, refresh)
             seconds = time.perf_counter() - start
-        rounds = self.agree(max(-(-least // burst), min(-(-most // burst), int(budget / (seconds + 1e-9)))))
+        rounds = self.agree(max(least, min(most, int(budget / (seconds + 1e-9)))))
         names = list(actions)
-        times = torch.empty(len(names), rounds, burst, dtype=torch.float64)
+        times = torch.empty(len(names), rounds, dtype=torch.float64)
         gc.collect()
         gc.disable()
         for turn in range(rounds):
             for place in range(len(names)):
                 column = (turn + place) % len(names)  # nobody always comes after the same other
-                times[column, turn] = torch.tensor(self.turn_of(actions[names[column]], burst, refresh))
+                times[column, turn] = self.turn_of(actions[names[column]], burst, refresh)
         gc.enable()
         dist.all_reduce(times, dist.ReduceOp.MAX)
-        return {name: times[column].flatten().tolist() for column, name in enumerate(names)}
+        return {name: times[column].tolist() for column, name in enumerate(names)}
 
-    def turn_of(self, action: Callable[[], object], burst: int, refresh: Callable[[], object] | None) -> list[float]:
-        """Return the seconds of `burst` calls, after one that finds the caches full of the action before it."""
+    def turn_of(self, action: Callable[[], object], burst: int, refresh: Callable[[], object] | None) -> float:
+        """Return the seconds of a call: the mean of `burst` in a row, or of the first one with a burst of 0."""
         if refresh is not None:
             refresh()
-        seconds = []
-        for _ in range(1 + burst):
-            self.together()
-            start = time.perf_counter()
+        if burst:
             action()
-            seconds.append(time.perf_counter() - start)
-        return seconds[1:]
+        calls = max(1, burst)
+        self.together()
+        start = time.perf_counter()
+        for _ in range(calls):
+            action()
+        return (time.perf_counter() - start) / calls

@@ -1,8 +1,8 @@
 """Tables, plots and files of the benchmarks' results.
 
 A report is {"machine", "torch", "runs": [{"ranks", "peers", "rows": [...]}]}; a row of benchmarks/collectives.py is
-{"collective", "size", "bytes", "rounds", "seconds": {peer: {"median", "low", "high"}}}, low and high being the 10th and
-90th percentile; a peer that lacks the collective is left out of the row.
+{"collective", "way", "size", "bytes", "rounds", "seconds": {peer: {"median", "low", "high"}}}. The way of calling is
+one of WAYS; low and high are the 10th and 90th percentile; a peer that lacks the collective is left out of the row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-COLOURS = {"ours": "tab:blue", "gloo": "tab:orange", "mpi": "tab:green"}
+COLOURS = {"ours": "tab:blue", "gloo": "tab:orange", "mpi": "tab:green", "floor": "tab:gray"}
+WAYS = {"loop": "calls in a loop", "single": "single calls"}
 
 
 def parse_size(text: str) -> int:
@@ -65,15 +66,19 @@ def print_table(header: list[str], lines: list[list[str]]) -> None:
         print("  " + "  ".join(cells).rstrip())
 
 
+def _cases(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((row["collective"], row["way"]) for row in rows))
+
+
 def print_collectives(run: dict[str, Any]) -> None:
-    """Print a table for each collective of a run: medians, and how many times faster `ours` is than each peer."""
+    """Print a table for each collective and way of calling: medians, and how many times as fast `ours` is."""
     peers = run["peers"]
     others = [peer for peer in peers if peer != "ours"] if "ours" in peers else []
-    for collective in dict.fromkeys(row["collective"] for row in run["rows"]):
-        print(f"\n{collective}, {run['ranks']} ranks")
+    for collective, way in _cases(run["rows"]):
+        print(f"\n{collective}, {run['ranks']} ranks, {WAYS[way]}")
         lines = []
         for row in run["rows"]:
-            if row["collective"] != collective:
+            if (row["collective"], row["way"]) != (collective, way):
                 continue
             ours = median(row, "ours")
             medians = {peer: median(row, peer) for peer in peers}
@@ -83,25 +88,21 @@ def print_collectives(run: dict[str, Any]) -> None:
 
 
 def plot_collectives(report: dict[str, Any], path: Path) -> None:
-    """Draw time over size, both logarithmic, one panel a collective and one row of panels a number of ranks."""
+    """Draw time over size, both logarithmic, one panel a number of ranks, collective and way of calling."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     # A single size, such as barrier's, makes no curve.
-    panels = [
-        (run, collective)
-        for run in report["runs"]
-        for collective in dict.fromkeys(row["collective"] for row in run["rows"] if row["size"])
-    ]
+    panels = [(run, case) for run in report["runs"] for case in _cases([row for row in run["rows"] if row["size"]])]
     columns = min(4, max(1, len(panels)))
     rows = max(1, -(-len(panels) // columns))
     figure, axes = pyplot.subplots(rows, columns, figsize=(4.2 * columns, 3.4 * rows), squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.axis("off")
-    for axis, (run, collective) in zip(axes.flat, panels, strict=False):
-        _draw(axis, run, collective)
+    for axis, (run, case) in zip(axes.flat, panels, strict=False):
+        _draw(axis, run, *case)
     figure.suptitle(f"Median time of a collective, {report['machine']}, torch {report['torch']}")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,8 +110,8 @@ def plot_collectives(report: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _draw(axis: Any, run: dict[str, Any], collective: str) -> None:
-    rows = [row for row in run["rows"] if row["collective"] == collective]
+def _draw(axis: Any, run: dict[str, Any], collective: str, way: str) -> None:
+    rows = [row for row in run["rows"] if (row["collective"], row["way"]) == (collective, way)]
     for peer in run["peers"]:
         found = [(row["size"], row["seconds"][peer]) for row in rows if peer in row["seconds"]]
         if found:
@@ -125,7 +126,7 @@ def _draw(axis: Any, run: dict[str, Any], collective: str) -> None:
     axis.set_xticks(ticks, [show_size(tick).replace(" ", "").replace("iB", "") for tick in ticks])
     if rows:
         axis.set_xlim(min(row["size"] for row in rows) / 1.5, max(row["size"] for row in rows) * 1.5)
-    axis.set_title(f"{collective}, {run['ranks']} ranks", fontsize=10)
+    axis.set_title(f"{collective}, {run['ranks']} ranks, {WAYS[way]}", fontsize=10)
     axis.set_ylabel("microseconds", fontsize=8)
     axis.tick_params(labelsize=8)
     axis.grid(True, which="major", alpha=0.3)

@@ -67,7 +67,7 @@ def take_turns(ranks: harness.Ranks, action: Callable[[], object]) -> None:
     if giver is not None:
         giver.sendall(SECONDS.pack(0))  # ready
     while ranks.agree(1 if giver is not None and giver.recv(1) else 0):
-        seconds[0] = ranks.turn_of(action, 1, None)[0]
+        seconds[0] = ranks.turn_of(action, 1, None)
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         if giver is not None:
             giver.sendall(SECONDS.pack(float(seconds)))
