@@ -12,6 +12,7 @@
 #include "backend/flight_recorder.h"
 #include "backend/hooks.h"
 #include "backend/timeouts.h"
+#include "common/owning_process.h"
 
 namespace ours {
 
@@ -62,7 +63,8 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
  private:
   void run_abort_hooks();
 
-  const pid_t owner_;
+  const OwningProcess owner_;
+  const pid_t pid_;  ///< the owner's
   const std::string where_;
   const uint64_t key_base_;
   std::atomic<uint64_t> next_key_{1};

@@ -6,7 +6,8 @@
 // all_reduce and reduce in shared memory.
 //
 // Small messages: every rank writes its input into its stage, one synchronisation, every rank reduces all stages for
-// itself. P times the arithmetic of a divided reduction, but half its synchronisations, which is what counts here.
+// itself. P times the arithmetic of a divided reduction, but half its synchronisations, which is what counts here. The
+// smallest do without the stage: they lie beside the counter that the synchronisation polls.
 //
 // Large messages go in chunks through a pipeline of three steps that share one round, so that n chunks cost n + 1
 // synchronisations. In round k a rank reduces its slice of chunk k (read from the stages), copies the reduced chunk k -
@@ -81,8 +82,14 @@ void NodeGroup::reduce_to(const Call& call, const CallRecord& record, const Piec
 void NodeGroup::reduce_small(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,
                              const Reduction& reduction) {
   const size_t element = size_of(call.dtype);
-  std::byte* const to = stage(rank(), barrier_.next_parity());
-  if (in.count() * element >= WriteTimes::kTimedBytes) write_.begin();
+  const size_t bytes = in.count() * element;
+  // What fits is read along with the arrival itself.
+  const bool rides = bytes <= sizeof(Arrival::data);
+  const auto shown = [&](int r, size_t parity) {
+    return rides ? session_->block(r).arrival[parity].data : stage(r, parity);
+  };
+  std::byte* const to = shown(rank(), barrier_.next_parity());
+  if (bytes >= WriteTimes::kTimedBytes) write_.begin();
   in.visit(0, in.count(),
            [&](std::byte* data, size_t at, size_t n) { write_.copy(to + at * element, data, n * element); });
   publish_record(record);
@@ -90,7 +97,7 @@ void NodeGroup::reduce_small(const Call& call, const CallRecord& record, const P
   check_records(record);
   if (out == nullptr) return;
   Sources sources(size());
-  for (int r = 0; r < size(); ++r) sources.data()[r] = stage(r, barrier_.parity());
+  for (int r = 0; r < size(); ++r) sources.data()[r] = shown(r, barrier_.parity());
   out->visit(0, out->count(), [&](std::byte* data, size_t, size_t n) {
     ours::reduce(data, sources.data(), size(), n, call.dtype, reduction);
     advance(sources.data(), size(), n * element);

@@ -40,8 +40,8 @@ void NodeGroup::abort(const std::string& reason) {
 }
 
 void NodeGroup::publish_record(const CallRecord& record) {
-  session_->self().record[barrier_.next_parity()] = record;
-  spread_.publish();
+  session_->self().arrival[barrier_.next_parity()].record = record;
+  spread_.publish(barrier_.next_parity());
 }
 
 void NodeGroup::sync(const Call& call, const CallRecord& record) {
@@ -51,9 +51,9 @@ void NodeGroup::sync(const Call& call, const CallRecord& record) {
 void NodeGroup::check_records(const CallRecord& mine) {
   const size_t parity = barrier_.parity();
   bool agree = true;
-  for (int r = 0; r < size(); ++r) agree = agree && same_record(session_->block(r).record[parity], mine);
+  for (int r = 0; r < size(); ++r) agree = agree && same_record(session_->block(r).arrival[parity].record, mine);
   if (agree) {
-    spread_.settle();
+    spread_.settle(parity);
     return;
   }
 
@@ -61,10 +61,10 @@ void NodeGroup::check_records(const CallRecord& mine) {
   std::vector<bool> told(static_cast<size_t>(size()), false);
   for (int r = 0; r < size(); ++r) {
     if (told[static_cast<size_t>(r)]) continue;
-    const CallRecord record = session_->block(r).record[parity];
+    const CallRecord record = session_->block(r).arrival[parity].record;
     calls += calls.empty() ? "" : "; ";
     for (int other = r; other < size(); ++other) {
-      if (!same_record(session_->block(other).record[parity], record)) continue;
+      if (!same_record(session_->block(other).arrival[parity].record, record)) continue;
       told[static_cast<size_t>(other)] = true;
       calls += (other == r ? "" : ", ") + session_->describe(other);
     }

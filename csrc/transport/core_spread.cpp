@@ -44,18 +44,20 @@ bool move_to_core(int core) {
   return ::sched_setaffinity(0, sizeof(before), &before) == 0;
 }
 
-void CoreSpread::publish() { session_.self().core.store(::sched_getcpu(), std::memory_order_relaxed); }
+void CoreSpread::publish(size_t parity) {
+  session_.self().arrival[parity].core.store(::sched_getcpu(), std::memory_order_relaxed);
+}
 
 CoreSpread::CoreSpread(NodeSession& session) : session_(session) {
   const auto cores = static_cast<int>(std::max<size_t>(1, allowed_cores().size()));
   fair_ = options().spread ? (session.size() + cores - 1) / cores : session.size();
 }
 
-bool CoreSpread::settle() {
-  const int mine = core_of(session_.rank());
+bool CoreSpread::settle(size_t parity) {
+  const int mine = core_of(session_.rank(), parity);
   int crowd = 0;
   for (int r = 0; r < session_.size(); ++r) {
-    if (core_of(r) != mine) continue;
+    if (core_of(r, parity) != mine) continue;
     if (r > session_.rank()) return false;  // that one moves, if any
     ++crowd;
   }
@@ -67,7 +69,7 @@ bool CoreSpread::settle() {
   pause_ = undone ? std::min<Clock::duration>(2 * pause_, kLongestPause) : Clock::duration(kShortestPause);
   next_ = now + pause_;
   std::vector<int> cores(static_cast<size_t>(session_.size()));
-  for (int r = 0; r < session_.size(); ++r) cores[static_cast<size_t>(r)] = core_of(r);
+  for (int r = 0; r < session_.size(); ++r) cores[static_cast<size_t>(r)] = core_of(r, parity);
   const int core = better_core(cores, session_.rank(), allowed_cores());
   moved_ = core >= 0 && move_to_core(core);
   return moved_;

@@ -25,14 +25,16 @@ class CoreSpread {
  public:
   explicit CoreSpread(NodeSession& session);
 
-  /// Says where this rank runs: before a synchronisation of all ranks.
-  void publish();
+  /// Says where this rank runs: before a synchronisation of all ranks, of that parity.
+  void publish(size_t parity);
 
   /// Moves this rank if it should be the one to move, and returns whether it did: after that synchronisation.
-  bool settle();
+  bool settle(size_t parity);
 
  private:
-  int core_of(int rank) const { return session_.block(rank).core.load(std::memory_order_relaxed); }
+  int core_of(int rank, size_t parity) const {
+    return session_.block(rank).arrival[parity].core.load(std::memory_order_relaxed);
+  }
 
   NodeSession& session_;
   int fair_;  ///< ranks on a core where they are spread evenly

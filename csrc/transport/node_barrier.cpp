@@ -6,19 +6,19 @@ void NodeBarrier::sync(Deadline deadline, const std::function<std::string()>& wh
   session_.failure().check();
   ++epoch_;
   // The store inside signal() is also the release of everything published.
-  signal(session_.self().arrived);
+  signal(session_.self().arrival[parity()].number, epoch_);
   for (int r = 0; r < session_.size(); ++r) {
     if (r == session_.rank()) continue;
     wait_on(
-        session_.block(r).arrived, session_.wait_policy(), deadline, [&] { return arrived(r); },
+        session_.block(r).arrival[parity()].number, session_.wait_policy(), deadline, [&] { return arrived(r); },
         [&] { look_around(deadline, what); });
   }
 }
 
 bool NodeBarrier::arrived(int rank) const {
-  // Acquire: what the peer published is read next. The difference is signed because the counters wrap.
-  const uint32_t count = session_.block(rank).arrived.value.load(std::memory_order_acquire);
-  return static_cast<int32_t>(count - epoch_) >= 0;
+  // Acquire: what the peer published is read next. A peer may be one synchronisation ahead, which is of the other
+  // parity, and no further: the one after that waits for this rank.
+  return session_.block(rank).arrival[parity()].number.value.load(std::memory_order_acquire) == epoch_;
 }
 
 void NodeBarrier::look_around(Deadline deadline, const std::function<std::string()>& what) {

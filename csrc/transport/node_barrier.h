@@ -32,7 +32,7 @@ class NodeBarrier {
   void look_around(Deadline deadline, const std::function<std::string()>& what);
 
   NodeSession& session_;
-  uint32_t epoch_ = 0;  // wraps; only differences count
+  uint32_t epoch_ = 0;  // number of the last synchronisation; may wrap
 };
 
 }  // namespace ours

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "common/error.h"
-#include "common/futex.h"
+#include "transport/node_wait.h"
 
 namespace ours {
 
@@ -50,11 +50,7 @@ void NodeFailure::fail(FailureKind kind, const std::string& message) noexcept {
     // Release: a peer that reads kReadable reads the whole message.
     header_.failure_state.store(kReadable, std::memory_order_seq_cst);
   }
-  for (int r = 0; r < ranks_; ++r) {
-    for (SleepWord* word : {&blocks_[r].arrived, &blocks_[r].doorbell, &blocks_[r].monitor}) {
-      futex_wake_all(word->value);
-    }
-  }
+  for (int r = 0; r < ranks_; ++r) wake_sleepers(blocks_[r]);
 }
 
 void NodeFailure::fail(const std::exception_ptr& error) noexcept {

@@ -18,7 +18,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 8;
+constexpr uint32_t kSegmentVersion = 9;
 
 /// So many ranks are named in the board of a RankBlock.
 constexpr size_t kMostBlamed = 8;
@@ -40,21 +40,29 @@ struct CallRecord {
   uint8_t kind;    ///< ReduceKind
 };
 
-struct alignas(kCacheLine) RankBlock {
-  /// Number of synchronisations this rank has arrived at.
-  SleepWord arrived;
-  /// On which it was when it began its last collective. Beside what the peers poll, so that to read it costs nothing.
+/// What a rank shows with a synchronisation: all that a small message needs, in the line that its peers poll anyway and
+/// the one after it, which processors fetch along.
+struct alignas(2 * kCacheLine) Arrival {
+  /// Number of the last synchronisation of this parity that the rank has arrived at.
+  SleepWord number;
+  /// On which core the rank was when it began its last collective.
   std::atomic<int32_t> core;
-  /// Whether it measured that what ranks share is better written around their caches.
-  std::atomic<bool> around_is_faster;
+  CallRecord record;
+  /// The rank's part of a message that is short enough.
+  alignas(16) std::byte data[80];
+};
+
+struct alignas(kCacheLine) RankBlock {
+  /// By parity of the synchronisations.
+  Arrival arrival[2];
   /// Bumped by any peer that has put something into, or taken something out of, one of this rank's channels.
   alignas(kCacheLine) SleepWord doorbell;
   /// monitored_barrier: how many this rank has reached and, on rank 0, which it has judged.
   alignas(kCacheLine) SleepWord monitor;
-  /// CallRecords of the last two synchronisations, by parity.
-  alignas(kCacheLine) CallRecord record[2];
   /// Number of HeapParts that its buffer consists of, by parity; 0: it does not lie in the heap. They are in its stage.
-  uint64_t heap_parts[2];
+  alignas(kCacheLine) uint64_t heap_parts[2];
+  /// Whether it measured that what ranks share is better written around their caches.
+  std::atomic<bool> around_is_faster;
   /// For whom outside the node this rank waits, as numbers in the group, and in which call; where there are fewer, -1
   /// ends the list. Its node's ranks, which may wait for this one, name those in errors.
   std::atomic<uint64_t> blame_call;
@@ -99,6 +107,7 @@ struct ChannelHead {
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "channels need lock-free 64-bit atomics");
+static_assert(sizeof(Arrival) == 2 * kCacheLine);
 static_assert(std::is_standard_layout_v<RankBlock> && std::is_standard_layout_v<SegmentHeader>);
 
 /// Offsets into the segment (bytes). Pure arithmetic.

@@ -220,7 +220,7 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
 void NodeSession::leave() noexcept {
   if (in_child()) return;
   if (self().state.exchange(kLeft, std::memory_order_acq_rel) == kLeft) return;
-  for (SleepWord* word : {&self().arrived, &self().doorbell, &self().monitor}) futex_wake_all(word->value);
+  wake_sleepers(self());
   // Receivers of any source sleep on their own doorbells.
   for (int r = 0; r < size_; ++r) signal(block(r).doorbell);
 }

@@ -36,11 +36,24 @@ inline void relax_cpu() {
 #endif
 }
 
-/// Adds one to `word` and wakes its sleepers. The store and the look at `sleepers` are sequentially consistent, as are
-/// the sleeper's announcement and its look at the value: one of the two sees the other, so no wake-up is lost.
+/// Gives `word` a new value and wakes its sleepers. The store and the look at `sleepers` are sequentially consistent,
+/// as are the sleeper's announcement and its look at the value: one of the two sees the other, so no wake-up is lost.
+inline void signal(SleepWord& word, uint32_t value) {
+  word.value.store(value, std::memory_order_seq_cst);
+  if (word.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(word.value);
+}
+
+/// Adds one to `word`, which others may do at the same time, and wakes its sleepers.
 inline void signal(SleepWord& word) {
   word.value.fetch_add(1, std::memory_order_seq_cst);
   if (word.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(word.value);
+}
+
+/// Wakes all that sleep on what a rank does, to look around.
+inline void wake_sleepers(RankBlock& block) {
+  for (SleepWord* word : {&block.arrival[0].number, &block.arrival[1].number, &block.doorbell, &block.monitor}) {
+    futex_wake_all(word->value);
+  }
 }
 
 /// The time that a waiter spends awake.

@@ -1,3 +1,6 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <chrono>
 #include <set>
@@ -6,6 +9,7 @@
 #include "common/deadline.h"
 #include "common/dtype.h"
 #include "common/error.h"
+#include "common/owning_process.h"
 #include "testing.h"
 
 namespace ours {
@@ -62,6 +66,17 @@ TEST(deadline_passes_and_keeps_its_timeout) {
   CHECK(!Deadline::after(milliseconds::max()).passed());
   CHECK(Deadline::after(milliseconds::max()).at() > Clock::now() + std::chrono::hours(24 * 365));
   CHECK(Deadline::after(milliseconds::min()).passed());
+}
+
+TEST(a_forked_child_is_not_the_owning_process) {
+  const OwningProcess owner;
+  CHECK(owner.is_here());
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(owner.is_here() || !OwningProcess().is_here() ? 1 : 0);
+  int status = -1;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  CHECK(owner.is_here());
 }
 
 }  // namespace

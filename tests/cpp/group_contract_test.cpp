@@ -33,8 +33,8 @@ constexpr size_t kChunks[] = {4096, 0};
 
 std::vector<size_t> counts_of(const GroupKind& kind) {
   if (kind.many_threads) return {0, 3, 1024, 5000};
-  // Around 256 and 1024 elements other ways begin, with the chunks of these tests.
-  return {0, 3, 256, 257, 1024, 5000, 100003};
+  // Around 20, 256 and 1024 elements other ways begin, with the chunks of these tests.
+  return {0, 3, 20, 21, 256, 257, 1024, 5000, 100003};
 }
 
 std::vector<int> ranks_of(const GroupKind& kind) {

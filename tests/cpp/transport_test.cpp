@@ -219,19 +219,21 @@ TEST(of_ranks_on_one_core_the_last_moves) {
     NodeBarrier barrier(*session);
     const auto sync = [&] { barrier.sync(Deadline::after(std::chrono::seconds(30)), [] { return "a test"; }); };
     CoreSpread spread(*session);
-    spread.publish();
-    CHECK(std::find(cores.begin(), cores.end(), session->self().core.load()) != cores.end());
-    session->self().core.store(cores[0]);
+    const size_t parity = barrier.next_parity();
+    std::atomic<int32_t>& core = session->self().arrival[parity].core;
+    spread.publish(parity);
+    CHECK(std::find(cores.begin(), cores.end(), core.load()) != cores.end());
+    core.store(cores[0]);
     sync();
     const auto begin = Clock::now();
-    CHECK_EQ(spread.settle(), session->rank() == 1);
-    const bool again = spread.settle();
+    CHECK_EQ(spread.settle(parity), session->rank() == 1);
+    const bool again = spread.settle(parity);
     // So soon it is not tried again, unless it was not soon.
     CHECK(!again || Clock::now() - begin >= std::chrono::milliseconds(4));
     sync();
-    session->self().core.store(cores[static_cast<size_t>(session->rank())]);
+    core.store(cores[static_cast<size_t>(session->rank())]);
     sync();
-    CHECK_EQ(CoreSpread(*session).settle(), false);
+    CHECK_EQ(CoreSpread(*session).settle(parity), false);
   });
 }
 
