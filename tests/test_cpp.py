@@ -26,7 +26,7 @@ def run_tests(*variables: str) -> subprocess.CompletedProcess[str]:
     # A surrounding make's flags (its job server, its variables) are not for this one.
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     jobs = f"-j{len(os.sched_getaffinity(0))}"
-    command = ["make", "--no-print-directory", jobs, "-C", str(ROOT / "tests" / "cpp"), "run", *variables]
+    command = ["make", "--no-print-directory", jobs, "-C", str(ROOT), "-f", "tests/cpp/Makefile", "run", *variables]
     return subprocess.run(
         command,
         env=environment,

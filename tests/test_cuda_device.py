@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(2400)]
 
-MAKE = ["make", "-C", str(ROOT / "tests" / "cpp")]
+MAKE = ["make", "-C", str(ROOT), "-f", "tests/cpp/Makefile"]
 # Where the NCCL is that torch brings.
 NCCL = Path(torch.__file__).resolve().parent.parent / "nvidia" / "nccl" / "lib"
 
@@ -39,7 +39,11 @@ def nvcc() -> str:
         pytest.skip("torch sees no CUDA device")
     if not _build_info.ENGINES["CUDA"].startswith("on: "):
         pytest.skip(f"the extension was built without CUDA: {_build_info.ENGINES['CUDA']}")
-    path = re.search(r"\((.*)\)$", _build_info.ENGINES["CUDA"])[1]
+    with pytest.MonkeyPatch.context() as context:
+        context.syspath_prepend(str(ROOT))
+        import setup_cuda
+
+        path = setup_cuda.find_nvcc()
     assert _run([*MAKE, "-j", str(os.cpu_count()), "cuda_tests", f"NVCC={path}"]).returncode == 0
     return path
 

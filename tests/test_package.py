@@ -252,21 +252,94 @@ def test_importing_the_package_loads_little_besides_torch(tmp_path):
     assert not {"sympy", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"} & set(loaded)
 
 
-def test_an_unbuilt_package_says_how_to_build_it(tmp_path):
-    package = tmp_path / "ourddp"
-    package.mkdir()
+@pytest.fixture
+def unbuilt(tmp_path) -> Path:
+    """Return a source folder in which nothing has been built, in a path with a space."""
+    package = tmp_path / "a checkout" / "ourddp"
+    package.mkdir(parents=True)
     for file in (ROOT / "ourddp").glob("*.py"):
         if file.name != "_build_info.py":
             (package / file.name).write_text(file.read_text())
-    # An editable install would find the missing module in the tree that it was made from.
+    return package.parent
+
+
+def run_unbuilt(folder: Path, installed: Path | None, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in an unbuilt folder, ``installed`` being the only other place that has the package."""
     code = """
-        import sys
+        import runpy, sys
         sys.meta_path = [finder for finder in sys.meta_path if "__editable__" not in repr(finder)]
-        import ourddp
+        sys.argv = sys.argv[1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     """
-    result = python(code, tmp_path, PYTHONPATH=str(tmp_path))
+    line = [sys.executable, "-c", textwrap.dedent(code), *command]
+    around = {**os.environ, "PYTHONPATH": str(installed or "")}
+    return subprocess.run(line, cwd=folder, env=around, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_an_unbuilt_package_says_how_to_build_it(unbuilt):
+    result = run_unbuilt(unbuilt, None, "ourddp", "info")
     assert result.returncode == 1
-    assert "ourddp has not been built here: run 'make build'" in result.stderr
+    assert f"ourddp has not been built in {unbuilt}, and is not installed elsewhere: run 'make build'" in result.stderr
+
+
+def test_an_unbuilt_source_folder_hands_over_to_the_installed_package(unbuilt, tmp_path):
+    installed = tmp_path / "site"
+    installed.mkdir()
+    (installed / "ourddp").symlink_to(ROOT / "ourddp")
+    (unbuilt / "program.py").write_text(
+        "import ourddp, ourddp.launch\nprint(ourddp.__file__, ourddp.launch.__file__)\n"
+    )
+    result = run_unbuilt(unbuilt, installed, "program")
+    assert result.stdout.split() == [str(installed / "ourddp" / name) for name in ("__init__.py", "launch.py")]
+    shown = run_unbuilt(unbuilt, installed, "ourddp", "options", "--markdown")
+    assert shown.stdout.strip() == info.options_markdown(), shown.stderr
+
+
+def test_what_was_built_names_no_folder_of_this_machine():
+    # What was built in place finds MPI where it was found here; a wheel does not (tests/test_build.py).
+    for file in [_C.__file__, _build_info.__file__]:
+        content = Path(file).read_bytes()
+        for folder in (ROOT, Path(torch.__file__).parent.parent):
+            assert f"{folder}/".encode() not in content, file
+
+
+def test_importing_the_package_warns_of_nothing(tmp_path):
+    line = [sys.executable, "-W", "error", "-c", "import ourddp"]
+    around = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(line, cwd=tmp_path, env=around, capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_what_the_package_needs_is_declared():
+    project = (ROOT / "pyproject.toml").read_text()
+    assert re.search(r'^examples = \["scikit-learn", "tqdm"\]', project, re.MULTILINE)
+    imported = {
+        name
+        for path in (ROOT / "examples").glob("*.py")
+        for name in re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(), re.MULTILINE)
+    }
+    own = {path.stem for path in (ROOT / "examples").glob("*.py")} | {"ourddp", "torch", "__future__"}
+    assert imported - own - sys.stdlib_module_names == {"sklearn", "tqdm"}
+
+
+def test_a_source_distribution_has_all_that_a_checkout_has():
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("what belongs to a checkout is known to git, and this is none")
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    code = """
+        import setuptools
+        from setuptools.command.egg_info import FileList
+        from setuptools.command.sdist import sdist
+        command = sdist(setuptools.Distribution({"packages": ["ourddp"], "script_name": "setup.py"}))
+        command.ensure_finalized()
+        command.filelist = FileList()
+        command.add_defaults()
+        command.read_template()
+        print(*command.filelist.files, sep="\\n")
+    """
+    line = [sys.executable, "-c", textwrap.dedent(code)]
+    packed = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout.split("\n")
+    assert sorted(set(names) - set(packed)) == []
 
 
 def test_info_says_whether_mpi_is_built_in():

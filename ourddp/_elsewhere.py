@@ -1,0 +1,44 @@
+"""Finds the installed package for a source folder that has not been built, and so cannot be used itself."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def is_built(package: Path) -> bool:
+    """Return whether the build has left its record, the last that it writes, in the folder of a package."""
+    return (package / "_build_info.py").is_file()
+
+
+def load() -> None:
+    """Import the package that is installed elsewhere as ``ourddp``, in the place of the one that is being imported.
+
+    Python looks in the folder of a script, or in the current one, before it looks at what is installed. Raises
+    ImportError, with what to do, where none is installed.
+    """
+    spec = _find()
+    if spec is None or spec.loader is None:
+        raise ImportError(
+            f"ourddp has not been built in {HERE.parent}, and is not installed elsewhere: "
+            "run 'make build' or 'pip install .' in that folder."
+        )
+    module = module_from_spec(spec)
+    sys.modules["ourddp"] = module
+    del sys.modules[__name__]  # it has one of its own
+    spec.loader.exec_module(module)
+
+
+def _find() -> ModuleSpec | None:
+    found = [PathFinder.find_spec("ourddp", [folder]) for folder in sys.path]
+    # Editable installs have finders of their own.
+    found += [finder.find_spec("ourddp", None) for finder in sys.meta_path if finder is not PathFinder]
+    for spec in found:
+        folder = Path(spec.origin).resolve().parent if spec is not None and spec.origin else HERE
+        if folder != HERE and is_built(folder):
+            return spec
+    return None

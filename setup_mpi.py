@@ -1,0 +1,103 @@
+"""Finds the MPI that ``setup.py`` builds ``ourddp/_mpi`` with. It is read before torch is there, too."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+# From ourddp/ of an environment to the folder in which a wheel of MPI's puts its libraries there.
+BESIDE_THE_PACKAGE = "$ORIGIN/../../.."
+
+
+def flag(name: str, default: str, accepted: tuple[str, ...]) -> str:
+    """Return the environment variable ``name``, or ``default``; stop with a clear message if it is something else."""
+    value = os.environ.get(name, default)
+    if value not in accepted:
+        raise SystemExit(f"{name}={value!r} is not understood; accepted: {', '.join(accepted)}")
+    return value
+
+
+def first_file(candidates: list[Path]) -> str:
+    """Return the first of ``candidates`` that is a file, or an empty string."""
+    return next((str(path) for path in candidates if path.is_file()), "")
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """An MPI to compile and link with."""
+
+    version: str  # for people: "Open MPI 5.0.11"
+    wrapper: str
+    include_dirs: list[str]
+    library_dirs: list[str]
+    libraries: list[str]
+
+    def runtime_dirs(self, in_place: bool) -> list[str]:
+        """Return where the library looks for MPI's when it is loaded.
+
+        What is built in place is used here. A wheel may go elsewhere, so it says where MPI lies in the environment
+        that it will be in, and names only an MPI that is in none.
+        """
+        here = [folder for folder in self.library_dirs if not is_temporary(folder)]
+        own = Path(sys.prefix).resolve()
+        if not in_place:
+            here = [folder for folder in here if own not in Path(folder).resolve().parents]
+        return [*here, BESIDE_THE_PACKAGE]
+
+
+def is_temporary(folder: str) -> bool:
+    """Return whether ``folder`` is of the environment that pip makes for one build and removes afterwards."""
+    return "pip-build-env-" in folder
+
+
+def find_wrapper() -> str:
+    """Return MPI's compiler: on the path or in this environment, or else in what pip made to build; empty for none."""
+    folders = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    folders.append(str(Path(sys.prefix) / "bin"))
+    return first_file([Path(folder) / "mpicxx" for folder in sorted(folders, key=is_temporary)])
+
+
+def ask_mpi_wrapper(wrapper: str) -> list[str]:
+    """Return how the compiler ``wrapper`` calls the compiler; empty if it does not say."""
+    # Open MPI, MPICH and Intel MPI know -show. Intel's in a wheel has to be told where it is.
+    environment = {"I_MPI_ROOT": str(Path(wrapper).parent.parent), **os.environ}
+    try:
+        asked = subprocess.run([wrapper, "-show"], env=environment, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return shlex.split(asked.stdout) if asked.returncode == 0 else []
+
+
+def mpi_version(header: str) -> str:
+    """Return name and version of the MPI whose ``mpi.h`` has this text."""
+
+    def defined(name: str) -> str:
+        found = re.search(rf'^#\s*define\s+{name}\s+"?([\w.]+)', header, re.MULTILINE)
+        return found[1] if found else ""
+
+    if defined("OMPI_MAJOR_VERSION"):
+        return "Open MPI " + ".".join(defined(f"OMPI_{part}_VERSION") for part in ("MAJOR", "MINOR", "RELEASE"))
+    for name, macro in (("Intel MPI", "I_MPI_VERSION"), ("MPICH", "MPICH_VERSION")):
+        if defined(macro):
+            return f"{name} {defined(macro)}"
+    return "unknown"
+
+
+def find_mpi() -> Mpi | str:
+    """Return the MPI to build with, or one phrase that says why there is none."""
+    wrapper = find_wrapper()
+    if not wrapper:
+        return "found no mpicxx (OURS_WITH_MPI=1 pip install '.[mpi]' brings one)"
+    words = ask_mpi_wrapper(wrapper)
+    include_dirs = [word[2:] for word in words if word.startswith("-I")]
+    library_dirs = [word[2:] for word in words if word.startswith("-L")]
+    libraries = [word[2:] for word in words if word in ("-lmpi", "-lmpich")]
+    header = first_file([Path(folder) / "mpi.h" for folder in [*include_dirs, "/usr/include"]])
+    if not libraries or not header:
+        return f"{wrapper} does not say how to compile and link"
+    return Mpi(mpi_version(Path(header).read_text()), wrapper, include_dirs, library_dirs, libraries)
