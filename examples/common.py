@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,14 @@ import torch.distributed as dist
 from torch import nn
 
 import ourddp
+from ourddp import interrupts
+
+# Flags that a resumed training may have others of; load_checkpoint says so.
+MAY_CHANGE = ("epochs", "batch_size", "lr")
+
+
+class Refused(Exception):
+    """The command line asks for what cannot be; the message says what to do. Every rank raises it."""
 
 
 def argument_parser(description: str, *, epochs: int, batch_size: int, lr: float) -> argparse.ArgumentParser:
@@ -50,17 +60,46 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def process_group(backend: str) -> Iterator[tuple[int, int]]:
+def process_group(args: argparse.Namespace) -> Iterator[tuple[int, int]]:
     """Join the job that torchrun, mpirun or srun started, or make one of a single rank; yield (rank, number of ranks).
 
-    Gives each rank its share of the cores: more threads than cores make every rank wait for the others' threads.
+    Gives each rank its share of the cores: more threads than cores make every rank wait for the others' threads. Ends
+    the program with a line of rank 0's where something is Refused, such as a file that cannot be written.
     """
-    launch = ourddp.init(backend)
+    interrupts.in_one_line()
+    launch = ourddp.init(args.backend)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // launch.local_world_size))
     try:
+        check_files(args.checkpoint, args.metrics)
         yield launch.rank, launch.world_size
+    except Refused as refused:
+        if launch.rank == 0:
+            print(refused, file=sys.stderr)
+        raise SystemExit(1) from None
     finally:
         dist.destroy_process_group()
+
+
+def check_files(*paths: Path | None) -> None:
+    """Raise Refused where rank 0 cannot write one of the files: before the training, and not after its first epoch."""
+    obstacles = [""]
+    if dist.get_rank() == 0:
+        obstacles = [next(filter(None, (obstacle_to_writing(path) for path in paths if path is not None)), "")]
+    dist.broadcast_object_list(obstacles, src=0)
+    if obstacles[0]:
+        raise Refused(obstacles[0])
+
+
+def obstacle_to_writing(path: Path) -> str:
+    """Return why a file cannot be written, or an empty string; makes the folder that it shall be in."""
+    if path.is_dir():
+        return f"cannot write {path}: it is a folder; name a file in it"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            return ""
+    except OSError as error:
+        return f"cannot write {path}: {error.strerror}; name another file"
 
 
 def data_parallel(model: nn.Module, which: str) -> nn.parallel.DistributedDataParallel:
@@ -68,6 +107,21 @@ def data_parallel(model: nn.Module, which: str) -> nn.parallel.DistributedDataPa
     if which == "ours":
         return ourddp.DistributedDataParallel(model)
     return nn.parallel.DistributedDataParallel(model)
+
+
+def learning_rate(step: int, steps: int, *, start: float, peak: float, warm_up: int) -> float:
+    """Return the rate of step `step` of `steps`: from `start` to `peak` over `warm_up` steps, under a cosine down to 0.
+
+    It depends on the step alone, so that a training can be resumed with another schedule.
+    """
+    risen = start + (peak - start) * min(1.0, step / warm_up if warm_up else 1.0)
+    return risen * 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Let the optimizer's next step have this learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def seed_epoch(seed: int, epoch: int) -> None:
@@ -98,19 +152,20 @@ class Average:
         return {"loss": loss / samples, "accuracy": correct / samples, "samples_per_second": samples / mean_seconds}
 
 
-def save_checkpoint(path: Path | None, epoch: int, args: argparse.Namespace, **parts: Any) -> None:
-    """Write the state of every part (model, optimizer, ...) after `epoch`: rank 0 alone, and atomically.
+def save_checkpoint(epoch: int, args: argparse.Namespace, fixed: Sequence[str], **parts: Any) -> None:
+    """Write the state of every part (model, optimizer) after `epoch` to --checkpoint: rank 0 alone, and atomically.
 
     The file appears under its name only when it is whole: a job killed while writing leaves the old checkpoint.
+    `fixed`: flags that a resumed training must have the same of, e.g. "seed".
     """
+    path = args.checkpoint
     if path is None or dist.get_rank() != 0:
         return
     state = {name: part.state_dict() for name, part in parts.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            torch.save({"epoch": epoch, "seed": args.seed, **state}, file)
+            torch.save({"epoch": epoch, "flags": flags_of(args, fixed), **state}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -118,29 +173,54 @@ def save_checkpoint(path: Path | None, epoch: int, args: argparse.Namespace, **p
         temporary.unlink(missing_ok=True)
 
 
-def load_checkpoint(path: Path | None, args: argparse.Namespace, **parts: Any) -> int:
-    """Restore every part from the checkpoint and return the next epoch; 0 where there is nothing to resume.
+def flags_of(args: argparse.Namespace, fixed: Sequence[str]) -> dict[str, Any]:
+    """Return the flags that a checkpoint records, by name, and the number of ranks."""
+    return {**{name: getattr(args, name) for name in (*fixed, *MAY_CHANGE)}, "ranks": dist.get_world_size()}
 
-    Rank 0 reads the file and sends it to the others, which need not see its file system. Raises ValueError where the
-    checkpoint was made with another seed: its held-out samples were others.
+
+def load_checkpoint(args: argparse.Namespace, fixed: Sequence[str], **parts: Any) -> int:
+    """Restore every part from --checkpoint and return the next epoch; 0 where there is nothing to resume.
+
+    Rank 0 reads the file and sends it to the others, which need not see its file system. Raises Refused where the
+    file is none of this program's, or was made with another value of a flag in `fixed`: another seed has other
+    held-out samples, for one. With other ranks, epochs, batches or rates the training goes on, as rank 0 says.
     """
+    path = args.checkpoint
     if path is None or not args.resume:
         return 0
     state: list[Any] = [None]
     if dist.get_rank() == 0 and path.exists():
-        state[0] = torch.load(path, map_location="cpu", weights_only=True)
+        state[0] = read_checkpoint(path, {"epoch", "flags", *parts})
     dist.broadcast_object_list(state, src=0)
     checkpoint = state[0]
     if checkpoint is None:
         return 0
-    if checkpoint["seed"] != args.seed:
-        raise ValueError(
-            f"{path} was made with --seed {checkpoint['seed']}, this run has --seed {args.seed}: "
-            "use the same seed, or start without --resume"
-        )
+    if isinstance(checkpoint, str):
+        raise Refused(checkpoint)
+    before, now = checkpoint["flags"], flags_of(args, fixed)
+    for name in fixed:
+        if before[name] != now[name]:
+            raise Refused(
+                f"{path} was made with --{name} {before[name]}, this run has --{name} {now[name]}: "
+                "use the same, or start without --resume"
+            )
     for name, part in parts.items():
         part.load_state_dict(checkpoint[name])
+    if dist.get_rank() == 0:
+        changed = [f"{name} {now[name]} instead of {before[name]}" for name in now if now[name] != before[name]]
+        print(", ".join([f"resumed after epoch {checkpoint['epoch'] + 1}", *changed]), flush=True)
     return checkpoint["epoch"] + 1
+
+
+def read_checkpoint(path: Path, parts: set[str]) -> dict[str, Any] | str:
+    """Return the checkpoint in a file, or a sentence that says why the file has none."""
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises whatever its parts raise
+        return f"cannot resume from {path}: {str(error).splitlines()[0]}; start without --resume"
+    if not isinstance(checkpoint, dict) or not parts <= checkpoint.keys():
+        return f"cannot resume from {path}: it is no checkpoint of this program; start without --resume"
+    return checkpoint
 
 
 class Console:

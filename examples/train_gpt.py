@@ -20,6 +20,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 BYTES = 256  # every byte is a token
+# Flags that a checkpoint cannot be resumed with others of: the held-out text, and the shape of the model.
+FIXED = ("seed", "corpus", "context", "width", "layers", "heads")
 
 
 def read_corpus(size: int) -> torch.Tensor:
@@ -131,12 +133,13 @@ def train(args: argparse.Namespace, rank: int, ranks: int) -> None:
     loader = DataLoader(training_set, args.batch_size, sampler=sampler)
     model = GPT(args.context, args.width, args.layers, args.heads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * len(loader), pct_start=0.1)
-    state = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    first_epoch = common.load_checkpoint(args.checkpoint, args, **state)
+    state = {"model": model, "optimizer": optimizer}
+    first_epoch = common.load_checkpoint(args, FIXED, **state)
     parallel = common.data_parallel(model, args.ddp)
 
-    console = common.Console(args, args.epochs * len(loader), first_epoch * len(loader), "bytes")
+    step, steps = first_epoch * len(loader), args.epochs * len(loader)
+    schedule = {"start": args.lr / 25, "peak": args.lr, "warm_up": steps // 10}
+    console = common.Console(args, steps, step, "bytes")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     console.print(f"{ranks} ranks, {parameters:,} parameters, {cut:,} bytes to train on, {len(text) - cut:,} held out")
     for epoch in range(first_epoch, min(args.epochs, args.stop_after or args.epochs)):
@@ -145,18 +148,19 @@ def train(args: argparse.Namespace, rank: int, ranks: int) -> None:
         parallel.train()
         average = common.Average()
         for text, following in loader:
+            common.set_learning_rate(optimizer, common.learning_rate(step, steps, **schedule))
             optimizer.zero_grad()
             logits = parallel(text)
             loss = loss_of(logits, following)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            schedule.step()
+            step += 1
             average.add(loss.item(), logits, following)
             console.step(loss.item())
         metrics = average.over_ranks()
         console.epoch(epoch, metrics, evaluate(model, held_out, args.batch_size, rank, ranks))
-        common.save_checkpoint(args.checkpoint, epoch, args, **state)
+        common.save_checkpoint(epoch, args, FIXED, **state)
     if rank == 0 and args.sample:
         console.print(f"\n{model.generate(args.prompt, args.sample, args.seed)}")
     console.close()
@@ -174,7 +178,7 @@ def main() -> None:
     parser.add_argument("--prompt", default="def ", help="what the sample begins with")
     parser.add_argument("--sample", type=int, default=300, help="bytes to write at the end")
     args = common.parse(parser)
-    with common.process_group(args.backend) as (rank, ranks):
+    with common.process_group(args) as (rank, ranks):
         train(args, rank, ranks)
 
 

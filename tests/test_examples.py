@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import io
@@ -149,6 +150,41 @@ def test_resumed_training_is_bit_identical(tmp_path: Path, run_example: Run, who
             assert torch.equal(resumed["optimizer"]["state"][name][key], value), (name, key)
 
 
+@pytest.mark.parametrize("name", ["train.py", "train_gpt.py"])
+def test_a_training_is_resumed_with_other_epochs_ranks_and_rates(name: str, tmp_path: Path, run_example: Run) -> None:
+    metrics, checkpoint = tmp_path / "metrics.jsonl", tmp_path / "folder" / "checkpoint.pt"
+    small = SMALL_GPT if name == "train_gpt.py" else ()
+    flags = (*OURS, *small, "--metrics", str(metrics), "--checkpoint", str(checkpoint), "--resume")
+    run_example(name, 2, *flags, "--epochs", "1")
+    output = run_example(name, 4, *flags, "--epochs", "3", "--lr", "0.002", "--batch-size", "8")
+    assert re.search(
+        r"^resumed after epoch 1, epochs 3 instead of 1, batch_size 8 .*ranks 4 instead of 2$", output, re.M
+    )
+    epochs = read_epochs(metrics)
+    assert [epoch["epoch"] for epoch in epochs] == [0, 1, 2]
+    assert epochs[2]["held_out"]["loss"] < epochs[0]["held_out"]["loss"]
+
+
+def test_a_learning_rate_rises_and_falls() -> None:
+    common = import_common()
+    schedule = {"start": 1.0, "peak": 4.0, "warm_up": 10}
+    rates = [common.learning_rate(step, 100, **schedule) for step in range(101)]
+    assert rates[0] == 1
+    assert max(rates) == rates[10] == pytest.approx(4.0, rel=0.03)
+    assert rates[:11] == sorted(rates[:11])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[100] == 0
+    assert common.learning_rate(0, 100, start=2.0, peak=2.0, warm_up=0) == 2
+
+
+def import_common() -> Any:
+    with pytest.MonkeyPatch.context() as context:
+        context.syspath_prepend(str(EXAMPLES))
+        import common
+
+        return common
+
+
 def test_gpt_learns_resumes_and_writes(tmp_path: Path, run_example: Run) -> None:
     metrics, checkpoint = tmp_path / "metrics.jsonl", tmp_path / "checkpoint.pt"
     flags = (*OURS, *SMALL_GPT, "--metrics", str(metrics), "--checkpoint", str(checkpoint))
@@ -176,5 +212,86 @@ def test_without_torchrun_and_another_seed_is_refused(tmp_path: Path) -> None:
     assert status == 0, output
     assert "1 ranks, 1438 images" in output
     status, output = run_program(str(EXAMPLES / "train.py"), *flags, "--resume", "--seed", "2")
+    refusal = "was made with --seed 0, this run has --seed 2: use the same, or start without --resume"
+    assert (status, output) == (1, f"{tmp_path / 'checkpoint.pt'} {refusal}\n")
+
+
+class Group:
+    """Stands for a process group of one rank."""
+
+    def __init__(self, common: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in {"get_rank": 0, "get_world_size": 1}.items():
+            monkeypatch.setattr(common.dist, name, lambda value=value: value)
+        monkeypatch.setattr(common.dist, "broadcast_object_list", lambda objects, src: None)
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = import_common()
+    Group(common, monkeypatch)
+    (tmp_path / "file").touch()
+    for path, why in (
+        (tmp_path, "it is a folder"),
+        (tmp_path / "file" / "checkpoint.pt", "Not a directory|File exists"),
+    ):
+        for paths in ((path, None), (None, path)):
+            with pytest.raises(common.Refused, match=f"cannot write {path}: ({why}).*; name "):
+                common.check_files(*paths)
+    common.check_files(tmp_path / "new" / "checkpoint.pt", None)
+    assert sorted(os.listdir(tmp_path)) == ["file", "new"]
+    assert not os.listdir(tmp_path / "new")
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    common = import_common()
+    Group(common, monkeypatch)
+    path = tmp_path / "checkpoint.pt"
+    args = argparse.Namespace(checkpoint=path, resume=True)
+    path.write_text("nothing of the kind")
+    with pytest.raises(common.Refused, match=f"cannot resume from {path}: .*; start without --resume"):
+        common.load_checkpoint(args, ())
+    torch.save({"epoch": 1}, path)
+    with pytest.raises(common.Refused, match="it is no checkpoint of this program"):
+        common.load_checkpoint(args, ())
+
+
+def test_a_model_of_another_shape_is_refused_by_name(tmp_path: Path) -> None:
+    flags = (*SMALL_GPT, "--epochs", "1", "--sample", "0", "--checkpoint", str(tmp_path / "checkpoint.pt"))
+    program = str(EXAMPLES / "train_gpt.py")
+    status, output = run_program(program, *flags)
+    assert status == 0, output
+    status, output = run_program(program, *flags, "--resume", "--width", "64")
     assert status == 1
-    assert "was made with --seed 0, this run has --seed 2: use the same seed, or start without --resume" in output
+    assert "was made with --width 32, this run has --width 64" in output
+    assert "Traceback" not in output
+
+
+def test_an_interrupt_prints_a_line_a_rank() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    job = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "LOCAL_WORLD_SIZE": "4"}
+    job["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    command = [sys.executable, str(EXAMPLES / "train.py"), "--epochs", "1000000"]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(4)
+    ]
+    try:
+        for line in ranks[0].stdout:  # type: ignore[union-attr]
+            if line.startswith("epoch"):  # all are in the training
+                break
+        for process in ranks:
+            process.send_signal(signal.SIGINT)
+        errors = [process.communicate(timeout=TIMEOUT)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert errors == [f"rank {rank}: interrupted\n" for rank in range(4)]
+    assert all(process.returncode != 0 for process in ranks)
