@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 
-from ourddp import _C, info, tune
+import torch
+
+import ourddp
+from ourddp import _C, info, interrupts, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or 1 with a sentence on stderr if it cannot be done."""
-    parser = argparse.ArgumentParser(prog="python -m ourddp", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help="how ourddp was built, what this node offers, which backends torch has")
-    options = commands.add_parser("options", help="the environment variables and the values in force")
-    options.add_argument("--markdown", action="store_true", help="print the table that README.md shows")
-    commands.add_parser("select", help="the table of algorithms in force between nodes; OURS_SELECT changes it")
-    tune.add_arguments(commands.add_parser("tune", help="measure the algorithms between nodes, and write such a table"))
-    chosen = parser.parse_args(arguments)
+    chosen = _parser().parse_args(arguments)
     try:
         if chosen.command == "tune":
             return tune.run(chosen)
@@ -29,15 +26,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ourddp", description=__doc__)
+    parser.add_argument(
+        "--version", action="version", version=f"ourddp {ourddp.__version__}, torch {torch.__version__}"
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    shows = {
+        "info": "how ourddp was built, what this node offers, which backends torch has",
+        "options": "the environment variables and the values in force",
+        "select": "the table of algorithms in force between nodes; OURS_SELECT changes it",
+    }
+    for name, text in shows.items():
+        command = commands.add_parser(name, help=text)
+        form = command.add_mutually_exclusive_group()
+        form.add_argument("--json", action="store_true", help="print it for programs")
+        if name == "options":
+            form.add_argument("--markdown", action="store_true", help="print the table that README.md shows")
+    tune.add_arguments(commands.add_parser("tune", help="measure the algorithms between nodes, and write such a table"))
+    return parser
+
+
 def _output(chosen: argparse.Namespace) -> str:
     if chosen.command == "info":
-        return info.render(info.collect())
+        report = info.collect()
+        return json.dumps(report, indent=1) if chosen.json else info.render(report)
     if chosen.command == "select":
-        return _C.selection_table(_C.option_values()["OURS_SELECT"]).rstrip()
+        table = _C.selection_table(_C.option_values()["OURS_SELECT"]).rstrip()
+        return json.dumps(info.selection(table), indent=1) if chosen.json else table
+    values = _C.option_values()
+    if chosen.json:
+        return json.dumps([{**row, "value": values[row["name"]]} for row in _C.option_table()], indent=1)
     if chosen.markdown:
         return info.options_markdown()
-    return "\n".join(f"{name}={value}" for name, value in _C.option_values().items())
+    return "\n".join(f"{name}={value}" for name, value in values.items())
 
 
 if __name__ == "__main__":
+    interrupts.in_one_line()
     sys.exit(main())

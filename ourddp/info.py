@@ -21,6 +21,7 @@ Report = dict[str, dict[str, str]]
 
 # The instruction sets for which reductions may be compiled, as Linux spells them.
 CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "asimd", "asimdhp", "bf16", "sve")
+DRIVER = Path("/proc/driver/nvidia/version")
 BACKENDS = ("ours", "gloo", "nccl", "mpi", "ucc")
 
 
@@ -58,10 +59,8 @@ def cuda(facts: dict[str, Any], wish: str = "auto") -> dict[str, str]:
     if facts["obstacle"]:
         return {"CUDA": f"off: {facts['obstacle']}", "NCCL": "off: it needs CUDA"}
     names = facts["devices"]
-    seen = f"{len(names)} devices: {', '.join(sorted(set(names)))}" if names else "no device here"
+    seen = f"{len(names)} devices: {', '.join(sorted(set(names)))}" if names else "no GPU here"
     engine = _device_engine(len(names), not facts["vendor_obstacle"], wish)
-    if facts["device_obstacle"]:
-        seen, engine = f"nobody can tell which devices there are: {facts['device_obstacle']}", "unknown"
     nccl = f"on: {facts['vendor_version']}, where each rank has a device of its own"
     return {
         "CUDA": f"on: {facts['library']}; {seen}",
@@ -73,7 +72,7 @@ def cuda(facts: dict[str, Any], wish: str = "auto") -> dict[str, str]:
 def _device_engine(devices: int, nccl: bool, wish: str) -> str:
     """Return what would move the data of device tensors among ranks of this node."""
     if devices == 0:
-        return "none: there is no device"
+        return "none: there is no GPU here"
     if wish != "auto":
         return f"by {wish}, for which OURS_DEVICE_ENGINE asks"
     others = "by ipc on one node, where the devices reach each other, else by staging"
@@ -86,16 +85,36 @@ def _device_engine(devices: int, nccl: bool, wish: str) -> str:
 def node() -> dict[str, str]:
     """Return what this node offers to ranks that share it."""
     usable = len(os.sched_getaffinity(0))
+    facts = _C.device_facts("cuda") if _cuda_library() else {}
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": f"{usable} usable of {os.cpu_count()}",
         "memory": f"{_memory_bytes() / 2**30:.1f} GiB",
+        "GPUs": gpus(facts.get("devices") or torch.cuda.device_count(), facts.get("device_obstacle", "")),
         "cpu features": " ".join(_cpu_features()) or "none that matter here",
         "memfd": _yes(_memfd_works(), "ranks of one node cannot share memory without it"),
         "pidfd": _yes(_pidfd_works(), "a dead rank is noticed more slowly without it"),
         "/proc": _yes(Path("/proc/self/fd").is_dir(), "ranks cannot open each other's memory without it"),
         "boot id": _yes(_boot_id_is_readable(), "ranks cannot tell whether they share a node"),
     }
+
+
+def gpus(found: list[str] | int, obstacle: str) -> str:
+    """Return which GPUs programs see here, or why none: their names or number, and what our library for CUDA says."""
+    if found:
+        return str(found) if isinstance(found, int) else ", ".join(found)
+    if not DRIVER.exists():
+        return "no GPU here: no NVIDIA driver is loaded"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None:
+        return f"no GPU here: CUDA_VISIBLE_DEVICES={hidden!r} hides those that there may be"
+    return f"no GPU here: {obstacle or 'the driver shows none'}"
+
+
+def selection(table: str) -> list[dict[str, str]]:
+    """Return the rules of a table of algorithms, as ``_C.selection_table`` prints it, and what each is for."""
+    rules = [line.partition("#") for line in table.splitlines()]
+    return [{"rule": " ".join(rule.split()), "why": why.strip()} for rule, _, why in rules]
 
 
 def backends() -> dict[str, str]:

@@ -27,7 +27,7 @@ def _report(kind: type[BaseException], error: BaseException, traceback: Tracebac
         kind = KeyboardInterrupt
     if issubclass(kind, KeyboardInterrupt):
         # torch replaces sys.stderr while it lets this run, and puts the rank before each line.
-        rank = os.environ.get("RANK", "0")
-        print(f"rank {rank}: interrupted", file=sys.__stderr__, flush=True)
+        rank = os.environ.get("RANK")
+        print(f"rank {rank}: interrupted" if rank else "interrupted", file=sys.__stderr__, flush=True)
     else:
         sys.__excepthook__(kind, error, traceback)

@@ -7,27 +7,25 @@ play nodes on one machine: good for a try, not for a table.
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
-import platform
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-import ourddp
 from ourddp import _C, launch
+from ourddp.algorithm_table import ALGORITHMS, Measurement, choose, describe, table
+from ourddp.progress import Progress
 
-ALGORITHMS = ("whole", "doubling", "direct", "ring")
 LEAST_BYTES = 1 << 10
-MARGIN = 0.05  # by how much another algorithm must be faster than the one that is built in
 LEAST_ROUNDS, MOST_ROUNDS = 6, 100
 MOST_SENT = 32 << 20  # bytes that a rank sends where everything goes to everybody: beyond, nobody wants to know
 GRACE = 10.0  # seconds that the other ranks have to end by themselves after one of them failed
@@ -37,21 +35,12 @@ class TuneError(RuntimeError):
     """There is nothing to measure, or no time or place for it; the message says what to do."""
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What was found out about one size."""
-
-    bytes: int  #: of each rank's array
-    seconds: dict[str, float]  #: median of the slowest rank's times, by algorithm
-    built_in: str  #: the algorithm that the built-in rules choose
-    chosen: str
-
-
-def tune(output: Path, budget: float, most_bytes: int) -> list[Measurement]:
+def tune(output: Path, budget: float, most_bytes: int, *, progress: bool = False) -> list[Measurement]:
     """Measure all_reduce on the default group, write the table to ``output`` on rank 0, and return what was measured.
 
-    Every rank calls it. ``budget``: seconds that it may take. ``most_bytes``: the largest array. Raises TuneError, on
-    all ranks, where all are on one node, ``output`` cannot be written, or the time does not do for the smallest array.
+    Every rank calls it. ``budget``: seconds that it may take. ``most_bytes``: the largest array. ``progress``: whether
+    rank 0 shows on stderr how far it is. Raises TuneError, on all ranks, where all are on one node, ``output`` cannot
+    be written, or the time does not do for the smallest array.
     """
     deadline = time.monotonic() + budget
     group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
@@ -65,7 +54,8 @@ def tune(output: Path, budget: float, most_bytes: int) -> list[Measurement]:
         )
     _agree(_unwritable(output) if dist.get_rank() == 0 else "")
     nodes, local = len(sizes), max(sizes)
-    found = _measure_all(nodes, local, deadline, most_bytes)
+    shown = Progress(sys.stderr if progress and dist.get_rank() == 0 else None)
+    found = _measure_all(nodes, local, deadline, most_bytes, shown)
     if not found:
         raise TuneError(f"{budget:g} s are not enough to measure anything: give more with --time-budget")
     text = table(found, nodes, local)
@@ -73,77 +63,10 @@ def tune(output: Path, budget: float, most_bytes: int) -> list[Measurement]:
     return found
 
 
-def table(found: Sequence[Measurement], nodes: int, local: int) -> str:
-    """Return the table as the file has it: what was measured, as comments, and rules for what is to be changed."""
-    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    lines = [
-        f"# Written by python -m ourddp tune, {now}.",
-        f"# {nodes} nodes of up to {local} ranks, {dist.get_world_size()} in all; ourddp {ourddp.__version__}, "
-        f"torch {torch.__version__}, {platform.platform()}.",
-        f"# Medians of all_reduce, where another algorithm is more than {MARGIN:.0%} faster than the one built in:",
-        *(f"# {line}" for line in describe(found)),
-        *rules(found, nodes, local),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def rules(found: Sequence[Measurement], nodes: int, local: int) -> list[str]:
-    """Return a rule for each run of sizes for which the same algorithm, but not the built-in one, was chosen.
-
-    Between two sizes that were measured the limit is their geometric mean; beyond the largest nothing is changed.
-    """
-    lines: list[str] = []
-    first = 0
-    while first < len(found):
-        last = first
-        one = found[first]
-        if one.chosen == one.built_in:
-            first += 1
-            continue
-        while last + 1 < len(found) and found[last + 1].chosen == one.chosen != found[last + 1].built_in:
-            last += 1
-        line = f"all_reduce nodes={nodes} local={local}"
-        if first > 0:
-            line += f" bytes>={round((found[first - 1].bytes * one.bytes) ** 0.5) + 1}"
-        end = found[last].bytes
-        if last + 1 < len(found):
-            end = round((end * found[last + 1].bytes) ** 0.5)
-        lines.append(f"{line} bytes<={end} {one.chosen}")
-        first = last + 1
-    return lines
-
-
-def describe(found: Sequence[Measurement]) -> list[str]:
-    """Return a table of the measurements for people."""
-    lines = ["     bytes " + "".join(f"{name:>12}" for name in ALGORITHMS) + "   chosen"]
-    for one in found:
-        cells = "".join(
-            f"{one.seconds[name] * 1e6:>9.1f} us" if name in one.seconds else f"{'-':>12}" for name in ALGORITHMS
-        )
-        gain = ""
-        if one.chosen != one.built_in:
-            gain = f", {one.seconds[one.built_in] / one.seconds[one.chosen]:.2f} times as fast as {one.built_in}"
-        lines.append(f"{one.bytes:>10} {cells}   {one.chosen}{gain}")
-    return lines
-
-
-def choose(times: dict[str, list[float]], built_in: str) -> str:
-    """Return the fastest algorithm, or the one built in where no other is faster by more than MARGIN.
-
-    It must be so in all rounds together, and in those of even and of odd numbers: what is noise seldom comes twice.
-    """
-    best = min(times, key=lambda name: statistics.median(times[name]))
-    for begin, step in ((0, 1), (0, 2), (1, 2)):
-        mine, theirs = (statistics.median(times[name][begin::step]) for name in (best, built_in))
-        if mine >= (1 - MARGIN) * theirs:
-            return built_in
-    return best
-
-
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def _measure_all(nodes: int, local: int, deadline: float, most_bytes: int) -> list[Measurement]:
+def _measure_all(nodes: int, local: int, deadline: float, most_bytes: int, shown: Progress) -> list[Measurement]:
     groups = {}
     for name in ALGORITHMS:
         options = _C.ProcessGroupOurs.Options()
@@ -161,6 +84,7 @@ def _measure_all(nodes: int, local: int, deadline: float, most_bytes: int) -> li
             if not _fits(deadline, 4 * before * (LEAST_ROUNDS + 1)):
                 break
             share = (deadline - time.monotonic()) / (len(sizes) - number)
+            shown.show(number, len(sizes), f"measuring {size} bytes")
             times, before = _measure(size, {name: groups[name] for name in some}, deadline, share)
             if not times:
                 break
@@ -168,6 +92,7 @@ def _measure_all(nodes: int, local: int, deadline: float, most_bytes: int) -> li
             chosen = choose(times, built_in)
             found.append(Measurement(size, {name: statistics.median(times[name]) for name in some}, built_in, chosen))
     finally:
+        shown.close()
         for group in groups.values():
             dist.destroy_process_group(group)
     return found
@@ -261,11 +186,15 @@ def _write(path: Path, text: str) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what ``python -m ourddp tune`` understands."""
-    parser.add_argument("--output", type=Path, default=Path("ours-select.txt"), metavar="PATH", help="where to write")
-    parser.add_argument("--time-budget", type=float, default=60.0, metavar="SECONDS", help="how long it may take")
-    parser.add_argument("--most-bytes", type=int, default=64 << 20, metavar="BYTES", help="the largest array")
-    parser.add_argument("--ranks", type=int, metavar="N", help="start so many ranks here, for a try")
-    parser.add_argument("--nodes", type=int, default=2, metavar="N", help="as how many nodes these ranks count")
+    rows: list[tuple[str, Any, Any, str, str]] = [
+        ("--output", Path, Path("ours-select.txt"), "PATH", "where to write"),
+        ("--time-budget", float, 60.0, "SECONDS", "how long it may take"),
+        ("--most-bytes", int, 64 << 20, "BYTES", "the largest array"),
+        ("--nodes", int, 2, "N", "as how many nodes the ranks of --ranks count"),
+    ]
+    for name, kind, default, unit, text in rows:
+        parser.add_argument(name, type=kind, default=default, metavar=unit, help=f"{text} (default: %(default)s)")
+    parser.add_argument("--ranks", type=int, metavar="N", help="start so many ranks here, for a try (default: none)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -280,7 +209,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _start(arguments)
     here = launch.init()
     try:
-        found = tune(arguments.output, arguments.time_budget, arguments.most_bytes)
+        found = tune(arguments.output, arguments.time_budget, arguments.most_bytes, progress=True)
     except TuneError as error:
         if here.rank == 0:
             print(error, file=sys.stderr)
@@ -301,6 +230,7 @@ def _start(arguments: argparse.Namespace) -> int:
     command = [sys.executable, "-m", "ourddp", "tune", "--output", str(arguments.output.absolute())]
     command += ["--time-budget", str(arguments.time_budget), "--most-bytes", str(arguments.most_bytes)]
     processes: list[subprocess.Popen[bytes]] = []
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the ranks do, too: this process ends them
     try:
         for rank in range(arguments.ranks):
             place = {
@@ -314,6 +244,7 @@ def _start(arguments: argparse.Namespace) -> int:
                 "OURS_NODE_ID": f"node {rank * arguments.nodes // arguments.ranks}",
             }
             processes.append(subprocess.Popen(command, env={**os.environ, **place}))
+        signal.signal(signal.SIGINT, interrupted)
         return _wait(processes)
     finally:
         for process in processes:

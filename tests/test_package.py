@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -163,17 +164,29 @@ def test_info_says_what_there_is_for_cuda():
     assert without["CUDA tensors"].startswith("by ipc on one node")
     alone = {**facts, "devices": [], "vendor_obstacle": "libnccl.so.2 is missing"}
     assert info.cuda(alone) == {
-        "CUDA": "on: CUDA 13.0, sm_90; no device here",
+        "CUDA": "on: CUDA 13.0, sm_90; no GPU here",
         "NCCL": "off: libnccl.so.2 is missing",
-        "CUDA tensors": "none: there is no device",
+        "CUDA tensors": "none: there is no GPU here",
     }
-    unknown = info.cuda({**facts, "devices": [], "device_obstacle": "there is no driver"})
-    assert unknown["CUDA"] == "on: CUDA 13.0, sm_90; nobody can tell which devices there are: there is no driver"
-    assert unknown["CUDA tensors"] == "unknown"
     assert info.cuda({**facts, "obstacle": "it cannot be loaded"}) == {
         "CUDA": "off: it cannot be loaded",
         "NCCL": "off: it needs CUDA",
     }
+
+
+def test_info_says_that_there_is_no_gpu_and_why(monkeypatch, tmp_path):
+    assert info.gpus(["NVIDIA H200", "NVIDIA H200"], "") == "NVIDIA H200, NVIDIA H200"
+    assert info.gpus(2, "") == "2"
+    monkeypatch.setattr(info, "DRIVER", tmp_path / "version")
+    assert info.gpus(0, "no driver") == "no GPU here: no NVIDIA driver is loaded"
+    (tmp_path / "version").touch()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert info.gpus([], "").startswith("no GPU here: CUDA_VISIBLE_DEVICES='' hides")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert info.gpus([], "it is too old") == "no GPU here: it is too old"
+    assert info.gpus(0, "") == "no GPU here: the driver shows none"
+    if not torch.cuda.is_available():
+        assert info.node()["GPUs"].startswith("no GPU here: ")
 
 
 @pytest.mark.gpu
@@ -202,6 +215,28 @@ def test_commands_print(capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(_C.option_table())
     assert main(["options", "--markdown"]) == 0
     assert capsys.readouterr().out.strip() == info.options_markdown()
+
+
+def test_commands_print_for_programs(capsys):
+    assert main(["info", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert list(report) == ["versions", "engines", "node", "backends", "options"]
+    assert report["versions"]["ourddp"] == ourddp.__version__
+    assert main(["options", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert {name: row["value"] for name, row in rows.items()} == _C.option_values()
+    assert rows["OURS_SPIN"]["default"] == "auto"
+    assert main(["select", "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert table[-1]["rule"] == "all direct"
+    assert all(row["why"] for row in table)
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"ourddp {ourddp.__version__}, torch {torch.__version__}\n"
 
 
 def test_commands_refuse_a_bad_option(tmp_path):

@@ -1,0 +1,97 @@
+"""What ``python -m ourddp tune`` concludes from its measurements, and the file that it writes of them."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+import ourddp
+
+ALGORITHMS = ("whole", "doubling", "direct", "ring")
+SPEEDUP = 1.05  # another algorithm must be more than so many times as fast as the one that is built in
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was found out about one size."""
+
+    bytes: int  #: of each rank's array
+    seconds: dict[str, float]  #: median of the slowest rank's times, by algorithm
+    built_in: str  #: the algorithm that the built-in rules choose
+    chosen: str
+
+
+def table(found: Sequence[Measurement], nodes: int, local: int) -> str:
+    """Return the table as the file has it: what was measured, as comments, and rules for what is to be changed."""
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    lines = [
+        f"# Written by python -m ourddp tune, {now}.",
+        f"# {nodes} nodes of up to {local} ranks, {dist.get_world_size()} in all; ourddp {ourddp.__version__}, "
+        f"torch {torch.__version__}, {platform.platform()}.",
+        "# Medians of all_reduce. Another algorithm than the one built in is chosen where it is more than",
+        f"# {SPEEDUP:g} times as fast in all rounds, which are shown, and in those of even and of odd numbers alone.",
+        *(f"# {line}" for line in describe(found)),
+        *rules(found, nodes, local),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def rules(found: Sequence[Measurement], nodes: int, local: int) -> list[str]:
+    """Return a rule for each run of sizes for which the same algorithm, but not the built-in one, was chosen.
+
+    Between two sizes that were measured the limit is their geometric mean; beyond the largest nothing is changed.
+    """
+    lines: list[str] = []
+    first = 0
+    while first < len(found):
+        last = first
+        one = found[first]
+        if one.chosen == one.built_in:
+            first += 1
+            continue
+        while last + 1 < len(found) and found[last + 1].chosen == one.chosen != found[last + 1].built_in:
+            last += 1
+        line = f"all_reduce nodes={nodes} local={local}"
+        if first > 0:
+            line += f" bytes>={round((found[first - 1].bytes * one.bytes) ** 0.5) + 1}"
+        end = found[last].bytes
+        if last + 1 < len(found):
+            end = round((end * found[last + 1].bytes) ** 0.5)
+        lines.append(f"{line} bytes<={end} {one.chosen}")
+        first = last + 1
+    return lines
+
+
+def describe(found: Sequence[Measurement]) -> list[str]:
+    """Return a table of the measurements for people."""
+    lines = ["     bytes " + "".join(f"{name:>12}" for name in ALGORITHMS) + "   chosen"]
+    for one in found:
+        cells = "".join(
+            f"{one.seconds[name] * 1e6:>9.1f} us" if name in one.seconds else f"{'-':>12}" for name in ALGORITHMS
+        )
+        gain = ""
+        if one.chosen != one.built_in:
+            gain = f", {one.seconds[one.built_in] / one.seconds[one.chosen]:.2f} times as fast as {one.built_in}"
+        lines.append(f"{one.bytes:>10} {cells}   {one.chosen}{gain}")
+    return lines
+
+
+def choose(times: dict[str, list[float]], built_in: str) -> str:
+    """Return the fastest of the algorithms that are more than SPEEDUP times as fast as the one built in, or that one.
+
+    It must be so in all rounds together, and in those of even and of odd numbers: what is noise seldom comes twice.
+    ``times``: seconds of each algorithm's rounds, two or more.
+    """
+
+    def medians(name: str) -> list[float]:
+        return [statistics.median(times[name][begin::step]) for begin, step in ((0, 1), (0, 2), (1, 2))]
+
+    theirs = medians(built_in)
+    faster = [name for name in times if all(SPEEDUP * a < b for a, b in zip(medians(name), theirs, strict=True))]
+    return min(faster or [built_in], key=lambda name: medians(name)[0])
