@@ -62,6 +62,29 @@ def test_collectives_reports_every_case(tmp_path: Path) -> None:
     check_png(tmp_path / "c.png")
 
 
+def test_readme_shows_what_was_measured() -> None:
+    with pytest.MonkeyPatch.context() as context:
+        context.syspath_prepend(str(BENCHMARKS))
+        import report
+    runs = json.loads((BENCHMARKS / "results" / "collectives.json").read_text())["runs"]
+    rows = {
+        row["size"]: row
+        for run in runs
+        for row in run["rows"]
+        if (run["ranks"], row["collective"]) == (4, "all_reduce")
+    }
+    readme = (BENCHMARKS.parent / "README.md").read_text()
+    shown = re.search(r"<!-- speed -->\n(.*?)<!-- /speed -->", readme, re.DOTALL)
+    assert shown is not None
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown[1].splitlines()[2:]]
+    assert len(table) == 5
+    for size, *times in table:
+        row = rows[report.parse_size(size)]
+        assert times == [report.show_seconds(report.median(row, peer)) for peer in ("ours", "gloo", "mpi")]
+    for picture in re.findall(r"\]\((\S+\.png)\)", readme):
+        assert (BENCHMARKS.parent / picture).is_file()
+
+
 def test_collectives_includes_mpi_where_installed(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     if not Path(sys.executable).with_name("mpirun").exists():

