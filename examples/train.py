@@ -65,6 +65,11 @@ def evaluate(model: nn.Module, held_out: Subset, rank: int, ranks: int) -> dict[
     return average.over_ranks()
 
 
+def peak_rate(args: argparse.Namespace, ranks: int) -> float:
+    """Return the highest learning rate: --lr, times how many times as large as BATCH the batch of all ranks is."""
+    return args.lr * args.batch_size * ranks / BATCH if args.scale_lr else args.lr
+
+
 def train(args: argparse.Namespace, rank: int, ranks: int) -> float:
     """Train, print each epoch's metrics and return the accuracy on the held-out set."""
     torch.manual_seed(args.seed)
@@ -78,7 +83,7 @@ def train(args: argparse.Namespace, rank: int, ranks: int) -> float:
     parallel = common.data_parallel(model, args.ddp)
 
     step, steps = first_epoch * len(loader), args.epochs * len(loader)
-    peak = args.lr * args.batch_size * ranks / BATCH if args.scale_lr else args.lr
+    peak = peak_rate(args, ranks)
     schedule = {"start": min(args.lr, peak), "peak": peak, "warm_up": round(args.warmup_epochs * len(loader))}
     console = common.Console(args, steps, step, "images")
     console.print(f"{ranks} ranks, {len(training_set)} images to train on, {len(held_out)} held out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib
 import io
 import json
 import os
@@ -165,8 +166,18 @@ def test_a_training_is_resumed_with_other_epochs_ranks_and_rates(name: str, tmp_
     assert epochs[2]["held_out"]["loss"] < epochs[0]["held_out"]["loss"]
 
 
+def test_the_learning_rate_follows_the_batch_of_all_ranks() -> None:
+    train = import_example("train")
+    flags = argparse.Namespace(lr=0.5, batch_size=16, scale_lr=True)
+    assert [train.peak_rate(flags, ranks) for ranks in (1, 2, 8)] == [0.5, 1.0, 4.0]
+    flags.batch_size = 8
+    assert train.peak_rate(flags, 8) == 2.0
+    flags.scale_lr = False
+    assert train.peak_rate(flags, 8) == 0.5
+
+
 def test_a_learning_rate_rises_and_falls() -> None:
-    common = import_common()
+    common = import_example("common")
     schedule = {"start": 1.0, "peak": 4.0, "warm_up": 10}
     rates = [common.learning_rate(step, 100, **schedule) for step in range(101)]
     assert rates[0] == 1
@@ -177,12 +188,10 @@ def test_a_learning_rate_rises_and_falls() -> None:
     assert common.learning_rate(0, 100, start=2.0, peak=2.0, warm_up=0) == 2
 
 
-def import_common() -> Any:
+def import_example(name: str) -> Any:
     with pytest.MonkeyPatch.context() as context:
         context.syspath_prepend(str(EXAMPLES))
-        import common
-
-        return common
+        return importlib.import_module(name)
 
 
 def test_gpt_learns_resumes_and_writes(tmp_path: Path, run_example: Run) -> None:
@@ -228,7 +237,7 @@ class Group:
 def test_a_file_that_cannot_be_written_is_refused_before_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    common = import_common()
+    common = import_example("common")
     Group(common, monkeypatch)
     (tmp_path / "file").touch()
     for path, why in (
@@ -244,7 +253,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_training(
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    common = import_common()
+    common = import_example("common")
     Group(common, monkeypatch)
     path = tmp_path / "checkpoint.pt"
     args = argparse.Namespace(checkpoint=path, resume=True)
