@@ -156,10 +156,9 @@ class DistributedDataParallel(_TorchDDP):
 
     @torch._disable_dynamo(recursive=False)
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        # Modules' hooks may look at any gradient while backward goes on.
         reducer = self.__dict__.get("reducer")  # none where the reduction of all parameters is delayed
         if reducer is not None:
-            reducer._set_in_place(not _has_backward_hooks(self.module))
+            reducer._close_memory()
         return super()._pre_forward(*inputs, **kwargs)
 
     @torch._disable_dynamo(recursive=False)
@@ -256,14 +255,6 @@ def _has_right_annotations(hook: Callable) -> bool:
     future = torch.futures.Future[torch.Tensor]
     return bucket in (inspect.Parameter.empty, dist.GradBucket) and (
         signature.return_annotation in (inspect.Signature.empty, future)
-    )
-
-
-def _has_backward_hooks(module: torch.nn.Module) -> bool:
-    """Return whether a hook of this module, of one inside it, or of all modules will run in backward."""
-    every = torch.nn.modules.module
-    return bool(every._global_backward_hooks or every._global_backward_pre_hooks) or any(
-        part._backward_hooks or part._backward_pre_hooks for part in module.modules()
     )
 
 

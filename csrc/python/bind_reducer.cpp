@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "python/bind.h"
+#include "python/library_function.h"
 #include "reducer/comm_hooks.h"
 #include "reducer/logging_data.h"
 #include "reducer/model_check.h"
@@ -85,6 +86,7 @@ void bind_step(ReducerClass& cls) {
       .def(
           "_autograd_hook", [](Reducer& self, size_t index) { self.on_gradient(index, {}); }, py::arg("index"), NoGil())
       .def("_prepare_for_accumulation", &Reducer::prepare_for_accumulation, NoGil())
+      .def("_close_memory", &Reducer::close_memory, NoGil())
       .def("_delay_all_reduce", &Reducer::delay_all_reduce, NoGil())
       .def("_rebuild_buckets", &Reducer::rebuild_buckets, NoGil())
       .def("_check_reducer_finalized", &Reducer::check_finalized, NoGil())
@@ -103,7 +105,6 @@ void bind_step(ReducerClass& cls) {
 }
 
 void bind_settings(ReducerClass& cls) {
-  cls.def("_set_in_place", &Reducer::set_in_place, py::arg("allowed"), NoGil());
   cls.def("_set_static_graph", &Reducer::set_static_graph, NoGil())
       .def("_static_graph_recorded", &Reducer::static_graph_recorded)
       .def("_ddp_graph_static", &Reducer::graph_is_static)
@@ -265,6 +266,7 @@ void bind_reducer(py::module_& module) {
   const auto create = [](std::vector<at::Tensor> parameters, Reducer::GroupPtr group, ReducerOptions options) {
     const py::gil_scoped_release released;
     options.find_device = find_copier;
+    options.is_library_code = is_library_function;
     return Reducer::create(std::move(parameters), std::move(group), std::move(options));
   };
   cls.def(py::init(create), py::arg("parameters"), py::arg("group"), py::arg("options"));

@@ -14,7 +14,10 @@ using torch::autograd::variable_list;
 
 class AccumulationHook : public torch::autograd::FunctionPostHook {
  public:
-  AccumulationHook(const AutogradHooks::Callback& callback, size_t index) : callback_(callback), index_(index) {}
+  AccumulationHook(const AutogradHooks& owner, const AutogradHooks::Callback& callback, size_t index)
+      : owner_(owner), callback_(callback), index_(index) {}
+
+  bool runs_program_code() const { return owner_.runs_program_code(); }
 
   variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
     // By reference: who asks for the number of its owners must not count one of ours.
@@ -34,6 +37,7 @@ class AccumulationHook : public torch::autograd::FunctionPostHook {
   }
 
  private:
+  const AutogradHooks& owner_;
   const AutogradHooks::Callback& callback_;
   const size_t index_;
 };
@@ -48,7 +52,7 @@ void AutogradHooks::attach(const std::vector<at::Tensor>& parameters, Callback c
     NodePtr node = torch::autograd::impl::grad_accumulator(parameters[index]);
     TORCH_CHECK(node, "Parameter ", index, " is not a leaf that requires a gradient.");
     if (callback_) {
-      keys_.emplace_back(index, node->add_post_hook(std::make_unique<AccumulationHook>(callback_, index)));
+      keys_.emplace_back(index, node->add_post_hook(std::make_unique<AccumulationHook>(*this, callback_, index)));
     }
     accumulators_.push_back(std::move(node));
   }
@@ -57,6 +61,11 @@ void AutogradHooks::attach(const std::vector<at::Tensor>& parameters, Callback c
 void AutogradHooks::detach() {
   for (const auto& [index, key] : keys_) accumulators_[index]->del_post_hook(key);
   keys_.clear();
+}
+
+bool AutogradHooks::is_harmless(const torch::autograd::FunctionPostHook& hook) {
+  const auto* ours = dynamic_cast<const AccumulationHook*>(&hook);
+  return ours != nullptr && !ours->runs_program_code();
 }
 
 bool AutogradHooks::will_call() const {

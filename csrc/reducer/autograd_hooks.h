@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 
 #include <functional>
 #include <utility>
@@ -33,6 +34,12 @@ class AutogradHooks {
   void attach(const std::vector<at::Tensor>& parameters, Callback callback);
   void detach();
 
+  /// Says that the callback may run code of the program from now on, as communication hooks are.
+  void set_runs_program_code() { runs_program_code_ = true; }
+  bool runs_program_code() const { return runs_program_code_; }
+  /// Whether `hook` was attached by an object of this class, and runs no code of the program.
+  static bool is_harmless(const torch::autograd::FunctionPostHook& hook);
+
   /// Whether the backward that runs on this thread accumulates any of the gradients; true outside of one. One of
   /// torch.autograd.grad() may not.
   bool will_call() const;
@@ -42,6 +49,7 @@ class AutogradHooks {
 
  private:
   Callback callback_;
+  bool runs_program_code_ = false;
   std::vector<NodePtr> accumulators_;
   std::vector<std::pair<size_t, uintptr_t>> keys_;
 };

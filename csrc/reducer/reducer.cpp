@@ -159,6 +159,7 @@ void Reducer::register_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
               "register_comm_hook or register_builtin_comm_hook can only be called once: a communication hook is "
               "registered already.");
   hook_ = std::move(hook);
+  hooks_.set_runs_program_code();
 }
 
 void Reducer::set_static_graph() {

@@ -72,6 +72,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
   /// In the place of prepare_for_backward where gradients only accumulate.
   void prepare_for_accumulation();
+  /// Before any forward: what the one before it has prepared for gradients is not for activations, if there was no
+  /// backward.
+  void close_memory();
   /// What autograd calls when the gradient of a parameter has been accumulated, out of `incoming` (see AutogradHooks).
   void on_gradient(size_t index, const at::Tensor& incoming);
   /// Ends the first backward of a static graph: reduces everything now that the graph is known.
@@ -89,8 +92,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Whether the backward under way has nothing to record: the static graph is known, or no parameter is reached, as
   /// in torch.autograd.grad() with respect to the input.
   bool static_graph_recorded() const { return static_recorded_ || !hooks_.will_call(); }
-  /// Whether large gradients may be reduced where they lie from the next backward on.
-  void set_in_place(bool allowed);
   /// Gradients have been consumed by the time that backward ends: do not hand them to the parameters.
   void set_optimizer_in_backward() { optimizer_in_backward_ = true; }
   /// Gradients arrive in `dtype`, and so do buckets have it; averages go into gradients of the parameters' precision.
@@ -168,6 +169,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer_backward.cpp: gradients in, reductions out.
   bool records_usage() const;
   bool may_be_unused() const { return static_graph_ || options_.find_unused_parameters; }
+  void begin_reducing();
+  bool is_unseen() const;
   bool counts_as_arrived(size_t index);
   void settle_division();
   void mark_ready(size_t index, const at::Tensor& incoming);
@@ -198,7 +201,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer_memory.cpp: what gradients lie in.
   bool may_reduce_in_place() const;
   void open_memory();
-  void close_memory();
   void drop_memory();
   void allocate(Bucket& bucket);
   void adopt_existing_gradients();
@@ -246,8 +248,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // Averaging: divide by divisor_ on the way into the bucket (scale_), or inside the reduction.
   ReductionAbilities backend_;
-  bool in_place_ = true;
   bool whole_buckets_ = true;  ///< of the backward under way: no gradient is reduced where it lies
+  bool was_seen_ = false;      ///< code of the program ran in the last backward, and will most likely in the next
   std::shared_ptr<GradientMemory> memory_;
   int divisor_ = 0;
   double scale_ = 1.0;
@@ -260,7 +262,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   UsedMap used_;
   std::vector<size_t> unused_;
   std::optional<std::vector<size_t>> first_unused_;
-  bool unused_marked_ = false;
   bool graph_is_static_ = true;
   bool static_graph_ = false;
   bool static_recorded_ = false;

@@ -55,8 +55,7 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   ready_order_.clear();
   buckets_reduced_ = 0;
   reduced_in_place_ = 0;
-  unused_marked_ = false;
-  whole_buckets_ = !may_reduce_in_place();
+  whole_buckets_ = !may_reduce_in_place();  // begin_reducing() may change it
   open_memory();
   if (static_graph_) {
     // Counted anew: an earlier backward may have failed before all of it was seen.
@@ -100,12 +99,28 @@ void Reducer::on_gradient(size_t index, const at::Tensor& incoming) {
     buckets_[locations_[index].bucket].note_arrival(now);
     return;
   }
-  unfinished_ = true;
-  if (!unused_marked_) {
-    unused_marked_ = true;
-    for (const size_t unused : unused_) mark_ready(unused, {});
-  }
+  if (!unfinished_) begin_reducing();
   if (counts_as_arrived(index)) mark_ready(index, incoming);
+}
+
+void Reducer::begin_reducing() {
+  unfinished_ = true;
+  if (!whole_buckets_) {
+    was_seen_ = whole_buckets_ = !is_unseen();
+    if (was_seen_) drop_memory();
+  }
+  for (const size_t unused : unused_) mark_ready(unused, {});
+}
+
+bool Reducer::is_unseen() const {
+  std::vector<const torch::autograd::Node*> awaited;
+  for (size_t index = 0; index < parameters_.size(); ++index) {
+    if (std::binary_search(unused_.begin(), unused_.end(), index)) continue;
+    // It gets the rest of its gradient from another backward, and what runs there is not known yet.
+    if (static_graph_ && arrivals_left_[index] > 1) return false;
+    awaited.push_back(hooks_.accumulators()[index].get());
+  }
+  return backward_runs_unseen(awaited, options_.is_library_code);
 }
 
 bool Reducer::counts_as_arrived(size_t index) {
@@ -197,11 +212,7 @@ bool Reducer::reduces_in_place(const GradientSlot& slot, const at::Tensor& gradi
   // A parameter that no rank used must keep its gradient.
   if (may_be_unused() && !used_.known_used(slot.parameter_index)) return false;
   if (!slot.fits(gradient)) return false;
-  // Nobody may see the gradient change while backward is still under way: hooks that run after this one might look.
-  const auto& accumulator = hooks_.accumulators()[slot.parameter_index];
-  return accumulator->post_hooks().size() == 1 &&
-         torch::autograd::impl::post_acc_grad_hooks(slot.parameter) == nullptr &&
-         is_owned_by_parameter(gradient, incoming);
+  return is_owned_by_parameter(gradient, incoming);
 }
 
 void Reducer::store_sparse(Bucket& bucket, GradientSlot& slot) {

@@ -9,15 +9,9 @@
 namespace ours {
 
 bool Reducer::may_reduce_in_place() const {
-  return in_place_ && backend_.pieces && !hook_ && !options_.gradient_as_bucket_view && !mixed_precision_dtype_ &&
-         !optimizer_in_backward_;
-}
-
-void Reducer::set_in_place(bool allowed) {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
-  in_place_ = allowed && ours::options().reduce_in_place;
-  // Left open by a forward that had no backward: activations are not to take what is meant for gradients.
-  close_memory();
+  // With manual finalization the program goes on while gradients are reduced.
+  return ours::options().reduce_in_place && backend_.pieces && !hook_ && !options_.gradient_as_bucket_view &&
+         !mixed_precision_dtype_ && !optimizer_in_backward_ && !manual_finalization_;
 }
 
 void Reducer::prepare_for_accumulation() {
@@ -26,7 +20,7 @@ void Reducer::prepare_for_accumulation() {
 }
 
 void Reducer::open_memory() {
-  if (!may_reduce_in_place() || !backend_.heap || options_.lazy_bucket_allocation) return drop_memory();
+  if (was_seen_ || !may_reduce_in_place() || !backend_.heap || options_.lazy_bucket_allocation) return drop_memory();
   // Where a reduction has failed, peers may still write to the gradients that it left.
   if (unfinished_) return;
   if (!memory_) {
@@ -43,6 +37,7 @@ void Reducer::open_memory() {
 }
 
 void Reducer::close_memory() {
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   if (memory_) memory_->close();
 }
 

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "reducer/program_code.h"
+
 namespace ours {
 
 class Device;
@@ -46,6 +48,8 @@ struct ReducerOptions {
   bool attach_to_autograd = true;
   /// Finds what copies gradients on a device of torch's with one kernel a bucket; null, or a null result: ATen does.
   std::function<std::shared_ptr<Device>(c10::Device)> find_device;
+  /// See backward_runs_unseen().
+  IsLibraryCode is_library_code;
 };
 
 }  // namespace ours

@@ -1,0 +1,11 @@
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+namespace ours {
+
+/// Whether `node`, a torch.autograd.Function in Python, is of a part of torch or of this package that computes
+/// gradients and does nothing else: see backward_runs_unseen().
+bool is_library_function(torch::autograd::Node& node);
+
+}  // namespace ours
