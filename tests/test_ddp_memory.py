@@ -62,9 +62,15 @@ class _Layers(nn.Module):
 
     def forward(self, x):
         for layer in self.layers:
-            x = layer(x).tanh()
-            x.register_hook(lambda _: self.look())
+            x = layer(x)
+            # A hook that autograd knew of would have all gradients copied.
+            with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, self.unpack):
+                x = x.tanh()
         return x
+
+    def unpack(self, saved):
+        self.look()
+        return saved
 
 
 def _peak(model, layers):
