@@ -267,16 +267,16 @@ def assign_parameters(
 class CommCost:
     """What a reduction takes: ``latency_ns`` nanoseconds, and ``ns_per_byte`` for each byte.
 
-    ``hidden`` is the share of it, 0 to 1, that computation which goes on meanwhile does not notice.
+    ``slowdown`` is the share of it, 0 to 1, by which a computation that goes on meanwhile takes longer.
     """
 
-    def __init__(self, latency_ns: float, ns_per_byte: float, hidden: float = 1.0) -> None: ...
+    def __init__(self, latency_ns: float, ns_per_byte: float, slowdown: float = 0.0) -> None: ...
     @property
     def latency_ns(self) -> float: ...
     @property
     def ns_per_byte(self) -> float: ...
     @property
-    def hidden(self) -> float: ...
+    def slowdown(self) -> float: ...
 
 class BucketTuning:
     """How far the choice of the buckets' size has come; caps are in bytes, 0 until they are chosen."""

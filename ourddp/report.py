@@ -57,8 +57,8 @@ class Tuning:
 
     ``cap`` is the size in bytes that a bucket is filled to, ``first_cap`` that of the first one; 0: not chosen yet, as
     ``backwards_left`` more backwards have to be seen. A reduction of n bytes takes about ``latency`` microseconds and n
-    divided by ``bandwidth``, in gigabytes (1e9) a second, as measured when the model was built. ``hidden`` is the share
-    of that time, 0 to 1, that computation which goes on meanwhile does not notice.
+    divided by ``bandwidth``, in gigabytes (1e9) a second, as measured when the model was built. ``slowdown`` is the
+    share of that time, 0 to 1, by which a computation that goes on meanwhile takes longer.
     """
 
     cap: int
@@ -66,18 +66,19 @@ class Tuning:
     backwards_left: int
     latency: float
     bandwidth: float
-    hidden: float
+    slowdown: float
 
     @classmethod
     def of(cls, tuning: _C.BucketTuning) -> Tuning:
         """Return what the reducer tells, in these units."""
         cost = tuning.cost
         bandwidth = 1 / cost.ns_per_byte if cost.ns_per_byte > 0 else math.inf
-        return cls(tuning.cap, tuning.first_cap, tuning.backwards_left, cost.latency_ns / 1e3, bandwidth, cost.hidden)
+        return cls(tuning.cap, tuning.first_cap, tuning.backwards_left, cost.latency_ns / 1e3, bandwidth, cost.slowdown)
 
     def __str__(self) -> str:
         group = (
-            f"reductions take {self.latency:.0f} us and 1 s for each {self.bandwidth:.2f} GB, {self.hidden:.0%} hidden"
+            f"reductions take {self.latency:.0f} us and 1 s for each {self.bandwidth:.2f} GB, and "
+            f"slow computation down by {self.slowdown:.0%} of that"
         )
         if self.cap == 0:
             return f'bucket_cap_mb="auto": to be chosen after {self.backwards_left} more backwards; {group}'
@@ -91,7 +92,8 @@ class BackwardReport:
     Backward begins when forward hands over its outputs, so the loss is part of it. ``compute`` is when autograd had
     computed all gradients, ``total`` when the averages were ready for the optimizer. ``communication`` is for how many
     milliseconds at least one reduction was under way. ``iteration`` counts, from 1 on, the
-    forwards outside ``no_sync()``; before the first such backward it is 0, all times are 0 and there are no buckets.
+    forwards outside ``no_sync()``, and the backwards without one that a program has prepared by the reducer's
+    ``prepare_for_backward()``; before the first such backward it is 0, all times are 0 and there are no buckets.
     ``tuning`` is there with ``bucket_cap_mb="auto"``.
     """
 
@@ -112,12 +114,15 @@ class BackwardReport:
 
     @property
     def exposed(self) -> float:
-        """Milliseconds that communication added to backward: the time after the computation that reductions took."""
+        """Milliseconds for which backward did nothing but wait for reductions, after the computation."""
         return sum(bucket.exposed for bucket in self.buckets)
 
     @property
     def hidden(self) -> float:
-        """The part of the communication, from 0 to 1, that ran while gradients were still being computed."""
+        """The part of the communication, from 0 to 1, that ran while gradients were still being computed.
+
+        How much longer that computation took for it is not in here; see :attr:`Tuning.slowdown`.
+        """
         return max(0.0, 1.0 - self.exposed / self.communication) if self.communication > 0 else 0.0
 
     def __str__(self) -> str:

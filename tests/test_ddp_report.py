@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import backward, batches, make_model
+from ddp_cases import backward, batches, bitwise_equal_everywhere, make_model, share
 from patience import check_soon
+from torch import nn
 
 from ourddp import _C, DistributedDataParallel
 from ourddp.report import BackwardReport, BucketReport
@@ -284,3 +286,71 @@ def test_the_table_shows_all_numbers():
         "computation until 5.00, all done at 7.50; 4.75 ms of reductions, 53% of them hidden behind the computation",
         "~: no later than this; the backend does not tell when a reduction ended",
     ]
+
+
+def _prepared_by_hand(rank, world, lightning):
+    """Steps as pipelines and training loops of libraries make them, which call ``prepare_for_backward`` themselves."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+    model = DistributedDataParallel(module, bucket_cap_mb="auto")
+    reports = [model.report()]
+    profiles = []
+    for step in range(5):
+        inputs = torch.randn(4, 256, generator=torch.Generator().manual_seed(10 * step + rank))
+        model.zero_grad()
+        with model.no_sync():
+            loss = model(inputs).square().mean()
+        if lightning:
+            model.reducer._rebuild_buckets()
+        before = time.monotonic_ns()
+        model.reducer.prepare_for_backward([])
+        profiles.append(model.reducer.get_backward_stats())
+        loss.backward()
+        took = (time.monotonic_ns() - before) / 1e6
+        report = model.report()
+        check_order(report)
+        assert 0 < report.compute <= report.total <= took
+        assert report.size == sum(p.nbytes for p in module.parameters())
+        for name, parameter in module.named_parameters():
+            assert any(name in bucket.parameters for bucket in report.buckets)
+            assert bitwise_equal_everywhere(parameter.grad)
+        reports.append(report)
+    logged = model._get_ddp_logging_data()
+    assert logged["backward_comm_busy_time"] / 1e6 == pytest.approx(reports[-1].communication)
+    assert [report.iteration for report in reports] == list(range(6))
+    tunings = [report.tuning for report in reports]
+    assert [tuning.backwards_left for tuning in tunings] == [3, 2, 1, 0, 0, 0]
+    assert [tuning.cap > 0 for tuning in tunings] == [False] * 4 + [True] * 2
+    # What was seen in the third backward decides, as rank 0 saw it.
+    sizes = [_C.GradientInfo(p.nbytes) for p in module.parameters()]
+    cost = model.reducer._get_bucket_tuning().cost
+    arrivals = [float(time) for time in profiles[3]]
+    order = sorted(range(len(sizes)), key=lambda index: arrivals[index])
+    chosen = _C.choose_caps([sizes[i] for i in order], cost, 1 << 20, [arrivals[i] for i in order])
+    return chosen, (tunings[-1].first_cap, tunings[-1].cap)
+
+
+@pytest.mark.parametrize("lightning", [False, True])
+def test_a_backward_that_is_prepared_by_hand_is_reported_and_tuned_as_any(rank_pool, lightning):
+    (chosen, used), (_, other) = rank_pool(2).run(_prepared_by_hand, lightning)
+    assert used == other == chosen
+
+
+def _forwards_of_both_kinds(rank, world):
+    model = DistributedDataParallel(make_model("mlp"))
+    counts = []
+    for by_hand in (False, True, True, False):
+        inputs = share(next(batches(world, 1)), rank)
+        if by_hand:
+            with model.no_sync():
+                loss = model(inputs).sum()
+            model.reducer.prepare_for_backward([])
+        else:
+            loss = model(inputs).sum()
+        loss.backward()
+        counts.append(model.report().iteration)
+    return counts
+
+
+def test_each_backward_that_reduces_counts_once(rank_pool):
+    assert rank_pool(2).run(_forwards_of_both_kinds) == [[1, 2, 3, 4]] * 2

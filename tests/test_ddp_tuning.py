@@ -85,9 +85,9 @@ def test_a_computation_that_hides_everything_needs_few_reductions():
 def test_where_computation_pays_for_reductions_nothing_is_gained_by_small_buckets():
     model = equal_gradients(64, MIB)
     slow = [1e8 * (index + 1) for index in range(64)]
-    assert _C.choose_caps(model, _C.CommCost(100_000, 0.1, hidden=0), MIB, slow) == (MIB, 64 * MIB)
+    assert _C.choose_caps(model, _C.CommCost(100_000, 0.1, slowdown=1), MIB, slow) == (MIB, 64 * MIB)
     # Half of it is still worth something.
-    _, cap = _C.choose_caps(model, _C.CommCost(100_000, 0.1, hidden=0.5), MIB, slow)
+    _, cap = _C.choose_caps(model, _C.CommCost(100_000, 0.1, slowdown=0.5), MIB, slow)
     assert _C.choose_caps(model, _C.CommCost(100_000, 0.1), MIB, slow)[1] <= cap < 64 * MIB
 
 
@@ -103,16 +103,16 @@ def test_a_model_smaller_than_any_bucket_gets_one():
     st.floats(0, 1),
     st.lists(st.floats(0, 1e7), min_size=30, max_size=30),
 )
-def test_no_other_cap_is_much_better(sizes, latency, rate, hidden, steps):
+def test_no_other_cap_is_much_better(sizes, latency, rate, slowdown, steps):
     model = [_C.GradientInfo(size) for size in sizes]
-    cost = _C.CommCost(latency, rate, hidden)
+    cost = _C.CommCost(latency, rate, slowdown)
     arrivals = [sum(steps[: index + 1]) for index in range(len(sizes))]
 
     def step(cap):
         buckets, _ = _C.assign_buckets(model, [min(MIB, cap), cap], list(range(len(model))))
         exposed = _C.exposed_ns(buckets, model, cost, arrivals)
         everything = len(buckets) * latency + sum(sizes) * rate
-        return exposed + (1 - hidden) * (everything - exposed) + len(buckets) * latency
+        return exposed + slowdown * (everything - exposed) + len(buckets) * latency
 
     candidates = [64 * KIB << k for k in range(12)]
     first, chosen = _C.choose_caps(model, cost, MIB, arrivals)
@@ -209,8 +209,8 @@ def test_all_ranks_settle_on_one_size_and_say_so(rank_pool, backend, options):
         assert final.cap & (final.cap - 1) == 0
         assert final.latency >= 0
         assert final.bandwidth > 0
-        assert 0 <= final.hidden <= 1
-        assert logged["comm_hidden_percent"] == round(100 * final.hidden)
+        assert 0 <= final.slowdown <= 1
+        assert logged["comm_slowdown_percent"] == round(100 * final.slowdown)
         assert cap == final.cap == logged["bucket_cap_bytes"]
         # The buckets are those that this size gives, in whatever order gradients came.
         infos = [_C.GradientInfo(size) for size in sizes]
@@ -219,9 +219,13 @@ def test_all_ranks_settle_on_one_size_and_say_so(rank_pool, backend, options):
         said = [message for level, message in records if level == "INFO" and "auto" in message]
         assert said == ([str(final)] if rank == 0 else [])
         assert re.search(
-            r'bucket_cap_mb="auto": [\d.]+ MiB \(first: [\d.]+ MiB\); reductions take \d+ us .*\d+% hidden', str(final)
+            r'bucket_cap_mb="auto": [\d.]+ MiB \(first: [\d.]+ MiB\); reductions take \d+ us .*down by \d+%', str(final)
         )
-        assert str(final) in str(history[-1])
+        # What is hidden is told once, and is what the last backward has measured.
+        table = str(history[-1])
+        assert str(final) in table
+        assert re.findall(r"(\d+)% of them hidden", table) == [f"{100 * history[-1].hidden:.0f}"]
+        assert table.count("hidden") == 1
         choices.add(final)
     assert len(choices) == 1
 

@@ -133,7 +133,9 @@ void bind_hooks_and_joining(ReducerClass& cls) {
   cls.def(
          "_register_comm_hook",
          [](Reducer& self, py::object state, py::object hook) {
-           self.register_hook(std::make_unique<c10d::PythonCommHook>(std::move(state), std::move(hook)));
+           auto made = std::make_unique<c10d::PythonCommHook>(std::move(state), std::move(hook));
+           const py::gil_scoped_release released;
+           self.register_hook(std::move(made));
          },
          py::arg("state"), py::arg("hook"))
       .def(
@@ -141,7 +143,7 @@ void bind_hooks_and_joining(ReducerClass& cls) {
           [](Reducer& self, c10d::BuiltinCommHookType type) {
             self.register_hook(make_builtin_hook(type, self.group()));
           },
-          py::arg("comm_hook_type"))
+          py::arg("comm_hook_type"), NoGil())
       .def(
           "_run_comm_hook", [](Reducer& self, c10d::GradBucket& bucket) { return wrap(self.run_hook(bucket)); },
           py::arg("bucket"), NoGil())
@@ -182,10 +184,10 @@ void bind_logging(py::module_& module) {
 
 void bind_tuning(py::module_& module) {
   py::class_<CommCost>(module, "CommCost", "What a reduction takes: latency_ns, and ns_per_byte for each byte.")
-      .def(py::init<double, double, double>(), py::arg("latency_ns"), py::arg("ns_per_byte"), py::arg("hidden") = 1.0)
+      .def(py::init<double, double, double>(), py::arg("latency_ns"), py::arg("ns_per_byte"), py::arg("slowdown") = 0.0)
       .def_readonly("latency_ns", &CommCost::latency_ns)
       .def_readonly("ns_per_byte", &CommCost::ns_per_byte)
-      .def_readonly("hidden", &CommCost::hidden);
+      .def_readonly("slowdown", &CommCost::slowdown);
   py::class_<BucketTuning>(module, "BucketTuning", "How far the choice of the buckets' size has come.")
       .def_readonly("enabled", &BucketTuning::enabled)
       .def_readonly("cost", &BucketTuning::cost)

@@ -91,7 +91,7 @@ double added_ns(const std::vector<std::vector<size_t>>& buckets, const BackwardP
   double all = 0;
   for (const auto& bucket : buckets) all += reduction_ns(bucket, profile, cost);
   const double exposed = exposed_ns(buckets, profile, cost);
-  return exposed + (1 - cost.hidden) * (all - exposed) + static_cast<double>(buckets.size()) * cost.latency_ns;
+  return exposed + cost.slowdown * (all - exposed) + static_cast<double>(buckets.size()) * cost.latency_ns;
 }
 
 BucketCaps choose_caps(const BackwardProfile& profile, const CommCost& cost, int64_t first_cap) {

@@ -16,9 +16,10 @@ namespace ours {
 struct CommCost {
   double latency_ns = 0;
   double ns_per_byte = 0;
-  /// The share of that time, 0 to 1, that computation which goes on meanwhile does not notice: 1 where the reduction
-  /// has cores or an engine of its own, 0 where it takes the core that computes.
-  double hidden = 1;
+  /// The share of that time, 0 to 1, by which a computation that goes on meanwhile takes longer: 0 where the reduction
+  /// has cores or an engine of its own, 1 where it takes the core that computes. Reductions that are hidden behind the
+  /// computation (see overlap.h) cost that much all the same.
+  double slowdown = 0;
 };
 
 /// One reduction that was measured.
@@ -72,7 +73,7 @@ struct BucketTuning {
 /// Chooses the cap, a power of two from 64 KiB up, that makes the step shortest.
 ///
 /// Small buckets let the reductions start early and leave little to do at the end; but each costs the latency once
-/// more. What counts is the exposed time, plus the share of the rest that the computation notices, plus the latency of
+/// more. What counts is the exposed time, plus what the hidden rest slows the computation down, plus the latency of
 /// every reduction, as somebody has to start and end also those that are hidden, on a core that the computation could
 /// use. Of caps within 2 % of the best the largest is taken. The first bucket is no larger than `first_cap`. Throws
 /// InvalidArgument if the profile's order is no permutation.

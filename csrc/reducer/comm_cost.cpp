@@ -40,9 +40,9 @@ double middle(std::vector<double> values) {
   return *half;
 }
 
-/// The share of the time of a reduction of `tensor`, `alone_ns`, that is gained where a computation of about twice that
-/// time goes on meanwhile, on all ranks at once.
-double measure_hidden(c10d::ProcessGroup& group, const at::Tensor& tensor, double alone_ns) {
+/// The share of the time of a reduction of `tensor`, `alone_ns`, that is not gained where a computation of about twice
+/// that time goes on meanwhile, on all ranks at once.
+double measure_slowdown(c10d::ProcessGroup& group, const at::Tensor& tensor, double alone_ns) {
   const at::Tensor matrix = at::zeros({kProbeWidth, kProbeWidth}, tensor.options());
   const at::Tensor start = at::zeros({1}, tensor.options());
   const auto time = [&](const auto& action) {
@@ -70,7 +70,7 @@ double measure_hidden(c10d::ProcessGroup& group, const at::Tensor& tensor, doubl
       finish(tensor);
     }));
   }
-  return std::clamp((middle(apart) - middle(together)) / alone_ns, 0.0, 1.0);
+  return 1 - std::clamp((middle(apart) - middle(together)) / alone_ns, 0.0, 1.0);
 }
 
 }  // namespace
@@ -85,7 +85,7 @@ CommCost measure_comm_cost(c10d::ProcessGroup& group, c10::Device device) {
     for (int i = 0; i < kRepetitions; ++i) least = std::min(least, time_of_reduction(group, tensor));
     times.push_back(static_cast<float>(least));
   }
-  times.push_back(static_cast<float>(1 - measure_hidden(group, tensor, times.back())));
+  times.push_back(static_cast<float>(measure_slowdown(group, tensor, times.back())));
   const at::Tensor slowest = at::tensor(times).to(device);
   start_all_reduce(group, {slowest}, c10d::ReduceOp::MAX)->wait();
   const at::Tensor agreed = slowest.cpu();
@@ -93,7 +93,7 @@ CommCost measure_comm_cost(c10d::ProcessGroup& group, c10::Device device) {
   std::vector<CommSample> samples;
   for (const int64_t bytes : kProbeBytes) samples.push_back({bytes, static_cast<double>(values[samples.size()])});
   CommCost cost = fit_cost(samples);
-  cost.hidden = 1 - static_cast<double>(values[samples.size()]);
+  cost.slowdown = static_cast<double>(values[samples.size()]);
   return cost;
 }
 

@@ -129,7 +129,7 @@ void LoggingData::add_tuning() {
   integers["comm_latency_time"] = std::llround(tuning.cost.latency_ns);
   // Zero: the reductions that were measured took no longer for more bytes.
   integers["comm_bytes_per_second"] = tuning.cost.ns_per_byte > 0 ? std::llround(1e9 / tuning.cost.ns_per_byte) : 0;
-  integers["comm_hidden_percent"] = std::llround(100 * tuning.cost.hidden);
+  integers["comm_slowdown_percent"] = std::llround(100 * tuning.cost.slowdown);
   if (tuning.settled()) integers["bucket_cap_bytes"] = tuning.caps.others;
 }
 

@@ -50,8 +50,9 @@ struct BackwardTimes {
 /// For each bucket, for how many nanoseconds after `compute_ended` its reduction was all that was going on.
 ///
 /// Reductions run one after another, so a bucket is charged for the time from the end of those before it to its own
-/// end. The sum is thus what communication added to the step. Vectors are parallel and in the order of the launches; -1
-/// stands for a bucket that was not reduced.
+/// end. The sum is thus for how long the program had nothing else to do; what is left of busy_time() was hidden behind
+/// the computation, which it may have slowed down. Vectors are parallel and in the order of the launches; -1 stands for
+/// a bucket that was not reduced.
 std::vector<int64_t> exposed_times(int64_t compute_ended, const std::vector<int64_t>& launched,
                                    const std::vector<int64_t>& ended);
 std::vector<int64_t> exposed_times(const BackwardTimes& times);

@@ -155,9 +155,13 @@ void Reducer::check_finalized() {
 }
 
 void Reducer::register_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
   TORCH_CHECK(hook_ == nullptr,
               "register_comm_hook or register_builtin_comm_hook can only be called once: a communication hook is "
               "registered already.");
+  TORCH_CHECK(!unfinished_,
+              "A communication hook cannot be registered while gradients are being reduced, as some of them have gone "
+              "without it. Register it before backward begins.");
   hook_ = std::move(hook);
   hooks_.set_runs_program_code();
 }

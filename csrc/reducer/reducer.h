@@ -51,9 +51,10 @@ std::vector<GradientInfo> gradient_infos(const std::vector<at::Tensor>& paramete
 ///
 /// The life of a step: prepare_for_forward; forward; prepare_for_backward; backward, in which autograd calls back for
 /// each gradient, full buckets are reduced in bucket order, and the last callback of backward waits for the reductions
-/// and hands the averages to the parameters. A step without prepare_for_backward only accumulates.
-/// The first step's buckets follow the order of the parameters; the second step's follow the order in which the
-/// gradients arrived, as seen by rank 0. Calls are safe from any thread, and none of them needs Python.
+/// and hands the averages to the parameters. A step without prepare_for_backward only accumulates. Where a program
+/// calls prepare_for_backward alone, as for the last of several micro-batches, the step counts all the same. The first
+/// step's buckets follow the order of the parameters; the second step's follow the order in which the gradients
+/// arrived, as seen by rank 0. Calls are safe from any thread, and none of them needs Python.
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
@@ -86,7 +87,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // What changes the way of working.
 
-  /// Before the first backward, and once.
+  /// Once, and not while gradients are being reduced. Between forward and backward the hook holds for that backward.
   void register_hook(std::unique_ptr<c10d::CommHookInterface> hook);
   void set_static_graph();
   /// Whether the backward under way has nothing to record: the static graph is known, or no parameter is reached, as
@@ -171,6 +172,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool may_be_unused() const { return static_graph_ || options_.find_unused_parameters; }
   void begin_reducing();
   bool is_unseen() const;
+  std::vector<NodePtr> accumulators() const;
   bool counts_as_arrived(size_t index);
   void settle_division();
   void mark_ready(size_t index, const at::Tensor& incoming);
@@ -232,8 +234,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   StreamSet finished_in_;  ///< where the averages of the last backward were handed over
 
   // The backward under way.
+  bool forward_prepared_ = false;  ///< the backward to come is that of a forward that has been counted
   bool expects_gradients_ = false;
-  bool unfinished_ = false;
+  bool unfinished_ = false;  ///< gradients have arrived, and their averages have not been handed over
   bool all_launched_ = false;
   bool manual_finalization_ = false;
   bool optimizer_in_backward_ = false;

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "common/interval.h"
 #include "reducer/comm_hooks.h"
@@ -34,11 +35,16 @@ int active_ranks(c10d::Work& work) {
 void Reducer::prepare_for_forward() {
   const std::lock_guard<std::recursive_mutex> lock(mutex_);
   ++iterations_;
+  forward_prepared_ = true;
   timer_.record(iterations_, Event::kForwardStart);
 }
 
 void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   const std::lock_guard<std::recursive_mutex> lock(mutex_);
+  if (!std::exchange(forward_prepared_, false)) {
+    ++iterations_;
+    timer_.forget(Event::kForwardStart);
+  }
   backward_began_ns_ = steady_ns();
   compute_ended_ns_ = -1;
   // Left over where tuning waits for further backwards.
@@ -55,7 +61,6 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   ready_order_.clear();
   buckets_reduced_ = 0;
   reduced_in_place_ = 0;
-  whole_buckets_ = !may_reduce_in_place();  // begin_reducing() may change it
   open_memory();
   if (static_graph_) {
     // Counted anew: an earlier backward may have failed before all of it was seen.
@@ -66,7 +71,7 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   unused_.clear();
   if (!options_.find_unused_parameters) return;
   RECORD_FUNCTION("torch.distributed.ddp.reducer::search_unused_parameters", std::vector<c10::IValue>());
-  unused_ = find_unreached(hooks_.accumulators(), outputs);
+  unused_ = find_unreached(accumulators(), outputs);
   if (unused_.empty()) {
     TORCH_WARN_ONCE(
         "find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters in the "
@@ -105,11 +110,21 @@ void Reducer::on_gradient(size_t index, const at::Tensor& incoming) {
 
 void Reducer::begin_reducing() {
   unfinished_ = true;
-  if (!whole_buckets_) {
-    was_seen_ = whole_buckets_ = !is_unseen();
-    if (was_seen_) drop_memory();
-  }
+  const bool allowed = may_reduce_in_place();
+  was_seen_ = allowed && !is_unseen();
+  whole_buckets_ = !allowed || was_seen_;
+  if (whole_buckets_) drop_memory();
   for (const size_t unused : unused_) mark_ready(unused, {});
+}
+
+std::vector<NodePtr> Reducer::accumulators() const {
+  if (!mixed_precision_dtype_) return hooks_.accumulators();
+  // Parameters have others while they have another precision.
+  std::vector<NodePtr> current;
+  for (const at::Tensor& parameter : parameters_) {
+    current.push_back(torch::autograd::impl::grad_accumulator(parameter));
+  }
+  return current;
 }
 
 bool Reducer::is_unseen() const {

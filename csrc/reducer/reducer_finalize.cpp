@@ -45,6 +45,7 @@ void Reducer::delay_all_reduce() {
   used_.start_reduction(*group_);
   unused_.clear();
   unfinished_ = true;
+  whole_buckets_ = !may_reduce_in_place();
   static_recorded_ = true;
   settle_division();
   rebuild_order_.clear();

@@ -34,6 +34,10 @@ class StepTimer {
   void restart(int64_t step) {
     if (samples(step)) timer_->getTimeRef(Event::kBackwardCommStart) = c10d::kUnsetTime;
   }
+  /// As if `event` had never been recorded.
+  void forget(Event event) {
+    if (timer_) timer_->getTimeRef(event) = c10d::kUnsetTime;
+  }
   /// Nanoseconds from one event to another, if both were recorded.
   std::optional<int64_t> between(Event start, Event end) {
     return timer_ ? timer_->measureDifference(start, end) : std::nullopt;
