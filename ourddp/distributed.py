@@ -76,13 +76,21 @@ class DistributedDataParallel(_TorchDDP):
         mixed_precision.set_up(self, precision)
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.mixed_precision is not None:
+        if self.mixed_precision is not None and self.device_type != "cpu":
             raise RuntimeError(
-                "A DistributedDataParallel with mixed_precision cannot be pickled or copied. Save its state_dict(), or "
-                "copy the module that it wraps."
+                "A DistributedDataParallel with mixed_precision can be pickled and copied only if its module is on the "
+                "CPU. Save its state_dict(), or copy the module that it wraps."
             )
         state: dict[str, Any] = super().__getstate__()
+        if self.mixed_precision is not None:
+            mixed_precision.require_full(self)
+            state["_comm_hooks"] = []  # the copy's own one is added with its reducer
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self.mixed_precision is not None:
+            mixed_precision.set_up(self, self.mixed_precision)
 
     def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
         parameters, expect_sparse_gradient = super()._build_params_for_reducer()
@@ -177,7 +185,7 @@ class DistributedDataParallel(_TorchDDP):
         the logging data too, in nanoseconds: ``backward_comm_exposed_time``, ``backward_comm_busy_time``,
         ``bucket_comm_times`` and ``bucket_comm_exposed_times``. With ``bucket_cap_mb="auto"`` both also tell the size
         of the buckets and what it was chosen from: ``bucket_cap_bytes``, ``comm_latency_time`` (nanoseconds) and
-        ``comm_bytes_per_second``, ``comm_hidden_percent``.
+        ``comm_bytes_per_second``, ``comm_slowdown_percent``.
         """
         group = self.process_group
         return make_report(
@@ -215,22 +223,26 @@ class DistributedDataParallel(_TorchDDP):
     def register_comm_hook(self, state: object, hook: Callable) -> None:
         """Let ``hook(state, bucket)`` reduce the gradients; see torch's class for what it must return.
 
+        ``hook`` may be any callable with a parameter ``bucket``: a function, a ``functools.partial``, an object. Where
+        it is registered between forward and backward, it reduces the gradients of that backward too. A hook that is
+        refused leaves the model as it was.
+
         Raises:
             TypeError: If ``hook`` is not callable.
             ValueError: If its annotations are not those of a communication hook.
-            RuntimeError: If a hook has been registered before.
+            RuntimeError: If a hook has been registered before, or gradients are being reduced.
 
         """
         self._check_comm_hook(hook)
         self.reducer._register_comm_hook(state, hook)
-        self.logger._set_comm_hook_name(hook.__qualname__)
+        self.logger._set_comm_hook_name(_hook_name(hook))
         self._comm_hooks.append((hook, state))
 
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
         """Let a hook written in C++ reduce the gradients.
 
         Raises:
-            RuntimeError: If a hook has been registered before.
+            RuntimeError: If a hook has been registered before, or gradients are being reduced.
 
         """
         self.reducer._register_builtin_comm_hook(comm_hook_type)
@@ -256,6 +268,13 @@ def _has_right_annotations(hook: Callable) -> bool:
     return bucket in (inspect.Parameter.empty, dist.GradBucket) and (
         signature.return_annotation in (inspect.Signature.empty, future)
     )
+
+
+def _hook_name(hook: Callable) -> str:
+    """Return the name of the function that ``hook`` calls in the end, or of its class."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    return getattr(hook, "__qualname__", type(hook).__qualname__)
 
 
 def _name_list(names: dict[int, str], count: int) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,21 +17,11 @@ import torch.distributed as dist
 from torch.distributed.utils import _alloc_storage, _free_storage
 from torch.nn.parallel.distributed import _find_tensors
 
-__all__ = ["set_up"]
+__all__ = ["require_full", "set_up"]
 
 
 def set_up(model: Any, config: Any) -> None:
-    """Let ``model``, a new DistributedDataParallel, work as ``config``, torch's ``_MixedPrecision``, says.
-
-    Raises:
-        ValueError: If the model searches for unused parameters: they cannot be recognised in low precision.
-
-    """
-    if model.find_unused_parameters and config.param_dtype is not None:
-        raise ValueError(
-            "mixed_precision does not work with find_unused_parameters=True for CPU modules. Pass static_graph=True if "
-            "every iteration uses the same parameters, or use torch.autocast instead."
-        )
+    """Let ``model``, a new DistributedDataParallel or a copy, work as ``config``, torch's ``_MixedPrecision``, says."""
     model.mixed_precision = config
     if config.buffer_dtype is not None:
         for buffer in model.module.buffers():
@@ -39,12 +29,12 @@ def set_up(model: Any, config: Any) -> None:
                 buffer.data = buffer.to(config.buffer_dtype)
     if config.param_dtype is not None:
         reduced, _ = model._build_params_for_reducer()
-        for index, parameter in enumerate(reduced):
-            parameter._idx = index
         for parameter in _parameters(model):
-            parameter._fp_param = parameter.data
-            parameter._mp_param = torch.empty_like(parameter, dtype=config.param_dtype)
-            _free_storage(parameter._mp_param)
+            parameter._ddp_precision = _Precision(parameter, config.param_dtype)
+        for index, parameter in enumerate(reduced):
+            parameter._ddp_precision.index = index
+        for module in (model, model.module):
+            _drop_hooks(module)
         watch = _Watch(model)
         model.module.register_forward_pre_hook(functools.partial(_before_forward, watch))
         model.module.register_forward_hook(functools.partial(_after_forward, watch))
@@ -52,6 +42,20 @@ def set_up(model: Any, config: Any) -> None:
         model.reducer._set_mixed_precision_param_dtype(config.param_dtype)
         model.reducer._set_before_hand_over(functools.partial(_restore, watch.model))
     model.register_comm_hook(_State(model), reduce_in_mixed_precision)
+
+
+def require_full(model: Any) -> None:
+    """Check that the parameters have full precision, as a copy of the model needs.
+
+    Raises:
+        RuntimeError: If they have low precision, as from forward to the end of its backward.
+
+    """
+    if any(_is_low(parameter) for parameter in _parameters(model)):
+        raise RuntimeError(
+            "A DistributedDataParallel with mixed_precision cannot be pickled or copied between forward and the end of "
+            "backward, while its parameters have low precision. Do so after backward."
+        )
 
 
 def reduce_in_mixed_precision(state: _State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -76,13 +80,36 @@ class _State:
         self.model = weakref.ref(model)
 
 
-class _Watch:
-    """Has the parameters restored where forward or backward fails; a backward that ends has the reducer do it."""
+class _Precision:
+    """A parameter's two precisions. Copies of the parameter get an empty one, which their own model replaces."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = weakref.ref(model)
+    def __init__(self, parameter: Any = None, dtype: torch.dtype | None = None) -> None:
+        self.index = -1  # among those that the reducer knows
+        self.is_low = False
+        self.hook: tuple[Any, Any] | None = None  # the accumulator that awaits a gradient of low precision, its hook
+        self.gradient: tuple[torch.Tensor, torch.Tensor, int] | None = None  # see _lower_gradient
+        if parameter is not None:
+            self.full = parameter.data
+            self.low = torch.empty_like(parameter, dtype=dtype)
+            _free_storage(self.low)
+
+    def __reduce__(self) -> tuple[type[_Precision], tuple[()]]:
+        return _Precision, ()
+
+
+class _Watch:
+    """Has the parameters restored where forward or backward fails; a backward that ends has the reducer do it.
+
+    A copy has no model, and the hooks that came along with it do nothing.
+    """
+
+    def __init__(self, model: Any = None) -> None:
+        self.model: Callable[[], Any] = _no_model if model is None else weakref.ref(model)
         self.lowered = False  # by the forward that is under way, not by one that still awaits its backward
         self._task = -1
+
+    def __reduce__(self) -> tuple[type[_Watch], tuple[()]]:
+        return _Watch, ()
 
     def begin_backward(self, *_: object) -> None:
         """Look after the running backward. One inside another, as of a reentrant checkpoint, is one of its own."""
@@ -95,7 +122,7 @@ class _Watch:
 class _End:
     """What autograd calls at the end of a backward, and drops without calling it where backward fails."""
 
-    def __init__(self, model: weakref.ref[Any]) -> None:
+    def __init__(self, model: Callable[[], Any]) -> None:
         self._model = model
         self._reached = False
 
@@ -112,8 +139,21 @@ def _parameters(model: Any) -> Iterator[torch.nn.Parameter]:
     return (p for p in model.module.parameters() if not getattr(p, "_ddp_ignored", False))
 
 
+def _no_model() -> None:
+    """Stand in for a weak reference to a model."""
+
+
+def _drop_hooks(module: torch.nn.Module) -> None:
+    """Remove the hooks that came along with a copy."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, functools.partial) and hook.func in (_before_forward, _after_forward, _after_attempt):
+                del hooks[key]
+                module._forward_hooks_always_called.pop(key, None)
+
+
 def _is_low(parameter: Any) -> bool:
-    return getattr(parameter, "_ddp_mp_is_low", False)
+    return hasattr(parameter, "_ddp_precision") and parameter._ddp_precision.is_low
 
 
 def _before_forward(watch: _Watch, module: torch.nn.Module, *_: object) -> None:
@@ -128,25 +168,44 @@ def _before_forward(watch: _Watch, module: torch.nn.Module, *_: object) -> None:
         if not torch.is_grad_enabled():
             continue
         if parameter.grad is not None and parameter.grad.dtype != parameter.dtype:
-            parameter.grad.data = parameter.grad.to(parameter.dtype)  # autograd adds up in one precision only
+            _lower_gradient(parameter)
         # The reducer's own hooks are those of the parameter in full precision.
         if parameter.requires_grad and not _awaits_gradient(parameter):
             accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-            hook = functools.partial(_on_gradient, watch, parameter._idx)
-            parameter._ddp_mp_hook_state = (accumulator, accumulator.register_hook(hook))
+            hook = functools.partial(_on_gradient, watch, parameter._ddp_precision.index)
+            parameter._ddp_precision.hook = (accumulator, accumulator.register_hook(hook))
 
 
 def _lower(parameter: Any) -> None:
-    parameter._fp_param = parameter.data
-    _alloc_storage(parameter._mp_param, parameter.size())
+    precision = parameter._ddp_precision
+    precision.full = parameter.data
+    _alloc_storage(precision.low, parameter.size())
     with torch.no_grad():
-        parameter._mp_param.copy_(parameter.data)
-    parameter.data = parameter._mp_param
-    parameter._ddp_mp_is_low = True
+        precision.low.copy_(parameter.data)
+    parameter.data = precision.low
+    precision.is_low = True
+
+
+def _lower_gradient(parameter: Any) -> None:
+    """Give the gradient low precision, as autograd adds up in one only; but remember it, for if nothing is added."""
+    gradient, full = parameter.grad, parameter.grad.data
+    gradient.data = full.to(parameter.dtype)
+    parameter._ddp_precision.gradient = (gradient, full, gradient._version)
+
+
+def _raise_gradient(parameter: Any) -> None:
+    gradient, full, version = parameter._ddp_precision.gradient or (None, None, 0)
+    parameter._ddp_precision.gradient = None
+    if parameter.grad is None:
+        return
+    if parameter.grad is gradient and gradient._version == version and full is not None:
+        gradient.data = full
+    else:
+        parameter.grad.data = parameter.grad.to(parameter.dtype)
 
 
 def _awaits_gradient(parameter: Any) -> bool:
-    return hasattr(parameter, "_ddp_mp_hook_state")
+    return parameter._ddp_precision.hook is not None
 
 
 def _on_gradient(watch: _Watch, index: int, *_: object) -> None:
@@ -173,17 +232,17 @@ def _after_attempt(watch: _Watch, _model: torch.nn.Module, _inputs: object, outp
         _restore(watch.model)
 
 
-def _restore(reference: weakref.ref[Any]) -> None:
+def _restore(reference: Callable[[], Any]) -> None:
     """Give the model's parameters and gradients full precision: before the averages are written into the latter."""
     model = reference()
     for parameter in () if model is None else _parameters(model):
         if not _is_low(parameter):
             continue
-        parameter.data = parameter._fp_param
-        _free_storage(parameter._mp_param)
-        parameter._ddp_mp_is_low = False
-        if parameter.grad is not None:
-            parameter.grad.data = parameter.grad.to(parameter.dtype)
-        if _awaits_gradient(parameter):
-            parameter._ddp_mp_hook_state[1].remove()
-            del parameter._ddp_mp_hook_state
+        precision = parameter._ddp_precision
+        parameter.data = precision.full
+        _free_storage(precision.low)
+        precision.is_low = False
+        _raise_gradient(parameter)
+        if precision.hook is not None:
+            precision.hook[1].remove()
+            precision.hook = None

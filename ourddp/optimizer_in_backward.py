@@ -24,10 +24,11 @@ def set_up(model: Any) -> None:
     # Loaded already by whoever gave the optimizers. All others would wait another second for `import ourddp`.
     from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
+    # First, as it may be refused.
+    model.register_comm_hook(weakref.ref(model), optimizer_in_backward_hook)
     for parameter in model._module_parameters:
         for handle in param_to_optim_hook_handle_map.get(parameter, []):
             handle.remove()
-    model.register_comm_hook(weakref.ref(model), optimizer_in_backward_hook)
     model.reducer._set_optimizer_in_backward()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -47,6 +47,21 @@ def check_averages(model: DistributedDataParallel, world: int) -> None:
         (alone(inputs_of(rank)).square().mean() / world).backward()
     for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-4, atol=1e-6)
+
+
+@contextmanager
+def called_in_backward(function: Callable[[], None]) -> Iterator[None]:
+    """Have ``function`` called whenever the backward of a forward inside unpacks a saved tensor.
+
+    Autograd does not know of it: with a hook that it knew of, gradients would not be reduced where they lie.
+    """
+
+    def unpack(saved: torch.Tensor) -> torch.Tensor:
+        function()
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, unpack):
+        yield
 
 
 @contextmanager

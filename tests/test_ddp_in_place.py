@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import bitwise_equal_everywhere
+from gradient_cases import called_in_backward
 from ranks import RanksFailedError
 from torch import nn
 
@@ -116,14 +117,13 @@ def _meddles(rank, world):
     """What unpacks saved tensors is out of autograd's sight; it may be the second forward of a checkpoint."""
     model = DistributedDataParallel(wide(), bucket_cap_mb=0.1)
 
-    def unpack(tensor):
+    def double():
         gradient = model.module.layers[2].weight.grad
         if gradient is not None:
             gradient.mul_(2)
-        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
-        output = model(batch(rank).requires_grad_())
+    with called_in_backward(double):
+        output = model(batch(rank))
     output.square().sum().backward()
 
 
@@ -262,14 +262,17 @@ def test_ranks_without_input_take_part(rank_pool):
 
 def _replaced(rank, world):
     model = DistributedDataParallel(wide())
-    weight = model.module.layers[0].weight
+    weight = model.module.layers[2].weight
 
-    def replace(_):
+    def replace():
         # As some optimizers and clipping libraries do, while the reduction is under way.
-        model.module.layers[2].weight.grad = torch.full((WIDTH, WIDTH), -1.0)
+        if weight.grad is not None:
+            weight.grad = torch.full((WIDTH, WIDTH), -1.0)
 
-    weight.register_hook(replace)
-    model(batch(rank)).square().sum().backward()
+    with called_in_backward(replace):
+        output = model(batch(rank))
+    output.square().sum().backward()
+    assert in_place(model) == WEIGHTS
     assert_gradients(model, average(world))
 
 

@@ -94,6 +94,8 @@ CONFIGS = {
 
 OPTIONS = [
     {},
+    {"find_unused_parameters": True},
+    {"find_unused_parameters": True, "gradient_as_bucket_view": True, "bucket_cap_mb": 0.001},
     {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001},
     {"static_graph": True},
     {"static_graph": True, "gradient_as_bucket_view": True, "bucket_cap_mb": 0.001},
@@ -276,15 +278,94 @@ def test_layers_that_only_others_use_get_gradients_of_full_precision(rank_pool, 
     rank_pool(2).run(_use_different_layers, views)
 
 
-def _refused(rank, world):
-    config = CONFIGS["bf16"]
-    with pytest.raises(ValueError, match="find_unused_parameters"):
-        DistributedDataParallel(nn.Linear(2, 2), mixed_precision=config, find_unused_parameters=True)
-    model = DistributedDataParallel(nn.Linear(2, 2), mixed_precision=config)
-    for attempt in (pickle.dumps, copy.deepcopy):
-        with pytest.raises(RuntimeError, match="cannot be pickled or copied"):
-            attempt(model)
+def _copied(rank, world, copy_of, options):
+    """A copy trains as the model that it is of, and neither does anything to the other."""
+    config = CONFIGS["bf16_reduced_in_fp32"]
+    model = DistributedDataParallel(Watched(BF16, FP32), mixed_precision=config, **options)
+    steps = list(batches(world, 4))
+    twins = [model]
+    for step, batch in enumerate(steps):
+        if step in (1, 2):  # a copy, and a copy of that one
+            twins.append(copy_of(twins[-1]))
+        for each in twins:
+            each.zero_grad()
+            backward(each, batch, rank)
+            assert all(parameter.dtype == FP32 for parameter in each.parameters())
+        for each in twins[1:]:
+            for (name, mine), theirs in zip(each.named_parameters(), model.parameters(), strict=True):
+                assert mine is not theirs
+                assert (mine.grad is None) == (theirs.grad is None), name
+                assert mine.grad is None or torch.equal(mine.grad, theirs.grad), name
+    counts = [
+        [len(hooks) for part in (each, each.module) for hooks in (part._forward_pre_hooks, part._forward_hooks)]
+        for each in twins
+    ]
+    assert counts == [counts[0]] * 3
+    assert all(len(each._comm_hooks) == 1 for each in twins)
 
 
-def test_what_does_not_work_is_refused(rank_pool):
-    rank_pool(2).run(_refused)
+def _through_bytes(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("copy_of", [_through_bytes, copy.deepcopy])
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+def test_a_model_can_be_pickled_and_copied(rank_pool, copy_of, options):
+    rank_pool(2).run(_copied, copy_of, options)
+
+
+def _copied_alone(rank, world):
+    model = DistributedDataParallel(make_model("mlp"), mixed_precision=CONFIGS["bf16"])
+    inputs = share(next(batches(world, 1)), rank)
+    for copy_of in (_through_bytes, copy.deepcopy):
+        alone = copy_of(model.module)
+        assert alone(inputs).dtype == FP32  # the hooks that came along do nothing
+    output = model(inputs)
+    for copy_of in (_through_bytes, copy.deepcopy):
+        with pytest.raises(RuntimeError, match="Do so after backward"):
+            copy_of(model)
+    loss_of(output).backward()
+    copy.deepcopy(model)
+
+
+def test_the_module_inside_can_be_copied_and_the_model_after_backward(rank_pool):
+    rank_pool(2).run(_copied_alone)
+
+
+def _search_for_unused(rank, world, views):
+    """What a step does not use changes from step to step; nobody's gradients are rounded for what others use."""
+    config = CONFIGS["bf16_reduced_in_fp32"]
+    module = make_model("branches")
+    options = {"find_unused_parameters": True, "gradient_as_bucket_view": views}
+    model = DistributedDataParallel(module, mixed_precision=config, **options)
+    alone = copy.deepcopy(module).to(BF16)
+    for step, batch in enumerate(batches(world, 4)):
+        used = ("left", "right") if step < 2 else ("left", "left")
+        model.zero_grad()
+        # A number that low precision does not have.
+        for name, parameter in module.named_parameters():
+            if name.startswith(("never", "right")):
+                parameter.grad = torch.full_like(parameter, 0.1)
+        module.use = used[rank]
+        backward(model, batch, rank)
+        expected = {name: torch.zeros_like(p, dtype=FP32) for name, p in module.named_parameters()}
+        for other in range(world):
+            alone.use = used[other]
+            alone.zero_grad()
+            loss_of(alone(share(batch, other).to(BF16))).backward()
+            for name, parameter in alone.named_parameters():
+                # Where a rank already had a gradient, its own is added to that.
+                before = torch.full_like(parameter, 0.1 if name.startswith("right") else 0.0)
+                expected[name] += (before if parameter.grad is None else before + parameter.grad).float() / world
+        for name, parameter in module.named_parameters():
+            assert parameter.dtype == FP32, name
+            if name.startswith("never") or (name.startswith("right") and "right" not in used):
+                assert torch.equal(parameter.grad, torch.full_like(parameter, 0.1)), name
+                continue
+            assert parameter.grad.dtype == FP32, name
+            torch.testing.assert_close(parameter.grad, expected[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_unused_parameters_are_found_in_low_precision(rank_pool, backend, views):
+    rank_pool(2, backend).run(_search_for_unused, views)

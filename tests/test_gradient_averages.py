@@ -9,7 +9,16 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from gradient_cases import WIDTH, backward, check_averages, inputs_of, make_model, memory_returned, weights
+from gradient_cases import (
+    WIDTH,
+    backward,
+    called_in_backward,
+    check_averages,
+    inputs_of,
+    make_model,
+    memory_returned,
+    weights,
+)
 from probes import in_heap
 from torch import nn
 
@@ -145,18 +154,21 @@ def _forward_in_backward(rank, world):
     model = DistributedDataParallel(module)
     for step in range(3):
         model.zero_grad()
-        output = model(inputs_of(rank))
         handles = []
 
-        def interrupt(gradient, step=step, handles=handles):
-            # A hook in a module changes how gradients are reduced; another forward takes note of it.
+        def interrupt(step=step, handles=handles):
+            if module[2].weight.grad is None:
+                return
+            # A hook in a module changes how gradients are reduced, from the next forward on.
             if step == 1:
                 handles.append(module[0].register_full_backward_hook(lambda *unused: None))
             with torch.no_grad():
                 model(inputs_of(7))
 
-        handles.append(module[1].weight.register_hook(interrupt))
+        with called_in_backward(interrupt):
+            output = model(inputs_of(rank))
         output.square().mean().backward()
+        assert model.reducer._get_reduced_in_place() == 3
         for handle in handles:
             handle.remove()
         check_averages(model, world)
