@@ -33,17 +33,19 @@ class Launch:
 def init(backend: str | None = "ours", *, timeout: datetime.timedelta | None = None, **options: Any) -> Launch:
     """Join the job that torchrun, mpirun, mpiexec or srun started this process in, and return its place there.
 
-    A process that none of them started becomes a job of one rank. ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``,
-    ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` are set as torchrun sets them; those that are set already
-    stay. ``timeout`` and other keyword arguments are ``torch.distributed.init_process_group``'s.
+    ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` are set as
+    torchrun sets them; those that are set already stay. A process that none of them started becomes a job of one rank,
+    and its environment stays as it is: what it starts is no part of that job. ``timeout`` and other keyword arguments
+    are ``torch.distributed.init_process_group``'s.
 
     Raises RuntimeError where the group exists already, and ValueError where the environment does not tell all that is
-    needed, with the variable to set.
+    needed or contradicts itself, with the variable to set.
     """
     if dist.is_initialized():
         raise RuntimeError("the default process group exists already: call ourddp.init() once, and first")
     launch = find(os.environ)
-    export(launch, os.environ)
+    if launch.launcher != "none":
+        export(launch, os.environ)
     if timeout is not None:
         options["timeout"] = timeout
     if launch.launcher == "none":
@@ -65,6 +67,10 @@ def find(environment: Mapping[str, str]) -> Launch:
         return _hydra(environment)
     if of_slurm:
         return _slurm(environment)
+    # Some set WORLD_SIZE=1 for a job of one.
+    for one, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
+        if one in environment and (one == "RANK" or _number(environment, one) != 1):
+            raise ValueError(f"{one} is set, but not {other}: set both, or neither for a job of this process alone")
     return Launch("none", 0, 1, 0, 1, LOOPBACK, 0)
 
 
@@ -82,6 +88,10 @@ def _torchrun(environment: Mapping[str, str]) -> Launch:
     rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
     local_rank = _number(environment, "LOCAL_RANK", 0)
     local_size = _number(environment, "LOCAL_WORLD_SIZE", 1)
+    for name, number, count in (("RANK", rank, size), ("LOCAL_RANK", local_rank, local_size)):
+        total = name.replace("RANK", "WORLD_SIZE")
+        if number >= count and name in environment and total in environment:
+            raise ValueError(f"{name} is {number} and {total} is {count}: ranks are numbered from 0 to {count - 1}")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not environment.get(name):
             raise ValueError(f"RANK is set, but not {name}: set it alike in all ranks, or start them with torchrun")

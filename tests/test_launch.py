@@ -160,9 +160,13 @@ def test_tasks_of_nodes():
         ({**TORCHRUN, "WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', which is no number"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "-4"}, "OMPI_COMM_WORLD_SIZE is '-4', which is no number"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPI_LOCALNRANKS is not set: start the ranks with"),
+        ({**TORCHRUN, "RANK": "5", "WORLD_SIZE": "2"}, "RANK is 5 and WORLD_SIZE is 2: ranks are numbered from 0 to 1"),
+        ({**TORCHRUN, "LOCAL_RANK": "4"}, "LOCAL_RANK is 4 and LOCAL_WORLD_SIZE is 4"),
+        ({"RANK": "1"}, "RANK is set, but not WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set, but not RANK"),
     ],
 )
-def test_what_is_no_number_is_told(environment, message):
+def test_what_is_no_place_in_a_job_is_told(environment, message):
     with pytest.raises(ValueError, match=message):
         find(environment)
 
@@ -190,10 +194,15 @@ def run(command: list[str], environment: dict[str, str]) -> list[str]:
     return sorted(result.stdout.splitlines())
 
 
-def test_a_process_of_its_own_is_a_job_of_one_rank_and_of_another_one_later():
+def test_a_process_of_its_own_is_a_job_of_one_rank_and_so_is_what_it_starts():
     twice = REPORT + REPORT.replace("import ", "import os, ", 1)
     lines = run([sys.executable, "-c", twice], clean_environment())
-    assert lines == ["none 0/1 0/1 1", "torchrun 0/1 0/1 1"]
+    assert lines == ["none 0/1 0/1 1", "none 0/1 0/1 1"]
+
+
+def test_a_process_of_its_own_leaves_its_environment_as_it_is():
+    script = "import os, ourddp\nbefore = dict(os.environ)\nourddp.init()\nprint(dict(os.environ) == before)\n"
+    assert run([sys.executable, "-c", script], clean_environment()) == ["True"]
 
 
 def test_init_after_init_is_refused():
