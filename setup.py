@@ -127,7 +127,7 @@ def extensions() -> list[Extension]:
         built.append(
             Extension(
                 MPI_LIBRARY,
-                sorted(with_mpi | set(sources("engines/mpi_plan.cpp", "common/error.cpp"))),
+                sorted(with_mpi | set(sources("engines/mpi_plan.cpp", "common/descriptors.cpp", "common/error.cpp"))),
                 include_dirs=[str(ROOT / "csrc"), *MPI.include_dirs],
                 library_dirs=MPI.library_dirs,
                 libraries=MPI.libraries,

@@ -26,6 +26,7 @@ EXACT = ["-fmad=false", "-prec-div=true", "-ftz=false"]
 # What of the other layers is in it.
 SHARED = [
     "common/background_thread.cpp",
+    "common/descriptors.cpp",
     "common/dtype.cpp",
     "common/error.cpp",
     "kernels/plan.cpp",

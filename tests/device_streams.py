@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from device_cases import held, here
+from probes import errors_written
 
 from ourddp import _C
-
-
-@contextlib.contextmanager
-def errors_written() -> Iterator[Callable[[], str]]:
-    """Catch what this process writes as errors until the end of the block; yields what returns it after that."""
-    with tempfile.TemporaryFile() as file:
-        before = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        texts: list[str] = []
-        try:
-            yield lambda: texts[0]
-        finally:
-            os.dup2(before, 2)
-            os.close(before)
-            file.seek(0)
-            texts.append(file.read().decode())
 
 
 def copied(tensor: torch.Tensor, times: int = 1) -> torch.Tensor:

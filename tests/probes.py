@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
+import errno
 import inspect
 import os
 import signal
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +70,12 @@ def threads_named(name: str) -> list[int]:
     return found
 
 
-def _futex_of(thread: int) -> tuple[int, bool] | None:
-    """Return the address that a thread sleeps on and whether for a limited time; None where it does not sleep so."""
+def _futex_of(thread: int) -> int | None:
+    """Return the address that a thread sleeps on; None where it does not sleep so."""
     number, *arguments = Path(f"/proc/self/task/{thread}/syscall").read_text().split()
     if number != FUTEX:
         return None
-    return int(arguments[0], 16), int(arguments[3], 16) != 0
+    return int(arguments[0], 16)
 
 
 def _file_mapped_at(address: int) -> str:
@@ -100,16 +103,17 @@ def waits_for_peers(thread: int) -> bool:
     if _watches_connections(thread):
         return True
     futex = _futex_of(thread)
-    return futex is not None and _is_group_memory(futex[0])
+    return futex is not None and _is_group_memory(futex)
 
 
 def waits_for_another_thread(thread: int) -> bool:
-    """Tell whether a thread sleeps on a word of this process for as long as it takes.
+    """Tell whether a thread sleeps on one word of this process.
 
-    Python's own lock is waited for a few milliseconds at a time, so who waits for that does not count.
+    Python's own lock is this thread's while it looks, and let go of in between, so who waits for that does not count.
     """
     futex = _futex_of(thread)
-    return futex is not None and not futex[1] and not _is_group_memory(futex[0])
+    time.sleep(0.02)
+    return futex is not None and _futex_of(thread) == futex and not _is_group_memory(futex)
 
 
 def killed_in_the_middle(rank: int, world: int, victim: int, elements: int, calls: int) -> tuple[str, float]:
@@ -146,6 +150,57 @@ def reached(state: Callable[[], bool], seconds: float = 20) -> bool:
             return False
         time.sleep(0.001)
     return True
+
+
+# --- output ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def errors_written() -> Iterator[Callable[[], str]]:
+    """Catch what this process writes as errors until the end of the block; yields what returns it after that."""
+    with tempfile.TemporaryFile() as file:
+        before = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        texts: list[str] = []
+        try:
+            yield lambda: texts[0]
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            texts.append(file.read().decode())
+
+
+# --- system calls ----------------------------------------------------------------------------------------------------
+
+SYSTEM_CALLS = {"x86_64": {"memfd_create": 319, "pidfd_open": 434}, "aarch64": {"memfd_create": 279, "pidfd_open": 434}}
+
+
+class _Rule(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint16), ("yes", ctypes.c_uint8), ("no", ctypes.c_uint8), ("value", ctypes.c_uint32)]
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_uint16), ("rules", ctypes.POINTER(_Rule))]
+
+
+def forbid_calls(name: str, error: int = errno.ENOSYS, unless_flags: int = 0) -> None:
+    """Let a system call fail with ``error`` in this process from now on, as on a kernel that lacks or forbids it.
+
+    With ``unless_flags``, a call whose second argument has all of these bits is allowed.
+    """
+    load, jump_if_equal, jump_if_set, stop = 0x20, 0x15, 0x45, 0x06
+    argument = 16 + 8  # of struct seccomp_data
+    allow, fail = 0x7FFF0000, 0x00050000 | error
+    number = SYSTEM_CALLS[os.uname().machine][name]
+    rules = [_Rule(load, 0, 0, 0), _Rule(jump_if_equal, 0, 3 if unless_flags else 1, number)]
+    if unless_flags:
+        rules += [_Rule(load, 0, 0, argument), _Rule(jump_if_set, 1, 0, unless_flags)]
+    rules += [_Rule(stop, 0, 0, fail), _Rule(stop, 0, 0, allow)]
+    libc = ctypes.CDLL(None, use_errno=True)
+    program = _Filter(len(rules), (_Rule * len(rules))(*rules))
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    assert libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0, os.strerror(ctypes.get_errno())  # PR_SET_SECCOMP
 
 
 def bytes_in_heap(name: str = "ours_heap") -> int:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import os
+import re
+import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 
 import pytest
 import torch.distributed as dist
-from probes import refused_to_join, total
+from patience import check_soon
+from probes import backend_of, errors_written, forbid_calls, reached, refused_to_join, total, waits_for_another_thread
 from ranks import run_ranks
+from torch._C._distributed_c10d import _DistributedBackendOptions
+
+import ourddp._C as core
 
 # --- ways in ---------------------------------------------------------------------------------------------------------
 
@@ -101,6 +111,110 @@ def test_an_absent_leader_is_named_at_the_timeout():
     for text in run_ranks(3, leaderless, backend=None)[1:]:
         assert "rank 0" in text
         assert "did not publish" in text
+
+
+def dies_while_others_wait(rank: int, world: int) -> tuple[str, float]:
+    """Rank 1 dies when all of its machine have met, and rank ``world - 1`` never comes."""
+    store, _, _ = next(dist.rendezvous("env://", rank, world))
+    if rank == world - 1:
+        store.get("all have heard")
+        return "", 0.0
+    if rank == 1:
+
+        def die_in_the_midst() -> None:
+            # The others are waiting: this one has said that it is there, and so have they.
+            assert reached(lambda: waits_for_another_thread(threading.main_thread().native_id))
+            store.get("rank 0 waits")
+            store.set("died at", str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=die_in_the_midst).start()
+    if rank == 0:
+        threading.Thread(target=tell_when_it_waits, args=[store]).start()
+    with pytest.raises(dist.DistNetworkError) as error:
+        dist.init_process_group("ours", store=store, rank=rank, world_size=world)
+    seconds = time.time() - float(store.get("died at"))
+    if store.add("heard", 1) == world - 2:
+        store.set("all have heard", "")
+    return str(error.value), seconds
+
+
+def tell_when_it_waits(store: dist.Store) -> None:
+    assert reached(lambda: waits_for_another_thread(threading.main_thread().native_id))
+    store.set("rank 0 waits", "")
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_rank_that_dies_while_the_group_is_made_is_named_at_once(count):
+    def attempt() -> float:
+        results = run_ranks(4, dies_while_others_wait, backend=None, killed=[1], nodes=count)
+        for text, _ in (results[0], results[2]):
+            assert re.search(r"rank 1 \(host [^ ]+, pid \d+\) died while", text)
+        return max(results[0][1], results[2][1])
+
+    check_soon(2, attempt)
+
+
+def join_by_a_stopped_store(rank: int, world: int, address: tuple[str, int], pid: int) -> tuple[str, float]:
+    """Make the backend of rank 0 of two by a store that is stopped."""
+    options = _DistributedBackendOptions()
+    options.store = dist.TCPStore(*address, 2, is_master=False)
+    options.group_rank, options.group_size = 0, 2
+    options.timeout = datetime.timedelta(seconds=1)
+    os.kill(pid, signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as error:
+        core.create_backend(options)
+    return str(error.value), time.monotonic() - start
+
+
+def test_a_store_that_does_not_answer_does_not_outlast_the_timeout():
+    script = (
+        "import torch.distributed as dist, sys\n"
+        "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
+        "print(store.port, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = ("127.0.0.1", int(server.stdout.readline()))
+            [(text, seconds)] = run_ranks(1, join_by_a_stopped_store, address, server.pid, backend=None)
+        finally:
+            server.kill()
+    assert "the store of the process group does not answer" in text
+    assert seconds < 10
+
+
+def without_shared_memory(rank: int, world: int, error: int) -> tuple[str, list[int], float]:
+    forbid_calls("memfd_create", error)
+    with errors_written() as errors:
+        dist.init_process_group("ours")
+        dist.new_group()
+    return errors(), backend_of().node_sizes(), total()
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.ENOSYS, errno.EPERM])
+@pytest.mark.parametrize("env", [{}, {"OURS_WIRE_DTYPE": "bfloat16"}], ids=["float32", "bfloat16"])
+def test_ranks_talk_over_tcp_where_there_is_no_memory_to_share(error, env):
+    for text, sizes, sums in run_ranks(3, without_shared_memory, error, backend=None, env=env):
+        assert sizes == [1, 1, 1]
+        assert sums == 3
+        assert text.count("memfd_create") == 1
+        assert os.strerror(error) in text
+        assert "over TCP" in text
+
+
+def with_memory_that_holds_no_programs(rank: int, world: int) -> list[int]:
+    forbid_calls("memfd_create", errno.EACCES, unless_flags=0x8)  # MFD_NOEXEC_SEAL
+    dist.init_process_group("ours")
+    total()
+    return backend_of().node_sizes()
+
+
+def test_memory_is_shared_where_it_has_to_say_that_it_holds_no_programs():
+    assert run_ranks(2, with_memory_that_holds_no_programs, backend=None) == [[2], [2]]
 
 
 @pytest.mark.parametrize(

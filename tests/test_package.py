@@ -79,6 +79,8 @@ def test_options_are_parsed(name, text, shown):
         ("OURS_CHUNK_BYTES", "4m"),
         ("OURS_CHUNK_BYTES", "M"),
         ("OURS_SMALL_BYTES", "99999999999999G"),
+        ("OURS_CHUNK_BYTES", "100G"),
+        ("OURS_CHUNK_BYTES", "1025M"),
         ("OURS_COMM_THREAD_AFFINITY", "3-1"),
         ("OURS_COMM_THREAD_AFFINITY", "1,"),
         ("OURS_COMM_THREAD_AFFINITY", "all"),
@@ -98,6 +100,21 @@ def test_bad_options_are_refused(name, text):
     with pytest.raises(ValueError, match=f"{name}='{re.escape(text)}' is not understood") as error:
         _C.parse_options({name: text})
     assert accepted in str(error.value)
+
+
+def test_misspelt_variables_are_told_with_what_may_have_been_meant():
+    strays = ["OURS_SPINN", "OURS_CHUNKBYTES", "HOME", "OURS_SPIN", "OURS_WITH_MPI", "OURS_WERROR", "MY_OURS_SPIN"]
+    complaints = _C.stray_variables(strays)
+    assert len(complaints) == 2
+    assert "OURS_SPINN is set, but nothing reads it. Did you mean OURS_SPIN?" in complaints[0]
+    assert "Did you mean OURS_CHUNK_BYTES?" in complaints[1]
+
+
+def test_a_group_warns_of_misspelt_variables_once(tmp_path):
+    script = "import torch.distributed as dist, ourddp\nourddp.init()\ndist.new_group()\n"
+    result = python(script, tmp_path, OURS_SPINN="1")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("OURS_SPINN is set, but nothing reads it. Did you mean OURS_SPIN?") == 1
 
 
 def test_options_come_from_the_environment(tmp_path):

@@ -4,6 +4,7 @@
 
 #include "backend/errors.h"
 #include "backend/unlocked.h"
+#include "common/interrupts.h"
 
 namespace ours {
 
@@ -31,6 +32,7 @@ void CollectiveWork::synchronize() {
   run_unlocked([this] {
     if (!may_hold_stream() || !device_call_->hold_current_stream()) queue_->wait(*this, kNoTimeout);
   });
+  throw_interrupt();
 }
 
 std::vector<at::Device> CollectiveWork::devices() const {

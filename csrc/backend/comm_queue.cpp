@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <system_error>
 
 #include "backend/collective_work.h"
 #include "common/background_thread.h"
 #include "common/deadline.h"
+#include "common/interrupts.h"
 #include "common/options.h"
 #include "transport/node_wait.h"
 
@@ -23,6 +25,9 @@ constexpr int kSpareServers = 2;
 
 /// Most callbacks return, and their comm threads with them, sooner than another thread wakes up.
 constexpr std::chrono::microseconds kReturn{20};
+
+/// How long somebody who was interrupted waits for the operation to end of it.
+constexpr std::chrono::milliseconds kInterruptPatience{100};
 
 void set_affinity(const std::vector<int>& cores) {
   if (cores.empty()) return;
@@ -152,7 +157,9 @@ void CommQueue::run_next(Lock& lock) {
 bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeout) {
   if (work.done()) return true;
   const bool bounded = timeout.count() > 0;
-  const Deadline deadline = Deadline::after(timeout);
+  const Deadline deadline = bounded ? Deadline::after(timeout) : Deadline::never();
+  Interrupts interrupts;
+  std::optional<Deadline> patience;
   Lock lock(mutex_);
   ++waiters_;
   while (!work.done()) {
@@ -168,17 +175,31 @@ bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeo
     }
     lock.lock();
     const auto woken = [&] { return work.done() || (!bounded && may_run() && !queue_.empty()); };
-    if (!bounded) {
-      progress_.wait(lock, woken);
-    } else if (!progress_.wait_until(lock, deadline.at(), woken)) {
-      break;
+    while (!woken() && !deadline.passed() && !(patience && patience->passed())) {
+      sleep(lock, deadline.at());
+      if (!interrupts.due()) continue;
+      lock.unlock();
+      if (const std::string name = interrupts.look(); !name.empty()) {
+        work.interrupt(name);
+        patience = Deadline::after(kInterruptPatience);
+      }
+      lock.lock();
     }
+    if (!woken()) break;
   }
   --waiters_;
+  lock.unlock();
+  // What runs elsewhere may take long to hear that it is to end.
+  if (!work.done() && patience) throw_interrupt();
   return work.done();
 }
 
+void CommQueue::sleep(Lock& lock, Clock::time_point end) {
+  progress_.wait_until(lock, std::min(end, Clock::now() + Interrupts::kBetweenLooks));
+}
+
 void CommQueue::drain() {
+  Interrupts interrupts;
   Lock lock(mutex_);
   ++waiters_;
   const auto others_run = [&] {
@@ -188,8 +209,13 @@ void CommQueue::drain() {
     if (may_run() && !queue_.empty()) {
       run_next(lock);
     } else {
-      progress_.wait(lock);
+      sleep(lock, Deadline::never().at());
     }
+    if (!interrupts.due()) continue;
+    lock.unlock();
+    const std::string name = interrupts.look();
+    lock.lock();
+    if (!name.empty()) break;
   }
   --waiters_;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/work.h"
+#include "common/deadline.h"
 
 namespace ours {
 
@@ -82,6 +83,9 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   bool may_run() const {
     return running_ ? runner_ == std::this_thread::get_id() : here().calls == nullptr || no_thread_;
   }
+
+  /// Sleeps until something has changed, until `end` at most, or for so long that it is time to ask for interrupts.
+  void sleep(Lock& lock, Clock::time_point end);
 
   /// Gives a comm thread that is in a callback a moment to come back and take what is queued.
   void await_returning_server(Lock& lock);

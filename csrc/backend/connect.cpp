@@ -10,6 +10,7 @@
 #include "collectives/tcp_group.h"
 #include "collectives/tcp_messages.h"
 #include "common/error.h"
+#include "common/interrupts.h"
 #include "common/options.h"
 #include "transport/tcp_mesh.h"
 
@@ -43,28 +44,37 @@ std::string rules_of(Rendezvous& rendezvous) {
   }
 }
 
+std::string no_terms(const Rendezvous& rendezvous) {
+  const Meeting& meeting = rendezvous.meeting();
+  return "rank 0 of " + meeting.group + " did not publish its terms within " + std::to_string(meeting.timeout.count()) +
+         " ms (" + rendezvous.describe_self() + " waited for them). Did it fail?";
+}
+
 Meshes join_meshes(Rendezvous& rendezvous, const std::string& rules) {
   const Meeting& meeting = rendezvous.meeting();
   const auto keys_of_calls = rendezvous.keys("calls");
   const auto keys_of_messages = rendezvous.keys("messages");
   Meshes meshes;
+  const auto join = [&](const std::shared_ptr<StoreKeys>& keys, const TcpConfig& config) {
+    // The mesh would hear of no trouble while it waits for rank 0's terms.
+    if (meeting.rank != 0) rendezvous.fetch(*keys, {kTermsKey}, [&] { return no_terms(rendezvous); });
+    auto mesh = TcpMesh::join(meeting.rank, meeting.size, keys, config, rendezvous.deadline());
+    mesh->introduce(rendezvous.names());
+    return mesh;
+  };
   try {
     TcpConfig config = TcpConfig::from_options(host_of(meeting.store));
     config.plan.rules = rules;
-    meshes.calls = TcpMesh::join(meeting.rank, meeting.size, keys_of_calls, config, rendezvous.deadline());
+    meshes.calls = join(keys_of_calls, config);
     config.plan.streams = 1;
-    meshes.messages = TcpMesh::join(meeting.rank, meeting.size, keys_of_messages, config, rendezvous.deadline());
+    meshes.messages = join(keys_of_messages, config);
   } catch (const TimeoutError&) {
-    throw TimeoutError("rank 0 of " + meeting.group + " did not publish its terms within " +
-                       std::to_string(meeting.timeout.count()) + " ms (" + rendezvous.describe_self() +
-                       " waited for them). Did it fail?");
+    throw;
+  } catch (const PeerError&) {
+    throw;
   } catch (const Error& e) {
-    const std::string error =
-        rendezvous.report(rendezvous.describe_self() + " cannot be reached by ranks on other nodes of " +
-                          meeting.group + ": " + e.what());
-    // Others may wait for rank 0's terms by now; what they find fails them, and then they report in vain.
-    for (const auto& keys : {keys_of_calls, keys_of_messages}) keys->claim(kTermsKey, "none");
-    throw Error(error);
+    rendezvous.fail(rendezvous.describe_self() + " cannot be reached by ranks on other nodes of " + meeting.group +
+                    ": " + e.what());
   }
   TcpMesh::share_failures(meshes.calls, meshes.messages);
   // So that nobody is waited for in vain who found no address, and every rank's first call finds all the others.
@@ -99,10 +109,18 @@ Connections connect_ranks(const Meeting& meeting) {
   if (meeting.size == 1) return {make_solo_group(), make_solo_point_to_point()};
   return with_torch_errors("", [&] {
     Rendezvous rendezvous(meeting);
-    const std::string rules = rules_of(rendezvous);
-    const Topology topology = rendezvous.find_topology();
-    if (topology.nodes() == 1) return connect_within_node(rendezvous, topology);
-    return connect_nodes(rendezvous, topology, rules);
+    try {
+      const std::string rules = rules_of(rendezvous);
+      const Topology topology = rendezvous.find_topology();
+      if (topology.nodes() == 1) return connect_within_node(rendezvous, topology);
+      return connect_nodes(rendezvous, topology, rules);
+    } catch (const Error&) {
+      if (was_interrupted()) {
+        rendezvous.report(rendezvous.describe_self() + " was interrupted while " + meeting.group + " was being made");
+      }
+      throw_interrupt();
+      throw;
+    }
   });
 }
 

@@ -33,13 +33,9 @@ bool DeviceTransferWork::wait(std::chrono::milliseconds timeout) {
   }
   std::unique_lock<std::mutex> lock(mutex_);
   const auto ended = [this] { return done(); };
-  if (timeout.count() <= 0) {
-    cv_.wait(lock, ended);
-  } else if (!cv_.wait_until(lock, Deadline::after(timeout).at(), ended)) {
-    lock.unlock();
-    throw_wait_timeout(timeout);
-  }
+  const bool in_time = await(lock, timeout, ended);
   lock.unlock();
+  if (!in_time) throw_wait_timeout(timeout);
   rethrow();
   return true;
 }
@@ -54,7 +50,7 @@ void DeviceTransferWork::synchronize() {
 void DeviceTransferWork::wait_as_stream() {
   std::unique_lock<std::mutex> lock(mutex_);
   // The gate of a send opens when its memory has been read. That of a receive, too, where the group has failed.
-  cv_.wait(lock, [this] { return done() || (sends() && order_->is_open()); });
+  await(lock, kNoTimeout, [this] { return done() || (sends() && order_->is_open()); });
   counted_on_.store(true);
 }
 

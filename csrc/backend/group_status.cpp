@@ -7,6 +7,7 @@
 
 #include "backend/errors.h"
 #include "common/background_thread.h"
+#include "common/interrupts.h"
 
 namespace ours {
 
@@ -34,6 +35,9 @@ void GroupStatus::check_usable() const {
               ") was forked from the one that made the process group (pid ", pid_,
               ") and cannot use the parent's connections. Start workers with multiprocessing's 'spawn' or "
               "'forkserver', or call init_process_group in the child");
+  TORCH_CHECK(!in_signal_handler(),
+              "a signal handler runs in the middle of an operation of this process and cannot communicate before that "
+              "has ended: let the handler set a flag, and look at it between operations");
   TORCH_CHECK(!closed_.load(), "this process group was shut down", where_,
               "; make a new one with init_process_group or new_group");
 }
@@ -70,6 +74,10 @@ void GroupStatus::run_abort_hooks() {
 void GroupStatus::wait_for_abort_hooks(std::chrono::milliseconds limit) {
   std::unique_lock<std::mutex> lock(hooks_mutex_);
   hooks_returned_.wait_for(lock, limit, [this] { return !hooks_running_; });
+}
+
+void GroupStatus::fail_group(const std::exception_ptr& error) const {
+  if (failer_) failer_(error);
 }
 
 void GroupStatus::set_aborted() {

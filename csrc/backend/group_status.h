@@ -60,6 +60,11 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   void set_on_completion(OnCompletion hook) { on_completion_ = std::make_unique<OnCompletion>(std::move(hook)); }
   const OnCompletion* on_completion() const { return on_completion_.get(); }
 
+  /// Makes an error of a wait the failure of the group, here and on the peers, by what was set before any Work was
+  /// made.
+  void fail_group(const std::exception_ptr& error) const;
+  void set_failer(std::function<void(const std::exception_ptr&)> failer) { failer_ = std::move(failer); }
+
  private:
   void run_abort_hooks();
 
@@ -74,6 +79,7 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   std::mutex hooks_mutex_;
   std::condition_variable hooks_returned_;
   bool hooks_running_ = false;  // guarded by hooks_mutex_
+  std::function<void(const std::exception_ptr&)> failer_;
 };
 
 }  // namespace ours

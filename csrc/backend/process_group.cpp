@@ -10,6 +10,7 @@
 #include "backend/profiling.h"
 #include "backend/tensors.h"
 #include "collectives/select.h"
+#include "common/interrupts.h"
 #include "common/options.h"
 
 namespace ours {
@@ -18,6 +19,15 @@ namespace {
 
 /// The id of our own abort hook, the last to run: to write a trace takes long.
 constexpr int64_t kFlightHook = std::numeric_limits<int64_t>::max();
+
+/// Once in each process, for it reads them once.
+void warn_of_stray_variables() {
+  static const bool kWarned = [] {
+    for (const std::string& complaint : stray_variables(environment_names())) TORCH_WARN(complaint);
+    return true;
+  }();
+  static_cast<void>(kWarned);
+}
 
 /// The end of every error message: which group, and who its ranks are where that is not obvious.
 std::string describe_group(const ProcessGroupOurs::Options& options) {
@@ -42,6 +52,7 @@ ProcessGroupOurs::ProcessGroupOurs(StorePtr store, int rank, int size, c10::intr
   TORCH_CHECK_VALUE(size >= 1 && rank >= 0 && rank < size, "rank ", rank, " in a group of size ", size,
                     ": the rank must be between 0 and size - 1");
   init();
+  warn_of_stray_variables();
   status_ = std::make_shared<GroupStatus>(options_->timeout, describe_group(*options_));
   record_flights();
   queue_ = std::make_shared<CommQueue>(ours::options().comm_thread_affinity, ours::options().comm_nice);
@@ -67,6 +78,9 @@ void ProcessGroupOurs::connect() {
   Connections connections = connect_ranks({store_, rank_, size_, options_->timeout, name, options_->selection});
   group_ = std::move(connections.group);
   point_to_point_ = std::move(connections.messages);
+  status_->set_failer([group = std::weak_ptr<Group>(group_)](const std::exception_ptr& error) {
+    if (const auto alive = group.lock()) alive->fail(error);
+  });
   devices_ = std::make_shared<DeviceSide>(group_);
   transfers_ = std::make_shared<DeviceTransfers>(devices_, point_to_point_, status_);
   GroupRegistry::instance().add(parts());
@@ -89,6 +103,7 @@ void ProcessGroupOurs::shutdown() {
   }
   parts().close();
   parts().wait_closed();
+  throw_interrupt();
 }
 
 void ProcessGroupOurs::abort() {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <sstream>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "common/options.h"
@@ -11,7 +12,8 @@ namespace ours {
 
 namespace {
 
-constexpr const char* kErrorKey = "error";
+/// So long an error waits for the store, which may not answer.
+constexpr std::chrono::seconds kErrorPatience{1};
 
 std::string key_of(const std::string& step, int rank) { return step + '/' + std::to_string(rank); }
 
@@ -24,13 +26,34 @@ int number_in(const std::string& text) {
   }
 }
 
+/// The end of "rank 2 (host node1, pid 4711)" that tells who it is.
+std::string name_in(const std::string& text) { return text.substr(std::min(text.find('('), text.size())); }
+
+std::string number_of_attempt(const Meeting& meeting, Deadline deadline) {
+  const auto number = std::make_shared<int64_t>();
+  ask_store(meeting.store, deadline, {},
+            [number, key = "ours/attempts/" + std::to_string(meeting.rank)](c10d::Store& store, const auto&) {
+              *number = store.add(key, 1);
+            });
+  return std::to_string(*number);
+}
+
 }  // namespace
 
 Rendezvous::Rendezvous(const Meeting& meeting)
     : meeting_(meeting),
       deadline_(Deadline::after(meeting.timeout)),
-      prefix_("ours/" + std::to_string(meeting.store->add("ours/attempts/" + std::to_string(meeting.rank), 1)) + "/"),
-      keys_(meeting.store, prefix_) {}
+      prefix_("ours/" + number_of_attempt(meeting, deadline_) + "/"),
+      trouble_(std::make_shared<Trouble>(prefix_, describe_self(), meeting.group)),
+      keys_(meeting.store, prefix_, terms()) {
+  ask_store(meeting.store, deadline_, {}, [all = trouble_](c10d::Store& store, const auto&) { all->announce(store); });
+}
+
+StoreKeys::Terms Rendezvous::terms() const {
+  // A store that serves thousands has thousands of looks a second to answer.
+  const std::chrono::milliseconds pause(std::clamp(meeting_.size / 8, 10, 100));
+  return {deadline_, [all = trouble_](c10d::Store& store) { all->check(store); }, pause};
+}
 
 std::string Rendezvous::describe_self() const {
   char host[256] = {};
@@ -38,28 +61,39 @@ std::string Rendezvous::describe_self() const {
   return "rank " + std::to_string(meeting_.rank) + " (host " + host + ", pid " + std::to_string(::getpid()) + ")";
 }
 
-c10::intrusive_ptr<c10d::Store> Rendezvous::store(const std::string& name) const {
+StorePtr Rendezvous::store(const std::string& name) const {
   return c10::make_intrusive<c10d::PrefixStore>(prefix_ + name, meeting_.store);
 }
 
 std::shared_ptr<StoreKeys> Rendezvous::keys(const std::string& name) const {
-  return std::make_shared<StoreKeys>(meeting_.store, prefix_ + name + '/');
+  return std::make_shared<StoreKeys>(meeting_.store, prefix_ + name + '/', terms());
 }
 
 Topology Rendezvous::find_topology() {
   std::unique_ptr<NodeProbe> probe;
   try {
     probe = std::make_unique<NodeProbe>();
+  } catch (const MemoryRefused& e) {
+    TORCH_WARN_ONCE(e.what(), ". ", describe_self(), " talks to all ranks over TCP, which is slower");
   } catch (const Error& e) {
     fail(describe_self() + " cannot make shared memory for " + meeting_.group + ": " + e.what());
   }
   // The probe has to last until all have looked at it, which they have once there is a topology.
-  const int leader = find_leader(*probe);
-  const std::string text = round("leader", std::to_string(leader), [](const std::vector<std::string>& words) {
+  const int leader = probe ? find_leader(*probe) : meeting_.rank;
+  const std::string word = std::to_string(leader) + ' ' + name_in(describe_self());
+  std::istringstream result(round("leader", word, [](const std::vector<std::string>& words) {
     std::vector<int> leaders;
-    for (const std::string& word : words) leaders.push_back(number_in(word));
-    return Topology::of(leaders).text();
-  });
+    std::string names;
+    for (const std::string& one : words) {
+      leaders.push_back(number_in(one));
+      names += '\n' + name_in(one);
+    }
+    return Topology::of(leaders).text() + names;
+  }));
+  std::string text;
+  std::getline(result, text);
+  for (std::string name; std::getline(result, name);) names_.push_back(name);
+  if (names_.size() != static_cast<size_t>(meeting_.size)) names_.clear();
   return Topology::parse(text, meeting_.size);
 }
 
@@ -68,7 +102,7 @@ int Rendezvous::find_leader(const NodeProbe& probe) {
   const std::string self = std::to_string(meeting_.rank) + ' ' + probe.address();
   // Who comes first to a place leads those who can read its memory; the others go on to the next place.
   for (int place = 0; place < meeting_.size; ++place) {
-    const std::string leader = keys_.claim("node/" + identity + '/' + std::to_string(place), self);
+    const std::string leader = keys_.claim("node/" + identity + '/' + std::to_string(place), self, deadline_);
     if (leader == self) return meeting_.rank;
     const size_t end = std::min(leader.find(' '), leader.size());
     if (NodeProbe::obstacle(leader.substr(end)).empty()) return number_in(leader);
@@ -97,10 +131,16 @@ std::shared_ptr<NodeSession> Rendezvous::open_node(const Topology& topology) {
     }
   } catch (const TimeoutError&) {
     throw;
+  } catch (const PeerError&) {
+    throw;
   } catch (const Error& e) {
+    // A rank that has died takes its memory with it.
+    glance();
     fail(describe_self() + " cannot share memory with the ranks of its node in " + meeting_.group + ": " + e.what());
   }
-  session->wait_attached(deadline_, [this] { check_error(); });
+  session->wait_attached(deadline_, [this] {
+    if (Clock::now() >= next_glance_) glance();
+  });
   return session;
 }
 
@@ -129,37 +169,65 @@ std::string Rendezvous::round(const std::string& step, const std::string& word,
 
 std::vector<std::string> Rendezvous::await(const std::vector<std::string>& keys,
                                            const std::function<std::string()>& late) {
-  constexpr std::chrono::milliseconds kSlice{5000};
-  while (true) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_.at() - Clock::now());
-    try {
-      return keys_.get_all(keys, Deadline::after(std::clamp(left, std::chrono::milliseconds(1), kSlice)));
-    } catch (const TimeoutError&) {
-      check_error();
-      if (deadline_.passed()) throw TimeoutError(late());
-    }
+  try {
+    return keys_.get_all(keys, deadline_);
+  } catch (const TimeoutError&) {
+    throw TimeoutError(late());
+  }
+}
+
+void Rendezvous::fetch(StoreKeys& keys, const std::vector<std::string>& names,
+                       const std::function<std::string()>& late) {
+  try {
+    keys.fetch(names, deadline_);
+  } catch (const TimeoutError&) {
+    throw TimeoutError(late());
   }
 }
 
 std::string Rendezvous::absent(const std::string& step) {
-  constexpr int kMostNamed = 16;
-  std::string names;
-  int count = 0;
-  for (int rank = 0; rank < meeting_.size && count <= kMostNamed; ++rank) {
-    if (keys_.has(key_of(step, rank))) continue;
-    if (++count <= kMostNamed) names += (names.empty() ? "" : ", ") + std::to_string(rank);
+  constexpr size_t kMostNamed = 16;
+  std::vector<std::string> words;
+  for (int rank = 0; rank < meeting_.size; ++rank) words.push_back(key_of(step, rank));
+  std::vector<size_t> missing;
+  std::string silence;
+  try {
+    missing = keys_.missing(words, kMostNamed + 1, Deadline::after(kErrorPatience));
+  } catch (const Error& e) {
+    silence = std::string(" (nobody knows: ") + e.what() + ')';
   }
-  if (count > kMostNamed) names += " and more";
+  std::string names;
+  for (size_t i = 0; i < std::min(missing.size(), kMostNamed); ++i) {
+    names += (names.empty() ? "" : ", ") + std::to_string(missing[i]);
+  }
+  if (missing.size() > kMostNamed) names += " and more";
   return "rank " + (names.empty() ? "0" : names) + " of " + meeting_.group + " did not publish " +
-         (names.empty() ? "what all others did" : "where it is") + " within " +
+         (names.empty() ? "what all others did" : "where it is") + silence + " within " +
          std::to_string(meeting_.timeout.count()) + " ms (" + describe_self() +
          " waited for it). Was it started, did it fail, and is the store not left over from another run?";
 }
 
-void Rendezvous::check_error() {
-  if (keys_.has(kErrorKey)) throw Error(keys_.get(kErrorKey, deadline_));
+void Rendezvous::glance() {
+  constexpr std::chrono::milliseconds kBetweenGlances{200};
+  try {
+    ask_store(meeting_.store, Deadline::after(kErrorPatience), {},
+              [all = trouble_](c10d::Store& store, const auto&) { all->check(store); });
+    next_glance_ = Clock::now() + kBetweenGlances;
+  } catch (const TimeoutError&) {
+    next_glance_ = Deadline::never().at();  // a store that does not answer keeps nobody from going on
+  }
 }
 
-std::string Rendezvous::report(const std::string& message) { return keys_.claim(kErrorKey, message); }
+std::string Rendezvous::report(const std::string& message) {
+  const auto first = std::make_shared<std::string>();
+  try {
+    ask_store(
+        meeting_.store, Deadline::after(kErrorPatience), {},
+        [first, message, all = trouble_](c10d::Store& store, const auto&) { *first = all->report(store, message); });
+    return *first;
+  } catch (const Error&) {
+    return message;  // the others find out at their timeouts
+  }
+}
 
 }  // namespace ours

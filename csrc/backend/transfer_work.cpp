@@ -75,14 +75,10 @@ bool TransferWork::wait(std::chrono::milliseconds timeout) {
   }
   std::unique_lock<std::mutex> lock(mutex_);
   const auto ended = [this] { return done(); };
-  if (timeout.count() <= 0) {
-    // The transfer may be done on another thread that has yet to call end().
-    cv_.wait(lock, ended);
-  } else if (!cv_.wait_until(lock, Deadline::after(timeout).at(), ended)) {
-    lock.unlock();
-    throw_wait_timeout(timeout);
-  }
+  // Without a timeout, too: the transfer may be done on another thread that has yet to call end().
+  const bool in_time = await(lock, timeout, ended);
   lock.unlock();
+  if (!in_time) throw_wait_timeout(timeout);
   rethrow();
   return true;
 }

@@ -1,7 +1,13 @@
 #include "backend/work.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+
 #include "backend/errors.h"
 #include "backend/profiling.h"
+#include "common/error.h"
+#include "common/interrupts.h"
 
 namespace ours {
 
@@ -114,7 +120,34 @@ void OursWork::tell_hooks() noexcept {
 }
 
 void OursWork::rethrow() const {
+  throw_interrupt();
   if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+}
+
+void OursWork::interrupt(const std::string& name) const {
+  char host[256] = {};
+  ::gethostname(host, sizeof(host) - 1);
+  status_->fail_group(std::make_exception_ptr(Error("rank " + std::to_string(rank_) + " (host " + host + ", pid " +
+                                                    std::to_string(::getpid()) + ") was interrupted (" + name +
+                                                    ") while it waited for " + name_of(op_) +
+                                                    ". The group cannot be used any more; make a new one")));
+}
+
+bool OursWork::await(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds timeout,
+                     const std::function<bool()>& ended) {
+  const Deadline deadline = timeout.count() > 0 ? Deadline::after(timeout) : Deadline::never();
+  Interrupts interrupts;
+  while (!cv_.wait_until(lock, std::min(deadline.at(), Clock::now() + Interrupts::kBetweenLooks), ended)) {
+    if (deadline.passed()) return false;
+    lock.unlock();
+    const std::string name = interrupts.look();
+    if (!name.empty()) {
+      interrupt(name);
+      throw_interrupt();
+    }
+    lock.lock();
+  }
+  return true;
 }
 
 void OursWork::throw_wait_timeout(std::chrono::milliseconds waited) const {

@@ -47,6 +47,9 @@ class OursWork : public c10d::Work, public Timed {
   /// Its entry in the FlightRecorder, if there is one; before it starts.
   void set_flight(std::optional<FlightLog::Entry> flight) { flight_ = flight; }
 
+  /// A signal handler has raised `name` while this rank waited for the Work: the group fails, here and on the peers.
+  void interrupt(const std::string& name) const;
+
   bool done() const { return done_.load(std::memory_order_acquire); }
 
  protected:
@@ -73,8 +76,12 @@ class OursWork : public c10d::Work, public Timed {
 
   GroupStatus& status() const { return *status_; }
 
-  /// Rethrows the Work's error, if it has one.
+  /// Throws what a signal handler raised while this thread waited; else rethrows the Work's error, if it has one.
   void rethrow() const;
+
+  /// Waits under a lock of mutex_ until `ended` holds, which is told through cv_; false where `timeout` (0: none)
+  /// passed before. What a signal handler raises meanwhile fails the group and is thrown.
+  bool await(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds timeout, const std::function<bool()>& ended);
 
   [[noreturn]] void throw_wait_timeout(std::chrono::milliseconds waited) const;
 

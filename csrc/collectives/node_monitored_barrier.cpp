@@ -58,9 +58,13 @@ bool NodeGroup::await_monitor(int r, uint32_t number, Deadline deadline) {
     return static_cast<int32_t>(count - number) >= 0;
   };
   bool given_up = false;
+  Interrupts interrupts;
   wait_on(
       session_->block(r).monitor, session_->wait_policy(), deadline, [&] { return given_up || reached(); },
-      [&] { given_up = session_->failure().failed() || session_->absence(r) != nullptr || deadline.passed(); });
+      [&] {
+        given_up = session_->failure().failed() || session_->absence(r) != nullptr || deadline.passed();
+        session_->check_interrupts(interrupts, [] { return std::string("monitored_barrier"); });
+      });
   return reached();
 }
 

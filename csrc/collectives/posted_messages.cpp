@@ -4,6 +4,7 @@
 
 #include "common/background_thread.h"
 #include "common/error.h"
+#include "common/interrupts.h"
 
 namespace ours {
 
@@ -131,6 +132,7 @@ void PostedMessages::leave_to_background(Lock& lock) {
 template <class Stop>
 void PostedMessages::drive(int* counter, Stop&& stop) {
   bool time_to_look = false;
+  Interrupts interrupts;
   while (!stop()) {
     // Read before progress(): what arrives later changes it, and ends the rest.
     const uint32_t heard = carrier_->heard();
@@ -142,6 +144,11 @@ void PostedMessages::drive(int* counter, Stop&& stop) {
     }
     lock.unlock();
     time_to_look = carrier_->rest([&] { return stop() || carrier_->heard() != heard; });
+    if (const std::string name = interrupts.look(); !name.empty()) {
+      carrier_->fail(FailureKind::System, carrier_->describe_self() + " was interrupted (" + name +
+                                              ") while it waited for a message. The group cannot be used any more; "
+                                              "make a new one");
+    }
   }
 }
 

@@ -16,6 +16,8 @@ class Deadline {
     return Deadline(std::clamp<std::chrono::milliseconds>(timeout, -kNever, kNever));
   }
 
+  static Deadline never() { return after(std::chrono::milliseconds::max()); }
+
   bool passed() const { return Clock::now() >= at_; }
   Clock::time_point at() const { return at_; }
   std::chrono::milliseconds timeout() const { return timeout_; }

@@ -2,11 +2,13 @@
 
 #include <system_error>
 
+#include "common/descriptors.h"
+
 namespace ours {
 
 // std::generic_category is used because strerror() is not safe among threads.
 SystemError::SystemError(const std::string& what, int errno_value)
     : Error(what + ": " + std::generic_category().message(errno_value) + " (errno " + std::to_string(errno_value) +
-            ")") {}
+            ")" + (is_lack_of_descriptors(errno_value) ? ". " + describe_descriptors() : "")) {}
 
 }  // namespace ours

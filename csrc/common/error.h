@@ -22,7 +22,7 @@ class InvalidArgument : public Error {
 /// The operating system refused something (memory, descriptors, mappings). Becomes DistBackendError.
 class SystemError : public Error {
  public:
-  /// Appends strerror(errno_value) to `what`.
+  /// Appends strerror(errno_value) to `what`, and how many descriptors there are where they have run out.
   SystemError(const std::string& what, int errno_value);
 };
 

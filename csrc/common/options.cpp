@@ -1,10 +1,14 @@
 #include "common/options.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
 #include <cstdlib>
+#include <iterator>
+#include <numeric>
 #include <optional>
 
 #include "common/error.h"
@@ -21,7 +25,8 @@ std::optional<int64_t> parse_integer(const std::string& text, int64_t low, int64
   return value;
 }
 
-constexpr int64_t kMaxBytes = int64_t{1} << 40;
+/// Of shared memory that a rank may be told to take. What is more is a slip of the pen.
+constexpr int64_t kMaxBytes = int64_t{1} << 30;
 constexpr int kMaxCpu = 1 << 16;
 
 /// A number of bytes with an optional suffix K, M or G (powers of 1024), or nothing.
@@ -55,6 +60,25 @@ std::optional<std::vector<int>> parse_cpus(const std::string& text) {
     begin = comma + 1;
   }
   return cpus;
+}
+
+/// What begins so is read when the package is built, or by its tests and benchmarks.
+constexpr const char* kOfOthers[] = {"OURS_WITH_", "OURS_WERROR", "OURS_CUDA_ARCHITECTURES", "OURS_TEST_",
+                                     "OURS_BENCHMARK_"};
+
+/// How many letters have to be put in, left out or replaced to make one text of the other (Levenshtein).
+size_t edits_between(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = row[0]++;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
 }
 
 std::string join(const std::vector<int>& numbers) {
@@ -106,7 +130,7 @@ OptionRow integer_row(const char* name, const char* accepted, const char* help) 
 
 template <auto Field>
 OptionRow bytes_row(const char* name, const char* help) {
-  return {name, "bytes (suffix K, M or G allowed), 0 = automatic", help,
+  return {name, "bytes up to 1G (suffix K, M or G allowed), 0 = automatic", help,
           [](const std::string& text, Options& options) {
             const auto value = parse_bytes(text);
             if (value) options.*Field = *value;
@@ -283,6 +307,32 @@ Options parse_options(const std::function<const char*(const char*)>& lookup) {
     }
   }
   return options;
+}
+
+std::vector<std::string> stray_variables(const std::vector<std::string>& names) {
+  std::vector<std::string> known;
+  for (const OptionRow& row : option_rows()) known.emplace_back(row.name);
+  std::vector<std::string> complaints;
+  for (const std::string& name : names) {
+    const auto begins = [&](const char* prefix) { return name.rfind(prefix, 0) == 0; };
+    if (!begins("OURS_") || std::any_of(std::begin(kOfOthers), std::end(kOfOthers), begins)) continue;
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const auto nearest = std::min_element(known.begin(), known.end(), [&](const auto& a, const auto& b) {
+      return edits_between(name, a) < edits_between(name, b);
+    });
+    complaints.push_back(name + " is set, but nothing reads it. Did you mean " + *nearest +
+                         "? `python -m ourddp options` lists all");
+  }
+  return complaints;
+}
+
+std::vector<std::string> environment_names() {
+  std::vector<std::string> names;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    names.push_back(text.substr(0, text.find('=')));
+  }
+  return names;
 }
 
 const Options& options() {

@@ -68,6 +68,13 @@ const std::vector<OptionRow>& option_rows();
 /// Throws InvalidArgument naming the variable, its value and what is accepted.
 Options parse_options(const std::function<const char*(const char*)>& lookup);
 
+/// A sentence for each of `names` that begins with OURS_ and that nothing reads, with the name that may have been
+/// meant.
+std::vector<std::string> stray_variables(const std::vector<std::string>& names);
+
+/// The names of all variables in this process's environment.
+std::vector<std::string> environment_names();
+
 /// The options of this process, read from its environment on the first call. Throws as parse_options().
 const Options& options();
 

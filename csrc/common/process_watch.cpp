@@ -1,43 +1,112 @@
 #include "common/process_watch.h"
 
+#include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <fstream>
+#include <iterator>
+#include <map>
+#include <mutex>
 #include <string>
+
+#include "common/descriptors.h"
 
 namespace ours {
 
 namespace {
 
-bool ended_by_proc(pid_t pid) {
-  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-  std::string text;
-  if (!std::getline(stat, text)) return true;
+/// Nobody has that number any more. It takes no descriptor to ask, but a zombie has its number still.
+bool is_gone(pid_t pid) { return ::kill(pid, 0) != 0 && errno == ESRCH; }
+
+/// Whether /proc/<pid>/stat, which belongs to one process and not to its number, says that it has ended.
+bool ended_by_stat(int fd, pid_t pid) {
+  char text[512];
+  const ssize_t length = ::pread(fd, text, sizeof(text), 0);
+  if (length <= 0) return (length < 0 && errno == ESRCH) || is_gone(pid);
   // The name may hold blanks and parentheses; the state is the letter after the last one.
-  const auto close = text.rfind(')');
-  if (close == std::string::npos || close + 2 >= text.size()) return false;
-  const char state = text[close + 2];
+  const std::string line(text, static_cast<size_t>(length));
+  const auto close = line.rfind(')');
+  if (close == std::string::npos || close + 2 >= line.size()) return false;
+  const char state = line[close + 2];
   return state == 'Z' || state == 'X';
 }
 
 }  // namespace
 
-ProcessWatch::ProcessWatch(pid_t pid) : pid_(pid) {
+/// One process, whoever watches it.
+class ProcessWatch::Watched {
+ public:
+  explicit Watched(pid_t pid) : pid_(pid) {
 #ifdef SYS_pidfd_open
-  pidfd_ = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-  if (!pidfd_.valid() && errno == ESRCH) ended_at_start_ = true;
+    pidfd_ = Fd(with_descriptors([&] { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }));
+    if (pidfd_.valid()) return;
+    if (errno == ESRCH) {
+      ended_at_start_ = true;
+      return;
+    }
 #endif
+    // Kept open, so that neither a lack of descriptors nor a new process with that number can mislead.
+    const std::string path = "/proc/" + std::to_string(pid) + "/stat";
+    stat_ = Fd(with_descriptors([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+  }
+
+  bool ended() const {
+    if (ended_at_start_) return true;
+    if (pidfd_.valid()) {
+      pollfd poll_me{pidfd_.get(), POLLIN, 0};
+      return ::poll(&poll_me, 1, 0) > 0 && (poll_me.revents & POLLIN) != 0;
+    }
+    return stat_.valid() ? ended_by_stat(stat_.get(), pid_) : is_gone(pid_);
+  }
+
+  static std::shared_ptr<Watched> of(pid_t pid);
+
+ private:
+  const pid_t pid_;
+  Fd pidfd_;  // invalid where the kernel has no pidfd_open, or there was no descriptor left
+  Fd stat_;   // of such a process
+  bool ended_at_start_ = false;
+};
+
+namespace {
+
+/// Never destroyed: groups may outlive main(). A fork must not find it locked.
+template <class Watched>
+struct Registry {
+  std::mutex mutex;
+  std::map<pid_t, std::weak_ptr<Watched>> by_pid;
+
+  static Registry& get() {
+    static Registry* const kRegistry = [] {
+      auto* const made = new Registry;
+      ::pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); }, [] { get().mutex.unlock(); });
+      return made;
+    }();
+    return *kRegistry;
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<ProcessWatch::Watched> ProcessWatch::Watched::of(pid_t pid) {
+  auto& all = Registry<Watched>::get();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  for (auto one = all.by_pid.begin(); one != all.by_pid.end();) {
+    one = one->second.expired() ? all.by_pid.erase(one) : std::next(one);
+  }
+  std::shared_ptr<Watched> known = all.by_pid[pid].lock();
+  // After its end, another process may have got its number.
+  if (known && !known->ended()) return known;
+  all.by_pid[pid] = known = std::make_shared<Watched>(pid);
+  return known;
 }
 
-bool ProcessWatch::ended() const {
-  if (pid_ == 0) return false;
-  if (ended_at_start_) return true;
-  if (!pidfd_.valid()) return ended_by_proc(pid_);
-  pollfd poll_me{pidfd_.get(), POLLIN, 0};
-  return ::poll(&poll_me, 1, 0) > 0 && (poll_me.revents & POLLIN) != 0;
-}
+ProcessWatch::ProcessWatch(pid_t pid) : watched_(Watched::of(pid)) {}
+
+bool ProcessWatch::ended() const { return watched_ && watched_->ended(); }
 
 }  // namespace ours

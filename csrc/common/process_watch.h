@@ -2,11 +2,15 @@
 
 #include <sys/types.h>
 
+#include <memory>
+
 #include "common/fd.h"
 
 namespace ours {
 
-/// Tells whether one process still runs. A process that ended but was not reaped yet (a zombie) counts as ended.
+/// Tells whether one process still runs. A process that ended but was not reaped yet (a zombie) counts as ended; one of
+/// which nothing can be found out, for want of a descriptor, say, does not. All watches of a process share one
+/// descriptor, however many groups it is in.
 class ProcessWatch {
  public:
   ProcessWatch() = default;
@@ -15,9 +19,9 @@ class ProcessWatch {
   bool ended() const;
 
  private:
-  pid_t pid_ = 0;
-  Fd pidfd_;  // invalid where the kernel has no pidfd_open; then /proc is read
-  bool ended_at_start_ = false;
+  class Watched;
+
+  std::shared_ptr<Watched> watched_;  // null: no process
 };
 
 }  // namespace ours

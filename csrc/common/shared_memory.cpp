@@ -4,25 +4,82 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 
-#include "common/error.h"
+#include "common/descriptors.h"
 
 namespace ours {
 
-std::shared_ptr<SharedMemory> SharedMemory::create(size_t bytes) {
-  Fd fd(::memfd_create("ours", MFD_CLOEXEC));
-  if (!fd.valid()) throw SystemError("cannot create shared memory (memfd_create)", errno);
+namespace {
+
+// Of Linux 6.3; older headers lack it.
+constexpr unsigned kNoExecSeal = 0x0008;
+
+/// Small enough for the slowest machine between two ticks of a profiler's timer.
+constexpr size_t kLeastPiece = size_t{64} << 10;
+constexpr size_t kMostPiece = size_t{16} << 20;
+
+int open_memory_file(const char* name) {
+  // Where the administrator allows nothing else (vm.memfd_noexec=2), the file has to say that it holds no programs.
+  const int fd = with_descriptors([&] { return ::memfd_create(name, MFD_CLOEXEC | kNoExecSeal); });
+  if (fd >= 0 || errno != EINVAL) return fd;
+  return with_descriptors([&] { return ::memfd_create(name, MFD_CLOEXEC); });
+}
+
+}  // namespace
+
+Fd make_memory_file(const char* name, size_t bytes) {
+  Fd fd(open_memory_file(name));
+  if (!fd.valid()) {
+    const bool refused = errno == EPERM || errno == EACCES || errno == ENOSYS;
+    const char* const what = "cannot create shared memory (memfd_create)";
+    if (refused) throw MemoryRefused(what, errno);
+    throw SystemError(what, errno);
+  }
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     throw SystemError("cannot size shared memory to " + std::to_string(bytes) + " bytes (ftruncate)", errno);
   }
   // Owner only: the link in /proc is followed with the permissions of the file itself.
   if (::fchmod(fd.get(), 0600) != 0) throw SystemError("cannot protect shared memory (fchmod)", errno);
-  return std::shared_ptr<SharedMemory>(new SharedMemory(std::move(fd), bytes));
+  return fd;
+}
+
+int reserve_in_pieces(size_t offset, size_t bytes, const std::function<int(size_t, size_t)>& take) {
+  size_t piece = kMostPiece;
+  for (size_t done = 0; done < bytes;) {
+    const size_t next = std::min(piece, bytes - done);
+    if (take(offset + done, next) == 0) {
+      done += next;
+    } else if (errno == EINTR) {
+      piece = std::max(piece / 2, kLeastPiece);
+    } else {
+      return errno;
+    }
+  }
+  return 0;
+}
+
+void reserve_memory(int fd, size_t offset, size_t bytes) {
+  const int error = reserve_in_pieces(offset, bytes, [fd](size_t at, size_t count) {
+    return ::fallocate(fd, 0, static_cast<off_t>(at), static_cast<off_t>(count));
+  });
+  if (error == 0) return;
+  ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  throw SystemError("cannot reserve " + std::to_string(bytes) + " bytes of shared memory; raise the job's memory limit",
+                    error);
+}
+
+std::shared_ptr<SharedMemory> SharedMemory::create(size_t bytes) {
+  return std::shared_ptr<SharedMemory>(new SharedMemory(make_memory_file("ours", bytes), bytes));
+}
+
+std::shared_ptr<SharedMemory> SharedMemory::create_alone(size_t bytes) {
+  return std::shared_ptr<SharedMemory>(new SharedMemory(Fd(), bytes));
 }
 
 std::shared_ptr<SharedMemory> SharedMemory::open(const std::string& path) {
-  Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  Fd fd(with_descriptors([&] { return ::open(path.c_str(), O_RDWR | O_CLOEXEC); }));
   if (!fd.valid()) throw SystemError("cannot open a peer's shared memory at " + path, errno);
   struct stat info{};
   if (::fstat(fd.get(), &info) != 0) throw SystemError("cannot inspect a peer's shared memory at " + path, errno);
@@ -31,7 +88,8 @@ std::shared_ptr<SharedMemory> SharedMemory::open(const std::string& path) {
 }
 
 SharedMemory::SharedMemory(Fd fd, size_t bytes) : fd_(std::move(fd)), bytes_(bytes) {
-  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+  const int flags = MAP_SHARED | (fd_.valid() ? 0 : MAP_ANONYMOUS | MAP_NORESERVE);
+  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd_.get(), 0);
   if (address == MAP_FAILED)
     throw SystemError("cannot map " + std::to_string(bytes) + " bytes of shared memory", errno);
   data_ = static_cast<std::byte*>(address);
@@ -42,12 +100,7 @@ SharedMemory::~SharedMemory() {
 }
 
 void SharedMemory::reserve(size_t offset, size_t bytes) {
-  while (::fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
-    if (errno == EINTR) continue;
-    throw SystemError("cannot reserve " + std::to_string(bytes) +
-                          " bytes of shared memory; raise the job's memory limit or lower OURS_CHUNK_BYTES",
-                      errno);
-  }
+  if (fd_.valid()) reserve_memory(fd_.get(), offset, bytes);
 }
 
 }  // namespace ours

@@ -1,8 +1,11 @@
 #include <pybind11/chrono.h>
+#include <sys/syscall.h>
 #include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
 
 #include "backend/process_group.h"
 #include "backend/unlocked.h"
+#include "common/interrupts.h"
 #include "python/bind.h"
 
 namespace py = pybind11;
@@ -26,6 +29,16 @@ void run_without_gil(const std::function<void()>& wait) {
   if (PyGILState_Check() == 0) return wait();
   py::gil_scoped_release unlocked;
   wait();
+}
+
+/// Python runs the handlers of signals on its main thread, when that asks for them.
+Interrupt run_signal_handlers() {
+  const bool is_main = ::syscall(SYS_gettid) == ::getpid();
+  if (!is_main || Py_IsInitialized() == 0) return {};
+  const py::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() == 0) return {};
+  const py::error_already_set raised;
+  return {raised.type().attr("__name__").cast<std::string>(), std::make_exception_ptr(raised)};
 }
 
 c10::intrusive_ptr<ProcessGroupOurs> create_backend(const c10d::DistributedBackendOptions& dist_options,
@@ -53,6 +66,7 @@ void bind_backend(py::module_& module) {
   const py::module_ c10d = py::module_::import("torch._C._distributed_c10d");
   close_groups_at_exit();
   set_unlocker(run_without_gil);
+  set_interrupt_check(run_signal_handlers);
 
   auto group = py::class_<ProcessGroupOurs, c10d::Backend, c10::intrusive_ptr<ProcessGroupOurs>>(
       module, "ProcessGroupOurs",

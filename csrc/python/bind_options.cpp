@@ -42,6 +42,8 @@ void bind_options(py::module_& module) {
   module.def(
       "option_values", [] { return show(options()); },
       "The options in force, by variable. Raises ValueError if a variable has a value that is not accepted.");
+  module.def("stray_variables", &stray_variables, py::arg("names"),
+             "A sentence for each of `names` that begins with OURS_ and that nothing reads.");
   module.def(
       "parse_options",
       [](const std::map<std::string, std::string>& environment) { return show(parse_dict(environment)); },

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "common/deadline.h"
+#include "common/error.h"
 
 namespace ours {
 
@@ -14,9 +16,25 @@ class KeyValues {
 
   virtual void set(const std::string& key, const std::string& value) = 0;
 
-  /// Waits until somebody has set the key. Throws TimeoutError when the deadline passes, which is often near: who
-  /// waits for a key looks after its connections meanwhile.
+  /// Waits until somebody has set the key. Throws TimeoutError when the deadline passes.
   virtual std::string get(const std::string& key, Deadline deadline) = 0;
+
+  /// The same for a caller who has something to look after: calls `look_around` about every 50 ms, which may throw to
+  /// end the wait.
+  virtual std::string await(const std::string& key, Deadline deadline, const std::function<void()>& look_around) {
+    constexpr std::chrono::milliseconds kSlice{50};
+    while (true) {
+      try {
+        return get(key, Deadline::after(kSlice));
+      } catch (const TimeoutError&) {
+        look_around();
+        if (deadline.passed()) throw;
+      }
+    }
+  }
+
+  /// The value of the key as far as it is known without asking anybody, or an empty string. Never waits.
+  virtual std::string known(const std::string& /*key*/) { return ""; }
 };
 
 }  // namespace ours

@@ -7,11 +7,15 @@ void NodeBarrier::sync(Deadline deadline, const std::function<std::string()>& wh
   ++epoch_;
   // The store inside signal() is also the release of everything published.
   signal(session_.self().arrival[parity()].number, epoch_);
+  Interrupts interrupts;
   for (int r = 0; r < session_.size(); ++r) {
     if (r == session_.rank()) continue;
     wait_on(
         session_.block(r).arrival[parity()].number, session_.wait_policy(), deadline, [&] { return arrived(r); },
-        [&] { look_around(deadline, what); });
+        [&] {
+          look_around(deadline, what);
+          session_.check_interrupts(interrupts, what);
+        });
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "common/error.h"
 #include "common/huge_pages.h"
+#include "common/shared_memory.h"
 
 namespace ours {
 
@@ -61,12 +62,7 @@ struct ForkGuard {
 };
 
 Fd NodeHeap::create_file(int ranks) {
-  Fd file(::memfd_create("ours_heap", MFD_CLOEXEC));
-  if (!file.valid()) throw SystemError("cannot create shared memory (memfd_create)", errno);
-  if (::ftruncate(file.get(), file_offset(ranks, 0)) != 0 || ::fchmod(file.get(), 0600) != 0) {
-    throw SystemError("cannot size or protect shared memory (ftruncate, fchmod)", errno);
-  }
-  return file;
+  return make_memory_file("ours_heap", static_cast<size_t>(file_offset(ranks, 0)));
 }
 
 NodeHeap::NodeHeap(int rank, int ranks, Fd file, bool huge_pages)
@@ -99,12 +95,11 @@ std::byte* NodeHeap::allocate(size_t bytes) {
   std::byte* const base = arena(rank_);
   const uint64_t offset = take(pages);
   // Now, so that a later access cannot die of SIGBUS.
-  while (::fallocate(file_.get(), 0, file_offset(rank_, offset), static_cast<off_t>(pages)) != 0) {
-    if (errno == EINTR) continue;
-    const int error = errno;
+  try {
+    reserve_memory(file_.get(), static_cast<size_t>(file_offset(rank_, offset)), pages);
+  } catch (...) {
     give(offset, pages);
-    throw SystemError(
-        "cannot reserve " + std::to_string(pages) + " bytes of shared memory; raise the job's memory limit", error);
+    throw;
   }
   used_[offset] = pages;
   if (huge_pages_) move_full_pages(offset, pages);

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "transport/own_cores.h"
+
 // What lies where in the shared segment of one group on one node. Everything here is read by other processes, so it is
 // plain memory with lock-free atomics; sizes follow from (ranks, chunk, ring) alone.
 //
@@ -70,6 +72,7 @@ struct alignas(kCacheLine) RankBlock {
   std::atomic<uint32_t> state;  ///< RankState
   int32_t pid;
   char host[64];
+  CoreShare cores;
 };
 
 /// A part of a rank's buffer: where it lies in the rank's arena (see NodeHeap).

@@ -9,8 +9,11 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
+#include "common/descriptors.h"
+#include "common/machine_share.h"
 #include "common/options.h"
 
 namespace ours {
@@ -30,23 +33,24 @@ std::string host_name() {
   return name;
 }
 
-/// Cores that this process may run on.
-int available_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return CPU_COUNT(&set);
-}
-
-WaitPolicy wait_policy_for(int ranks) {
+WaitPolicy wait_policy_for(bool have_own_cores) {
   // Even ranks that could have a core each are now and then put on the same one by the scheduler: after a moment of
   // spinning, which saves the system call where the answer is near, everybody yields.
   constexpr std::chrono::microseconds kBriefly{2};
   WaitPolicy policy;
   policy.awake = std::chrono::microseconds(options().yield_us);
   if (options().spin == Setting::On) policy.spin = policy.awake;
-  if (options().spin == Setting::Auto && available_cores() >= ranks) policy.spin = kBriefly;
+  if (options().spin == Setting::Auto && have_own_cores) policy.spin = kBriefly;
   return policy;
+}
+
+std::shared_ptr<SharedMemory> create_memory(int ranks, size_t bytes) {
+  try {
+    return SharedMemory::create(bytes);
+  } catch (const MemoryRefused&) {
+    if (ranks > 1) throw;
+    return SharedMemory::create_alone(bytes);  // nobody is to open it
+  }
 }
 
 Fd create_heap_file(int ranks) {
@@ -61,7 +65,7 @@ Fd create_heap_file(int ranks) {
 Fd open_heap_file(const SegmentHeader& header) {
   if (header.heap_fd < 0) return Fd();
   const std::string path = "/proc/" + std::to_string(header.leader_pid) + "/fd/" + std::to_string(header.heap_fd);
-  return Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  return Fd(with_descriptors([&] { return ::open(path.c_str(), O_RDWR | O_CLOEXEC); }));
 }
 
 /// The parts of an address.
@@ -92,6 +96,17 @@ struct Address {
   }
 };
 
+/// The ranks reserve their parts one by one. Where there is not enough for all, the system would end some process, and
+/// not always one of these.
+void check_room(const NodeLayout& layout) {
+  const std::optional<MemoryRoom> room = memory_room();
+  if (!room || layout.channels() <= room->bytes) return;
+  throw Error("the shared memory of " + std::to_string(layout.ranks) + " ranks takes " +
+              std::to_string(layout.channels() >> 20) + " MiB with chunks of " + std::to_string(layout.chunk_bytes) +
+              " bytes, but there are only " + std::to_string(room->bytes >> 20) + " MiB (" + room->source +
+              "). Set OURS_CHUNK_BYTES to less, 512K say, or give the job more memory");
+}
+
 NodeLayout layout_of(const SegmentHeader& header) {
   return NodeLayout{header.ranks, header.chunk_bytes, header.ring_bytes};
 }
@@ -119,7 +134,8 @@ NodeConfig NodeConfig::from_options(int ranks) {
 
 std::shared_ptr<NodeSession> NodeSession::create(int rank, int size, const NodeConfig& config) {
   const NodeLayout layout{static_cast<size_t>(size), config.chunk_bytes, config.ring_bytes};
-  auto memory = SharedMemory::create(layout.total());
+  check_room(layout);
+  auto memory = create_memory(size, layout.total());
   memory->reserve(0, layout.stages());
   auto* header = reinterpret_cast<SegmentHeader*>(memory->data());
   header->magic = kSegmentMagic;
@@ -164,7 +180,7 @@ std::shared_ptr<NodeSession> NodeSession::open(int rank, int size, const std::st
 NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory, Fd heap_file)
     : rank_(rank), size_(size), memory_(std::move(memory)), watches_(static_cast<size_t>(size)), owner_(::getpid()) {
   layout_ = layout_of(header());
-  wait_policy_ = wait_policy_for(size);
+  wait_policy_ = wait_policy_for(false);
   if (!heap_file.valid()) heap_file = open_heap_file(header());
   if (heap_file.valid()) heap_ = std::make_shared<NodeHeap>(rank, size, std::move(heap_file), options().huge_pages);
   failure_ = std::make_unique<NodeFailure>(header(), &block(0), size);
@@ -181,6 +197,7 @@ void NodeSession::attach() {
   me.pid = owner_;
   const std::string host = host_name();
   std::memcpy(me.host, host.data(), std::min(host.size(), sizeof(me.host) - 1));
+  me.cores = own_share();
   me.state.store(kAttached, std::memory_order_release);
   signal(header().attached);
 }
@@ -199,9 +216,11 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
   const auto all = [&] {
     return header().attached.value.load(std::memory_order_acquire) >= static_cast<uint32_t>(size_);
   };
+  Interrupts interrupts;
   wait_on(header().attached, wait_policy_, deadline, all, [&] {
     poll();
     failure_->check();
+    check_interrupts(interrupts, [] { return std::string("the making of the group"); });
     if (!deadline.passed()) return;
     std::string absent;
     for (int r = 0; r < size_; ++r) {
@@ -210,11 +229,15 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
     throw TimeoutError("not all ranks joined the group within " + std::to_string(deadline.timeout().count()) +
                        " ms; absent: rank " + absent + ". Were they started, and did they fail?");
   });
+  want_descriptors(static_cast<size_t>(size_));
+  std::vector<CoreShare> shares;
   for (int r = 0; r < size_; ++r) {
-    // Acquire: the peer's pid and host are read below.
+    // Acquire: the peer's pid, host and cores are read below.
     while (block(r).state.load(std::memory_order_acquire) == kAbsent) ::sched_yield();
     if (r != rank_ && block(r).pid != owner_) watches_[static_cast<size_t>(r)] = ProcessWatch(block(r).pid);
+    shares.push_back(block(r).cores);
   }
+  wait_policy_ = wait_policy_for(have_own_cores(shares));
 }
 
 void NodeSession::leave() noexcept {
@@ -245,6 +268,13 @@ const char* NodeSession::absence(int rank) const {
   }
   if (watches_[static_cast<size_t>(rank)].ended()) return "died";
   return nullptr;
+}
+
+void NodeSession::check_interrupts(Interrupts& interrupts, const std::function<std::string()>& what) {
+  const std::string name = interrupts.look();
+  if (name.empty()) return;
+  failure_->raise(FailureKind::System, describe(rank_) + " was interrupted (" + name + ") during " + what() +
+                                           ". The group cannot be used any more; make a new one");
 }
 
 void NodeSession::lost(int rank, const char* why, const std::string& what) {

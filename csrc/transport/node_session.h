@@ -8,6 +8,7 @@
 #include "common/deadline.h"
 #include "common/error.h"
 #include "common/fd.h"
+#include "common/interrupts.h"
 #include "common/process_watch.h"
 #include "common/shared_memory.h"
 #include "transport/node_failure.h"
@@ -107,6 +108,9 @@ class NodeSession {
 
   /// Why `rank` will never arrive, as a sentence's end ("died", "left the group ..."), or null while it may.
   const char* absence(int rank) const;
+
+  /// Lets handlers of signals run. What one raises fails the group, and is thrown as its failure. `what` is under way.
+  void check_interrupts(Interrupts& interrupts, const std::function<std::string()>& what);
 
   /// Makes it the failure of the group that `rank` will never arrive, for that reason, and throws it. `what` was under
   /// way.

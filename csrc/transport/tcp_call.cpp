@@ -179,8 +179,8 @@ void TcpCall::fail(const std::exception_ptr& error) noexcept {
 }
 
 std::string TcpCall::names_of(const std::vector<uint32_t>& ranks) {
-  TcpMesh::Lock lock(mesh_.mutex_);
-  return mesh_.names_of(ranks, lock);
+  const TcpMesh::Lock lock(mesh_.mutex_);
+  return mesh_.names_of(ranks);
 }
 
 void TcpCall::expect(int peer, bool expected) {
@@ -191,6 +191,7 @@ void TcpCall::expect(int peer, bool expected) {
 void TcpCall::run(const std::function<bool()>& step) {
   const WaitPolicy policy = tcp_wait_policy();
   std::optional<Awake> awake(policy);
+  Interrupts interrupts;
   // Who gives its core to somebody who computes gets it back late; one who sleeps gets it as soon as data is there.
   bool over = false;
   while (true) {
@@ -202,7 +203,8 @@ void TcpCall::run(const std::function<bool()>& step) {
     if (mesh_.left_.load()) throw Error("this rank has left the group");
     mesh_.check_peers();
     const auto now = Clock::now();
-    if (now >= facts_.deadline.at()) mesh_.time_out(lock_, facts_.deadline, facts_.what());
+    if (now >= facts_.deadline.at()) mesh_.time_out(facts_.deadline, facts_.what());
+    mesh_.check_interrupts(lock_, interrupts, facts_.what);
     if (moved || mesh_.anything_ready()) {
       awake.emplace(policy);
       continue;

@@ -2,6 +2,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "common/descriptors.h"
 #include "common/error.h"
 #include "transport/tcp_mesh.h"
 #include "transport/tcp_socket.h"
@@ -11,7 +12,9 @@
 // and so that this is rare, it begins a moment later.
 //
 // Whoever connects to a listener is a stranger until it has proved otherwise. Strangers cost a descriptor for a few
-// seconds; there are never more than kMostStrangers of them, and nobody waits for one.
+// seconds. There is room for all connections that the group can have and kMostStrangers more. Where that is taken, one
+// who has said nothing for a while makes way for the next, and the others wait in the system's queue: peers that are
+// not slow never push each other out, however many come at a time.
 
 namespace ours {
 
@@ -19,6 +22,7 @@ namespace {
 
 constexpr size_t kMostStrangers = 64;
 constexpr std::chrono::seconds kStrangerLimit{10};
+constexpr std::chrono::milliseconds kTimeToSpeak{500};
 constexpr std::chrono::milliseconds kHigherRankWaits{20};
 constexpr std::chrono::milliseconds kBetweenRounds{50};
 /// To get an answer from an address,
@@ -29,12 +33,24 @@ constexpr std::chrono::hours kForever{24 * 365};
 /// Rounds in which every address refused, after which nobody is there.
 constexpr int kRefusedRounds = 2;
 
+/// Lets go of a lock for a while.
+class Released {
+ public:
+  explicit Released(std::unique_lock<std::mutex>& lock) : lock_(lock) { lock_.unlock(); }
+  Released(const Released&) = delete;
+  Released& operator=(const Released&) = delete;
+  ~Released() { lock_.lock(); }
+
+ private:
+  std::unique_lock<std::mutex>& lock_;
+};
+
 }  // namespace
 
 void TcpMesh::need(int rank, Lock& lock, Deadline deadline, const std::function<std::string()>& what) {
   Peer& peer = this->peer(rank);
   if (peer.needed) return;
-  if (listeners_moved_) accept_all();
+  if (listeners_moved_ || queue_left_) accept_all();
   const bool complete =
       std::all_of(peer.slots.begin(), peer.slots.end(), [](const auto& slot) { return slot->stream.is_open(); });
   if (!complete) read_card(rank, lock, deadline, what);
@@ -58,32 +74,11 @@ void TcpMesh::begin_missing(int rank) {
 }
 
 void TcpMesh::read_card(int rank, Lock& lock, Deadline deadline, const std::function<std::string()>& what) {
-  constexpr std::chrono::milliseconds kSlice{50};
-  std::string text;
-  while (text.empty()) {
-    lock.unlock();
-    try {
-      text = keys_->get(card_key(rank), Deadline::after(kSlice));
-    } catch (const TimeoutError&) {
-      // Looked at below.
-    } catch (...) {
-      lock.lock();
-      throw;
-    }
-    lock.lock();
-    progress();
-    failure_.check();
-    if (left_.load()) throw Error("this rank has left the group");
-    check_peers();
-    if (text.empty() && deadline.passed()) {
-      raise(FailureKind::Timeout, what() + ": Timed out waiting " + std::to_string(deadline.timeout().count()) +
-                                      "ms on " + describe_self() + " for " + describe(rank) +
-                                      ", which has not published its address. Was it started, and did it fail?");
-    }
-  }
+  std::string text = keys_->known(card_key(rank));
+  if (text.empty()) text = await_card(rank, lock, deadline, what);
   const TcpCard card = TcpCard::parse(text);
   Peer& peer = this->peer(rank);
-  if (peer.name.empty()) peer.name = "(host " + card.host + ", pid " + std::to_string(card.pid) + ")";
+  if (peer.name.empty()) peer.name = card.name();
   for (const bool loopback : {false, true}) {
     for (const SocketAddress& address : card.addresses) {
       // Another machine's loopback leads to this one.
@@ -98,27 +93,73 @@ void TcpMesh::read_card(int rank, Lock& lock, Deadline deadline, const std::func
   }
 }
 
+std::string TcpMesh::await_card(int rank, Lock& lock, Deadline deadline, const std::function<std::string()>& what) {
+  Interrupts interrupts;
+  const auto look_around = [&] {
+    Lock held(mutex_);
+    progress();
+    failure_.check();
+    if (left_.load()) throw Error("this rank has left the group");
+    check_peers();
+    check_interrupts(held, interrupts, what);
+  };
+  std::string late;
+  try {
+    // Whoever keeps the cards may be slow to answer, or gone.
+    const Released released(lock);
+    return keys_->await(card_key(rank), deadline, look_around);
+  } catch (const TimeoutError& e) {
+    late = e.what();
+  }
+  failure_.check();
+  raise(FailureKind::Timeout, what() + ": Timed out waiting " + std::to_string(deadline.timeout().count()) + "ms on " +
+                                  describe_self() + " for " + describe(rank) +
+                                  ", which has not published its address (" + late +
+                                  "). Was it started, and did it fail?");
+}
+
 void TcpMesh::accept_all() {
-  for (const ProcessFd& listener : listeners_) {
-    while (true) {
-      ProcessFd fd = accept_from(listener.get());
-      if (!fd.valid()) {
-        // Out of descriptors, say: the connection stays in the queue until some are free.
-        break;
-      }
-      if (incoming_.size() >= kMostStrangers) {
-        const auto stranger = std::find_if(incoming_.begin(), incoming_.end(),
-                                           [](const Incoming& one) { return one.handshake.peer() < 0; });
-        if (stranger == incoming_.end()) continue;
-        incoming_.erase(stranger);
-      }
+  listeners_moved_ = queue_left_ = false;
+  for (const ProcessFd& listener : listeners_) accept_from_queue(listener.get());
+}
+
+void TcpMesh::accept_from_queue(int listener) {
+  while (true) {
+    queue_left_ = queue_left_ || !has_room_for_stranger();
+    if (queue_left_) return;
+    ProcessFd fd = accept_from(listener);
+    if (fd.valid()) {
       tune_connection(fd.get());
       const int number = fd.get();
-      incoming_.push_back({TcpHandshake(std::move(fd), self_), Clock::now() + kStrangerLimit});
+      incoming_.push_back({TcpHandshake(std::move(fd), self_), Clock::now()});
       watch(number, kHandshakeToken, false);
+      continue;
     }
+    if (errno == EAGAIN) return;
+    if (is_lack_of_descriptors(errno)) {
+      if (lacks_descriptors("accept the connection of a peer", errno)) continue;
+    } else if (errno != ENOBUFS && errno != ENOMEM) {
+      continue;  // that connection ended before it was accepted
+    }
+    queue_left_ = true;
   }
-  listeners_moved_ = false;
+}
+
+bool TcpMesh::has_room_for_stranger() {
+  if (incoming_.size() < kMostStrangers + most_connections()) return true;
+  const auto oldest =
+      std::find_if(incoming_.begin(), incoming_.end(), [](const Incoming& one) { return one.handshake.peer() < 0; });
+  if (oldest == incoming_.end()) return true;
+  if (Clock::now() < oldest->arrived + kTimeToSpeak) return false;
+  incoming_.erase(oldest);
+  return true;
+}
+
+bool TcpMesh::lacks_descriptors(const char* purpose, int error) {
+  if (failure_.failed()) return spare_descriptor();
+  raise(FailureKind::System, describe_self() + " cannot " + purpose + ": " + std::generic_category().message(error) +
+                                 ". To be connected to all others of the group takes a rank up to " +
+                                 std::to_string(most_connections()) + " descriptors. " + describe_descriptors());
 }
 
 bool TcpMesh::advance_incoming() {
@@ -135,7 +176,7 @@ bool TcpMesh::advance_incoming() {
       }
       state = handshake.advance();
     }
-    const bool over = state != TcpHandshake::State::Going || one->expiry < now;
+    const bool over = state != TcpHandshake::State::Going || one->arrived + kStrangerLimit < now;
     if (!over) {
       ++one;
       continue;
@@ -193,6 +234,9 @@ bool TcpMesh::advance_attempt(int rank, int stream) {
     if (now < attempt.next) return false;
     ProcessFd fd = begin_connecting(peer.addresses[attempt.address], congestion_);
     if (!fd.valid()) {
+      if (is_lack_of_descriptors(errno) && !failure_.failed()) {
+        lacks_descriptors(("connect to " + describe(rank)).c_str(), errno);
+      }
       next_address(rank, stream, std::generic_category().message(errno), errno == ECONNREFUSED);
       return true;
     }

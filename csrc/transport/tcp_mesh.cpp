@@ -1,5 +1,6 @@
 #include "transport/tcp_mesh.h"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <system_error>
 #include <thread>
 
+#include "common/descriptors.h"
 #include "common/error.h"
 #include "common/network_interfaces.h"
 #include "common/options.h"
@@ -52,9 +54,10 @@ TcpMesh::TcpMesh(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpC
   self_.size = size;
   self_.host = host_name();
   self_.pid = owner_;
-  epoll_ = ProcessFd(::epoll_create1(EPOLL_CLOEXEC));
-  wake_ = ProcessFd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  if (!epoll_.valid() || !wake_.valid()) throw SystemError("cannot watch sockets (epoll, eventfd)", errno);
+  epoll_ = ProcessFd(with_descriptors([] { return ::epoll_create1(EPOLL_CLOEXEC); }));
+  if (epoll_.valid()) wake_ = ProcessFd(with_descriptors([] { return ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }));
+  if (!wake_.valid()) throw SystemError("cannot watch sockets (epoll, eventfd)", errno);
+  spare_ = ProcessFd(with_descriptors([this] { return ::fcntl(wake_.get(), F_DUPFD_CLOEXEC, 0); }));
   watch(wake_.get(), kWakeToken, false);
   listen(config);
 }
@@ -96,6 +99,7 @@ std::shared_ptr<TcpMesh> TcpMesh::join(int rank, int size, std::shared_ptr<KeyVa
   mesh->self_.secret = terms.secret;
   mesh->plan_ = terms.plan;
   mesh->self_.streams = terms.plan.streams + 1;
+  want_descriptors(mesh->most_connections());
   return mesh;
 }
 
@@ -137,9 +141,18 @@ TcpMesh::Peer& TcpMesh::peer(int rank) {
   return *peer;
 }
 
+void TcpMesh::introduce(std::vector<std::string> names) {
+  const Lock lock(mutex_);
+  names_ = std::move(names);
+}
+
 std::string TcpMesh::describe(int rank) {
   if (rank == self_.rank) return describe_self();
-  const std::string& name = peer(rank).name;
+  std::string& name = peer(rank).name;
+  if (name.empty() && !names_.empty()) name = names_[static_cast<size_t>(rank)];
+  if (const std::string text = name.empty() ? keys_->known(card_key(rank)) : ""; !text.empty()) {
+    name = TcpCard::parse(text).name();
+  }
   return "rank " + std::to_string(rank) + (name.empty() ? "" : " " + name);
 }
 
@@ -148,7 +161,7 @@ bool TcpMesh::progress() {
   const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < count; ++i) apply(events[static_cast<size_t>(i)].data.u64, events[static_cast<size_t>(i)].events);
   bool moved = false;
-  if (listeners_moved_) accept_all();
+  if (listeners_moved_ || queue_left_) accept_all();
   if (handshakes_moved_ || !incoming_.empty()) moved = advance_incoming() || moved;
   if (!attempts_.empty()) moved = advance_attempts() || moved;
   // By index: what arrives may open further streams.
@@ -215,9 +228,9 @@ void TcpMesh::watch(int fd, uint64_t token, bool known) {
   event.data.u64 = token;
   // Streams keep in mind what they may do until the system refuses it, so that nothing is registered again and again.
   // Each wake-up is an event of its own, so nobody has to take the count back.
-  event.events = token == kListenerToken ? static_cast<uint32_t>(EPOLLIN)
-                 : token == kWakeToken   ? static_cast<uint32_t>(EPOLLIN | EPOLLET)
-                                         : static_cast<uint32_t>(EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
+  // A queue of strangers of which some have to wait must not end every sleep.
+  const bool is_stream = token != kListenerToken && token != kWakeToken;
+  event.events = static_cast<uint32_t>(EPOLLIN | EPOLLET | (is_stream ? EPOLLOUT | EPOLLRDHUP : 0));
   if (::epoll_ctl(epoll_.get(), known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event) != 0) {
     throw SystemError("cannot watch a socket (epoll_ctl)", errno);
   }
@@ -257,6 +270,16 @@ void TcpMesh::lost(int rank, const std::string& how) {
   raise(FailureKind::Peer, describe(rank) + ' ' + how + (what_ == nullptr ? "" : " during " + (*what_)()) +
                                "; noticed by " + describe_self() +
                                ". The group cannot be used any more; make a new one without it");
+}
+
+void TcpMesh::check_interrupts(Lock& lock, Interrupts& interrupts, const std::function<std::string()>& what) {
+  if (!interrupts.due()) return;
+  lock.unlock();
+  const std::string name = interrupts.look();
+  lock.lock();
+  if (name.empty()) return;
+  raise(FailureKind::System, describe_self() + " was interrupted (" + name + ") during " + what() +
+                                 ". The group cannot be used any more; make a new one");
 }
 
 bool TcpMesh::in_child() const { return ::getpid() != owner_; }

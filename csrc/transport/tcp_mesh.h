@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "common/deadline.h"
+#include "common/interrupts.h"
 #include "transport/key_values.h"
 #include "transport/node_wait.h"
 #include "transport/tcp_carried.h"
@@ -49,6 +50,10 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   /// Lets `engine`, which ends with the mesh, carry payloads of collectives, those of at least `least_bytes`. On all
   /// ranks alike, before the mesh is used.
   void set_engine(std::shared_ptr<Engine> engine, size_t least_bytes = kCarriedBytes);
+
+  /// Tells who the ranks are, "(host node1, pid 4711)" each, for messages about those that this one never speaks to.
+  /// Before the mesh is used.
+  void introduce(std::vector<std::string> names);
 
   int rank() const { return self_.rank; }
   int size() const { return self_.size; }
@@ -135,7 +140,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   };
   struct Incoming {
     TcpHandshake handshake;
-    Clock::time_point expiry;
+    Clock::time_point arrived;
   };
 
   TcpMesh(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpConfig& config);
@@ -143,6 +148,8 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
 
   // Moving things (tcp_mesh.cpp). All with mutex_ held.
   Peer& peer(int rank);
+  /// To all other ranks at once.
+  size_t most_connections() const { return static_cast<size_t>(size() - 1) * static_cast<size_t>(self_.streams); }
   Slot& slot(int rank, int stream) { return *peer(rank).slots[static_cast<size_t>(stream)]; }
   bool progress();
   bool anything_ready() const;
@@ -158,11 +165,16 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   /// Throws PeerError if somebody that is needed is gone.
   void check_peers();
   [[noreturn]] void lost(int rank, const std::string& how);
+  /// Lets handlers of signals run, with mutex_ released. What one raises fails the group, and is thrown as its failure.
+  void check_interrupts(Lock& lock, Interrupts& interrupts, const std::function<std::string()>& what);
 
   // Connecting (tcp_connect.cpp).
   void need(int rank, Lock& lock, Deadline deadline, const std::function<std::string()>& what);
   void read_card(int rank, Lock& lock, Deadline deadline, const std::function<std::string()>& what);
+  std::string await_card(int rank, Lock& lock, Deadline deadline, const std::function<std::string()>& what);
   void accept_all();
+  void accept_from_queue(int listener);
+  bool has_room_for_stranger();
   bool advance_incoming();
   bool admit(TcpHandshake& handshake);
   bool advance_attempts();
@@ -171,6 +183,9 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   /// Ends the handshake, if there is one, so `reason` may not be a part of it.
   void next_address(int rank, int stream, const std::string& reason, bool refused);
   void open(int rank, int stream, TcpHandshake& handshake);
+  /// Makes the lack the failure of the group; where there is one, frees a descriptor if it can, so that a peer more can
+  /// hear of it.
+  bool lacks_descriptors(const char* purpose, int error);
 
   // Bad news (tcp_news.cpp).
   void check_data(int peer, const FrameHeader& header) override;
@@ -185,12 +200,13 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   void herald();
   bool all_told();
   void close_all() noexcept;
+  bool spare_descriptor();
   std::vector<uint32_t> waited_for() const;
   std::vector<uint32_t> causes() const;
   void declare_waiting();
-  /// With what is known of them, or can be found out at once.
-  std::string names_of(const std::vector<uint32_t>& ranks, Lock& lock);
-  [[noreturn]] void time_out(Lock& lock, Deadline deadline, const std::string& what);
+  /// With what is known of them: nobody is asked for an error's sake.
+  std::string names_of(const std::vector<uint32_t>& ranks);
+  [[noreturn]] void time_out(Deadline deadline, const std::string& what);
 
   TcpSelf self_;
   TcpPlan plan_;
@@ -206,9 +222,11 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   std::mutex mutex_;  // guards all below
   ProcessFd epoll_;
   ProcessFd wake_;
+  ProcessFd spare_;  ///< given up when descriptors run out, to tell a peer
   std::vector<ProcessFd> listeners_;
   std::vector<std::unique_ptr<Peer>> peers_;
-  std::vector<int> met_;  ///< whose Peer there is
+  std::vector<std::string> names_;  ///< of all ranks, or empty
+  std::vector<int> met_;            ///< whose Peer there is
   std::list<Incoming> incoming_;
   std::vector<std::pair<int, TcpStream*>> open_;     ///< all open streams and whose they are
   std::unordered_map<uint64_t, TcpStream*> tokens_;  ///< the same, by what epoll calls them
@@ -216,6 +234,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   uint64_t next_token_ = kHandshakeToken + 1;
   bool handshakes_moved_ = false;
   bool listeners_moved_ = true;
+  bool queue_left_ = false;  ///< there was no room for all who wait to be accepted
 
   Clock::time_point contended_until_{};  ///< a waiting rank sleeps at once: somebody else computes on its core
 

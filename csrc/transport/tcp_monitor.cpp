@@ -34,6 +34,7 @@ void TcpMonitor::tell(int rank) { post(rank); }
 
 std::string TcpMonitor::await(int rank, bool tell_first) {
   try {
+    Interrupts interrupts;
     mesh_.need(rank, lock_, deadline_, what());
     if (tell_first) post(rank);
     while (true) {
@@ -45,6 +46,7 @@ std::string TcpMonitor::await(int rank, bool tell_first) {
       mesh_.check_peers();
       const auto now = Clock::now();
       if (now >= deadline_.at()) return kLate;
+      mesh_.check_interrupts(lock_, interrupts, what());
       if (moved || mesh_.anything_ready()) continue;
       mesh_.sleep(lock_, std::min<Clock::duration>(deadline_.at() - now, kLookAround));
     }

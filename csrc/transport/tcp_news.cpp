@@ -156,7 +156,7 @@ void TcpMesh::herald() {
   std::optional<Clock::time_point> end;
   while (!end || Clock::now() < *end) {
     try {
-      if (listeners_moved_) accept_all();
+      if (listeners_moved_ || queue_left_) accept_all();
       advance_incoming();
       // What has begun may have been accepted already, by a peer that waits now.
       advance_attempts();
@@ -218,6 +218,24 @@ void TcpMesh::close_all() noexcept {
   }
 }
 
+bool TcpMesh::spare_descriptor() {
+  if (spare_.valid()) {
+    spare_.reset();
+    return true;
+  }
+  const auto needless = std::find_if(open_.begin(), open_.end(), [this](const auto& one) {
+    const auto [rank, stream] = one;
+    const Peer& peer = this->peer(rank);
+    return stream != &peer.slots[0]->stream || (peer.told && !stream->has_sends());
+  });
+  if (needless == open_.end()) return false;
+  TcpStream* const stream = needless->second;
+  open_.erase(needless);
+  tokens_.erase(std::find_if(tokens_.begin(), tokens_.end(), [&](const auto& one) { return one.second == stream; }));
+  stream->finish();
+  return true;
+}
+
 std::vector<uint32_t> TcpMesh::waited_for() const {
   std::vector<uint32_t> ranks;
   for (size_t r = 0; r < peers_.size(); ++r) {
@@ -267,27 +285,11 @@ void TcpMesh::declare_waiting() {
   }
 }
 
-std::string TcpMesh::names_of(const std::vector<uint32_t>& absent, Lock& lock) {
+std::string TcpMesh::names_of(const std::vector<uint32_t>& absent) {
   constexpr size_t kMostNamed = 8;
-  constexpr std::chrono::milliseconds kLookUp{20};
   std::string names;
   for (size_t i = 0; i < std::min(absent.size(), kMostNamed); ++i) {
     const int rank = static_cast<int>(absent[i]);
-    if (peer(rank).name.empty()) {
-      // Never spoken to: its card tells who it is, if it came so far.
-      lock.unlock();
-      std::string text;
-      try {
-        text = keys_->get(card_key(rank), Deadline::after(kLookUp));
-      } catch (const std::exception&) {
-        // It is called by its number then.
-      }
-      lock.lock();
-      if (!text.empty()) {
-        const TcpCard card = TcpCard::parse(text);
-        peer(rank).name = "(host " + card.host + ", pid " + std::to_string(card.pid) + ")";
-      }
-    }
     names += (names.empty() ? "" : ", ") + describe(rank);
     const auto& attempt = slot(rank, 0).attempt;
     if (attempt && !attempt->tried.empty()) names += " (tried " + attempt->tried + ")";
@@ -296,8 +298,8 @@ std::string TcpMesh::names_of(const std::vector<uint32_t>& absent, Lock& lock) {
   return names;
 }
 
-void TcpMesh::time_out(Lock& lock, Deadline deadline, const std::string& what) {
-  const std::string names = names_of(causes(), lock);
+void TcpMesh::time_out(Deadline deadline, const std::string& what) {
+  const std::string names = names_of(causes());
   raise(FailureKind::Timeout, what + ": Timed out waiting " + std::to_string(deadline.timeout().count()) + "ms on " +
                                   describe_self() + " for " + (names.empty() ? "nobody that is known" : names) +
                                   ". Are they still computing (raise the timeout), stopped, or on another code path?");

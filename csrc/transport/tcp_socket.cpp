@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <string>
 
+#include "common/descriptors.h"
 #include "common/error.h"
 
 namespace ours {
@@ -17,7 +18,8 @@ namespace {
 void set(int fd, int level, int name, int value) { ::setsockopt(fd, level, name, &value, sizeof(value)); }
 
 ProcessFd make_socket(int family) {
-  return ProcessFd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
+  return ProcessFd(
+      with_descriptors([&] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP); }));
 }
 
 bool use_congestion_control(int fd, const std::string& name) {
@@ -90,7 +92,8 @@ ProcessFd begin_connecting(const SocketAddress& address, const std::string& cong
 }
 
 ProcessFd accept_from(int listener) {
-  return ProcessFd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  return ProcessFd(
+      with_descriptors([&] { return ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); }));
 }
 
 void tune_connection(int fd) {

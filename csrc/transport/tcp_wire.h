@@ -117,6 +117,9 @@ struct TcpCard {
   std::string machine;  ///< equal on ranks that run under one kernel
   std::vector<SocketAddress> addresses;
 
+  /// "(host node1, pid 4711)"
+  std::string name() const { return "(host " + host + ", pid " + std::to_string(pid) + ")"; }
+
   std::string text() const;
   /// Throws Error unless `text` is a card of this version.
   static TcpCard parse(const std::string& text);

@@ -2,7 +2,9 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <random>
+#include <thread>
 
 #include "common/interval.h"
 #include "groups.h"
@@ -20,6 +22,7 @@ using testing::call_of;
 using testing::loopback_config;
 using testing::make_meshes;
 using testing::MapKeys;
+using testing::Meshes;
 using testing::message_of;
 using testing::Puppet;
 using testing::run_ranks;
@@ -225,6 +228,91 @@ TEST(strangers_and_port_scans_do_no_harm) {
       CHECK_EQ(data[9999], 3.0f);
     }
   });
+}
+
+TEST(peers_that_come_all_at_a_time_are_all_let_in) {
+  constexpr int kRanks = 101;
+  const auto keys = std::make_shared<MapKeys>();
+  const auto mesh = TcpMesh::join(0, kRanks, keys, loopback_config(), Deadline::after(seconds(10)));
+  const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));
+  std::vector<TcpSelf> peers;
+  for (int r = 1; r < kRanks; ++r) peers.push_back({r, kRanks, terms.plan.streams + 1, "host", 1, terms.secret});
+  std::vector<TcpHandshake> handshakes;
+  for (const TcpSelf& peer : peers) {
+    for (int stream = 0; stream < peer.streams; ++stream) handshakes.emplace_back(intrude(mesh), peer, 0, stream);
+  }
+  const auto patience = Deadline::after(seconds(20));
+  bool going = true;
+  while (going && !patience.passed()) {
+    mesh->look();
+    going = false;
+    for (TcpHandshake& handshake : handshakes) {
+      const auto state = handshake.advance();
+      if (state == TcpHandshake::State::Broken) throw testing::Failure("a peer was refused: " + handshake.reason());
+      going = going || state == TcpHandshake::State::Going;
+    }
+  }
+  CHECK(!going);
+}
+
+TEST(strangers_who_say_nothing_make_way_for_peers) {
+  const auto keys = std::make_shared<MapKeys>();
+  const auto mesh = TcpMesh::join(0, 2, keys, loopback_config(), Deadline::after(seconds(10)));
+  const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));
+  std::vector<ProcessFd> strangers;
+  for (int i = 0; i < 150; ++i) strangers.push_back(intrude(mesh));
+  const TcpSelf peer{1, 2, terms.plan.streams + 1, "host", 1, terms.secret};
+  TcpHandshake handshake(intrude(mesh), peer, 0, 0);
+  // Sooner than strangers are sent away for their silence alone.
+  const auto patience = Deadline::after(seconds(8));
+  while (handshake.advance() == TcpHandshake::State::Going && !patience.passed()) mesh->look();
+  CHECK(handshake.advance() == TcpHandshake::State::Done);
+}
+
+/// Keys that answer nobody, once all have joined: those of a store whose process is stopped.
+class SilentKeys final : public KeyValues {
+ public:
+  void set(const std::string& key, const std::string& value) override { keys_.set(key, value); }
+  std::string get(const std::string& key, Deadline deadline) override {
+    if (silent_) throw testing::Failure("somebody waits for the store without end");
+    return keys_.get(key, deadline);
+  }
+  std::string await(const std::string& key, Deadline deadline, const std::function<void()>& look_around) override {
+    while (silent_) {
+      look_around();
+      if (deadline.passed()) throw TimeoutError("no answer");
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    return keys_.get(key, deadline);
+  }
+  void fall_silent() { silent_ = true; }
+
+ private:
+  MapKeys keys_;
+  std::atomic<bool> silent_{false};
+};
+
+TEST(a_store_that_does_not_answer_delays_no_timeout_and_an_absent_rank_is_named_all_the_same) {
+  const auto keys = std::make_shared<SilentKeys>();
+  Meshes meshes;
+  for (int r = 0; r < 2; ++r) {
+    meshes.push_back(TcpMesh::join(r, 3, keys, loopback_config(), Deadline::after(seconds(10))));
+    meshes.back()->introduce({"(host a, pid 1)", "(host b, pid 2)", "(host c, pid 3)"});
+  }
+  // Neither these two nor the third have met.
+  keys->fall_silent();
+  const auto start = Clock::now();
+  run_ranks(2, [&](int rank) {
+    TcpGroup group(meshes[static_cast<size_t>(rank)]);
+    const auto reduce = [&] {
+      float value = 1;
+      group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0, milliseconds(300)), &value, &value, 1,
+                       Reduction{ReduceKind::Sum, 3, 1.0});
+    };
+    const std::string text = CHECK_THROWS(TimeoutError, reduce());
+    CHECK_CONTAINS(text, rank == 0 ? "for rank 1 (host b, pid 2)" : "for rank 2 (host c, pid 3)");
+  });
+  CHECK(seconds_since(start) < 10);
 }
 
 TEST(who_does_not_know_the_secret_or_means_another_rank_is_refused) {

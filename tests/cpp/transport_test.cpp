@@ -1,5 +1,6 @@
 #include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -7,9 +8,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <functional>
 #include <vector>
 
+#include "common/descriptors.h"
 #include "common/error.h"
 #include "common/process_watch.h"
 #include "common/shared_memory.h"
@@ -19,6 +24,7 @@
 #include "transport/node_barrier.h"
 #include "transport/node_failure.h"
 #include "transport/node_wait.h"
+#include "transport/own_cores.h"
 
 // The parts that the collectives are made of, each on its own.
 
@@ -67,6 +73,156 @@ TEST(process_watch_sees_the_end_of_a_process_that_nobody_reaped) {
   CHECK(watch.ended());
   CHECK(ProcessWatch(child).ended());
   CHECK(!ProcessWatch().ended());
+}
+
+/// Runs `body` in a process of its own, whose limits and descriptors are its own, too. What it returns is whether all
+/// was well.
+bool in_child(const std::function<bool()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      ::_exit(body() ? 0 : 1);
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "%s\n", e.what());
+      ::_exit(1);
+    }
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+void limit_descriptors(rlim_t soft, rlim_t hard) {
+  const rlimit limit{soft, hard};
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+TEST(a_process_that_cannot_be_looked_at_for_want_of_a_descriptor_lives) {
+  CHECK(in_child([] {
+    limit_descriptors(64, 64);
+    while (::dup(0) >= 0) {
+    }
+    return !ProcessWatch(::getppid()).ended();
+  }));
+}
+
+TEST(watches_of_one_process_share_a_descriptor) {
+  CHECK(in_child([] {
+    const int next = ::dup(0);
+    ::close(next);
+    const std::vector<ProcessWatch> watches = {ProcessWatch(::getppid()), ProcessWatch(::getppid()),
+                                               ProcessWatch(::getppid())};
+    const int after = ::dup(0);
+    return !watches[2].ended() && after == next + 1;
+  }));
+}
+
+TEST(the_soft_limit_of_descriptors_is_raised_where_more_are_needed) {
+  const auto soft_limit = [] {
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    return limit.rlim_cur;
+  };
+  CHECK(in_child([&] {
+    limit_descriptors(200, 400);
+    want_descriptors(10);
+    if (soft_limit() != 200) return false;
+    want_descriptors(200);
+    return soft_limit() == 400;
+  }));
+  CHECK(in_child([&] {
+    limit_descriptors(64, 128);
+    while (::dup(0) >= 0) {
+    }
+    return with_descriptors([] { return ::dup(0); }) == 64 && soft_limit() == 128;
+  }));
+}
+
+TEST(a_lack_of_descriptors_is_told_with_the_limit) {
+  CHECK(in_child([] {
+    limit_descriptors(64, 64);
+    while (::dup(0) >= 0) {
+    }
+    const std::string text = CHECK_THROWS(SystemError, SharedMemory::create(4096));
+    return text.find("Too many open files") != std::string::npos && text.find("its limit is 64") != std::string::npos &&
+           text.find("ulimit -Hn") != std::string::npos;
+  }));
+}
+
+TEST(memory_is_reserved_in_pieces_however_often_signals_interrupt_it) {
+  // As where a timer ticks in the time that the system takes for 1 MiB, and whatever is interrupted is undone.
+  size_t end = 4096;
+  size_t calls = 0;
+  const int error = reserve_in_pieces(4096, 50'000'000, [&](size_t offset, size_t bytes) {
+    CHECK_EQ(offset, end);
+    CHECK(++calls < 10'000);
+    if (bytes > 1'000'000 || calls % 20 == 0) {
+      errno = EINTR;
+      return -1;
+    }
+    end += bytes;
+    return 0;
+  });
+  CHECK_EQ(error, 0);
+  CHECK_EQ(end, 50'004'096u);
+  CHECK_EQ(reserve_in_pieces(0, 8192,
+                             [](size_t, size_t) {
+                               errno = ENOSPC;
+                               return -1;
+                             }),
+           ENOSPC);
+}
+
+TEST(memory_that_cannot_all_be_reserved_is_given_back) {
+  // The second piece would make the file larger than files may be.
+  CHECK(in_child([] {
+    constexpr rlim_t kLimit = rlim_t{20} << 20;
+    ::signal(SIGXFSZ, SIG_IGN);
+    const Fd file = make_memory_file("ours", 4096);
+    const rlimit limit{kLimit, kLimit};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    CHECK_CONTAINS(CHECK_THROWS(SystemError, reserve_memory(file.get(), 0, size_t{40} << 20)), "41943040");
+    struct stat info{};
+    return ::fstat(file.get(), &info) == 0 && info.st_blocks == 0;
+  }));
+}
+
+TEST(memory_of_a_rank_alone_has_no_file) {
+  const auto memory = SharedMemory::create_alone(8192);
+  memory->reserve(0, 8192);
+  memory->data()[8191] = std::byte{7};
+  CHECK_EQ(memory->fd(), -1);
+}
+
+TEST(a_group_that_takes_more_memory_than_there_is_is_refused_before_any_is_taken) {
+  const NodeConfig config{size_t{1} << 40, 4096, 4096};
+  CHECK_CONTAINS(CHECK_THROWS(Error, NodeSession::create(0, 4, config)), "Set OURS_CHUNK_BYTES to less");
+}
+
+/// Ranks that may run on these cores each.
+std::vector<CoreShare> shares(const std::vector<std::vector<size_t>>& cores, uint32_t quota = 1000) {
+  std::vector<CoreShare> all;
+  for (const auto& each : cores) {
+    CoreShare share{};
+    for (const size_t core : each) share.allowed[core / 64] |= uint64_t{1} << core % 64;
+    share.quota = quota;
+    all.push_back(share);
+  }
+  return all;
+}
+
+TEST(ranks_have_cores_of_their_own_if_each_can_take_one_that_no_other_takes) {
+  CHECK(have_own_cores(shares({{0, 1}, {0, 1}})));
+  CHECK(!have_own_cores(shares({{0, 1}, {0, 1}, {0, 1}})));
+  CHECK(have_own_cores(shares({{5}, {70}, {1023}})));
+  CHECK(!have_own_cores(shares({{5}, {70}, {5}})));
+  // The first has to make way for the others.
+  CHECK(have_own_cores(shares({{0, 1, 2}, {0, 1}, {0}})));
+  CHECK(!have_own_cores(shares({{}})));
+  const std::vector<size_t> many = {0, 1, 2, 3, 4, 5, 6, 7};
+  CHECK(have_own_cores(shares({many, many, many, many}, 4)));
+  CHECK(!have_own_cores(shares({many, many, many, many}, 3)));
+  CHECK_EQ(have_own_cores({own_share()}), own_share().quota >= 1);
 }
 
 TEST(channel_carries_a_stream_across_its_end_without_waiting) {

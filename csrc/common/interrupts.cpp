@@ -1,0 +1,61 @@
+#include "common/interrupts.h"
+
+#include <atomic>
+#include <utility>
+
+namespace ours {
+
+namespace {
+
+std::atomic<Interrupt (*)()> check_signals{nullptr};
+
+struct Here {
+  // Not an object with a destructor, which would run after the language it came from has ended.
+  std::exception_ptr* raised = nullptr;
+  bool in_handler = false;
+};
+
+Here& here() {
+  thread_local Here place;
+  return place;
+}
+
+}  // namespace
+
+void set_interrupt_check(Interrupt (*check)()) { check_signals = check; }
+
+bool Interrupts::due(Clock::time_point now) {
+  if (check_signals.load(std::memory_order_relaxed) == nullptr || here().in_handler) return false;
+  if (next_ == Clock::time_point{}) {
+    next_ = now + kBetweenLooks;
+    return false;
+  }
+  return now >= next_;
+}
+
+std::string Interrupts::look() {
+  if (!due()) return "";
+  next_ = Clock::time_point{};
+  Here& place = here();
+  place.in_handler = true;
+  Interrupt interrupt = check_signals.load()();
+  place.in_handler = false;
+  if (interrupt.name.empty()) return "";
+  delete place.raised;
+  place.raised = new std::exception_ptr(std::move(interrupt.error));
+  return interrupt.name;
+}
+
+bool was_interrupted() { return here().raised != nullptr; }
+
+void throw_interrupt() {
+  std::exception_ptr* const raised = std::exchange(here().raised, nullptr);
+  if (raised == nullptr) return;
+  const std::exception_ptr error = *raised;
+  delete raised;
+  std::rethrow_exception(error);
+}
+
+bool in_signal_handler() { return here().in_handler; }
+
+}  // namespace ours

@@ -1,0 +1,231 @@
+"""Signals that come while a rank waits: Python's handlers run soon, and what they raise ends the wait."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from patience import check_soon
+from probes import backend_of, reached, waits_for_another_thread, waits_for_peers
+from ranks import run_ranks
+
+# --- what is raised ends the wait ------------------------------------------------------------------------------------
+
+
+def start(what: str) -> Callable[[], object]:
+    """Return a call that waits for rank 1, which does not take part."""
+    if what == "wait of an all_reduce":
+        return dist.all_reduce(torch.ones(4), async_op=True).wait
+    if what == "wait with a timeout":
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+        return lambda: work.wait(datetime.timedelta(seconds=50))
+    if what == "wait of a receive with a timeout":
+        work = dist.irecv(torch.empty(4), 1)
+        return lambda: work.wait(datetime.timedelta(seconds=50))
+    if what == "destroy":
+        dist.all_reduce(torch.ones(4), async_op=True)
+        return dist.destroy_process_group
+    return {
+        "all_reduce": lambda: dist.all_reduce(torch.ones(4)),
+        "large all_reduce": lambda: dist.all_reduce(torch.ones(1 << 20)),
+        "barrier": dist.barrier,
+        "monitored_barrier": lambda: backend_of().monitored_barrier(datetime.timedelta(seconds=50)),
+        "recv": lambda: dist.recv(torch.empty(4), 1),
+        "recv of any": lambda: dist.recv(torch.empty(4)),
+        "send": lambda: [dist.send(torch.ones(1 << 20), 1) for _ in range(50)],
+    }[what]
+
+
+def in_a_wait(thread: int) -> bool:
+    return waits_for_peers(thread) or waits_for_another_thread(thread)
+
+
+@contextlib.contextmanager
+def signal_in_a_wait(number: signal.Signals, delay: float = 0) -> Iterator[list[float]]:
+    """Send a signal to this process as soon as its main thread waits; yields a list that gets the time of it."""
+    waiter = threading.get_native_id()
+    sent: list[float] = []
+
+    def send() -> None:
+        assert reached(lambda: in_a_wait(waiter))
+        time.sleep(delay)
+        sent.append(time.time())
+        os.kill(os.getpid(), number)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        yield sent
+    finally:
+        sender.join()
+
+
+def interrupted(rank: int, world: int, what: str) -> tuple[float, str]:
+    """Return how long after the signal this rank heard of it, in seconds, and its error."""
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    if rank == 1:
+        sent = float(store.get("sent"))
+        assert reached(lambda: backend_of().failure() != "")
+        failure = backend_of().failure()
+        return time.time() - sent, failure
+    call = start(what)
+    with signal_in_a_wait(signal.SIGINT) as sent, pytest.raises(KeyboardInterrupt):
+        call()
+    seconds = time.time() - sent[0]
+    store.set("sent", str(sent[0]))
+    return seconds, "" if what == "destroy" else backend_of().failure()
+
+
+CALLS = [
+    "all_reduce",
+    "large all_reduce",
+    "wait of an all_reduce",
+    "wait with a timeout",
+    "barrier",
+    "monitored_barrier",
+    "recv",
+    "recv of any",
+    "send",
+    "wait of a receive with a timeout",
+    "destroy",
+]
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["one node", "two nodes"])
+@pytest.mark.parametrize("what", CALLS)
+def test_an_interrupt_ends_a_wait_within_200_ms_and_the_group(what, count):
+    def attempt() -> float:
+        (seconds, text), (_, heard) = run_ranks(2, interrupted, what, nodes=count)
+        if what != "destroy":
+            assert "rank 0 (host" in text
+            assert "was interrupted (KeyboardInterrupt)" in text
+            assert "rank 0" in heard
+        return seconds
+
+    check_soon(0.2, attempt)
+
+
+def peers_hear(rank: int, world: int) -> float:
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    if rank == 2:
+        store.get("sent")
+        return 0.0
+    if rank == 1:
+        with pytest.raises(dist.DistBackendError, match=r"rank 0 \(host .*was interrupted \(KeyboardInterrupt\)"):
+            dist.all_reduce(torch.ones(4))
+        return time.time() - float(store.get("sent"))
+    with signal_in_a_wait(signal.SIGINT, delay=0.2) as sent, pytest.raises(KeyboardInterrupt):
+        dist.all_reduce(torch.ones(4))
+    store.set("sent", str(sent[0]))
+    return 0.0
+
+
+def test_peers_hear_of_an_interrupt_at_once(played_nodes):
+    check_soon(1, lambda: run_ranks(3, peers_hear, nodes=played_nodes)[1])
+
+
+# --- handlers that return --------------------------------------------------------------------------------------------
+
+
+def handled(rank: int, world: int, what: str) -> tuple[float, int]:
+    """Return how long rank 0's handler took to run, and how often it ran."""
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    ran: list[float] = []
+    tensor = torch.ones(1 << 18)
+    if rank == 1:
+        store.get("handled")
+        if what == "recv":
+            dist.send(tensor, 0)
+        else:
+            dist.all_reduce(tensor)
+        dist.barrier()
+        return 0.0, 0
+
+    def handler(number: int, frame: object) -> None:
+        ran.append(time.time())
+        store.set("handled", "")
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        with signal_in_a_wait(signal.SIGUSR2) as sent:
+            if what == "recv":
+                dist.recv(tensor.zero_(), 1)
+            elif what == "wait":
+                dist.all_reduce(tensor, async_op=True).wait()
+            else:
+                dist.all_reduce(tensor)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert tensor.eq(1 if what == "recv" else world).all()
+    dist.barrier()
+    return ran[0] - sent[0], len(ran)
+
+
+@pytest.mark.parametrize("what", ["all_reduce", "wait", "recv"])
+def test_a_handler_that_returns_runs_at_once_and_does_no_harm(what, played_nodes):
+    def attempt() -> float:
+        seconds, count = run_ranks(2, handled, what, nodes=played_nodes)[0]
+        assert count == 1
+        return seconds
+
+    check_soon(0.2, attempt)
+
+
+def communicating_handler(rank: int, world: int) -> str:
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    texts: list[str] = []
+    if rank == 0:
+
+        def handler(number: int, frame: object) -> None:
+            with pytest.raises(RuntimeError) as error:
+                dist.all_reduce(torch.ones(4))
+            texts.append(str(error.value))
+            store.set("handled", "")
+
+        before = signal.signal(signal.SIGUSR2, handler)
+        with signal_in_a_wait(signal.SIGUSR2):
+            dist.barrier()
+        signal.signal(signal.SIGUSR2, before)
+    else:
+        store.get("handled")
+        dist.barrier()
+    dist.barrier()
+    return "".join(texts)
+
+
+def test_a_handler_in_the_midst_of_a_collective_cannot_begin_another(played_nodes):
+    text = run_ranks(2, communicating_handler, nodes=played_nodes)[0]
+    assert "let the handler set a flag" in text
+
+
+# --- groups in the making --------------------------------------------------------------------------------------------
+
+
+def interrupted_joining(rank: int, world: int) -> float:
+    """Rank 0 is interrupted while it waits for rank 1, which hears of that instead of waiting for rank 0."""
+    store, _, _ = next(dist.rendezvous("env://", rank, world))
+    if rank == 1:
+        store.get("sent")
+        with pytest.raises(dist.DistBackendError, match=r"rank 0 \(host .* was interrupted"):
+            dist.init_process_group("ours", store=store, rank=rank, world_size=world)
+        return 0.0
+    with signal_in_a_wait(signal.SIGINT, delay=0.2) as sent, pytest.raises(KeyboardInterrupt):
+        dist.init_process_group("ours", store=store, rank=rank, world_size=world)
+    store.set("sent", str(sent[0]))
+    return time.time() - sent[0]
+
+
+def test_an_interrupt_ends_the_making_of_a_group(played_nodes):
+    check_soon(0.5, lambda: run_ranks(2, interrupted_joining, backend=None, nodes=played_nodes)[0])
