@@ -46,7 +46,7 @@ DeviceTransfers::WorkPtr DeviceTransfers::make(const TransferRequest& request, i
 void DeviceTransfers::start(const WorkPtr& work) {
   work->set_started();
   const Stage first = work->sends() ? Stage::Device : Stage::Message;
-  const auto item = std::make_shared<Item>(Item{work, Deadline::after(work->getTimeout()), nullptr, first, {}, {}});
+  const auto item = std::make_shared<Item>(Item{work, nullptr, first, {}, {}});
   try {
     item->pinned = take_pinned(work->memory().bytes);
     // At once, so that receives are matched in the order of the calls.
@@ -89,7 +89,7 @@ std::optional<Clock::time_point> DeviceTransfers::end_of_drain() const {
   for (const ItemPtr& item : items_) {
     if (!item->work->counted_on_ || item->work->done()) continue;
     // Deadlines end all but a copy that the device does not come to the end of.
-    const Clock::time_point at = item->deadline.at() + kCopyPatience;
+    const Clock::time_point at = item->work->limit_->end() + kCopyPatience;
     end = end ? std::max(*end, at) : at;
   }
   return end;
@@ -187,9 +187,9 @@ bool DeviceTransfers::may_start(const Item& item) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) throw AbortedError("the process group was shut down with transfers under way");
   }
-  if (item.deadline.passed()) {
+  if (item.work->limit_->passed()) {
     throw TimeoutError(std::string("the work on the device that ") + name_of(item.work->op_) +
-                       " comes after was not done within " + std::to_string(item.deadline.timeout().count()) +
+                       " comes after was not done within " + std::to_string(item.work->limit_->timeout().count()) +
                        " ms. Raise the timeout if that may take longer");
   }
   return false;
@@ -229,9 +229,9 @@ void DeviceTransfers::post(const ItemPtr& item) {
   void* const data = item->pinned.get();
   const size_t bytes = work.memory().bytes;
   if (work.sends()) {
-    messages->send({data, bytes}, work.dtype_, work.peer_, work.tag_, item->deadline, on_end(item));
+    messages->send({data, bytes}, work.dtype_, work.peer_, work.tag_, work.limit_, on_end(item));
   } else {
-    messages->recv({data, bytes}, work.dtype_, work.peer_, work.tag_, item->deadline, on_end(item));
+    messages->recv({data, bytes}, work.dtype_, work.peer_, work.tag_, work.limit_, on_end(item));
   }
 }
 

@@ -56,7 +56,6 @@ class DeviceTransfers : public std::enable_shared_from_this<DeviceTransfers> {
 
   struct Item {
     WorkPtr work;
-    Deadline deadline;
     std::shared_ptr<void> pinned;
     Stage stage;
     std::unique_ptr<DeviceEvent> copied;  // in Stage::Copy

@@ -9,6 +9,7 @@ DeviceTransferWork::DeviceTransferWork(const TransferRequest& request, int rank,
     : OursWork(request.op, rank, std::move(status), {request.tensor},
                request.op == Op::Send ? Outputs{} : Outputs{{request.tensor}}, std::chrono::milliseconds(-1)),
       dtype_(dtype_of(request.tensor)),
+      limit_(std::make_shared<TransferLimit>(getTimeout())),
       peer_(request.peer),
       tag_(request.tag),
       input_(request.op == Op::Send ? contiguous_source(request.tensor) : at::Tensor()),
@@ -24,6 +25,7 @@ Span DeviceTransferWork::memory() const {
 }
 
 bool DeviceTransferWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout.count() <= 0) limit_->start();
   // The sender's rank is asked for next, by dist.recv() at once.
   const bool on_host = order_->blocks_host() || op_ == Op::RecvAnySource;
   if (!on_host && timeout.count() <= 0 && !done()) {
@@ -42,9 +44,16 @@ bool DeviceTransferWork::wait(std::chrono::milliseconds timeout) {
 
 void DeviceTransferWork::synchronize() {
   if (done()) return;
+  limit_->start();
   run_unlocked([this] {
     if (order_->blocks_host() || !hold_current_stream()) wait_as_stream();
   });
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> DeviceTransferWork::getFuture() {
+  auto future = OursWork::getFuture();
+  watch_future(*limit_);
+  return future;
 }
 
 void DeviceTransferWork::wait_as_stream() {

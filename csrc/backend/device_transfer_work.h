@@ -18,9 +18,13 @@ class DeviceTransferWork final : public OursWork {
   DeviceTransferWork(const TransferRequest& request, int rank, std::shared_ptr<GroupStatus> status,
                      const std::shared_ptr<DeviceSide>& side);
 
-  /// As CollectiveWork::wait; but who receives from anybody waits on the host, which is told who has sent.
+  /// As CollectiveWork::wait; but who receives from anybody waits on the host, which is told who has sent. The
+  /// transfer's own time runs from the first wait without a `timeout`.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override;
+
+  /// As TransferWork::getFuture.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   /// The sender's rank in the group, once a receive is done.
   int sourceRank() const override { return source_; }
@@ -45,6 +49,7 @@ class DeviceTransferWork final : public OursWork {
   Span memory() const;
 
   const DType dtype_;
+  const TransferLimitPtr limit_;
   const int peer_;
   const int tag_;
   const at::Tensor input_;  // of a send

@@ -41,8 +41,11 @@ void GroupParts::drain(Deadline deadline) const noexcept {
 void GroupParts::close() const noexcept {
   status->set_closed();
   try {
-    if (queue->busy() || messages->busy() || transfers->busy()) {
+    if (queue->busy()) {
       abort("it was destroyed, or its program ended, with operations under way");
+    } else if (messages->busy() || transfers->busy()) {
+      // They end here with an error, of which nobody has to be told. The peers may go on among themselves.
+      status->set_aborted();
     }
     messages->close();
     transfers->close();

@@ -110,8 +110,8 @@ class SoloGroup final : public Group {
 
 class SoloPointToPoint final : public PointToPoint {
  public:
-  std::shared_ptr<Transfer> send(ConstSpan, DType, int, int, Deadline, TransferDone) override { refuse(); }
-  std::shared_ptr<Transfer> recv(Span, DType, int, int, Deadline, TransferDone) override { refuse(); }
+  std::shared_ptr<Transfer> send(ConstSpan, DType, int, int, TransferLimitPtr, TransferDone) override { refuse(); }
+  std::shared_ptr<Transfer> recv(Span, DType, int, int, TransferLimitPtr, TransferDone) override { refuse(); }
   void wait(Transfer&) override {}
   bool busy() override { return false; }
   void close() noexcept override {}

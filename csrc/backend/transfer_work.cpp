@@ -8,6 +8,7 @@ TransferWork::TransferWork(const TransferRequest& request, int rank, std::weak_p
                            std::shared_ptr<GroupStatus> status)
     : OursWork(request.op, rank, std::move(status), {request.tensor},
                request.op == Op::Send ? Outputs{} : Outputs{{request.tensor}}, std::chrono::milliseconds(-1)),
+      limit_(std::make_shared<TransferLimit>(getTimeout())),
       p2p_(std::move(p2p)) {
   set_sequence(request.sequence);
   set_flight(request.flight);
@@ -24,13 +25,12 @@ c10::intrusive_ptr<TransferWork> TransferWork::post(const TransferRequest& reque
   const DType dtype = dtype_of(request.tensor);
   auto work = c10::make_intrusive<TransferWork>(request, rank, p2p, status);
   work->set_started();
-  const Deadline deadline = Deadline::after(work->getTimeout());
   const TransferDone done = [work](const Transfer& transfer) { return work->end(transfer); };
   std::shared_ptr<Transfer> transfer;
   try {
     transfer = request.op == Op::Send
-                   ? p2p->send(const_span(work->input_), dtype, request.peer, request.tag, deadline, done)
-                   : p2p->recv(work->output_.span(), dtype, request.peer, request.tag, deadline, done);
+                   ? p2p->send(const_span(work->input_), dtype, request.peer, request.tag, work->limit_, done)
+                   : p2p->recv(work->output_.span(), dtype, request.peer, request.tag, work->limit_, done);
   } catch (...) {
     const auto error = std::current_exception();
     work->complete(error);
@@ -61,6 +61,12 @@ TransferCallbacks TransferWork::end(const Transfer& transfer) noexcept {
   }
   if (!has_callbacks()) return nullptr;
   return [self = c10::intrusive_ptr<TransferWork>::reclaim_copy(this)] { self->run_callbacks(); };
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> TransferWork::getFuture() {
+  auto future = OursWork::getFuture();
+  watch_future(*limit_);
+  return future;
 }
 
 bool TransferWork::wait(std::chrono::milliseconds timeout) {

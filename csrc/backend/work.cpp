@@ -107,6 +107,21 @@ void OursWork::run_callbacks() noexcept {
   }
 }
 
+void OursWork::watch_future(TransferLimit& limit) {
+  {
+    std::lock_guard<std::mutex> lock(future_mutex_);
+    if (watched_ || done()) return;
+    watched_ = true;
+  }
+  // Weak: the Work owns the limit. It is there until the transfer has ended.
+  const auto weak = c10::weak_intrusive_ptr<OursWork>(c10::intrusive_ptr<OursWork>::reclaim_copy(this));
+  limit.watch([weak](const std::exception_ptr& error) {
+    const auto self = weak.lock();
+    if (!self || !self->has_callbacks()) return;
+    self->future_->setErrorIfNeeded(to_torch(error, self->status_->where()));
+  });
+}
+
 void OursWork::tell_hooks() noexcept {
   if (flight_) status_->flights->completed(*flight_, getDuration());
   if (!status_->completion_hooks.empty()) status_->completion_hooks.call(Completion{key_, getDuration()});

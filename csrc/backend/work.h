@@ -10,6 +10,7 @@
 
 #include "backend/group_status.h"
 #include "collectives/op.h"
+#include "collectives/transfer_limit.h"
 #include "common/interval.h"
 
 namespace ours {
@@ -74,6 +75,9 @@ class OursWork : public c10d::Work, public Timed {
   /// After complete(): completes the future, if there is one, and runs the callbacks on it.
   void run_callbacks() noexcept;
 
+  /// Of a transfer, after getFuture(): lets `limit` end the future with an error while the transfer goes on.
+  void watch_future(TransferLimit& limit);
+
   GroupStatus& status() const { return *status_; }
 
   /// Throws what a signal handler raised while this thread waited; else rethrows the Work's error, if it has one.
@@ -102,6 +106,7 @@ class OursWork : public c10d::Work, public Timed {
   std::atomic<bool> done_{false};
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by future_mutex_; made on demand
+  bool watched_ = false;                            // guarded by future_mutex_
 };
 
 }  // namespace ours

@@ -15,14 +15,14 @@ namespace ours {
 /// A posted send or receive.
 class Message final : public Transfer {
  public:
-  Message(Op op, void* data, size_t bytes, DType dtype, int peer, int tag, Deadline deadline, TransferDone done)
+  Message(Op op, void* data, size_t bytes, DType dtype, int peer, int tag, TransferLimitPtr limit, TransferDone done)
       : op(op),
         data(static_cast<std::byte*>(data)),
         bytes(bytes),
         dtype(dtype),
         peer(peer),
         tag(tag),
-        deadline(deadline),
+        limit(std::move(limit)),
         on_done(std::move(done)) {}
 
   bool done() const override { return done_.load(std::memory_order_acquire); }
@@ -42,7 +42,7 @@ class Message final : public Transfer {
   const DType dtype;
   int peer;  // destination, source, or kAnySource until a message was matched
   const int tag;
-  const Deadline deadline;
+  const TransferLimitPtr limit;
   size_t moved = 0;  // of a send: bytes of the message in the channel so far
   bool header_sent = false;
 

@@ -7,9 +7,16 @@
 #include <string>
 
 #include "collectives/message.h"
+#include "common/error.h"
 #include "transport/node_failure.h"
 
 namespace ours {
+
+/// A peer left the group in an orderly way: that ends what waits for it, and nothing else.
+class PeerLeftError : public PeerError {
+ public:
+  using PeerError::PeerError;
+};
 
 /// What moves the messages of one rank to the others. It has no thread and never waits, but in rest().
 class MessageCarrier {
@@ -35,7 +42,7 @@ class MessageCarrier {
   virtual Messages posted() const = 0;
   virtual bool empty() const = 0;
 
-  /// Throws PeerError if `message` can never end, because of a rank that is gone.
+  /// Throws PeerError if `message` can never end, because of a rank that is gone; PeerLeftError if that left.
   virtual void check_hope(const Message& message) = 0;
 
   // ---- from any thread

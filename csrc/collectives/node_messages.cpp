@@ -33,7 +33,9 @@ void NodeMessages::check_hope(const Message& message) {
   }
   // A receive from any source can go on until the last peer has left.
   if (absent < size() - 1 || last < 0) return;
-  throw PeerError(session_->describe(last) + ' ' + session_->absence(last));
+  const std::string why = session_->describe(last) + ' ' + session_->absence(last);
+  if (session_->block(last).state.load() == kLeft) throw PeerLeftError(why);
+  throw PeerError(why);
 }
 
 }  // namespace ours

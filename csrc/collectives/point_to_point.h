@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "collectives/group.h"
+#include "collectives/transfer_limit.h"
 
 namespace ours {
 
@@ -38,19 +39,20 @@ class PointToPoint {
   virtual ~PointToPoint() = default;
 
   /// Never blocks. The buffer must live until the transfer is done.
-  virtual std::shared_ptr<Transfer> send(ConstSpan buffer, DType dtype, int dst, int tag, Deadline deadline,
+  virtual std::shared_ptr<Transfer> send(ConstSpan buffer, DType dtype, int dst, int tag, TransferLimitPtr limit,
                                          TransferDone done) = 0;
-  virtual std::shared_ptr<Transfer> recv(Span buffer, DType dtype, int src, int tag, Deadline deadline,
+  virtual std::shared_ptr<Transfer> recv(Span buffer, DType dtype, int src, int tag, TransferLimitPtr limit,
                                          TransferDone done) = 0;
 
-  /// Blocks until `transfer` is done, making progress on the calling thread meanwhile. Does not throw its error.
+  /// Blocks until `transfer` is done, making progress on the calling thread meanwhile, and starts its limit, which
+  /// fails the group when it has passed. Does not throw the transfer's error.
   virtual void wait(Transfer& transfer) = 0;
 
   /// Whether anything that was posted has not ended.
   virtual bool busy() = 0;
 
-  /// Ends everything posted with an error, and lets background threads end without waiting for them. What is posted
-  /// later fails. May be called more than once.
+  /// Ends everything posted with an error, here and not on the peers, which may go on among themselves, and lets
+  /// background threads end without waiting for them. What is posted later fails. May be called more than once.
   virtual void close() noexcept = 0;
 
   /// After close(): waits until no background thread runs, at most for `limit`. False if one still does, or is this

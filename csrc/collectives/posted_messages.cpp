@@ -19,17 +19,17 @@ bool& in_callback() {
 
 }  // namespace
 
-std::shared_ptr<Transfer> PostedMessages::send(ConstSpan buffer, DType dtype, int dst, int tag, Deadline deadline,
+std::shared_ptr<Transfer> PostedMessages::send(ConstSpan buffer, DType dtype, int dst, int tag, TransferLimitPtr limit,
                                                TransferDone done) {
   if (dst < 0 || dst >= carrier_->size()) {
     throw InvalidArgument("send to rank " + std::to_string(dst) + " in a group of " + std::to_string(carrier_->size()) +
                           " ranks; give a rank of the group");
   }
   return post(std::make_shared<Message>(Op::Send, const_cast<void*>(buffer.data), buffer.bytes, dtype, dst, tag,
-                                        deadline, std::move(done)));
+                                        std::move(limit), std::move(done)));
 }
 
-std::shared_ptr<Transfer> PostedMessages::recv(Span buffer, DType dtype, int src, int tag, Deadline deadline,
+std::shared_ptr<Transfer> PostedMessages::recv(Span buffer, DType dtype, int src, int tag, TransferLimitPtr limit,
                                                TransferDone done) {
   if (src != kAnySource && (src < 0 || src >= carrier_->size())) {
     throw InvalidArgument("recv from rank " + std::to_string(src) + " in a group of " +
@@ -37,7 +37,8 @@ std::shared_ptr<Transfer> PostedMessages::recv(Span buffer, DType dtype, int src
                           " ranks; give a rank of the group, or none for any source");
   }
   const Op op = src == kAnySource ? Op::RecvAnySource : Op::Recv;
-  return post(std::make_shared<Message>(op, buffer.data, buffer.bytes, dtype, src, tag, deadline, std::move(done)));
+  return post(
+      std::make_shared<Message>(op, buffer.data, buffer.bytes, dtype, src, tag, std::move(limit), std::move(done)));
 }
 
 std::shared_ptr<Transfer> PostedMessages::post(const std::shared_ptr<Message>& message) {
@@ -60,6 +61,7 @@ std::shared_ptr<Transfer> PostedMessages::post(const std::shared_ptr<Message>& m
 
 void PostedMessages::wait(Transfer& transfer) {
   if (transfer.done()) return;
+  static_cast<Message&>(transfer).limit->start();
   Lock lock(mutex_);
   if (in_callback() && others_move()) {
     lock.unlock();
@@ -208,22 +210,37 @@ void PostedMessages::run_callbacks(Lock& lock, int* counter) {
 bool PostedMessages::look_around() {
   if (carrier_->failed()) return true;
   for (const auto& message : carrier_->posted()) {
+    TransferLimit& limit = *message->limit;
     const auto what = [&] { return message->describe() + " on " + carrier_->describe_self(); };
-    if (message->deadline.passed()) {
-      carrier_->fail(FailureKind::Timeout,
-                     what() + ": Timed out waiting " + std::to_string(message->deadline.timeout().count()) +
-                         "ms for the peer. Does it make the matching call? Else raise the timeout");
+    const auto late = [&] {
+      return what() + ": Timed out waiting " + std::to_string(limit.timeout().count()) +
+             "ms for the peer. Does it make the matching call? Else raise the timeout";
+    };
+    if (limit.passed()) {
+      carrier_->fail(FailureKind::Timeout, late());
       return true;
     }
     try {
       carrier_->check_hope(*message);
+      tell_future(*message, false, [&] { return std::make_exception_ptr(TimeoutError(late())); });
     } catch (const PeerError& gone) {
-      carrier_->fail(FailureKind::Peer, gone.what() + (" during " + what()) +
-                                            ". The group cannot be used any more; make a new one without it");
+      const std::string why = gone.what() + (" during " + what());
+      if (!limit.started() && dynamic_cast<const PeerLeftError*>(&gone) != nullptr) {
+        tell_future(*message, true, [&] { return std::make_exception_ptr(PeerError(why)); });
+        continue;
+      }
+      carrier_->fail(FailureKind::Peer, why + ". The group cannot be used any more; make a new one without it");
       return true;
     }
   }
   return false;
+}
+
+void PostedMessages::tell_future(const Message& message, bool hopeless,
+                                 const std::function<std::exception_ptr()>& error) {
+  if (TransferLimit::Late late = message.limit->take_late(hopeless)) {
+    callbacks_.emplace_back([late = std::move(late), error = error()] { late(error); });
+  }
 }
 
 void PostedMessages::end_all(Lock& lock, int* counter) {

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -22,9 +24,9 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
  public:
   explicit PostedMessages(std::unique_ptr<MessageCarrier> carrier) : carrier_(std::move(carrier)) {}
 
-  std::shared_ptr<Transfer> send(ConstSpan buffer, DType dtype, int dst, int tag, Deadline deadline,
+  std::shared_ptr<Transfer> send(ConstSpan buffer, DType dtype, int dst, int tag, TransferLimitPtr limit,
                                  TransferDone done) override;
-  std::shared_ptr<Transfer> recv(Span buffer, DType dtype, int src, int tag, Deadline deadline,
+  std::shared_ptr<Transfer> recv(Span buffer, DType dtype, int src, int tag, TransferLimitPtr limit,
                                  TransferDone done) override;
   void wait(Transfer& transfer) override;
   bool busy() override;
@@ -53,9 +55,12 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
   template <class Stop>
   void drive(int* counter, Stop&& stop);
 
-  /// Fails the group if a message's peer is gone or its time is up. Returns whether the group has failed. Needs the
-  /// lock.
+  /// Fails the group if a message's peer has died, or if somebody waits for a message whose peer has left or whose time
+  /// is up. Returns whether the group has failed. Needs the lock.
   bool look_around();
+
+  /// Lets the callbacks of a message's future run with an error if it is time to. Needs the lock.
+  void tell_future(const Message& message, bool hopeless, const std::function<std::exception_ptr()>& error);
 
   /// Ends all messages with the group's failure. Expects the lock, and releases it for the callbacks.
   void end_all(Lock& lock, int* counter);

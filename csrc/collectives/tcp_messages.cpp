@@ -53,7 +53,7 @@ void TcpMessages::add(const std::shared_ptr<Message>& message) {
   if (message->peer == mesh_->rank() && message->op == Op::Send) return send_to_self(message);
   if (message->peer != kAnySource && message->peer != mesh_->rank()) {
     // A receiver connects, too: so it learns that the other one is gone.
-    mesh_->need(message->peer, lock, message->deadline, [&] { return message->describe(); });
+    mesh_->need(message->peer, lock, Deadline::after(message->limit->timeout()), [&] { return message->describe(); });
   }
   if (message->op != Op::Send) {
     if (!take_early(message)) receives_.add(message);

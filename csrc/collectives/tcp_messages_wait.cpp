@@ -22,14 +22,22 @@ void TcpMessages::check_hope(const Message& message) {
   if (const auto calls = calls_.lock()) calls->look();
   const TcpMesh::Lock lock(mesh_->mutex_);
   if (mesh_->failure_.failed()) return;
+  // The mesh would take it for a failure that they do not go through. They are no matter until somebody waits for one.
+  for (const int rank : mesh_->met_) {
+    TcpStream& data = mesh_->slot(rank, kData).stream;
+    const bool receives = incoming_[static_cast<size_t>(rank)].active;
+    if (mesh_->peers_[static_cast<size_t>(rank)]->left && data.has_sends() && !receives) data.forget();
+  }
   int absent = 0;
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == mesh_->rank() || (message.peer != rank && message.peer != kAnySource)) continue;
     const char* const why = absence(rank, message.op == Op::Send);
     if (why == nullptr) continue;
     const bool left = mesh_->peers_[static_cast<size_t>(rank)]->left;
+    const std::string gone = mesh_->describe(rank) + ' ' + why;
+    if (!left) throw PeerError(gone);
     // A receive from any source can go on until the last peer has left.
-    if (message.peer == rank || !left || ++absent == size() - 1) throw PeerError(mesh_->describe(rank) + ' ' + why);
+    if (message.peer == rank || ++absent == size() - 1) throw PeerLeftError(gone);
   }
   mesh_->check_peers();
 }

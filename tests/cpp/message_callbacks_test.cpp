@@ -185,7 +185,7 @@ TEST(closing_ends_what_is_posted_and_the_thread_even_from_a_callback) {
     }
     auto p2p = make_node_point_to_point(session);
     std::vector<int> got(8), never(8);
-    const Deadline soon = Deadline::after(std::chrono::seconds(60));
+    const auto soon = std::make_shared<TransferLimit>(std::chrono::seconds(60));
     auto pending = p2p->recv(Span{never.data(), 32}, DType::Int32, 1, 9, soon, nullptr);
     CHECK(p2p->busy());
     std::atomic<bool> dropped{false};

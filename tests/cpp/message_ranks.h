@@ -13,7 +13,7 @@
 namespace ours::testing {
 
 /// Long enough for a slow machine, and an end for a test that hangs.
-inline Deadline soon() { return Deadline::after(std::chrono::minutes(1)); }
+inline TransferLimitPtr soon() { return std::make_shared<TransferLimit>(std::chrono::minutes(1)); }
 
 /// A rank's end of the messages of a group, for tensors of ints.
 struct Port {

@@ -113,8 +113,8 @@ TEST(a_receive_times_out_and_one_from_a_rank_that_left_fails) {
     if (self.rank == 1) return;
     const auto& p2p = self.p2p;
     int x = 0;
-    auto transfer =
-        p2p->recv(Span{&x, 4}, DType::Int32, 1, 0, Deadline::after(std::chrono::milliseconds(100)), nullptr);
+    const auto limit = std::make_shared<TransferLimit>(std::chrono::milliseconds(100));
+    auto transfer = p2p->recv(Span{&x, 4}, DType::Int32, 1, 0, limit, nullptr);
     p2p->wait(*transfer);
     CHECK(transfer->error() != nullptr);
     CHECK(testing::message_of(transfer->error()).find("100ms") != std::string::npos);

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "common/deadline.h"
+
+namespace ours {
+
+/// How long a transfer may take. Its time runs from when somebody first waits for it: a receive that was posted early,
+/// and whose message nobody needs yet, is not late. Safe among threads.
+class TransferLimit {
+ public:
+  /// Told why a transfer that is still under way has not ended.
+  using Late = std::function<void(const std::exception_ptr&)>;
+
+  explicit TransferLimit(std::chrono::milliseconds timeout) : timeout_(timeout) {}
+
+  /// Somebody waits. Only the first call counts.
+  void start() noexcept {
+    Clock::rep never = kNever;
+    end_.compare_exchange_strong(never, Deadline::after(timeout_).at().time_since_epoch().count());
+  }
+
+  bool started() const { return end_.load() != kNever; }
+  bool passed() const { return Clock::now() >= end(); }
+  /// After start().
+  Clock::time_point end() const { return Clock::time_point(Clock::duration(end_.load())); }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+
+  /// Nobody can see who waits for a future, or whether anybody does. So where one is given out `late` is called, at
+  /// most once, when the timeout has passed from now, and the transfer goes on.
+  void watch(Late late) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    late_ = std::move(late);
+    watch_end_ = Deadline::after(timeout_);
+  }
+
+  /// What watch() was given, once its time is over or `hopeless`; otherwise empty.
+  Late take_late(bool hopeless) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!watch_end_ || !(hopeless || watch_end_->passed())) return nullptr;
+    watch_end_.reset();
+    return std::exchange(late_, nullptr);
+  }
+
+ private:
+  static constexpr Clock::rep kNever = Clock::time_point::max().time_since_epoch().count();
+
+  const std::chrono::milliseconds timeout_;
+  std::atomic<Clock::rep> end_{kNever};
+  std::mutex mutex_;  // guards the two below
+  Late late_;
+  std::optional<Deadline> watch_end_;
+};
+
+using TransferLimitPtr = std::shared_ptr<TransferLimit>;
+
+}  // namespace ours
