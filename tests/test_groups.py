@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import time
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from patience import check_soon
 from probes import HAS_BACKEND_OPTIONS, HAS_SPLIT_WITHOUT_DEVICE, backend_of, failed_with, threads_named, total
 from ranks import RankPool, run_ranks
 from torch.distributed.device_mesh import init_device_mesh
@@ -140,6 +142,61 @@ def shrinks(rank: int, world: int) -> tuple[int, float]:
 
 def test_shrink_group(nodes):
     assert run_ranks(3, shrinks, nodes=nodes) == [(0, 2.0), (-1, 0.0), (1, 2.0)]
+
+
+def shrinks_past_a_stuck_rank(rank: int, world: int) -> float:
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["0 has shrunk", "2 has shrunk"])
+        return 0.0
+    dist.all_reduce(torch.ones(4), async_op=True)
+    message = dist.irecv(torch.ones(4), 1)
+    began = time.monotonic()
+    group = dist.shrink_group([1], shrink_flags=dist.distributed_c10d.SHRINK_ABORT)
+    took = time.monotonic() - began
+    with pytest.raises(dist.DistBackendError, match="SHRINK_ABORT"):
+        message.wait()
+    group.allreduce([tensor := torch.ones(1)]).wait()
+    assert tensor.item() == 2
+    store.set(f"{rank} has shrunk", "")
+    return took
+
+
+def test_shrink_group_with_abort_waits_for_nothing(nodes):
+    check_soon(3, lambda: max(run_ranks(3, shrinks_past_a_stuck_rank, nodes=nodes, pg_timeout=30)))
+
+
+# --- devices that are not there --------------------------------------------------------------------------------------
+
+
+def bound_to_the_cpu(rank: int, world: int) -> None:
+    group = dist.new_group([0])
+    assert (group == dist.GroupMember.NON_GROUP_MEMBER) == (rank != 0)
+    mine, _ = dist.new_subgroups(1)
+    assert total(mine) == 1
+    mesh = init_device_mesh("cpu", (1, world), mesh_dim_names=("outer", "inner"))
+    assert total(mesh.get_group("inner")) == world
+    assert total(mesh.get_group("outer")) == 1
+    assert total() == world
+
+
+def test_groups_of_some_ranks_where_a_device_is_bound(nodes):
+    run_ranks(2, bound_to_the_cpu, nodes=nodes, device_id=torch.device("cpu:0"))
+
+
+def barriers_of_devices(rank: int, world: int) -> None:
+    dist.barrier(device_ids=[rank])
+    options = dist.BarrierOptions()
+    options.device_ids = [rank]
+    backend_of().barrier(options).wait()
+    options.device = torch.device("cuda", rank)
+    backend_of().barrier(options).wait()
+    assert total() == world
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there are devices that barriers come after")
+def test_a_barrier_may_name_devices_that_are_not_there(rank_pool, nodes):
+    rank_pool(2, nodes=nodes).run(barriers_of_devices)
 
 
 # --- meshes ----------------------------------------------------------------------------------------------------------

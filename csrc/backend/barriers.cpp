@@ -7,14 +7,24 @@
 
 namespace ours {
 
+namespace {
+
+/// Where a machine has no device, callers name one nevertheless: `dist.barrier(device_ids=[0])` asks for the type that
+/// torch was compiled for. There is no work of such a device to come after.
+std::optional<at::Device> if_any(std::optional<at::Device> device) {
+  return at::accelerator::deviceCount() > 0 ? device : std::nullopt;
+}
+
+}  // namespace
+
 std::optional<at::Device> ProcessGroupOurs::device_of(const c10d::BarrierOptions& opts) const {
-  if (opts.device) return opts.device->is_cpu() ? std::nullopt : opts.device;
+  if (opts.device) return opts.device->is_cpu() ? std::nullopt : if_any(opts.device);
   std::optional<at::Device> device = devices_->device();
   if (!device) device = getBoundDeviceId();
   if (opts.device_ids.empty()) return device;
   const auto type = device ? std::optional(device->type()) : at::getAccelerator();
   if (!type) return std::nullopt;
-  return at::Device(*type, static_cast<c10::DeviceIndex>(opts.device_ids.front()));
+  return if_any(at::Device(*type, static_cast<c10::DeviceIndex>(opts.device_ids.front())));
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::barrier(const c10d::BarrierOptions& opts) {

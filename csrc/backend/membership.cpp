@@ -9,6 +9,9 @@ namespace ours {
 
 namespace {
 
+/// torch.distributed.distributed_c10d.SHRINK_ABORT
+constexpr int kShrinkAbort = 1;
+
 using OptionsPtr = c10::intrusive_ptr<ProcessGroupOurs::Options>;
 
 /// A copy of the facts in `given` that concern every backend; those of `parent` where nothing is given.
@@ -60,7 +63,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::merge(const StorePtr& store,
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::shrink(
-    const std::vector<int64_t>& ranks_to_exclude, int /*shrink_flags*/,
+    const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) {
   TORCH_CHECK(!status_->is_forked_child(), "a forked child cannot shrink its parent's process group");
   auto options = child_options(opts_override, *options_);
@@ -77,6 +80,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::shrink(
   TORCH_CHECK_VALUE(found != members.end(), "shrink: rank ", rank_,
                     " is to be excluded; only the remaining ranks call shrink");
   name_members(*options, *options_, members);
+  // Otherwise what is under way, which may wait for an excluded rank, has until its timeout to end.
+  if ((shrink_flags & kShrinkAbort) != 0) parts().abort("shrink_group() was called with SHRINK_ABORT");
   auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_->clone());
   return c10::make_intrusive<ProcessGroupOurs>(std::move(store), static_cast<int>(found - members.begin()),
                                                static_cast<int>(members.size()), std::move(options));

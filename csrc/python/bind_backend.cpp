@@ -76,6 +76,10 @@ void bind_backend(py::module_& module) {
   group.def("node_sizes", &ProcessGroupOurs::node_sizes, "How many ranks each node has.");
   group.def("device_engine", &ProcessGroupOurs::device_engine,
             "What moves the data of tensors on this rank's device, and why that; empty until it was first needed.");
+  group.def(
+      "perform_nocolor_split", [](const ProcessGroupOurs&, const py::object& /*device*/) {}, py::arg("device"),
+      "What new_group() of a group that is bound to a device calls on the ranks that are not in the new one. They have "
+      "no part in it here.");
   // Older versions of PyTorch bind these on each backend, newer ones on the base of all.
   const py::object base = c10d.attr("Backend");
   if (!py::hasattr(base, "get_error")) {
