@@ -40,6 +40,9 @@ def choose_algorithm(operation: str, nodes: int, local: int, bytes: int, option:
 
 # --- backend (csrc/python/bind_backend.cpp) --------------------------------------------------------------------------
 
+class MisuseError(ValueError, RuntimeError):
+    """A call that has no meaning. Other backends raise ValueError for some of these, and RuntimeError for others."""
+
 class ProcessGroupOurs(Backend):
     """The c10d backend "ours": collectives and messages of tensors on the CPU and one device."""
 
@@ -56,6 +59,9 @@ class ProcessGroupOurs(Backend):
 
     def node_sizes(self) -> list[int]:
         """Return how many ranks each node has."""
+
+    def perform_nocolor_split(self, device: object) -> None:
+        """Do nothing: what new_group() of a bound group calls on the ranks that are not in the new one."""
 
     def device_engine(self) -> str:
         """Return what moves the data of tensors on this rank's device, and why; empty until it was first needed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ourddp import _elsewhere
 
 __version__ = "0.1.0"
-__all__ = ["DistributedDataParallel", "Launch", "SyncBatchNorm", "__version__", "init", "register"]
+__all__ = ["DistributedDataParallel", "Launch", "MisuseError", "SyncBatchNorm", "__version__", "init", "register"]
 
 if _elsewhere.is_built(_elsewhere.HERE):
     import torch
@@ -21,6 +21,7 @@ if _elsewhere.is_built(_elsewhere.HERE):
             "Rebuild it with 'pip install --no-build-isolation .' in its source folder, or install that torch."
         )
 
+    from ourddp._C import MisuseError
     from ourddp.distributed import DistributedDataParallel
     from ourddp.launch import Launch, init
     from ourddp.registration import register

@@ -1,4 +1,4 @@
-"""Arguments that are wrong on one rank alone: it may catch the ValueError and call again, in step with the others."""
+"""Arguments that have no meaning: on one rank alone, where the others must hear of it, and on all ranks alike."""
 
 from __future__ import annotations
 
@@ -8,55 +8,152 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from probes import backend_of, failed_with, reached, threads_named, total
+from ranks import run_ranks
+
+import ourddp
+
+Calls = tuple[Callable[[], Any], Callable[[], Any]]
 
 
-def wrong_and_right(name: str, rank: int, world: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Two calls of the collective: one whose sizes for the rank's own part differ, and one that is correct."""
+def calls_of(group: Any, rank: int, world: int) -> dict[str, Calls]:
+    """Two calls of each collective: one that has no meaning on rank 0, and one that is correct."""
     ones = [torch.ones(3) for _ in range(world)]
     uneven = [torch.ones(2 if r == rank else 3) for r in range(world)]
-    group = dist.group.WORLD
-    assert group is not None
-    calls: dict[str, Callable[[list[torch.Tensor]], Any]] = {
-        "all_gather": lambda outputs: dist.all_gather(outputs, torch.ones(3)),
-        "all_gather_coalesced": lambda outputs: group.allgather_coalesced(
-            [[output] for output in outputs], [torch.ones(3)]
-        ).wait(),
-        "gather": lambda outputs: dist.gather(torch.ones(3), outputs if rank == 0 else None, dst=0),
-        "scatter": lambda inputs: dist.scatter(torch.ones(3), inputs if rank == 0 else None, src=0),
-        "all_to_all": lambda outputs: dist.all_to_all(outputs, ones),
-        "all_to_all_single": lambda outputs: dist.all_to_all_single(
-            torch.cat(outputs), torch.ones(3 * world), [o.numel() for o in outputs], [3] * world
+    short = ones[:-1]
+    whole, splits = torch.ones(3 * world), [3] * world
+
+    def broadcast(root: int) -> Any:
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        return group.broadcast([torch.ones(3)], options).wait()
+
+    def all_reduce(op: Any) -> Any:
+        return dist.all_reduce(torch.ones(3, dtype=torch.bool), op, group=group)
+
+    def single(parts: list[int]) -> Any:
+        return dist.all_to_all_single(torch.ones(3 * world), whole, parts, splits, group=group)
+
+    def rooted(parts: list[torch.Tensor]) -> Any:
+        return parts if rank == 0 else None
+
+    return {
+        "all_reduce": (lambda: all_reduce(dist.ReduceOp.AVG), lambda: all_reduce(dist.ReduceOp.MAX)),
+        "broadcast": (lambda: broadcast(world), lambda: broadcast(0)),
+        "all_gather": tuple(lambda p=p: dist.all_gather(p, torch.ones(3), group=group) for p in (short, ones)),
+        "all_gather_coalesced": tuple(
+            lambda p=p: group.allgather_coalesced([[part] for part in p], [torch.ones(3)]).wait()
+            for p in (uneven, ones)
         ),
-        "reduce_scatter": lambda inputs: dist.reduce_scatter(torch.ones(3), inputs),
-    }
-    call = calls[name]
-    return lambda: call(uneven), lambda: call(ones)
+        "gather": tuple(lambda p=p: dist.gather(torch.ones(3), rooted(p), group=group) for p in (short, ones)),
+        "scatter": tuple(lambda p=p: dist.scatter(torch.ones(3), rooted(p), group=group) for p in (uneven, ones)),
+        "reduce_scatter": tuple(lambda p=p: dist.reduce_scatter(torch.ones(3), p, group=group) for p in (uneven, ones)),
+        "all_to_all": tuple(lambda p=p: dist.all_to_all(p, ones, group=group) for p in (uneven, ones)),
+        "all_to_all_single": tuple(lambda p=p: single(p) for p in ([2] * world, splits)),
+        "all_gather_into_tensor": tuple(
+            lambda n=n: dist.all_gather_into_tensor(torch.ones(n), torch.ones(3), group=group)
+            for n in (3 * world + 1, 3 * world)
+        ),
+        "reduce_scatter_tensor": tuple(
+            lambda n=n: dist.reduce_scatter_tensor(torch.ones(3), torch.ones(n), group=group)
+            for n in (3 * world + 1, 3 * world)
+        ),
+    }  # type: ignore[return-value]
 
 
-def wrong_once_on_the_root(rank: int, world: int, name: str) -> None:
-    wrong, right = wrong_and_right(name, rank, world)
+NAMES = list(calls_of(None, 0, 2))
+
+
+def wrong_on_rank_0(rank: int, world: int, used: bool) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    for name in NAMES:
+        # So no rank is connected to any other, or all are.
+        group = dist.new_group()
+        if used:
+            assert total(group) == world
+        wrong, right = calls_of(group, rank, world)[name]
+        if rank == 0:
+            with pytest.raises(ourddp.MisuseError) as own:
+                wrong()
+            store.set(f"{name} was refused", str(own.value))
+            # It does nothing that could help the others.
+            store.wait([f"{name} failed on {r}" for r in range(1, world)])
+        else:
+            with pytest.raises(dist.DistBackendError) as error:
+                right()
+            text = str(error.value)
+            assert store.get(f"{name} was refused").decode() in text
+            assert f"number {2 if used else 1}" in text
+            assert "rank 0 (host " in text
+            store.set(f"{name} failed on {rank}", "")
+        with pytest.raises(dist.DistBackendError, match=r"rank 0 \(host .*did not take part"):
+            dist.barrier(group=group)
+        assert not failed_with("SUCCESS", group)
+    assert total() == world
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("world", [2, 4])
+def test_all_ranks_hear_of_a_mistake_of_one(world, used, nodes):
+    run_ranks(world, wrong_on_rank_0, used, nodes=nodes, timeout=120)
+
+
+def goes_on(rank: int, world: int) -> str:
+    """Rank 0 makes its next call at once, in which the others are not."""
+    wrong, right = calls_of(dist.group.WORLD, rank, world)["all_to_all"]
     if rank == 0:
-        with pytest.raises(ValueError, match=r"rank 0 gives itself an input of [23] .* has [23]; .*same size"):
-            wrong()
-    right()  # its number must be the others'
-    dist.barrier()
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["all_gather", "all_gather_coalesced", "gather", "scatter", "all_to_all", "all_to_all_single", "reduce_scatter"],
-)
-def test_a_rank_that_catches_its_own_mistake_stays_in_step(rank_pool, name, nodes):
-    rank_pool(2, nodes=nodes).run(wrong_once_on_the_root, name)
-
-
-def alone(rank: int, world: int) -> None:
-    for name in ("all_gather", "gather", "scatter", "all_to_all", "all_to_all_single"):
-        wrong, right = wrong_and_right(name, rank, world)
         with pytest.raises(ValueError, match="same size"):
             wrong()
+    with pytest.raises(dist.DistBackendError) as error:
+        dist.barrier() if rank == 0 else right()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_rank_that_goes_on_after_its_mistake(world, nodes):
+    texts = run_ranks(world, goes_on, nodes=nodes)
+    # Over TCP a rank may see first that another one's call is not its own.
+    assert all("did not take part in all_to_all number 1" in text or "called different" in text for text in texts)
+    assert nodes != 1 or all("did not take part" in text for text in texts)
+
+
+def behind_others(rank: int, world: int) -> None:
+    wrong, right = calls_of(dist.group.WORLD, rank, world)["scatter"]
+    tensor = torch.ones(4)
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        with pytest.raises(ValueError, match="same size"):
+            wrong()
+        dist.distributed_c10d._get_default_store().set("refused", "")
+    else:
+        dist.distributed_c10d._get_default_store().wait(["refused"])
+        work = dist.all_reduce(tensor, async_op=True)
+        with pytest.raises(dist.DistBackendError, match="did not take part in scatter number 2"):
+            right()
+    work.wait()
+    assert tensor.tolist() == [world] * 4
+
+
+def test_what_was_called_before_a_mistake_ends_well(nodes):
+    run_ranks(2, behind_others, nodes=nodes)
+
+
+def wrong_everywhere(rank: int, world: int) -> None:
+    for name in NAMES:
+        if name in ("gather", "scatter"):
+            continue
+        wrong, right = calls_of(dist.group.WORLD, rank, world)[name]
+        for _ in range(6):
+            with pytest.raises(ourddp.MisuseError):
+                wrong()
         right()
+    assert failed_with("SUCCESS")
+    assert reached(lambda: not threads_named("ours-usher")), "a rank that is in calls needs no other thread"
+    with pytest.raises(ourddp.MisuseError):
+        wrong()
+    assert backend_of().failure() == ""
 
 
-def test_a_rank_alone_checks_the_same(rank_pool):
-    rank_pool(1).run(alone)
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a_mistake_of_all_ranks_leaves_the_group_as_it_is(rank_pool, world, nodes):
+    rank_pool(world, nodes=nodes if world > 1 else 1).run(wrong_everywhere)

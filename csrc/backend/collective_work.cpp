@@ -47,8 +47,8 @@ bool CollectiveWork::may_hold_stream() const {
 void CollectiveWork::execute() noexcept {
   set_started();
   std::exception_ptr error;
+  const Call call{op_, dtype_, getSequencenumber(), Deadline::after(getTimeout())};
   try {
-    const Call call{op_, dtype_, getSequencenumber(), Deadline::after(getTimeout())};
     if (device_call_) {
       device_call_->run(body_, call);
       // The hooks that complete() calls take their time, for which no stream has to wait.
@@ -58,9 +58,13 @@ void CollectiveWork::execute() noexcept {
     }
   } catch (...) {
     error = std::current_exception();
-    // The group knows it already if one of its operations threw this. Else the peers must hear of it, and of this group
-    // nothing more may be expected.
-    if (error_type_of(error) != c10d::ErrorType::SUCCESS) group_->fail(error);
+    // The group knows it already if one of its operations threw this. Else the peers must hear of it: of a call that
+    // has no meaning here if they make it, and of all else anyway.
+    if (error_type_of(error) != c10d::ErrorType::SUCCESS) {
+      group_->fail(error);
+    } else {
+      group_->refuse(call, message_of(error));
+    }
   }
   // Staging memory is not needed any more, however long the user keeps the Work.
   if (!device_call_) body_ = nullptr;

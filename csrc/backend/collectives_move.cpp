@@ -6,74 +6,80 @@
 namespace ours {
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  const at::Tensor& tensor = only(tensors, "broadcast", "input");
-  check_root(opts.rootRank, "broadcast");
-  TORCH_CHECK_VALUE(opts.rootTensor == 0, "broadcast: rootTensor is ", opts.rootTensor,
-                    "; with one tensor it must be 0");
-  const auto root = static_cast<int>(opts.rootRank);
-  const bool is_root = root == rank_;
-  if (is_root) {
-    check_dense(tensor, "broadcast", "the tensor");
-  } else {
-    check_output(tensor, "broadcast", "the tensor");
-  }
-  return launch({Op::Broadcast,
-                 dtype_of(tensor),
-                 opts.asyncOp,
-                 opts.timeout,
-                 {tensor},
-                 {{tensor}},
-                 [output = is_root ? Output(contiguous_source(tensor)) : Output(tensor), root, is_root](
-                     Group& group, const Call& call) {
-                   const at::Tensor& memory = output.memory();
-                   // The root's memory is only read, and may be shared with copies of the tensor.
-                   const Span buffer =
-                       is_root ? Span{const_cast<void*>(memory.const_data_ptr()), bytes_of(memory)} : output.span();
-                   group.broadcast(call, buffer, root);
-                   if (!is_root) output.commit();
-                 }});
+  return launch(Op::Broadcast, [&]() -> Collective {
+    const at::Tensor& tensor = only(tensors, "broadcast", "input");
+    check_root(opts.rootRank, "broadcast");
+    TORCH_CHECK_VALUE(opts.rootTensor == 0, "broadcast: rootTensor is ", opts.rootTensor,
+                      "; with one tensor it must be 0");
+    const auto root = static_cast<int>(opts.rootRank);
+    const bool is_root = root == rank_;
+    if (is_root) {
+      check_dense(tensor, "broadcast", "the tensor");
+    } else {
+      check_output(tensor, "broadcast", "the tensor");
+    }
+    return {Op::Broadcast,
+            dtype_of(tensor),
+            opts.asyncOp,
+            opts.timeout,
+            {tensor},
+            {{tensor}},
+            [output = is_root ? Output(contiguous_source(tensor)) : Output(tensor), root, is_root](Group& group,
+                                                                                                   const Call& call) {
+              const at::Tensor& memory = output.memory();
+              // The root's memory is only read, and may be shared with copies of the tensor.
+              const Span buffer =
+                  is_root ? Span{const_cast<void*>(memory.const_data_ptr()), bytes_of(memory)} : output.span();
+              group.broadcast(call, buffer, root);
+              if (!is_root) output.commit();
+            }};
+  });
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::allgather(TensorLists& outputs, Tensors& inputs,
                                                       const c10d::AllgatherOptions& opts) {
-  const at::Tensor& input = only(inputs, "all_gather", "input");
-  TORCH_CHECK_VALUE(outputs.size() == 1, "all_gather: expected one list of outputs but got ", outputs.size());
-  const Tensors& list = outputs.front();
-  check_dense(input, "all_gather", "the input");
-  check_list_size(list.size(), "all_gather", "the output list");
-  for (const auto& output : list) check_output(output, "all_gather", "an output");
-  check_list(list, "all_gather", "the outputs");
-  check_same_dtype(list.front(), input, "all_gather");
-  check_own_part(input.numel(), list[static_cast<size_t>(rank_)].numel(), "all_gather");
-  return launch({Op::AllGather,
-                 dtype_of(input),
-                 opts.asyncOp,
-                 opts.timeout,
-                 {input},
-                 {list},
-                 [source = contiguous_source(input), results = outputs_of(list)](Group& group, const Call& call) {
-                   group.all_gather(call, const_span(source), spans_of(results));
-                   commit_all(results);
-                 }});
+  return launch(Op::AllGather, [&]() -> Collective {
+    const at::Tensor& input = only(inputs, "all_gather", "input");
+    TORCH_CHECK_VALUE(outputs.size() == 1, "all_gather: expected one list of outputs but got ", outputs.size());
+    const Tensors& list = outputs.front();
+    check_dense(input, "all_gather", "the input");
+    check_list_size(list.size(), "all_gather", "the output list");
+    for (const auto& output : list) check_output(output, "all_gather", "an output");
+    check_list(list, "all_gather", "the outputs");
+    check_same_dtype(list.front(), input, "all_gather");
+    check_own_part(input.numel(), list[static_cast<size_t>(rank_)].numel(), "all_gather");
+    return {Op::AllGather,
+            dtype_of(input),
+            opts.asyncOp,
+            opts.timeout,
+            {input},
+            {list},
+            [source = contiguous_source(input), results = outputs_of(list)](Group& group, const Call& call) {
+              group.all_gather(call, const_span(source), spans_of(results));
+              commit_all(results);
+            }};
+  });
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::all_gather_single(at::Tensor& output, at::Tensor& input,
                                                               const c10d::AllgatherOptions& opts) {
-  constexpr const char* kCall = "all_gather_into_tensor";
-  check_dense(input, kCall, "the input");
-  check_output(output, kCall, "the output");
-  check_same_dtype(output, input, kCall);
-  check_parts(output, input, kCall, "the output");
-  return launch({Op::AllGatherSingle,
-                 dtype_of(input),
-                 opts.asyncOp,
-                 opts.timeout,
-                 {input},
-                 {{output}},
-                 [source = contiguous_source(input), result = Output(output)](Group& group, const Call& call) {
-                   group.all_gather(call, const_span(source), parts_of(result.span(), group.size()));
-                   result.commit();
-                 }});
+  return launch(Op::AllGatherSingle, [&]() -> Collective {
+    constexpr const char* kCall = "all_gather_into_tensor";
+    check_dense(input, kCall, "the input");
+    check_output(output, kCall, "the output");
+    check_same_dtype(output, input, kCall);
+    check_parts(output, input, kCall, "the output");
+    return {Op::AllGatherSingle,
+            dtype_of(input),
+            opts.asyncOp,
+            opts.timeout,
+            {input},
+            {{output}},
+            [source = contiguous_source(input), result = Output(output)](Group& group, const Call& call) {
+              group.all_gather(call, const_span(source), parts_of(result.span(), group.size()));
+              result.commit();
+            }};
+  });
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -83,60 +89,65 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::_allgather_base(at::Tensor& output, 
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::gather(TensorLists& outputs, Tensors& inputs,
                                                    const c10d::GatherOptions& opts) {
-  const at::Tensor& input = only(inputs, "gather", "input");
-  check_dense(input, "gather", "the input");
-  check_root(opts.rootRank, "gather");
-  const auto root = static_cast<int>(opts.rootRank);
-  Tensors list;
-  if (root == rank_) {
-    TORCH_CHECK_VALUE(outputs.size() == 1, "gather: expected one list of outputs on the root but got ", outputs.size());
-    list = outputs.front();
-    check_list_size(list.size(), "gather", "the output list");
-    for (const auto& output : list) check_output(output, "gather", "an output");
-    check_list(list, "gather", "the outputs");
-    check_same_dtype(list.front(), input, "gather");
-    check_own_part(input.numel(), list[static_cast<size_t>(rank_)].numel(), "gather");
-  } else {
-    TORCH_CHECK_VALUE(outputs.empty() || outputs.front().empty(), "gather: rank ", rank_,
-                      " gave outputs, but the root is rank ", root, "; only the root has outputs");
-  }
-  return launch({Op::Gather,
-                 dtype_of(input),
-                 opts.asyncOp,
-                 opts.timeout,
-                 {input},
-                 {list},
-                 [source = contiguous_source(input), results = outputs_of(list), root](Group& group, const Call& call) {
-                   group.gather(call, const_span(source), spans_of(results), root);
-                   commit_all(results);
-                 }});
+  return launch(Op::Gather, [&]() -> Collective {
+    const at::Tensor& input = only(inputs, "gather", "input");
+    check_dense(input, "gather", "the input");
+    check_root(opts.rootRank, "gather");
+    const auto root = static_cast<int>(opts.rootRank);
+    Tensors list;
+    if (root == rank_) {
+      TORCH_CHECK_VALUE(outputs.size() == 1, "gather: expected one list of outputs on the root but got ",
+                        outputs.size());
+      list = outputs.front();
+      check_list_size(list.size(), "gather", "the output list");
+      for (const auto& output : list) check_output(output, "gather", "an output");
+      check_list(list, "gather", "the outputs");
+      check_same_dtype(list.front(), input, "gather");
+      check_own_part(input.numel(), list[static_cast<size_t>(rank_)].numel(), "gather");
+    } else {
+      TORCH_CHECK_VALUE(outputs.empty() || outputs.front().empty(), "gather: rank ", rank_,
+                        " gave outputs, but the root is rank ", root, "; only the root has outputs");
+    }
+    return {Op::Gather,
+            dtype_of(input),
+            opts.asyncOp,
+            opts.timeout,
+            {input},
+            {list},
+            [source = contiguous_source(input), results = outputs_of(list), root](Group& group, const Call& call) {
+              group.gather(call, const_span(source), spans_of(results), root);
+              commit_all(results);
+            }};
+  });
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::gather_single(at::Tensor& output, at::Tensor& input,
                                                           const c10d::GatherOptions& opts) {
-  check_dense(input, "gather_single", "the input");
-  check_root(opts.rootRank, "gather_single");
-  const auto root = static_cast<int>(opts.rootRank);
-  const bool is_root = root == rank_;
-  Tensors list;
-  if (is_root) {
-    check_output(output, "gather_single", "the output");
-    check_same_dtype(output, input, "gather_single");
-    check_parts(output, input, "gather_single", "the output");
-    list.push_back(output);
-  }
-  return launch({Op::GatherSingle,
-                 dtype_of(input),
-                 opts.asyncOp,
-                 opts.timeout,
-                 {input},
-                 {list},
-                 [source = contiguous_source(input), results = outputs_of(list), root](Group& group, const Call& call) {
-                   std::vector<Span> spans;
-                   if (!results.empty()) spans = parts_of(results.front().span(), group.size());
-                   group.gather(call, const_span(source), spans, root);
-                   commit_all(results);
-                 }});
+  return launch(Op::GatherSingle, [&]() -> Collective {
+    check_dense(input, "gather_single", "the input");
+    check_root(opts.rootRank, "gather_single");
+    const auto root = static_cast<int>(opts.rootRank);
+    const bool is_root = root == rank_;
+    Tensors list;
+    if (is_root) {
+      check_output(output, "gather_single", "the output");
+      check_same_dtype(output, input, "gather_single");
+      check_parts(output, input, "gather_single", "the output");
+      list.push_back(output);
+    }
+    return {Op::GatherSingle,
+            dtype_of(input),
+            opts.asyncOp,
+            opts.timeout,
+            {input},
+            {list},
+            [source = contiguous_source(input), results = outputs_of(list), root](Group& group, const Call& call) {
+              std::vector<Span> spans;
+              if (!results.empty()) spans = parts_of(results.front().span(), group.size());
+              group.gather(call, const_span(source), spans, root);
+              commit_all(results);
+            }};
+  });
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::gather_into_tensor(at::Tensor& output, at::Tensor& input,
@@ -146,54 +157,58 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::gather_into_tensor(at::Tensor& outpu
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::scatter(Tensors& outputs, TensorLists& inputs,
                                                     const c10d::ScatterOptions& opts) {
-  const at::Tensor& output = only(outputs, "scatter", "output");
-  check_output(output, "scatter", "the output");
-  check_root(opts.rootRank, "scatter");
-  const auto root = static_cast<int>(opts.rootRank);
-  Tensors list;
-  if (root == rank_) {
-    TORCH_CHECK_VALUE(inputs.size() == 1, "scatter: expected one list of inputs on the root but got ", inputs.size());
-    list = inputs.front();
-    check_list_size(list.size(), "scatter", "the input list");
-    check_list(list, "scatter", "the inputs");
-    check_same_dtype(output, list.front(), "scatter");
-    check_own_part(list[static_cast<size_t>(rank_)].numel(), output.numel(), "scatter");
-  } else {
-    TORCH_CHECK_VALUE(inputs.empty() || inputs.front().empty(), "scatter: rank ", rank_,
-                      " gave inputs, but the root is rank ", root, "; only the root has inputs");
-  }
-  return launch({Op::Scatter,
-                 dtype_of(output),
-                 opts.asyncOp,
-                 opts.timeout,
-                 list,
-                 {{output}},
-                 [sources = contiguous_sources(list), result = Output(output), root](Group& group, const Call& call) {
-                   group.scatter(call, const_spans_of(sources), result.span(), root);
-                   result.commit();
-                 }});
+  return launch(Op::Scatter, [&]() -> Collective {
+    const at::Tensor& output = only(outputs, "scatter", "output");
+    check_output(output, "scatter", "the output");
+    check_root(opts.rootRank, "scatter");
+    const auto root = static_cast<int>(opts.rootRank);
+    Tensors list;
+    if (root == rank_) {
+      TORCH_CHECK_VALUE(inputs.size() == 1, "scatter: expected one list of inputs on the root but got ", inputs.size());
+      list = inputs.front();
+      check_list_size(list.size(), "scatter", "the input list");
+      check_list(list, "scatter", "the inputs");
+      check_same_dtype(output, list.front(), "scatter");
+      check_own_part(list[static_cast<size_t>(rank_)].numel(), output.numel(), "scatter");
+    } else {
+      TORCH_CHECK_VALUE(inputs.empty() || inputs.front().empty(), "scatter: rank ", rank_,
+                        " gave inputs, but the root is rank ", root, "; only the root has inputs");
+    }
+    return {Op::Scatter,
+            dtype_of(output),
+            opts.asyncOp,
+            opts.timeout,
+            list,
+            {{output}},
+            [sources = contiguous_sources(list), result = Output(output), root](Group& group, const Call& call) {
+              group.scatter(call, const_spans_of(sources), result.span(), root);
+              result.commit();
+            }};
+  });
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::alltoall(Tensors& outputs, Tensors& inputs,
                                                      const c10d::AllToAllOptions& opts) {
-  check_list_size(outputs.size(), "all_to_all", "the output list");
-  check_list_size(inputs.size(), "all_to_all", "the input list");
-  for (const auto& output : outputs) check_output(output, "all_to_all", "an output");
-  check_list(outputs, "all_to_all", "the outputs");
-  check_list(inputs, "all_to_all", "the inputs");
-  check_same_dtype(outputs.front(), inputs.front(), "all_to_all");
-  const auto me = static_cast<size_t>(rank_);
-  check_own_part(inputs[me].numel(), outputs[me].numel(), "all_to_all");
-  return launch({Op::AllToAll,
-                 dtype_of(inputs.front()),
-                 opts.asyncOp,
-                 opts.timeout,
-                 inputs,
-                 {outputs},
-                 [sources = contiguous_sources(inputs), results = outputs_of(outputs)](Group& group, const Call& call) {
-                   group.all_to_all(call, const_spans_of(sources), spans_of(results));
-                   commit_all(results);
-                 }});
+  return launch(Op::AllToAll, [&]() -> Collective {
+    check_list_size(outputs.size(), "all_to_all", "the output list");
+    check_list_size(inputs.size(), "all_to_all", "the input list");
+    for (const auto& output : outputs) check_output(output, "all_to_all", "an output");
+    check_list(outputs, "all_to_all", "the outputs");
+    check_list(inputs, "all_to_all", "the inputs");
+    check_same_dtype(outputs.front(), inputs.front(), "all_to_all");
+    const auto me = static_cast<size_t>(rank_);
+    check_own_part(inputs[me].numel(), outputs[me].numel(), "all_to_all");
+    return {Op::AllToAll,
+            dtype_of(inputs.front()),
+            opts.asyncOp,
+            opts.timeout,
+            inputs,
+            {outputs},
+            [sources = contiguous_sources(inputs), results = outputs_of(outputs)](Group& group, const Call& call) {
+              group.all_to_all(call, const_spans_of(sources), spans_of(results));
+              commit_all(results);
+            }};
+  });
 }
 
 namespace {
@@ -230,34 +245,36 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::all_to_all_single(at::Tensor& output
                                                               std::vector<int64_t>& output_splits,
                                                               std::vector<int64_t>& input_splits,
                                                               const c10d::AllToAllOptions& opts) {
-  check_dense(input, "all_to_all_single", "the input");
-  check_output(output, "all_to_all_single", "the output");
-  check_same_dtype(output, input, "all_to_all_single");
-  std::vector<int64_t> sent = split_sizes(input, input_splits, size_, "input");
-  std::vector<int64_t> expected = split_sizes(output, output_splits, size_, "output");
-  check_own_part(sent[static_cast<size_t>(rank_)], expected[static_cast<size_t>(rank_)], "all_to_all_single");
-  return launch({Op::AllToAllSingle,
-                 dtype_of(input),
-                 opts.asyncOp,
-                 opts.timeout,
-                 {input},
-                 {{output}},
-                 [source = contiguous_source(input), result = Output(output), sent = std::move(sent),
-                  expected = std::move(expected)](Group& group, const Call& call) {
-                   const size_t width = source.element_size();
-                   std::vector<ConstSpan> ins;
-                   std::vector<Span> outs;
-                   const char* from = static_cast<const char*>(source.const_data_ptr());
-                   char* to = static_cast<char*>(result.span().data);
-                   for (size_t r = 0; r < sent.size(); ++r) {
-                     ins.push_back({from, static_cast<size_t>(sent[r]) * width});
-                     outs.push_back({to, static_cast<size_t>(expected[r]) * width});
-                     from += ins.back().bytes;
-                     to += outs.back().bytes;
-                   }
-                   group.all_to_all(call, ins, outs);
-                   result.commit();
-                 }});
+  return launch(Op::AllToAllSingle, [&]() -> Collective {
+    check_dense(input, "all_to_all_single", "the input");
+    check_output(output, "all_to_all_single", "the output");
+    check_same_dtype(output, input, "all_to_all_single");
+    std::vector<int64_t> sent = split_sizes(input, input_splits, size_, "input");
+    std::vector<int64_t> expected = split_sizes(output, output_splits, size_, "output");
+    check_own_part(sent[static_cast<size_t>(rank_)], expected[static_cast<size_t>(rank_)], "all_to_all_single");
+    return {Op::AllToAllSingle,
+            dtype_of(input),
+            opts.asyncOp,
+            opts.timeout,
+            {input},
+            {{output}},
+            [source = contiguous_source(input), result = Output(output), sent = std::move(sent),
+             expected = std::move(expected)](Group& group, const Call& call) {
+              const size_t width = source.element_size();
+              std::vector<ConstSpan> ins;
+              std::vector<Span> outs;
+              const char* from = static_cast<const char*>(source.const_data_ptr());
+              char* to = static_cast<char*>(result.span().data);
+              for (size_t r = 0; r < sent.size(); ++r) {
+                ins.push_back({from, static_cast<size_t>(sent[r]) * width});
+                outs.push_back({to, static_cast<size_t>(expected[r]) * width});
+                from += ins.back().bytes;
+                to += outs.back().bytes;
+              }
+              group.all_to_all(call, ins, outs);
+              result.commit();
+            }};
+  });
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::alltoall_base(at::Tensor& output, at::Tensor& input,

@@ -13,129 +13,117 @@ size_t count_of(const at::Tensor& tensor) { return static_cast<size_t>(tensor.nu
 }  // namespace
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  if (tensors.size() != 1) return allreduce_pieces(tensors, opts);
-  const at::Tensor& tensor = tensors.front();
-  if (tensor.layout() == at::kSparse) return launch_sparse(tensor, opts.reduceOp, opts.timeout, opts.asyncOp);
-  check_output(tensor, "all_reduce", "the tensor");
-  const DType dtype = dtype_of(tensor);
-  const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
-  return launch({Op::AllReduce,
-                 dtype,
-                 opts.asyncOp,
-                 opts.timeout,
-                 {tensor},
-                 {{tensor}},
-                 [output = Output(tensor, true), reduction](Group& group, const Call& call) {
-                   void* data = output.span().data;
-                   group.all_reduce(call, data, data, count_of(output.memory()), reduction);
-                   output.commit();
-                 }});
-}
-
-ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce_pieces(const Tensors& tensors,
-                                                             const c10d::AllreduceOptions& opts) {
-  constexpr const char* kCall = "all_reduce";
-  TORCH_CHECK_VALUE(!tensors.empty(), kCall, ": the list of tensors is empty; pass at least one");
-  check_list(tensors, kCall, "the tensors");
-  for (const auto& tensor : tensors) check_output(tensor, kCall, "a tensor");
-  const DType dtype = dtype_of(tensors.front());
-  const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
-  std::vector<Output> outputs;
-  for (const auto& tensor : tensors) outputs.emplace_back(tensor, true);
-  return launch({Op::AllReduce,
-                 dtype,
-                 opts.asyncOp,
-                 opts.timeout,
-                 tensors,
-                 {tensors},
-                 [outputs = std::move(outputs), reduction](Group& group, const Call& call) {
-                   group.all_reduce(call, spans_of(outputs), reduction);
-                   commit_all(outputs);
-                 }});
+  if (tensors.size() == 1 && tensors.front().layout() == at::kSparse) return allreduce_sparse(tensors, opts);
+  return launch(Op::AllReduce, [&]() -> Collective {
+    // Gloo adds up several tensors of one rank, too, NCCL refuses them, and who gives a list means neither, mostly.
+    TORCH_CHECK_VALUE(tensors.size() == 1, "all_reduce: expected one tensor as input but got ", tensors.size(),
+                      "; a process drives one device, so pass one, or several to all_reduce_coalesced, which reduces "
+                      "each by itself");
+    const at::Tensor& tensor = tensors.front();
+    check_output(tensor, "all_reduce", "the tensor");
+    const DType dtype = dtype_of(tensor);
+    const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
+    return {Op::AllReduce,
+            dtype,
+            opts.asyncOp,
+            opts.timeout,
+            {tensor},
+            {{tensor}},
+            [output = Output(tensor, true), reduction](Group& group, const Call& call) {
+              void* data = output.span().data;
+              group.all_reduce(call, data, data, count_of(output.memory()), reduction);
+              output.commit();
+            }};
+  });
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  const at::Tensor& tensor = only(tensors, "reduce", "input");
-  check_root(opts.rootRank, "reduce");
-  TORCH_CHECK_VALUE(opts.rootTensor == 0, "reduce: rootTensor is ", opts.rootTensor, "; with one tensor it must be 0");
-  const auto root = static_cast<int>(opts.rootRank);
-  const bool is_root = root == rank_;
-  if (is_root) {
-    check_output(tensor, "reduce", "the tensor");
-  } else {
-    check_dense(tensor, "reduce", "the tensor");
-  }
-  const DType dtype = dtype_of(tensor);
-  const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
-  return launch({Op::Reduce,
-                 dtype,
-                 opts.asyncOp,
-                 opts.timeout,
-                 {tensor},
-                 {{tensor}},
-                 [output = is_root ? Output(tensor, true) : Output(contiguous_source(tensor)), reduction, root,
-                  is_root](Group& group, const Call& call) {
-                   const at::Tensor& memory = output.memory();
-                   void* result = is_root ? output.span().data : nullptr;
-                   group.reduce(call, memory.const_data_ptr(), result, count_of(memory), reduction, root);
-                   if (is_root) output.commit();
-                 }});
+  return launch(Op::Reduce, [&]() -> Collective {
+    const at::Tensor& tensor = only(tensors, "reduce", "input");
+    check_root(opts.rootRank, "reduce");
+    TORCH_CHECK_VALUE(opts.rootTensor == 0, "reduce: rootTensor is ", opts.rootTensor,
+                      "; with one tensor it must be 0");
+    const auto root = static_cast<int>(opts.rootRank);
+    const bool is_root = root == rank_;
+    if (is_root) {
+      check_output(tensor, "reduce", "the tensor");
+    } else {
+      check_dense(tensor, "reduce", "the tensor");
+    }
+    const DType dtype = dtype_of(tensor);
+    const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
+    return {Op::Reduce,
+            dtype,
+            opts.asyncOp,
+            opts.timeout,
+            {tensor},
+            {{tensor}},
+            [output = is_root ? Output(tensor, true) : Output(contiguous_source(tensor)), reduction, root, is_root](
+                Group& group, const Call& call) {
+              const at::Tensor& memory = output.memory();
+              void* result = is_root ? output.span().data : nullptr;
+              group.reduce(call, memory.const_data_ptr(), result, count_of(memory), reduction, root);
+              if (is_root) output.commit();
+            }};
+  });
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                            const c10d::ReduceScatterOptions& opts) {
-  const at::Tensor& output = only(outputs, "reduce_scatter", "output");
-  TORCH_CHECK_VALUE(inputs.size() == 1, "reduce_scatter: expected one list of inputs but got ", inputs.size());
-  const Tensors& list = inputs.front();
-  check_list_size(list.size(), "reduce_scatter", "the input list");
-  check_list(list, "reduce_scatter", "the inputs");
-  check_output(output, "reduce_scatter", "the output");
-  check_same_dtype(output, list.front(), "reduce_scatter");
-  check_own_part(list[static_cast<size_t>(rank_)].numel(), output.numel(), "reduce_scatter");
-  const DType dtype = dtype_of(output);
-  const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
-  return launch(
-      {Op::ReduceScatter,
-       dtype,
-       opts.asyncOp,
-       opts.timeout,
-       list,
-       {{output}},
-       [sources = contiguous_sources(list), result = Output(output), reduction](Group& group, const Call& call) {
-         std::vector<const void*> data;
-         std::vector<size_t> counts;
-         for (const auto& source : sources) {
-           data.push_back(source.const_data_ptr());
-           counts.push_back(count_of(source));
-         }
-         group.reduce_scatter(call, data, counts, result.span().data, reduction);
-         result.commit();
-       }});
+  return launch(Op::ReduceScatter, [&]() -> Collective {
+    const at::Tensor& output = only(outputs, "reduce_scatter", "output");
+    TORCH_CHECK_VALUE(inputs.size() == 1, "reduce_scatter: expected one list of inputs but got ", inputs.size());
+    const Tensors& list = inputs.front();
+    check_list_size(list.size(), "reduce_scatter", "the input list");
+    check_list(list, "reduce_scatter", "the inputs");
+    check_output(output, "reduce_scatter", "the output");
+    check_same_dtype(output, list.front(), "reduce_scatter");
+    check_own_part(list[static_cast<size_t>(rank_)].numel(), output.numel(), "reduce_scatter");
+    const DType dtype = dtype_of(output);
+    const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
+    return {Op::ReduceScatter,
+            dtype,
+            opts.asyncOp,
+            opts.timeout,
+            list,
+            {{output}},
+            [sources = contiguous_sources(list), result = Output(output), reduction](Group& group, const Call& call) {
+              std::vector<const void*> data;
+              std::vector<size_t> counts;
+              for (const auto& source : sources) {
+                data.push_back(source.const_data_ptr());
+                counts.push_back(count_of(source));
+              }
+              group.reduce_scatter(call, data, counts, result.span().data, reduction);
+              result.commit();
+            }};
+  });
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter_single(at::Tensor& output, at::Tensor& input,
                                                                   const c10d::ReduceScatterOptions& opts) {
-  constexpr const char* kCall = "reduce_scatter_tensor";
-  check_dense(input, kCall, "the input");
-  check_output(output, kCall, "the output");
-  check_same_dtype(output, input, kCall);
-  check_parts(input, output, kCall, "the input");
-  const DType dtype = dtype_of(output);
-  const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
-  return launch(
-      {Op::ReduceScatterSingle,
-       dtype,
-       opts.asyncOp,
-       opts.timeout,
-       {input},
-       {{output}},
-       [source = contiguous_source(input), result = Output(output), reduction](Group& group, const Call& call) {
-         std::vector<const void*> data;
-         for (const ConstSpan& part : parts_of(const_span(source), group.size())) data.push_back(part.data);
-         const std::vector<size_t> counts(data.size(), count_of(result.memory()));
-         group.reduce_scatter(call, data, counts, result.span().data, reduction);
-         result.commit();
-       }});
+  return launch(Op::ReduceScatterSingle, [&]() -> Collective {
+    constexpr const char* kCall = "reduce_scatter_tensor";
+    check_dense(input, kCall, "the input");
+    check_output(output, kCall, "the output");
+    check_same_dtype(output, input, kCall);
+    check_parts(input, output, kCall, "the input");
+    const DType dtype = dtype_of(output);
+    const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
+    return {Op::ReduceScatterSingle,
+            dtype,
+            opts.asyncOp,
+            opts.timeout,
+            {input},
+            {{output}},
+            [source = contiguous_source(input), result = Output(output), reduction](Group& group, const Call& call) {
+              std::vector<const void*> data;
+              for (const ConstSpan& part : parts_of(const_span(source), group.size())) data.push_back(part.data);
+              const std::vector<size_t> counts(data.size(), count_of(result.memory()));
+              group.reduce_scatter(call, data, counts, result.span().data, reduction);
+              result.commit();
+            }};
+  });
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,

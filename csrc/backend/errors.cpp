@@ -20,7 +20,27 @@ c10d::ErrorType error_type_of(const std::exception_ptr& error) {
   }
 }
 
+void throw_misuse(const c10::ValueError& error) {
+  throw MisuseError(c10::SourceLocation{__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                    error.what_without_backtrace());
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& e) {
+    return e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
 namespace {
+
+/// Gloo's words for a peer that is gone, for programs that look for them.
+constexpr const char* kLostPeer = " (Connection closed by peer)";
 
 template <class Torch>
 std::exception_ptr make(const std::string& message) {
@@ -34,9 +54,9 @@ std::exception_ptr to_torch(const std::exception_ptr& error, const std::string& 
   try {
     std::rethrow_exception(error);
   } catch (const InvalidArgument& e) {
-    return make<c10::ValueError>(e.what());
+    return make<MisuseError>(e.what());
   } catch (const PeerError& e) {
-    return make<c10::DistNetworkError>(e.what() + where);
+    return make<c10::DistNetworkError>(e.what() + where + kLostPeer);
   } catch (const Error& e) {
     return make<c10::DistBackendError>(e.what() + where);
   } catch (...) {

@@ -31,6 +31,7 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   bool is_forked_child() const;
 
   void set_closed() { closed_.store(true); }
+  bool is_closed() const { return closed_.load(); }
 
   /// Takes note of what ended an operation: unless it is a mere misuse, the group has failed, and the abort hooks run.
   /// Returns the error as PyTorch users catch it.

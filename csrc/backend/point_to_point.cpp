@@ -19,6 +19,14 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::recvAnysource(Tensors& tensors, int 
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::post(Op op, Tensors& tensors, int peer, int tag) {
+  try {
+    return start_transfer(op, tensors, peer, tag);
+  } catch (const c10::ValueError& e) {
+    throw_misuse(e);
+  }
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::start_transfer(Op op, Tensors& tensors, int peer, int tag) {
   status_->check_usable();
   const char* const call = name_of(op);
   const at::Tensor& tensor = only(tensors, call, op == Op::Send ? "input" : "output");

@@ -10,6 +10,7 @@
 #include "backend/profiling.h"
 #include "backend/tensors.h"
 #include "collectives/select.h"
+#include "common/error.h"
 #include "common/interrupts.h"
 #include "common/options.h"
 
@@ -144,7 +145,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
   status_->check_usable();
   const Milliseconds timeout = collective.timeout.count() < 0 ? status_->timeouts.get() : collective.timeout;
   CommQueue::await_turn(timeout);
-  std::unique_ptr<DeviceCall> on_device = device_call(collective, timeout);
+  std::unique_ptr<DeviceCall> on_device = or_refuse(collective.op, [&] { return device_call(collective, timeout); });
   // A rank alone waits for nobody, so a thread would gain nothing. A device's work, though, the caller need not wait
   // for.
   const bool async_op = collective.async_op;
@@ -171,6 +172,15 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
   // PyTorch takes no Work for one that is done, and a Python object and a call less are much to a small collective.
   work->wait();
   return nullptr;
+}
+
+void ProcessGroupOurs::refuse(Op op, const std::string& why) {
+  if (status_->is_forked_child() || status_->is_closed()) return;
+  CommQueue::await_turn(status_->timeouts.get());
+  Collective refused{};
+  refused.op = op;
+  refused.body = [why](Group&, const Call&) { throw InvalidArgument(why); };
+  queue_->submit(c10::make_intrusive<CollectiveWork>(std::move(refused), group_, queue_, status_), inline_calls_);
 }
 
 std::unique_ptr<DeviceCall> ProcessGroupOurs::device_call(const Collective& collective, Milliseconds timeout) {

@@ -10,6 +10,7 @@
 #include "backend/device_memory.h"
 #include "backend/device_side.h"
 #include "backend/device_transfer.h"
+#include "backend/errors.h"
 #include "backend/group_end.h"
 #include "backend/group_status.h"
 #include "backend/heap_allocator.h"
@@ -103,10 +104,10 @@ class ProcessGroupOurs final : public c10d::Backend {
   void waitForPendingWorks() override { queue_->drain(); }
 
   // ---- reductions
-  /// Several tensors, of one dtype, are reduced as one message: each element with its like on the other ranks. Where
-  /// the elements are cut into tensors may differ between ranks.
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  /// The tensors of one dtype are reduced as one message: each element with its like on the other ranks. Where the
+  /// elements are cut into tensors may differ between ranks.
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
   WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) override;
@@ -165,13 +166,29 @@ class ProcessGroupOurs final : public c10d::Backend {
   /// well, or, of device tensors, the current stream waits for it. Where it returns a Work (for hooks, and while
   /// coalescing), that is to be waited for.
   WorkPtr launch(Collective collective);
+  /// The same of what `describe` returns. Where that throws ValueError, the call still takes its number, so that ranks
+  /// on which all is well hear of it instead of waiting for this one.
+  template <class Describe>
+  WorkPtr launch(Op op, Describe&& describe) {
+    return launch(or_refuse(op, std::forward<Describe>(describe)));
+  }
+  template <class Describe>
+  auto or_refuse(Op op, Describe&& describe) -> decltype(describe()) {
+    try {
+      return describe();
+    } catch (const c10::ValueError& e) {
+      refuse(op, e.what_without_backtrace());
+      throw_misuse(e);
+    }
+  }
+  void refuse(Op op, const std::string& why);
   /// The part in a device's order of work of a collective that has one; null for CPU tensors.
   std::unique_ptr<DeviceCall> device_call(const Collective& collective, Milliseconds timeout);
   /// The device that a barrier comes after; none for one of the CPU alone.
   std::optional<at::Device> device_of(const c10d::BarrierOptions& opts) const;
-  WorkPtr allreduce_pieces(const Tensors& tensors, const c10d::AllreduceOptions& opts);
-  WorkPtr launch_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout, bool async_op);
+  Collective describe_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout, bool async_op);
   WorkPtr post(Op op, Tensors& tensors, int peer, int tag);
+  WorkPtr start_transfer(Op op, Tensors& tensors, int peer, int tag);
 
   /// Tells profilers and the FlightRecorder of an operation that is about to be issued.
   std::optional<FlightLog::Entry> trace(const CallTrace& call, Milliseconds timeout);
@@ -184,8 +201,7 @@ class ProcessGroupOurs final : public c10d::Backend {
   void check_root(int64_t root, const char* call) const;
   void check_parts(const at::Tensor& whole, const at::Tensor& one, const char* call, const char* whole_role) const;
   void check_list_size(size_t size, const char* call, const char* role) const;
-  /// Checks the numbers of elements that this rank sends to itself and expects from itself. Peers cannot find that out,
-  /// so it must be found before the call has a number.
+  /// Checks the numbers of elements that this rank sends to itself and expects from itself. Peers cannot find that out.
   void check_own_part(int64_t sent, int64_t expected, const char* call) const;
 
   StorePtr store_;

@@ -76,6 +76,8 @@ class SoloGroup final : public Group {
   // There is nobody to fall out of step with.
   void fail(const std::exception_ptr&) noexcept override {}
 
+  void refuse(const Call&, const std::string&) noexcept override {}
+
   void leave() noexcept override {}
 
   std::string failure() const override {

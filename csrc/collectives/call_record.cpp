@@ -29,6 +29,12 @@ bool same_record(const CallRecord& a, const CallRecord& b) {
          a.root == b.root && a.op == b.op && a.dtype == b.dtype && a.kind == b.kind;
 }
 
+std::string refusal_of(const Call& call, const std::string& rank, const std::string& why) {
+  return rank + " did not take part in " + name_of(call.op) + " number " + std::to_string(call.seq) +
+         ", since its own arguments have no meaning (ValueError there): " + why +
+         ". All ranks must make the same calls, with arguments that fit";
+}
+
 std::string describe_record(const CallRecord& record) {
   std::string text = std::string(name_of(static_cast<Op>(record.op))) + " number " + std::to_string(record.seq);
   const auto kind = static_cast<ReduceKind>(record.kind);

@@ -37,8 +37,9 @@ struct Call {
 /// may be reused. Calls on one Group must be made by one thread at a time and in the same order on all ranks.
 ///
 /// Errors, before a byte of any result is written: InvalidArgument (this call has no meaning, found locally),
-/// MismatchError (ranks called different things; thrown on every rank). Later: TimeoutError, PeerError, AbortedError.
-/// After any error but InvalidArgument the group is failed: every later call throws the same error again.
+/// MismatchError (ranks called different things, or one refused its call; thrown on every rank). Later: TimeoutError,
+/// PeerError, AbortedError. After any error but InvalidArgument the group is failed: every later call throws the same
+/// error again.
 ///
 /// In-place use (in == out, or an input span equal to its own rank's output span) is allowed everywhere.
 class Group {
@@ -98,6 +99,11 @@ class Group {
   /// Makes `error`, unless it is InvalidArgument, the failure of the group: for what goes wrong between the operations
   /// of a compound one, where the peers would wait for this rank. Callable from any thread, more than once.
   virtual void fail(const std::exception_ptr& error) noexcept = 0;
+
+  /// Notes that this rank does not make the call, whose arguments have no meaning here: `why`. Never waits. A peer that
+  /// makes the call of that number finds the note, and the group fails with it; where all ranks refuse the call, nobody
+  /// looks, and the group stays as it is. To be called in the order of the calls.
+  virtual void refuse(const Call& call, const std::string& why) noexcept = 0;
 
   /// Leaves the group in an orderly way: peers that still wait for this rank are told so. Never blocks.
   virtual void leave() noexcept = 0;

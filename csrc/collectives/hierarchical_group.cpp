@@ -214,6 +214,11 @@ void HierarchicalGroup::fail(const std::exception_ptr& error) noexcept {
   share_failure();
 }
 
+void HierarchicalGroup::refuse(const Call& call, const std::string& why) noexcept {
+  node_.refuse(call, why);
+  flat_.refuse(call, why);
+}
+
 void HierarchicalGroup::abort(const std::string& reason) {
   flat_.abort(reason);
   share_failure();

@@ -70,6 +70,7 @@ class HierarchicalGroup final : public Group, private NodeLookout {
   bool allocates() const override { return node_.allocates(); }
   void abort(const std::string& reason) override;
   void fail(const std::exception_ptr& error) noexcept override;
+  void refuse(const Call& call, const std::string& why) noexcept override;
   void leave() noexcept override;
   std::vector<int> node_sizes() const override;
   std::string failure() const override;

@@ -37,6 +37,7 @@ class HostedGroup : public Group {
   std::shared_ptr<void> allocate(size_t) override { return nullptr; }
   void abort(const std::string& reason) override { host_->abort(reason); }
   void fail(const std::exception_ptr& error) noexcept override { host_->fail(error); }
+  void refuse(const Call& call, const std::string& why) noexcept override { host_->refuse(call, why); }
   void leave() noexcept override;
   std::vector<int> node_sizes() const override { return host_->node_sizes(); }
   std::string failure() const override { return host_->failure(); }

@@ -1,5 +1,7 @@
 #include "collectives/node_group.h"
 
+#include <algorithm>
+
 #include "collectives/node_group_impl.h"
 
 namespace ours {
@@ -39,13 +41,21 @@ void NodeGroup::abort(const std::string& reason) {
                            session_->describe(rank()) + " aborted the group" + (reason.empty() ? "" : ": " + reason));
 }
 
+void NodeGroup::refuse(const Call& call, const std::string& why) noexcept {
+  try {
+    session_->refuse(call.seq, refusal_of(call, session_->describe(rank()), why));
+  } catch (const std::exception&) {
+    // Out of memory: the peers wait until their deadline.
+  }
+}
+
 void NodeGroup::publish_record(const CallRecord& record) {
   session_->self().arrival[barrier_.next_parity()].record = record;
   spread_.publish(barrier_.next_parity());
 }
 
 void NodeGroup::sync(const Call& call, const CallRecord& record) {
-  barrier_.sync(call.deadline, [&record] { return describe_record(record); });
+  barrier_.sync(call.deadline, call.seq, [&record] { return describe_record(record); });
 }
 
 void NodeGroup::check_records(const CallRecord& mine) {
@@ -57,6 +67,13 @@ void NodeGroup::check_records(const CallRecord& mine) {
     return;
   }
 
+  // Who has refused a call goes on to the next, while the others are still at this one.
+  uint64_t first = mine.seq;
+  for (int r = 0; r < size(); ++r) first = std::min(first, session_->block(r).record[parity].seq);
+  for (int r = 0; r < size(); ++r) {
+    const std::string refusal = session_->refusal(r, first);
+    if (!refusal.empty()) throw MismatchError(refusal);
+  }
   std::string calls;
   std::vector<bool> told(static_cast<size_t>(size()), false);
   for (int r = 0; r < size(); ++r) {

@@ -45,6 +45,7 @@ class NodeGroup final : public Group {
   bool allocates() const override { return session_->heap() != nullptr; }
   void abort(const std::string& reason) override;
   void fail(const std::exception_ptr& error) noexcept override { session_->failure().fail(error); }
+  void refuse(const Call& call, const std::string& why) noexcept override;
   void leave() noexcept override { session_->leave(); }
   std::string failure() const override { return session_->failure().message(); }
 

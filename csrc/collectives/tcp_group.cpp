@@ -1,5 +1,6 @@
 #include "collectives/tcp_group.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "collectives/tcp_group_impl.h"
@@ -49,9 +50,13 @@ CallRecord unpack(const Signature& signature) {
 TcpCall::Facts facts_of(const std::shared_ptr<TcpMesh>& group, const Call& call, const CallRecord& record,
                         uint64_t fingerprint) {
   TcpMesh* const mesh = group.get();
-  return {pack(record, fingerprint), call.deadline, [record] { return describe_record(record); },
+  return {pack(record, fingerprint), call.seq, call.deadline, [record] { return describe_record(record); },
           [record, mesh](int peer, const Signature& theirs) {
             const CallRecord other = unpack(theirs);
+            const bool theirs_is_later = other.seq > record.seq;
+            const std::string refusal =
+                mesh->refusal(theirs_is_later ? peer : mesh->rank(), std::min(other.seq, record.seq));
+            if (other.seq != record.seq && !refusal.empty()) return refusal;
             const std::string sizes = same_record(record, other) ? " with other sizes" : "";
             return "ranks of one group called different collectives: " + mesh->describe(peer) + " called " +
                    describe_record(other) + sizes + "; " + mesh->describe(mesh->rank()) + " called " +
@@ -77,6 +82,14 @@ void TcpGroup::fail(const std::exception_ptr& error) noexcept {
   std::string message;
   const FailureKind kind = TcpFailure::kind_of(error, message);
   if (kind != FailureKind::None) mesh_->fail(kind, message);
+}
+
+void TcpGroup::refuse(const Call& call, const std::string& why) noexcept {
+  try {
+    mesh_->refuse(call.seq, refusal_of(call, mesh_->describe_self(), why));
+  } catch (const std::exception&) {
+    // Out of memory: the peers wait until their deadline.
+  }
 }
 
 std::string TcpGroup::failure() const {

@@ -49,6 +49,7 @@ class TcpGroup final : public Group {
   std::shared_ptr<void> allocate(size_t bytes) override;
   void abort(const std::string& reason) override;
   void fail(const std::exception_ptr& error) noexcept override;
+  void refuse(const Call& call, const std::string& why) noexcept override;
   void leave() noexcept override { mesh_->leave(); }
   std::vector<int> node_sizes() const override { return std::vector<int>(static_cast<size_t>(size()), 1); }
   std::string failure() const override;

@@ -1,7 +1,30 @@
+#include "backend/errors.h"
 #include "common/error.h"
 #include "python/bind.h"
 
 namespace py = pybind11;
+
+namespace {
+
+/// torch has no exception that is both, so that its translation of C++ errors leaves this one to us.
+void add_misuse_error(py::module_& module) {
+  static PyObject* const kType = PyErr_NewExceptionWithDoc(
+      "ourddp.MisuseError",
+      "A call that has no meaning. Other backends raise ValueError for some of these, and RuntimeError for others.",
+      py::make_tuple(py::handle(PyExc_ValueError), py::handle(PyExc_RuntimeError)).ptr(), nullptr);
+  if (kType == nullptr) throw py::error_already_set();
+  module.attr("MisuseError") = py::handle(kType);
+  // For torch's bindings too, through which most calls of a group come.
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (const ours::MisuseError& misuse) {
+      py::set_error(kType, misuse.what_without_backtrace());
+    }
+  });
+}
+
+}  // namespace
 
 // torch's build names the module through TORCH_EXTENSION_NAME.
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -14,6 +37,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       py::set_error(PyExc_ValueError, misuse.what());
     }
   });
+  add_misuse_error(module);
   ours::bind_options(module);
   ours::bind_select(module);
   ours::bind_backend(module);

@@ -89,8 +89,10 @@ at::Tensor allocate_buffer(c10d::ProcessGroup& group, int64_t size, const at::Te
 
 c10::intrusive_ptr<c10d::Work> start_all_reduce(c10d::ProcessGroup& group, std::vector<at::Tensor> tensors,
                                                 c10d::ReduceOp::RedOpType op) {
-  c10d::AllreduceOptions options;
+  c10d::AllreduceCoalescedOptions options;
   options.reduceOp = op;
+  // Where a bucket is one piece on this rank and several on another, the two calls are the same to `ours`.
+  if (tensors.size() > 1) return group.allreduce_coalesced(tensors, options);
   return group.allreduce(tensors, options);
 }
 

@@ -2,7 +2,7 @@
 
 namespace ours {
 
-void NodeBarrier::sync(Deadline deadline, const std::function<std::string()>& what) {
+void NodeBarrier::sync(Deadline deadline, uint64_t call, const std::function<std::string()>& what) {
   session_.failure().check();
   ++epoch_;
   // The store inside signal() is also the release of everything published.
@@ -13,7 +13,7 @@ void NodeBarrier::sync(Deadline deadline, const std::function<std::string()>& wh
     wait_on(
         session_.block(r).arrival[parity()].number, session_.wait_policy(), deadline, [&] { return arrived(r); },
         [&] {
-          look_around(deadline, what);
+          look_around(deadline, call, what);
           session_.check_interrupts(interrupts, what);
         });
   }
@@ -25,13 +25,15 @@ bool NodeBarrier::arrived(int rank) const {
   return session_.block(rank).arrival[parity()].number.value.load(std::memory_order_acquire) == epoch_;
 }
 
-void NodeBarrier::look_around(Deadline deadline, const std::function<std::string()>& what) {
+void NodeBarrier::look_around(Deadline deadline, uint64_t call, const std::function<std::string()>& what) {
   session_.failure().check();
   // All of them, not only the one awaited first: it may be busy for long while another has died.
   std::vector<int> absent;
   std::string names;
   for (int r = 0; r < session_.size(); ++r) {
     if (arrived(r)) continue;
+    const std::string refusal = session_.refusal(r, call);
+    if (!refusal.empty()) session_.failure().raise(FailureKind::Mismatch, refusal);
     const char* why = session_.absence(r);
     // It may have arrived, and then ended, since we last looked.
     if (why != nullptr && !arrived(r)) session_.lost(r, why, what());

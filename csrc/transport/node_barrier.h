@@ -23,13 +23,13 @@ class NodeBarrier {
   /// Which of the two places to read what the last sync published.
   size_t parity() const { return epoch_ & 1; }
 
-  /// Publishes everything written so far and waits until all ranks have done the same. `what` describes the operation;
-  /// it is called for error messages only.
-  void sync(Deadline deadline, const std::function<std::string()>& what);
+  /// Publishes everything written so far and waits until all ranks have done the same, in the call of number `call`,
+  /// which one of them may have refused. `what` describes the operation; it is called for error messages only.
+  void sync(Deadline deadline, uint64_t call, const std::function<std::string()>& what);
 
  private:
   bool arrived(int rank) const;
-  void look_around(Deadline deadline, const std::function<std::string()>& what);
+  void look_around(Deadline deadline, uint64_t call, const std::function<std::string()>& what);
 
   NodeSession& session_;
   uint32_t epoch_ = 0;  // number of the last synchronisation; may wrap

@@ -42,6 +42,15 @@ struct CallRecord {
   uint8_t kind;    ///< ReduceKind
 };
 
+/// A call that a rank did not make, because its arguments had no meaning there.
+struct Refusal {
+  std::atomic<uint64_t> seq;  ///< 0: none
+  char why[504];
+};
+
+/// So many refusals of a rank can be read. Peers look within milliseconds, so one would do for most programs.
+constexpr size_t kRefusals = 4;
+
 /// What a rank shows with a synchronisation: all that a small message needs, in the line that its peers poll anyway and
 /// the one after it, which processors fetch along.
 struct alignas(2 * kCacheLine) Arrival {
@@ -73,6 +82,8 @@ struct alignas(kCacheLine) RankBlock {
   int32_t pid;
   char host[64];
   CoreShare cores;
+  /// The last calls that this rank refused, by turns.
+  Refusal refusals[kRefusals];
 };
 
 /// A part of a rank's buffer: where it lies in the rank's arena (see NodeHeap).

@@ -248,6 +248,25 @@ void NodeSession::leave() noexcept {
   for (int r = 0; r < size_; ++r) signal(block(r).doorbell);
 }
 
+void NodeSession::refuse(uint64_t call, const std::string& why) noexcept {
+  if (in_child()) return;
+  Refusal& place = self().refusals[refusals_++ % kRefusals];
+  place.seq.store(0, std::memory_order_relaxed);
+  const size_t length = std::min(why.size(), sizeof(place.why) - 1);
+  std::memcpy(place.why, why.data(), length);
+  place.why[length] = '\0';
+  // Release: who reads the number reads the text.
+  place.seq.store(call, std::memory_order_release);
+}
+
+std::string NodeSession::refusal(int rank, uint64_t call) const {
+  for (const Refusal& one : block(rank).refusals) {
+    if (one.seq.load(std::memory_order_acquire) != call) continue;
+    return {one.why, ::strnlen(one.why, sizeof(one.why))};
+  }
+  return "";
+}
+
 bool NodeSession::in_child() const { return ::getpid() != owner_; }
 
 std::string NodeSession::describe(int rank) const {

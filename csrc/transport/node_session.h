@@ -74,6 +74,12 @@ class NodeSession {
   /// Tells the peers that this rank will not come again. Never blocks; does nothing in a forked child.
   void leave() noexcept;
 
+  /// Lets the peers find that this rank does not make the call of that number, and why. Never blocks.
+  void refuse(uint64_t call, const std::string& why) noexcept;
+
+  /// What `rank` has left as the reason why it does not make the call of that number; empty where it has left none.
+  std::string refusal(int rank, uint64_t call) const;
+
   /// True in a forked child of the process that joined the group: it must not touch the group.
   bool in_child() const;
 
@@ -127,6 +133,7 @@ class NodeSession {
   std::shared_ptr<NodeHeap> heap_;
   std::unique_ptr<NodeFailure> failure_;
   std::vector<ProcessWatch> watches_;
+  size_t refusals_ = 0;       ///< so far
   std::vector<int> numbers_;  ///< in the group, where it is larger than the node
   NodeLookout* lookout_ = nullptr;
   pid_t owner_;

@@ -23,10 +23,12 @@ TcpCall::TcpCall(TcpMesh& mesh, Facts facts)
   mesh_.failure_.check();
   if (mesh_.left_.load()) throw Error("this rank has left the group");
   ++mesh_.calls_;
+  mesh_.number_ = facts_.number;
   mesh_.signature_ = facts_.signature;
   mesh_.what_ = &facts_.what;
   mesh_.mismatch_ = &facts_.mismatch;
   mesh_.in_call_ = true;
+  if (mesh_.ushers_) mesh_.wake();
   mesh_.declared_.clear();
   // What came before this rank did has not been compared with anything yet.
   try {
@@ -37,6 +39,7 @@ TcpCall::TcpCall(TcpMesh& mesh, Facts facts)
     for (size_t r = 0; r < mesh_.peers_.size(); ++r) {
       if (!mesh_.peers_[r]) continue;
       mesh_.peers_[r]->awaited = mesh_.peers_[r]->expected = false;
+      mesh_.check_refusals(static_cast<int>(r));
       for (const auto& one : mesh_.peers_[r]->agreements) mesh_.check_agreement(static_cast<int>(r), one);
     }
   } catch (...) {

@@ -17,6 +17,7 @@ class TcpCall {
  public:
   struct Facts {
     Signature signature;
+    uint64_t number;  ///< by which ranks refuse it
     Deadline deadline;
     std::function<std::string()> what;  ///< the call in words, for messages
     /// What to say where a peer's signature is another.

@@ -307,6 +307,7 @@ void TcpMesh::open(int rank, int stream, TcpHandshake& handshake) {
   watch(slot.stream.fd(), token, true);
   if (stream != 0) return;
   limit_silence(slot.stream.fd());
+  for (const Refused& refusal : refusals_) tell_refusal(slot.stream, refusal);
   begin_missing(rank);
 }
 

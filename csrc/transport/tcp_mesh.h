@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
@@ -79,6 +80,13 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   /// thread.
   void fail(FailureKind kind, const std::string& message) noexcept;
 
+  /// Tells the peers that this rank does not make the call of that number, and why. Never waits: a thread tells those
+  /// that are not connected yet, until this rank makes another call.
+  void refuse(uint64_t number, const std::string& why) noexcept;
+
+  /// What `rank` has said of the call of that number; empty if it has said nothing. Only during a call of this rank.
+  std::string refusal(int rank, uint64_t number);
+
   /// Tells the peers that this rank will not come again, and closes all connections. Never waits; does nothing in a
   /// forked child.
   void leave() noexcept;
@@ -123,11 +131,16 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
     uint32_t round;
     Signature signature;
   };
+  struct Refused {
+    uint64_t number;
+    std::string why;
+  };
   struct Peer {
     std::vector<std::unique_ptr<Slot>> slots;  ///< control first
     std::vector<SocketAddress> addresses;      ///< empty until its card is read
     std::string name;                          ///< "(host node1, pid 4711)", or empty
     std::vector<Agreement> agreements;         ///< not asked for yet
+    std::deque<Refused> refusals;              ///< the last ones
     bool awaited = false;                      ///< one that has not come is asked for
     bool expected = false;                     ///< data that no receive is posted for is waited for
     bool needed = false;                       ///< by this rank, which connects if the peer does not
@@ -194,6 +207,9 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   [[noreturn]] void garbage(int peer, const char* fault) override;
   void check_carried();
   void check_agreement(int rank, const Agreement& agreement);
+  void check_refusals(int rank);
+  void tell_refusal(TcpStream& control, const Refused& refusal);
+  void usher();
   [[noreturn]] void raise(FailureKind kind, const std::string& message);
   void tell_failure();
   void start_herald() noexcept;
@@ -240,7 +256,11 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
 
   // The call that is under way.
   uint64_t calls_ = 0;
+  uint64_t number_ = 0;  ///< what its users number it
   bool in_call_ = false;
+  std::deque<Refused> refusals_;  ///< the last calls that this rank did not make
+  bool ushers_ = false;           ///< there is a thread that lets peers connect until this rank makes another call
+  uint64_t ushered_ = 0;          ///< the number of the last call before that
   Signature signature_{};
   const std::function<std::string()>* what_ = nullptr;
   const std::function<std::string(int, const Signature&)>* mismatch_ = nullptr;

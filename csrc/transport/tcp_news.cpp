@@ -21,6 +21,7 @@ namespace ours {
 namespace {
 
 constexpr size_t kMostAgreements = 4096;
+constexpr size_t kMostRefusals = 4;
 
 }  // namespace
 
@@ -56,6 +57,11 @@ void TcpMesh::control(int rank, const FrameHeader& header, const std::string& pa
       peer.agreements.push_back({header.call, header.part, header.signature});
       check_agreement(rank, peer.agreements.back());
       break;
+    case FrameKind::Refused:
+      if (peer.refusals.size() == kMostRefusals) peer.refusals.pop_front();
+      peer.refusals.push_back({header.call, payload});
+      check_refusals(rank);
+      break;
     case FrameKind::Monitor:
       peer.monitor = std::max(peer.monitor, header.call);
       break;
@@ -72,6 +78,62 @@ void TcpMesh::control(int rank, const FrameHeader& header, const std::string& pa
     case FrameKind::Data:
       break;  // fault_of() lets none pass
   }
+}
+
+void TcpMesh::check_refusals(int rank) {
+  if (!in_call_) return;
+  const std::string why = refusal(rank, number_);
+  if (!why.empty()) raise(FailureKind::Mismatch, why);
+}
+
+std::string TcpMesh::refusal(int rank, uint64_t number) {
+  for (const Refused& one : rank == self_.rank ? refusals_ : peer(rank).refusals) {
+    if (one.number == number) return one.why;
+  }
+  return "";
+}
+
+void TcpMesh::tell_refusal(TcpStream& control, const Refused& refusal) {
+  FrameHeader header;
+  header.kind = FrameKind::Refused;
+  header.call = refusal.number;
+  control.post_send(header, refusal.why);
+  control.send_now();
+}
+
+void TcpMesh::refuse(uint64_t number, const std::string& why) noexcept {
+  if (::getpid() != owner_ || left_.load() || failure_.failed()) return;
+  try {
+    const Lock lock(mutex_);
+    if (refusals_.size() == kMostRefusals) refusals_.pop_front();
+    refusals_.push_back({number, why.substr(0, kMaxFailureBytes)});
+    for (const auto& [rank, stream] : open_) {
+      if (stream == &peer(rank).slots[0]->stream && !stream->ended()) tell_refusal(*stream, refusals_.back());
+    }
+    ushered_ = calls_;
+    if (ushers_) return;
+    start_background_thread("ours-usher", [self = shared_from_this()] { self->usher(); });
+    ushers_ = true;
+  } catch (const std::exception&) {
+    // Peers that are not connected yet hear of it with this rank's next call, or at their deadline.
+  }
+}
+
+// While it moves nothing, nobody can connect, and those who wait for this rank would do so in vain.
+void TcpMesh::usher() {
+  constexpr std::chrono::milliseconds kSlice{500};
+  Lock lock(mutex_);
+  try {
+    while (calls_ == ushered_ && !left_.load() && !failure_.failed()) {
+      progress();
+      said_all();
+      sleep(lock, kSlice);
+    }
+  } catch (const std::exception&) {
+    // What is wrong with a connection is found out again by the next call.
+  }
+  ushers_ = false;
+  wake();  // it may have taken an event that another thread waits for
 }
 
 void TcpMesh::receive_carried(int peer, const FrameHeader& header, void* to, size_t* done) {

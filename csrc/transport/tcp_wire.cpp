@@ -67,6 +67,7 @@ const char* fault_of(const FrameHeader& header, bool data) {
       if (!data) return "data on the connection for control";
       return header.bytes > header.total ? "a part is longer than the whole" : nullptr;
     case FrameKind::Failure:
+    case FrameKind::Refused:
       if (header.bytes > kMaxFailureBytes) return "a failure's message is too long";
       break;
     case FrameKind::Waiting:

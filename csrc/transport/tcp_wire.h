@@ -74,6 +74,7 @@ enum class FrameKind : uint8_t {
   Bye,       ///< the sender leaves in an orderly way
   Agree,     ///< the sender is in call `call`, and has come to round `part`
   Waiting,   ///< the sender waits in call `call`; the payload names the ranks that are the cause
+  Refused,   ///< the sender does not make the call that its users number `call`; the payload says why
   Monitor,   ///< the sender reached (or, rank 0, judged) monitored barrier number `call`
 };
 

@@ -14,7 +14,7 @@ TEST(barrier_notices_a_rank_that_left_while_another_is_late) {
   testing::run_sessions(4, 4096, [&](std::shared_ptr<NodeSession> session) {
     NodeBarrier barrier(*session);
     const auto sync = [&] {
-      barrier.sync(Deadline::after(std::chrono::seconds(60)), [] { return std::string("a test"); });
+      barrier.sync(Deadline::after(std::chrono::seconds(60)), 1, [] { return std::string("a test"); });
     };
     if (session->rank() == 3) return session->leave();
     if (session->rank() == 1) {

@@ -195,7 +195,7 @@ TEST(an_engine_that_moves_nothing_ends_at_the_deadline) {
 }
 
 TcpCall::Facts facts_of_test() {
-  return {Signature{}, Deadline::after(seconds(20)), [] { return std::string("a test"); },
+  return {Signature{}, 0, Deadline::after(seconds(20)), [] { return std::string("a test"); },
           [](int, const Signature&) { return std::string("not the same"); }};
 }
 

@@ -318,6 +318,24 @@ CONTRACT(an_error_between_operations_fails_the_group_unless_it_is_misuse) {
   });
 }
 
+CONTRACT(a_call_that_some_refuse_fails_the_group_and_one_that_all_refuse_does_not) {
+  run_groups(kind, 3, 4096, [](Group& group) {
+    for (uint64_t number = 1; number <= 6; ++number) {
+      group.refuse(call_of(Op::Gather, DType::Int32, number), "a list is too short");
+    }
+    group.barrier(call_of(Op::Barrier, DType::UInt8, 7));
+    CHECK_EQ(group.failure(), std::string());
+    const Call call = call_of(Op::Gather, DType::Int32, 8);
+    if (group.rank() == 1) {
+      group.refuse(call, "a list is too long");
+      while (group.failure().empty()) std::this_thread::yield();
+    } else {
+      CHECK_CONTAINS(CHECK_THROWS(MismatchError, group.barrier(call)), "did not take part in gather number 8");
+    }
+    CHECK_CONTAINS(CHECK_THROWS(MismatchError, group.barrier(call_of(Op::Barrier, DType::UInt8, 9))), "is too long");
+  });
+}
+
 CONTRACT(a_rank_that_leaves_is_named_but_its_last_contribution_counts) {
   run_groups(kind, 2, 4096, [&](Group& group) {
     float x = 1;

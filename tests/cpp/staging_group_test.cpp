@@ -61,6 +61,7 @@ class Counting final : public Group {
   std::shared_ptr<void> allocate(size_t bytes) override { return group_->allocate(bytes); }
   void abort(const std::string& reason) override { group_->abort(reason); }
   void fail(const std::exception_ptr& error) noexcept override { group_->fail(error); }
+  void refuse(const Call& call, const std::string& why) noexcept override { group_->refuse(call, why); }
   void leave() noexcept override { group_->leave(); }
   std::string failure() const override { return group_->failure(); }
 

@@ -286,7 +286,7 @@ TEST(barrier_orders_what_is_published_in_two_places_by_turns) {
     const auto me = static_cast<size_t>(session->rank());
     for (int round = 0; round < kRounds; ++round) {
       published[me][barrier.next_parity()] = round * 10 + session->rank();
-      barrier.sync(Deadline::after(std::chrono::seconds(60)), [] { return std::string("a test"); });
+      barrier.sync(Deadline::after(std::chrono::seconds(60)), 1, [] { return std::string("a test"); });
       for (int r = 0; r < kRanks; ++r) {
         CHECK_EQ(published[static_cast<size_t>(r)][barrier.parity()], round * 10 + r);
       }
@@ -373,7 +373,7 @@ TEST(of_ranks_on_one_core_the_last_moves) {
   if (cores.size() < 2) return;  // nowhere to move to
   run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
     NodeBarrier barrier(*session);
-    const auto sync = [&] { barrier.sync(Deadline::after(std::chrono::seconds(30)), [] { return "a test"; }); };
+    const auto sync = [&] { barrier.sync(Deadline::after(std::chrono::seconds(30)), 1, [] { return "a test"; }); };
     CoreSpread spread(*session);
     const size_t parity = barrier.next_parity();
     std::atomic<int32_t>& core = session->self().arrival[parity].core;
