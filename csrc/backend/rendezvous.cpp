@@ -123,9 +123,9 @@ std::shared_ptr<NodeSession> Rendezvous::open_node(const Topology& topology) {
       keys_.set(key, session->address());
     } else {
       const auto late = [&] {
-        return "rank " + std::to_string(leader) + " of " + meeting_.group + " did not publish its memory within " +
-               std::to_string(meeting_.timeout.count()) + " ms (" + describe_self() +
-               " waited for it). Did it fail, or has it no time?";
+        return "rank " + std::to_string(leader) + " of " + meeting_.group +
+               " did not publish its memory (timeout after " + std::to_string(meeting_.timeout.count()) + "ms; " +
+               describe_self() + " waited for it). Did it fail, or has it no time?";
       };
       session = NodeSession::open(local, count, await({key}, late).front());
     }
@@ -202,8 +202,8 @@ std::string Rendezvous::absent(const std::string& step) {
   }
   if (missing.size() > kMostNamed) names += " and more";
   return "rank " + (names.empty() ? "0" : names) + " of " + meeting_.group + " did not publish " +
-         (names.empty() ? "what all others did" : "where it is") + silence + " within " +
-         std::to_string(meeting_.timeout.count()) + " ms (" + describe_self() +
+         (names.empty() ? "what all others did" : "where it is") + silence + " (timeout after " +
+         std::to_string(meeting_.timeout.count()) + "ms; " + describe_self() +
          " waited for it). Was it started, did it fail, and is the store not left over from another run?";
 }
 

@@ -1,0 +1,114 @@
+"""What programs written for Gloo catch: the type of an error that misuse raises, and words of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+import ourddp
+
+
+def rooted(options: Any, root: int, tensor: int = 0) -> Any:
+    options.rootRank = root
+    if tensor:
+        options.rootTensor = tensor
+    return options
+
+
+def zeros(*sizes: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [torch.zeros(size, dtype=dtype) for size in sizes]
+
+
+MISUSES: dict[str, Callable[[Any], Any]] = {
+    "all_reduce of different sizes": lambda g: g.allreduce(zeros(2, 3)),
+    "all_reduce of different types": lambda g: g.allreduce(zeros(2) + zeros(2, dtype=torch.int32)),
+    "broadcast from no rank": lambda g: g.broadcast(zeros(2), rooted(dist.BroadcastOptions(), 7)),
+    "broadcast of no tensor": lambda g: g.broadcast(zeros(2), rooted(dist.BroadcastOptions(), 0, 3)),
+    "reduce of two": lambda g: g.reduce(zeros(2, 2), dist.ReduceOptions()),
+    "reduce to no rank": lambda g: g.reduce(zeros(2), rooted(dist.ReduceOptions(), 7)),
+    "all_gather into too few": lambda g: g.allgather([zeros(2)], zeros(2)),
+    "all_gather into other sizes": lambda g: g.allgather([zeros(3, 3)], zeros(2)),
+    "all_gather into other types": lambda g: g.allgather([zeros(2, 2, dtype=torch.int32)], zeros(2)),
+    "gather to no rank": lambda g: g.gather([], zeros(2), rooted(dist.GatherOptions(), 7)),
+    "scatter from no rank": lambda g: g.scatter(zeros(2), [], rooted(dist.ScatterOptions(), 7)),
+    "all_to_all of what does not divide": lambda g: g.alltoall_base(
+        torch.zeros(3), torch.zeros(3), [], [], dist.AllToAllOptions()
+    ),
+    "all_to_all of wrong splits": lambda g: g.alltoall_base(
+        torch.zeros(4), torch.zeros(4), [1, 1], [2, 2], dist.AllToAllOptions()
+    ),
+}
+
+
+def misused(rank: int, world: int, ours: bool) -> None:
+    group = dist.group.WORLD
+    assert issubclass(ourddp.MisuseError, ValueError)
+    assert issubclass(ourddp.MisuseError, RuntimeError)
+    for call in MISUSES.values():
+        with pytest.raises(ourddp.MisuseError if ours else RuntimeError):
+            call(group)
+
+
+def test_misuse_is_a_runtime_error_as_with_gloo(rank_pool, backend):
+    rank_pool(2, backend).run(misused, backend == "ours")
+
+
+def several_tensors(rank: int, world: int) -> None:
+    with pytest.raises(ValueError, match=r"expected one tensor as input but got 2; .*all_reduce_coalesced"):
+        dist.group.WORLD.allreduce([torch.ones(2), torch.ones(2)])
+    tensors = [torch.ones(2), torch.full((3,), 2.0)]
+    dist.group.WORLD.allreduce_coalesced(tensors).wait()
+    assert [tensor.tolist() for tensor in tensors] == [[world] * 2, [2 * world] * 3]
+
+
+def test_all_reduce_of_several_tensors_is_refused(rank_pool):
+    rank_pool(2).run(several_tensors)
+
+
+def misuse_of_messages(rank: int, world: int) -> None:
+    for call in (lambda: dist.group.WORLD.send(zeros(2), 7, 0), lambda: dist.group.WORLD.recv(zeros(2, 2), 0, 0)):
+        with pytest.raises(RuntimeError) as error:
+            call()
+        assert isinstance(error.value, ValueError)
+
+
+def test_misuse_of_messages_is_a_runtime_error_too(rank_pool):
+    rank_pool(2).run(misuse_of_messages)
+
+
+def alone(rank: int, world: int) -> str:
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["rank 0 gave up"])
+        return ""
+    group = dist.PrefixStore("never joined", store)
+    with pytest.raises(dist.DistBackendError) as error:
+        dist.group.WORLD.merge_remote_group(group, world, timedelta(milliseconds=10), "alone")
+    store.set("rank 0 gave up", "")
+    return str(error.value)
+
+
+def test_the_error_of_a_rank_that_never_comes_has_the_words_of_others(rank_pool):
+    assert "timeout after 10ms" in rank_pool(2).run(alone)[0]
+
+
+def gone(rank: int, world: int, call: str) -> str:
+    if rank == 1:
+        dist.barrier()
+        dist.destroy_process_group()
+        return ""
+    dist.barrier()
+    with pytest.raises(RuntimeError) as error:
+        dist.recv(torch.ones(1), 1) if call == "recv" else dist.all_reduce(torch.ones(1))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("call", ["recv", "all_reduce"])
+def test_the_error_of_a_lost_peer_has_the_words_of_others(call, nodes):
+    assert "Connection closed by peer" in run_ranks(2, gone, call, nodes=nodes)[0]
