@@ -63,7 +63,8 @@ TEST(a_callback_may_wait_for_what_only_the_background_moves) {
       const auto transfer = port.p2p->recv(Span{first.data(), 32}, DType::Int32, 0, 1, soon(), [&](const Transfer&) {
         return [&] {
           began.store(true);
-          while (!later->done() && !soon().passed()) std::this_thread::yield();
+          const Deadline end = Deadline::after(std::chrono::minutes(1));
+          while (!later->done() && !end.passed()) std::this_thread::yield();
           ended.store(true);
         };
       });
@@ -96,7 +97,8 @@ TEST(a_callback_may_wait_for_the_callback_of_what_ended_with_it) {
       };
       post(1, [&](const Transfer&) {
         return [&] {
-          while (!called.load() && !soon().passed()) std::this_thread::yield();
+          const Deadline end = Deadline::after(std::chrono::minutes(1));
+          while (!called.load() && !end.passed()) std::this_thread::yield();
           ended.store(true);
         };
       });
@@ -126,7 +128,8 @@ TEST(closing_runs_callbacks_that_wait_for_each_other) {
     };
     post(1, [&](const Transfer&) {
       return [&] {
-        while (!called.load() && !soon().passed()) std::this_thread::yield();
+        const Deadline end = Deadline::after(std::chrono::minutes(1));
+        while (!called.load() && !end.passed()) std::this_thread::yield();
         ended.store(true);
       };
     });
@@ -163,7 +166,8 @@ TEST(a_callback_that_waits_runs_no_other_inside) {
       return [&] {
         inside = true;
         port.wait(later);
-        while (called.load() == 0 && !soon().passed()) std::this_thread::yield();
+        const Deadline end = Deadline::after(std::chrono::minutes(1));
+        while (called.load() == 0 && !end.passed()) std::this_thread::yield();
         inside = false;
         ++called;
       };

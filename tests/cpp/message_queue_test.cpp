@@ -7,7 +7,7 @@ namespace {
 
 std::shared_ptr<Message> message_of(Op op, std::vector<int>& data, int peer) {
   return std::make_shared<Message>(op, data.data(), data.size() * sizeof(int), DType::Int32, peer, 0,
-                                   Deadline::after(std::chrono::minutes(1)), nullptr);
+                                   std::make_shared<TransferLimit>(std::chrono::minutes(1)), nullptr);
 }
 
 // After a failure all messages are taken out while another thread may still be moving them.
