@@ -8,13 +8,14 @@ import re
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from patience import check_soon
-from probes import backend_of, failed_with
+from probes import backend_of, failed_with, reached
 from ranks import run_ranks
 
 # --- killed ----------------------------------------------------------------------------------------------------------
@@ -168,3 +169,56 @@ def test_a_stopped_rank_that_comes_back_in_time_does_no_harm(nodes):
 def test_a_stopped_rank_is_named_at_the_timeout(nodes):
     texts = run_ranks(3, stopped, None, pg_timeout=3, nodes=nodes)
     assert all("rank 1 (host" in text for text in texts), texts
+
+
+LARGE = 1 << 23  # elements, which take long enough to stop a rank in the midst of them
+
+
+def stopped_in_the_middle(rank: int, world: int) -> bool:
+    """Rank 0 stops rank 1 while that reduces, and lets it go on when the others have given up on it.
+
+    Return whether that came in time, and the others' tensors then stayed as they were.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"pid {rank}", str(os.getpid()))
+    tensor = backend_of().allocate_tensor(LARGE, dtype=torch.float32, device=torch.device("cpu")).fill_(1)
+    other = int(store.get("pid 1"))
+    numbers = tensor.numpy()
+
+    def stop_soon() -> None:
+        assert reached(lambda: (numbers[::4096] != 1).any())
+        os.kill(other, signal.SIGSTOP)
+
+    stopper = threading.Thread(target=stop_soon)
+    # Memory takes its time on a busy machine: longer, perhaps, than the group waits.
+    if store.add("ready", 1) == world:
+        store.set("all are ready", "")
+    store.wait(["all are ready"])
+    if rank == 0:
+        stopper.start()
+    try:
+        dist.all_reduce(tensor)
+        in_time = False
+    except dist.DistBackendError as error:
+        in_time = "rank 1 (host" in str(error)
+    if rank == 1:
+        store.set("went on", "")
+        return in_time
+    tensor.fill_(7)
+    if store.add("given up", 1) == world - 1:
+        store.set("all have given up", "")
+    if rank == 0:
+        stopper.join()
+        assert reached(lambda: ") T" in Path(f"/proc/{other}/stat").read_text())
+        store.wait(["all have given up"])
+        os.kill(other, signal.SIGCONT)
+    store.wait(["went on"])
+    assert tensor.eq(7).all()
+    return in_time
+
+
+def test_a_rank_that_goes_on_after_the_others_gave_up_writes_to_nobodys_tensors(nodes):
+    def attempt() -> bool:
+        return all(run_ranks(4, stopped_in_the_middle, pg_timeout=3, nodes=nodes))
+
+    assert any(attempt() for _ in range(5)), "no stop came in time"

@@ -53,6 +53,7 @@ void HierarchicalGroup::collective(const Call& call, const CallRecord& record,
                                    const std::function<void(const Running&)>& body, uint64_t fingerprint) {
   share_failure();
   mesh_->check_usable();
+  node_.exposed_.reset();
   try {
     TcpCall tcp(*mesh_, facts_of(mesh_, call, record, fingerprint));
     struct Under {
@@ -72,6 +73,7 @@ void HierarchicalGroup::collective(const Call& call, const CallRecord& record,
   } catch (...) {
     // One story on all ranks: what was recorded first.
     fail(std::current_exception());
+    node_.withdraw();
     mesh_->failure().check();
     throw;
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -84,6 +85,9 @@ class NodeGroup final : public Group {
 
   /// Publishes with the next sync where in the heap `data` lies, if it does; returns whether it does.
   bool publish_places(const Pieces& data, size_t element);
+  /// After a failure has been recorded: makes sure that no peer writes to what publish_places() has published in this
+  /// call, however late it is.
+  void withdraw() noexcept;
   /// How many ranks published with the last sync that their data lies in the heap.
   int ranks_in_heap() const;
   /// Where the data of rank r lies, as it published with the last sync.
@@ -111,7 +115,8 @@ class NodeGroup final : public Group {
   SharedWrite write_;
   HugePages pages_{options().huge_pages};
   size_t results_reserved_ = 0;
-  uint32_t monitored_ = 0;  ///< monitored barriers so far
+  uint32_t monitored_ = 0;           ///< monitored barriers so far
+  std::optional<uint32_t> exposed_;  ///< the sync with which this call published where its data lies in the heap
 };
 
 std::shared_ptr<Group> make_node_group(std::shared_ptr<NodeSession> session);

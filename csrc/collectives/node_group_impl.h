@@ -28,10 +28,12 @@ class Sources {
 template <class Body>
 void NodeGroup::guarded(Body&& body) {
   session_->failure().check();
+  exposed_.reset();
   try {
     body();
   } catch (...) {
     session_->failure().fail(std::current_exception());
+    withdraw();
     throw;
   }
 }

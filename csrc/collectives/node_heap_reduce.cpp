@@ -39,9 +39,25 @@ bool NodeGroup::publish_places(const Pieces& data, size_t element) {
   });
   if (!in_heap) return false;
   session_->self().heap_parts[parity] = count;
+  exposed_ = barrier_.next();
   // All have passed the last reduction's second synchronisation: nobody takes shares of it any more.
   if (rank() == 0) session_->header().shares_taken.store(0, std::memory_order_relaxed);
   return true;
+}
+
+// A rank that was stopped between its look for a failure and its write writes when it goes on, be that minutes later.
+// By then the others have given up, and their tensors hold something else. So whoever gives up takes the pages of its
+// tensors out of the shared memory, and the late rank writes to pages that nobody reads.
+//
+// It need not where nobody can have begun: whoever passed the opening synchronisation and then looked for a failure, as
+// all do before they write. Where a rank is seen not to have arrived there after the failure could be seen by all, it
+// arrives, if ever, after that, and so do those look that wait for it.
+void NodeGroup::withdraw() noexcept {
+  if (!exposed_ || (session_->failure().told() && !barrier_.all_arrived(*exposed_))) return;
+  const size_t parity = *exposed_ & 1;
+  const auto* const parts = reinterpret_cast<const HeapPart*>(stage(rank(), parity));
+  const uint64_t count = session_->self().heap_parts[parity];
+  for (uint64_t i = 0; i < count; ++i) session_->heap()->withdraw(parts[i].offset, parts[i].bytes);
 }
 
 int NodeGroup::ranks_in_heap() const {

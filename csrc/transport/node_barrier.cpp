@@ -11,7 +11,8 @@ void NodeBarrier::sync(Deadline deadline, uint64_t call, const std::function<std
   for (int r = 0; r < session_.size(); ++r) {
     if (r == session_.rank()) continue;
     wait_on(
-        session_.block(r).arrival[parity()].number, session_.wait_policy(), deadline, [&] { return arrived(r); },
+        session_.block(r).arrival[parity()].number, session_.wait_policy(), deadline,
+        [&] { return arrived(r, epoch_); },
         [&] {
           look_around(deadline, call, what);
           session_.check_interrupts(interrupts, what);
@@ -19,10 +20,18 @@ void NodeBarrier::sync(Deadline deadline, uint64_t call, const std::function<std
   }
 }
 
-bool NodeBarrier::arrived(int rank) const {
-  // Acquire: what the peer published is read next. A peer may be one synchronisation ahead, which is of the other
-  // parity, and no further: the one after that waits for this rank.
-  return session_.block(rank).arrival[parity()].number.value.load(std::memory_order_acquire) == epoch_;
+bool NodeBarrier::arrived(int rank, uint32_t number) const {
+  // Acquire: what the peer published is read next; sequentially consistent for NodeGroup::withdraw(). The difference is
+  // signed because the counters wrap.
+  const uint32_t last = session_.block(rank).arrival[number & 1].number.value.load(std::memory_order_seq_cst);
+  return static_cast<int32_t>(last - number) >= 0;
+}
+
+bool NodeBarrier::all_arrived(uint32_t number) const {
+  for (int r = 0; r < session_.size(); ++r) {
+    if (!arrived(r, number)) return false;
+  }
+  return true;
 }
 
 void NodeBarrier::look_around(Deadline deadline, uint64_t call, const std::function<std::string()>& what) {
@@ -31,12 +40,12 @@ void NodeBarrier::look_around(Deadline deadline, uint64_t call, const std::funct
   std::vector<int> absent;
   std::string names;
   for (int r = 0; r < session_.size(); ++r) {
-    if (arrived(r)) continue;
+    if (arrived(r, epoch_)) continue;
     const std::string refusal = session_.refusal(r, call);
     if (!refusal.empty()) session_.failure().raise(FailureKind::Mismatch, refusal);
     const char* why = session_.absence(r);
     // It may have arrived, and then ended, since we last looked.
-    if (why != nullptr && !arrived(r)) session_.lost(r, why, what());
+    if (why != nullptr && !arrived(r, epoch_)) session_.lost(r, why, what());
     names += (absent.empty() ? "" : ", ") + session_.describe(r);
     absent.push_back(r);
   }

@@ -23,16 +23,22 @@ class NodeBarrier {
   /// Which of the two places to read what the last sync published.
   size_t parity() const { return epoch_ & 1; }
 
+  /// The number of the next sync.
+  uint32_t next() const { return epoch_ + 1; }
+
+  /// Whether all ranks have arrived at the sync of that number, so that any may have passed it.
+  bool all_arrived(uint32_t number) const;
+
   /// Publishes everything written so far and waits until all ranks have done the same, in the call of number `call`,
   /// which one of them may have refused. `what` describes the operation; it is called for error messages only.
   void sync(Deadline deadline, uint64_t call, const std::function<std::string()>& what);
 
  private:
-  bool arrived(int rank) const;
+  bool arrived(int rank, uint32_t number) const;
   void look_around(Deadline deadline, uint64_t call, const std::function<std::string()>& what);
 
   NodeSession& session_;
-  uint32_t epoch_ = 0;  // number of the last synchronisation; may wrap
+  uint32_t epoch_ = 0;  // number of the last synchronisation; wraps, and only differences count
 };
 
 }  // namespace ours

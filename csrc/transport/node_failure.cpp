@@ -83,8 +83,11 @@ void NodeFailure::adopt() {
   known_.store(true, std::memory_order_release);
 }
 
-bool NodeFailure::failed() const {
-  return known_.load(std::memory_order_acquire) || header_.failure_state.load(std::memory_order_acquire) == kReadable;
+bool NodeFailure::failed() const { return known_.load(std::memory_order_acquire) || told(); }
+
+bool NodeFailure::told() const {
+  // Sequentially consistent: see NodeGroup::withdraw().
+  return header_.failure_state.load(std::memory_order_seq_cst) == kReadable;
 }
 
 void NodeFailure::check() {

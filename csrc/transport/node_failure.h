@@ -31,6 +31,9 @@ class NodeFailure {
 
   bool failed() const;
 
+  /// Whether each peer that looks from now on finds a failure.
+  bool told() const;
+
   FailureKind kind();
 
   /// The message of the failure, or empty.

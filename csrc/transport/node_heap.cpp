@@ -6,21 +6,45 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <iterator>
+#include <new>
 #include <set>
 
 #include "common/error.h"
 #include "common/huge_pages.h"
 #include "common/shared_memory.h"
 
+// Linux's number, for systems whose headers are older than their kernel.
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 namespace ours {
 
 namespace {
 
-constexpr size_t kPage = 4096;
+size_t page_bytes() {
+  static const auto kPage = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return kPage;
+}
 
-size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+size_t whole_pages(size_t bytes) { return (bytes + page_bytes() - 1) / page_bytes() * page_bytes(); }
+
+/// Copies the pages of a private map of a file, which it would otherwise do one by one as they are written to. False
+/// where there is no memory for that.
+bool copy_pages(std::byte* data, size_t bytes) {
+  int result = 0;
+  do {
+    result = ::madvise(data, bytes, MADV_POPULATE_WRITE);
+  } while (result != 0 && errno == EINTR);
+  if (result == 0 || errno != EINVAL) return result == 0;
+  // Before Linux 5.14. Nothing of what other threads write meanwhile may be lost.
+  for (size_t at = 0; at < bytes; at += page_bytes()) reinterpret_cast<std::atomic<uint8_t>*>(data + at)->fetch_or(0);
+  return true;
+}
 
 off_t file_offset(int rank, uint64_t offset) {
   return static_cast<off_t>(static_cast<uint64_t>(rank) * NodeHeap::kArenaBytes + offset);
@@ -113,9 +137,42 @@ void NodeHeap::free(std::byte* data) noexcept {
   if (found == used_.end()) return;
   const auto [offset, bytes] = *found;
   used_.erase(found);
+  if (!own_.empty()) ::madvise(data, bytes, MADV_DONTNEED);
+  give_back_pages(offset, bytes);
+  if (own_.empty()) give(offset, bytes);
+}
+
+void NodeHeap::give_back_pages(uint64_t offset, size_t bytes) {
   ::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, file_offset(rank_, offset),
               static_cast<off_t>(bytes));
-  give(offset, bytes);
+}
+
+void NodeHeap::withdraw(uint64_t offset, size_t bytes) noexcept {
+  const std::lock_guard<std::mutex> no_forks(ForkGuard::instance().mutex);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t end = whole_pages(offset + bytes);
+  for (uint64_t at = offset / page_bytes() * page_bytes(); at < end;) {
+    const auto next = own_.upper_bound(at);
+    if (next != own_.begin() && std::prev(next)->second > at) {
+      at = std::prev(next)->second;
+      continue;
+    }
+    const uint64_t stop = next == own_.end() ? end : std::min(end, next->first);
+    try {
+      own_[at] = stop;
+    } catch (const std::bad_alloc&) {
+      return;
+    }
+    if (!map_own(rank_, at, stop)) {
+      own_.erase(at);
+      return;
+    }
+    // In parts, each of which peers lose before the next is copied: it takes hardly any memory.
+    for (; at < stop; at += std::min<uint64_t>(stop - at, kHugePage)) {
+      const size_t part = std::min<uint64_t>(stop - at, kHugePage);
+      if (copy_pages(arenas_[static_cast<size_t>(rank_)] + at, part)) give_back_pages(at, part);
+    }
+  }
 }
 
 uint64_t NodeHeap::offset_of(const void* data, size_t bytes) const {
@@ -182,15 +239,26 @@ void NodeHeap::keep_to_oneself() noexcept {
   // not seen here, and nobody has memory of it yet.
   for (size_t r = 0; r < arenas_.size(); ++r) {
     if (arenas_[r] == nullptr) continue;
-    // Elsewhere first: a system without that much memory to promise would refuse it after the old map is gone. Then the
-    // child goes on sharing.
-    void* const copy = ::mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file_.get(),
-                              file_offset(static_cast<int>(r), 0));
-    if (copy == MAP_FAILED) continue;
-    if (::mremap(copy, kArenaBytes, kArenaBytes, MREMAP_MAYMOVE | MREMAP_FIXED, arenas_[r]) == MAP_FAILED) {
-      ::munmap(copy, kArenaBytes);
+    const auto rank = static_cast<int>(r);
+    uint64_t begin = 0;
+    for (auto own = own_.begin(); rank == rank_ && own != own_.end(); ++own) {
+      if (own->first > begin) map_own(rank, begin, own->first);
+      begin = own->second;
     }
+    // What cannot be mapped, the child goes on sharing.
+    map_own(rank, begin, kArenaBytes);
   }
+}
+
+bool NodeHeap::map_own(int rank, uint64_t begin, uint64_t end) noexcept {
+  // Elsewhere first: a system without that much memory to promise would refuse it after the old map is gone.
+  void* const copy = ::mmap(nullptr, end - begin, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file_.get(),
+                            file_offset(rank, begin));
+  if (copy == MAP_FAILED) return false;
+  std::byte* const place = arenas_[static_cast<size_t>(rank)] + begin;
+  if (::mremap(copy, end - begin, end - begin, MREMAP_MAYMOVE | MREMAP_FIXED, place) != MAP_FAILED) return true;
+  ::munmap(copy, end - begin);
+  return false;
 }
 
 uint64_t NodeHeap::take(size_t bytes) {

@@ -45,6 +45,12 @@ class NodeHeap {
   /// Where [data, data + bytes) lies in this rank's arena, or kNowhere if not all of it was given out as one piece.
   uint64_t offset_of(const void* data, size_t bytes) const;
 
+  /// Makes the pages of [offset, offset + bytes) in this rank's arena its own: what peers still write there no longer
+  /// arrives. Addresses and contents stay, and other threads may write there meanwhile. For a group that has failed:
+  /// what was withdrawn is not given out again, and peers may read zeros there. Pages that the system cannot make its
+  /// own stay shared.
+  void withdraw(uint64_t offset, size_t bytes) noexcept;
+
   /// The address here of an offset in `rank`'s arena. Throws SystemError where there is no address space for it.
   std::byte* at(int rank, uint64_t offset);
 
@@ -56,9 +62,13 @@ class NodeHeap {
 
   std::byte* arena(int rank);
   void keep_to_oneself() noexcept;
+  /// Maps [begin, end) of `rank`'s arena anew: what this process writes there from now on is its own. Other threads may
+  /// use the memory meanwhile. False where the system refuses it.
+  bool map_own(int rank, uint64_t begin, uint64_t end) noexcept;
   /// Moves the huge pages that [offset, offset + bytes), just taken, was the last to fill. Each but once: it takes so
   /// long that only memory which stays is worth it, and what was freed does not.
   void move_full_pages(uint64_t offset, size_t bytes);
+  void give_back_pages(uint64_t offset, size_t bytes);
   uint64_t take(size_t bytes);
   void give(uint64_t offset, size_t bytes);
 
@@ -71,6 +81,8 @@ class NodeHeap {
   std::map<uint64_t, size_t> used_;  // offset -> bytes, in whole pages
   std::map<uint64_t, size_t> gaps_;  // freed pieces below end_, never adjacent
   std::set<uint64_t> moved_;         // offsets of huge pages
+  // Withdrawn: begin -> end, apart from each other. Changes under the mutex of ForkGuard, too.
+  std::map<uint64_t, uint64_t> own_;
   uint64_t end_ = 0;
 };
 

@@ -1,12 +1,16 @@
 #include "transport/node_heap.h"
 
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/error.h"
@@ -67,18 +71,20 @@ TEST(heap_refuses_what_it_does_not_have) {
   heap.free(nullptr);
 }
 
-/// How much of what is mapped at `data` is on huge pages, in bytes.
-size_t huge_bytes(const void* data) {
+/// How much of what is mapped at `data` is of that kind, in bytes; the words are those of /proc/<pid>/smaps.
+size_t mapped_bytes(const void* data, const std::string& kind) {
   std::ifstream maps("/proc/self/smaps");
   const auto address = reinterpret_cast<uintptr_t>(data);
   bool inside = false;
   for (std::string line; std::getline(maps, line);) {
     unsigned long from = 0, to = 0, size = 0;
     if (std::sscanf(line.c_str(), "%lx-%lx ", &from, &to) == 2) inside = from <= address && address < to;
-    if (inside && std::sscanf(line.c_str(), "ShmemPmdMapped: %lu kB", &size) == 1) return size * 1024;
+    if (inside && std::sscanf(line.c_str(), (kind + ": %lu kB").c_str(), &size) == 1) return size * 1024;
   }
   return 0;
 }
+
+size_t huge_bytes(const void* data) { return mapped_bytes(data, "ShmemPmdMapped"); }
 
 TEST(heap_moves_what_fills_huge_pages_onto_them) {
   constexpr size_t kPiece = kHugePage / 4;
@@ -127,6 +133,92 @@ TEST(heap_of_a_peer_is_seen_where_it_says) {
     }
     group.barrier(call_of(Op::Barrier, DType::UInt8, 1));
   });
+}
+
+/// Two ranks' views of one heap, and a second look at its file.
+struct TwoRanks {
+  TwoRanks() {
+    Fd file = NodeHeap::create_file(2);
+    look = Fd(::dup(file.get()));
+    peer = std::make_unique<NodeHeap>(1, 2, Fd(::dup(file.get())));
+    heap = std::make_unique<NodeHeap>(0, 2, std::move(file), true);
+  }
+
+  /// Of memory that the file takes.
+  size_t bytes() const {
+    struct stat info{};
+    CHECK_EQ(::fstat(look.get(), &info), 0);
+    return static_cast<size_t>(info.st_blocks) * 512;
+  }
+
+  Fd look;
+  std::unique_ptr<NodeHeap> peer, heap;
+};
+
+TEST(heap_keeps_what_was_withdrawn_from_peers_and_gives_it_back) {
+  constexpr size_t kBytes = 2 * kHugePage + 5 * kPage;
+  TwoRanks two;
+  std::byte* const before = two.heap->allocate(kPage);
+  std::byte* const data = two.heap->allocate(kBytes);
+  const uint64_t offset = two.heap->offset_of(data, kBytes);
+  std::byte* const seen = two.peer->at(0, offset);
+  for (size_t i = 0; i < kBytes; ++i) data[i] = static_cast<std::byte>(i % 251);
+  std::memset(before, 9, kPage);
+  // Parts that share pages, in any order, but the last page.
+  two.heap->withdraw(offset + 5 * kPage + 100, kBytes - 7 * kPage);
+  two.heap->withdraw(offset + 10, 3 * kPage);
+  two.heap->withdraw(offset + kPage, 7 * kPage);
+  std::memset(seen, 255, kBytes);
+  std::memset(two.peer->at(0, 0), 8, kPage);
+  for (size_t i = 0; i < kBytes - kPage; ++i) CHECK_EQ(data[i], static_cast<std::byte>(i % 251));
+  for (size_t i = kBytes - kPage; i < kBytes; ++i) CHECK_EQ(data[i], std::byte{255});
+  for (size_t i = 0; i < kPage; ++i) CHECK_EQ(before[i], std::byte{8});
+
+  // A child sees what is there, and has its own.
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool same = data[kPage] == static_cast<std::byte>(kPage % 251) && before[0] == std::byte{8};
+    std::memset(data, 1, kBytes);
+    std::memset(before, 1, kPage);
+    ::_exit(same ? 0 : 1);
+  }
+  int status = 0;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  CHECK_EQ(data[kPage], static_cast<std::byte>(kPage % 251));
+  CHECK_EQ(before[0], std::byte{8});
+
+  two.heap->free(data);
+  CHECK_EQ(mapped_bytes(data, "Anonymous"), size_t{0});
+  CHECK_EQ(two.bytes(), kPage);
+  CHECK_EQ(two.heap->bytes_in_use(), kPage);
+  // It is not given out again.
+  CHECK(two.heap->allocate(kPage) >= data + kBytes);
+}
+
+TEST(heap_withdraws_without_a_second_copy_and_without_a_moment_in_which_writes_are_lost) {
+  constexpr size_t kBytes = 4 * kHugePage;
+  TwoRanks two;
+  auto* const words = reinterpret_cast<std::atomic<uint64_t>*>(two.heap->allocate(kBytes));
+  constexpr size_t kWords = kBytes / sizeof(uint64_t);
+  for (size_t i = 0; i < kWords; ++i) words[i].store(i, std::memory_order_relaxed);
+  std::atomic<bool> stop{false};
+  uint64_t rounds = 0;
+  std::atomic<uint64_t> begun{0};
+  std::thread writer([&] {
+    do {
+      begun = ++rounds;
+      for (size_t i = 0; i < kWords; i += 64) {
+        words[i].store(words[i].load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+      }
+    } while (!stop);
+  });
+  while (begun == 0) std::this_thread::yield();
+  two.heap->withdraw(0, kBytes);
+  stop = true;
+  writer.join();
+  for (size_t i = 0; i < kWords; ++i) CHECK_EQ(words[i].load(), i % 64 == 0 ? i + rounds : i);
+  CHECK_EQ(two.bytes(), size_t{0});
 }
 
 TEST(heap_outlives_the_group_and_is_left_alone_by_forked_children) {
