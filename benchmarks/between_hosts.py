@@ -1,6 +1,7 @@
 """Compares `ours` with Gloo where ranks live on several hosts.
 
     python benchmarks/between_hosts.py --check
+    python benchmarks/between_hosts.py --check --congestion-control system
     python benchmarks/between_hosts.py --hosts 2,4,8 --local 1 --mbit 200 --sizes 64K,1M --variants ours,gloo
     python benchmarks/between_hosts.py --hosts 2,3,4 --variants ring,direct --json r.json   # for scale.py --check
 
@@ -54,6 +55,10 @@ VARIANTS = {
     "heap": Variant("ours", {}, in_heap=True),
     "bfloat16": Variant("ours", {"OURS_WIRE_DTYPE": "bfloat16"}),
     "gloo": Variant("gloo", {}),
+    "reno": Variant("ours", {"OURS_TCP_CONGESTION": "reno"}),
+    "one stream": Variant("ours", {"OURS_TCP_STREAMS": "1"}),
+    "two streams": Variant("ours", {"OURS_TCP_STREAMS": "2"}),
+    "four streams": Variant("ours", {"OURS_TCP_STREAMS": "4"}),
     "by gloo": Variant("ours", {"OURS_INTERNODE": "gloo"}),
     # What scale.py predicts.
     "whole": Variant("ours", {"OURS_SELECT": "all whole"}),
@@ -83,6 +88,7 @@ TARGETS = (
     Target(2, 1000, "25M", "ours", 1.4, "gloo"),
     Target(2, 1000, "25M", "bfloat16", 2.7, "gloo"),
     Target(4, 1000, "25M", "ours", 0.93),
+    Target(4, 1000, "25M", "ours", 1.1, "gloo"),
     Target(2, 0, "25M", "ours", 2.0, "gloo"),
     Target(2, 0, "64K", "ours", 3.0, "gloo"),
 )
@@ -97,6 +103,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--hosts", default="2", help="numbers of hosts, as 2,4")
     parser.add_argument("--local", type=int, default=2, help="ranks a host")
     parser.add_argument("--mbit", default="1000", help="rates of links in Mbit/s, 0 for no limit, as 1000,0")
+    parser.add_argument("--queue", default="256kb,20ms", help="what a link takes in at once, and for how long")
+    parser.add_argument(
+        "--congestion-control",
+        default=",".join(networks.COMMON),
+        help="of the hosts: the first of these that the machine allows; system: its own",
+    )
     parser.add_argument("--sizes", default="64K,25M", help="sizes of the tensor")
     parser.add_argument("--variants", default=",".join(DEFAULT_VARIANTS), help=f"of {', '.join(VARIANTS)}")
     parser.add_argument("--time-budget", type=float, default=20, help="seconds of measuring, about, per row")
@@ -196,6 +208,7 @@ def measure(made: dict[str, list[networks.Host]], mbit: int, size: int, args: ar
         "local": args.local,
         "mbit": mbit,
         "congestion_control": next(iter(made.values()))[0].congestion_control,
+        "queue": args.queue,
         "size": size,
         "rounds": len(next(iter(times.values()))),
         "seconds": {name: reports.summary(column) for name, column in times.items()},
@@ -237,7 +250,9 @@ def measure_all(shapes: dict[tuple[int, int], list[int]], args: argparse.Namespa
     for (count, mbit), sizes in shapes.items():
         with contextlib.ExitStack() as stack:
             variants = args.variants.split(",")
-            made = {name: stack.enter_context(networks.linked_hosts(count, mbit)) for name in variants}
+            controls = [] if args.congestion_control == "system" else args.congestion_control.split(",")
+            link = (count, mbit, networks.Queue(*args.queue.split(",")), controls)
+            made = {name: stack.enter_context(networks.linked_hosts(*link)) for name in variants}
             for size in sizes:
                 rows.append(measure(made, mbit, size, args))
                 print_row(rows[-1])

@@ -13,7 +13,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ _CLONE_NEWNET = 0x40000000
 _CLONE_NEWUTS = 0x04000000
 # What most machines use: the first that this one allows. Its own may be another, bbr say, which holds packets back by
 # timers even where nothing is limited.
-_CONGESTION_CONTROLS = ("cubic", "reno")
+COMMON = ("cubic", "reno")
 
 
 def _run(*command: str) -> None:
@@ -108,19 +108,30 @@ def why_no_hosts() -> str:
 _networks = itertools.count()
 
 
-def _choose_congestion_control(space: str) -> str:
-    for name in _CONGESTION_CONTROLS:
+def _choose_congestion_control(space: str, names: Sequence[str]) -> str:
+    for name in names:
         with contextlib.suppress(subprocess.CalledProcessError):
             _ip("netns", "exec", space, "sh", "-c", f"echo {name} > /proc/sys/net/ipv4/tcp_congestion_control")
             return name
     return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
 
 
+@dataclass(frozen=True)
+class Queue:
+    """What a host's link takes in beyond its rate, in the words of tc: at once, and for how long it is kept waiting."""
+
+    burst: str = "256kb"
+    latency: str = "20ms"
+
+
 @contextlib.contextmanager
-def linked_hosts(count: int, mbit: int = 0) -> Iterator[list[Host]]:
+def linked_hosts(
+    count: int, mbit: int = 0, queue: Queue = Queue(), congestion_controls: Sequence[str] = COMMON
+) -> Iterator[list[Host]]:
     """Make ``count`` hosts on one network, 10.199.0.0/24, which nothing outside of them can reach.
 
-    Each may send ``mbit`` Mbit/s, where it is not 0.
+    Each may send ``mbit`` Mbit/s, where it is not 0. Their congestion control is the first of those named that this
+    machine allows, or else its own.
     """
     mark = f"ours-test-{os.getpid()}-{next(_networks)}"
     switch = f"{mark}-net"
@@ -132,7 +143,7 @@ def linked_hosts(count: int, mbit: int = 0) -> Iterator[list[Host]]:
         _ip("-n", switch, "link", "set", "bridge0", "up")
         for i, space in enumerate(spaces):
             _ip("netns", "add", space)
-            host = Host(f"host{i}", space, f"10.199.0.{i + 1}", _choose_congestion_control(space))
+            host = Host(f"host{i}", space, f"10.199.0.{i + 1}", _choose_congestion_control(space, congestion_controls))
             hosts.append(host)
             _ip("-n", host.space, "link", "add", "eth0", "type", "veth", "peer", "name", f"port{i}", "netns", switch)
             _ip("-n", switch, "link", "set", f"port{i}", "master", "bridge0", "up")
@@ -140,7 +151,7 @@ def linked_hosts(count: int, mbit: int = 0) -> Iterator[list[Host]]:
             _ip("-n", host.space, "link", "set", "lo", "up")
             _ip("-n", host.space, "link", "set", "eth0", "up")
             if mbit:
-                limit = ("tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "20ms")
+                limit = ("tbf", "rate", f"{mbit}mbit", "burst", queue.burst, "latency", queue.latency)
                 _run("tc", "-n", host.space, "qdisc", "add", "dev", "eth0", "root", *limit)
         yield hosts
     finally:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hosts import bytes_sent
+from hosts import bytes_sent, linked_hosts, why_no_hosts
 from patience import check_soon
 from probes import backend_of, in_heap, killed_in_the_middle, total
 from ranks import RankPool, run_ranks
@@ -224,15 +224,20 @@ def test_ranks_wait_at_ports_of_the_range():
     assert run_ranks(2, listening_ports, env=environment) == [[], []], "ranks of one node need no ports"
 
 
+def connections() -> list[tuple[str, str]]:
+    """Return the congestion control, and the peer's address, of each of this process's TCP connections."""
+    found = []
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as one:
+            control = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+            found.append((control, one.getpeername()[0]))
+    return found
+
+
 def connected_controls(rank: int, world: int) -> set[str]:
     """Return the congestion controls of this process's TCP connections."""
     dist.all_reduce(torch.ones(100_000))
-    found = set()
-    for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as one:
-            one.getpeername()
-            found.add(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode())
-    return found
+    return {control for control, _ in connections()}
 
 
 def test_connections_have_the_congestion_control_of_the_option():
@@ -244,8 +249,29 @@ def test_connections_have_the_congestion_control_of_the_option():
     for other in others:
         for found in run_ranks(2, connected_controls, env={"OURS_TCP_CONGESTION": other}, nodes=2):
             assert other in found
-    for found in run_ranks(2, connected_controls, nodes=2):
+    for found in run_ranks(2, connected_controls, env={"OURS_TCP_CONGESTION": usual}, nodes=2):
         assert found == {usual}
+
+
+def controls_towards(rank: int, world: int, address: str) -> set[str]:
+    """Return the congestion controls of this process's connections to a host."""
+    dist.all_reduce(torch.ones(100_000))
+    return {control for control, peer in connections() if peer == address}
+
+
+def test_near_hosts_get_on_without_bbr():
+    reason = why_no_hosts()
+    if reason:
+        pytest.skip(reason)
+    with linked_hosts(2, congestion_controls=["bbr"]) as hosts:
+        if hosts[0].congestion_control != "bbr":
+            pytest.skip("this system does not allow bbr")
+        # Rank 0 has no connections to the other host but those of the group.
+        found = run_ranks(2, controls_towards, hosts[1].address, nodes=hosts)[0]
+        assert found <= {"cubic", "reno"}, found
+        assert found
+        asked = {"OURS_TCP_CONGESTION": "bbr"}
+        assert run_ranks(2, controls_towards, hosts[1].address, nodes=hosts, env=asked)[0] == {"bbr"}
 
 
 # --- hosts of their own ----------------------------------------------------------------------------------------------

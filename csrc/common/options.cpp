@@ -274,8 +274,9 @@ const std::vector<OptionRow>& option_rows() {
       text_row<&Options::tcp_congestion>(
           "OURS_TCP_CONGESTION", "a name such as cubic or dctcp, or empty",
           "Congestion control of connections between nodes, for what this rank sends: one of those that `sysctl "
-          "net.ipv4.tcp_allowed_congestion_control` lists; empty: the system's. On a fast network within one room, "
-          "`bbr`, the system's on some machines, takes longer than `reno` or `cubic`."),
+          "net.ipv4.tcp_allowed_congestion_control` lists; empty: the system's, but where that is `bbr`, `cubic` or "
+          "`reno` for connections whose round trip takes no longer than a millisecond, since `bbr` takes longer "
+          "there."),
       word_row<&Options::wire_type>(
           "OURS_WIRE_DTYPE", "float32, bfloat16 or float16",
           "As what the float32 sums of long all_reduces and reduces travel between nodes. The half types halve the "

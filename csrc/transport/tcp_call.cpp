@@ -30,6 +30,7 @@ TcpCall::TcpCall(TcpMesh& mesh, Facts facts)
   mesh_.in_call_ = true;
   if (mesh_.ushers_) mesh_.wake();
   mesh_.declared_.clear();
+  mesh_.settle_congestion();
   // What came before this rank did has not been compared with anything yet.
   try {
     for (size_t i = 0; i < mesh_.open_.size(); ++i) {

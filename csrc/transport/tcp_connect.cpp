@@ -232,7 +232,7 @@ bool TcpMesh::advance_attempt(int rank, int stream) {
   const auto now = Clock::now();
   if (!attempt.handshake) {
     if (now < attempt.next) return false;
-    ProcessFd fd = begin_connecting(peer.addresses[attempt.address], congestion_);
+    ProcessFd fd = begin_connecting(peer.addresses[attempt.address], congestion_.at_first());
     if (!fd.valid()) {
       if (is_lack_of_descriptors(errno) && !failure_.failed()) {
         lacks_descriptors(("connect to " + describe(rank)).c_str(), errno);
@@ -305,10 +305,18 @@ void TcpMesh::open(int rank, int stream, TcpHandshake& handshake) {
   slot.stream.open(handshake.take_fd());
   slot.stream.set_ready(true, true);
   watch(slot.stream.fd(), token, true);
+  if (!congestion_.settle(slot.stream.fd())) unsettled_.push_back(&slot.stream);
   if (stream != 0) return;
   limit_silence(slot.stream.fd());
   for (const Refused& refusal : refusals_) tell_refusal(slot.stream, refusal);
   begin_missing(rank);
+}
+
+void TcpMesh::settle_congestion() {
+  const auto settled = [this](const TcpStream* stream) {
+    return !stream->is_open() || congestion_.settle(stream->fd());
+  };
+  unsettled_.erase(std::remove_if(unsettled_.begin(), unsettled_.end(), settled), unsettled_.end());
 }
 
 }  // namespace ours

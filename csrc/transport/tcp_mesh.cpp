@@ -69,7 +69,7 @@ void TcpMesh::listen(const TcpConfig& config) {
   std::string failures;
   for (const SocketAddress& address : addresses) {
     try {
-      listeners_.push_back(listen_at(address, config.ports, congestion_));
+      listeners_.push_back(listen_at(address, config.ports, congestion_.at_first()));
     } catch (const SystemError& e) {
       // An address may be of a family that is switched off, or just going.
       failures += std::string(failures.empty() ? "" : "; ") + e.what();

@@ -20,6 +20,7 @@
 #include "transport/node_wait.h"
 #include "transport/tcp_carried.h"
 #include "transport/tcp_config.h"
+#include "transport/tcp_congestion.h"
 #include "transport/tcp_failure.h"
 #include "transport/tcp_handshake.h"
 #include "transport/tcp_stream.h"
@@ -199,6 +200,8 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   /// Makes the lack the failure of the group; where there is one, frees a descriptor if it can, so that a peer more can
   /// hear of it.
   bool lacks_descriptors(const char* purpose, int error);
+  /// Looks at the connections whose congestion control may still change.
+  void settle_congestion();
 
   // Bad news (tcp_news.cpp).
   void check_data(int peer, const FrameHeader& header) override;
@@ -226,7 +229,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
 
   TcpSelf self_;
   TcpPlan plan_;
-  const std::string congestion_;
+  const TcpCongestion congestion_;
   TcpCard card_;
   std::shared_ptr<KeyValues> keys_;
   const pid_t owner_;
@@ -247,6 +250,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   std::vector<std::pair<int, TcpStream*>> open_;     ///< all open streams and whose they are
   std::unordered_map<uint64_t, TcpStream*> tokens_;  ///< the same, by what epoll calls them
   std::vector<std::pair<int, int>> attempts_;        ///< rank and stream of each attempt
+  std::vector<TcpStream*> unsettled_;                ///< open streams whose congestion control may change
   uint64_t next_token_ = kHandshakeToken + 1;
   bool handshakes_moved_ = false;
   bool listeners_moved_ = true;

@@ -22,11 +22,6 @@ ProcessFd make_socket(int family) {
       with_descriptors([&] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP); }));
 }
 
-bool use_congestion_control(int fd, const std::string& name) {
-  return name.empty() ||
-         ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
-}
-
 /// Groups of one process begin to look at different places of the range.
 uint32_t any_number() {
   uint32_t number = 0;
@@ -35,6 +30,11 @@ uint32_t any_number() {
 }
 
 }  // namespace
+
+bool use_congestion_control(int fd, const std::string& name) {
+  return name.empty() ||
+         ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
+}
 
 ProcessFd listen_at(const SocketAddress& address, const PortRange& ports, const std::string& congestion) {
   const uint32_t count = static_cast<uint32_t>(ports.last) - ports.first + 1;

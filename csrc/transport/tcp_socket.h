@@ -12,6 +12,9 @@ namespace ours {
 /// what was tried. Its connections have the congestion control of that name; empty: the system's.
 ProcessFd listen_at(const SocketAddress& address, const PortRange& ports, const std::string& congestion = "");
 
+/// Gives a socket the congestion control of that name; empty: leaves it. False, with errno, where it may not have it.
+bool use_congestion_control(int fd, const std::string& name);
+
 /// The address that a socket is bound to.
 SocketAddress local_address(int fd);
 

@@ -83,6 +83,17 @@ std::string congestion_of(const ProcessFd& fd) {
   return name;
 }
 
+/// Two ends of a connection over the loopback.
+std::pair<ProcessFd, ProcessFd> connect_over_loopback(const std::string& congestion) {
+  const ProcessFd listener = listen_at(*SocketAddress::parse("127.0.0.1"), PortRange{}, congestion);
+  ProcessFd connected = begin_connecting(local_address(listener.get()), congestion);
+  CHECK(connected.valid());
+  ProcessFd accepted;
+  const Deadline deadline = Deadline::after(std::chrono::seconds(10));
+  while (!accepted.valid() && !deadline.passed()) accepted = accept_from(listener.get());
+  return {std::move(connected), std::move(accepted)};
+}
+
 TEST(connections_have_the_congestion_control_that_was_asked_for) {
   const SocketAddress loopback = *SocketAddress::parse("127.0.0.1");
   const std::string usual = congestion_of(listen_at(loopback, PortRange{}));
@@ -92,18 +103,48 @@ TEST(connections_have_the_congestion_control_that_was_asked_for) {
     if (!(allowed >> chosen)) chosen = usual;
     if (!allowed) break;
   }
-  const ProcessFd listener = listen_at(loopback, PortRange{}, chosen);
-  const ProcessFd connected = begin_connecting(local_address(listener.get()), chosen);
-  CHECK(connected.valid());
-  ProcessFd accepted;
-  const Deadline deadline = Deadline::after(std::chrono::seconds(10));
-  while (!accepted.valid() && !deadline.passed()) accepted = accept_from(listener.get());
+  const auto [connected, accepted] = connect_over_loopback(chosen);
   CHECK_EQ(congestion_of(connected), chosen);
   CHECK_EQ(congestion_of(accepted), chosen);
 
   TcpConfig config = loopback_config();
   config.congestion = "no such";
   CHECK_CONTAINS(CHECK_THROWS(Error, make_meshes(1, config)), "OURS_TCP_CONGESTION='no such'");
+}
+
+TEST(bbr_is_for_long_round_trips_only) {
+  using std::chrono::microseconds;
+  using System = TcpCongestion::System;
+  const auto choices = [](const std::string& asked, const System& system) {
+    const TcpCongestion congestion(asked, system);
+    return congestion.at_first() + ' ' + congestion.choose(microseconds(200)) + ' ' +
+           congestion.choose(microseconds(20'000));
+  };
+  CHECK_EQ(choices("", {"bbr", "reno cubic bbr"}), "cubic cubic bbr");
+  CHECK_EQ(choices("", {"bbr", "reno bbr"}), "reno reno bbr");
+  CHECK_EQ(choices("", {"bbr2", "reno bbr2"}), "reno reno bbr2");
+  // Nothing else is allowed, the system has another, or the user has chosen.
+  CHECK_EQ(choices("", {"bbr", "bbr"}), "  ");
+  CHECK_EQ(choices("", {"cubic", "reno cubic bbr"}), "  ");
+  CHECK_EQ(choices("bbr", {"bbr", "reno cubic bbr"}), "bbr bbr bbr");
+}
+
+TEST(a_connection_gets_the_congestion_control_for_its_round_trip) {
+  const TcpCongestion::System system{"bbr", "reno bbr"};
+  const auto [one, other] = connect_over_loopback("");
+  const std::string usual = congestion_of(one);
+  // All are far at first, and where the system has no bbr they stay what they are.
+  const TcpCongestion nobody_near("", system, std::chrono::microseconds(-1));
+  CHECK(!nobody_near.settle(one.get()));
+  CHECK(congestion_of(one) == "bbr" || congestion_of(one) == usual);
+  // The shortest round trip of a loopback is far below a second, but on a busy machine not always below a millisecond.
+  const TcpCongestion congestion("", system, std::chrono::seconds(1));
+  for (const ProcessFd* end : {&one, &other}) {
+    CHECK(congestion.settle(end->get()));
+    CHECK_EQ(congestion_of(*end), std::string("reno"));
+  }
+  const TcpCongestion asked("reno", system);
+  CHECK(asked.settle(one.get()));
 }
 
 TEST(connections_are_made_where_they_are_needed) {

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+
+namespace ours {
+
+/// Which congestion control connections have: the one that was asked for, or else the system's. But where the system's
+/// is BBR, connections of short round trips have one that goes by loss.
+///
+/// BBR lets as much be under way as its best rate and its shortest round trip ask for. In one building that round trip
+/// takes microseconds, while collectives, in which all ranks send at once, fill the links' queues for milliseconds. A
+/// connection that sends so little at a time and finds such a queue measures a low rate, paces itself by that, and
+/// measures a lower one. All ranks wait for the slowest connection: the more there are, the longer. Far away, where
+/// the round trip is longer than the queues, and single packets get lost, BBR is the better choice.
+class TcpCongestion {
+ public:
+  /// What a system has to choose from.
+  struct System {
+    std::string usual;    ///< what connections have where nothing is asked for
+    std::string allowed;  ///< names that this process may ask for, with spaces between them
+
+    /// That of this thread's network.
+    static System here();
+  };
+
+  /// `asked`: see OURS_TCP_CONGESTION.
+  explicit TcpCongestion(const std::string& asked, const System& system = System::here(),
+                         std::chrono::microseconds near = std::chrono::milliseconds(1));
+
+  /// For sockets whose path is not known yet; empty: the system's.
+  const std::string& at_first() const { return near_; }
+
+  /// For connections of that round trip.
+  const std::string& choose(std::chrono::microseconds round_trip) const {
+    return round_trip <= longest_ ? near_ : far_;
+  }
+
+  /// Gives an open connection what suits the shortest round trip that it has seen. True if that will not change any
+  /// more; it may while queues have hidden how near the peer is.
+  bool settle(int fd) const;
+
+ private:
+  std::chrono::microseconds longest_;  ///< round trip of what is near
+  std::string near_;
+  std::string far_;
+};
+
+}  // namespace ours
