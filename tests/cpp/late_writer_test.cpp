@@ -99,7 +99,7 @@ void check_late_writer(const Makers& makers, const Sessions& sessions, int share
   run_ranks(ranks + 1, [&](int rank) { rank < ranks ? be_rank(rank) : stop_and_go_on(); });
 }
 
-TEST(who_writes_late_within_a_node_reaches_nobodys_tensors) {
+TEST(a_late_writer_within_a_node_reaches_nobodys_tensors) {
   for (int ranks : {2, 3}) {
     const Topology topology = testing::topology_of(ranks, [](int) { return 0; });
     const Sessions sessions = testing::make_sessions(topology, 0);
@@ -114,7 +114,7 @@ TEST(who_writes_late_within_a_node_reaches_nobodys_tensors) {
   }
 }
 
-TEST(who_writes_late_among_several_nodes_reaches_nobodys_tensors) {
+TEST(a_late_writer_among_several_nodes_reaches_nobodys_tensors) {
   const Topology topology = testing::topology_of(4, [](int r) { return r / 2; });
   const Sessions sessions = testing::make_sessions(topology, 0);
   const auto meshes = testing::make_meshes(4);
