@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/collective_work.h"
 #include "common/deadline.h"
 
 namespace ours {
@@ -51,6 +52,13 @@ std::vector<at::Tensor> CoalescedWork::result() {
     all.insert(all.end(), tensors.begin(), tensors.end());
   }
   return all;
+}
+
+std::optional<Origin> CoalescedWork::origin() const {
+  for (const auto& work : works_) {
+    if (const auto* collective = dynamic_cast<const CollectiveWork*>(work.get())) return collective->origin();
+  }
+  return std::nullopt;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {

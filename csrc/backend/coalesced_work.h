@@ -1,7 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
+
+#include "backend/callback.h"
 
 namespace ours {
 
@@ -26,6 +29,9 @@ class CoalescedWork final : public c10d::Work {
   std::vector<at::Tensor> result() override;
 
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+  /// Whose callbacks those on its future are; none where all of its Works are transfers.
+  std::optional<Origin> origin() const;
 
   uint64_t getSequencenumber() const override { return works_.empty() ? 0 : works_.back()->getSequencenumber(); }
 

@@ -17,6 +17,12 @@ CollectiveWork::CollectiveWork(Collective collective, std::shared_ptr<Group> gro
       group_(std::move(group)),
       queue_(std::move(queue)) {}
 
+Origin CollectiveWork::origin() const { return origin_ ? *origin_ : Origin{status().callbacks, getSequencenumber()}; }
+
+void CollectiveWork::set_sequence(uint64_t count) {
+  OursWork::set_sequence(origin_ ? status().number_in_callback(*origin_, count) : count);
+}
+
 bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   if (timeout.count() <= 0 && may_hold_stream() && device_call_->hold_current_stream()) {
     if (done()) rethrow();

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "backend/comm_queue.h"
@@ -43,8 +44,14 @@ class CollectiveWork final : public OursWork {
   /// Of device tensors: their part in the device's order of work. Before execute().
   void set_device_call(std::unique_ptr<DeviceCall> call) { device_call_ = std::move(call); }
 
-  /// The number of the collective in its group; before execute().
-  using OursWork::set_sequence;
+  /// It is started by a callback of that origin; before submit().
+  void set_origin(Origin origin) { origin_ = std::move(origin); }
+
+  /// Whose callbacks those on its future are.
+  Origin origin() const;
+
+  /// Which of the queue's collectives it is; before execute().
+  void set_sequence(uint64_t count);
 
   /// Runs the operation and completes the Work, but for its callbacks. Called once, by the queue.
   void execute() noexcept;
@@ -69,6 +76,7 @@ class CollectiveWork final : public OursWork {
   std::shared_ptr<Group> group_;
   std::shared_ptr<CommQueue> queue_;
   std::unique_ptr<DeviceCall> device_call_;  // null: of CPU tensors
+  std::optional<Origin> origin_;             // none: no callback started it
 };
 
 }  // namespace ours

@@ -60,19 +60,7 @@ CommQueue::Place& CommQueue::here() {
   return place;
 }
 
-void CommQueue::await_turn(std::chrono::milliseconds timeout) {
-  const Place& place = here();
-  if (place.calls == nullptr || place.calls->await_callbacks_before(place.sequence, timeout)) return;
-  C10_THROW_ERROR(
-      DistBackendError,
-      c10::str("a callback on the future of collective number ", place.sequence,
-               " issues another collective, but a callback of an earlier one has not returned within ", timeout.count(),
-               " ms. Collectives are issued in the order of callbacks: do not let a callback wait for a "
-               "later one that communicates"));
-}
-
 void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
-  const Place& place = here();
   Lock lock(mutex_);
   work->set_sequence(sequence_.fetch_add(1, std::memory_order_relaxed) + 1);
   if (running_ && runner_ == std::this_thread::get_id()) {
@@ -86,7 +74,7 @@ void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
     return;
   }
   queue_.push_back(work);
-  if (place.calls == nullptr) await_returning_server(lock);
+  if (here().calls == nullptr) await_returning_server(lock);
   if (queue_.empty()) return;
   // Whoever runs calls a server for what is queued meanwhile. Without any, the caller has to do it.
   if ((running_ && servers_ > 0) || call_server()) return;
@@ -103,16 +91,8 @@ void CommQueue::await_returning_server(Lock& lock) {
   }
 }
 
-bool CommQueue::await_callbacks_before(uint64_t sequence, std::chrono::milliseconds timeout) {
-  const Deadline deadline = Deadline::after(timeout);
-  Lock lock(mutex_);
-  ++waiters_;
-  const bool first = progress_.wait_until(lock, deadline.at(), [&] { return *calling_.begin() >= sequence; });
-  --waiters_;
-  return first;
-}
-
 void CommQueue::run(const WorkPtr& work, Lock& lock) {
+  const Callback::Outside outside;
   const bool nested = running_;
   running_ = true;
   runner_ = std::this_thread::get_id();
@@ -122,7 +102,7 @@ void CommQueue::run(const WorkPtr& work, Lock& lock) {
   if (calls && nested) work->run_callbacks();
   lock.lock();
   running_ = nested;
-  if (calls && !nested) calling_.insert(work->getSequencenumber());
+  if (calls && !nested) ++calling_;
   if (waiters_ > 0) progress_.notify_all();
   if (nested) return;
   if (stopping_) work_available_.notify_all();
@@ -136,11 +116,10 @@ void CommQueue::run_callbacks(CollectiveWork& work, Lock& lock) {
   lock.unlock();
   const Place before = here();
   here().calls = this;
-  here().sequence = work.getSequencenumber();
   work.run_callbacks();
   here() = before;
   lock.lock();
-  calling_.erase(work.getSequencenumber());
+  --calling_;
   if (waiters_ > 0) progress_.notify_all();
 }
 
@@ -203,7 +182,7 @@ void CommQueue::drain() {
   Lock lock(mutex_);
   ++waiters_;
   const auto others_run = [&] {
-    return (running_ && runner_ != std::this_thread::get_id()) || (here().calls != this && !calling_.empty());
+    return (running_ && runner_ != std::this_thread::get_id()) || (here().calls != this && calling_ > 0);
   };
   while (!queue_.empty() || others_run()) {
     if (may_run() && !queue_.empty()) {

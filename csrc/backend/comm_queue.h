@@ -4,10 +4,10 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <vector>
 
+#include "backend/callback.h"
 #include "backend/work.h"
 #include "common/deadline.h"
 
@@ -21,8 +21,8 @@ class CollectiveWork;
 /// so the queue can be dropped on any thread without joining.
 ///
 /// Callbacks run on the thread that ran their Work, which leaves the queue to others meanwhile: a callback may wait for
-/// any other collective. Callbacks begin in the order of their Works, and may overlap; but what they submit, to
-/// whatever queue, is in the order of their Works, so that it is the same on all ranks.
+/// any other collective. Callbacks begin in the order of their Works, and may overlap; what they submit goes to another
+/// queue (see callback.h).
 class CommQueue : public std::enable_shared_from_this<CommQueue> {
  public:
   using WorkPtr = c10::intrusive_ptr<CollectiveWork>;
@@ -30,10 +30,6 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   /// `affinity`: cores of the comm threads; empty leaves it to the system. `niceness` is added to that of the thread
   /// that starts them.
   CommQueue(std::vector<int> affinity, int64_t niceness) : affinity_(std::move(affinity)), niceness_(niceness) {}
-
-  /// To be called before a Work is described and submitted, on whatever queue. In a callback it waits until the
-  /// callbacks before it have returned, and throws DistBackendError if they do not within `timeout`.
-  static void await_turn(std::chrono::milliseconds timeout);
 
   /// Numbers the Work and runs or queues it. `may_run_here`: the caller would wait for it next.
   void submit(const WorkPtr& work, bool may_run_here);
@@ -65,8 +61,7 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   /// What a thread is doing for a queue.
   struct Place {
     const CommQueue* serves = nullptr;  ///< it is a comm thread of this queue
-    CommQueue* calls = nullptr;         ///< it is in a callback of a Work of this queue, namely number
-    uint64_t sequence = 0;
+    const CommQueue* calls = nullptr;   ///< it runs the callbacks of a Work of this queue
   };
   static Place& here();
 
@@ -75,14 +70,12 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   void run_callbacks(CollectiveWork& work, Lock& lock);
   void run_next(Lock& lock);
 
-  /// Returns once the callbacks of all Works before number `sequence` have returned; false after `timeout`.
-  bool await_callbacks_before(uint64_t sequence, std::chrono::milliseconds timeout);
-
   /// True where this thread may run the next Work: nobody does, or it does itself (a hook that waits). A callback
   /// leaves that to others, if there can be others: the next Work's callbacks would run inside it.
-  bool may_run() const {
-    return running_ ? runner_ == std::this_thread::get_id() : here().calls == nullptr || no_thread_;
-  }
+  bool may_run() const { return running_ ? runner_ == std::this_thread::get_id() : !in_callback() || no_thread_; }
+
+  /// Whether the calling thread is in a callback of any Work: it runs those of one, or attached one that ran at once.
+  static bool in_callback() { return here().calls != nullptr || Callback::current() != nullptr; }
 
   /// Sleeps until something has changed, until `end` at most, or for so long that it is time to ask for interrupts.
   void sleep(Lock& lock, Clock::time_point end);
@@ -102,7 +95,7 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   std::deque<WorkPtr> queue_;
   bool running_ = false;
   std::thread::id runner_;
-  std::set<uint64_t> calling_;  // numbers of the Works whose callbacks run
+  int calling_ = 0;  // Works whose callbacks run
   int waiters_ = 0;
   bool stopping_ = false;
   int servers_ = 0;         // comm threads

@@ -1,5 +1,6 @@
 #include "backend/flight_recorder.h"
 
+#include "collectives/call_number.h"
 #include "collectives/point_to_point.h"
 
 #if __has_include(<torch/csrc/distributed/c10d/hooks/FlightRecorderHook.hpp>)
@@ -50,7 +51,8 @@ class TorchFlightLog final : public FlightLog {
     const std::lock_guard<std::mutex> lock(recorder_.mutex_);
     if (Recorder::Entry* found = find(entry)) {
       found->time_discovered_started_ = c10::getTime();
-      if (!found->isP2P_) status_->lastStartedSeq = static_cast<int64_t>(entry.sequence);
+      if (!found->isP2P_ && !is_in_callback(entry.sequence))
+        status_->lastStartedSeq = static_cast<int64_t>(entry.sequence);
     }
   }
 
@@ -61,7 +63,8 @@ class TorchFlightLog final : public FlightLog {
     found->time_discovered_completed_ = c10::getTime();
     found->duration_ = duration_ms;
     found->retired_ = true;
-    if (!found->isP2P_) status_->lastCompletedSeq = static_cast<int64_t>(entry.sequence);
+    if (!found->isP2P_ && !is_in_callback(entry.sequence))
+      status_->lastCompletedSeq = static_cast<int64_t>(entry.sequence);
   }
 
   void dump() override {
@@ -92,6 +95,13 @@ class TorchFlightLog final : public FlightLog {
     if (!group_.global_ranks.empty()) recorder_.pg_name_to_ranks_[name_] = group_.global_ranks;
   }
 
+  /// What callbacks start has numbers of its own, so it appears as another group of the same ranks.
+  void introduce_callbacks() {
+    if (!std::get<0>(callbacks_name_).empty()) return;
+    callbacks_name_ = {std::get<0>(name_) + "/callbacks", std::get<1>(name_)};
+    if (!group_.global_ranks.empty()) recorder_.pg_name_to_ranks_[callbacks_name_] = group_.global_ranks;
+  }
+
   /// The place of the oldest entry, whose memory is used again.
   Recorder::Entry& next_entry() {
     const size_t place = recorder_.next_;
@@ -107,11 +117,16 @@ class TorchFlightLog final : public FlightLog {
     static const thread_local std::string thread_name = c10::getThreadName();
     const OpFacts& facts = op_facts(call.op);
     const bool p2p = c10d::isP2POp(facts.type);
-    (p2p ? transfers_ : collectives_) = call.sequence;
-    if (!p2p) status_->lastEnqueuedSeq = static_cast<int64_t>(call.sequence);
+    const bool in_callback = !p2p && is_in_callback(call.sequence);
+    if (in_callback) {
+      introduce_callbacks();
+    } else {
+      (p2p ? transfers_ : collectives_) = call.sequence;
+      if (!p2p) status_->lastEnqueuedSeq = static_cast<int64_t>(call.sequence);
+    }
     entry.pg_id_ = pg_id_;
-    entry.pg_name_ = name_;
-    entry.collective_seq_id_ = collectives_;
+    entry.pg_name_ = in_callback ? callbacks_name_ : name_;
+    entry.collective_seq_id_ = in_callback ? count_of(call.sequence) : collectives_;
     entry.p2p_seq_id_ = transfers_;
     entry.op_id_ = operations_++;
     entry.profiling_name_ = facts.flight_name;
@@ -168,6 +183,7 @@ class TorchFlightLog final : public FlightLog {
   const c10::time_t made_;
   const std::shared_ptr<c10d::ProcessGroupStatus> status_ = std::make_shared<c10d::ProcessGroupStatus>();
   std::tuple<std::string, std::string> name_;
+  std::tuple<std::string, std::string> callbacks_name_;  ///< empty before there are any
   bool introduced_ = false;
   bool hooked_ = false;
   size_t collectives_ = 0;

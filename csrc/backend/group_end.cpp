@@ -91,23 +91,21 @@ void GroupRegistry::close_all() noexcept {
     std::lock_guard<std::mutex> lock(mutex_);
     entries.swap(entries_);
   }
-  const Deadline deadline = Deadline::after(kLastPatience);
+  std::vector<GroupParts> groups;
   for (const Entry& entry : entries) {
     const auto status = entry.status.lock();
     if (!status || status->is_forked_child()) continue;
-    const GroupParts parts{status,
-                           entry.queue.lock(),
-                           entry.group.lock(),
-                           entry.messages.lock(),
-                           entry.devices.lock(),
-                           entry.transfers.lock()};
-    if (parts.queue && parts.group && parts.messages && parts.devices && parts.transfers) {
-      parts.drain(deadline);
-      parts.close();
-      parts.wait_closed();
-    }
-    status->wait_for_abort_hooks(kHookPatience);
+    groups.push_back({status, entry.queue.lock(), entry.group.lock(), entry.messages.lock(), entry.devices.lock(),
+                      entry.transfers.lock()});
+    const GroupParts& parts = groups.back();
+    if (!parts.queue || !parts.group || !parts.messages || !parts.devices || !parts.transfers) groups.pop_back();
   }
+  // All are closed before any is waited for: a callback of one may wait for another.
+  const Deadline deadline = Deadline::after(kLastPatience);
+  for (const GroupParts& parts : groups) parts.drain(deadline);
+  for (const GroupParts& parts : groups) parts.close();
+  for (const GroupParts& parts : groups) parts.wait_closed();
+  for (const GroupParts& parts : groups) parts.status->wait_for_abort_hooks(kHookPatience);
 }
 
 }  // namespace ours

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "backend/errors.h"
+#include "collectives/call_number.h"
 #include "common/background_thread.h"
 #include "common/interrupts.h"
 
@@ -45,8 +46,29 @@ void GroupStatus::check_usable() const {
 std::exception_ptr GroupStatus::note_error(const std::exception_ptr& error) {
   const c10d::ErrorType type = error_type_of(error);
   auto none = c10d::ErrorType::SUCCESS;
-  if (type != none && error_.compare_exchange_strong(none, type)) run_abort_hooks();
+  if (type != none && error_.compare_exchange_strong(none, type)) {
+    fail_group(error);
+    run_abort_hooks();
+  }
   return to_torch(error, where_);
+}
+
+uint64_t GroupStatus::number_in_callback(const Origin& origin, uint64_t count) const {
+  return ours::number_in_callback(origin.order == callbacks ? origin.number : 0, count);
+}
+
+void GroupStatus::fail_group(const std::exception_ptr& error) {
+  const std::lock_guard<std::mutex> lock(connections_mutex_);
+  failure_ = error;
+  for (const auto& weak : connections_) {
+    if (const auto connection = weak.lock()) connection->fail(error);
+  }
+}
+
+void GroupStatus::add_connection(const std::shared_ptr<Group>& connection) {
+  const std::lock_guard<std::mutex> lock(connections_mutex_);
+  connections_.push_back(connection);
+  if (failure_) connection->fail(failure_);
 }
 
 void GroupStatus::run_abort_hooks() {
@@ -74,10 +96,6 @@ void GroupStatus::run_abort_hooks() {
 void GroupStatus::wait_for_abort_hooks(std::chrono::milliseconds limit) {
   std::unique_lock<std::mutex> lock(hooks_mutex_);
   hooks_returned_.wait_for(lock, limit, [this] { return !hooks_running_; });
-}
-
-void GroupStatus::fail_group(const std::exception_ptr& error) const {
-  if (failer_) failer_(error);
 }
 
 void GroupStatus::set_aborted() {

@@ -8,10 +8,13 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "backend/callback.h"
 #include "backend/flight_recorder.h"
 #include "backend/hooks.h"
 #include "backend/timeouts.h"
+#include "collectives/group.h"
 #include "common/owning_process.h"
 
 namespace ours {
@@ -37,6 +40,10 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   /// Returns the error as PyTorch users catch it.
   std::exception_ptr note_error(const std::exception_ptr& error);
 
+  /// From now on what ends an operation of this group ends this connection of the same ranks, too; at once where one
+  /// has failed.
+  void add_connection(const std::shared_ptr<Group>& connection);
+
   /// Waits until the abort hooks that note_error() started have returned, at most for `limit`.
   void wait_for_abort_hooks(std::chrono::milliseconds limit);
 
@@ -50,6 +57,12 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   /// A number for a new Work that no other Work of this group, or of another one in this process, has had.
   uint64_t new_key() { return key_base_ | next_key_.fetch_add(1, std::memory_order_relaxed); }
 
+  /// The callbacks on the futures of the group's collectives. Set before any Work is made.
+  std::shared_ptr<CallbackOrder> callbacks;
+
+  /// The number of the collective that is the `count`-th that callbacks start, this one where they are of `origin`.
+  uint64_t number_in_callback(const Origin& origin, uint64_t count) const;
+
   /// Null: operations are not recorded. Set before any Work is made.
   std::unique_ptr<FlightLog> flights;
 
@@ -61,10 +74,8 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   void set_on_completion(OnCompletion hook) { on_completion_ = std::make_unique<OnCompletion>(std::move(hook)); }
   const OnCompletion* on_completion() const { return on_completion_.get(); }
 
-  /// Makes an error of a wait the failure of the group, here and on the peers, by what was set before any Work was
-  /// made.
-  void fail_group(const std::exception_ptr& error) const;
-  void set_failer(std::function<void(const std::exception_ptr&)> failer) { failer_ = std::move(failer); }
+  /// Makes an error the failure of all connections of the group, here and on the peers.
+  void fail_group(const std::exception_ptr& error);
 
  private:
   void run_abort_hooks();
@@ -80,7 +91,9 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   std::mutex hooks_mutex_;
   std::condition_variable hooks_returned_;
   bool hooks_running_ = false;  // guarded by hooks_mutex_
-  std::function<void(const std::exception_ptr&)> failer_;
+  std::mutex connections_mutex_;
+  std::vector<std::weak_ptr<Group>> connections_;  // guarded by connections_mutex_
+  std::exception_ptr failure_;                     // guarded by connections_mutex_
 };
 
 }  // namespace ours

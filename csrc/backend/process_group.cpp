@@ -55,19 +55,24 @@ ProcessGroupOurs::ProcessGroupOurs(StorePtr store, int rank, int size, c10::intr
   init();
   warn_of_stray_variables();
   status_ = std::make_shared<GroupStatus>(options_->timeout, describe_group(*options_));
+  status_->callbacks = std::make_shared<CallbackOrder>(options_->group_name, global_ranks());
   record_flights();
   queue_ = std::make_shared<CommQueue>(ours::options().comm_thread_affinity, ours::options().comm_nice);
   connect();
   allocator_ = HeapAllocator::make(group_);
 }
 
-void ProcessGroupOurs::record_flights() {
+std::vector<uint64_t> ProcessGroupOurs::global_ranks() const {
   std::vector<uint64_t> ranks = options_->global_ranks_in_group;
   if (ranks.empty() && !options_->merged) {  // PyTorch's default group
     ranks.resize(static_cast<size_t>(size_));
     std::iota(ranks.begin(), ranks.end(), 0);
   }
-  status_->flights = FlightLog::make({rank_, std::move(ranks)});
+  return ranks;
+}
+
+void ProcessGroupOurs::record_flights() {
+  status_->flights = FlightLog::make({rank_, global_ranks()});
   if (!status_->flights) return;
   status_->abort_hooks.add(kFlightHook, [flights = status_->flights.get()] { flights->dump(); });
 }
@@ -79,11 +84,9 @@ void ProcessGroupOurs::connect() {
   Connections connections = connect_ranks({store_, rank_, size_, options_->timeout, name, options_->selection});
   group_ = std::move(connections.group);
   point_to_point_ = std::move(connections.messages);
-  status_->set_failer([group = std::weak_ptr<Group>(group_)](const std::exception_ptr& error) {
-    if (const auto alive = group.lock()) alive->fail(error);
-  });
   devices_ = std::make_shared<DeviceSide>(group_);
   transfers_ = std::make_shared<DeviceTransfers>(devices_, point_to_point_, status_);
+  status_->add_connection(group_);
   GroupRegistry::instance().add(parts());
 }
 
@@ -99,17 +102,24 @@ ProcessGroupOurs::~ProcessGroupOurs() {
 void ProcessGroupOurs::shutdown() {
   if (status_->is_forked_child()) return;
   if (group_->failure().empty()) {
-    queue_->drain();
+    waitForPendingWorks();
     transfers_->drain(Milliseconds::max());
   }
-  parts().close();
-  parts().wait_closed();
+  const std::vector<GroupParts> all = all_parts();
+  for (const GroupParts& part : all) part.close();
+  for (const GroupParts& part : all) part.wait_closed();
   throw_interrupt();
+}
+
+void ProcessGroupOurs::waitForPendingWorks() {
+  queue_->drain();
+  // After the callbacks on what was queued, which may have started more.
+  for (const auto& lane : lanes()) lane->queue_->drain();
 }
 
 void ProcessGroupOurs::abort() {
   if (status_->is_forked_child()) return;
-  parts().abort("abort() was called");
+  for (const GroupParts& part : all_parts()) part.abort("abort() was called");
 }
 
 void ProcessGroupOurs::setTimeout(Milliseconds timeout) {
@@ -144,14 +154,40 @@ void ProcessGroupOurs::registerOnCompletionHook(std::function<void(std::shared_p
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
   status_->check_usable();
   const Milliseconds timeout = collective.timeout.count() < 0 ? status_->timeouts.get() : collective.timeout;
-  CommQueue::await_turn(timeout);
-  std::unique_ptr<DeviceCall> on_device = or_refuse(collective.op, [&] { return device_call(collective, timeout); });
+  const bool async_op = collective.async_op;
+  const Op op = collective.op;
+  const Callback* const callback = current_callback();
+  ProcessGroupOurs& lane = callback == nullptr ? *this : lane_of(*callback, op, timeout);
+  const auto work = or_refuse(op, [&] { return lane.start(std::move(collective), timeout, callback); });
+  // Who has hooks on completions knows the Works by their keys, and tensors of compiled graphs are registered with
+  // theirs.
+  if (coalesce(work) || async_op || !status_->completion_hooks.empty()) return work;
+  if (c10d::allow_inflight_collective_as_graph_input()) return work;
+  // PyTorch takes no Work for one that is done, and a Python object and a call less are much to a small collective.
+  work->wait();
+  return nullptr;
+}
+
+const Callback* ProcessGroupOurs::current_callback() const {
+  // A rank alone has nobody to agree with.
+  return size_ > 1 ? Callback::current() : nullptr;
+}
+
+uint64_t ProcessGroupOurs::next_number(const Callback* callback) const {
+  const uint64_t count = queue_->last_sequence() + 1;
+  return callback == nullptr ? count : status_->number_in_callback(callback->origin(), count);
+}
+
+c10::intrusive_ptr<CollectiveWork> ProcessGroupOurs::start(Collective collective, Milliseconds timeout,
+                                                           const Callback* callback) {
+  const uint64_t number = next_number(callback);
+  std::unique_ptr<DeviceCall> on_device = device_call(collective, number, timeout);
   // A rank alone waits for nobody, so a thread would gain nothing. A device's work, though, the caller need not wait
   // for.
   const bool async_op = collective.async_op;
   const bool may_run_here = !on_device && (size_ == 1 || (!async_op && inline_calls_));
   const auto flight = trace({collective.op,
-                             queue_->last_sequence() + 1,
+                             number,
                              options_->group_name,
                              getGroupDesc(),
                              rank_,
@@ -163,27 +199,26 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
                             timeout);
   auto work = c10::make_intrusive<CollectiveWork>(std::move(collective), group_, queue_, status_);
   work->set_flight(flight);
+  if (callback != nullptr) work->set_origin(callback->origin());
   if (on_device) work->set_device_call(std::move(on_device));
   queue_->submit(work, may_run_here);
-  // Who has hooks on completions knows the Works by their keys, and tensors of compiled graphs are registered with
-  // theirs.
-  if (coalesce(work) || async_op || !status_->completion_hooks.empty()) return work;
-  if (c10d::allow_inflight_collective_as_graph_input()) return work;
-  // PyTorch takes no Work for one that is done, and a Python object and a call less are much to a small collective.
-  work->wait();
-  return nullptr;
+  return work;
 }
 
 void ProcessGroupOurs::refuse(Op op, const std::string& why) {
   if (status_->is_forked_child() || status_->is_closed()) return;
-  CommQueue::await_turn(status_->timeouts.get());
   Collective refused{};
   refused.op = op;
   refused.body = [why](Group&, const Call&) { throw InvalidArgument(why); };
-  queue_->submit(c10::make_intrusive<CollectiveWork>(std::move(refused), group_, queue_, status_), inline_calls_);
+  const Callback* const callback = current_callback();
+  ProcessGroupOurs& lane = callback == nullptr ? *this : lane_of(*callback, op, status_->timeouts.get());
+  auto work = c10::make_intrusive<CollectiveWork>(std::move(refused), lane.group_, lane.queue_, status_);
+  if (callback != nullptr) work->set_origin(callback->origin());
+  lane.queue_->submit(work, inline_calls_);
 }
 
-std::unique_ptr<DeviceCall> ProcessGroupOurs::device_call(const Collective& collective, Milliseconds timeout) {
+std::unique_ptr<DeviceCall> ProcessGroupOurs::device_call(const Collective& collective, uint64_t number,
+                                                          Milliseconds timeout) {
   const char* const name = name_of(collective.op);
   const at::Device device =
       collective.behind ? *collective.behind : common_device(name, collective.inputs, collective.outputs);
@@ -192,7 +227,7 @@ std::unique_ptr<DeviceCall> ProcessGroupOurs::device_call(const Collective& coll
   return with_torch_errors(status_->where(), [&] {
     // Streams wait for what is called, and they hear of no error: of a group that has failed the caller has to hear
     // now.
-    devices_->check_alive({collective.op, collective.dtype, queue_->last_sequence() + 1, Deadline::after(timeout)});
+    devices_->check_alive({collective.op, collective.dtype, number, Deadline::after(timeout)});
     return DeviceCall::make(devices_, device, name, where);
   });
 }
@@ -205,25 +240,27 @@ std::optional<FlightLog::Entry> ProcessGroupOurs::trace(const CallTrace& call, M
 
 bool ProcessGroupOurs::coalesce(const WorkPtr& work) {
   std::lock_guard<std::mutex> lock(coalescing_mutex_);
-  if (coalescing_) coalesced_.push_back(work);
-  return coalescing_;
+  const auto found = coalesced_.find(std::this_thread::get_id());
+  if (found == coalesced_.end()) return false;
+  found->second.push_back(work);
+  return true;
 }
 
 void ProcessGroupOurs::startCoalescing() {
   // An exception may have cut a batch short, after which nobody ends it. Its Works are dropped outside the lock.
   std::vector<WorkPtr> stale;
   std::lock_guard<std::mutex> lock(coalescing_mutex_);
-  stale.swap(coalesced_);
-  coalescing_ = true;
+  stale.swap(coalesced_[std::this_thread::get_id()]);
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::endCoalescing() {
   std::vector<WorkPtr> works;
   {
     std::lock_guard<std::mutex> lock(coalescing_mutex_);
-    TORCH_CHECK(coalescing_, "endCoalescing() was called without startCoalescing()");
-    coalescing_ = false;
-    works.swap(coalesced_);
+    const auto found = coalesced_.find(std::this_thread::get_id());
+    TORCH_CHECK(found != coalesced_.end(), "endCoalescing() was called without startCoalescing()");
+    works = std::move(found->second);
+    coalesced_.erase(found);
   }
   return c10::make_intrusive<CoalescedWork>(std::move(works));
 }

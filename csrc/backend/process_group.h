@@ -1,7 +1,10 @@
 #pragma once
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
@@ -23,9 +26,9 @@ namespace ours {
 /// The c10d backend "ours": collectives and point-to-point messages of tensors on the CPU and, besides, on one device a
 /// rank. How those of a device take their place among its work: device_call.h.
 ///
-/// Where to find what: process_group.cpp (construction, life cycle, launching), collectives_reduce.cpp,
-/// collectives_move.cpp, collectives_coalesced.cpp, sparse.cpp, point_to_point.cpp, barriers.cpp, membership.cpp
-/// (split, merge, shrink).
+/// Where to find what: process_group.cpp (construction, life cycle, launching), callback_lanes.cpp (what callbacks
+/// start), collectives_reduce.cpp, collectives_move.cpp, collectives_coalesced.cpp, sparse.cpp, point_to_point.cpp,
+/// barriers.cpp, membership.cpp (split, merge, shrink).
 ///
 /// Methods without `override` that bear c10d's names are virtual in later versions of PyTorch only.
 class ProcessGroupOurs final : public c10d::Backend {
@@ -50,6 +53,9 @@ class ProcessGroupOurs final : public c10d::Backend {
   /// Blocks until all ranks have come together through `store`. Throws DistBackendError where they cannot within
   /// `options->timeout`.
   ProcessGroupOurs(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options);
+
+  /// A lane of `whole`: connections of their own between the same ranks, for what callbacks start. Shares all else.
+  ProcessGroupOurs(StorePtr store, const ProcessGroupOurs& whole);
 
   /// Never blocks on peers. Operations under way fail, here and on the peers.
   ~ProcessGroupOurs() override;
@@ -101,7 +107,7 @@ class ProcessGroupOurs final : public c10d::Backend {
   void unregisterCompletionHook(int64_t id) override { status_->completion_hooks.remove(id); }
 #endif
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
-  void waitForPendingWorks() override { queue_->drain(); }
+  void waitForPendingWorks() override;
 
   // ---- reductions
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
@@ -158,9 +164,24 @@ class ProcessGroupOurs final : public c10d::Backend {
                                            const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) override;
 
  private:
+  /// By rank in the group; empty: unknown.
+  std::vector<uint64_t> global_ranks() const;
   void record_flights();
   void connect();
   GroupParts parts() const { return {status_, queue_, group_, point_to_point_, devices_, transfers_}; }
+
+  /// Connections for what callbacks start whose turns come in one order, so that all ranks count alike there.
+  struct Lane {
+    std::mutex opening;                          // held by the thread that makes the group
+    c10::intrusive_ptr<ProcessGroupOurs> group;  // guarded by lanes_mutex_; null before
+  };
+  /// The lane for what this callback starts, when its turn has come. All ranks make the lane when they need it.
+  ProcessGroupOurs& lane_of(const Callback& callback, Op op, Milliseconds timeout);
+  c10::intrusive_ptr<ProcessGroupOurs> open_lane(const std::string& name, const std::string& what,
+                                                 Milliseconds timeout);
+  std::vector<c10::intrusive_ptr<ProcessGroupOurs>> lanes();
+  /// Those of the group and of its lanes.
+  std::vector<GroupParts> all_parts();
 
   /// Numbers, traces and runs or queues a collective. Where this returns null, one that is not asynchronous has ended
   /// well, or, of device tensors, the current stream waits for it. Where it returns a Work (for hooks, and while
@@ -182,8 +203,14 @@ class ProcessGroupOurs final : public c10d::Backend {
     }
   }
   void refuse(Op op, const std::string& why);
+  /// The same, but for what becomes of the Work. `callback`: which starts it, on a lane; otherwise null.
+  c10::intrusive_ptr<CollectiveWork> start(Collective collective, Milliseconds timeout, const Callback* callback);
+  /// That in which the calling thread is and which has to communicate apart; otherwise null.
+  const Callback* current_callback() const;
+  /// The number of the collective that comes next.
+  uint64_t next_number(const Callback* callback) const;
   /// The part in a device's order of work of a collective that has one; null for CPU tensors.
-  std::unique_ptr<DeviceCall> device_call(const Collective& collective, Milliseconds timeout);
+  std::unique_ptr<DeviceCall> device_call(const Collective& collective, uint64_t number, Milliseconds timeout);
   /// The device that a barrier comes after; none for one of the CPU alone.
   std::optional<at::Device> device_of(const c10d::BarrierOptions& opts) const;
   Collective describe_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout, bool async_op);
@@ -193,7 +220,7 @@ class ProcessGroupOurs final : public c10d::Backend {
   /// Tells profilers and the FlightRecorder of an operation that is about to be issued.
   std::optional<FlightLog::Entry> trace(const CallTrace& call, Milliseconds timeout);
 
-  /// Remembers a Work issued between startCoalescing() and endCoalescing(); false for others.
+  /// Remembers a Work that this thread issues between startCoalescing() and endCoalescing(); false for others.
   bool coalesce(const WorkPtr& work);
 
   /// The one tensor of a list that must have one.
@@ -217,8 +244,9 @@ class ProcessGroupOurs final : public c10d::Backend {
   std::atomic<uint64_t> transfer_count_{0};
   int shrinks_ = 0;
   std::mutex coalescing_mutex_;
-  bool coalescing_ = false;         // guarded by coalescing_mutex_
-  std::vector<WorkPtr> coalesced_;  // guarded by coalescing_mutex_
+  std::map<std::thread::id, std::vector<WorkPtr>> coalesced_;  // guarded by coalescing_mutex_; by who coalesces
+  std::mutex lanes_mutex_;
+  std::map<std::string, std::shared_ptr<Lane>> lanes_;  // guarded by lanes_mutex_
 };
 
 }  // namespace ours

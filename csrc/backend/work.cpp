@@ -6,6 +6,7 @@
 
 #include "backend/errors.h"
 #include "backend/profiling.h"
+#include "collectives/call_number.h"
 #include "common/error.h"
 #include "common/interrupts.h"
 
@@ -167,9 +168,9 @@ bool OursWork::await(std::unique_lock<std::mutex>& lock, std::chrono::millisecon
 
 void OursWork::throw_wait_timeout(std::chrono::milliseconds waited) const {
   C10_THROW_ERROR(DistBackendError,
-                  c10::str("Operation timed out! wait() gave up on ", name_of(op_), " number ", sequence_, " after ",
-                           waited.count(), " ms. The operation goes on (its own timeout is ", timeout_.count(),
-                           " ms): wait again, or abort the group", status_->where()));
+                  c10::str("Operation timed out! wait() gave up on ", name_of(op_), ' ', describe_number(sequence_),
+                           " after ", waited.count(), " ms. The operation goes on (its own timeout is ",
+                           timeout_.count(), " ms): wait again, or abort the group", status_->where()));
 }
 
 }  // namespace ours

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "collectives/call_number.h"
+
 namespace ours {
 
 CallRecord record_of(const Call& call) {
@@ -36,7 +38,7 @@ std::string refusal_of(const Call& call, const std::string& rank, const std::str
 }
 
 std::string describe_record(const CallRecord& record) {
-  std::string text = std::string(name_of(static_cast<Op>(record.op))) + " number " + std::to_string(record.seq);
+  std::string text = std::string(name_of(static_cast<Op>(record.op))) + ' ' + describe_number(record.seq);
   const auto kind = static_cast<ReduceKind>(record.kind);
   std::string details;
   const auto add = [&](const std::string& detail) { details += (details.empty() ? "" : ", ") + detail; };

@@ -20,6 +20,9 @@ void bind_select(pybind11::module_& module);
 /// The c10d backend and its creator.
 void bind_backend(pybind11::module_& module);
 
+/// The futures of collectives, whose callbacks may communicate.
+void bind_futures(pybind11::module_& module);
+
 /// What makes backends of torch that are engines.
 void bind_engines(pybind11::module_& module);
 

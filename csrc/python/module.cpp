@@ -41,6 +41,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   ours::bind_options(module);
   ours::bind_select(module);
   ours::bind_backend(module);
+  ours::bind_futures(module);
   ours::bind_engines(module);
   ours::bind_devices(module);
   ours::bind_reducer(module);

@@ -1,0 +1,59 @@
+#include "backend/callback.h"
+
+#include <algorithm>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
+
+#include "common/deadline.h"
+
+namespace ours {
+
+Callback*& Callback::place() {
+  thread_local Callback* current = nullptr;
+  return current;
+}
+
+// One that is attached in another stands before that, which may communicate again when this one has returned: so it is
+// where this one runs at once.
+Callback::Callback(const Origin& origin) : origin_(current() != nullptr ? current()->origin_ : origin) {
+  CallbackOrder& order = *origin_.order;
+  const std::lock_guard<std::mutex> lock(order.mutex_);
+  const auto next = current() != nullptr ? current()->position_ : order.callbacks_.end();
+  position_ = order.callbacks_.insert(next, this);
+}
+
+void Callback::leave() noexcept {
+  CallbackOrder& order = *origin_.order;
+  const std::lock_guard<std::mutex> lock(order.mutex_);
+  if (!std::exchange(stands_, false)) return;
+  order.callbacks_.erase(position_);
+  order.returned_.notify_all();
+}
+
+void Callback::await_turn(std::chrono::milliseconds timeout) const {
+  CallbackOrder& order = *origin_.order;
+  std::unique_lock<std::mutex> lock(order.mutex_);
+  const auto first = [&] { return order.callbacks_.front() == this; };
+  if (order.returned_.wait_until(lock, Deadline::after(timeout).at(), first)) return;
+  C10_THROW_ERROR(
+      DistBackendError,
+      c10::str("a callback on the future of collective number ", origin_.number,
+               " waits for one that was attached before it, which has not returned within ", timeout.count(),
+               " ms. The callbacks of a group run one after another, in the order in which they were attached: do not "
+               "let one wait for a later one"));
+}
+
+CallbackOrder::CallbackOrder(std::string group, std::vector<uint64_t> ranks)
+    : group_(std::move(group)), ranks_([&ranks] {
+        std::sort(ranks.begin(), ranks.end());
+        return std::move(ranks);
+      }()) {}
+
+std::string CallbackOrder::name_for(const CallbackOrder& other) const {
+  if (this == &other) return "its own";
+  const auto& members = other.ranks_;
+  const bool common = !members.empty() && std::includes(ranks_.begin(), ranks_.end(), members.begin(), members.end());
+  return common ? "of group " + group_ : "of others";
+}
+
+}  // namespace ours

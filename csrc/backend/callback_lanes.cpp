@@ -1,0 +1,188 @@
+#include <algorithm>
+#include <condition_variable>
+#include <functional>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "backend/errors.h"
+#include "backend/process_group.h"
+#include "collectives/call_number.h"
+#include "common/error.h"
+
+// What callbacks start. It may not be counted with what the program calls: which of the two comes first depends on when
+// the future was complete. So it goes through connections of its own, a lane, in the order in which the callbacks were
+// attached. Callbacks on the futures of another group have a lane of their own here, as nothing says which of two
+// groups comes first.
+
+namespace ours {
+
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+
+/// How much longer than rank 0 the others wait, which knows who is missing and whose error is to be everybody's.
+constexpr Milliseconds kGrace{500};
+
+/// Messages that have yet to end, each from or to another rank.
+class Awaited {
+ public:
+  void add(int rank) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ranks_.push_back(rank);
+  }
+
+  void end(int rank, const std::exception_ptr& error) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ranks_.erase(std::find(ranks_.begin(), ranks_.end(), rank));
+    if (error && !error_) error_ = error;
+    ended_.notify_all();
+  }
+
+  /// The ranks whose messages have not ended in time. Throws the error of one that has failed.
+  std::vector<int> late(Deadline deadline) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    ended_.wait_until(lock, deadline.at(), [this] { return ranks_.empty() || error_; });
+    if (error_) std::rethrow_exception(error_);
+    return ranks_;
+  }
+
+  uint64_t word = 0;  ///< what the messages carry, which only has to be there
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::vector<int> ranks_;    // guarded by mutex_
+  std::exception_ptr error_;  // guarded by mutex_
+};
+
+/// Brings all ranks together that call it for one lane, by messages of the group: they tell of deaths and failures at
+/// once, and need nobody who waits for them. Rank 0 hears from all and answers.
+class Gathering {
+ public:
+  Gathering(PointToPoint& messages, int tag) : messages_(messages), tag_(tag) {}
+
+  void send(int rank) {
+    messages_.send({&awaited_->word, sizeof(awaited_->word)}, DType::Int64, rank, tag_, never(), done(rank));
+  }
+  void recv(int rank) {
+    messages_.recv({&awaited_->word, sizeof(awaited_->word)}, DType::Int64, rank, tag_, never(), done(rank));
+  }
+  std::vector<int> late(Deadline deadline) { return awaited_->late(deadline); }
+
+ private:
+  /// The messages' own error would not tell what they are for.
+  static Deadline never() { return Deadline::after(Milliseconds::max()); }
+
+  TransferDone done(int rank) {
+    awaited_->add(rank);
+    return [awaited = awaited_, rank](const Transfer& transfer) {
+      awaited->end(rank, transfer.error());
+      return TransferCallbacks();
+    };
+  }
+
+  PointToPoint& messages_;
+  const int tag_;
+  const std::shared_ptr<Awaited> awaited_ = std::make_shared<Awaited>();
+};
+
+std::string listed(const std::vector<int>& ranks) {
+  constexpr size_t kMostNamed = 16;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i)
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  return text + (ranks.size() > kMostNamed ? " and more" : "");
+}
+
+/// Tags of programs are not negative.
+int tag_of(const std::string& lane) { return -1 - static_cast<int>(std::hash<std::string>()(lane) & 0x3FFFFFFF); }
+
+void bring_together(const Group& group, PointToPoint& messages, int tag, const std::string& what,
+                    Milliseconds timeout) {
+  const auto check = [&](Gathering& step, Milliseconds limit, const std::string& whose) {
+    std::vector<int> late = step.late(Deadline::after(limit));
+    if (late.empty()) return;
+    std::sort(late.begin(), late.end());
+    throw TimeoutError((whose.empty() ? listed(late) : whose) + " did not start " + what + " within " +
+                       std::to_string(timeout.count()) + " ms. Callbacks must start the same collectives on all ranks");
+  };
+  if (group.rank() == 0) {
+    Gathering arrivals(messages, tag);
+    for (int rank = 1; rank < group.size(); ++rank) arrivals.recv(rank);
+    check(arrivals, timeout, "");
+    Gathering answers(messages, tag);
+    for (int rank = 1; rank < group.size(); ++rank) answers.send(rank);
+    check(answers, timeout, "");
+  } else {
+    Gathering here(messages, tag);
+    here.send(0);
+    here.recv(0);
+    check(here, timeout + kGrace, "some rank");
+  }
+}
+
+}  // namespace
+
+ProcessGroupOurs::ProcessGroupOurs(StorePtr store, const ProcessGroupOurs& whole)
+    : Backend(whole.rank_, whole.size_),
+      store_(std::move(store)),
+      options_(whole.options_),
+      status_(whole.status_),
+      queue_(std::make_shared<CommQueue>(ours::options().comm_thread_affinity, ours::options().comm_nice)),
+      inline_calls_(whole.inline_calls_) {
+  setGroupDesc(whole.getGroupDesc());
+  connect();
+}
+
+ProcessGroupOurs& ProcessGroupOurs::lane_of(const Callback& callback, Op op, Milliseconds timeout) {
+  callback.await_turn(timeout);
+  const std::string name = callback.origin().order->name_for(*status_->callbacks);
+  std::shared_ptr<Lane> lane;
+  {
+    const std::lock_guard<std::mutex> lock(lanes_mutex_);
+    std::shared_ptr<Lane>& found = lanes_[name];
+    if (!found) found = std::make_shared<Lane>();
+    lane = found;
+  }
+  const std::lock_guard<std::mutex> opening(lane->opening);
+  if (!lane->group) {  // only changed by the thread that holds `opening`
+    const uint64_t number = status_->number_in_callback(callback.origin(), 1);
+    auto group = open_lane(name, std::string(name_of(op)) + ' ' + describe_number(number), timeout);
+    const std::lock_guard<std::mutex> lock(lanes_mutex_);
+    lane->group = std::move(group);
+  }
+  // The group may have ended meanwhile, without knowing of it.
+  status_->check_usable();
+  return *lane->group;
+}
+
+c10::intrusive_ptr<ProcessGroupOurs> ProcessGroupOurs::open_lane(const std::string& name, const std::string& what,
+                                                                 Milliseconds timeout) {
+  try {
+    bring_together(*group_, *point_to_point_, tag_of(name), what, timeout);
+    // The rendezvous waits, and others may use the group's store meanwhile.
+    auto store = c10::make_intrusive<c10d::PrefixStore>("callbacks " + name, store_->clone());
+    return c10::make_intrusive<ProcessGroupOurs>(std::move(store), *this);
+  } catch (...) {
+    const std::exception_ptr error = std::current_exception();
+    group_->fail(error);
+    std::rethrow_exception(status_->note_error(error));
+  }
+}
+
+std::vector<c10::intrusive_ptr<ProcessGroupOurs>> ProcessGroupOurs::lanes() {
+  std::vector<c10::intrusive_ptr<ProcessGroupOurs>> open;
+  const std::lock_guard<std::mutex> lock(lanes_mutex_);
+  for (const auto& [name, lane] : lanes_) {
+    if (lane->group) open.push_back(lane->group);
+  }
+  return open;
+}
+
+std::vector<GroupParts> ProcessGroupOurs::all_parts() {
+  std::vector<GroupParts> all;
+  for (const auto& lane : lanes()) all.push_back(lane->parts());
+  all.push_back(parts());
+  return all;
+}
+
+}  // namespace ours
