@@ -76,15 +76,10 @@ class DistributedDataParallel(_TorchDDP):
         mixed_precision.set_up(self, precision)
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.mixed_precision is not None and self.device_type != "cpu":
-            raise RuntimeError(
-                "A DistributedDataParallel with mixed_precision can be pickled and copied only if its module is on the "
-                "CPU. Save its state_dict(), or copy the module that it wraps."
-            )
         state: dict[str, Any] = super().__getstate__()
         if self.mixed_precision is not None:
-            mixed_precision.require_full(self)
-            state["_comm_hooks"] = []  # the copy's own one is added with its reducer
+            mixed_precision.require_copyable(self)
+            state["_comm_hooks"] = []  # the copy gets one of its own
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

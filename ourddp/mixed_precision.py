@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.utils import _alloc_storage, _free_storage
 from torch.nn.parallel.distributed import _find_tensors
 
-__all__ = ["require_full", "set_up"]
+__all__ = ["require_copyable", "set_up"]
 
 
 def set_up(model: Any, config: Any) -> None:
@@ -44,13 +44,19 @@ def set_up(model: Any, config: Any) -> None:
     model.register_comm_hook(_State(model), reduce_in_mixed_precision)
 
 
-def require_full(model: Any) -> None:
-    """Check that the parameters have full precision, as a copy of the model needs.
+def require_copyable(model: Any) -> None:
+    """Check that ``model``, which has mixed precision, can be copied.
 
     Raises:
-        RuntimeError: If they have low precision, as from forward to the end of its backward.
+        RuntimeError: If it is not on the CPU, or its parameters have low precision, as from forward to the end of its
+            backward.
 
     """
+    if model.device_type != "cpu":
+        raise RuntimeError(
+            "A DistributedDataParallel with mixed_precision can be pickled and copied only if it is on the CPU. "
+            "Save its state_dict(), or copy the module that it wraps."
+        )
     if any(_is_low(parameter) for parameter in _parameters(model)):
         raise RuntimeError(
             "A DistributedDataParallel with mixed_precision cannot be pickled or copied between forward and the end of "

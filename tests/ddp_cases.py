@@ -216,6 +216,13 @@ def train_and_compare(rank: int, world: int, name: str, options: dict, steps: in
     return {"buckets": model.reducer._get_bucket_indices(), "logged": model._get_ddp_logging_data()}
 
 
+def averaging_hook(state, bucket):
+    """A communication hook that averages, and notes in the list ``state`` what it was given."""
+    state.append((bucket.index(), bucket.is_last(), bucket.buffer().numel(), len(bucket.parameters())))
+    tensor = bucket.buffer() / dist.get_world_size()
+    return dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()[0])
+
+
 def bitwise_equal_everywhere(tensor: torch.Tensor) -> bool:
     others = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(others, tensor)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import backward, batches, gradients, loss_of, make_model, reference_gradients, share, train_and_compare
-from gradient_cases import inputs_of
-from gradient_cases import make_model as make_layers
+from ddp_cases import (
+    averaging_hook,
+    backward,
+    batches,
+    gradients,
+    loss_of,
+    make_model,
+    reference_gradients,
+    share,
+    train_and_compare,
+)
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import (
     default_hooks,
@@ -22,17 +28,11 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from ourddp import DistributedDataParallel
 
 
-def average(state, bucket):
-    state.append((bucket.index(), bucket.is_last(), bucket.buffer().numel(), len(bucket.parameters())))
-    tensor = bucket.buffer() / dist.get_world_size()
-    return dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()[0])
-
-
 def _python_hook(rank, world, options):
     calls = []
-    options["set_up"] = lambda model: model.register_comm_hook(calls, average)
+    options["set_up"] = lambda model: model.register_comm_hook(calls, averaging_hook)
     result = train_and_compare(rank, world, "mlp", options)
-    assert result["logged"]["comm_hook"] == "average"
+    assert result["logged"]["comm_hook"] == "averaging_hook"
     last_step = calls[-len(result["buckets"]) :]
     assert [call[0] for call in last_step] == list(range(len(result["buckets"])))
     assert [call[1] for call in last_step] == [False] * (len(last_step) - 1) + [True]
@@ -53,7 +53,7 @@ def _asks_for_a_report(rank, world):
 
     def hook(state, bucket):
         asked.append((model.report(), model._get_ddp_logging_data()))
-        return average([], bucket)
+        return averaging_hook([], bucket)
 
     model.register_comm_hook(None, hook)
     for batch in batches(world, 3):
@@ -112,164 +112,6 @@ def _failing_hook(rank, world):
 
 def test_a_hook_that_fails_fails_backward(rank_pool, backend):
     rank_pool(2, backend).run(_failing_hook)
-
-
-def _refused(rank, world):
-    model = DistributedDataParallel(nn.Linear(8, 1))
-    with pytest.raises(TypeError, match="must be callable"):
-        model.register_comm_hook(None, 1)
-
-    def wrong(state: object, bucket: int) -> torch.futures.Future[torch.Tensor]:
-        raise AssertionError
-
-    with pytest.raises(ValueError, match=r"dist\.GradBucket"):
-        model.register_comm_hook(None, wrong)
-
-    # Annotations are strings here, as this file begins with an import from __future__.
-    def right(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return average([], bucket)
-
-    model.register_comm_hook(None, right)
-    model(torch.ones(1, 8)).sum().backward()
-    torch.testing.assert_close(model.module.weight.grad, torch.ones(1, 8))
-
-
-def test_hooks_are_checked(rank_pool):
-    rank_pool(2, "gloo").run(_refused)
-
-
-class Averaging:
-    """A hook that is an object."""
-
-    def __call__(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return average(state, bucket)
-
-    def method(self, state, bucket):
-        return average(state, bucket)
-
-
-def scaled(state, bucket, factor):
-    return average(state, bucket).then(lambda done: done.value() * factor)
-
-
-CALLABLES = {
-    "partial": (functools.partial(scaled, factor=1.0), "scaled"),
-    "partial of a partial": (functools.partial(functools.partial(scaled, factor=2.0), factor=1.0), "scaled"),
-    "object": (Averaging(), "Averaging"),
-    "method": (Averaging().method, "Averaging.method"),
-    "partial of an object": (functools.partial(Averaging()), "Averaging"),
-}
-
-
-def _callable(rank, world, name):
-    hook, logged = CALLABLES[name]
-    calls = []
-    options = {"bucket_cap_mb": 0.002, "set_up": lambda model: model.register_comm_hook(calls, hook)}
-    assert train_and_compare(rank, world, "mlp", options)["logged"]["comm_hook"] == logged
-    assert calls
-
-
-@pytest.mark.parametrize("name", CALLABLES)
-def test_a_hook_is_any_callable(rank_pool, name):
-    rank_pool(2).run(_callable, name)
-
-
-def _nothing_is_left_of_what_is_refused(rank, world):
-    def without_a_bucket(state, other):
-        raise AssertionError
-
-    def wrong(state: object, bucket: int) -> torch.futures.Future[torch.Tensor]:
-        raise AssertionError
-
-    expected = reference_gradients("mlp", world, 1, lr=0.0)
-    batch = next(batches(world, 1))
-    model = DistributedDataParallel(make_model("mlp"))
-    for refused in (1, without_a_bucket, wrong, functools.partial(wrong), len):
-        with pytest.raises((TypeError, ValueError, KeyError)):
-            model.register_comm_hook(None, refused)
-    calls = []
-    model.register_comm_hook(calls, average)
-    for again in (average, functools.partial(average)):
-        with pytest.raises(RuntimeError, match="registered already"):
-            model.register_comm_hook(None, again)
-    with pytest.raises(RuntimeError, match="registered already"):
-        model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
-    assert model._comm_hooks == [(average, calls)]
-    assert model._get_ddp_logging_data()["comm_hook"] == "average"
-    backward(model, batch, rank)
-    assert calls
-    for name, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, expected[0][name])
-
-
-def test_a_hook_that_is_refused_leaves_nothing_behind(rank_pool):
-    rank_pool(2).run(_nothing_is_left_of_what_is_refused)
-
-
-def _double(state, bucket):
-    state.append(bucket.index())
-    return average([], bucket).then(lambda done: 2 * done.value())
-
-
-def _registered_late(rank, world, cls, options, late):
-    """Register a hook between forward and backward of step ``late``; return the gradients of all steps."""
-    module = make_layers()
-    model = cls(module, bucket_cap_mb=0.05, **options)
-    calls, found = [], []
-    for step in range(4):
-        model.zero_grad()
-        loss = model(inputs_of(10 * step + rank)).square().mean()
-        if step == late:
-            model.register_comm_hook(calls, _double)
-        loss.backward()
-        found.append((list(calls), [parameter.grad.clone() for parameter in module.parameters()]))
-        calls.clear()
-    return found
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}, {"static_graph": True}]
-)
-@pytest.mark.parametrize("late", [0, 1, 2])
-def test_a_hook_between_forward_and_backward_is_used_as_torchs_class_does(rank_pool, options, late):
-    theirs, mine = (
-        rank_pool(2).run(_registered_late, cls, options, late)
-        for cls in (nn.parallel.DistributedDataParallel, DistributedDataParallel)
-    )
-    for expected, found in zip(theirs, mine, strict=True):
-        # Torch's class rebuilds the buckets of a static graph a step later.
-        assert [bool(calls) for calls, _ in found] == [bool(calls) for calls, _ in expected]
-        assert [bool(calls) for calls, _ in found] == [step >= late for step in range(4)]
-        for (_, a), (_, b) in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b)
-
-
-def _registered_in_backward(rank, world):
-    model = DistributedDataParallel(make_layers(), bucket_cap_mb=0.05)
-    builtin = dist.BuiltinCommHookType.ALLREDUCE
-    said = []
-
-    def register(gradient):
-        for attempt in (
-            lambda: model.register_comm_hook(None, average),
-            lambda: model._register_builtin_comm_hook(builtin),
-        ):
-            with pytest.raises(RuntimeError, match="before backward begins") as caught:
-                attempt()
-            said.append(str(caught.value))
-        assert model._comm_hooks == []
-
-    for step in range(2):
-        model.zero_grad()
-        x = inputs_of(10 * step + rank).requires_grad_()
-        x.register_hook(register)
-        model(x).square().mean().backward()
-    assert len(said) == 4
-    model.register_comm_hook([], average)
-
-
-def test_a_hook_in_the_midst_of_backward_is_refused(rank_pool):
-    rank_pool(2).run(_registered_in_backward)
 
 
 def _builtin(rank, world, name):
@@ -371,24 +213,6 @@ def _fused_optimizer(rank, world, view, part):
 @pytest.mark.parametrize("part", [False, True])
 def test_the_optimizer_can_run_in_backward(rank_pool, backend, view, part):
     rank_pool(2, backend).run(_fused_optimizer, view, part)
-
-
-def _optimizers_beside_a_hook(rank, world):
-    module = make_model("mlp")
-    _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.05})
-    model = DistributedDataParallel(module)
-    model.register_comm_hook([], average)
-    inputs = share(next(batches(world, 1)), rank)
-    with pytest.raises(RuntimeError, match="registered already"):
-        model(inputs)
-    # The optimizers still run where torch has put them.
-    before = [parameter.clone() for parameter in module.parameters()]
-    loss_of(module(inputs)).backward()
-    assert not any(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
-
-
-def test_optimizers_that_cannot_run_after_the_reduction_are_left_alone(rank_pool):
-    rank_pool(2).run(_optimizers_beside_a_hook)
 
 
 def _buffer_hook(rank, world):
