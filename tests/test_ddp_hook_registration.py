@@ -156,6 +156,26 @@ def test_a_hook_between_forward_and_backward_is_used_as_torchs_class_does(rank_p
             torch.testing.assert_close(a, b)
 
 
+def _built_in_registered_late(rank, world, cls, options):
+    module = make_layers()
+    model = cls(module, bucket_cap_mb=0.05, **options)
+    loss = model(inputs_of(rank)).square().mean()
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    loss.backward()
+    return [parameter.grad for parameter in module.parameters()]
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}])
+def test_so_is_a_built_in_one(rank_pool, options):
+    theirs, mine = (
+        rank_pool(2).run(_built_in_registered_late, cls, options)
+        for cls in (nn.parallel.DistributedDataParallel, DistributedDataParallel)
+    )
+    for expected, found in zip(theirs, mine, strict=True):
+        torch.testing.assert_close(found, expected)
+        assert all(torch.equal(gradient, gradient.half().float()) for gradient in found)
+
+
 def _registered_in_backward(rank, world):
     model = DistributedDataParallel(make_layers(), bucket_cap_mb=0.05)
     builtin = dist.BuiltinCommHookType.ALLREDUCE
