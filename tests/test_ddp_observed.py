@@ -200,3 +200,32 @@ def test_where_nobody_looks_gradients_are_reduced_where_they_lie(rank_pool, surr
 
 def test_only_a_step_in_which_somebody_may_look_takes_copies(rank_pool):
     assert rank_pool(2).run(_count_in_place, hooked_once) == [[0, LAYERS]] * 2
+
+
+def _one_rank_looks(rank, world):
+    model = DistributedDataParallel(Layers(), bucket_cap_mb=0.05)
+    counts = []
+    for step in range(2):
+        model.zero_grad()
+        x = _batch(rank, step)
+        own = _own(model, x)
+        seen = {}
+
+        def look(_, seen=seen):
+            seen.update((name, p.grad.clone()) for name, p in model.module.named_parameters() if p.grad is not None)
+
+        if rank == 1:
+            x.register_hook(look)
+        model(x).square().sum().backward()
+        for name, gradient in seen.items():
+            torch.testing.assert_close(gradient, own[name])
+        assert bool(seen) == (rank == 1)
+        for name, gradient in own.items():
+            dist.all_reduce(gradient)
+            torch.testing.assert_close(model.module.get_parameter(name).grad, gradient / world)
+        counts.append(model.reducer._get_reduced_in_place())
+    return counts
+
+
+def test_ranks_decide_each_for_itself(rank_pool):
+    assert rank_pool(2).run(_one_rank_looks) == [[LAYERS] * 2, [0, 0]]
