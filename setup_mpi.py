@@ -99,5 +99,6 @@ def find_mpi() -> Mpi | str:
     libraries = [word[2:] for word in words if word in ("-lmpi", "-lmpich")]
     header = first_file([Path(folder) / "mpi.h" for folder in [*include_dirs, "/usr/include"]])
     if not libraries or not header:
-        return f"{wrapper} does not say how to compile and link"
+        why = ": Open MPI's takes the space in its path for the end of a word" if " " in wrapper else ""
+        return f"{wrapper} does not say how to compile and link{why}"
     return Mpi(mpi_version(Path(header).read_text()), wrapper, include_dirs, library_dirs, libraries)
