@@ -50,8 +50,9 @@ Rendezvous::Rendezvous(const Meeting& meeting)
 }
 
 StoreKeys::Terms Rendezvous::terms() const {
-  // A store that serves thousands has thousands of looks a second to answer.
-  const std::chrono::milliseconds pause(std::clamp(meeting_.size / 8, 10, 100));
+  // So that the looks of all together are about a thousand a second, which leave the store, and whoever shares its
+  // cores, time for other work.
+  const std::chrono::milliseconds pause(std::clamp(meeting_.size, 10, 250));
   return {deadline_, [all = trouble_](c10d::Store& store) { all->check(store); }, pause};
 }
 

@@ -49,7 +49,7 @@ void Trouble::meet(c10d::Store& store) {
 }
 
 void Trouble::check(c10d::Store& store) {
-  constexpr std::chrono::milliseconds kBetweenLooks{100};
+  constexpr std::chrono::milliseconds kBetweenLooks{250};
   const std::lock_guard<std::mutex> lock(mutex_);
   if (Clock::now() < next_look_) return;
   next_look_ = Clock::now() + kBetweenLooks;
