@@ -58,6 +58,33 @@ def messages_from_anyone(rank: int, world: int, kind: str) -> None:
     assert seen == set(range(1, world))
 
 
+def nobody_waits_for_a_receive(rank: int, world: int, kind: str) -> None:
+    """The time of a receive runs from the wait, and a group may end with one that nobody answers."""
+    device = here(kind)
+    group = dist.new_group()
+    backend = group._get_backend(device)
+    x = poisoned(torch.empty(3, device=device))
+    backend.set_timeout(timedelta(seconds=0.2))
+    work = dist.irecv(x, 0, group=group) if rank == 1 else None
+    backend.set_timeout(timedelta(seconds=60))
+    time.sleep(0.5)
+    dist.all_reduce(y := torch.ones(3, device=device), group=group)
+    assert y.cpu().eq(world).all()
+    if work is None:
+        dist.send(y, 1, group=group)
+        dist.barrier(group=group)
+    else:
+        dist.barrier(group=group)
+        work.wait()
+        assert x.cpu().eq(world).all()
+        never = dist.irecv(x, 0, tag=9, group=group)
+    dist.barrier(group=group)
+    dist.destroy_process_group(group)
+    if rank == 1:
+        with pytest.raises(RuntimeError):
+            never.wait(timedelta(seconds=30))
+
+
 def no_message_holds_up_another(rank: int, world: int, kind: str) -> None:
     """A receive whose sender is late, or a send whose input is, waits alone; sends with one tag stay in order."""
     device = here(kind)
