@@ -48,8 +48,8 @@ class WorkHolder {
   c10::intrusive_ptr<T> work_;
 };
 
-/// Of two bases by which it could find its shared pointer: pybind11 asks the only one, but cannot for torch's wrapper, which
-/// is not polymorphic.
+/// Of two bases by which it could find its shared pointer: pybind11 asks the only one, but cannot for torch's wrapper,
+/// which is not polymorphic.
 class OrderedFuture : public PyFuture, public std::enable_shared_from_this<OrderedFuture> {
  public:
   /// `patience`: how long callbacks wait for those before them.
@@ -112,7 +112,8 @@ void bind_futures(py::module_& module) {
   py::module_::import("torch._C._distributed_c10d");
   py::class_<OrderedFuture, PyFuture, std::shared_ptr<OrderedFuture>>(
       module, "Future",
-      "The future of a collective. Callbacks on it may start other collectives: those are matched by the order in which "
+      "The future of a collective. Callbacks on it may start other collectives: those are matched by the order in "
+      "which "
       "callbacks were attached, not by the moment.")
       .def("then", &OrderedFuture::then, py::arg("callback"),
            "Call callback(future) when the future is complete, or now. Returns the future of the result.")
@@ -121,7 +122,7 @@ void bind_futures(py::module_& module) {
   py::class_<CollectiveWork, c10d::Work, WorkHolder<CollectiveWork>>(module, "CollectiveWork", "One collective.")
       .def("get_future", &future_of, "The future of the outputs.");
   py::class_<CoalescedWork, c10d::Work, WorkHolder<CoalescedWork>>(module, "CoalescedWork",
-                                                                     "Several operations that are waited for as one.")
+                                                                   "Several operations that are waited for as one.")
       .def("get_future", &future_of_several, "The future of all outputs.");
 }
 
