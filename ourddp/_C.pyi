@@ -46,6 +46,15 @@ def choose_algorithm(operation: str, nodes: int, local: int, bytes: int, option:
 class MisuseError(ValueError, RuntimeError):
     """A call that has no meaning. Other backends raise ValueError for some of these, and RuntimeError for others."""
 
+class OrderedFuture(Future[Any]):
+    """The future of a collective. Collectives of its callbacks are matched by the order in which those were attached."""
+
+class CollectiveWork(Work):
+    """One collective."""
+
+class CoalescedWork(Work):
+    """Several operations that are waited for as one."""
+
 class ProcessGroupOurs(Backend):
     """The c10d backend "ours": collectives and messages of tensors on the CPU and one device."""
 

@@ -131,7 +131,7 @@ def linked_hosts(
     """Make ``count`` hosts on one network, 10.199.0.0/24, which nothing outside of them can reach.
 
     Each may send ``mbit`` Mbit/s, where it is not 0. Their congestion control is the first of those named that this
-    machine allows, or else its own.
+    machine allows, otherwise its own.
     """
     mark = f"ours-test-{os.getpid()}-{next(_networks)}"
     switch = f"{mark}-net"

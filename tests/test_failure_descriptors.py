@@ -15,14 +15,17 @@ from ranks import run_ranks
 EMFILE = "Too many open files"
 
 
-def use_up_descriptors() -> list[int]:
-    """Open descriptors until there are no more, even with the highest limit, and return them."""
+def use_up_descriptors(hard: int | None = None) -> list[int]:
+    """Open descriptors until there are no more, with a low soft limit, and return them.
+
+    The hard limit is as low, unless another one is given.
+    """
     most = len(os.listdir("/proc/self/fd")) + 20
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard or most))
     taken: list[int] = []
     while True:
         try:
-            taken.append(os.dup(0))
+            taken.append(os.open(os.devnull, os.O_RDONLY))
         except OSError:
             return taken
 
@@ -83,13 +86,14 @@ def test_a_rank_without_descriptors_is_named_by_all(poor):
 
 
 def raise_the_limit(rank: int, world: int) -> int:
-    """Meet the others with hardly a descriptor left by the soft limit."""
+    """Meet the others without a descriptor left by the soft limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft = len(os.listdir("/proc/self/fd")) + 2
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    taken = use_up_descriptors(hard)
     tensor = torch.ones(4)
     dist.all_reduce(tensor)
     assert tensor[0].item() == world
+    for descriptor in taken:
+        os.close(descriptor)
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
 
+#include "backend/interruptible.h"
 #include "common/deadline.h"
 
 namespace ours {
@@ -34,7 +35,8 @@ void Callback::await_turn(std::chrono::milliseconds timeout) const {
   CallbackOrder& order = *origin_.order;
   std::unique_lock<std::mutex> lock(order.mutex_);
   const auto first = [&] { return order.callbacks_.front() == this; };
-  if (order.returned_.wait_until(lock, Deadline::after(timeout).at(), first)) return;
+  if (!await_interruptibly(order.returned_, lock, Deadline::after(timeout), first).empty()) throw_interrupt();
+  if (first()) return;
   C10_THROW_ERROR(
       DistBackendError,
       c10::str("a callback on the future of collective number ", origin_.number,

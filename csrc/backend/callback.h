@@ -68,7 +68,7 @@ class Callback {
   /// Waits until all callbacks before it have returned. Throws DistBackendError if they do not within `timeout`.
   void await_turn(std::chrono::milliseconds timeout) const;
 
-  /// That of the outermost callback in which this one was attached, or else its own.
+  /// That of the outermost callback in which this one was attached, otherwise its own.
   const Origin& origin() const { return origin_; }
 
  private:

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backend/errors.h"
+#include "backend/interruptible.h"
 #include "backend/process_group.h"
 #include "collectives/call_number.h"
 #include "common/error.h"
@@ -40,7 +41,12 @@ class Awaited {
   /// The ranks whose messages have not ended in time. Throws the error of one that has failed.
   std::vector<int> late(Deadline deadline) {
     std::unique_lock<std::mutex> lock(mutex_);
-    ended_.wait_until(lock, deadline.at(), [this] { return ranks_.empty() || error_; });
+    const std::string interrupt =
+        await_interruptibly(ended_, lock, deadline, [this] { return ranks_.empty() || error_; });
+    if (!interrupt.empty()) {
+      throw Error("a rank was interrupted (" + interrupt + ") while it waited for its peers to start what a callback " +
+                  "of its own had started. The group cannot be used any more; make a new one");
+    }
     if (error_) std::rethrow_exception(error_);
     return ranks_;
   }
@@ -58,19 +64,27 @@ class Awaited {
 /// once, and need nobody who waits for them. Rank 0 hears from all and answers.
 class Gathering {
  public:
-  Gathering(PointToPoint& messages, int tag) : messages_(messages), tag_(tag) {}
+  Gathering(PointToPoint& messages, int tag, Milliseconds timeout)
+      : messages_(messages), tag_(tag), timeout_(timeout + kSlack) {}
 
   void send(int rank) {
-    messages_.send({&awaited_->word, sizeof(awaited_->word)}, DType::Int64, rank, tag_, never(), done(rank));
+    messages_.send({&awaited_->word, sizeof(awaited_->word)}, DType::Int64, rank, tag_, limit(), done(rank));
   }
   void recv(int rank) {
-    messages_.recv({&awaited_->word, sizeof(awaited_->word)}, DType::Int64, rank, tag_, never(), done(rank));
+    messages_.recv({&awaited_->word, sizeof(awaited_->word)}, DType::Int64, rank, tag_, limit(), done(rank));
   }
   std::vector<int> late(Deadline deadline) { return awaited_->late(deadline); }
 
  private:
-  /// The messages' own error would not tell what they are for.
-  static Deadline never() { return Deadline::after(Milliseconds::max()); }
+  /// Later than any wait for the messages, since their own error would not tell what they are for.
+  static constexpr Milliseconds kSlack{10000};
+
+  /// It has started, so that a peer that leaves is noticed.
+  TransferLimitPtr limit() const {
+    auto limit = std::make_shared<TransferLimit>(timeout_);
+    limit->start();
+    return limit;
+  }
 
   TransferDone done(int rank) {
     awaited_->add(rank);
@@ -82,6 +96,7 @@ class Gathering {
 
   PointToPoint& messages_;
   const int tag_;
+  const Milliseconds timeout_;
   const std::shared_ptr<Awaited> awaited_ = std::make_shared<Awaited>();
 };
 
@@ -106,14 +121,14 @@ void bring_together(const Group& group, PointToPoint& messages, int tag, const s
                        std::to_string(timeout.count()) + " ms. Callbacks must start the same collectives on all ranks");
   };
   if (group.rank() == 0) {
-    Gathering arrivals(messages, tag);
+    Gathering arrivals(messages, tag, timeout);
     for (int rank = 1; rank < group.size(); ++rank) arrivals.recv(rank);
     check(arrivals, timeout, "");
-    Gathering answers(messages, tag);
+    Gathering answers(messages, tag, timeout);
     for (int rank = 1; rank < group.size(); ++rank) answers.send(rank);
     check(answers, timeout, "");
   } else {
-    Gathering here(messages, tag);
+    Gathering here(messages, tag, timeout);
     here.send(0);
     here.recv(0);
     check(here, timeout + kGrace, "some rank");
@@ -122,7 +137,7 @@ void bring_together(const Group& group, PointToPoint& messages, int tag, const s
 
 }  // namespace
 
-ProcessGroupOurs::ProcessGroupOurs(StorePtr store, const ProcessGroupOurs& whole)
+ProcessGroupOurs::ProcessGroupOurs(StorePtr store, const ProcessGroupOurs& whole, Milliseconds timeout)
     : Backend(whole.rank_, whole.size_),
       store_(std::move(store)),
       options_(whole.options_),
@@ -130,7 +145,7 @@ ProcessGroupOurs::ProcessGroupOurs(StorePtr store, const ProcessGroupOurs& whole
       queue_(std::make_shared<CommQueue>(ours::options().comm_thread_affinity, ours::options().comm_nice)),
       inline_calls_(whole.inline_calls_) {
   setGroupDesc(whole.getGroupDesc());
-  connect();
+  connect(timeout);
 }
 
 ProcessGroupOurs& ProcessGroupOurs::lane_of(const Callback& callback, Op op, Milliseconds timeout) {
@@ -147,8 +162,12 @@ ProcessGroupOurs& ProcessGroupOurs::lane_of(const Callback& callback, Op op, Mil
   if (!lane->group) {  // only changed by the thread that holds `opening`
     const uint64_t number = status_->number_in_callback(callback.origin(), 1);
     auto group = open_lane(name, std::string(name_of(op)) + ' ' + describe_number(number), timeout);
-    const std::lock_guard<std::mutex> lock(lanes_mutex_);
-    lane->group = std::move(group);
+    {
+      const std::lock_guard<std::mutex> lock(lanes_mutex_);
+      lane->group = std::move(group);
+    }
+    // abort() ends first the group and then the lanes that it finds.
+    if (const std::string why = group_->failure(); !why.empty()) lane->group->parts().abort(why);
   }
   // The group may have ended meanwhile, without knowing of it.
   status_->check_usable();
@@ -161,11 +180,13 @@ c10::intrusive_ptr<ProcessGroupOurs> ProcessGroupOurs::open_lane(const std::stri
     bring_together(*group_, *point_to_point_, tag_of(name), what, timeout);
     // The rendezvous waits, and others may use the group's store meanwhile.
     auto store = c10::make_intrusive<c10d::PrefixStore>("callbacks " + name, store_->clone());
-    return c10::make_intrusive<ProcessGroupOurs>(std::move(store), *this);
+    return c10::make_intrusive<ProcessGroupOurs>(std::move(store), *this, timeout);
   } catch (...) {
     const std::exception_ptr error = std::current_exception();
     group_->fail(error);
-    std::rethrow_exception(status_->note_error(error));
+    const std::exception_ptr told = status_->note_error(error);
+    throw_interrupt();
+    std::rethrow_exception(told);
   }
 }
 
@@ -176,6 +197,11 @@ std::vector<c10::intrusive_ptr<ProcessGroupOurs>> ProcessGroupOurs::lanes() {
     if (lane->group) open.push_back(lane->group);
   }
   return open;
+}
+
+void ProcessGroupOurs::abort_all(const char* reason) {
+  parts().abort(reason);
+  for (const auto& lane : lanes()) lane->parts().abort(reason);
 }
 
 std::vector<GroupParts> ProcessGroupOurs::all_parts() {

@@ -1,5 +1,7 @@
 #include "backend/connect.h"
 
+#include <optional>
+
 #include "backend/engine.h"
 #include "backend/errors.h"
 #include "backend/solo.h"
@@ -108,15 +110,16 @@ Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology, cons
 Connections connect_ranks(const Meeting& meeting) {
   if (meeting.size == 1) return {make_solo_group(), make_solo_point_to_point()};
   return with_torch_errors("", [&] {
-    Rendezvous rendezvous(meeting);
+    std::optional<Rendezvous> rendezvous;
     try {
-      const std::string rules = rules_of(rendezvous);
-      const Topology topology = rendezvous.find_topology();
-      if (topology.nodes() == 1) return connect_within_node(rendezvous, topology);
-      return connect_nodes(rendezvous, topology, rules);
+      rendezvous.emplace(meeting);
+      const std::string rules = rules_of(*rendezvous);
+      const Topology topology = rendezvous->find_topology();
+      if (topology.nodes() == 1) return connect_within_node(*rendezvous, topology);
+      return connect_nodes(*rendezvous, topology, rules);
     } catch (const Error&) {
-      if (was_interrupted()) {
-        rendezvous.report(rendezvous.describe_self() + " was interrupted while " + meeting.group + " was being made");
+      if (was_interrupted() && rendezvous) {
+        rendezvous->report(rendezvous->describe_self() + " was interrupted while " + meeting.group + " was being made");
       }
       throw_interrupt();
       throw;

@@ -7,6 +7,7 @@
 
 #include "backend/errors.h"
 #include "common/background_thread.h"
+#include "common/interrupts.h"
 
 namespace ours {
 
@@ -77,10 +78,16 @@ void DeviceTransfers::drain(std::chrono::milliseconds limit) {
   const Deadline deadline = Deadline::after(limit);
   Lock lock(mutex_);
   if (thread_ == std::this_thread::get_id()) return;
+  Interrupts interrupts;
   while (const auto end = end_of_drain()) {
     const Clock::time_point at = std::min(*end, deadline.at());
-    if (Clock::now() >= at) return;
-    changed_.wait_until(lock, at);
+    const auto now = Clock::now();
+    if (now >= at) return;
+    changed_.wait_until(lock, std::min(at, now + Interrupts::kBetweenLooks));
+    lock.unlock();
+    const bool interrupted = !interrupts.look().empty();
+    lock.lock();
+    if (interrupted) return;
   }
 }
 

@@ -18,7 +18,7 @@ class DeviceTransferWork final : public OursWork {
   DeviceTransferWork(const TransferRequest& request, int rank, std::shared_ptr<GroupStatus> status,
                      const std::shared_ptr<DeviceSide>& side);
 
-  /// As CollectiveWork::wait; but who receives from anybody waits on the host, which is told who has sent. The
+  /// As CollectiveWork::wait; but a receive from any source waits on the host, which is told who has sent. The
   /// transfer's own time runs from the first wait without a `timeout`.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override;

@@ -81,7 +81,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::shrink(
                     " is to be excluded; only the remaining ranks call shrink");
   name_members(*options, *options_, members);
   // Otherwise what is under way, which may wait for an excluded rank, has until its timeout to end.
-  if ((shrink_flags & kShrinkAbort) != 0) parts().abort("shrink_group() was called with SHRINK_ABORT");
+  if ((shrink_flags & kShrinkAbort) != 0) abort_all("shrink_group() was called with SHRINK_ABORT");
   auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_->clone());
   return c10::make_intrusive<ProcessGroupOurs>(std::move(store), static_cast<int>(found - members.begin()),
                                                static_cast<int>(members.size()), std::move(options));

@@ -58,7 +58,7 @@ ProcessGroupOurs::ProcessGroupOurs(StorePtr store, int rank, int size, c10::intr
   status_->callbacks = std::make_shared<CallbackOrder>(options_->group_name, global_ranks());
   record_flights();
   queue_ = std::make_shared<CommQueue>(ours::options().comm_thread_affinity, ours::options().comm_nice);
-  connect();
+  connect(options_->timeout);
   allocator_ = HeapAllocator::make(group_);
 }
 
@@ -77,11 +77,11 @@ void ProcessGroupOurs::record_flights() {
   status_->abort_hooks.add(kFlightHook, [flights = status_->flights.get()] { flights->dump(); });
 }
 
-void ProcessGroupOurs::connect() {
+void ProcessGroupOurs::connect(Milliseconds timeout) {
   const std::string name = options_->group_name.empty() ? "the process group" : "group '" + options_->group_name + "'";
   // An argument that has no meaning is told before anybody waits.
   with_torch_errors("", [this] { return Selection::parse(options_->selection); });
-  Connections connections = connect_ranks({store_, rank_, size_, options_->timeout, name, options_->selection});
+  Connections connections = connect_ranks({store_, rank_, size_, timeout, name, options_->selection});
   group_ = std::move(connections.group);
   point_to_point_ = std::move(connections.messages);
   devices_ = std::make_shared<DeviceSide>(group_);
@@ -102,8 +102,8 @@ ProcessGroupOurs::~ProcessGroupOurs() {
 void ProcessGroupOurs::shutdown() {
   if (status_->is_forked_child()) return;
   if (group_->failure().empty()) {
-    waitForPendingWorks();
-    transfers_->drain(Milliseconds::max());
+    drain_queues();
+    if (!was_interrupted()) transfers_->drain(Milliseconds::max());
   }
   const std::vector<GroupParts> all = all_parts();
   for (const GroupParts& part : all) part.close();
@@ -111,15 +111,23 @@ void ProcessGroupOurs::shutdown() {
   throw_interrupt();
 }
 
-void ProcessGroupOurs::waitForPendingWorks() {
+void ProcessGroupOurs::drain_queues() {
   queue_->drain();
   // After the callbacks on what was queued, which may have started more.
-  for (const auto& lane : lanes()) lane->queue_->drain();
+  for (const auto& lane : lanes()) {
+    if (was_interrupted()) return;
+    lane->queue_->drain();
+  }
+}
+
+void ProcessGroupOurs::waitForPendingWorks() {
+  drain_queues();
+  throw_interrupt();
 }
 
 void ProcessGroupOurs::abort() {
   if (status_->is_forked_child()) return;
-  for (const GroupParts& part : all_parts()) part.abort("abort() was called");
+  abort_all("abort() was called");
 }
 
 void ProcessGroupOurs::setTimeout(Milliseconds timeout) {
@@ -159,7 +167,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
   const Callback* const callback = current_callback();
   ProcessGroupOurs& lane = callback == nullptr ? *this : lane_of(*callback, op, timeout);
   const auto work = or_refuse(op, [&] { return lane.start(std::move(collective), timeout, callback); });
-  // Who has hooks on completions knows the Works by their keys, and tensors of compiled graphs are registered with
+  // Hooks on completions know the Works by their keys, and tensors of compiled graphs are registered with
   // theirs.
   if (coalesce(work) || async_op || !status_->completion_hooks.empty()) return work;
   if (c10d::allow_inflight_collective_as_graph_input()) return work;
@@ -206,7 +214,7 @@ c10::intrusive_ptr<CollectiveWork> ProcessGroupOurs::start(Collective collective
 }
 
 void ProcessGroupOurs::refuse(Op op, const std::string& why) {
-  if (status_->is_forked_child() || status_->is_closed()) return;
+  if (status_->is_forked_child() || status_->is_closed() || in_signal_handler()) return;
   Collective refused{};
   refused.op = op;
   refused.body = [why](Group&, const Call&) { throw InvalidArgument(why); };

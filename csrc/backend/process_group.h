@@ -54,8 +54,9 @@ class ProcessGroupOurs final : public c10d::Backend {
   /// `options->timeout`.
   ProcessGroupOurs(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options);
 
-  /// A lane of `whole`: connections of their own between the same ranks, for what callbacks start. Shares all else.
-  ProcessGroupOurs(StorePtr store, const ProcessGroupOurs& whole);
+  /// A lane of `whole`: connections of their own between the same ranks, for what callbacks start. Shares everything
+  /// else. Throws as the other one, after `timeout`.
+  ProcessGroupOurs(StorePtr store, const ProcessGroupOurs& whole, Milliseconds timeout);
 
   /// Never blocks on peers. Operations under way fail, here and on the peers.
   ~ProcessGroupOurs() override;
@@ -167,7 +168,9 @@ class ProcessGroupOurs final : public c10d::Backend {
   /// By rank in the group; empty: unknown.
   std::vector<uint64_t> global_ranks() const;
   void record_flights();
-  void connect();
+  void connect(Milliseconds timeout);
+  void drain_queues();
+  void abort_all(const char* reason);
   GroupParts parts() const { return {status_, queue_, group_, point_to_point_, devices_, transfers_}; }
 
   /// Connections for what callbacks start whose turns come in one order, so that all ranks count alike there.

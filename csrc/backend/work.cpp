@@ -2,13 +2,11 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-
 #include "backend/errors.h"
+#include "backend/interruptible.h"
 #include "backend/profiling.h"
 #include "collectives/call_number.h"
 #include "common/error.h"
-#include "common/interrupts.h"
 
 namespace ours {
 
@@ -152,18 +150,13 @@ void OursWork::interrupt(const std::string& name) const {
 bool OursWork::await(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds timeout,
                      const std::function<bool()>& ended) {
   const Deadline deadline = timeout.count() > 0 ? Deadline::after(timeout) : Deadline::never();
-  Interrupts interrupts;
-  while (!cv_.wait_until(lock, std::min(deadline.at(), Clock::now() + Interrupts::kBetweenLooks), ended)) {
-    if (deadline.passed()) return false;
+  const std::string name = await_interruptibly(cv_, lock, deadline, ended);
+  if (!name.empty()) {
     lock.unlock();
-    const std::string name = interrupts.look();
-    if (!name.empty()) {
-      interrupt(name);
-      throw_interrupt();
-    }
-    lock.lock();
+    interrupt(name);
+    throw_interrupt();
   }
-  return true;
+  return ended();
 }
 
 void OursWork::throw_wait_timeout(std::chrono::milliseconds waited) const {

@@ -80,7 +80,7 @@ class OursWork : public c10d::Work, public Timed {
 
   GroupStatus& status() const { return *status_; }
 
-  /// Throws what a signal handler raised while this thread waited; else rethrows the Work's error, if it has one.
+  /// Throws what a signal handler raised while this thread waited; otherwise rethrows the Work's error, if it has one.
   void rethrow() const;
 
   /// Waits under a lock of mutex_ until `ended` holds, which is told through cv_; false where `timeout` (0: none)

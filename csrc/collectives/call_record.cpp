@@ -32,7 +32,7 @@ bool same_record(const CallRecord& a, const CallRecord& b) {
 }
 
 std::string refusal_of(const Call& call, const std::string& rank, const std::string& why) {
-  return rank + " did not take part in " + name_of(call.op) + " number " + std::to_string(call.seq) +
+  return rank + " did not take part in " + name_of(call.op) + ' ' + describe_number(call.seq) +
          ", since its own arguments have no meaning (ValueError there): " + why +
          ". All ranks must make the same calls, with arguments that fit";
 }

@@ -1,7 +1,6 @@
 #include "collectives/node_group.h"
 
-#include <algorithm>
-
+#include "collectives/call_number.h"
 #include "collectives/node_group_impl.h"
 
 namespace ours {
@@ -67,9 +66,12 @@ void NodeGroup::check_records(const CallRecord& mine) {
     return;
   }
 
-  // Who has refused a call goes on to the next, while the others are still at this one.
+  // A rank that has refused a call goes on to the next, while the others are still at this one.
   uint64_t first = mine.seq;
-  for (int r = 0; r < size(); ++r) first = std::min(first, session_->block(r).record[parity].seq);
+  for (int r = 0; r < size(); ++r) {
+    const uint64_t number = session_->block(r).arrival[parity].record.seq;
+    if (count_of(number) < count_of(first)) first = number;
+  }
   for (int r = 0; r < size(); ++r) {
     const std::string refusal = session_->refusal(r, first);
     if (!refusal.empty()) throw MismatchError(refusal);

@@ -65,7 +65,11 @@ void PostedMessages::wait(Transfer& transfer) {
   Lock lock(mutex_);
   if (in_callback() && others_move()) {
     lock.unlock();
-    while (!transfer.done()) carrier_->rest([&] { return transfer.done(); });
+    Interrupts interrupts;
+    while (!transfer.done()) {
+      carrier_->rest([&] { return transfer.done(); });
+      heed(interrupts);
+    }
     return;
   }
   ++drivers_;
@@ -146,12 +150,16 @@ void PostedMessages::drive(int* counter, Stop&& stop) {
     }
     lock.unlock();
     time_to_look = carrier_->rest([&] { return stop() || carrier_->heard() != heard; });
-    if (const std::string name = interrupts.look(); !name.empty()) {
-      carrier_->fail(FailureKind::System, carrier_->describe_self() + " was interrupted (" + name +
-                                              ") while it waited for a message. The group cannot be used any more; "
-                                              "make a new one");
-    }
+    heed(interrupts);
   }
+}
+
+void PostedMessages::heed(Interrupts& interrupts) {
+  const std::string name = interrupts.look();
+  if (name.empty()) return;
+  carrier_->fail(FailureKind::System, carrier_->describe_self() + " was interrupted (" + name +
+                                          ") while it waited for a message. The group cannot be used any more; make a "
+                                          "new one");
 }
 
 bool PostedMessages::progress(Lock& lock, int* counter) {

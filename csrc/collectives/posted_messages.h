@@ -13,6 +13,7 @@
 
 #include "collectives/message_carrier.h"
 #include "collectives/point_to_point.h"
+#include "common/interrupts.h"
 
 namespace ours {
 
@@ -54,6 +55,8 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
   /// Moves messages, and rests while nothing moves, until stop() holds. stop() is called without the lock.
   template <class Stop>
   void drive(int* counter, Stop&& stop);
+  /// Fails the messages where a signal handler of this thread raises.
+  void heed(Interrupts& interrupts);
 
   /// Fails the group if a message's peer has died, or if somebody waits for a message whose peer has left or whose time
   /// is up. Returns whether the group has failed. Needs the lock.

@@ -1,8 +1,8 @@
 #include "collectives/tcp_group.h"
 
-#include <algorithm>
 #include <cstring>
 
+#include "collectives/call_number.h"
 #include "collectives/tcp_group_impl.h"
 
 namespace ours {
@@ -53,9 +53,9 @@ TcpCall::Facts facts_of(const std::shared_ptr<TcpMesh>& group, const Call& call,
   return {pack(record, fingerprint), call.seq, call.deadline, [record] { return describe_record(record); },
           [record, mesh](int peer, const Signature& theirs) {
             const CallRecord other = unpack(theirs);
-            const bool theirs_is_later = other.seq > record.seq;
+            const bool theirs_is_later = count_of(other.seq) > count_of(record.seq);
             const std::string refusal =
-                mesh->refusal(theirs_is_later ? peer : mesh->rank(), std::min(other.seq, record.seq));
+                mesh->refusal(theirs_is_later ? peer : mesh->rank(), theirs_is_later ? record.seq : other.seq);
             if (other.seq != record.seq && !refusal.empty()) return refusal;
             const std::string sizes = same_record(record, other) ? " with other sizes" : "";
             return "ranks of one group called different collectives: " + mesh->describe(peer) + " called " +

@@ -11,7 +11,7 @@ namespace ours {
 
 namespace {
 
-/// For what programs open besides.
+/// Room for what the program itself opens.
 constexpr size_t kSpare = 64;
 
 /// The descriptors that this process has open; none where that cannot be found out, for want of one more, say.

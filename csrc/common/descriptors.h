@@ -24,7 +24,10 @@ inline bool is_lack_of_descriptors(int error) { return error == EMFILE || error 
 template <class Open>
 int with_descriptors(Open&& open) {
   const int fd = open();
-  return fd < 0 && errno == EMFILE && raise_descriptor_limit() ? open() : fd;
+  if (fd >= 0 || errno != EMFILE) return fd;
+  if (raise_descriptor_limit()) return open();
+  errno = EMFILE;
+  return fd;
 }
 
 }  // namespace ours

@@ -24,8 +24,9 @@ Here& here() {
 
 void set_interrupt_check(Interrupt (*check)()) { check_signals = check; }
 
-bool Interrupts::due(Clock::time_point now) {
+bool Interrupts::due() {
   if (check_signals.load(std::memory_order_relaxed) == nullptr || here().in_handler) return false;
+  const auto now = Clock::now();
   if (next_ == Clock::time_point{}) {
     next_ = now + kBetweenLooks;
     return false;

@@ -24,7 +24,7 @@ class Interrupts {
   static constexpr std::chrono::milliseconds kBetweenLooks{50};
 
   /// Whether it is time to look().
-  bool due(Clock::time_point now = Clock::now());
+  bool due();
 
   /// Runs handlers, if it is time. The name of what one of them has raised, or an empty string; the wait is to end with
   /// an error then, and throw_interrupt() has what was raised. The caller holds no lock that a handler might want.

@@ -25,7 +25,7 @@ std::optional<int64_t> parse_integer(const std::string& text, int64_t low, int64
   return value;
 }
 
-/// Of shared memory that a rank may be told to take. What is more is a slip of the pen.
+/// The most shared memory that a rank may be told to take; more is a typing error.
 constexpr int64_t kMaxBytes = int64_t{1} << 30;
 constexpr int kMaxCpu = 1 << 16;
 

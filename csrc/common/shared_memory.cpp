@@ -13,7 +13,7 @@ namespace ours {
 
 namespace {
 
-// Of Linux 6.3; older headers lack it.
+// Since Linux 6.3; older headers lack it.
 constexpr unsigned kNoExecSeal = 0x0008;
 
 /// Small enough for the slowest machine between two ticks of a profiler's timer.

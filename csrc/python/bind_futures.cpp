@@ -48,8 +48,8 @@ class WorkHolder {
   c10::intrusive_ptr<T> work_;
 };
 
-/// Of two bases by which it could find its shared pointer: pybind11 asks the only one, but cannot for torch's wrapper,
-/// which is not polymorphic.
+/// It has two bases that know its shared pointer. pybind11 would ask torch's wrapper, which it cannot, as that is not
+/// polymorphic; so it asks the other.
 class OrderedFuture : public PyFuture, public std::enable_shared_from_this<OrderedFuture> {
  public:
   /// `patience`: how long callbacks wait for those before them.
@@ -77,11 +77,12 @@ class OrderedFuture : public PyFuture, public std::enable_shared_from_this<Order
   py::function in_order(py::function body) const {
     return py::cpp_function([callback = std::make_shared<Callback>(origin_), body = std::move(body), future = fut,
                              origin = origin_, patience = patience_](const py::object&) {
+      // Also where its turn does not come: those after it do not wait for it any more.
+      const Callback::Running running(*callback);
       {
         const py::gil_scoped_release unlocked;
         callback->await_turn(patience);
       }
-      const Callback::Running running(*callback);
       return py::object(body(std::make_shared<OrderedFuture>(future, origin, patience)));
     });
   }
@@ -111,10 +112,9 @@ void bind_futures(py::module_& module) {
   // The base classes are registered there.
   py::module_::import("torch._C._distributed_c10d");
   py::class_<OrderedFuture, PyFuture, std::shared_ptr<OrderedFuture>>(
-      module, "Future",
+      module, "OrderedFuture",
       "The future of a collective. Callbacks on it may start other collectives: those are matched by the order in "
-      "which "
-      "callbacks were attached, not by the moment.")
+      "which callbacks were attached, not by the moment.")
       .def("then", &OrderedFuture::then, py::arg("callback"),
            "Call callback(future) when the future is complete, or now. Returns the future of the result.")
       .def("add_done_callback", &OrderedFuture::add_done_callback, py::arg("callback"),

@@ -255,7 +255,7 @@ void NodeSession::refuse(uint64_t call, const std::string& why) noexcept {
   const size_t length = std::min(why.size(), sizeof(place.why) - 1);
   std::memcpy(place.why, why.data(), length);
   place.why[length] = '\0';
-  // Release: who reads the number reads the text.
+  // Release: a peer that reads the number also reads the text.
   place.seq.store(call, std::memory_order_release);
 }
 

@@ -136,12 +136,14 @@ void TcpMesh::accept_from_queue(int listener) {
       continue;
     }
     if (errno == EAGAIN) return;
-    if (is_lack_of_descriptors(errno)) {
-      if (lacks_descriptors("accept the connection of a peer", errno)) continue;
-    } else if (errno != ENOBUFS && errno != ENOMEM) {
+    const int error = errno;
+    if (!is_lack_of_descriptors(error) && error != ENOBUFS && error != ENOMEM) {
       continue;  // that connection ended before it was accepted
     }
+    // Before what may throw: whoever comes next takes the queue up.
     queue_left_ = true;
+    if (!is_lack_of_descriptors(error) || !lacks_descriptors("accept the connection of a peer", error)) continue;
+    queue_left_ = false;
   }
 }
 

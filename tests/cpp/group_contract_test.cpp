@@ -325,14 +325,16 @@ CONTRACT(a_call_that_some_refuse_fails_the_group_and_one_that_all_refuse_does_no
     }
     group.barrier(call_of(Op::Barrier, DType::UInt8, 7));
     CHECK_EQ(group.failure(), std::string());
-    const Call call = call_of(Op::Gather, DType::Int32, 8);
+    // Nobody refuses alone before all have looked.
+    group.barrier(call_of(Op::Barrier, DType::UInt8, 8));
+    const Call call = call_of(Op::Gather, DType::Int32, 9);
     if (group.rank() == 1) {
       group.refuse(call, "a list is too long");
       while (group.failure().empty()) std::this_thread::yield();
     } else {
-      CHECK_CONTAINS(CHECK_THROWS(MismatchError, group.barrier(call)), "did not take part in gather number 8");
+      CHECK_CONTAINS(CHECK_THROWS(MismatchError, group.barrier(call)), "did not take part in gather number 9");
     }
-    CHECK_CONTAINS(CHECK_THROWS(MismatchError, group.barrier(call_of(Op::Barrier, DType::UInt8, 9))), "is too long");
+    CHECK_CONTAINS(CHECK_THROWS(MismatchError, group.barrier(call_of(Op::Barrier, DType::UInt8, 10))), "is too long");
   });
 }
 

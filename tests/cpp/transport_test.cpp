@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -92,6 +93,14 @@ bool in_child(const std::function<bool()>& body) {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
+/// Not a copy of the standard input, which may be closed.
+int open_null() { return ::open("/dev/null", O_RDONLY | O_CLOEXEC); }
+
+void use_up_descriptors() {
+  while (open_null() >= 0) {
+  }
+}
+
 void limit_descriptors(rlim_t soft, rlim_t hard) {
   const rlimit limit{soft, hard};
   ::setrlimit(RLIMIT_NOFILE, &limit);
@@ -100,19 +109,18 @@ void limit_descriptors(rlim_t soft, rlim_t hard) {
 TEST(a_process_that_cannot_be_looked_at_for_want_of_a_descriptor_lives) {
   CHECK(in_child([] {
     limit_descriptors(64, 64);
-    while (::dup(0) >= 0) {
-    }
+    use_up_descriptors();
     return !ProcessWatch(::getppid()).ended();
   }));
 }
 
 TEST(watches_of_one_process_share_a_descriptor) {
   CHECK(in_child([] {
-    const int next = ::dup(0);
+    const int next = open_null();
     ::close(next);
     const std::vector<ProcessWatch> watches = {ProcessWatch(::getppid()), ProcessWatch(::getppid()),
                                                ProcessWatch(::getppid())};
-    const int after = ::dup(0);
+    const int after = open_null();
     return !watches[2].ended() && after == next + 1;
   }));
 }
@@ -132,17 +140,15 @@ TEST(the_soft_limit_of_descriptors_is_raised_where_more_are_needed) {
   }));
   CHECK(in_child([&] {
     limit_descriptors(64, 128);
-    while (::dup(0) >= 0) {
-    }
-    return with_descriptors([] { return ::dup(0); }) == 64 && soft_limit() == 128;
+    use_up_descriptors();
+    return with_descriptors(open_null) == 64 && soft_limit() == 128;
   }));
 }
 
 TEST(a_lack_of_descriptors_is_told_with_the_limit) {
   CHECK(in_child([] {
     limit_descriptors(64, 64);
-    while (::dup(0) >= 0) {
-    }
+    use_up_descriptors();
     const std::string text = CHECK_THROWS(SystemError, SharedMemory::create(4096));
     return text.find("Too many open files") != std::string::npos && text.find("its limit is 64") != std::string::npos &&
            text.find("ulimit -Hn") != std::string::npos;
