@@ -3,7 +3,7 @@
 namespace ours {
 
 std::string describe_number(uint64_t number) {
-  const std::string text = "number " + std::to_string(count_of(number));
+  std::string text = "number " + std::to_string(count_of(number));
   if (!is_in_callback(number)) return text;
   const uint64_t parent = number >> 32 & 0x7FFFFFFF;
   return text + " of those that callbacks started (by a callback on " +

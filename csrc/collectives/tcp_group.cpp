@@ -54,7 +54,7 @@ TcpCall::Facts facts_of(const std::shared_ptr<TcpMesh>& group, const Call& call,
           [record, mesh](int peer, const Signature& theirs) {
             const CallRecord other = unpack(theirs);
             const bool theirs_is_later = count_of(other.seq) > count_of(record.seq);
-            const std::string refusal =
+            std::string refusal =
                 mesh->refusal(theirs_is_later ? peer : mesh->rank(), theirs_is_later ? record.seq : other.seq);
             if (other.seq != record.seq && !refusal.empty()) return refusal;
             const std::string sizes = same_record(record, other) ? " with other sizes" : "";

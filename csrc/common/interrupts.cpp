@@ -43,6 +43,7 @@ std::string Interrupts::look() {
   place.in_handler = false;
   if (interrupt.name.empty()) return "";
   delete place.raised;
+  // NOLINTNEXTLINE(bugprone-throw-keyword-missing): it is kept until throw_interrupt().
   place.raised = new std::exception_ptr(std::move(interrupt.error));
   return interrupt.name;
 }

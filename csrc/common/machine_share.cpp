@@ -51,7 +51,7 @@ void for_each_cgroup(const std::string& root, const std::string& controller,
     for (const std::string& mount : mounts) {
       for (std::string path = line.substr(second + 1);; path.erase(path.rfind('/'))) {
         if (path == "/") path.clear();
-        look(base + mount + path, version1);
+        look(std::string(base).append(mount).append(path), version1);
         if (path.empty()) break;
       }
       if (version1 && mounts[0] == mounts[1]) break;

@@ -63,7 +63,7 @@ struct alignas(2 * kCacheLine) Arrival {
   alignas(16) std::byte data[80];
 };
 
-struct alignas(kCacheLine) RankBlock {
+struct alignas(alignof(Arrival)) RankBlock {
   /// By parity of the synchronisations.
   Arrival arrival[2];
   /// Bumped by any peer that has put something into, or taken something out of, one of this rank's channels.
