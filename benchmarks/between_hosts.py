@@ -56,7 +56,6 @@ VARIANTS = {
     "bfloat16": Variant("ours", {"OURS_WIRE_DTYPE": "bfloat16"}),
     "gloo": Variant("gloo", {}),
     "reno": Variant("ours", {"OURS_TCP_CONGESTION": "reno"}),
-    "one stream": Variant("ours", {"OURS_TCP_STREAMS": "1"}),
     "two streams": Variant("ours", {"OURS_TCP_STREAMS": "2"}),
     "four streams": Variant("ours", {"OURS_TCP_STREAMS": "4"}),
     "by gloo": Variant("ours", {"OURS_INTERNODE": "gloo"}),

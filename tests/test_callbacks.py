@@ -86,7 +86,7 @@ def flights() -> list[tuple[str, int]]:
     return [(entry["process_group"][0], entry["collective_seq_id"]) for entry in entries]
 
 
-def collectives_of_overlapping_callbacks(rank: int, world: int) -> list[str]:
+def collectives_of_two_callbacks(rank: int, world: int) -> list[str]:
     """The first of two callbacks goes on when the second could have issued a collective."""
     target = dist.new_group()
     order: list[str] = []
@@ -123,7 +123,7 @@ def collectives_of_overlapping_callbacks(rank: int, world: int) -> list[str]:
 
 
 def test_callbacks_issue_collectives_in_the_order_of_their_works(rank_pool):
-    for order in rank_pool(2).run(collectives_of_overlapping_callbacks):
+    for order in rank_pool(2).run(collectives_of_two_callbacks):
         assert order == ["first", "second"]
 
 

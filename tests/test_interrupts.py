@@ -213,6 +213,30 @@ def test_a_handler_in_the_midst_of_a_collective_cannot_begin_another(played_node
 # --- groups in the making --------------------------------------------------------------------------------------------
 
 
+def interrupted_in_a_callback(rank: int, world: int) -> tuple[float, str]:
+    """Rank 0 is interrupted in a callback that runs at once and whose collective rank 1 does not start."""
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    work.wait()
+    if rank == 1:
+        assert reached(lambda: backend_of().failure() != "")
+        return 0.0, backend_of().failure()
+    with signal_in_a_wait(signal.SIGINT) as sent:
+        result = work.get_future().then(lambda _: dist.all_reduce(torch.ones(4)))
+        ended = time.time()
+    with pytest.raises(Exception, match="KeyboardInterrupt") as raised:
+        result.wait()
+    return ended - sent[0], str(raised.value)
+
+
+def test_an_interrupt_ends_the_wait_of_a_callback_for_peers(played_nodes):
+    def run() -> float:
+        (seconds, _), (_, heard) = run_ranks(2, interrupted_in_a_callback, nodes=played_nodes)
+        assert "was interrupted (KeyboardInterrupt)" in heard
+        return seconds
+
+    check_soon(0.2, run)
+
+
 def interrupted_joining(rank: int, world: int) -> float:
     """Rank 0 is interrupted while it waits for rank 1, which hears of that instead of waiting for rank 0."""
     store, _, _ = next(dist.rendezvous("env://", rank, world))

@@ -64,8 +64,8 @@ void CollectiveWork::execute() noexcept {
     }
   } catch (...) {
     error = std::current_exception();
-    // The group knows it already if one of its operations threw this. Else the peers must hear of it: of a call that
-    // has no meaning here if they make it, and of all else anyway.
+    // The group knows it already if one of its operations threw this. Otherwise the peers must hear of it: of a call
+    // that has no meaning here if they make it, and of everything else in any case.
     if (error_type_of(error) != c10d::ErrorType::SUCCESS) {
       group_->fail(error);
     } else {
