@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,12 @@ import pytest
 import torch
 from hosts import Host, linked_hosts, why_no_hosts
 from ranks import Nodes, RankPool
+
+
+def pytest_configure() -> None:
+    """Let programs that tests start hear of Ctrl-C, also where a shell started the tests in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
