@@ -61,7 +61,7 @@ class Awaited {
 };
 
 /// Brings all ranks together that call it for one lane, by messages of the group: they tell of deaths and failures at
-/// once, and need nobody who waits for them. Rank 0 hears from all and answers.
+/// once, and move though no thread waits for them. Rank 0 hears from all and answers.
 class Gathering {
  public:
   Gathering(PointToPoint& messages, int tag, Milliseconds timeout)

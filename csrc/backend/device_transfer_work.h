@@ -23,7 +23,7 @@ class DeviceTransferWork final : public OursWork {
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override;
 
-  /// As TransferWork::getFuture.
+  /// The same as TransferWork::getFuture.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   /// The sender's rank in the group, once a receive is done.

@@ -166,7 +166,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
   const Op op = collective.op;
   const Callback* const callback = current_callback();
   ProcessGroupOurs& lane = callback == nullptr ? *this : lane_of(*callback, op, timeout);
-  const auto work = or_refuse(op, [&] { return lane.start(std::move(collective), timeout, callback); });
+  auto work = or_refuse(op, [&] { return lane.start(std::move(collective), timeout, callback); });
   // Hooks on completions know the Works by their keys, and tensors of compiled graphs are registered with
   // theirs.
   if (coalesce(work) || async_op || !status_->completion_hooks.empty()) return work;

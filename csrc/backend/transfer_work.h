@@ -29,11 +29,11 @@ class TransferWork final : public OursWork {
   TransferWork(const TransferRequest& request, int rank, std::weak_ptr<PointToPoint> p2p,
                std::shared_ptr<GroupStatus> status);
 
-  /// As CollectiveWork::wait. The transfer's own time runs from the first wait without a `timeout`.
+  /// Waits as CollectiveWork::wait does. The transfer's own time runs from the first wait without a `timeout`.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
-  /// As OursWork::getFuture; but it ends with an error when the transfer's time has passed since the first call of
-  /// this, or its peer has left. The transfer goes on then, and the group.
+  /// The same as OursWork::getFuture, but it ends with an error when the transfer's time has passed since the first
+  /// call of this, or its peer has left. The transfer goes on then, and the group.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   /// The sender's rank in the group, once a receive is done.

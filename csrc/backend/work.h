@@ -75,7 +75,7 @@ class OursWork : public c10d::Work, public Timed {
   /// After complete(): completes the future, if there is one, and runs the callbacks on it.
   void run_callbacks() noexcept;
 
-  /// Of a transfer, after getFuture(): lets `limit` end the future with an error while the transfer goes on.
+  /// For a transfer, after getFuture(): lets `limit` end the future with an error while the transfer goes on.
   void watch_future(TransferLimit& limit);
 
   GroupStatus& status() const { return *status_; }

@@ -34,7 +34,7 @@ class StepTimer {
   void restart(int64_t step) {
     if (samples(step)) timer_->getTimeRef(Event::kBackwardCommStart) = c10d::kUnsetTime;
   }
-  /// As if `event` had never been recorded.
+  /// Makes it as if `event` had never been recorded.
   void forget(Event event) {
     if (timer_) timer_->getTimeRef(event) = c10d::kUnsetTime;
   }

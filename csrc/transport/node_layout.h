@@ -48,7 +48,7 @@ struct Refusal {
   char why[504];
 };
 
-/// So many refusals of a rank can be read. Peers look within milliseconds, so one would do for most programs.
+/// How many refusals of a rank can be read. Peers look within milliseconds, so one would do for most programs.
 constexpr size_t kRefusals = 4;
 
 /// What a rank shows with a synchronisation: all that a small message needs, in the line that its peers poll anyway and

@@ -7,7 +7,7 @@
 
 namespace ours {
 
-/// So many CPUs are told apart; a rank that may run on others only counts as one that has none.
+/// How many CPUs are told apart; a rank that may run on others only counts as one that has none.
 constexpr size_t kMostCores = 1024;
 
 /// What a rank may use of its machine. It lies in shared memory.

@@ -5,8 +5,8 @@
 
 namespace ours {
 
-/// Which congestion control connections have: the one that was asked for, otherwise the system's. But where the system's
-/// is BBR, connections of short round trips have one that goes by loss.
+/// Which congestion control connections have: the one that was asked for, otherwise the system's. But where the
+/// system's is BBR, connections of short round trips have one that goes by loss.
 ///
 /// BBR lets as much be under way as its best rate and its shortest round trip ask for. In one building that round trip
 /// takes microseconds, while collectives, in which all ranks send at once, fill the links' queues for milliseconds. A

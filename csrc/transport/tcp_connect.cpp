@@ -13,7 +13,7 @@
 //
 // Whoever connects to a listener is a stranger until it has proved otherwise. Strangers cost a descriptor for a few
 // seconds. There is room for all connections that the group can have and kMostStrangers more. Where that is taken, one
-// who has said nothing for a while makes way for the next, and the others wait in the system's queue: peers that are
+// that has said nothing for a while makes way for the next, and the others wait in the system's queue: peers that are
 // not slow never push each other out, however many come at a time.
 
 namespace ours {
