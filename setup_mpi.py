@@ -56,7 +56,7 @@ def is_temporary(folder: str) -> bool:
 
 
 def find_wrapper() -> str:
-    """Return MPI's compiler: on the path or in this environment, otherwise in what pip made to build; empty for none."""
+    """Return MPI's compiler: on the path or in this environment, or in what pip made; or an empty string."""
     folders = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     folders.append(str(Path(sys.prefix) / "bin"))
     return first_file([Path(folder) / "mpicxx" for folder in sorted(folders, key=is_temporary)])

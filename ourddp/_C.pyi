@@ -47,7 +47,7 @@ class MisuseError(ValueError, RuntimeError):
     """A call that has no meaning. Other backends raise ValueError for some of these, and RuntimeError for others."""
 
 class OrderedFuture(Future[Any]):
-    """The future of a collective. Collectives of its callbacks are matched by the order in which those were attached."""
+    """The future of a collective. Collectives of its callbacks are matched by the order of attachment."""
 
 class CollectiveWork(Work):
     """One collective."""
