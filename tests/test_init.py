@@ -155,20 +155,27 @@ def test_a_rank_that_dies_while_the_group_is_made_is_named_at_once(count):
     check_soon(2, attempt)
 
 
-def join_by_a_stopped_store(rank: int, world: int, address: tuple[str, int], pid: int) -> tuple[str, float]:
-    """Make the backend of rank 0 of two by a store that is stopped."""
+def backend_over(store: dist.Store, world: int) -> dist.Backend:
     options = _DistributedBackendOptions()
-    options.store = dist.TCPStore(*address, 2, is_master=False)
-    options.group_rank, options.group_size = 0, 2
+    options.store = store
+    options.group_rank, options.group_size = 0, world
     options.timeout = datetime.timedelta(seconds=1)
+    return core.create_backend(options)
+
+
+def join_by_a_stopped_store(rank: int, world: int, address: tuple[str, int], pid: int, shrinks: bool) -> float:
+    """Make a group, or one out of another, by a store that is stopped. Return how many seconds that took."""
+    store = dist.TCPStore(*address, 2, is_master=False)
+    parent = backend_over(store, 1) if shrinks else None
     os.kill(pid, signal.SIGSTOP)
     start = time.monotonic()
-    with pytest.raises(dist.DistBackendError) as error:
-        core.create_backend(options)
-    return str(error.value), time.monotonic() - start
+    with pytest.raises(dist.DistBackendError, match="the store of the process group does not answer"):
+        parent.shrink([], dist.distributed_c10d.SHRINK_ABORT) if parent else backend_over(store, 2)
+    return time.monotonic() - start
 
 
-def test_a_store_that_does_not_answer_does_not_outlast_the_timeout():
+@pytest.mark.parametrize("shrinks", [False, True])
+def test_a_store_that_does_not_answer_does_not_outlast_the_timeout(shrinks):
     script = (
         "import torch.distributed as dist, sys\n"
         "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
@@ -180,10 +187,9 @@ def test_a_store_that_does_not_answer_does_not_outlast_the_timeout():
         try:
             assert server.stdout is not None
             address = ("127.0.0.1", int(server.stdout.readline()))
-            [(text, seconds)] = run_ranks(1, join_by_a_stopped_store, address, server.pid, backend=None)
+            [seconds] = run_ranks(1, join_by_a_stopped_store, address, server.pid, shrinks, backend=None)
         finally:
             server.kill()
-    assert "the store of the process group does not answer" in text
     assert seconds < 10
 
 

@@ -6,6 +6,7 @@
 #include "backend/errors.h"
 #include "backend/interruptible.h"
 #include "backend/process_group.h"
+#include "backend/store_keys.h"
 #include "collectives/call_number.h"
 #include "common/error.h"
 
@@ -179,7 +180,7 @@ c10::intrusive_ptr<ProcessGroupOurs> ProcessGroupOurs::open_lane(const std::stri
   try {
     bring_together(*group_, *point_to_point_, tag_of(name), what, timeout);
     // The rendezvous waits, and others may use the group's store meanwhile.
-    auto store = c10::make_intrusive<c10d::PrefixStore>("callbacks " + name, store_->clone());
+    auto store = c10::make_intrusive<c10d::PrefixStore>("callbacks " + name, connect_anew(store_, Deadline::after(timeout)));
     return c10::make_intrusive<ProcessGroupOurs>(std::move(store), *this, timeout);
   } catch (...) {
     const std::exception_ptr error = std::current_exception();

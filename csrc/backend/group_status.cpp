@@ -27,13 +27,13 @@ uint64_t random_key_base() {
 }  // namespace
 
 GroupStatus::GroupStatus(std::chrono::milliseconds timeout, std::string where)
-    : timeouts(timeout), pid_(::getpid()), where_(std::move(where)), key_base_(random_key_base()) {}
+    : timeouts(timeout), where_(std::move(where)), key_base_(random_key_base()) {}
 
 bool GroupStatus::is_forked_child() const { return !owner_.is_here(); }
 
 void GroupStatus::check_usable() const {
   TORCH_CHECK(!is_forked_child(), "this process (pid ", ::getpid(),
-              ") was forked from the one that made the process group (pid ", pid_,
+              ") was forked from the one that made the process group (pid ", owner_.pid(),
               ") and cannot use the parent's connections. Start workers with multiprocessing's 'spawn' or "
               "'forkserver', or call init_process_group in the child");
   TORCH_CHECK(!in_signal_handler(),

@@ -81,7 +81,6 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   void run_abort_hooks();
 
   const OwningProcess owner_;
-  const pid_t pid_;  ///< the owner's
   const std::string where_;
   const uint64_t key_base_;
   std::atomic<uint64_t> next_key_{1};

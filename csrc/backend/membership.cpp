@@ -1,7 +1,11 @@
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "backend/errors.h"
 #include "backend/process_group.h"
+#include "backend/store_keys.h"
+#include "common/error.h"
+#include "common/interrupts.h"
 
 // New groups out of this one.
 
@@ -37,6 +41,19 @@ void name_members(ProcessGroupOurs::Options& child, const ProcessGroupOurs::Opti
   }
 }
 
+/// Makes a group over a connection of its own: the rendezvous waits, and the parent may use the given one meanwhile.
+c10::intrusive_ptr<c10d::Backend> make_child(const StorePtr& store, int rank, int size, OptionsPtr options) {
+  StorePtr own = with_torch_errors("", [&] {
+    try {
+      return connect_anew(store, Deadline::after(options->timeout));
+    } catch (const Error&) {
+      throw_interrupt();
+      throw;
+    }
+  });
+  return c10::make_intrusive<ProcessGroupOurs>(std::move(own), rank, size, std::move(options));
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::split(const StorePtr& store, const std::vector<int>& ranks,
@@ -49,9 +66,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::split(const StorePtr& store,
     TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "split: rank ", rank, " is not in this group of ", size_, " ranks");
   }
   name_members(*options, *options_, ranks);
-  // A connection of its own: the rendezvous waits, and the parent may use the given one meanwhile.
-  return c10::make_intrusive<ProcessGroupOurs>(store->clone(), static_cast<int>(found - ranks.begin()),
-                                               static_cast<int>(ranks.size()), std::move(options));
+  return make_child(store, static_cast<int>(found - ranks.begin()), static_cast<int>(ranks.size()), std::move(options));
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::merge(const StorePtr& store,
@@ -59,7 +74,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::merge(const StorePtr& store,
                                                           const int& rank, const int& size) {
   auto options = child_options(opts, *options_);
   options->merged = true;
-  return c10::make_intrusive<ProcessGroupOurs>(store->clone(), rank, size, std::move(options));
+  return make_child(store, rank, size, std::move(options));
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::shrink(
@@ -82,9 +97,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::shrink(
   name_members(*options, *options_, members);
   // Otherwise what is under way, which may wait for an excluded rank, has until its timeout to end.
   if ((shrink_flags & kShrinkAbort) != 0) abort_all("shrink_group() was called with SHRINK_ABORT");
-  auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_->clone());
-  return c10::make_intrusive<ProcessGroupOurs>(std::move(store), static_cast<int>(found - members.begin()),
-                                               static_cast<int>(members.size()), std::move(options));
+  return make_child(c10::make_intrusive<c10d::PrefixStore>(name, store_), static_cast<int>(found - members.begin()),
+                    static_cast<int>(members.size()), std::move(options));
 }
 
 }  // namespace ours

@@ -111,6 +111,12 @@ void ask_store(const StorePtr& store, Deadline deadline, const std::function<voi
   if (inquiry->error) std::rethrow_exception(inquiry->error);
 }
 
+StorePtr connect_anew(const StorePtr& store, Deadline deadline) {
+  const auto result = std::make_shared<StorePtr>();
+  ask_store(store, deadline, {}, [result](c10d::Store& from, const auto&) { *result = from.clone(); });
+  return *result;
+}
+
 void StoreKeys::set(const std::string& key, const std::string& value) {
   ask_store(store_, terms_.deadline, {},
             [name = prefix_ + key, value](c10d::Store& store, const auto&) { store.set(name, value); });

@@ -20,6 +20,9 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 void ask_store(const StorePtr& store, Deadline deadline, const std::function<void()>& look_around,
                std::function<void(c10d::Store&, const std::atomic<bool>&)> question);
 
+/// The same store over a connection of its own: what waits in one holds up others of its connection.
+StorePtr connect_anew(const StorePtr& store, Deadline deadline);
+
 /// Keys with a prefix in a c10d store. What the store itself throws arrives as Error, time that is up as TimeoutError.
 /// No call takes longer than its deadline, or that of all, whatever the store does.
 class StoreKeys final : public KeyValues {

@@ -1,6 +1,5 @@
 #include "collectives/hosted_group.h"
 
-#include <unistd.h>
 
 #include <exception>
 #include <utility>
@@ -15,7 +14,7 @@ constexpr std::chrono::milliseconds kPatience{50};
 }  // namespace
 
 HostedGroup::HostedGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device)
-    : host_(std::move(host)), device_(std::move(device)), owner_(::getpid()) {}
+    : host_(std::move(host)), device_(std::move(device)) {}
 
 void HostedGroup::check_usable(const Call& call) const {
   // A group that has failed throws that at once, whatever is called.
@@ -88,7 +87,7 @@ void HostedGroup::end() noexcept {
   leave();
 }
 
-bool HostedGroup::in_child() const { return ::getpid() != owner_; }
+bool HostedGroup::in_child() const { return !owner_.is_here(); }
 
 bool settles(DeviceEvent& event, std::chrono::milliseconds patience) noexcept {
   try {

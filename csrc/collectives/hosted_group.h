@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -13,6 +11,7 @@
 
 #include "collectives/call_record.h"
 #include "collectives/group.h"
+#include "common/owning_process.h"
 #include "device/device.h"
 
 namespace ours {
@@ -80,7 +79,7 @@ class HostedGroup : public Group {
 
   const std::shared_ptr<Group> host_;
   const std::shared_ptr<Device> device_;
-  const pid_t owner_;
+  const OwningProcess owner_;
   std::function<void()> on_failure_;
   std::atomic<bool> left_{false};
   std::mutex busy_;          ///< held while an operation is under way

@@ -2,7 +2,6 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <mutex>
@@ -169,7 +168,7 @@ MemoryPtr GradientMemory::create(std::shared_ptr<c10::Allocator> source, const s
 
 GradientMemory::GradientMemory(std::shared_ptr<c10::Allocator> source, const std::vector<size_t>& sizes,
                                size_t most_spare_bytes)
-    : source_(std::move(source)), most_spare_bytes_(most_spare_bytes), owner_(::getpid()) {
+    : source_(std::move(source)), most_spare_bytes_(most_spare_bytes) {
   for (const size_t bytes : sizes) ++blocks_[bytes].gradients;
 }
 
@@ -177,7 +176,7 @@ bool GradientMemory::may_lend(const Blocks& blocks, size_t bytes) const {
   // What would not be kept when it returns is cheaper elsewhere.
   const bool spare = blocks.kept.empty() && blocks.all >= blocks.gradients;
   return open_ && !released_ && blocks.lent < blocks.lent_before + blocks.gradients + kSpareBlocks &&
-         (!spare || spare_bytes_ + bytes <= most_spare_bytes_) && ::getpid() == owner_;
+         (!spare || spare_bytes_ + bytes <= most_spare_bytes_) && owner_.is_here();
 }
 
 void GradientMemory::forget(Blocks& blocks, size_t bytes) {

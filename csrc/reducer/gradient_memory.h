@@ -7,6 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "common/owning_process.h"
+
 namespace ours {
 
 /// Lets autograd compute gradients in memory that the backend reduces without copies, and keeps that memory from one
@@ -50,7 +52,7 @@ class GradientMemory : public std::enable_shared_from_this<GradientMemory> {
 
   const std::shared_ptr<c10::Allocator> source_;
   const size_t most_spare_bytes_;
-  const int owner_;  ///< process
+  const OwningProcess owner_;
   bool open_ = false;
   bool released_ = false;
   size_t spare_bytes_ = 0;           ///< of the blocks beyond the gradients' number

@@ -93,7 +93,6 @@ NodeHeap::NodeHeap(int rank, int ranks, Fd file, bool huge_pages)
     : rank_(rank),
       file_(std::move(file)),
       huge_pages_(huge_pages && huge_pages_allowed()),
-      owner_(::getpid()),
       arenas_(static_cast<size_t>(ranks)) {
   ForkGuard& guard = ForkGuard::instance();
   const std::lock_guard<std::mutex> lock(guard.mutex);
@@ -131,7 +130,7 @@ std::byte* NodeHeap::allocate(size_t bytes) {
 }
 
 void NodeHeap::free(std::byte* data) noexcept {
-  if (::getpid() != owner_) return;
+  if (!owner_.is_here()) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = used_.find(static_cast<uint64_t>(data - arenas_[static_cast<size_t>(rank_)]));
   if (found == used_.end()) return;

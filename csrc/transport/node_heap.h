@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "common/fd.h"
+#include "common/owning_process.h"
 
 namespace ours {
 
@@ -75,7 +74,7 @@ class NodeHeap {
   const int rank_;
   const Fd file_;
   const bool huge_pages_;
-  const pid_t owner_;
+  const OwningProcess owner_;
   mutable std::mutex mutex_;  // guards all below
   std::vector<std::byte*> arenas_;
   std::map<uint64_t, size_t> used_;  // offset -> bytes, in whole pages

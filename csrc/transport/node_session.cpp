@@ -178,7 +178,7 @@ std::shared_ptr<NodeSession> NodeSession::open(int rank, int size, const std::st
 }
 
 NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory, Fd heap_file)
-    : rank_(rank), size_(size), memory_(std::move(memory)), watches_(static_cast<size_t>(size)), owner_(::getpid()) {
+    : rank_(rank), size_(size), memory_(std::move(memory)), watches_(static_cast<size_t>(size)) {
   layout_ = layout_of(header());
   wait_policy_ = wait_policy_for(false);
   if (!heap_file.valid()) heap_file = open_heap_file(header());
@@ -194,7 +194,7 @@ void NodeSession::attach() {
   if (me.state.load() != kAbsent) {
     throw Error("rank " + std::to_string(rank_) + " is taken twice in one group; give each process a rank of its own");
   }
-  me.pid = owner_;
+  me.pid = owner_.pid();
   const std::string host = host_name();
   std::memcpy(me.host, host.data(), std::min(host.size(), sizeof(me.host) - 1));
   me.cores = own_share();
@@ -206,7 +206,7 @@ std::string NodeSession::address() const {
   Address address;
   address.node_id = options().node_id;
   address.boot = boot_id();
-  address.pid = owner_;
+  address.pid = owner_.pid();
   address.fd = memory_->fd();
   std::memcpy(address.nonce, header().nonce, sizeof(address.nonce));
   return address.text();
@@ -234,7 +234,7 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
   for (int r = 0; r < size_; ++r) {
     // Acquire: the peer's pid, host and cores are read below.
     while (block(r).state.load(std::memory_order_acquire) == kAbsent) ::sched_yield();
-    if (r != rank_ && block(r).pid != owner_) watches_[static_cast<size_t>(r)] = ProcessWatch(block(r).pid);
+    if (r != rank_ && block(r).pid != owner_.pid()) watches_[static_cast<size_t>(r)] = ProcessWatch(block(r).pid);
     shares.push_back(block(r).cores);
   }
   wait_policy_ = wait_policy_for(have_own_cores(shares));
@@ -267,7 +267,7 @@ std::string NodeSession::refusal(int rank, uint64_t call) const {
   return "";
 }
 
-bool NodeSession::in_child() const { return ::getpid() != owner_; }
+bool NodeSession::in_child() const { return !owner_.is_here(); }
 
 std::string NodeSession::describe(int rank) const {
   const RankBlock& peer = block(rank);

@@ -9,6 +9,7 @@
 #include "common/error.h"
 #include "common/fd.h"
 #include "common/interrupts.h"
+#include "common/owning_process.h"
 #include "common/process_watch.h"
 #include "common/shared_memory.h"
 #include "transport/node_failure.h"
@@ -136,7 +137,7 @@ class NodeSession {
   size_t refusals_ = 0;       ///< so far
   std::vector<int> numbers_;  ///< in the group, where it is larger than the node
   NodeLookout* lookout_ = nullptr;
-  pid_t owner_;
+  OwningProcess owner_;
 };
 
 }  // namespace ours

@@ -48,12 +48,11 @@ TcpMesh::TcpMesh(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpC
     : plan_(config.plan),
       congestion_(config.congestion),
       keys_(std::move(keys)),
-      owner_(::getpid()),
       peers_(static_cast<size_t>(size)) {
   self_.rank = rank;
   self_.size = size;
   self_.host = host_name();
-  self_.pid = owner_;
+  self_.pid = owner_.pid();
   epoll_ = ProcessFd(with_descriptors([] { return ::epoll_create1(EPOLL_CLOEXEC); }));
   if (epoll_.valid()) wake_ = ProcessFd(with_descriptors([] { return ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }));
   if (!wake_.valid()) throw SystemError("cannot watch sockets (epoll, eventfd)", errno);
@@ -282,7 +281,7 @@ void TcpMesh::check_interrupts(Lock& lock, Interrupts& interrupts, const std::fu
                                  ". The group cannot be used any more; make a new one");
 }
 
-bool TcpMesh::in_child() const { return ::getpid() != owner_; }
+bool TcpMesh::in_child() const { return !owner_.is_here(); }
 
 void TcpMesh::check_usable() const {
   if (in_child()) {
@@ -294,7 +293,7 @@ void TcpMesh::check_usable() const {
 }
 
 void TcpMesh::look() noexcept {
-  if (failure_.failed() || left_.load() || ::getpid() != owner_) return;
+  if (failure_.failed() || left_.load() || in_child()) return;
   const Lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock() || in_call_ || left_.load()) return;
   try {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -16,6 +14,7 @@
 
 #include "common/deadline.h"
 #include "common/interrupts.h"
+#include "common/owning_process.h"
 #include "transport/key_values.h"
 #include "transport/node_wait.h"
 #include "transport/tcp_carried.h"
@@ -232,7 +231,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh>, private TcpS
   const TcpCongestion congestion_;
   TcpCard card_;
   std::shared_ptr<KeyValues> keys_;
-  const pid_t owner_;
+  const OwningProcess owner_;
   TcpFailure failure_;
   std::atomic<bool> left_{false};
   std::atomic<bool> heralded_{false};

@@ -1,4 +1,3 @@
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -102,7 +101,7 @@ void TcpMesh::tell_refusal(TcpStream& control, const Refused& refusal) {
 }
 
 void TcpMesh::refuse(uint64_t number, const std::string& why) noexcept {
-  if (::getpid() != owner_ || left_.load() || failure_.failed()) return;
+  if (in_child() || left_.load() || failure_.failed()) return;
   try {
     const Lock lock(mutex_);
     if (refusals_.size() == kMostRefusals) refusals_.pop_front();
@@ -178,7 +177,7 @@ void TcpMesh::raise(FailureKind kind, const std::string& message) {
 }
 
 void TcpMesh::fail(FailureKind kind, const std::string& message) noexcept {
-  if (left_.load() || ::getpid() != owner_) return;
+  if (left_.load() || in_child()) return;
   if (!failure_.record(kind, message)) return;
   wake();
   start_herald();
@@ -246,7 +245,7 @@ bool TcpMesh::all_told() {
 }
 
 void TcpMesh::leave() noexcept {
-  if (::getpid() != owner_ || left_.exchange(true)) return;
+  if (in_child() || left_.exchange(true)) return;
   wake();
   // Whoever has just recorded a failure may not have come to this yet.
   if (failure_.failed()) start_herald();
