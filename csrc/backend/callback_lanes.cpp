@@ -180,7 +180,8 @@ c10::intrusive_ptr<ProcessGroupOurs> ProcessGroupOurs::open_lane(const std::stri
   try {
     bring_together(*group_, *point_to_point_, tag_of(name), what, timeout);
     // The rendezvous waits, and others may use the group's store meanwhile.
-    auto store = c10::make_intrusive<c10d::PrefixStore>("callbacks " + name, connect_anew(store_, Deadline::after(timeout)));
+    auto store =
+        c10::make_intrusive<c10d::PrefixStore>("callbacks " + name, connect_anew(store_, Deadline::after(timeout)));
     return c10::make_intrusive<ProcessGroupOurs>(std::move(store), *this, timeout);
   } catch (...) {
     const std::exception_ptr error = std::current_exception();

@@ -1,6 +1,5 @@
 #include "collectives/hosted_group.h"
 
-
 #include <exception>
 #include <utility>
 

@@ -18,7 +18,7 @@ class PeerLeftError : public PeerError {
   using PeerError::PeerError;
 };
 
-/// What moves the messages of one rank to the others. It has no thread and never waits, but in rest().
+/// What moves the messages of one rank to the others. It has no thread and never waits, but in reach() and rest().
 class MessageCarrier {
  public:
   virtual ~MessageCarrier() = default;
@@ -46,6 +46,9 @@ class MessageCarrier {
   virtual void check_hope(const Message& message) = 0;
 
   // ---- from any thread
+
+  /// Makes what the message needs before it is added; waits where its peer is not there yet.
+  virtual void reach(const Message& /*message*/) {}
 
   /// Throws the failure of the group, if there is one.
   virtual void check() = 0;

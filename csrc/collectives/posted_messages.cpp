@@ -42,12 +42,16 @@ std::shared_ptr<Transfer> PostedMessages::recv(Span buffer, DType dtype, int src
 }
 
 std::shared_ptr<Transfer> PostedMessages::post(const std::shared_ptr<Message>& message) {
-  Lock lock(mutex_);
+  Lock lock(mutex_, std::defer_lock);
   try {
     carrier_->check();
+    // It may wait, and handlers of signals run meanwhile, which may close this.
+    carrier_->reach(*message);
+    lock.lock();
     if (closing_) throw AbortedError("the group was closed; make a new one");
     carrier_->add(message);
   } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
     if (!closing_) carrier_->fail(std::current_exception());
     message->set_error(std::current_exception());
     lock.unlock();

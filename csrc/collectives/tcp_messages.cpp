@@ -48,13 +48,16 @@ TcpMessages::TcpMessages(std::shared_ptr<TcpMesh> mesh, const std::shared_ptr<Tc
       numbers_(static_cast<size_t>(mesh_->size()), 0),
       incoming_(static_cast<size_t>(mesh_->size())) {}
 
-void TcpMessages::add(const std::shared_ptr<Message>& message) {
+void TcpMessages::reach(const Message& message) {
+  if (message.peer == kAnySource || message.peer == mesh_->rank()) return;
   TcpMesh::Lock lock(mesh_->mutex_);
+  // A receiver connects, too: so it learns that the other one is gone.
+  mesh_->need(message.peer, lock, Deadline::after(message.limit->timeout()), [&] { return message.describe(); });
+}
+
+void TcpMessages::add(const std::shared_ptr<Message>& message) {
+  const TcpMesh::Lock lock(mesh_->mutex_);
   if (message->peer == mesh_->rank() && message->op == Op::Send) return send_to_self(message);
-  if (message->peer != kAnySource && message->peer != mesh_->rank()) {
-    // A receiver connects, too: so it learns that the other one is gone.
-    mesh_->need(message->peer, lock, Deadline::after(message->limit->timeout()), [&] { return message->describe(); });
-  }
   if (message->op != Op::Send) {
     if (!take_early(message)) receives_.add(message);
     return;

@@ -31,6 +31,7 @@ class TcpMessages final : public MessageCarrier {
   int size() const override { return mesh_->size(); }
   std::string describe_self() const override { return mesh_->describe_self(); }
 
+  void reach(const Message& message) override;
   void add(const std::shared_ptr<Message>& message) override;
   bool progress(Messages& ended) override;
   Messages take_all() override;

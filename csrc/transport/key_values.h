@@ -19,7 +19,7 @@ class KeyValues {
   /// Waits until somebody has set the key. Throws TimeoutError when the deadline passes.
   virtual std::string get(const std::string& key, Deadline deadline) = 0;
 
-  /// The same for a caller who has something to look after: calls `look_around` about every 50 ms, which may throw to
+  /// The same, and looks after something meanwhile: calls `look_around` about every 50 ms, which may throw to
   /// end the wait.
   virtual std::string await(const std::string& key, Deadline deadline, const std::function<void()>& look_around) {
     constexpr std::chrono::milliseconds kSlice{50};

@@ -45,10 +45,7 @@ WaitPolicy tcp_wait_policy() {
 }
 
 TcpMesh::TcpMesh(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpConfig& config)
-    : plan_(config.plan),
-      congestion_(config.congestion),
-      keys_(std::move(keys)),
-      peers_(static_cast<size_t>(size)) {
+    : plan_(config.plan), congestion_(config.congestion), keys_(std::move(keys)), peers_(static_cast<size_t>(size)) {
   self_.rank = rank;
   self_.size = size;
   self_.host = host_name();

@@ -214,5 +214,43 @@ TEST(messages_over_tcp_fail_with_their_group) {
   });
 }
 
+/// Keys that know whether somebody has waited for one.
+class KeysWaitedFor final : public KeyValues {
+ public:
+  void set(const std::string& key, const std::string& value) override { keys_.set(key, value); }
+  std::string get(const std::string& key, Deadline deadline) override {
+    waited_for = true;
+    return keys_.get(key, deadline);
+  }
+
+  std::atomic<bool> waited_for{false};
+
+ private:
+  testing::MapKeys keys_;
+};
+
+TEST(a_message_to_a_rank_that_is_not_there_yet_holds_up_no_other) {
+  const auto keys = std::make_shared<KeysWaitedFor>();
+  const auto join = [&](int rank) {
+    const auto deadline = Deadline::after(std::chrono::seconds(30));
+    return make_tcp_point_to_point(TcpMesh::join(rank, 2, keys, testing::loopback_config(), deadline), nullptr);
+  };
+  Port early(join(0));
+  testing::run_ranks(2, [&](int thread) {
+    const auto sent = numbers(1, 100);
+    if (thread == 0) return early.wait(early.send(sent, 1));
+    while (!keys->waited_for) std::this_thread::yield();
+    std::vector<int> data(100);
+    const auto received = early.recv(data, 0);
+    const auto own = numbers(2, 100);
+    early.wait(early.send(own, 0));
+    early.wait(received);
+    CHECK(data == own);
+    Port late(join(1));
+    late.wait(late.recv(data, 0));
+    CHECK(data == sent);
+  });
+}
+
 }  // namespace
 }  // namespace ours
