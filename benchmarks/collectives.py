@@ -6,14 +6,14 @@
 The program starts its own ranks. All peers run in the same processes, take turns, and meet before their turn through
 a page of shared memory that belongs to no peer. There are two ways of calling: `loop`, the mean of many calls in a row
 after one that is not timed, and `single`, one call after the ranks have met, as a training step makes it, which finds
-the caches full of other things. It takes as long as its slowest rank, each from its own start to its own end; the table
-has the median of all rounds. What a call returns is checked once for every peer and size before it is timed. The peer
-`floor` is an all-reduce written by hand on memory that all ranks share, the least that this machine needs
-(zero_copy.h). The size is that of a rank's larger buffer: what all_gather
-returns, what reduce_scatter takes. A ping-pong is half a round trip, in pairs of ranks. Elements are float32, the
-tensors ordinary ones, and the calls those of torch.distributed and mpi4py; all_reduce is in place. The case
-process_group_all_reduce is the same without torch.distributed's Python function, which takes as long for every backend:
-the process group's own method, a thin binding like mpi4py's, and what C++ such as a DDP reducer calls.
+the caches full of other things. A turn lasts from the last rank's start to the last rank's end; the table has the
+median of all rounds. What a call returns is checked once for every peer and size before it is timed. The peer `floor`
+is an all-reduce written by hand on memory that all ranks share, the least that this machine needs (zero_copy.h). The
+size is that of a rank's larger buffer: what all_gather returns, what reduce_scatter takes. A ping-pong is half a round
+trip, in pairs of ranks. Elements are float32, the tensors ordinary ones, and the calls those of torch.distributed and
+mpi4py; all_reduce is in place. The case process_group_all_reduce is the same without torch.distributed's Python
+function, which takes as long for every backend: the process group's own method, a thin binding like mpi4py's, and what
+C++ such as a DDP reducer calls.
 
 `--check` measures both kinds of all_reduce with 2, 4 and 8 ranks, both ways, and compares the medians with TARGETS,
 which are ratios to what the peers and the floor take in the same run.
@@ -66,11 +66,13 @@ def both(*args: Any, **named: Any) -> list[Target]:
 
 
 TARGETS = [
-    *both(4, "4", "4", "gloo", 20),
-    *both(4, "1K", "64K", "gloo", 100, collective=BARE),
+    Target(4, "4", "4", "gloo", 20, "loop"),
+    Target(4, "4", "4", "gloo", 10, "single"),
+    Target(4, "1K", "64K", "gloo", 100, "loop", BARE),
+    Target(4, "1K", "64K", "gloo", 20, "single", BARE),
     *both(4, "1M", "1M", "gloo", 10),
     *both(4, "25M", "100M", "gloo", 4.5),
-    *both(2, "4", "4", "mpi", 0.5, collective=BARE),
+    *both(2, "4", "4", "mpi", 0.3, collective=BARE),  # torch, on the way to a backend, takes longer than an MPI call
     *both(4, "4", "16K", "mpi", 0.5, collective=BARE),
     *both(4, "64K", "4M", "mpi", 1),
     *both(4, "25M", "25M", "mpi", 1.2),
@@ -215,9 +217,8 @@ def measure(ranks: harness.Ranks, groups: dict[str, Any], name: str, size: int) 
     }
     actions = calls(operation, buffers, groups)
 
-    def refresh() -> None:
-        for tensors in buffers.values():
-            operation.prepare(tensors)
+    def refresh(peer: str) -> None:
+        operation.prepare(buffers[peer])
 
     rows = []
     for way in ranks.plan["ways"]:

@@ -6,8 +6,8 @@ The program starts its own ranks. Every variant has processes of its own, as a t
 a step depends on what else the process has done. They all run at once and take turns: one step of each, then the next
 round. `local` is the same step with no gradients exchanged, in just as many processes at the same time, so that
 `efficiency`, local / variant, tells what communication costs and not what sharing the cores does. A step is forward,
-backward and an SGD update, on one thread a rank; it takes as long as the slowest rank. The first step of every variant
-has to give the same gradients.
+backward and an SGD update, on one thread a rank; it lasts until the last rank has ended it. The first step of every
+variant has to give the same gradients.
 
 By default glibc returns large tensors to the system when they are freed, so that the next ones cost page faults; `ours`
 keeps those of gradients. With --keep-memory nothing is returned, and what is left is communication alone.

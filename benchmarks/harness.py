@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import platform
+import random
 import re
 import shutil
 import socket
@@ -56,6 +57,11 @@ def find_mpirun() -> str | None:
         return None
     beside_python = Path(sys.executable).with_name("mpirun")
     return str(beside_python) if beside_python.exists() else shutil.which("mpirun")
+
+
+def order(count: int, turn: int) -> list[int]:
+    """Return 0 to count - 1 in an order of the turn's own, on every rank: nobody always comes after the same other."""
+    return random.Random(turn).sample(range(count), count)
 
 
 def is_rank() -> bool:
@@ -214,43 +220,54 @@ class Ranks:
         least: int,
         most: int,
         burst: int = 1,
-        refresh: Callable[[], object] | None = None,
+        refresh: Callable[[str], object] | None = None,
     ) -> dict[str, list[float]]:
         """Time the actions in turn, round after round, and return the seconds of each action in every round.
 
-        All ranks set off together and do the same action; it takes as long as the slowest rank, from its own start to
-        its own end. What is timed are `burst` calls in a row, of which the mean counts, after one that is not timed;
-        with a burst of 0 it is that one call, which finds the caches full of other things. There are `least` to `most`
-        rounds: as many as fit into `budget` seconds going by the second of two warm-up rounds. `refresh`, where given,
-        is called before every turn, outside the time.
+        All ranks set off together and do the same action; `span` says how long that takes. What is timed are `burst`
+        calls in a row, of which the mean counts, after one that is not timed; with a burst of 0 it is that one call,
+        which finds the caches full of other things. There are `least` to `most` rounds: as many as fit into `budget`
+        seconds going by the second of two warm-up rounds. `refresh`, where given, is called with the action's name
+        before every turn, outside the time.
         """
+
+        def turn_of(name: str) -> torch.Tensor:
+            if refresh is not None:
+                refresh(name)
+            return self.turn_of(actions[name], burst)
+
         for _ in range(2):
             start = time.perf_counter()
-            for action in actions.values():
-                self.turn_of(action, burst, refresh)
+            for name in actions:
+                turn_of(name)
             seconds = time.perf_counter() - start
         rounds = self.agree(max(least, min(most, int(budget / (seconds + 1e-9)))))
         names = list(actions)
-        times = torch.empty(len(names), rounds, dtype=torch.float64)
+        times = torch.empty(len(names), rounds, 2, dtype=torch.float64)
         gc.collect()
         gc.disable()
         for turn in range(rounds):
-            for place in range(len(names)):
-                column = (turn + place) % len(names)  # nobody always comes after the same other
-                times[column, turn] = self.turn_of(actions[names[column]], burst, refresh)
+            for column in order(len(names), turn):
+                times[column, turn] = turn_of(names[column])
         gc.enable()
-        dist.all_reduce(times, dist.ReduceOp.MAX)
-        return {name: times[column].tolist() for column, name in enumerate(names)}
+        seconds = self.span(times) / max(1, burst)
+        return {name: seconds[column].tolist() for column, name in enumerate(names)}
 
-    def turn_of(self, action: Callable[[], object], burst: int, refresh: Callable[[], object] | None) -> float:
-        """Return the seconds of a call: the mean of `burst` in a row, or of the first one with a burst of 0."""
-        if refresh is not None:
-            refresh()
+    def span(self, turns: torch.Tensor) -> torch.Tensor:
+        """Return the seconds of turns, given what `turn_of` told of each in the last dimension, on every rank.
+
+        A turn lasts from the start of the last rank to begin until the end of the last to end, by the clock that all
+        processes of a machine share: where ranks share cores, when each begins is the scheduler's doing.
+        """
+        dist.all_reduce(turns, dist.ReduceOp.MAX)
+        return turns[..., 1] - turns[..., 0]
+
+    def turn_of(self, action: Callable[[], object], burst: int) -> torch.Tensor:
+        """Do the action `burst` times in a row, but once without a warm-up where that is 0; return start and end."""
         if burst:
             action()
-        calls = max(1, burst)
         self.together()
         start = time.perf_counter()
-        for _ in range(calls):
+        for _ in range(max(1, burst)):
             action()
-        return (time.perf_counter() - start) / calls
+        return torch.tensor([start, time.perf_counter()], dtype=torch.float64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -46,9 +46,14 @@ class Buffers:
 
 def fill(tensor: torch.Tensor, rank: int) -> None:
     """Write rank `rank`'s input into `tensor`."""
-    pattern = _pattern(torch.arange(PERIOD)) + rank
-    for piece in tensor.split(PERIOD):
+    pattern = _input(rank)
+    for piece in tensor.split(len(pattern)):
         piece.copy_(pattern[: len(piece)])
+
+
+@cache
+def _input(rank: int) -> torch.Tensor:
+    return _pattern(torch.arange(16 * PERIOD)) + rank
 
 
 def _pattern(index: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import harness
-import torch
-import torch.distributed as dist
 
 WARM_UP_ROUNDS = 2
 GO = b"t"
@@ -49,8 +47,7 @@ def run_in_turns(
             names = list(jobs)
             times: dict[str, list[float]] = {name: [] for name in names}
             for turn in range(rounds):
-                for place in range(len(names)):
-                    name = names[(turn + place) % len(names)]  # nobody always comes after the same other
+                for name in (names[place] for place in harness.order(len(names), turn)):
                     times[name].append(jobs[name].turn())
         finally:
             for job in jobs.values():
@@ -63,12 +60,10 @@ def take_turns(ranks: harness.Ranks, action: Callable[[], object]) -> None:
     gc.collect()
     gc.disable()
     giver = socket.socket(fileno=int(os.environ[harness.TURNS])) if ranks.rank == 0 else None
-    seconds = torch.zeros(1, dtype=torch.float64)
     if giver is not None:
         giver.sendall(SECONDS.pack(0))  # ready
     while ranks.agree(1 if giver is not None and giver.recv(1) else 0):
-        seconds[0] = ranks.turn_of(action, 1, None)
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        seconds = ranks.span(ranks.turn_of(action, 1))
         if giver is not None:
             giver.sendall(SECONDS.pack(float(seconds)))
     if giver is not None:
@@ -90,7 +85,7 @@ class _Job:
             return harness.run_ranks(script, plan, ranks, mpi=False, timeout=timeout, turns=theirs)
 
     def turn(self) -> float:
-        """Let the job act; return the seconds that its slowest rank took. RuntimeError where it has ended."""
+        """Let the job act; return the seconds that it took. RuntimeError where it has ended."""
         with contextlib.suppress(OSError):  # it has ended, and receive() says why
             self._socket.sendall(GO)
         return self.receive()
