@@ -25,14 +25,17 @@ MOST_STARTED = 3  # collectives that one callback starts
 
 @dataclass
 class Collective:
-    """One collective of a program, and the chains of callbacks on its future."""
+    """One collective of a program, and the callbacks in the order of their attachment.
+
+    Each is on the future of the collective (0) or on what an earlier one has made (1, 2, ...).
+    """
 
     number: int
     kind: str
     size: int
     other_group: bool
     how: str  # "sync", "wait", "future", "leave"
-    chains: list[list[list[Collective]]] = field(default_factory=list)
+    callbacks: list[tuple[int, list[Collective]]] = field(default_factory=list)
 
 
 def make_program(seed: int) -> list[Collective]:
@@ -46,9 +49,8 @@ def make_program(seed: int) -> list[Collective]:
         how = rng.choice(["sync", "wait", "future", "leave"]) if depth else rng.choice(["leave", "leave", "sync"])
         one = Collective(count, rng.choice(KINDS), rng.randint(1, 6), rng.random() < 0.2, how)
         if how == "leave" and rng.random() < (0.9 if depth == 0 else 0.4 if depth == 1 else 0):
-            for _ in range(rng.choice([1, 1, 2])):
-                steps = rng.randint(1, 3 - depth)
-                one.chains.append([callback(depth + 1) for _ in range(steps)])
+            for attached in range(rng.randint(1, 5 - 2 * depth)):
+                one.callbacks.append((rng.randint(0, attached), callback(depth + 1)))
         return one
 
     def callback(depth: int) -> list[Collective]:
@@ -103,12 +105,12 @@ class Run:
             return check()
         if self._noise.random() < 0.4:
             work.wait()  # so that its callbacks run at once
-        for chain in one.chains:
-            future = work.get_future()
-            for callback in chain:
-                future = future.then(lambda done, callback=callback: self._call(done, callback))
-            with self._lock:
-                self._ends.append(future.wait)
+        futures = [work.get_future()]
+        for parent, callback in one.callbacks:
+            future = futures[parent].then(lambda done, callback=callback: self._call(done, callback))
+            futures.append(future)
+        with self._lock:
+            self._ends += [future.wait for future in futures]
         with self._lock:
             self._ends += [work.wait, check]
         return None

@@ -113,6 +113,32 @@ def test_callbacks_communicate_in_the_order_in_which_they_were_attached(rank_poo
     rank_pool(2).run(several_on_one_future)
 
 
+def a_chain_that_goes_on_later(rank: int, world: int) -> None:
+    """The last callback is to run where the first one ends, before its thread has come to the second."""
+    held = Held(holds=True)
+    seen = []
+
+    def call(name: str) -> Callable[[Future], None]:
+        def run(_: Future) -> None:
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor, group=held.group)
+            seen.append((name, tensor.item()))
+
+        return run
+
+    future = held.all_reduce(1.0).get_future()
+    first = future.then(call("first"))
+    future.add_done_callback(call("second"))
+    first.add_done_callback(call("third"))
+    held.let_go.set()
+    dist.destroy_process_group(held.group)  # waits for them
+    assert seen == [(name, world) for name in ("first", "second", "third")]
+
+
+def test_a_chain_may_go_on_after_another_callback_was_attached(rank_pool):
+    rank_pool(2).run(a_chain_that_goes_on_later)
+
+
 def between_groups(rank: int, world: int) -> None:
     """Two groups of two, whose futures have callbacks that communicate across them: a hierarchical average."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]

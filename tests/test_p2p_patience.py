@@ -94,11 +94,14 @@ def test_the_time_of_a_receive_begins_with_the_wait(nodes):
     run_ranks(2, awaited, nodes=nodes)
 
 
-def late_future(rank: int, world: int) -> None:
+def late_future(rank: int, world: int, batch: bool) -> None:
     if rank == 0:
         tensor = torch.zeros(1)
         with limited():
-            work = dist.irecv(tensor, 1)
+            if batch:
+                [work] = dist.batch_isend_irecv([dist.P2POp(dist.irecv, tensor, 1)])
+            else:
+                work = dist.irecv(tensor, 1)
         future = work.get_future()
         with pytest.raises(dist.DistBackendError, match=r"recv from rank 1.*Timed out"):
             future.wait()
@@ -112,8 +115,9 @@ def late_future(rank: int, world: int) -> None:
         assert tensor.item() == 1
 
 
-def test_a_future_ends_in_time_and_leaves_the_receive_alive(rank_pool, nodes):
-    rank_pool(2, nodes=nodes).run(late_future)
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_future_ends_in_time_and_leaves_the_receive_alive(rank_pool, nodes, batch):
+    rank_pool(2, nodes=nodes).run(late_future, batch)
 
 
 # --- ranks that leave ------------------------------------------------------------------------------------------------

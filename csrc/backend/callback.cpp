@@ -1,13 +1,25 @@
 #include "backend/callback.h"
 
 #include <algorithm>
+#include <system_error>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
 
 #include "backend/interruptible.h"
+#include "common/background_thread.h"
 #include "common/deadline.h"
 
 namespace ours {
+
+namespace {
+
+/// Whose callback was handed over to this thread.
+const CallbackOrder*& handed_here() {
+  thread_local const CallbackOrder* order = nullptr;
+  return order;
+}
+
+}  // namespace
 
 Callback*& Callback::place() {
   thread_local Callback* current = nullptr;
@@ -31,6 +43,33 @@ void Callback::leave() noexcept {
   order.returned_.notify_all();
 }
 
+bool Callback::has_turn() const {
+  const std::lock_guard<std::mutex> lock(origin_.order->mutex_);
+  return origin_.order->callbacks_.front() == this;
+}
+
+void Callback::hand_over(std::function<void()> body) const {
+  const std::shared_ptr<CallbackOrder> order = origin_.order;
+  {
+    const std::lock_guard<std::mutex> lock(order->mutex_);
+    ++order->handed_over_;
+  }
+  const std::function<void()> run = [order, body = std::move(body)]() mutable {
+    const CallbackOrder* const before = std::exchange(handed_here(), order.get());
+    body();
+    body = nullptr;  // what it owns may need the language that it came from, which waits for this thread only
+    handed_here() = before;
+    const std::lock_guard<std::mutex> lock(order->mutex_);
+    --order->handed_over_;
+    order->returned_.notify_all();
+  };
+  try {
+    start_background_thread("ours_callback", run);
+  } catch (const std::system_error&) {
+    run();  // without another thread it can but hope that nothing here is before it
+  }
+}
+
 void Callback::await_turn(std::chrono::milliseconds timeout) const {
   CallbackOrder& order = *origin_.order;
   std::unique_lock<std::mutex> lock(order.mutex_);
@@ -50,6 +89,14 @@ CallbackOrder::CallbackOrder(std::string group, std::vector<uint64_t> ranks)
         std::sort(ranks.begin(), ranks.end());
         return std::move(ranks);
       }()) {}
+
+bool CallbackOrder::await_handed_over() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto none = [this] { return handed_over_ <= (handed_here() == this ? 1 : 0); };
+  if (none()) return false;
+  await_interruptibly(returned_, lock, Deadline::never(), none);
+  return true;
+}
 
 std::string CallbackOrder::name_for(const CallbackOrder& other) const {
   if (this == &other) return "its own";

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -65,8 +66,13 @@ class Callback {
     Callback* const before_;
   };
 
-  /// Waits until all callbacks before it have returned. Throws DistBackendError if they do not within `timeout`.
+  /// Whether all callbacks before it have returned.
+  bool has_turn() const;
+  /// Waits for that. Throws DistBackendError if they do not within `timeout`.
   void await_turn(std::chrono::milliseconds timeout) const;
+  /// Runs `body`, which waits for this callback's turn, on a thread of its own: one before it may be run by the calling
+  /// thread, further down on its stack. `body` must not throw.
+  void hand_over(std::function<void()> body) const;
 
   /// That of the outermost callback in which this one was attached, otherwise its own.
   const Origin& origin() const { return origin_; }
@@ -90,6 +96,10 @@ class CallbackOrder {
   /// different groups here, and one name must do for these.
   std::string name_for(const CallbackOrder& other) const;
 
+  /// Waits until what was handed over to other threads than this one has ended, or a signal handler has raised. Whether
+  /// there was something.
+  bool await_handed_over();
+
  private:
   friend class Callback;
 
@@ -98,6 +108,7 @@ class CallbackOrder {
   std::mutex mutex_;
   std::condition_variable returned_;
   std::list<const Callback*> callbacks_;  // guarded by mutex_
+  int handed_over_ = 0;                   // guarded by mutex_
 };
 
 }  // namespace ours

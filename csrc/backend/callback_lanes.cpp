@@ -9,6 +9,8 @@
 #include "backend/store_keys.h"
 #include "collectives/call_number.h"
 #include "common/error.h"
+#include "common/interrupts.h"
+#include "common/own_name.h"
 
 // What callbacks start. It may not be counted with what the program calls: which of the two comes first depends on when
 // the future was complete. So it goes through connections of its own, a lane, in the order in which the callbacks were
@@ -40,13 +42,13 @@ class Awaited {
   }
 
   /// The ranks whose messages have not ended in time. Throws the error of one that has failed.
-  std::vector<int> late(Deadline deadline) {
+  std::vector<int> late(Deadline deadline, int self) {
     std::unique_lock<std::mutex> lock(mutex_);
     const std::string interrupt =
         await_interruptibly(ended_, lock, deadline, [this] { return ranks_.empty() || error_; });
     if (!interrupt.empty()) {
-      throw Error("a rank was interrupted (" + interrupt + ") while it waited for its peers to start what a callback " +
-                  "of its own had started. The group cannot be used any more; make a new one");
+      throw Error(describe_interrupt(describe_own(self), interrupt,
+                                     "while it waited for its peers to start what a callback of its own had started"));
     }
     if (error_) std::rethrow_exception(error_);
     return ranks_;
@@ -74,7 +76,7 @@ class Gathering {
   void recv(int rank) {
     messages_.recv({&awaited_->word, sizeof(awaited_->word)}, DType::Int64, rank, tag_, limit(), done(rank));
   }
-  std::vector<int> late(Deadline deadline) { return awaited_->late(deadline); }
+  std::vector<int> late(Deadline deadline, int self) { return awaited_->late(deadline, self); }
 
  private:
   /// Later than any wait for the messages, since their own error would not tell what they are for.
@@ -115,7 +117,7 @@ int tag_of(const std::string& lane) { return -1 - static_cast<int>(std::hash<std
 void bring_together(const Group& group, PointToPoint& messages, int tag, const std::string& what,
                     Milliseconds timeout) {
   const auto check = [&](Gathering& step, Milliseconds limit, const std::string& whose) {
-    std::vector<int> late = step.late(Deadline::after(limit));
+    std::vector<int> late = step.late(Deadline::after(limit), group.rank());
     if (late.empty()) return;
     std::sort(late.begin(), late.end());
     throw TimeoutError((whose.empty() ? listed(late) : whose) + " did not start " + what + " within " +

@@ -112,12 +112,14 @@ void ProcessGroupOurs::shutdown() {
 }
 
 void ProcessGroupOurs::drain_queues() {
-  queue_->drain();
-  // After the callbacks on what was queued, which may have started more.
-  for (const auto& lane : lanes()) {
-    if (was_interrupted()) return;
-    lane->queue_->drain();
-  }
+  do {
+    queue_->drain();
+    // After the callbacks on what was queued, which may have started more.
+    for (const auto& lane : lanes()) {
+      if (was_interrupted()) return;
+      lane->queue_->drain();
+    }
+  } while (!was_interrupted() && status_->callbacks->await_handed_over());
 }
 
 void ProcessGroupOurs::waitForPendingWorks() {

@@ -1,12 +1,11 @@
 #include "backend/rendezvous.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <sstream>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "common/options.h"
+#include "common/own_name.h"
 
 namespace ours {
 
@@ -56,11 +55,7 @@ StoreKeys::Terms Rendezvous::terms() const {
   return {deadline_, [all = trouble_](c10d::Store& store) { all->check(store); }, pause};
 }
 
-std::string Rendezvous::describe_self() const {
-  char host[256] = {};
-  ::gethostname(host, sizeof(host) - 1);
-  return "rank " + std::to_string(meeting_.rank) + " (host " + host + ", pid " + std::to_string(::getpid()) + ")";
-}
+std::string Rendezvous::describe_self() const { return describe_own(meeting_.rank); }
 
 StorePtr Rendezvous::store(const std::string& name) const {
   return c10::make_intrusive<c10d::PrefixStore>(prefix_ + name, meeting_.store);

@@ -1,12 +1,12 @@
 #include "backend/work.h"
 
-#include <unistd.h>
-
+#include "backend/callback.h"
 #include "backend/errors.h"
 #include "backend/interruptible.h"
 #include "backend/profiling.h"
 #include "collectives/call_number.h"
 #include "common/error.h"
+#include "common/own_name.h"
 
 namespace ours {
 
@@ -99,6 +99,7 @@ bool OursWork::has_callbacks() {
 
 void OursWork::run_callbacks() noexcept {
   if (!has_callbacks()) return;
+  const Callback::Outside outside;
   try {
     settle(*future_);  // not replaced once it is there
   } catch (const std::exception& e) {
@@ -117,6 +118,7 @@ void OursWork::watch_future(TransferLimit& limit) {
   limit.watch([weak](const std::exception_ptr& error) {
     const auto self = weak.lock();
     if (!self || !self->has_callbacks()) return;
+    const Callback::Outside outside;
     self->future_->setErrorIfNeeded(to_torch(error, self->status_->where()));
   });
 }
@@ -139,12 +141,8 @@ void OursWork::rethrow() const {
 }
 
 void OursWork::interrupt(const std::string& name) const {
-  char host[256] = {};
-  ::gethostname(host, sizeof(host) - 1);
-  status_->fail_group(std::make_exception_ptr(Error("rank " + std::to_string(rank_) + " (host " + host + ", pid " +
-                                                    std::to_string(::getpid()) + ") was interrupted (" + name +
-                                                    ") while it waited for " + name_of(op_) +
-                                                    ". The group cannot be used any more; make a new one")));
+  status_->fail_group(std::make_exception_ptr(
+      Error(describe_interrupt(describe_own(rank_), name, std::string("while it waited for ") + name_of(op_)))));
 }
 
 bool OursWork::await(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds timeout,

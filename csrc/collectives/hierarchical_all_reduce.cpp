@@ -235,6 +235,7 @@ void HierarchicalGroup::reduce_long(const Running& run, const Reducing& asked, b
     if (rail != nullptr) give_scratch(*rail);
     return reduce_in_place(run, job, slices, !alone, rail.get());
   }
+  node_.exposed_.reset();  // nobody writes to places that only some have
   if (rail != nullptr) stages.give_memory(*rail);
   if (in_heap > 0) {
     stages.copy_in(0);

@@ -163,6 +163,7 @@ void NodeGroup::reduce_chunked(const Call& call, const CallRecord& record, const
   check_records(record);
   const int in_heap = ranks_in_heap();
   if (in_heap == size()) return reduce_in_heap(call, record, in, reduction);
+  exposed_.reset();  // nobody writes to places that only some have
   if (in_heap > 0) {
     copy_in(0);
     sync(call, record);

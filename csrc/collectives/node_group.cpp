@@ -41,11 +41,7 @@ void NodeGroup::abort(const std::string& reason) {
 }
 
 void NodeGroup::refuse(const Call& call, const std::string& why) noexcept {
-  try {
-    session_->refuse(call.seq, refusal_of(call, session_->describe(rank()), why));
-  } catch (const std::exception&) {
-    // Out of memory: the peers wait until their deadline.
-  }
+  session_->refuse(call.seq, refusal_of(call, session_->describe(rank()), why));
 }
 
 void NodeGroup::publish_record(const CallRecord& record) {

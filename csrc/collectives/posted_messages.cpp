@@ -161,9 +161,8 @@ void PostedMessages::drive(int* counter, Stop&& stop) {
 void PostedMessages::heed(Interrupts& interrupts) {
   const std::string name = interrupts.look();
   if (name.empty()) return;
-  carrier_->fail(FailureKind::System, carrier_->describe_self() + " was interrupted (" + name +
-                                          ") while it waited for a message. The group cannot be used any more; make a "
-                                          "new one");
+  carrier_->fail(FailureKind::System,
+                 describe_interrupt(carrier_->describe_self(), name, "while it waited for a message"));
 }
 
 bool PostedMessages::progress(Lock& lock, int* counter) {
@@ -226,7 +225,7 @@ bool PostedMessages::look_around() {
     const auto what = [&] { return message->describe() + " on " + carrier_->describe_self(); };
     const auto late = [&] {
       return what() + ": Timed out waiting " + std::to_string(limit.timeout().count()) +
-             "ms for the peer. Does it make the matching call? Else raise the timeout";
+             "ms for the peer. If it makes the matching call, raise the timeout";
     };
     if (limit.passed()) {
       carrier_->fail(FailureKind::Timeout, late());

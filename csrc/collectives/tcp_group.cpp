@@ -85,11 +85,7 @@ void TcpGroup::fail(const std::exception_ptr& error) noexcept {
 }
 
 void TcpGroup::refuse(const Call& call, const std::string& why) noexcept {
-  try {
-    mesh_->refuse(call.seq, refusal_of(call, mesh_->describe_self(), why));
-  } catch (const std::exception&) {
-    // Out of memory: the peers wait until their deadline.
-  }
+  mesh_->refuse(call.seq, refusal_of(call, mesh_->describe_self(), why));
 }
 
 std::string TcpGroup::failure() const {

@@ -48,6 +48,10 @@ std::string Interrupts::look() {
   return interrupt.name;
 }
 
+std::string describe_interrupt(const std::string& who, const std::string& name, const std::string& during) {
+  return who + " was interrupted (" + name + ") " + during + ". The group cannot be used any more; make a new one";
+}
+
 bool was_interrupted() { return here().raised != nullptr; }
 
 void throw_interrupt() {

@@ -34,6 +34,10 @@ class Interrupts {
   Clock::time_point next_{};
 };
 
+/// The message for all ranks of a group after look() has told of `name` on the rank `who`. `during` is what it waited
+/// for, with "during" or "while".
+std::string describe_interrupt(const std::string& who, const std::string& name, const std::string& during);
+
 /// Whether look() has told of something on this thread that was not thrown yet.
 bool was_interrupted();
 

@@ -54,7 +54,6 @@ void for_each_cgroup(const std::string& root, const std::string& controller,
         look(std::string(base).append(mount).append(path), version1);
         if (path.empty()) break;
       }
-      if (version1 && mounts[0] == mounts[1]) break;
     }
   }
 }

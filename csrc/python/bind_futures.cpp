@@ -7,6 +7,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <utility>
 
@@ -48,6 +49,23 @@ class WorkHolder {
   c10::intrusive_ptr<T> work_;
 };
 
+/// Whether a callback that this thread now runs is run where it is attached, since its future was complete.
+bool& attaching() {
+  thread_local bool now = false;
+  return now;
+}
+
+class Attaching {
+ public:
+  explicit Attaching(bool now) : before_(std::exchange(attaching(), now)) {}
+  ~Attaching() { attaching() = before_; }
+  Attaching(const Attaching&) = delete;
+  Attaching& operator=(const Attaching&) = delete;
+
+ private:
+  const bool before_;
+};
+
 /// It has two bases that know its shared pointer. pybind11 would ask torch's wrapper, which it cannot, as that is not
 /// polymorphic; so it asks the other.
 class OrderedFuture : public PyFuture, public std::enable_shared_from_this<OrderedFuture> {
@@ -57,39 +75,101 @@ class OrderedFuture : public PyFuture, public std::enable_shared_from_this<Order
       : PyFuture(std::move(future)), origin_(std::move(origin)), patience_(patience) {}
 
   std::shared_ptr<OrderedFuture> then(py::function body) {
-    py::function ordered = in_order(std::move(body));
-    const py::gil_scoped_release unlocked;
-    return std::make_shared<OrderedFuture>(plain()->then(std::move(ordered))->fut, origin_, patience_);
+    auto child = fut->createInstance(c10::PyObjectType::get());
+    attach(std::move(body), child);
+    return std::make_shared<OrderedFuture>(std::move(child), origin_, patience_);
   }
 
-  void add_done_callback(py::function body) {
-    py::function ordered = in_order(std::move(body));
-    const py::gil_scoped_release unlocked;
-    plain()->add_done_callback(std::move(ordered));
-  }
+  void add_done_callback(py::function body) { attach(std::move(body), nullptr); }
 
  private:
-  std::shared_ptr<PyFuture> plain() const { return std::make_shared<PyFuture>(fut); }
-
-  /// `body` as a callback that has its place in the order from now on, and gets a future like this one. It begins when
-  /// those before it have returned: programs expect that callbacks do not overlap, as torch's hooks that step ZeRO's
-  /// optimizer do.
-  py::function in_order(py::function body) const {
-    return py::cpp_function([callback = std::make_shared<Callback>(origin_), body = std::move(body), future = fut,
-                             origin = origin_, patience = patience_](const py::object&) {
-      // Also where its turn does not come: those after it do not wait for it any more.
-      const Callback::Running running(*callback);
-      {
-        const py::gil_scoped_release unlocked;
-        callback->await_turn(patience);
-      }
-      return py::object(body(std::make_shared<OrderedFuture>(future, origin, patience)));
-    });
-  }
+  void attach(py::function body, FuturePtr child);
 
   const Origin origin_;
   const std::chrono::milliseconds patience_;
 };
+
+/// One callback of a program, which has its place in the order from when it is attached. It begins when those before it
+/// have returned: programs expect that callbacks do not overlap, as torch's hooks that step ZeRO's optimizer do.
+class Step : public std::enable_shared_from_this<Step> {
+ public:
+  /// `child` gets what `body` returns; null where that is of no interest.
+  Step(py::function body, FuturePtr parent, FuturePtr child, Origin origin, std::chrono::milliseconds patience)
+      : callback_(origin),
+        body_(std::move(body)),
+        parent_(std::move(parent)),
+        child_(std::move(child)),
+        origin_(std::move(origin)),
+        patience_(patience) {}
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+  ~Step() {
+    if (Py_IsInitialized() == 0) {
+      body_.release();
+      return;
+    }
+    const py::gil_scoped_acquire locked;
+    body_ = py::function();
+  }
+
+  /// Its future is complete. Whoever completed that may have to run callbacks before this one when this returns.
+  void begin() {
+    const bool may_wait = attaching();
+    const Attaching no(false);
+    if (may_wait || callback_.has_turn()) return run();
+    callback_.hand_over([self = shared_from_this()] {
+      self->parent_->wait();  // so that the streams of this thread come after it, too
+      self->run();
+    });
+  }
+
+ private:
+  void run() noexcept {
+    std::exception_ptr error;
+    c10::IValue result;
+    try {
+      result = call();
+    } catch (const std::exception& e) {
+      error = std::current_exception();
+      if (!child_) TORCH_WARN(e.what());
+    }
+    if (!child_) return;
+    try {
+      if (error) std::rethrow_exception(error);
+      child_->markCompleted(std::move(result));
+    } catch (...) {
+      child_->setErrorIfNeeded(std::current_exception());
+    }
+  }
+
+  c10::IValue call() {
+    // Also where its turn does not come: those after it do not wait for it any more.
+    const Callback::Running running(callback_);
+    callback_.await_turn(patience_);
+    const py::gil_scoped_acquire locked;
+    try {
+      const py::object result = body_(std::make_shared<OrderedFuture>(parent_, origin_, patience_));
+      return torch::jit::toIValue(result, c10::PyObjectType::get());
+    } catch (const py::error_already_set& e) {
+      // Without what belongs to Python, which may be dropped on any thread.
+      TORCH_CHECK(false, "a callback on the future of collective number ", origin_.number, " raised ", e.what());
+    }
+  }
+
+  Callback callback_;
+  py::function body_;
+  const FuturePtr parent_;
+  const FuturePtr child_;
+  const Origin origin_;
+  const std::chrono::milliseconds patience_;
+};
+
+void OrderedFuture::attach(py::function body, FuturePtr child) {
+  auto step = std::make_shared<Step>(std::move(body), fut, std::move(child), origin_, patience_);
+  const py::gil_scoped_release unlocked;
+  const Attaching now(true);
+  fut->addCallback([step = std::move(step)](c10::ivalue::Future&) { step->begin(); });
+}
 
 std::shared_ptr<OrderedFuture> future_of(CollectiveWork& work) {
   return std::make_shared<OrderedFuture>(work.getFuture(), work.origin(), work.getTimeout());

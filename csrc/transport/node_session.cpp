@@ -15,6 +15,7 @@
 #include "common/descriptors.h"
 #include "common/machine_share.h"
 #include "common/options.h"
+#include "common/own_name.h"
 
 namespace ours {
 
@@ -25,12 +26,6 @@ std::string boot_id() {
   std::string id;
   std::getline(file, id);
   return id.empty() ? "unknown" : id;
-}
-
-std::string host_name() {
-  char name[64] = {};
-  ::gethostname(name, sizeof(name) - 1);
-  return name;
 }
 
 WaitPolicy wait_policy_for(bool have_own_cores) {
@@ -292,8 +287,7 @@ const char* NodeSession::absence(int rank) const {
 void NodeSession::check_interrupts(Interrupts& interrupts, const std::function<std::string()>& what) {
   const std::string name = interrupts.look();
   if (name.empty()) return;
-  failure_->raise(FailureKind::System, describe(rank_) + " was interrupted (" + name + ") during " + what() +
-                                           ". The group cannot be used any more; make a new one");
+  failure_->raise(FailureKind::System, describe_interrupt(describe(rank_), name, "during " + what()));
 }
 
 void NodeSession::lost(int rank, const char* why, const std::string& what) {

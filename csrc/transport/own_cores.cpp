@@ -3,7 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <functional>
+#include <bitset>
 #include <limits>
 
 #include "common/machine_share.h"
@@ -25,32 +25,15 @@ CoreShare own_share() {
   return share;
 }
 
-// Ranks and cores are matched one rank after another; a rank that finds all of its cores taken asks the others to move
-// on (Kuhn's algorithm).
 bool have_own_cores(const std::vector<CoreShare>& ranks) {
-  if (std::any_of(ranks.begin(), ranks.end(), [&](const CoreShare& one) { return one.quota < ranks.size(); })) {
-    return false;
-  }
-  constexpr int kNobody = -1;
-  std::vector<int> taken(kMostCores, kNobody);
-  std::vector<char> asked;
-  const std::function<bool(int)> place = [&](int rank) {
+  std::bitset<kMostCores> together;
+  for (const CoreShare& one : ranks) {
+    if (one.quota < ranks.size()) return false;
     for (size_t core = 0; core < kMostCores; ++core) {
-      const uint64_t word = ranks[static_cast<size_t>(rank)].allowed[core / 64];
-      if (asked[core] != 0 || (word >> core % 64 & 1) == 0) continue;
-      asked[core] = 1;
-      if (taken[core] == kNobody || place(taken[core])) {
-        taken[core] = rank;
-        return true;
-      }
+      if ((one.allowed[core / 64] >> core % 64 & 1) != 0) together.set(core);
     }
-    return false;
-  };
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    asked.assign(kMostCores, 0);
-    if (!place(static_cast<int>(rank))) return false;
   }
-  return true;
+  return together.count() >= ranks.size();
 }
 
 }  // namespace ours

@@ -19,9 +19,8 @@ struct CoreShare {
 /// This process's.
 CoreShare own_share();
 
-/// Whether every rank can have a core of its own: there is a CPU for each that it may run on and no other takes, and no
-/// quota leaves less time than all of them use. Ranks that are pinned to a core each have, and so have ranks that may
-/// run on as many as there are ranks.
+/// Whether every rank can have a core of its own: they may run on as many CPUs, together, as there are ranks, and no
+/// quota leaves less time than all of them use. Ranks that are pinned to a core each have their own, too.
 bool have_own_cores(const std::vector<CoreShare>& ranks);
 
 }  // namespace ours

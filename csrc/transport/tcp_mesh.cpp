@@ -16,6 +16,7 @@
 #include "common/error.h"
 #include "common/network_interfaces.h"
 #include "common/options.h"
+#include "common/own_name.h"
 #include "transport/tcp_socket.h"
 
 namespace ours {
@@ -24,15 +25,6 @@ namespace {
 
 std::string error_text(const TcpStream& stream) {
   return stream.error() == 0 ? "" : " (" + std::generic_category().message(stream.error()) + ")";
-}
-
-std::string host_name() {
-  char name[kHostBytes] = {};
-  ::gethostname(name, sizeof(name) - 1);
-  std::string text = name;
-  // It is a word of the card.
-  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c <= ' '; }, '_');
-  return text.empty() ? "unknown" : text;
 }
 
 }  // namespace
@@ -48,7 +40,7 @@ TcpMesh::TcpMesh(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpC
     : plan_(config.plan), congestion_(config.congestion), keys_(std::move(keys)), peers_(static_cast<size_t>(size)) {
   self_.rank = rank;
   self_.size = size;
-  self_.host = host_name();
+  self_.host = host_name().substr(0, kHostBytes - 1);
   self_.pid = owner_.pid();
   epoll_ = ProcessFd(with_descriptors([] { return ::epoll_create1(EPOLL_CLOEXEC); }));
   if (epoll_.valid()) wake_ = ProcessFd(with_descriptors([] { return ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }));
@@ -274,8 +266,7 @@ void TcpMesh::check_interrupts(Lock& lock, Interrupts& interrupts, const std::fu
   const std::string name = interrupts.look();
   lock.lock();
   if (name.empty()) return;
-  raise(FailureKind::System, describe_self() + " was interrupted (" + name + ") during " + what() +
-                                 ". The group cannot be used any more; make a new one");
+  raise(FailureKind::System, describe_interrupt(describe_self(), name, "during " + what()));
 }
 
 bool TcpMesh::in_child() const { return !owner_.is_here(); }

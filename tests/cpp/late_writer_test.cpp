@@ -128,5 +128,41 @@ TEST(a_late_writer_among_several_nodes_reaches_nobodys_tensors) {
   check_late_writer(makers, sessions, 2);
 }
 
+// Only some tensors are in the heap, so all go through other memory.
+TEST(tensors_that_no_peer_writes_to_stay_shared_when_a_reduction_fails) {
+  const Sessions sessions = testing::make_sessions(testing::topology_of(2, [](int) { return 0; }), 0);
+  std::vector<float> ordinary(kCount);
+  auto* const page = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(ordinary.data()) + 4095) / 4096 * 4096);
+  std::atomic<bool> held{false};
+  std::vector<std::shared_ptr<Group>> groups(2);
+  std::atomic<int> joined{0};
+  run_ranks(3, [&](int rank) {
+    if (rank == 2) {
+      while (joined != 2) std::this_thread::yield();
+      HeldWrite write(page, kCount * sizeof(float) / 4096 * 4096 - 4096);
+      held = true;
+      while (!write.reached()) std::this_thread::yield();
+      groups[0]->abort("enough");
+      return write.go_on();
+    }
+    const auto& session = sessions[static_cast<size_t>(rank)];
+    session->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
+    auto& group = groups[static_cast<size_t>(rank)];
+    group = std::make_shared<NodeGroup>(session);
+    const auto memory = group->allocate(kCount * sizeof(float));
+    auto* const data = rank == 0 ? static_cast<float*>(memory.get()) : ordinary.data();
+    std::fill_n(data, kCount, 1.0F);
+    ++joined;
+    while (!held) std::this_thread::yield();
+    CHECK_THROWS(AbortedError, group->all_reduce(call_of(Op::AllReduce, DType::Float32, 0),
+                                                 std::vector<Span>{{data, kCount * sizeof(float)}},
+                                                 Reduction{ReduceKind::Sum, 2, 1.0}));
+    if (rank == 1) return;
+    const uint64_t offset = session->heap()->offset_of(data, kCount * sizeof(float));
+    reinterpret_cast<std::atomic<float>*>(sessions[1]->heap()->at(0, offset))->store(5);
+    CHECK_EQ(data[0], 5.0F);
+  });
+}
+
 }  // namespace
 }  // namespace ours

@@ -216,12 +216,11 @@ std::vector<CoreShare> shares(const std::vector<std::vector<size_t>>& cores, uin
   return all;
 }
 
-TEST(ranks_have_cores_of_their_own_if_each_can_take_one_that_no_other_takes) {
+TEST(ranks_have_cores_of_their_own_if_there_is_one_for_each) {
   CHECK(have_own_cores(shares({{0, 1}, {0, 1}})));
   CHECK(!have_own_cores(shares({{0, 1}, {0, 1}, {0, 1}})));
   CHECK(have_own_cores(shares({{5}, {70}, {1023}})));
   CHECK(!have_own_cores(shares({{5}, {70}, {5}})));
-  // The first has to make way for the others.
   CHECK(have_own_cores(shares({{0, 1, 2}, {0, 1}, {0}})));
   CHECK(!have_own_cores(shares({{}})));
   const std::vector<size_t> many = {0, 1, 2, 3, 4, 5, 6, 7};

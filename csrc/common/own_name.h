@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+
+namespace ours {
+
+/// This machine's name as one word; "unknown" where it has none.
+std::string host_name();
+
+/// This process as messages name a rank: "rank 3 (host node7, pid 1234)".
+std::string describe_own(int rank);
+
+}  // namespace ours
