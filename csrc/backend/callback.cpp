@@ -11,16 +11,6 @@
 
 namespace ours {
 
-namespace {
-
-/// Whose callback was handed over to this thread.
-const CallbackOrder*& handed_here() {
-  thread_local const CallbackOrder* order = nullptr;
-  return order;
-}
-
-}  // namespace
-
 Callback*& Callback::place() {
   thread_local Callback* current = nullptr;
   return current;
@@ -55,10 +45,8 @@ void Callback::hand_over(std::function<void()> body) const {
     ++order->handed_over_;
   }
   const std::function<void()> run = [order, body = std::move(body)]() mutable {
-    const CallbackOrder* const before = std::exchange(handed_here(), order.get());
     body();
     body = nullptr;  // what it owns may need the language that it came from, which waits for this thread only
-    handed_here() = before;
     const std::lock_guard<std::mutex> lock(order->mutex_);
     --order->handed_over_;
     order->returned_.notify_all();
@@ -91,8 +79,10 @@ CallbackOrder::CallbackOrder(std::string group, std::vector<uint64_t> ranks)
       }()) {}
 
 bool CallbackOrder::await_handed_over() {
+  // Those after a callback wait for it.
+  if (Callback::current() != nullptr && Callback::current()->origin().order.get() == this) return false;
   std::unique_lock<std::mutex> lock(mutex_);
-  const auto none = [this] { return handed_over_ <= (handed_here() == this ? 1 : 0); };
+  const auto none = [this] { return handed_over_ == 0; };
   if (none()) return false;
   await_interruptibly(returned_, lock, Deadline::never(), none);
   return true;

@@ -96,8 +96,8 @@ class CallbackOrder {
   /// different groups here, and one name must do for these.
   std::string name_for(const CallbackOrder& other) const;
 
-  /// Waits until what was handed over to other threads than this one has ended, or a signal handler has raised. Whether
-  /// there was something.
+  /// Waits until what was handed over has ended, or a signal handler has raised; not in a callback. Whether there was
+  /// something.
   bool await_handed_over();
 
  private:
