@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from probes import QUANTISES_FOR_NCCL_ONLY
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import (
     ddp_zero_hook,
@@ -142,12 +143,19 @@ HOOKS = {
 }
 
 
+def skip_if_not_for_cpu(hook: str) -> None:
+    if hook.startswith("quantization") and QUANTISES_FOR_NCCL_ONLY:
+        pytest.skip("this torch's quantising hooks work with NCCL only")
+
+
 @pytest.mark.parametrize("torchs", [False, True], ids=["ourddp", "torch"])
 @pytest.mark.parametrize("hook", HOOKS)
 def test_hooks_do_not_depend_on_who_is_late(rank_pool, hook, torchs):
+    skip_if_not_for_cpu(hook)
     rank_pool(3 if "zero" in hook else 2).run(compare, hook, torchs, HOOKS[hook])
 
 
 @pytest.mark.parametrize("hook", ["two stages", "powerSGD", "quantization_pertensor_hook", "zero, interleaved"])
 def test_hooks_over_tcp(rank_pool, hook):
+    skip_if_not_for_cpu(hook)
     rank_pool(3, nodes=3).run(compare, hook, False, HOOKS[hook])

@@ -12,7 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from patience import check_soon
-from probes import HAS_BACKEND_OPTIONS, HAS_SPLIT_WITHOUT_DEVICE, backend_of, failed_with, threads_named, total
+from probes import (
+    BINDS_CPUS,
+    HAS_BACKEND_OPTIONS,
+    HAS_SPLIT_WITHOUT_DEVICE,
+    backend_of,
+    failed_with,
+    threads_named,
+    total,
+)
 from ranks import RankPool, run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -180,6 +188,7 @@ def bound_to_the_cpu(rank: int, world: int) -> None:
     assert total() == world
 
 
+@pytest.mark.skipif(not BINDS_CPUS, reason="this torch binds groups to accelerators only")
 def test_groups_of_some_ranks_where_a_device_is_bound(nodes):
     run_ranks(2, bound_to_the_cpu, nodes=nodes, device_id=torch.device("cpu:0"))
 
