@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from probes import HAS_BACKEND_OPTIONS, backend_of
 from ranks import run_ranks
 
 import ourddp
@@ -50,7 +51,9 @@ def misused(rank: int, world: int, ours: bool) -> None:
     group = dist.group.WORLD
     assert issubclass(ourddp.MisuseError, ValueError)
     assert issubclass(ourddp.MisuseError, RuntimeError)
-    for call in MISUSES.values():
+    for name, call in MISUSES.items():
+        if not ours and name == "all_to_all of what does not divide":
+            continue  # Gloo takes that before torch 2.15
         with pytest.raises(ourddp.MisuseError if ours else RuntimeError):
             call(group).wait()  # Gloo checks some where it runs them
 
@@ -91,6 +94,8 @@ def alone(rank: int, world: int) -> str:
     with pytest.raises(dist.DistBackendError) as error:
         dist.group.WORLD.merge_remote_group(group, world, timedelta(milliseconds=10), "alone")
     store.set("rank 0 gave up", "")
+    if HAS_BACKEND_OPTIONS:
+        assert backend_of().options._timeout == timedelta(seconds=60)  # the child's was its own
     return str(error.value)
 
 

@@ -63,7 +63,8 @@ class ProcessGroupOurs final : public c10d::Backend {
 
   // ---- what it is
   const std::string getBackendName() const override { return kName; }
-  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  /// A copy: torch before 2.15 writes the name and the timeout of a child into it.
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_->clone(); }
   bool supportsSplitting() const override { return true; }
   bool supportsCoalescing() const override { return true; }
   bool supportsShrinking() const override { return true; }
