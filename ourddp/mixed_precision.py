@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.utils import _alloc_storage, _free_storage
 from torch.nn.parallel.distributed import _find_tensors
 
 __all__ = ["require_copyable", "set_up"]
@@ -30,7 +29,10 @@ def set_up(model: Any, config: Any) -> None:
     if config.param_dtype is not None:
         reduced, _ = model._build_params_for_reducer()
         for parameter in _parameters(model):
-            parameter._ddp_precision = _Precision(parameter, config.param_dtype)
+            parameter._ddp_precision = _Precision()
+            # By the names that torch gives them.
+            parameter._fp_param = parameter.data
+            parameter._mp_param = parameter.data.new_empty(0, dtype=config.param_dtype)
         for index, parameter in enumerate(reduced):
             parameter._ddp_precision.index = index
         for module in (model, model.module):
@@ -87,17 +89,13 @@ class _State:
 
 
 class _Precision:
-    """A parameter's two precisions. Copies of the parameter get an empty one, which their own model replaces."""
+    """Where a parameter is between its precisions. Copies of it get a new one, which their own model replaces."""
 
-    def __init__(self, parameter: Any = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self) -> None:
         self.index = -1  # among those that the reducer knows
         self.is_low = False
         self.hook: tuple[Any, Any] | None = None  # the accumulator that awaits a gradient of low precision, its hook
         self.gradient: tuple[torch.Tensor, torch.Tensor, int] | None = None  # see _lower_gradient
-        if parameter is not None:
-            self.full = parameter.data
-            self.low = torch.empty_like(parameter, dtype=dtype)
-            _free_storage(self.low)
 
     def __reduce__(self) -> tuple[type[_Precision], tuple[()]]:
         return _Precision, ()
@@ -183,13 +181,9 @@ def _before_forward(watch: _Watch, module: torch.nn.Module, *_: object) -> None:
 
 
 def _lower(parameter: Any) -> None:
-    precision = parameter._ddp_precision
-    precision.full = parameter.data
-    _alloc_storage(precision.low, parameter.size())
-    with torch.no_grad():
-        precision.low.copy_(parameter.data)
-    parameter.data = precision.low
-    precision.is_low = True
+    parameter._fp_param = parameter.data
+    parameter._mp_param = parameter.data = parameter.data.to(parameter._mp_param.dtype)
+    parameter._ddp_precision.is_low = True
 
 
 def _lower_gradient(parameter: Any) -> None:
@@ -245,8 +239,8 @@ def _restore(reference: Callable[[], Any]) -> None:
         if not _is_low(parameter):
             continue
         precision = parameter._ddp_precision
-        parameter.data = precision.full
-        _free_storage(precision.low)
+        parameter.data = parameter._fp_param
+        parameter._mp_param = parameter._mp_param.new_empty(0)
         precision.is_low = False
         _raise_gradient(parameter)
         if precision.hook is not None:

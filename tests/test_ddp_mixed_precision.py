@@ -332,6 +332,29 @@ def test_the_module_inside_can_be_copied_and_the_model_after_backward(rank_pool)
     rank_pool(2).run(_copied_alone)
 
 
+def _named(rank, world):
+    module = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["1.weight"])
+    model = DistributedDataParallel(module, mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16))
+    for _ in range(2):
+        for name, parameter in module.named_parameters():
+            if name == "1.weight":
+                assert not hasattr(parameter, "_fp_param")
+                assert not hasattr(parameter, "_mp_param")
+            else:
+                assert parameter._fp_param.data_ptr() == parameter.data_ptr()
+                assert parameter._mp_param.dtype == torch.bfloat16
+                assert parameter._mp_param.untyped_storage().nbytes() == 0
+        module[1].weight.data = module[1].weight.to(torch.bfloat16)
+        model(torch.ones(4, 2)).sum().backward()
+        module[1].weight.data = module[1].weight.float()
+        module[1].weight.grad = None
+
+
+def test_both_precisions_have_the_names_that_torch_gives_them(rank_pool):
+    rank_pool(2).run(_named)
+
+
 def _search_for_unused(rank, world, views):
     """What a step does not use changes from step to step; nobody's gradients are rounded for what others use."""
     config = CONFIGS["bf16_reduced_in_fp32"]
