@@ -117,10 +117,7 @@ class Step : public std::enable_shared_from_this<Step> {
     const bool may_wait = attaching();
     const Attaching no(false);
     if (may_wait || callback_.has_turn()) return run();
-    callback_.hand_over([self = shared_from_this()] {
-      self->parent_->wait();  // so that the streams of this thread come after it, too
-      self->run();
-    });
+    callback_.hand_over([self = shared_from_this()] { self->run(); });
   }
 
  private:
@@ -146,6 +143,7 @@ class Step : public std::enable_shared_from_this<Step> {
     // Also where its turn does not come: those after it do not wait for it any more.
     const Callback::Running running(callback_);
     callback_.await_turn(patience_);
+    parent_->wait();  // it is complete: so that the streams of this thread, which may be another, come after it
     const py::gil_scoped_acquire locked;
     try {
       const py::object result = body_(std::make_shared<OrderedFuture>(parent_, origin_, patience_));
