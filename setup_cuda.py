@@ -38,8 +38,8 @@ SHARED = [
     "collectives/call_checks.cpp",
     "collectives/call_number.cpp",
     "collectives/call_record.cpp",
-    "collectives/device_opening.cpp",
-    "collectives/hosted_group.cpp",
+    "collectives/device/device_opening.cpp",
+    "collectives/device/hosted_group.cpp",
     "collectives/op.cpp",
 ]
 

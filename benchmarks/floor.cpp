@@ -24,7 +24,7 @@
 #include <new>
 #include <vector>
 
-#include "collectives/node_group.h"
+#include "collectives/node/node_group.h"
 #include "zero_copy.h"
 
 namespace {

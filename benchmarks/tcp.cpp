@@ -36,7 +36,7 @@
 #include <thread>
 #include <vector>
 
-#include "collectives/hierarchical_group.h"
+#include "collectives/hierarchical/hierarchical_group.h"
 #include "common/error.h"
 
 namespace {

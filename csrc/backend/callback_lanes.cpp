@@ -5,8 +5,8 @@
 
 #include "backend/errors.h"
 #include "backend/interruptible.h"
+#include "backend/joining/store_keys.h"
 #include "backend/process_group.h"
-#include "backend/store_keys.h"
 #include "collectives/call_number.h"
 #include "common/error.h"
 #include "common/interrupts.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "backend/comm_queue.h"
-#include "backend/device_call.h"
+#include "backend/device/device_call.h"
 #include "backend/work.h"
 #include "collectives/group.h"
 

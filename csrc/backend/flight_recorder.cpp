@@ -1,7 +1,7 @@
 #include "backend/flight_recorder.h"
 
 #include "collectives/call_number.h"
-#include "collectives/point_to_point.h"
+#include "collectives/messages/point_to_point.h"
 
 #if __has_include(<torch/csrc/distributed/c10d/hooks/FlightRecorderHook.hpp>)
 #define OURS_RECORDS_FLIGHTS 1

@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "backend/comm_queue.h"
-#include "backend/device_side.h"
-#include "backend/device_transfer.h"
+#include "backend/device/device_side.h"
+#include "backend/device/device_transfer.h"
 #include "backend/group_status.h"
 #include "collectives/group.h"
-#include "collectives/point_to_point.h"
+#include "collectives/messages/point_to_point.h"
 #include "common/deadline.h"
 
 namespace ours {

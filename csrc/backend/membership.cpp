@@ -2,8 +2,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backend/errors.h"
+#include "backend/joining/store_keys.h"
 #include "backend/process_group.h"
-#include "backend/store_keys.h"
 #include "common/error.h"
 #include "common/interrupts.h"
 

@@ -5,8 +5,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "backend/coalesced_work.h"
-#include "backend/connect.h"
 #include "backend/errors.h"
+#include "backend/joining/connect.h"
 #include "backend/profiling.h"
 #include "backend/tensors.h"
 #include "collectives/select.h"

@@ -10,16 +10,16 @@
 
 #include "backend/collective_work.h"
 #include "backend/comm_queue.h"
-#include "backend/device_memory.h"
-#include "backend/device_side.h"
-#include "backend/device_transfer.h"
+#include "backend/device/device_memory.h"
+#include "backend/device/device_side.h"
+#include "backend/device/device_transfer.h"
 #include "backend/errors.h"
 #include "backend/group_end.h"
 #include "backend/group_status.h"
 #include "backend/heap_allocator.h"
 #include "backend/transfer_work.h"
 #include "collectives/group.h"
-#include "collectives/point_to_point.h"
+#include "collectives/messages/point_to_point.h"
 
 namespace ours {
 

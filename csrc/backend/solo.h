@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "collectives/group.h"
-#include "collectives/point_to_point.h"
+#include "collectives/messages/point_to_point.h"
 
 namespace ours {
 

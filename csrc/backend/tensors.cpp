@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "backend/devices.h"
+#include "backend/device/devices.h"
 
 namespace ours {
 

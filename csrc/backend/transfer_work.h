@@ -4,7 +4,7 @@
 
 #include "backend/tensors.h"
 #include "backend/work.h"
-#include "collectives/point_to_point.h"
+#include "collectives/messages/point_to_point.h"
 
 namespace ours {
 

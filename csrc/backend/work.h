@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "backend/group_status.h"
+#include "collectives/messages/transfer_limit.h"
 #include "collectives/op.h"
-#include "collectives/transfer_limit.h"
 #include "common/interval.h"
 
 namespace ours {

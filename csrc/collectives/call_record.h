@@ -4,7 +4,7 @@
 #include <string>
 
 #include "collectives/group.h"
-#include "transport/node_layout.h"
+#include "transport/node/node_layout.h"
 
 // What a rank called, in the form in which ranks compare it.
 

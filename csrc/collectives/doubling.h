@@ -6,7 +6,7 @@
 
 #include "common/dtype.h"
 #include "kernels/reduce.h"
-#include "transport/tcp_call.h"
+#include "transport/tcp/tcp_call.h"
 
 namespace ours {
 

@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "cuda/device.h"
+#include "cuda/cuda_device.h"
 #include "cuda/flat_launch.h"
 #include "cuda/kernels.h"
 #include "cuda/reduce_launch.h"

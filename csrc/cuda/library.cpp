@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/device.h"
+#include "cuda/cuda_device.h"
 #include "cuda/nccl_library.h"
 #include "device/device_library.h"
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "collectives/device_opening.h"
-#include "collectives/hosted_group.h"
+#include "collectives/device/device_opening.h"
+#include "collectives/device/hosted_group.h"
 #include "collectives/pieces.h"
 #include "cuda/nccl_api.h"
 #include "cuda/nccl_reduction.h"

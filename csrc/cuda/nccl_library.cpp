@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "cuda/device.h"
+#include "cuda/cuda_device.h"
 #include "cuda/nccl_abi.h"
 #include "cuda/nccl_group.h"
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "backend/devices.h"
+#include "backend/device/devices.h"
 #include "python/bind.h"
 #include "reducer/device_copies.h"
 

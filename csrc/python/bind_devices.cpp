@@ -2,7 +2,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <pybind11/stl.h>
 
-#include "backend/devices.h"
+#include "backend/device/devices.h"
 #include "python/bind.h"
 
 namespace py = pybind11;

@@ -1,7 +1,7 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "backend/engine.h"
+#include "backend/joining/engine_choice.h"
 #include "common/error.h"
 #include "python/bind.h"
 

@@ -9,7 +9,7 @@
 
 #include "common/error.h"
 #include "common/siphash.h"
-#include "transport/tcp_wire.h"
+#include "transport/tcp/tcp_wire.h"
 
 namespace ours {
 

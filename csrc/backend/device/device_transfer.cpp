@@ -1,0 +1,304 @@
+#include "backend/device/device_transfer.h"
+
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "backend/errors.h"
+#include "common/background_thread.h"
+#include "common/interrupts.h"
+
+namespace ours {
+
+namespace {
+
+/// Whether the device has certainly come to it; null: an event that could not be made.
+bool is_reached(DeviceEvent* event) noexcept {
+  try {
+    return event != nullptr && event->reached();
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+/// How often the device is asked while something waits for it.
+constexpr std::chrono::microseconds kPoll{50};
+
+/// Copies wait for nothing but others: they get so long at least, before they count as stuck.
+constexpr std::chrono::milliseconds kCopyPatience{10000};
+
+/// How much pinned memory is kept for later transfers: to get it takes much longer than to use it.
+constexpr size_t kMostKept = size_t{64} << 20;
+constexpr size_t kSmallest = 4096;
+
+size_t pinned_size(size_t bytes) {
+  size_t size = kSmallest;
+  while (size < bytes) size *= 2;
+  return size;
+}
+
+}  // namespace
+
+DeviceTransfers::WorkPtr DeviceTransfers::make(const TransferRequest& request, int rank) {
+  return c10::make_intrusive<DeviceTransferWork>(request, rank, status_, side_);
+}
+
+void DeviceTransfers::start(const WorkPtr& work) {
+  work->set_started();
+  const Stage first = work->sends() ? Stage::Device : Stage::Message;
+  const auto item = std::make_shared<Item>(Item{work, nullptr, first, {}, {}});
+  try {
+    item->pinned = take_pinned(work->memory().bytes);
+    // At once, so that receives are matched in the order of the calls.
+    if (!work->sends()) post(item);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) throw AbortedError("the process group was shut down");
+    if (!running_) {
+      start_background_thread("ours_transfer", [self = shared_from_this()] { self->run(); });
+    }
+    running_ = true;
+    items_.push_back(item);
+    changed_.notify_all();
+    return;
+  } catch (...) {
+    const std::lock_guard<std::mutex> lock(mutex_);  // the message may end at this moment
+    if (!item->error) item->error = std::current_exception();
+  }
+  end(item);
+  if (error_type_of(item->error) == c10d::ErrorType::SUCCESS) work->rethrow();
+}
+
+bool DeviceTransfers::busy() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::any_of(items_.begin(), items_.end(), [](const ItemPtr& item) { return !item->work->done(); });
+}
+
+void DeviceTransfers::drain(std::chrono::milliseconds limit) {
+  const Deadline deadline = Deadline::after(limit);
+  Lock lock(mutex_);
+  if (thread_ == std::this_thread::get_id()) return;
+  Interrupts interrupts;
+  while (const auto end = end_of_drain()) {
+    const Clock::time_point at = std::min(*end, deadline.at());
+    const auto now = Clock::now();
+    if (now >= at) return;
+    changed_.wait_until(lock, std::min(at, now + Interrupts::kBetweenLooks));
+    lock.unlock();
+    const bool interrupted = !interrupts.look().empty();
+    lock.lock();
+    if (interrupted) return;
+  }
+}
+
+std::optional<Clock::time_point> DeviceTransfers::end_of_drain() const {
+  std::optional<Clock::time_point> end;
+  for (const ItemPtr& item : items_) {
+    if (!item->work->counted_on_ || item->work->done()) continue;
+    // Deadlines end all but a copy that the device does not come to the end of.
+    const Clock::time_point at = item->work->limit_->end() + kCopyPatience;
+    end = end ? std::max(*end, at) : at;
+  }
+  return end;
+}
+
+void DeviceTransfers::close() noexcept {
+  std::lock_guard<std::mutex> lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
+void DeviceTransfers::wait_closed(std::chrono::milliseconds limit) {
+  Lock lock(mutex_);
+  if (thread_ == std::this_thread::get_id()) return;
+  changed_.wait_until(lock, Deadline::after(limit).at(), [&] { return !running_; });
+}
+
+void DeviceTransfers::run() {
+  Lock lock(mutex_);
+  thread_ = std::this_thread::get_id();
+  while (!items_.empty() || !closed_) {
+    lock.unlock();
+    std::vector<ItemPtr> ended = advance_all();
+    for (const ItemPtr& item : ended) end(item);
+    lock.lock();
+    for (const ItemPtr& item : ended) items_.remove(item);
+    if (!ended.empty()) {
+      changed_.notify_all();
+      // The last reference may go here, and with it tensors of Python: not under the lock.
+      lock.unlock();
+      side_->disposal()->drop([ended = std::move(ended)] {});
+      lock.lock();
+      continue;
+    }
+    const bool polls = std::any_of(items_.begin(), items_.end(), [](const ItemPtr& item) {
+      return item->stage != Stage::Message || item->message_ended;
+    });
+    if (polls) {
+      changed_.wait_for(lock, kPoll);
+    } else {
+      changed_.wait(lock);
+    }
+  }
+  running_ = false;
+  changed_.notify_all();
+}
+
+std::vector<DeviceTransfers::ItemPtr> DeviceTransfers::advance_all() {
+  Lock lock(mutex_);
+  const std::vector<ItemPtr> items(items_.begin(), items_.end());
+  lock.unlock();
+  std::vector<ItemPtr> ended;
+  for (const ItemPtr& item : items) {
+    try {
+      if (advance(item)) ended.push_back(item);
+    } catch (...) {
+      item->error = std::current_exception();
+      ended.push_back(item);
+    }
+  }
+  return ended;
+}
+
+bool DeviceTransfers::advance(const ItemPtr& item) {
+  DeviceTransferWork& work = *item->work;
+  if (item->stage == Stage::Message) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!item->message_ended) return false;
+    }
+    if (item->error || work.sends()) return true;
+    item->stage = Stage::Device;
+  }
+  if (item->stage == Stage::Device) {
+    if (!may_start(*item)) return false;
+    item->stage = Stage::Copy;
+    copy(*item);
+  }
+  if (!item->copied->reached()) return false;
+  if (!work.sends()) return true;
+  // Its memory has been read: streams need not wait for the peer, nor the host in their place.
+  work.order_->open();
+  work.tell_waiters();
+  if (!is_first_to_send(*item)) return false;
+  item->stage = Stage::Message;
+  post(item);
+  return false;
+}
+
+bool DeviceTransfers::may_start(const Item& item) {
+  if (item.work->order_->reached()) return true;
+  const std::string failure = side_->host().failure();
+  if (!failure.empty()) throw AbortedError(failure);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) throw AbortedError("the process group was shut down with transfers under way");
+  }
+  if (item.work->limit_->passed()) {
+    throw TimeoutError(std::string("the work on the device that ") + name_of(item.work->op_) +
+                       " comes after was not done within " + std::to_string(item.work->limit_->timeout().count()) +
+                       " ms. Raise the timeout if that may take longer");
+  }
+  return false;
+}
+
+bool DeviceTransfers::is_first_to_send(const Item& item) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const ItemPtr& other : items_) {
+    if (other.get() == &item) return true;
+    const DeviceTransferWork& work = *other->work;
+    const bool same = work.sends() && work.peer_ == item.work->peer_ && work.tag_ == item.work->tag_;
+    if (same && other->stage != Stage::Message && !other->error) return false;
+  }
+  return true;
+}
+
+void DeviceTransfers::copy(Item& item) {
+  const DeviceTransferWork& work = *item.work;
+  Device& device = side_->accelerator();
+  const DeviceStream& stream = side_->transfer_stream();
+  const Span memory = work.memory();
+  if (work.sends()) {
+    device.copy(item.pinned.get(), memory.data, memory.bytes, stream.handle());
+  } else {
+    device.copy(memory.data, item.pinned.get(), memory.bytes, stream.handle());
+    const c10::StreamGuard guard(side_->stream_of(stream));
+    work.output_.commit();
+  }
+  item.copied = device.make_event();
+  item.copied->record(stream.handle());
+}
+
+void DeviceTransfers::post(const ItemPtr& item) {
+  const DeviceTransferWork& work = *item->work;
+  const std::shared_ptr<PointToPoint> messages = messages_.lock();
+  if (!messages) throw AbortedError("the process group is gone");
+  void* const data = item->pinned.get();
+  const size_t bytes = work.memory().bytes;
+  if (work.sends()) {
+    messages->send({data, bytes}, work.dtype_, work.peer_, work.tag_, work.limit_, on_end(item));
+  } else {
+    messages->recv({data, bytes}, work.dtype_, work.peer_, work.tag_, work.limit_, on_end(item));
+  }
+}
+
+TransferDone DeviceTransfers::on_end(const ItemPtr& item) {
+  return [self = shared_from_this(), item](const Transfer& transfer) mutable -> TransferCallbacks {
+    {
+      std::lock_guard<std::mutex> lock(self->mutex_);
+      if (!item->error) item->error = transfer.error();
+      item->work->source_.store(transfer.source());
+      item->message_ended = true;
+      self->changed_.notify_all();
+    }
+    // The last to have it may be this thread, which moves all messages.
+    self->side_->disposal()->drop([item = std::move(item)] {});
+    return nullptr;
+  };
+}
+
+void DeviceTransfers::end(const ItemPtr& item) noexcept {
+  const WorkPtr& work = item->work;
+  if (!item->error) {
+    work->order_->open();
+    give_back(work->memory().bytes, std::move(item->pinned));
+  } else if (item->stage == Stage::Copy && !is_reached(item->copied.get())) {
+    // The device may still be about to use it. Not the Work, which keeps the side.
+    side_->keep([input = work->input_, output = work->output_, pinned = std::move(item->pinned)] {});
+  }
+  work->complete(item->error);
+  work->order_->open();
+  if (!work->has_callbacks()) return;
+  const auto call = [work] { work->run_callbacks(); };
+  try {
+    // They may wait for other transfers.
+    start_background_thread("ours_callbacks", call);
+  } catch (const std::system_error&) {
+    call();
+  }
+}
+
+std::shared_ptr<void> DeviceTransfers::take_pinned(size_t bytes) {
+  const size_t size = pinned_size(bytes);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& free = pinned_[size];
+    if (!free.empty()) {
+      std::shared_ptr<void> memory = std::move(free.back());
+      free.pop_back();
+      pinned_bytes_ -= size;
+      return memory;
+    }
+  }
+  return side_->accelerator().pinned_memory(size);
+}
+
+void DeviceTransfers::give_back(size_t bytes, std::shared_ptr<void> pinned) {
+  const size_t size = pinned_size(bytes);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (pinned_bytes_ + size > kMostKept) return;
+  pinned_bytes_ += size;
+  pinned_[size].push_back(std::move(pinned));
+}
+
+}  // namespace ours

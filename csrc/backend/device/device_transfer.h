@@ -1,0 +1,98 @@
+#pragma once
+
+#include <condition_variable>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "backend/device/device_transfer_work.h"
+#include "collectives/messages/point_to_point.h"
+
+namespace ours {
+
+/// The sends and receives of device tensors of one group: through pinned memory and the messages of the CPU. A thread
+/// of its own, which starts with the first of them, moves each on when the device or the peer has got to it, and waits
+/// for none, so that no message holds up another. Only sends to the same rank with the same tag go one after the other.
+/// With those of CPU tensors they have no order.
+class DeviceTransfers : public std::enable_shared_from_this<DeviceTransfers> {
+ public:
+  using WorkPtr = c10::intrusive_ptr<DeviceTransferWork>;
+
+  DeviceTransfers(std::shared_ptr<DeviceSide> side, const std::shared_ptr<PointToPoint>& messages,
+                  std::shared_ptr<GroupStatus> status)
+      : side_(std::move(side)), messages_(messages), status_(std::move(status)) {}
+
+  /// Not yet under way. Throws where the device cannot take part.
+  WorkPtr make(const TransferRequest& request, int rank);
+  /// Never blocks. Errors belong to the Work, except misuse (ValueError), which is thrown.
+  void start(const WorkPtr& work);
+
+  /// Whether anything that was posted has not ended.
+  bool busy() const;
+
+  /// Waits, at most for `limit`, until that has ended for which wait() made a stream wait: its user need not wait
+  /// again. What nobody has waited for may go on. Not at all on the thread of transfers.
+  void drain(std::chrono::milliseconds limit);
+
+  /// Ends what the device has not got to yet with an error; what the messages are at ends with them. The thread ends
+  /// when nothing is left.
+  void close() noexcept;
+  /// After close(): waits until the thread has ended, at most for `limit`, and not at all on that thread.
+  void wait_closed(std::chrono::milliseconds limit);
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  /// What a transfer waits for. Sends: Device, Copy, Message; receives: Message, Device, Copy.
+  enum class Stage {
+    Device,   ///< that the device comes to its place in the stream
+    Copy,     ///< that the device has copied from, or to, pinned memory
+    Message,  ///< that the message has come there, or gone
+  };
+
+  struct Item {
+    WorkPtr work;
+    std::shared_ptr<void> pinned;
+    Stage stage;
+    std::unique_ptr<DeviceEvent> copied;  // in Stage::Copy
+    std::exception_ptr error;             // once it has failed
+    bool message_ended = false;           // guarded by mutex_
+  };
+  using ItemPtr = std::shared_ptr<Item>;
+
+  void run();
+  /// When to give up what drain() waits for; none: there is nothing to wait for. Under mutex_.
+  std::optional<Clock::time_point> end_of_drain() const;
+  /// Moves all on as far as they go without waiting; returns those that have ended.
+  std::vector<ItemPtr> advance_all();
+  /// Whether it has ended. Throws how it has failed.
+  bool advance(const ItemPtr& item);
+  /// Whether the device has come to the place of `item`. Throws where it may not go on.
+  bool may_start(const Item& item);
+  bool is_first_to_send(const Item& item) const;
+  void copy(Item& item);
+  void post(const ItemPtr& item);
+  TransferDone on_end(const ItemPtr& item);
+  void end(const ItemPtr& item) noexcept;
+
+  std::shared_ptr<void> take_pinned(size_t bytes);
+  void give_back(size_t bytes, std::shared_ptr<void> pinned);
+
+  const std::shared_ptr<DeviceSide> side_;
+  const std::weak_ptr<PointToPoint> messages_;  // weak: what ends last must not be a thread of its own
+  const std::shared_ptr<GroupStatus> status_;
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  std::list<ItemPtr> items_;                                     // in the order posted
+  std::map<size_t, std::vector<std::shared_ptr<void>>> pinned_;  // free, by size
+  size_t pinned_bytes_ = 0;                                      // of these
+  std::thread::id thread_;
+  bool running_ = false;
+  bool closed_ = false;
+};
+
+}  // namespace ours

@@ -1,0 +1,130 @@
+#include "backend/joining/connect.h"
+
+#include <optional>
+
+#include "backend/errors.h"
+#include "backend/joining/engine_choice.h"
+#include "backend/solo.h"
+#include "collectives/hierarchical/hierarchical_group.h"
+#include "collectives/node/node_group.h"
+#include "collectives/node/node_messages.h"
+#include "collectives/select.h"
+#include "collectives/tcp/tcp_group.h"
+#include "collectives/tcp/tcp_messages.h"
+#include "common/error.h"
+#include "common/interrupts.h"
+#include "common/options.h"
+#include "transport/tcp/tcp_mesh.h"
+
+namespace ours {
+
+namespace {
+
+/// Among so many ranks, each fetches the addresses of all others at once; among more, when it needs them.
+constexpr int kMostFetched = 64;
+
+Connections connect_within_node(Rendezvous& rendezvous, const Topology& topology) {
+  const auto session = rendezvous.open_node(topology);
+  return {make_node_group(session), make_node_point_to_point(session)};
+}
+
+/// Connections of all ranks, those of one node included.
+struct Meshes {
+  std::shared_ptr<TcpMesh> calls;
+  std::shared_ptr<TcpMesh> messages;
+};
+
+/// The rules that hold are rank 0's, which alone may have the file.
+std::string rules_of(Rendezvous& rendezvous) {
+  const Meeting& meeting = rendezvous.meeting();
+  if (meeting.rank != 0) return "";
+  try {
+    const std::string& own = meeting.selection;
+    return (own.empty() ? selection_from(options().select) : Selection::parse(own)).rules();
+  } catch (const InvalidArgument& e) {
+    rendezvous.fail(rendezvous.describe_self() + " has no table of algorithms for " + meeting.group + ": " + e.what());
+  }
+}
+
+std::string no_terms(const Rendezvous& rendezvous) {
+  const Meeting& meeting = rendezvous.meeting();
+  return "rank 0 of " + meeting.group + " did not publish its terms within " + std::to_string(meeting.timeout.count()) +
+         " ms (" + rendezvous.describe_self() + " waited for them). Did it fail?";
+}
+
+Meshes join_meshes(Rendezvous& rendezvous, const std::string& rules) {
+  const Meeting& meeting = rendezvous.meeting();
+  const auto keys_of_calls = rendezvous.keys("calls");
+  const auto keys_of_messages = rendezvous.keys("messages");
+  Meshes meshes;
+  const auto join = [&](const std::shared_ptr<StoreKeys>& keys, const TcpConfig& config) {
+    // The mesh would hear of no trouble while it waits for rank 0's terms.
+    if (meeting.rank != 0) rendezvous.fetch(*keys, {kTermsKey}, [&] { return no_terms(rendezvous); });
+    auto mesh = TcpMesh::join(meeting.rank, meeting.size, keys, config, rendezvous.deadline());
+    mesh->introduce(rendezvous.names());
+    return mesh;
+  };
+  try {
+    TcpConfig config = TcpConfig::from_options(host_of(meeting.store));
+    config.plan.rules = rules;
+    meshes.calls = join(keys_of_calls, config);
+    config.plan.streams = 1;
+    meshes.messages = join(keys_of_messages, config);
+  } catch (const TimeoutError&) {
+    throw;
+  } catch (const PeerError&) {
+    throw;
+  } catch (const Error& e) {
+    rendezvous.fail(rendezvous.describe_self() + " cannot be reached by ranks on other nodes of " + meeting.group +
+                    ": " + e.what());
+  }
+  TcpMesh::share_failures(meshes.calls, meshes.messages);
+  // So that nobody is waited for in vain who found no address, and every rank's first call finds all the others.
+  agree_on_engine(rendezvous);
+  if (meeting.size <= kMostFetched) {
+    std::vector<std::string> cards;
+    for (int rank = 0; rank < meeting.size; ++rank) cards.push_back(card_key(rank));
+    for (const auto& keys : {keys_of_calls, keys_of_messages}) keys->fetch(cards, rendezvous.deadline());
+  }
+  // Messages of send() and recv() stay with TCP: engines cannot tell which of several comes first.
+  if (auto engine = make_engine(rendezvous, meshes.calls->card())) meshes.calls->set_engine(std::move(engine));
+  return meshes;
+}
+
+Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology, const std::string& rules) {
+  const Meshes meshes = join_meshes(rendezvous, rules);
+  // Messages between ranks of one node go over TCP as well.
+  auto messages = make_tcp_point_to_point(meshes.messages, meshes.calls);
+  // Only the other kind can round for the wire.
+  const bool converts = meshes.calls->plan().wire != WireType::Float32;
+  if (topology.nodes() == topology.size() && !converts) {
+    return {std::make_shared<TcpGroup>(meshes.calls), std::move(messages)};
+  }
+  auto session = rendezvous.open_node(topology);
+  return {std::make_shared<HierarchicalGroup>(topology, std::move(session), meshes.calls), std::move(messages)};
+}
+
+}  // namespace
+
+// The one place where the kind of a group is chosen.
+Connections connect_ranks(const Meeting& meeting) {
+  if (meeting.size == 1) return {make_solo_group(), make_solo_point_to_point()};
+  return with_torch_errors("", [&] {
+    std::optional<Rendezvous> rendezvous;
+    try {
+      rendezvous.emplace(meeting);
+      const std::string rules = rules_of(*rendezvous);
+      const Topology topology = rendezvous->find_topology();
+      if (topology.nodes() == 1) return connect_within_node(*rendezvous, topology);
+      return connect_nodes(*rendezvous, topology, rules);
+    } catch (const Error&) {
+      if (was_interrupted() && rendezvous) {
+        rendezvous->report(rendezvous->describe_self() + " was interrupted while " + meeting.group + " was being made");
+      }
+      throw_interrupt();
+      throw;
+    }
+  });
+}
+
+}  // namespace ours

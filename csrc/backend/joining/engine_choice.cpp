@@ -1,0 +1,117 @@
+#include "backend/joining/engine_choice.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "common/error.h"
+#include "common/options.h"
+#include "engines/c10d_engine.h"
+#include "engines/mpi_engine.h"
+
+namespace ours {
+
+namespace {
+
+constexpr const char* kTcp = "tcp";
+constexpr const char* kMpi = "mpi";
+// What it aborts lets go of its memory, and it waits for nobody when it ends.
+constexpr const char* kGloo = "gloo";
+
+struct Makers {
+  std::mutex mutex;
+  std::shared_ptr<BackendMaker> maker;  // guarded by mutex
+
+  std::shared_ptr<BackendMaker> get() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return maker;
+  }
+};
+
+Makers& makers() {
+  static Makers* const kMakers = new Makers;  // never destroyed: what Python gave must not outlive Python
+  return *kMakers;
+}
+
+std::string obstacle(const std::string& name) {
+  if (name == kTcp) return "";
+  if (name == kMpi) return mpi_obstacle();
+  const auto maker = makers().get();
+  if (!maker) return "nobody has said how backends are made; import ourddp first, or call set_backend_maker()";
+  return maker->obstacle(name);
+}
+
+/// Between the name of a rank's engine and why it cannot have it.
+constexpr char kSeparator = '\n';
+
+/// What is wrong with the ranks' words, or nothing.
+std::string fault_in(const std::vector<std::string>& words, const std::string& group) {
+  const std::string first = words.front().substr(0, words.front().find(kSeparator));
+  for (size_t rank = 0; rank < words.size(); ++rank) {
+    const std::string name = words[rank].substr(0, words[rank].find(kSeparator));
+    if (name == first) continue;
+    return "OURS_INTERNODE is '" + first + "' on rank 0 and '" + name + "' on rank " + std::to_string(rank) + " of " +
+           group + "; it has to be the same on all ranks";
+  }
+  for (const std::string& word : words) {
+    if (word.size() > first.size()) return word.substr(first.size() + 1);
+  }
+  return "";
+}
+
+std::shared_ptr<Engine> make_c10d_engine(const Rendezvous& rendezvous, const std::string& name, const TcpCard& card) {
+  const Meeting& meeting = rendezvous.meeting();
+  BackendRequest request;
+  request.name = name;
+  request.store = rendezvous.store("backend");
+  request.rank = meeting.rank;
+  request.size = meeting.size;
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(rendezvous.deadline().at() - Clock::now());
+  request.timeout = std::max(left, std::chrono::milliseconds(1));
+  if (!card.addresses.empty()) request.address = card.addresses.front().host();
+  return std::make_shared<C10dEngine>(name, makers().get()->make(request), name == kGloo);
+}
+
+}  // namespace
+
+void set_backend_maker(std::shared_ptr<BackendMaker> maker) {
+  const std::lock_guard<std::mutex> lock(makers().mutex);
+  makers().maker = std::move(maker);
+}
+
+void agree_on_engine(Rendezvous& rendezvous) {
+  const std::string& name = options().internode;
+  std::string why;
+  try {
+    why = obstacle(name);
+  } catch (const std::exception& e) {
+    why = e.what();  // the others wait for this rank's word
+  }
+  std::string word = name;
+  if (!why.empty())
+    word += kSeparator + ("OURS_INTERNODE='" + name + "' cannot be used by ") + rendezvous.describe_self() + ": " + why;
+  const std::string& group = rendezvous.meeting().group;
+  // Whatever is wrong is the result, so that all hear of it at once.
+  const std::string fault =
+      rendezvous.round("address", word, [&](const auto& words) { return fault_in(words, group); });
+  if (!fault.empty()) throw Error(fault);
+}
+
+std::shared_ptr<Engine> make_engine(Rendezvous& rendezvous, const TcpCard& card) {
+  const std::string& name = options().internode;
+  if (name == kTcp) return nullptr;
+  const Meeting& meeting = rendezvous.meeting();
+  std::shared_ptr<Engine> engine;
+  try {
+    engine = name == kMpi ? make_mpi_engine(meeting.rank, meeting.size, meeting.group, rendezvous.keys("mpi"),
+                                            rendezvous.deadline())
+                          : make_c10d_engine(rendezvous, name, card);
+  } catch (const std::exception& e) {
+    rendezvous.fail("OURS_INTERNODE='" + name + "': " + rendezvous.describe_self() + " cannot make it for " +
+                    rendezvous.meeting().group + ": " + e.what());
+  }
+  rendezvous.arrive("engine");
+  return engine;
+}
+
+}  // namespace ours

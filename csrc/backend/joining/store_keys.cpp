@@ -1,0 +1,183 @@
+#include "backend/joining/store_keys.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "common/background_thread.h"
+#include "common/error.h"
+#include "common/interrupts.h"
+
+namespace ours {
+
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+
+/// Runs `body`, whose failures are the store's.
+template <class Body>
+auto of_store(Body&& body) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const Error&) {
+    throw;
+  } catch (const c10::Error& e) {
+    throw Error(std::string("the store of the process group failed: ") + e.what_without_backtrace() +
+                ". Does the process that serves it still run?");
+  } catch (const std::exception& e) {
+    throw Error(std::string("the store of the process group failed: ") + e.what() +
+                ". Does the process that serves it still run?");
+  }
+}
+
+/// What the thread that asks and the one that waits for the answer share.
+struct Inquiry {
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool over = false;         // guarded by mutex
+  std::exception_ptr error;  // guarded by mutex
+  std::atomic<bool> dropped{false};
+
+  void end(const std::exception_ptr& with) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    error = with;
+    over = true;
+    ended.notify_all();
+  }
+};
+
+/// Waits in the store for all of `names`: by looking, since a store's own wait would keep others of this process from
+/// asking for so long.
+std::vector<std::string> wait_for(c10d::Store& store, const std::vector<std::string>& names,
+                                  const StoreKeys::Terms& terms, Deadline deadline, const std::atomic<bool>& dropped) {
+  for (Milliseconds pause(1); !store.check(names); pause = std::min(2 * pause, terms.pause)) {
+    if (deadline.passed() || dropped) throw TimeoutError("nobody has set " + names.front());
+    try {
+      if (terms.check) terms.check(store);
+    } catch (...) {
+      // Somebody may have set the key and gone.
+      if (!store.check(names)) throw;
+    }
+    std::this_thread::sleep_for(pause);
+  }
+  std::vector<std::string> values;
+  if (store.hasExtendedApi()) {
+    for (const auto& value : store.multiGet(names)) values.emplace_back(value.begin(), value.end());
+  } else {
+    for (const std::string& name : names) values.push_back(store.get_to_str(name));
+  }
+  return values;
+}
+
+}  // namespace
+
+void ask_store(const StorePtr& store, Deadline deadline, const std::function<void()>& look_around,
+               std::function<void(c10d::Store&, const std::atomic<bool>&)> question) {
+  // A question with the same deadline tells more about what was waited for.
+  constexpr Milliseconds kGrace{250};
+  const auto inquiry = std::make_shared<Inquiry>();
+  const auto ask = [inquiry, store, question = std::move(question)] {
+    try {
+      of_store([&] { question(*store, inquiry->dropped); });
+      inquiry->end(nullptr);
+    } catch (...) {
+      inquiry->end(std::current_exception());
+    }
+  };
+  try {
+    start_background_thread("ours_store", ask);
+  } catch (const std::system_error&) {
+    ask();  // without a thread it may take as long as the store likes
+  }
+  const struct Drop {
+    Inquiry& inquiry;
+    ~Drop() { inquiry.dropped = true; }
+  } drop{*inquiry};
+  Interrupts interrupts;
+  std::unique_lock<std::mutex> lock(inquiry->mutex);
+  while (!inquiry->ended.wait_for(lock, Interrupts::kBetweenLooks, [&] { return inquiry->over; })) {
+    lock.unlock();
+    if (const std::string name = interrupts.look(); !name.empty()) {
+      throw Error("a call of the store was interrupted (" + name + ")");
+    }
+    if (look_around) look_around();
+    if (Clock::now() - kGrace > deadline.at()) {
+      throw TimeoutError("the store of the process group does not answer. Is the process that serves it stopped?");
+    }
+    lock.lock();
+  }
+  if (inquiry->error) std::rethrow_exception(inquiry->error);
+}
+
+StorePtr connect_anew(const StorePtr& store, Deadline deadline) {
+  const auto result = std::make_shared<StorePtr>();
+  ask_store(store, deadline, {}, [result](c10d::Store& from, const auto&) { *result = from.clone(); });
+  return *result;
+}
+
+void StoreKeys::set(const std::string& key, const std::string& value) {
+  ask_store(store_, terms_.deadline, {},
+            [name = prefix_ + key, value](c10d::Store& store, const auto&) { store.set(name, value); });
+}
+
+std::string StoreKeys::get(const std::string& key, Deadline deadline) { return await(key, deadline, {}); }
+
+std::string StoreKeys::await(const std::string& key, Deadline deadline, const std::function<void()>& look_around) {
+  const std::string value = known(key);
+  return value.empty() ? get_all({key}, deadline, look_around).front() : value;
+}
+
+std::string StoreKeys::known(const std::string& key) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = fetched_.find(key);
+  return found == fetched_.end() ? "" : found->second;
+}
+
+std::vector<std::string> StoreKeys::get_all(const std::vector<std::string>& keys, Deadline deadline,
+                                            const std::function<void()>& look_around) {
+  std::vector<std::string> names;
+  for (const std::string& key : keys) names.push_back(prefix_ + key);
+  const auto values = std::make_shared<std::vector<std::string>>();
+  ask_store(store_, deadline, look_around,
+            [values, names, deadline, terms = terms_](c10d::Store& store, const std::atomic<bool>& dropped) {
+              *values = wait_for(store, names, terms, deadline, dropped);
+            });
+  return *values;
+}
+
+std::string StoreKeys::claim(const std::string& key, const std::string& value, Deadline deadline) {
+  const auto result = std::make_shared<std::string>();
+  ask_store(store_, deadline, {}, [result, name = prefix_ + key, value](c10d::Store& store, const auto&) {
+    *result = store.compareSet(name, "", value);
+  });
+  return *result;
+}
+
+std::vector<size_t> StoreKeys::missing(const std::vector<std::string>& keys, size_t most, Deadline deadline) {
+  const auto result = std::make_shared<std::vector<size_t>>();
+  ask_store(store_, deadline, {}, [result, keys, most, prefix = prefix_](c10d::Store& store, const auto& dropped) {
+    for (size_t i = 0; i < keys.size() && result->size() < most && !dropped; ++i) {
+      if (!store.check({prefix + keys[i]})) result->push_back(i);
+    }
+  });
+  return *result;
+}
+
+void StoreKeys::fetch(const std::vector<std::string>& keys, Deadline deadline) {
+  const std::vector<std::string> values = get_all(keys, deadline);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < keys.size(); ++i) fetched_[keys[i]] = values[i];
+}
+
+std::string host_of(const StorePtr& store) {
+  StorePtr innermost = store;
+  if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(innermost.get())) {
+    innermost = prefixed->getUnderlyingNonPrefixStore();
+  }
+  const auto* server = dynamic_cast<const c10d::TCPStore*>(innermost.get());
+  return server == nullptr ? "" : server->getHost();
+}
+
+}  // namespace ours

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "collectives/device/device_engine.h"
+#include "collectives/group.h"
+#include "common/options.h"
+#include "device/device_library.h"
+
+namespace ours {
+
+struct MadeDeviceGroup {
+  std::shared_ptr<Group> group;
+  DeviceChoice choice;
+};
+
+/// A group over the memory of devices, of the ranks of `host`, a group over CPU memory, which all call this at the same
+/// place in the order of their calls: `call` is the one under way, and appears in messages. From then on, `host` is
+/// used by no other thread while an operation of the new group runs. `device` is this rank's, of `library`.
+///
+/// Throws InvalidArgument on all ranks where `wish` cannot be honoured. What else goes wrong fails `host`.
+MadeDeviceGroup make_device_group(const std::shared_ptr<Group>& host, const std::shared_ptr<Device>& device,
+                                  DeviceLibrary& library, const Call& call,
+                                  DeviceEngine wish = options().device_engine);
+
+}  // namespace ours

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "collectives/device/free_ranges.h"
+#include "collectives/device/shared_device_memory.h"
+#include "device/device.h"
+
+namespace ours {
+
+/// A place in memory that a rank shares: `offset` bytes into its segment of that number.
+struct DevicePlace {
+  uint64_t segment = 0;
+  uint64_t offset = 0;
+};
+
+/// All the device memory that one rank of a group shares with its peers: segments, which only become more while the
+/// group lives. Pieces of some are given out for tensors, others are used as a whole. Safe to use from any thread.
+class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
+ public:
+  /// Once all pieces are freed and the group is gone, the memory is retired by that board, which may be null.
+  DeviceHeap(std::shared_ptr<Device> device, std::shared_ptr<LetGoBoard> board, int rank);
+  DeviceHeap(const DeviceHeap&) = delete;
+  DeviceHeap& operator=(const DeviceHeap&) = delete;
+  ~DeviceHeap();
+
+  /// Zeros, aligned to a page. Keeps the heap. Whoever drops it has to be done with it on all streams.
+  std::shared_ptr<void> allocate(size_t bytes);
+
+  /// Where zeros are made.
+  StreamHandle stream() const { return stream_->handle(); }
+
+  /// A new segment, to be used as a whole; its number.
+  uint64_t add_segment(size_t bytes);
+
+  /// Where [data, data + bytes) lies, if it is part of what allocate() gave out as one piece.
+  std::optional<DevicePlace> place_of(const void* data, size_t bytes) const;
+
+  struct Shared {
+    size_t bytes;
+    MemoryHandle handle;
+  };
+  size_t segments() const;
+  Shared shared(uint64_t segment) const;
+  std::byte* at(DevicePlace place) const;
+
+  /// Keeps all segments until the process ends: the device may still touch them.
+  void abandon() noexcept;
+
+ private:
+  struct Segment {
+    std::shared_ptr<void> memory;
+    size_t bytes;
+    MemoryHandle handle;
+    FreeRanges ranges;
+
+    std::byte* begin() const { return static_cast<std::byte*>(memory.get()); }
+  };
+
+  Segment make_segment(size_t bytes, bool for_pieces);
+  DevicePlace take(size_t bytes);
+  void free(DevicePlace place) noexcept;
+  void zero(std::byte* data, size_t bytes);
+
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<LetGoBoard> board_;
+  const int rank_;
+  mutable std::mutex mutex_;  // guards the segments
+  std::vector<Segment> segments_;
+  bool abandoned_ = false;
+  std::mutex zero_mutex_;  // guards the making of zeros
+  const std::unique_ptr<DeviceStream> stream_;
+  const std::unique_ptr<DeviceEvent> zeroed_;
+  const std::shared_ptr<void> zeros_;
+};
+
+}  // namespace ours

@@ -1,0 +1,132 @@
+#include "collectives/device/device_opening.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/error.h"
+
+namespace ours {
+
+namespace {
+
+/// A CallRecord as it travels.
+constexpr size_t kRecordWords = 5;
+
+Words pack(const CallRecord& record, uint64_t fingerprint) {
+  uint64_t factor = 0;
+  std::memcpy(&factor, &record.factor, sizeof(factor));
+  const auto root = static_cast<uint64_t>(static_cast<uint32_t>(record.root));
+  const auto kinds = static_cast<uint64_t>(record.op) | uint64_t{record.dtype} << 8 | uint64_t{record.kind} << 16;
+  return {record.seq, record.count, factor, root << 32 | kinds, fingerprint};
+}
+
+CallRecord unpack(const Words& words) {
+  CallRecord record{};
+  record.seq = words[0];
+  record.count = words[1];
+  std::memcpy(&record.factor, &words[2], sizeof(record.factor));
+  record.root = static_cast<int32_t>(static_cast<uint32_t>(words[3] >> 32));
+  record.op = static_cast<uint8_t>(words[3]);
+  record.dtype = static_cast<uint8_t>(words[3] >> 8);
+  record.kind = static_cast<uint8_t>(words[3] >> 16);
+  return record;
+}
+
+std::string rank_name(size_t rank) { return "rank " + std::to_string(rank); }
+
+bool same_call(const Words& a, const Words& b) { return std::equal(a.begin(), a.begin() + kRecordWords, b.begin()); }
+
+[[noreturn]] void throw_mismatch(const std::vector<Words>& opened) {
+  std::string calls;
+  std::vector<bool> told(opened.size(), false);
+  for (size_t r = 0; r < opened.size(); ++r) {
+    if (told[r]) continue;
+    calls += calls.empty() ? "" : "; ";
+    for (size_t other = r; other < opened.size(); ++other) {
+      if (!same_call(opened[other], opened[r])) continue;
+      told[other] = true;
+      calls += (other == r ? "" : ", ") + rank_name(other);
+    }
+    calls += " called " + describe_record(unpack(opened[r]));
+  }
+  throw MismatchError("ranks of one group called different collectives: " + calls +
+                      ". All ranks must make the same calls in the same order");
+}
+
+}  // namespace
+
+std::vector<Words> gather_words(Group& host, const Call& call, const Words& mine, const std::vector<size_t>& counts) {
+  // One byte more than the words have: so what is gathered here is never as long as what a peer that goes another way
+  // gathers under the same name, unless its elements are bytes.
+  constexpr size_t kMark = 1;
+  std::vector<std::vector<std::byte>> buffers;
+  std::vector<Span> outputs;
+  buffers.reserve(counts.size());
+  for (const size_t count : counts) {
+    buffers.emplace_back(count * sizeof(uint64_t) + kMark);
+    outputs.push_back({buffers.back().data(), buffers.back().size()});
+  }
+  const Span own = outputs[static_cast<size_t>(host.rank())];
+  if (!mine.empty()) std::memcpy(own.data, mine.data(), mine.size() * sizeof(uint64_t));
+  host.all_gather(call, ConstSpan{own.data, own.bytes}, outputs);
+  std::vector<Words> all;
+  all.reserve(counts.size());
+  for (size_t r = 0; r < counts.size(); ++r) {
+    all.emplace_back(counts[r]);
+    if (counts[r] != 0) std::memcpy(all[r].data(), buffers[r].data(), counts[r] * sizeof(uint64_t));
+  }
+  return all;
+}
+
+std::vector<std::string> gather_texts(Group& host, const Call& call, const std::string& mine) {
+  const auto ranks = static_cast<size_t>(host.size());
+  const auto lengths = gather_words(host, call, {mine.size()}, std::vector<size_t>(ranks, 1));
+  std::vector<size_t> counts;
+  counts.reserve(ranks);
+  for (const Words& length : lengths) counts.push_back((length[0] + sizeof(uint64_t) - 1) / sizeof(uint64_t));
+  Words padded(counts[static_cast<size_t>(host.rank())]);
+  if (!mine.empty()) std::memcpy(padded.data(), mine.data(), mine.size());
+  std::vector<std::string> texts;
+  texts.reserve(ranks);
+  for (const Words& words : gather_words(host, call, padded, counts)) {
+    texts.emplace_back(reinterpret_cast<const char*>(words.data()), lengths[texts.size()][0]);
+  }
+  return texts;
+}
+
+std::vector<Words> open_call(Group& host, const Call& call, const CallRecord& record, const Words& mine,
+                             uint64_t fingerprint) {
+  Words words = pack(record, fingerprint);
+  words.insert(words.end(), mine.begin(), mine.end());
+  const std::vector<size_t> counts(static_cast<size_t>(host.size()), words.size());
+  std::vector<Words> opened = gather_words(host, call, words, counts);
+  const bool agree = std::all_of(opened.begin(), opened.end(), [&](const Words& w) { return same_call(w, words); });
+  if (!agree) throw_mismatch(opened);
+  for (Words& w : opened) w.erase(w.begin(), w.begin() + kRecordWords);
+  return opened;
+}
+
+Words table_of(const std::vector<ConstSpan>& sends, const std::vector<Span>& receives, size_t ranks) {
+  Words table(2 * ranks);
+  for (size_t r = 0; r < sends.size(); ++r) table[r] = sends[r].bytes;
+  for (size_t r = 0; r < receives.size(); ++r) table[ranks + r] = receives[r].bytes;
+  return table;
+}
+
+size_t SizeTables::check(const CallRecord& record) const {
+  size_t most = 0;
+  for (size_t from = 0; from < opened_.size(); ++from) {
+    for (size_t to = 0; to < opened_.size(); ++to) {
+      if (from == to) continue;
+      if (sent(from, to) != expected(to, from)) {
+        throw MismatchError(rank_name(from) + " sends " + std::to_string(sent(from, to)) + " bytes to " +
+                            rank_name(to) + ", which expects " + std::to_string(expected(to, from)) + ", in " +
+                            describe_record(record) + ". Make the sizes of the tensors agree on all ranks");
+      }
+      most = std::max(most, sent(from, to));
+    }
+  }
+  return most;
+}
+
+}  // namespace ours

@@ -1,0 +1,135 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives/device/device_opening.h"
+#include "collectives/device/hosted_group.h"
+#include "collectives/device/ipc_memory.h"
+#include "collectives/pieces.h"
+#include "common/partition.h"
+
+namespace ours {
+
+/// Collectives over device memory among ranks of one node whose devices reach each other: each rank shares memory of
+/// its device, all map it, and copies and kernels go directly from the memory of one to that of another.
+///
+/// Several ranks may share a device. Then the lowest of them, its driver, launches the kernels for all of the device's
+/// share of a reduction: kernels of several processes would take turns, each switch of which takes longer than a small
+/// reduction. No kernel waits for anything: ranks wait for each other on the host, in the host group, and for their own
+/// device by its events. What was done on the device before a rank arrives there can be read by all after it.
+///
+/// A call opens with one such synchronisation, in which the ranks compare what they called and tell where their data
+/// lies. What is not in the group's heap is copied into the rank's stage first. A stage has three slots, used by turns,
+/// by all ranks alike: that of the chunk which is coming in, that of the chunk which is reduced or read by others, and
+/// that of the chunk before, from which the results are copied out. So the next call may write into its first slot
+/// before it has opened, although others are still reading the last one of this call: no call has to be closed.
+///
+/// Streams, events and stages are made with the group: later, a user's stream may wait for the end of an operation, and
+/// what is asked of the device in the operation may wait for all that the device has been given.
+///
+/// The operations: ipc_reduce.cpp, ipc_heap_reduce.cpp, ipc_move.cpp.
+class IpcGroup final : public HostedGroup {
+ public:
+  static constexpr size_t kSlots = 3;
+  /// What share_device_memory() is asked for.
+  static constexpr size_t kStageBytes = kSlots * (size_t{20} << 20);
+
+  /// `memory` that all ranks have mapped.
+  IpcGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device, IpcMemory memory);
+  ~IpcGroup() override;
+
+  void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) override;
+  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) override;
+  void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) override;
+  void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
+                      void* out, const Reduction& reduction) override;
+  void broadcast(const Call& call, Span buffer, int root) override;
+  void all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) override;
+  void gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) override;
+  void scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) override;
+  void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) override;
+
+  /// Of the device. Whoever drops it has to be done with it on all streams.
+  std::shared_ptr<void> allocate(size_t bytes) override;
+  bool allocates() const override { return true; }
+  std::vector<StreamHandle> streams() const override {
+    return {copies_->handle(), kernels_->handle(), heap_->stream()};
+  }
+
+ protected:
+  bool settle(std::chrono::milliseconds patience) noexcept override;
+  void let_go(bool settled) noexcept override;
+
+ private:
+  struct Running {
+    const Call& call;
+    const CallRecord& record;
+  };
+
+  /// The segment of each rank's that is its stage.
+  static constexpr uint64_t kStage = 0;
+  /// A place in the heap as it travels: its segment, its offset there, its bytes.
+  static constexpr size_t kPlaceWords = 3;
+
+  /// What this rank sends, and to whom, as in NodeGroup.
+  struct Exchange {
+    bool common = true;            ///< all that get something get the same bytes
+    std::vector<ConstSpan> sends;  ///< one a rank, or none
+    std::vector<Span> receives;    ///< one a rank, or none
+  };
+
+  /// A reduction, for the reader or all ranks (-1); `out` is null where it is not wanted.
+  struct Reducing {
+    const Pieces& in;
+    const Pieces* out;
+    const Reduction& reduction;
+    int reader;
+  };
+
+  // The frame of every operation (ipc_group.cpp).
+  void operation(const Call& call, const std::function<void()>& body);
+  /// The first synchronisation: all ranks' `mine`, by rank. Peers' segments are known after it.
+  std::vector<Words> open(const Running& run, const Words& mine, uint64_t fingerprint = 0);
+  /// A later synchronisation.
+  void sync(const Running& run) { host().barrier(run.call); }
+  std::byte* slot(int rank, size_t number);
+  void copy(void* to, const void* from, size_t bytes);
+  void wait_copied(const Running& run);
+  void wait_reduced(const Running& run);
+
+  bool drives() const { return drivers_[device_of_[static_cast<size_t>(rank())]] == rank(); }
+  /// The driver of the rank's device.
+  int driver_of(int rank) const { return drivers_[device_of_[static_cast<size_t>(rank)]]; }
+  /// What this rank's kernels have to do of `count` elements.
+  Slice share_of(size_t count, size_t element) const;
+
+  // Reductions (ipc_reduce.cpp, ipc_reduce_scatter.cpp, ipc_heap_reduce.cpp).
+  void reduce_to(const Running& run, const Reducing& job, bool in_place);
+  /// Has chunk 0 in this rank's stage.
+  void begin_staged(const Running& run, const Reducing& job);
+  void copy_in(const Running& run, const Reducing& job, size_t k);
+  void copy_out(const Running& run, const Reducing& job, size_t k);
+  void reduce_chunk(const Running& run, const Reducing& job, size_t k);
+  size_t per_chunk(const Running& run) const { return slot_bytes_ / size_of(run.call.dtype); }
+  /// Where in the heap the data lies, place by place; empty if it does not.
+  Words places_of(const Pieces& data, size_t element) const;
+  void reduce_in_heap(const Running& run, const Reducing& job, const std::vector<Words>& opened, const Words& mine);
+
+  // Moving (ipc_move.cpp).
+  void exchange(const Running& run, const Exchange& plan);
+
+  const size_t slot_bytes_;  ///< the same on all ranks
+  const std::shared_ptr<LetGoBoard> board_;
+  const std::shared_ptr<DeviceHeap> heap_;
+  const std::unique_ptr<MappedMemory> memory_;
+  std::vector<size_t> device_of_;  ///< by rank
+  std::vector<int> drivers_;       ///< by device
+  size_t next_slot_ = 0;           ///< counts the chunks of all calls
+  const std::unique_ptr<DeviceStream> copies_, kernels_;
+  const std::unique_ptr<DeviceEvent> copied_, reduced_;
+};
+
+}  // namespace ours

@@ -1,0 +1,110 @@
+#include <algorithm>
+
+#include "collectives/call_checks.h"
+#include "collectives/device/ipc_group.h"
+#include "common/partition.h"
+
+// Reductions through the stages: each rank copies a chunk of its data into its stage; the drivers of the devices reduce
+// the chunk, each the share of its device, from all ranks' stages into where it will be read, which is the stages of
+// the drivers, or that of the only reader; the ranks copy it out of the stage of their device's driver. If each rank
+// has a device of its own, that is a reduce-scatter followed by an all-gather.
+//
+// n chunks take n + 1 synchronisations. With the first, chunk 0 of all ranks is in its slot. In round k the drivers
+// reduce chunk k while the ranks copy chunk k - 1 out and chunk k + 1 in; the synchronisation after it says that all of
+// this is done.
+//
+// Each element is reduced in the order of ranks, whatever the cuts, so that the bits are those of shared memory.
+
+namespace ours {
+
+void IpcGroup::all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) {
+  check_supported(reduction.kind, call.dtype);
+  const size_t element = size_of(call.dtype);
+  const Pieces from(const_cast<void*>(in), count, element);
+  const Pieces to(out, count, element);
+  const CallRecord record = record_of(call, count, reduction, -1);
+  operation(call, [&] { reduce_to({call, record}, {from, &to, reduction, -1}, in == out); });
+}
+
+void IpcGroup::all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) {
+  check_supported(reduction.kind, call.dtype);
+  const Pieces data(pieces, size_of(call.dtype));
+  const CallRecord record = record_of(call, data.count(), reduction, -1);
+  operation(call, [&] { reduce_to({call, record}, {data, &data, reduction, -1}, true); });
+}
+
+void IpcGroup::reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) {
+  check_supported(reduction.kind, call.dtype);
+  check_root(root, size());
+  const size_t element = size_of(call.dtype);
+  const Pieces from(const_cast<void*>(in), count, element);
+  const Pieces to(out, count, element);
+  const CallRecord record = record_of(call, count, reduction, root);
+  operation(call, [&] { reduce_to({call, record}, {from, rank() == root ? &to : nullptr, reduction, root}, false); });
+}
+
+void IpcGroup::reduce_to(const Running& run, const Reducing& job, bool in_place) {
+  const Words places = in_place ? places_of(job.in, size_of(run.call.dtype)) : Words{};
+  const bool staged = places.empty();
+  if (staged) begin_staged(run, job);
+  const std::vector<Words> opened =
+      open(run, staged ? Words(kPlaceWords + 1) : Words{places.size() / kPlaceWords, places[0], places[1], places[2]});
+  const auto in_heap = [](const Words& words) { return words[0] != 0; };
+  if (std::all_of(opened.begin(), opened.end(), in_heap)) return reduce_in_heap(run, job, opened, places);
+  if (std::any_of(opened.begin(), opened.end(), in_heap)) {
+    // Some had hoped that their data could stay where it is. Another synchronisation: now it is in their stages too.
+    if (!staged) begin_staged(run, job);
+    open(run, {});
+  }
+
+  const size_t chunks = std::max<size_t>(piece_count(job.in.count(), per_chunk(run)), 1);
+  for (size_t k = 0; k < chunks; ++k) {
+    reduce_chunk(run, job, k);
+    if (k > 0) copy_out(run, job, k - 1);
+    if (k + 1 < chunks) copy_in(run, job, k + 1);
+    wait_copied(run);
+    wait_reduced(run);
+    // All have: chunk k reduced, chunk k - 1 copied out, chunk k + 1 copied in.
+    sync(run);
+  }
+  copy_out(run, job, chunks - 1);
+  wait_copied(run);
+  next_slot_ += chunks;
+}
+
+void IpcGroup::begin_staged(const Running& run, const Reducing& job) {
+  copy_in(run, job, 0);
+  wait_copied(run);
+}
+
+void IpcGroup::copy_in(const Running& run, const Reducing& job, size_t k) {
+  const Slice chunk = piece_of(job.in.count(), per_chunk(run), k);
+  const size_t element = size_of(run.call.dtype);
+  std::byte* const to = slot(rank(), next_slot_ + k);
+  job.in.visit(chunk.begin, chunk.end,
+               [&](const std::byte* data, size_t at, size_t n) { copy(to + at * element, data, n * element); });
+}
+
+void IpcGroup::copy_out(const Running& run, const Reducing& job, size_t k) {
+  if (job.out == nullptr) return;
+  const Slice chunk = piece_of(job.out->count(), per_chunk(run), k);
+  const size_t element = size_of(run.call.dtype);
+  const std::byte* const from = slot(job.reader < 0 ? driver_of(rank()) : job.reader, next_slot_ + k);
+  job.out->visit(chunk.begin, chunk.end,
+                 [&](std::byte* data, size_t at, size_t n) { copy(data, from + at * element, n * element); });
+}
+
+void IpcGroup::reduce_chunk(const Running& run, const Reducing& job, size_t k) {
+  const size_t element = size_of(run.call.dtype);
+  const Slice share = share_of(piece_of(job.in.count(), per_chunk(run), k).size(), element);
+  if (share.empty()) return;
+  const auto place = [&](int r) { return slot(r, next_slot_ + k) + share.begin * element; };
+  std::vector<const void*> sources;
+  std::vector<void*> results;
+  sources.reserve(static_cast<size_t>(size()));
+  for (int r = 0; r < size(); ++r) sources.push_back(place(r));
+  for (const int r : job.reader < 0 ? drivers_ : std::vector<int>{job.reader}) results.push_back(place(r));
+  device().reduce(results, sources, share.size(), run.call.dtype, job.reduction, kernels_->handle());
+}
+
+}  // namespace ours

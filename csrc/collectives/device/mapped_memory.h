@@ -1,0 +1,42 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "collectives/device/device_heap.h"
+#include "collectives/group.h"
+
+namespace ours {
+
+/// The memory that all ranks of a group share, as one of them sees it: its own where it lies, and that of its peers,
+/// which is mapped when it is first used. Used by one thread at a time.
+class MappedMemory {
+ public:
+  MappedMemory(std::shared_ptr<Device> device, std::shared_ptr<DeviceHeap> own, int rank, int ranks);
+
+  /// The ranks have told each other how many segments each has by now: gathers what is not known of them yet. Called
+  /// with the same numbers on all ranks.
+  void learn(Group& host, const Call& call, const std::vector<size_t>& segments);
+
+  /// Where that place of a rank's is. Throws DeviceError where it cannot be mapped.
+  std::byte* at(int rank, DevicePlace place);
+  size_t segment_bytes(int rank, uint64_t segment) const;
+
+  /// Forgets all that is mapped.
+  void drop() noexcept;
+  /// The same, but keeps it until the process ends: the device may still touch it.
+  void abandon() noexcept;
+
+ private:
+  struct Segment {
+    DeviceHeap::Shared shared;
+    std::shared_ptr<void> mapped;  ///< null until it is first used
+  };
+
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<DeviceHeap> own_;
+  const int rank_;
+  std::vector<std::vector<Segment>> segments_;  ///< by rank
+};
+
+}  // namespace ours

@@ -1,0 +1,146 @@
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/call_checks.h"
+#include "collectives/hierarchical/hierarchical_group.h"
+#include "collectives/node/node_group_impl.h"
+#include "common/partition.h"
+
+// all_gather over several nodes: a rank sends its block to one rank of each other node, which shares it with its node.
+// Each block travels to each node once. On a node, the blocks of another fall to its ranks in turn, so all share the
+// work. What was received is shared in batches, all ranks of the node at once, while more arrives.
+//
+// If any two ranks expect other sizes, so do two ranks of one node or the leaders of two nodes: they compare.
+
+namespace ours {
+
+namespace {
+
+constexpr uint16_t kBlocks = 0;
+/// The phases of the sizes follow: one for each round.
+constexpr uint16_t kSizes = 1;
+
+std::string sizes_differ(const std::string& a, uint64_t bytes_a, const std::string& b, uint64_t bytes_b,
+                         const std::string& from, const CallRecord& record) {
+  return a + " expects " + std::to_string(bytes_a) + " bytes from " + from + ", " + b + " expects " +
+         std::to_string(bytes_b) + " bytes, in " + describe_record(record) +
+         ". Make the sizes of the tensors agree on all ranks";
+}
+
+}  // namespace
+
+void HierarchicalGroup::agree_on_sizes(const Running& run, const std::vector<uint64_t>& sizes) {
+  const size_t bytes = sizes.size() * sizeof(uint64_t);
+  std::vector<std::vector<uint64_t>> all(members().size(), std::vector<uint64_t>(sizes.size()));
+  std::vector<Span> outputs;
+  outputs.reserve(all.size());
+  for (auto& table : all) outputs.push_back({table.data(), bytes});
+  // Compares the calls, too.
+  run.tcp.away([&] { node_.all_gather(run.call, {sizes.data(), bytes}, outputs); });
+  for (int r = 1; r < session_->size(); ++r) {
+    const auto& theirs = all[static_cast<size_t>(r)];
+    const auto differs = std::mismatch(all[0].begin(), all[0].end(), theirs.begin());
+    if (differs.first == all[0].end()) continue;
+    const auto from = static_cast<int>(differs.first - all[0].begin());
+    run.tcp.mismatch(sizes_differ(session_->describe(0), *differs.first, session_->describe(r), *differs.second,
+                                  run.tcp.describe(from), run.record));
+  }
+  if (is_leader()) {
+    // As a dissemination: after round k, a leader's sizes are known to be those of 2^(k + 1) nodes.
+    uint16_t phase = kSizes;
+    std::byte* const ours = run.tcp.keep(bytes);
+    std::memcpy(ours, sizes.data(), bytes);
+    std::byte* const incoming = run.tcp.keep(bytes);
+    std::vector<uint64_t> theirs(sizes.size());
+    for (int distance = 1; distance < nodes(); distance *= 2, ++phase) {
+      const int to = leaders_[static_cast<size_t>((node_index_ + distance) % nodes())];
+      const int from = leaders_[static_cast<size_t>((node_index_ - distance + nodes()) % nodes())];
+      size_t sent = 0, received = 0;
+      run.tcp.send({to, phase, bytes}, ours, &sent);
+      run.tcp.receive({from, phase, bytes}, incoming, &received);
+      const size_t parts = run.tcp.parts(bytes);
+      wait(run, [&] { return sent == parts && received == parts; });
+      std::memcpy(theirs.data(), incoming, bytes);
+      const auto differs = std::mismatch(sizes.begin(), sizes.end(), theirs.begin());
+      if (differs.first == sizes.end()) continue;
+      run.tcp.mismatch(sizes_differ(run.tcp.describe(rank()), *differs.first, run.tcp.describe(from), *differs.second,
+                                    run.tcp.describe(static_cast<int>(differs.first - sizes.begin())), run.record));
+    }
+  }
+  sync(run);
+}
+
+void HierarchicalGroup::all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) {
+  check_one_a_rank(call, outputs.size(), static_cast<size_t>(size()));
+  check_own(call, rank(), input.bytes, outputs[static_cast<size_t>(rank())].bytes);
+  const CallRecord record = record_of(call);
+  collective(call, record, [&](const Running& run) {
+    std::vector<uint64_t> sizes;
+    sizes.reserve(outputs.size());
+    for (const Span& output : outputs) sizes.push_back(output.bytes);
+    agree_on_sizes(run, sizes);
+
+    const size_t chunk = mesh_->plan().chunk_bytes;
+    const size_t batch = batch_bytes() / chunk;
+    size_t sent = 0, to_send = 0;
+    std::vector<std::vector<size_t>> arrived(static_cast<size_t>(size()));  // by rank and batch
+    for (int i = 1; i < nodes(); ++i) {
+      const std::vector<int>& to = topology_.ranks_of((node_index_ + i) % nodes());
+      run.tcp.send({to[static_cast<size_t>(local_) % to.size()], kBlocks, input.bytes}, input.data, &sent);
+      to_send += run.tcp.parts(input.bytes);
+    }
+    for (int i = 1; i < nodes(); ++i) {
+      const std::vector<int>& from = topology_.ranks_of((node_index_ - i + nodes()) % nodes());
+      for (auto k = static_cast<size_t>(local_); k < from.size(); k += members().size()) {
+        const auto source = static_cast<size_t>(from[k]);
+        const Span block = outputs[source];
+        const size_t parts = run.tcp.parts(block.bytes);
+        arrived[source].assign(piece_count(parts, batch), 0);
+        for (size_t part = 0; part < parts; ++part) {
+          run.tcp.receive_part({from[k], kBlocks, block.bytes}, part,
+                               static_cast<std::byte*>(block.data) + part * chunk, &arrived[source][part / batch]);
+        }
+      }
+    }
+    push(run);
+
+    // The node's own blocks, then those of another node, of which each rank of this one holds at most one at a time.
+    const auto share = [&](const std::vector<int>& from, size_t first, bool own) {
+      std::vector<Span> blocks;
+      for (size_t k = first; k < first + members().size(); ++k) {
+        blocks.push_back(k < from.size() ? outputs[static_cast<size_t>(from[k])] : Span{});
+      }
+      const auto me = static_cast<size_t>(local_);
+      const bool waits = !own && first + me < from.size();
+      size_t longest = 0;
+      for (const Span& block : blocks) longest = std::max(longest, block.bytes);
+      const size_t batches = std::max<size_t>(piece_count(longest, batch_bytes()), 1);
+      for (size_t b = 0; b < batches; ++b) {
+        if (waits) {
+          const auto& here = arrived[static_cast<size_t>(from[first + me])];
+          const size_t parts = run.tcp.parts(blocks[me].bytes);
+          wait(run, [&] { return b >= here.size() || here[b] == piece_of(parts, batch, b).size(); });
+        }
+        if (session_->size() == 1) continue;
+        std::vector<Span> some;
+        for (const Span& block : blocks) {
+          const Slice piece = piece_of(block.bytes, batch_bytes(), b);
+          some.push_back({static_cast<std::byte*>(block.data) + piece.begin, piece.size()});
+        }
+        const ConstSpan mine{some[me].data, some[me].bytes};
+        run.tcp.away([&] { node_.all_gather(run.call, mine, some); });
+      }
+    };
+    if (const Span own = outputs[static_cast<size_t>(rank())]; own.bytes != 0 && own.data != input.data) {
+      std::memcpy(own.data, input.data, own.bytes);
+    }
+    share(members(), 0, true);
+    for (int i = 1; i < nodes(); ++i) {
+      const std::vector<int>& from = topology_.ranks_of((node_index_ - i + nodes()) % nodes());
+      for (size_t first = 0; first < from.size(); first += members().size()) share(from, first, false);
+    }
+    wait(run, [&] { return sent == to_send; }, false);
+  });
+}
+
+}  // namespace ours

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "common/dtype.h"
+#include "common/partition.h"
+#include "kernels/reduce.h"
+#include "transport/node/node_layout.h"
+#include "transport/tcp/tcp_call.h"
+
+namespace ours {
+
+/// How an array is divided between nodes: into chunks, of which each rail has a slice. Pure arithmetic, alike on all
+/// ranks.
+struct RailSlices {
+  size_t count;      ///< elements of the array
+  size_t per_chunk;  ///< elements
+  int rails;
+  size_t align;  ///< in elements: of slices' ends
+
+  size_t chunks() const { return piece_count(count, per_chunk); }
+
+  /// A rail's elements of a chunk.
+  Slice of(size_t chunk, int rail) const {
+    const Slice all = piece_of(count, per_chunk, chunk);
+    const Slice part = slice_of(all.size(), rails, rail, align);
+    return {all.begin + part.begin, all.begin + part.end};
+  }
+
+  /// The most elements that of() gives any rail.
+  size_t longest() const { return of(0, 0).size(); }
+};
+
+/// One rail of an all-reduce between nodes: ranks of different nodes, of which each has its node's partial sums of the
+/// same slices. Chunks overlap: several are under way at a time.
+class Rail {
+ public:
+  struct Job {
+    std::vector<int> peers;  ///< the rail's rank on each node
+    int node;                ///< this rank's place among them
+    int rail;
+    int reader;  ///< the node that wants the results; -1: all do
+    DType dtype;
+    DType travels;        ///< dtype, or a half type of float32
+    Reduction reduction;  ///< between_nodes()
+    RailSlices slices;
+  };
+
+  Rail(TcpCall& tcp, Job job);
+  Rail(const Rail&) = delete;
+  Rail& operator=(const Rail&) = delete;
+  virtual ~Rail() = default;
+
+  /// How many chunks may be under way: chunk t - window() must be done() before slot(t) is filled, and used before the
+  /// next one is. A chunk may need the others of its window to be begun before it is done().
+  /// The parts of one are on their way beside the results of another. More took longer where four ranks share a cache.
+  static constexpr size_t window() { return 3; }
+
+  /// How many slots there are at most: chunk t is still read in its slot while that of t + window() is filled.
+  static constexpr size_t most_slots() { return window() + 1; }
+
+  /// Where it works: slots() places of slice_bytes(), which begin `stride` bytes apart, and work_bytes() besides.
+  size_t slots() const { return slots_; }
+  size_t slice_bytes() const { return slice_bytes_; }
+  size_t work_bytes() const { return slots_ * slot_work_bytes_; }
+  void use(std::byte* slices, size_t stride, std::byte* work) {
+    slices_ = slices;
+    stride_ = stride;
+    work_ = work;
+  }
+
+  /// Where the node's partial sums of a chunk's slice belong, and where the results are when it is done().
+  std::byte* slot(size_t chunk) const { return slices_ + (chunk % slots_) * stride_; }
+
+  /// Goes on as far as what has come in allows.
+  virtual void advance() = 0;
+  /// Whether the next chunk may be begun now.
+  virtual bool may_begin() const = 0;
+  /// Begins the next chunk, whose partial sums are in its slot.
+  virtual void begin() = 0;
+  /// Its results, or those of its parts that this rank gets, are in its slot, and nothing of it is still to be sent.
+  virtual bool done(size_t chunk) = 0;
+
+ protected:
+  static size_t whole_lines(size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
+
+  size_t nodes() const { return job_.peers.size(); }
+
+  std::byte* work(size_t chunk) const { return work_ + (chunk % slots_) * slot_work_bytes_; }
+
+  /// The elements of a chunk's slice that belong to a node.
+  Slice part_of(size_t chunk, size_t node) const;
+
+  TcpCall& tcp_;
+  const Job job_;
+  const size_t element_;  ///< bytes
+  const size_t chunks_;
+  const size_t slots_;
+  const size_t slice_bytes_;
+  size_t slot_work_bytes_ = 0;  ///< what the kind of rail needs for each chunk besides its slice
+
+ private:
+  std::byte* slices_ = nullptr;
+  size_t stride_ = 0;
+  std::byte* work_ = nullptr;
+};
+
+}  // namespace ours

@@ -1,0 +1,128 @@
+#include "collectives/hierarchical/rail_direct.h"
+
+#include <algorithm>
+
+#include "kernels/convert.h"
+
+namespace ours {
+
+namespace {
+
+/// Elements that are converted at a time: they stay in the fastest cache.
+constexpr size_t kConverted = 1024;
+
+}  // namespace
+
+RailDirect::RailDirect(TcpCall& tcp, Job job)
+    : Rail(tcp, std::move(job)),
+      travelling_element_(size_of(job_.travels)),
+      part_bytes_(whole_lines(part_of(0, 0).size() * travelling_element_)),
+      travelling_bytes_(converts() ? whole_lines(job_.slices.longest() * travelling_element_) : 0),
+      states_(slots_),
+      widened_(converts() ? nodes() * kConverted : 0) {
+  slot_work_bytes_ = (nodes() - 1) * part_bytes_ + travelling_bytes_;
+}
+
+TcpCall::Message RailDirect::message(size_t node, size_t chunk, bool result, size_t elements) const {
+  const auto phase = static_cast<uint16_t>(2 * chunk + (result ? 1 : 0));
+  return {job_.peers[node], phase, elements * travelling_element_, 0, static_cast<uint32_t>(chunk)};
+}
+
+std::byte* RailDirect::input(size_t chunk, size_t node) const {
+  const auto me = static_cast<size_t>(job_.node);
+  return work(chunk) + (node < me ? node : node - 1) * part_bytes_;
+}
+
+void RailDirect::tick() {
+  if (next_ < chunks_) exchange_parts(next_);
+  if (next_ >= kLag && next_ - kLag < chunks_) reduce_part(next_ - kLag);
+  ++next_;
+}
+
+void RailDirect::advance() {
+  // As long as chunks are to come, begin() does.
+  while (next_ >= chunks_ && next_ < chunks_ + kLag && may_tick()) tick();
+}
+
+bool RailDirect::done(size_t chunk) {
+  if (next_ <= chunk + kLag) return false;
+  State& now = state(chunk);
+  if (now.results != now.to_get || now.sent != now.to_send) return false;
+  if (converts() && !now.widened) {
+    widen(reinterpret_cast<float*>(slot(chunk)), travelling(chunk), job_.travels,
+          job_.slices.of(chunk, job_.rail).size());
+    now.widened = true;
+  }
+  return true;
+}
+
+void RailDirect::exchange_parts(size_t chunk) {
+  const auto me = static_cast<size_t>(job_.node);
+  State& now = state(chunk) = State{};
+  // Beginning with the next node: not all send to the same one at the same time.
+  for (size_t i = 1; i < nodes(); ++i) {
+    const size_t to = (me + i) % nodes();
+    const Slice part = part_of(chunk, to);
+    const TcpCall::Message parts = message(to, chunk, false, part.size());
+    std::byte* const data = travelling(chunk) + part.begin * travelling_element_;
+    if (converts()) {
+      narrow(data, reinterpret_cast<const float*>(slot(chunk)) + part.begin, job_.travels, part.size());
+    }
+    tcp_.send(parts, data, &now.sent);
+    now.to_send += tcp_.parts(parts.bytes);
+  }
+  const size_t mine = part_of(chunk, me).size();
+  for (size_t i = 1; i < nodes(); ++i) {
+    const size_t from = (me + i) % nodes();
+    const TcpCall::Message parts = message(from, chunk, false, mine);
+    tcp_.receive(parts, input(chunk, from), &now.arrived);
+    now.to_arrive += tcp_.parts(parts.bytes);
+  }
+}
+
+void RailDirect::reduce_part(size_t chunk) {
+  const auto me = static_cast<size_t>(job_.node);
+  State& now = state(chunk);
+  const Slice mine = part_of(chunk, me);
+  std::byte* const result = travelling(chunk) + mine.begin * travelling_element_;
+  if (converts()) {
+    reduce_converting(chunk, mine);
+  } else if (!mine.empty()) {
+    std::vector<const void*> sources(nodes());
+    for (size_t node = 0; node < nodes(); ++node) sources[node] = node == me ? result : input(chunk, node);
+    reduce(result, sources.data(), static_cast<int>(nodes()), mine.size(), job_.dtype, job_.reduction);
+  }
+  for (size_t i = 1; i < nodes(); ++i) {
+    const size_t to = (me + i) % nodes();
+    if (!reads(to)) continue;
+    const TcpCall::Message results = message(to, chunk, true, mine.size());
+    tcp_.send(results, result, &now.sent);
+    now.to_send += tcp_.parts(results.bytes);
+  }
+  for (size_t i = 1; i < nodes() && reads(me); ++i) {
+    const size_t from = (me + i) % nodes();
+    const Slice part = part_of(chunk, from);
+    const TcpCall::Message results = message(from, chunk, true, part.size());
+    tcp_.receive(results, travelling(chunk) + part.begin * travelling_element_, &now.results);
+    now.to_get += tcp_.parts(results.bytes);
+  }
+}
+
+void RailDirect::reduce_converting(size_t chunk, const Slice& mine) {
+  const auto me = static_cast<size_t>(job_.node);
+  float* const own = reinterpret_cast<float*>(slot(chunk)) + mine.begin;
+  std::byte* const result = travelling(chunk) + mine.begin * travelling_element_;
+  std::vector<const void*> sources(nodes());
+  for (size_t at = 0; at < mine.size(); at += kConverted) {
+    const size_t count = std::min(kConverted, mine.size() - at);
+    for (size_t node = 0; node < nodes(); ++node) {
+      float* const wide = widened_.data() + node * kConverted;
+      if (node != me) widen(wide, input(chunk, node) + at * travelling_element_, job_.travels, count);
+      sources[node] = node == me ? own + at : wide;
+    }
+    reduce(own + at, sources.data(), static_cast<int>(nodes()), count, job_.dtype, job_.reduction);
+    narrow(result + at * travelling_element_, own + at, job_.travels, count);
+  }
+}
+
+}  // namespace ours

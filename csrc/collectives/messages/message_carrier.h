@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "collectives/messages/message.h"
+#include "common/error.h"
+#include "transport/node/node_failure.h"
+
+namespace ours {
+
+/// A peer left the group in an orderly way: that ends what waits for it, and nothing else.
+class PeerLeftError : public PeerError {
+ public:
+  using PeerError::PeerError;
+};
+
+/// What moves the messages of one rank to the others. It has no thread and never waits, but in reach() and rest().
+class MessageCarrier {
+ public:
+  virtual ~MessageCarrier() = default;
+
+  virtual int size() const = 0;
+  virtual std::string describe_self() const = 0;
+
+  // ---- by one thread at a time
+
+  virtual void add(const std::shared_ptr<Message>& message) = 0;
+
+  /// Moves everything as far as it goes and appends the messages that ended to `ended`; the caller must finish() them.
+  /// Returns whether anything moved. Throws what fails the group, such as MismatchError where a message does not fit
+  /// the receive that it matches.
+  virtual bool progress(Messages& ended) = 0;
+
+  /// Takes out all messages; their memory is not touched any more.
+  virtual Messages take_all() = 0;
+
+  /// All that are posted and have not ended.
+  virtual Messages posted() const = 0;
+  virtual bool empty() const = 0;
+
+  /// Throws PeerError if `message` can never end, because of a rank that is gone; PeerLeftError if that left.
+  virtual void check_hope(const Message& message) = 0;
+
+  // ---- from any thread
+
+  /// Makes what the message needs before it is added; waits where its peer is not there yet.
+  virtual void reach(const Message& /*message*/) {}
+
+  /// Throws the failure of the group, if there is one.
+  virtual void check() = 0;
+  virtual bool failed() const = 0;
+  virtual void fail(FailureKind kind, const std::string& message) noexcept = 0;
+  /// The same with an error, as the kind that it is.
+  virtual void fail(const std::exception_ptr& error) noexcept = 0;
+
+  /// A number that changes whenever this rank may have something to do.
+  virtual uint32_t heard() const = 0;
+  /// Changes it, and ends the rests of this process's threads.
+  virtual void ring() = 0;
+  /// Rests until ready() holds, which a change of heard() says, or there may be something to move, or for a while: then
+  /// it returns true. ready() may take locks.
+  virtual bool rest(const std::function<bool()>& ready) = 0;
+
+  /// True in a forked child of the process that joined the group.
+  virtual bool in_child() const = 0;
+  /// There will be no more messages.
+  virtual void leave() noexcept = 0;
+};
+
+}  // namespace ours

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+
+#include "collectives/group.h"
+#include "collectives/messages/transfer_limit.h"
+
+namespace ours {
+
+constexpr int kAnySource = -1;
+
+/// One posted send or receive. Completes exactly once, with or without an error.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  virtual bool done() const = 0;
+  /// Null unless the transfer failed.
+  virtual std::exception_ptr error() const = 0;
+  /// The sender's rank, once a receive is done.
+  virtual int source() const = 0;
+};
+
+/// What the users of a transfer want to happen after its end. May block, but not throw; empty for nothing.
+using TransferCallbacks = std::function<void()>;
+
+/// Called once when the transfer completes, on the thread that completed it; must not block and not throw. What it
+/// returns is called next, on that thread, which leaves the other transfers to others meanwhile.
+using TransferDone = std::function<TransferCallbacks(const Transfer&)>;
+
+/// Messages between two ranks of a group, matched by (source, tag) in the order sent. Independent of the collectives'
+/// order. A message whose size or dtype differs from the receive that it matches fails the receive with MismatchError
+/// naming both.
+class PointToPoint {
+ public:
+  virtual ~PointToPoint() = default;
+
+  /// Never blocks. The buffer must live until the transfer is done.
+  virtual std::shared_ptr<Transfer> send(ConstSpan buffer, DType dtype, int dst, int tag, TransferLimitPtr limit,
+                                         TransferDone done) = 0;
+  virtual std::shared_ptr<Transfer> recv(Span buffer, DType dtype, int src, int tag, TransferLimitPtr limit,
+                                         TransferDone done) = 0;
+
+  /// Blocks until `transfer` is done, making progress on the calling thread meanwhile, and starts its limit, which
+  /// fails the group when it has passed. Does not throw the transfer's error.
+  virtual void wait(Transfer& transfer) = 0;
+
+  /// Whether anything that was posted has not ended.
+  virtual bool busy() = 0;
+
+  /// Ends everything posted with an error, here and not on the peers, which may go on among themselves, and lets
+  /// background threads end without waiting for them. What is posted later fails. May be called more than once.
+  virtual void close() noexcept = 0;
+
+  /// After close(): waits until no background thread runs, at most for `limit`. False if one still does, or is this
+  /// one.
+  virtual bool wait_closed(std::chrono::milliseconds limit) = 0;
+};
+
+}  // namespace ours

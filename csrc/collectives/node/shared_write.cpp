@@ -1,0 +1,73 @@
+#include "collectives/node/shared_write.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/reduce.h"
+
+namespace ours {
+
+namespace {
+
+/// One piece the other way in this time: it may cost six times as much.
+constexpr std::chrono::milliseconds kTryEvery{5};
+
+/// To go around the cache has to be that much faster. Between caches it is by three and more; under one it is slower,
+/// or faster by a few per cent at the cost of the readers, who find the data in memory only.
+constexpr double kWorthIt = 2.0;
+
+}  // namespace
+
+bool WriteTimes::next(bool around, Clock::time_point now) {
+  if (around != around_) known_ = 0;
+  around_ = around;
+  trying_ = known_ >= kKept && now >= next_try_;
+  if (trying_) next_try_ = now + kTryEvery;
+  return around != trying_;
+}
+
+void WriteTimes::took(size_t bytes, Clock::duration time) {
+  if (bytes < kTimedBytes) return;
+  const double cost = std::chrono::duration<double, std::nano>(time).count() / static_cast<double>(bytes);
+  if (!trying_) {
+    costs_[known_++ % kKept] = cost;
+    return;
+  }
+  const double cheapest = *std::min_element(costs_, costs_ + kKept);
+  around_is_faster_ = around_ ? cost >= kWorthIt * cheapest : cheapest >= kWorthIt * cost;
+}
+
+SharedWrite::SharedWrite(NodeSession& session, Setting around)
+    : session_(session), setting_(around), around_(around == Setting::On) {}
+
+void SharedWrite::begin() {
+  if (setting_ != Setting::Auto) return;
+  around_ = false;
+  for (int r = 0; r < session_.size(); ++r) {
+    around_ = around_ || session_.block(r).around_is_faster.load(std::memory_order_relaxed);
+  }
+}
+
+void SharedWrite::copy(void* to, const void* from, size_t bytes) {
+  if (bytes < WriteTimes::kTimedBytes) {
+    // Too short to tell anything, and for the fence that ends non-temporal stores to be worth it.
+    if (bytes != 0) std::memcpy(to, from, bytes);
+    return;
+  }
+  const bool timed = setting_ == Setting::Auto;
+  const Clock::time_point begin = timed ? Clock::now() : Clock::time_point{};
+  const bool around = timed ? times_.next(around_, begin) : around_;
+  if (around) {
+    copy_stream(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+  if (!timed) return;
+  times_.took(bytes, Clock::now() - begin);
+  std::atomic<bool>& said = session_.self().around_is_faster;
+  if (said.load(std::memory_order_relaxed) != times_.around_is_faster()) {
+    said.store(times_.around_is_faster(), std::memory_order_relaxed);
+  }
+}
+
+}  // namespace ours

@@ -1,0 +1,15 @@
+#include "collectives/tcp/tcp_group_impl.h"
+
+// barrier: one dissemination (tcp_group_impl.h), which takes log2(size) messages a rank, one after another.
+
+namespace ours {
+
+void TcpGroup::barrier(const Call& call) {
+  guarded([&] {
+    TcpCall tcp(*mesh_, facts_of(call, record_of(call)));
+    Dissemination all(tcp, rank(), size());
+    tcp.run([&] { return all.advance(); });
+  });
+}
+
+}  // namespace ours

@@ -1,0 +1,132 @@
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/tcp/tcp_group_impl.h"
+
+// Reductions among few ranks, where every rank talks to every other.
+//
+// Small messages: every rank sends its whole input to every other, and reduces all of them for itself: one message's
+// time, and more arithmetic than needed.
+//
+// Large messages: a reduce-scatter and an all-gather (Rabenseifner 2004), both direct: rank r gets slice r of all
+// others' inputs, reduces it, and sends the result to all. Each rank sends 2 (P - 1) / P of the message, as around a
+// ring and as little as possible; but the partial sums of a ring, and their roundings, do not exist. Slices travel in
+// parts. While the last parts of the inputs are on their way, the first results are, too: the links stay busy in both
+// directions.
+//
+// Each element is reduced in the order of ranks, in one go: the bits are those of shared memory, whatever the size of
+// the message and wherever it is cut.
+//
+// Nothing is written before all ranks are known to have made the same call: rank r writes a part of slice r when all
+// ranks' parts are here, with their headers, and a part of another slice when its reducer, for which the same holds,
+// has sent it.
+
+namespace ours {
+
+namespace {
+
+constexpr uint16_t kInputs = 0;
+constexpr uint16_t kResults = 1;
+/// Parts whose inputs may arrive at the same time: enough that none waits for the arithmetic,
+constexpr size_t kWindow = 8;
+/// but not more than this many bytes of them, so that they stay in the cache,
+constexpr size_t kWindowBytes = 4 * 1024 * 1024;
+/// and not less than two.
+constexpr size_t kLeastWindow = 2;
+
+}  // namespace
+
+void TcpGroup::reduce_whole(TcpCall& tcp, DType dtype, const Reduction& reduction, const std::byte* in, std::byte* out,
+                            size_t count) {
+  const auto ranks = static_cast<size_t>(size());
+  const auto me = static_cast<size_t>(rank());
+  const size_t bytes = count * size_of(dtype);
+  std::byte* const all = scratch(ranks * bytes);
+  // From a copy: the result may go where the input is before all of it is sent.
+  if (bytes != 0) std::memcpy(all + me * bytes, in, bytes);
+  size_t sent = 0;
+  size_t received = 0;
+  size_t parts = 0;
+  for (size_t i = 1; i < ranks; ++i) {
+    const auto to = static_cast<int>((me + i) % ranks);
+    tcp.send({to, kInputs, bytes}, all + me * bytes, &sent);
+  }
+  for (size_t i = 1; i < ranks; ++i) {
+    const size_t from = (me + ranks - i) % ranks;
+    tcp.receive({static_cast<int>(from), kInputs, bytes}, all + from * bytes, &received);
+    parts += tcp.parts(bytes);
+  }
+  tcp.run([&] { return sent == parts && received == parts; });
+  if (out == nullptr || count == 0) return;
+  std::vector<const void*> sources(ranks);
+  for (size_t r = 0; r < ranks; ++r) sources[r] = all + r * bytes;
+  ours::reduce(out, sources.data(), size(), count, dtype, reduction);
+}
+
+void TcpGroup::reduce_direct(TcpCall& tcp, const Reducing& job) {
+  const auto ranks = static_cast<size_t>(size());
+  const auto me = static_cast<size_t>(rank());
+  const size_t element = size_of(job.dtype);
+  const size_t chunk = mesh_->plan().chunk_bytes;
+  const size_t own_bytes = job.counts[me] * element;
+  const size_t own_parts = tcp.parts(own_bytes);
+  const size_t window = std::clamp(kWindowBytes / (chunk * ranks), kLeastWindow, kWindow);
+  const bool reads = std::find(job.readers.begin(), job.readers.end(), rank()) != job.readers.end();
+
+  // Memory: the parts of the others' inputs, then the result where it goes to others only.
+  std::byte* const memory = scratch(window * (ranks - 1) * chunk + (job.outputs[me] == nullptr ? own_bytes : 0));
+  std::byte* const result = job.outputs[me] != nullptr ? job.outputs[me] : memory + window * (ranks - 1) * chunk;
+  const auto place = [&](size_t part, size_t peer) {
+    return memory + ((part % window) * (ranks - 1) + (peer < me ? peer : peer - 1)) * chunk;
+  };
+
+  size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
+  std::vector<size_t> arrived(own_parts, 0);
+  size_t posted = 0, reduced = 0;
+  const auto bytes_of = [&](size_t r) { return job.counts[r] * element; };
+
+  // Beginning with the next rank: not all send to the same one at the same time.
+  for (size_t i = 1; i < ranks; ++i) {
+    const size_t to = (me + i) % ranks;
+    tcp.send({static_cast<int>(to), kInputs, bytes_of(to)}, job.inputs[to], &sent);
+    to_send += tcp.parts(bytes_of(to));
+  }
+  const auto post = [&] {
+    for (; posted < own_parts && posted < reduced + window; ++posted) {
+      for (size_t i = 1; i < ranks; ++i) {
+        const size_t from = (me + i) % ranks;
+        tcp.receive_part({static_cast<int>(from), kInputs, own_bytes}, posted, place(posted, from), &arrived[posted]);
+      }
+      if (posted + 1 < own_parts || !reads) continue;
+      for (size_t i = 1; i < ranks; ++i) {
+        const size_t from = (me + i) % ranks;
+        tcp.receive({static_cast<int>(from), kResults, bytes_of(from)}, job.outputs[from], &received);
+        to_receive += tcp.parts(bytes_of(from));
+      }
+    }
+  };
+  std::vector<const void*> sources(ranks);
+  const auto reduce_part = [&](size_t part) {
+    const Slice bytes = piece_of(own_bytes, chunk, part);
+    for (size_t r = 0; r < ranks; ++r) sources[r] = r == me ? job.inputs[me] + bytes.begin : place(part, r);
+    if (!bytes.empty()) {
+      ours::reduce(result + bytes.begin, sources.data(), size(), bytes.size() / element, job.dtype, job.reduction);
+    }
+    for (const int reader : job.readers) {
+      if (reader == rank()) continue;
+      tcp.send_part({reader, kResults, own_bytes}, part, result + bytes.begin, &sent);
+      ++to_send;
+    }
+  };
+
+  post();
+  tcp.run([&] {
+    while (reduced < own_parts && arrived[reduced] == ranks - 1) {
+      reduce_part(reduced++);
+      post();
+    }
+    return reduced == own_parts && sent == to_send && received == to_receive;
+  });
+}
+
+}  // namespace ours

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "transport/node/node_session.h"
+
+namespace ours {
+
+/// One end of the byte stream from one rank to another: a ring in shared memory with one writer and one reader, each of
+/// which is one thread at a time. Neither side ever waits.
+class Channel {
+ public:
+  Channel() = default;
+  Channel(NodeSession& session, int from, int to);
+
+  /// Bytes that can be read now.
+  size_t readable() const;
+
+  /// Bytes that can be written now.
+  size_t writable() const;
+
+  /// Copies up to `bytes` bytes in or out; returns how many.
+  size_t write(const void* data, size_t bytes);
+  size_t read(void* data, size_t bytes);
+
+  /// Drops up to `bytes` bytes; returns how many.
+  size_t skip(size_t bytes);
+
+  /// Copies the next `bytes` bytes without taking them; all of them must be readable.
+  void peek(void* data, size_t bytes) const;
+
+ private:
+  void copy_out(uint64_t position, void* data, size_t bytes) const;
+
+  ChannelHead* head_ = nullptr;
+  std::byte* ring_ = nullptr;
+  size_t capacity_ = 0;
+};
+
+}  // namespace ours

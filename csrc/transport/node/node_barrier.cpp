@@ -1,0 +1,62 @@
+#include "transport/node/node_barrier.h"
+
+namespace ours {
+
+void NodeBarrier::sync(Deadline deadline, uint64_t call, const std::function<std::string()>& what) {
+  session_.failure().check();
+  ++epoch_;
+  // The store inside signal() is also the release of everything published.
+  signal(session_.self().arrival[parity()].number, epoch_);
+  Interrupts interrupts;
+  for (int r = 0; r < session_.size(); ++r) {
+    if (r == session_.rank()) continue;
+    wait_on(
+        session_.block(r).arrival[parity()].number, session_.wait_policy(), deadline,
+        [&] { return arrived(r, epoch_); },
+        [&] {
+          look_around(deadline, call, what);
+          session_.check_interrupts(interrupts, what);
+        });
+  }
+}
+
+bool NodeBarrier::arrived(int rank, uint32_t number) const {
+  // Acquire: what the peer published is read next; sequentially consistent for NodeGroup::withdraw(). The difference is
+  // signed because the counters wrap.
+  const uint32_t last = session_.block(rank).arrival[number & 1].number.value.load(std::memory_order_seq_cst);
+  return static_cast<int32_t>(last - number) >= 0;
+}
+
+bool NodeBarrier::all_arrived(uint32_t number) const {
+  for (int r = 0; r < session_.size(); ++r) {
+    if (!arrived(r, number)) return false;
+  }
+  return true;
+}
+
+void NodeBarrier::look_around(Deadline deadline, uint64_t call, const std::function<std::string()>& what) {
+  session_.failure().check();
+  // All of them, not only the one awaited first: it may be busy for long while another has died.
+  std::vector<int> absent;
+  std::string names;
+  for (int r = 0; r < session_.size(); ++r) {
+    if (arrived(r, epoch_)) continue;
+    const std::string refusal = session_.refusal(r, call);
+    if (!refusal.empty()) session_.failure().raise(FailureKind::Mismatch, refusal);
+    const char* why = session_.absence(r);
+    // It may have arrived, and then ended, since we last looked.
+    if (why != nullptr && !arrived(r, epoch_)) session_.lost(r, why, what());
+    names += (absent.empty() ? "" : ", ") + session_.describe(r);
+    absent.push_back(r);
+  }
+  if (absent.empty()) return;
+  if (session_.lookout() != nullptr) session_.lookout()->look_around(absent);
+  if (!deadline.passed()) return;
+  if (session_.lookout() != nullptr) names = session_.lookout()->culprits(absent);
+  session_.failure().raise(FailureKind::Timeout,
+                           what() + ": Timed out waiting " + std::to_string(deadline.timeout().count()) + "ms on " +
+                               session_.describe(session_.rank()) + " for " + names +
+                               ". Are they still computing (raise the timeout), stopped, or on another code path?");
+}
+
+}  // namespace ours

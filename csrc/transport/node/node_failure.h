@@ -1,0 +1,55 @@
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <string>
+
+#include "transport/node/node_layout.h"
+
+namespace ours {
+
+enum class FailureKind : uint32_t { None, System, Mismatch, Timeout, Peer, Aborted };
+
+/// The failure that ended a group. The first rank that fails writes it into the segment, where all others find it; from
+/// then on every call on every rank throws the same error.
+class NodeFailure {
+ public:
+  NodeFailure(SegmentHeader& header, RankBlock* blocks, int ranks) : header_(header), blocks_(blocks), ranks_(ranks) {}
+
+  /// Records the failure (unless there is one) here and, as far as possible, for the peers, and wakes every sleeper.
+  void fail(FailureKind kind, const std::string& message) noexcept;
+
+  /// Records `error` as the kind that it is. InvalidArgument is no failure of the group.
+  void fail(const std::exception_ptr& error) noexcept;
+
+  /// Throws the group's failure, if there is one.
+  void check();
+
+  /// Throws the group's failure, or does what fail() and check() do with this one.
+  [[noreturn]] void raise(FailureKind kind, const std::string& message);
+
+  bool failed() const;
+
+  /// Whether each peer that looks from now on finds a failure.
+  bool told() const;
+
+  FailureKind kind();
+
+  /// The message of the failure, or empty.
+  std::string message();
+
+ private:
+  /// Takes over a failure that a peer wrote.
+  void adopt();
+
+  SegmentHeader& header_;
+  RankBlock* blocks_;
+  int ranks_;
+  std::atomic<bool> known_{false};
+  std::mutex mutex_;  // guards the two below
+  FailureKind kind_ = FailureKind::None;
+  std::string message_;
+};
+
+}  // namespace ours

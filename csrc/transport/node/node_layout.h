@@ -1,0 +1,163 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "transport/node/own_cores.h"
+
+// What lies where in the shared segment of one group on one node. Everything here is read by other processes, so it is
+// plain memory with lock-free atomics; sizes follow from (ranks, chunk, ring) alone.
+//
+//   SegmentHeader | RankBlock[ranks] | tables[ranks] | stages[ranks] | channels[ranks][ranks]
+//
+// A rank writes the data of its own block, table, stage and outgoing channels. Of others' it touches counters only: it
+// rings doorbells, counts itself among sleepers, and says how far it has read an incoming channel. The failure record
+// in the header is written once, by whoever fails first.
+
+namespace ours {
+
+constexpr size_t kCacheLine = 64;
+constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
+constexpr uint32_t kSegmentVersion = 9;
+
+/// So many ranks are named in the board of a RankBlock.
+constexpr size_t kMostBlamed = 8;
+
+/// A counter that others can sleep on. `sleepers` lets the writer skip the system call when nobody sleeps.
+struct SleepWord {
+  std::atomic<uint32_t> value;
+  std::atomic<uint32_t> sleepers;
+};
+
+/// What one rank called: every field must agree on all ranks.
+struct CallRecord {
+  uint64_t seq;
+  uint64_t count;  ///< elements, where all ranks must give the same number; else 0
+  double factor;   ///< of PREMUL_SUM
+  int32_t root;    ///< -1 where the operation has none
+  uint8_t op;      ///< Op
+  uint8_t dtype;   ///< DType
+  uint8_t kind;    ///< ReduceKind
+};
+
+/// A call that a rank did not make, because its arguments had no meaning there.
+struct Refusal {
+  std::atomic<uint64_t> seq;  ///< 0: none
+  char why[504];
+};
+
+/// How many refusals of a rank can be read. Peers look within milliseconds, so one would do for most programs.
+constexpr size_t kRefusals = 4;
+
+/// What a rank shows with a synchronisation: all that a small message needs, in the line that its peers poll anyway and
+/// the one after it, which processors fetch along.
+struct alignas(2 * kCacheLine) Arrival {
+  /// Number of the last synchronisation of this parity that the rank has arrived at.
+  SleepWord number;
+  /// On which core the rank was when it began its last collective.
+  std::atomic<int32_t> core;
+  CallRecord record;
+  /// The rank's part of a message that is short enough.
+  alignas(16) std::byte data[80];
+};
+
+struct alignas(alignof(Arrival)) RankBlock {
+  /// By parity of the synchronisations.
+  Arrival arrival[2];
+  /// Bumped by any peer that has put something into, or taken something out of, one of this rank's channels.
+  alignas(kCacheLine) SleepWord doorbell;
+  /// monitored_barrier: how many this rank has reached and, on rank 0, which it has judged.
+  alignas(kCacheLine) SleepWord monitor;
+  /// Number of HeapParts that its buffer consists of, by parity; 0: it does not lie in the heap. They are in its stage.
+  alignas(kCacheLine) uint64_t heap_parts[2];
+  /// Whether it measured that what ranks share is better written around their caches.
+  std::atomic<bool> around_is_faster;
+  /// For whom outside the node this rank waits, as numbers in the group, and in which call; where there are fewer, -1
+  /// ends the list. Its node's ranks, which may wait for this one, name those in errors.
+  std::atomic<uint64_t> blame_call;
+  std::atomic<int32_t> blamed[kMostBlamed];
+  std::atomic<uint32_t> state;  ///< RankState
+  int32_t pid;
+  char host[64];
+  CoreShare cores;
+  /// The last calls that this rank refused, by turns.
+  Refusal refusals[kRefusals];
+};
+
+/// A part of a rank's buffer: where it lies in the rank's arena (see NodeHeap).
+struct HeapPart {
+  uint64_t offset;
+  uint64_t bytes;
+};
+
+enum RankState : uint32_t { kAbsent = 0, kAttached = 1, kLeft = 2 };
+
+struct SegmentHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t ranks;
+  uint64_t nonce[2];
+  uint64_t chunk_bytes;
+  uint64_t ring_bytes;
+  uint64_t small_bytes;
+  int32_t leader_pid;
+  int32_t heap_fd;                         ///< the leader's descriptor of the heap's file; < 0: there is none
+  alignas(kCacheLine) SleepWord attached;  ///< number of ranks that have attached
+  /// How much of the reduction in the heap under way has been taken on, in shares.
+  alignas(kCacheLine) std::atomic<uint64_t> shares_taken;
+
+  /// The first failure of the group. 0: none; 1: being written; 2: readable.
+  alignas(kCacheLine) std::atomic<uint32_t> failure_state;
+  uint32_t failure_kind;
+  char failure_message[3000];
+};
+
+/// A stream of bytes from one rank to another; positions count all bytes ever moved.
+struct ChannelHead {
+  alignas(kCacheLine) std::atomic<uint64_t> written;
+  alignas(kCacheLine) std::atomic<uint64_t> read;
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "channels need lock-free 64-bit atomics");
+static_assert(sizeof(Arrival) == 2 * kCacheLine);
+static_assert(std::is_standard_layout_v<RankBlock> && std::is_standard_layout_v<SegmentHeader>);
+
+/// Offsets into the segment (bytes). Pure arithmetic.
+struct NodeLayout {
+  size_t ranks;
+  size_t chunk_bytes;  ///< bytes that a rank publishes per synchronisation
+  size_t ring_bytes;   ///< capacity of a channel
+
+  size_t blocks() const { return align(sizeof(SegmentHeader)); }
+  size_t tables() const { return align(blocks() + ranks * sizeof(RankBlock)); }
+  /// Per rank and parity: bytes sent to, and expected from, each rank.
+  size_t table_bytes() const { return align_line(2 * ranks * sizeof(uint64_t)); }
+  size_t table(size_t rank, size_t parity) const { return tables() + (2 * rank + parity) * table_bytes(); }
+
+  size_t stages() const { return align(tables() + 2 * ranks * table_bytes()); }
+  /// So many results can a rank show at a time: two by turns, or the last chunks that a rail has been through.
+  static constexpr size_t kResults = 4;
+  /// Reduced slices are a chunk divided by the ranks, rounded up to whole cache lines.
+  size_t result_bytes() const { return align_line(chunk_bytes / ranks + 2 * kCacheLine); }
+  /// Of both stages and so many results.
+  size_t stage_bytes(size_t results) const { return 2 * chunk_bytes + results * result_bytes(); }
+  size_t stage_stride() const { return align(stage_bytes(kResults)); }
+  size_t stage(size_t rank, size_t parity) const { return stages() + rank * stage_stride() + parity * chunk_bytes; }
+  size_t result(size_t rank, size_t number) const {
+    return stages() + rank * stage_stride() + stage_bytes(number % kResults);
+  }
+
+  size_t channels() const { return stages() + ranks * stage_stride(); }
+  size_t channel_stride() const { return align(sizeof(ChannelHead) + ring_bytes); }
+  size_t channel(size_t from, size_t to) const { return channels() + (from * ranks + to) * channel_stride(); }
+
+  size_t total() const { return channels() + ranks * ranks * channel_stride(); }
+
+ private:
+  static size_t align_line(size_t n) { return (n + kCacheLine - 1) / kCacheLine * kCacheLine; }
+  static size_t align(size_t n) { return (n + 4095) / 4096 * 4096; }
+};
+
+}  // namespace ours

@@ -1,0 +1,299 @@
+#include "transport/node/node_session.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <sstream>
+
+#include "common/descriptors.h"
+#include "common/machine_share.h"
+#include "common/options.h"
+#include "common/own_name.h"
+
+namespace ours {
+
+namespace {
+
+std::string boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id.empty() ? "unknown" : id;
+}
+
+WaitPolicy wait_policy_for(bool have_own_cores) {
+  // Even ranks that could have a core each are now and then put on the same one by the scheduler: after a moment of
+  // spinning, which saves the system call where the answer is near, everybody yields.
+  constexpr std::chrono::microseconds kBriefly{2};
+  WaitPolicy policy;
+  policy.awake = std::chrono::microseconds(options().yield_us);
+  if (options().spin == Setting::On) policy.spin = policy.awake;
+  if (options().spin == Setting::Auto && have_own_cores) policy.spin = kBriefly;
+  return policy;
+}
+
+std::shared_ptr<SharedMemory> create_memory(int ranks, size_t bytes) {
+  try {
+    return SharedMemory::create(bytes);
+  } catch (const MemoryRefused&) {
+    if (ranks > 1) throw;
+    return SharedMemory::create_alone(bytes);  // nobody is to open it
+  }
+}
+
+Fd create_heap_file(int ranks) {
+  try {
+    return NodeHeap::create_file(ranks);
+  } catch (const SystemError&) {
+    // A limit on the size of files, say. Without a heap, tensors are copied into the segment and out of it.
+    return Fd();
+  }
+}
+
+Fd open_heap_file(const SegmentHeader& header) {
+  if (header.heap_fd < 0) return Fd();
+  const std::string path = "/proc/" + std::to_string(header.leader_pid) + "/fd/" + std::to_string(header.heap_fd);
+  return Fd(with_descriptors([&] { return ::open(path.c_str(), O_RDWR | O_CLOEXEC); }));
+}
+
+/// The parts of an address.
+struct Address {
+  std::string node_id;
+  std::string boot;
+  pid_t pid = 0;
+  int fd = -1;
+  uint64_t nonce[2] = {};
+
+  std::string text() const {
+    std::ostringstream out;
+    out << "ours1 " << boot << ' ' << pid << ' ' << fd << ' ' << nonce[0] << ' ' << nonce[1] << " [" << node_id << ']';
+    return out.str();
+  }
+
+  static Address parse(const std::string& text) {
+    Address address;
+    std::istringstream in(text);
+    std::string tag, node;
+    in >> tag >> address.boot >> address.pid >> address.fd >> address.nonce[0] >> address.nonce[1];
+    std::getline(in, node);
+    if (!in || tag != "ours1" || node.size() < 3)
+      throw Error("malformed address of a peer's shared memory: '" + text +
+                  "'; does another program use the same store?");
+    address.node_id = node.substr(2, node.size() - 3);
+    return address;
+  }
+};
+
+/// The ranks reserve their parts one by one. Where there is not enough for all, the system would end some process, and
+/// not always one of these.
+void check_room(const NodeLayout& layout) {
+  const std::optional<MemoryRoom> room = memory_room();
+  if (!room || layout.channels() <= room->bytes) return;
+  throw Error("the shared memory of " + std::to_string(layout.ranks) + " ranks takes " +
+              std::to_string(layout.channels() >> 20) + " MiB with chunks of " + std::to_string(layout.chunk_bytes) +
+              " bytes, but there are only " + std::to_string(room->bytes >> 20) + " MiB (" + room->source +
+              "). Set OURS_CHUNK_BYTES to less, 512K say, or give the job more memory");
+}
+
+NodeLayout layout_of(const SegmentHeader& header) {
+  return NodeLayout{header.ranks, header.chunk_bytes, header.ring_bytes};
+}
+
+}  // namespace
+
+NodeConfig NodeConfig::from_options(int ranks) {
+  constexpr size_t kDefaultChunk = 512 * 1024;
+  // Reducing everything on every rank costs ranks^2 times the bytes, dividing the work a second synchronisation.
+  constexpr size_t kDefaultSmall = 256 * 1024;
+  constexpr size_t kDefaultRing = 256 * 1024;
+  const Options& options = ours::options();
+  NodeConfig config{};
+  // Every rank must get at least a cache line of a chunk.
+  const size_t least = static_cast<size_t>(ranks) * 4 * kCacheLine;
+  config.chunk_bytes =
+      std::max(options.chunk_bytes != 0 ? static_cast<size_t>(options.chunk_bytes) : kDefaultChunk, least);
+  config.chunk_bytes = (config.chunk_bytes + 4095) / 4096 * 4096;
+  config.small_bytes = std::min(
+      options.small_bytes != 0 ? static_cast<size_t>(options.small_bytes) : kDefaultSmall / static_cast<size_t>(ranks),
+      config.chunk_bytes);
+  config.ring_bytes = kDefaultRing;
+  return config;
+}
+
+std::shared_ptr<NodeSession> NodeSession::create(int rank, int size, const NodeConfig& config) {
+  const NodeLayout layout{static_cast<size_t>(size), config.chunk_bytes, config.ring_bytes};
+  check_room(layout);
+  auto memory = create_memory(size, layout.total());
+  memory->reserve(0, layout.stages());
+  auto* header = reinterpret_cast<SegmentHeader*>(memory->data());
+  header->magic = kSegmentMagic;
+  header->version = kSegmentVersion;
+  header->ranks = static_cast<uint32_t>(size);
+  header->chunk_bytes = config.chunk_bytes;
+  header->ring_bytes = config.ring_bytes;
+  header->small_bytes = config.small_bytes;
+  if (::getrandom(header->nonce, sizeof(header->nonce), 0) != sizeof(header->nonce)) {
+    throw SystemError("cannot draw a nonce (getrandom)", errno);
+  }
+  Fd heap_file = create_heap_file(size);
+  header->leader_pid = ::getpid();
+  header->heap_fd = heap_file.get();
+  return std::make_shared<NodeSession>(rank, size, std::move(memory), std::move(heap_file));
+}
+
+std::shared_ptr<NodeSession> NodeSession::open(int rank, int size, const std::string& text) {
+  const Address address = Address::parse(text);
+  if (address.node_id != options().node_id) {
+    throw NotSameNode("OURS_NODE_ID is '" + options().node_id + "' here and '" + address.node_id + "' there");
+  }
+  if (address.boot != boot_id()) throw NotSameNode("the two run under different kernels (boot ids differ)");
+  std::shared_ptr<SharedMemory> memory;
+  try {
+    memory = SharedMemory::open("/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd));
+  } catch (const Error& e) {
+    throw NotSameNode(std::string(e.what()) + " (another container, user or process namespace?)");
+  }
+  const auto* header = reinterpret_cast<const SegmentHeader*>(memory->data());
+  const bool ours = memory->bytes() >= sizeof(SegmentHeader) && header->magic == kSegmentMagic &&
+                    header->nonce[0] == address.nonce[0] && header->nonce[1] == address.nonce[1];
+  if (!ours) throw NotSameNode("the memory found there is not the leader's (another process namespace?)");
+  if (header->version != kSegmentVersion)
+    throw Error("the leader runs another version of this package; install one version");
+  if (header->ranks != static_cast<uint32_t>(size) || memory->bytes() < layout_of(*header).total()) {
+    throw Error("the leader's group has " + std::to_string(header->ranks) + " ranks, this one " + std::to_string(size));
+  }
+  return std::make_shared<NodeSession>(rank, size, std::move(memory));
+}
+
+NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory, Fd heap_file)
+    : rank_(rank), size_(size), memory_(std::move(memory)), watches_(static_cast<size_t>(size)) {
+  layout_ = layout_of(header());
+  wait_policy_ = wait_policy_for(false);
+  if (!heap_file.valid()) heap_file = open_heap_file(header());
+  if (heap_file.valid()) heap_ = std::make_shared<NodeHeap>(rank, size, std::move(heap_file), options().huge_pages);
+  failure_ = std::make_unique<NodeFailure>(header(), &block(0), size);
+  attach();
+}
+
+NodeSession::~NodeSession() { leave(); }
+
+void NodeSession::attach() {
+  RankBlock& me = self();
+  if (me.state.load() != kAbsent) {
+    throw Error("rank " + std::to_string(rank_) + " is taken twice in one group; give each process a rank of its own");
+  }
+  me.pid = owner_.pid();
+  const std::string host = host_name();
+  std::memcpy(me.host, host.data(), std::min(host.size(), sizeof(me.host) - 1));
+  me.cores = own_share();
+  me.state.store(kAttached, std::memory_order_release);
+  signal(header().attached);
+}
+
+std::string NodeSession::address() const {
+  Address address;
+  address.node_id = options().node_id;
+  address.boot = boot_id();
+  address.pid = owner_.pid();
+  address.fd = memory_->fd();
+  std::memcpy(address.nonce, header().nonce, sizeof(address.nonce));
+  return address.text();
+}
+
+void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& poll) {
+  const auto all = [&] {
+    return header().attached.value.load(std::memory_order_acquire) >= static_cast<uint32_t>(size_);
+  };
+  Interrupts interrupts;
+  wait_on(header().attached, wait_policy_, deadline, all, [&] {
+    poll();
+    failure_->check();
+    check_interrupts(interrupts, [] { return std::string("the making of the group"); });
+    if (!deadline.passed()) return;
+    std::string absent;
+    for (int r = 0; r < size_; ++r) {
+      if (block(r).state.load() == kAbsent) absent += (absent.empty() ? "" : ", ") + std::to_string(r);
+    }
+    throw TimeoutError("not all ranks joined the group within " + std::to_string(deadline.timeout().count()) +
+                       " ms; absent: rank " + absent + ". Were they started, and did they fail?");
+  });
+  want_descriptors(static_cast<size_t>(size_));
+  std::vector<CoreShare> shares;
+  for (int r = 0; r < size_; ++r) {
+    // Acquire: the peer's pid, host and cores are read below.
+    while (block(r).state.load(std::memory_order_acquire) == kAbsent) ::sched_yield();
+    if (r != rank_ && block(r).pid != owner_.pid()) watches_[static_cast<size_t>(r)] = ProcessWatch(block(r).pid);
+    shares.push_back(block(r).cores);
+  }
+  wait_policy_ = wait_policy_for(have_own_cores(shares));
+}
+
+void NodeSession::leave() noexcept {
+  if (in_child()) return;
+  if (self().state.exchange(kLeft, std::memory_order_acq_rel) == kLeft) return;
+  wake_sleepers(self());
+  // Receivers of any source sleep on their own doorbells.
+  for (int r = 0; r < size_; ++r) signal(block(r).doorbell);
+}
+
+void NodeSession::refuse(uint64_t call, const std::string& why) noexcept {
+  if (in_child()) return;
+  Refusal& place = self().refusals[refusals_++ % kRefusals];
+  place.seq.store(0, std::memory_order_relaxed);
+  const size_t length = std::min(why.size(), sizeof(place.why) - 1);
+  std::memcpy(place.why, why.data(), length);
+  place.why[length] = '\0';
+  // Release: a peer that reads the number also reads the text.
+  place.seq.store(call, std::memory_order_release);
+}
+
+std::string NodeSession::refusal(int rank, uint64_t call) const {
+  for (const Refusal& one : block(rank).refusals) {
+    if (one.seq.load(std::memory_order_acquire) != call) continue;
+    return {one.why, ::strnlen(one.why, sizeof(one.why))};
+  }
+  return "";
+}
+
+bool NodeSession::in_child() const { return !owner_.is_here(); }
+
+std::string NodeSession::describe(int rank) const {
+  const RankBlock& peer = block(rank);
+  std::string name = "rank " + std::to_string(number_of(rank));
+  if (peer.state.load(std::memory_order_acquire) == kAbsent) return name;
+  return name + " (host " + peer.host + ", pid " + std::to_string(peer.pid) + ")";
+}
+
+void NodeSession::widen(std::vector<int> numbers, NodeLookout* lookout) {
+  numbers_ = std::move(numbers);
+  lookout_ = lookout;
+}
+
+const char* NodeSession::absence(int rank) const {
+  if (block(rank).state.load(std::memory_order_acquire) == kLeft) {
+    return "left the group (it destroyed it or ended before the others did)";
+  }
+  if (watches_[static_cast<size_t>(rank)].ended()) return "died";
+  return nullptr;
+}
+
+void NodeSession::check_interrupts(Interrupts& interrupts, const std::function<std::string()>& what) {
+  const std::string name = interrupts.look();
+  if (name.empty()) return;
+  failure_->raise(FailureKind::System, describe_interrupt(describe(rank_), name, "during " + what()));
+}
+
+void NodeSession::lost(int rank, const char* why, const std::string& what) {
+  failure_->raise(FailureKind::Peer, describe(rank) + ' ' + why + " during " + what + "; noticed by " +
+                                         describe(rank_) +
+                                         ". The group cannot be used any more; make a new one without it");
+}
+
+}  // namespace ours

@@ -1,0 +1,143 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/deadline.h"
+#include "common/error.h"
+#include "common/fd.h"
+#include "common/interrupts.h"
+#include "common/owning_process.h"
+#include "common/process_watch.h"
+#include "common/shared_memory.h"
+#include "transport/node/node_failure.h"
+#include "transport/node/node_heap.h"
+#include "transport/node/node_layout.h"
+#include "transport/node/node_wait.h"
+
+namespace ours {
+
+/// The leader's memory cannot be reached from here: the two ranks do not share a node.
+class NotSameNode : public Error {
+ public:
+  using Error::Error;
+};
+
+/// What the leader decides for all ranks (their environments may differ).
+struct NodeConfig {
+  size_t chunk_bytes;
+  size_t small_bytes;
+  size_t ring_bytes;
+
+  /// From OURS_CHUNK_BYTES and OURS_SMALL_BYTES, with defaults for `ranks`.
+  static NodeConfig from_options(int ranks);
+};
+
+/// What a rank of a group that reaches beyond the node does while it waits for its node's ranks.
+class NodeLookout {
+ public:
+  virtual ~NodeLookout() = default;
+
+  /// Called about every 50 ms with the ranks of the node that are awaited. Throws to end the wait.
+  virtual void look_around(const std::vector<int>& absent) = 0;
+
+  /// Who is to blame for a wait that has taken too long: those ranks of the node, or those that they wait for.
+  virtual std::string culprits(const std::vector<int>& absent) = 0;
+};
+
+/// One group's ranks on one node, and the shared memory between them. The leader creates the segment and publishes its
+/// address(); the others open it. That both see the same memory is proved, not assumed: the boot id must agree, and
+/// then a nonce from the address must be found in the mapping.
+class NodeSession {
+ public:
+  /// The leader's side. Rank numbers are positions in the group, 0 <= rank < size; any of them can lead.
+  static std::shared_ptr<NodeSession> create(int rank, int size, const NodeConfig& config);
+
+  /// The others' side. Throws NotSameNode with the reason where the address leads to no memory shared with its leader.
+  static std::shared_ptr<NodeSession> open(int rank, int size, const std::string& address);
+
+  /// A rank of the group whose segment `memory` is. Ranks that are threads of one process may share a mapping. The
+  /// leader gives the file of the heap, the others find it.
+  NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory, Fd heap_file = Fd());
+  NodeSession(const NodeSession&) = delete;
+  NodeSession& operator=(const NodeSession&) = delete;
+  ~NodeSession();
+
+  /// What the others need to open() this segment: one line of printable text.
+  std::string address() const;
+
+  /// Waits until all ranks have attached. Calls `poll` (may throw) about every 50 ms meanwhile. Throws TimeoutError
+  /// that names the absent ranks.
+  void wait_attached(Deadline deadline, const std::function<void()>& poll);
+
+  /// Tells the peers that this rank will not come again. Never blocks; does nothing in a forked child.
+  void leave() noexcept;
+
+  /// Lets the peers find that this rank does not make the call of that number, and why. Never blocks.
+  void refuse(uint64_t call, const std::string& why) noexcept;
+
+  /// What `rank` has left as the reason why it does not make the call of that number; empty where it has left none.
+  std::string refusal(int rank, uint64_t call) const;
+
+  /// True in a forked child of the process that joined the group: it must not touch the group.
+  bool in_child() const;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  const NodeLayout& layout() const { return layout_; }
+  const WaitPolicy& wait_policy() const { return wait_policy_; }
+  const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
+  NodeFailure& failure() { return *failure_; }
+  /// Null where the system has no memory of that kind to share.
+  const std::shared_ptr<NodeHeap>& heap() const { return heap_; }
+
+  SegmentHeader& header() const { return *at<SegmentHeader>(0); }
+  RankBlock& block(int rank) const { return *at<RankBlock>(layout_.blocks() + rank * sizeof(RankBlock)); }
+  RankBlock& self() const { return block(rank_); }
+  template <class T>
+  T* at(size_t offset) const {
+    return reinterpret_cast<T*>(memory_->data() + offset);
+  }
+
+  /// The node's ranks are only a part of the group: `numbers` are theirs in the group, by which messages name them, and
+  /// `lookout` (which must stay until the next call of this, or null) is asked during waits. Before any other thread
+  /// uses the session.
+  void widen(std::vector<int> numbers, NodeLookout* lookout);
+  NodeLookout* lookout() const { return lookout_; }
+
+  /// The rank's number in the group.
+  int number_of(int rank) const { return numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)]; }
+
+  /// "rank 2 (host node1, pid 4711)"
+  std::string describe(int rank) const;
+
+  /// Why `rank` will never arrive, as a sentence's end ("died", "left the group ..."), or null while it may.
+  const char* absence(int rank) const;
+
+  /// Lets handlers of signals run. What one raises fails the group, and is thrown as its failure. `what` is under way.
+  void check_interrupts(Interrupts& interrupts, const std::function<std::string()>& what);
+
+  /// Makes it the failure of the group that `rank` will never arrive, for that reason, and throws it. `what` was under
+  /// way.
+  [[noreturn]] void lost(int rank, const char* why, const std::string& what);
+
+ private:
+  void attach();
+
+  int rank_;
+  int size_;
+  std::shared_ptr<SharedMemory> memory_;
+  NodeLayout layout_{};
+  WaitPolicy wait_policy_;
+  std::shared_ptr<NodeHeap> heap_;
+  std::unique_ptr<NodeFailure> failure_;
+  std::vector<ProcessWatch> watches_;
+  size_t refusals_ = 0;       ///< so far
+  std::vector<int> numbers_;  ///< in the group, where it is larger than the node
+  NodeLookout* lookout_ = nullptr;
+  OwningProcess owner_;
+};
+
+}  // namespace ours

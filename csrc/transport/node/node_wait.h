@@ -1,0 +1,110 @@
+#pragma once
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "common/deadline.h"
+#include "common/futex.h"
+#include "transport/node/node_layout.h"
+
+namespace ours {
+
+/// How a rank waits for another: awake for a while, since the answer of a running peer comes within microseconds and to
+/// wake a sleeper, or worse an idle core of a virtual machine, costs ten times that. It yields its core all the time,
+/// and sleeps as soon as a yield shows that somebody computes there, so that nobody is robbed of a core.
+struct WaitPolicy {
+  std::chrono::microseconds awake{500};  ///< of this rank's own time: what others do with a yielded core is theirs
+  std::chrono::microseconds spin{0};     ///< first part of `awake`, in which the core is kept instead of yielded
+};
+
+/// A waiting rank looks around (dead peers, abort, deadline) this often.
+constexpr std::chrono::milliseconds kLookAround{50};
+
+/// A yield that takes longer than this has let somebody else run.
+constexpr std::chrono::microseconds kOwnTurn{2};
+
+/// A yield that takes longer than this has let somebody compute who is not about to answer.
+constexpr std::chrono::microseconds kForeignWork{1000};
+
+inline void relax_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// Gives `word` a new value and wakes its sleepers. The store and the look at `sleepers` are sequentially consistent,
+/// as are the sleeper's announcement and its look at the value: one of the two sees the other, so no wake-up is lost.
+inline void signal(SleepWord& word, uint32_t value) {
+  word.value.store(value, std::memory_order_seq_cst);
+  if (word.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(word.value);
+}
+
+/// Adds one to `word`, which others may do at the same time, and wakes its sleepers.
+inline void signal(SleepWord& word) {
+  word.value.fetch_add(1, std::memory_order_seq_cst);
+  if (word.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(word.value);
+}
+
+/// Wakes all that sleep on what a rank does, to look around.
+inline void wake_sleepers(RankBlock& block) {
+  for (SleepWord* word : {&block.arrival[0].number, &block.arrival[1].number, &block.doorbell, &block.monitor}) {
+    futex_wake_all(word->value);
+  }
+}
+
+/// The time that a waiter spends awake.
+class Awake {
+ public:
+  explicit Awake(const WaitPolicy& policy) : policy_(policy) {}
+
+  /// Lets a moment pass, less if ready() holds before. False once it is time to sleep.
+  template <class Ready>
+  bool moment(Ready&& ready) {
+    if (used_ >= policy_.awake) return false;
+    if (last_ - start_ < policy_.spin) {
+      for (int i = 0; i < 32 && !ready(); ++i) relax_cpu();
+    } else {
+      ::sched_yield();
+    }
+    const auto now = Clock::now();
+    const auto took = now - last_;
+    used_ += std::min<Clock::duration>(took, kOwnTurn);
+    last_ = now;
+    return took <= kForeignWork && now - start_ < kLookAround;
+  }
+
+ private:
+  const WaitPolicy policy_;
+  const Clock::time_point start_ = Clock::now();
+  Clock::time_point last_ = start_;
+  Clock::duration used_{0};
+};
+
+/// Returns once ready() holds, which must follow from a change of `word`. Calls look_around() after every sleep; it
+/// throws to end the wait.
+template <class Ready, class LookAround>
+void wait_on(SleepWord& word, const WaitPolicy& policy, Deadline deadline, Ready&& ready, LookAround&& look_around) {
+  if (ready()) return;
+  for (Awake awake(policy); awake.moment(ready);) {
+    if (ready()) return;
+  }
+
+  while (true) {
+    word.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t seen = word.value.load(std::memory_order_seq_cst);
+    if (!ready()) {
+      const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.at() - Clock::now());
+      const auto slice = std::min<std::chrono::nanoseconds>(left, kLookAround);
+      if (slice.count() > 0) futex_wait(word.value, seen, slice);
+    }
+    word.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    if (ready()) return;
+    look_around();
+  }
+}
+
+}  // namespace ours

@@ -1,0 +1,39 @@
+#include "transport/node/own_cores.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <bitset>
+#include <limits>
+
+#include "common/machine_share.h"
+
+namespace ours {
+
+CoreShare own_share() {
+  static_assert(CPU_SETSIZE == kMostCores);
+  CoreShare share{};
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (::sched_getaffinity(0, sizeof(set), &set) == 0) {
+    for (size_t core = 0; core < kMostCores; ++core) {
+      if (CPU_ISSET(core, &set)) share.allowed[core / 64] |= uint64_t{1} << core % 64;
+    }
+  }
+  constexpr auto kMost = static_cast<double>(std::numeric_limits<uint32_t>::max());
+  share.quota = static_cast<uint32_t>(std::min(cpu_quota(), kMost));
+  return share;
+}
+
+bool have_own_cores(const std::vector<CoreShare>& ranks) {
+  std::bitset<kMostCores> together;
+  for (const CoreShare& one : ranks) {
+    if (one.quota < ranks.size()) return false;
+    for (size_t core = 0; core < kMostCores; ++core) {
+      if ((one.allowed[core / 64] >> core % 64 & 1) != 0) together.set(core);
+    }
+  }
+  return together.count() >= ranks.size();
+}
+
+}  // namespace ours

@@ -1,0 +1,120 @@
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/tcp/tcp_mesh.h"
+
+namespace ours {
+
+/// One collective call of this rank: it holds the mesh while it lives, numbers the call, and checks that what arrives
+/// belongs to the same call on the peers. Buffers and counters that are given to it must outlive it.
+class TcpCall {
+ public:
+  struct Facts {
+    Signature signature;
+    uint64_t number;  ///< by which ranks refuse it
+    Deadline deadline;
+    std::function<std::string()> what;  ///< the call in words, for messages
+    /// What to say where a peer's signature is another.
+    std::function<std::string(int peer, const Signature& theirs)> mismatch;
+  };
+
+  /// One message, which travels as parts of at most plan().chunk_bytes. Both ends must describe it alike.
+  struct Message {
+    int peer;
+    uint16_t phase;
+    size_t bytes;
+    uint8_t detail = 0;  ///< to be seen by the receiver in next_from()
+    uint32_t lane = 0;   ///< messages of several lanes share the streams, where one of a single part would use but one
+  };
+
+  TcpCall(TcpMesh& mesh, Facts facts);
+  TcpCall(const TcpCall&) = delete;
+  TcpCall& operator=(const TcpCall&) = delete;
+  ~TcpCall();
+
+  /// Of a message; at least one, so that an empty one is checked, too.
+  size_t parts(size_t bytes) const;
+
+  /// Posts the part or all parts; *done is counted up for each that is in the system's hands.
+  void send(const Message& message, const void* data, size_t* done);
+  void send_part(const Message& message, size_t part, const void* part_data, size_t* done);
+
+  /// Posts the part or all parts; *done is counted up for each that has arrived. A part comes on the stream that its
+  /// number gives, after those posted there before.
+  void receive(const Message& message, void* data, size_t* done);
+  void receive_part(const Message& message, size_t part, void* part_data, size_t* done);
+
+  /// The header of the next message from `peer`, which no receive was posted for, once it is here; else null.
+  const FrameHeader* next_from(int peer);
+
+  /// Whether this rank waits for next_from(peer).
+  void expect(int peer, bool expected);
+
+  /// Tells `to` that this rank is in the call and has come to `round`; whether `from` has said so to this one. Beside
+  /// all messages: neither waits for what is posted. Rounds are asked for one at a time and from each rank once.
+  void agree(uint32_t round, int to);
+  bool agreed(uint32_t round, int from);
+
+  /// Memory, not initialised, that is there until nobody moves anything to or from it any more, however the call ends.
+  /// What lives in a function that may throw is gone by then.
+  std::byte* keep(size_t bytes);
+
+  /// Makes sure that there will be a connection to `peer`.
+  void reach(int peer);
+
+  /// Moves what is posted until step() says that all is done; it is called whenever something may have changed, and may
+  /// post more. What was agreed is with the system then, too. Throws the group's failure.
+  void run(const std::function<bool()>& step);
+
+  /// Runs body(), which waits for something else than the mesh, without holding it.
+  template <class Body>
+  void away(Body&& body) {
+    struct Back {
+      TcpCall& call;
+      ~Back() { call.come_back(); }
+    };
+    lock_.unlock();
+    const Back back{*this};
+    body();
+  }
+
+  /// While away: moves what can be moved at once and throws the group's failure. `absent`: for whom this rank waits,
+  /// which its neighbours are told when half of the time has passed.
+  void look(const std::vector<uint32_t>& absent);
+
+  /// The same number on all ranks.
+  uint64_t number() const { return mesh_.calls_; }
+  bool half_over() const { return Clock::now() >= half_; }
+  /// For whom this rank waits, in the end.
+  std::vector<uint32_t> causes() const { return mesh_.causes(); }
+  /// What to call them in messages; while away.
+  std::string names_of(const std::vector<uint32_t>& ranks);
+  std::string what() const { return facts_.what(); }
+
+  /// Makes it the group's failure and tells the peers at once: the process may end before anybody else could.
+  void fail(const std::exception_ptr& error) noexcept;
+
+  [[noreturn]] void mismatch(const std::string& message) { mesh_.raise(FailureKind::Mismatch, message); }
+  std::string describe(int rank) { return mesh_.describe(rank); }
+
+ private:
+  FrameHeader header(const Message& message, size_t part) const;
+  bool is_carried(const FrameHeader& header) const;
+  TcpStream& stream(int peer, size_t part);
+  void come_back() noexcept;
+
+  TcpMesh& mesh_;
+  const Facts facts_;
+  const Clock::time_point half_;
+  TcpMesh::Lock lock_;
+  std::vector<std::unique_ptr<std::byte[]>> kept_;
+  const int exceptions_ = std::uncaught_exceptions();
+};
+
+}  // namespace ours

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <string>
+
+#include "common/process_fd.h"
+#include "transport/tcp/tcp_wire.h"
+
+namespace ours {
+
+/// Who this process is in its group, and what proves it.
+struct TcpSelf {
+  int rank = 0;
+  int size = 1;
+  int streams = 2;  ///< a peer, that for control included
+  std::string host;
+  int32_t pid = 0;
+  SipKey secret{};
+};
+
+Nonce draw_nonce();
+
+/// The first words on a new connection, from either end, without ever waiting. Each side proves that it knows the
+/// secret by answering to a number that the other has just drawn; a word that was overheard is of no use.
+class TcpHandshake {
+ public:
+  enum class State { Going, Done, Broken };
+
+  /// The end that was connected to.
+  TcpHandshake(ProcessFd fd, const TcpSelf& self);
+  /// The end that connects, to stream `stream` of rank `to`.
+  TcpHandshake(ProcessFd fd, const TcpSelf& self, int to, int stream);
+
+  /// Does what can be done now.
+  State advance();
+
+  /// The acceptor's word: it is sent once this end has accepted a hello.
+  bool awaits_verdict() const { return step_ == Step::Judge; }
+  void accept();
+
+  /// A connection there is, be it to a stranger.
+  bool connected() const { return step_ != Step::Connect && !refused_; }
+  /// Nobody listened there.
+  bool refused() const { return refused_; }
+
+  int fd() const { return fd_.get(); }
+  ProcessFd take_fd() { return std::move(fd_); }
+  int peer() const { return peer_; }
+  int stream() const { return stream_; }
+  const std::string& peer_host() const { return peer_host_; }
+  int32_t peer_pid() const { return peer_pid_; }
+  /// Why it is broken.
+  const std::string& reason() const { return reason_; }
+
+ private:
+  enum class Step { Connect, Send, Receive, Judge, Done, Broken };
+
+  State state() const;
+  void finish_connecting();
+  void write();
+  void read();
+  void received();
+  void say(const void* message, size_t bytes, Step after);
+  void hear(size_t bytes);
+  void broken(const std::string& reason);
+
+  ProcessFd fd_;
+  const TcpSelf& self_;
+  bool accepting_;
+  Step step_;
+  Step after_ = Step::Receive;  ///< what follows once all is sent
+  int peer_ = -1;
+  int stream_ = -1;
+  bool refused_ = false;
+  std::string peer_host_;
+  int32_t peer_pid_ = 0;
+  std::string reason_;
+  Nonce challenge_{};
+  Nonce hello_{};
+  std::string out_;
+  std::string in_;
+  size_t expected_ = 0;
+};
+
+}  // namespace ours

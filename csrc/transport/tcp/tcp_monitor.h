@@ -1,0 +1,38 @@
+#pragma once
+
+#include <string>
+
+#include "transport/tcp/tcp_mesh.h"
+
+namespace ours {
+
+/// The messages of one monitored barrier, which are independent of the calls of TcpCall and may be exchanged while one
+/// is under way on another thread.
+class TcpMonitor {
+ public:
+  static constexpr const char* kLate = "late";
+
+  TcpMonitor(TcpMesh& mesh, Deadline deadline, uint64_t number);
+
+  /// Tells `rank` that this rank has arrived (rank 0: that all have).
+  void tell(int rank);
+
+  /// Waits until `rank` has told; tells it first, if asked to. Returns why it will not tell, kLate if it did not in
+  /// time, or nothing if it did.
+  std::string await(int rank, bool tell_first);
+
+  /// Gives what was told to the system.
+  void flush();
+
+  std::string describe(int rank) { return mesh_.describe(rank); }
+
+ private:
+  void post(int rank);
+
+  TcpMesh& mesh_;
+  const Deadline deadline_;
+  const uint64_t number_;
+  TcpMesh::Lock lock_;
+};
+
+}  // namespace ours

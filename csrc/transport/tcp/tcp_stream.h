@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "common/process_fd.h"
+#include "transport/tcp/tcp_wire.h"
+
+namespace ours {
+
+/// One connection to a peer: frames in both directions, in the order in which they were posted, without ever waiting.
+/// Frames may be posted before there is a connection. A payload is read straight to where its receiver wants it; until
+/// a receive is posted, it stays with the system, which holds the sender back.
+class TcpStream {
+ public:
+  /// What becomes of what arrives.
+  class Handler {
+   public:
+    virtual ~Handler() = default;
+    /// A header of data has come, which may be early. Throws if it should not have.
+    virtual void check_data(int peer, const FrameHeader& header) = 0;
+    /// A header of data has come that the posted receive was for, whose payload takes another way. Throws if it should
+    /// not have.
+    virtual void receive_carried(int peer, const FrameHeader& header, void* to, size_t* done) = 0;
+    /// A frame of control is complete.
+    virtual void control(int peer, const FrameHeader& header, const std::string& payload) = 0;
+    /// What came is no frame.
+    virtual void garbage(int peer, const char* fault) = 0;
+  };
+
+  TcpStream(int peer, bool data, Handler& handler) : peer_(peer), data_(data), handler_(handler) {}
+
+  void open(ProcessFd fd) { fd_ = std::move(fd); }
+  bool is_open() const { return fd_.valid(); }
+  int fd() const { return fd_.get(); }
+  /// Lets what was sent arrive, and ends the connection.
+  void finish();
+  /// Sends what can be sent at once, and reads nothing.
+  void send_now();
+
+  /// `payload` and `done`, which is counted up when all is in the system's hands, must stay until then or forget().
+  void post_send(const FrameHeader& header, const void* payload, size_t* done);
+  /// The same with a payload that the stream keeps.
+  void post_send(const FrameHeader& header, std::string payload);
+
+  /// The next data frame not yet claimed goes to `to`. header.call, phase, part, total and bytes must be what comes.
+  void post_receive(const FrameHeader& header, void* to, size_t* done);
+
+  /// Drops what refers to memory of callers. A frame that was begun cannot be ended then: for groups that failed.
+  void forget();
+
+  /// Sends and reads what can be now; true if anything moved. Ends early when much has: others want their turn.
+  bool advance();
+  void set_ready(bool readable, bool writable) {
+    readable_ = readable_ || readable;
+    writable_ = writable_ || writable;
+  }
+  /// More could be moved at once.
+  bool ready() const;
+
+  /// A header of data has arrived for which nothing is posted yet, or null.
+  const FrameHeader* early() const { return in_payload_ && receives_.empty() ? &header_ : nullptr; }
+
+  /// The peer sends nothing more; error() is not 0 where the connection broke, which writing may show before.
+  bool ended() const { return ended_; }
+  /// It has ended, and something that was posted will never be done.
+  bool starved() const { return (ended_ && has_receives() && !can_take()) || ((ended_ || error_ != 0) && has_sends()); }
+  /// It has ended, and all that came has been taken.
+  bool dry() const { return ended_ && early() == nullptr && !can_take(); }
+  int error() const { return error_; }
+  bool has_sends() const { return !sends_.empty(); }
+  bool has_receives() const { return !receives_.empty(); }
+
+ private:
+  struct Send {
+    FrameHeader header;
+    const std::byte* payload;
+    std::string own;
+    size_t* done;
+    size_t sent;  ///< bytes of header and payload
+  };
+  struct Receive {
+    FrameHeader header;
+    std::byte* to;
+    size_t* done;
+  };
+
+  bool write();
+  bool read();
+  /// What is in the buffer is enough for the next step.
+  bool can_take() const;
+  bool fill();
+  /// How many bytes the buffer takes of what follows the messages of the next so many receives: but the header of one
+  /// so long that the rest can go straight to its place.
+  size_t room_after(size_t receives) const;
+  bool take_header();
+  bool take_payload();
+  bool take_control();
+  size_t buffered() const { return buffer_end_ - buffer_begin_; }
+  void broke(int error);
+  void check_expected(const FrameHeader& expected) const;
+
+  int peer_;
+  bool data_;
+  Handler& handler_;
+  ProcessFd fd_;
+  bool readable_ = false;
+  bool writable_ = false;
+  bool ended_ = false;
+  int error_ = 0;
+
+  std::deque<Send> sends_;
+  std::deque<Receive> receives_;
+
+  static constexpr size_t kBufferBytes = 32 * 1024;
+  std::vector<std::byte> buffer_;
+  size_t buffer_begin_ = 0;
+  size_t buffer_end_ = 0;
+  FrameHeader header_;
+  bool in_payload_ = false;
+  size_t received_ = 0;  ///< of the payload
+  std::string control_;
+};
+
+}  // namespace ours

@@ -1,0 +1,151 @@
+#include "transport/tcp/tcp_wire.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "common/error.h"
+
+namespace ours {
+
+namespace {
+
+constexpr const char* kTag = "ours-tcp1";
+constexpr size_t kMaxText = 8 * 1024;
+constexpr size_t kMaxAddresses = 64;
+
+template <class Message>
+uint64_t proof(const SipKey& secret, const Nonce& challenge, const Nonce& hello, Message message) {
+  message.proof = 0;
+  std::array<uint8_t, 2 * sizeof(Nonce) + sizeof(Message)> bytes;
+  std::memcpy(bytes.data(), challenge.data(), sizeof(Nonce));
+  std::memcpy(bytes.data() + sizeof(Nonce), hello.data(), sizeof(Nonce));
+  std::memcpy(bytes.data() + 2 * sizeof(Nonce), &message, sizeof(Message));
+  return siphash(secret, bytes.data(), bytes.size());
+}
+
+[[noreturn]] void malformed(const char* what, const std::string& text) {
+  throw Error(std::string("malformed ") + what + " in the store: '" + text.substr(0, 80) +
+              "'; do all ranks use one version of this package, and no other program the same store?");
+}
+
+}  // namespace
+
+uint64_t proof_of(const SipKey& secret, const Nonce& challenge, const Hello& hello) {
+  return proof(secret, challenge, hello.nonce, hello);
+}
+
+uint64_t proof_of(const SipKey& secret, const Nonce& challenge, const Nonce& hello, const Welcome& welcome) {
+  return proof(secret, challenge, hello, welcome);
+}
+
+bool is_sound(const Challenge& challenge) { return challenge.magic == kTcpMagic && challenge.version == kTcpVersion; }
+
+bool is_sound(const Hello& hello, const SipKey& secret, const Nonce& challenge, int to, int size, int streams) {
+  return hello.magic == kTcpMagic && hello.version == kTcpVersion && hello.to == static_cast<uint32_t>(to) &&
+         hello.from < static_cast<uint32_t>(size) && hello.from != hello.to &&
+         hello.stream < static_cast<uint32_t>(streams) && hello.proof == proof_of(secret, challenge, hello);
+}
+
+bool is_sound(const Welcome& welcome, const SipKey& secret, const Nonce& challenge, const Nonce& hello) {
+  return welcome.magic == kTcpMagic && welcome.proof == proof_of(secret, challenge, hello, welcome);
+}
+
+std::string text_of(const char (&field)[kHostBytes]) { return {field, ::strnlen(field, kHostBytes)}; }
+
+void set_text(char (&field)[kHostBytes], const std::string& text) {
+  std::memset(field, 0, kHostBytes);
+  std::memcpy(field, text.data(), std::min(text.size(), kHostBytes - 1));
+}
+
+const char* fault_of(const FrameHeader& header, bool data) {
+  if (header.magic != kTcpMagic) return "it does not begin as a message does";
+  if (header.carried != 0 && header.kind != FrameKind::Data) return "no data, and yet not here";
+  switch (header.kind) {
+    case FrameKind::Data:
+      if (!data) return "data on the connection for control";
+      return header.bytes > header.total ? "a part is longer than the whole" : nullptr;
+    case FrameKind::Failure:
+    case FrameKind::Refused:
+      if (header.bytes > kMaxFailureBytes) return "a failure's message is too long";
+      break;
+    case FrameKind::Waiting:
+      if (header.bytes > kMaxCauses * sizeof(uint32_t) || header.bytes % sizeof(uint32_t) != 0) {
+        return "a list of ranks has a wrong length";
+      }
+      break;
+    case FrameKind::Agree:
+    case FrameKind::Bye:
+    case FrameKind::Monitor:
+      if (header.bytes != 0) return "a message that should be empty is not";
+      break;
+    default:
+      return "a message of unknown kind";
+  }
+  return data ? "control on a connection for data" : nullptr;
+}
+
+std::string machine_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  file >> id;
+  return id.empty() ? "unknown" : id;
+}
+
+std::string card_key(int rank) { return "card/" + std::to_string(rank); }
+
+std::string TcpCard::text() const {
+  std::ostringstream out;
+  out << kTag << ' ' << pid << ' ' << machine << ' ' << host;
+  for (const SocketAddress& address : addresses) out << ' ' << address.text();
+  return out.str();
+}
+
+TcpCard TcpCard::parse(const std::string& text) {
+  TcpCard card;
+  std::istringstream in(text.size() <= kMaxText ? text : "");
+  std::string tag;
+  in >> tag >> card.pid >> card.machine >> card.host;
+  if (!in || tag != kTag) malformed("card of a rank", text);
+  for (std::string word; in >> word;) {
+    const auto address = SocketAddress::parse(word);
+    if (!address || address->port() == 0 || card.addresses.size() == kMaxAddresses) malformed("card of a rank", text);
+    card.addresses.push_back(*address);
+  }
+  if (card.addresses.empty()) malformed("card of a rank", text);
+  return card;
+}
+
+std::string TcpTerms::text() const {
+  std::ostringstream out;
+  out << kTag << ' ' << std::hex;
+  for (const uint8_t byte : secret) out << (byte >> 4) << (byte & 15);
+  out << std::dec << ' ' << plan.streams << ' ' << plan.chunk_bytes << ' ' << static_cast<int>(plan.wire) << ' '
+      << plan.rules;
+  return out.str();
+}
+
+TcpTerms TcpTerms::parse(const std::string& text) {
+  TcpTerms terms;
+  std::istringstream in(text.size() <= kMaxText ? text : "");
+  std::string tag, secret;
+  int wire = 0;
+  in >> tag >> secret >> terms.plan.streams >> terms.plan.chunk_bytes >> wire;
+  const bool digits = secret.find_first_not_of("0123456789abcdef") == std::string::npos;
+  if (!in || tag != kTag || secret.size() != 2 * terms.secret.size() || !digits || terms.plan.streams < 1 ||
+      terms.plan.streams > 16 || terms.plan.chunk_bytes < 64 || terms.plan.chunk_bytes % 64 != 0 || wire < 0 ||
+      wire > static_cast<int>(WireType::Float16)) {
+    malformed("terms of a group", "(not shown: they hold its secret)");
+  }
+  terms.plan.wire = static_cast<WireType>(wire);
+  // The rest, which is looked into where it is used.
+  in.get();
+  std::getline(in, terms.plan.rules, '\0');
+  for (size_t i = 0; i < terms.secret.size(); ++i) {
+    terms.secret[i] = static_cast<uint8_t>(std::stoul(secret.substr(2 * i, 2), nullptr, 16));
+  }
+  return terms;
+}
+
+}  // namespace ours

@@ -1,0 +1,138 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/siphash.h"
+#include "common/socket_address.h"
+#include "transport/tcp/tcp_config.h"
+
+// What travels between two ranks, and what they leave in the store. Everything that comes from the wire is checked
+// here: magic, version, kinds, lengths. Numbers travel as the machine has them; on one of the other byte order the
+// magic is another.
+
+namespace ours {
+
+constexpr uint32_t kTcpMagic = 0x7063746f;  // "otcp"
+constexpr uint32_t kTcpVersion = 1;
+constexpr size_t kHostBytes = 64;
+
+using Nonce = std::array<uint8_t, 16>;
+
+/// What a collective call is, as bytes that must be equal on all ranks.
+using Signature = std::array<uint8_t, 48>;
+
+// --- handshake: the acceptor sends a challenge, the other side a hello, the acceptor a welcome -----------------------
+
+struct Challenge {
+  uint32_t magic = kTcpMagic;
+  uint32_t version = kTcpVersion;
+  Nonce nonce{};
+};
+
+struct Hello {
+  uint32_t magic = kTcpMagic;
+  uint32_t version = kTcpVersion;
+  uint32_t from = 0;
+  uint32_t to = 0;
+  uint32_t stream = 0;
+  int32_t pid = 0;
+  Nonce nonce{};
+  char host[kHostBytes] = {};
+  uint64_t proof = 0;
+};
+
+struct Welcome {
+  uint32_t magic = kTcpMagic;
+  int32_t pid = 0;
+  char host[kHostBytes] = {};
+  uint64_t proof = 0;
+};
+
+/// That the sender knows the group's secret, and answers to this challenge with this message.
+uint64_t proof_of(const SipKey& secret, const Nonce& challenge, const Hello& hello);
+uint64_t proof_of(const SipKey& secret, const Nonce& challenge, const Nonce& hello, const Welcome& welcome);
+
+bool is_sound(const Challenge& challenge);
+/// A rank's hello to `to` in a group of `size` ranks with `streams` streams; its proof is right.
+bool is_sound(const Hello& hello, const SipKey& secret, const Nonce& challenge, int to, int size, int streams);
+bool is_sound(const Welcome& welcome, const SipKey& secret, const Nonce& challenge, const Nonce& hello);
+
+/// The text of a field that may lack its end.
+std::string text_of(const char (&field)[kHostBytes]);
+void set_text(char (&field)[kHostBytes], const std::string& text);
+
+// --- frames ----------------------------------------------------------------------------------------------------------
+
+enum class FrameKind : uint8_t {
+  Data = 1,  ///< of a collective; the only kind on data streams, and on those only
+  Failure,   ///< the sender's group failed; the payload is the message
+  Bye,       ///< the sender leaves in an orderly way
+  Agree,     ///< the sender is in call `call`, and has come to round `part`
+  Waiting,   ///< the sender waits in call `call`; the payload names the ranks that are the cause
+  Refused,   ///< the sender does not make the call that its users number `call`; the payload says why
+  Monitor,   ///< the sender reached (or, rank 0, judged) monitored barrier number `call`
+};
+
+constexpr size_t kMaxFailureBytes = 8 * 1024;
+constexpr size_t kMaxCauses = 256;
+
+struct FrameHeader {
+  uint32_t magic = kTcpMagic;
+  FrameKind kind = FrameKind::Data;
+  uint8_t detail = 0;  ///< of Failure: its kind; of Data: as the collective wants
+  uint16_t phase = 0;  ///< of Data: the step of the algorithm
+  uint32_t part = 0;   ///< of Data: the number of the chunk
+  /// Of Data: 0 where the payload follows; else it takes another way (TcpCarried), and this is its number there.
+  uint32_t carried = 0;
+  uint64_t call = 0;   ///< of Data: number of the call among the group's
+  uint64_t total = 0;  ///< of Data: bytes of the whole message that this is a part of
+  uint64_t bytes = 0;  ///< of the payload
+  Signature signature{};
+};
+
+static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 112 && sizeof(Welcome) == 80 && sizeof(FrameHeader) == 88);
+
+/// What follows the header on its connection.
+inline uint64_t following_bytes(const FrameHeader& header) { return header.carried == 0 ? header.bytes : 0; }
+
+/// What is wrong with a header, or null. `data`: on a data stream.
+const char* fault_of(const FrameHeader& header, bool data);
+
+// --- what is left in the store ---------------------------------------------------------------------------------------
+
+constexpr const char* kTermsKey = "terms";
+std::string card_key(int rank);
+
+/// Equal for all processes under one kernel: they may have the same loopback.
+std::string machine_id();
+
+/// Where a rank can be reached, and what it is called in messages.
+struct TcpCard {
+  std::string host;
+  int32_t pid = 0;
+  std::string machine;  ///< equal on ranks that run under one kernel
+  std::vector<SocketAddress> addresses;
+
+  /// "(host node1, pid 4711)"
+  std::string name() const { return "(host " + host + ", pid " + std::to_string(pid) + ")"; }
+
+  std::string text() const;
+  /// Throws Error unless `text` is a card of this version.
+  static TcpCard parse(const std::string& text);
+};
+
+/// What rank 0 decides for its group.
+struct TcpTerms {
+  SipKey secret{};
+  TcpPlan plan;
+
+  std::string text() const;
+  static TcpTerms parse(const std::string& text);
+};
+
+}  // namespace ours

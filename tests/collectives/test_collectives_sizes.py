@@ -1,0 +1,36 @@
+"""Sizes: different ones on each rank, huge ones, and sums that do not depend on how tensors are cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from collective_cases import same_bits, uneven_sizes
+from ranks import run_ranks
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_sizes_may_differ_between_ranks(rank_pool, world, nodes):
+    rank_pool(world, nodes=nodes).run(uneven_sizes)
+
+
+def huge(rank: int, world: int) -> None:
+    count = 2**31 + 17
+    tensor = torch.full((count,), rank + 1, dtype=torch.uint8)
+    dist.all_reduce(tensor)
+    for place in (0, 1, 2**30, 2**31 - 1, 2**31, count - 1):
+        assert tensor[place] == 3, place
+    tensor[-1] = 40 + rank
+    dist.broadcast(tensor, 1)
+    assert tensor[-1] == 41
+
+
+def test_tensors_beyond_two_gibibytes():
+    run_ranks(2, huge, timeout=200)
+
+
+@pytest.mark.parametrize("world", [3, 4])
+def test_sums_have_the_same_bits_on_all_ranks_and_for_any_cut(rank_pool, world, nodes):
+    results = rank_pool(world, nodes=nodes).run(same_bits)
+    again = rank_pool(world, nodes=nodes).run(same_bits)
+    assert len({*results, *again}) == 1

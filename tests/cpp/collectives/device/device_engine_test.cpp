@@ -1,0 +1,213 @@
+#include "collectives/device/device_engine.h"
+
+#include "collectives/device/device_group.h"
+#include "collectives/device/ipc_group.h"
+#include "collectives/device/staging_group.h"
+#include "support/device_ranks.h"
+
+// Which engine moves the data of devices, and that all ranks get the same.
+
+namespace ours {
+namespace {
+
+using testing::call_of;
+using testing::make_device;
+
+/// Ranks on these devices, each of which reaches all.
+std::vector<DeviceFacts> facts_of(const std::vector<std::string>& devices, DeviceEngine wish = DeviceEngine::Auto) {
+  std::vector<DeviceFacts> facts;
+  for (const std::string& device : devices) {
+    facts.push_back({device, device, std::vector<bool>(devices.size(), true), "", wish, ""});
+  }
+  return facts;
+}
+
+DeviceEngine engine_of(int nodes, const std::vector<DeviceFacts>& facts) {
+  return choose_device_engine(nodes, facts).engine;
+}
+
+TEST(device_engine_is_the_best_that_is_possible) {
+  CHECK_EQ(engine_of(1, facts_of({"a", "b", "c"})), DeviceEngine::Nccl);
+  CHECK_EQ(engine_of(3, facts_of({"a", "b", "c"})), DeviceEngine::Nccl);
+  CHECK_EQ(engine_of(1, facts_of({"a", "b", "a"})), DeviceEngine::Ipc);
+  CHECK_EQ(engine_of(1, facts_of({"a", "a", "a"})), DeviceEngine::Ipc);
+  CHECK_EQ(engine_of(1, facts_of({"a"})), DeviceEngine::Ipc);
+  CHECK_EQ(engine_of(2, facts_of({"a", "b", "a"})), DeviceEngine::Staging);
+  CHECK_EQ(engine_of(1, facts_of(std::vector<std::string>(65, "a"))), DeviceEngine::Staging);
+  CHECK_EQ(engine_of(1, facts_of(std::vector<std::string>(64, "a"))), DeviceEngine::Ipc);
+
+  std::vector<DeviceFacts> facts = facts_of({"a", "b", "c"});
+  facts[1].why_no_vendor = "libnccl.so.2 was not found";
+  CHECK_EQ(engine_of(1, facts), DeviceEngine::Ipc);
+  CHECK_CONTAINS(choose_device_engine(1, facts).why, "on rank 1: libnccl.so.2 was not found");
+  facts[2].reaches[0] = false;
+  CHECK_EQ(engine_of(1, facts), DeviceEngine::Staging);
+  CHECK_CONTAINS(choose_device_engine(1, facts).why, "the device of rank 2 cannot use the memory of that of rank 0");
+  // Where two ranks have the same device it does not matter what is said of peers.
+  facts[0].identity = facts[0].hardware = facts[2].identity;
+  CHECK_EQ(engine_of(1, facts), DeviceEngine::Ipc);
+}
+
+TEST(device_engine_wishes_are_honoured_or_refused_with_the_reason) {
+  for (const DeviceEngine wish : {DeviceEngine::Nccl, DeviceEngine::Ipc, DeviceEngine::Staging}) {
+    CHECK_EQ(engine_of(1, facts_of({"a", "b"}, wish)), wish);
+  }
+  CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, engine_of(1, facts_of({"a", "a"}, DeviceEngine::Nccl))),
+                 "OURS_DEVICE_ENGINE is 'nccl', which is not possible: rank 0 and rank 1 share a device");
+  CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, engine_of(2, facts_of({"a", "b"}, DeviceEngine::Ipc))),
+                 "the ranks are on 2 nodes");
+  std::vector<DeviceFacts> facts = facts_of({"a", "b"});
+  facts[1].wish = DeviceEngine::Staging;
+  CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, engine_of(1, facts)), "'auto' on rank 0 and 'staging' on rank 1");
+}
+
+TEST(device_engine_of_parts_of_one_device_is_not_nccl) {
+  std::vector<DeviceFacts> facts = facts_of({"part 1", "b", "part 2"});
+  facts[0].hardware = facts[2].hardware = "a";
+  CHECK_EQ(engine_of(1, facts), DeviceEngine::Ipc);
+  facts[0].reaches[2] = facts[2].reaches[0] = false;
+  CHECK_EQ(engine_of(1, facts), DeviceEngine::Staging);
+  CHECK_CONTAINS(choose_device_engine(1, facts).why, "no NCCL: rank 0 and rank 2 have parts of one device");
+  for (DeviceFacts& one : facts) one.wish = DeviceEngine::Nccl;
+  CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, engine_of(1, facts)), "have parts of one device");
+}
+
+class Library final : public DeviceLibrary {
+ public:
+  std::string describe() const override { return "a library"; }
+  std::vector<std::string> device_names() const override { return {}; }
+  std::shared_ptr<Device> device(int) override { throw DeviceError("it has none"); }
+  std::string why_no_vendor_group() const override { return "there is none in tests"; }
+  std::shared_ptr<Group> make_vendor_group(std::shared_ptr<Group>, std::shared_ptr<Device>, Deadline) override {
+    throw DeviceError(why_no_vendor_group());
+  }
+  std::string vendor_version() const override { return ""; }
+};
+
+TEST(device_group_is_of_the_chosen_engine_on_all_ranks) {
+  for (const DeviceEngine wish : {DeviceEngine::Auto, DeviceEngine::Staging, DeviceEngine::Nccl}) {
+    const auto hosts = testing::node_kind("", Setting::Auto).make(3, 4096);
+    testing::run_ranks(3, [&](int rank) {
+      const auto host = hosts[static_cast<size_t>(rank)]();
+      Library library;
+      const auto device = make_device(rank < 2 ? "a" : "b");
+      const auto make = [&] {
+        return make_device_group(host, device, library, call_of(Op::AllReduce, DType::Float32, 0), wish);
+      };
+      if (wish == DeviceEngine::Nccl) {
+        CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, make()), "there is none in tests");
+        // The group lives on.
+        host->barrier(call_of(Op::Barrier, DType::UInt8, 1));
+        return;
+      }
+      const MadeDeviceGroup made = make();
+      CHECK_EQ(made.choice.engine, wish == DeviceEngine::Auto ? DeviceEngine::Ipc : DeviceEngine::Staging);
+      CHECK_EQ(dynamic_cast<IpcGroup*>(made.group.get()) != nullptr, wish == DeviceEngine::Auto);
+      float x = 1;
+      made.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 0), &x, &x, 1, Reduction{ReduceKind::Sum, 3, 1.0});
+      CHECK_EQ(x, 3.0f);
+    });
+  }
+}
+
+TEST(device_group_of_parts_of_one_device_goes_through_the_host) {
+  struct WithVendor final : DeviceLibrary {
+    std::string describe() const override { return ""; }
+    std::vector<std::string> device_names() const override { return {}; }
+    std::shared_ptr<Device> device(int) override { return nullptr; }
+    std::string why_no_vendor_group() const override { return ""; }
+    std::shared_ptr<Group> make_vendor_group(std::shared_ptr<Group>, std::shared_ptr<Device>, Deadline) override {
+      throw DeviceError("two ranks use one device");
+    }
+    std::string vendor_version() const override { return ""; }
+  };
+  const auto hosts = testing::node_kind("", Setting::Auto).make(2, 4096);
+  testing::run_ranks(2, [&](int rank) {
+    WithVendor library;
+    testing::StandInOptions options;
+    options.identity = "part " + std::to_string(rank);
+    options.hardware = "a";
+    options.reaches_others = false;
+    const MadeDeviceGroup made =
+        make_device_group(hosts[static_cast<size_t>(rank)](), testing::StandInDevice::make(options), library,
+                          call_of(Op::AllReduce, DType::Float32, 0), DeviceEngine::Auto);
+    CHECK_EQ(made.choice.engine, DeviceEngine::Staging);
+  });
+}
+
+TEST(device_group_goes_through_the_host_where_a_rank_cannot_map_its_peers_memory) {
+  for (const DeviceEngine wish : {DeviceEngine::Auto, DeviceEngine::Ipc}) {
+    const auto hosts = testing::node_kind("", Setting::Auto).make(3, 4096);
+    testing::run_ranks(3, [&](int rank) {
+      const auto host = hosts[static_cast<size_t>(rank)]();
+      Library library;
+      const auto device = make_device("a");
+      if (rank == 1) device->fail_next_call("not permitted");
+      const auto make = [&] {
+        return make_device_group(host, device, library, call_of(Op::AllReduce, DType::Float32, 0), wish);
+      };
+      if (wish == DeviceEngine::Ipc) {
+        CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, make()), "not permitted");
+        return;
+      }
+      const MadeDeviceGroup made = make();
+      CHECK_EQ(made.choice.engine, DeviceEngine::Staging);
+      CHECK_CONTAINS(made.choice.why, "no ipc: on rank 1: ");
+    });
+  }
+}
+
+TEST(device_groups_make_nothing_more_that_may_wait_for_the_device) {
+  const auto device_of = [](int rank) {
+    testing::StandInOptions options;
+    options.identity = std::to_string(rank);
+    return options;
+  };
+  for (const auto& make : {testing::ipc_maker(4096), testing::staging_maker(4096), testing::nccl_maker(4096)}) {
+    testing::run_on_devices(2, device_of, make, [](testing::DeviceRank& rank) {
+      const int made = rank.device->counts().made;
+      const size_t count = 5000;
+      std::vector<float> in(2 * count, 1), out(2 * count);
+      rank.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 1), in.data(), out.data(), count,
+                             {ReduceKind::PremulSum, 2, 2.0});
+      rank.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 2),
+                             {Span{out.data(), 4000}, Span{out.data() + count, 4 * count}}, {ReduceKind::Sum, 2, 1.0});
+      rank.group->reduce_scatter(call_of(Op::ReduceScatter, DType::Float32, 3), {in.data(), in.data() + count},
+                                 {count, count}, out.data(), {ReduceKind::Max, 2, 1.0});
+      const size_t bytes = count * sizeof(float);
+      rank.group->all_to_all(call_of(Op::AllToAll, DType::Float32, 4), {{in.data(), bytes}, {in.data() + count, bytes}},
+                             {{out.data(), bytes}, {out.data() + count, bytes}});
+      CHECK(out == in);
+      CHECK_EQ(rank.device->counts().made, made);
+    });
+  }
+}
+
+TEST(device_group_that_one_rank_cannot_make_fails_on_all) {
+  const auto hosts = testing::node_kind("", Setting::Auto).make(2, 4096);
+  testing::run_ranks(2, [&](int rank) {
+    struct Deaf final : DeviceLibrary {
+      explicit Deaf(bool deaf) : deaf(deaf) {}
+      std::string describe() const override { return ""; }
+      std::vector<std::string> device_names() const override { return {}; }
+      std::shared_ptr<Device> device(int) override { return nullptr; }
+      std::string why_no_vendor_group() const override {
+        if (deaf) throw DeviceError("the driver does not answer");
+        return "";
+      }
+      std::shared_ptr<Group> make_vendor_group(std::shared_ptr<Group>, std::shared_ptr<Device>, Deadline) override {
+        return nullptr;
+      }
+      std::string vendor_version() const override { return ""; }
+      bool deaf;
+    } library(rank == 1);
+    const auto host = hosts[static_cast<size_t>(rank)]();
+    const auto device = make_device("a");
+    const std::string message = CHECK_THROWS(
+        Error, make_device_group(host, device, library, call_of(Op::AllReduce, DType::Float32, 0), DeviceEngine::Auto));
+    CHECK_CONTAINS(message, "the driver does not answer");
+  });
+}
+
+}  // namespace
+}  // namespace ours

@@ -1,0 +1,158 @@
+#include <atomic>
+#include <thread>
+
+#include "support/device_ranks.h"
+#include "support/patience.h"
+
+// What ranks of groups over device memory hear when a device fails, or does not get on.
+
+namespace ours {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::call_of;
+using testing::DeviceRank;
+using testing::ipc_maker;
+using testing::MakeOnDevice;
+using testing::nccl_maker;
+using testing::run_on_devices;
+using testing::staging_maker;
+using testing::StandInOptions;
+
+StandInOptions one_queue(int) {
+  // All streams of a rank's device wait for each other.
+  StandInOptions options;
+  options.queues = 1;
+  return options;
+}
+
+void reduce(Group& group, std::vector<float>& data, uint64_t seq, milliseconds timeout = std::chrono::seconds(60)) {
+  group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq, timeout), data.data(), data.data(), data.size(),
+                   Reduction{ReduceKind::Sum, group.size(), 1.0});
+}
+
+/// A test that runs on both kinds of groups, with more than one chunk a call.
+void on_both(const std::function<void(const MakeOnDevice& make)>& test) {
+  for (const MakeOnDevice& make : {ipc_maker(4096), staging_maker(4096)}) test(make);
+}
+
+TEST(a_device_that_fails_is_heard_of_by_all_ranks) {
+  on_both([](const MakeOnDevice& make) {
+    run_on_devices(3, one_queue, make, [](DeviceRank& rank) {
+      std::vector<float> data(5000, 1.0f);
+      reduce(*rank.group, data, 0);
+      if (rank.number() == 1) rank.device->fail("Xid 79: it has fallen off the bus");
+      const std::string message = CHECK_THROWS(Error, reduce(*rank.group, data, 1));
+      CHECK_CONTAINS(message, "it has fallen off the bus");
+      CHECK_EQ(CHECK_THROWS(Error, rank.group->barrier(call_of(Op::Barrier, DType::UInt8, 2))), message);
+      CHECK_EQ(rank.group->failure(), message);
+      CHECK(rank.group->allocate(100) == nullptr);
+    });
+  });
+}
+
+TEST(a_call_that_a_device_refuses_fails_the_group) {
+  on_both([](const MakeOnDevice& make) {
+    run_on_devices(2, one_queue, make, [](DeviceRank& rank) {
+      if (rank.number() == 0) rank.device->fail_next_call("out of memory");
+      std::vector<float> data(100, 1.0f);
+      CHECK_CONTAINS(CHECK_THROWS(Error, reduce(*rank.group, data, 0)), "out of memory");
+    });
+  });
+}
+
+TEST(what_a_device_cannot_take_is_no_mistake_that_peers_could_ignore) {
+  std::vector<MakeOnDevice> makers{ipc_maker(4096), staging_maker(4096), nccl_maker(4096)};
+  for (const MakeOnDevice& make : makers) {
+    run_on_devices(2, one_queue, make, [](DeviceRank& rank) {
+      if (rank.number() == 1) rank.device->refuse_next_call("the address is crooked");
+      float x = 1;
+      const Reduction scaled{ReduceKind::PremulSum, 2, 0.5};  // NCCL gets it from a kernel of the device
+      const auto call = call_of(Op::AllReduce, DType::Float32, 0);
+      const std::string message = CHECK_THROWS(Error, rank.group->all_reduce(call, &x, &x, 1, scaled));
+      CHECK_CONTAINS(message, "all_reduce on rank 1: ");
+      CHECK_CONTAINS(message, "the address is crooked");
+      CHECK_EQ(rank.group->failure(), message);
+    });
+  }
+}
+
+TEST(a_device_that_does_not_get_on_is_named_after_the_timeout) {
+  const auto run = [](const MakeOnDevice& make, milliseconds patience) {
+    run_on_devices(2, one_queue, make, [&](DeviceRank& rank) {
+      std::vector<float> data(5000, 1.0f);
+      reduce(*rank.group, data, 0);
+      const auto stream = rank.device->make_stream();
+      std::unique_ptr<StreamGate> gate;
+      if (rank.number() == 1) gate = rank.device->stop(stream->handle());
+      // Rank 0 waits longer, and hears of rank 1's timeout.
+      const milliseconds timeout = rank.number() == 1 ? patience : milliseconds(20000);
+      const std::string message = CHECK_THROWS(TimeoutError, reduce(*rank.group, data, 3, timeout));
+      // What is held may yet be done, in memory that stays.
+      rank.group.reset();
+      if (gate) gate->open();
+      rank.device->synchronize(stream->handle());
+      CHECK_CONTAINS(message, "of all_reduce number 3 (SUM, 5000 x float32) on rank 1 ");
+      CHECK_CONTAINS(message, std::to_string(patience.count()) + " ms");
+    });
+  };
+  on_both([&](const MakeOnDevice& make) {
+    testing::with_growing_timeouts([&](milliseconds patience) { run(make, patience); });
+  });
+}
+
+TEST(a_rank_that_waits_for_its_device_hears_of_an_abort) {
+  on_both([](const MakeOnDevice& make) {
+    std::atomic<bool> waits{false};
+    run_on_devices(2, one_queue, make, [&](DeviceRank& rank) {
+      if (rank.number() == 1) {
+        while (!waits) std::this_thread::yield();
+        rank.group->abort("enough");
+        return;
+      }
+      const auto stream = rank.device->make_stream();
+      const auto gate = rank.device->stop(stream->handle());
+      rank.device->run(stream->handle(), [] {});
+      std::vector<float> data(5000, 1.0f);
+      waits = true;
+      const auto began = Clock::now();
+      CHECK_CONTAINS(CHECK_THROWS(AbortedError, reduce(*rank.group, data, 0)), "enough");
+      CHECK(Clock::now() - began < std::chrono::seconds(10));
+      gate->open();
+      rank.device->synchronize(stream->handle());
+    });
+  });
+}
+
+TEST(a_group_can_be_left_while_an_operation_is_under_way) {
+  on_both([](const MakeOnDevice& make) {
+    std::atomic<bool> reduced{false}, ended{false};
+    run_on_devices(2, one_queue, make, [&](DeviceRank& rank) {
+      std::vector<float> data(5000, 1.0f);
+      if (rank.number() == 1) {
+        reduce(*rank.group, data, 0);
+        reduced = true;
+        while (!ended && rank.group->failure().empty()) std::this_thread::yield();
+        return rank.group->leave();
+      }
+      reduce(*rank.group, data, 0);
+      while (!reduced && rank.group->failure().empty())
+        std::this_thread::yield();  // else it may hear of the abort in its operation
+      const auto stream = rank.device->make_stream();
+      const auto gate = rank.device->stop(stream->handle());
+      std::thread leaver([&] {
+        rank.group->leave();
+        rank.group->abort("it was destroyed");
+      });
+      CHECK_THROWS(Error, reduce(*rank.group, data, 1));
+      ended = true;
+      leaver.join();
+      gate->open();
+      rank.device->synchronize(stream->handle());
+      CHECK_THROWS(Error, reduce(*rank.group, data, 2));
+    });
+  });
+}
+
+}  // namespace
+}  // namespace ours

@@ -1,0 +1,194 @@
+#include "collectives/device/staging_group.h"
+
+#include <algorithm>
+
+#include "support/device_ranks.h"
+
+// What is special about groups that go through the host's memory; the contract of all groups is tested elsewhere.
+
+namespace ours {
+namespace {
+
+using testing::call_of;
+using testing::StandInDevice;
+using testing::StandInOptions;
+
+constexpr size_t kChunk = 4096;
+constexpr size_t kPerChunk = kChunk / sizeof(float);
+
+/// A host group that counts what it is asked for.
+class Counting final : public Group {
+ public:
+  explicit Counting(std::shared_ptr<Group> group) : group_(std::move(group)) {}
+
+  int rank() const override { return group_->rank(); }
+  int size() const override { return group_->size(); }
+  void barrier(const Call& call) override { group_->barrier(call); }
+  void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) override {
+    if (before_reducing) before_reducing(reductions);
+    ++reductions;
+    group_->all_reduce(call, in, out, count, reduction);
+  }
+  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) override {
+    group_->all_reduce(call, pieces, reduction);
+  }
+  void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction,
+              int root) override {
+    group_->reduce(call, in, out, count, reduction, root);
+  }
+  void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
+                      void* out, const Reduction& reduction) override {
+    group_->reduce_scatter(call, inputs, counts, out, reduction);
+  }
+  void broadcast(const Call& call, Span buffer, int root) override {
+    ++others;
+    group_->broadcast(call, buffer, root);
+  }
+  void all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) override {
+    ++others;
+    group_->all_gather(call, input, outputs);
+  }
+  void gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) override {
+    group_->gather(call, input, outputs, root);
+  }
+  void scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) override {
+    group_->scatter(call, inputs, output, root);
+  }
+  void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) override {
+    group_->all_to_all(call, inputs, outputs);
+  }
+  void monitored_barrier(const Call& call, bool all) override { group_->monitored_barrier(call, all); }
+  std::shared_ptr<void> allocate(size_t bytes) override { return group_->allocate(bytes); }
+  void abort(const std::string& reason) override { group_->abort(reason); }
+  void fail(const std::exception_ptr& error) noexcept override { group_->fail(error); }
+  void refuse(const Call& call, const std::string& why) noexcept override { group_->refuse(call, why); }
+  void leave() noexcept override { group_->leave(); }
+  std::string failure() const override { return group_->failure(); }
+
+  size_t reductions = 0;
+  size_t others = 0;
+  std::function<void(size_t number)> before_reducing;
+
+ private:
+  std::shared_ptr<Group> group_;
+};
+
+/// Runs fn(host, device, group) on two ranks.
+void run_counting(const std::function<void(Counting&, StandInDevice&, Group&)>& fn) {
+  const auto hosts = testing::node_kind("", Setting::Auto).make(2, kChunk);
+  testing::run_ranks(2, [&](int rank) {
+    const auto host = std::make_shared<Counting>(hosts[static_cast<size_t>(rank)]());
+    StandInOptions options;
+    options.queues = 2;
+    const auto device = StandInDevice::make(options);
+    StagingGroup group(host, device, kChunk);
+    fn(*host, *device, group);
+  });
+}
+
+void reduce(Group& group, std::vector<float>& data, uint64_t seq) {
+  group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq), data.data(), data.data(), data.size(),
+                   Reduction{ReduceKind::Sum, group.size(), 1.0});
+}
+
+TEST(staging_calls_the_host_group_once_where_one_chunk_is_enough) {
+  run_counting([](Counting& host, StandInDevice&, Group& group) {
+    uint64_t seq = 0;
+    for (const size_t count : {size_t{0}, size_t{1}, kPerChunk, kPerChunk + 1, 3 * kPerChunk}) {
+      host.reductions = host.others = 0;
+      std::vector<float> data(count, 1.0f);
+      reduce(group, data, seq++);
+      CHECK(std::all_of(data.begin(), data.end(), [](float x) { return x == 2; }));
+      const size_t chunks = std::max<size_t>((count + kPerChunk - 1) / kPerChunk, 1);
+      CHECK_EQ(host.reductions, chunks);
+      // More than one chunk is agreed on first.
+      CHECK_EQ(host.others, static_cast<size_t>(chunks > 1));
+    }
+    host.others = 0;
+    std::vector<float> data(kPerChunk, static_cast<float>(group.rank()));
+    group.broadcast(call_of(Op::Broadcast, DType::Float32, seq++), Span{data.data(), kChunk}, 1);
+    CHECK_EQ(data[kPerChunk - 1], 1.0f);
+    std::vector<float> all(kPerChunk);
+    const size_t half = kChunk / 2;
+    group.all_gather(call_of(Op::AllGather, DType::Float32, seq++), ConstSpan{data.data(), half},
+                     {Span{all.data(), half}, Span{all.data() + kPerChunk / 2, half}});
+    CHECK_EQ(all[kPerChunk - 1], 1.0f);
+    CHECK_EQ(host.others, size_t{2});
+  });
+}
+
+TEST(staging_has_the_next_chunk_on_its_way_while_the_host_works) {
+  static constexpr size_t kChunks = 8;
+  run_counting([](Counting& host, StandInDevice& device, Group& group) {
+    std::vector<int> copies;
+    host.before_reducing = [&](size_t) { copies.push_back(device.counts().copies); };
+    std::vector<float> data(kChunks * kPerChunk, 1.0f);
+    reduce(group, data, 0);
+    // When the host gets chunk k, chunks 0 to k + 1 have been asked for, and chunks 0 to k - 1 sent up.
+    for (size_t k = 0; k < kChunks; ++k) CHECK_EQ(copies[k], static_cast<int>(std::min(k + 2, kChunks) + k));
+    CHECK_EQ(device.counts().copies, static_cast<int>(2 * kChunks));
+  });
+}
+
+TEST(staging_keeps_a_chunk_until_it_is_up) {
+  run_counting([](Counting& host, StandInDevice& device, Group& group) {
+    std::vector<float> data(5 * kPerChunk);
+    reduce(group, data, 0);
+    // Streams share two queues by turns: these are that of the copies up, which comes first, and that of those down.
+    const auto up = device.make_stream();
+    const auto down = device.make_stream();
+    std::unique_ptr<StreamGate> gate;
+    host.reductions = 0;
+    host.before_reducing = [&](size_t k) {
+      if (k == 0) gate = device.stop(up->handle());
+      if (k != 2) return;
+      // Chunk 3 would come down to where chunk 0 waits to go up.
+      const auto patience = Deadline::after(std::chrono::milliseconds(30));
+      while (!patience.passed()) CHECK(!device.idle(down->handle()));
+      gate->open();
+    };
+    for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(i);
+    reduce(group, data, 1);
+    for (size_t i = 0; i < data.size(); ++i) CHECK_EQ(data[i], static_cast<float>(2 * i));
+  });
+}
+
+TEST(staging_compares_the_whole_call_before_the_first_chunk) {
+  run_counting([](Counting& host, StandInDevice&, Group& group) {
+    std::vector<float> data(3 * kPerChunk + (group.rank() == 0 ? 0 : 8), 1.0f);
+    const std::string message = CHECK_THROWS(MismatchError, reduce(group, data, 5));
+    CHECK_CONTAINS(message,
+                   "rank 0 called all_reduce number 5 (SUM, 3072 x float32); rank 1 called all_reduce number 5 "
+                   "(SUM, 3080 x float32)");
+    CHECK_EQ(host.reductions, size_t{0});
+  });
+  // One rank takes the short way, the other the long one.
+  run_counting([](Counting&, StandInDevice&, Group& group) {
+    std::vector<float> data(group.rank() == 0 ? 10 : 3 * kPerChunk, 1.0f);
+    CHECK_CONTAINS(CHECK_THROWS(MismatchError, reduce(group, data, 6)), "all_reduce number 6");
+    CHECK(std::all_of(data.begin(), data.end(), [](float x) { return x == 1; }));
+  });
+}
+
+TEST(staging_moves_messages_of_several_chunks_and_uneven_sizes) {
+  run_counting([](Counting&, StandInDevice&, Group& group) {
+    const auto me = static_cast<size_t>(group.rank());
+    const std::vector<size_t> sizes{5 * kChunk + 12, 8};
+    std::vector<std::vector<unsigned char>> all;
+    std::vector<Span> outputs;
+    for (const size_t size : sizes) all.emplace_back(size);
+    for (auto& one : all) outputs.push_back({one.data(), one.size()});
+    const std::vector<unsigned char> mine(sizes[me], static_cast<unsigned char>(me + 1));
+    group.all_gather(call_of(Op::AllGather, DType::UInt8, 0), ConstSpan{mine.data(), mine.size()}, outputs);
+    for (size_t r = 0; r < 2; ++r)
+      CHECK(all[r] == std::vector<unsigned char>(sizes[r], static_cast<unsigned char>(r + 1)));
+    // A size that only one of the two expects.
+    if (me == 1) outputs[0].bytes -= 1;
+    CHECK_CONTAINS(CHECK_THROWS(MismatchError, group.all_gather(call_of(Op::AllGather, DType::UInt8, 1),
+                                                                ConstSpan{mine.data(), mine.size()}, outputs)),
+                   "rank 0 sends 20492 bytes to rank 1, which expects 20491");
+  });
+}
+
+}  // namespace
+}  // namespace ours

@@ -1,0 +1,72 @@
+#include <pthread.h>
+
+#include <atomic>
+
+#include "support/message_ranks.h"
+
+// Messages in shared memory where no thread can be had. The rest is the contract, in point_to_point_contract_test.cpp.
+
+namespace ours {
+namespace {
+
+using testing::Port;
+using testing::run_sessions;
+using testing::soon;
+
+// While it lives no thread can be started: new ones would get a stack larger than the address space.
+class NoThreads {
+ public:
+  NoThreads() {
+    ::pthread_getattr_default_np(&usual_);
+    pthread_attr_t huge;
+    ::pthread_attr_init(&huge);
+    ::pthread_attr_setstacksize(&huge, size_t{1} << 48);
+    ::pthread_setattr_default_np(&huge);
+    ::pthread_attr_destroy(&huge);
+  }
+  ~NoThreads() {
+    ::pthread_setattr_default_np(&usual_);
+    ::pthread_attr_destroy(&usual_);
+  }
+  NoThreads(const NoThreads&) = delete;
+  NoThreads& operator=(const NoThreads&) = delete;
+
+ private:
+  pthread_attr_t usual_;
+};
+
+TEST(without_a_thread_for_it_a_transfer_ends_once_and_fails_the_group) {
+  std::atomic<int> ranks{0};
+  run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
+    Port port(session);
+    std::vector<int> data(8);
+    // The ranks are threads themselves.
+    ++ranks;
+    while (ranks.load() < 2) std::this_thread::yield();
+    if (session->rank() == 1) {
+      while (!session->failure().failed()) std::this_thread::yield();
+      const std::string message = CHECK_THROWS(Error, port.wait(port.send(data, 0)));
+      CHECK_CONTAINS(message, "cannot start a thread");
+      return;
+    }
+    std::atomic<int> calls{0};
+    std::shared_ptr<Transfer> transfer;
+    {
+      const NoThreads none;
+      transfer = port.p2p->recv(Span{data.data(), 32}, DType::Int32, 1, 0, soon(), [&](const Transfer&) {
+        ++calls;
+        return nullptr;
+      });
+    }
+    CHECK(transfer->done());
+    const std::string message = CHECK_THROWS(Error, port.wait(transfer));
+    CHECK_CONTAINS(message, "rank 0");
+    CHECK_CONTAINS(message, "cannot start a thread");
+    CHECK(!port.p2p->busy());
+    port.p2p->close();
+    CHECK_EQ(calls.load(), 1);
+  });
+}
+
+}  // namespace
+}  // namespace ours

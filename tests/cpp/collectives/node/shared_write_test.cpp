@@ -1,0 +1,109 @@
+#include "collectives/node/shared_write.h"
+
+#include <cstdint>
+#include <vector>
+
+#include "support/node_ranks.h"
+
+namespace ours {
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr size_t kPiece = WriteTimes::kTimedBytes;
+
+/// One rank on its own, writing a piece every 100 us that costs what `cached` and `around` say. Returns how many of
+/// them went around the cache.
+struct Writer {
+  WriteTimes times;
+  Clock::time_point now{};
+
+  int write(int pieces, microseconds cached, microseconds around) {
+    int went_around = 0;
+    for (int i = 0; i < pieces; ++i) {
+      now += microseconds(100);
+      const bool goes_around = times.next(times.around_is_faster(), now);
+      times.took(kPiece, goes_around ? around : cached);
+      went_around += goes_around ? 1 : 0;
+    }
+    return went_around;
+  }
+};
+
+TEST(shared_writes_take_the_faster_way_and_follow_its_changes) {
+  Writer writer;
+  // Under one cache both cost the same: the cache is used, but for a try now and then.
+  const int tries = writer.write(1000, microseconds(10), microseconds(9));
+  CHECK(!writer.times.around_is_faster());
+  CHECK(tries >= 10 && tries <= 30);
+  // The cores move apart, and together again.
+  CHECK(writer.write(1000, microseconds(40), microseconds(9)) >= 900);
+  CHECK(writer.times.around_is_faster());
+  CHECK(writer.write(1000, microseconds(10), microseconds(9)) <= 100);
+  CHECK(!writer.times.around_is_faster());
+}
+
+TEST(shared_writes_are_not_misled_by_interruptions) {
+  WriteTimes times;
+  Clock::time_point now{};
+  for (int i = 0; i < 2000; ++i) {
+    now += microseconds(100);
+    const bool around = times.next(false, now);
+    // Three of four pieces are interrupted.
+    times.took(kPiece, i % 4 != 0 ? microseconds(3000) : microseconds(around ? 9 : 10));
+    CHECK(!times.around_is_faster());
+  }
+}
+
+TEST(shared_writes_of_few_bytes_tell_nothing) {
+  WriteTimes times;
+  Clock::time_point now{};
+  for (int i = 0; i < 1000; ++i) {
+    now += microseconds(100);
+    CHECK(!times.next(false, now));
+    times.took(kPiece - 1, microseconds(1));
+  }
+}
+
+TEST(shared_writes_of_all_ranks_go_the_way_that_one_of_them_wants) {
+  testing::run_sessions(3, 4096, [](std::shared_ptr<NodeSession> session) {
+    SharedWrite automatic(*session, Setting::Auto);
+    SharedWrite cached(*session, Setting::Off);
+    SharedWrite around(*session, Setting::On);
+    NodeGroup group(session);
+    uint64_t seq = 0;
+    for (const bool wanted : {false, true, false}) {
+      if (session->rank() == 1) session->self().around_is_faster.store(wanted);
+      group.barrier(testing::call_of(Op::Barrier, DType::UInt8, seq++));
+      automatic.begin();
+      cached.begin();
+      around.begin();
+      CHECK_EQ(automatic.around(), wanted);
+      CHECK(!cached.around());
+      CHECK(around.around());
+      group.barrier(testing::call_of(Op::Barrier, DType::UInt8, seq++));
+    }
+  });
+}
+
+TEST(shared_writes_copy_every_size_and_alignment) {
+  std::vector<uint8_t> from(3 * kPiece);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint8_t>(i * 31 + i / 256);
+  const auto session = NodeSession::create(0, 1, NodeConfig{4096, 1024, 4096});
+  for (const Setting setting : {Setting::Auto, Setting::Off, Setting::On}) {
+    SharedWrite write(*session, setting);
+    for (const size_t bytes : {size_t{0}, size_t{1}, kPiece - 1, kPiece, kPiece + 1, 2 * kPiece + 77}) {
+      for (const size_t shift : {0, 1, 64}) {
+        std::vector<uint8_t> to(from.size(), 0xEE);
+        write.copy(to.data() + shift, from.data() + 3, bytes);
+        for (size_t i = 0; i < to.size(); ++i) {
+          const bool inside = i >= shift && i < shift + bytes;
+          CHECK_EQ(to[i], inside ? from[i - shift + 3] : uint8_t{0xEE});
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ours

@@ -1,8 +1,0 @@
-#include "device/device_library.h"
-#include "device_contract.h"
-
-namespace ours::testing {
-
-std::shared_ptr<Device> contract_device() { return ours_device_library(kDeviceInterface)->device(0); }
-
-}  // namespace ours::testing

@@ -1,0 +1,214 @@
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+
+#include "support/device_contract.h"
+#include "support/reduce_reference.h"
+#include "support/stand_in_flat.h"
+#include "support/testing.h"
+
+// The kernels of any device against the CPU's, for every type and operation, at sizes and addresses that do not fit.
+
+namespace ours {
+namespace {
+
+using testing::OnDevice;
+
+constexpr ReduceKind kKinds[] = {ReduceKind::Sum,   ReduceKind::Avg,    ReduceKind::Product,
+                                 ReduceKind::Min,   ReduceKind::Max,    ReduceKind::BitAnd,
+                                 ReduceKind::BitOr, ReduceKind::BitXor, ReduceKind::PremulSum};
+constexpr size_t kBytes = size_t{1} << 16;
+constexpr size_t kBuffers = 9;
+constexpr DType kFloats[] = {DType::Float16, DType::BFloat16, DType::Float32, DType::Float64};
+
+template <class F>
+void for_each_supported(const F& f) {
+  for (int d = 0; d <= static_cast<int>(DType::Opaque8); ++d) {
+    for (ReduceKind kind : kKinds) {
+      if (is_supported(kind, static_cast<DType>(d))) f(static_cast<DType>(d), kind);
+    }
+  }
+}
+
+/// Any bits at all in the first buffer, numbers near one in the others.
+std::vector<char> fill(std::mt19937& random, DType dtype, size_t count, size_t buffer) {
+  std::vector<char> data(count * size_of(dtype));
+  for (char& c : data) c = static_cast<char>(random());
+  const bool is_complex = dtype == DType::Complex64 || dtype == DType::Complex128 || dtype == DType::Complex32;
+  const bool is_float = std::find(std::begin(kFloats), std::end(kFloats), dtype) != std::end(kFloats);
+  if (buffer == 0 || !(is_float || is_complex)) return data;
+  const DType part = dtype == DType::Complex32    ? DType::Float16
+                     : dtype == DType::Complex64  ? DType::Float32
+                     : dtype == DType::Complex128 ? DType::Float64
+                                                  : dtype;
+  std::uniform_real_distribution<double> uniform(-2.0, 2.0);
+  std::vector<double> values(data.size() / size_of(part));
+  for (double& x : values) x = uniform(random);
+  testing::convert_scaled(data.data(), part, values.data(), DType::Float64, values.size(), 1.0);
+  return data;
+}
+
+struct ReduceCase {
+  DType dtype;
+  Reduction reduction;
+  size_t sources, results, count, shift;
+  bool in_place;
+};
+
+void check_case(OnDevice& on, std::mt19937& random, const ReduceCase& c) {
+  const size_t size = size_of(c.dtype), bytes = c.count * size;
+  std::vector<std::vector<char>> data;
+  std::vector<const char*> host;
+  std::vector<const void*> sources;
+  std::vector<void*> results;
+  for (size_t s = 0; s < c.sources; ++s) {
+    data.push_back(fill(random, c.dtype, c.count + 1, s));
+    host.push_back(data.back().data());
+    // Each source at another distance from a multiple of 16 bytes, unless they are all to be aligned.
+    char* place = on.at(s) + (c.shift == 0 ? 0 : (c.shift + s) % 16 / size * size);
+    on.put(place, data.back().data(), bytes);
+    sources.push_back(place);
+  }
+  for (size_t r = 0; r < c.results; ++r) {
+    results.push_back(c.in_place ? const_cast<void*>(sources[r]) : on.at(c.sources + r) + c.shift / size * size);
+  }
+  std::vector<char> expected(bytes + size);
+  testing::reference_reduce(expected.data(), host, c.count, c.dtype, c.reduction);
+  on.device->reduce(results, sources, c.count, c.dtype, c.reduction, on.stream());
+  for (void* result : results) {
+    std::vector<char> got = on.get(result, bytes);
+    got.push_back(0);  // data() is never null
+    if (testing::same_values(got.data(), expected.data(), bytes, c.dtype)) continue;
+    testing::fail(__FILE__, __LINE__,
+                  std::string(name_of(c.dtype)) + " " + name_of(c.reduction.kind) + ", " + std::to_string(c.sources) +
+                      " sources, " + std::to_string(c.count) + " elements, shift " + std::to_string(c.shift));
+  }
+}
+
+TEST(device_reduce_equals_the_reference_for_every_dtype_and_op) {
+  OnDevice on(kBytes, kBuffers);
+  std::mt19937 random(1);
+  for_each_supported([&](DType dtype, ReduceKind kind) {
+    for (size_t count : {0, 1, 7, 64, 1025}) {
+      for (size_t shift : {0, 5}) {
+        check_case(on, random, {dtype, {kind, 3, 0.3}, 3, 2, count, shift, false});
+      }
+    }
+  });
+}
+
+TEST(device_reduce_of_few_and_many_sources) {
+  OnDevice on(kBytes, kBuffers);
+  std::mt19937 random(2);
+  for (DType dtype : {DType::Float32, DType::BFloat16, DType::Int64, DType::Complex32, DType::Bool}) {
+    for (size_t sources : {1, 2, 4, 7, 8}) {
+      const ReduceKind kind = dtype == DType::Bool ? ReduceKind::Sum : ReduceKind::Avg;
+      check_case(on, random, {dtype, {kind, static_cast<int>(sources), 1.0}, sources, 1, 3001, 0, false});
+      check_case(on, random, {dtype, {kind, static_cast<int>(sources), 1.0}, sources, sources, 2000, 0, true});
+      check_case(on, random, {dtype, {kind, static_cast<int>(sources), 1.0}, sources, sources, 333, 8, true});
+    }
+  }
+}
+
+TEST(device_reduce_takes_as_many_as_it_says) {
+  OnDevice on(kBytes, 1);
+  std::vector<const void*> sources;
+  std::vector<void*> results;
+  std::vector<int32_t> ones(64 * 16, 1);
+  on.put(on.at(0), ones.data(), ones.size() * sizeof(int32_t));
+  for (int i = 0; i < kMostDeviceRanks; ++i) {
+    results.push_back(on.at(0) + i * 64);
+    sources.push_back(on.at(0) + i * 64);
+  }
+  on.device->reduce(results, sources, 16, DType::Int32, {ReduceKind::Sum, 64, 1.0}, on.stream());
+  const std::vector<char> got = on.get(on.at(0), 4096);
+  for (size_t i = 0; i < 1024; ++i) {
+    int32_t x = 0;
+    std::memcpy(&x, got.data() + 4 * i, sizeof(x));
+    CHECK_EQ(x, 64);
+  }
+}
+
+/// Pieces of odd sizes, one behind the other in memory, in places of a flat array that have gaps between them.
+struct Layout {
+  std::vector<size_t> counts, piece_at, flat_at;  // in elements
+  size_t pieces_end = 0, flat_end = 0;
+};
+
+Layout make_layout(std::mt19937& random, size_t pieces, size_t most) {
+  Layout l;
+  for (size_t i = 0; i < pieces; ++i) {
+    l.counts.push_back(i % 13 == 12 ? 0 : 1 + random() % most);
+    l.piece_at.push_back(l.pieces_end);
+    l.flat_at.push_back(l.flat_end);
+    l.pieces_end += l.counts.back() + random() % 3;
+    l.flat_end += l.counts.back() + random() % 2;
+  }
+  return l;
+}
+
+void check_flatten(OnDevice& on, std::mt19937& random, DType flat_type, DType piece_type, double scale,
+                   const Layout& l) {
+  const size_t piece_size = size_of(piece_type), flat_size = size_of(flat_type);
+  const auto pieces_before = fill(random, piece_type, l.pieces_end + 1, random() % 2);
+  const auto flat_before = fill(random, flat_type, l.flat_end + 1, random() % 2);
+  CHECK(std::max(pieces_before.size(), flat_before.size()) <= kBytes);
+  std::vector<FlatPiece> pieces;
+  auto flat_after = flat_before, pieces_after = pieces_before;
+  for (size_t i = 0; i < l.counts.size(); ++i) {
+    pieces.push_back({on.at(0) + l.piece_at[i] * piece_size, l.flat_at[i], l.counts[i]});
+    testing::convert_scaled(flat_after.data() + l.flat_at[i] * flat_size, flat_type,
+                            pieces_before.data() + l.piece_at[i] * piece_size, piece_type, l.counts[i], scale);
+    testing::convert_scaled(pieces_after.data() + l.piece_at[i] * piece_size, piece_type,
+                            flat_before.data() + l.flat_at[i] * flat_size, flat_type, l.counts[i], scale);
+  }
+  const std::string what = std::string(name_of(piece_type)) + " in " + name_of(flat_type);
+  on.put(on.at(0), pieces_before.data(), pieces_before.size());
+  on.put(on.at(1), flat_before.data(), flat_before.size());
+  on.device->flatten(on.at(1), flat_type, pieces, piece_type, scale, on.stream());
+  auto got = on.get(on.at(1), flat_after.size());
+  if (!testing::same_values(got.data(), flat_after.data(), got.size(), flat_type)) {
+    testing::fail(__FILE__, __LINE__, "flatten: " + what);
+  }
+  on.put(on.at(1), flat_before.data(), flat_before.size());
+  on.device->unflatten(on.at(1), flat_type, pieces, piece_type, scale, on.stream());
+  got = on.get(on.at(0), pieces_after.size());
+  if (!testing::same_values(got.data(), pieces_after.data(), got.size(), piece_type)) {
+    testing::fail(__FILE__, __LINE__, "unflatten: " + what);
+  }
+}
+
+TEST(device_flatten_converts_between_all_floats) {
+  OnDevice on(kBytes, 2);
+  std::mt19937 random(3);
+  for (DType flat_type : kFloats) {
+    for (DType piece_type : kFloats) {
+      for (double scale : {1.0, 0.25, 1.0 / 3}) {
+        check_flatten(on, random, flat_type, piece_type, scale, make_layout(random, 30, 200));
+      }
+    }
+  }
+}
+
+TEST(device_flatten_copies_what_has_any_width) {
+  OnDevice on(kBytes, 2);
+  std::mt19937 random(4);
+  for (int d = 0; d <= static_cast<int>(DType::Opaque8); ++d) {
+    const auto dtype = static_cast<DType>(d);
+    check_flatten(on, random, dtype, dtype, 1.0, make_layout(random, 20, 150));
+  }
+}
+
+TEST(device_flatten_of_many_pieces_of_one_and_of_none) {
+  OnDevice on(kBytes, 2);
+  std::mt19937 random(5);
+  check_flatten(on, random, DType::Float32, DType::BFloat16, 0.5, make_layout(random, 2000, 8));
+  check_flatten(on, random, DType::Float32, DType::Float32, 1.0, {{15000}, {0}, {0}, 15000, 15000});
+  check_flatten(on, random, DType::Float32, DType::Float16, 1.0, {{15000}, {8}, {4}, 15008, 15004});
+  on.device->flatten(on.at(1), DType::Float32, {}, DType::Float32, 1.0, on.stream());
+  on.finish();
+}
+
+}  // namespace
+}  // namespace ours

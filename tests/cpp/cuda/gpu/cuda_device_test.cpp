@@ -1,0 +1,94 @@
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+
+#include "device/device_library.h"
+#include "support/device_contract.h"
+#include "support/testing.h"
+
+// What is CUDA's own: other tests of devices are run with the same program.
+
+namespace ours {
+namespace {
+
+using testing::OnDevice;
+
+TEST(cuda_library_describes_itself_and_has_no_device_beyond_the_last) {
+  DeviceLibrary* library = ours_device_library(kDeviceInterface);
+  CHECK_CONTAINS(library->describe(), "CUDA ");
+  CHECK_CONTAINS(CHECK_THROWS(DeviceError, library->device(1000)), "there is no CUDA device 1000");
+  CHECK_EQ(library->device(0), library->device(0));
+}
+
+TEST(cuda_calls_leave_the_current_device_alone) {
+  int before = 0, after = 0;
+  CHECK_EQ(cudaGetDevice(&before), cudaSuccess);
+  OnDevice on(4096);
+  on.finish();
+  CHECK_EQ(cudaGetDevice(&after), cudaSuccess);
+  CHECK_EQ(before, after);
+  CHECK_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+TEST(cuda_knows_a_stream_that_is_captured) {
+  OnDevice on(4096);
+  cudaStream_t stream = nullptr;
+  CHECK_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  CHECK(!on.device->is_capturing(stream));
+  CHECK_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  CHECK(on.device->is_capturing(stream));
+  on.finish();  // which the capture does not forbid, as it is of another stream
+  cudaGraph_t graph = nullptr;
+  CHECK_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST(cuda_refuses_addresses_that_do_not_fit_their_elements) {
+  OnDevice on(4096);
+  const auto crooked = [&] { on.device->reduce({on.at(0) + 2}, {on.at(0) + 2}, 1, DType::Float32, {}, on.stream()); };
+  CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, crooked()), "multiple of 4 bytes");
+}
+
+/// Seconds that `work` takes on the device, at best of some times.
+template <class Work>
+double seconds_of(OnDevice& on, const Work& work) {
+  double best = 1e9;
+  for (int i = 0; i < 20; ++i) {
+    on.finish();
+    const auto began = Clock::now();
+    for (int k = 0; k < 10; ++k) work();
+    on.finish();
+    best = std::min(best, std::chrono::duration<double>(Clock::now() - began).count() / 10);
+  }
+  return best;
+}
+
+TEST(cuda_kernels_are_about_as_fast_as_a_copy) {
+  constexpr size_t kBytes = size_t{256} << 20;
+  OnDevice on(kBytes, 3);
+  const double copy = 2 * kBytes / seconds_of(on, [&] { on.device->copy(on.at(1), on.at(0), kBytes, on.stream()); });
+  const double sum = 3 * kBytes / seconds_of(on, [&] {
+                       on.device->reduce({on.at(2)}, {on.at(0), on.at(1)}, kBytes / 4, DType::Float32, {}, on.stream());
+                     });
+  const double halves =
+      3 * kBytes / seconds_of(on, [&] {
+        on.device->reduce({on.at(2)}, {on.at(0), on.at(1)}, kBytes / 2, DType::BFloat16, {}, on.stream());
+      });
+  std::vector<FlatPiece> pieces;
+  constexpr size_t kPiece = 1 << 16;
+  for (size_t at = 0; at < kBytes / 4; at += kPiece) pieces.push_back({on.at(0) + 4 * at, at, kPiece});
+  const double flat = 2 * kBytes / seconds_of(on, [&] {
+                        on.device->flatten(on.at(1), DType::Float32, pieces, DType::Float32, 0.5, on.stream());
+                      });
+  const double narrowed = 1.5 * kBytes / seconds_of(on, [&] {
+                            on.device->flatten(on.at(1), DType::BFloat16, pieces, DType::Float32, 0.5, on.stream());
+                          });
+  std::printf("GB/s: copy %.0f, sum of float32 %.0f, of bfloat16 %.0f, flatten %.0f, to bfloat16 %.0f\n", copy / 1e9,
+              sum / 1e9, halves / 1e9, flat / 1e9, narrowed / 1e9);
+  // Loose: others may use the device meanwhile.
+  for (const double rate : {sum, halves, flat, narrowed}) CHECK(rate > 0.4 * copy);
+}
+
+}  // namespace
+}  // namespace ours

@@ -1,0 +1,269 @@
+#include "cuda/nccl_group.h"
+
+#include <cstdint>
+#include <thread>
+
+#include "support/device_ranks.h"
+#include "support/patience.h"
+
+// What of groups over NCCL is not in the contract of all groups: what is put to NCCL, and how failures end. NCCL is
+// played by threads.
+
+namespace ours {
+namespace {
+
+using cuda::nccl_reduction_of;
+using cuda::NcclGroup;
+using cuda::NcclOp;
+using cuda::NcclType;
+using testing::call_of;
+using testing::FakeNccl;
+using testing::make_device;
+using testing::message_of;
+
+/// A rank, with what it is made of.
+struct Rank {
+  std::shared_ptr<testing::StandInDevice> device;
+  std::shared_ptr<FakeNccl> api;
+  std::shared_ptr<NcclGroup> group;
+};
+
+std::vector<std::exception_ptr> run_ranks_catching(int ranks, size_t scratch, const std::function<void(Rank&)>& fn) {
+  const auto hosts = testing::node_kind("", Setting::Auto).make(ranks, 0);
+  return testing::run_ranks_catching(ranks, [&](int rank) {
+    Rank self;
+    self.device = make_device(std::to_string(rank));
+    self.api = std::make_shared<FakeNccl>(self.device);
+    self.group = NcclGroup::make(self.api, hosts[static_cast<size_t>(rank)](), self.device,
+                                 Deadline::after(std::chrono::seconds(60)), scratch);
+    fn(self);
+  });
+}
+
+void run_ranks(int ranks, size_t scratch, const std::function<void(Rank&)>& fn) {
+  const auto errors = run_ranks_catching(ranks, scratch, fn);
+  for (const auto& error : errors) {
+    if (error) throw testing::Failure(message_of(error));
+  }
+}
+
+TEST(nccl_serves_a_single_rank) {
+  run_ranks(1, 4096, [](Rank& self) {
+    std::vector<float> in{1, 2, 3}, out(3);
+    const ConstSpan from{in.data(), 12};
+    const Span to{out.data(), 12};
+    uint64_t calls = 0;
+    const auto check = [&] {
+      CHECK(out == in);
+      out.assign(3, -1);
+      ++calls;
+    };
+    const Reduction sum{ReduceKind::Sum, 1, 1.0};
+    self.group->all_reduce(call_of(Op::AllReduce, DType::Float32, calls), in.data(), out.data(), 3, sum);
+    check();
+    self.group->reduce_scatter(call_of(Op::ReduceScatter, DType::Float32, calls), {in.data()}, {3}, out.data(), sum);
+    check();
+    self.group->gather(call_of(Op::Gather, DType::Float32, calls), from, {to}, 0);
+    check();
+    self.group->scatter(call_of(Op::Scatter, DType::Float32, calls), {from}, to, 0);
+    check();
+    self.group->all_to_all(call_of(Op::AllToAll, DType::Float32, calls), {from}, {to});
+    check();
+  });
+}
+
+TEST(nccl_gets_the_reductions_that_mean_the_same) {
+  const auto sum = nccl_reduction_of(DType::BFloat16, {ReduceKind::Sum, 4, 1.0}, 4);
+  CHECK(sum && sum->type == NcclType::BFloat16 && sum->op == NcclOp::Sum && sum->units == 1);
+  CHECK(!sum->prepare && !sum->finish);
+  const auto complex = nccl_reduction_of(DType::Complex128, {ReduceKind::Avg, 4, 1.0}, 4);
+  CHECK(complex && complex->type == NcclType::Float64 && complex->op == NcclOp::Avg && complex->units == 2);
+  // The divisor is another, or integers: the sum is divided here.
+  const auto other = nccl_reduction_of(DType::Float32, {ReduceKind::Avg, 3, 1.0}, 4);
+  CHECK(other && other->op == NcclOp::Sum && other->finish && other->finish->ranks == 3);
+  const auto integer = nccl_reduction_of(DType::Int64, {ReduceKind::Avg, 4, 1.0}, 4);
+  CHECK(integer && integer->op == NcclOp::Sum && integer->finish->kind == ReduceKind::Avg);
+  const auto premul = nccl_reduction_of(DType::Float16, {ReduceKind::PremulSum, 4, 0.5}, 4);
+  CHECK(premul && premul->op == NcclOp::Sum && premul->prepare->factor == 0.5);
+  const auto any = nccl_reduction_of(DType::Bool, {ReduceKind::Sum, 4, 1.0}, 4);
+  CHECK(any && any->type == NcclType::UInt8 && any->op == NcclOp::Max && any->finish);
+  const auto every = nccl_reduction_of(DType::Bool, {ReduceKind::Product, 4, 1.0}, 4);
+  CHECK(every && every->op == NcclOp::Min);
+  CHECK(nccl_reduction_of(DType::UInt8, {ReduceKind::Max, 4, 1.0}, 4)->op == NcclOp::Max);
+}
+
+TEST(nccl_does_not_get_the_others) {
+  CHECK(!nccl_reduction_of(DType::Int16, {ReduceKind::Sum, 4, 1.0}, 4));
+  CHECK(!nccl_reduction_of(DType::Int32, {ReduceKind::BitXor, 4, 1.0}, 4));
+  CHECK(!nccl_reduction_of(DType::Bool, {ReduceKind::BitXor, 4, 1.0}, 4));
+  CHECK(!nccl_reduction_of(DType::Complex64, {ReduceKind::Product, 4, 1.0}, 4));
+  CHECK(!nccl_reduction_of(DType::Float32, {ReduceKind::Max, 4, 1.0}, 4));
+  CHECK(!nccl_reduction_of(DType::Float8E5M2, {ReduceKind::Sum, 4, 1.0}, 4));
+}
+
+TEST(nccl_reduces_what_it_can_and_gathers_the_rest) {
+  run_ranks(3, NcclGroup::kScratchBytes, [](Rank& self) {
+    std::vector<int32_t> data(1000, 1 << self.group->rank());
+    self.group->all_reduce(call_of(Op::AllReduce, DType::Int32, 1), data.data(), data.data(), 1000,
+                           {ReduceKind::Sum, 3, 1.0});
+    CHECK(data == std::vector<int32_t>(1000, 7));
+    CHECK_EQ(self.api->calls()["all_reduce"], 1);
+    self.group->all_reduce(call_of(Op::AllReduce, DType::Int32, 2), data.data(), data.data(), 1000,
+                           {ReduceKind::BitXor, 3, 1.0});
+    CHECK(data == std::vector<int32_t>(1000, 7));
+    CHECK_EQ(self.api->calls()["all_gather"], 1);
+    CHECK_EQ(self.api->calls()["all_reduce"], 1);
+  });
+}
+
+TEST(nccl_goes_through_little_memory_in_steps) {
+  run_ranks(3, 4096, [](Rank& self) {
+    std::vector<int16_t> data(5001, 5), out(5001);
+    self.group->all_reduce(call_of(Op::AllReduce, DType::Int16, 1), data.data(), out.data(), out.size(),
+                           {ReduceKind::Avg, 3, 1.0});
+    CHECK(out == data);
+    CHECK(self.api->calls()["all_gather"] > 5);
+    std::vector<float> values(3000, 2), result(3000);
+    self.group->reduce(call_of(Op::Reduce, DType::Float32, 2), values.data(), result.data(), values.size(),
+                       {ReduceKind::PremulSum, 3, 0.25}, 1);
+    if (self.group->rank() == 1) CHECK(result == std::vector<float>(3000, 1.5f));
+  });
+}
+
+TEST(nccl_takes_sums_of_more_ranks_than_the_device_at_once) {
+  run_ranks(66, NcclGroup::kScratchBytes, [](Rank& self) {
+    auto number = static_cast<int16_t>(self.group->rank());
+    self.group->all_reduce(call_of(Op::AllReduce, DType::Int16, 1), &number, &number, 1, {ReduceKind::Avg, 66, 1.0});
+    CHECK_EQ(number, 32);  // and a half
+    const std::vector<float> ones(66, 1);
+    std::vector<const void*> inputs;
+    for (const float& one : ones) inputs.push_back(&one);
+    float sum = 0;
+    self.group->reduce_scatter(call_of(Op::ReduceScatter, DType::Float32, 2), inputs, std::vector<size_t>(66, 1), &sum,
+                               {ReduceKind::PremulSum, 66, 2.0});
+    CHECK_EQ(sum, 132);
+  });
+}
+
+/// How often NCCL has been told to end in that way, once it has: on a thread that a busy machine may hold up.
+int ends_of(FakeNccl& api, const std::string& how) {
+  const Deadline deadline = Deadline::after(std::chrono::seconds(30));
+  while (api.calls()[how] == 0 && !deadline.passed()) std::this_thread::yield();
+  return api.calls()[how];
+}
+
+TEST(nccl_leaves_in_an_orderly_way) {
+  std::vector<std::shared_ptr<FakeNccl>> apis(2);
+  run_ranks(2, NcclGroup::kScratchBytes, [&](Rank& self) {
+    apis[static_cast<size_t>(self.group->rank())] = self.api;
+    self.group->barrier(call_of(Op::Barrier, DType::UInt8, 1));
+  });
+  for (const auto& api : apis) {
+    CHECK_EQ(api->calls()["finalize"], 1);
+    CHECK_EQ(ends_of(*api, "destroy"), 1);
+    CHECK_EQ(api->calls()["abort"], 0);
+  }
+}
+
+TEST(nccl_is_not_called_where_ranks_call_different_things) {
+  const auto errors = run_ranks_catching(2, NcclGroup::kScratchBytes, [](Rank& self) {
+    std::vector<float> data(10);
+    const size_t count = self.group->rank() == 0 ? 10 : 9;
+    const auto call = call_of(Op::AllReduce, DType::Float32, 1);
+    try {
+      self.group->all_reduce(call, data.data(), data.data(), count, {});
+    } catch (const MismatchError&) {
+      CHECK_EQ(self.api->calls()["all_reduce"], 0);
+      CHECK_EQ(ends_of(*self.api, "abort"), 1);
+      throw;
+    }
+  });
+  for (const auto& error : errors) CHECK_CONTAINS(message_of(error), "different collectives");
+}
+
+TEST(nccl_that_fails_on_one_rank_fails_on_all) {
+  std::vector<std::shared_ptr<FakeNccl>> apis(3);
+  const auto errors = run_ranks_catching(3, NcclGroup::kScratchBytes, [&](Rank& self) {
+    apis[static_cast<size_t>(self.group->rank())] = self.api;
+    float x = 1;
+    if (self.group->rank() == 1) self.api->fail("remote process exited or there was a network error");
+    self.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 1), &x, &x, 1, {ReduceKind::Sum, 3, 1.0});
+    // Who had its result before the failure was found hears of it next.
+    self.group->barrier(call_of(Op::Barrier, DType::UInt8, 2));
+  });
+  for (const auto& error : errors) CHECK_CONTAINS(message_of(error), "network error");
+  for (const auto& api : apis) CHECK_EQ(ends_of(*api, "abort"), 1);
+}
+
+TEST(nccl_that_waits_for_a_stuck_stream_is_aborted) {
+  testing::with_growing_timeouts([](std::chrono::milliseconds timeout) {
+    const auto began = Clock::now();
+    const auto errors = run_ranks_catching(2, NcclGroup::kScratchBytes, [&](Rank& self) {
+      float x = 1;
+      // Rank 1's device is slow to death.
+      if (self.group->rank() == 1) self.device->slow_down(std::chrono::seconds(2));
+      const auto call = call_of(Op::AllReduce, DType::Float32, 1, timeout);
+      self.group->all_reduce(call, &x, &x, 1, {ReduceKind::PremulSum, 2, 2.0});
+    });
+    CHECK(Clock::now() - began < std::chrono::seconds(30));
+    const std::string expected = "within " + std::to_string(timeout.count()) + " ms";
+    for (const auto& error : errors) CHECK_CONTAINS(message_of(error), expected);
+  });
+}
+
+/// Of two ranks in a sum of one number.
+void sum_one(Rank& self) {
+  float x = 1;
+  self.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 1), &x, &x, 1, {ReduceKind::Sum, 2, 1.0});
+}
+
+TEST(nccl_is_aborted_after_streams_that_wait_for_the_host_were_let_go_on) {
+  run_ranks(2, NcclGroup::kScratchBytes, [](Rank& self) {
+    const auto stream = self.device->make_stream();
+    const std::shared_ptr<StreamGate> gate = self.device->stop(stream->handle());
+    self.group->set_on_failure([gate] { gate->open(); });
+    bool was_open = false;
+    self.api->set_on_end([&] { was_open = gate->is_open(); });
+    self.api->fail("unhandled cuda error");
+    CHECK_THROWS(Error, sum_one(self));
+    CHECK_EQ(ends_of(*self.api, "abort"), 1);
+    CHECK(was_open);
+  });
+}
+
+TEST(nccl_that_does_not_come_to_an_end_is_left_behind) {
+  for (const bool fails : {true, false}) {
+    const std::string end = fails ? "abort" : "destroy";
+    run_ranks(2, NcclGroup::kScratchBytes, [&](Rank& self) {
+      const auto enough = std::make_shared<testing::StandInPoint>();
+      self.api->set_on_end([enough] { enough->wait(); });
+      const auto began = Clock::now();
+      if (fails) {
+        self.api->fail("unhandled cuda error");
+        CHECK_THROWS(Error, sum_one(self));
+      } else {
+        sum_one(self);
+      }
+      self.group.reset();
+      CHECK(Clock::now() - began < std::chrono::seconds(30));
+      CHECK_EQ(self.api->calls()[end], 0);
+      enough->reach();
+      while (self.api->calls()[end] == 0) std::this_thread::yield();
+    });
+  }
+}
+
+TEST(nccl_waits_no_longer_once_the_group_is_aborted) {
+  const auto errors = run_ranks_catching(2, NcclGroup::kScratchBytes, [](Rank& self) {
+    if (self.group->rank() == 1) {
+      self.group->abort("enough");
+      return;
+    }
+    float x = 1;
+    self.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 1), &x, &x, 1, {});
+  });
+  CHECK_CONTAINS(message_of(errors[0]), "enough");
+}
+
+}  // namespace
+}  // namespace ours

@@ -1,0 +1,255 @@
+#include "support/device_contract.h"
+
+#include <cstdint>
+#include <thread>
+
+#include "support/testing.h"
+
+// What Device promises of streams, events, gates and memory, for any device (see device_contract.h).
+
+namespace ours {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::OnDevice;
+
+constexpr size_t kBytes = 4096;
+
+std::vector<char> bytes_of(char value) { return std::vector<char>(kBytes, value); }
+
+TEST(device_has_an_identity_and_reaches_itself) {
+  const auto device = testing::contract_device();
+  CHECK(!device->identity().empty());
+  CHECK(!device->hardware().empty());
+  CHECK(device->reaches(device->identity()));
+}
+
+TEST(device_pinned_memory_is_zero_and_aligned) {
+  const auto device = testing::contract_device();
+  for (size_t bytes : {size_t{1}, size_t{5000}, size_t{3} << 20}) {
+    for (int again = 0; again < 2; ++again) {
+      const auto memory = device->pinned_memory(bytes);
+      auto* data = static_cast<char*>(memory.get());
+      CHECK_EQ(reinterpret_cast<uintptr_t>(data) % 64, 0u);
+      for (size_t i = 0; i < bytes; ++i) CHECK_EQ(data[i], 0);
+      std::memset(data, 7, bytes);
+    }
+  }
+}
+
+TEST(device_copies_between_host_and_device) {
+  OnDevice on(kBytes, 2);
+  std::vector<char> data(kBytes);
+  for (size_t i = 0; i < kBytes; ++i) data[i] = static_cast<char>(i * 7);
+  on.put(on.at(0), data.data(), kBytes);
+  on.device->copy(on.at(1) + 1, on.at(0) + 3, 1000, on.stream());
+  CHECK(on.get(on.at(1) + 1, 1000) == std::vector<char>(data.begin() + 3, data.begin() + 1003));
+  on.device->copy(on.at(1), on.at(0), 0, on.stream());
+  on.finish();
+}
+
+TEST(device_default_stream_runs_what_it_is_given) {
+  OnDevice on(kBytes);
+  on.device->copy(on.at(0), on.pinned(), kBytes, nullptr);
+  on.finish(nullptr);
+  CHECK(on.get(on.at(0), kBytes) == bytes_of(0));
+  CHECK(!on.device->is_capturing(nullptr));
+  CHECK(!on.device->is_capturing(on.stream()));
+}
+
+TEST(device_event_is_reached_after_what_was_before_it) {
+  OnDevice on(kBytes);
+  const auto event = on.device->make_event();
+  CHECK(event->reached());  // of nothing
+  const auto gate = on.device->make_gate();
+  gate->hold(on.stream());
+  event->record(on.stream());
+  CHECK(!event->reached());
+  CHECK(!gate->is_open());
+  gate->open();
+  CHECK(gate->is_open());
+  wait_reached(*event, Deadline::after(milliseconds(30000)), nullptr, "the event");
+  CHECK(event->reached());
+}
+
+TEST(device_event_can_be_recorded_again_and_dropped_early) {
+  OnDevice on(kBytes);
+  const auto event = on.device->make_event();
+  event->record(on.stream());
+  on.finish();
+  const auto gate = on.device->make_gate();
+  gate->hold(on.stream());
+  event->record(on.stream());
+  CHECK(!event->reached());
+  on.device->make_event()->record(on.stream());
+  gate->open();
+  on.finish();
+  CHECK(event->reached());
+}
+
+TEST(device_wait_gives_up_in_time_and_looks_around) {
+  OnDevice on(kBytes);
+  const auto gate = on.device->make_gate();
+  const auto event = on.device->make_event();
+  gate->hold(on.stream());
+  event->record(on.stream());
+  int looks = 0;
+  const auto message = CHECK_THROWS(
+      TimeoutError, wait_reached(*event, Deadline::after(milliseconds(50)), [&] { ++looks; }, "all_reduce number 7"));
+  CHECK_CONTAINS(message, "all_reduce number 7 was not done on the device within 50 ms");
+  CHECK(looks <= 50);
+  looks = 0;
+  const auto end = [&] {
+    if (++looks == 3) throw PeerError("rank 3 died");
+  };
+  const auto began = Clock::now();
+  CHECK_THROWS(PeerError, wait_reached(*event, Deadline::after(milliseconds(30000)), end, "it"));
+  CHECK(Clock::now() - began < milliseconds(10000));
+}
+
+TEST(device_wait_returns_when_another_thread_opens_the_gate) {
+  OnDevice on(kBytes);
+  const auto gate = on.device->make_gate();
+  const auto event = on.device->make_event();
+  gate->hold(on.stream());
+  event->record(on.stream());
+  bool looked = false;
+  std::thread opener;
+  wait_reached(
+      *event, Deadline::after(milliseconds(30000)),
+      [&] {
+        if (!looked) opener = std::thread([&] { gate->open(); });
+        looked = true;
+      },
+      "it");
+  CHECK(looked);
+  opener.join();
+}
+
+TEST(device_event_makes_one_stream_wait_for_another) {
+  OnDevice on(kBytes, 2);
+  const auto other = on.device->make_stream();
+  const auto first = bytes_of('a'), second = bytes_of('b');
+  on.put(on.at(0), first.data(), kBytes);
+  std::memcpy(on.pinned(), second.data(), kBytes);
+  const auto gate = on.device->make_gate();
+  const auto written = on.device->make_event(), copied = on.device->make_event();
+  gate->hold(on.stream());
+  on.device->copy(on.at(0), on.pinned(), kBytes, on.stream());
+  written->record(on.stream());
+  written->hold(other->handle());
+  on.device->copy(on.at(1), on.at(0), kBytes, other->handle());
+  copied->record(other->handle());
+  CHECK(!copied->reached());
+  gate->open();
+  wait_reached(*copied, Deadline::after(milliseconds(30000)), nullptr, "the copy");
+  CHECK(on.get(on.at(1), kBytes) == second);
+}
+
+TEST(device_gates_hold_until_all_are_open) {
+  OnDevice on(kBytes);
+  const auto one = on.device->make_gate(), two = on.device->make_gate();
+  const auto event = on.device->make_event();
+  one->hold(on.stream());
+  two->hold(on.stream());
+  event->record(on.stream());
+  two->open();
+  CHECK(!event->reached());
+  one->open();
+  on.finish();
+  CHECK(event->reached());
+  CHECK(one->is_open() && two->is_open());
+}
+
+TEST(device_gate_holds_several_streams_and_none_once_open) {
+  OnDevice on(kBytes);
+  const auto other = on.device->make_stream();
+  auto gate = on.device->make_gate();
+  const auto here = on.device->make_event(), there = on.device->make_event();
+  gate->hold(on.stream());
+  gate->hold(other->handle());
+  here->record(on.stream());
+  there->record(other->handle());
+  CHECK(!here->reached() && !there->reached());
+  gate->open();
+  gate->open();  // does no harm
+  on.finish();
+  on.finish(other->handle());
+  gate->hold(on.stream());
+  on.finish();
+}
+
+TEST(device_gate_that_is_dropped_holds_nothing) {
+  OnDevice on(kBytes);
+  on.device->make_gate()->hold(on.stream());
+  on.finish();
+}
+
+TEST(device_gates_are_many_and_used_again) {
+  OnDevice on(kBytes);
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::unique_ptr<StreamGate>> gates;
+    for (int i = 0; i < 100; ++i) {
+      gates.push_back(on.device->make_gate());
+      gates.back()->hold(on.stream());
+      // One that is opened and dropped before the stream comes to it.
+      const auto brief = on.device->make_gate();
+      brief->hold(on.stream());
+      brief->open();
+    }
+    const auto event = on.device->make_event();
+    event->record(on.stream());
+    for (size_t i = 0; i + 1 < gates.size(); ++i) gates[gates.size() - 1 - i]->open();
+    CHECK(!event->reached());
+    gates[0]->open();
+    on.finish();
+  }
+}
+
+TEST(device_stream_that_is_dropped_still_does_its_work) {
+  OnDevice on(kBytes);
+  const auto event = on.device->make_event();
+  const auto gate = on.device->make_gate();
+  const auto data = bytes_of('c');
+  std::memcpy(on.pinned(), data.data(), kBytes);
+  auto other = on.device->make_stream();
+  gate->hold(other->handle());
+  on.device->copy(on.at(0), on.pinned(), kBytes, other->handle());
+  event->record(other->handle());
+  const auto began = Clock::now();
+  other.reset();
+  CHECK(Clock::now() - began < milliseconds(10000));
+  CHECK(!event->reached());
+  gate->open();
+  wait_reached(*event, Deadline::after(milliseconds(30000)), nullptr, "the copy");
+  CHECK(on.get(on.at(0), kBytes) == data);
+}
+
+TEST(device_memory_that_this_process_shared_is_where_it_was) {
+  OnDevice on(kBytes, 2);
+  const MemoryHandle handle = on.device->share(on.at(1));
+  const auto mapped = on.device->map(handle);
+  CHECK_EQ(mapped.get(), static_cast<void*>(on.at(1)));
+  CHECK(on.device->share(on.at(0)) != handle);
+  CHECK_THROWS(DeviceError, on.device->share(on.at(0) + 16));
+}
+
+TEST(device_refuses_reductions_without_meaning) {
+  OnDevice on(kBytes);
+  const std::vector<void*> result = {on.at(0)};
+  const std::vector<const void*> source = {on.at(0)};
+  const auto reduce = [&](const std::vector<const void*>& sources, DType dtype, const Reduction& reduction) {
+    on.device->reduce(result, sources, 1, dtype, reduction, on.stream());
+  };
+  CHECK_THROWS(InvalidArgument, reduce(source, DType::Float32, {ReduceKind::BitAnd, 1, 1.0}));
+  CHECK_THROWS(InvalidArgument, reduce({}, DType::Float32, {}));
+  CHECK_THROWS(InvalidArgument, reduce(std::vector<const void*>(65, on.at(0)), DType::Float32, {}));
+  CHECK_THROWS(InvalidArgument, reduce(source, DType::Float32, {ReduceKind::Avg, 0, 1.0}));
+  CHECK_THROWS(InvalidArgument,
+               on.device->flatten(on.at(0), DType::Int32, {{on.at(0), 0, 1}}, DType::Float32, 1.0, on.stream()));
+  CHECK_THROWS(InvalidArgument,
+               on.device->flatten(on.at(0), DType::Int32, {{on.at(0), 0, 1}}, DType::Int32, 2.0, on.stream()));
+}
+
+}  // namespace
+}  // namespace ours

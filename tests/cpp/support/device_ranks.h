@@ -1,0 +1,126 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives/device/ipc_group.h"
+#include "collectives/device/staging_group.h"
+#include "cuda/nccl_group.h"
+#include "support/fake_nccl.h"
+#include "support/groups.h"
+#include "support/stand_in_device.h"
+
+namespace ours::testing {
+
+/// The device of a rank: ranks with the same identity share one, as processes do: each has a view of its own.
+inline std::shared_ptr<StandInDevice> make_device(const std::string& identity) {
+  StandInOptions options;
+  options.identity = identity;
+  return StandInDevice::make(options);
+}
+
+/// A rank of a test that looks at its device.
+struct DeviceRank {
+  std::shared_ptr<StandInDevice> device;
+  std::shared_ptr<Group> group;
+
+  int number() const { return number_; }
+  int number_;
+};
+
+using MakeOnDevice = std::function<std::shared_ptr<Group>(std::shared_ptr<Group> host, std::shared_ptr<Device> device)>;
+
+/// Runs fn on ranks with such devices, whose groups `make` makes over shared memory.
+inline std::vector<std::exception_ptr> run_on_devices_catching(int ranks,
+                                                               const std::function<StandInOptions(int rank)>& devices,
+                                                               const MakeOnDevice& make,
+                                                               const std::function<void(DeviceRank&)>& fn) {
+  const auto hosts = node_kind("", Setting::Auto).make(ranks, 0);
+  return run_ranks_catching(ranks, [&](int rank) {
+    const auto device = StandInDevice::make(devices(rank));
+    DeviceRank self{device, make(hosts[static_cast<size_t>(rank)](), device), rank};
+    fn(self);
+  });
+}
+
+inline void run_on_devices(int ranks, const std::function<StandInOptions(int rank)>& devices, const MakeOnDevice& make,
+                           const std::function<void(DeviceRank&)>& fn) {
+  const auto errors = run_on_devices_catching(ranks, devices, make, fn);
+  for (size_t r = 0; r < errors.size(); ++r) {
+    if (errors[r]) throw Failure("rank " + std::to_string(r) + ": " + message_of(errors[r]));
+  }
+}
+
+/// Slots of that many bytes; 0: as by default.
+inline MakeOnDevice ipc_maker(size_t slot) {
+  return [slot](std::shared_ptr<Group> host, std::shared_ptr<Device> device) {
+    const size_t stage = slot == 0 ? IpcGroup::kStageBytes : IpcGroup::kSlots * slot;
+    IpcMemory memory = share_device_memory(*host, device, call_of(Op::Barrier, DType::UInt8, 0), stage);
+    CHECK_EQ(memory.why_not, std::string());
+    return std::make_shared<IpcGroup>(std::move(host), std::move(device), std::move(memory));
+  };
+}
+
+inline MakeOnDevice staging_maker(size_t chunk) {
+  return [chunk](std::shared_ptr<Group> host, std::shared_ptr<Device> device) {
+    return std::make_shared<StagingGroup>(std::move(host), std::move(device),
+                                          chunk == 0 ? StagingGroup::kChunkBytes : chunk);
+  };
+}
+
+inline MakeOnDevice nccl_maker(size_t scratch) {
+  return [scratch](std::shared_ptr<Group> host, std::shared_ptr<Device> device) -> std::shared_ptr<Group> {
+    auto api = std::make_shared<FakeNccl>(std::static_pointer_cast<StandInDevice>(device));
+    return cuda::NcclGroup::make(std::move(api), std::move(host), std::move(device),
+                                 Deadline::after(std::chrono::seconds(60)),
+                                 scratch == 0 ? cuda::NcclGroup::kScratchBytes : scratch);
+  };
+}
+
+/// `devices`: the identity of each rank's.
+inline void run_ipc(int ranks, const std::function<std::string(int rank)>& devices, size_t slot,
+                    const std::function<void(DeviceRank&)>& fn) {
+  const auto options = [&](int rank) {
+    StandInOptions made;
+    made.identity = devices(rank);
+    return made;
+  };
+  run_on_devices(ranks, options, ipc_maker(slot), fn);
+}
+
+/// Groups over host memory that pass for groups over device memory: what a stand-in device works on is memory of the
+/// host, so that all that holds for a Group can be tested with the same buffers.
+inline GroupKind device_kind(const std::string& name, const GroupKind& hosts,
+                             const std::function<std::string(int rank)>& devices,
+                             const std::function<MakeOnDevice(size_t chunk)>& maker) {
+  const auto make = [hosts, devices, maker](int ranks, size_t chunk) {
+    std::vector<std::function<std::shared_ptr<Group>()>> makers;
+    for (const auto& host : hosts.make(ranks, chunk)) {
+      const std::string identity = devices(static_cast<int>(makers.size()));
+      makers.emplace_back([host, identity, make = maker(chunk)] { return make(host(), make_device(identity)); });
+    }
+    return makers;
+  };
+  return {name, make, hosts.order_by_chunks, true};
+}
+
+/// The kinds of groups over device memory.
+inline const std::vector<GroupKind>& device_kinds() {
+  const auto one = [](int) { return "only"; };
+  const auto turns = [](int r) { return std::to_string(r % 2); };
+  const auto each = [](int r) { return std::to_string(r); };
+  const GroupKind node = node_kind("", Setting::Auto);
+  const GroupKind nodes = hierarchical_kind("", 0, [](int r) { return r < 3 ? 0 : r; });
+  static const std::vector<GroupKind> kKinds = {
+      device_kind("staging over shared memory", node, one, staging_maker),
+      device_kind("staging over 3 and 1 a node", nodes, each, staging_maker),
+      device_kind("ipc, one device", node, one, ipc_maker),
+      device_kind("ipc, two devices by turns", node, turns, ipc_maker),
+      device_kind("nccl", node, each, nccl_maker),
+  };
+  return kKinds;
+}
+
+}  // namespace ours::testing

@@ -1,0 +1,263 @@
+#include "support/stand_in_device.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "device/device_checks.h"
+#include "support/stand_in_flat.h"
+#include "support/stand_in_memory.h"
+
+namespace ours::testing {
+
+class StandInStream : public DeviceStream {
+ public:
+  explicit StandInStream(std::shared_ptr<StandInDevice> device) : device_(std::move(device)) {}
+  ~StandInStream() override { device_->forget(this); }
+  StreamHandle handle() const override { return const_cast<StandInStream*>(this); }
+
+ private:
+  std::shared_ptr<StandInDevice> device_;
+};
+
+class StandInEvent : public DeviceEvent {
+ public:
+  explicit StandInEvent(std::shared_ptr<StandInDevice> device) : device_(std::move(device)) {}
+
+  void record(StreamHandle stream) override {
+    auto point = std::make_shared<StandInPoint>();
+    device_->push("record", stream, &StandInCounts::records, [point] { point->reach(); });
+    point_ = std::move(point);
+  }
+  bool reached() override {
+    device_->state_->check_alive();
+    return point_ == nullptr || point_->reached();
+  }
+  void hold(StreamHandle stream) override {
+    const auto wait = [point = point_] {
+      if (point != nullptr) point->wait();
+    };
+    device_->push("hold", stream, &StandInCounts::event_holds, wait);
+  }
+
+ private:
+  std::shared_ptr<StandInDevice> device_;
+  std::shared_ptr<StandInPoint> point_;
+};
+
+class StandInGate : public StreamGate {
+ public:
+  explicit StandInGate(std::shared_ptr<StandInDevice> device) : device_(std::move(device)) {}
+  ~StandInGate() override { point_->reach(); }
+
+  void hold(StreamHandle stream) override {
+    device_->push("hold", stream, &StandInCounts::gate_holds, [point = point_] { point->wait(); });
+  }
+  void open() noexcept override { point_->reach(); }
+  bool is_open() const override { return point_->reached(); }
+
+ private:
+  std::shared_ptr<StandInDevice> device_;
+  std::shared_ptr<StandInPoint> point_ = std::make_shared<StandInPoint>();
+};
+
+StandInDevice::StandInDevice(const StandInOptions& options) : options_(options) {
+  queues_.push_back(std::make_unique<StandInQueue>(state_));
+  streams_[nullptr] = queues_.front().get();
+}
+
+std::shared_ptr<StandInDevice> StandInDevice::make(const StandInOptions& options) {
+  return std::shared_ptr<StandInDevice>(new StandInDevice(options));
+}
+
+// The queues end when they have done what they were given: every gate is open by now, since it keeps its device.
+StandInDevice::~StandInDevice() = default;
+
+bool StandInDevice::reaches(const std::string& identity) const {
+  return options_.reaches_others || identity == options_.identity;
+}
+
+std::unique_ptr<DeviceStream> StandInDevice::make_stream() {
+  check_making("make_stream");
+  auto stream = std::make_unique<StandInStream>(std::static_pointer_cast<StandInDevice>(Device::shared_from_this()));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  StandInQueue* queue = nullptr;
+  if (options_.queues != 0 && queues_.size() > static_cast<size_t>(options_.queues)) {
+    queue = queues_[1 + made_ % static_cast<size_t>(options_.queues)].get();
+  } else {
+    const auto used = [&](const StandInQueue* one) {
+      return std::any_of(streams_.begin(), streams_.end(), [&](const auto& entry) { return entry.second == one; });
+    };
+    for (const auto& one : queues_) {
+      if (options_.queues == 0 && !used(one.get()) && one->idle()) queue = one.get();
+    }
+    if (queue == nullptr) queue = queues_.emplace_back(std::make_unique<StandInQueue>(state_)).get();
+  }
+  ++made_;
+  streams_[stream->handle()] = queue;
+  return stream;
+}
+
+std::unique_ptr<DeviceEvent> StandInDevice::make_event() {
+  check_making("make_event");
+  return std::make_unique<StandInEvent>(std::static_pointer_cast<StandInDevice>(Device::shared_from_this()));
+}
+
+std::unique_ptr<StreamGate> StandInDevice::make_gate() {
+  state_->check("make_gate");
+  return std::make_unique<StandInGate>(std::static_pointer_cast<StandInDevice>(Device::shared_from_this()));
+}
+
+bool StandInDevice::is_capturing(StreamHandle stream) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return capturing_.count(stream) != 0;
+}
+
+std::shared_ptr<void> StandInDevice::pinned_memory(size_t bytes) {
+  check_making("pinned_memory");
+  return stand_in_memory(bytes, 0);
+}
+
+std::shared_ptr<void> StandInDevice::memory(size_t bytes) {
+  check_making("memory");
+  if (options_.most_memory != 0 && bytes > options_.most_memory) throw DeviceOutOfMemory("memory: there is no more");
+  return stand_in_memory(bytes, 0xa5);
+}
+
+MemoryHandle StandInDevice::share(const void* memory) {
+  state_->check("share");
+  return share_stand_in_memory(memory);
+}
+
+std::shared_ptr<void> StandInDevice::map(const MemoryHandle& handle) {
+  check_making("map");
+  return map_stand_in_memory(handle);
+}
+
+void StandInDevice::check_making(const char* call) {
+  state_->check(call);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++counts_.made;
+}
+
+StandInQueue& StandInDevice::queue_of(StreamHandle stream) const {
+  const auto found = streams_.find(stream);
+  if (found == streams_.end()) throw DeviceError("the stand-in device has no such stream");
+  return *found->second;
+}
+
+void StandInDevice::push(const char* call, StreamHandle stream, int StandInCounts::* counter,
+                         std::function<void()> work) {
+  state_->check(call);
+  std::unique_lock<std::mutex> lock(mutex_);
+  StandInQueue& queue = queue_of(stream);
+  if (options_.most_in_a_stream != 0) {
+    if (!options_.full_stream_stops_all) lock.unlock();
+    queue.wait_for_room(static_cast<size_t>(options_.most_in_a_stream));
+    if (!lock) lock.lock();
+  }
+  ++(counts_.*counter);
+  const bool moves_data = counter != &StandInCounts::records && counter != &StandInCounts::event_holds &&
+                          counter != &StandInCounts::gate_holds;
+  if (moves_data && delay_.count() != 0) queue.push([delay = delay_] { std::this_thread::sleep_for(delay); });
+  queue.push(std::move(work));
+}
+
+void StandInDevice::forget(StreamHandle stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  streams_.erase(stream);
+  capturing_.erase(stream);
+}
+
+void StandInDevice::copy(void* to, const void* from, size_t bytes, StreamHandle stream) {
+  push("copy", stream, &StandInCounts::copies, [=] {
+    if (bytes != 0) std::memcpy(to, from, bytes);
+  });
+}
+
+void StandInDevice::reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count,
+                           DType dtype, const Reduction& reduction, StreamHandle stream) {
+  check_device_reduction(results.size(), sources.size(), dtype, reduction);
+  // Once, since the first result may be the source of what the others would be.
+  push("reduce", stream, &StandInCounts::reductions, [=] {
+    ours::reduce(results[0], sources.data(), static_cast<int>(sources.size()), count, dtype, reduction);
+    for (size_t r = 1; r < results.size(); ++r) {
+      if (count != 0 && results[r] != results[0]) std::memcpy(results[r], results[0], count * size_of(dtype));
+    }
+  });
+}
+
+void StandInDevice::flatten(void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
+                            double scale, StreamHandle stream) {
+  check_conversion(flat_type, piece_type, scale);
+  push("flatten", stream, &StandInCounts::flattens, [=] {
+    for (const FlatPiece& p : pieces) {
+      char* place = static_cast<char*>(flat) + p.offset * size_of(flat_type);
+      convert_scaled(place, flat_type, p.data, piece_type, p.count, scale);
+    }
+  });
+}
+
+void StandInDevice::unflatten(const void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
+                              double scale, StreamHandle stream) {
+  check_conversion(flat_type, piece_type, scale);
+  push("unflatten", stream, &StandInCounts::unflattens, [=] {
+    for (const FlatPiece& p : pieces) {
+      const char* place = static_cast<const char*>(flat) + p.offset * size_of(flat_type);
+      convert_scaled(p.data, piece_type, place, flat_type, p.count, scale);
+    }
+  });
+}
+
+void StandInDevice::run(StreamHandle stream, std::function<void()> work) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  queue_of(stream).push(std::move(work));
+}
+
+void StandInDevice::synchronize(StreamHandle stream) {
+  auto point = std::make_shared<StandInPoint>();
+  run(stream, [point] { point->reach(); });
+  const auto limit = Deadline::after(std::chrono::minutes(1));
+  while (!point->reached()) {
+    if (limit.passed()) {
+      std::fprintf(stderr, "a stream of the stand-in device was not done within a minute\n");
+      std::abort();
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+bool StandInDevice::idle(StreamHandle stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return queue_of(stream).idle();
+}
+
+std::unique_ptr<StreamGate> StandInDevice::stop(StreamHandle stream) {
+  auto gate = make_gate();
+  gate->hold(stream);
+  return gate;
+}
+
+void StandInDevice::slow_down(std::chrono::microseconds delay) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  delay_ = delay;
+}
+
+void StandInDevice::set_capturing(StreamHandle stream, bool capturing) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (capturing) {
+    capturing_.insert(stream);
+  } else {
+    capturing_.erase(stream);
+  }
+}
+
+StandInCounts StandInDevice::counts() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return counts_;
+}
+
+}  // namespace ours::testing

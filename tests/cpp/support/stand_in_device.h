@@ -1,0 +1,120 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/shared_memory.h"
+#include "device/device.h"
+#include "support/stand_in_stream.h"
+
+namespace ours::testing {
+
+struct StandInOptions {
+  int index = 0;
+  std::string identity = "stand-in-0";
+  /// Whether it can use the memory of devices of other identities.
+  bool reaches_others = true;
+  /// How many threads all streams together have, as streams share queues of the hardware; 0: one each.
+  int queues = 0;
+  /// Of more bytes than this there is no memory(); 0: there is.
+  size_t most_memory = 0;
+  /// Empty: it is no part of anything.
+  std::string hardware = {};
+  std::chrono::milliseconds patience{200};
+  /// What is given to a stream that has so much to do waits for room; 0: there is room for everything.
+  int most_in_a_stream = 0;
+  /// Whether who waits for room keeps all others from giving something to any stream.
+  bool full_stream_stops_all = false;
+};
+
+/// How often the device was asked for what.
+struct StandInCounts {
+  int copies = 0, reductions = 0, flattens = 0, unflattens = 0, records = 0, event_holds = 0, gate_holds = 0;
+  int made = 0;  ///< streams, events, memory; and memory that was mapped
+};
+
+/// A device made of the host: its streams are threads, its memory is shared memory that other processes can map. The
+/// null handle is its default stream. Whatever a stream is given may run at once or much later, as on a real device.
+class StandInDevice : public Device {
+ public:
+  static std::shared_ptr<StandInDevice> make(const StandInOptions& options = {});
+  ~StandInDevice() override;
+
+  int index() const override { return options_.index; }
+  std::string identity() const override { return options_.identity; }
+  std::string hardware() const override { return options_.hardware.empty() ? options_.identity : options_.hardware; }
+  bool reaches(const std::string& identity) const override;
+  std::chrono::milliseconds patience() const override { return options_.patience; }
+  int more_than_a_stream_takes() const override { return 4 * options_.most_in_a_stream; }
+
+  std::unique_ptr<DeviceStream> make_stream() override;
+  std::unique_ptr<DeviceEvent> make_event() override;
+  std::unique_ptr<StreamGate> make_gate() override;
+  bool is_capturing(StreamHandle stream) const override;
+
+  std::shared_ptr<void> pinned_memory(size_t bytes) override;
+  std::shared_ptr<void> memory(size_t bytes) override;
+  MemoryHandle share(const void* memory) override;
+  std::shared_ptr<void> map(const MemoryHandle& handle) override;
+
+  void copy(void* to, const void* from, size_t bytes, StreamHandle stream) override;
+  void reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count, DType dtype,
+              const Reduction& reduction, StreamHandle stream) override;
+  void flatten(void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type, double scale,
+               StreamHandle stream) override;
+  void unflatten(const void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
+                 double scale, StreamHandle stream) override;
+
+  // For tests. All may be called from any thread.
+
+  /// Gives the stream work of the host's. An exception of it is the failure of the device.
+  void run(StreamHandle stream, std::function<void()> work);
+  /// Waits until all that the stream was given is done; ends the process if that takes a minute.
+  void synchronize(StreamHandle stream);
+  /// Whether the stream has nothing to do.
+  bool idle(StreamHandle stream);
+  /// A gate that holds the stream until it is opened or dropped.
+  std::unique_ptr<StreamGate> stop(StreamHandle stream);
+  /// Every copy, reduction, flatten and unflatten takes so much longer from now on.
+  void slow_down(std::chrono::microseconds delay);
+  void set_capturing(StreamHandle stream, bool capturing);
+  /// The next call that can throw a DeviceError does so.
+  void fail_next_call(const std::string& why) { state_->fail_next_call(why); }
+  /// The next call throws InvalidArgument, as of arguments that the device cannot take.
+  void refuse_next_call(const std::string& why) { state_->refuse_next_call(why); }
+  /// From now on `call`, a method of that name, does `what` first, which may take its time.
+  void before(const std::string& call, std::function<void()> what) { state_->before(call, std::move(what)); }
+  /// From now on every call throws DeviceError, and events that are asked too.
+  void fail(const std::string& why) { state_->fail(why); }
+  StandInCounts counts() const;
+
+ private:
+  friend class StandInStream;
+  friend class StandInEvent;
+  friend class StandInGate;
+
+  explicit StandInDevice(const StandInOptions& options);
+  void check_making(const char* call);
+  /// Throws DeviceError where there is no such stream (any more).
+  StandInQueue& queue_of(StreamHandle stream) const;
+  void push(const char* call, StreamHandle stream, int StandInCounts::* counter, std::function<void()> work);
+  void forget(StreamHandle stream);
+
+  const StandInOptions options_;
+  const std::shared_ptr<StandInState> state_ = std::make_shared<StandInState>();
+  mutable std::mutex mutex_;
+  StandInCounts counts_;
+  std::chrono::microseconds delay_{0};
+  std::map<StreamHandle, StandInQueue*> streams_;  ///< null: the default stream
+  std::set<StreamHandle> capturing_;
+  std::vector<std::unique_ptr<StandInQueue>> queues_;  ///< the first is the default stream's
+  size_t made_ = 0;
+};
+
+}  // namespace ours::testing

@@ -1,0 +1,115 @@
+#include "support/stand_in_stream.h"
+
+#include <utility>
+
+namespace ours::testing {
+
+void StandInState::check(const char* call) {
+  check_alive();
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (slow_call_ == call) {
+    const std::function<void()> what = what_slow_call_waits_for_;
+    lock.unlock();
+    what();
+    lock.lock();
+  }
+  if (!next_refusal_.empty()) throw InvalidArgument(std::string(call) + ": " + std::exchange(next_refusal_, ""));
+  if (!next_failure_.empty()) throw DeviceError(std::string(call) + ": " + std::exchange(next_failure_, ""));
+}
+
+void StandInState::check_alive() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!failure_.empty()) throw DeviceError(failure_);
+}
+
+void StandInState::fail_next_call(std::string why) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  next_failure_ = std::move(why);
+}
+
+void StandInState::refuse_next_call(std::string why) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  next_refusal_ = std::move(why);
+}
+
+void StandInState::before(std::string call, std::function<void()> what) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  slow_call_ = std::move(call);
+  what_slow_call_waits_for_ = std::move(what);
+}
+
+void StandInState::fail(std::string why) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_.empty()) failure_ = std::move(why);
+}
+
+StandInQueue::StandInQueue(std::shared_ptr<StandInState> state)
+    : state_(std::move(state)), thread_([this] { run(); }) {}
+
+StandInQueue::~StandInQueue() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void StandInQueue::push(std::function<void()> work) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    work_.push_back(std::move(work));
+  }
+  changed_.notify_all();
+}
+
+bool StandInQueue::idle() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return work_.empty() && !busy_;
+}
+
+void StandInQueue::wait_for_room(size_t most) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return work_.size() < most; });
+}
+
+void StandInQueue::run() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return ending_ || !work_.empty(); });
+    if (work_.empty()) return;
+    std::function<void()> next = std::move(work_.front());
+    work_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    changed_.notify_all();
+    try {
+      next();
+    } catch (const std::exception& e) {
+      state_->fail(std::string("work on the stand-in device failed: ") + e.what());
+    }
+    next = nullptr;  // what it refers to is let go by this thread, and not while the queue is locked
+    lock.lock();
+    busy_ = false;
+  }
+}
+
+void StandInPoint::reach() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    reached_ = true;
+  }
+  changed_.notify_all();
+}
+
+bool StandInPoint::reached() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return reached_;
+}
+
+void StandInPoint::wait() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return reached_; });
+}
+
+}  // namespace ours::testing

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <thread>
+#include <vector>
+
+#include "support/tcp_ranks.h"
+#include "transport/tcp/tcp_handshake.h"
+#include "transport/tcp/tcp_socket.h"
+
+namespace ours::testing {
+
+/// A rank 0 that does what a test wants with its connections. It connects to the others: where both ends of a pair do,
+/// the lower rank's connection counts.
+class Puppet {
+ public:
+  Puppet(int size, std::shared_ptr<MapKeys> keys) : keys_(std::move(keys)) {
+    self_.size = size;
+    self_.host = "puppet";
+    self_.pid = 4711;
+    terms_.secret = self_.secret = draw_nonce();
+    self_.streams = terms_.plan.streams + 1;
+    listener_ = listen_at(*SocketAddress::parse("127.0.0.1"), PortRange{});
+    TcpCard card;
+    card.host = self_.host;
+    card.pid = self_.pid;
+    card.machine = machine_id();
+    card.addresses = {local_address(listener_.get())};
+    keys_->set(card_key(0), card.text());
+    keys_->set(kTermsKey, terms_.text());
+  }
+
+  /// Connects all streams to `rank`, which has to be in a call or looking.
+  void connect(int rank) {
+    const auto card = TcpCard::parse(keys_->get(card_key(rank), Deadline::after(std::chrono::seconds(10))));
+    for (int stream = 0; stream < self_.streams; ++stream) {
+      TcpHandshake handshake(begin_connecting(card.addresses[0]), self_, rank, stream);
+      const auto patience = Deadline::after(std::chrono::seconds(10));
+      auto state = handshake.advance();
+      for (; state == TcpHandshake::State::Going && !patience.passed(); state = handshake.advance()) {
+        std::this_thread::yield();
+      }
+      if (state != TcpHandshake::State::Done) throw Failure("the puppet was refused: " + handshake.reason());
+      fds_.push_back(handshake.take_fd());
+    }
+  }
+
+  /// The connection of that stream, of the first rank connected to.
+  int fd(int stream) const { return fds_[static_cast<size_t>(stream)].get(); }
+
+  void send(int stream, const void* data, size_t bytes) {
+    [[maybe_unused]] const ssize_t sent = ::send(fd(stream), data, bytes, MSG_NOSIGNAL);
+  }
+
+  /// As the system does it when the process is killed; `abruptly`: with a reset instead of an end.
+  void die(bool abruptly) {
+    const linger now{1, 0};
+    for (const ProcessFd& fd : fds_) {
+      if (abruptly) ::setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+    }
+    fds_.clear();
+    listener_.reset();
+  }
+
+ private:
+  std::shared_ptr<MapKeys> keys_;
+  TcpSelf self_;
+  TcpTerms terms_;
+  ProcessFd listener_;
+  std::vector<ProcessFd> fds_;
+};
+
+}  // namespace ours::testing

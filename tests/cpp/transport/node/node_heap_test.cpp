@@ -1,0 +1,367 @@
+#include "transport/node/node_heap.h"
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/error.h"
+#include "common/huge_pages.h"
+#include "support/node_ranks.h"
+
+namespace ours {
+namespace {
+
+using testing::call_of;
+using testing::run_sessions;
+
+constexpr size_t kPage = 4096;
+
+TEST(heap_gives_pages_of_zeros_and_takes_them_back) {
+  NodeHeap heap(0, 1, NodeHeap::create_file(1));
+  std::byte* const a = heap.allocate(1);
+  std::byte* const b = heap.allocate(3 * kPage);
+  std::byte* const c = heap.allocate(kPage + 1);
+  CHECK_EQ(heap.bytes_in_use(), 6 * kPage);
+  for (std::byte* data : {a, b, c}) CHECK_EQ(reinterpret_cast<uintptr_t>(data) % kPage, uintptr_t{0});
+  std::memset(b, 1, 3 * kPage);
+  heap.free(b);
+  CHECK_EQ(heap.bytes_in_use(), 3 * kPage);
+  // The gap is used again, and is zeros again.
+  std::byte* const d = heap.allocate(2 * kPage);
+  CHECK(d == b);
+  for (size_t i = 0; i < 2 * kPage; ++i) CHECK(d[i] == std::byte{0});
+  std::byte* const e = heap.allocate(kPage);
+  CHECK(e == b + 2 * kPage);
+  for (std::byte* data : {a, c, d, e}) heap.free(data);
+  CHECK_EQ(heap.bytes_in_use(), size_t{0});
+  CHECK(heap.allocate(10 * kPage) == a);
+}
+
+TEST(heap_knows_what_is_its_own) {
+  NodeHeap heap(1, 2, NodeHeap::create_file(2));
+  int elsewhere = 0;
+  CHECK_EQ(heap.offset_of(&elsewhere, 4), NodeHeap::kNowhere);
+  std::byte* const a = heap.allocate(2 * kPage);
+  std::byte* const b = heap.allocate(kPage);
+  CHECK_EQ(heap.offset_of(a, 2 * kPage), uint64_t{0});
+  CHECK_EQ(heap.offset_of(a + 100, 5), uint64_t{100});
+  CHECK_EQ(heap.offset_of(b, kPage), uint64_t{2 * kPage});
+  CHECK(heap.at(1, 100) == a + 100);
+  // Two pieces side by side are two pieces, and what was given back is nobody's.
+  CHECK_EQ(heap.offset_of(a, 3 * kPage), NodeHeap::kNowhere);
+  heap.free(a);
+  CHECK_EQ(heap.offset_of(a, 1), NodeHeap::kNowhere);
+  CHECK_EQ(heap.offset_of(b, 1), uint64_t{2 * kPage});
+}
+
+TEST(heap_refuses_what_it_does_not_have) {
+  NodeHeap heap(0, 1, NodeHeap::create_file(1));
+  CHECK_THROWS(SystemError, heap.allocate(NodeHeap::kArenaBytes + 1));
+  CHECK_EQ(heap.bytes_in_use(), size_t{0});
+  heap.free(heap.allocate(1));
+  heap.free(nullptr);
+}
+
+/// How much of what is mapped at `data` is of that kind, in bytes; the words are those of /proc/<pid>/smaps.
+size_t mapped_bytes(const void* data, const std::string& kind) {
+  std::ifstream maps("/proc/self/smaps");
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  bool inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long from = 0, to = 0, size = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &from, &to) == 2) inside = from <= address && address < to;
+    if (inside && std::sscanf(line.c_str(), (kind + ": %lu kB").c_str(), &size) == 1) return size * 1024;
+  }
+  return 0;
+}
+
+size_t huge_bytes(const void* data) { return mapped_bytes(data, "ShmemPmdMapped"); }
+
+TEST(heap_moves_what_fills_huge_pages_onto_them) {
+  constexpr size_t kPiece = kHugePage / 4;
+  NodeHeap probe(0, 1, NodeHeap::create_file(1), true);
+  std::byte* const first = probe.allocate(kHugePage);
+  first[0] = std::byte{1};
+  const bool can = huge_bytes(first) == kHugePage;
+
+  NodeHeap heap(0, 1, NodeHeap::create_file(1), true);
+  std::vector<std::byte*> pieces;
+  const auto add = [&](size_t bytes) {
+    pieces.push_back(heap.allocate(bytes));
+    std::memset(pieces.back(), static_cast<int>(pieces.size()), bytes);
+    for (size_t i = 0; i < pieces.size(); ++i) CHECK(pieces[i][kPage] == static_cast<std::byte>(i + 1));
+    return can ? huge_bytes(pieces[0]) / kHugePage : 0;
+  };
+  const auto pages = [can](size_t number) { return can ? number : 0; };
+  CHECK_EQ(add(kPiece), pages(0));
+  CHECK_EQ(add(2 * kPiece), pages(0));
+  CHECK_EQ(add(kPiece), pages(1));
+  CHECK_EQ(add(kHugePage + kPiece), pages(2));
+  // A page with a gap is none, and is left as it is when the gap is filled again.
+  heap.free(pieces[2]);
+  CHECK(pieces[3][0] == std::byte{4});
+  pieces.erase(pieces.begin() + 2);
+  std::memset(pieces[2], 3, kHugePage + kPiece);
+  CHECK_EQ(add(kPiece / 2), pages(1));
+  CHECK_EQ(add(kPiece / 2), pages(1));
+
+  NodeHeap plain(0, 1, NodeHeap::create_file(1));
+  std::byte* const ordinary = plain.allocate(2 * kHugePage);
+  std::memset(ordinary, 1, 2 * kHugePage);
+  CHECK_EQ(huge_bytes(ordinary), size_t{0});
+}
+
+TEST(heap_of_a_peer_is_seen_where_it_says) {
+  run_sessions(3, 4096, [](std::shared_ptr<NodeSession> session) {
+    NodeGroup group(session);
+    NodeHeap& heap = *session->heap();
+    std::byte* const mine = heap.allocate(kPage);
+    mine[5] = static_cast<std::byte>(session->rank() + 1);
+    session->self().heap_parts[0] = heap.offset_of(mine + 5, 1);
+    group.barrier(call_of(Op::Barrier, DType::UInt8, 0));
+    for (int r = 0; r < 3; ++r) {
+      CHECK(*heap.at(r, session->block(r).heap_parts[0]) == static_cast<std::byte>(r + 1));
+    }
+    group.barrier(call_of(Op::Barrier, DType::UInt8, 1));
+  });
+}
+
+/// Two ranks' views of one heap, and a second look at its file.
+struct TwoRanks {
+  TwoRanks() {
+    Fd file = NodeHeap::create_file(2);
+    look = Fd(::dup(file.get()));
+    peer = std::make_unique<NodeHeap>(1, 2, Fd(::dup(file.get())));
+    heap = std::make_unique<NodeHeap>(0, 2, std::move(file), true);
+  }
+
+  /// Of memory that the file takes.
+  size_t bytes() const {
+    struct stat info{};
+    CHECK_EQ(::fstat(look.get(), &info), 0);
+    return static_cast<size_t>(info.st_blocks) * 512;
+  }
+
+  Fd look;
+  std::unique_ptr<NodeHeap> peer, heap;
+};
+
+TEST(heap_keeps_what_was_withdrawn_from_peers_and_gives_it_back) {
+  constexpr size_t kBytes = 2 * kHugePage + 5 * kPage;
+  TwoRanks two;
+  std::byte* const before = two.heap->allocate(kPage);
+  std::byte* const data = two.heap->allocate(kBytes);
+  const uint64_t offset = two.heap->offset_of(data, kBytes);
+  std::byte* const seen = two.peer->at(0, offset);
+  for (size_t i = 0; i < kBytes; ++i) data[i] = static_cast<std::byte>(i % 251);
+  std::memset(before, 9, kPage);
+  // Parts that share pages, in any order, but the last page.
+  two.heap->withdraw(offset + 5 * kPage + 100, kBytes - 7 * kPage);
+  two.heap->withdraw(offset + 10, 3 * kPage);
+  two.heap->withdraw(offset + kPage, 7 * kPage);
+  std::memset(seen, 255, kBytes);
+  std::memset(two.peer->at(0, 0), 8, kPage);
+  for (size_t i = 0; i < kBytes - kPage; ++i) CHECK_EQ(data[i], static_cast<std::byte>(i % 251));
+  for (size_t i = kBytes - kPage; i < kBytes; ++i) CHECK_EQ(data[i], std::byte{255});
+  for (size_t i = 0; i < kPage; ++i) CHECK_EQ(before[i], std::byte{8});
+
+  // A child sees what is there, and has its own.
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool same = data[kPage] == static_cast<std::byte>(kPage % 251) && before[0] == std::byte{8};
+    std::memset(data, 1, kBytes);
+    std::memset(before, 1, kPage);
+    ::_exit(same ? 0 : 1);
+  }
+  int status = 0;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  CHECK_EQ(data[kPage], static_cast<std::byte>(kPage % 251));
+  CHECK_EQ(before[0], std::byte{8});
+
+  two.heap->free(data);
+  CHECK_EQ(mapped_bytes(data, "Anonymous"), size_t{0});
+  CHECK_EQ(two.bytes(), kPage);
+  CHECK_EQ(two.heap->bytes_in_use(), kPage);
+  // It is not given out again.
+  CHECK(two.heap->allocate(kPage) >= data + kBytes);
+}
+
+TEST(heap_withdraws_without_a_second_copy_and_without_a_moment_in_which_writes_are_lost) {
+  constexpr size_t kBytes = 4 * kHugePage;
+  TwoRanks two;
+  auto* const words = reinterpret_cast<std::atomic<uint64_t>*>(two.heap->allocate(kBytes));
+  constexpr size_t kWords = kBytes / sizeof(uint64_t);
+  for (size_t i = 0; i < kWords; ++i) words[i].store(i, std::memory_order_relaxed);
+  std::atomic<bool> stop{false};
+  uint64_t rounds = 0;
+  std::atomic<uint64_t> begun{0};
+  std::thread writer([&] {
+    do {
+      begun = ++rounds;
+      for (size_t i = 0; i < kWords; i += 64) {
+        words[i].store(words[i].load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+      }
+    } while (!stop);
+  });
+  while (begun == 0) std::this_thread::yield();
+  two.heap->withdraw(0, kBytes);
+  stop = true;
+  writer.join();
+  for (size_t i = 0; i < kWords; ++i) CHECK_EQ(words[i].load(), i % 64 == 0 ? i + rounds : i);
+  CHECK_EQ(two.bytes(), size_t{0});
+}
+
+TEST(heap_outlives_the_group_and_is_left_alone_by_forked_children) {
+  std::shared_ptr<void> memory;
+  {
+    auto session = NodeSession::create(0, 1, NodeConfig{4096, 1024, 4096});
+    memory = NodeGroup(session).allocate(100);
+  }
+  std::memset(memory.get(), 7, 100);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool same = static_cast<char*>(memory.get())[99] == 7;
+    std::memset(memory.get(), 8, 100);
+    memory.reset();
+    ::_exit(same ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  CHECK_EQ(status, 0);
+  for (size_t i = 0; i < 100; ++i) CHECK(static_cast<char*>(memory.get())[i] == 7);
+}
+
+/// all_reduce of `count` elements, `shift` elements into the ranks' memory; the ranks in `ordinary` have no heap
+/// memory.
+void check_all_reduce(int ranks, size_t count, size_t shift, const std::vector<int>& ordinary) {
+  run_sessions(ranks, 4096, [&](std::shared_ptr<NodeSession> session) {
+    NodeGroup group(session);
+    const bool in_heap = std::find(ordinary.begin(), ordinary.end(), session->rank()) == ordinary.end();
+    const size_t bytes = (count + 2 * shift) * sizeof(float);
+    std::vector<float> own(in_heap ? 0 : count + 2 * shift);
+    const std::shared_ptr<void> memory = in_heap ? group.allocate(bytes) : nullptr;
+    float* const whole = in_heap ? static_cast<float*>(memory.get()) : own.data();
+    float* const data = whole + shift;
+    for (uint64_t seq = 0; seq < 3; ++seq) {
+      for (size_t i = 0; i < shift; ++i) whole[i] = data[count + i] = -1;
+      for (size_t i = 0; i < count; ++i)
+        data[i] = 1.0f / static_cast<float>(3 * i + 7 * static_cast<size_t>(session->rank()) + 1);
+      group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq), data, data, count,
+                       Reduction{ReduceKind::Avg, ranks, 1.0});
+      for (size_t i = 0; i < count; ++i) {
+        float sum = 0;
+        for (int r = 0; r < ranks; ++r) sum += 1.0f / static_cast<float>(3 * i + 7 * static_cast<size_t>(r) + 1);
+        // To the bit, as everywhere: in the order of ranks.
+        CHECK_EQ(data[i], ranks == 3 ? sum / 3.0f : sum * (1.0f / static_cast<float>(ranks)));
+      }
+      for (size_t i = 0; i < shift; ++i) CHECK(whole[i] == -1 && data[count + i] == -1);
+    }
+  });
+}
+
+TEST(all_reduce_in_the_heap_gives_the_same_bits) {
+  for (int ranks : {2, 3, 4}) {
+    for (size_t count : {size_t{1}, size_t{300}, size_t{5000}, size_t{100003}}) check_all_reduce(ranks, count, 3, {});
+  }
+}
+
+TEST(all_reduce_in_the_heap_of_some_ranks_only_is_done_by_copying) {
+  for (const std::vector<int>& ordinary : {std::vector<int>{0}, {1, 2}, {0, 1, 2}}) {
+    for (size_t count : {size_t{100}, size_t{5000}}) check_all_reduce(3, count, 1, ordinary);
+  }
+}
+
+/// Ranks cut the array in different places, and the pieces are scattered over their heaps; `ordinary` has one
+/// elsewhere.
+void check_all_reduce_of_pieces(int ranks, size_t count, int ordinary) {
+  run_sessions(ranks, 4096, [&](std::shared_ptr<NodeSession> session) {
+    NodeGroup group(session);
+    const auto rank = static_cast<size_t>(session->rank());
+    std::vector<std::shared_ptr<void>> memory;
+    std::vector<float> own(session->rank() == ordinary ? count : 0);
+    std::vector<Span> pieces;
+    for (size_t at = 0; at < count;) {
+      const size_t n = std::min(count - at, 1 + (at + 7) * (rank + 2) / 3);
+      memory.push_back(group.allocate((n + 1) * sizeof(float)));
+      // Not at the beginning of a page, so that a piece that is taken for another shows.
+      float* const data = static_cast<float*>(memory.back().get()) + 1;
+      pieces.push_back({!own.empty() && at > 100 ? own.data() + at : data, n * sizeof(float)});
+      pieces.push_back({nullptr, 0});
+      at += n;
+    }
+    for (uint64_t seq = 0; seq < 3; ++seq) {
+      size_t i = 0;
+      for (const Span& piece : pieces) {
+        auto* const data = static_cast<float*>(piece.data);
+        for (size_t k = 0; k < piece.bytes / sizeof(float); ++k) data[k] = static_cast<float>(i++ % 1009 + rank * seq);
+      }
+      group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq), pieces, Reduction{ReduceKind::Sum, ranks, 1.0});
+      i = 0;
+      const auto all = static_cast<float>(ranks);
+      const float added = static_cast<float>(seq) * all * (all - 1) / 2;
+      for (const Span& piece : pieces) {
+        const auto* const data = static_cast<const float*>(piece.data);
+        for (size_t k = 0; k < piece.bytes / sizeof(float); ++k) {
+          CHECK_EQ(data[k], static_cast<float>(i++ % 1009) * all + added);
+        }
+      }
+    }
+  });
+}
+
+TEST(all_reduce_of_pieces_in_the_heap_finds_each_where_it_lies) {
+  for (int ranks : {2, 4}) {
+    for (size_t count : {size_t{2000}, size_t{200001}}) {
+      check_all_reduce_of_pieces(ranks, count, -1);
+      check_all_reduce_of_pieces(ranks, count, 1);
+    }
+  }
+}
+
+TEST(all_reduce_in_the_heap_of_more_pieces_than_can_be_published_is_done_by_copying) {
+  run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
+    NodeGroup group(session);
+    const size_t count = 4096 / sizeof(HeapPart) + 1;
+    const std::shared_ptr<void> memory = group.allocate(2 * 4096);
+    auto* const data = static_cast<double*>(memory.get());
+    std::fill_n(data, 2 * count, 1.0);
+    std::vector<Span> pieces;
+    for (size_t i = 0; i < count; ++i) pieces.push_back({data + 2 * i, 2 * sizeof(double)});
+    group.all_reduce(call_of(Op::AllReduce, DType::Float64, 0), pieces, Reduction{ReduceKind::Sum, 2, 1.0});
+    for (size_t i = 0; i < 2 * count; ++i) CHECK_EQ(data[i], 2.0);
+  });
+}
+
+TEST(a_group_that_has_failed_gives_out_no_memory_that_peers_may_still_write_to) {
+  NodeGroup group(NodeSession::create(0, 1, NodeConfig{4096, 1024, 4096}));
+  CHECK(group.allocate(100) != nullptr);
+  group.abort("enough");
+  CHECK(group.allocate(100) == nullptr);
+}
+
+TEST(all_reduce_in_the_heap_finds_mismatches_before_writing) {
+  const auto errors = testing::run_sessions_catching(2, 4096, [](std::shared_ptr<NodeSession> session) {
+    NodeGroup group(session);
+    const size_t count = 5000 + static_cast<size_t>(session->rank());
+    const std::shared_ptr<void> memory = group.allocate(count * sizeof(float));
+    auto* const data = static_cast<float*>(memory.get());
+    std::fill_n(data, count, 5.0f);
+    CHECK_THROWS(MismatchError, group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0), data, data, count,
+                                                 Reduction{ReduceKind::Sum, 2, 1.0}));
+    for (size_t i = 0; i < count; ++i) CHECK_EQ(data[i], 5.0f);
+  });
+  for (const auto& error : errors) CHECK_EQ(testing::message_of(error), std::string());
+}
+
+}  // namespace
+}  // namespace ours

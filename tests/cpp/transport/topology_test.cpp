@@ -1,0 +1,82 @@
+#include "transport/topology.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/error.h"
+#include "support/testing.h"
+#include "transport/node/node_probe.h"
+
+namespace ours {
+namespace {
+
+TEST(nodes_are_numbered_by_their_lowest_ranks) {
+  const Topology topology = Topology::of({3, 4, 4, 3, 4, 5});
+  CHECK_EQ(topology.size(), 6);
+  CHECK_EQ(topology.nodes(), 3);
+  const std::vector<int> nodes{0, 1, 1, 0, 1, 2};
+  for (int rank = 0; rank < 6; ++rank) CHECK_EQ(topology.node_of(rank), nodes[static_cast<size_t>(rank)]);
+  CHECK(topology.ranks_of(0) == (std::vector<int>{0, 3}));
+  CHECK(topology.ranks_of(1) == (std::vector<int>{1, 2, 4}));
+  CHECK(topology.ranks_of(2) == (std::vector<int>{5}));
+  CHECK_EQ(topology.local_rank_of(3), 1);
+  CHECK_EQ(topology.local_rank_of(4), 2);
+  CHECK_EQ(topology.local_rank_of(5), 0);
+  CHECK_EQ(topology.leader_of(1), 4);
+}
+
+TEST(a_topology_survives_its_way_through_the_store) {
+  for (const std::vector<int>& leaders : std::vector<std::vector<int>>{{0}, {0, 0}, {0, 1}, {2, 1, 2, 1, 4}}) {
+    const Topology there = Topology::of(leaders);
+    const Topology here = Topology::parse(there.text(), there.size());
+    CHECK_EQ(here.nodes(), there.nodes());
+    for (int rank = 0; rank < there.size(); ++rank) {
+      CHECK_EQ(here.node_of(rank), there.node_of(rank));
+      CHECK_EQ(here.leader_of(rank), there.leader_of(rank));
+    }
+  }
+}
+
+TEST(what_is_no_topology_is_refused) {
+  CHECK_CONTAINS(CHECK_THROWS(Error, Topology::of({1, 0})), "rank 0");
+  CHECK_CONTAINS(CHECK_THROWS(Error, Topology::of({0, 2})), "rank 2");
+  CHECK_THROWS(Error, Topology::of({-1}));
+  const std::string text = Topology::of({0, 0}).text();
+  const std::vector<std::string> wrongs{"", text + " 0", text + " x", "something 0 0", text.substr(0, 3)};
+  for (const std::string& wrong : wrongs) {
+    CHECK_CONTAINS(CHECK_THROWS(Error, Topology::parse(wrong, 2)), "malformed");
+  }
+}
+
+TEST(ranks_with_different_node_ids_are_never_candidates_for_one_node) {
+  CHECK_EQ(node_identity("a"), node_identity("a"));
+  CHECK(node_identity("a") != node_identity("b"));
+  CHECK(node_identity("a") != node_identity(""));
+  // It is part of a key, whatever the text.
+  CHECK(node_identity("two\nlines /").find_first_not_of("0123456789abcdef") == std::string::npos);
+}
+
+TEST(a_probe_is_believed_only_where_its_number_is_found) {
+  const NodeProbe probe, other;
+  CHECK_EQ(NodeProbe::obstacle(probe.address()), std::string());
+  // Another memory at the place that the address names, as in another namespace of processes.
+  const std::string mine = probe.address(), theirs = other.address();
+  const size_t place = mine.find(' ', mine.find(' ') + 1);
+  const size_t number = theirs.find(' ', theirs.find(' ') + 1);
+  CHECK_CONTAINS(NodeProbe::obstacle(mine.substr(0, place) + theirs.substr(number)), "another");
+  CHECK_CONTAINS(NodeProbe::obstacle("0 1 2 3"), "/proc/0");
+  CHECK_CONTAINS(NodeProbe::obstacle("nonsense"), "malformed");
+}
+
+TEST(a_probe_is_found_from_another_process) {
+  const NodeProbe probe;
+  const std::string address = probe.address();
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(NodeProbe::obstacle(address).empty() ? 0 : 1);
+  int status = -1;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+}  // namespace
+}  // namespace ours

@@ -1,0 +1,243 @@
+"""Forks, programs that end in the middle of things, and groups that are dropped there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from patience import check_soon
+from probes import reached
+from ranks import node_ids, run_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# --- forks -----------------------------------------------------------------------------------------------------------
+
+
+def forked_child(rank: int, world: int) -> int:
+    work = dist.all_reduce(torch.ones(1000), async_op=True)  # starts the comm thread
+    work.wait()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            for call in (
+                lambda: dist.all_reduce(torch.ones(1)),
+                lambda: dist.send(torch.ones(1), 1 - rank),
+                dist.barrier,
+            ):
+                with pytest.raises(RuntimeError, match="forked"):
+                    call()
+            dist.destroy_process_group()
+            status = 0
+        finally:
+            os._exit(status)
+    ended = (0, 0)
+
+    def has_ended() -> bool:
+        nonlocal ended
+        ended = os.waitpid(pid, os.WNOHANG)
+        return ended[0] != 0
+
+    if not reached(has_ended):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise AssertionError("the forked child hangs")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+def test_a_forked_child_is_harmless(nodes):
+    assert run_ranks(2, forked_child, nodes=nodes) == [0, 0]
+
+
+# --- ends of programs ------------------------------------------------------------------------------------------------
+
+
+PROGRAM = """
+import atexit, os, sys, threading, time
+ended = []
+atexit.register(lambda: print(time.time() - ended[0], flush=True))  # registered first, so it runs last
+import torch, torch.distributed as dist, ourddp
+dist.init_process_group("ours")
+rank = dist.get_rank()
+for _ in range(5):
+    dist.all_reduce(torch.ones(10), async_op=True).wait()
+dist.barrier()
+{body}
+ended.append(time.time())
+"""
+
+
+def run_program(tmp_path: Path, body: str, nodes: int = 1, world: int = 2) -> list[tuple[int, str, float]]:
+    """Start the program in ``world`` processes; return exit code, stderr and the seconds that its end took."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(body=textwrap.dedent(body)))
+    store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(world),
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(program)],
+            env={**environment, **node_ids(world, nodes)[rank], "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    results = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=120)
+            results.append((process.returncode, err, float(out.split()[-1]) if out.strip() else 0.0))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return results
+
+
+EXITS = {
+    "falls off the end": """
+        group = dist.new_group()
+        dist.barrier(group=group)
+        works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(3 if rank == 0 else 0)]
+    """,
+    "with a callback under way": """
+        started = threading.Event()
+        def slowly(future):
+            started.set()
+            time.sleep(0.2)
+        future = dist.all_reduce(torch.ones(10), async_op=True).get_future().then(slowly)
+        started.wait()
+    """,
+    "destroyed": "dist.destroy_process_group()",
+    "with a receive that nobody awaits": """
+        pending = dist.irecv(torch.zeros(4), 0) if rank == 1 else None
+        dist.barrier()
+    """,
+    "with a callback in a group made by split": """
+        whole = dist.distributed_c10d._get_default_group()
+        try:
+            part = whole.split_group([0, 1], group_name="part")
+        except (RuntimeError, AttributeError):  # torch before 2.15 splits groups of accelerators only
+            part = whole
+        started = threading.Event()
+        def slowly(future):
+            started.set()
+            time.sleep(0.1)
+        future = part.allreduce([torch.ones(4)]).get_future().then(slowly)
+        started.wait()
+    """,
+}
+
+
+@pytest.mark.parametrize("end", EXITS)
+def test_a_program_ends_quietly_and_at_once(tmp_path, end, played_nodes):
+    def attempt() -> float:
+        results = run_program(tmp_path, EXITS[end], played_nodes)
+        for code, err, _ in results:
+            noise = [line for line in err.splitlines() if "destroy_process_group() was not called" not in line]
+            assert (code, noise) == (0, [])
+        return max(seconds for _, _, seconds in results)
+
+    check_soon(1, attempt)
+
+
+def test_an_exception_of_one_rank_reaches_the_others(tmp_path, played_nodes):
+    body = """
+        if rank == 0:
+            ended.append(time.time())
+            raise SystemExit(3)
+        try:
+            dist.all_reduce(torch.ones(1))
+        except dist.DistNetworkError as error:
+            assert "rank 0" in str(error) and "left the group" in str(error), error
+        else:
+            raise AssertionError("nobody noticed")
+    """
+    (first, _, _), (second, err, _) = run_program(tmp_path, body, played_nodes)
+    assert (first, second) == (3, 0), err
+
+
+DEVICE = f"""
+        sys.path.insert(0, {str(ROOT / "tests" / "support")!r})
+        import device_type
+        from device_cases import here
+        if {{kind!r}} == device_type.NAME:
+            device_type.load()
+        group = dist.new_group(backend="cpu:ours,{{kind}}:ours")
+        device = here({{kind!r}})
+        x = torch.ones(1 << 20, device=device)
+        dist.all_reduce(x, group=group)
+        assert x.cpu().eq(2).all()
+        dist.barrier(group=group)
+        if rank == 1:
+            time.sleep(0.3)  # the other one's end does not wait for that
+"""
+
+LAST_ACTS = {
+    "all_reduce": """
+        dist.all_reduce(x, group=group)
+        if rank == 1:
+            assert x.cpu().eq(4).all()
+    """,
+    "send": """
+        if rank == 0:
+            dist.send(x, 1, group=group)
+        else:
+            dist.recv(x.zero_(), 0, group=group)
+            assert x.cpu().eq(2).all()
+    """,
+}
+
+
+@pytest.mark.parametrize("act", LAST_ACTS)
+def test_a_program_ends_when_its_device_has_taken_part(tmp_path, act, kind):
+    body = DEVICE.format(kind=kind) + LAST_ACTS[act]
+    assert [(code, err) for code, err, _ in run_program(tmp_path, body) if code != 0] == []
+
+
+# --- ends of groups --------------------------------------------------------------------------------------------------
+
+
+def drop_the_group_in_a_callback(rank: int, world: int) -> None:
+    holder = [dist.new_group()]
+    if rank == 0:
+        dist.send(torch.ones(4), 1, group=holder[0])
+        dist.barrier()
+        return
+    dropped = threading.Event()
+
+    def drop(_: Any) -> None:
+        dist.destroy_process_group(holder.pop())
+        dropped.set()
+
+    future = dist.irecv(torch.zeros(4), 0, group=holder[0]).get_future().then(drop)
+    assert dropped.wait(30)
+    future.wait()
+    dist.barrier()
+
+
+def test_a_callback_may_drop_the_group_of_its_own_receive(nodes):
+    run_ranks(2, drop_the_group_in_a_callback, nodes=nodes)

@@ -1,0 +1,316 @@
+"""The benchmark programs: tiny runs give complete reports, and the judgement of targets is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hosts import why_no_hosts
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+TIMEOUT = 120
+
+
+def run_benchmark(name: str, *flags: str) -> str:
+    """Return what the benchmark printed on stdout; fail where it fails."""
+    command = [sys.executable, str(BENCHMARKS / name), *flags]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def check_png(path: Path) -> None:
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) > 5000
+
+
+def check_times(seconds: dict[str, dict[str, float]]) -> None:
+    for times in seconds.values():
+        assert 0 < times["low"] <= times["median"] <= times["high"]
+
+
+def test_collectives_reports_every_case(tmp_path: Path) -> None:
+    files = ("--json", str(tmp_path / "c.json"), "--plot", str(tmp_path / "c.png"))
+    few = ("--ranks", "2", "--min", "1024", "--max", "4096", "--reps", "2", "--time-budget", "1")
+    output = run_benchmark("collectives.py", "--peers", "ours,gloo,floor", *few, *files)
+    report = json.loads((tmp_path / "c.json").read_text())
+    (run,) = report["runs"]
+    assert run["ranks"] == 2
+    cases = [(row["collective"], row["size"], row["way"]) for row in run["rows"]]
+    names = list(dict.fromkeys(name for name, _, _ in cases))
+    assert len(names) == 14
+    sizes = {name: [1024, 4096] if name != "barrier" else [0] for name in names}
+    assert cases == [(name, size, way) for name in names for size in sizes[name] for way in ("loop", "single")]
+    for row in run["rows"]:
+        assert "ours" in row["seconds"], row
+        assert ("floor" in row["seconds"]) == row["collective"].endswith("all_reduce")
+        check_times(row["seconds"])
+    head = r"all_reduce, 2 ranks, single calls\n  size +ours +gloo +floor +gloo/ours +floor/ours\n"
+    assert re.search(head + r"  1 KiB .* [um]s .*x\n  4 KiB", output)
+    # Every report says on what it was measured.
+    assert output.startswith(f"{report['machine']}\n")
+    assert re.match(r"\d+-core \w+", report["machine"])
+    check_png(tmp_path / "c.png")
+
+
+def test_readme_shows_what_was_measured() -> None:
+    with pytest.MonkeyPatch.context() as context:
+        context.syspath_prepend(str(BENCHMARKS))
+        import report
+    runs = json.loads((BENCHMARKS / "results" / "collectives.json").read_text())["runs"]
+    rows = {
+        row["size"]: row
+        for run in runs
+        for row in run["rows"]
+        if (run["ranks"], row["collective"], row["way"]) == (4, "all_reduce", "loop")
+    }
+    readme = (BENCHMARKS.parent / "README.md").read_text()
+    shown = re.search(r"<!-- speed -->\n(.*?)<!-- /speed -->", readme, re.DOTALL)
+    assert shown is not None
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown[1].splitlines()[2:]]
+    assert len(table) == 5
+    for size, *times in table:
+        row = rows[report.parse_size(size)]
+        assert times == [report.show_seconds(report.median(row, peer)) for peer in ("ours", "gloo", "mpi")]
+    for picture in re.findall(r"\]\((\S+\.png)\)", readme):
+        assert (BENCHMARKS.parent / picture).is_file()
+
+
+def test_collectives_includes_mpi_where_installed(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    if not Path(sys.executable).with_name("mpirun").exists():
+        pytest.skip("there is no mpirun beside this Python")
+    flags = ("--ranks", "2", "--collectives", "all_reduce,gather", "--sizes", "4K", "--reps", "2")
+    run_benchmark("collectives.py", "--peers", "ours,gloo,mpi", *flags, "--json", str(tmp_path / "c.json"))
+    (run,) = json.loads((tmp_path / "c.json").read_text())["runs"]
+    for row in run["rows"]:
+        assert list(row["seconds"]) == ["ours", "gloo", "mpi"]
+        check_times(row["seconds"])
+
+
+def report_of(seconds: dict[int, dict[str, float]], ranks: int) -> dict[str, Any]:
+    rows = [
+        {
+            "collective": name,
+            "way": way,
+            "size": size,
+            "seconds": {peer: {"median": time} for peer, time in row.items()},
+        }
+        for name in ("all_reduce", "process_group_all_reduce")
+        for way in ("loop", "single")
+        for size, row in seconds.items()
+    ]
+    return {"machine": "m", "torch": "t", "runs": [{"ranks": ranks, "peers": ["ours", "gloo", "mpi"], "rows": rows}]}
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [
+        ({"ours": 10e-6, "gloo": 250e-6, "mpi": 6e-6}, ["PASS", "PASS"]),
+        ({"ours": 20e-6, "gloo": 150e-6, "mpi": 13e-6}, ["FAIL", "PASS"]),
+        ({"ours": 10e-6, "gloo": 250e-6, "mpi": 1e-6}, ["PASS", "FAIL"]),
+        ({"ours": 10e-6, "mpi": 6e-6}, ["SKIP", "PASS"]),
+    ],
+)
+def test_targets_are_judged_by_their_numbers(
+    ours: dict[str, float],
+    verdict: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "r.json").write_text(json.dumps(report_of({4: ours}, ranks=4)))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(sys, "argv", ["collectives.py", "--check", "--load", str(tmp_path / "r.json")])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(BENCHMARKS / "collectives.py"), run_name="__main__")
+    assert ended.value.code == int("FAIL" in verdict)
+    output = capsys.readouterr().out
+    for way in ("loop", "single"):
+        lines = [line for line in output.splitlines() if re.match(rf"[A-Z]{{4}}  \w+, 4 ranks, +4 B, {way}:", line)]
+        assert [line.split()[0] for line in lines] == verdict
+
+
+def test_ddp_reports_the_variants_asked_for(tmp_path: Path) -> None:
+    variants = ["ourddp+auto", "local", "torch+gloo", "ourddp+views"]
+    files = ("--json", str(tmp_path / "d.json"), "--plot", str(tmp_path / "d.png"))
+    flags = ("--ranks", "2", "--reducer-overhead", "--reps", "2", "--time-budget", "1", *files)
+    output = run_benchmark("ddp.py", "--variants", ",".join(variants), *flags)
+    (run,) = json.loads((tmp_path / "d.json").read_text())["runs"]
+    (row,) = run["rows"]
+    assert list(row["seconds"]) == variants
+    assert (row["parameters"], row["bytes"]) == (1000, 1024000)
+    check_times(row["seconds"])
+    assert "per parameter" in output
+    check_png(tmp_path / "d.png")
+    assert row["chosen_bucket_bytes"]["ourddp+auto"] >= 64 << 10  # before anything was timed
+    assert re.search(r"^ +ourddp\+views +\d.*\nourddp\+auto chose buckets of \d+ [KM]iB$", output, re.MULTILINE), output
+
+
+def test_ddp_compares_both_reducers_over_both_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    program = runpy.run_path(str(BENCHMARKS / "ddp.py"))
+    monkeypatch.setattr(sys, "argv", ["ddp.py"])
+    variants = program["parse_arguments"]().variants.split(",")
+    assert variants == ["local", "torch+gloo", "torch+ours", "ourddp+ours"]
+    assert [program["VARIANTS"][name][:2] for name in variants[1:]] == [
+        ("torch", "gloo"),
+        ("torch", "ours"),
+        ("ours", "ours"),
+    ]
+
+
+def test_a_failing_rank_ends_the_benchmark(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import sys, time, harness\n"
+        "if harness.is_rank():\n"
+        "    with harness.Ranks() as ranks:\n"
+        "        if ranks.rank == 1:\n"
+        "            sys.exit('rank 1 gives up')\n"
+        "        ranks.together()\n"
+        "harness.run_ranks(__file__, None, 2, mpi=False, timeout=60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
+    result = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 1
+    assert "rank 1 gives up" in result.stderr
+    assert "RuntimeError: a rank of the benchmark ended with status 1" in result.stderr
+
+
+def test_sizes_are_read_as_they_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import report
+
+    read = {"4": 4, "64K": 64 << 10, "25m": 25 << 20, "1 GiB": 1 << 30, "7 B": 7}
+    assert {text: report.parse_size(text) for text in read} == read
+    for size in (4, 1000, 1024, 25 << 20, 1 << 30):
+        assert report.parse_size(report.show_size(size)) == size
+    with pytest.raises(ValueError, match="is not a size"):
+        report.parse_size("4X")
+
+
+def test_between_hosts_reports_times_and_bytes(tmp_path: Path) -> None:
+    reason = why_no_hosts()
+    if reason:
+        pytest.skip(reason)
+    path = tmp_path / "h.json"
+    flags = ("--variants", "ours,bfloat16,gloo", "--local", "1", "--sizes", "1M", "--time-budget", "1")
+    output = run_benchmark("between_hosts.py", *flags, "--json", str(path))
+    (row,) = json.loads(path.read_text())["rows"]
+    assert list(row["seconds"]) == ["ours", "bfloat16", "gloo"]
+    check_times(row["seconds"])
+    # The link lets 256 KiB pass at once after a pause.
+    assert row["seconds"]["ours"]["median"] > 0.7 * (1 << 20) / 125e6, "faster than the link"
+    assert row["sent"]["ours"] == [pytest.approx(1 << 20, rel=0.03)] * 2
+    assert row["sent"]["bfloat16"] == [pytest.approx(1 << 19, rel=0.03)] * 2
+    assert re.search(r"2 hosts of 1 ranks, (cubic|reno), links of 1000 Mbit/s", output)
+    assert re.search(r"\n +ours +\d.* ms +\d.*% +100.\d+% +\d", output)
+
+
+def test_between_hosts_judges_its_targets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    program = runpy.run_path(str(BENCHMARKS / "between_hosts.py"))
+
+    def rows(ours: float) -> list[dict[str, Any]]:
+        def row(hosts: int, mbit: int, size: int) -> dict[str, Any]:
+            least = 2 * (hosts - 1) / hosts * size
+            wire = least / (mbit * 125e3) if mbit else 1e-3
+            seconds = {"ours": ours * wire, "bfloat16": wire / 2, "gloo": 3 * wire}
+            times = {name: {"median": value} for name, value in seconds.items()}
+            return {"hosts": hosts, "mbit": mbit, "size": size, "seconds": times, "sent": {"ours": [least * ours]}}
+
+        return [row(2, 1000, 25 << 20), row(4, 1000, 25 << 20), row(2, 0, 25 << 20), row(2, 0, 64 << 10)]
+
+    assert program["check"](rows(1.0))
+    assert "MISSED" not in capsys.readouterr().out
+    assert not program["check"](rows(1.2))
+    missed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("MISSED")]
+    assert len(missed) == 6  # both shares, 2.5 times Gloo's speed where 3 are asked, and the bytes of three large rows
+
+
+def test_gpu_checks_what_its_targets_are_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--check", "--ranks", "2"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(BENCHMARKS / "gpu.py"), run_name="__main__")
+    assert ended.value.code == 2
+    assert "--check is for 4 ranks" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_needs_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(BENCHMARKS / "gpu.py"), run_name="__main__")
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out) == (2, "")
+    assert "finds no GPU" in shown.err
+
+
+def test_gpu_can_be_tried_out_without(tmp_path: Path) -> None:
+    sizes = ("--sizes", "64K", "--flat-sizes", "1M", "--layers", "1", "--width", "64", "--time-budget", "1")
+    output = run_benchmark("gpu.py", "--device", "cpu", "--ranks", "2", *sizes, "--json", str(tmp_path / "g.json"))
+    report = json.loads((tmp_path / "g.json").read_text())
+    (row,) = report["all_reduce"]["rows"]
+    assert row["size"] == 64 << 10
+    assert row["floor"] == 4 * row["size"] / report["all_reduce"]["copied_bytes_per_second"]
+    assert set(row["seconds"]) == {"ours", "ours heap", "gloo"}
+    check_times(row["seconds"])
+    for row in report["flat"]:
+        assert row["bytes"] == {"torch.float32": 2 << 20, "torch.bfloat16": 3 << 19}[row["dtype"]]
+        assert "serves cpu" in row["why_not_fused"]
+        check_times(row["seconds"])
+    assert set(report["ddp"]["seconds"]) == {"local", "ourddp+ours", "torch+gloo"}
+    assert all(apart < 1e-3 for apart in report["ddp"]["apart"].values())
+    assert re.search(r"without NCCL: .*GPU", output)
+
+
+def test_gpu_judges_its_targets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    program = runpy.run_path(str(BENCHMARKS / "gpu.py"))
+
+    def report(slower: float) -> dict[str, Any]:
+        def row(**seconds: float) -> dict[str, Any]:
+            return {"seconds": {name.replace("_", " "): {"median": value} for name, value in seconds.items()}}
+
+        return {
+            "all_reduce": {
+                "rows": [
+                    {"size": 1 << 20, "floor": 1.0, **row(ours=9.0)},
+                    {"size": 100 << 20, "floor": 1.0, **row(ours=1.5 * slower, ours_heap=1.5 * slower, gloo=32.0)},
+                ]
+            },
+            "flat": [
+                {"size": 16 << 20, "dtype": "torch.float32", **row(copy=1.0, flatten=1.1, unflatten=1.1 * slower)},
+                {"size": 64 << 20, "dtype": "torch.float32", **row(copy=2.0, flatten=2.2, unflatten=2.2 * slower)},
+            ],
+            "ddp": {
+                "seconds": {"ourddp+ours": {"median": slower}, "torch+gloo": {"median": 2.5}},
+                "apart": {"ourddp+ours": 0.01 * slower, "torch+gloo": 0.9},
+            },
+        }
+
+    def judged(slower: float) -> tuple[bool, list[str]]:
+        met = program["check"](report(slower))
+        return met, [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
+
+    assert judged(1.0) == (True, ["met"] * 9)
+    # Both all-reduces, and Gloo's lead over the first; unflatten of both sizes; the step, but not its distance.
+    assert judged(1.7) == (False, ["MISSED"] * 3 + ["met"] * 2 + ["MISSED"] * 3 + ["met"])
+    assert not program["check"]({})
+    assert "not measured" in capsys.readouterr().out

@@ -1,0 +1,306 @@
+"""The example programs: once as their users start them, and many times inside ranks that have torch loaded already."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib
+import io
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import RankPool
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+GLOO = ("--backend", "gloo", "--ddp", "torch")
+OURS = ("--backend", "ours", "--ddp", "ours")
+SMALL_GPT = (
+    "--corpus",
+    "20000",
+    "--context",
+    "32",
+    "--width",
+    "32",
+    "--layers",
+    "2",
+    "--sample",
+    "40",
+    "--epochs",
+    "2",
+)
+TIMEOUT = 120
+
+Run = Callable[..., str]
+
+
+def run_main(rank: int, world: int, port: int, name: str, flags: tuple[str, ...]) -> str:
+    """Run an example as `python name flags` would, and return what it printed."""
+    os.environ["MASTER_PORT"] = str(port)  # of a store that this run has for itself
+    sys.argv = [name, "--no-progress", *flags]
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return output.getvalue()
+
+
+@pytest.fixture(scope="module")
+def run_example(rank_pool: Callable[..., RankPool]) -> Run:
+    """`run_example(name, ranks, *flags)`: what rank 0 printed."""
+
+    def run(name: str, ranks: int, *flags: str) -> str:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        outputs = rank_pool(ranks, None).run(run_main, store.port, name, flags, timeout=TIMEOUT)
+        assert outputs[1:] == [""] * (ranks - 1)  # only rank 0 speaks
+        return outputs[0]
+
+    return run
+
+
+def run_program(*command: str) -> tuple[int, str]:
+    """Return status and output of a command; whatever it started is gone afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return process.returncode, output
+
+
+def read_epochs(path: Path) -> list[dict[str, Any]]:
+    """Return a metrics file's epochs without what depends on the clock."""
+    epochs = [json.loads(line) for line in path.read_text().splitlines()]
+    for epoch in epochs:
+        for part in ("train", "held_out"):
+            assert epoch[part].pop("samples_per_second") > 0
+    return epochs
+
+
+def curve(epochs: list[dict[str, Any]]) -> list[float]:
+    return [epoch[part]["loss"] for epoch in epochs for part in ("train", "held_out")]
+
+
+@pytest.fixture(scope="module")
+def whole_training(run_example: Run) -> Callable[..., tuple[list[dict[str, Any]], dict[str, Any], str]]:
+    """Metrics, last checkpoint and output of three epochs of train.py; run once for all tests."""
+
+    @functools.cache
+    def train(ranks: int, flags: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
+        with tempfile.TemporaryDirectory() as folder:
+            metrics, checkpoint = Path(folder) / "metrics.jsonl", Path(folder) / "checkpoint.pt"
+            files = ("--metrics", str(metrics), "--checkpoint", str(checkpoint))
+            output = run_example("train.py", ranks, *flags, "--epochs", "3", *files)
+            assert sorted(os.listdir(folder)) == ["checkpoint.pt", "metrics.jsonl"]
+            return read_epochs(metrics), torch.load(checkpoint, weights_only=True), output
+
+    return train
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_loss_curve_is_that_of_gloo(ranks: int, whole_training: Any) -> None:
+    ours, _, _ = whole_training(ranks, OURS)
+    gloo, _, _ = whole_training(ranks, GLOO)
+    assert [epoch["epoch"] for epoch in ours] == [0, 1, 2]
+    # Sums in another order differ in their last bits, and training makes a little more of it every step.
+    assert curve(ours) == pytest.approx(curve(gloo), rel=1e-3)
+    assert curve(ours)[-1] < curve(ours)[1] / 2  # it learns
+
+
+def test_digits_reach_their_accuracy(whole_training: Any) -> None:
+    _, _, output = whole_training(2, OURS)
+    accuracy = re.search(r"held-out accuracy: ([\d.]+)%", output)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 95
+
+
+def test_resumed_training_is_bit_identical(tmp_path: Path, run_example: Run, whole_training: Any) -> None:
+    metrics, checkpoint = tmp_path / "metrics.jsonl", tmp_path / "checkpoint.pt"
+    flags = (*OURS, "--epochs", "3", "--metrics", str(metrics), "--checkpoint", str(checkpoint))
+    run_example("train.py", 4, *flags, "--stop-after", "1")
+    assert torch.load(checkpoint, weights_only=True)["epoch"] == 0
+    run_example("train.py", 4, *flags, "--resume")
+    epochs, whole, _ = whole_training(4, OURS)
+    resumed = torch.load(checkpoint, weights_only=True)
+    assert read_epochs(metrics) == epochs
+    assert resumed["epoch"] == whole["epoch"] == 2
+    for name, value in whole["model"].items():
+        assert torch.equal(resumed["model"][name], value), name
+    for name, state in whole["optimizer"]["state"].items():
+        for key, value in state.items():
+            assert torch.equal(resumed["optimizer"]["state"][name][key], value), (name, key)
+
+
+@pytest.mark.parametrize("name", ["train.py", "train_gpt.py"])
+def test_a_training_is_resumed_with_other_epochs_ranks_and_rates(name: str, tmp_path: Path, run_example: Run) -> None:
+    metrics, checkpoint = tmp_path / "metrics.jsonl", tmp_path / "folder" / "checkpoint.pt"
+    small = SMALL_GPT if name == "train_gpt.py" else ()
+    flags = (*OURS, *small, "--metrics", str(metrics), "--checkpoint", str(checkpoint), "--resume")
+    run_example(name, 2, *flags, "--epochs", "1")
+    output = run_example(name, 4, *flags, "--epochs", "3", "--lr", "0.002", "--batch-size", "8")
+    assert re.search(
+        r"^resumed after epoch 1, epochs 3 instead of 1, batch_size 8 .*ranks 4 instead of 2$", output, re.M
+    )
+    epochs = read_epochs(metrics)
+    assert [epoch["epoch"] for epoch in epochs] == [0, 1, 2]
+    assert epochs[2]["held_out"]["loss"] < epochs[0]["held_out"]["loss"]
+
+
+def test_the_learning_rate_follows_the_batch_of_all_ranks() -> None:
+    train = import_example("train")
+    flags = argparse.Namespace(lr=0.5, batch_size=16, scale_lr=True)
+    assert [train.peak_rate(flags, ranks) for ranks in (1, 2, 8)] == [0.5, 1.0, 4.0]
+    flags.batch_size = 8
+    assert train.peak_rate(flags, 8) == 2.0
+    flags.scale_lr = False
+    assert train.peak_rate(flags, 8) == 0.5
+
+
+def test_a_learning_rate_rises_and_falls() -> None:
+    common = import_example("common")
+    schedule = {"start": 1.0, "peak": 4.0, "warm_up": 10}
+    rates = [common.learning_rate(step, 100, **schedule) for step in range(101)]
+    assert rates[0] == 1
+    assert max(rates) == rates[10] == pytest.approx(4.0, rel=0.03)
+    assert rates[:11] == sorted(rates[:11])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[100] == 0
+    assert common.learning_rate(0, 100, start=2.0, peak=2.0, warm_up=0) == 2
+
+
+def import_example(name: str) -> Any:
+    with pytest.MonkeyPatch.context() as context:
+        context.syspath_prepend(str(EXAMPLES))
+        return importlib.import_module(name)
+
+
+def test_gpt_learns_resumes_and_writes(tmp_path: Path, run_example: Run) -> None:
+    metrics, checkpoint = tmp_path / "metrics.jsonl", tmp_path / "checkpoint.pt"
+    flags = (*OURS, *SMALL_GPT, "--metrics", str(metrics), "--checkpoint", str(checkpoint))
+    run_example("train_gpt.py", 2, *flags, "--stop-after", "1")
+    output = run_example("train_gpt.py", 2, *flags, "--resume")
+    first, second = read_epochs(metrics)
+    assert (first["epoch"], second["epoch"]) == (0, 1)
+    assert second["held_out"]["loss"] < first["held_out"]["loss"] < 5  # a guess costs log(256) = 5.55
+    sample = output.rpartition("\n\n")[2]
+    assert sample.startswith("def ")
+    assert len(sample) > 20
+
+
+def test_torchrun_with_default_flags() -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    status, output = run_program(*torchrun, str(EXAMPLES / "train.py"), "--epochs", "1")
+    assert status == 0, output
+    assert "2 ranks, 1438 images to train on, 359 held out" in output
+    assert re.search(r"epoch +1 .* images/s\nheld-out accuracy: ", output)
+
+
+def test_without_torchrun_and_another_seed_is_refused(tmp_path: Path) -> None:
+    flags = ("--epochs", "1", "--checkpoint", str(tmp_path / "checkpoint.pt"))
+    status, output = run_program(str(EXAMPLES / "train.py"), *flags)
+    assert status == 0, output
+    assert "1 ranks, 1438 images" in output
+    status, output = run_program(str(EXAMPLES / "train.py"), *flags, "--resume", "--seed", "2")
+    refusal = "was made with --seed 0, this run has --seed 2: use the same, or start without --resume"
+    assert (status, output) == (1, f"{tmp_path / 'checkpoint.pt'} {refusal}\n")
+
+
+class Group:
+    """Stands for a process group of one rank."""
+
+    def __init__(self, common: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in {"get_rank": 0, "get_world_size": 1}.items():
+            monkeypatch.setattr(common.dist, name, lambda value=value: value)
+        monkeypatch.setattr(common.dist, "broadcast_object_list", lambda objects, src: None)
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = import_example("common")
+    Group(common, monkeypatch)
+    (tmp_path / "file").touch()
+    for path, why in (
+        (tmp_path, "it is a folder"),
+        (tmp_path / "file" / "checkpoint.pt", "Not a directory|File exists"),
+    ):
+        for paths in ((path, None), (None, path)):
+            with pytest.raises(common.Refused, match=f"cannot write {path}: ({why}).*; name "):
+                common.check_files(*paths)
+    common.check_files(tmp_path / "new" / "checkpoint.pt", None)
+    assert sorted(os.listdir(tmp_path)) == ["file", "new"]
+    assert not os.listdir(tmp_path / "new")
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    common = import_example("common")
+    Group(common, monkeypatch)
+    path = tmp_path / "checkpoint.pt"
+    args = argparse.Namespace(checkpoint=path, resume=True)
+    path.write_text("nothing of the kind")
+    with pytest.raises(common.Refused, match=f"cannot resume from {path}: .*; start without --resume"):
+        common.load_checkpoint(args, ())
+    torch.save({"epoch": 1}, path)
+    with pytest.raises(common.Refused, match="it is no checkpoint of this program"):
+        common.load_checkpoint(args, ())
+
+
+def test_a_model_of_another_shape_is_refused_by_name(tmp_path: Path) -> None:
+    flags = (*SMALL_GPT, "--epochs", "1", "--sample", "0", "--checkpoint", str(tmp_path / "checkpoint.pt"))
+    program = str(EXAMPLES / "train_gpt.py")
+    status, output = run_program(program, *flags)
+    assert status == 0, output
+    status, output = run_program(program, *flags, "--resume", "--width", "64")
+    assert status == 1
+    assert "was made with --width 32, this run has --width 64" in output
+    assert "Traceback" not in output
+
+
+def test_an_interrupt_prints_a_line_a_rank() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    job = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "LOCAL_WORLD_SIZE": "4"}
+    job["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    command = [sys.executable, str(EXAMPLES / "train.py"), "--epochs", "1000000"]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(4)
+    ]
+    try:
+        for line in ranks[0].stdout:  # type: ignore[union-attr]
+            if line.startswith("epoch"):  # all are in the training
+                break
+        for process in ranks:
+            process.send_signal(signal.SIGINT)
+        errors = [process.communicate(timeout=TIMEOUT)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert errors == [f"rank {rank}: interrupted\n" for rank in range(4)]
+    assert all(process.returncode != 0 for process in ranks)

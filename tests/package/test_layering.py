@@ -1,0 +1,103 @@
+"""The rules of docs/architecture.md that can be read off the source: who includes whom, and how long files are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+LAYERS = ["common", "kernels", "device", "transport", "collectives", "engines", "backend", "reducer", "python"]
+# A library of its own, which nobody includes.
+ASIDE = "cuda"
+KNOWN_TO_ASIDE = {"common", "kernels", "device", "transport", "collectives", ASIDE}
+LOWEST_WITH_TORCH = "engines"
+# The reducer runs over any process group, so it must not know ours.
+FORBIDDEN_PAIRS = {("reducer", "backend"), ("reducer", "collectives"), ("reducer", "transport")}
+TORCH = re.compile(r"^(torch|ATen|c10|pybind11|Python\.h)\b")
+DEVICE = re.compile(r"^(cuda\w*|nccl)\.h$")
+MPI = re.compile(r"^(mpi\.h|engines/mpi/)")
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+MAX_LINES = 400
+
+
+def layer_of(path: str) -> str:
+    return path.split("/")[0]
+
+
+def is_above(other: str, layer: str) -> bool:
+    """Return whether files of ``layer`` must not include those of ``other``."""
+    if layer == ASIDE:
+        return other not in KNOWN_TO_ASIDE
+    return other == ASIDE or LAYERS.index(other) > LAYERS.index(layer)
+
+
+def violations(path: str, text: str, known: set[str]) -> list[str]:
+    """Return what is wrong with the file at ``path`` (relative to csrc), given the paths of all files."""
+    layer = layer_of(path)
+    found = []
+    for included in INCLUDE.findall(text):
+        other = layer_of(included)
+        if included in known and is_above(other, layer):
+            found.append(f"{path} includes {included}, which is of a higher layer")
+        if (layer, other) in FORBIDDEN_PAIRS and included in known:
+            found.append(f"{path} includes {included}, which its layer must not know")
+        if other in [*LAYERS, ASIDE] and included not in known:
+            found.append(f"{path} includes {included}, which does not exist")
+        if TORCH.match(included) and (layer == ASIDE or LAYERS.index(layer) < LAYERS.index(LOWEST_WITH_TORCH)):
+            found.append(f"{path} includes {included}, but its layer has to build without torch and Python")
+        if DEVICE.match(included) and layer != ASIDE:
+            found.append(f"{path} includes {included}, which only {ASIDE}/ may")
+        # setup.py puts that folder into a library of its own, which is loaded where MPI is wanted.
+        if MPI.match(included) and not path.startswith("engines/mpi/"):
+            found.append(f"{path} includes {included}, which has to stay in engines/mpi/")
+    if re.search(r"\bgetenv\b", text) and path != "common/options.cpp":
+        found.append(f"{path} reads the environment, which only common/options.cpp may")
+    if path.endswith(".h") and not text.startswith("#pragma once"):
+        found.append(f"{path} does not start with #pragma once")
+    if text.count("\n") > MAX_LINES:
+        found.append(f"{path} has {text.count(chr(10))} lines; {MAX_LINES} are allowed")
+    if re.search(r"\b(TODO|FIXME)\b", text):
+        found.append(f"{path} has unfinished business")
+    return found
+
+
+def source_files() -> dict[str, str]:
+    paths = [path for pattern in ("*.h", "*.cpp", "*.cu", "*.cuh") for path in CSRC.rglob(pattern)]
+    return {path.relative_to(CSRC).as_posix(): path.read_text() for path in sorted(paths)}
+
+
+def test_sources_keep_the_rules():
+    files = source_files()
+    assert len(files) > 10
+    assert {layer_of(path) for path in files} <= {*LAYERS, ASIDE}
+    found = [line for path, text in files.items() for line in violations(path, text, set(files))]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "complaint"),
+    [
+        ("common/fd.h", '#pragma once\n#include "kernels/reduce.h"\n', "higher layer"),
+        ("kernels/reduce.cpp", "#include <torch/csrc/x.h>\n", "without torch"),
+        ("transport/a.cpp", "#include <Python.h>\n", "without torch"),
+        ("reducer/a.cpp", '#include "backend/work.h"\n', "must not know"),
+        ("backend/a.cpp", "#include <nccl.h>\n", "only cuda/ may"),
+        ("backend/a.cpp", "#include <cuda_runtime.h>\n", "only cuda/ may"),
+        ("cuda/a.cpp", "#include <torch/csrc/x.h>\n", "without torch"),
+        ("cuda/a.cpp", '#include "backend/work.h"\n', "higher layer"),
+        ("python/a.cpp", '#include "cuda/cuda_device.h"\n', "higher layer"),
+        ("device/a.cpp", '#include "transport/node/channel.h"\n', "higher layer"),
+        ("engines/a.cpp", "#include <mpi.h>\n", "stay in engines/mpi"),
+        ("kernels/a.cpp", 'auto x = std::getenv("A");\n', "reads the environment"),
+        ("kernels/a.h", "#include <vector>\n", "#pragma once"),
+        ("kernels/a.cpp", "//\n" * 401, "lines"),
+        ("kernels/a.cpp", '#include "kernels/gone.h"\n', "does not exist"),
+    ],
+)
+def test_each_rule_finds_its_violation(path, text, complaint):
+    known = {"kernels/reduce.h", "backend/work.h", "cuda/cuda_device.h", "transport/node/channel.h", path}
+    found = violations(path, text, known)
+    assert len(found) == 1
+    assert complaint in found[0]

@@ -1,0 +1,182 @@
+"""Random programs whose callbacks start collectives, and run them; the same program on all ranks, at other moments.
+
+``python tests/support/callback_schedules.py --schedules 1000`` runs so many in shared memory and as many over TCP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ranks import RankPool
+
+KINDS = ["all_reduce", "broadcast", "all_gather", "reduce_scatter"]
+MOST_BUCKETS = 8
+MOST_STARTED = 3  # collectives that one callback starts
+
+
+@dataclass
+class Collective:
+    """One collective of a program, and the callbacks in the order of their attachment.
+
+    Each is on the future of the collective (0) or on what an earlier one has made (1, 2, ...).
+    """
+
+    number: int
+    kind: str
+    size: int
+    other_group: bool
+    how: str  # "sync", "wait", "future", "leave"
+    callbacks: list[tuple[int, list[Collective]]] = field(default_factory=list)
+
+
+def make_program(seed: int) -> list[Collective]:
+    """Return the program of that seed: what the main thread starts, one after another."""
+    rng = random.Random(seed)
+    count = 0
+
+    def collective(depth: int) -> Collective:
+        nonlocal count
+        count += 1
+        how = rng.choice(["sync", "wait", "future", "leave"]) if depth else rng.choice(["leave", "leave", "sync"])
+        one = Collective(count, rng.choice(KINDS), rng.randint(1, 6), rng.random() < 0.2, how)
+        if how == "leave" and rng.random() < (0.9 if depth == 0 else 0.4 if depth == 1 else 0):
+            for attached in range(rng.randint(1, 5 - 2 * depth)):
+                one.callbacks.append((rng.randint(0, attached), callback(depth + 1)))
+        return one
+
+    def callback(depth: int) -> list[Collective]:
+        return [collective(depth) for _ in range(rng.randint(0, MOST_STARTED))]
+
+    return [collective(0) for _ in range(rng.randint(1, MOST_BUCKETS))]
+
+
+class Run:
+    """One run of a program on one rank. Some of its callbacks run at once, where a noise of the rank's own wants it."""
+
+    def __init__(self, program: list[Collective], noise: random.Random, groups: list[Any]) -> None:
+        self._program = program
+        self._noise = noise
+        self._groups = groups
+        self._ends: list[Callable[[], object]] = []
+        self._lock = threading.Lock()
+        self.checked = 0
+
+    def run(self) -> None:
+        for one in self._program:
+            self._start(one)
+        while self._ends:  # the end of one may be what adds others
+            with self._lock:
+                ends, self._ends = self._ends, []
+            for end in ends:
+                end()
+
+    def _rest(self) -> None:
+        if self._noise.random() < 0.3:
+            time.sleep(self._noise.random() * 0.002)
+
+    def _start(self, one: Collective) -> None:
+        self._rest()
+        group = self._groups[one.other_group]
+        rank, world = dist.get_rank(group), dist.get_world_size(group)
+        work, output, expected = issue(one, group, rank, world)
+
+        def check() -> None:
+            assert torch.equal(output, expected), f"collective {one}: {output} instead of {expected}"
+            with self._lock:
+                self.checked += 1
+
+        if one.how == "sync":
+            assert work is None
+            return check()
+        if one.how == "wait":
+            work.wait()
+            return check()
+        if one.how == "future":
+            work.get_future().wait()
+            return check()
+        if self._noise.random() < 0.4:
+            work.wait()  # so that its callbacks run at once
+        futures = [work.get_future()]
+        for parent, callback in one.callbacks:
+            future = futures[parent].then(lambda done, callback=callback: self._call(done, callback))
+            futures.append(future)
+        with self._lock:
+            self._ends += [future.wait for future in futures]
+        with self._lock:
+            self._ends += [work.wait, check]
+        return None
+
+    def _call(self, done: Any, callback: list[Collective]) -> None:
+        done.value()  # rethrows
+        for one in callback:
+            self._start(one)
+
+
+def issue(one: Collective, group: Any, rank: int, world: int) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """Start a collective. Returns its Work, its output and what that is to be."""
+
+    def value(of: int) -> float:
+        return float(one.number * 16 + of)
+
+    mine = torch.full((one.size,), value(rank))
+    total = sum(value(of) for of in range(world))
+    with_work = {"group": group, "async_op": one.how != "sync"}
+    if one.kind == "all_reduce":
+        return dist.all_reduce(mine, **with_work), mine, torch.full_like(mine, total)
+    if one.kind == "broadcast":
+        source = one.number % world
+        return dist.broadcast(mine, source, **with_work), mine, torch.full_like(mine, value(source))
+    if one.kind == "all_gather":
+        output = torch.empty(world * one.size)
+        expected = torch.tensor([value(of) for of in range(world) for _ in range(one.size)])
+        return dist.all_gather_into_tensor(output, mine, **with_work), output, expected
+    output = torch.empty(one.size)
+    work = dist.reduce_scatter_tensor(output, mine.repeat(world), **with_work)
+    return work, output, torch.full_like(output, total)
+
+
+def run_programs(rank: int, world: int, seeds: list[int]) -> int:
+    """Run the programs of these seeds. Returns how many results were right; raises where one is not."""
+    groups = [dist.new_group(), dist.new_group()]
+    checked = 0
+    for seed in seeds:
+        run = Run(make_program(seed), random.Random(seed * 64 + rank), groups)
+        run.run()
+        checked += run.checked
+    for group in groups:
+        dist.destroy_process_group(group)
+    return checked
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--schedules", type=int, default=1000, help="programs over each transport")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--batch", type=int, default=25, help="programs of one group")
+    arguments = parser.parse_args()
+    for transport in ["shared memory", "TCP"]:
+        pools = [RankPool(world, nodes=1 if transport == "shared memory" else world) for world in (2, 3, 4)]
+        checked = done = 0
+        while done < arguments.schedules:
+            pool = pools[done // arguments.batch % len(pools)]
+            last = min(done + arguments.batch, arguments.schedules)
+            checked += sum(pool.run(run_programs, list(range(arguments.first + done, arguments.first + last))))
+            done = last
+            print(f"{transport}: {done} programs, {checked} results, all right", flush=True)
+        for pool in pools:
+            pool.close()
+
+
+if __name__ == "__main__":
+    sys.modules["callback_schedules"] = sys.modules["__main__"]
+    run_programs.__module__ = "callback_schedules"
+    main()

@@ -1,0 +1,125 @@
+"""The device that the tests of device tensors use, on any machine: host memory, and threads as streams.
+
+``load()`` makes it torch's device type ``standin`` in this process, and tells the package which library serves it. What
+has to be compiled lies in build/, by what it is made of.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from ourddp import _C
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "tests" / "support" / "stand_in_torch"
+NAME = "standin"
+BUILT = "STAND_IN_BUILT"  # an environment variable
+MODULE = "stand_in_torch"
+
+
+def missing_tool() -> str | None:
+    """Return which tool is missing to compile the device, or None."""
+    tools = ("make", os.environ.get("CXX", "c++").split()[0])
+    return next((tool for tool in tools if shutil.which(tool) is None), None)
+
+
+def _compile(source: Path, target: Path) -> None:
+    from torch.utils import cpp_extension  # takes its time, which ranks that compile nothing shall not lose
+
+    includes = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
+    command = [*os.environ.get("CXX", "c++").split(), "-O1", "-g0", "-fPIC", "-c", str(source), "-o", str(target)]
+    command += [_standard(), "-pthread", f"-DTORCH_EXTENSION_NAME={MODULE}", "-DTORCH_API_INCLUDE_EXTENSION_H"]
+    command += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'cpp'}"]
+    command += [word for path in includes for word in ("-isystem", path)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+
+
+def _standard() -> str:
+    """Return the flag for the language that this torch's headers are written in."""
+    return "-std=c++20" if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12) else "-std=c++17"
+
+
+def _link(objects: list[Path], library: Path, target: Path) -> None:
+    from torch.utils import cpp_extension
+
+    folders = [*cpp_extension.library_paths(), str(library.parent)]
+    command = [*os.environ.get("CXX", "c++").split(), "-shared", "-o", str(target), *map(str, objects)]
+    command += [f"-l:{library.name}", *[f"-L{folder}" for folder in folders]]
+    command += [f"-Wl,-rpath,{folder}" for folder in folders]
+    command += ["-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-pthread"]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+
+
+@functools.cache
+def build() -> tuple[Path, Path]:
+    """Compile what has changed; return the library with the devices, and the module that makes them torch's."""
+    if BUILT in os.environ:
+        library, module = os.environ[BUILT].split(os.pathsep)
+        return Path(library), Path(module)
+    folder = ROOT / "build" / "stand_in"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # A surrounding make's flags (its job server, its variables) are not for this one.
+        environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+        command = ["make", "--no-print-directory", "-j2", "-C", str(ROOT), "-f", "tests/cpp/Makefile", "stand_in"]
+        made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+        if made.returncode != 0:
+            raise RuntimeError(f"the stand-in devices cannot be built:\n{made.stdout[-3000:]}{made.stderr[-3000:]}")
+        library = ROOT / made.stdout.strip().splitlines()[-1]
+        return library, _module(folder, library)
+
+
+def environment() -> dict[str, str]:
+    """Return what other processes need in their environment to take what this one has built, and to look no further."""
+    return {BUILT: os.pathsep.join(map(str, build()))}
+
+
+def _module(folder: Path, library: Path) -> Path:
+    digest = hashlib.sha256(torch.__version__.encode() + sysconfig.get_paths()["include"].encode())
+    headers = [(ROOT / "csrc" / "device").glob("*.h"), (ROOT / "tests" / "cpp" / "support").glob("stand_in*.h")]
+    for path in sorted([*SOURCES.iterdir(), *headers[0], *headers[1]]):
+        digest.update(path.read_bytes())
+    target = folder / digest.hexdigest()[:16] / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if target.is_file():
+        return target
+    target.parent.mkdir(exist_ok=True)
+    objects = []
+    try:
+        for source in sorted(SOURCES.glob("*.cpp")):
+            objects.append(target.parent / f"{source.stem}.o")
+            _compile(source, objects[-1])
+        _link(objects, library, target)
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(f"{' '.join(error.cmd)}\n{error.stderr[-5000:]}") from error
+    return target
+
+
+@functools.cache
+def load() -> ModuleType:
+    """Make the device torch's in this process; return the module that drives it."""
+    library, path = build()
+    specification = importlib.util.spec_from_file_location(MODULE, path)
+    assert specification is not None
+    assert specification.loader is not None
+    torch.utils.rename_privateuse1_backend(NAME)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    module.is_available = lambda: True  # type: ignore[attr-defined]
+    module.is_initialized = lambda: True  # type: ignore[attr-defined]
+    module._is_in_bad_fork = lambda: False  # type: ignore[attr-defined]
+    module.manual_seed_all = lambda seed: None  # type: ignore[attr-defined]
+    torch._register_device_module(NAME, module)
+    _C.use_device_library(NAME, str(library))
+    return module
