@@ -103,7 +103,8 @@ def torch_flags() -> list[str]:
     flags = ["-std=c++20" if newer else "-std=c++17"]
     flags += ["-DTORCH_API_INCLUDE_EXTENSION_H", "-DTORCH_EXTENSION_NAME=_C"]
     # GCC 12 warns of overflows in its own std::string, where it has that from a precompiled header.
-    flags += [] if "clang" in compiler_name() else ["-Wno-stringop-overflow", "-Wno-restrict"]
+    doubtful = ["array-bounds", "restrict", "stringop-overflow", "stringop-overread"]
+    flags += [] if "clang" in compiler_name() else [f"-Wno-{name}" for name in doubtful]
     for path in [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]:
         flags += ["-isystem", path]
     return flags
