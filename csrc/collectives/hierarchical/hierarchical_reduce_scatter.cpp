@@ -1,9 +1,6 @@
 #include <algorithm>
-#include <cstring>
-#include <numeric>
 
-#include "collectives/hierarchical/hierarchical_group.h"
-#include "collectives/node/node_group_impl.h"
+#include "collectives/hierarchical/hierarchical_algorithms.h"
 #include "collectives/partial_sums.h"
 #include "common/partition.h"
 
@@ -13,19 +10,18 @@
 //
 // The order is that of hierarchical_all_reduce.cpp, and nothing is written before sums of all nodes are here.
 
-namespace ours {
+namespace ours::hierarchical {
 
-void HierarchicalGroup::do_reduce_scatter(const Running& running, const Scattering& job) {
-  const Stride run = stride(running);
-  const Call& call = run.call;
+void reduce_scatter(HierarchicalRun& run, const Scattering& job) {
+  const DType dtype = run.running.call.dtype;
   const std::vector<size_t>& counts = job.counts;
-  open(run);
-  const size_t element = size_of(call.dtype);
-  const size_t mine = counts[static_cast<size_t>(rank())];
-  const size_t batch = batch_bytes() / element;
-  const auto hosts = static_cast<size_t>(nodes());
-  const auto here = static_cast<size_t>(node_index_);
-  const size_t locals = members().size();
+  run.open();
+  const size_t element = size_of(dtype);
+  const size_t mine = counts[static_cast<size_t>(run.map.rank())];
+  const size_t batch = run.batch_bytes() / element;
+  const auto hosts = static_cast<size_t>(run.map.nodes());
+  const auto here = static_cast<size_t>(run.map.here());
+  const size_t locals = run.map.members().size();
 
   // The sums for this rank, of all nodes, and those that it sends.
   std::byte* const sums = run.tcp.keep(hosts * mine * element);
@@ -34,10 +30,10 @@ void HierarchicalGroup::do_reduce_scatter(const Running& running, const Scatteri
     return TcpCall::Message{peer, static_cast<uint16_t>(b), count * element, 0, static_cast<uint32_t>(b)};
   };
   const auto batches = [&](size_t count) { return std::max<size_t>(piece_count(count, batch), 1); };
-  const auto place_here = static_cast<size_t>(local_);
+  const auto place_here = static_cast<size_t>(run.map.local());
   for (size_t i = 1; i < hosts; ++i) {
     const size_t node = (here + hosts - i) % hosts;
-    const std::vector<int>& theirs = topology_.ranks_of(static_cast<int>(node));
+    const std::vector<int>& theirs = run.map.ranks_of(static_cast<int>(node));
     const int from = theirs[place_here % theirs.size()];
     for (size_t b = 0; b < batches(mine); ++b) {
       const Slice piece = piece_of(mine, batch, b);
@@ -66,27 +62,28 @@ void HierarchicalGroup::do_reduce_scatter(const Running& running, const Scatteri
         }
       }
       const Slice piece = piece_of(count_of(place_here), batch, b);
-      run.tcp.away([&] {
-        node_.reduce_scatter(run.call, from, some, to + piece.begin * element, within_node(job.reduction, call.dtype));
+      run.in_node([&] {
+        run.node.reduce_scatter(run.running.call, from, some, to + piece.begin * element,
+                                within_node(job.reduction, dtype));
       });
       if (own || reader(place_here) < 0 || b >= batches(count_of(place_here))) continue;
       const TcpCall::Message sum = message(reader(place_here), b, piece.size());
       run.tcp.send(sum, to + piece.begin * element, &sent);
       to_send += run.tcp.parts(sum.bytes);
-      push(run);
+      run.push();
     }
   };
   for (size_t i = 1; i < hosts; ++i) {
-    const std::vector<int>& readers = topology_.ranks_of(static_cast<int>((here + i) % hosts));
+    const std::vector<int>& readers = run.map.ranks_of(static_cast<int>((here + i) % hosts));
     for (size_t first = 0; first < readers.size(); first += locals) reduce_for(readers, first, false);
   }
-  reduce_for(members(), 0, true);
-  wait(run, [&] { return sent == to_send && received == to_receive; }, false);
+  reduce_for(run.map.members(), 0, true);
+  run.wait([&] { return sent == to_send && received == to_receive; }, false);
   std::vector<const void*> sources;
   sources.reserve(hosts);
   for (size_t node = 0; node < hosts; ++node) sources.push_back(sums + node * mine * element);
   if (mine != 0)
-    ours::reduce(job.out, sources.data(), nodes(), mine, call.dtype, between_nodes(job.reduction, call.dtype));
+    ours::reduce(job.out, sources.data(), run.map.nodes(), mine, dtype, between_nodes(job.reduction, dtype));
 }
 
-}  // namespace ours
+}  // namespace ours::hierarchical

@@ -1,82 +1,72 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/node/node_group_impl.h"
+#include "collectives/node/node_algorithms.h"
 #include "common/partition.h"
 
-// Everything that moves data unchanged: broadcast, all_gather, gather, scatter, all_to_all. All are one exchange: each
-// rank has bytes for some ranks, either the same for all of them (its stage is one window, read by many) or different
-// ones (its stage is divided into a window for each destination). In round k the windows carry piece k; all write,
-// synchronise, and read. What a rank sends to itself is copied directly.
+// Everything that moves data unchanged: each rank has bytes for some ranks, either the same for all of them (its stage
+// is one window, read by many) or different ones (its stage is divided into a window for each destination). In round k
+// the windows carry piece k; all write, synchronise, and read. What a rank sends to itself is copied directly.
 //
-// The first round also publishes two tables a rank: how many bytes it sends to, and expects from, each rank. All ranks
-// compare all of them, so that a disagreement of any two is found by everyone before a byte of a result is written.
+// The first round also publishes how many bytes each rank sends to, and expects of, each. All ranks compare all of it,
+// so that a disagreement of any two is found by everyone before a byte of a result is written.
 
-namespace ours {
+namespace ours::node {
 
-void NodeGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
-  const auto ranks = static_cast<size_t>(size());
-  const auto me = static_cast<size_t>(rank());
-  reserve_stage();
-  write_.begin();
+size_t check_published_sizes(const NodeRounds& rounds, const CallRecord& record) {
+  std::vector<const uint64_t*> tables;
+  tables.reserve(static_cast<size_t>(rounds.size()));
+  for (int r = 0; r < rounds.size(); ++r) tables.push_back(rounds.sizes_of(r));
+  return check_sizes(tables, [&](int r) { return rounds.session().describe(r); }, record);
+}
+
+void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) {
+  const auto ranks = static_cast<size_t>(rounds.size());
+  const auto me = static_cast<size_t>(rounds.rank());
+  const bool common = plan.is_common();
   for (const auto& span : plan.sends) {
     if (!span) continue;
-    saw_buffer(span->data, span->bytes);
-    if (plan.is_common()) break;
+    rounds.note_use(span->data, span->bytes);
+    if (common) break;
   }
   for (const auto& span : plan.receives) {
-    if (span) saw_buffer(span->data, span->bytes);
+    if (span) rounds.note_use(span->data, span->bytes);
   }
 
-  const size_t chunk = session_->layout().chunk_bytes;
-  const size_t window = plan.is_common() ? chunk : chunk / ranks / kCacheLine * kCacheLine;
+  const size_t chunk = rounds.chunk_bytes();
+  const size_t window = common ? chunk : chunk / ranks / kCacheLine * kCacheLine;
   const auto fill = [&](size_t k) {
-    std::byte* to = stage(rank(), barrier_.next_parity());
+    std::byte* const to = rounds.next_stage();
     for (size_t d = 0; d < ranks; ++d) {
       const Slice piece = piece_of(plan.sent(d), window, k);
       if (d == me || piece.empty()) continue;
       const auto* from = static_cast<const std::byte*>(plan.sends[d]->data) + piece.begin;
-      write_.copy(plan.is_common() ? to : to + d * window, from, piece.size());
-      if (plan.is_common()) return;  // one copy serves all
+      rounds.write().copy(common ? to : to + d * window, from, piece.size());
+      if (common) return;  // one copy serves all
     }
   };
   const auto drain = [&](size_t k) {
-    // Begin with the next rank: not all of them read the same stage at the same time.
+    // Beginning with the next rank: not all read the same stage at the same time.
     for (size_t i = 1; i < ranks; ++i) {
       const size_t s = (me + i) % ranks;
       const Slice piece = piece_of(plan.received(s), window, k);
       if (piece.empty()) continue;
-      const std::byte* from = stage(static_cast<int>(s), barrier_.parity());
-      std::memcpy(static_cast<std::byte*>(plan.receives[s]->data) + piece.begin,
-                  plan.is_common() ? from : from + me * window, piece.size());
+      const std::byte* const from = rounds.stage_of(static_cast<int>(s)) + (common ? 0 : me * window);
+      std::memcpy(static_cast<std::byte*>(plan.receives[s]->data) + piece.begin, from, piece.size());
     }
   };
 
+  rounds.write().begin();
   fill(0);
-  publish_sizes(plan);
-  publish_record(run.record);
-  sync(run.call, run.record);
-  check_records(run.record);
-  const size_t rounds = std::max<size_t>(1, piece_count(check_published_sizes(run.record), window));
+  plan.write_sizes(rounds.next_sizes());
+  rounds.open(run);
+  const size_t count = std::max<size_t>(1, piece_count(check_published_sizes(rounds, run.record), window));
   plan.copy_own(me);
-  for (size_t k = 0; k < rounds; ++k) {
-    if (k > 0) sync(run.call, run.record);
+  for (size_t k = 0; k < count; ++k) {
+    if (k > 0) rounds.sync(run);
     drain(k);
-    if (k + 1 < rounds) fill(k + 1);
+    if (k + 1 < count) fill(k + 1);
   }
 }
 
-void NodeGroup::publish_sizes(const ExchangePlan& plan) {
-  plan.write_sizes(
-      session_->at<uint64_t>(session_->layout().table(static_cast<size_t>(rank()), barrier_.next_parity())));
-}
-
-size_t NodeGroup::check_published_sizes(const CallRecord& record) {
-  std::vector<const uint64_t*> tables;
-  for (int r = 0; r < size(); ++r) {
-    tables.push_back(session_->at<const uint64_t>(session_->layout().table(static_cast<size_t>(r), barrier_.parity())));
-  }
-  return check_sizes(tables, [&](int r) { return session_->describe(r); }, record);
-}
-
-}  // namespace ours
+}  // namespace ours::node

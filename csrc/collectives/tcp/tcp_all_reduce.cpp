@@ -24,7 +24,7 @@ void TcpGroup::do_reduce(const Running& run, const Reducing& job) {
   const std::byte* from = packs ? packed.data() : in.whole();
   std::byte* to = job.out == nullptr ? nullptr : packs ? packed.data() : job.out->whole();
   {
-    TcpCall tcp(*mesh_, facts_of(mesh_, run));
+    TcpCall tcp(*mesh_, facts_of(*mesh_, run));
     reduce_array(tcp, run.call.dtype, job.reduction, from, to, in.count(), job.root);
   }
   if (!packs || job.out == nullptr) return;
@@ -76,7 +76,7 @@ void TcpGroup::reduce_doubling(TcpCall& tcp, DType dtype, const Reduction& reduc
 
 void TcpGroup::do_reduce_scatter(const Running& run, const Scattering& asked) {
   const DType dtype = run.call.dtype;
-  TcpCall tcp(*mesh_, facts_of(mesh_, run));
+  TcpCall tcp(*mesh_, facts_of(*mesh_, run));
   Slices job{dtype, asked.reduction, {}, asked.counts, std::vector<std::byte*>(static_cast<size_t>(size())), {}};
   for (const void* input : asked.inputs) job.inputs.push_back(static_cast<const std::byte*>(input));
   job.outputs[static_cast<size_t>(rank())] = static_cast<std::byte*>(asked.out);

@@ -5,7 +5,7 @@
 namespace ours {
 
 void TcpGroup::do_barrier(const Running& run) {
-  TcpCall tcp(*mesh_, facts_of(mesh_, run));
+  TcpCall tcp(*mesh_, facts_of(*mesh_, run));
   Dissemination all(tcp, rank(), size());
   tcp.run([&] { return all.advance(); });
 }

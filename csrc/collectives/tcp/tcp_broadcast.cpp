@@ -15,7 +15,7 @@ namespace ours {
 void TcpGroup::broadcast_plan(const Running& run, const ExchangePlan& plan) {
   const Span buffer = plan.buffer();
   const int root = plan.root;
-  TcpCall tcp(*mesh_, facts_of(mesh_, run));
+  TcpCall tcp(*mesh_, facts_of(*mesh_, run));
   Dissemination all(tcp, rank(), size());
 
   const size_t parts = tcp.parts(buffer.bytes);

@@ -42,7 +42,7 @@ void TcpGroup::exchange_directly(const Running& run, const ExchangePlan& plan) {
   const auto& own = plan.sends[me];
   std::vector<std::vector<std::byte>> copies;
   const bool uniform = own && plan.is_uniform(own->bytes);
-  TcpCall tcp(*mesh_, facts_of(mesh_, run));
+  TcpCall tcp(*mesh_, facts_of(*mesh_, run));
   if (ranks > 1) tcp.agree(kBegun, static_cast<int>((me + 1) % ranks));
   size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
   struct Source {
@@ -98,7 +98,7 @@ void TcpGroup::exchange_directly(const Running& run, const ExchangePlan& plan) {
 void TcpGroup::all_gather_ring(const Running& run, const ExchangePlan& plan) {
   const auto ranks = static_cast<size_t>(size());
   const auto me = static_cast<size_t>(rank());
-  TcpCall tcp(*mesh_, facts_of(mesh_, run));
+  TcpCall tcp(*mesh_, facts_of(*mesh_, run));
   const int next = static_cast<int>((me + 1) % ranks);
   const int before = static_cast<int>((me + ranks - 1) % ranks);
   const size_t chunk = mesh_->plan().chunk_bytes;

@@ -1,17 +1,11 @@
 #pragma once
 
-#include <string>
+#include <cstddef>
 #include <vector>
-
-#include "collectives/call_record.h"
-#include "collectives/node/node_group.h"
-#include "common/error.h"
-
-// What the files that implement NodeGroup share.
 
 namespace ours {
 
-/// Sources of one reduction, without an allocation for usual numbers of ranks.
+/// Pointers to the sources of one reduction, without an allocation for usual numbers of ranks.
 class Sources {
  public:
   explicit Sources(int ranks) : many_(ranks > kFewRanks ? static_cast<size_t>(ranks) : 0) {}
