@@ -36,7 +36,7 @@ void HierarchicalGroup::agree_on_sizes(const Running& run, const std::vector<uin
   outputs.reserve(all.size());
   for (auto& table : all) outputs.push_back({table.data(), bytes});
   // Compares the calls, too.
-  run.tcp.away([&] { node_.all_gather(run.call, {sizes.data(), bytes}, outputs); });
+  run.tcp.without_lock([&] { node_.all_gather(run.call, {sizes.data(), bytes}, outputs); });
   for (int r = 1; r < session_->size(); ++r) {
     const auto& theirs = all[static_cast<size_t>(r)];
     const auto differs = std::mismatch(all[0].begin(), all[0].end(), theirs.begin());
@@ -128,7 +128,7 @@ void HierarchicalGroup::all_gather(const Call& call, ConstSpan input, const std:
           some.push_back({static_cast<std::byte*>(block.data) + piece.begin, piece.size()});
         }
         const ConstSpan mine{some[me].data, some[me].bytes};
-        run.tcp.away([&] { node_.all_gather(run.call, mine, some); });
+        run.tcp.without_lock([&] { node_.all_gather(run.call, mine, some); });
       }
     };
     if (const Span own = outputs[static_cast<size_t>(rank())]; own.bytes != 0 && own.data != input.data) {

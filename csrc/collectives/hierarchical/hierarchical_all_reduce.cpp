@@ -120,10 +120,10 @@ void HierarchicalGroup::reduce_short(const Running& run, const Reducing& job, bo
       node_.reduce_to(run.call, run.record, job.in, is_leader() ? &sum : nullptr,
                       within_node(job.reduction, job.travels));
     };
-    run.tcp.away(reduce);
+    run.tcp.without_lock(reduce);
     std::byte* const result = sums + held * bytes;
     if (is_leader()) exchange(result);
-    run.tcp.away([&] { node_.broadcast(run.call, Span{result, bytes}, 0); });
+    run.tcp.without_lock([&] { node_.broadcast(run.call, Span{result, bytes}, 0); });
     return give(result);
   }
 

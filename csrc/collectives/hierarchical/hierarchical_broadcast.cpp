@@ -80,7 +80,7 @@ void HierarchicalGroup::broadcast(const Call& call, Span buffer, int root) {
       if (session_->size() == 1) continue;
       const size_t from = begin * chunk;
       const Span some{data + from, std::min(end * chunk, buffer.bytes) - from};
-      run.tcp.away([&] { node_.broadcast(run.call, some, holder); });
+      run.tcp.without_lock([&] { node_.broadcast(run.call, some, holder); });
     }
     wait(run, [&] { return sent == parts * links.children.size(); }, false);
   });

@@ -87,7 +87,7 @@ void HierarchicalGroup::exchange(const Running& run, const Exchange& plan) {
     inside.sends[static_cast<size_t>(local_)] = ConstSpan{};
     inside.receives[static_cast<size_t>(local_)] = Span{};
   }
-  run.tcp.away([&] {
+  run.tcp.without_lock([&] {
     node_.publish_tables(inside);
     node_.publish_record(run.record);
     node_.sync(run.call, run.record);
@@ -137,7 +137,7 @@ void HierarchicalGroup::exchange(const Running& run, const Exchange& plan) {
     to_receive += run.tcp.parts(from.span.bytes);
   }
   push(run);
-  run.tcp.away([&] { node_.exchange(run.call, run.record, inside); });
+  run.tcp.without_lock([&] { node_.exchange(run.call, run.record, inside); });
   wait(run, [&] { return sent == to_send && received == to_receive; }, false);
 }
 

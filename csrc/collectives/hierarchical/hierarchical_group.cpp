@@ -100,7 +100,7 @@ void HierarchicalGroup::monitored_barrier(const Call& call, bool wait_all_ranks)
 // --- the node and the network ----------------------------------------------------------------------------------------
 
 void HierarchicalGroup::open(const Running& run) {
-  run.tcp.away([&] {
+  run.tcp.without_lock([&] {
     node_.publish_record(run.record);
     node_.sync(run.call, run.record);
     node_.check_records(run.record);
@@ -109,7 +109,7 @@ void HierarchicalGroup::open(const Running& run) {
 
 void HierarchicalGroup::sync(const Running& run) {
   if (session_->size() > 1) {
-    run.tcp.away([&] { node_.sync(run.call, run.record); });
+    run.tcp.without_lock([&] { node_.sync(run.call, run.record); });
   } else {
     node_.sync(run.call, run.record);
   }

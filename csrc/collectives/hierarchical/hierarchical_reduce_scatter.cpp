@@ -74,7 +74,7 @@ void HierarchicalGroup::reduce_scatter(const Call& call, const std::vector<const
               }
             }
             const Slice piece = piece_of(count_of(place_here), batch, b);
-            run.tcp.away([&] {
+            run.tcp.without_lock([&] {
               node_.reduce_scatter(run.call, from, some, to + piece.begin * element,
                                    within_node(reduction, call.dtype));
             });
