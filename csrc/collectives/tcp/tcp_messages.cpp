@@ -39,6 +39,8 @@ std::shared_ptr<PointToPoint> make_tcp_point_to_point(std::shared_ptr<TcpMesh> m
 
 TcpMessages::TcpMessages(std::shared_ptr<TcpMesh> mesh, const std::shared_ptr<TcpMesh>& calls)
     : mesh_(std::move(mesh)),
+      endpoint_(mesh_->endpoint()),
+      connections_(endpoint_.connections()),
       calls_(calls),
       numbers_(static_cast<size_t>(mesh_->size()), 0),
       inbox_(mesh_->rank(), mesh_->size(), [this](int rank) { return mesh_->describe(rank); }),
@@ -50,7 +52,7 @@ void TcpMessages::reach(const Message& message) {
   if (message.peer == kAnySource || message.peer == mesh_->rank()) return;
   TcpMesh::Lock lock = mesh_->lock();
   // A receiver connects, too, and so learns that the other one is gone.
-  mesh_->reach(lock, message.peer, Deadline::after(message.limit->timeout()), [&] { return message.describe(); });
+  endpoint_.reach(lock, message.peer, Deadline::after(message.limit->timeout()), [&] { return message.describe(); });
 }
 
 void TcpMessages::add(const std::shared_ptr<Message>& message) {
@@ -63,7 +65,7 @@ void TcpMessages::add(const std::shared_ptr<Message>& message) {
   }
   sends_.push_back({message});
   const uint64_t number = ++numbers_[static_cast<size_t>(message->peer)];
-  mesh_->data(message->peer).post_send(frame_of(*message, number), message->data, &sends_.back().done);
+  connections_.data(message->peer, 0).post_send(frame_of(*message, number), message->data, &sends_.back().done);
 }
 
 void TcpMessages::send_to_self(const Message& message) {
@@ -77,10 +79,10 @@ bool TcpMessages::progress(Messages& ended) {
   const TcpMesh::Lock lock = mesh_->lock();
   bool moved = inbox_.collect(ended);
   if (mesh_->failure().failed() || mesh_->has_left()) return moved;
-  moved = mesh_->progress() || moved;
+  moved = endpoint_.progress() || moved;
   moved = collect_sent(ended) || moved;
   // By index: others may be met meanwhile.
-  for (size_t i = 0; i < mesh_->met().size(); ++i) moved = pull(mesh_->met()[i]) || moved;
+  for (size_t i = 0; i < connections_.met().size(); ++i) moved = pull(connections_.met()[i]) || moved;
   return inbox_.collect(ended) || moved;
 }
 
@@ -103,7 +105,7 @@ bool TcpMessages::pull(int from) {
   bool moved = false;
   while (inbox_.is_arriving(from) || begin(from)) {
     moved = true;
-    if (arrived == 0) mesh_->data(from).advance();
+    if (arrived == 0) connections_.data(from, 0).advance();
     if (arrived == 0) return false;
     inbox_.complete(from);
   }
@@ -111,12 +113,12 @@ bool TcpMessages::pull(int from) {
 }
 
 bool TcpMessages::begin(int from) {
-  TcpStream& stream = mesh_->data(from);
+  TcpStream& stream = connections_.data(from, 0);
   const FrameHeader* const frame = stream.early();
   if (frame == nullptr) return false;
   const MessageHeader header = header_of(*frame);
   if (frame->bytes != frame->total || header.dtype > static_cast<uint32_t>(DType::Opaque8)) {
-    mesh_->garbage(from, "a message of unknown type or length");
+    endpoint_.garbage(from, "a message of unknown type or length");
   }
   if (!inbox_.begin(from, header)) return false;
   size_t& arrived = arrived_[static_cast<size_t>(from)];
@@ -128,7 +130,7 @@ bool TcpMessages::begin(int from) {
 Messages TcpMessages::take_all() {
   const TcpMesh::Lock lock = mesh_->lock();
   // The streams must not touch the memory of messages that have ended.
-  for (const int rank : mesh_->met()) mesh_->data(rank).forget();
+  for (const int rank : connections_.met()) connections_.data(rank, 0).forget();
   Messages all = inbox_.take_all();
   for (const Outgoing& one : sends_) all.push_back(one.message);
   sends_.clear();
@@ -145,10 +147,10 @@ Messages TcpMessages::posted() const {
 // --- waiting ---------------------------------------------------------------------------------------------------------
 
 const char* TcpMessages::absence(int rank, bool sending) const {
-  const char* const why = mesh_->absence(rank);
-  if (why == nullptr || sending || !mesh_->has_left(rank)) return why;
+  const char* const why = connections_.absence(rank);
+  if (why == nullptr || sending || !connections_.left(rank)) return why;
   // What it sent before it left may still be on its way.
-  const TcpStream& data = mesh_->data(rank);
+  const TcpStream& data = connections_.data(rank, 0);
   return data.is_open() && (!data.ended() || data.early() != nullptr) ? nullptr : why;
 }
 
@@ -158,9 +160,9 @@ void TcpMessages::check_hope(const Message& message) {
   const TcpMesh::Lock lock = mesh_->lock();
   if (failed()) return;
   // The mesh would take it for a failure that these are not sent. They do not matter until somebody waits for one.
-  for (const int rank : mesh_->met()) {
-    TcpStream& data = mesh_->data(rank);
-    if (mesh_->has_left(rank) && data.has_sends() && !inbox_.is_arriving(rank)) data.forget();
+  for (const int rank : connections_.met()) {
+    TcpStream& data = connections_.data(rank, 0);
+    if (connections_.left(rank) && data.has_sends() && !inbox_.is_arriving(rank)) data.forget();
   }
   int absent = 0;
   for (int rank = 0; rank < size(); ++rank) {
@@ -168,11 +170,11 @@ void TcpMessages::check_hope(const Message& message) {
     const char* const why = absence(rank, message.op == Op::Send);
     if (why == nullptr) continue;
     const std::string gone = mesh_->describe(rank) + ' ' + why;
-    if (!mesh_->has_left(rank)) throw PeerError(gone);
+    if (!connections_.left(rank)) throw PeerError(gone);
     // A receive from any source can go on until the last peer has left.
     if (message.peer == rank || ++absent == size() - 1) throw PeerLeftError(gone);
   }
-  mesh_->check();
+  endpoint_.check();
 }
 
 void TcpMessages::fail(const std::exception_ptr& error) noexcept {
@@ -213,15 +215,15 @@ bool TcpMessages::watch_connections(const std::function<bool()>& ready) {
     if (ready()) return false;
     {
       TcpMesh::Lock lock = mesh_->lock();
-      mesh_->sleep(lock, Clock::duration::zero());
-      if (failed() || mesh_->anything_ready()) return false;
+      endpoint_.sleep(lock, Clock::duration::zero());
+      if (failed() || connections_.anything_ready()) return false;
     }
     if (awake.moment([] { return false; })) continue;
     TcpMesh::Lock lock = mesh_->lock();
     // A thread that rings or fails from here on writes to what the sleep watches.
     if (heard() != before || failed()) return false;
     const auto began = Clock::now();
-    mesh_->sleep(lock, kLookAround);
+    endpoint_.sleep(lock, kLookAround);
     return Clock::now() - began >= kLookAround;
   }
 }

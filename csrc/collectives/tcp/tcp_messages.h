@@ -65,6 +65,8 @@ class TcpMessages final : public MessageCarrier {
   bool watch_connections(const std::function<bool()>& ready);
 
   const std::shared_ptr<TcpMesh> mesh_;
+  TcpEndpoint& endpoint_;        // used with the lock of the mesh,
+  TcpConnections& connections_;  // like its connections
   const std::weak_ptr<TcpMesh> calls_;
   // Guarded by the lock of PostedMessages, except what the mesh writes: that by the mesh's.
   std::vector<uint64_t> numbers_;  // of the last message to each rank

@@ -11,13 +11,14 @@ namespace ours {
 
 TcpCall::TcpCall(TcpMesh& mesh, Facts facts)
     : mesh_(mesh),
+      endpoint_(mesh.endpoint()),
       facts_(std::move(facts)),
       half_(facts_.deadline.at() - facts_.deadline.timeout() / 2),
       lock_(mesh.lock()) {
-  mesh_.begin_call(facts_);
+  endpoint_.begin_call(facts_);
 }
 
-TcpCall::~TcpCall() { mesh_.end_call(std::uncaught_exceptions() != exceptions_); }
+TcpCall::~TcpCall() { endpoint_.end_call(std::uncaught_exceptions() != exceptions_); }
 
 size_t TcpCall::parts(size_t bytes) const { return std::max<size_t>(1, piece_count(bytes, mesh_.plan().chunk_bytes)); }
 
@@ -34,13 +35,13 @@ FrameHeader TcpCall::header(const Message& message, size_t part) const {
 }
 
 bool TcpCall::goes_by_engine(const FrameHeader& header) const {
-  return mesh_.payloads() != nullptr && mesh_.payloads()->takes(header.bytes);
+  return endpoint_.payloads() != nullptr && endpoint_.payloads()->takes(header.bytes);
 }
 
 TcpStream& TcpCall::stream(const Message& message, size_t part) {
   // Headers alone need one only, which keeps the engine's messages in their order.
-  const size_t streams = mesh_.payloads() == nullptr ? static_cast<size_t>(mesh_.plan().streams) : 1;
-  return mesh_.data(message.peer, (message.lane + part) % streams);
+  const size_t streams = endpoint_.payloads() == nullptr ? static_cast<size_t>(mesh_.plan().streams) : 1;
+  return endpoint_.connections().data(message.peer, (message.lane + part) % streams);
 }
 
 void TcpCall::agree(uint32_t round, int to) {
@@ -50,12 +51,12 @@ void TcpCall::agree(uint32_t round, int to) {
   header.part = round;
   header.call = number();
   header.signature = facts_.signature;
-  mesh_.control(to).post_send(header, std::string());
+  endpoint_.connections().control(to).post_send(header, std::string());
 }
 
 bool TcpCall::agreed(uint32_t round, int from) {
   reach(from);
-  return mesh_.calls().take_agreement(from, round);
+  return endpoint_.calls().take_agreement(from, round);
 }
 
 std::byte* TcpCall::keep(size_t bytes) {
@@ -63,13 +64,13 @@ std::byte* TcpCall::keep(size_t bytes) {
   return kept_.back().get();
 }
 
-void TcpCall::reach(int peer) { mesh_.reach(lock_, peer, facts_.deadline, facts_.what); }
+void TcpCall::reach(int peer) { endpoint_.reach(lock_, peer, facts_.deadline, facts_.what); }
 
 void TcpCall::send_part(const Message& message, size_t part, const void* part_data, size_t* done) {
   reach(message.peer);
   FrameHeader frame = header(message, part);
   if (goes_by_engine(frame)) {
-    const auto announcement = mesh_.payloads()->send(message.peer, part_data, frame.bytes, done);
+    const auto announcement = endpoint_.payloads()->send(message.peer, part_data, frame.bytes, done);
     frame.engine_number = announcement.number;
     done = announcement.through;
   }
@@ -98,34 +99,34 @@ void TcpCall::receive(const Message& message, void* data, size_t* done) {
 }
 
 const FrameHeader* TcpCall::next_from(int peer) {
-  const FrameHeader* header = mesh_.data(peer).early();
+  const FrameHeader* header = endpoint_.connections().data(peer, 0).early();
   return header != nullptr && header->call == number() ? header : nullptr;
 }
 
 void TcpCall::expect(int peer, bool expected) {
   reach(peer);
-  mesh_.calls().set_expected(peer, expected);
+  endpoint_.calls().set_expected(peer, expected);
 }
 
 void TcpCall::look(const std::vector<uint32_t>& absent) {
   const TcpMesh::Lock lock = mesh_.lock();
-  mesh_.progress();
-  mesh_.check();
-  mesh_.calls().set_absent(absent);
-  if (half_over()) mesh_.declare_waiting();
+  endpoint_.progress();
+  endpoint_.check();
+  endpoint_.calls().set_absent(absent);
+  if (half_over()) endpoint_.declare_waiting();
 }
 
 std::string TcpCall::names_of(const std::vector<uint32_t>& ranks) {
   const TcpMesh::Lock lock = mesh_.lock();
-  return mesh_.names_of(ranks);
+  return endpoint_.names_of(ranks);
 }
 
 void TcpCall::time_out() {
-  const std::string names = mesh_.names_of(causes());
-  mesh_.raise(FailureKind::Timeout,
-              what() + ": Timed out waiting " + std::to_string(facts_.deadline.timeout().count()) + "ms on " +
-                  mesh_.describe_self() + " for " + (names.empty() ? "nobody that is known" : names) +
-                  ". Are they still computing (raise the timeout), stopped, or on another code path?");
+  const std::string names = endpoint_.names_of(causes());
+  endpoint_.raise(FailureKind::Timeout,
+                  what() + ": Timed out waiting " + std::to_string(facts_.deadline.timeout().count()) + "ms on " +
+                      mesh_.describe_self() + " for " + (names.empty() ? "nobody that is known" : names) +
+                      ". Are they still computing (raise the timeout), stopped, or on another code path?");
 }
 
 void TcpCall::run(const std::function<bool()>& step) {
@@ -136,26 +137,26 @@ void TcpCall::run(const std::function<bool()>& step) {
   Interrupts interrupts;
   bool over = false;
   while (true) {
-    const bool moved = mesh_.progress();
+    const bool moved = endpoint_.progress();
     // Peers may still need to hear that this rank was in the call, and it may not make another one for long.
     over = over || step();
-    if (over && mesh_.flush_control()) return;
-    mesh_.check();
+    if (over && endpoint_.connections().flush_control()) return;
+    endpoint_.check();
     const auto now = Clock::now();
     if (now >= facts_.deadline.at()) time_out();
-    mesh_.check_interrupts(lock_, interrupts, facts_.what);
-    if (moved || mesh_.anything_ready()) {
+    endpoint_.check_interrupts(lock_, interrupts, facts_.what);
+    if (moved || endpoint_.connections().anything_ready()) {
       awake.emplace(policy);
       continue;
     }
-    if (now >= half_) mesh_.declare_waiting();
+    if (now >= half_) endpoint_.declare_waiting();
     // A rank that yields its core to others that compute gets it back late; one that sleeps, as soon as data is there.
-    if (mesh_.stay_awake(lock_, *awake)) continue;
-    if (mesh_.payloads() != nullptr && mesh_.payloads()->needs_calls()) {
+    if (endpoint_.stay_awake(lock_, *awake)) continue;
+    if (endpoint_.payloads() != nullptr && endpoint_.payloads()->needs_calls()) {
       const WithoutLock without(lock_);
       std::this_thread::sleep_for(kMoment);
     } else {
-      mesh_.sleep(lock_, std::min<Clock::duration>(facts_.deadline.at() - now, kLookAround));
+      endpoint_.sleep(lock_, std::min<Clock::duration>(facts_.deadline.at() - now, kLookAround));
     }
   }
 }

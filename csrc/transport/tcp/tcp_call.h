@@ -72,7 +72,7 @@ class TcpCall {
       const WithoutLock without(lock_);
       body();
     }
-    mesh_.calls().set_absent({});
+    endpoint_.calls().set_absent({});
   }
 
   // ---- in without_lock()
@@ -86,16 +86,16 @@ class TcpCall {
   // ---- at any time
 
   /// The same number on all ranks.
-  uint64_t number() const { return mesh_.calls().count(); }
+  uint64_t number() const { return endpoint_.calls().count(); }
   bool half_over() const { return Clock::now() >= half_; }
   /// For whom this rank waits in the end.
-  std::vector<uint32_t> causes() const { return mesh_.causes(); }
+  std::vector<uint32_t> causes() const { return endpoint_.causes(); }
   std::string what() const { return facts_.what(); }
   std::string describe(int rank) const { return mesh_.describe(rank); }
 
   /// Makes it the group's failure and tells the peers at once: the process may end before any thread could.
-  void fail(const std::exception_ptr& error) noexcept { mesh_.fail_now(error); }
-  [[noreturn]] void mismatch(const std::string& message) { mesh_.raise(FailureKind::Mismatch, message); }
+  void fail(const std::exception_ptr& error) noexcept { endpoint_.fail(error); }
+  [[noreturn]] void mismatch(const std::string& message) { endpoint_.raise(FailureKind::Mismatch, message); }
 
  private:
   FrameHeader header(const Message& message, size_t part) const;
@@ -104,6 +104,7 @@ class TcpCall {
   [[noreturn]] void time_out();
 
   TcpMesh& mesh_;
+  TcpEndpoint& endpoint_;
   const Facts facts_;
   const Clock::time_point half_;
   TcpMesh::Lock lock_;

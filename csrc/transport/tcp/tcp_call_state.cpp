@@ -1,6 +1,7 @@
 #include "transport/tcp/tcp_call_state.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace ours {
 
@@ -29,22 +30,47 @@ std::string TcpCallState::mismatch(int peer, uint64_t call, const Signature& the
   return is_under_way(call) && theirs != facts_->signature ? facts_->mismatch(peer, theirs) : "";
 }
 
-std::string TcpCallState::mismatch() const {
-  for (const auto& [rank, peer] : peers_) {
-    if (rank == own_rank_) continue;
-    if (std::string why = refusal_of(rank); !why.empty()) return why;
-    for (const Agreement& one : peer.agreements) {
-      if (std::string why = mismatch(rank, one.call, one.signature); !why.empty()) return why;
-    }
+std::string TcpCallState::mismatch(int peer) const {
+  if (facts_ == nullptr) return "";
+  if (std::string why = refusal(peer, facts_->number); !why.empty()) return why;
+  for (const Agreement& one : this->peer(peer).agreements) {
+    if (std::string why = mismatch(peer, one.call, one.signature); !why.empty()) return why;
   }
   return "";
 }
 
-bool TcpCallState::hear_agreement(int rank, const FrameHeader& header) {
-  // Each call has few rounds, and nobody is far ahead of a rank that it must hear from.
-  std::vector<Agreement>& all = peers_[rank].agreements;
-  if (all.size() >= kMostAgreements) return false;
-  all.push_back({header.call, header.part, header.signature});
+std::string TcpCallState::mismatch() const {
+  for (const auto& [rank, peer] : peers_) {
+    if (std::string why = rank == own_rank_ ? "" : mismatch(rank); !why.empty()) return why;
+  }
+  return "";
+}
+
+bool TcpCallState::hear(int rank, const FrameHeader& header, const std::string& payload) {
+  Peer& peer = peers_[rank];
+  switch (header.kind) {
+    case FrameKind::Agree:
+      // Each call has few rounds, and nobody is far ahead of a rank that it must hear from.
+      if (peer.agreements.size() >= kMostAgreements) return false;
+      peer.agreements.push_back({header.call, header.part, header.signature});
+      break;
+    case FrameKind::Refused:
+      remember(rank, {header.call, payload});
+      break;
+    case FrameKind::Monitor:
+      peer.monitor = std::max(peer.monitor, header.call);
+      break;
+    case FrameKind::Waiting: {
+      peer.waiting_call = header.call;
+      peer.causes.resize(payload.size() / sizeof(uint32_t));
+      std::memcpy(peer.causes.data(), payload.data(), peer.causes.size() * sizeof(uint32_t));
+      const auto is_no_rank = [this](uint32_t cause) { return cause >= static_cast<uint32_t>(size_); };
+      peer.causes.erase(std::remove_if(peer.causes.begin(), peer.causes.end(), is_no_rank), peer.causes.end());
+      break;
+    }
+    default:
+      break;
+  }
   return true;
 }
 
@@ -57,7 +83,7 @@ bool TcpCallState::take_agreement(int rank, uint32_t round) {
   return !peer.awaited;
 }
 
-void TcpCallState::hear_refusal(int rank, Refusal refusal) {
+void TcpCallState::remember(int rank, Refusal refusal) {
   std::vector<Refusal>& all = peers_[rank].refusals;
   if (all.size() == kMostRefusals) all.erase(all.begin());
   all.push_back(std::move(refusal));
@@ -68,13 +94,6 @@ std::string TcpCallState::refusal(int rank, uint64_t number) const {
     if (one.number == number) return one.why;
   }
   return "";
-}
-
-const std::vector<TcpCallState::Refusal>& TcpCallState::own_refusals() const { return peer(own_rank_).refusals; }
-
-void TcpCallState::hear_waiting(int rank, uint64_t call, std::vector<uint32_t> causes) {
-  peers_[rank].waiting_call = call;
-  peers_[rank].causes = std::move(causes);
 }
 
 std::vector<uint32_t> TcpCallState::causes(const std::vector<uint32_t>& waited) const {

@@ -28,7 +28,7 @@ class TcpCallState {
     std::string why;
   };
 
-  explicit TcpCallState(int own_rank) : own_rank_(own_rank) {}
+  TcpCallState(int own_rank, int size) : own_rank_(own_rank), size_(size) {}
 
   /// A call of this rank, until end(), for which `facts` must stay.
   void begin(const Facts& facts);
@@ -42,34 +42,33 @@ class TcpCallState {
 
   /// What is wrong with a peer's signature for that call; empty if nothing is, or if it is not under way here.
   std::string mismatch(int peer, uint64_t call, const Signature& theirs) const;
-  /// The same of all that the peers have said already.
+  /// Why a peer is not in the call that is under way, by what it has said so far; empty if it may be.
+  std::string mismatch(int peer) const;
+  /// The same of any peer.
   std::string mismatch() const;
 
-  // Agreements: a peer is in a call and has come to a round of it.
-  /// False if that is too far ahead.
-  bool hear_agreement(int rank, const FrameHeader& header);
-  /// Whether the agreement has come, which is forgotten then. Until it has, the rank is awaited.
+  /// Takes in what a peer says in a frame of control. False if it is too far ahead.
+  bool hear(int rank, const FrameHeader& header, const std::string& payload);
+
+  /// Whether a peer has agreed to be in the call and to have come to that round, which is forgotten then. Until it has,
+  /// it is awaited.
   bool take_agreement(int rank, uint32_t round);
-
-  // Refusals: a rank, this one included, does not make the call of that number.
-  void hear_refusal(int rank, Refusal refusal);
-  /// Why; empty if the rank did not refuse.
-  std::string refusal(int rank, uint64_t number) const;
-  const std::vector<Refusal>& own_refusals() const;
-  /// Why a peer refuses the call that is under way, or empty.
-  std::string refusal_of(int rank) const { return facts_ == nullptr ? "" : refusal(rank, facts_->number); }
-
-  // Monitored barriers: a peer has reached (rank 0: judged) the one of that number.
-  void hear_monitor(int rank, uint64_t number) { peers_[rank].monitor = std::max(peers_[rank].monitor, number); }
-  bool reached_monitor(int rank, uint64_t number) const { return peer(rank).monitor >= number; }
-
-  // Waiting.
-  /// Whether an agreement of that rank is waited for.
   bool awaits(int rank) const { return peer(rank).awaited; }
-  /// Whether data that no receive is posted for is waited for.
+
+  /// Whether data is waited for that no receive is posted for.
   bool expects(int rank) const { return peer(rank).expected; }
   void set_expected(int rank, bool expected) { peers_[rank].expected = expected; }
-  void hear_waiting(int rank, uint64_t call, std::vector<uint32_t> causes);
+
+  /// This rank does not make the call of that number.
+  void refuse(uint64_t number, std::string why) { remember(own_rank_, {number, std::move(why)}); }
+  /// The last ones.
+  const std::vector<Refusal>& own_refusals() const { return peer(own_rank_).refusals; }
+  /// Why a rank, be it this one, does not make the call of that number; empty if it did not refuse it.
+  std::string refusal(int rank, uint64_t number) const;
+
+  /// Whether a peer has reached (rank 0: judged) the monitored barrier of that number.
+  bool reached_monitor(int rank, uint64_t number) const { return peer(rank).monitor >= number; }
+
   /// For whom this rank waits by other means than the mesh.
   void set_absent(std::vector<uint32_t> ranks) { absent_ = std::move(ranks); }
   /// For whom this rank waits in the end, when it waits for those in `waited`.
@@ -94,8 +93,10 @@ class TcpCallState {
   };
 
   const Peer& peer(int rank) const;
+  void remember(int rank, Refusal refusal);
 
   const int own_rank_;
+  const int size_;
   uint64_t count_ = 0;
   const Facts* facts_ = nullptr;  ///< of the call that is under way
   std::map<int, Peer> peers_;     ///< those that said something or are waited for; this rank with its own refusals

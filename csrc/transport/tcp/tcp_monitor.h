@@ -28,6 +28,7 @@ class TcpMonitor {
 
  private:
   TcpMesh& mesh_;
+  TcpEndpoint& endpoint_;
   const Deadline deadline_;
   const uint64_t number_;
   TcpMesh::Lock lock_;
