@@ -1,4 +1,4 @@
-#include "transport/tcp/tcp_carried.h"
+#include "transport/tcp/tcp_engine_payloads.h"
 
 #include <algorithm>
 #include <exception>
@@ -12,7 +12,7 @@ constexpr const char* kReceive = "receive from";
 
 }  // namespace
 
-TcpCarried::Announcement TcpCarried::send(int peer, const void* data, size_t bytes, size_t* done) {
+TcpEnginePayloads::Announcement TcpEnginePayloads::send(int peer, const void* data, size_t bytes, size_t* done) {
   Queue& queue = out_[peer];
   queue.last = next(queue.last);
   Transfer& sent = begin(queue, peer, kSend, done, [&] { return engine_->send(peer, queue.last, data, bytes); });
@@ -20,7 +20,7 @@ TcpCarried::Announcement TcpCarried::send(int peer, const void* data, size_t byt
   return {queue.last, &sent.frame};
 }
 
-bool TcpCarried::receive(int peer, uint32_t number, void* to, size_t bytes, size_t* done) {
+bool TcpEnginePayloads::receive(int peer, uint32_t number, void* to, size_t bytes, size_t* done) {
   Queue& queue = in_[peer];
   if (number != next(queue.last)) return false;
   queue.last = number;
@@ -28,7 +28,8 @@ bool TcpCarried::receive(int peer, uint32_t number, void* to, size_t bytes, size
   return true;
 }
 
-TcpCarried::Transfer& TcpCarried::begin(Queue& queue, int peer, const char* what, size_t* done, const Begin& begin) {
+TcpEnginePayloads::Transfer& TcpEnginePayloads::begin(Queue& queue, int peer, const char* what, size_t* done,
+                                                      const Begin& begin) {
   queue.moved = Clock::now();
   queue.transfers.push_back({nullptr, done, false});
   ++under_way_;
@@ -43,7 +44,7 @@ TcpCarried::Transfer& TcpCarried::begin(Queue& queue, int peer, const char* what
   return transfer;
 }
 
-bool TcpCarried::advance() {
+bool TcpEnginePayloads::advance() {
   if (under_way_ == 0 || fault_) return false;
   bool moved = false;
   for (auto& [peer, queue] : out_) moved = advance(queue, peer, kSend) || moved;
@@ -51,7 +52,7 @@ bool TcpCarried::advance() {
   return moved;
 }
 
-bool TcpCarried::advance(Queue& queue, int peer, const char* what) {
+bool TcpEnginePayloads::advance(Queue& queue, int peer, const char* what) {
   bool moved = false;
   while (!queue.transfers.empty() && !fault_) {
     Transfer& first = queue.transfers.front();
@@ -71,11 +72,11 @@ bool TcpCarried::advance(Queue& queue, int peer, const char* what) {
   return moved;
 }
 
-void TcpCarried::fail(int peer, const char* what, const char* why) {
+void TcpEnginePayloads::fail(int peer, const char* what, const char* why) {
   fault_ = Fault{peer, engine_->name() + " cannot " + what, why, Clock::now()};
 }
 
-bool TcpCarried::waits_for(int peer) const {
+bool TcpEnginePayloads::waits_for(int peer) const {
   const auto waits = [peer](const std::map<int, Queue>& queues) {
     const auto found = queues.find(peer);
     return found != queues.end() && !found->second.transfers.empty();
@@ -83,7 +84,7 @@ bool TcpCarried::waits_for(int peer) const {
   return waits(out_) || waits(in_);
 }
 
-Clock::time_point TcpCarried::last_moved(int peer) const {
+Clock::time_point TcpEnginePayloads::last_moved(int peer) const {
   const auto moved = [peer](const std::map<int, Queue>& queues) {
     const auto found = queues.find(peer);
     return found == queues.end() ? Clock::time_point{} : found->second.moved;
@@ -91,7 +92,7 @@ Clock::time_point TcpCarried::last_moved(int peer) const {
   return std::max(moved(out_), moved(in_));
 }
 
-void TcpCarried::forget() noexcept {
+void TcpEnginePayloads::forget() noexcept {
   for (auto* queues : {&out_, &in_}) {
     for (auto& one : *queues) one.second.transfers.clear();
   }

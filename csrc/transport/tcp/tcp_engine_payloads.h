@@ -18,11 +18,11 @@ namespace ours {
 
 /// Payloads of at least so many bytes travel by the group's engine, if it has one. Smaller ones are there sooner in the
 /// frame that announces them. The same on all ranks.
-constexpr size_t kCarriedBytes = 4096;
+constexpr size_t kLeastEngineBytes = 4096;
 
 /// The payloads of a mesh's messages that an engine carries. To each peer, and from each, they are done in the order in
 /// which they were begun. Where the engine fails nothing is thrown: the mesh may be about to hear of the cause.
-class TcpCarried {
+class TcpEnginePayloads {
  public:
   struct Fault {
     int peer;
@@ -31,7 +31,7 @@ class TcpCarried {
     Clock::time_point since;
   };
 
-  TcpCarried(std::shared_ptr<Engine> engine, size_t least_bytes)
+  TcpEnginePayloads(std::shared_ptr<Engine> engine, size_t least_bytes)
       : engine_(std::move(engine)), least_bytes_(std::max<size_t>(least_bytes, 1)) {}
 
   /// Whether a payload of that size goes by the engine.
