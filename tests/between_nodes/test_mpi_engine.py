@@ -163,8 +163,8 @@ def needs_mpi() -> None:
 
 def variables(folder: Path, layout: str, **others: str) -> dict[str, str]:
     """Return the environment for ranks that leave their results in ``folder``."""
-    path = os.pathsep.join([str(Path(__file__).parent), str(SUPPORT), *os.environ.get("PYTHONPATH", str(ROOT)).split(os.pathsep)])
-    own = {"PYTHONPATH": path, "LAYOUT": layout, "RESULTS": str(folder), "OURS_INTERNODE": "mpi"}
+    path = [str(Path(__file__).parent), str(SUPPORT), os.environ.get("PYTHONPATH", str(ROOT))]
+    own = {"PYTHONPATH": os.pathsep.join(path), "LAYOUT": layout, "RESULTS": str(folder), "OURS_INTERNODE": "mpi"}
     return mpirun.environment(**{**own, **others})
 
 

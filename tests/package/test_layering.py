@@ -1,7 +1,8 @@
-"""The rules of docs/architecture.md that can be read off the source: who includes whom, and how long files are."""
+"""The rules of docs/architecture.md that can be read off the source: who may include whom, and how long files are."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from pathlib import Path
@@ -161,3 +162,58 @@ def test_a_friend_from_another_folder_is_found():
     assert strange_friends("transport/tcp/a.h", befriends, {"B": "transport/tcp/b.h"}) == []
     found = strange_friends("transport/tcp/a.h", befriends, {"B": "collectives/tcp/b.h"})
     assert found == ["transport/tcp/a.h befriends B, which is of collectives/tcp/b.h"]
+
+
+# --- Python -----------------------------------------------------------------------------------------------------------
+
+PACKAGE = CSRC.parent / "ourddp"
+
+
+def imports_of(module: str, text: str, known: set[str]) -> set[str]:
+    """Return which of the ``known`` modules of the package ``module`` imports, in functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.removeprefix("ourddp.") for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "ourddp":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.removeprefix("ourddp."))
+        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{module} has a relative import"
+    return found & known
+
+
+def circle(imports: dict[str, set[str]]) -> list[str]:
+    """Return modules that import each other in turn, or an empty list."""
+    done: set[str] = set()
+
+    def search(path: list[str]) -> list[str]:
+        for module in sorted(imports[path[-1]] - done):
+            if module in path:
+                return [*path[path.index(module) :], module]
+            if found := search([*path, module]):
+                return found
+        done.add(path[-1])
+        return []
+
+    return next((found for module in sorted(imports) if (found := search([module]))), [])
+
+
+def test_no_python_modules_import_each_other():
+    texts = {path.stem: path.read_text() for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
+    assert len(texts) > 10
+    imports = {module: imports_of(module, text, set(texts)) for module, text in texts.items()}
+    assert imports["distributed"] >= {"report", "tuning"}
+    assert not circle(imports)
+
+
+def test_circles_are_found():
+    known = {"a", "b", "c"}
+    texts = {
+        "a": "from ourddp import b\nimport os\n",
+        "b": "def f():\n    from ourddp.c import x\n",
+        "c": "if TYPE_CHECKING:\n    import ourddp.a\n",
+    }
+    imports = {module: imports_of(module, text, known) for module, text in texts.items()}
+    assert circle(imports) == ["a", "b", "c", "a"]
+    assert circle({**imports, "c": set()}) == []
