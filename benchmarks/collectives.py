@@ -86,13 +86,13 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--ranks", default="4", help="numbers of ranks, as 2,4,8")
-    parser.add_argument("--collectives", default=",".join(OPERATIONS), help="which ones, separated by commas")
+    parser.add_argument("--ranks", help="numbers of ranks, as 2,4,8; otherwise 4")
+    parser.add_argument("--collectives", help="which ones, separated by commas; otherwise all")
     parser.add_argument("--sizes", help="as 4,64K,25M; otherwise --min, four times that, and so on up to --max")
     parser.add_argument("--min", default="4", help="smallest size")
     parser.add_argument("--max", default="256M", help="largest size")
     parser.add_argument("--peers", help=f"of {', '.join(PEERS)}; default: those that are installed")
-    parser.add_argument("--ways", default="loop,single", help="of calling, separated by commas")
+    parser.add_argument("--ways", help="of calling, separated by commas; otherwise loop,single")
     parser.add_argument("--reps", type=int, default=300, help="most rounds of a case")
     parser.add_argument(
         "--time-budget", type=float, default=300, help="seconds of measuring, about, per number of ranks"
@@ -101,8 +101,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
     parser.add_argument("--plot", type=Path, metavar="PATH", help="write a picture (PNG, SVG or PDF) there")
     parser.add_argument("--check", action="store_true", help="measure what TARGETS need, and exit 1 if one is missed")
-    parser.add_argument("--load", type=Path, metavar="PATH", help="measure nothing; read an earlier run's --json")
+    parser.add_argument(
+        "--load",
+        type=Path,
+        metavar="PATH",
+        help="show what is asked for of an earlier run's --json, and measure nothing",
+    )
     args = parser.parse_args()
+    args.asked = {name: getattr(args, name) for name in ("ranks", "collectives", "ways") if getattr(args, name)}
+    args.ranks, args.ways = args.ranks or "4", args.ways or "loop,single"
+    args.collectives = args.collectives or ",".join(OPERATIONS)
     if args.check:
         args.ranks, args.collectives, args.sizes = "2,4,8", f"all_reduce,{BARE}", args.sizes or CHECK_SIZES
     unknown = set(args.collectives.split(",")) - set(OPERATIONS)
@@ -269,6 +277,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {"machine": args.machine, "torch": torch.__version__, "runs": runs}
 
 
+def load(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the cases of an earlier report that the command line asks for; without a wish, all of them."""
+    report: dict[str, Any] = json.loads(args.load.read_text())
+    for run in report["runs"]:
+        for name, key in (("collectives", "collective"), ("ways", "way")):
+            if name in args.asked:
+                run["rows"] = [row for row in run["rows"] if row[key] in args.asked[name].split(",")]
+    if "ranks" in args.asked:
+        report["runs"] = [run for run in report["runs"] if str(run["ranks"]) in args.asked["ranks"].split(",")]
+    return report
+
+
 def check(report: dict[str, Any]) -> bool:
     """Print for each target how the measured medians compare; return whether all that could be judged are met."""
     met = True
@@ -300,7 +320,7 @@ def check(report: dict[str, Any]) -> bool:
 def main() -> int:
     """Measure, or load, and report; return the exit status."""
     args = parse_arguments()
-    report = json.loads(args.load.read_text()) if args.load else run(args)
+    report = load(args) if args.load else run(args)
     if args.load:
         for earlier in report["runs"]:
             reports.print_collectives(earlier)

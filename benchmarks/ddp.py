@@ -250,14 +250,15 @@ def print_run(run: dict[str, Any]) -> None:
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Draw step times as bars, one panel a model and number of ranks, each bar with its efficiency."""
+    """Draw step times as bars, a row of panels for each number of ranks, each bar with its efficiency."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     panels = [(run, row) for run in report["runs"] for row in run["rows"]]
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.8), squeeze=False)
+    rows, columns = len(report["runs"]), max(len(run["rows"]) for run in report["runs"])
+    figure, axes = pyplot.subplots(rows, columns, figsize=(4.2 * columns, 3.8 * rows), squeeze=False)
     for axis, (run, row) in zip(axes.flat, panels, strict=True):
         variants = run["variants"]
         steps = [row["seconds"][variant]["median"] * 1e3 for variant in variants]
