@@ -7,7 +7,7 @@ The program starts its own ranks. All peers run in the same processes, take turn
 a page of shared memory that belongs to no peer. There are two ways of calling: `loop`, the mean of many calls in a row
 after one that is not timed, and `single`, one call after the ranks have met, as a training step makes it, which finds
 the caches full of other things. A turn lasts from the last rank's start to the last rank's end; the table has the
-median of all rounds. What a call returns is checked once for every peer and size before it is timed. The peer `floor`
+median of all rounds. The result of a call is checked once for every peer and size before it is timed. The peer `floor`
 is an all-reduce written by hand on memory that all ranks share, the least that this machine needs (zero_copy.h). The
 size is that of a rank's larger buffer: what all_gather returns, what reduce_scatter takes. A ping-pong is half a round
 trip, in pairs of ranks. Elements are float32, the tensors ordinary ones, and the calls those of torch.distributed and
@@ -39,7 +39,7 @@ import zero_copy
 from operations import OPERATIONS, Buffers, Operation
 
 LEAST_ROUNDS = 5  # a median of fewer says little
-# Calls of a loop. Many where they are short: it takes the scheduler a while to get over the peer before.
+# Calls of a loop. Short ones are many, because the scheduler takes a while to adapt after the peer before.
 BURST_SMALL, BURST_LARGE = 20, 5
 LARGE = 512 * 1024  # bytes
 CHECK_SIZES = "4,64,1K,4K,16K,64K,256K,1M,4M,25M,100M"
@@ -105,7 +105,7 @@ def parse_arguments() -> argparse.Namespace:
         "--load",
         type=Path,
         metavar="PATH",
-        help="show what is asked for of an earlier run's --json, and measure nothing",
+        help="measure nothing; show those cases of an earlier run's --json that are asked for",
     )
     args = parser.parse_args()
     args.asked = {name: getattr(args, name) for name in ("ranks", "collectives", "ways") if getattr(args, name)}
@@ -139,7 +139,7 @@ def sizes_of(args: argparse.Namespace) -> list[int]:
 
 
 def peers_of(args: argparse.Namespace) -> list[str]:
-    """Return the peers to measure; without --peers those that this Python has."""
+    """Return the peers to measure: without --peers, those that this Python has."""
     if args.peers:
         return args.peers.split(",")
     installed = {
@@ -165,7 +165,7 @@ def call_of(peer: str, operation: Operation, buffers: Buffers, group: Any) -> Ca
 def calls(operation: Operation, tensors: dict[str, Buffers], groups: dict[str, Any]) -> dict[str, Callable[[], object]]:
     """Return each peer's call after it gave the right result once; a peer that lacks the collective is left out.
 
-    Raises RuntimeError where a result is wrong on any rank.
+    Raises RuntimeError if a result is wrong on any rank.
     """
     found = {}
     for peer, group in groups.items():
@@ -217,7 +217,7 @@ def rank_main() -> None:
 def measure(ranks: harness.Ranks, groups: dict[str, Any], name: str, size: int) -> list[dict[str, Any]]:
     """Return the rows of one collective and size, one for each way of calling."""
     operation = OPERATIONS[name]
-    # Each peer has its own: what one does to the memory, as to move it onto huge pages, is not to serve the others.
+    # Each peer has its own: what one does to its memory, such as moving it onto huge pages, must not help the others.
     buffers = {
         peer: group.buffers(size) if peer == "floor" else Buffers.make(ranks.rank, ranks.size, size)
         for peer, group in groups.items()
@@ -278,7 +278,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def load(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the cases of an earlier report that the command line asks for; without a wish, all of them."""
+    """Return the cases of an earlier report that the command line asks for; all of them if it asks for none."""
     report: dict[str, Any] = json.loads(args.load.read_text())
     for run in report["runs"]:
         for name, key in (("collectives", "collective"), ("ways", "way")):
