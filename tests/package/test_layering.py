@@ -1,4 +1,4 @@
-"""The rules of docs/architecture.md that can be read off the source: who may include whom, and how long files are."""
+"""The rules of docs/architecture that can be read off the source: what includes what, and how long files are."""
 
 from __future__ import annotations
 

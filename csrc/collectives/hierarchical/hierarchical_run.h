@@ -52,7 +52,7 @@ class HierarchicalRun {
   /// Runs body(), an operation of the node, during which the network is left to others.
   template <class Body>
   void in_node(Body&& body) {
-    tcp.away(std::forward<Body>(body));
+    tcp.without_lock(std::forward<Body>(body));
   }
 
   /// How many bytes go at a time between the network and the node where one operation passes on what another does.
