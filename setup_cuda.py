@@ -33,13 +33,14 @@ SHARED = [
     "kernels/plan.cpp",
     "kernels/reduction.cpp",
     "device/device_checks.cpp",
-    "device/keep_forever.cpp",
+    "device/deferred_release.cpp",
     "device/wait_reached.cpp",
     "collectives/call_checks.cpp",
     "collectives/call_number.cpp",
     "collectives/call_record.cpp",
     "collectives/device/device_opening.cpp",
-    "collectives/device/hosted_group.cpp",
+    "collectives/device/device_group_base.cpp",
+    "collectives/device/enqueue_group.cpp",
     "collectives/op.cpp",
 ]
 

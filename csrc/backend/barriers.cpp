@@ -52,16 +52,16 @@ void ProcessGroupOurs::monitoredBarrier(const c10d::BarrierOptions& opts, bool w
 
 void ProcessGroupOurs::eagerConnectSingleDevice(at::Device device) {
   if (device.is_cpu()) return;
-  // In the order of the collectives, as all that ranks do together.
-  const WorkPtr work = launch({Op::Barrier,
-                               DType::UInt8,
-                               false,
-                               status_->timeouts.get(),
-                               {},
-                               {},
-                               [devices = devices_](Group&, const Call& call) { devices->group(call); },
-                               device});
-  if (work) work->wait();
+  status_->check_usable();
+  connect_device(device, status_->timeouts.get(), nullptr);
+}
+
+void ProcessGroupOurs::connect_device(at::Device device, Milliseconds timeout, const Callback* callback) {
+  with_torch_errors(status_->where(), [&] { devices_->use(device); });
+  if (devices_->made_group()) return;
+  // In the order of the collectives, as all that ranks do together. The host waits.
+  const auto make = [devices = devices_](Group&, const Call& call) { devices->make_group(call); };
+  start({Op::Barrier, DType::UInt8, false, timeout, {}, {}, make}, timeout, callback)->wait();
 }
 
 }  // namespace ours

@@ -1,10 +1,10 @@
 #include <algorithm>
 
 #include "collectives/call_checks.h"
+#include "common/partition.h"
 #include "cuda/nccl_group.h"
 
-// What moves data unchanged: as bytes, so that all types go. The tables of sizes that open a call are the same on all
-// ranks, and so is what follows from them.
+// What moves data unchanged: as bytes, so that all types go.
 
 namespace ours::cuda {
 
@@ -13,10 +13,9 @@ void NcclGroup::broadcast(const Call& call, Span buffer, int root) {
   CallRecord record = record_of(call);
   record.root = root;
   record.count = buffer.bytes / size_of(call.dtype);
-  run(call, record, [&](const Running& run) {
-    open_call(host(), call, record);
+  run(call, {record}, [&] {
     if (buffer.bytes == 0) return;
-    give(run, [&] { api_->broadcast(buffer.data, buffer.bytes, root, at_); });
+    give(call, [&] { api_->broadcast(buffer.data, buffer.bytes, root, at_); });
   });
 }
 
@@ -25,25 +24,31 @@ void NcclGroup::all_gather(const Call& call, ConstSpan input, const std::vector<
   check_one_a_rank(call, outputs.size(), ranks);
   check_own(call, rank(), input.bytes, outputs[static_cast<size_t>(rank())].bytes);
   const std::vector<ConstSpan> sends(ranks, input);
-  const CallRecord record = record_of(call);
-  bool in_one_piece = true;
-  for (size_t r = 1; r < ranks; ++r) {
-    const std::byte* place = static_cast<const std::byte*>(outputs[0].data) + r * outputs[0].bytes;
-    in_one_piece = in_one_piece && outputs[r].bytes == outputs[0].bytes && outputs[r].data == place;
-  }
-  run(call, record, [&](const Running& run) {
-    Words words{in_one_piece ? 1u : 0u};
-    const Words table = table_of(sends, outputs, ranks);
-    words.insert(words.end(), table.begin(), table.end());
-    const auto opened = open_call(host(), call, record, words);
-    SizeTables(opened).check(record);
-    if (std::all_of(opened.begin(), opened.end(), [](const Words& told) { return told[0] == 1; })) {
+  const bool even = std::all_of(outputs.begin(), outputs.end(), [&](Span s) { return s.bytes == input.bytes; });
+  run(call, {record_of(call), table_of(sends, outputs, ranks)}, [&] {
+    if (even && call.op == Op::AllGatherSingle) {  // all outputs are parts of one tensor
       if (input.bytes == 0) return;
-      give(run, [&] { api_->all_gather(input.data, outputs[0].data, input.bytes, at_); });
+      give(call, [&] { api_->all_gather(input.data, outputs[0].data, input.bytes, at_); });
+    } else if (even) {
+      gather_even(call, input, outputs);
     } else {
-      exchange(run, sends, outputs);
+      exchange(call, sends, outputs);
     }
   });
+}
+
+/// Where the outputs lie, each rank knows for itself alone: all gather into the scratch memory, in the same steps.
+void NcclGroup::gather_even(const Call& call, ConstSpan input, const std::vector<Span>& outputs) {
+  const size_t step = std::max<size_t>(scratch_bytes_ / outputs.size(), 1);
+  for (size_t k = 0; k < piece_count(input.bytes, step); ++k) {
+    const Slice part = piece_of(input.bytes, step, k);
+    std::byte* const gathered = scratch(call);
+    give(call,
+         [&] { api_->all_gather(static_cast<const std::byte*>(input.data) + part.begin, gathered, part.size(), at_); });
+    for (size_t r = 0; r < outputs.size(); ++r) {
+      copy(static_cast<std::byte*>(outputs[r].data) + part.begin, gathered + r * part.size(), part.size());
+    }
+  }
 }
 
 void NcclGroup::gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) {
@@ -58,11 +63,7 @@ void NcclGroup::gather(const Call& call, ConstSpan input, const std::vector<Span
   const std::vector<Span> receives = rank() == root ? outputs : std::vector<Span>(ranks);
   CallRecord record = record_of(call);
   record.root = root;
-  run(call, record, [&](const Running& run) {
-    const auto opened = open_call(host(), call, record, table_of(sends, receives, ranks));
-    SizeTables(opened).check(record);
-    exchange(run, sends, receives);
-  });
+  run(call, {record, table_of(sends, receives, ranks)}, [&] { exchange(call, sends, receives); });
 }
 
 void NcclGroup::scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) {
@@ -77,11 +78,7 @@ void NcclGroup::scatter(const Call& call, const std::vector<ConstSpan>& inputs, 
   const std::vector<ConstSpan> sends = rank() == root ? inputs : std::vector<ConstSpan>(ranks);
   CallRecord record = record_of(call);
   record.root = root;
-  run(call, record, [&](const Running& run) {
-    const auto opened = open_call(host(), call, record, table_of(sends, receives, ranks));
-    SizeTables(opened).check(record);
-    exchange(run, sends, receives);
-  });
+  run(call, {record, table_of(sends, receives, ranks)}, [&] { exchange(call, sends, receives); });
 }
 
 void NcclGroup::all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) {
@@ -90,18 +87,13 @@ void NcclGroup::all_to_all(const Call& call, const std::vector<ConstSpan>& input
   check_one_a_rank(call, inputs.size(), ranks);
   check_one_a_rank(call, outputs.size(), ranks);
   check_own(call, rank(), inputs[me].bytes, outputs[me].bytes);
-  const CallRecord record = record_of(call);
-  run(call, record, [&](const Running& run) {
-    const auto opened = open_call(host(), call, record, table_of(inputs, outputs, ranks));
-    SizeTables(opened).check(record);
-    exchange(run, inputs, outputs);
-  });
+  run(call, {record_of(call), table_of(inputs, outputs, ranks)}, [&] { exchange(call, inputs, outputs); });
 }
 
 /// One message from each rank to each, all at once; what a rank gives itself is copied.
-void NcclGroup::exchange(const Running& run, const std::vector<ConstSpan>& sends, const std::vector<Span>& receives) {
+void NcclGroup::exchange(const Call& call, const std::vector<ConstSpan>& sends, const std::vector<Span>& receives) {
   const auto me = static_cast<size_t>(rank());
-  give_group(run, [&] {
+  give_group(call, [&] {
     for (int peer = 0; peer < size(); ++peer) {
       const auto p = static_cast<size_t>(peer);
       if (p == me) continue;

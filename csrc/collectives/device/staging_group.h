@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "collectives/device/hosted_group.h"
+#include "collectives/device/device_group_base.h"
 #include "collectives/device/staging_pipeline.h"
 #include "collectives/pieces.h"
 
@@ -18,7 +18,7 @@ namespace ours {
 /// a comparison of the whole, and so does all whose sizes no rank knows alone.
 ///
 /// The operations: staging_reduce.cpp, staging_move.cpp.
-class StagingGroup final : public HostedGroup {
+class StagingGroup final : public DeviceGroupBase {
  public:
   static constexpr size_t kChunkBytes = size_t{4} << 20;
 
@@ -39,8 +39,7 @@ class StagingGroup final : public HostedGroup {
   std::vector<StreamHandle> streams() const override { return pipeline_.streams(); }
 
  protected:
-  bool settle(std::chrono::milliseconds patience) noexcept override { return pipeline_.settle(patience); }
-  void let_go(bool settled) noexcept override;
+  void let_go() noexcept override;
 
  private:
   /// What this rank gives to, and gets from, each rank, one span a rank or none; of itself in the device's memory.

@@ -217,20 +217,6 @@ void sum_one(Rank& self) {
   self.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 1), &x, &x, 1, {ReduceKind::Sum, 2, 1.0});
 }
 
-TEST(nccl_is_aborted_after_streams_that_wait_for_the_host_were_let_go_on) {
-  run_ranks(2, NcclGroup::kScratchBytes, [](Rank& self) {
-    const auto stream = self.device->make_stream();
-    const std::shared_ptr<StreamGate> gate = self.device->stop(stream->handle());
-    self.group->set_on_failure([gate] { gate->open(); });
-    bool was_open = false;
-    self.api->set_on_end([&] { was_open = gate->is_open(); });
-    self.api->fail("unhandled cuda error");
-    CHECK_THROWS(Error, sum_one(self));
-    CHECK_EQ(ends_of(*self.api, "abort"), 1);
-    CHECK(was_open);
-  });
-}
-
 TEST(nccl_that_does_not_come_to_an_end_is_left_behind) {
   for (const bool fails : {true, false}) {
     const std::string end = fails ? "abort" : "destroy";

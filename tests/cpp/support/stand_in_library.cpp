@@ -12,7 +12,6 @@
 // see the same devices; which of them are one and the same is said by the environment:
 //   STAND_IN_IDENTITIES=a,a,b   device 0 and 1 are the same, 2 is another; default: eight different ones
 //   STAND_IN_ISOLATED=1         none can use the memory of another
-//   CUDA_DEVICE_MAX_CONNECTIONS as CUDA: so many queues for all streams but the default one; default: one each
 
 namespace ours::testing {
 namespace {
@@ -44,13 +43,6 @@ class StandInLibrary : public DeviceLibrary {
       options.index = index;
       options.identity = all[static_cast<size_t>(index)];
       options.reaches_others = std::getenv("STAND_IN_ISOLATED") == nullptr;
-      const char* const queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-      if (queues != nullptr) {
-        options.queues = std::atoi(queues);
-      } else {
-        // No stream is held by another one. On a busy machine its thread may take its time nevertheless.
-        options.patience = std::chrono::seconds(5);
-      }
       device = StandInDevice::make(options);
     }
     return device;
