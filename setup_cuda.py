@@ -35,12 +35,13 @@ SHARED = [
     "device/device_checks.cpp",
     "device/deferred_release.cpp",
     "device/wait_reached.cpp",
-    "collectives/call_checks.cpp",
     "collectives/call_number.cpp",
     "collectives/call_record.cpp",
     "collectives/device/device_opening.cpp",
     "collectives/device/device_group_base.cpp",
     "collectives/device/enqueue_group.cpp",
+    "collectives/exchange_plan.cpp",
+    "collectives/group.cpp",
     "collectives/op.cpp",
 ]
 

@@ -33,32 +33,32 @@ std::shared_ptr<NcclGroup> NcclGroup::make(std::shared_ptr<NcclApi> api, std::sh
 
 void NcclGroup::connect(Deadline deadline) {
   const Call call{Op::Broadcast, DType::UInt8, 0, deadline};
-  guarded(call, [&] {
+  const Running run{call, record_of(call)};
+  DeviceGroupBase::guarded(run, [&] {
     NcclId id{};
     if (rank() == 0) id = api_->make_id();
     host().broadcast(call, Span{id.data(), id.size()}, 0);
     api_->init(size(), id, rank(), comm_);
     at_ = {comm_, stream()};
-    give(call, [] {});
+    give(run, [] {});
   });
 }
 
-void NcclGroup::give(const Call& call, const std::function<void()>& calls) {
+void NcclGroup::give(const Running& run, const std::function<void()>& calls) {
   calls();
   while (!api_->ready(comm_)) {
-    check_peers(call);
-    if (call.deadline.passed()) {
-      throw TimeoutError(std::string("NCCL did not begin ") + name_of(call.op) + " number " + std::to_string(call.seq) +
-                         " on rank " + std::to_string(rank()) + " within " +
-                         std::to_string(call.deadline.timeout().count()) +
+    check_peers(run.call);
+    if (run.call.deadline.passed()) {
+      throw TimeoutError("NCCL did not begin " + describe_record(run.record) + " on rank " + std::to_string(rank()) +
+                         " within " + std::to_string(run.call.deadline.timeout().count()) +
                          " ms: a peer is late, or cannot be reached by it (NCCL_DEBUG=INFO says more)");
     }
     std::this_thread::sleep_for(kNap);
   }
 }
 
-void NcclGroup::give_group(const Call& call, const std::function<void()>& calls) {
-  give(call, [&] {
+void NcclGroup::give_group(const Running& run, const std::function<void()>& calls) {
+  give(run, [&] {
     api_->begin_group();
     try {
       calls();
@@ -82,13 +82,11 @@ void NcclGroup::copy(void* to, const void* from, size_t bytes) {
   if (bytes != 0 && to != from) device().copy(to, from, bytes, stream());
 }
 
-std::byte* NcclGroup::scratch(const Call& call) const {
-  if (device().is_capturing(stream())) {
-    throw InvalidArgument(std::string(name_of(call.op)) +
-                          " with these arguments goes through memory of the group's, and cannot be captured into a "
-                          "graph. Keep it out of what is captured");
-  }
-  return static_cast<std::byte*>(scratch_.get());
+void NcclGroup::refuse_capture(const Running& run) const {
+  if (!device().is_capturing(stream())) return;
+  throw InvalidArgument(std::string(name_of(run.call.op)) +
+                        " with these arguments goes through memory of the group's, and cannot be captured into a "
+                        "graph. Keep it out of what is captured");
 }
 
 void NcclGroup::drop(bool in_order) noexcept {

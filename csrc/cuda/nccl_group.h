@@ -2,10 +2,8 @@
 
 #include <functional>
 #include <memory>
-#include <vector>
 
 #include "collectives/device/enqueue_group.h"
-#include "collectives/pieces.h"
 #include "cuda/nccl_api.h"
 #include "cuda/nccl_reduction.h"
 
@@ -30,25 +28,17 @@ class NcclGroup final : public EnqueueGroup {
                                          size_t scratch_bytes = kScratchBytes);
   ~NcclGroup() override { end(); }
 
-  void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) override;
-  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) override;
-  void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) override;
-  void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
-                      void* out, const Reduction& reduction) override;
-  void broadcast(const Call& call, Span buffer, int root) override;
-  void all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) override;
-  void gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) override;
-  void scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) override;
-  void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) override;
-
  protected:
+  void do_reduce(const Running& run, const Reducing& job) override;
+  void do_reduce_scatter(const Running& run, const Scattering& job) override;
+  void do_exchange(const Running& run, const ExchangePlan& plan) override;
   void check_engine() override;
   void stop_device_work() noexcept override { drop(false); }
   void let_go() noexcept override;
 
  private:
   /// A reduction to `root`, or to all (-1); only there is `out` of a meaning.
-  struct Reducing {
+  struct Whole {
     const void* in;
     void* out;
     size_t count;
@@ -61,33 +51,33 @@ class NcclGroup final : public EnqueueGroup {
   void connect(Deadline deadline);
 
   /// Calls NCCL, and returns once the stream has got what was called.
-  void give(const Call& call, const std::function<void()>& calls);
+  void give(const Running& run, const std::function<void()>& calls);
   /// The same, all at once.
-  void give_group(const Call& call, const std::function<void()>& calls);
+  void give_group(const Running& run, const std::function<void()>& calls);
   void copy(void* to, const void* from, size_t bytes);
   /// Whether the communicator comes to an orderly end, with those of the peers.
   bool comes_to_an_end() noexcept;
   /// Aborts the communicator, or frees it where it has come to an orderly end; what takes too long is left behind.
   void drop(bool in_order) noexcept;
 
-  /// The scratch memory. A graph would use it when it is replayed, beside other operations: throws InvalidArgument
-  /// where the stream is being captured.
-  std::byte* scratch(const Call& call) const;
+  /// Throws InvalidArgument where the stream is being captured: when the graph is replayed, it would use the memory
+  /// below beside other operations.
+  void refuse_capture(const Running& run) const;
+  std::byte* scratch() const { return static_cast<std::byte*>(scratch_.get()); }
   /// Where pieces are brought together.
   std::byte* joined() const { return static_cast<std::byte*>(joined_.get()); }
 
-  void reduce_to(const Call& call, const Reducing& job);
-  void reduce_by_nccl(const Call& call, const Reducing& job, const NcclReduction& how);
-  void reduce_gathered(const Call& call, const Reducing& job);
-  void scatter_by_nccl(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
-                       void* out, const NcclReduction& how);
-  void scatter_exchanged(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
-                         void* out, const Reduction& reduction);
+  void reduce_to(const Running& run, const Whole& job);
+  void reduce_joined(const Running& run, const Reducing& job);
+  void reduce_by_nccl(const Running& run, const Whole& job, const NcclReduction& how);
+  void reduce_gathered(const Running& run, const Whole& job);
+  void scatter_by_nccl(const Running& run, const Scattering& job, const NcclReduction& how);
+  void scatter_exchanged(const Running& run, const Scattering& job);
   void prepare(void* to, const void* from, size_t count, DType dtype, const Reduction& reduction);
-  void fold(void* result, size_t count, size_t stride, const Call& call, const Reduction& reduction);
+  void fold(void* result, size_t count, size_t stride, const Running& run, const Reduction& reduction);
 
-  void gather_even(const Call& call, ConstSpan input, const std::vector<Span>& outputs);
-  void exchange(const Call& call, const std::vector<ConstSpan>& sends, const std::vector<Span>& receives);
+  void all_gather_even(const Running& run, const ExchangePlan& plan);
+  void exchange_directly(const Running& run, const ExchangePlan& plan);
 
   const std::shared_ptr<NcclApi> api_;
   const size_t scratch_bytes_;

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "collectives/call_checks.h"
 #include "common/partition.h"
 #include "cuda/nccl_group.h"
 
@@ -22,55 +21,48 @@ size_t slot_count(size_t scratch, size_t slots, size_t element) {
 
 }  // namespace
 
-void NcclGroup::all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  run(call, {record_of(call, count, reduction, -1)}, [&] { reduce_to(call, {in, out, count, reduction, -1}); });
+void NcclGroup::do_reduce(const Running& run, const Reducing& job) {
+  claim(run);
+  if (run.call.op == Op::AllReduceCoalesced) return reduce_joined(run, job);
+  reduce_to(run,
+            {job.in.whole(), job.out == nullptr ? nullptr : job.out->whole(), job.in.count(), job.reduction, job.root});
 }
 
-void NcclGroup::all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  const size_t element = size_of(call.dtype);
-  const Pieces data(pieces, element);
-  run(call, {record_of(call, data.count(), reduction, -1)}, [&] {
-    // Peers may have cut it elsewhere, or not at all: all reduce in the same steps.
-    const size_t step = slot_count(scratch_bytes_, 1, element);
-    auto* const whole = static_cast<std::byte*>(data.whole());
-    for (size_t k = 0; k < piece_count(data.count(), step); ++k) {
-      const Slice part = piece_of(data.count(), step, k);
-      std::byte* const place = whole != nullptr ? whole + part.begin * element : joined();
-      if (whole != nullptr) {
-        reduce_to(call, {place, place, part.size(), reduction, -1});
-        continue;
-      }
-      scratch(call);  // which must not be captured either
-      data.visit(part.begin, part.end,
-                 [&](std::byte* piece, size_t from, size_t n) { copy(at(place, from * element), piece, n * element); });
-      reduce_to(call, {place, place, part.size(), reduction, -1});
-      data.visit(part.begin, part.end,
-                 [&](std::byte* piece, size_t from, size_t n) { copy(piece, at(place, from * element), n * element); });
+/// Where an array is cut, each rank knows for itself alone: all reduce in the same steps.
+void NcclGroup::reduce_joined(const Running& run, const Reducing& job) {
+  const Pieces& data = job.in;
+  const size_t element = size_of(run.call.dtype);
+  const size_t step = slot_count(scratch_bytes_, 1, element);
+  for (size_t k = 0; k < piece_count(data.count(), step); ++k) {
+    const Slice part = piece_of(data.count(), step, k);
+    if (data.whole() != nullptr) {
+      std::byte* const place = data.whole() + part.begin * element;
+      reduce_to(run, {place, place, part.size(), job.reduction, -1});
+      continue;
     }
-  });
-}
-
-void NcclGroup::reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction,
-                       int root) {
-  check_supported(reduction.kind, call.dtype);
-  check_root(root, size());
-  run(call, {record_of(call, count, reduction, root)}, [&] { reduce_to(call, {in, out, count, reduction, root}); });
-}
-
-void NcclGroup::reduce_to(const Call& call, const Reducing& job) {
-  if (job.count == 0) return;
-  const auto how = nccl_reduction_of(call.dtype, job.reduction, size());
-  if (how) {
-    reduce_by_nccl(call, job, *how);
-  } else {
-    reduce_gathered(call, job);
+    refuse_capture(run);
+    data.visit(part.begin, part.end, [&](std::byte* piece, size_t from, size_t n) {
+      copy(at(joined(), from * element), piece, n * element);
+    });
+    reduce_to(run, {joined(), joined(), part.size(), job.reduction, -1});
+    data.visit(part.begin, part.end, [&](std::byte* piece, size_t from, size_t n) {
+      copy(piece, at(joined(), from * element), n * element);
+    });
   }
 }
 
-void NcclGroup::reduce_by_nccl(const Call& call, const Reducing& job, const NcclReduction& how) {
-  const size_t element = size_of(call.dtype);
+void NcclGroup::reduce_to(const Running& run, const Whole& job) {
+  if (job.count == 0) return;
+  const auto how = nccl_reduction_of(run.call.dtype, job.reduction, size());
+  if (how) {
+    reduce_by_nccl(run, job, *how);
+  } else {
+    reduce_gathered(run, job);
+  }
+}
+
+void NcclGroup::reduce_by_nccl(const Running& run, const Whole& job, const NcclReduction& how) {
+  const size_t element = size_of(run.call.dtype);
   const bool mine = job.root < 0 || job.root == rank();
   const size_t step = how.prepare ? slot_count(scratch_bytes_, 1, element) : job.count;
   for (size_t k = 0; k < piece_count(job.count, step); ++k) {
@@ -78,10 +70,11 @@ void NcclGroup::reduce_by_nccl(const Call& call, const Reducing& job, const Nccl
     const void* in = at(job.in, part.begin * element);
     void* out = mine ? at(job.out, part.begin * element) : nullptr;
     if (how.prepare) {
-      prepare(scratch(call), in, part.size(), call.dtype, *how.prepare);
-      in = scratch(call);
+      refuse_capture(run);
+      prepare(scratch(), in, part.size(), run.call.dtype, *how.prepare);
+      in = scratch();
     }
-    give(call, [&] {
+    give(run, [&] {
       const size_t units = part.size() * how.units;
       if (job.root < 0) {
         api_->all_reduce(in, out, units, how.type, how.op, at_);
@@ -89,7 +82,7 @@ void NcclGroup::reduce_by_nccl(const Call& call, const Reducing& job, const Nccl
         api_->reduce(in, out, units, how.type, how.op, job.root, at_);
       }
     });
-    if (how.finish && mine) prepare(out, out, part.size(), call.dtype, *how.finish);
+    if (how.finish && mine) prepare(out, out, part.size(), run.call.dtype, *how.finish);
   }
 }
 
@@ -97,21 +90,22 @@ void NcclGroup::prepare(void* to, const void* from, size_t count, DType dtype, c
   if (count != 0) device().reduce({to}, {from}, count, dtype, reduction, stream());
 }
 
-void NcclGroup::reduce_gathered(const Call& call, const Reducing& job) {
-  const size_t element = size_of(call.dtype);
+void NcclGroup::reduce_gathered(const Running& run, const Whole& job) {
+  const size_t element = size_of(run.call.dtype);
+  refuse_capture(run);
   const size_t step = slot_count(scratch_bytes_, static_cast<size_t>(size()), element);
   for (size_t k = 0; k < piece_count(job.count, step); ++k) {
     const Slice part = piece_of(job.count, step, k);
     const void* in = at(job.in, part.begin * element);
-    give(call, [&] { api_->all_gather(in, scratch(call), part.size() * element, at_); });
+    give(run, [&] { api_->all_gather(in, scratch(), part.size() * element, at_); });
     if (job.root >= 0 && job.root != rank()) continue;
-    fold(at(job.out, part.begin * element), part.size(), part.size() * element, call, job.reduction);
+    fold(at(job.out, part.begin * element), part.size(), part.size() * element, run, job.reduction);
   }
 }
 
 /// Reduces `count` elements of each rank, which lie `stride` bytes apart in the scratch memory. More sources than the
 /// device takes are reduced into the first one of the next lot.
-void NcclGroup::fold(void* result, size_t count, size_t stride, const Call& call, const Reduction& reduction) {
+void NcclGroup::fold(void* result, size_t count, size_t stride, const Running& run, const Reduction& reduction) {
   if (count == 0) return;
   const auto ranks = static_cast<size_t>(size());
   Reduction partial = reduction;
@@ -120,76 +114,71 @@ void NcclGroup::fold(void* result, size_t count, size_t stride, const Call& call
   if (reduction.kind == ReduceKind::PremulSum && size() > kMostDeviceRanks) {
     // Each but once, whatever lots it goes through.
     for (size_t r = 0; r < ranks; ++r) {
-      prepare(scratch(call) + r * stride, scratch(call) + r * stride, count, call.dtype, reduction);
+      prepare(scratch() + r * stride, scratch() + r * stride, count, run.call.dtype, reduction);
     }
     partial.kind = last.kind = ReduceKind::Sum;
   }
   std::vector<const void*> sources;
   for (size_t r = 0; r < ranks; ++r) {
-    sources.push_back(scratch(call) + r * stride);
+    sources.push_back(scratch() + r * stride);
     if (sources.size() == kMostDeviceRanks && r + 1 < ranks) {
-      device().reduce({scratch(call)}, sources, count, call.dtype, partial, stream());
-      sources = {scratch(call)};
+      device().reduce({scratch()}, sources, count, run.call.dtype, partial, stream());
+      sources = {scratch()};
     }
   }
-  device().reduce({result}, sources, count, call.dtype, last, stream());
+  device().reduce({result}, sources, count, run.call.dtype, last, stream());
 }
 
-void NcclGroup::reduce_scatter(const Call& call, const std::vector<const void*>& inputs,
-                               const std::vector<size_t>& counts, void* out, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  check_reduce_scatter(inputs, counts, size());
-  CallRecord record = record_of(call, 0, reduction, -1);
-  for (const size_t count : counts) record.count += count;
-  run(call, {record, {}, fingerprint_of(counts)}, [&] {
-    const auto how = nccl_reduction_of(call.dtype, reduction, size());
-    if (how && !how->prepare) {
-      scatter_by_nccl(call, inputs, counts, out, *how);
-    } else {
-      scatter_exchanged(call, inputs, counts, out, reduction);
-    }
-  });
-}
-
-void NcclGroup::scatter_by_nccl(const Call& call, const std::vector<const void*>& inputs,
-                                const std::vector<size_t>& counts, void* out, const NcclReduction& how) {
-  const size_t mine = counts[static_cast<size_t>(rank())];
-  // Of a single tensor, in equal parts on all ranks. Where lists lie, each rank knows for itself alone.
-  if (call.op == Op::ReduceScatterSingle) {
-    if (mine == 0) return;
-    give(call, [&] { api_->reduce_scatter(inputs[0], out, mine * how.units, how.type, how.op, at_); });
+void NcclGroup::do_reduce_scatter(const Running& run, const Scattering& job) {
+  claim(run);
+  const auto how = nccl_reduction_of(run.call.dtype, job.reduction, size());
+  if (how && !how->prepare) {
+    scatter_by_nccl(run, job, *how);
   } else {
-    give_group(call, [&] {
+    scatter_exchanged(run, job);
+  }
+}
+
+void NcclGroup::scatter_by_nccl(const Running& run, const Scattering& job, const NcclReduction& how) {
+  const size_t mine = job.counts[static_cast<size_t>(rank())];
+  if (run.call.op == Op::ReduceScatterSingle) {  // all inputs are parts of one tensor, of the same size
+    if (mine == 0) return;
+    give(run, [&] { api_->reduce_scatter(job.inputs[0], job.out, mine * how.units, how.type, how.op, at_); });
+  } else {
+    give_group(run, [&] {
       for (int root = 0; root < size(); ++root) {
         const auto r = static_cast<size_t>(root);
-        void* to = root == rank() ? out : nullptr;
-        if (counts[r] != 0) api_->reduce(inputs[r], to, counts[r] * how.units, how.type, how.op, root, at_);
+        void* to = root == rank() ? job.out : nullptr;
+        if (job.counts[r] == 0) continue;
+        api_->reduce(job.inputs[r], to, job.counts[r] * how.units, how.type, how.op, root, at_);
       }
     });
   }
-  if (how.finish) prepare(out, out, mine, call.dtype, *how.finish);
+  if (how.finish) prepare(job.out, job.out, mine, run.call.dtype, *how.finish);
 }
 
-void NcclGroup::scatter_exchanged(const Call& call, const std::vector<const void*>& inputs,
-                                  const std::vector<size_t>& counts, void* out, const Reduction& reduction) {
-  const size_t element = size_of(call.dtype);
+void NcclGroup::scatter_exchanged(const Running& run, const Scattering& job) {
+  const std::vector<const void*>& inputs = job.inputs;
+  const std::vector<size_t>& counts = job.counts;
+  const size_t element = size_of(run.call.dtype);
+  refuse_capture(run);
   const size_t step = slot_count(scratch_bytes_, static_cast<size_t>(size()), element);
   const size_t mine = counts[static_cast<size_t>(rank())];
   const size_t rounds = piece_count(*std::max_element(counts.begin(), counts.end()), step);
   for (size_t k = 0; k < rounds; ++k) {
     const Slice part = piece_of(mine, step, k);
     const size_t stride = part.size() * element;
-    give_group(call, [&] {
+    give_group(run, [&] {
       for (int peer = 0; peer < size(); ++peer) {
         const auto p = static_cast<size_t>(peer);
         const Slice theirs = piece_of(counts[p], step, k);
         if (!theirs.empty()) {
           api_->send(at(inputs[p], theirs.begin * element), theirs.size() * element, peer, at_);
         }
-        if (!part.empty()) api_->receive(scratch(call) + p * stride, stride, peer, at_);
+        if (!part.empty()) api_->receive(scratch() + p * stride, stride, peer, at_);
       }
     });
-    if (!part.empty()) fold(at(out, part.begin * element), part.size(), stride, call, reduction);
+    if (!part.empty()) fold(at(job.out, part.begin * element), part.size(), stride, run, job.reduction);
   }
 }
 

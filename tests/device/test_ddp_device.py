@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import assert_same, batches, gradients, loss_of, make_model, reference_gradients, share
-from device_cases import here, stop_stream
+from device_cases import here, stop_stream, stopped
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -151,6 +151,38 @@ class Simple(nn.Module):
 
     def forward(self, scale: torch.Tensor, used: int | None = None) -> torch.Tensor:
         return Passing.apply(scale, *list(self.parts)[:used])
+
+
+def _stopped(rank: int, world: int, kind: str, options: dict[str, Any]) -> None:
+    device = here(kind)
+    model = DistributedDataParallel(Simple().to(device), bucket_cap_mb=0.002, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scales = [torch.full((1,), float(rank + step), device=device) for step in range(5)]
+
+    def step(scale: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(scale).backward()
+        optimizer.step()
+
+    for scale in scales[:2]:  # the second one rebuilds the buckets
+        step(scale)
+    before = float(model.module.parts[0][0])
+    dist.barrier()
+    with stopped(kind):
+        for scale in scales[2:]:
+            step(scale)  # returns, though the device has not even begun
+    expected = before - sum(index + (world - 1) / 2 for index in (2, 3, 4))
+    for part in model.module.parts:
+        assert part.cpu().tolist() == [expected] * 300
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}, {"static_graph": True}],
+    ids=["plain", "views", "nothing unused", "static"],
+)
+def test_steps_with_nccl_do_not_wait_for_the_device(rank_pool: Any, standin: str, options: dict[str, Any]) -> None:
+    rank_pool(2, f"cpu:ours,{standin}:ours", env={"STAND_IN_NCCL": "1"}).run(_stopped, standin, options)
 
 
 def _in_a_side_stream(rank: int, world: int, kind: str) -> None:

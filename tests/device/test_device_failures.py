@@ -28,9 +28,13 @@ MISMATCHES = [
 ]
 
 
+NCCL = {"STAND_IN_NCCL": "1"}
+
+
+@pytest.mark.parametrize("env", [{}, NCCL], ids=["ipc", "nccl"])
 @pytest.mark.parametrize("case", MISMATCHES)
-def test_mismatches(kind, case):
-    run_ranks(2, case, kind, backend=spec(kind))
+def test_mismatches(kind, case, env):
+    run_ranks(2, case, kind, backend=spec(kind), env=env)
 
 
 @pytest.mark.parametrize("case", [device_trouble.nobody_comes, device_trouble.the_work_before_takes_too_long])
@@ -38,15 +42,22 @@ def test_timeouts(kind, case):
     with_growing_timeouts(lambda timeout: run_ranks(2, case, kind, backend=spec(kind), pg_timeout=timeout))
 
 
-@pytest.mark.parametrize("engine", ["auto", "staging"])
-def test_a_killed_peer(kind, engine):
-    env = {"OURS_DEVICE_ENGINE": engine}
+def test_a_late_peer_of_nccl(standin):
+    case = device_trouble.nobody_comes
+    with_growing_timeouts(
+        lambda timeout: run_ranks(2, case, standin, backend=spec(standin), pg_timeout=timeout, env=NCCL)
+    )
+
+
+@pytest.mark.parametrize("env", [NCCL, {}, {"OURS_DEVICE_ENGINE": "staging"}], ids=["nccl", "ipc", "staging"])
+def test_a_killed_peer(kind, env):
     run_ranks(3, device_trouble.a_peer_dies, kind, backend=spec(kind), killed=[2], env=env)
 
 
+@pytest.mark.parametrize("env", [{}, NCCL], ids=["ipc", "nccl"])
 @pytest.mark.parametrize("world", [1, 2])
-def test_abort_of_what_waits_for_a_stuck_stream(kind, world):
-    run_ranks(world, device_trouble.a_stream_is_stuck, kind, backend=spec(kind))
+def test_abort_of_what_waits_for_a_stuck_stream(standin, world, env):
+    run_ranks(world, device_trouble.a_stream_is_stuck, standin, backend=spec(standin), env=env)
 
 
 @pytest.mark.parametrize("end", ["", "dist.destroy_process_group()"])
@@ -63,6 +74,7 @@ def test_a_program_may_end_with_collectives_under_way(kind, end, tmp_path):
         dist.all_reduce(x)
         stop = device_cases.stop_stream({kind!r})
         work = dist.all_reduce(x, async_op=True)
+        work.wait()
         if {bool(end)}:
             dist.group.WORLD._get_backend(torch.device({kind!r})).abort()
         {end}

@@ -17,7 +17,29 @@ CASES = [
 ]
 
 
+NCCL = {"STAND_IN_NCCL": "1"}
+
+
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_streams(rank_pool, kind, world, case):
     rank_pool(world, f"cpu:ours,{kind}:ours").run(case, kind)
+
+
+ENQUEUED = [device_streams.waiting_blocks_streams_not_hosts, device_streams.a_capture_takes_collectives]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("case", [*CASES, *ENQUEUED], ids=lambda case: case.__name__)
+def test_streams_with_nccl(rank_pool, standin, world, case):
+    if world == 1 and case in CASES:
+        pytest.skip("a single rank needs no NCCL")
+    rank_pool(world, f"cpu:ours,{standin}:ours", env=NCCL).run(case, standin)
+
+
+@pytest.mark.parametrize("option", ["OURS_BLOCKING_WAIT=1", "OURS_CHECK=before"])
+def test_nccl_lets_the_host_wait_where_an_option_says_so(rank_pool, standin, option):
+    name, value = option.split("=")
+    pool = rank_pool(2, f"cpu:ours,{standin}:ours", env={**NCCL, name: value})
+    pool.run(device_streams.wait_blocks_the_host, standin)
+    pool.run(device_streams.futures_and_callbacks, standin)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 
+import device_type
 import pytest
 import torch
 import torch.distributed as dist
@@ -55,6 +56,49 @@ def tensors_may_go_at_once(rank: int, world: int, kind: str) -> None:
         assert output.cpu().eq(i).all()
 
 
+def waiting_blocks_streams_not_hosts(rank: int, world: int, kind: str) -> None:
+    """Neither a call nor wait() waits on the host for what the device has yet to do, and all comes in order."""
+    device = here(kind)
+    x = torch.ones(1000, device=device)
+    dist.all_reduce(x)  # the first one, for which the host waits
+    for asynchronous in (False, True):
+        x.fill_(0)
+        torch.accelerator.synchronize()
+        with stopped(kind) as stop:
+            x.fill_(rank + 1)  # comes after the stop, and the collective after this
+            work = dist.all_reduce(x, async_op=asynchronous)
+            if asynchronous:
+                assert work.wait()
+                assert not work.is_completed()
+                assert work.result()[0] is not None
+                assert work.get_future().done()
+            else:
+                assert work is None
+            x.add_(x)  # after the collective, since the current stream waits for it
+            stop.go_on()
+        assert torch.equal(x.cpu(), torch.full((1000,), float(world * (world + 1))))
+
+
+def a_capture_takes_collectives(rank: int, world: int, kind: str) -> None:
+    """What is captured is given to the device, and nobody on the host waits for it."""
+    module = device_type.load()
+    device = here(kind)
+    x = torch.ones(4, device=device)
+    dist.all_reduce(x)
+    module.set_capturing(True)
+    try:
+        dist.all_reduce(x)
+        work = dist.broadcast(x, 0, async_op=True)
+        assert work.wait()
+        assert work.is_completed()
+        with pytest.raises(RuntimeError, match=r"barrier of tensors on .* cannot be captured"):
+            dist.barrier()
+    finally:
+        module.set_capturing(False)
+    dist.all_reduce(x)
+    assert x.cpu().eq(world**3).all()
+
+
 def the_host_waits(rank: int, world: int, kind: str) -> None:
     """Calls return at once, and wait() when the operation has ended, or after its timeout."""
     device = here(kind)
@@ -65,11 +109,24 @@ def the_host_waits(rank: int, world: int, kind: str) -> None:
             work.wait(timedelta(milliseconds=50))
         assert not work.is_completed()
         stop.go_on()
-    work.wait()
+    assert work.wait(timedelta(seconds=30))
     assert work.is_completed()
     assert work.is_success()
     with torch.Stream(device=device):  # every stream sees the result
         assert x.cpu().eq(world).all()
+
+
+def wait_blocks_the_host(rank: int, world: int, kind: str) -> None:
+    """wait() without a timeout returns when the operation has ended."""
+    device = here(kind)
+    x = torch.ones(10, device=device)
+    dist.all_reduce(x)
+    with stopped(kind) as stop:
+        threading.Timer(0.05, stop.go_on).start()
+        work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        assert work.is_completed()
+    assert x.cpu().eq(world * world).all()
 
 
 def futures_and_callbacks(rank: int, world: int, kind: str) -> None:
@@ -88,7 +145,6 @@ def futures_and_callbacks(rank: int, world: int, kind: str) -> None:
         with stopped(kind) as stop:
             work = dist.all_reduce(x, async_op=True)
             future = work.get_future().then(double).then(again)
-            assert not future.done()
             stop.go_on()
         expected = world * world * (world + 1.0)
         assert future.wait().cpu().eq(expected).all()

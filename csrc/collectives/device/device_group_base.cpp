@@ -27,11 +27,16 @@ void DeviceGroupBase::check_not_left() const {
   if (left_) throw Error("this rank has left the group; make a new one to communicate");
 }
 
-void DeviceGroupBase::guarded(const Call& call, const std::function<void()>& body) {
+void DeviceGroupBase::check_usable(const Call& call) {
   check_peers(call);
+  check_not_left();
+}
+
+void DeviceGroupBase::guarded(const Running& run, const std::function<void()>& body) {
+  const Call& call = run.call;
   {
     std::unique_lock<std::mutex> lock(busy_);
-    check_not_left();  // nobody can leave before the lock is given back
+    check_not_left();  // again, as nobody can leave before the lock is given back
     try {
       run_past_misuse(call, body);
     } catch (...) {
@@ -68,11 +73,11 @@ void DeviceGroupBase::run_past_misuse(const Call& call, const std::function<void
   }
 }
 
-void DeviceGroupBase::wait(DeviceEvent& event, const Call& call, const CallRecord& record, const char* doing) {
+void DeviceGroupBase::wait(DeviceEvent& event, const Running& run, const char* doing) {
   if (event.reached()) return;
   wait_reached(
-      event, call.deadline, [&] { check_peers(call); },
-      std::string(doing) + " of " + describe_record(record) + " on rank " + std::to_string(rank()));
+      event, run.call.deadline, [&] { check_peers(run.call); },
+      std::string(doing) + " of " + describe_record(run.record) + " on rank " + std::to_string(rank()));
 }
 
 bool DeviceGroupBase::settle() noexcept {

@@ -6,7 +6,6 @@
 #include <mutex>
 #include <vector>
 
-#include "collectives/call_record.h"
 #include "collectives/group.h"
 #include "common/owning_process.h"
 #include "device/device.h"
@@ -26,11 +25,9 @@ class DeviceGroupBase : public Group {
 
   int rank() const override { return host_->rank(); }
   int size() const override { return host_->size(); }
-  void barrier(const Call& call) override { host_->barrier(call); }
   void monitored_barrier(const Call& call, bool wait_all_ranks) override {
     host_->monitored_barrier(call, wait_all_ranks);
   }
-  std::shared_ptr<void> allocate(size_t) override { return nullptr; }
   void abort(const std::string& reason) override { host_->abort(reason); }
   void fail(const std::exception_ptr& error) noexcept override { host_->fail(error); }
   void refuse(const Call& call, const std::string& why) noexcept override { host_->refuse(call, why); }
@@ -44,8 +41,9 @@ class DeviceGroupBase : public Group {
  protected:
   DeviceGroupBase(std::shared_ptr<Group> host, std::shared_ptr<Device> device);
 
-  /// Runs an operation, whose arguments have been checked: whatever it throws becomes the failure of the group.
-  void guarded(const Call& call, const std::function<void()>& body);
+  void check_usable(const Call& call) override;
+  void do_barrier(const Running& run) override { host_->barrier(run.call); }
+  void guarded(const Running& run, const std::function<void()>& body) override;
 
   /// In the handler of what an operation has thrown: makes that the failure of the group, and stops what is under way.
   void fail_operation() noexcept;
@@ -54,7 +52,7 @@ class DeviceGroupBase : public Group {
   void unless_busy(const std::function<void()>& body);
 
   /// Returns once the device has come to the event; throws the host group's failure. `doing`: "a copy", for messages.
-  void wait(DeviceEvent& event, const Call& call, const CallRecord& record, const char* doing);
+  void wait(DeviceEvent& event, const Running& run, const char* doing);
 
   /// Throws the failure of the group, if there is one.
   void check_peers(const Call& call) const;

@@ -16,7 +16,8 @@ EnqueueGroup::EnqueueGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> 
 EnqueueGroup::Enqueued EnqueueGroup::enqueue(const Call& call, StreamHandle after, const std::function<void()>& body) {
   Enqueued enqueued;
   std::exception_ptr misuse;
-  guarded(call, [&] {
+  check_usable(call);
+  DeviceGroupBase::guarded({call, record_of(call)}, [&] {
     before_->record(after);
     before_->block(stream_);
     enqueued_ = &enqueued;
@@ -49,25 +50,28 @@ void EnqueueGroup::watch(const Call& call, const Enqueued& enqueued) {
   }
 }
 
-void EnqueueGroup::run(const Call& call, const Claim& claim, const std::function<void()>& give) {
-  if (enqueued_ != nullptr) {
-    enqueued_->claims.push_back(claim);
-    return give();
-  }
-  guarded(call, [&] {
-    compare(call, claim);
-    give();
+void EnqueueGroup::guarded(const Running& run, const std::function<void()>& body) {
+  if (enqueued_ != nullptr) return body();
+  DeviceGroupBase::guarded(run, [&] {
+    body();
     const auto done = device().make_event();
     done->record(stream_);
-    await(call, *done, [this] { check_engine(); });
+    await(run.call, *done, [this] { check_engine(); });
   });
 }
 
-void EnqueueGroup::compare(const Call& call, Claim claim) const {
+void EnqueueGroup::claim(const Running& run, Words sizes) {
+  Claim made{run.record, run.fingerprint, std::move(sizes)};
+  if (enqueued_ == nullptr) return compare(run.call, made);
+  enqueued_->claims.push_back(std::move(made));
+}
+
+void EnqueueGroup::compare(const Call& call, const Claim& claim) const {
   if (size() == 1) return;
-  claim.record.seq = call.seq;
-  const std::vector<Words> opened = open_call(host(), call, claim.record, claim.words, claim.fingerprint);
-  if (!claim.words.empty()) SizeTables(opened).check(claim.record);
+  CallRecord record = claim.record;
+  record.seq = call.seq;
+  const std::vector<Words> opened = open_call(host(), {call, record, claim.fingerprint}, claim.sizes);
+  if (!claim.sizes.empty()) SizeTables(opened).check(record);
 }
 
 void EnqueueGroup::await(const Call& call, DeviceEvent& done, const std::function<void()>& check_engine) const {

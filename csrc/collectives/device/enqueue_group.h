@@ -20,8 +20,8 @@ class EnqueueGroup : public DeviceGroupBase {
   /// What a rank calls: what is compared with its peers' calls.
   struct Claim {
     CallRecord record;
-    Words words = {};          ///< table_of() what is sent and received, or nothing
-    uint64_t fingerprint = 0;  ///< as in open_call()
+    uint64_t fingerprint;  ///< as in Running
+    Words sizes;           ///< table_of() a plan, or nothing
   };
 
   /// What the device was given, for watch().
@@ -46,8 +46,11 @@ class EnqueueGroup : public DeviceGroupBase {
  protected:
   EnqueueGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device);
 
-  /// The frame of every operation, whose arguments have been checked: `give` gives stream() its work.
-  void run(const Call& call, const Claim& claim, const std::function<void()>& give);
+  void guarded(const Running& run, const std::function<void()>& body) override;
+
+  /// Every operation calls this before it gives stream() its work: compares with the peers what all ranks called, now
+  /// or in watch(). Throws MismatchError.
+  void claim(const Running& run, Words sizes = {});
 
   /// Throws where what does the work has failed. Called now and then while an operation is under way.
   virtual void check_engine() {}
@@ -56,8 +59,7 @@ class EnqueueGroup : public DeviceGroupBase {
   void leave_stream_behind() noexcept;
 
  private:
-  /// Compares with the peers what all ranks called. Throws MismatchError.
-  void compare(const Call& call, Claim claim) const;
+  void compare(const Call& call, const Claim& claim) const;
   void await(const Call& call, DeviceEvent& done, const std::function<void()>& check_engine) const;
 
   std::shared_ptr<DeviceStream> own_stream_;

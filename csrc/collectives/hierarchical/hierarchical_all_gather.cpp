@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/call_checks.h"
 #include "collectives/hierarchical/hierarchical_group.h"
 #include "collectives/node/node_group_impl.h"
 #include "common/partition.h"
@@ -29,7 +28,7 @@ std::string sizes_differ(const std::string& a, uint64_t bytes_a, const std::stri
 
 }  // namespace
 
-void HierarchicalGroup::agree_on_sizes(const Running& run, const std::vector<uint64_t>& sizes) {
+void HierarchicalGroup::agree_on_sizes(const Stride& run, const std::vector<uint64_t>& sizes) {
   const size_t bytes = sizes.size() * sizeof(uint64_t);
   std::vector<std::vector<uint64_t>> all(members().size(), std::vector<uint64_t>(sizes.size()));
   std::vector<Span> outputs;
@@ -70,77 +69,74 @@ void HierarchicalGroup::agree_on_sizes(const Running& run, const std::vector<uin
   sync(run);
 }
 
-void HierarchicalGroup::all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) {
-  check_one_a_rank(call, outputs.size(), static_cast<size_t>(size()));
-  check_own(call, rank(), input.bytes, outputs[static_cast<size_t>(rank())].bytes);
-  const CallRecord record = record_of(call);
-  collective(call, record, [&](const Running& run) {
-    std::vector<uint64_t> sizes;
-    sizes.reserve(outputs.size());
-    for (const Span& output : outputs) sizes.push_back(output.bytes);
-    agree_on_sizes(run, sizes);
+void HierarchicalGroup::all_gather_blocks(const Stride& run, const ExchangePlan& plan) {
+  std::vector<uint64_t> sizes;
+  std::vector<Span> outputs;
+  for (const auto& output : plan.receives) {
+    outputs.push_back(*output);
+    sizes.push_back(output->bytes);
+  }
+  const ConstSpan input = *plan.sends[static_cast<size_t>(rank())];
+  agree_on_sizes(run, sizes);
 
-    const size_t chunk = mesh_->plan().chunk_bytes;
-    const size_t batch = batch_bytes() / chunk;
-    size_t sent = 0, to_send = 0;
-    std::vector<std::vector<size_t>> arrived(static_cast<size_t>(size()));  // by rank and batch
-    for (int i = 1; i < nodes(); ++i) {
-      const std::vector<int>& to = topology_.ranks_of((node_index_ + i) % nodes());
-      run.tcp.send({to[static_cast<size_t>(local_) % to.size()], kBlocks, input.bytes}, input.data, &sent);
-      to_send += run.tcp.parts(input.bytes);
-    }
-    for (int i = 1; i < nodes(); ++i) {
-      const std::vector<int>& from = topology_.ranks_of((node_index_ - i + nodes()) % nodes());
-      for (auto k = static_cast<size_t>(local_); k < from.size(); k += members().size()) {
-        const auto source = static_cast<size_t>(from[k]);
-        const Span block = outputs[source];
-        const size_t parts = run.tcp.parts(block.bytes);
-        arrived[source].assign(piece_count(parts, batch), 0);
-        for (size_t part = 0; part < parts; ++part) {
-          run.tcp.receive_part({from[k], kBlocks, block.bytes}, part,
-                               static_cast<std::byte*>(block.data) + part * chunk, &arrived[source][part / batch]);
-        }
+  const size_t chunk = mesh_->plan().chunk_bytes;
+  const size_t batch = batch_bytes() / chunk;
+  size_t sent = 0, to_send = 0;
+  std::vector<std::vector<size_t>> arrived(static_cast<size_t>(size()));  // by rank and batch
+  for (int i = 1; i < nodes(); ++i) {
+    const std::vector<int>& to = topology_.ranks_of((node_index_ + i) % nodes());
+    run.tcp.send({to[static_cast<size_t>(local_) % to.size()], kBlocks, input.bytes}, input.data, &sent);
+    to_send += run.tcp.parts(input.bytes);
+  }
+  for (int i = 1; i < nodes(); ++i) {
+    const std::vector<int>& from = topology_.ranks_of((node_index_ - i + nodes()) % nodes());
+    for (auto k = static_cast<size_t>(local_); k < from.size(); k += members().size()) {
+      const auto source = static_cast<size_t>(from[k]);
+      const Span block = outputs[source];
+      const size_t parts = run.tcp.parts(block.bytes);
+      arrived[source].assign(piece_count(parts, batch), 0);
+      for (size_t part = 0; part < parts; ++part) {
+        run.tcp.receive_part({from[k], kBlocks, block.bytes}, part, static_cast<std::byte*>(block.data) + part * chunk,
+                             &arrived[source][part / batch]);
       }
     }
-    push(run);
+  }
+  push(run);
 
-    // The node's own blocks, then those of another node, of which each rank of this one holds at most one at a time.
-    const auto share = [&](const std::vector<int>& from, size_t first, bool own) {
-      std::vector<Span> blocks;
-      for (size_t k = first; k < first + members().size(); ++k) {
-        blocks.push_back(k < from.size() ? outputs[static_cast<size_t>(from[k])] : Span{});
-      }
-      const auto me = static_cast<size_t>(local_);
-      const bool waits = !own && first + me < from.size();
-      size_t longest = 0;
-      for (const Span& block : blocks) longest = std::max(longest, block.bytes);
-      const size_t batches = std::max<size_t>(piece_count(longest, batch_bytes()), 1);
-      for (size_t b = 0; b < batches; ++b) {
-        if (waits) {
-          const auto& here = arrived[static_cast<size_t>(from[first + me])];
-          const size_t parts = run.tcp.parts(blocks[me].bytes);
-          wait(run, [&] { return b >= here.size() || here[b] == piece_of(parts, batch, b).size(); });
-        }
-        if (session_->size() == 1) continue;
-        std::vector<Span> some;
-        for (const Span& block : blocks) {
-          const Slice piece = piece_of(block.bytes, batch_bytes(), b);
-          some.push_back({static_cast<std::byte*>(block.data) + piece.begin, piece.size()});
-        }
-        const ConstSpan mine{some[me].data, some[me].bytes};
-        run.tcp.away([&] { node_.all_gather(run.call, mine, some); });
-      }
-    };
-    if (const Span own = outputs[static_cast<size_t>(rank())]; own.bytes != 0 && own.data != input.data) {
-      std::memcpy(own.data, input.data, own.bytes);
+  // The node's own blocks, then those of another node, of which each rank of this one holds at most one at a time.
+  const auto share = [&](const std::vector<int>& from, size_t first, bool own) {
+    std::vector<Span> blocks;
+    for (size_t k = first; k < first + members().size(); ++k) {
+      blocks.push_back(k < from.size() ? outputs[static_cast<size_t>(from[k])] : Span{});
     }
-    share(members(), 0, true);
-    for (int i = 1; i < nodes(); ++i) {
-      const std::vector<int>& from = topology_.ranks_of((node_index_ - i + nodes()) % nodes());
-      for (size_t first = 0; first < from.size(); first += members().size()) share(from, first, false);
+    const auto me = static_cast<size_t>(local_);
+    const bool waits = !own && first + me < from.size();
+    size_t longest = 0;
+    for (const Span& block : blocks) longest = std::max(longest, block.bytes);
+    const size_t batches = std::max<size_t>(piece_count(longest, batch_bytes()), 1);
+    for (size_t b = 0; b < batches; ++b) {
+      if (waits) {
+        const auto& here = arrived[static_cast<size_t>(from[first + me])];
+        const size_t parts = run.tcp.parts(blocks[me].bytes);
+        wait(run, [&] { return b >= here.size() || here[b] == piece_of(parts, batch, b).size(); });
+      }
+      if (session_->size() == 1) continue;
+      std::vector<Span> some;
+      for (const Span& block : blocks) {
+        const Slice piece = piece_of(block.bytes, batch_bytes(), b);
+        some.push_back({static_cast<std::byte*>(block.data) + piece.begin, piece.size()});
+      }
+      const ConstSpan mine{some[me].data, some[me].bytes};
+      run.tcp.away([&] { node_.all_gather(run.call, mine, some); });
     }
-    wait(run, [&] { return sent == to_send; }, false);
-  });
+  };
+  plan.copy_own(static_cast<size_t>(rank()));
+  share(members(), 0, true);
+  for (int i = 1; i < nodes(); ++i) {
+    const std::vector<int>& from = topology_.ranks_of((node_index_ - i + nodes()) % nodes());
+    for (size_t first = 0; first < from.size(); first += members().size()) share(from, first, false);
+  }
+  wait(run, [&] { return sent == to_send; }, false);
 }
 
 }  // namespace ours

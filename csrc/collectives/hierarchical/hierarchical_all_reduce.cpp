@@ -40,40 +40,12 @@
 
 namespace ours {
 
-void HierarchicalGroup::all_reduce(const Call& call, const void* in, void* out, size_t count,
-                                   const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  const size_t element = size_of(call.dtype);
-  const Pieces to(out, count, element);
-  const Pieces from(const_cast<void*>(in), count, element);
-  const CallRecord record = record_of(call, count, reduction, -1);
-  collective(call, record, [&](const Running& run) {
-    reduce_to(run, {in == out ? to : from, &to, call.dtype, reduction, -1, call.dtype});
-  });
+void HierarchicalGroup::do_reduce(const Running& run, const Reducing& job) {
+  const int reader = job.root < 0 ? -1 : topology_.node_of(job.root);
+  reduce_to(stride(run), {job.in, job.out, run.call.dtype, job.reduction, reader, run.call.dtype});
 }
 
-void HierarchicalGroup::all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  const Pieces data(pieces, size_of(call.dtype));
-  const CallRecord record = record_of(call, data.count(), reduction, -1);
-  collective(call, record,
-             [&](const Running& run) { reduce_to(run, {data, &data, call.dtype, reduction, -1, call.dtype}); });
-}
-
-void HierarchicalGroup::reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction,
-                               int root) {
-  check_supported(reduction.kind, call.dtype);
-  check_root(root, size());
-  const size_t element = size_of(call.dtype);
-  const Pieces to(out, count, element);
-  const Pieces from(const_cast<void*>(in), count, element);
-  const CallRecord record = record_of(call, count, reduction, root);
-  collective(call, record, [&](const Running& run) {
-    reduce_to(run, {from, rank() == root ? &to : nullptr, call.dtype, reduction, topology_.node_of(root), call.dtype});
-  });
-}
-
-void HierarchicalGroup::reduce_to(const Running& run, const Reducing& job) {
+void HierarchicalGroup::reduce_to(const Stride& run, const NodeReducing& job) {
   node_.reserve_stage();
   const Algorithm chosen = choose(job);
   if (chosen == Algorithm::Whole || chosen == Algorithm::Doubling) {
@@ -83,7 +55,7 @@ void HierarchicalGroup::reduce_to(const Running& run, const Reducing& job) {
   }
 }
 
-Algorithm HierarchicalGroup::choose(const Reducing& job) const {
+Algorithm HierarchicalGroup::choose(const NodeReducing& job) const {
   const Selectable operation = job.reader < 0 ? Selectable::AllReduce : Selectable::Reduce;
   const Algorithm chosen = selection_.choose({operation, nodes(), most_local_, job.in.count() * size_of(job.dtype)});
   const bool cut = chosen == Algorithm::Direct || chosen == Algorithm::Ring;
@@ -94,7 +66,7 @@ Algorithm HierarchicalGroup::choose(const Reducing& job) const {
   return chosen;
 }
 
-void HierarchicalGroup::reduce_short(const Running& run, const Reducing& job, bool doubling) {
+void HierarchicalGroup::reduce_short(const Stride& run, const NodeReducing& job, bool doubling) {
   const size_t element = size_of(job.dtype);
   const size_t count = job.in.count();
   const size_t bytes = count * element;
@@ -144,7 +116,7 @@ void HierarchicalGroup::reduce_short(const Running& run, const Reducing& job, bo
   give(node_.stage(0, node_.barrier_.parity()));
 }
 
-void HierarchicalGroup::exchange_whole(const Running& run, const Reducing& job, std::byte* sums, std::byte* result) {
+void HierarchicalGroup::exchange_whole(const Stride& run, const NodeReducing& job, std::byte* sums, std::byte* result) {
   const size_t count = job.in.count();
   const size_t bytes = count * size_of(job.dtype);
   const auto hosts = static_cast<size_t>(nodes());
@@ -165,7 +137,8 @@ void HierarchicalGroup::exchange_whole(const Running& run, const Reducing& job, 
     ours::reduce(result, all_sums.data(), nodes(), count, job.dtype, between_nodes(job.reduction, job.travels));
 }
 
-void HierarchicalGroup::exchange_doubling(const Running& run, const Reducing& job, std::byte* sum, std::byte* result) {
+void HierarchicalGroup::exchange_doubling(const Stride& run, const NodeReducing& job, std::byte* sum,
+                                          std::byte* result) {
   const size_t count = job.in.count();
   const size_t bytes = count * size_of(job.dtype);
   const size_t hosts = static_cast<size_t>(nodes());
@@ -181,7 +154,7 @@ void HierarchicalGroup::exchange_doubling(const Running& run, const Reducing& jo
   if (bytes != 0) std::memcpy(result, sum, bytes);
 }
 
-std::unique_ptr<Rail> HierarchicalGroup::make_rail(const Running& run, const Reducing& job, const RailSlices& slices,
+std::unique_ptr<Rail> HierarchicalGroup::make_rail(const Stride& run, const NodeReducing& job, const RailSlices& slices,
                                                    bool ring) {
   if (local_ >= slices.rails) return nullptr;
   Rail::Job work{
@@ -198,7 +171,7 @@ std::unique_ptr<Rail> HierarchicalGroup::make_rail(const Running& run, const Red
   return rail;
 }
 
-DType HierarchicalGroup::travelling_type(const Reducing& job) const {
+DType HierarchicalGroup::travelling_type(const NodeReducing& job) const {
   const ReduceKind kind = job.reduction.kind;
   const bool adds = kind == ReduceKind::Sum || kind == ReduceKind::Avg || kind == ReduceKind::PremulSum;
   const WireType wire = mesh_->plan().wire;
@@ -206,8 +179,8 @@ DType HierarchicalGroup::travelling_type(const Reducing& job) const {
   return wire == WireType::BFloat16 ? DType::BFloat16 : DType::Float16;
 }
 
-void HierarchicalGroup::reduce_long(const Running& run, const Reducing& asked, bool ring) {
-  Reducing job = asked;
+void HierarchicalGroup::reduce_long(const Stride& run, const NodeReducing& asked, bool ring) {
+  NodeReducing job = asked;
   job.travels = travelling_type(job);
   const size_t element = size_of(job.dtype);
   size_t chunk = 2 * mesh_->plan().chunk_bytes;

@@ -34,56 +34,52 @@ Links links_of(int place, int nodes, bool chain) {
 
 }  // namespace
 
-void HierarchicalGroup::broadcast(const Call& call, Span buffer, int root) {
-  check_root(root, size());
-  CallRecord record = record_of(call);
-  record.root = root;
-  record.count = buffer.bytes / size_of(call.dtype);
-  collective(call, record, [&](const Running& run) {
-    open(run);
-    agree(run);
-    const int first = topology_.node_of(root);
-    const auto holder_on = [&](int node) { return node == first ? root : leaders_[static_cast<size_t>(node)]; };
-    const int holder = topology_.local_rank_of(holder_on(node_index_));
-    const size_t parts = run.tcp.parts(buffer.bytes);
-    const size_t chunk = mesh_->plan().chunk_bytes;
-    auto* const data = static_cast<std::byte*>(buffer.data);
+void HierarchicalGroup::broadcast_batches(const Stride& run, const ExchangePlan& plan) {
+  const Span buffer = plan.buffer();
+  const int root = plan.root;
+  open(run);
+  agree(run);
+  const int first = topology_.node_of(root);
+  const auto holder_on = [&](int node) { return node == first ? root : leaders_[static_cast<size_t>(node)]; };
+  const int holder = topology_.local_rank_of(holder_on(node_index_));
+  const size_t parts = run.tcp.parts(buffer.bytes);
+  const size_t chunk = mesh_->plan().chunk_bytes;
+  auto* const data = static_cast<std::byte*>(buffer.data);
 
-    Links links;
-    std::vector<size_t> arrived(parts, 0);
-    size_t sent = 0, passed_on = 0;
-    const auto rank_at = [&](int place) { return holder_on((place + first) % nodes()); };
-    const auto pass_on = [&](size_t end) {
-      for (; passed_on < end && (links.parent < 0 || arrived[passed_on] == 1); ++passed_on) {
-        for (const int child : links.children) {
-          run.tcp.send_part({rank_at(child), 0, buffer.bytes}, passed_on, data + passed_on * chunk, &sent);
-        }
+  Links links;
+  std::vector<size_t> arrived(parts, 0);
+  size_t sent = 0, passed_on = 0;
+  const auto rank_at = [&](int place) { return holder_on((place + first) % nodes()); };
+  const auto pass_on = [&](size_t end) {
+    for (; passed_on < end && (links.parent < 0 || arrived[passed_on] == 1); ++passed_on) {
+      for (const int child : links.children) {
+        run.tcp.send_part({rank_at(child), 0, buffer.bytes}, passed_on, data + passed_on * chunk, &sent);
       }
-    };
+    }
+  };
+  if (local_ == holder) {
+    links = links_of((node_index_ - first + nodes()) % nodes(), nodes(), parts >= static_cast<size_t>(nodes()));
+    for (size_t part = 0; links.parent >= 0 && part < parts; ++part) {
+      run.tcp.receive_part({rank_at(links.parent), 0, buffer.bytes}, part, data + part * chunk, &arrived[part]);
+    }
+    pass_on(links.parent < 0 ? parts : 0);
+    push(run);
+  }
+  const size_t batch = batch_bytes() / chunk;
+  for (size_t begin = 0; begin < parts; begin += batch) {
+    const size_t end = std::min(begin + batch, parts);
     if (local_ == holder) {
-      links = links_of((node_index_ - first + nodes()) % nodes(), nodes(), parts >= static_cast<size_t>(nodes()));
-      for (size_t part = 0; links.parent >= 0 && part < parts; ++part) {
-        run.tcp.receive_part({rank_at(links.parent), 0, buffer.bytes}, part, data + part * chunk, &arrived[part]);
-      }
-      pass_on(links.parent < 0 ? parts : 0);
-      push(run);
+      wait(run, [&] {
+        pass_on(parts);
+        return passed_on >= end;
+      });
     }
-    const size_t batch = batch_bytes() / chunk;
-    for (size_t begin = 0; begin < parts; begin += batch) {
-      const size_t end = std::min(begin + batch, parts);
-      if (local_ == holder) {
-        wait(run, [&] {
-          pass_on(parts);
-          return passed_on >= end;
-        });
-      }
-      if (session_->size() == 1) continue;
-      const size_t from = begin * chunk;
-      const Span some{data + from, std::min(end * chunk, buffer.bytes) - from};
-      run.tcp.away([&] { node_.broadcast(run.call, some, holder); });
-    }
-    wait(run, [&] { return sent == parts * links.children.size(); }, false);
-  });
+    if (session_->size() == 1) continue;
+    const size_t from = begin * chunk;
+    const Span some{data + from, std::min(end * chunk, buffer.bytes) - from};
+    run.tcp.away([&] { node_.broadcast(run.call, some, holder); });
+  }
+  wait(run, [&] { return sent == parts * links.children.size(); }, false);
 }
 
 }  // namespace ours

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/call_checks.h"
 #include "collectives/hierarchical/hierarchical_group.h"
 #include "collectives/node/node_group_impl.h"
 
@@ -12,87 +11,29 @@
 
 namespace ours {
 
-namespace {
-
-bool overlap(const ConstSpan& a, const Span& b) {
-  const auto from = reinterpret_cast<uintptr_t>(a.data);
-  const auto to = reinterpret_cast<uintptr_t>(b.data);
-  return from < to + b.bytes && to < from + a.bytes;
+void HierarchicalGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
+  if (plan.movement == Movement::Broadcast) return broadcast_batches(stride(run), plan);
+  if (plan.movement == Movement::AllGather) return all_gather_blocks(stride(run), plan);
+  exchange_directly(stride(run), plan);
 }
 
-}  // namespace
-
-void HierarchicalGroup::gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) {
-  check_root(root, size());
-  Exchange plan;
-  plan.sends.resize(static_cast<size_t>(size()));
-  plan.receives.resize(static_cast<size_t>(size()));
-  plan.sends[static_cast<size_t>(root)] = input;
-  if (rank() == root) {
-    check_one_a_rank(call, outputs.size(), static_cast<size_t>(size()));
-    plan.receives.assign(outputs.begin(), outputs.end());
-  }
-  CallRecord record = record_of(call);
-  record.root = root;
-  exchange_checked(call, record, plan);
-}
-
-void HierarchicalGroup::scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) {
-  check_root(root, size());
-  Exchange plan;
-  plan.sends.resize(static_cast<size_t>(size()));
-  plan.receives.resize(static_cast<size_t>(size()));
-  plan.receives[static_cast<size_t>(root)] = output;
-  if (rank() == root) {
-    check_one_a_rank(call, inputs.size(), static_cast<size_t>(size()));
-    plan.sends.assign(inputs.begin(), inputs.end());
-  }
-  CallRecord record = record_of(call);
-  record.root = root;
-  exchange_checked(call, record, plan);
-}
-
-void HierarchicalGroup::all_to_all(const Call& call, const std::vector<ConstSpan>& inputs,
-                                   const std::vector<Span>& outputs) {
-  check_one_a_rank(call, inputs.size(), static_cast<size_t>(size()));
-  check_one_a_rank(call, outputs.size(), static_cast<size_t>(size()));
-  Exchange plan;
-  plan.sends.assign(inputs.begin(), inputs.end());
-  plan.receives.assign(outputs.begin(), outputs.end());
-  exchange_checked(call, record_of(call), plan);
-}
-
-void HierarchicalGroup::exchange_checked(const Call& call, const CallRecord& record, const Exchange& plan) {
-  const auto& gives = plan.sends[static_cast<size_t>(rank())];
-  const auto& expects = plan.receives[static_cast<size_t>(rank())];
-  if (gives && expects) check_own(call, rank(), gives->bytes, expects->bytes);
-  collective(call, record, [&](const Running& run) { exchange(run, plan); });
-}
-
-void HierarchicalGroup::exchange(const Running& run, const Exchange& plan) {
+void HierarchicalGroup::exchange_directly(const Stride& run, const ExchangePlan& plan) {
   struct Source {
     int rank;
     Span span;
   };
   std::vector<Source> sources;
-  NodeGroup::Exchange inside;
-  inside.common = false;
+  ExchangePlan inside{Movement::AllToAll, -1, {}, {}};
   for (const int r : members()) {
-    inside.sends.push_back(plan.sends[static_cast<size_t>(r)].value_or(ConstSpan{}));
-    inside.receives.push_back(plan.receives[static_cast<size_t>(r)].value_or(Span{}));
-  }
-  // What this rank has for itself counts where it both gives and gets it.
-  const auto self = static_cast<size_t>(rank());
-  if (!plan.sends[self] || !plan.receives[self]) {
-    inside.sends[static_cast<size_t>(local_)] = ConstSpan{};
-    inside.receives[static_cast<size_t>(local_)] = Span{};
+    inside.sends.push_back(plan.sends[static_cast<size_t>(r)]);
+    inside.receives.push_back(plan.receives[static_cast<size_t>(r)]);
   }
   run.tcp.away([&] {
-    node_.publish_tables(inside);
+    node_.publish_sizes(inside);
     node_.publish_record(run.record);
     node_.sync(run.call, run.record);
     node_.check_records(run.record);
-    node_.check_tables(run.record);
+    node_.check_published_sizes(run.record);
   });
 
   size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
@@ -104,7 +45,7 @@ void HierarchicalGroup::exchange(const Running& run, const Exchange& plan) {
     const auto& span = plan.sends[static_cast<size_t>(to)];
     if (!span || topology_.node_of(to) == node_index_) continue;
     const void* data = span->data;
-    if (const auto& back = plan.receives[static_cast<size_t>(to)]; back && overlap(*span, *back)) {
+    if (plan.overlaps(static_cast<size_t>(to))) {
       // What comes from that rank goes where this lies, and may come before this has gone.
       std::byte* const copy = run.tcp.keep(span->bytes);
       std::memcpy(copy, data, span->bytes);
@@ -121,9 +62,8 @@ void HierarchicalGroup::exchange(const Running& run, const Exchange& plan) {
     if (header == nullptr) return false;
     run.tcp.expect(from.rank, false);
     if (header->total == from.span.bytes) return true;
-    run.tcp.mismatch(run.tcp.describe(from.rank) + " sends " + std::to_string(header->total) + " bytes to " +
-                     run.tcp.describe(rank()) + ", which expects " + std::to_string(from.span.bytes) + ", in " +
-                     describe_record(run.record) + ". Make the sizes of the tensors agree on all ranks");
+    const SizesDiffer differ{run.tcp.describe(from.rank), run.tcp.describe(rank()), header->total, from.span.bytes};
+    run.tcp.mismatch(differ.in(run.record));
   };
   wait(run, [&] {
     unseen.erase(std::remove_if(unseen.begin(), unseen.end(), look), unseen.end());
@@ -137,7 +77,7 @@ void HierarchicalGroup::exchange(const Running& run, const Exchange& plan) {
     to_receive += run.tcp.parts(from.span.bytes);
   }
   push(run);
-  run.tcp.away([&] { node_.exchange(run.call, run.record, inside); });
+  run.tcp.away([&] { node_.exchange(run.call, inside); });
   wait(run, [&] { return sent == to_send && received == to_receive; }, false);
 }
 

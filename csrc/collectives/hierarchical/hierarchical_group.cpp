@@ -49,23 +49,24 @@ HierarchicalGroup::~HierarchicalGroup() {
   session_->widen(members(), nullptr);
 }
 
-void HierarchicalGroup::collective(const Call& call, const CallRecord& record,
-                                   const std::function<void(const Running&)>& body, uint64_t fingerprint) {
+void HierarchicalGroup::check_usable(const Call& /*call*/) {
   share_failure();
   mesh_->check_usable();
+}
+
+void HierarchicalGroup::guarded(const Running& run, const std::function<void()>& body) {
   node_.exposed_.reset();
   try {
-    TcpCall tcp(*mesh_, facts_of(mesh_, call, record, fingerprint));
-    struct Under {
-      TcpCall*& place;
-      ~Under() { place = nullptr; }
+    struct End {
+      std::optional<TcpCall>& tcp;
+      ~End() { tcp.reset(); }
     };
-    tcp_ = &tcp;
-    const Under under{tcp_};
+    tcp_.emplace(*mesh_, facts_of(mesh_, run));
+    const End end{tcp_};
     try {
-      body({call, record, tcp});
+      body();
     } catch (...) {
-      tcp.fail(std::current_exception());
+      tcp_->fail(std::current_exception());
       throw;
     }
   } catch (const InvalidArgument&) {
@@ -79,12 +80,10 @@ void HierarchicalGroup::collective(const Call& call, const CallRecord& record,
   }
 }
 
-void HierarchicalGroup::barrier(const Call& call) {
-  const CallRecord record = record_of(call);
-  collective(call, record, [&](const Running& run) {
-    open(run);
-    agree(run);
-  });
+void HierarchicalGroup::do_barrier(const Running& run) {
+  const Stride now = stride(run);
+  open(now);
+  agree(now);
 }
 
 void HierarchicalGroup::monitored_barrier(const Call& call, bool wait_all_ranks) {
@@ -99,7 +98,7 @@ void HierarchicalGroup::monitored_barrier(const Call& call, bool wait_all_ranks)
 
 // --- the node and the network ----------------------------------------------------------------------------------------
 
-void HierarchicalGroup::open(const Running& run) {
+void HierarchicalGroup::open(const Stride& run) {
   run.tcp.away([&] {
     node_.publish_record(run.record);
     node_.sync(run.call, run.record);
@@ -107,7 +106,7 @@ void HierarchicalGroup::open(const Running& run) {
   });
 }
 
-void HierarchicalGroup::sync(const Running& run) {
+void HierarchicalGroup::sync(const Stride& run) {
   if (session_->size() > 1) {
     run.tcp.away([&] { node_.sync(run.call, run.record); });
   } else {
@@ -115,17 +114,17 @@ void HierarchicalGroup::sync(const Running& run) {
   }
 }
 
-void HierarchicalGroup::agree(const Running& run) {
+void HierarchicalGroup::agree(const Stride& run) {
   if (is_leader()) agree_among_leaders(run, 0);
   sync(run);
 }
 
-void HierarchicalGroup::agree_among_leaders(const Running& run, uint32_t first_round) {
+void HierarchicalGroup::agree_among_leaders(const Stride& run, uint32_t first_round) {
   Dissemination all(run.tcp, leaders_, node_index_, first_round);
   wait(run, [&] { return all.advance(); });
 }
 
-void HierarchicalGroup::wait(const Running& run, const std::function<bool()>& done, bool needs_node) {
+void HierarchicalGroup::wait(const Stride& run, const std::function<bool()>& done, bool needs_node) {
   run.tcp.run([&] {
     if (done()) return true;
     if (needs_node) watch_node(run);
@@ -133,11 +132,11 @@ void HierarchicalGroup::wait(const Running& run, const std::function<bool()>& do
   });
 }
 
-void HierarchicalGroup::push(const Running& run) {
+void HierarchicalGroup::push(const Stride& run) {
   run.tcp.run([] { return true; });
 }
 
-void HierarchicalGroup::watch_node(const Running& run) {
+void HierarchicalGroup::watch_node(const Stride& run) {
   session_->failure().check();
   const auto now = Clock::now();
   if (now < next_watch_) return;
@@ -164,7 +163,7 @@ std::vector<uint32_t> HierarchicalGroup::causes_of(const std::vector<int>& absen
   for (const int r : absent) {
     const RankBlock& peer = session_->block(r);
     const size_t known = causes.size();
-    if (tcp_ != nullptr && peer.blame_call.load(std::memory_order_acquire) == tcp_->number()) {
+    if (tcp_ && peer.blame_call.load(std::memory_order_acquire) == tcp_->number()) {
       for (const auto& blamed : peer.blamed) {
         const int32_t rank = blamed.load(std::memory_order_relaxed);
         if (rank < 0 || rank >= size()) break;
@@ -179,7 +178,7 @@ std::vector<uint32_t> HierarchicalGroup::causes_of(const std::vector<int>& absen
 }
 
 void HierarchicalGroup::look_around(const std::vector<int>& absent) {
-  if (tcp_ != nullptr) tcp_->look(causes_of(absent));
+  if (tcp_) tcp_->look(causes_of(absent));
 }
 
 std::string HierarchicalGroup::culprits(const std::vector<int>& absent) {
@@ -193,7 +192,7 @@ std::string HierarchicalGroup::culprits(const std::vector<int>& absent) {
       names += (names.empty() ? "" : ", ") + session_->describe(topology_.local_rank_of(number));
     }
   }
-  if (elsewhere.empty() || tcp_ == nullptr) return names;
+  if (elsewhere.empty() || !tcp_) return names;
   return (names.empty() ? "" : names + ", ") + tcp_->names_of(elsewhere);
 }
 

@@ -52,17 +52,6 @@ class HierarchicalGroup final : public Group, private NodeLookout {
   int rank() const override { return mesh_->rank(); }
   int size() const override { return mesh_->size(); }
 
-  void barrier(const Call& call) override;
-  void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) override;
-  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) override;
-  void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) override;
-  void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
-                      void* out, const Reduction& reduction) override;
-  void broadcast(const Call& call, Span buffer, int root) override;
-  void all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) override;
-  void gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) override;
-  void scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) override;
-  void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) override;
   void monitored_barrier(const Call& call, bool wait_all_ranks) override;
 
   /// Of the node's heap.
@@ -75,16 +64,24 @@ class HierarchicalGroup final : public Group, private NodeLookout {
   std::vector<int> node_sizes() const override;
   std::string failure() const override;
 
+ protected:
+  void check_usable(const Call& call) override;
+  void do_barrier(const Running& run) override;
+  void do_reduce(const Running& run, const Reducing& job) override;
+  void do_reduce_scatter(const Running& run, const Scattering& job) override;
+  void do_exchange(const Running& run, const ExchangePlan& plan) override;
+  void guarded(const Running& run, const std::function<void()>& body) override;
+
  private:
-  /// One collective while it is under way on this rank.
-  struct Running {
+  /// An operation while it is under way on this rank.
+  struct Stride {
     const Call& call;
     const CallRecord& record;
     TcpCall& tcp;
   };
 
   /// A reduction of all ranks' `in`, for the reader's or all nodes (-1); `out` is null where it is not wanted.
-  struct Reducing {
+  struct NodeReducing {
     const Pieces& in;
     const Pieces* out;
     DType dtype;
@@ -93,59 +90,52 @@ class HierarchicalGroup final : public Group, private NodeLookout {
     DType travels;  ///< as what, between nodes
   };
 
-  /// What this rank sends to, and gets from, each rank, as in TcpGroup.
-  struct Exchange {
-    std::vector<std::optional<ConstSpan>> sends;
-    std::vector<std::optional<Span>> receives;
-  };
-
-  // The frame of every operation (hierarchical_group.cpp).
-  /// Runs body(running); whatever goes wrong becomes the failure of the group, here and elsewhere.
-  void collective(const Call& call, const CallRecord& record, const std::function<void(const Running&)>& body,
-                  uint64_t fingerprint = 0);
   /// Makes the failure of the mesh that of the node, and the other way round.
   void share_failure() const noexcept;
 
   /// The node's first synchronisation, in which its ranks' calls are compared, and a later one.
-  void open(const Running& run);
-  void sync(const Running& run);
+  void open(const Stride& run);
+  void sync(const Stride& run);
   /// After open(): returns once all nodes are known to have made the same call.
-  void agree(const Running& run);
+  void agree(const Stride& run);
   /// The nodes' leaders tell each other that they have come so far.
-  void agree_among_leaders(const Running& run, uint32_t first_round);
+  void agree_among_leaders(const Stride& run, uint32_t first_round);
   /// Moves data over the network until done(), and looks after the node meanwhile. Whether its ranks are still needed:
   /// others may be through with the operation and be gone.
-  void wait(const Running& run, const std::function<bool()>& done, bool needs_node = true);
+  void wait(const Stride& run, const std::function<bool()>& done, bool needs_node = true);
   /// Moves what can be moved at once.
-  void push(const Running& run);
-  void watch_node(const Running& run);
+  void push(const Stride& run);
+  void watch_node(const Stride& run);
 
   void look_around(const std::vector<int>& absent) override;
   std::string culprits(const std::vector<int>& absent) override;
   std::vector<uint32_t> causes_of(const std::vector<int>& absent) const;
   void publish_causes(const TcpCall& tcp);
 
+  Stride stride(const Running& run) { return {run.call, run.record, *tcp_}; }
+
   // Reductions (hierarchical_all_reduce.cpp).
-  void reduce_to(const Running& run, const Reducing& job);
-  Algorithm choose(const Reducing& job) const;
-  void reduce_short(const Running& run, const Reducing& job, bool doubling);
+  void reduce_to(const Stride& run, const NodeReducing& job);
+  Algorithm choose(const NodeReducing& job) const;
+  void reduce_short(const Stride& run, const NodeReducing& job, bool doubling);
   /// Among leaders: `sums` holds one a node, this node's is there already.
-  void exchange_whole(const Running& run, const Reducing& job, std::byte* sums, std::byte* result);
+  void exchange_whole(const Stride& run, const NodeReducing& job, std::byte* sums, std::byte* result);
   /// Among leaders, with as much room behind the sum.
-  void exchange_doubling(const Running& run, const Reducing& job, std::byte* sum, std::byte* result);
-  void reduce_long(const Running& run, const Reducing& job, bool ring);
+  void exchange_doubling(const Stride& run, const NodeReducing& job, std::byte* sum, std::byte* result);
+  void reduce_long(const Stride& run, const NodeReducing& job, bool ring);
   class Stages;
   class Buffers;
-  void reduce_staged(const Running& run, Stages& stages, Rail* rail);
-  void reduce_in_place(const Running& run, const Reducing& job, const RailSlices& slices, bool in_heap, Rail* rail);
-  DType travelling_type(const Reducing& job) const;
+  void reduce_staged(const Stride& run, Stages& stages, Rail* rail);
+  void reduce_in_place(const Stride& run, const NodeReducing& job, const RailSlices& slices, bool in_heap, Rail* rail);
+  DType travelling_type(const NodeReducing& job) const;
   /// Without its memory; null where this rank is on none.
-  std::unique_ptr<Rail> make_rail(const Running& run, const Reducing& job, const RailSlices& slices, bool ring);
+  std::unique_ptr<Rail> make_rail(const Stride& run, const NodeReducing& job, const RailSlices& slices, bool ring);
 
   // Moving (hierarchical_all_gather.cpp, hierarchical_exchange.cpp).
-  void agree_on_sizes(const Running& run, const std::vector<uint64_t>& sizes);
-  void exchange_checked(const Call& call, const CallRecord& record, const Exchange& plan);
-  void exchange(const Running& run, const Exchange& plan);
+  void agree_on_sizes(const Stride& run, const std::vector<uint64_t>& sizes);
+  void all_gather_blocks(const Stride& run, const ExchangePlan& plan);
+  void broadcast_batches(const Stride& run, const ExchangePlan& plan);
+  void exchange_directly(const Stride& run, const ExchangePlan& plan);
 
   const std::vector<int>& members() const { return topology_.ranks_of(node_index_); }
   int nodes() const { return topology_.nodes(); }
@@ -165,9 +155,9 @@ class HierarchicalGroup final : public Group, private NodeLookout {
   int local_;  ///< this rank's number in its node
   int rails_;
   const Selection selection_;
-  int most_local_;            ///< ranks of the largest node
-  std::vector<int> leaders_;  ///< of all nodes
-  TcpCall* tcp_ = nullptr;    ///< while a collective is under way
+  int most_local_;              ///< ranks of the largest node
+  std::vector<int> leaders_;    ///< of all nodes
+  std::optional<TcpCall> tcp_;  ///< while an operation is under way
   Clock::time_point next_watch_{};
   std::vector<std::byte> scratch_;
 };

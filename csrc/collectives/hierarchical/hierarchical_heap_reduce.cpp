@@ -15,7 +15,7 @@ namespace ours {
 /// The buffers of the node's ranks.
 class HierarchicalGroup::Buffers {
  public:
-  Buffers(HierarchicalGroup& group, const Reducing& job, bool in_heap)
+  Buffers(HierarchicalGroup& group, const NodeReducing& job, bool in_heap)
       : node_(group.node_),
         job_(job),
         element_(size_of(job.dtype)),
@@ -63,15 +63,15 @@ class HierarchicalGroup::Buffers {
   }
 
   NodeGroup& node_;
-  const Reducing& job_;
+  const NodeReducing& job_;
   const size_t element_;
   std::deque<Pieces> peers_;
   std::vector<const Pieces*> all_;
   Sources places_;
 };
 
-void HierarchicalGroup::reduce_in_place(const Running& run, const Reducing& job, const RailSlices& slices, bool in_heap,
-                                        Rail* rail) {
+void HierarchicalGroup::reduce_in_place(const Stride& run, const NodeReducing& job, const RailSlices& slices,
+                                        bool in_heap, Rail* rail) {
   if (rail != nullptr) {
     Buffers buffers(*this, job, in_heap);
     size_t begun = 0, written = 0;

@@ -26,7 +26,7 @@ void copy_result(void* to, const void* from, size_t bytes, bool stream) {
 
 }  // namespace
 
-HierarchicalGroup::Stages::Stages(HierarchicalGroup& group, const Reducing& job, const RailSlices& slices)
+HierarchicalGroup::Stages::Stages(HierarchicalGroup& group, const NodeReducing& job, const RailSlices& slices)
     : group_(group),
       node_(group.node_),
       local_(group.local_),
@@ -112,7 +112,7 @@ size_t HierarchicalGroup::Stages::offset_of(size_t round, int rail) const {
 // stages the next portion, and publishes its results of the round `delay` before: for these the rail has had the time
 // of several chunks. Where a rail's slots are the places of its results nothing is copied for that; there is one slot
 // more than chunks are under way, as the others read one while the next is filled.
-void HierarchicalGroup::reduce_staged(const Running& run, Stages& stages, Rail* rail) {
+void HierarchicalGroup::reduce_staged(const Stride& run, Stages& stages, Rail* rail) {
   const size_t rounds = stages.rounds();
   const size_t all = stages.all_rounds();
   const size_t chunks = stages.slices().chunks();

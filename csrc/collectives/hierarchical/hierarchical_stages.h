@@ -10,7 +10,7 @@ namespace ours {
 /// Where windows are smaller than slices, a chunk takes several rounds.
 class HierarchicalGroup::Stages {
  public:
-  Stages(HierarchicalGroup& group, const Reducing& job, const RailSlices& slices);
+  Stages(HierarchicalGroup& group, const NodeReducing& job, const RailSlices& slices);
 
   /// Gives this rank's rail memory to work in. After all ranks of the node have come to this call.
   void give_memory(Rail& rail);
@@ -43,7 +43,7 @@ class HierarchicalGroup::Stages {
   HierarchicalGroup& group_;
   NodeGroup& node_;
   const int local_;
-  const Reducing& job_;
+  const NodeReducing& job_;
   const RailSlices slices_;
   const size_t element_;
   size_t window_;  ///< elements

@@ -43,30 +43,8 @@ void advance(const void** pointers, int count, size_t bytes) {
 
 }  // namespace
 
-void NodeGroup::all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  const size_t element = size_of(call.dtype);
-  const Pieces to(out, count, element);
-  const Pieces from(const_cast<void*>(in), count, element);
-  guarded([&] { reduce_to(call, record_of(call, count, reduction, -1), in == out ? to : from, &to, reduction); });
-}
-
-void NodeGroup::all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  const Pieces data(pieces, size_of(call.dtype));
-  guarded([&] { reduce_to(call, record_of(call, data.count(), reduction, -1), data, &data, reduction); });
-}
-
-void NodeGroup::reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction,
-                       int root) {
-  check_supported(reduction.kind, call.dtype);
-  check_root(root, size());
-  const size_t element = size_of(call.dtype);
-  const Pieces to(out, count, element);
-  const Pieces from(const_cast<void*>(in), count, element);
-  guarded([&] {
-    reduce_to(call, record_of(call, count, reduction, root), from, rank() == root ? &to : nullptr, reduction);
-  });
+void NodeGroup::do_reduce(const Running& run, const Reducing& job) {
+  reduce_to(run.call, run.record, job.in, job.out, job.reduction);
 }
 
 void NodeGroup::reduce_to(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,

@@ -12,13 +12,21 @@ std::shared_ptr<Group> make_node_group(std::shared_ptr<NodeSession> session) {
   return std::make_shared<NodeGroup>(std::move(session));
 }
 
-void NodeGroup::barrier(const Call& call) {
-  guarded([&] {
-    const CallRecord record = record_of(call);
-    publish_record(record);
-    sync(call, record);
-    check_records(record);
-  });
+void NodeGroup::guarded(const Running& /*run*/, const std::function<void()>& body) {
+  exposed_.reset();
+  try {
+    body();
+  } catch (...) {
+    session_->failure().fail(std::current_exception());
+    withdraw();
+    throw;
+  }
+}
+
+void NodeGroup::do_barrier(const Running& run) {
+  publish_record(run.record);
+  sync(run.call, run.record);
+  check_records(run.record);
 }
 
 void NodeGroup::saw_buffer(const void* data, size_t bytes) {

@@ -29,17 +29,6 @@ class NodeGroup final : public Group {
   int rank() const override { return session_->rank(); }
   int size() const override { return session_->size(); }
 
-  void barrier(const Call& call) override;
-  void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) override;
-  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) override;
-  void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) override;
-  void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
-                      void* out, const Reduction& reduction) override;
-  void broadcast(const Call& call, Span buffer, int root) override;
-  void all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) override;
-  void gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) override;
-  void scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) override;
-  void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) override;
   void monitored_barrier(const Call& call, bool wait_all_ranks) override;
 
   std::shared_ptr<void> allocate(size_t bytes) override;
@@ -50,20 +39,17 @@ class NodeGroup final : public Group {
   void leave() noexcept override { session_->leave(); }
   std::string failure() const override { return session_->failure().message(); }
 
+ protected:
+  void check_usable(const Call& /*call*/) override { session_->failure().check(); }
+  void do_barrier(const Running& run) override;
+  void do_reduce(const Running& run, const Reducing& job) override;
+  void do_reduce_scatter(const Running& run, const Scattering& job) override;
+  void do_exchange(const Running& run, const ExchangePlan& plan) override;
+  void guarded(const Running& run, const std::function<void()>& body) override;
+
  private:
   /// Composes its operations of this group's rounds, between which it goes over the network.
   friend class HierarchicalGroup;
-
-  /// What this rank sends in an exchange, and to whom.
-  struct Exchange {
-    bool common = true;            ///< all that get something get the same bytes
-    std::vector<ConstSpan> sends;  ///< one a rank, or none
-    std::vector<Span> receives;    ///< one a rank, or none
-  };
-
-  /// Runs `body`; whatever it throws, but for InvalidArgument, becomes the failure of the group.
-  template <class Body>
-  void guarded(Body&& body);
 
   /// Writes what this rank calls to where the next sync publishes it.
   void publish_record(const CallRecord& record);
@@ -95,10 +81,9 @@ class NodeGroup final : public Group {
   /// All ranks published where their data lies: reduces it there.
   void reduce_in_heap(const Call& call, const CallRecord& record, const Pieces& own, const Reduction& reduction);
 
-  void exchange(const Call& call, const CallRecord& record, const Exchange& plan);
-  void publish_tables(const Exchange& plan);
-  /// Throws MismatchError unless all tables agree; returns the most bytes that any rank sends to another.
-  size_t check_tables(const CallRecord& record);
+  void publish_sizes(const ExchangePlan& plan);
+  /// Of all ranks, as check_sizes().
+  size_t check_published_sizes(const CallRecord& record);
 
   /// Waits for rank r's monitored barrier of that number; false if it will not come, or not in time.
   bool await_monitor(int r, uint32_t number, Deadline deadline);

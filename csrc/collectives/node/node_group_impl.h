@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "collectives/call_checks.h"
 #include "collectives/call_record.h"
 #include "collectives/node/node_group.h"
 #include "common/error.h"
@@ -24,18 +23,5 @@ class Sources {
   const void* few_[kFewRanks] = {};
   std::vector<const void*> many_;
 };
-
-template <class Body>
-void NodeGroup::guarded(Body&& body) {
-  session_->failure().check();
-  exposed_.reset();
-  try {
-    body();
-  } catch (...) {
-    session_->failure().fail(std::current_exception());
-    withdraw();
-    throw;
-  }
-}
 
 }  // namespace ours

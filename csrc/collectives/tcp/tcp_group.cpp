@@ -47,10 +47,10 @@ CallRecord unpack(const Signature& signature) {
 
 }  // namespace
 
-TcpCall::Facts facts_of(const std::shared_ptr<TcpMesh>& group, const Call& call, const CallRecord& record,
-                        uint64_t fingerprint) {
+TcpCall::Facts facts_of(const std::shared_ptr<TcpMesh>& group, const Running& run) {
   TcpMesh* const mesh = group.get();
-  return {pack(record, fingerprint), call.seq, call.deadline, [record] { return describe_record(record); },
+  const CallRecord& record = run.record;
+  return {pack(record, run.fingerprint), run.call.seq, run.call.deadline, [record] { return describe_record(record); },
           [record, mesh](int peer, const Signature& theirs) {
             const CallRecord other = unpack(theirs);
             const bool theirs_is_later = count_of(other.seq) > count_of(record.seq);
@@ -66,12 +66,6 @@ TcpCall::Facts facts_of(const std::shared_ptr<TcpMesh>& group, const Call& call,
 
 TcpGroup::TcpGroup(std::shared_ptr<TcpMesh> mesh)
     : mesh_(std::move(mesh)), selection_(Selection::parse(mesh_->plan().rules)) {}
-
-TcpCall::Facts TcpGroup::facts_of(const Call& call, const CallRecord& record, uint64_t fingerprint) const {
-  return ours::facts_of(mesh_, call, record, fingerprint);
-}
-
-std::shared_ptr<void> TcpGroup::allocate(size_t) { return nullptr; }
 
 void TcpGroup::abort(const std::string& reason) {
   mesh_->fail(FailureKind::Aborted,

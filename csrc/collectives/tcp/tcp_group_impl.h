@@ -4,7 +4,6 @@
 #include <memory>
 #include <vector>
 
-#include "collectives/call_checks.h"
 #include "collectives/call_record.h"
 #include "collectives/tcp/tcp_group.h"
 #include "common/error.h"
@@ -13,20 +12,8 @@
 
 namespace ours {
 
-template <class Body>
-void TcpGroup::guarded(Body&& body) {
-  mesh_->check_usable();
-  try {
-    body();
-  } catch (...) {
-    fail(std::current_exception());
-    throw;
-  }
-}
-
-/// What TcpCall has to know of a call. `fingerprint`: of what does not fit into the record but must agree, too.
-TcpCall::Facts facts_of(const std::shared_ptr<TcpMesh>& mesh, const Call& call, const CallRecord& record,
-                        uint64_t fingerprint = 0);
+/// What TcpCall has to know of an operation.
+TcpCall::Facts facts_of(const std::shared_ptr<TcpMesh>& mesh, const Running& run);
 
 /// All ranks of a call tell each other that they are in it: in round k, rank r tells rank r + 2^k and hears from rank
 /// r - 2^k, so that after log2(size) rounds it has heard from all, directly or through others (Hensgen, Finkel and

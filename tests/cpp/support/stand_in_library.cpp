@@ -5,13 +5,16 @@
 #include <string>
 #include <vector>
 
+#include "cuda/nccl_group.h"
 #include "device/device_library.h"
+#include "support/fake_nccl.h"
 #include "support/stand_in_device.h"
 
 // The stand-in devices as a library that the package can load in place of the accelerator's (make stand_in). Processes
 // see the same devices; which of them are one and the same is said by the environment:
 //   STAND_IN_IDENTITIES=a,a,b   device 0 and 1 are the same, 2 is another; default: eight different ones
 //   STAND_IN_ISOLATED=1         none can use the memory of another
+//   STAND_IN_NCCL=1             there is a fake NCCL
 
 namespace ours::testing {
 namespace {
@@ -48,9 +51,13 @@ class StandInLibrary : public DeviceLibrary {
     return device;
   }
 
-  std::string why_no_vendor_group() const override { return "stand-in devices have no library of a vendor's"; }
-  std::shared_ptr<Group> make_vendor_group(std::shared_ptr<Group>, std::shared_ptr<Device>, Deadline) override {
-    throw DeviceError(why_no_vendor_group());
+  std::string why_no_vendor_group() const override {
+    return std::getenv("STAND_IN_NCCL") == nullptr ? "stand-in devices have no library of a vendor's" : "";
+  }
+  std::shared_ptr<Group> make_vendor_group(std::shared_ptr<Group> host, std::shared_ptr<Device> device,
+                                           Deadline deadline) override {
+    auto api = std::make_shared<FakeNccl>(std::static_pointer_cast<StandInDevice>(device));
+    return cuda::NcclGroup::make(std::move(api), std::move(host), std::move(device), deadline);
   }
   std::string vendor_version() const override { return ""; }
 
