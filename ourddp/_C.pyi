@@ -112,13 +112,6 @@ def device_facts(device_type: str) -> dict[str, Any]:
 def use_device_library(device_type: str, path: str) -> None:
     """Let the library at ``path`` serve devices of that type. For tests, which have devices of their own."""
 
-class StreamHold:
-    """Holds the current stream until ``open()`` is called or this is gone. For tests."""
-
-    def __init__(self, device_type: str) -> None: ...
-    def open(self) -> None:
-        """Let the stream go on."""
-
 # --- reducer (csrc/python/bind_reducer.cpp) --------------------------------------------------------------------------
 
 class ReducerOptions:

@@ -46,13 +46,19 @@ void ProcessGroupOurs::monitoredBarrier(const c10d::BarrierOptions& opts, bool w
 
 void ProcessGroupOurs::eagerConnectSingleDevice(at::Device device) {
   if (device.is_cpu()) return;
-  c10d::BarrierOptions waiting;
-  waiting.asyncOp = false;
-  // In the order of the collectives, like everything that ranks do together.
-  const WorkPtr work = launch(Op::Barrier, waiting, [&]() -> Collective {
-    return {DType::UInt8, {}, {}, [devices = devices_](Group&, const Call& call) { devices->group(call); }, device};
-  });
-  if (work) work->wait();
+  status_->check_usable();
+  connect_device(device, status_->timeouts.get(), nullptr);
+}
+
+void ProcessGroupOurs::connect_device(at::Device device, Milliseconds timeout, const Callback* callback) {
+  with_torch_errors(status_->where(), [&] { devices_->use(device); });
+  if (devices_->made_group()) return;
+  // In the order of the collectives, as all that ranks do together. The host waits.
+  const auto make = [devices = devices_](Group&, const Call& call) { devices->make_group(call); };
+  Collective meeting{DType::UInt8, {}, {}, make};
+  meeting.op = Op::Barrier;
+  meeting.async_op = false;
+  start(std::move(meeting), timeout, callback)->wait();
 }
 
 }  // namespace ours

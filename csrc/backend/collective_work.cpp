@@ -1,7 +1,5 @@
 #include "backend/collective_work.h"
 
-#include <utility>
-
 #include "backend/errors.h"
 #include "backend/unlocked.h"
 #include "common/interrupts.h"
@@ -24,7 +22,8 @@ void CollectiveWork::set_sequence(uint64_t count) {
 }
 
 bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
-  if (timeout.count() <= 0 && may_hold_stream() && device_call_->hold_current_stream()) {
+  if (device_call_ && device_call_->is_enqueued() && timeout.count() <= 0) {
+    device_call_->block_current_stream();
     if (done()) rethrow();
     return true;
   }
@@ -34,20 +33,25 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
 }
 
 void CollectiveWork::synchronize() {
-  if (!device_call_ || done()) return;
-  run_unlocked([this] {
-    if (!may_hold_stream() || !device_call_->hold_current_stream()) queue_->wait(*this, kNoTimeout);
-  });
+  if (!device_call_) return;
+  if (device_call_->is_enqueued()) return device_call_->block_current_stream();
+  if (done()) return;
+  run_unlocked([this] { queue_->wait(*this, kNoTimeout); });
   throw_interrupt();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
+  if (!device_call_ || !device_call_->is_enqueued()) return OursWork::getFuture();
+  return completed_future([this](const std::function<void()>& complete) { device_call_->on_stream(complete); });
 }
 
 std::vector<at::Device> CollectiveWork::devices() const {
   return device_call_ ? std::vector<at::Device>{device_call_->device()} : std::vector<at::Device>();
 }
 
-bool CollectiveWork::may_hold_stream() const {
-  // What has ended, the host knows the device to have done with.
-  return device_call_ && !device_call_->blocks_host() && !done() && !device_call_->is_first();
+void CollectiveWork::complete_captured() noexcept {
+  set_started();
+  complete(nullptr);
 }
 
 void CollectiveWork::execute() noexcept {
@@ -57,13 +61,12 @@ void CollectiveWork::execute() noexcept {
   try {
     if (device_call_) {
       device_call_->run(body_, call);
-      // The hooks that complete() calls take their time, for which no stream has to wait.
-      device_call_->open();
     } else {
       body_(*group_, call);
     }
   } catch (...) {
     error = std::current_exception();
+    if (device_call_) device_call_->context().release_after_failure(std::make_shared<decltype(body_)>(body_));
     // The group knows it already if one of its operations threw this. Otherwise the peers must hear of it: of a call
     // that has no meaning here if they make it, and of everything else in any case.
     if (error_type_of(error) != c10d::ErrorType::SUCCESS) {
@@ -73,18 +76,8 @@ void CollectiveWork::execute() noexcept {
     }
   }
   // Staging memory is not needed any more, however long the user keeps the Work.
-  if (!device_call_) body_ = nullptr;
+  body_ = nullptr;
   complete(error);
-  if (!device_call_) return;
-  // After a failure, too, and when the error can be seen: nothing may stay held.
-  device_call_->open();
-  device_call_->disposal()->drop([body = std::exchange(body_, nullptr)] {});
-}
-
-void CollectiveWork::drop(c10::intrusive_ptr<CollectiveWork> work) {
-  if (!work->device_call_) return;
-  const std::shared_ptr<Disposal> disposal = work->device_call_->disposal();
-  disposal->drop([work = std::move(work)] {});
 }
 
 void CollectiveWork::run_callbacks() noexcept {
@@ -92,7 +85,7 @@ void CollectiveWork::run_callbacks() noexcept {
   if (!device_call_ || exception()) return OursWork::run_callbacks();
   try {
     // The future notes the current stream, and makes those of its callbacks wait for that one: no other may be held up.
-    device_call_->on_own_stream([this] { OursWork::run_callbacks(); });
+    device_call_->on_stream([this] { OursWork::run_callbacks(); });
   } catch (const std::exception& e) {
     TORCH_WARN("the callbacks on the future of ", name_of(op_), " did not run: ", e.what());
   }

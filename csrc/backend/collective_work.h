@@ -32,17 +32,22 @@ class CollectiveWork final : public OursWork {
   CollectiveWork(Collective collective, std::shared_ptr<Group> group, std::shared_ptr<CommQueue> queue,
                  std::shared_ptr<GroupStatus> status);
 
-  /// Blocks until the operation has ended and throws its error. Of device tensors, where no timeout is given: makes the
-  /// current stream wait instead where that can be (see DeviceCall), and throws the error if the operation
-  /// has failed by now. A `timeout` (0: none) that passes before throws too, and leaves the operation and the group as
-  /// they are.
+  /// Blocks until the operation has ended and throws its error. Of what is enqueued on a device (DeviceCall), where no
+  /// timeout is given, it makes the current stream wait instead, and throws the error if there is one by now. A
+  /// `timeout` (0: none) that passes before throws too, and leaves the operation and the group as they are.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
-  /// Makes the current stream wait until the operation has ended, or the host; nothing to do for CPU tensors.
+  /// As wait() without its error, for device tensors; nothing to do for those of the CPU.
   void synchronize() override;
+
+  /// Of what is enqueued on a device the future is complete at once: callbacks run in streams that come after it.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   /// Of device tensors: their part in the device's order of work. Before execute().
   void set_device_call(std::unique_ptr<DeviceCall> call) { device_call_ = std::move(call); }
+
+  /// Of what was captured into a graph, in place of execute(): the Work is complete, and keeps its tensors.
+  void complete_captured() noexcept;
 
   /// It is started by a callback of that origin; before submit().
   void set_origin(Origin origin) { origin_ = std::move(origin); }
@@ -56,9 +61,6 @@ class CollectiveWork final : public OursWork {
   /// Runs the operation and completes the Work, but for its callbacks. Called once, by the queue.
   void execute() noexcept;
 
-  /// Drops a reference, which may be the last, and with it tensors and callbacks of Python. Never waits for a device.
-  static void drop(c10::intrusive_ptr<CollectiveWork> work);
-
   using OursWork::has_callbacks;
   void run_callbacks() noexcept;
 
@@ -67,10 +69,6 @@ class CollectiveWork final : public OursWork {
   std::vector<at::Device> devices() const override;
 
  private:
-  /// Whether a stream may wait for it instead of the host: it is of device tensors, under way, and not the first, and
-  /// nobody wants the host to wait.
-  bool may_hold_stream() const;
-
   const DType dtype_;
   std::function<void(Group&, const Call&)> body_;
   std::shared_ptr<Group> group_;

@@ -129,7 +129,7 @@ void CommQueue::run_next(Lock& lock) {
   run(work, lock);
   // The last reference may go here, and with it tensors and callbacks of Python: not under the lock.
   lock.unlock();
-  CollectiveWork::drop(std::move(work));
+  work.reset();
   lock.lock();
 }
 

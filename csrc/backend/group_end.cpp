@@ -32,7 +32,6 @@ void GroupParts::drain(Deadline deadline) const noexcept {
   try {
     if (!devices->device() || status->error() != c10d::ErrorType::SUCCESS || !group->failure().empty()) return;
     queue->wait_idle(left(deadline));
-    transfers->drain(left(deadline));
   } catch (const std::exception& e) {
     TORCH_WARN("waiting for the last operations of a process group: ", e.what());
   }
@@ -52,7 +51,6 @@ void GroupParts::close() const noexcept {
     devices->leave();
     group->leave();
     queue->stop();
-    devices->disposal()->close();
   } catch (const std::exception& e) {
     TORCH_WARN("closing a process group: ", e.what());
   }
@@ -63,8 +61,6 @@ void GroupParts::wait_closed() const noexcept {
     queue->wait_stopped(kCallbackPatience);
     messages->wait_closed(kCallbackPatience);
     transfers->wait_closed(kCallbackPatience);
-    // What the threads above have dropped; tensors of Python want the GIL.
-    devices->disposal()->wait_idle(kCallbackPatience);
   } catch (const std::exception& e) {
     TORCH_WARN("waiting for a closed process group: ", e.what());
   }

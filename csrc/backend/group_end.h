@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "backend/comm_queue.h"
-#include "backend/device/device_side.h"
+#include "backend/device/device_context.h"
 #include "backend/device/device_transfer.h"
 #include "backend/group_status.h"
 #include "collectives/group.h"
@@ -20,7 +20,7 @@ struct GroupParts {
   std::shared_ptr<CommQueue> queue;
   std::shared_ptr<Group> group;
   std::shared_ptr<PointToPoint> messages;
-  std::shared_ptr<DeviceSide> devices;
+  std::shared_ptr<DeviceContext> devices;
   std::shared_ptr<DeviceTransfers> transfers;
 
   /// Ends everything under way with an error, here and on the peers.
@@ -58,7 +58,7 @@ class GroupRegistry {
     std::weak_ptr<CommQueue> queue;
     std::weak_ptr<Group> group;
     std::weak_ptr<PointToPoint> messages;
-    std::weak_ptr<DeviceSide> devices;
+    std::weak_ptr<DeviceContext> devices;
     std::weak_ptr<DeviceTransfers> transfers;
   };
 

@@ -5,6 +5,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "backend/coalesced_work.h"
+#include "backend/device/enqueued_call.h"
+#include "backend/device/host_call.h"
 #include "backend/errors.h"
 #include "backend/joining/connect.h"
 #include "backend/profiling.h"
@@ -84,7 +86,7 @@ void ProcessGroupOurs::connect(Milliseconds timeout) {
   Connections connections = connect_ranks({store_, rank_, size_, timeout, name, options_->selection});
   group_ = std::move(connections.group);
   point_to_point_ = std::move(connections.messages);
-  devices_ = std::make_shared<DeviceSide>(group_);
+  devices_ = std::make_shared<DeviceContext>(group_);
   transfers_ = std::make_shared<DeviceTransfers>(devices_, point_to_point_, status_);
   status_->add_connection(group_);
   GroupRegistry::instance().add(parts());
@@ -101,10 +103,7 @@ ProcessGroupOurs::~ProcessGroupOurs() {
 
 void ProcessGroupOurs::shutdown() {
   if (status_->is_forked_child()) return;
-  if (group_->failure().empty()) {
-    drain_queues();
-    if (!was_interrupted()) transfers_->drain(Milliseconds::max());
-  }
+  if (group_->failure().empty()) drain_queues();
   const std::vector<GroupParts> all = all_parts();
   for (const GroupParts& part : all) part.close();
   for (const GroupParts& part : all) part.wait_closed();
@@ -190,8 +189,17 @@ uint64_t ProcessGroupOurs::next_number(const Callback* callback) const {
 
 c10::intrusive_ptr<CollectiveWork> ProcessGroupOurs::start(Collective collective, Milliseconds timeout,
                                                            const Callback* callback) {
+  const at::Device device = place_of(collective);
+  std::unique_lock<std::recursive_mutex> order;
+  if (!device.is_cpu()) {
+    if (!collective.behind) connect_device(device, timeout, callback);
+    order = std::unique_lock<std::recursive_mutex>(devices_->order());
+  }
   const uint64_t number = next_number(callback);
-  std::unique_ptr<DeviceCall> on_device = device_call(collective, number, timeout);
+  std::unique_ptr<DeviceCall> on_device;
+  if (!device.is_cpu()) {
+    on_device = device_call(collective, {collective.op, collective.dtype, number, Deadline::after(timeout)});
+  }
   // A rank alone waits for nobody, so a thread would gain nothing. A device's work, though, the caller need not wait
   // for.
   const bool async_op = collective.async_op;
@@ -210,8 +218,13 @@ c10::intrusive_ptr<CollectiveWork> ProcessGroupOurs::start(Collective collective
   auto work = c10::make_intrusive<CollectiveWork>(std::move(collective), group_, queue_, status_);
   work->set_flight(flight);
   if (callback != nullptr) work->set_origin(callback->origin());
+  const bool captured = on_device && on_device->is_captured();
   if (on_device) work->set_device_call(std::move(on_device));
-  queue_->submit(work, may_run_here);
+  if (captured) {
+    work->complete_captured();
+  } else {
+    queue_->submit(work, may_run_here);
+  }
   return work;
 }
 
@@ -227,18 +240,25 @@ void ProcessGroupOurs::refuse(Op op, const std::string& why) {
   lane.queue_->submit(work, inline_calls_);
 }
 
-std::unique_ptr<DeviceCall> ProcessGroupOurs::device_call(const Collective& collective, uint64_t number,
-                                                          Milliseconds timeout) {
-  const char* const name = name_of(collective.op);
-  const at::Device device =
-      collective.behind ? *collective.behind : common_device(name, collective.inputs, collective.outputs);
-  if (device.is_cpu()) return nullptr;
-  const auto where = collective.behind ? DeviceCall::Where::OnHost : DeviceCall::Where::OnDevice;
-  return with_torch_errors(status_->where(), [&] {
-    // Streams wait for what is called, and they hear of no error: of a group that has failed the caller has to hear
-    // now.
-    devices_->check_alive({collective.op, collective.dtype, number, Deadline::after(timeout)});
-    return DeviceCall::make(devices_, device, name, where);
+at::Device ProcessGroupOurs::place_of(const Collective& collective) {
+  if (collective.behind) return *collective.behind;
+  return common_device(name_of(collective.op), collective.inputs, collective.outputs);
+}
+
+std::unique_ptr<DeviceCall> ProcessGroupOurs::device_call(const Collective& collective, const Call& call) {
+  return with_torch_errors(status_->where(), [&]() -> std::unique_ptr<DeviceCall> {
+    // Where streams wait they hear of no error: of a group that has failed the caller has to hear now.
+    devices_->check_alive(call);
+    const char* const name = name_of(collective.op);
+    if (collective.behind) {
+      devices_->use(*collective.behind);
+      return std::make_unique<HostCall>(devices_, name, HostCall::Where::OnHost);
+    }
+    auto enqueues = std::dynamic_pointer_cast<EnqueueGroup>(devices_->made_group());
+    if (!enqueues || ours::options().check == CheckTime::Before) {
+      return std::make_unique<HostCall>(devices_, name, HostCall::Where::OnDevice);
+    }
+    return std::make_unique<EnqueuedCall>(devices_, std::move(enqueues), collective.body, call);
   });
 }
 

@@ -10,8 +10,8 @@
 
 #include "backend/collective_work.h"
 #include "backend/comm_queue.h"
+#include "backend/device/device_context.h"
 #include "backend/device/device_memory.h"
-#include "backend/device/device_side.h"
 #include "backend/device/device_transfer.h"
 #include "backend/errors.h"
 #include "backend/group_end.h"
@@ -81,7 +81,7 @@ class ProcessGroupOurs final : public c10d::Backend {
     return options.device().is_cpu() ? allocator_->tensor(size, options) : make_device_tensor(devices_, size, options);
   }
 
-  /// Makes what collectives of tensors on `device` need, which the first of them would do else. All ranks call it.
+  /// Makes what collectives of tensors on `device` need, which otherwise the first of them does. All ranks call it.
   void eagerConnectSingleDevice(at::Device device) override;
 
   // ---- time and failure
@@ -216,8 +216,12 @@ class ProcessGroupOurs final : public c10d::Backend {
   const Callback* current_callback() const;
   /// The number of the collective that comes next.
   uint64_t next_number(const Callback* callback) const;
-  /// The part in a device's order of work of a collective that has one; null for CPU tensors.
-  std::unique_ptr<DeviceCall> device_call(const Collective& collective, uint64_t number, Milliseconds timeout);
+  /// Makes what collectives of tensors on `device` need, unless it is there.
+  void connect_device(at::Device device, Milliseconds timeout, const Callback* callback);
+  /// The device whose order of work a collective is part of; the CPU: none.
+  static at::Device place_of(const Collective& collective);
+  /// Its part there, of such a collective.
+  std::unique_ptr<DeviceCall> device_call(const Collective& collective, const Call& call);
   /// The device that a barrier comes after; none for one of the CPU alone.
   std::optional<at::Device> device_of(const c10d::BarrierOptions& opts) const;
   Collective describe_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op);
@@ -244,7 +248,7 @@ class ProcessGroupOurs final : public c10d::Backend {
   std::shared_ptr<CommQueue> queue_;
   std::shared_ptr<Group> group_;
   std::shared_ptr<PointToPoint> point_to_point_;
-  std::shared_ptr<DeviceSide> devices_;
+  std::shared_ptr<DeviceContext> devices_;
   std::shared_ptr<DeviceTransfers> transfers_;
   std::shared_ptr<HeapAllocator> allocator_;
   bool inline_calls_;

@@ -35,11 +35,24 @@ std::vector<at::Tensor> OursWork::result() {
 c10::intrusive_ptr<c10::ivalue::Future> OursWork::getFuture() {
   std::lock_guard<std::mutex> lock(future_mutex_);
   if (future_) return future_;
-  c10::TypePtr type = c10::ListType::create(c10::TensorType::get());
-  if (outputs_.size() > 1) type = c10::ListType::create(type);
-  future_ = c10::make_intrusive<c10::ivalue::Future>(type, devices());
+  future_ = make_future();
   // Nobody has a callback on it yet, so this runs no foreign code under the lock.
   if (done()) settle(*future_);
+  return future_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> OursWork::make_future() const {
+  c10::TypePtr type = c10::ListType::create(c10::TensorType::get());
+  if (outputs_.size() > 1) type = c10::ListType::create(type);
+  return c10::make_intrusive<c10::ivalue::Future>(type, devices());
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> OursWork::completed_future(
+    const std::function<void(const std::function<void()>&)>& in_streams) {
+  std::lock_guard<std::mutex> lock(future_mutex_);
+  if (future_) return future_;
+  future_ = make_future();
+  in_streams([this] { settle(*future_); });  // nor here
   return future_;
 }
 

@@ -69,6 +69,11 @@ class OursWork : public c10d::Work, public Timed {
   /// Ends the Work, once, but for its future. `error` may be of the torch-free layers.
   void complete(const std::exception_ptr& error) noexcept;
 
+  /// The future, which is complete: `in_streams` calls what completes it with the streams as the current ones that
+  /// callbacks have to come after.
+  c10::intrusive_ptr<c10::ivalue::Future> completed_future(
+      const std::function<void(const std::function<void()>&)>& in_streams);
+
   /// After complete(): whether there is a future that has yet to be completed.
   bool has_callbacks();
 
@@ -92,6 +97,7 @@ class OursWork : public c10d::Work, public Timed {
   const Op op_;
 
  private:
+  c10::intrusive_ptr<c10::ivalue::Future> make_future() const;
   void settle(c10::ivalue::Future& future) const;
   void tell_hooks() noexcept;
 

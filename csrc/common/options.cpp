@@ -110,6 +110,12 @@ const std::vector<std::string>& words<WireType>() {
 }
 
 template <>
+const std::vector<std::string>& words<CheckTime>() {
+  static const std::vector<std::string> kWords = {"after", "before"};
+  return kWords;
+}
+
+template <>
 const std::vector<std::string>& words<DeviceEngine>() {
   static const std::vector<std::string> kWords = {"auto", "nccl", "ipc", "staging"};
   return kWords;
@@ -235,9 +241,13 @@ const std::vector<OptionRow>& option_rows() {
       word_row<&Options::inline_calls>(
           "OURS_INLINE", "0 or 1", "Whether synchronous calls run on the caller's own thread when nothing is queued."),
       word_row<&Options::blocking_wait>("OURS_BLOCKING_WAIT", "0 or 1",
-                                        "Whether waiting for a collective of tensors on a device makes the host wait "
-                                        "until it has ended, and throws its "
-                                        "error there. With 0 only the current stream waits."),
+                                        "Whether waiting for a collective that NCCL does makes the host wait until it "
+                                        "has ended, and throws its error "
+                                        "there. With 0 only the current stream waits."),
+      word_row<&Options::check>(
+          "OURS_CHECK", "after or before",
+          "When ranks compare their calls of collectives that NCCL does. after: in the background. before: before the "
+          "call, while the host waits, which shows where a program goes wrong."),
       word_row<&Options::spread>("OURS_SPREAD", "0 or 1",
                                  "Whether ranks that share a core move apart at the start of a collective."),
       word_row<&Options::huge_pages>(

@@ -17,6 +17,9 @@ enum class WireType : uint8_t { Float32, BFloat16, Float16 };
 /// What moves the data of device tensors.
 enum class DeviceEngine : uint8_t { Auto, Nccl, Ipc, Staging };
 
+/// When ranks compare what they call of what NCCL does.
+enum class CheckTime : uint8_t { After, Before };
+
 /// Its word in OURS_DEVICE_ENGINE, e.g. "ipc".
 const char* name_of(DeviceEngine engine);
 
@@ -36,6 +39,7 @@ struct Options {
   int64_t comm_nice = 0;
   bool inline_calls = true;
   bool blocking_wait = false;
+  CheckTime check = CheckTime::After;
   bool spread = true;
   bool huge_pages = true;
   bool reduce_in_place = true;

@@ -1,6 +1,5 @@
 #include "cuda/cuda_device.h"
 
-#include <cstring>
 #include <fstream>
 #include <utility>
 
@@ -59,9 +58,7 @@ CudaDevice::CudaDevice(int index) : index_(index), context_(retain_context(index
     if (other != index) check(cudaDeviceCanAccessPeer(&can, index, other), "cudaDeviceCanAccessPeer");
     peers_[uuid_of(other)] = can != 0;
   }
-  gates_ = std::make_shared<GateWords>(context_);
-  pinned_ = std::make_shared<PinnedBlocks>();
-  blocks_ = std::make_shared<DeviceBlocks>();
+  memory_ = std::make_shared<OwnMemory>(context_);
   load_kernels();
 }
 
@@ -87,11 +84,6 @@ std::unique_ptr<DeviceEvent> CudaDevice::make_event() {
   return std::make_unique<CudaEvent>(context_);
 }
 
-std::unique_ptr<StreamGate> CudaDevice::make_gate() {
-  check_not_forked();
-  return gates_->make_gate();
-}
-
 bool CudaDevice::is_capturing(StreamHandle stream) const {
   const ContextGuard guard(context_);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -107,21 +99,20 @@ bool CudaDevice::is_capturing(StreamHandle stream) const {
 
 std::shared_ptr<void> CudaDevice::pinned_memory(size_t bytes) {
   const ContextGuard guard(context_);
-  std::shared_ptr<void> memory = pinned_->take(bytes);
-  std::memset(memory.get(), 0, bytes);
-  return memory;
+  return make_pinned(bytes, context_);
 }
 
 std::shared_ptr<void> CudaDevice::memory(size_t bytes) {
   const ContextGuard guard(context_);
-  return blocks_->take(bytes);
+  return memory_->make(bytes);
 }
 
 MemoryHandle CudaDevice::share(const void* memory) {
-  const size_t bytes = blocks_->bytes_at(memory);
-  if (bytes == 0) throw DeviceError("only the beginning of memory of this device's own can be shared");
+  if (!memory_->is_beginning(memory)) {
+    throw DeviceError("only the beginning of memory of this device's own can be shared");
+  }
   const ContextGuard guard(context_);
-  return share_block(memory, bytes);
+  return share_block(memory);
 }
 
 std::shared_ptr<void> CudaDevice::map(const MemoryHandle& handle) {

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "cuda/gates.h"
 #include "cuda/memory.h"
 #include "device/device.h"
 
@@ -14,20 +13,16 @@ namespace ours::cuda {
 /// A device of CUDA's, with the primary context that the program uses too.
 class CudaDevice : public Device {
  public:
-  /// Opens it: makes its context, allocates what must not be allocated later, and loads all kernels, since CUDA may
-  /// wait for the device when it loads one.
+  /// Opens it: makes its context, and loads all kernels, since CUDA may wait for the device when it loads one.
   explicit CudaDevice(int index);
 
   int index() const override { return index_; }
   std::string identity() const override { return identity_; }
   std::string hardware() const override { return hardware_; }
   bool reaches(const std::string& identity) const override;
-  /// CUDA's documents have no number. About 1,000 is what others have found.
-  int more_than_a_stream_takes() const override { return 4096; }
 
   std::unique_ptr<DeviceStream> make_stream() override;
   std::unique_ptr<DeviceEvent> make_event() override;
-  std::unique_ptr<StreamGate> make_gate() override;
   bool is_capturing(StreamHandle stream) const override;
 
   std::shared_ptr<void> pinned_memory(size_t bytes) override;
@@ -53,9 +48,7 @@ class CudaDevice : public Device {
   int priority_ = 0;             ///< of our streams
   std::string identity_, hardware_;
   std::map<std::string, bool> peers_;  ///< by identity, for the devices that this process sees
-  std::shared_ptr<GateWords> gates_;
-  std::shared_ptr<PinnedBlocks> pinned_;
-  std::shared_ptr<DeviceBlocks> blocks_;
+  std::shared_ptr<OwnMemory> memory_;
 };
 
 }  // namespace ours::cuda

@@ -36,7 +36,6 @@ Driver find_all() {
   find(all.retain, "cuDevicePrimaryCtxRetain");
   find(all.push, "cuCtxPushCurrent");
   find(all.pop, "cuCtxPopCurrent");
-  find(all.wait_value, "cuStreamWaitValue32");
   return all;
 }
 

@@ -16,7 +16,6 @@ struct Driver {
   decltype(&cuDevicePrimaryCtxRetain) retain;
   decltype(&cuCtxPushCurrent) push;
   decltype(&cuCtxPopCurrent) pop;
-  decltype(&cuStreamWaitValue32) wait_value;
 };
 
 /// Throws DeviceError where the driver lacks one.

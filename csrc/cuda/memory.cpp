@@ -1,93 +1,27 @@
 #include "cuda/memory.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <random>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "common/partition.h"
 
 namespace ours::cuda {
-
-std::shared_ptr<void> Blocks::take(size_t bytes) {
-  const size_t whole = std::max<size_t>(1, piece_count(bytes, unit_)) * unit_;
-  void* memory = take_kept(whole);
-  if (memory == nullptr) memory = take_new(whole);
-  return {memory, [self = shared_from_this()](void* block) { self->keep(block); }};
-}
-
-size_t Blocks::bytes_at(const void* memory) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = used_.find(memory);
-  return found == used_.end() ? 0 : found->second;
-}
-
-/// The smallest that is large enough, unless that wastes a quarter.
-void* Blocks::take_kept(size_t bytes) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = kept_.lower_bound(bytes);
-  if (found == kept_.end() || found->first - bytes > bytes / 4) return nullptr;
-  void* memory = found->second;
-  used_[memory] = found->first;
-  kept_.erase(found);
-  return memory;
-}
-
-void* Blocks::take_new(size_t bytes) {
-  void* memory = allocate(bytes);
-  if (memory == nullptr) {
-    // Better to wait for the device than to fail.
-    std::multimap<size_t, void*> kept;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      kept.swap(kept_);
-    }
-    for (const auto& block : kept) give_back(block.second);
-    memory = allocate(bytes);
-  }
-  if (memory == nullptr) check(cudaErrorMemoryAllocation, ("allocating " + std::to_string(bytes) + " bytes").c_str());
-  const std::lock_guard<std::mutex> lock(mutex_);
-  used_[memory] = bytes;
-  return memory;
-}
-
-void Blocks::keep(void* memory) noexcept {
-  if (is_forked_child()) return;  // whose lock may be held by a thread that it does not have
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = used_.find(memory);
-  kept_.emplace(found->second, memory);
-  used_.erase(found);
-}
-
-void* PinnedBlocks::allocate(size_t bytes) {
-  void* memory = nullptr;
-  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
-  if (error == cudaErrorMemoryAllocation) {
-    static_cast<void>(cudaGetLastError());
-    return nullptr;
-  }
-  check(error, "cudaHostAlloc");
-  return memory;
-}
-
-void PinnedBlocks::give_back(void* memory) noexcept { static_cast<void>(cudaFreeHost(memory)); }
-
-void* DeviceBlocks::allocate(size_t bytes) {
-  void* memory = nullptr;
-  const cudaError_t error = cudaMalloc(&memory, bytes);
-  if (error == cudaErrorMemoryAllocation) {
-    static_cast<void>(cudaGetLastError());
-    return nullptr;
-  }
-  check(error, "cudaMalloc");
-  return memory;
-}
-
-void DeviceBlocks::give_back(void* memory) noexcept { static_cast<void>(cudaFree(memory)); }
-
 namespace {
+
+constexpr size_t kUnit = size_t{2} << 20;
+
+/// Tells this process's memory from that of others.
+using ProcessToken = std::array<unsigned char, 16>;
+
+/// What travels in a MemoryHandle.
+struct SharedBlock {
+  cudaIpcMemHandle_t ipc;
+  ProcessToken process;
+  const void* address;  ///< in the process that shared it
+};
+static_assert(sizeof(SharedBlock) <= sizeof(MemoryHandle), "it has to fit");
 
 const ProcessToken& own_token() {
   static const ProcessToken kToken = [] {
@@ -101,12 +35,39 @@ const ProcessToken& own_token() {
 
 }  // namespace
 
-MemoryHandle share_block(const void* memory, size_t bytes) {
+std::shared_ptr<void> make_pinned(size_t bytes, CUcontext context) {
+  void* memory = nullptr;
+  const size_t some = std::max<size_t>(bytes, 1);
+  check(cudaHostAlloc(&memory, some, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
+  std::memset(memory, 0, some);
+  return {memory, [context](void* pinned) { end_quietly(context, [&] { return cudaFreeHost(pinned); }); }};
+}
+
+std::shared_ptr<void> OwnMemory::make(size_t bytes) {
+  void* memory = nullptr;
+  check(cudaMalloc(&memory, std::max<size_t>(1, piece_count(bytes, kUnit)) * kUnit), "cudaMalloc");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  all_.insert(memory);
+  return {memory, [self = shared_from_this()](void* own) {
+            if (is_forked_child()) return;  // its lock may be held by a thread that the child does not have
+            {
+              const std::lock_guard<std::mutex> forgetting(self->mutex_);
+              self->all_.erase(own);
+            }
+            end_quietly(self->context_, [&] { return cudaFree(own); });
+          }};
+}
+
+bool OwnMemory::is_beginning(const void* memory) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return all_.count(memory) != 0;
+}
+
+MemoryHandle share_block(const void* memory) {
   SharedBlock block{};
   check(cudaIpcGetMemHandle(&block.ipc, const_cast<void*>(memory)), "cudaIpcGetMemHandle");
   block.process = own_token();
   block.address = memory;
-  block.bytes = bytes;
   MemoryHandle handle{};
   std::memcpy(handle.data(), &block, sizeof(block));
   return handle;

@@ -5,12 +5,11 @@
 #include <utility>
 
 #include "common/background_thread.h"
-#include "device/keep_forever.h"
 
 namespace ours::cuda {
 namespace {
 
-// An orderly end takes no longer where all ranks leave; who leaves alone does not wait for the others.
+// An orderly end takes no longer where all ranks leave; a rank that leaves alone does not wait for the others.
 constexpr std::chrono::milliseconds kFarewell{200};
 // NCCL frees a communicator in less, unless it waits for a peer that has died, or for a device that hangs.
 constexpr std::chrono::milliseconds kFreeing{1000};
@@ -20,9 +19,7 @@ constexpr std::chrono::microseconds kNap{20};
 
 NcclGroup::NcclGroup(std::shared_ptr<NcclApi> api, std::shared_ptr<Group> host, std::shared_ptr<Device> device,
                      size_t scratch_bytes)
-    : HostedGroup(std::move(host), std::move(device)), api_(std::move(api)), scratch_bytes_(scratch_bytes) {
-  stream_ = this->device().make_stream();
-  event_ = this->device().make_event();
+    : EnqueueGroup(std::move(host), std::move(device)), api_(std::move(api)), scratch_bytes_(scratch_bytes) {
   scratch_ = this->device().memory(scratch_bytes_);
   joined_ = this->device().memory(scratch_bytes_);
 }
@@ -37,34 +34,20 @@ std::shared_ptr<NcclGroup> NcclGroup::make(std::shared_ptr<NcclApi> api, std::sh
 void NcclGroup::connect(Deadline deadline) {
   const Call call{Op::Broadcast, DType::UInt8, 0, deadline};
   const Running run{call, record_of(call)};
-  check_usable(call);
-  HostedGroup::guarded(run, [&] {
+  DeviceGroupBase::guarded(run, [&] {
     NcclId id{};
     if (rank() == 0) id = api_->make_id();
     host().broadcast(call, Span{id.data(), id.size()}, 0);
     api_->init(size(), id, rank(), comm_);
-    at_ = {comm_, stream_->handle()};
+    at_ = {comm_, stream()};
     give(run, [] {});
   });
-}
-
-NcclGroup::~NcclGroup() { end(); }
-
-void NcclGroup::guarded(const Running& run, const std::function<void()>& body) {
-  HostedGroup::guarded(run, [&] {
-    body();
-    if (run.record.op != static_cast<uint8_t>(Op::Barrier)) finish(run);
-  });
-}
-
-void NcclGroup::check_peers(const Running& run) {
-  if (!host().failure().empty()) host().barrier(run.call);
 }
 
 void NcclGroup::give(const Running& run, const std::function<void()>& calls) {
   calls();
   while (!api_->ready(comm_)) {
-    check_peers(run);
+    check_peers(run.call);
     if (run.call.deadline.passed()) {
       throw TimeoutError("NCCL did not begin " + describe_record(run.record) + " on rank " + std::to_string(rank()) +
                          " within " + std::to_string(run.call.deadline.timeout().count()) +
@@ -81,7 +64,7 @@ void NcclGroup::give_group(const Running& run, const std::function<void()>& call
       calls();
     } catch (...) {
       try {
-        api_->end_group();  // else the thread's later calls would be taken for part of it
+        api_->end_group();  // otherwise the thread's later calls would be taken for part of it
       } catch (const DeviceError&) {
         // The first error is the one to tell.
       }
@@ -91,69 +74,54 @@ void NcclGroup::give_group(const Running& run, const std::function<void()>& call
   });
 }
 
-void NcclGroup::finish(const Running& run) {
-  event_->record(stream_->handle());
-  const auto look_around = [&] {
-    check_peers(run);
-    api_->ready(comm_);
-  };
-  wait_reached(*event_, run.call.deadline, look_around,
-               "NCCL's part of " + describe_record(run.record) + " on rank " + std::to_string(rank()));
+void NcclGroup::check_engine() {
+  if (comm_ != nullptr) api_->ready(comm_);
 }
 
 void NcclGroup::copy(void* to, const void* from, size_t bytes) {
-  if (bytes != 0 && to != from) device().copy(to, from, bytes, stream_->handle());
+  if (bytes != 0 && to != from) device().copy(to, from, bytes, stream());
 }
 
-bool NcclGroup::drop(bool in_order) noexcept {
-  if (comm_ == nullptr) return stream_ != nullptr;
+void NcclGroup::refuse_capture(const Running& run) const {
+  if (!device().is_capturing(stream())) return;
+  throw InvalidArgument(std::string(name_of(run.call.op)) +
+                        " with these arguments goes through memory of the group's, and cannot be captured into a "
+                        "graph. Keep it out of what is captured");
+}
+
+void NcclGroup::drop(bool in_order) noexcept {
+  if (comm_ == nullptr) return;
   try {
     const auto end = [api = api_, comm = std::exchange(comm_, nullptr), in_order] {
       if (in_order) return api->destroy(comm);
       api->abort(comm);
     };
-    if (ends_in_background("ours_nccl_end", end, kFreeing)) return true;
+    if (ends_in_background("ours_nccl_end", end, kFreeing)) return;
   } catch (const std::exception&) {
     // There can be no more threads, and on this one it might never return.
   }
-  keep_forever(std::shared_ptr<DeviceStream>(std::move(stream_)));
-  keep_forever(std::shared_ptr<DeviceEvent>(std::move(event_)));
-  return false;
+  leave_stream_behind();
 }
 
-bool NcclGroup::settle(std::chrono::milliseconds patience) noexcept {
-  if (!drop(false)) return false;
-  try {
-    event_->record(stream_->handle());
-  } catch (const std::exception&) {
-    return false;
-  }
-  return settles(*event_, patience);
+void NcclGroup::let_go() noexcept {
+  if (comm_ != nullptr) drop(comes_to_an_end());
+  release(std::move(scratch_));
+  release(std::move(joined_));
 }
 
-void NcclGroup::let_go(bool settled) noexcept {
-  if (in_child()) return;
-  if (!settled) {
-    keep_forever(scratch_);
-    keep_forever(joined_);
-  }
-  if (comm_ == nullptr) return;
+bool NcclGroup::comes_to_an_end() noexcept {
   // Ranks of a group that has failed do not all come to an orderly end.
-  if (!host().failure().empty()) {
-    drop(false);
-    return;
-  }
+  if (!host().failure().empty()) return false;
   try {
     api_->finalize(comm_);
     const Deadline farewell = Deadline::after(kFarewell);
-    bool in_order = api_->ready(comm_);
-    while (!in_order && !farewell.passed()) {
+    while (!api_->ready(comm_)) {
+      if (farewell.passed()) return false;
       std::this_thread::sleep_for(kNap);
-      in_order = api_->ready(comm_);
     }
-    drop(in_order);
+    return true;
   } catch (const std::exception&) {
-    drop(false);
+    return false;
   }
 }
 

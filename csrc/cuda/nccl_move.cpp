@@ -1,40 +1,42 @@
 #include <algorithm>
 
+#include "common/partition.h"
 #include "cuda/nccl_group.h"
 
-// What moves data unchanged: as bytes, so that all types go. The tables of sizes that open a call are the same on all
-// ranks, and so is what follows from them.
+// What moves data unchanged: as bytes, so that all types go.
 
 namespace ours::cuda {
 
 void NcclGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
   if (plan.movement == Movement::Broadcast) {
-    open_call(host(), run);
+    claim(run);
     const Span& buffer = plan.buffer();
     if (buffer.bytes != 0) give(run, [&] { api_->broadcast(buffer.data, buffer.bytes, plan.root, at_); });
     return;
   }
-  if (plan.movement != Movement::AllGather) {
-    const auto opened = open_call(host(), run, table_of(plan));
-    SizeTables(opened).check(run.record);
-    return exchange_directly(run, plan);
-  }
-  const Span& first = *plan.receives[0];
-  bool in_one_piece = true;
-  for (size_t r = 1; r < plan.receives.size(); ++r) {
-    const std::byte* place = static_cast<const std::byte*>(first.data) + r * first.bytes;
-    in_one_piece = in_one_piece && plan.received(r) == first.bytes && plan.receives[r]->data == place;
-  }
-  Words words{in_one_piece ? 1u : 0u};
-  const Words table = table_of(plan);
-  words.insert(words.end(), table.begin(), table.end());
-  const auto opened = open_call(host(), run, words);
-  SizeTables(opened).check(run.record);
-  if (!std::all_of(opened.begin(), opened.end(), [](const Words& told) { return told[0] == 1; })) {
-    return exchange_directly(run, plan);
-  }
+  claim(run, table_of(plan));
+  const size_t bytes = plan.received(0);
+  const bool even = std::all_of(plan.receives.begin(), plan.receives.end(),
+                                [&](const auto& receive) { return receive && receive->bytes == bytes; });
+  if (plan.movement != Movement::AllGather || !even) return exchange_directly(run, plan);
+  if (run.call.op != Op::AllGatherSingle) return all_gather_even(run, plan);
+  // All outputs are parts of one tensor.
+  if (bytes != 0) give(run, [&] { api_->all_gather(plan.sends[0]->data, plan.receives[0]->data, bytes, at_); });
+}
+
+/// Where the outputs lie, each rank knows for itself alone: all gather into the scratch memory, in the same steps.
+void NcclGroup::all_gather_even(const Running& run, const ExchangePlan& plan) {
+  refuse_capture(run);
   const ConstSpan& input = *plan.sends[0];
-  if (input.bytes != 0) give(run, [&] { api_->all_gather(input.data, first.data, input.bytes, at_); });
+  const size_t step = std::max<size_t>(scratch_bytes_ / plan.receives.size(), 1);
+  for (size_t k = 0; k < piece_count(input.bytes, step); ++k) {
+    const Slice part = piece_of(input.bytes, step, k);
+    const std::byte* const mine = static_cast<const std::byte*>(input.data) + part.begin;
+    give(run, [&] { api_->all_gather(mine, scratch(), part.size(), at_); });
+    for (size_t r = 0; r < plan.receives.size(); ++r) {
+      copy(static_cast<std::byte*>(plan.receives[r]->data) + part.begin, scratch() + r * part.size(), part.size());
+    }
+  }
 }
 
 /// One message from each rank to each, all at once; what a rank gives itself is copied.

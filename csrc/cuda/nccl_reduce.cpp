@@ -3,7 +3,7 @@
 #include "common/partition.h"
 #include "cuda/nccl_group.h"
 
-// Reductions: NCCL's where it has them. Else all inputs are brought together by it, in steps that fit into the scratch
+// Reductions: NCCL's where it has them. Otherwise NCCL brings all inputs together, in steps that fit into the scratch
 // memory, and the device's kernels reduce them in the order of ranks.
 
 namespace ours::cuda {
@@ -22,17 +22,25 @@ size_t slot_count(size_t scratch, size_t slots, size_t element) {
 }  // namespace
 
 void NcclGroup::do_reduce(const Running& run, const Reducing& job) {
-  const size_t element = size_of(run.call.dtype);
+  claim(run);
+  if (run.call.op == Op::AllReduceCoalesced) return reduce_joined(run, job);
+  reduce_to(run,
+            {job.in.whole(), job.out == nullptr ? nullptr : job.out->whole(), job.in.count(), job.reduction, job.root});
+}
+
+/// Where an array is cut, each rank knows for itself alone: all reduce in the same steps.
+void NcclGroup::reduce_joined(const Running& run, const Reducing& job) {
   const Pieces& data = job.in;
-  // Peers may have cut it elsewhere: who has one piece reduces in the same steps.
-  const auto opened = open_call(host(), run, {data.whole() != nullptr ? 1u : 0u});
-  if (std::all_of(opened.begin(), opened.end(), [](const Words& words) { return words[0] == 1; })) {
-    return reduce_to(
-        run, {data.whole(), job.out == nullptr ? nullptr : job.out->whole(), data.count(), job.reduction, job.root});
-  }
+  const size_t element = size_of(run.call.dtype);
   const size_t step = slot_count(scratch_bytes_, 1, element);
   for (size_t k = 0; k < piece_count(data.count(), step); ++k) {
     const Slice part = piece_of(data.count(), step, k);
+    if (data.whole() != nullptr) {
+      std::byte* const place = data.whole() + part.begin * element;
+      reduce_to(run, {place, place, part.size(), job.reduction, -1});
+      continue;
+    }
+    refuse_capture(run);
     data.visit(part.begin, part.end, [&](std::byte* piece, size_t from, size_t n) {
       copy(at(joined(), from * element), piece, n * element);
     });
@@ -62,6 +70,7 @@ void NcclGroup::reduce_by_nccl(const Running& run, const Whole& job, const NcclR
     const void* in = at(job.in, part.begin * element);
     void* out = mine ? at(job.out, part.begin * element) : nullptr;
     if (how.prepare) {
+      refuse_capture(run);
       prepare(scratch(), in, part.size(), run.call.dtype, *how.prepare);
       in = scratch();
     }
@@ -78,11 +87,12 @@ void NcclGroup::reduce_by_nccl(const Running& run, const Whole& job, const NcclR
 }
 
 void NcclGroup::prepare(void* to, const void* from, size_t count, DType dtype, const Reduction& reduction) {
-  if (count != 0) device().reduce({to}, {from}, count, dtype, reduction, stream_->handle());
+  if (count != 0) device().reduce({to}, {from}, count, dtype, reduction, stream());
 }
 
 void NcclGroup::reduce_gathered(const Running& run, const Whole& job) {
   const size_t element = size_of(run.call.dtype);
+  refuse_capture(run);
   const size_t step = slot_count(scratch_bytes_, static_cast<size_t>(size()), element);
   for (size_t k = 0; k < piece_count(job.count, step); ++k) {
     const Slice part = piece_of(job.count, step, k);
@@ -112,56 +122,46 @@ void NcclGroup::fold(void* result, size_t count, size_t stride, const Running& r
   for (size_t r = 0; r < ranks; ++r) {
     sources.push_back(scratch() + r * stride);
     if (sources.size() == kMostDeviceRanks && r + 1 < ranks) {
-      device().reduce({scratch()}, sources, count, run.call.dtype, partial, stream_->handle());
+      device().reduce({scratch()}, sources, count, run.call.dtype, partial, stream());
       sources = {scratch()};
     }
   }
-  device().reduce({result}, sources, count, run.call.dtype, last, stream_->handle());
+  device().reduce({result}, sources, count, run.call.dtype, last, stream());
 }
 
 void NcclGroup::do_reduce_scatter(const Running& run, const Scattering& job) {
-  const std::vector<const void*>& inputs = job.inputs;
-  const std::vector<size_t>& counts = job.counts;
-  const size_t element = size_of(run.call.dtype);
-  bool in_one_piece = true;
-  for (size_t r = 1; r < inputs.size(); ++r) {
-    in_one_piece = in_one_piece && counts[r] == counts[0] && inputs[r] == at(inputs[0], r * counts[0] * element);
-  }
-  const auto opened = open_call(host(), run, {in_one_piece ? 1u : 0u});
-  const bool all = std::all_of(opened.begin(), opened.end(), [](const Words& words) { return words[0] == 1; });
+  claim(run);
   const auto how = nccl_reduction_of(run.call.dtype, job.reduction, size());
   if (how && !how->prepare) {
-    scatter_by_nccl(run, job, *how, all);
+    scatter_by_nccl(run, job, *how);
   } else {
     scatter_exchanged(run, job);
   }
 }
 
-void NcclGroup::scatter_by_nccl(const Running& run, const Scattering& job, const NcclReduction& how,
-                                bool in_one_piece) {
-  const std::vector<const void*>& inputs = job.inputs;
-  const std::vector<size_t>& counts = job.counts;
-  void* const out = job.out;
-  const size_t mine = counts[static_cast<size_t>(rank())];
-  if (in_one_piece) {
+void NcclGroup::scatter_by_nccl(const Running& run, const Scattering& job, const NcclReduction& how) {
+  const size_t mine = job.counts[static_cast<size_t>(rank())];
+  if (run.call.op == Op::ReduceScatterSingle) {  // all inputs are parts of one tensor, of the same size
     if (mine == 0) return;
-    give(run, [&] { api_->reduce_scatter(inputs[0], out, mine * how.units, how.type, how.op, at_); });
+    give(run, [&] { api_->reduce_scatter(job.inputs[0], job.out, mine * how.units, how.type, how.op, at_); });
   } else {
     give_group(run, [&] {
       for (int root = 0; root < size(); ++root) {
         const auto r = static_cast<size_t>(root);
-        void* to = root == rank() ? out : nullptr;
-        if (counts[r] != 0) api_->reduce(inputs[r], to, counts[r] * how.units, how.type, how.op, root, at_);
+        void* to = root == rank() ? job.out : nullptr;
+        if (job.counts[r] == 0) continue;
+        api_->reduce(job.inputs[r], to, job.counts[r] * how.units, how.type, how.op, root, at_);
       }
     });
   }
-  if (how.finish) prepare(out, out, mine, run.call.dtype, *how.finish);
+  if (how.finish) prepare(job.out, job.out, mine, run.call.dtype, *how.finish);
 }
 
 void NcclGroup::scatter_exchanged(const Running& run, const Scattering& job) {
   const std::vector<const void*>& inputs = job.inputs;
   const std::vector<size_t>& counts = job.counts;
   const size_t element = size_of(run.call.dtype);
+  refuse_capture(run);
   const size_t step = slot_count(scratch_bytes_, static_cast<size_t>(size()), element);
   const size_t mine = counts[static_cast<size_t>(rank())];
   const size_t rounds = piece_count(*std::max_element(counts.begin(), counts.end()), step);

@@ -35,7 +35,7 @@ bool CudaEvent::reached() {
   return true;
 }
 
-void CudaEvent::hold(StreamHandle stream) {
+void CudaEvent::block(StreamHandle stream) {
   const ContextGuard guard(context_);
   check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_, 0), "cudaStreamWaitEvent");
 }

@@ -25,7 +25,7 @@ class CudaEvent : public DeviceEvent {
   ~CudaEvent() override;
   void record(StreamHandle stream) override;
   bool reached() override;
-  void hold(StreamHandle stream) override;
+  void block(StreamHandle stream) override;
 
  private:
   CUcontext context_;

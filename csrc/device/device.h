@@ -33,19 +33,19 @@ class DeviceOutOfMemory : public DeviceError {
 /// A stream in the accelerator's own terms (a cudaStream_t).
 using StreamHandle = void*;
 
-/// What one process tells another so that it can map memory of a device; as bytes, as they travel. Larger than what the
-/// accelerator itself needs (64 bytes): it also says whose memory it is.
+/// What one process tells another so that it can map memory of a device, as the bytes that travel. It is larger than
+/// what the accelerator itself needs (64 bytes), because it also says whose memory it is.
 using MemoryHandle = std::array<unsigned char, 128>;
 
-/// A stream of ours, which waits for no other stream unless it is told to, and comes before those of the default
-/// priority. Destroying it waits for nothing; what is in it is done.
+/// A stream of ours. It waits for no other stream unless it is told to, and comes before those of the default priority.
+/// Destroying it waits for nothing; what it has been given is still done.
 class DeviceStream {
  public:
   virtual ~DeviceStream() = default;
   virtual StreamHandle handle() const = 0;
 };
 
-/// A point in a stream. Used by one thread at a time.
+/// A point in a stream. Several threads may ask for it at a time, but none while it is recorded.
 class DeviceEvent {
  public:
   virtual ~DeviceEvent() = default;
@@ -54,21 +54,8 @@ class DeviceEvent {
   /// Whether the device has come to the point; true where none was recorded. Never waits. Throws DeviceError where the
   /// device has failed.
   virtual bool reached() = 0;
-  /// What `stream` is given from now on waits for the point.
-  virtual void hold(StreamHandle stream) = 0;
-};
-
-/// Lets streams wait for the host, which itself goes on. Callable from any thread.
-class StreamGate {
- public:
-  /// Where it is not open, opens it: nothing may stay held.
-  virtual ~StreamGate() = default;
-  /// What `stream` is given from now on waits until the gate is open. Streams that share a queue of the hardware with
-  /// it may be held too (CUDA_DEVICE_MAX_CONNECTIONS).
-  virtual void hold(StreamHandle stream) = 0;
-  /// Once and for all. Never throws, never waits.
-  virtual void open() noexcept = 0;
-  virtual bool is_open() const = 0;
+  /// What `stream` is given from now on waits for the point, which is what record() has last set.
+  virtual void block(StreamHandle stream) = 0;
 };
 
 /// `count` elements somewhere, and their place in a flat array.
@@ -97,26 +84,20 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual std::string hardware() const = 0;
   /// Whether kernels of this device can use the memory of the device of that identity.
   virtual bool reaches(const std::string& identity) const = 0;
-  /// Longer than a stream that nothing holds takes for something small, or for the rest of what has failed.
-  virtual std::chrono::milliseconds patience() const { return std::chrono::milliseconds(200); }
-  /// So many small kernels are more than a stream takes at once: who gives it another one waits. 0: it takes any
-  /// number.
-  virtual int more_than_a_stream_takes() const = 0;
-
   virtual std::unique_ptr<DeviceStream> make_stream() = 0;
   virtual std::unique_ptr<DeviceEvent> make_event() = 0;
-  virtual std::unique_ptr<StreamGate> make_gate() = 0;
   /// Whether `stream` is being captured into a graph.
   virtual bool is_capturing(StreamHandle stream) const = 0;
 
-  /// Host memory that the device copies from and to by itself (pinned). Zero, aligned to 64 bytes.
+  /// Host memory that the device copies from and to by itself (pinned). Zero, aligned to 64 bytes. To free this and
+  /// memory() may wait for what the device has under way.
   virtual std::shared_ptr<void> pinned_memory(size_t bytes) = 0;
   /// Memory of the device that other processes of the node can map. Contents are undefined.
   virtual std::shared_ptr<void> memory(size_t bytes) = 0;
-  /// For memory() of this device, its very beginning.
+  /// `memory` is the very beginning of what memory() of this device returned.
   virtual MemoryHandle share(const void* memory) = 0;
-  /// Maps what a process shared, of a device that this one reaches: what this process shared is where it always was.
-  /// Whoever shared it must keep it until then when the returned pointer is dropped.
+  /// Maps what a process has shared of a device that this one reaches. What this process has shared itself is where it
+  /// always was. The process that shared it must keep it until the returned pointer is dropped.
   virtual std::shared_ptr<void> map(const MemoryHandle& handle) = 0;
 
   /// Copies between any two of: memory of devices, pinned memory.

@@ -14,7 +14,7 @@ namespace ours {
 class Group;
 
 /// Changes with every change of the interfaces that cross between the libraries.
-constexpr int kDeviceInterface = 3;
+constexpr int kDeviceInterface = 4;
 
 /// All that such a library has to offer. There is one of it in a process, and it is never unloaded.
 class DeviceLibrary {

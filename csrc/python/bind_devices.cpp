@@ -1,5 +1,4 @@
 #include <c10/core/Device.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <pybind11/stl.h>
 
 #include "backend/device/devices.h"
@@ -12,21 +11,6 @@ namespace ours {
 namespace {
 
 c10::DeviceType type_named(const std::string& device) { return c10::Device(device).type(); }
-
-/// Holds a stream until it is told not to, so that tests see who waits for what.
-class StreamHold {
- public:
-  explicit StreamHold(const std::string& device_type) {
-    const c10::impl::VirtualGuardImpl guard(type_named(device_type));
-    const c10::Device device = guard.getDevice();
-    gate_ = device_library_of(device.type()).device(device.index())->make_gate();
-    gate_->hold(guard.getStreamNativeHandle(guard.getStream(device)));
-  }
-  void open() { gate_->open(); }
-
- private:
-  std::unique_ptr<StreamGate> gate_;
-};
 
 py::dict facts_of(const std::string& device_type) {
   const DeviceReport facts = report_devices(type_named(device_type));
@@ -53,10 +37,6 @@ void bind_devices(py::module_& module) {
       },
       py::arg("device_type"), py::arg("path"),
       "From now on the library at `path` serves devices of that type. For tests, which have devices of their own.");
-  py::class_<StreamHold>(module, "StreamHold",
-                         "Holds the current stream until open() is called or this is gone. For tests.")
-      .def(py::init<const std::string&>(), py::arg("device_type"))
-      .def("open", &StreamHold::open, "Let the stream go on.");
 }
 
 }  // namespace ours

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import device_type
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import assert_same, batches, gradients, loss_of, make_model, reference_gradients, share
-from device_cases import here
+from device_cases import here, stop_stream, stopped
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -152,7 +153,7 @@ class Simple(nn.Module):
         return Passing.apply(scale, *list(self.parts)[:used])
 
 
-def _held(rank: int, world: int, kind: str, options: dict[str, Any]) -> None:
+def _stopped(rank: int, world: int, kind: str, options: dict[str, Any]) -> None:
     device = here(kind)
     model = DistributedDataParallel(Simple().to(device), bucket_cap_mb=0.002, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -167,10 +168,9 @@ def _held(rank: int, world: int, kind: str, options: dict[str, Any]) -> None:
         step(scale)
     before = float(model.module.parts[0][0])
     dist.barrier()
-    held = _C.StreamHold(kind)
-    for scale in scales[2:]:
-        step(scale)  # returns, though the device has not even begun
-    held.open()
+    with stopped(kind):
+        for scale in scales[2:]:
+            step(scale)  # returns, though the device has not even begun
     expected = before - sum(index + (world - 1) / 2 for index in (2, 3, 4))
     for part in model.module.parts:
         assert part.cpu().tolist() == [expected] * 300
@@ -181,8 +181,8 @@ def _held(rank: int, world: int, kind: str, options: dict[str, Any]) -> None:
     [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}, {"static_graph": True}],
     ids=["plain", "views", "nothing unused", "static"],
 )
-def test_steps_do_not_wait_for_the_device(rank_pool: Any, kind: str, options: dict[str, Any]) -> None:
-    _run(rank_pool, kind, _held, options)
+def test_steps_with_nccl_do_not_wait_for_the_device(rank_pool: Any, standin: str, options: dict[str, Any]) -> None:
+    rank_pool(2, f"cpu:ours,{standin}:ours", env={"STAND_IN_NCCL": "1"}).run(_stopped, standin, options)
 
 
 def _in_a_side_stream(rank: int, world: int, kind: str) -> None:
@@ -191,11 +191,11 @@ def _in_a_side_stream(rank: int, world: int, kind: str) -> None:
     scale = torch.full((1,), float(rank), device=device)
     stream = torch.Stream(device)
     stream.wait_stream(torch.accelerator.current_stream())
-    hold = _C.StreamHold(kind)
+    stop = stop_stream(kind)
+    threading.Timer(0.05, stop.go_on).start()
     with stream:
         model(scale).backward()
         seen = [part.grad.clone() for part in model.module.parts]
-    hold.open()
     stream.synchronize()
     for gradient in seen:
         assert gradient.cpu().tolist() == [(world - 1) / 2] * 300
@@ -217,9 +217,9 @@ def _of_two_streams(rank: int, world: int, kind: str, elsewhere: int, views: boo
     model = DistributedDataParallel(module, gradient_as_bucket_view=views)
     del graph
     with stream:
-        hold = _C.StreamHold(kind)
+        stop = stop_stream(kind)
+    threading.Timer(0.05, stop.go_on).start()
     model(torch.full((1,), float(rank), device=device)).backward()
-    hold.open()
     for part in module.parts:
         assert part.grad.cpu().tolist() == [(world - 1) / 2] * 300
 

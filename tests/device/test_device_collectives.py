@@ -11,6 +11,8 @@ SETTINGS = {
     "one device": {"STAND_IN_IDENTITIES": "0"},
     "two devices": {"STAND_IN_IDENTITIES": "0,1"},
     "staging": {"OURS_DEVICE_ENGINE": "staging"},
+    "NCCL": {"STAND_IN_NCCL": "1"},
+    "NCCL, compared before": {"STAND_IN_NCCL": "1", "OURS_CHECK": "before"},
 }
 
 

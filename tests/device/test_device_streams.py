@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import device_streams
 import pytest
-from ranks import run_ranks
 
 CASES = [
-    device_streams.waiting_holds_streams_not_hosts,
     device_streams.side_streams,
     device_streams.tensors_may_go_at_once,
-    device_streams.freeing_a_tensor_holds_up_no_collective,
-    device_streams.blocking_waits,
+    device_streams.the_host_waits,
     device_streams.futures_and_callbacks,
     device_streams.callbacks_of_gathers,
     device_streams.futures_of_several,
@@ -20,19 +17,29 @@ CASES = [
 ]
 
 
+NCCL = {"STAND_IN_NCCL": "1"}
+
+
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_streams(rank_pool, kind, world, case):
     rank_pool(world, f"cpu:ours,{kind}:ours").run(case, kind)
 
 
-def test_blocking_wait_by_an_option(rank_pool, kind):
-    pool = rank_pool(2, f"cpu:ours,{kind}:ours", env={"OURS_BLOCKING_WAIT": "1"})
-    pool.run(device_streams.blocking_waits, kind)
-    pool.run(device_streams.futures_and_callbacks, kind)
+ENQUEUED = [device_streams.waiting_blocks_streams_not_hosts, device_streams.a_capture_takes_collectives]
 
 
-@pytest.mark.parametrize("queues", [1, 3])
-def test_streams_that_share_queues_are_not_held(kind, queues):
-    env = {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues)}
-    run_ranks(2, device_streams.streams_that_share_queues, kind, backend=f"cpu:ours,{kind}:ours", env=env)
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("case", [*CASES, *ENQUEUED], ids=lambda case: case.__name__)
+def test_streams_with_nccl(rank_pool, standin, world, case):
+    if world == 1 and case in CASES:
+        pytest.skip("a single rank needs no NCCL")
+    rank_pool(world, f"cpu:ours,{standin}:ours", env=NCCL).run(case, standin)
+
+
+@pytest.mark.parametrize("option", ["OURS_BLOCKING_WAIT=1", "OURS_CHECK=before"])
+def test_nccl_lets_the_host_wait_where_an_option_says_so(rank_pool, standin, option):
+    name, value = option.split("=")
+    pool = rank_pool(2, f"cpu:ours,{standin}:ours", env={**NCCL, name: value})
+    pool.run(device_streams.wait_blocks_the_host, standin)
+    pool.run(device_streams.futures_and_callbacks, standin)

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import device_type
 import torch
@@ -23,14 +24,30 @@ def here(kind: str) -> torch.device:
     return torch.device(kind, index)
 
 
+class Sleeping:
+    """A stream of CUDA's with much to do, which nobody can end early."""
+
+    def __init__(self) -> None:
+        """Give the current stream about a tenth of a second of work."""
+        torch.cuda._sleep(200_000_000)
+
+    def go_on(self) -> None:
+        """Do nothing: the stream goes on by itself."""
+
+
+def stop_stream(kind: str) -> Any:
+    """Stop the current stream until ``go_on()`` is called on what this returns, or that is gone."""
+    return device_type.load().stop_current_stream() if kind == device_type.NAME else Sleeping()
+
+
 @contextlib.contextmanager
-def held(kind: str) -> Iterator[_C.StreamHold]:
-    """Hold the current stream until the end of the block, or until ``open()``."""
-    hold = _C.StreamHold(kind)
+def stopped(kind: str) -> Iterator[Any]:
+    """Stop the current stream until the end of the block, or until ``go_on()``."""
+    stop = stop_stream(kind)
     try:
-        yield hold
+        yield stop
     finally:
-        hold.open()
+        stop.go_on()
 
 
 def poisoned(like: torch.Tensor) -> torch.Tensor:
@@ -214,7 +231,7 @@ def memory_of_the_group(rank: int, world: int, kind: str) -> None:
     assert tensor.cpu().eq(sum(range(world))).all()
     assert backend.allocate_tensor(10, dtype=torch.float32, device=torch.device("cpu")).is_cpu
     if backend.device_engine().startswith("ipc"):
-        with held(kind):  # what the stream has yet to come to may use the memory
+        with stopped(kind):  # what the stream has yet to come to may use the memory
             place = tensor.data_ptr()
             del tensor
             assert backend.allocate_tensor(1000, dtype=torch.float32, device=device).data_ptr() != place
@@ -238,16 +255,18 @@ def memory_that_another_thread_drops(rank: int, world: int, kind: str) -> None:
     with torch.Stream(device=device):
         tensor = backend.allocate_tensor(1000, dtype=torch.float32, device=device)
         place = tensor.data_ptr()
-        with held(kind) as first:
-            dist.all_reduce(tensor)
-            with held(kind) as second:
+        with stopped(kind) as first:
+            work = dist.all_reduce(tensor, async_op=True)
+            with stopped(kind) as second:
                 taken = torch.empty(1000, device=device).copy_(tensor)
                 gone = threading.Event()
                 weakref.finalize(tensor, gone.set).atexit = False
                 del tensor
-                first.open()
-                assert gone.wait(30)  # the collective has ended, and what kept its tensor has let it go
+                first.go_on()
+                work.wait()
+                del work
+                assert gone.wait(30)  # what kept its tensor has let it go
                 others = [backend.allocate_tensor(1000, dtype=torch.float32, device=device) for _ in range(10)]
                 assert place not in [one.data_ptr() for one in others]
-                second.open()
+                second.go_on()
         assert taken.cpu().shape == (1000,)

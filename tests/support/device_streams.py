@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from datetime import timedelta
 
+import device_type
 import pytest
 import torch
 import torch.distributed as dist
-from device_cases import held, here
-from probes import errors_written
-
-from ourddp import _C
+from device_cases import here, stopped
 
 
 def copied(tensor: torch.Tensor, times: int = 1) -> torch.Tensor:
@@ -21,28 +18,6 @@ def copied(tensor: torch.Tensor, times: int = 1) -> torch.Tensor:
     for _ in range(times - 1):
         total.add_(tensor)
     return total
-
-
-def waiting_holds_streams_not_hosts(rank: int, world: int, kind: str) -> None:
-    """Neither a call nor wait() waits on the host for what the device has yet to do, and all comes in order."""
-    device = here(kind)
-    x = torch.ones(1000, device=device)
-    dist.all_reduce(x)  # the first one, for which the host waits
-    for asynchronous in (False, True):
-        x.fill_(0)
-        torch.accelerator.synchronize()
-        with held(kind) as hold:
-            x.fill_(rank + 1)  # comes after the hold, and the collective after this
-            work = dist.all_reduce(x, async_op=asynchronous)
-            if asynchronous:
-                assert work.wait()
-                assert not work.is_completed()
-                assert work.result()[0] is not None
-            else:
-                assert work is None
-            x.add_(x)  # after the collective, since the current stream waits for it
-            hold.open()
-        assert torch.equal(x.cpu(), torch.full((1000,), float(world * (world + 1))))
 
 
 def side_streams(rank: int, world: int, kind: str) -> None:
@@ -68,64 +43,90 @@ def tensors_may_go_at_once(rank: int, world: int, kind: str) -> None:
     """Who drops the tensors of a call right after it loses nothing: the Work keeps them while they are needed."""
     device = here(kind)
     kept = []
-    with held(kind) as hold:
+    with stopped(kind) as stop:
         for i in range(10):
             x = torch.full((20_000,), float(i), device=device)
             output = torch.full((20_000 * world,), -1.0, device=device)
             dist.all_gather_into_tensor(output, x, async_op=True)
             del x
             kept.append(output)
-        hold.open()
+        stop.go_on()
     dist.barrier()
     for i, output in enumerate(kept):
         assert output.cpu().eq(i).all()
 
 
-def freeing_a_tensor_holds_up_no_collective(rank: int, world: int, kind: str) -> None:
-    """The next collective ends although whoever was the last to own a tensor of one takes long to free it."""
+def waiting_blocks_streams_not_hosts(rank: int, world: int, kind: str) -> None:
+    """Neither a call nor wait() waits on the host for what the device has yet to do, and all comes in order."""
     device = here(kind)
-    dist.all_reduce(torch.ones(1, device=device))
-    freeing, go = threading.Event(), threading.Event()
+    x = torch.ones(1000, device=device)
+    dist.all_reduce(x)  # the first one, for which the host waits
+    for asynchronous in (False, True):
+        x.fill_(0)
+        torch.accelerator.synchronize()
+        with stopped(kind) as stop:
+            x.fill_(rank + 1)  # comes after the stop, and the collective after this
+            work = dist.all_reduce(x, async_op=asynchronous)
+            if asynchronous:
+                assert work.wait()
+                assert not work.is_completed()
+                assert work.result()[0] is not None
+                assert work.get_future().done()
+            else:
+                assert work is None
+            x.add_(x)  # after the collective, since the current stream waits for it
+            stop.go_on()
+        assert torch.equal(x.cpu(), torch.full((1000,), float(world * (world + 1))))
 
-    def free() -> None:
-        freeing.set()
-        go.wait(60)
 
-    with held(kind) as hold:
-        x = torch.ones(10, device=device)
-        weakref.finalize(x, free).atexit = False
-        dist.all_reduce(x)
-        del x  # the Work is the last owner
-        y = torch.ones(10, device=device)
-        work = dist.all_reduce(y, async_op=True)
-        hold.open()
+def a_capture_takes_collectives(rank: int, world: int, kind: str) -> None:
+    """What is captured is given to the device, and nobody on the host waits for it."""
+    module = device_type.load()
+    device = here(kind)
+    x = torch.ones(4, device=device)
+    dist.all_reduce(x)
+    module.set_capturing(True)
     try:
-        assert work.wait(timedelta(seconds=20))
-        assert freeing.wait(20)
-        dist.all_reduce(y)
-        assert y.cpu().eq(world * world).all()
+        dist.all_reduce(x)
+        work = dist.broadcast(x, 0, async_op=True)
+        assert work.wait()
+        assert work.is_completed()
+        with pytest.raises(RuntimeError, match=r"barrier of tensors on .* cannot be captured"):
+            dist.barrier()
     finally:
-        go.set()
+        module.set_capturing(False)
+    dist.all_reduce(x)
+    assert x.cpu().eq(world**3).all()
 
 
-def blocking_waits(rank: int, world: int, kind: str) -> None:
-    """With a timeout, or OURS_BLOCKING_WAIT=1, it is the host that waits."""
+def the_host_waits(rank: int, world: int, kind: str) -> None:
+    """Calls return at once, and wait() when the operation has ended, or after its timeout."""
     device = here(kind)
     x = torch.ones(10, device=device)
-    blocking = _C.option_values()["OURS_BLOCKING_WAIT"] == "1"
-    with held(kind) as hold:
+    with stopped(kind) as stop:
         work = dist.all_reduce(x, async_op=True)
         with pytest.raises(RuntimeError, match="Operation timed out"):
             work.wait(timedelta(milliseconds=50))
         assert not work.is_completed()
-        hold.open()
-    if blocking:
-        work.wait()
-    else:
-        assert work.wait(timedelta(seconds=30))
+        stop.go_on()
+    assert work.wait(timedelta(seconds=30))
     assert work.is_completed()
     assert work.is_success()
-    assert x.cpu().eq(world).all()
+    with torch.Stream(device=device):  # every stream sees the result
+        assert x.cpu().eq(world).all()
+
+
+def wait_blocks_the_host(rank: int, world: int, kind: str) -> None:
+    """wait() without a timeout returns when the operation has ended."""
+    device = here(kind)
+    x = torch.ones(10, device=device)
+    dist.all_reduce(x)
+    with stopped(kind) as stop:
+        threading.Timer(0.05, stop.go_on).start()
+        work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        assert work.is_completed()
+    assert x.cpu().eq(world * world).all()
 
 
 def futures_and_callbacks(rank: int, world: int, kind: str) -> None:
@@ -141,11 +142,10 @@ def futures_and_callbacks(rank: int, world: int, kind: str) -> None:
 
     for _ in range(5):
         x = torch.full((3000,), rank + 1.0, device=device)
-        with held(kind) as hold:
+        with stopped(kind) as stop:
             work = dist.all_reduce(x, async_op=True)
             future = work.get_future().then(double).then(again)
-            assert not future.done()
-            hold.open()
+            stop.go_on()
         expected = world * world * (world + 1.0)
         assert future.wait().cpu().eq(expected).all()
         assert work.get_future().value()[0].device == device
@@ -159,7 +159,7 @@ def futures_of_several(rank: int, world: int, kind: str) -> None:
     dist.all_reduce(torch.ones(1, device=device))
     for _ in range(5):
         x, y = (torch.full((3000,), -5.0, device=device) for _ in range(2))
-        with held(kind) as hold:
+        with stopped(kind) as stop:
             x.fill_(1)
             y.fill_(2)
             with dist._coalescing_manager(async_ops=True, device=device) as manager:
@@ -167,7 +167,7 @@ def futures_of_several(rank: int, world: int, kind: str) -> None:
                 dist.all_reduce(y)
             (work,) = manager.works
             results = work.get_future().then(lambda future: [copied(t) for t in future.value()])
-            hold.open()
+            stop.go_on()
         assert [t.cpu().unique().tolist() for t in results.wait()] == [[float(world)], [2.0 * world]]
 
 
@@ -186,13 +186,13 @@ def callbacks_of_gathers(rank: int, world: int, kind: str) -> None:
             return [copied(one) for one in lists[0]]
 
         torch.accelerator.synchronize()
-        with held(kind) as hold:
+        with stopped(kind) as stop:
             x.fill_(rank)
             works = [dist.all_gather(outputs, x, async_op=True)]
             futures = [works[0].get_future().then(copy)]
             works.append(dist.gather(x, outputs if rank == 0 else None, dst=0, async_op=True))
             futures.append(works[1].get_future().then(copy))
-            hold.open()
+            stop.go_on()
         assert [t.cpu().unique().tolist() for t in futures[0].wait()] == [[float(r)] for r in range(world)]
         gathered = [t.cpu().unique().tolist() for t in futures[1].wait()]
         assert gathered == ([[float(r)] for r in range(world)] if rank == 0 else [])
@@ -206,44 +206,19 @@ def barriers_wait_for_the_device(rank: int, world: int, kind: str) -> None:
     dist.all_reduce(x)
     come = threading.Event()  # set just before the device may come to the barrier
     seen = []
-    with held(kind) as hold:
+    with stopped(kind) as stop:
         work = dist.barrier(async_op=True)
         future = work.get_future().then(lambda _: seen.append(come.is_set()))
         with pytest.raises(RuntimeError, match="Operation timed out"):
             work.wait(timedelta(milliseconds=20))
         come.set()
-        hold.open()
+        stop.go_on()
         work.wait()
         assert work.is_completed()
     future.wait()
     assert seen == [True]
     dist.barrier()
     dist.barrier(device_ids=[device.index])
-
-
-def streams_that_share_queues(rank: int, world: int, kind: str) -> None:
-    """Where a stream that waits would hold up those of the collectives, the host waits."""
-    device = here(kind)
-    x = torch.ones(100_000, device=device)
-    dist.all_reduce(x)
-    with errors_written() as written, torch.Stream(device=device):
-        # A few times, as nothing needs to wait for a collective that has ended already.
-        for _ in range(20):
-            x.fill_(1)
-            work = dist.all_reduce(x, async_op=True)
-            work.wait()
-            assert work.is_completed()
-            work = dist.all_reduce(x, async_op=True)
-            work.synchronize()
-            assert work.is_completed()
-            (value,) = dist.all_reduce(x, async_op=True).get_future().wait()
-            if world > 1:
-                message = dist.isend(x, (rank + 1) % world)
-                dist.recv(torch.empty_like(x), (rank - 1) % world)
-                message.synchronize()
-            assert value.cpu().eq(world**3).all()
-    assert written().count("would hold up those that collectives run in") == 1
-    side_streams(rank, world, kind)
 
 
 def misuse(rank: int, world: int, kind: str) -> None:

@@ -13,20 +13,8 @@ namespace ours {
 
 namespace {
 
-/// Whether the device has certainly come to it; null: an event that could not be made.
-bool is_reached(DeviceEvent* event) noexcept {
-  try {
-    return event != nullptr && event->reached();
-  } catch (const std::exception&) {
-    return false;
-  }
-}
-
 /// How often the device is asked while something waits for it.
 constexpr std::chrono::microseconds kPoll{50};
-
-/// Copies wait for nothing but others: they get so long at least, before they count as stuck.
-constexpr std::chrono::milliseconds kCopyPatience{10000};
 
 /// How much pinned memory is kept for later transfers: to get it takes much longer than to use it.
 constexpr size_t kMostKept = size_t{64} << 20;
@@ -41,7 +29,8 @@ size_t pinned_size(size_t bytes) {
 }  // namespace
 
 DeviceTransfers::WorkPtr DeviceTransfers::make(const TransferRequest& request, int rank) {
-  return c10::make_intrusive<DeviceTransferWork>(request, rank, status_, side_);
+  context_->use(request.tensor.device());
+  return c10::make_intrusive<DeviceTransferWork>(request, rank, status_, context_);
 }
 
 void DeviceTransfers::start(const WorkPtr& work) {
@@ -74,34 +63,6 @@ bool DeviceTransfers::busy() const {
   return std::any_of(items_.begin(), items_.end(), [](const ItemPtr& item) { return !item->work->done(); });
 }
 
-void DeviceTransfers::drain(std::chrono::milliseconds limit) {
-  const Deadline deadline = Deadline::after(limit);
-  Lock lock(mutex_);
-  if (thread_ == std::this_thread::get_id()) return;
-  Interrupts interrupts;
-  while (const auto end = end_of_drain()) {
-    const Clock::time_point at = std::min(*end, deadline.at());
-    const auto now = Clock::now();
-    if (now >= at) return;
-    changed_.wait_until(lock, std::min(at, now + Interrupts::kBetweenLooks));
-    lock.unlock();
-    const bool interrupted = !interrupts.look().empty();
-    lock.lock();
-    if (interrupted) return;
-  }
-}
-
-std::optional<Clock::time_point> DeviceTransfers::end_of_drain() const {
-  std::optional<Clock::time_point> end;
-  for (const ItemPtr& item : items_) {
-    if (!item->work->counted_on_ || item->work->done()) continue;
-    // Deadlines end all but a copy that the device does not come to the end of.
-    const Clock::time_point at = item->work->limit_->end() + kCopyPatience;
-    end = end ? std::max(*end, at) : at;
-  }
-  return end;
-}
-
 void DeviceTransfers::close() noexcept {
   std::lock_guard<std::mutex> lock(mutex_);
   closed_ = true;
@@ -127,7 +88,7 @@ void DeviceTransfers::run() {
       changed_.notify_all();
       // The last reference may go here, and with it tensors of Python: not under the lock.
       lock.unlock();
-      side_->disposal()->drop([ended = std::move(ended)] {});
+      ended.clear();
       lock.lock();
       continue;
     }
@@ -177,9 +138,6 @@ bool DeviceTransfers::advance(const ItemPtr& item) {
   }
   if (!item->copied->reached()) return false;
   if (!work.sends()) return true;
-  // Its memory has been read: streams need not wait for the peer, nor the host in their place.
-  work.order_->open();
-  work.tell_waiters();
   if (!is_first_to_send(*item)) return false;
   item->stage = Stage::Message;
   post(item);
@@ -188,7 +146,7 @@ bool DeviceTransfers::advance(const ItemPtr& item) {
 
 bool DeviceTransfers::may_start(const Item& item) {
   if (item.work->order_->reached()) return true;
-  const std::string failure = side_->host().failure();
+  const std::string failure = context_->host().failure();
   if (!failure.empty()) throw AbortedError(failure);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -215,18 +173,18 @@ bool DeviceTransfers::is_first_to_send(const Item& item) const {
 
 void DeviceTransfers::copy(Item& item) {
   const DeviceTransferWork& work = *item.work;
-  Device& device = side_->accelerator();
-  const DeviceStream& stream = side_->transfer_stream();
+  Device& device = context_->accelerator();
+  const StreamHandle stream = context_->transfer_stream();
   const Span memory = work.memory();
   if (work.sends()) {
-    device.copy(item.pinned.get(), memory.data, memory.bytes, stream.handle());
+    device.copy(item.pinned.get(), memory.data, memory.bytes, stream);
   } else {
-    device.copy(memory.data, item.pinned.get(), memory.bytes, stream.handle());
-    const c10::StreamGuard guard(side_->stream_of(stream));
+    device.copy(memory.data, item.pinned.get(), memory.bytes, stream);
+    const c10::StreamGuard guard(context_->torch_stream(stream));
     work.output_.commit();
   }
   item.copied = device.make_event();
-  item.copied->record(stream.handle());
+  item.copied->record(stream);
 }
 
 void DeviceTransfers::post(const ItemPtr& item) {
@@ -243,16 +201,12 @@ void DeviceTransfers::post(const ItemPtr& item) {
 }
 
 TransferDone DeviceTransfers::on_end(const ItemPtr& item) {
-  return [self = shared_from_this(), item](const Transfer& transfer) mutable -> TransferCallbacks {
-    {
-      std::lock_guard<std::mutex> lock(self->mutex_);
-      if (!item->error) item->error = transfer.error();
-      item->work->source_.store(transfer.source());
-      item->message_ended = true;
-      self->changed_.notify_all();
-    }
-    // The last to have it may be this thread, which moves all messages.
-    self->side_->disposal()->drop([item = std::move(item)] {});
+  return [self = shared_from_this(), item](const Transfer& transfer) -> TransferCallbacks {
+    std::lock_guard<std::mutex> lock(self->mutex_);
+    if (!item->error) item->error = transfer.error();
+    item->work->source_.store(transfer.source());
+    item->message_ended = true;
+    self->changed_.notify_all();
     return nullptr;
   };
 }
@@ -260,14 +214,13 @@ TransferDone DeviceTransfers::on_end(const ItemPtr& item) {
 void DeviceTransfers::end(const ItemPtr& item) noexcept {
   const WorkPtr& work = item->work;
   if (!item->error) {
-    work->order_->open();
     give_back(work->memory().bytes, std::move(item->pinned));
-  } else if (item->stage == Stage::Copy && !is_reached(item->copied.get())) {
-    // The device may still be about to use it. Not the Work, which keeps the side.
-    side_->keep([input = work->input_, output = work->output_, pinned = std::move(item->pinned)] {});
+  } else if (item->stage == Stage::Copy) {
+    context_->release_after_failure(item->pinned);
+    context_->release_after_failure(std::make_shared<at::Tensor>(work->input_));
+    context_->release_after_failure(std::make_shared<Output>(work->output_));
   }
   work->complete(item->error);
-  work->order_->open();
   if (!work->has_callbacks()) return;
   const auto call = [work] { work->run_callbacks(); };
   try {
@@ -290,7 +243,7 @@ std::shared_ptr<void> DeviceTransfers::take_pinned(size_t bytes) {
       return memory;
     }
   }
-  return side_->accelerator().pinned_memory(size);
+  return context_->accelerator().pinned_memory(size);
 }
 
 void DeviceTransfers::give_back(size_t bytes, std::shared_ptr<void> pinned) {

@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <vector>
 
@@ -22,9 +21,9 @@ class DeviceTransfers : public std::enable_shared_from_this<DeviceTransfers> {
  public:
   using WorkPtr = c10::intrusive_ptr<DeviceTransferWork>;
 
-  DeviceTransfers(std::shared_ptr<DeviceSide> side, const std::shared_ptr<PointToPoint>& messages,
+  DeviceTransfers(std::shared_ptr<DeviceContext> context, const std::shared_ptr<PointToPoint>& messages,
                   std::shared_ptr<GroupStatus> status)
-      : side_(std::move(side)), messages_(messages), status_(std::move(status)) {}
+      : context_(std::move(context)), messages_(messages), status_(std::move(status)) {}
 
   /// Not yet under way. Throws where the device cannot take part.
   WorkPtr make(const TransferRequest& request, int rank);
@@ -33,10 +32,6 @@ class DeviceTransfers : public std::enable_shared_from_this<DeviceTransfers> {
 
   /// Whether anything that was posted has not ended.
   bool busy() const;
-
-  /// Waits, at most for `limit`, until that has ended for which wait() made a stream wait: its user need not wait
-  /// again. What nobody has waited for may go on. Not at all on the thread of transfers.
-  void drain(std::chrono::milliseconds limit);
 
   /// Ends what the device has not got to yet with an error; what the messages are at ends with them. The thread ends
   /// when nothing is left.
@@ -65,8 +60,6 @@ class DeviceTransfers : public std::enable_shared_from_this<DeviceTransfers> {
   using ItemPtr = std::shared_ptr<Item>;
 
   void run();
-  /// When to give up what drain() waits for; none: there is nothing to wait for. Under mutex_.
-  std::optional<Clock::time_point> end_of_drain() const;
   /// Moves all on as far as they go without waiting; returns those that have ended.
   std::vector<ItemPtr> advance_all();
   /// Whether it has ended. Throws how it has failed.
@@ -82,7 +75,7 @@ class DeviceTransfers : public std::enable_shared_from_this<DeviceTransfers> {
   std::shared_ptr<void> take_pinned(size_t bytes);
   void give_back(size_t bytes, std::shared_ptr<void> pinned);
 
-  const std::shared_ptr<DeviceSide> side_;
+  const std::shared_ptr<DeviceContext> context_;
   const std::weak_ptr<PointToPoint> messages_;  // weak: what ends last must not be a thread of its own
   const std::shared_ptr<GroupStatus> status_;
   mutable std::mutex mutex_;  // guards all below

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <utility>
 
-#include "device/keep_forever.h"
+#include "device/deferred_release.h"
 
 namespace ours {
 
@@ -31,19 +31,10 @@ DeviceHeap::DeviceHeap(std::shared_ptr<Device> device, std::shared_ptr<LetGoBoar
       zeros_(device_->pinned_memory(kZeros)) {}
 
 DeviceHeap::~DeviceHeap() {
-  std::vector<std::shared_ptr<void>> memory;
-  memory.reserve(segments_.size());
-  for (Segment& segment : segments_) memory.push_back(std::move(segment.memory));
-  if (abandoned_) {
-    for (auto& one : memory) keep_forever(std::move(one));
-  } else if (!memory.empty()) {
-    retire(std::move(memory), board_, rank_);
-  }
-}
-
-void DeviceHeap::abandon() noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  abandoned_ = true;
+  auto memory = std::make_shared<std::vector<Segment>>(std::move(segments_));
+  if (memory->empty()) return;
+  // Without a board nobody knows when the peers have let go.
+  release_when([board = board_, rank = rank_] { return board && board->is_free(rank); }, std::move(memory));
 }
 
 uint64_t DeviceHeap::add_segment(size_t bytes) {
@@ -53,7 +44,7 @@ uint64_t DeviceHeap::add_segment(size_t bytes) {
   return segments_.size() - 1;
 }
 
-// Without the lock, which reductions need: to make memory may wait for all that the device was given.
+// Without the lock, which reductions need: to make memory may take long.
 DeviceHeap::Segment DeviceHeap::make_segment(size_t bytes, bool for_pieces) {
   std::shared_ptr<void> memory = device_->memory(bytes);
   const MemoryHandle handle = device_->share(memory.get());

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "collectives/device/free_ranges.h"
-#include "collectives/device/shared_device_memory.h"
+#include "collectives/device/let_go_board.h"
 #include "device/device.h"
 
 namespace ours {
@@ -23,7 +23,8 @@ struct DevicePlace {
 /// group lives. Pieces of some are given out for tensors, others are used as a whole. Safe to use from any thread.
 class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
  public:
-  /// Once all pieces are freed and the group is gone, the memory is retired by that board, which may be null.
+  /// The memory is released when all pieces are freed, the group is gone, and all peers have let go of it by `board`,
+  /// which may be null: then nobody knows whether they have.
   DeviceHeap(std::shared_ptr<Device> device, std::shared_ptr<LetGoBoard> board, int rank);
   DeviceHeap(const DeviceHeap&) = delete;
   DeviceHeap& operator=(const DeviceHeap&) = delete;
@@ -49,9 +50,6 @@ class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
   Shared shared(uint64_t segment) const;
   std::byte* at(DevicePlace place) const;
 
-  /// Keeps all segments until the process ends: the device may still touch them.
-  void abandon() noexcept;
-
  private:
   struct Segment {
     std::shared_ptr<void> memory;
@@ -72,7 +70,6 @@ class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
   const int rank_;
   mutable std::mutex mutex_;  // guards the segments
   std::vector<Segment> segments_;
-  bool abandoned_ = false;
   std::mutex zero_mutex_;  // guards the making of zeros
   const std::unique_ptr<DeviceStream> stream_;
   const std::unique_ptr<DeviceEvent> zeroed_;

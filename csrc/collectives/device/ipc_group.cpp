@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/partition.h"
+#include "device/deferred_release.h"
 
 namespace ours {
 
@@ -21,7 +22,7 @@ constexpr size_t kAlign = 16;
 }  // namespace
 
 IpcGroup::IpcGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device, IpcMemory memory)
-    : HostedGroup(std::move(host), std::move(device)),
+    : DeviceGroupBase(std::move(host), std::move(device)),
       slot_bytes_(memory.stage_bytes / kSlots / kAlign * kAlign),
       board_(std::move(memory.board)),
       heap_(std::move(memory.heap)),
@@ -40,12 +41,11 @@ IpcGroup::IpcGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device, 
 
 IpcGroup::~IpcGroup() {
   end();
-  // What other groups of this process have left may be free by now.
-  if (!in_child()) give_back_what_is_free();
+  if (!in_child()) release_deferred();
 }
 
 void IpcGroup::guarded(const Running& run, const std::function<void()>& body) {
-  HostedGroup::guarded(run, [&] {
+  DeviceGroupBase::guarded(run, [&] {
     body();
     if (board_) board_->finish_call(rank());
   });
@@ -95,31 +95,37 @@ std::shared_ptr<void> IpcGroup::allocate(size_t bytes) {
   return heap_->allocate(bytes);
 }
 
-bool IpcGroup::settle(std::chrono::milliseconds patience) noexcept {
-  try {
-    copied_->record(copies_->handle());
-    reduced_->record(kernels_->handle());
-  } catch (const std::exception&) {
-    return false;
-  }
-  return settles(*copied_, patience) && settles(*reduced_, patience);
-}
+namespace {
 
-void IpcGroup::let_go(bool settled) noexcept {
-  if (!settled) {
-    memory_->abandon();
-    heap_->abandon();
-    return;
+/// What a rank's device uses of its peers' memory, and its own that the same kernels use. When it is destroyed, the
+/// peers are told that they may free theirs.
+struct Use {
+  std::unique_ptr<MappedMemory> mapped;
+  std::shared_ptr<DeviceHeap> own;
+  std::shared_ptr<LetGoBoard> board;
+  int rank;
+
+  ~Use() {
+    mapped.reset();
+    if (board) board->let_go(rank);
   }
-  memory_->drop();
-  if (!board_) return;
+};
+
+}  // namespace
+
+void IpcGroup::let_go() noexcept {
   // The process may end next, and with it the stage from which others are still copying the last results: for as long
   // as a copy takes.
   const auto patience = Deadline::after(kLastCopies);
-  while (!board_->have_all_finished_calls_of(rank()) && failure().empty() && !patience.passed()) {
+  while (board_ && !board_->have_all_finished_calls_of(rank()) && failure().empty() && !patience.passed()) {
     std::this_thread::yield();
   }
-  board_->let_go(rank());
+  auto use = std::make_shared<Use>();
+  use->mapped = std::move(memory_);
+  use->own = heap_;
+  use->board = board_;
+  use->rank = rank();
+  release(std::move(use));
 }
 
 }  // namespace ours

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "collectives/device/device_group_base.h"
 #include "collectives/device/device_opening.h"
-#include "collectives/device/hosted_group.h"
 #include "collectives/device/ipc_memory.h"
 #include "collectives/pieces.h"
 #include "common/partition.h"
@@ -16,22 +16,19 @@ namespace ours {
 /// Collectives over device memory among ranks of one node whose devices reach each other: each rank shares memory of
 /// its device, all map it, and copies and kernels go directly from the memory of one to that of another.
 ///
-/// Several ranks may share a device. Then the lowest of them, its driver, launches the kernels for all of the device's
-/// share of a reduction: kernels of several processes would take turns, each switch of which takes longer than a small
-/// reduction. No kernel waits for anything: ranks wait for each other on the host, in the host group, and for their own
-/// device by its events. What was done on the device before a rank arrives there can be read by all after it.
+/// Several ranks may share a device. The lowest of them, its driver, launches the kernels for all of the device's share
+/// of a reduction: kernels of several processes would take turns, and each switch takes longer than a small reduction.
+/// No kernel waits for anything: ranks wait for each other on the host, in the host group, and for their own device by
+/// its events. What was done on the device before a rank arrives there can be read by all after it.
 ///
 /// A call opens with one such synchronisation, in which the ranks compare what they called and tell where their data
-/// lies. What is not in the group's heap is copied into the rank's stage first. A stage has three slots, used by turns,
-/// by all ranks alike: that of the chunk which is coming in, that of the chunk which is reduced or read by others, and
-/// that of the chunk before, from which the results are copied out. So the next call may write into its first slot
-/// before it has opened, although others are still reading the last one of this call: no call has to be closed.
-///
-/// Streams, events and stages are made with the group: later, a user's stream may wait for the end of an operation, and
-/// what is asked of the device in the operation may wait for all that the device has been given.
+/// lies. Data outside the group's heap is copied into the rank's stage first. A stage has three slots, which all ranks
+/// use by turns: for the chunk that is coming in, for the chunk that is reduced or read by others, and for the chunk
+/// before, whose results are copied out. So the next call may fill its first slot before it has opened, although others
+/// still read the last slot of this call: no call has to be closed.
 ///
 /// The operations: ipc_reduce.cpp, ipc_heap_reduce.cpp, ipc_move.cpp.
-class IpcGroup final : public HostedGroup {
+class IpcGroup final : public DeviceGroupBase {
  public:
   static constexpr size_t kSlots = 3;
   /// What share_device_memory() is asked for.
@@ -53,8 +50,7 @@ class IpcGroup final : public HostedGroup {
   void do_reduce_scatter(const Running& run, const Scattering& job) override;
   void do_exchange(const Running& run, const ExchangePlan& plan) override;
   void guarded(const Running& run, const std::function<void()>& body) override;
-  bool settle(std::chrono::milliseconds patience) noexcept override;
-  void let_go(bool settled) noexcept override;
+  void let_go() noexcept override;
 
  private:
   /// The segment of each rank's that is its stage.
@@ -92,10 +88,10 @@ class IpcGroup final : public HostedGroup {
   const size_t slot_bytes_;  ///< the same on all ranks
   const std::shared_ptr<LetGoBoard> board_;
   const std::shared_ptr<DeviceHeap> heap_;
-  const std::unique_ptr<MappedMemory> memory_;
-  std::vector<size_t> device_of_;  ///< by rank
-  std::vector<int> drivers_;       ///< by device
-  size_t next_slot_ = 0;           ///< counts the chunks of all calls
+  std::unique_ptr<MappedMemory> memory_;  ///< null once it was let go
+  std::vector<size_t> device_of_;         ///< by rank
+  std::vector<int> drivers_;              ///< by device
+  size_t next_slot_ = 0;                  ///< counts the chunks of all calls
   const std::unique_ptr<DeviceStream> copies_, kernels_;
   const std::unique_ptr<DeviceEvent> copied_, reduced_;
 };

@@ -70,7 +70,7 @@ IpcMemory share_device_memory(Group& host, const std::shared_ptr<Device>& device
     memory.why_not = first_of(gather_texts(host, call, refusal(map_all)));
   }
   if (!memory.why_not.empty()) {
-    if (memory.mapped) memory.mapped->drop();
+    memory.mapped.reset();
     if (memory.board) memory.board->let_go(rank);
   }
   return memory;

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "collectives/device/device_opening.h"
-#include "device/keep_forever.h"
 
 namespace ours {
 
@@ -56,17 +55,6 @@ std::byte* MappedMemory::at(int rank, DevicePlace place) {
 size_t MappedMemory::segment_bytes(int rank, uint64_t segment) const {
   if (rank == rank_) return own_->shared(segment).bytes;
   return segments_[static_cast<size_t>(rank)].at(segment).shared.bytes;
-}
-
-void MappedMemory::drop() noexcept {
-  for (auto& of_rank : segments_) of_rank.clear();
-}
-
-void MappedMemory::abandon() noexcept {
-  for (auto& of_rank : segments_) {
-    for (Segment& segment : of_rank) keep_forever(std::move(segment.mapped));
-  }
-  drop();
 }
 
 }  // namespace ours

@@ -22,11 +22,6 @@ class MappedMemory {
   std::byte* at(int rank, DevicePlace place);
   size_t segment_bytes(int rank, uint64_t segment) const;
 
-  /// Forgets all that is mapped.
-  void drop() noexcept;
-  /// The same, but keeps it until the process ends: the device may still touch it.
-  void abandon() noexcept;
-
  private:
   struct Segment {
     DeviceHeap::Shared shared;

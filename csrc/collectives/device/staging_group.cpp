@@ -13,15 +13,13 @@ constexpr size_t kAlign = 64;
 }  // namespace
 
 StagingGroup::StagingGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device, size_t chunk_bytes)
-    : HostedGroup(std::move(host), std::move(device)),
+    : DeviceGroupBase(std::move(host), std::move(device)),
       chunk_bytes_(chunk_bytes),
       pipeline_(this->device(), slot_bytes()) {}
 
 StagingGroup::~StagingGroup() { end(); }
 
-void StagingGroup::let_go(bool settled) noexcept {
-  if (!settled) pipeline_.abandon();
-}
+void StagingGroup::let_go() noexcept { release(pipeline_.memory()); }
 
 void StagingGroup::copy(void* to, const void* from, size_t bytes, StreamHandle stream) {
   if (bytes != 0) device().copy(to, from, bytes, stream);

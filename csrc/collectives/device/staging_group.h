@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "collectives/device/hosted_group.h"
+#include "collectives/device/device_group_base.h"
 #include "collectives/device/staging_pipeline.h"
 #include "collectives/pieces.h"
 
@@ -18,7 +18,7 @@ namespace ours {
 /// a comparison of the whole, and so does all whose sizes no rank knows alone.
 ///
 /// The operations: staging_reduce.cpp, staging_move.cpp.
-class StagingGroup final : public HostedGroup {
+class StagingGroup final : public DeviceGroupBase {
  public:
   static constexpr size_t kChunkBytes = size_t{4} << 20;
 
@@ -32,8 +32,7 @@ class StagingGroup final : public HostedGroup {
   void do_reduce(const Running& run, const Reducing& job) override;
   void do_reduce_scatter(const Running& run, const Scattering& job) override;
   void do_exchange(const Running& run, const ExchangePlan& plan) override;
-  bool settle(std::chrono::milliseconds patience) noexcept override { return pipeline_.settle(patience); }
-  void let_go(bool settled) noexcept override;
+  void let_go() noexcept override;
 
  private:
   void broadcast_chunks(const Running& run, const ExchangePlan& plan);

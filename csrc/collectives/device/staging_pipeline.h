@@ -1,7 +1,6 @@
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -15,8 +14,7 @@ namespace ours {
 /// on one, the device brings the next one down and the one before up, in a stream for each direction.
 class StagingPipeline {
  public:
-  /// With slots of so many bytes. All is allocated here: later, what waits for this pipeline may keep the device from
-  /// having done all it was given, for which an allocation may wait.
+  /// With slots of so many bytes.
   StagingPipeline(Device& device, size_t slot_bytes);
 
   /// What happens in step k, in `slot`.
@@ -33,18 +31,16 @@ class StagingPipeline {
   /// Returns when all steps are done, and with them the copies.
   void run(const Job& job);
 
-  /// Waits for at most that long until all copies are done; whether they are.
-  bool settle(std::chrono::milliseconds patience) noexcept;
-
-  /// Keeps the memory although nobody will use it: the device may.
-  void abandon() noexcept;
+  /// Of all slots.
+  const std::shared_ptr<void>& memory() const { return memory_; }
 
  private:
   static constexpr size_t kSlots = 3;
 
+  const size_t slot_bytes_;
   const std::unique_ptr<DeviceStream> up_, down_;
+  const std::shared_ptr<void> memory_;
   std::array<std::unique_ptr<DeviceEvent>, kSlots> fetched_, delivered_;
-  std::array<std::shared_ptr<void>, kSlots> slots_;
 };
 
 }  // namespace ours

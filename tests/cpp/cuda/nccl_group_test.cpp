@@ -1,5 +1,6 @@
 #include "cuda/nccl_group.h"
 
+#include <atomic>
 #include <cstdint>
 #include <thread>
 
@@ -217,20 +218,6 @@ void sum_one(Rank& self) {
   self.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 1), &x, &x, 1, {ReduceKind::Sum, 2, 1.0});
 }
 
-TEST(nccl_is_aborted_after_streams_that_wait_for_the_host_were_let_go_on) {
-  run_ranks(2, NcclGroup::kScratchBytes, [](Rank& self) {
-    const auto stream = self.device->make_stream();
-    const std::shared_ptr<StreamGate> gate = self.device->stop(stream->handle());
-    self.group->set_on_failure([gate] { gate->open(); });
-    bool was_open = false;
-    self.api->set_on_end([&] { was_open = gate->is_open(); });
-    self.api->fail("unhandled cuda error");
-    CHECK_THROWS(Error, sum_one(self));
-    CHECK_EQ(ends_of(*self.api, "abort"), 1);
-    CHECK(was_open);
-  });
-}
-
 TEST(nccl_that_does_not_come_to_an_end_is_left_behind) {
   for (const bool fails : {true, false}) {
     const std::string end = fails ? "abort" : "destroy";
@@ -263,6 +250,103 @@ TEST(nccl_waits_no_longer_once_the_group_is_aborted) {
     self.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 1), &x, &x, 1, {});
   });
   CHECK_CONTAINS(message_of(errors[0]), "enough");
+}
+
+// ---- enqueued
+
+/// Enqueues a sum of one number behind what the default stream has.
+NcclGroup::Enqueued enqueue_sum(Rank& self, float& x, const Call& call) {
+  return self.group->enqueue(call, nullptr, [&, call] {
+    self.group->all_reduce(call, &x, &x, 1, {ReduceKind::Sum, self.group->size(), 1.0});
+  });
+}
+
+Call sum_call(uint64_t seq, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+  return call_of(Op::AllReduce, DType::Float32, seq, timeout);
+}
+
+TEST(nccl_enqueues_without_waiting_for_device_or_peers) {
+  std::atomic<bool> enqueued{false};
+  run_ranks(2, NcclGroup::kScratchBytes, [&](Rank& self) {
+    float x = 1;
+    if (self.group->rank() == 1) {
+      while (!enqueued) std::this_thread::yield();
+    }
+    const auto stopped = self.device->stop(nullptr);
+    const auto first = enqueue_sum(self, x, sum_call(1));
+    const auto second = enqueue_sum(self, x, sum_call(2));
+    enqueued = true;
+    CHECK(!first.done->reached());
+    stopped->go_on();
+    self.group->watch(sum_call(1), first);
+    self.group->watch(sum_call(2), second);
+    CHECK_EQ(x, 4);
+    CHECK(second.done->reached());
+  });
+}
+
+TEST(nccl_work_that_differs_is_found_afterwards_and_stopped) {
+  const auto errors = run_ranks_catching(2, NcclGroup::kScratchBytes, [](Rank& self) {
+    std::vector<float> data(10);
+    const auto call = sum_call(5);
+    const auto enqueued = self.group->enqueue(call, nullptr, [&] {
+      if (self.group->rank() == 0) return self.group->all_reduce(call, data.data(), data.data(), 10, {});
+      self.group->broadcast(call, {data.data(), 40}, 0);
+    });
+    try {
+      self.group->watch(call, enqueued);
+    } catch (const MismatchError&) {
+      CHECK_EQ(ends_of(*self.api, "abort"), 1);
+      self.device->synchronize(self.group->stream());  // nothing stays stuck
+      throw;
+    }
+  });
+  for (const auto& error : errors) CHECK_CONTAINS(message_of(error), "rank 0 called all_reduce number 5");
+}
+
+TEST(nccl_work_of_which_a_peer_is_late_is_stopped_after_the_timeout) {
+  testing::with_growing_timeouts([](std::chrono::milliseconds timeout) {
+    run_ranks(2, NcclGroup::kScratchBytes, [&](Rank& self) {
+      if (self.group->rank() == 1) {
+        while (self.group->failure().empty()) std::this_thread::yield();
+        return;
+      }
+      float x = 1;
+      const auto enqueued = enqueue_sum(self, x, sum_call(1));
+      CHECK_CONTAINS(CHECK_THROWS(TimeoutError, self.group->watch(sum_call(1, timeout), enqueued)), "rank 1");
+      self.device->synchronize(self.group->stream());
+      CHECK_THROWS(Error, enqueue_sum(self, x, sum_call(2)));
+    });
+  });
+}
+
+TEST(nccl_misuse_that_is_found_while_enqueueing_fails_no_group) {
+  run_ranks(2, NcclGroup::kScratchBytes, [](Rank& self) {
+    float x = 1;
+    const auto call = sum_call(1);
+    CHECK_THROWS(InvalidArgument, self.group->enqueue(call, nullptr, [&] {
+      self.group->all_reduce(call, &x, &x, 1, {ReduceKind::BitAnd, 2, 1.0});
+    }));
+    self.group->watch(sum_call(2), enqueue_sum(self, x, sum_call(2)));
+    CHECK_EQ(x, 2);
+  });
+}
+
+TEST(nccl_work_can_be_captured_unless_it_needs_memory_of_the_group) {
+  run_ranks(2, NcclGroup::kScratchBytes, [](Rank& self) {
+    float x = 1;
+    self.device->set_capturing(self.group->stream(), true);
+    const auto captured = enqueue_sum(self, x, sum_call(1));  // which nobody watches
+    self.device->synchronize(self.group->stream());
+    CHECK_EQ(x, 2);
+    self.group->barrier(call_of(Op::Barrier, DType::UInt8, 2));
+    const auto call = sum_call(3);
+    CHECK_CONTAINS(
+        CHECK_THROWS(Error, self.group->enqueue(
+                                call, nullptr,
+                                [&] { self.group->all_reduce(call, &x, &x, 1, {ReduceKind::PremulSum, 2, 0.5}); })),
+        "cannot be captured");
+  });
 }
 
 }  // namespace

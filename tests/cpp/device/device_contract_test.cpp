@@ -5,7 +5,7 @@
 
 #include "support/testing.h"
 
-// What Device promises of streams, events, gates and memory, for any device (see device_contract.h).
+// What Device promises of streams, events and memory, for any device (see device_contract.h).
 
 namespace ours {
 namespace {
@@ -61,13 +61,10 @@ TEST(device_event_is_reached_after_what_was_before_it) {
   OnDevice on(kBytes);
   const auto event = on.device->make_event();
   CHECK(event->reached());  // of nothing
-  const auto gate = on.device->make_gate();
-  gate->hold(on.stream());
+  const auto obstacle = testing::put_obstacle(on.stream());
   event->record(on.stream());
   CHECK(!event->reached());
-  CHECK(!gate->is_open());
-  gate->open();
-  CHECK(gate->is_open());
+  obstacle->remove();
   wait_reached(*event, Deadline::after(milliseconds(30000)), nullptr, "the event");
   CHECK(event->reached());
 }
@@ -77,21 +74,19 @@ TEST(device_event_can_be_recorded_again_and_dropped_early) {
   const auto event = on.device->make_event();
   event->record(on.stream());
   on.finish();
-  const auto gate = on.device->make_gate();
-  gate->hold(on.stream());
+  const auto obstacle = testing::put_obstacle(on.stream());
   event->record(on.stream());
   CHECK(!event->reached());
   on.device->make_event()->record(on.stream());
-  gate->open();
+  obstacle->remove();
   on.finish();
   CHECK(event->reached());
 }
 
 TEST(device_wait_gives_up_in_time_and_looks_around) {
   OnDevice on(kBytes);
-  const auto gate = on.device->make_gate();
   const auto event = on.device->make_event();
-  gate->hold(on.stream());
+  const auto obstacle = testing::put_obstacle(on.stream());
   event->record(on.stream());
   int looks = 0;
   const auto message = CHECK_THROWS(
@@ -107,18 +102,17 @@ TEST(device_wait_gives_up_in_time_and_looks_around) {
   CHECK(Clock::now() - began < milliseconds(10000));
 }
 
-TEST(device_wait_returns_when_another_thread_opens_the_gate) {
+TEST(device_wait_returns_when_another_thread_removes_the_obstacle) {
   OnDevice on(kBytes);
-  const auto gate = on.device->make_gate();
   const auto event = on.device->make_event();
-  gate->hold(on.stream());
+  const auto obstacle = testing::put_obstacle(on.stream());
   event->record(on.stream());
   bool looked = false;
   std::thread opener;
   wait_reached(
       *event, Deadline::after(milliseconds(30000)),
       [&] {
-        if (!looked) opener = std::thread([&] { gate->open(); });
+        if (!looked) opener = std::thread([&] { obstacle->remove(); });
         looked = true;
       },
       "it");
@@ -132,95 +126,33 @@ TEST(device_event_makes_one_stream_wait_for_another) {
   const auto first = bytes_of('a'), second = bytes_of('b');
   on.put(on.at(0), first.data(), kBytes);
   std::memcpy(on.pinned(), second.data(), kBytes);
-  const auto gate = on.device->make_gate();
   const auto written = on.device->make_event(), copied = on.device->make_event();
-  gate->hold(on.stream());
+  const auto obstacle = testing::put_obstacle(on.stream());
   on.device->copy(on.at(0), on.pinned(), kBytes, on.stream());
   written->record(on.stream());
-  written->hold(other->handle());
+  written->block(other->handle());
   on.device->copy(on.at(1), on.at(0), kBytes, other->handle());
   copied->record(other->handle());
   CHECK(!copied->reached());
-  gate->open();
+  obstacle->remove();
   wait_reached(*copied, Deadline::after(milliseconds(30000)), nullptr, "the copy");
   CHECK(on.get(on.at(1), kBytes) == second);
-}
-
-TEST(device_gates_hold_until_all_are_open) {
-  OnDevice on(kBytes);
-  const auto one = on.device->make_gate(), two = on.device->make_gate();
-  const auto event = on.device->make_event();
-  one->hold(on.stream());
-  two->hold(on.stream());
-  event->record(on.stream());
-  two->open();
-  CHECK(!event->reached());
-  one->open();
-  on.finish();
-  CHECK(event->reached());
-  CHECK(one->is_open() && two->is_open());
-}
-
-TEST(device_gate_holds_several_streams_and_none_once_open) {
-  OnDevice on(kBytes);
-  const auto other = on.device->make_stream();
-  auto gate = on.device->make_gate();
-  const auto here = on.device->make_event(), there = on.device->make_event();
-  gate->hold(on.stream());
-  gate->hold(other->handle());
-  here->record(on.stream());
-  there->record(other->handle());
-  CHECK(!here->reached() && !there->reached());
-  gate->open();
-  gate->open();  // does no harm
-  on.finish();
-  on.finish(other->handle());
-  gate->hold(on.stream());
-  on.finish();
-}
-
-TEST(device_gate_that_is_dropped_holds_nothing) {
-  OnDevice on(kBytes);
-  on.device->make_gate()->hold(on.stream());
-  on.finish();
-}
-
-TEST(device_gates_are_many_and_used_again) {
-  OnDevice on(kBytes);
-  for (int round = 0; round < 20; ++round) {
-    std::vector<std::unique_ptr<StreamGate>> gates;
-    for (int i = 0; i < 100; ++i) {
-      gates.push_back(on.device->make_gate());
-      gates.back()->hold(on.stream());
-      // One that is opened and dropped before the stream comes to it.
-      const auto brief = on.device->make_gate();
-      brief->hold(on.stream());
-      brief->open();
-    }
-    const auto event = on.device->make_event();
-    event->record(on.stream());
-    for (size_t i = 0; i + 1 < gates.size(); ++i) gates[gates.size() - 1 - i]->open();
-    CHECK(!event->reached());
-    gates[0]->open();
-    on.finish();
-  }
 }
 
 TEST(device_stream_that_is_dropped_still_does_its_work) {
   OnDevice on(kBytes);
   const auto event = on.device->make_event();
-  const auto gate = on.device->make_gate();
   const auto data = bytes_of('c');
   std::memcpy(on.pinned(), data.data(), kBytes);
   auto other = on.device->make_stream();
-  gate->hold(other->handle());
+  const auto obstacle = testing::put_obstacle(other->handle());
   on.device->copy(on.at(0), on.pinned(), kBytes, other->handle());
   event->record(other->handle());
   const auto began = Clock::now();
   other.reset();
   CHECK(Clock::now() - began < milliseconds(10000));
   CHECK(!event->reached());
-  gate->open();
+  obstacle->remove();
   wait_reached(*event, Deadline::after(milliseconds(30000)), nullptr, "the copy");
   CHECK(on.get(on.at(0), kBytes) == data);
 }

@@ -12,7 +12,15 @@ namespace ours::testing {
 /// The device that the tests of the contract are run with: each program of tests defines one.
 std::shared_ptr<Device> contract_device();
 
-/// A device with a stream and the usual errands. Memory is made by the constructor alone, before anything is held.
+/// Gives a stream of that device work which ends when the host says so, or when the returned object is dropped.
+class Obstacle {
+ public:
+  virtual ~Obstacle() = default;
+  virtual void remove() = 0;
+};
+std::unique_ptr<Obstacle> put_obstacle(StreamHandle stream);
+
+/// A device with a stream and the usual errands. Memory is made by the constructor alone, before there are obstacles.
 class OnDevice {
  public:
   explicit OnDevice(size_t bytes, size_t buffers = 1)

@@ -79,6 +79,51 @@ inline MakeOnDevice nccl_maker(size_t scratch) {
   };
 }
 
+/// Calls a group as the backend does: gives the device its work first, and compares afterwards.
+class Enqueueing final : public Group {
+ public:
+  Enqueueing(std::shared_ptr<EnqueueGroup> group, std::shared_ptr<Device> device)
+      : group_(std::move(group)), stream_(device->make_stream()) {}
+
+  int rank() const override { return group_->rank(); }
+  int size() const override { return group_->size(); }
+  void monitored_barrier(const Call& call, bool all) override { group_->monitored_barrier(call, all); }
+  void abort(const std::string& reason) override { group_->abort(reason); }
+  void fail(const std::exception_ptr& error) noexcept override { group_->fail(error); }
+  void refuse(const Call& call, const std::string& why) noexcept override { group_->refuse(call, why); }
+  void leave() noexcept override { group_->leave(); }
+  std::vector<int> node_sizes() const override { return group_->node_sizes(); }
+  std::string failure() const override { return group_->failure(); }
+
+ protected:
+  void check_usable(const Call&) override {}
+  void do_barrier(const Running& run) override { group_->barrier(run.call); }
+  void do_reduce(const Running& run, const Reducing& job) override {
+    enqueue(run.call, [&] { group_->reduce(run.call, job); });
+  }
+  void do_reduce_scatter(const Running& run, const Scattering& job) override {
+    enqueue(run.call, [&] { group_->reduce_scatter(run.call, job); });
+  }
+  void do_exchange(const Running& run, const ExchangePlan& plan) override {
+    enqueue(run.call, [&] { group_->exchange(run.call, plan); });
+  }
+
+ private:
+  void enqueue(const Call& call, const std::function<void()>& body) {
+    group_->watch(call, group_->enqueue(call, stream_->handle(), body));
+  }
+
+  const std::shared_ptr<EnqueueGroup> group_;
+  const std::unique_ptr<DeviceStream> stream_;
+};
+
+inline MakeOnDevice enqueued_nccl_maker(size_t scratch) {
+  return [scratch](std::shared_ptr<Group> host, const std::shared_ptr<Device>& device) {
+    auto group = std::dynamic_pointer_cast<EnqueueGroup>(nccl_maker(scratch)(std::move(host), device));
+    return std::make_shared<Enqueueing>(std::move(group), device);
+  };
+}
+
 /// `devices`: the identity of each rank's.
 inline void run_ipc(int ranks, const std::function<std::string(int rank)>& devices, size_t slot,
                     const std::function<void(DeviceRank&)>& fn) {
@@ -94,7 +139,7 @@ inline void run_ipc(int ranks, const std::function<std::string(int rank)>& devic
 /// host, so that all that holds for a Group can be tested with the same buffers.
 inline GroupKind device_kind(const std::string& name, const GroupKind& hosts,
                              const std::function<std::string(int rank)>& devices,
-                             const std::function<MakeOnDevice(size_t chunk)>& maker) {
+                             const std::function<MakeOnDevice(size_t chunk)>& maker, bool compares_afterwards = false) {
   const auto make = [hosts, devices, maker](int ranks, size_t chunk) {
     std::vector<std::function<std::shared_ptr<Group>()>> makers;
     for (const auto& host : hosts.make(ranks, chunk)) {
@@ -103,7 +148,7 @@ inline GroupKind device_kind(const std::string& name, const GroupKind& hosts,
     }
     return makers;
   };
-  return {name, make, hosts.order_by_chunks, true};
+  return {name, make, hosts.order_by_chunks, true, compares_afterwards};
 }
 
 /// The kinds of groups over device memory.
@@ -119,6 +164,7 @@ inline const std::vector<GroupKind>& device_kinds() {
       device_kind("ipc, one device", node, one, ipc_maker),
       device_kind("ipc, two devices by turns", node, turns, ipc_maker),
       device_kind("nccl", node, each, nccl_maker),
+      device_kind("nccl, enqueued", node, each, enqueued_nccl_maker, true),
   };
   return kKinds;
 }

@@ -1,48 +1,114 @@
 #include "support/fake_nccl.h"
 
+#include <unistd.h>
+
 #include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "common/shared_memory.h"
 
 namespace ours::testing {
 
-/// Where the ranks of a communicator meet: what each was given, and a barrier.
-struct FakeNccl::Meeting {
-  explicit Meeting(int ranks) : batches(static_cast<size_t>(ranks)), aborted(batches.size()) {}
+namespace {
 
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::vector<Batch> batches;
-  size_t arrived = 0;
-  uint64_t round = 0;
-  std::vector<bool> aborted;  ///< by rank: each ends only what it waits for itself
+constexpr size_t kMostRanks = 80;
+constexpr size_t kMostOperations = 256;
+constexpr size_t kSlot = size_t{40} << 20;  // of which nobody has what is not used
+
+std::pair<DType, size_t> element_of(NcclType type) {
+  static constexpr DType kTypes[] = {DType::Int8,   DType::UInt8,   DType::Int32,   DType::UInt32,  DType::Int64,
+                                     DType::UInt64, DType::Float16, DType::Float32, DType::Float64, DType::BFloat16};
+  const DType dtype = kTypes[static_cast<int>(type)];
+  return {dtype, size_of(dtype)};
+}
+
+ReduceKind kind_of(NcclOp op) {
+  static constexpr ReduceKind kKinds[] = {ReduceKind::Sum, ReduceKind::Product, ReduceKind::Max, ReduceKind::Min,
+                                          ReduceKind::Avg};
+  return kKinds[static_cast<int>(op)];
+}
+
+}  // namespace
+
+/// Where the ranks of a communicator meet, in memory that they share: a barrier, and a slot for each of them, with what
+/// it was given and the inputs of that.
+struct FakeNccl::Meeting {
+  struct Entry {
+    Operation operation;
+    size_t at;  ///< of its input in the slot
+  };
+  struct Slot {
+    size_t count;
+    Entry entries[kMostOperations];
+  };
+  struct Head {
+    std::atomic<size_t> arrived;
+    std::atomic<uint32_t> round;
+    std::atomic<bool> aborted[kMostRanks];  ///< by rank: each ends only what it waits for itself
+  };
+
+  explicit Meeting(std::shared_ptr<SharedMemory> shared) : memory(std::move(shared)) {}
+  static size_t bytes() { return (kMostRanks + 1) * kSlot; }
+
+  Head& head() const { return *reinterpret_cast<Head*>(memory->data()); }
+  std::byte* slot(size_t rank) const { return memory->data() + (rank + 1) * kSlot; }
+
+  void write(size_t rank, const Batch& batch) const {
+    auto& table = *reinterpret_cast<Slot*>(slot(rank));
+    table.count = 0;
+    size_t at = sizeof(Slot);
+    for (const Operation& operation : batch) {
+      const size_t input = operation.inputs(ranks) * element_of(operation.type).second;
+      if (table.count == kMostOperations || at + input > kSlot) throw DeviceError("the fake NCCL is given too much");
+      if (input != 0) std::memcpy(slot(rank) + at, operation.in, input);
+      table.entries[table.count++] = {operation, at};
+      at += input;
+    }
+  }
+
+  /// What a rank was given, with the inputs where they can be read.
+  Batch read(size_t rank) const {
+    const auto& table = *reinterpret_cast<const Slot*>(slot(rank));
+    Batch batch;
+    for (size_t i = 0; i < table.count; ++i) {
+      batch.push_back(table.entries[i].operation);
+      batch.back().in = slot(rank) + table.entries[i].at;
+    }
+    return batch;
+  }
 
   /// False where the rank has aborted.
-  bool sync(size_t rank) {
-    std::unique_lock<std::mutex> lock(mutex);
-    const uint64_t mine = round;
-    if (++arrived == batches.size()) {
-      arrived = 0;
-      ++round;
-      changed.notify_all();
+  bool sync(size_t rank) const {
+    const uint32_t mine = head().round;
+    if (++head().arrived == ranks) {
+      head().arrived = 0;
+      ++head().round;
     }
-    changed.wait(lock, [&] { return aborted[rank] || round != mine; });
-    return !aborted[rank];
+    while (!head().aborted[rank] && head().round == mine) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    return !head().aborted[rank];
   }
+
+  void await_abort(size_t rank) const {
+    while (!head().aborted[rank]) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+
+  const std::shared_ptr<SharedMemory> memory;
+  size_t ranks = 0;
 };
 
+/// The path of the memory in which the ranks meet.
 NcclId FakeNccl::make_id() {
-  static std::atomic<int> next{0};
+  meeting_ = std::make_shared<Meeting>(SharedMemory::create(Meeting::bytes()));
+  const std::string path = "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(meeting_->memory->fd());
   NcclId id{};
-  const int number = ++next;
-  std::memcpy(id.data(), &number, sizeof(number));
+  std::memcpy(id.data(), path.data(), path.size());
   return id;
 }
 
 void FakeNccl::init(int ranks, const NcclId& id, int rank, NcclComm& comm) {
-  static std::mutex mutex;
-  static std::map<NcclId, std::weak_ptr<Meeting>> meetings;
-  const std::lock_guard<std::mutex> lock(mutex);
-  meeting_ = meetings[id].lock();
-  if (meeting_ == nullptr) meetings[id] = meeting_ = std::make_shared<Meeting>(ranks);
+  if (!meeting_) meeting_ = std::make_shared<Meeting>(SharedMemory::open(id.data()));
+  meeting_->ranks = static_cast<size_t>(ranks);
   rank_ = rank;
   comm = meeting_.get();
 }
@@ -55,9 +121,7 @@ bool FakeNccl::ready(NcclComm) {
 
 void FakeNccl::abort(NcclComm) noexcept {
   end("abort");
-  const std::lock_guard<std::mutex> lock(meeting_->mutex);
-  meeting_->aborted[static_cast<size_t>(rank_)] = true;
-  meeting_->changed.notify_all();
+  meeting_->head().aborted[static_cast<size_t>(rank_)] = true;
 }
 
 void FakeNccl::count(const char* name) noexcept {
@@ -82,31 +146,13 @@ void FakeNccl::end_group() {
   if (!batch_.empty()) run(std::exchange(batch_, {}), stream_);
 }
 
-namespace {
-
-std::pair<DType, size_t> element_of(NcclType type) {
-  static constexpr DType kTypes[] = {DType::Int8,   DType::UInt8,   DType::Int32,   DType::UInt32,  DType::Int64,
-                                     DType::UInt64, DType::Float16, DType::Float32, DType::Float64, DType::BFloat16};
-  const DType dtype = kTypes[static_cast<int>(type)];
-  return {dtype, size_of(dtype)};
-}
-
-ReduceKind kind_of(NcclOp op) {
-  static constexpr ReduceKind kKinds[] = {ReduceKind::Sum, ReduceKind::Product, ReduceKind::Max, ReduceKind::Min,
-                                          ReduceKind::Avg};
-  return kKinds[static_cast<int>(op)];
-}
-
-}  // namespace
-
 /// What `rank` gets of its operation number `index`; the number of a message counts those of the same pair.
 std::vector<char> FakeNccl::result_of(const Meeting& meeting, int rank, size_t index) {
-  const Batch& mine = meeting.batches[static_cast<size_t>(rank)];
-  const Operation& own = mine[index];
+  const Operation own = meeting.read(static_cast<size_t>(rank))[index];
   const size_t element = element_of(own.type).second, bytes = own.count * element;
   if (own.kind == Kind::Send || (own.kind == Kind::Reduce && own.peer != rank)) return {};
   if (own.kind == Kind::Receive) {
-    for (const Operation& sent : meeting.batches[static_cast<size_t>(own.peer)]) {
+    for (const Operation& sent : meeting.read(static_cast<size_t>(own.peer))) {
       if (sent.kind != Kind::Send || sent.peer != rank) continue;
       if (sent.count != own.count) throw DeviceError("a message is not as long as its receiver expects");
       return {static_cast<const char*>(sent.in), static_cast<const char*>(sent.in) + bytes};
@@ -115,8 +161,8 @@ std::vector<char> FakeNccl::result_of(const Meeting& meeting, int rank, size_t i
   }
   std::vector<const void*> inputs;
   std::vector<char> result;
-  for (const Batch& batch : meeting.batches) {
-    const Operation& other = batch.at(index);
+  for (size_t r = 0; r < meeting.ranks; ++r) {
+    const Operation other = meeting.read(r).at(index);
     if (other.kind != own.kind || other.count != own.count || other.op != own.op) {
       throw DeviceError("the ranks call different operations");
     }
@@ -142,10 +188,14 @@ void FakeNccl::run(const Batch& batch, StreamHandle stream) {
   }
   device_->run(stream, [meeting = meeting_, rank = rank_, batch] {
     const auto me = static_cast<size_t>(rank);
-    meeting->batches[me] = batch;
+    meeting->write(me, batch);
     if (!meeting->sync(me)) return;
     std::vector<std::vector<char>> results;
-    for (size_t i = 0; i < batch.size(); ++i) results.push_back(result_of(*meeting, rank, i));
+    try {
+      for (size_t i = 0; i < batch.size(); ++i) results.push_back(result_of(*meeting, rank, i));
+    } catch (const std::exception&) {
+      return meeting->await_abort(me);  // as NCCL does where ranks call different things
+    }
     // All have read what others may now write over.
     if (!meeting->sync(me)) return;
     for (size_t i = 0; i < batch.size(); ++i) {

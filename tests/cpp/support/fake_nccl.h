@@ -1,6 +1,5 @@
 #pragma once
 
-#include <condition_variable>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -22,8 +21,8 @@ using cuda::NcclOp;
 using cuda::NcclPlace;
 using cuda::NcclType;
 
-/// NCCL for ranks that are threads with stand-in devices. What it is given runs in the stream, where ranks wait for
-/// each other, for ever if one does not come, until the communicator is aborted.
+/// NCCL for ranks with stand-in devices, which are threads or processes. What it is given runs in the stream, where
+/// ranks wait for each other, for ever if one does not come, until the communicator is aborted.
 class FakeNccl : public cuda::NcclApi {
  public:
   explicit FakeNccl(std::shared_ptr<StandInDevice> device) : device_(std::move(device)) {}
@@ -82,6 +81,11 @@ class FakeNccl : public cuda::NcclApi {
     NcclType type;
     NcclOp op;
     int peer;
+
+    /// In elements.
+    size_t inputs(size_t ranks) const {
+      return in == nullptr ? 0 : kind == Kind::ReduceScatter ? count * ranks : count;
+    }
   };
   using Batch = std::vector<Operation>;
   struct Meeting;

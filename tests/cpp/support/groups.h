@@ -26,6 +26,8 @@ struct GroupKind {
   /// Ranks have threads besides their own, for which the tests' machines have no cores: fewer ranks and sizes are
   /// tried.
   bool many_threads = false;
+  /// The ranks compare what they called when results may have been written.
+  bool compares_afterwards = false;
 };
 
 inline GroupKind node_kind(const std::string& name, Setting write_around) {

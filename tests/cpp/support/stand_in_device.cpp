@@ -36,32 +36,16 @@ class StandInEvent : public DeviceEvent {
     device_->state_->check_alive();
     return point_ == nullptr || point_->reached();
   }
-  void hold(StreamHandle stream) override {
+  void block(StreamHandle stream) override {
     const auto wait = [point = point_] {
       if (point != nullptr) point->wait();
     };
-    device_->push("hold", stream, &StandInCounts::event_holds, wait);
+    device_->push("block", stream, &StandInCounts::event_waits, wait);
   }
 
  private:
   std::shared_ptr<StandInDevice> device_;
   std::shared_ptr<StandInPoint> point_;
-};
-
-class StandInGate : public StreamGate {
- public:
-  explicit StandInGate(std::shared_ptr<StandInDevice> device) : device_(std::move(device)) {}
-  ~StandInGate() override { point_->reach(); }
-
-  void hold(StreamHandle stream) override {
-    device_->push("hold", stream, &StandInCounts::gate_holds, [point = point_] { point->wait(); });
-  }
-  void open() noexcept override { point_->reach(); }
-  bool is_open() const override { return point_->reached(); }
-
- private:
-  std::shared_ptr<StandInDevice> device_;
-  std::shared_ptr<StandInPoint> point_ = std::make_shared<StandInPoint>();
 };
 
 StandInDevice::StandInDevice(const StandInOptions& options) : options_(options) {
@@ -73,7 +57,7 @@ std::shared_ptr<StandInDevice> StandInDevice::make(const StandInOptions& options
   return std::shared_ptr<StandInDevice>(new StandInDevice(options));
 }
 
-// The queues end when they have done what they were given: every gate is open by now, since it keeps its device.
+// The queues end when they have done what they were given.
 StandInDevice::~StandInDevice() = default;
 
 bool StandInDevice::reaches(const std::string& identity) const {
@@ -104,11 +88,6 @@ std::unique_ptr<DeviceStream> StandInDevice::make_stream() {
 std::unique_ptr<DeviceEvent> StandInDevice::make_event() {
   check_making("make_event");
   return std::make_unique<StandInEvent>(std::static_pointer_cast<StandInDevice>(Device::shared_from_this()));
-}
-
-std::unique_ptr<StreamGate> StandInDevice::make_gate() {
-  state_->check("make_gate");
-  return std::make_unique<StandInGate>(std::static_pointer_cast<StandInDevice>(Device::shared_from_this()));
 }
 
 bool StandInDevice::is_capturing(StreamHandle stream) const {
@@ -152,16 +131,10 @@ StandInQueue& StandInDevice::queue_of(StreamHandle stream) const {
 void StandInDevice::push(const char* call, StreamHandle stream, int StandInCounts::* counter,
                          std::function<void()> work) {
   state_->check(call);
-  std::unique_lock<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   StandInQueue& queue = queue_of(stream);
-  if (options_.most_in_a_stream != 0) {
-    if (!options_.full_stream_stops_all) lock.unlock();
-    queue.wait_for_room(static_cast<size_t>(options_.most_in_a_stream));
-    if (!lock) lock.lock();
-  }
   ++(counts_.*counter);
-  const bool moves_data = counter != &StandInCounts::records && counter != &StandInCounts::event_holds &&
-                          counter != &StandInCounts::gate_holds;
+  const bool moves_data = counter != &StandInCounts::records && counter != &StandInCounts::event_waits;
   if (moves_data && delay_.count() != 0) queue.push([delay = delay_] { std::this_thread::sleep_for(delay); });
   queue.push(std::move(work));
 }
@@ -235,10 +208,10 @@ bool StandInDevice::idle(StreamHandle stream) {
   return queue_of(stream).idle();
 }
 
-std::unique_ptr<StreamGate> StandInDevice::stop(StreamHandle stream) {
-  auto gate = make_gate();
-  gate->hold(stream);
-  return gate;
+std::unique_ptr<StoppedStream> StandInDevice::stop(StreamHandle stream) {
+  const auto point = std::make_shared<StandInPoint>();
+  run(stream, [point] { point->wait(); });
+  return std::make_unique<StoppedStream>(point);
 }
 
 void StandInDevice::slow_down(std::chrono::microseconds delay) {

@@ -26,17 +26,26 @@ struct StandInOptions {
   size_t most_memory = 0;
   /// Empty: it is no part of anything.
   std::string hardware = {};
-  std::chrono::milliseconds patience{200};
-  /// What is given to a stream that has so much to do waits for room; 0: there is room for everything.
-  int most_in_a_stream = 0;
-  /// Whether who waits for room keeps all others from giving something to any stream.
-  bool full_stream_stops_all = false;
 };
 
 /// How often the device was asked for what.
 struct StandInCounts {
-  int copies = 0, reductions = 0, flattens = 0, unflattens = 0, records = 0, event_holds = 0, gate_holds = 0;
+  int copies = 0, reductions = 0, flattens = 0, unflattens = 0, records = 0, event_waits = 0;
   int made = 0;  ///< streams, events, memory; and memory that was mapped
+};
+
+/// A stream that waits for the host.
+class StoppedStream {
+ public:
+  explicit StoppedStream(std::shared_ptr<StandInPoint> point) : point_(std::move(point)) {}
+  ~StoppedStream() { go_on(); }
+  StoppedStream(const StoppedStream&) = delete;
+  StoppedStream& operator=(const StoppedStream&) = delete;
+
+  void go_on() { point_->reach(); }
+
+ private:
+  const std::shared_ptr<StandInPoint> point_;
 };
 
 /// A device made of the host: its streams are threads, its memory is shared memory that other processes can map. The
@@ -50,12 +59,9 @@ class StandInDevice : public Device {
   std::string identity() const override { return options_.identity; }
   std::string hardware() const override { return options_.hardware.empty() ? options_.identity : options_.hardware; }
   bool reaches(const std::string& identity) const override;
-  std::chrono::milliseconds patience() const override { return options_.patience; }
-  int more_than_a_stream_takes() const override { return 4 * options_.most_in_a_stream; }
 
   std::unique_ptr<DeviceStream> make_stream() override;
   std::unique_ptr<DeviceEvent> make_event() override;
-  std::unique_ptr<StreamGate> make_gate() override;
   bool is_capturing(StreamHandle stream) const override;
 
   std::shared_ptr<void> pinned_memory(size_t bytes) override;
@@ -79,8 +85,8 @@ class StandInDevice : public Device {
   void synchronize(StreamHandle stream);
   /// Whether the stream has nothing to do.
   bool idle(StreamHandle stream);
-  /// A gate that holds the stream until it is opened or dropped.
-  std::unique_ptr<StreamGate> stop(StreamHandle stream);
+  /// Stops the stream until the returned object is told to let it go on, or dropped.
+  std::unique_ptr<StoppedStream> stop(StreamHandle stream);
   /// Every copy, reduction, flatten and unflatten takes so much longer from now on.
   void slow_down(std::chrono::microseconds delay);
   void set_capturing(StreamHandle stream, bool capturing);
@@ -97,7 +103,6 @@ class StandInDevice : public Device {
  private:
   friend class StandInStream;
   friend class StandInEvent;
-  friend class StandInGate;
 
   explicit StandInDevice(const StandInOptions& options);
   void check_making(const char* call);

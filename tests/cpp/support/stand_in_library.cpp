@@ -5,14 +5,16 @@
 #include <string>
 #include <vector>
 
+#include "cuda/nccl_group.h"
 #include "device/device_library.h"
+#include "support/fake_nccl.h"
 #include "support/stand_in_device.h"
 
 // The stand-in devices as a library that the package can load in place of the accelerator's (make stand_in). Processes
 // see the same devices; which of them are one and the same is said by the environment:
 //   STAND_IN_IDENTITIES=a,a,b   device 0 and 1 are the same, 2 is another; default: eight different ones
 //   STAND_IN_ISOLATED=1         none can use the memory of another
-//   CUDA_DEVICE_MAX_CONNECTIONS as CUDA: so many queues for all streams but the default one; default: one each
+//   STAND_IN_NCCL=1             there is a fake NCCL
 
 namespace ours::testing {
 namespace {
@@ -44,21 +46,18 @@ class StandInLibrary : public DeviceLibrary {
       options.index = index;
       options.identity = all[static_cast<size_t>(index)];
       options.reaches_others = std::getenv("STAND_IN_ISOLATED") == nullptr;
-      const char* const queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-      if (queues != nullptr) {
-        options.queues = std::atoi(queues);
-      } else {
-        // No stream is held by another one. On a busy machine its thread may take its time nevertheless.
-        options.patience = std::chrono::seconds(5);
-      }
       device = StandInDevice::make(options);
     }
     return device;
   }
 
-  std::string why_no_vendor_group() const override { return "stand-in devices have no library of a vendor's"; }
-  std::shared_ptr<Group> make_vendor_group(std::shared_ptr<Group>, std::shared_ptr<Device>, Deadline) override {
-    throw DeviceError(why_no_vendor_group());
+  std::string why_no_vendor_group() const override {
+    return std::getenv("STAND_IN_NCCL") == nullptr ? "stand-in devices have no library of a vendor's" : "";
+  }
+  std::shared_ptr<Group> make_vendor_group(std::shared_ptr<Group> host, std::shared_ptr<Device> device,
+                                           Deadline deadline) override {
+    auto api = std::make_shared<FakeNccl>(std::static_pointer_cast<StandInDevice>(device));
+    return cuda::NcclGroup::make(std::move(api), std::move(host), std::move(device), deadline);
   }
   std::string vendor_version() const override { return ""; }
 

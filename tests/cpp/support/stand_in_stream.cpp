@@ -68,11 +68,6 @@ bool StandInQueue::idle() {
   return work_.empty() && !busy_;
 }
 
-void StandInQueue::wait_for_room(size_t most) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [&] { return work_.size() < most; });
-}
-
 void StandInQueue::run() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
@@ -82,7 +77,6 @@ void StandInQueue::run() {
     work_.pop_front();
     busy_ = true;
     lock.unlock();
-    changed_.notify_all();
     try {
       next();
     } catch (const std::exception& e) {

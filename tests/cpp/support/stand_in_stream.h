@@ -13,7 +13,7 @@
 
 namespace ours::testing {
 
-/// What a stand-in device tells its streams, events and gates, and what they tell it.
+/// What a stand-in device tells its streams and events, and what they tell it.
 class StandInState {
  public:
   /// Throws DeviceError where the device has failed, or `call` is to fail.
@@ -38,8 +38,6 @@ class StandInQueue {
 
   void push(std::function<void()> work);
   bool idle();
-  /// Until there are fewer than `most` things to do.
-  void wait_for_room(size_t most);
 
  private:
   void run();

@@ -53,7 +53,7 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
     static_cast<ours::DeviceEvent*>(*event)->record(handle_of(stream));
   }
   void block(void* event, const c10::Stream& stream) const override {
-    if (event != nullptr) static_cast<ours::DeviceEvent*>(event)->hold(handle_of(stream));
+    if (event != nullptr) static_cast<ours::DeviceEvent*>(event)->block(handle_of(stream));
   }
   bool queryEvent(void* event) const override {
     return event == nullptr || static_cast<ours::DeviceEvent*>(event)->reached();

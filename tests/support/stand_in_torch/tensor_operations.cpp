@@ -121,6 +121,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     const c10::DeviceIndex index = current_device();
     device(index).set_capturing(handle_of(current_stream(index)), capturing);
   });
+  pybind11::class_<ours::testing::StoppedStream>(module, "StoppedStream")
+      .def("go_on", &ours::testing::StoppedStream::go_on);
+  module.def("stop_current_stream", [] {
+    const c10::DeviceIndex index = current_device();
+    return device(index).stop(handle_of(current_stream(index)));
+  });
   module.def("flattens", [] { return device(current_device()).counts().flattens; });
   module.def("unflattens", [] { return device(current_device()).counts().unflattens; });
   module.def(

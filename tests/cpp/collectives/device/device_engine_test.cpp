@@ -157,32 +157,6 @@ TEST(device_group_goes_through_the_host_where_a_rank_cannot_map_its_peers_memory
   }
 }
 
-TEST(device_groups_make_nothing_more_that_may_wait_for_the_device) {
-  const auto device_of = [](int rank) {
-    testing::StandInOptions options;
-    options.identity = std::to_string(rank);
-    return options;
-  };
-  for (const auto& make : {testing::ipc_maker(4096), testing::staging_maker(4096), testing::nccl_maker(4096)}) {
-    testing::run_on_devices(2, device_of, make, [](testing::DeviceRank& rank) {
-      const int made = rank.device->counts().made;
-      const size_t count = 5000;
-      std::vector<float> in(2 * count, 1), out(2 * count);
-      rank.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 1), in.data(), out.data(), count,
-                             {ReduceKind::PremulSum, 2, 2.0});
-      rank.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 2),
-                             {Span{out.data(), 4000}, Span{out.data() + count, 4 * count}}, {ReduceKind::Sum, 2, 1.0});
-      rank.group->reduce_scatter(call_of(Op::ReduceScatter, DType::Float32, 3), {in.data(), in.data() + count},
-                                 {count, count}, out.data(), {ReduceKind::Max, 2, 1.0});
-      const size_t bytes = count * sizeof(float);
-      rank.group->all_to_all(call_of(Op::AllToAll, DType::Float32, 4), {{in.data(), bytes}, {in.data() + count, bytes}},
-                             {{out.data(), bytes}, {out.data() + count, bytes}});
-      CHECK(out == in);
-      CHECK_EQ(rank.device->counts().made, made);
-    });
-  }
-}
-
 TEST(device_group_that_one_rank_cannot_make_fails_on_all) {
   const auto hosts = testing::node_kind("", Setting::Auto).make(2, 4096);
   testing::run_ranks(2, [&](int rank) {

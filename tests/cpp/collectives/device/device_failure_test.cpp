@@ -83,14 +83,14 @@ TEST(a_device_that_does_not_get_on_is_named_after_the_timeout) {
       std::vector<float> data(5000, 1.0f);
       reduce(*rank.group, data, 0);
       const auto stream = rank.device->make_stream();
-      std::unique_ptr<StreamGate> gate;
-      if (rank.number() == 1) gate = rank.device->stop(stream->handle());
+      std::unique_ptr<testing::StoppedStream> stopped;
+      if (rank.number() == 1) stopped = rank.device->stop(stream->handle());
       // Rank 0 waits longer, and hears of rank 1's timeout.
       const milliseconds timeout = rank.number() == 1 ? patience : milliseconds(20000);
       const std::string message = CHECK_THROWS(TimeoutError, reduce(*rank.group, data, 3, timeout));
       // What is held may yet be done, in memory that stays.
       rank.group.reset();
-      if (gate) gate->open();
+      if (stopped) stopped->go_on();
       rank.device->synchronize(stream->handle());
       CHECK_CONTAINS(message, "of all_reduce number 3 (SUM, 5000 x float32) on rank 1 ");
       CHECK_CONTAINS(message, std::to_string(patience.count()) + " ms");
@@ -111,14 +111,14 @@ TEST(a_rank_that_waits_for_its_device_hears_of_an_abort) {
         return;
       }
       const auto stream = rank.device->make_stream();
-      const auto gate = rank.device->stop(stream->handle());
+      const auto stopped = rank.device->stop(stream->handle());
       rank.device->run(stream->handle(), [] {});
       std::vector<float> data(5000, 1.0f);
       waits = true;
       const auto began = Clock::now();
       CHECK_CONTAINS(CHECK_THROWS(AbortedError, reduce(*rank.group, data, 0)), "enough");
       CHECK(Clock::now() - began < std::chrono::seconds(10));
-      gate->open();
+      stopped->go_on();
       rank.device->synchronize(stream->handle());
     });
   });
@@ -139,7 +139,7 @@ TEST(a_group_can_be_left_while_an_operation_is_under_way) {
       while (!reduced && rank.group->failure().empty())
         std::this_thread::yield();  // else it may hear of the abort in its operation
       const auto stream = rank.device->make_stream();
-      const auto gate = rank.device->stop(stream->handle());
+      const auto stopped = rank.device->stop(stream->handle());
       std::thread leaver([&] {
         rank.group->leave();
         rank.group->abort("it was destroyed");
@@ -147,7 +147,7 @@ TEST(a_group_can_be_left_while_an_operation_is_under_way) {
       CHECK_THROWS(Error, reduce(*rank.group, data, 1));
       ended = true;
       leaver.join();
-      gate->open();
+      stopped->go_on();
       rank.device->synchronize(stream->handle());
       CHECK_THROWS(Error, reduce(*rank.group, data, 2));
     });

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "device/deferred_release.h"
 #include "support/device_ranks.h"
 
 // What is special about groups that map each other's device memory; the contract of all groups is tested elsewhere.
@@ -226,7 +227,7 @@ TEST(ipc_launches_nothing_where_calls_differ) {
 }
 
 TEST(ipc_memory_is_kept_until_the_peers_have_let_go_of_it) {
-  const size_t kept_before = retired_and_kept();
+  const size_t kept_before = count_deferred();
   std::atomic<int> step{0};
   const auto await = [&](int number) {
     while (step < number) std::this_thread::yield();
@@ -240,11 +241,11 @@ TEST(ipc_memory_is_kept_until_the_peers_have_let_go_of_it) {
         if (rank.number() == 0) {
           rank.group.reset();
           // Rank 1 has mapped what rank 0 has left.
-          CHECK_EQ(retired_and_kept(), kept_before + 1);
+          CHECK_EQ(count_deferred(), kept_before + 1);
           step = 1;
           await(2);
-          give_back_what_is_free();
-          CHECK_EQ(retired_and_kept(), kept_before);
+          release_deferred();
+          CHECK_EQ(count_deferred(), kept_before);
         } else {
           tensor = in_heap(*rank.group, 100);
           await(1);
@@ -255,7 +256,7 @@ TEST(ipc_memory_is_kept_until_the_peers_have_let_go_of_it) {
   // A tensor keeps its memory, whatever becomes of the group.
   CHECK(std::vector<float>(tensor.get(), tensor.get() + 100) == values(1, 100));
   tensor.reset();
-  CHECK_EQ(retired_and_kept(), kept_before);
+  CHECK_EQ(count_deferred(), kept_before);
 }
 
 TEST(let_go_board_is_one_for_all_who_open_it) {

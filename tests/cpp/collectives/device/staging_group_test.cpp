@@ -117,15 +117,15 @@ TEST(staging_keeps_a_chunk_until_it_is_up) {
     // Streams share two queues by turns: these are that of the copies up, which comes first, and that of those down.
     const auto up = device.make_stream();
     const auto down = device.make_stream();
-    std::unique_ptr<StreamGate> gate;
+    std::unique_ptr<testing::StoppedStream> stopped;
     host.reductions = 0;
     host.before_reducing = [&](size_t k) {
-      if (k == 0) gate = device.stop(up->handle());
+      if (k == 0) stopped = device.stop(up->handle());
       if (k != 2) return;
       // Chunk 3 would come down to where chunk 0 waits to go up.
       const auto patience = Deadline::after(std::chrono::milliseconds(30));
       while (!patience.passed()) CHECK(!device.idle(down->handle()));
-      gate->open();
+      stopped->go_on();
     };
     for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(i);
     reduce(group, data, 1);

@@ -4,19 +4,17 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "common/shared_memory.h"
 
-// When memory that peers have mapped may be given back to the device: not before all of them have let go of it, or what
-// they do is undefined. A group's end does not wait for its peers, so who shared memory leaves it behind, and it is
-// given back when this is next looked at after the last peer has let go.
-
 namespace ours {
 
-/// Where the ranks of a node write, in memory that they share, how many calls they have finished, and that they have
-/// let go of their peers' memory. Who cannot reach it never has; a rank that has died never does. Their peers keep
-/// their memory until they end.
+/// When memory that peers have mapped may be given back to the device: not before all of them have let go of it, as
+/// anything else is undefined. The end of a group does not wait for its peers, so the memory is released later
+/// (deferred_release.h), when this board of flags, which the ranks of a node share, says so.
+///
+/// Each rank writes how many calls it has finished, and that it has let go of its peers' memory. A rank that cannot
+/// reach the board, or has died, never does, and its peers keep their memory until they end.
 class LetGoBoard {
  public:
   /// On one rank.
@@ -54,15 +52,5 @@ class LetGoBoard {
   const std::shared_ptr<SharedMemory> memory_;
   const int ranks_;
 };
-
-/// Gives back `memory`, which `owner` had shared with the ranks of the board, as soon as these have let go of it: now,
-/// or in a later call of this or of give_back_what_is_free(). Without a board, when the process ends.
-void retire(std::vector<std::shared_ptr<void>> memory, std::shared_ptr<LetGoBoard> board, int owner) noexcept;
-
-/// Not where work of the device's may wait for the caller: to free memory waits for all of it.
-void give_back_what_is_free() noexcept;
-
-/// How many groups' memory is still to be given back, for tests.
-size_t retired_and_kept();
 
 }  // namespace ours
