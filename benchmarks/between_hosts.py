@@ -1,4 +1,4 @@
-"""Compares `ours` with Gloo where ranks live on several hosts.
+"""Compares `ours` with Gloo between hosts.
 
     python benchmarks/between_hosts.py --check
     python benchmarks/between_hosts.py --check --congestion-control system
@@ -41,7 +41,7 @@ WARM_UPS = 3
 
 @dataclass(frozen=True)
 class Variant:
-    """A backend and how it is told to work."""
+    """A backend and its settings."""
 
     backend: str
     environment: dict[str, str]
@@ -72,7 +72,7 @@ DEFAULT_VARIANTS = ("ours", "heap", "bfloat16", "gloo")
 
 @dataclass(frozen=True)
 class Target:
-    """What is asked of a variant with 2 ranks a host: a share of the line rate, or to be faster than a peer."""
+    """What a variant with 2 ranks a host has to reach: a share of the line rate, or a multiple of a peer's speed."""
 
     hosts: int
     mbit: int
@@ -100,9 +100,9 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--hosts", default="2", help="numbers of hosts, as 2,4")
-    parser.add_argument("--local", type=int, default=2, help="ranks a host")
+    parser.add_argument("--local", type=int, default=2, help="ranks on each host")
     parser.add_argument("--mbit", default="1000", help="rates of links in Mbit/s, 0 for no limit, as 1000,0")
-    parser.add_argument("--queue", default="256kb,20ms", help="what a link takes in at once, and for how long")
+    parser.add_argument("--queue", default="256kb,20ms", help="how much a link takes in at once, and for how long")
     parser.add_argument(
         "--congestion-control",
         default=",".join(networks.COMMON),
@@ -221,7 +221,7 @@ def least_bytes(row: dict[str, Any]) -> float:
 
 
 def line_rate_share(row: dict[str, Any], variant: str) -> float:
-    """Return which share of the link's rate the necessary bytes had, 0 where the link has no limit."""
+    """Return the share of the link's rate that the necessary bytes had, or 0 if the link has no limit."""
     seconds = reports.median(row, variant)
     assert seconds is not None
     return least_bytes(row) * 8 / (row["mbit"] * 1e6) / seconds if row["mbit"] else 0.0
@@ -244,7 +244,7 @@ def print_row(row: dict[str, Any]) -> None:
 
 
 def measure_all(shapes: dict[tuple[int, int], list[int]], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return, and print, the rows of all sizes that each number of hosts and rate of links has."""
+    """Return, and print, the rows of all sizes for each number of hosts and each rate of links."""
     rows = []
     for (count, mbit), sizes in shapes.items():
         with contextlib.ExitStack() as stack:

@@ -7,7 +7,7 @@ The program starts its own ranks. All peers run in the same processes, take turn
 a page of shared memory that belongs to no peer. There are two ways of calling: `loop`, the mean of many calls in a row
 after one that is not timed, and `single`, one call after the ranks have met, as a training step makes it, which finds
 the caches full of other things. A turn lasts from the last rank's start to the last rank's end; the table has the
-median of all rounds. What a call returns is checked once for every peer and size before it is timed. The peer `floor`
+median of all rounds. The result of a call is checked once for every peer and size before it is timed. The peer `floor`
 is an all-reduce written by hand on memory that all ranks share, the least that this machine needs (zero_copy.h). The
 size is that of a rank's larger buffer: what all_gather returns, what reduce_scatter takes. A ping-pong is half a round
 trip, in pairs of ranks. Elements are float32, the tensors ordinary ones, and the calls those of torch.distributed and
@@ -39,7 +39,7 @@ import zero_copy
 from operations import OPERATIONS, Buffers, Operation
 
 LEAST_ROUNDS = 5  # a median of fewer says little
-# Calls of a loop. Many where they are short: it takes the scheduler a while to get over the peer before.
+# Calls of a loop. Short ones are many, because the scheduler takes a while to adapt after the peer before.
 BURST_SMALL, BURST_LARGE = 20, 5
 LARGE = 512 * 1024  # bytes
 CHECK_SIZES = "4,64,1K,4K,16K,64K,256K,1M,4M,25M,100M"
@@ -86,13 +86,13 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--ranks", default="4", help="numbers of ranks, as 2,4,8")
-    parser.add_argument("--collectives", default=",".join(OPERATIONS), help="which ones, separated by commas")
+    parser.add_argument("--ranks", help="numbers of ranks, as 2,4,8; otherwise 4")
+    parser.add_argument("--collectives", help="which ones, separated by commas; otherwise all")
     parser.add_argument("--sizes", help="as 4,64K,25M; otherwise --min, four times that, and so on up to --max")
     parser.add_argument("--min", default="4", help="smallest size")
     parser.add_argument("--max", default="256M", help="largest size")
     parser.add_argument("--peers", help=f"of {', '.join(PEERS)}; default: those that are installed")
-    parser.add_argument("--ways", default="loop,single", help="of calling, separated by commas")
+    parser.add_argument("--ways", help="of calling, separated by commas; otherwise loop,single")
     parser.add_argument("--reps", type=int, default=300, help="most rounds of a case")
     parser.add_argument(
         "--time-budget", type=float, default=300, help="seconds of measuring, about, per number of ranks"
@@ -101,8 +101,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
     parser.add_argument("--plot", type=Path, metavar="PATH", help="write a picture (PNG, SVG or PDF) there")
     parser.add_argument("--check", action="store_true", help="measure what TARGETS need, and exit 1 if one is missed")
-    parser.add_argument("--load", type=Path, metavar="PATH", help="measure nothing; read an earlier run's --json")
+    parser.add_argument(
+        "--load",
+        type=Path,
+        metavar="PATH",
+        help="measure nothing; show those cases of an earlier run's --json that are asked for",
+    )
     args = parser.parse_args()
+    args.asked = {name: getattr(args, name) for name in ("ranks", "collectives", "ways") if getattr(args, name)}
+    args.ranks, args.ways = args.ranks or "4", args.ways or "loop,single"
+    args.collectives = args.collectives or ",".join(OPERATIONS)
     if args.check:
         args.ranks, args.collectives, args.sizes = "2,4,8", f"all_reduce,{BARE}", args.sizes or CHECK_SIZES
     unknown = set(args.collectives.split(",")) - set(OPERATIONS)
@@ -131,7 +139,7 @@ def sizes_of(args: argparse.Namespace) -> list[int]:
 
 
 def peers_of(args: argparse.Namespace) -> list[str]:
-    """Return the peers to measure; without --peers those that this Python has."""
+    """Return the peers to measure: without --peers, those that this Python has."""
     if args.peers:
         return args.peers.split(",")
     installed = {
@@ -157,7 +165,7 @@ def call_of(peer: str, operation: Operation, buffers: Buffers, group: Any) -> Ca
 def calls(operation: Operation, tensors: dict[str, Buffers], groups: dict[str, Any]) -> dict[str, Callable[[], object]]:
     """Return each peer's call after it gave the right result once; a peer that lacks the collective is left out.
 
-    Raises RuntimeError where a result is wrong on any rank.
+    Raises RuntimeError if a result is wrong on any rank.
     """
     found = {}
     for peer, group in groups.items():
@@ -209,7 +217,7 @@ def rank_main() -> None:
 def measure(ranks: harness.Ranks, groups: dict[str, Any], name: str, size: int) -> list[dict[str, Any]]:
     """Return the rows of one collective and size, one for each way of calling."""
     operation = OPERATIONS[name]
-    # Each peer has its own: what one does to the memory, as to move it onto huge pages, is not to serve the others.
+    # Each peer has its own: what one does to its memory, such as moving it onto huge pages, must not help the others.
     buffers = {
         peer: group.buffers(size) if peer == "floor" else Buffers.make(ranks.rank, ranks.size, size)
         for peer, group in groups.items()
@@ -269,6 +277,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {"machine": args.machine, "torch": torch.__version__, "runs": runs}
 
 
+def load(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the cases of an earlier report that the command line asks for; all of them if it asks for none."""
+    report: dict[str, Any] = json.loads(args.load.read_text())
+    for run in report["runs"]:
+        for name, key in (("collectives", "collective"), ("ways", "way")):
+            if name in args.asked:
+                run["rows"] = [row for row in run["rows"] if row[key] in args.asked[name].split(",")]
+    if "ranks" in args.asked:
+        report["runs"] = [run for run in report["runs"] if str(run["ranks"]) in args.asked["ranks"].split(",")]
+    return report
+
+
 def check(report: dict[str, Any]) -> bool:
     """Print for each target how the measured medians compare; return whether all that could be judged are met."""
     met = True
@@ -300,7 +320,7 @@ def check(report: dict[str, Any]) -> bool:
 def main() -> int:
     """Measure, or load, and report; return the exit status."""
     args = parse_arguments()
-    report = json.loads(args.load.read_text()) if args.load else run(args)
+    report = load(args) if args.load else run(args)
     if args.load:
         for earlier in report["runs"]:
             reports.print_collectives(earlier)

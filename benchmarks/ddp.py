@@ -11,8 +11,8 @@ variant has to give the same gradients.
 
 By default glibc returns large tensors to the system when they are freed, so that the next ones cost page faults; `ours`
 keeps those of gradients. With --keep-memory nothing is returned, and what is left is communication alone.
-`--reducer-overhead` takes a model of 1,000 parameters of 1 KiB and no computation to speak of: what is left is the
-price of a parameter.
+`--reducer-overhead` takes a model of 1,000 parameters of 1 KiB and hardly any computation: what is left is the price
+of a parameter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import turns
 from torch import nn
 
 LEAST_ROUNDS = 5
-WARM_UPS = 4  # buckets are arranged anew in a model's second step, and where their size is chosen in its fourth
+WARM_UPS = 4  # buckets are assigned anew in the second step, and with "auto" in the fourth
 VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name: (whose DistributedDataParallel, backend, arguments)
     "local": ("", "", {}),
     "torch+gloo": ("torch", "gloo", {}),
@@ -157,7 +157,7 @@ def training_step(model: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
 
 
 def check_alike(gradient: torch.Tensor, reference: torch.Tensor, whose: str) -> None:
-    """Raise RuntimeError where a step's gradients are not those of the reference."""
+    """Raise RuntimeError if a step's gradients are not those of the reference."""
     apart = (gradient - reference).abs().max() / reference.abs().max()
     if not apart < 1e-4:
         raise RuntimeError(f"the gradients of {whose}: {apart}")
@@ -250,14 +250,15 @@ def print_run(run: dict[str, Any]) -> None:
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Draw step times as bars, one panel a model and number of ranks, each bar with its efficiency."""
+    """Draw step times as bars, a row of panels for each number of ranks, each bar with its efficiency."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     panels = [(run, row) for run in report["runs"] for row in run["rows"]]
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.8), squeeze=False)
+    rows, columns = len(report["runs"]), max(len(run["rows"]) for run in report["runs"])
+    figure, axes = pyplot.subplots(rows, columns, figsize=(4.2 * columns, 3.8 * rows), squeeze=False)
     for axis, (run, row) in zip(axes.flat, panels, strict=True):
         variants = run["variants"]
         steps = [row["seconds"][variant]["median"] * 1e3 for variant in variants]

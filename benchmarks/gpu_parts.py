@@ -39,7 +39,7 @@ class Accelerator:
             self.device = torch.device(kind)
 
     def finish(self) -> None:
-        """Wait until the device has done all that it was told."""
+        """Wait until the device has done all its work."""
         if self.on_gpu:
             torch.cuda.synchronize()
 
@@ -99,7 +99,7 @@ def alone(ranks: harness.Ranks, action: Callable[[], Any]) -> Any:
 
 
 def why_no_nccl(ranks: harness.Ranks, accelerator: Accelerator) -> str:
-    """Return what NCCL says where it cannot add up here, else nothing."""
+    """Return what NCCL says if it cannot add up here, otherwise nothing."""
     try:
         tensor = torch.ones(1, device=accelerator.device)
         dist.all_reduce(tensor, group=ranks.group("nccl"))

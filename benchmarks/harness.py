@@ -41,7 +41,7 @@ def machine() -> str:
 
 
 def _processor() -> str:
-    """Return in brackets what the system tells of the processor; an empty string where it tells nothing."""
+    """Return in brackets what the system says about the processor, or an empty string if it says nothing."""
     facts = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[:1]
     for cache in Path("/sys/devices/system/cpu/cpu0/cache").glob("index3"):
         kibibytes = int((cache / "size").read_text().strip().removesuffix("K"))
@@ -50,7 +50,7 @@ def _processor() -> str:
 
 
 def find_mpirun() -> str | None:
-    """Return the path of an mpirun that mpi4py can be used with, or None where either is missing."""
+    """Return the path of an mpirun that mpi4py can be used with, or None if either is missing."""
     try:
         import mpi4py  # noqa: F401
     except ImportError:
@@ -60,7 +60,7 @@ def find_mpirun() -> str | None:
 
 
 def order(count: int, turn: int) -> list[int]:
-    """Return 0 to count - 1 in an order of the turn's own, on every rank: nobody always comes after the same other."""
+    """Return 0 to count - 1 in an order that depends on the turn, so that none always comes after the same other."""
     return random.Random(turn).sample(range(count), count)
 
 
@@ -80,7 +80,7 @@ def run_ranks(
     """Run `script` in `ranks` processes with `plan` and return rank 0's report.
 
     With `mpi` mpirun starts them, so that they can use MPI too. `turns` is for turns.run_in_turns. Raises RuntimeError
-    where a rank fails or `timeout` seconds pass; no rank is left behind.
+    if a rank fails or `timeout` seconds pass; no rank is left behind.
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         folder = Path(name)
@@ -89,7 +89,7 @@ def run_ranks(
         environment = {**os.environ, FOLDER: name, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, script]
         if mpi:
-            # Open MPI yields while it waits where it knows that ranks share cores; it is told, not left to guess.
+            # Open MPI yields while it waits if it knows that ranks share cores; it is told, and not left to guess.
             shared = ranks > len(os.sched_getaffinity(0))
             environment["OMPI_MCA_mpi_yield_when_idle"] = "1" if shared else "0"
             commands = [[str(find_mpirun()), *MPI_OPTIONS, "-n", str(ranks), *command]]
@@ -170,7 +170,7 @@ class Ranks:
             dist.destroy_process_group()
 
     def group(self, backend: str) -> dist.ProcessGroup:
-        """Return a new group of all ranks; ValueError where this torch does not know the backend."""
+        """Return a new group of all ranks; ValueError if this torch does not know the backend."""
         if backend == "ours":
             import ourddp  # noqa: F401  (registers the backend)
         group = dist.new_group(backend=backend, timeout=TIMEOUT)
@@ -191,9 +191,9 @@ class Ranks:
     def together(self) -> None:
         """Return when every rank has called it, all of them within a few microseconds.
 
-        It uses none of the backends that are measured: each rank counts its turns in a shared page. Whoever waits long
-        sleeps first, so that it takes no core from a rank that still works; a second round, in which everybody is
-        awake and yields, makes them set off together.
+        It uses none of the backends that are measured: each rank counts its turns in a shared page. A rank that waits
+        long sleeps first, so that it takes no core from a rank that still works; a second round, in which all ranks are
+        awake and yield, makes them set off together.
         """
         self._wait_for_all(sleep_after=1e-4)
         self._wait_for_all(sleep_after=TIMEOUT.total_seconds())
@@ -254,7 +254,7 @@ class Ranks:
         return {name: seconds[column].tolist() for column, name in enumerate(names)}
 
     def span(self, turns: torch.Tensor) -> torch.Tensor:
-        """Return the seconds of turns, given what `turn_of` told of each in the last dimension, on every rank.
+        """Return the seconds of turns, given what `turn_of` returned for each in the last dimension, on every rank.
 
         A turn lasts from the start of the last rank to begin until the end of the last to end, by the clock that all
         processes of a machine share: where ranks share cores, when each begins is the scheduler's doing.

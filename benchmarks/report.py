@@ -35,7 +35,7 @@ def show_size(size: int) -> str:
 
 
 def show_seconds(seconds: float | None) -> str:
-    """Return a duration in microseconds below 1 ms, else in milliseconds; "-" for None."""
+    """Return a duration in microseconds below 1 ms, otherwise in milliseconds; "-" for None."""
     if seconds is None:
         return "-"
     return f"{seconds * 1e6:.1f} us" if abs(seconds) < 1e-3 else f"{seconds * 1e3:.2f} ms"
@@ -56,7 +56,7 @@ def median(row: dict[str, Any], peer: str) -> float | None:
 
 
 def print_table(header: list[str], lines: list[list[str]]) -> None:
-    """Print columns, right-aligned but for the first."""
+    """Print columns, all but the first right-aligned."""
     widths = [max(len(line[column]) for line in [header, *lines]) for column in range(len(header))]
     for line in [header, *lines]:
         cells = [
@@ -88,7 +88,7 @@ def print_collectives(run: dict[str, Any]) -> None:
 
 
 def plot_collectives(report: dict[str, Any], path: Path) -> None:
-    """Draw time over size, both logarithmic, one panel a number of ranks, collective and way of calling."""
+    """Draw time over size, both logarithmic, one panel for each number of ranks, collective and way of calling."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -134,6 +134,6 @@ def _draw(axis: Any, run: dict[str, Any], collective: str, way: str) -> None:
 
 
 def write_json(report: dict[str, Any], path: Path) -> None:
-    """Write a report, making its folder where needed."""
+    """Write a report, making its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")

@@ -47,7 +47,7 @@ def in_node(machine: Machine, size: float) -> float:
 
 
 def parameter_server(machine: Machine, nodes: int, size: float) -> float:
-    """Everybody sends to one host, which sends the sum back: its link carries the ranks of all other hosts."""
+    """All ranks send to one host, which sends the sum back: its link carries the bytes of all ranks on other hosts."""
     remote = (nodes - 1) * machine.local_ranks
     one_way = remote * (machine.overhead + size / machine.bandwidth)
     start = machine.latency if nodes > 1 else machine.sync
@@ -80,7 +80,7 @@ def hierarchical_ring(machine: Machine, nodes: int, size: float) -> float:
 
 
 def hierarchical_direct(machine: Machine, nodes: int, size: float) -> float:
-    """As the ring, but every node sends its parts directly to their owners: as many bytes in two steps."""
+    """Like the ring, but every node sends its parts directly to their owners: as many bytes, in two steps."""
     if nodes == 1:
         return in_node(machine, size)
     wire = 2 * machine.latency + cut(machine, nodes, size, CHUNK)
@@ -152,8 +152,8 @@ def print_predictions(machine: Machine, size: int) -> None:
 def check(path: Path, machine: Machine, limit: float) -> bool:
     """Print prediction and measurement of every row of a report of between_hosts.py; return whether they agree.
 
-    They do where none is more than ``limit`` times the other. A row has its own ranks a node, and the bandwidth of its
-    links where they have a limit; all else is as ``machine`` says.
+    They agree if neither is more than ``limit`` times the other. A row has its own number of ranks on a node, and the
+    bandwidth of its links if they have a limit; everything else is as ``machine`` says.
     """
     lines = []
     good = True
@@ -189,7 +189,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--memory", type=float, default=4e10, help="bytes per second of a node's memory")
     parser.add_argument("--bytes", default="4K,25M", help="sizes of the message")
     parser.add_argument("--check", type=Path, metavar="PATH", help="compare with the measurements in this file instead")
-    parser.add_argument("--limit", type=float, default=1.5, help="exit with 1 where --check finds a larger factor")
+    parser.add_argument("--limit", type=float, default=1.5, help="exit with 1 if --check finds a larger factor")
     args = parser.parse_args()
     if min(args.local_ranks, args.gbit, args.latency, args.overhead, args.sync, args.memory) <= 0 or args.limit < 1:
         parser.error("all numbers must be positive, and --limit at least 1")

@@ -2,7 +2,7 @@
 
 `run_in_turns(__file__, plans, ...)` starts one job of ranks for each plan; there the file works inside `with
 Ranks() as ranks`, as under `harness.run_ranks`, and ends with `take_turns(ranks, action)`. So all jobs see the same
-machine at the same time, and none sees what another leaves behind in a process: its allocator's free lists, say.
+machine at the same time, and none sees what another leaves behind in a process: such as its allocator's free lists.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def take_turns(ranks: harness.Ranks, action: Callable[[], object]) -> None:
 
 
 class _Job:
-    """One job, seen by who gives the turns."""
+    """One job, as seen by the process that gives the turns."""
 
     def __init__(self, pool: ThreadPoolExecutor, script: str, plan: Any, ranks: int, timeout: float) -> None:
         self._socket, theirs = socket.socketpair()
@@ -85,7 +85,7 @@ class _Job:
             return harness.run_ranks(script, plan, ranks, mpi=False, timeout=timeout, turns=theirs)
 
     def turn(self) -> float:
-        """Let the job act; return the seconds that it took. RuntimeError where it has ended."""
+        """Let the job act; return the seconds that it took. RuntimeError if it has ended."""
         with contextlib.suppress(OSError):  # it has ended, and receive() says why
             self._socket.sendall(GO)
         return self.receive()

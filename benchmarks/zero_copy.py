@@ -1,4 +1,4 @@
-"""The floor under an all-reduce in shared memory, as one more peer: a loop written by hand, which zero_copy.h tells."""
+"""The floor under an all-reduce in shared memory, as one more peer: the loop written by hand in zero_copy.h."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def compiler() -> str | None:
 
 
 def build(folder: Path) -> Path:
-    """Compile the floor for this machine's processor and return the library; CalledProcessError where that fails."""
+    """Compile the floor for this machine's processor and return the library; CalledProcessError if that fails."""
     library = folder / "zero_copy.so"
     flags = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
     subprocess.run([str(compiler()), *flags, str(SOURCE), "-o", str(library)], check=True)

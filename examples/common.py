@@ -24,12 +24,12 @@ from torch import nn
 import ourddp
 from ourddp import interrupts
 
-# Flags that a resumed training may have others of; load_checkpoint says so.
+# Flags that may differ in a resumed training; load_checkpoint reports the differences.
 MAY_CHANGE = ("epochs", "batch_size", "lr")
 
 
 class Refused(Exception):
-    """The command line asks for what cannot be; the message says what to do. Every rank raises it."""
+    """The command line asks for something impossible; the message says what to do. Every rank raises it."""
 
 
 def argument_parser(description: str, *, epochs: int, batch_size: int, lr: float) -> argparse.ArgumentParser:
@@ -42,7 +42,7 @@ def argument_parser(description: str, *, epochs: int, batch_size: int, lr: float
     parser.add_argument("--lr", type=float, default=lr, help="learning rate")
     parser.add_argument("--seed", type=int, default=0, help="of the split, the first weights and the order of samples")
     parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="file written after every epoch, by rank 0")
-    parser.add_argument("--resume", action="store_true", help="go on from --checkpoint, where that file exists")
+    parser.add_argument("--resume", action="store_true", help="go on from --checkpoint if that file exists")
     parser.add_argument("--stop-after", type=int, metavar="N", help="end after epoch N, as if interrupted there")
     parser.add_argument("--metrics", type=Path, metavar="PATH", help="file for one JSON object per epoch, from rank 0")
     parser.add_argument("--progress", action=argparse.BooleanOptionalAction, default=True, help="show a progress bar")
@@ -50,7 +50,7 @@ def argument_parser(description: str, *, epochs: int, batch_size: int, lr: float
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Return the parsed command line; end the program with a message where flags contradict each other."""
+    """Return the parsed command line; end the program with a message if flags contradict each other."""
     args = parser.parse_args()
     if args.resume and args.checkpoint is None:
         parser.error("--resume needs --checkpoint PATH, the file to go on from")
@@ -64,7 +64,7 @@ def process_group(args: argparse.Namespace) -> Iterator[tuple[int, int]]:
     """Join the job that torchrun, mpirun or srun started, or make one of a single rank; yield (rank, number of ranks).
 
     Gives each rank its share of the cores: more threads than cores make every rank wait for the others' threads. Ends
-    the program with a line of rank 0's where something is Refused, such as a file that cannot be written.
+    the program with a line from rank 0 if something is Refused, such as a file that cannot be written.
     """
     interrupts.in_one_line()
     launch = ourddp.init(args.backend)
@@ -81,7 +81,7 @@ def process_group(args: argparse.Namespace) -> Iterator[tuple[int, int]]:
 
 
 def check_files(*paths: Path | None) -> None:
-    """Raise Refused where rank 0 cannot write one of the files: before the training, and not after its first epoch."""
+    """Raise Refused if rank 0 cannot write one of the files: before the training, and not after its first epoch."""
     obstacles = [""]
     if dist.get_rank() == 0:
         obstacles = [next(filter(None, (obstacle_to_writing(path) for path in paths if path is not None)), "")]
@@ -91,7 +91,7 @@ def check_files(*paths: Path | None) -> None:
 
 
 def obstacle_to_writing(path: Path) -> str:
-    """Return why a file cannot be written, or an empty string; makes the folder that it shall be in."""
+    """Return why a file cannot be written, or an empty string; makes its folder."""
     if path.is_dir():
         return f"cannot write {path}: it is a folder; name a file in it"
     try:
@@ -156,7 +156,7 @@ def save_checkpoint(epoch: int, args: argparse.Namespace, fixed: Sequence[str], 
     """Write the state of every part (model, optimizer) after `epoch` to --checkpoint: rank 0 alone, and atomically.
 
     The file appears under its name only when it is whole: a job killed while writing leaves the old checkpoint.
-    `fixed`: flags that a resumed training must have the same of, e.g. "seed".
+    `fixed`: flags that must be the same in a resumed training, e.g. "seed".
     """
     path = args.checkpoint
     if path is None or dist.get_rank() != 0:
@@ -179,11 +179,11 @@ def flags_of(args: argparse.Namespace, fixed: Sequence[str]) -> dict[str, Any]:
 
 
 def load_checkpoint(args: argparse.Namespace, fixed: Sequence[str], **parts: Any) -> int:
-    """Restore every part from --checkpoint and return the next epoch; 0 where there is nothing to resume.
+    """Restore every part from --checkpoint and return the next epoch, or 0 if there is nothing to resume.
 
-    Rank 0 reads the file and sends it to the others, which need not see its file system. Raises Refused where the
-    file is none of this program's, or was made with another value of a flag in `fixed`: another seed has other
-    held-out samples, for one. With other ranks, epochs, batches or rates the training goes on, as rank 0 says.
+    Rank 0 reads the file and sends it to the others, which need not see its file system. Raises Refused if the file is
+    not one of this program's, or was made with another value of a flag in `fixed`; another seed, for example, has other
+    held-out samples. With other ranks, epochs, batches or rates the training goes on, and rank 0 prints what differs.
     """
     path = args.checkpoint
     if path is None or not args.resume:
@@ -213,7 +213,7 @@ def load_checkpoint(args: argparse.Namespace, fixed: Sequence[str], **parts: Any
 
 
 def read_checkpoint(path: Path, parts: set[str]) -> dict[str, Any] | str:
-    """Return the checkpoint in a file, or a sentence that says why the file has none."""
+    """Return the checkpoint in a file, or a sentence that says why there is none."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises whatever its parts raise

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Trains on several machines that ssh reaches, with the same folder at the same place on each:
 #   examples/ssh.sh "alpha beta" 4 examples/train.py --epochs 3
-# The first host has rank 0. Ends with the first failure, and ends the others then.
+# The first host has rank 0. The first failure ends the script and the other ranks.
 set -euo pipefail
 if (($# < 3)); then
   echo "usage: $0 \"HOST HOST...\" RANKS_A_HOST SCRIPT [ARGUMENTS]" >&2

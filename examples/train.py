@@ -3,13 +3,13 @@
     torchrun --nproc_per_node=4 examples/train.py
 
 The data are the 1,797 images of 8x8 pixels that scikit-learn ships, a fifth of them held out. Any backend and either
-DistributedDataParallel will do (`--backend gloo --ddp torch`); the loss curve is the same but for rounding.
+DistributedDataParallel will do (`--backend gloo --ddp torch`); the loss curve is the same except for rounding.
 
-Every rank has a batch of its own, so more ranks make a larger batch, and as many fewer steps an epoch. With the same
+Every rank has a batch of its own, so more ranks make a larger batch, and fewer steps in an epoch. With the same
 learning rate the weights then do not get as far, and the accuracy falls. The linear scaling rule makes up for it (Goyal
-et al., Accurate, Large Minibatch SGD, 2017, https://arxiv.org/abs/1706.02677): --lr holds for a batch of 16, and is
-multiplied by how many times as large the batch of all ranks is. The first steps could not bear that much, so the rate
-rises to it over some epochs. docs/training.md shows what comes of it with 1 to 8 ranks.
+et al., Accurate, Large Minibatch SGD, 2017, https://arxiv.org/abs/1706.02677): --lr is meant for a batch of 16, and is
+multiplied by the batch of all ranks over 16. The first steps could not bear that much, so the rate rises to it over
+some epochs. docs/training.md has the accuracy with 1 to 8 ranks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
-BATCH = 16  # samples of a step that --lr is for
-FIXED = ("seed",)  # flags that a checkpoint cannot be resumed with others of
+BATCH = 16  # the samples in a step that --lr is meant for
+FIXED = ("seed",)  # flags that a resumed training must have the same of
 
 
 def split_digits(seed: int) -> tuple[Subset, Subset]:
@@ -66,7 +66,7 @@ def evaluate(model: nn.Module, held_out: Subset, rank: int, ranks: int) -> dict[
 
 
 def peak_rate(args: argparse.Namespace, ranks: int) -> float:
-    """Return the highest learning rate: --lr, times how many times as large as BATCH the batch of all ranks is."""
+    """Return the highest learning rate: --lr, scaled by the batch of all ranks over BATCH."""
     return args.lr * args.batch_size * ranks / BATCH if args.scale_lr else args.lr
 
 
@@ -121,7 +121,7 @@ def main() -> None:
         default=True,
         help=f"multiply --lr by the batch of all ranks over {BATCH}",
     )
-    parser.add_argument("--warmup-epochs", type=float, default=3, help="in which the rate rises from --lr to that")
+    parser.add_argument("--warmup-epochs", type=float, default=3, help="epochs in which the rate rises from --lr")
     args = common.parse(parser)
     with common.process_group(args) as (rank, ranks):
         train(args, rank, ranks)

@@ -20,14 +20,14 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 BYTES = 256  # every byte is a token
-# Flags that a checkpoint cannot be resumed with others of: the held-out text, and the shape of the model.
+# Flags that a resumed training must have the same of: they decide the held-out text and the shape of the model.
 FIXED = ("seed", "corpus", "context", "width", "layers", "heads")
 
 
 def read_corpus(size: int) -> torch.Tensor:
     """Return the first `size` bytes of the standard library's modules in the order of their names, as uint8 (size,).
 
-    Raises RuntimeError where this Python comes with fewer bytes of source than that.
+    Raises RuntimeError if this Python comes with fewer bytes of source than that.
     """
     text = bytearray()
     for source in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
@@ -164,7 +164,7 @@ def train(args: argparse.Namespace, rank: int, ranks: int) -> None:
     if rank == 0 and args.sample:
         console.print(f"\n{model.generate(args.prompt, args.sample, args.seed)}")
     console.close()
-    dist.barrier()  # nobody leaves while rank 0 still writes
+    dist.barrier()  # no rank leaves while rank 0 still writes
 
 
 def main() -> None:

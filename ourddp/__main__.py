@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         form = command.add_mutually_exclusive_group()
         form.add_argument("--json", action="store_true", help="print it for programs")
         if name == "options":
-            form.add_argument("--markdown", action="store_true", help="print the table that README.md shows")
+            form.add_argument("--markdown", action="store_true", help="print the page docs/options.md")
     tune.add_arguments(commands.add_parser("tune", help="measure the algorithms between nodes, and write such a table"))
     return parser
 

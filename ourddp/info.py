@@ -154,9 +154,19 @@ def render(report: Report) -> str:
     return "\n".join(lines)
 
 
+OPTIONS_HEAD = [
+    "# Options",
+    "",
+    "All options are environment variables, which each process reads once. A value that is not understood is an error.",
+    "A variable that begins with `OURS_` and that nothing reads causes a warning, which suggests the nearest name.",
+    "`python -m ourddp options` prints the values in force; `python -m ourddp options --markdown` printed this page.",
+    "",
+]
+
+
 def options_markdown() -> str:
-    """Return the table of environment variables that README.md shows."""
-    lines = ["| Variable | Default | Accepted | Meaning |", "| --- | --- | --- | --- |"]
+    """Return the page docs/options.md."""
+    lines = [*OPTIONS_HEAD, "| Variable | Default | Accepted | Meaning |", "| --- | --- | --- | --- |"]
     for row in _C.option_table():
         default = f"`{row['default']}`" if row["default"] else "empty"
         lines.append(f"| `{row['name']}` | {default} | {row['accepted']} | {row['help']} |")

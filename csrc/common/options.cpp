@@ -216,8 +216,8 @@ const std::vector<OptionRow>& option_rows() {
   static const std::vector<OptionRow> kRows = {
       integer_row<&Options::yield_us, 0, 1'000'000>("OURS_YIELD_US", "0 to 1000000",
                                                     "Microseconds for which a waiting rank keeps yielding its core "
-                                                    "before it sleeps. Where somebody else computes "
-                                                    "on that core it sleeps at once."),
+                                                    "before it sleeps. It sleeps at once where something else "
+                                                    "computes on that core."),
       word_row<&Options::spin>(
           "OURS_SPIN", "auto, 0 or 1",
           "Whether a waiting rank spins instead of yielding its core. auto: for its first 2 us, and only where "
@@ -230,70 +230,69 @@ const std::vector<OptionRow>& option_rows() {
           "CPUs on which the communication threads may run; empty: wherever the rank may."),
       integer_row<&Options::comm_nice, -20, 19>(
           "OURS_COMM_NICE", "-20 to 19",
-          "Niceness of the communication threads over that of the thread that starts them: more leaves the cores to "
-          "computing threads, less takes them first, for which the process needs permission."),
+          "Added to the niceness of the thread that starts the communication threads. A positive value leaves the "
+          "cores to computing threads; a negative one takes them first, for which the process needs permission."),
       word_row<&Options::inline_calls>(
           "OURS_INLINE", "0 or 1", "Whether synchronous calls run on the caller's own thread when nothing is queued."),
       word_row<&Options::blocking_wait>("OURS_BLOCKING_WAIT", "0 or 1",
                                         "Whether waiting for a collective of tensors on a device makes the host wait "
                                         "until it has ended, and throws its "
-                                        "error there. 0: only the current stream waits."),
+                                        "error there. With 0 only the current stream waits."),
       word_row<&Options::spread>("OURS_SPREAD", "0 or 1",
                                  "Whether ranks that share a core move apart at the start of a collective."),
       word_row<&Options::huge_pages>(
           "OURS_HUGE_PAGES", "0 or 1",
-          "Whether memory for gradients, and tensors of 4 MiB and more that are used again and again, are moved onto "
-          "huge pages, where the system has them."),
+          "Whether memory for gradients, and tensors of 4 MiB and more that are used repeatedly, are moved onto huge "
+          "pages where the system has them."),
       word_row<&Options::reduce_in_place>(
           "OURS_REDUCE_IN_PLACE", "0 or 1",
-          "Whether DistributedDataParallel averages large gradients where they lie, while backward goes on. "
-          "0: they change only when backward ends."),
+          "Whether DistributedDataParallel averages large gradients in their own memory while backward goes on. "
+          "With 0 they change only when backward ends."),
       word_row<&Options::write_around>(
           "OURS_WRITE_AROUND", "auto, 0 or 1",
-          "Whether a rank writes what its peers read next around its cache. auto: as measured; it is faster "
-          "where the ranks' cores have different last-level caches."),
+          "Whether a rank bypasses its cache when it writes what its peers read next. auto measures both; bypassing is "
+          "faster where the ranks' cores have different last-level caches."),
       text_row<&Options::node_id>("OURS_NODE_ID", "any text, or empty",
                                   "Ranks with different texts count as being on different nodes, even if they could "
-                                  "share memory. Those with the same have to prove that they do."),
+                                  "share memory. Ranks with the same text still have to prove that they do."),
       text_row<&Options::interface>(
           "OURS_INTERFACE", "interfaces, networks, addresses, or empty",
-          "Under which addresses ranks on other nodes reach this one: interfaces (eth0), networks (10.0.0.0/8) or "
-          "addresses, separated by commas; with ^ before the list, all others. Empty: the one that the route to "
-          "the master starts from."),
+          "The addresses at which ranks on other nodes reach this one: interfaces (eth0), networks (10.0.0.0/8) or "
+          "addresses, separated by commas; ^ before the list means all others. Empty: the interface that the route "
+          "to the master starts from."),
       name_row<&Options::internode>(
           "OURS_INTERNODE", "tcp, mpi, or the name of a backend of torch.distributed such as gloo",
-          "What moves the data of collectives between nodes; small messages, and all that ranks agree on, go over TCP "
-          "anyway. It must be the same on all ranks."),
+          "What moves the data of collectives between nodes. Small messages and agreements always go over TCP. It must "
+          "be the same on all ranks."),
       ports_row<&Options::port_range>(
           "OURS_PORT_RANGE",
-          "Ports on which ranks wait for those of other nodes, two a group and address; empty: any free."),
+          "Ports on which ranks wait for ranks of other nodes, two for each group and address. Empty: any free port."),
       integer_row<&Options::tcp_streams, 0, 16>(
           "OURS_TCP_STREAMS", "0 to 16, 0 = automatic",
           "TCP connections that share the bytes of collectives between two ranks of "
           "different nodes. Rank 0's value holds for its group."),
       text_row<&Options::tcp_congestion>(
           "OURS_TCP_CONGESTION", "a name such as cubic or dctcp, or empty",
-          "Congestion control of connections between nodes, for what this rank sends: one of those that `sysctl "
-          "net.ipv4.tcp_allowed_congestion_control` lists; empty: the system's, but where that is `bbr`, `cubic` or "
-          "`reno` for connections whose round trip takes no longer than a millisecond, since `bbr` takes longer "
-          "there."),
+          "Congestion control for what this rank sends to other nodes: one of those that `sysctl "
+          "net.ipv4.tcp_allowed_congestion_control` lists. Empty: the system's. If that is `bbr`, connections whose "
+          "round trip takes a millisecond or less get `cubic` or `reno`, because `bbr` is slow there."),
       word_row<&Options::wire_type>(
           "OURS_WIRE_DTYPE", "float32, bfloat16 or float16",
-          "As what the float32 sums of long all_reduces and reduces travel between nodes. The half types halve the "
-          "bytes and round each node's sum and the result once; they are added up in float32. Rank 0's value holds "
-          "for its group."),
+          "The type in which the float32 sums of long all_reduces and reduces travel between nodes. The half types "
+          "halve the bytes and round each node's sum and the result once; sums are still computed in float32. Rank 0's "
+          "value holds for its group."),
       text_row<&Options::select>(
           "OURS_SELECT", "rules, the path of a file of them, or empty",
           "Which algorithms are used between nodes: rules such as `all_reduce nodes>=8 bytes<=64K doubling`, separated "
-          "by semicolons, or the path, with a slash, of a file of such lines, as `python -m ourddp tune` writes it. "
-          "They come before those that are built in; `python -m ourddp select` prints all. Rank 0's hold for its "
-          "group."),
+          "by semicolons, or the path (with a slash) of a file of such lines, which `python -m ourddp tune` writes. "
+          "They come before the built-in rules; `python -m ourddp select` prints all of them. Rank 0's rules hold "
+          "for its group."),
       word_row<&Options::device_engine>(
           "OURS_DEVICE_ENGINE", "auto, nccl, ipc or staging",
-          "What moves the data of CUDA tensors: NCCL, the devices' memory mapped by all ranks of one node, or the "
-          "memory "
-          "of the hosts. auto: NCCL where each rank has a device of its own, else the second where all ranks "
-          "are on one node, else the third. It must be the same on all ranks."),
+          "What moves the data of CUDA tensors: NCCL (nccl), the devices' memory mapped by all ranks of one node "
+          "(ipc), or the memory of the hosts (staging). auto: nccl where each rank has a device of its own, otherwise "
+          "ipc "
+          "where all ranks are on one node, otherwise staging. It must be the same on all ranks."),
   };
   return kRows;
 }

@@ -1,4 +1,4 @@
-"""The package: its options, its command-line tools, its documents, and what it refuses."""
+"""The package: its options, its command-line tools, and what it refuses."""
 
 from __future__ import annotations
 
@@ -120,12 +120,6 @@ def test_a_group_warns_of_misspelt_variables_once(tmp_path):
 def test_options_come_from_the_environment(tmp_path):
     result = python("from ourddp import _C; print(_C.option_values()['OURS_YIELD_US'])", tmp_path, OURS_YIELD_US="7")
     assert result.stdout.strip() == "7", result.stderr
-
-
-def test_readme_shows_the_options():
-    shown = re.search(r"<!-- options -->\n(.*?)\n<!-- /options -->", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert shown is not None
-    assert shown[1] == info.options_markdown(), "run: python -m ourddp options --markdown, and put its table there"
 
 
 # --- command-line tools ----------------------------------------------------------------------------------------------

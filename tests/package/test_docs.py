@@ -1,0 +1,97 @@
+"""The documents: what they name exists, they are as short as is promised, and what is generated is up to date."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ourddp import info
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MOST_LINES = {"README.md": 200}
+MOST_LINES_OF_A_PAGE = 200  # in docs/architecture
+# What a build makes, and a page that is still to come. @@CHECK@@ devices.md
+GENERATED = {"ourddp/_build_info.py", "dist/"}
+EXPECTED = {ROOT / "docs" / "devices.md"}
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+# A path with a folder in it and the ending of a file, wherever it stands, but not a part of a longer one.
+FILE = re.compile(r"(?<![\w./<>*:-])((?:[\w.-]+/)+[\w.-]+\.(?:cpp|h|cuh?|pyi?|md|json|png|sh|toml))(?![\w*<])")
+# A folder in backquotes.
+FOLDER = re.compile(r"`((?:[\w.-]+/)+)`|`((?:csrc|tests|docs|benchmarks|examples|ourddp)(?:/\w+)+)`")
+
+
+def anchors(text: str) -> set[str]:
+    """Return the names by which links reach the headings of a page, as GitHub makes them."""
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(text)]
+    return {heading.strip().replace(" ", "-") for heading in plain}
+
+
+def missing(text: str, folder: Path) -> list[str]:
+    """Return what a document in ``folder`` names that does not exist. Paths in prose may leave out ``csrc/``."""
+    found = []
+    for target in LINK.findall(text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        page = (folder / name).resolve() if name else None
+        if page in EXPECTED:
+            continue
+        if page is not None and not page.exists():
+            found.append(target)
+        elif anchor and anchor not in anchors(page.read_text() if page else text):
+            found.append(f"{target}: there is no such heading")
+    prose = re.sub(r"\]\([^)\s]+\)|https?://\S+", "", text)
+    named = set(FILE.findall(prose)) | {a or b for a, b in FOLDER.findall(prose)}
+    found += [
+        name for name in sorted(named - GENERATED) if not any((top / name).exists() for top in (ROOT, ROOT / "csrc"))
+    ]
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_a_document_names_exists(document: Path) -> None:
+    assert missing(document.read_text(), document.parent) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("[a](docs/gone.md)", ["docs/gone.md"]),
+        ("[a](docs/glossary.md#gone)", ["docs/glossary.md#gone: there is no such heading"]),
+        ("[a](https://example.org/gone.md), [b](#here)\n# Here", []),
+        ("`csrc/common/gone.cpp` and `common/error.h`", ["csrc/common/gone.cpp"]),
+        ("common/gone.h --> transport/tcp", ["common/gone.h"]),
+        ("`csrc/gone`, `gone/`, `csrc/common`, `common/`", ["csrc/gone", "gone/"]),
+        ("/usr/gone.py, https://example.org/a/gone.py, common/*.cpp, tests/<folder>/test_x.py", []),
+    ],
+)
+def test_what_does_not_exist_is_found(text: str, found: list[str]) -> None:
+    assert missing(text, ROOT) == found
+
+
+def test_options_md_is_what_the_command_prints() -> None:
+    page = (ROOT / "docs" / "options.md").read_text()
+    assert page == info.options_markdown() + "\n", "run: python -m ourddp options --markdown > docs/options.md"
+
+
+def test_documents_are_short() -> None:
+    for document in DOCUMENTS:
+        name = document.relative_to(ROOT).as_posix()
+        most = MOST_LINES_OF_A_PAGE if name.startswith("docs/architecture/") else MOST_LINES.get(name)
+        lines = len(document.read_text().splitlines())
+        assert most is None or lines <= most, f"{name} has {lines} lines; {most} are allowed"
+
+
+def test_every_picture_of_results_is_shown() -> None:
+    shown = {
+        (document.parent / target).resolve()
+        for document in DOCUMENTS
+        for target in LINK.findall(document.read_text())
+        if target.endswith(".png")
+    }
+    assert set((ROOT / "benchmarks" / "results").glob("*.png")) <= shown
