@@ -1,4 +1,4 @@
-"""Finds the installed package for a source folder that has not been built, and so cannot be used itself."""
+"""Finds the installed package when the source folder that Python found has not been built and cannot be used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def is_built(package: Path) -> bool:
-    """Return whether the build has left its record, the last that it writes, in the folder of a package."""
+    """Return whether a package's folder has the record of a build, which is the last file that a build writes."""
     return (package / "_build_info.py").is_file()
 
 
@@ -19,7 +19,7 @@ def load() -> None:
     """Import the package that is installed elsewhere as ``ourddp``, in the place of the one that is being imported.
 
     Python looks in the folder of a script, or in the current one, before it looks at what is installed. Raises
-    ImportError, with what to do, where none is installed.
+    ImportError, which says what to do, if none is installed.
     """
     spec = _find()
     if spec is None or spec.loader is None:
@@ -29,7 +29,7 @@ def load() -> None:
         )
     module = module_from_spec(spec)
     sys.modules["ourddp"] = module
-    del sys.modules[__name__]  # it has one of its own
+    del sys.modules[__name__]  # the other package has its own
     spec.loader.exec_module(module)
 
 

@@ -1,4 +1,4 @@
-"""What ``python -m ourddp tune`` concludes from its measurements, and the file that it writes of them."""
+"""The conclusions of ``python -m ourddp tune`` from its measurements, and the file that it writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPEEDUP = 1.05  # another algorithm must be more than so many times as fast as t
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was found out about one size."""
+    """The measurements of one size."""
 
     bytes: int  #: of each rank's array
     seconds: dict[str, float]  #: median of the slowest rank's times, by algorithm
@@ -28,7 +28,7 @@ class Measurement:
 
 
 def table(found: Sequence[Measurement], nodes: int, local: int) -> str:
-    """Return the table as the file has it: what was measured, as comments, and rules for what is to be changed."""
+    """Return the text of the file: the measurements as comments, and a rule for each change."""
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     lines = [
         f"# Written by python -m ourddp tune, {now}.",
@@ -45,7 +45,7 @@ def table(found: Sequence[Measurement], nodes: int, local: int) -> str:
 def rules(found: Sequence[Measurement], nodes: int, local: int) -> list[str]:
     """Return a rule for each run of sizes for which the same algorithm, but not the built-in one, was chosen.
 
-    Between two sizes that were measured the limit is their geometric mean; beyond the largest nothing is changed.
+    The limit between two sizes that were measured is their geometric mean. Beyond the largest nothing is changed.
     """
     lines: list[str] = []
     first = 0
@@ -85,8 +85,8 @@ def describe(found: Sequence[Measurement]) -> list[str]:
 def choose(times: dict[str, list[float]], built_in: str) -> str:
     """Return the fastest of the algorithms that are more than SPEEDUP times as fast as the one built in, or that one.
 
-    It must be so in all rounds together, and in those of even and of odd numbers: what is noise seldom comes twice.
-    ``times``: seconds of each algorithm's rounds, two or more.
+    It must be that fast in all rounds together, and in the even and the odd ones by themselves, as noise seldom comes
+    twice. ``times`` are the seconds of each algorithm's rounds, two or more.
     """
 
     def medians(name: str) -> list[float]:

@@ -1,7 +1,7 @@
 """DistributedDataParallel with this package's reducer in the place of torch's.
 
-The class is a subclass of :class:`torch.nn.parallel.DistributedDataParallel`: forward, buffers, ``join``, ``no_sync``
-are torch's, and what happens to gradients during backward is ours.
+The class is a subclass of :class:`torch.nn.parallel.DistributedDataParallel`, whose forward, buffers, ``join`` and
+``no_sync`` it keeps; only what happens to gradients during backward is this package's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOGGED_VARIABLES = (
 )
 _LOGGED_NCCL_VARIABLES = ("NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_NTHREADS", "NCCL_IB_TIMEOUT")
 
-# These check for NCCL in torch's class, but any backend that adds up bfloat16 runs them.
+# torch's class accepts these only with NCCL, but any backend that adds up bfloat16 can run them.
 _BF16_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 
 
@@ -45,9 +45,9 @@ class DistributedDataParallel(_TorchDDP):
     a subclass; it works over any process group. Over ``ours`` and ``nccl`` gradients are averaged inside the reduction;
     over other backends they are divided on their way into the bucket.
 
-    ``bucket_cap_mb`` may also be "auto": then a size is chosen that suits the group and the model. The constructor
-    measures what reductions cost, and the fourth forward applies the choice; with ``find_unused_parameters``, where
-    buckets stay as they are, the constructor does. :meth:`report` and the logging data tell the size.
+    With ``bucket_cap_mb="auto"`` a size is chosen that suits the group and the model. The constructor measures what
+    reductions cost, and the fourth forward applies the choice. With ``find_unused_parameters`` buckets stay as they
+    are, so the constructor does. :meth:`report` and the logging data tell the size.
 
     Raises:
         RuntimeError: At construction, if the ranks' models differ; the message names the parameter, both shapes and the
@@ -57,7 +57,7 @@ class DistributedDataParallel(_TorchDDP):
 
     """
 
-    # torch's constructor returns before it sets this where the reduction of all parameters is delayed.
+    # torch's constructor does not set this if the reduction of all parameters is delayed.
     _lazy_init_ran = False
 
     @functools.wraps(_TorchDDP.__init__)
@@ -65,7 +65,7 @@ class DistributedDataParallel(_TorchDDP):
         bound = inspect.signature(_TorchDDP.__init__).bind(self, module, *args, **kwargs)
         given = bound.arguments
         self.__dict__["_tunes_buckets"] = tuning.take_auto(given)
-        # Before the base class can set attributes, as it builds the list of parameters that is checked.
+        # Set here, as the constructor of the base class builds the list of parameters that is checked.
         self.__dict__["_model_check_due"] = bool(given.get("init_sync", True))
         precision = given.get("mixed_precision")
         if precision is None or any(parameter.device.type != "cpu" for parameter in module.parameters()):
@@ -134,10 +134,10 @@ class DistributedDataParallel(_TorchDDP):
         options.tune_bucket_size = self._tunes_buckets and not self._use_python_reducer
         rebuilt = static_graph or not self.find_unused_parameters
         if not caps:
-            # Buckets that are rebuilt after the first iteration start out as one: reductions in the order of the
-            # parameters could get in the way of other collectives that the model runs in backward.
+            # Buckets that are rebuilt after the first iteration start out as a single one, because reductions in the
+            # order of the parameters could get in the way of other collectives that the model runs in backward.
             caps = [sys.maxsize] if rebuilt else [first_cap, cap]
-        if rebuilt or not options.tune_bucket_size:  # else the reducer assigns them, for the size that it chooses
+        if rebuilt or not options.tune_bucket_size:  # otherwise the reducer assigns them, for the size that it chooses
             # The last parameters come first in backward.
             options.bucket_indices = _C.assign_parameters(parameters, caps, expect_sparse_gradient)[::-1]
         options.expect_sparse_gradients = expect_sparse_gradient
@@ -159,7 +159,7 @@ class DistributedDataParallel(_TorchDDP):
 
     @torch._disable_dynamo(recursive=False)
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        reducer = self.__dict__.get("reducer")  # none where the reduction of all parameters is delayed
+        reducer = self.__dict__.get("reducer")  # None if the reduction of all parameters is delayed
         if reducer is not None:
             reducer._close_memory()
         return super()._pre_forward(*inputs, **kwargs)
@@ -173,14 +173,14 @@ class DistributedDataParallel(_TorchDDP):
         return output
 
     def report(self) -> BackwardReport:
-        """Return when each bucket of the last backward was ready and reduced, and what of it had to be waited for.
+        """Return when each bucket of the last backward was ready and reduced, and how long backward waited for it.
 
-        ``print(model.report())`` shows a table. It is of this rank, costs no communication, and is empty before the
-        first backward that reduces gradients; a backward in ``no_sync()`` leaves it as it is. The main numbers are in
-        the logging data too, in nanoseconds: ``backward_comm_exposed_time``, ``backward_comm_busy_time``,
+        ``print(model.report())`` shows a table. It covers this rank alone and costs no communication. Before the first
+        backward that reduces gradients it is empty; a backward in ``no_sync()`` leaves it as it is. The main numbers
+        are in the logging data too, in nanoseconds: ``backward_comm_exposed_time``, ``backward_comm_busy_time``,
         ``bucket_comm_times`` and ``bucket_comm_exposed_times``. With ``bucket_cap_mb="auto"`` both also tell the size
-        of the buckets and what it was chosen from: ``bucket_cap_bytes``, ``comm_latency_time`` (nanoseconds) and
-        ``comm_bytes_per_second``, ``comm_slowdown_percent``.
+        of the buckets and the measurements behind it: ``bucket_cap_bytes``, ``comm_latency_time`` (nanoseconds),
+        ``comm_bytes_per_second`` and ``comm_slowdown_percent``.
         """
         group = self.process_group
         return make_report(
@@ -194,15 +194,15 @@ class DistributedDataParallel(_TorchDDP):
 
     @property
     def _static_graph_delay_allreduce_enqueued(self) -> bool:
-        # The reducer knows; a backward without a reduction, as in no_sync, does not count.
+        # The reducer's own record counts, as a backward without a reduction, in no_sync say, records nothing.
         return self.reducer._static_graph_recorded()
 
     @_static_graph_delay_allreduce_enqueued.setter
     def _static_graph_delay_allreduce_enqueued(self, value: bool) -> None:
-        """Accept what torch's class assigns; the reducer's own record is what counts."""
+        """Ignore what torch's class assigns."""
 
     def _passing_sync_batchnorm_handle(self, module: torch.nn.Module) -> None:
-        # torch's layer cannot run on the CPU, so torch's class refuses all of its kind there; ours can.
+        # torch's class refuses all such layers on the CPU, as its own cannot run there; this package's can.
         layers = (layer for layer in module.modules() if isinstance(layer, torch.nn.SyncBatchNorm))
         if self.device_type == "cpu" and not all(isinstance(layer, SyncBatchNorm) for layer in layers):
             self._log_and_throw(
@@ -218,8 +218,8 @@ class DistributedDataParallel(_TorchDDP):
     def register_comm_hook(self, state: object, hook: Callable) -> None:
         """Let ``hook(state, bucket)`` reduce the gradients; see torch's class for what it must return.
 
-        ``hook`` may be any callable with a parameter ``bucket``: a function, a ``functools.partial``, an object. Where
-        it is registered between forward and backward, it reduces the gradients of that backward too. A hook that is
+        ``hook`` may be any callable with a parameter ``bucket``: a function, a ``functools.partial``, an object. If it
+        is registered between forward and backward, it reduces the gradients of that backward too. A hook that is
         refused leaves the model as it was.
 
         Raises:
@@ -292,7 +292,7 @@ def _logged_environment(backend_name: str) -> dict[str, str]:
 
 
 def _logged_backend_options(group: dist.ProcessGroup, device: torch.device) -> dict[str, int]:
-    """Return the numbers of the backend's options that torch logs: Gloo's threads, which are two unless asked for."""
+    """Return the numbers of the backend's options that torch logs: Gloo's threads, two by default."""
     if group.name() != "gloo":
         return {}
     options = getattr(group._get_backend(device), "options", None)

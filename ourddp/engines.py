@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ourddp import _C
 
-# One that would need itself, and one that stands for whatever is the default.
+# The first would need itself, and the second stands for the default.
 REFUSED = ("ours", "undefined")
 
 
@@ -33,10 +33,10 @@ def obstacle(name: str) -> str:
 def make(name: str, store: dist.Store, rank: int, size: int, timeout: timedelta, address: str) -> Any:
     """Return the backend ``name`` for the ranks that meet through ``store``, which must be for it alone.
 
-    ``address`` is what other ranks reach this one by. Waits for the others, at most ``timeout``. Raises whatever the
-    backend raises.
+    Other ranks reach this one at ``address``. Waits for the others, at most ``timeout``. Raises what the backend
+    raises.
     """
-    # Gloo first: it can be told its address, and what stands for it among the plugins may be another.
+    # Gloo comes first, as it can be told its address; a plugin of that name may be another.
     if name == "gloo":
         return _make_gloo(store, rank, size, timeout, address)
     plugin = dist.Backend._plugins.get(name.upper())
@@ -69,12 +69,13 @@ def _make_plugin(plugin: Any, store: dist.Store, rank: int, size: int, timeout: 
 
 def _make_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta, address: str) -> Any:
     options = dist.ProcessGroupGloo._Options()
-    # By default the network that ranks reach each other by anyway; Gloo's own choice is where the host's name leads to.
+    # By default this is the network over which ranks reach each other anyway. Gloo would choose by the host's name.
     interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     places = [{"interface": name} for name in interfaces] or ([{"hostname": address}] if address else [])
-    # Connected at once: a first message that waited for its receiver would wait for the one that announces it.
+    # Ranks connect at once. A connection made with the first message would wait for its receiver, which may itself wait
+    # for another message that announces it.
     devices = [dist.ProcessGroupGloo.create_device(**place, lazy_init=False) for place in places]
     options._devices = devices or [dist.ProcessGroupGloo.create_default_device(lazy_init=False)]
     options._timeout = timeout
-    options._threads = 1  # these run collectives, of which there are none
+    options._threads = 1  # for collectives, which are not used
     return dist.ProcessGroupGloo(store, rank, size, options)

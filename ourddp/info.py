@@ -1,4 +1,4 @@
-"""Says how this copy of ourddp was built, what the node offers it, and which backends torch has.
+"""Tells how this copy of ourddp was built, what the node offers it, and which backends torch has.
 
 ``python -m ourddp info`` prints it; :func:`collect` returns the same facts to programs.
 """
@@ -32,7 +32,7 @@ def collect() -> Report:
 
 
 def versions() -> dict[str, str]:
-    """Return what is running, and what the extension was compiled with."""
+    """Return the versions of what is running, and of what the extension was compiled with."""
     return {
         "ourddp": ourddp.__version__,
         "torch": f"{torch.__version__} (built for {_build_info.TORCH_VERSION})",
@@ -43,7 +43,7 @@ def versions() -> dict[str, str]:
 
 
 def engines() -> dict[str, str]:
-    """Return what moves the bytes: the part that is always there, and each optional engine."""
+    """Return what can move data: shared memory, which is always there, and each optional engine."""
     library = _cuda_library()
     if library is None:
         return {"shared memory": "on", **_build_info.ENGINES, "NCCL": "off: it needs CUDA"}
@@ -53,9 +53,9 @@ def engines() -> dict[str, str]:
 
 
 def cuda(facts: dict[str, Any], wish: str = "auto") -> dict[str, str]:
-    """Return what ``facts`` (see ``_C.device_facts``) mean for collectives of tensors on CUDA devices.
+    """Return in words what ``facts`` (see ``_C.device_facts``) mean for collectives of tensors on CUDA devices.
 
-    ``wish``: the value of OURS_DEVICE_ENGINE.
+    ``wish`` is the value of OURS_DEVICE_ENGINE.
     """
     if facts["obstacle"]:
         return {"CUDA": f"off: {facts['obstacle']}", "NCCL": "off: it needs CUDA"}
@@ -101,7 +101,10 @@ def node() -> dict[str, str]:
 
 
 def gpus(found: list[str] | int, obstacle: str) -> str:
-    """Return which GPUs programs see here, or why none: their names or number, and what our library for CUDA says."""
+    """Return which GPUs programs see here, or why none.
+
+    ``found`` is their names or number, and ``obstacle`` what the package's library for CUDA says.
+    """
     if found:
         return str(found) if isinstance(found, int) else ", ".join(found)
     if not DRIVER.exists():
@@ -113,7 +116,7 @@ def gpus(found: list[str] | int, obstacle: str) -> str:
 
 
 def selection(table: str) -> list[dict[str, str]]:
-    """Return the rules of a table of algorithms, as ``_C.selection_table`` prints it, and what each is for."""
+    """Split a table of algorithms, as ``_C.selection_table`` prints it, into its rules and the reason for each."""
     rules = [line.partition("#") for line in table.splitlines()]
     return [{"rule": " ".join(rule.split()), "why": why.strip()} for rule, _, why in rules]
 

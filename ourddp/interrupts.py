@@ -1,4 +1,4 @@
-"""Lets Ctrl-C end a program of many ranks with a line a rank, instead of as many tracebacks."""
+"""Lets Ctrl-C end a program of many ranks with one line from each, instead of as many tracebacks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 import time
 from types import TracebackType
 
-# Launchers interrupt ranks one after the other, so a rank may first learn that another has left.
+# Launchers interrupt ranks one after the other, so a rank may notice first that another one has left.
 GRACE_SECONDS = 0.5
 
 
 def in_one_line() -> None:
-    """From now on an interrupt that nobody catches is reported on stderr as ``rank 3: interrupted``.
+    """Have uncaught interrupts reported on stderr as ``rank 3: interrupted`` from now on.
 
-    Other exceptions are reported as before; one of communication half a second later, in case an interrupt follows.
+    Other exceptions are reported as before; a RuntimeError half a second later, in case an interrupt follows it.
     """
     sys.excepthook = _report
 

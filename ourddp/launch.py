@@ -1,4 +1,4 @@
-"""Who this process is in its job, as the launcher's environment tells: torchrun, mpirun or mpiexec, srun, or none."""
+"""Finds this process's place in its job from the environment that torchrun, mpirun, mpiexec or srun gave it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-FIRST_PORT, PORTS = 20000, 12768  # below Linux's ephemeral ports, which any program may have got
-SPECIAL_STEPS = (1 << 32) - 16  # from here on: a batch script or a login, which srun did not start as a task
+FIRST_PORT, PORTS = 20000, 12768  # below Linux's ephemeral ports, which any program may be using
+SPECIAL_STEPS = (1 << 32) - 16  # the first step number of batch scripts and logins, which srun does not start as tasks
 LOOPBACK = "127.0.0.1"
 
 
@@ -35,11 +35,11 @@ def init(backend: str | None = "ours", *, timeout: datetime.timedelta | None = N
 
     ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` are set as
     torchrun sets them; those that are set already stay. A process that none of them started becomes a job of one rank,
-    and its environment stays as it is: what it starts is no part of that job. ``timeout`` and other keyword arguments
-    are ``torch.distributed.init_process_group``'s.
+    and its environment stays as it is, because the processes that it starts are no part of that job. ``timeout`` and
+    other keyword arguments are those of ``torch.distributed.init_process_group``.
 
-    Raises RuntimeError where the group exists already, and ValueError where the environment does not tell all that is
-    needed or contradicts itself, with the variable to set.
+    Raises RuntimeError if the group exists already, and ValueError, which names the variable to set, if the environment
+    is incomplete or contradicts itself.
     """
     if dist.is_initialized():
         raise RuntimeError("the default process group exists already: call ourddp.init() once, and first")
@@ -56,7 +56,7 @@ def init(backend: str | None = "ours", *, timeout: datetime.timedelta | None = N
 
 
 def find(environment: Mapping[str, str]) -> Launch:
-    """Return what the environment tells of this process's job; ValueError where something is missing."""
+    """Return the place that the environment describes; ValueError if something is missing."""
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return _torchrun(environment)
     if "OMPI_COMM_WORLD_RANK" in environment:
@@ -67,7 +67,7 @@ def find(environment: Mapping[str, str]) -> Launch:
         return _hydra(environment)
     if of_slurm:
         return _slurm(environment)
-    # Some set WORLD_SIZE=1 for a job of one.
+    # Some environments set WORLD_SIZE=1 for a job of one.
     for one, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
         if one in environment and (one == "RANK" or _number(environment, one) != 1):
             raise ValueError(f"{one} is set, but not {other}: set both, or neither for a job of this process alone")
@@ -75,7 +75,7 @@ def find(environment: Mapping[str, str]) -> Launch:
 
 
 def export(launch: Launch, environment: MutableMapping[str, str]) -> None:
-    """Set torchrun's variables in the environment where they are not set."""
+    """Set those of torchrun's variables that are not set."""
     environment.setdefault("RANK", str(launch.rank))
     environment.setdefault("WORLD_SIZE", str(launch.world_size))
     environment.setdefault("LOCAL_RANK", str(launch.local_rank))
@@ -116,7 +116,7 @@ def _open_mpi(environment: Mapping[str, str]) -> Launch:
 
 
 def _hydra(environment: Mapping[str, str]) -> Launch:
-    # MPICH's and Intel MPI's mpiexec; both tell a process its number on the node.
+    # The mpiexec of MPICH and that of Intel MPI both tell a process its number on the node.
     size = _number(environment, "PMI_SIZE")
     local_size = _number(environment, "MPI_LOCALNRANKS")
     one_node = size == local_size
@@ -202,7 +202,7 @@ def _master_addr(environment: Mapping[str, str], one_node: bool, how: str) -> st
 
 
 def _master_port(environment: Mapping[str, str], job: str) -> int:
-    """Return MASTER_PORT, or one that all ranks of the job work out alike, and other jobs hardly."""
+    """Return MASTER_PORT, or a port that all ranks of the job compute alike and other jobs hardly ever do."""
     if environment.get("MASTER_PORT"):
         return _number(environment, "MASTER_PORT")
     return FIRST_PORT + zlib.crc32(job.encode()) % PORTS

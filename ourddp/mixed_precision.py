@@ -1,7 +1,7 @@
 """DDP's native mixed precision for CPU modules; torch's own way needs an accelerator's streams.
 
-Parameters have the low precision from forward until a backward that reduces gradients has all of them, or one of the
-two fails; outside of that they have full precision.
+Parameters have low precision from forward until a backward that reduces gradients has computed all of them, or until
+either fails. At all other times they have full precision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["require_copyable", "set_up"]
 
 
 def set_up(model: Any, config: Any) -> None:
-    """Let ``model``, a new DistributedDataParallel or a copy, work as ``config``, torch's ``_MixedPrecision``, says."""
+    """Set ``model``, a new DistributedDataParallel or a copy, up for ``config``, torch's ``_MixedPrecision``."""
     model.mixed_precision = config
     if config.buffer_dtype is not None:
         for buffer in model.module.buffers():
@@ -50,8 +50,8 @@ def require_copyable(model: Any) -> None:
     """Check that ``model``, which has mixed precision, can be copied.
 
     Raises:
-        RuntimeError: If it is not on the CPU, or its parameters have low precision, as from forward to the end of its
-            backward.
+        RuntimeError: If it is not on the CPU, or its parameters have low precision, which they have from forward to the
+            end of its backward.
 
     """
     if model.device_type != "cpu":
@@ -82,17 +82,17 @@ def reduce_in_mixed_precision(state: _State, bucket: dist.GradBucket) -> torch.f
 
 
 class _State:
-    """What the hook knows: its model."""
+    """The state of the communication hook: its model."""
 
     def __init__(self, model: Any) -> None:
         self.model = weakref.ref(model)
 
 
 class _Precision:
-    """Where a parameter is between its precisions. Copies of it get a new one, which their own model replaces."""
+    """The precision that a parameter has at present. A copy of the parameter gets a new record."""
 
     def __init__(self) -> None:
-        self.index = -1  # among those that the reducer knows
+        self.index = -1  # among the reducer's parameters
         self.is_low = False
         self.hook: tuple[Any, Any] | None = None  # the accumulator that awaits a gradient of low precision, its hook
         self.gradient: tuple[torch.Tensor, torch.Tensor, int] | None = None  # see _lower_gradient
@@ -102,21 +102,21 @@ class _Precision:
 
 
 class _Watch:
-    """Has the parameters restored where forward or backward fails; a backward that ends has the reducer do it.
+    """Restores the parameters if forward or backward fails; at the end of other backwards the reducer does it.
 
-    A copy has no model, and the hooks that came along with it do nothing.
+    A copy has no model, and the hooks that were copied with it do nothing.
     """
 
     def __init__(self, model: Any = None) -> None:
         self.model: Callable[[], Any] = _no_model if model is None else weakref.ref(model)
-        self.lowered = False  # by the forward that is under way, not by one that still awaits its backward
+        self.lowered = False  # by the forward that is under way, and not by an earlier one that awaits its backward
         self._task = -1
 
     def __reduce__(self) -> tuple[type[_Watch], tuple[()]]:
         return _Watch, ()
 
     def begin_backward(self, *_: object) -> None:
-        """Look after the running backward. One inside another, as of a reentrant checkpoint, is one of its own."""
+        """Watch the running backward. A nested one, as that of a reentrant checkpoint, is watched by itself."""
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
@@ -124,7 +124,7 @@ class _Watch:
 
 
 class _End:
-    """What autograd calls at the end of a backward, and drops without calling it where backward fails."""
+    """A callback for the end of backward. If backward fails, autograd drops it without calling it."""
 
     def __init__(self, model: Callable[[], Any]) -> None:
         self._model = model
@@ -148,7 +148,7 @@ def _no_model() -> None:
 
 
 def _drop_hooks(module: torch.nn.Module) -> None:
-    """Remove the hooks that came along with a copy."""
+    """Remove the hooks that were copied with a module."""
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for key, hook in list(hooks.items()):
             if isinstance(hook, functools.partial) and hook.func in (_before_forward, _after_forward, _after_attempt):
@@ -163,9 +163,9 @@ def _is_low(parameter: Any) -> bool:
 def _before_forward(watch: _Watch, module: torch.nn.Module, *_: object) -> None:
     model = watch.model()
     if model is None or module is not model.module:
-        return  # a copy of the module, which the hook came along with
+        return  # the hook was copied with the module
     for parameter in _parameters(model):
-        # If another forward has come before, and its backward has not, there is nothing to lower.
+        # It is low already if an earlier forward still awaits its backward.
         if not _is_low(parameter):
             _lower(parameter)
             watch.lowered = True
@@ -173,7 +173,7 @@ def _before_forward(watch: _Watch, module: torch.nn.Module, *_: object) -> None:
             continue
         if parameter.grad is not None and parameter.grad.dtype != parameter.dtype:
             _lower_gradient(parameter)
-        # The reducer's own hooks are those of the parameter in full precision.
+        # The reducer's own hooks are on the accumulators of full precision.
         if parameter.requires_grad and not _awaits_gradient(parameter):
             accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
             hook = functools.partial(_on_gradient, watch, parameter._ddp_precision.index)
@@ -187,7 +187,7 @@ def _lower(parameter: Any) -> None:
 
 
 def _lower_gradient(parameter: Any) -> None:
-    """Give the gradient low precision, as autograd adds up in one only; but remember it, for if nothing is added."""
+    """Give the gradient low precision, as autograd adds up in one only. Keeps all bits in case nothing is added."""
     gradient, full = parameter.grad, parameter.grad.data
     gradient.data = full.to(parameter.dtype)
     parameter._ddp_precision.gradient = (gradient, full, gradient._version)
@@ -222,18 +222,18 @@ def _after_forward(watch: _Watch, module: torch.nn.Module, _: object, output: ob
             if tensor.grad_fn is not None:
                 tensor.register_hook(watch.begin_backward)
     elif not any(_awaits_gradient(parameter) for parameter in _parameters(model)):
-        _restore(watch.model)  # there will be no backward to do it
+        _restore(watch.model)  # no backward will do it
 
 
 def _after_attempt(watch: _Watch, _model: torch.nn.Module, _inputs: object, output: object) -> None:
     lowered, watch.lowered = watch.lowered, False
-    # Called while the exception is handled, where there is one.
+    # If forward failed, its exception is being handled now.
     if lowered and output is None and sys.exc_info()[0] is not None:
         _restore(watch.model)
 
 
 def _restore(reference: Callable[[], Any]) -> None:
-    """Give the model's parameters and gradients full precision: before the averages are written into the latter."""
+    """Give the model's parameters and gradients full precision, before averages are written into the gradients."""
     model = reference()
     for parameter in () if model is None else _parameters(model):
         if not _is_low(parameter):

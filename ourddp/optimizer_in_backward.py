@@ -15,16 +15,16 @@ def set_up(model: Any) -> None:
     """Let ``model``, a DistributedDataParallel, run its parameters' optimizers when a bucket has been averaged.
 
     The optimizers are those that ``torch.distributed.optim._apply_optimizer_in_backward`` gave to the parameters; they
-    stop running by themselves. Their parameters have no gradient after backward.
+    no longer run by themselves. Their parameters have no gradient after backward.
 
     Raises:
         RuntimeError: If the model has a communication hook: this is one.
 
     """
-    # Loaded already by whoever gave the optimizers. All others would wait another second for `import ourddp`.
+    # A program that gave the optimizers has loaded this; at the top, it would add a second to all `import ourddp`.
     from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
-    # First, as it may be refused.
+    # This comes first, because the hook may be refused.
     model.register_comm_hook(weakref.ref(model), optimizer_in_backward_hook)
     for parameter in model._module_parameters:
         for handle in param_to_optim_hook_handle_map.get(parameter, []):

@@ -9,7 +9,7 @@ WIDTH = 20  # characters of the bar
 
 
 class Progress:
-    """Where a command is among its steps. Without a stream to write to, it shows nothing."""
+    """Shows the steps of a command on a stream, or nothing if there is none."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
@@ -17,7 +17,7 @@ class Progress:
         self._bar = stream is not None and stream.isatty()
 
     def show(self, done: int, steps: int, text: str) -> None:
-        """Say that ``done`` of ``steps`` are done, and what comes next."""
+        """Show that ``done`` of ``steps`` are done, and in ``text`` what comes next."""
         if self._stream is None:
             return
         line = f"{done} of {steps} sizes, {time.monotonic() - self._start:.0f} s, {text}"

@@ -1,7 +1,7 @@
 """Makes ``torch.distributed.init_process_group("ours")`` work.
 
-``import ourddp`` registers the backend. Where torch looks for backends among the installed packages, it finds
-:func:`register` by itself, and no import is needed.
+``import ourddp`` registers the backend. A torch that looks for backends among the installed packages finds
+:func:`register` by itself, so that no import is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def register() -> None:
         dist.Backend.register_backend(BACKEND, _C.create_backend, extended_api=True, devices=DEVICES)
     engines.register()
     if _C.records_flights():
-        # Otherwise torch records each call by hooks around it, which take longer than a small all-reduce. A torch that
-        # has renamed the set does that, and nothing is lost but time.
+        # Otherwise torch records each call by hooks around it, which take longer than a small all-reduce. If a version
+        # of torch has renamed the set, only time is lost.
         recording = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
         recording.add(BACKEND)

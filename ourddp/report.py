@@ -1,4 +1,4 @@
-"""What the last backward spent on communication, and how much of that the computation did not hide.
+"""The report on a backward: how long its communication took, and how much of that the computation did not hide.
 
 :meth:`ourddp.DistributedDataParallel.report` returns a :class:`BackwardReport`; printing it shows a table.
 """
@@ -25,9 +25,9 @@ class BucketReport:
 
     ``parameters`` are the names of the parameters whose gradients it holds, ``size`` its bytes. ``first_gradient`` and
     ``last_gradient`` tell when gradients arrived, ``launched`` when the bucket was handed to the process group or the
-    communication hook. ``began`` is when the backend began with it; where that is not known, it is ``launched``. If
-    ``exact`` is False, ``ended`` is only when the end of backward saw the reduction done. ``exposed`` is for how long
-    after the end of the computation backward had to wait for this bucket, with those before it done.
+    communication hook. ``began`` is when the backend began with it, or ``launched`` if that is not known. If ``exact``
+    is False, ``ended`` is only when the end of backward found the reduction done. ``exposed`` tells how long backward
+    had to wait for this bucket after the end of the computation, when those before it had been reduced.
     """
 
     parameters: tuple[str, ...]
@@ -55,10 +55,10 @@ class BucketReport:
 class Tuning:
     """The choice of the buckets' size that ``bucket_cap_mb="auto"`` makes.
 
-    ``cap`` is the size in bytes that a bucket is filled to, ``first_cap`` that of the first one; 0: not chosen yet, as
-    ``backwards_left`` more backwards have to be seen. A reduction of n bytes takes about ``latency`` microseconds and n
-    divided by ``bandwidth``, in gigabytes (1e9) a second, as measured when the model was built. ``slowdown`` is the
-    share of that time, 0 to 1, by which a computation that goes on meanwhile takes longer.
+    ``cap`` is the size in bytes that a bucket is filled to, ``first_cap`` that of the first one. Both are 0 while
+    ``backwards_left`` more backwards have to be observed. A reduction of n bytes takes about ``latency`` microseconds
+    plus n divided by ``bandwidth``, in gigabytes (1e9) a second, as measured when the model was built. ``slowdown`` is
+    the share of that time, 0 to 1, by which a computation that goes on meanwhile takes longer.
     """
 
     cap: int
@@ -70,7 +70,7 @@ class Tuning:
 
     @classmethod
     def of(cls, tuning: _C.BucketTuning) -> Tuning:
-        """Return what the reducer tells, in these units."""
+        """Convert the reducer's own record into these units."""
         cost = tuning.cost
         bandwidth = 1 / cost.ns_per_byte if cost.ns_per_byte > 0 else math.inf
         return cls(tuning.cap, tuning.first_cap, tuning.backwards_left, cost.latency_ns / 1e3, bandwidth, cost.slowdown)
@@ -89,12 +89,12 @@ class Tuning:
 class BackwardReport:
     """The last backward that ended in a reduction. Times are in milliseconds since backward began.
 
-    Backward begins when forward hands over its outputs, so the loss is part of it. ``compute`` is when autograd had
-    computed all gradients, ``total`` when the averages were ready for the optimizer. ``communication`` is for how many
-    milliseconds at least one reduction was under way. ``iteration`` counts, from 1 on, the
-    forwards outside ``no_sync()``, and the backwards without one that a program has prepared by the reducer's
-    ``prepare_for_backward()``; before the first such backward it is 0, all times are 0 and there are no buckets.
-    ``tuning`` is there with ``bucket_cap_mb="auto"``.
+    Backward begins when forward hands over its outputs, so the loss is part of it. ``compute`` tells when autograd had
+    computed all gradients, ``total`` when the averages were ready for the optimizer. During ``communication``
+    milliseconds at least one reduction was under way. ``iteration`` counts from 1 on: forwards outside ``no_sync()``,
+    and backwards without one that a program has prepared by the reducer's ``prepare_for_backward()``. Before the first
+    such backward it is 0, all times are 0 and there are no buckets. ``tuning`` is None without
+    ``bucket_cap_mb="auto"``.
     """
 
     iteration: int
@@ -114,14 +114,14 @@ class BackwardReport:
 
     @property
     def exposed(self) -> float:
-        """Milliseconds for which backward did nothing but wait for reductions, after the computation."""
+        """Milliseconds that backward spent waiting for reductions, after the computation."""
         return sum(bucket.exposed for bucket in self.buckets)
 
     @property
     def hidden(self) -> float:
         """The part of the communication, from 0 to 1, that ran while gradients were still being computed.
 
-        How much longer that computation took for it is not in here; see :attr:`Tuning.slowdown`.
+        It does not tell how much longer that computation took; see :attr:`Tuning.slowdown`.
         """
         return max(0.0, 1.0 - self.exposed / self.communication) if self.communication > 0 else 0.0
 

@@ -1,7 +1,7 @@
 """Batch normalisation over the batches of all ranks, on the CPU too.
 
-:class:`SyncBatchNorm` has the interface, the parameters and the buffers of :class:`torch.nn.SyncBatchNorm`, of which it
-is a subclass. That one refuses CPU tensors; this one takes them, over any process group, and leaves others to torch.
+:class:`SyncBatchNorm` is a subclass of :class:`torch.nn.SyncBatchNorm`, with its interface, parameters and buffers.
+torch's class refuses CPU tensors. This one takes them, over any process group, and leaves all others to torch's.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class SyncBatchNorm(nn.SyncBatchNorm):
     Arguments and state dict are those of :class:`torch.nn.SyncBatchNorm`. Inputs have the shape (N, C, ...), in
     ``float16``, ``bfloat16``, ``float32`` or ``float64``; N may differ between ranks and may be 0 on some. Each forward
     in training mode makes one all-reduce of 2 * C + 1 numbers, and each backward one of 2 * C, so all ranks have to run
-    the same layers. As in torch, gradients of weight and bias are this rank's share of the sum over all ranks.
+    the same layers. The gradients of weight and bias are this rank's share of the sum over all ranks, as in torch.
 
-    In evaluation mode, without a process group, and with one rank, it is :class:`torch.nn.BatchNorm2d` and its like.
+    In evaluation mode, without a process group, or with one rank, it does what :class:`torch.nn.BatchNorm2d` does.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -102,8 +102,8 @@ class SyncBatchNorm(nn.SyncBatchNorm):
 class _Normalise(torch.autograd.Function):
     """Normalises over all ranks; also returns mean and variance (C,) and the number of values per channel, in float64.
 
-    Ranks add up sums and sums of squares in float64. Each rank makes these from its own mean and variance, which are
-    computed with care in the input's precision; so the squares of large means cancel without a loss.
+    Ranks add up sums and sums of squares in float64. Each rank computes these from its own mean and variance, which are
+    accurate in the input's precision, so that the squares of large means cancel without a loss.
     """
 
     @staticmethod
@@ -166,15 +166,15 @@ class _Normalise(torch.autograd.Function):
 
 
 def _others(input: Tensor) -> list[int]:
-    """Return all dimensions but the channels'."""
+    """Return all dimensions except that of the channels."""
     return [dimension for dimension in range(input.dim()) if dimension != 1]
 
 
 def _per_channel(values: Tensor, input: Tensor) -> Tensor:
-    """Return values (C,) in a shape that goes with the input's."""
+    """Return values (C,) in a shape that broadcasts to the input's."""
     return values.view([1, -1] + [1] * (input.dim() - 2))
 
 
 def _widened(input: Tensor) -> Tensor:
-    """Return the input in a precision that one can compute in."""
+    """Return the input in float32 if its own precision is too low to compute in."""
     return input.float() if input.dtype in (torch.float16, torch.bfloat16) else input

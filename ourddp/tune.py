@@ -1,7 +1,7 @@
 """Measures which algorithm is the fastest between the nodes of a job, and writes a table that ``OURS_SELECT`` reads.
 
-``torchrun ... -m ourddp tune`` runs it on the nodes of a job; ``python -m ourddp tune --ranks 4`` starts ranks that
-play nodes on one machine: good for a try, not for a table.
+``torchrun ... -m ourddp tune`` runs it on the nodes of a job. ``python -m ourddp tune --ranks 4`` starts ranks that
+play nodes on one machine, which is good for a try but not for a table.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from ourddp.progress import Progress
 
 LEAST_BYTES = 1 << 10
 LEAST_ROUNDS, MOST_ROUNDS = 6, 100
-MOST_SENT = 32 << 20  # bytes that a rank sends where everything goes to everybody: beyond, nobody wants to know
+MOST_SENT = 32 << 20  # bytes that a rank may send where it sends everything to all others; beyond, that is never best
 GRACE = 10.0  # seconds that the other ranks have to end by themselves after one of them failed
 
 
 class TuneError(RuntimeError):
-    """There is nothing to measure, or no time or place for it; the message says what to do."""
+    """Nothing can be measured, or the table cannot be written; the message says what to do."""
 
 
 def tune(output: Path, budget: float, most_bytes: int, *, progress: bool = False) -> list[Measurement]:
     """Measure all_reduce on the default group, write the table to ``output`` on rank 0, and return what was measured.
 
-    Every rank calls it. ``budget``: seconds that it may take. ``most_bytes``: the largest array. ``progress``: whether
-    rank 0 shows on stderr how far it is. Raises TuneError, on all ranks, where all are on one node, ``output`` cannot
-    be written, or the time does not do for the smallest array.
+    Every rank calls it. It may take ``budget`` seconds, and the largest array has ``most_bytes``. With ``progress``
+    rank 0 shows on stderr how far it is. Raises TuneError on all ranks if all are on one node, if ``output`` cannot be
+    written, or if the time is too short for the smallest array.
     """
     deadline = time.monotonic() + budget
     group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
@@ -80,7 +80,7 @@ def _measure_all(nodes: int, local: int, deadline: float, most_bytes: int, shown
     try:
         for number, size in enumerate(sizes):
             some = [name for name in ALGORITHMS if name != "whole" or size * (nodes - 1) <= MOST_SENT]
-            # A size that would end beyond the deadline is not begun.
+            # A size that would not end before the deadline is not begun.
             if not _fits(deadline, 4 * before * (LEAST_ROUNDS + 1)):
                 break
             share = (deadline - time.monotonic()) / (len(sizes) - number)
@@ -101,10 +101,10 @@ def _measure_all(nodes: int, local: int, deadline: float, most_bytes: int, shown
 def _measure(
     size: int, groups: dict[str, dist.ProcessGroup], deadline: float, share: float
 ) -> tuple[dict[str, list[float]], float]:
-    """Return the slowest rank's times of each algorithm, none where time is up, and the seconds that a round takes."""
+    """Return the slowest rank's times of each algorithm, or none if time is up, and the seconds that a round takes."""
     names = list(groups)
     data = torch.zeros(size // 4)
-    for name in names:  # connections, and pages that nobody has touched
+    for name in names:  # makes the connections, and touches pages for the first time
         _time(data, groups[name])
     times: dict[str, list[float]] = {name: [] for name in names}
     start = time.monotonic()
@@ -140,7 +140,7 @@ def _slowest(seconds: list[float]) -> list[float]:
 
 
 def _fits(deadline: float, seconds: float) -> bool:
-    """Return whether so many seconds more end before the deadline, as rank 0's clock says."""
+    """Return whether so many more seconds end before the deadline, by rank 0's clock."""
     fits = torch.tensor([time.monotonic() + seconds <= deadline])
     dist.broadcast(fits, 0)
     return bool(fits.item())
@@ -185,7 +185,7 @@ def _write(path: Path, text: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``python -m ourddp tune`` understands."""
+    """Add the arguments of ``python -m ourddp tune``."""
     rows: list[tuple[str, Any, Any, str, str]] = [
         ("--output", Path, Path("ours-select.txt"), "PATH", "where to write"),
         ("--time-budget", float, 60.0, "SECONDS", "how long it may take"),
@@ -198,7 +198,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tune as the command line says; return the exit status, 1 with a sentence on stderr where it failed."""
+    """Tune as the command line says; return the exit status, 1 with a sentence on stderr if that failed."""
     if arguments.most_bytes < LEAST_BYTES or arguments.time_budget <= 0:
         print(f"--most-bytes must be {LEAST_BYTES} and more, --time-budget more than 0", file=sys.stderr)
         return 1
@@ -225,12 +225,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _start(arguments: argparse.Namespace) -> int:
-    """Run this command in ranks of this machine, each of which counts to one of ``arguments.nodes`` nodes."""
+    """Run this command in ranks of this machine, each of which belongs to one of ``arguments.nodes`` nodes."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     command = [sys.executable, "-m", "ourddp", "tune", "--output", str(arguments.output.absolute())]
     command += ["--time-budget", str(arguments.time_budget), "--most-bytes", str(arguments.most_bytes)]
     processes: list[subprocess.Popen[bytes]] = []
-    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the ranks do, too: this process ends them
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the ranks inherit: this process ends them
     try:
         for rank in range(arguments.ranks):
             place = {
@@ -253,7 +253,7 @@ def _start(arguments: argparse.Namespace) -> int:
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Return 0 once all have ended well, else 1; after a failure the others have GRACE seconds."""
+    """Return 0 when all have ended well, otherwise 1; after a failure the others have GRACE seconds."""
     limit: float | None = None
     while True:
         statuses = [process.poll() for process in processes]
