@@ -8,8 +8,8 @@
 
 namespace ours {
 
-/// Where the ranks of one group leave word for each other before they are connected. Keys are the group's alone: no
-/// other group, and no earlier attempt of it, uses the same ones. Callable from several threads at once.
+/// A store through which the ranks of one group exchange texts before they are connected. No other group, and no
+/// earlier attempt to make this one, uses the same keys. Callable from several threads at once.
 class KeyValues {
  public:
   virtual ~KeyValues() = default;
@@ -19,8 +19,7 @@ class KeyValues {
   /// Waits until somebody has set the key. Throws TimeoutError when the deadline passes.
   virtual std::string get(const std::string& key, Deadline deadline) = 0;
 
-  /// The same, and looks after something meanwhile: calls `look_around` about every 50 ms, which may throw to
-  /// end the wait.
+  /// The same, and calls `look_around` about every 50 ms, which may throw to end the wait.
   virtual std::string await(const std::string& key, Deadline deadline, const std::function<void()>& look_around) {
     constexpr std::chrono::milliseconds kSlice{50};
     while (true) {

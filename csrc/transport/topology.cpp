@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kTag = "ours-topology1";
 
-/// The number of this process's namespace of processes, or a word where /proc does not tell.
+/// Names the process namespace of this process; "unknown" without /proc.
 std::string process_namespace() {
   char name[64];
   const ssize_t length = ::readlink("/proc/self/ns/pid", name, sizeof(name));
@@ -70,7 +70,7 @@ int Topology::local_rank_of(int rank) const {
 }
 
 std::string node_identity(const std::string& node_id) {
-  // Users may write anything into OURS_NODE_ID, which not every store takes as part of a key.
+  // Users may write anything into OURS_NODE_ID, and not every store takes that as part of a key.
   const std::string text = machine_id() + '\n' + process_namespace() + '\n' + node_id;
   char word[17];
   std::snprintf(word, sizeof(word), "%016llx",

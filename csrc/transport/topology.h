@@ -8,11 +8,10 @@ namespace ours {
 /// Which ranks of a group share a node. Equal on all ranks of the group.
 class Topology {
  public:
-  /// Each rank has a leader, the rank whose memory it was seen to share; leaders lead themselves. Throws Error where
-  /// one does not.
+  /// Each rank has a leader, the rank whose memory it was seen to share. Throws Error if a leader does not lead itself.
   static Topology of(const std::vector<int>& leader_of_rank);
 
-  /// As text() wrote it, for a group of `size` ranks. Throws Error where it is something else.
+  /// Reads what text() wrote, for a group of `size` ranks. Throws Error if it is something else.
   static Topology parse(const std::string& text, int size);
   std::string text() const;
 
@@ -25,10 +24,10 @@ class Topology {
   /// The ranks of a node, ascending.
   const std::vector<int>& ranks_of(int node) const { return members_.at(static_cast<size_t>(node)); }
 
-  /// Which of its node's ranks a rank is.
+  /// The place of a rank among the ranks of its node.
   int local_rank_of(int rank) const;
 
-  /// The rank that makes its node's memory: all others were seen to reach what is its.
+  /// The rank that makes the memory of its node, which all others of the node were seen to reach.
   int leader_of(int rank) const { return leaders_.at(static_cast<size_t>(rank)); }
 
  private:
@@ -37,8 +36,8 @@ class Topology {
   std::vector<std::vector<int>> members_;
 };
 
-/// Processes that may share memory have the same: their kernel, their process namespace, and OURS_NODE_ID as
-/// `node_id`. It is a word without spaces.
+/// A word that is equal for processes that may share memory: it stands for their kernel, their process namespace, and
+/// `node_id`, which is OURS_NODE_ID.
 std::string node_identity(const std::string& node_id);
 
 }  // namespace ours

@@ -11,7 +11,7 @@
 
 namespace ours {
 
-/// What precedes a message on its way.
+/// Precedes a message on its way.
 struct MessageHeader {
   uint64_t bytes;
   int32_t tag;
@@ -39,7 +39,7 @@ class Message final : public Transfer {
   std::string describe() const;
   MessageHeader header() const { return {bytes, tag, static_cast<uint32_t>(dtype)}; }
 
-  /// Ends the transfer. Returns what is to be called without any lock.
+  /// Ends the transfer. What it returns is to be called without any lock.
   TransferCallbacks finish();
   void set_error(std::exception_ptr error) { error_ = std::move(error); }
 

@@ -8,7 +8,7 @@
 
 #include "collectives/messages/message.h"
 #include "common/error.h"
-#include "transport/node/node_failure.h"
+#include "transport/failure_kind.h"
 
 namespace ours {
 
@@ -18,7 +18,7 @@ class PeerLeftError : public PeerError {
   using PeerError::PeerError;
 };
 
-/// What moves the messages of one rank to the others. It has no thread and never waits, but in reach() and rest().
+/// Moves the messages of one rank to the others. It has no thread, and waits in reach() and rest() only.
 class MessageCarrier {
  public:
   virtual ~MessageCarrier() = default;
@@ -30,9 +30,9 @@ class MessageCarrier {
 
   virtual void add(const std::shared_ptr<Message>& message) = 0;
 
-  /// Moves everything as far as it goes and appends the messages that ended to `ended`; the caller must finish() them.
-  /// Returns whether anything moved. Throws what fails the group, such as MismatchError where a message does not fit
-  /// the receive that it matches.
+  /// Moves everything as far as possible and appends the messages that ended to `ended`; the caller must finish() them.
+  /// Returns whether anything moved. Throws the error that fails the group, such as MismatchError where a message does
+  /// not fit the receive that it matches.
   virtual bool progress(Messages& ended) = 0;
 
   /// Takes out all messages; their memory is not touched any more.
@@ -42,12 +42,12 @@ class MessageCarrier {
   virtual Messages posted() const = 0;
   virtual bool empty() const = 0;
 
-  /// Throws PeerError if `message` can never end, because of a rank that is gone; PeerLeftError if that left.
+  /// Throws PeerError if `message` can never end because a rank is gone; PeerLeftError if that rank left.
   virtual void check_hope(const Message& message) = 0;
 
   // ---- from any thread
 
-  /// Makes what the message needs before it is added; waits where its peer is not there yet.
+  /// Makes the connection that the message needs before it is added; waits until its peer can be reached.
   virtual void reach(const Message& /*message*/) {}
 
   /// Throws the failure of the group, if there is one.
@@ -61,8 +61,8 @@ class MessageCarrier {
   virtual uint32_t heard() const = 0;
   /// Changes it, and ends the rests of this process's threads.
   virtual void ring() = 0;
-  /// Rests until ready() holds, which a change of heard() says, or there may be something to move, or for a while: then
-  /// it returns true. ready() may take locks.
+  /// Sleeps until ready() holds, which follows from a change of heard(), or there may be something to move. Returns
+  /// true if it slept for so long that it is time to look for ranks that are gone. ready() may take locks.
   virtual bool rest(const std::function<bool()>& ready) = 0;
 
   /// True in a forked child of the process that joined the group.

@@ -24,16 +24,16 @@ class Transfer {
   virtual int source() const = 0;
 };
 
-/// What the users of a transfer want to happen after its end. May block, but not throw; empty for nothing.
+/// What the users of a transfer want to be called after its end. May block, but not throw; may be empty.
 using TransferCallbacks = std::function<void()>;
 
-/// Called once when the transfer completes, on the thread that completed it; must not block and not throw. What it
-/// returns is called next, on that thread, which leaves the other transfers to others meanwhile.
+/// Called once when the transfer completes, on the thread that completed it; must neither block nor throw. What it
+/// returns is called next on that thread, while other threads move the other transfers.
 using TransferDone = std::function<TransferCallbacks(const Transfer&)>;
 
 /// Messages between two ranks of a group, matched by (source, tag) in the order sent. Independent of the collectives'
-/// order. A message whose size or dtype differs from the receive that it matches fails the receive with MismatchError
-/// naming both.
+/// order. A message whose size or dtype differs from the receive that it matches fails the receive with a MismatchError
+/// that names both.
 class PointToPoint {
  public:
   virtual ~PointToPoint() = default;
@@ -44,15 +44,15 @@ class PointToPoint {
   virtual std::shared_ptr<Transfer> recv(Span buffer, DType dtype, int src, int tag, TransferLimitPtr limit,
                                          TransferDone done) = 0;
 
-  /// Blocks until `transfer` is done, making progress on the calling thread meanwhile, and starts its limit, which
-  /// fails the group when it has passed. Does not throw the transfer's error.
+  /// Moves messages on the calling thread until `transfer` is done. Starts its limit, which fails the group when it has
+  /// passed. Does not throw the transfer's error.
   virtual void wait(Transfer& transfer) = 0;
 
   /// Whether anything that was posted has not ended.
   virtual bool busy() = 0;
 
-  /// Ends everything posted with an error, here and not on the peers, which may go on among themselves, and lets
-  /// background threads end without waiting for them. What is posted later fails. May be called more than once.
+  /// Ends everything that is posted here with an error, while the peers may go on among themselves, and lets background
+  /// threads end without waiting for them. What is posted later fails. May be called more than once.
   virtual void close() noexcept = 0;
 
   /// After close(): waits until no background thread runs, at most for `limit`. False if one still does, or is this

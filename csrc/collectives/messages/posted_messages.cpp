@@ -10,8 +10,8 @@ namespace ours {
 
 namespace {
 
-/// Whether this thread is in a callback of a transfer. It runs no others then: they might wait for the one below them
-/// on the stack.
+/// Whether this thread is in a callback of a transfer. It runs no other callbacks then, since they might wait for the
+/// one below them on the stack.
 bool& in_callback() {
   thread_local bool inside = false;
   return inside;
@@ -45,7 +45,7 @@ std::shared_ptr<Transfer> PostedMessages::post(const std::shared_ptr<Message>& m
   Lock lock(mutex_, std::defer_lock);
   try {
     carrier_->check();
-    // It may wait, and handlers of signals run meanwhile, which may close this.
+    // This may wait, and a handler of a signal may close this object meanwhile.
     carrier_->reach(*message);
     lock.lock();
     if (closing_) throw AbortedError("the group was closed; make a new one");

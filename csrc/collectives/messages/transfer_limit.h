@@ -13,11 +13,11 @@
 
 namespace ours {
 
-/// How long a transfer may take. Its time runs from when somebody first waits for it: a receive that was posted early,
-/// and whose message nobody needs yet, is not late. Safe among threads.
+/// How long a transfer may take, from the moment when somebody first waits for it: a receive that was posted early is
+/// not late while nobody needs its message. Safe among threads.
 class TransferLimit {
  public:
-  /// Told why a transfer that is still under way has not ended.
+  /// Is told why a transfer that is still under way has not ended.
   using Late = std::function<void(const std::exception_ptr&)>;
 
   explicit TransferLimit(std::chrono::milliseconds timeout) : timeout_(timeout) {}
@@ -34,15 +34,15 @@ class TransferLimit {
   Clock::time_point end() const { return Clock::time_point(Clock::duration(end_.load())); }
   std::chrono::milliseconds timeout() const { return timeout_; }
 
-  /// Nobody can see who waits for a future, or whether anybody does. So where one is given out `late` is called, at
-  /// most once, when the timeout has passed from now, and the transfer goes on.
+  /// For a future that is given out, since nothing shows whether anybody waits for it: `late` is called, at most once,
+  /// when the timeout has passed from now on, and the transfer goes on.
   void watch(Late late) {
     const std::lock_guard<std::mutex> lock(mutex_);
     late_ = std::move(late);
     watch_end_ = Deadline::after(timeout_);
   }
 
-  /// What watch() was given, once its time is over or `hopeless`; otherwise empty.
+  /// What watch() was given, once, when its time is over or the transfer is `hopeless`; otherwise empty.
   Late take_late(bool hopeless) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!watch_end_ || !(hopeless || watch_end_->passed())) return nullptr;

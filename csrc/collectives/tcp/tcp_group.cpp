@@ -12,11 +12,7 @@ void TcpGroup::abort(const std::string& reason) {
               mesh_->describe_self() + " aborted the group" + (reason.empty() ? "" : ": " + reason));
 }
 
-void TcpGroup::fail(const std::exception_ptr& error) noexcept {
-  std::string message;
-  const FailureKind kind = TcpFailure::kind_of(error, message);
-  if (kind != FailureKind::None) mesh_->fail(kind, message);
-}
+void TcpGroup::fail(const std::exception_ptr& error) noexcept { mesh_->fail(error); }
 
 void TcpGroup::refuse(const Call& call, const std::string& why) noexcept {
   mesh_->refuse(call.seq, refusal_of(call, mesh_->describe_self(), why));

@@ -177,12 +177,6 @@ void TcpMessages::check_hope(const Message& message) {
   endpoint_.check();
 }
 
-void TcpMessages::fail(const std::exception_ptr& error) noexcept {
-  std::string message;
-  const FailureKind kind = TcpFailure::kind_of(error, message);
-  if (kind != FailureKind::None) mesh_->fail(kind, message);
-}
-
 void TcpMessages::ring() {
   signal(bell_);
   mesh_->wake();

@@ -40,7 +40,7 @@ class TcpMessages final : public MessageCarrier {
   void check() override { mesh_->check_usable(); }
   bool failed() const override { return mesh_->failure().failed(); }
   void fail(FailureKind kind, const std::string& message) noexcept override { mesh_->fail(kind, message); }
-  void fail(const std::exception_ptr& error) noexcept override;
+  void fail(const std::exception_ptr& error) noexcept override { mesh_->fail(error); }
 
   uint32_t heard() const override { return bell_.value.load(std::memory_order_seq_cst); }
   void ring() override;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "common/error.h"
 #include "transport/node/node_wait.h"
 
 namespace ours {
@@ -13,21 +12,6 @@ namespace {
 constexpr uint32_t kNoFailure = 0;
 constexpr uint32_t kWriting = 1;
 constexpr uint32_t kReadable = 2;
-
-[[noreturn]] void throw_as(FailureKind kind, const std::string& message) {
-  switch (kind) {
-    case FailureKind::Mismatch:
-      throw MismatchError(message);
-    case FailureKind::Timeout:
-      throw TimeoutError(message);
-    case FailureKind::Peer:
-      throw PeerError(message);
-    case FailureKind::Aborted:
-      throw AbortedError(message);
-    default:
-      throw Error(message);
-  }
-}
 
 }  // namespace
 
@@ -54,22 +38,9 @@ void NodeFailure::fail(FailureKind kind, const std::string& message) noexcept {
 }
 
 void NodeFailure::fail(const std::exception_ptr& error) noexcept {
-  try {
-    std::rethrow_exception(error);
-  } catch (const InvalidArgument&) {
-  } catch (const MismatchError& e) {
-    fail(FailureKind::Mismatch, e.what());
-  } catch (const TimeoutError& e) {
-    fail(FailureKind::Timeout, e.what());
-  } catch (const PeerError& e) {
-    fail(FailureKind::Peer, e.what());
-  } catch (const AbortedError& e) {
-    fail(FailureKind::Aborted, e.what());
-  } catch (const std::exception& e) {
-    fail(FailureKind::System, e.what());
-  } catch (...) {
-    fail(FailureKind::System, "unknown error");
-  }
+  std::string message;
+  const FailureKind kind = kind_of(error, message);
+  if (kind != FailureKind::None) fail(kind, message);
 }
 
 void NodeFailure::adopt() {

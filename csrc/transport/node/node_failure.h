@@ -5,11 +5,10 @@
 #include <mutex>
 #include <string>
 
+#include "transport/failure_kind.h"
 #include "transport/node/node_layout.h"
 
 namespace ours {
-
-enum class FailureKind : uint32_t { None, System, Mismatch, Timeout, Peer, Aborted };
 
 /// The failure that ended a group. The first rank that fails writes it into the segment, where all others find it; from
 /// then on every call on every rank throws the same error.

@@ -7,7 +7,7 @@
 
 namespace ours {
 
-/// What all ranks of a group must do alike. Rank 0's holds: the environments of ranks may differ.
+/// What all ranks of a group must do alike. That of rank 0 holds, since the environments of ranks may differ.
 struct TcpPlan {
   int streams = 1;                    ///< connections that share the bytes between two ranks
   size_t chunk_bytes = 256 * 1024;    ///< the parts in which large messages travel; a multiple of 64
@@ -17,7 +17,7 @@ struct TcpPlan {
 
 struct TcpConfig {
   std::string interface;  ///< see OURS_INTERFACE
-  std::string master;     ///< name or address of the job's master, to which a route is looked for; may be empty
+  std::string master;     ///< name or address of the job's master; the network that leads there is used; may be empty
   PortRange ports;
   std::string congestion;  ///< see OURS_TCP_CONGESTION
   TcpPlan plan;

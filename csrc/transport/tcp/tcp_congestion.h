@@ -5,22 +5,22 @@
 
 namespace ours {
 
-/// Which congestion control connections have: the one that was asked for, otherwise the system's. But where the
-/// system's is BBR, connections of short round trips have one that goes by loss.
+/// Chooses the congestion control of connections: the one that was asked for, otherwise the system's. But if that is
+/// BBR, connections with short round trips get one that goes by loss.
 ///
-/// BBR lets as much be under way as its best rate and its shortest round trip ask for. In one building that round trip
+/// BBR keeps as much under way as its best rate and its shortest round trip ask for. In one building that round trip
 /// takes microseconds, while collectives, in which all ranks send at once, fill the links' queues for milliseconds. A
-/// connection that sends so little at a time and finds such a queue measures a low rate, paces itself by that, and
-/// measures a lower one. All ranks wait for the slowest connection: the more there are, the longer. Far away, where
-/// the round trip is longer than the queues, and single packets get lost, BBR is the better choice.
+/// connection that keeps so little under way and meets such a queue measures a low rate, paces itself by that, and
+/// measures a lower one. All ranks wait for the slowest connection: the more there are, the longer. Between sites,
+/// where the round trip is longer than the queues and single packets get lost, BBR is the better choice.
 class TcpCongestion {
  public:
   /// What a system has to choose from.
   struct System {
-    std::string usual;    ///< what connections have where nothing is asked for
+    std::string usual;    ///< what connections have if nothing is asked for
     std::string allowed;  ///< names that this process may ask for, with spaces between them
 
-    /// That of this thread's network.
+    /// Those of this thread's network.
     static System here();
   };
 
@@ -36,8 +36,8 @@ class TcpCongestion {
     return round_trip <= longest_ ? near_ : far_;
   }
 
-  /// Gives an open connection what suits the shortest round trip that it has seen. True if that will not change any
-  /// more; it may while queues have hidden how near the peer is.
+  /// Gives an open connection what suits the shortest round trip that it has seen. False if that may still change,
+  /// because queues may have hidden how near the peer is.
   bool settle(int fd) const;
 
  private:

@@ -234,7 +234,7 @@ std::string TcpEndpoint::names_of(const std::vector<uint32_t>& ranks) const {
 void TcpEndpoint::fail(const std::exception_ptr& error) noexcept {
   try {
     std::string message;
-    const FailureKind kind = TcpFailure::kind_of(error, message);
+    const FailureKind kind = kind_of(error, message);
     record(kind, message);
   } catch (const std::exception&) {
     // Out of memory: the thread that propagates the failure tries again.

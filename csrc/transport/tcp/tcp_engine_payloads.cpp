@@ -34,7 +34,7 @@ TcpEnginePayloads::Transfer& TcpEnginePayloads::begin(Queue& queue, int peer, co
   queue.transfers.push_back({nullptr, done, false});
   ++under_way_;
   Transfer& transfer = queue.transfers.back();
-  // After a failure the group is about to fail; the engine may be in any state.
+  // After a fault the engine may be in any state, and the group is about to fail.
   if (fault_) return transfer;
   try {
     transfer.transfer = begin();

@@ -16,17 +16,17 @@
 
 namespace ours {
 
-/// Payloads of at least so many bytes travel by the group's engine, if it has one. Smaller ones are there sooner in the
+/// Payloads of at least so many bytes travel by the group's engine, if it has one. Smaller ones arrive sooner with the
 /// frame that announces them. The same on all ranks.
 constexpr size_t kLeastEngineBytes = 4096;
 
-/// The payloads of a mesh's messages that an engine carries. To each peer, and from each, they are done in the order in
-/// which they were begun. Where the engine fails nothing is thrown: the mesh may be about to hear of the cause.
+/// The payloads that an engine moves. To each peer, and from each, they are done in the order in which they were begun.
+/// If the engine fails nothing is thrown, because the endpoint may be about to hear of the cause.
 class TcpEnginePayloads {
  public:
   struct Fault {
     int peer;
-    std::string text;  ///< "gloo cannot send to": what follows is the peer
+    std::string text;  ///< "gloo cannot send to", to be followed by the peer
     std::string why;
     Clock::time_point since;
   };
@@ -46,7 +46,7 @@ class TcpEnginePayloads {
   /// *done is counted up when the payload may be used again and the frame was sent.
   Announcement send(int peer, const void* data, size_t bytes, size_t* done);
 
-  /// *done is counted up when all has arrived. False, and nothing is done, unless `number` is what has to follow.
+  /// *done is counted up when all has arrived. Returns false, and does nothing, if `number` is not the next one.
   bool receive(int peer, uint32_t number, void* to, size_t bytes, size_t* done);
 
   /// True if anything was done.
@@ -75,12 +75,12 @@ class TcpEnginePayloads {
   struct Queue {
     uint32_t last = 0;  ///< number of the message begun last
     Clock::time_point moved{};
-    // One that was announced must stay where it is.
+    // A deque, since a transfer that was announced must stay where it is.
     std::deque<Transfer> transfers;
   };
   using Begin = std::function<std::unique_ptr<Engine::Transfer>()>;
 
-  /// 0 says in a header that the payload follows.
+  /// Skips 0, which says in a header that the payload follows.
   static uint32_t next(uint32_t number) { return number + 1 == 0 ? 1 : number + 1; }
   Transfer& begin(Queue& queue, int peer, const char* what, size_t* done, const Begin& begin);
   bool advance(Queue& queue, int peer, const char* what);

@@ -1,17 +1,16 @@
 #pragma once
 
 #include <atomic>
-#include <exception>
 #include <functional>
 #include <mutex>
 #include <string>
 
-#include "transport/node/node_failure.h"
+#include "transport/failure_kind.h"
 
 namespace ours {
 
-/// The failure that ended a group whose ranks share no memory: the first that this rank met or heard of. From then on
-/// every call on it throws the same error. Safe among threads.
+/// The failure that ended a group whose ranks share no memory: the first that this rank found or heard of. From then on
+/// every call throws the same error. Safe among threads.
 class TcpFailure {
  public:
   using Listener = std::function<void(FailureKind, const std::string&)>;
@@ -19,11 +18,8 @@ class TcpFailure {
   /// True for the first failure, which is kept.
   bool record(FailureKind kind, const std::string& message);
 
-  /// Who is told of the failure, on the thread that records it. Set before anything can fail.
+  /// `listener` is called with the failure on the thread that records it. To be set before anything can fail.
   void set_listener(Listener listener) { listener_ = std::move(listener); }
-
-  /// The kind that `error` is; None for InvalidArgument, which is no failure of the group.
-  static FailureKind kind_of(const std::exception_ptr& error, std::string& message);
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   FailureKind kind() const;

@@ -7,7 +7,7 @@
 
 namespace ours {
 
-/// Who this process is in its group, and what proves it.
+/// What a rank says of itself in a handshake, and the secret that proves it.
 struct TcpSelf {
   int rank = 0;
   int size = 1;
@@ -24,13 +24,13 @@ struct TcpSelf {
 
 Nonce draw_nonce();
 
-/// The first words on a new connection, from either end, without ever waiting. Each side proves that it knows the
-/// secret by answering to a number that the other has just drawn; a word that was overheard is of no use.
+/// The first messages on a new connection, at either end, without ever waiting. Each side proves that it knows the
+/// secret by its answer to a number that the other has just drawn, so an answer that was overheard is of no use.
 class TcpHandshake {
  public:
   enum class State { Going, Done, Broken };
 
-  /// The end that was connected to.
+  /// The end that accepts.
   TcpHandshake(ProcessFd fd, const TcpSelf& self);
   /// The end that connects, to stream `stream` of rank `to`.
   TcpHandshake(ProcessFd fd, const TcpSelf& self, int to, int stream);
@@ -38,11 +38,11 @@ class TcpHandshake {
   /// Does what can be done now.
   State advance();
 
-  /// The acceptor's word: it is sent once this end has accepted a hello.
+  /// At the end that accepts: a hello has come, which accept() answers.
   bool awaits_verdict() const { return step_ == Step::Judge; }
   void accept();
 
-  /// A connection there is, be it to a stranger.
+  /// There is a connection, be it to a stranger.
   bool connected() const { return step_ != Step::Connect && !refused_; }
   /// Nobody listened there.
   bool refused() const { return refused_; }

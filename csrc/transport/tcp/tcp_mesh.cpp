@@ -88,6 +88,12 @@ void TcpMesh::fail(FailureKind kind, const std::string& message) noexcept {
   propagate_failure();
 }
 
+void TcpMesh::fail(const std::exception_ptr& error) noexcept {
+  std::string message;
+  const FailureKind kind = kind_of(error, message);
+  if (kind != FailureKind::None) fail(kind, message);
+}
+
 void TcpMesh::propagate_failure() noexcept {
   if (propagating_.exchange(true)) return;
   try {

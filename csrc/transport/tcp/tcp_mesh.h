@@ -76,6 +76,8 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   void check_usable() const;
   /// Makes this the group's failure, unless there is one, frees this rank's waiter and tells the peers. Never waits.
   void fail(FailureKind kind, const std::string& message) noexcept;
+  /// The same with an error, as the kind that it is.
+  void fail(const std::exception_ptr& error) noexcept;
   /// Ends the sleep of this rank's waiter.
   void wake() noexcept { endpoint_.wake(); }
 

@@ -90,7 +90,7 @@ bool TcpStream::write() {
     msghdr message{};
     message.msg_iov = pieces;
     message.msg_iovlen = count;
-    // Without this flag, a peer's death would be a signal.
+    // Without this flag, a peer's death would raise a signal.
     const ssize_t sent = ::sendmsg(fd(), &message, MSG_NOSIGNAL);
     if (sent < 0) {
       if (errno == EINTR) continue;
@@ -122,7 +122,7 @@ bool TcpStream::write() {
 bool TcpStream::read() {
   size_t turns = 0;
   bool moved = false;
-  // Every step takes some of what is there, or needs more than is there and fills the buffer.
+  // Every step takes some of what is there, or fills the buffer because it needs more.
   while (!ended_ || buffered() > 0) {
     const bool took = in_payload_ ? (data_ ? take_payload() : take_control()) : take_header();
     if (took) {
@@ -205,8 +205,7 @@ bool TcpStream::take_payload() {
     in_payload_ = false;
     return true;
   }
-  // Much more is to come: straight to its place, and what follows into the buffer, with no more of a long one than its
-  // header.
+  // Much more is to come: that goes straight to its place, and what follows it into the buffer.
   if (had > 0 || !readable_ || ended_) return had > 0;
   if (buffer_.empty()) buffer_.resize(kBufferBytes);
   buffer_begin_ = buffer_end_ = 0;

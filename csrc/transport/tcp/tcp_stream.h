@@ -15,16 +15,16 @@ namespace ours {
 /// a receive is posted, it stays with the system, which holds the sender back.
 class TcpStream {
  public:
-  /// What becomes of what arrives.
+  /// Takes what arrives.
   class Handler {
    public:
     virtual ~Handler() = default;
     /// A header of data has come, which may be early. Throws if it should not have.
     virtual void check_data(int peer, const FrameHeader& header) = 0;
-    /// A header of data has come that the posted receive was for, whose payload takes another way. Throws if it should
-    /// not have.
+    /// A header of data has come for the posted receive, and its payload comes by an engine. Throws if it should not
+    /// have.
     virtual void receive_by_engine(int peer, const FrameHeader& header, void* to, size_t* done) = 0;
-    /// A frame of control is complete.
+    /// A frame of control has come.
     virtual void hear(int peer, const FrameHeader& header, const std::string& payload) = 0;
     /// What came is no frame.
     virtual void garbage(int peer, const char* fault) = 0;
@@ -48,10 +48,11 @@ class TcpStream {
   /// The next data frame not yet claimed goes to `to`. header.call, phase, part, total and bytes must be what comes.
   void post_receive(const FrameHeader& header, void* to, size_t* done);
 
-  /// Drops what refers to memory of callers. A frame that was begun cannot be ended then: for groups that failed.
+  /// Drops what refers to memory of callers. For groups that failed, since a frame that was begun cannot be completed.
   void forget();
 
-  /// Sends and reads what can be now; true if anything moved. Ends early when much has: others want their turn.
+  /// Sends and reads what can be moved now; true if anything was. Ends after a while, so that other streams have a
+  /// turn.
   bool advance();
   void set_ready(bool readable, bool writable) {
     readable_ = readable_ || readable;
@@ -63,7 +64,7 @@ class TcpStream {
   /// A header of data has arrived for which nothing is posted yet, or null.
   const FrameHeader* early() const { return in_payload_ && receives_.empty() ? &header_ : nullptr; }
 
-  /// The peer sends nothing more; error() is not 0 where the connection broke, which writing may show before.
+  /// The peer sends nothing more. error() is not 0 if the connection broke, which writing may show before.
   bool ended() const { return ended_; }
   /// It has ended, and something that was posted will never be done.
   bool starved() const { return (ended_ && has_receives() && !can_take()) || ((ended_ || error_ != 0) && has_sends()); }
@@ -92,8 +93,8 @@ class TcpStream {
   /// What is in the buffer is enough for the next step.
   bool can_take() const;
   bool fill();
-  /// How many bytes the buffer takes of what follows the messages of the next so many receives: but the header of one
-  /// so long that the rest can go straight to its place.
+  /// How many bytes to read into the buffer after the messages of the next so many receives: only the header of a
+  /// message that is so long that the rest should go straight to its place.
   size_t room_after(size_t receives) const;
   bool take_header();
   bool take_payload();

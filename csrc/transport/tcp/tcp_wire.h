@@ -11,9 +11,8 @@
 #include "common/socket_address.h"
 #include "transport/tcp/tcp_config.h"
 
-// What travels between two ranks, and what they leave in the store. Everything that comes from the wire is checked
-// here: magic, version, kinds, lengths. Numbers travel as the machine has them; on one of the other byte order the
-// magic is another.
+// What travels between two ranks, and what they publish in the store. Everything that comes from the wire is checked
+// here: magic, version, kinds, lengths. Numbers travel in the byte order of the machine; the magic tells the other one.
 
 namespace ours {
 
@@ -23,7 +22,7 @@ constexpr size_t kHostBytes = 64;
 
 using Nonce = std::array<uint8_t, 16>;
 
-/// What a collective call is, as bytes that must be equal on all ranks.
+/// Bytes that describe a collective call, and must be equal on all ranks.
 using Signature = std::array<uint8_t, 48>;
 
 // --- handshake: the acceptor sends a challenge, the other side a hello, the acceptor a welcome -----------------------
@@ -53,16 +52,16 @@ struct Welcome {
   uint64_t proof = 0;
 };
 
-/// That the sender knows the group's secret, and answers to this challenge with this message.
+/// Proves that the sender knows the group's secret, and answers this challenge with this message.
 uint64_t proof_of(const SipKey& secret, const Nonce& challenge, const Hello& hello);
 uint64_t proof_of(const SipKey& secret, const Nonce& challenge, const Nonce& hello, const Welcome& welcome);
 
 bool is_sound(const Challenge& challenge);
-/// A rank's hello to `to` in a group of `size` ranks with `streams` streams; its proof is right.
+/// It is a hello to rank `to` in a group of `size` ranks with `streams` streams, and its proof is right.
 bool is_sound(const Hello& hello, const SipKey& secret, const Nonce& challenge, int to, int size, int streams);
 bool is_sound(const Welcome& welcome, const SipKey& secret, const Nonce& challenge, const Nonce& hello);
 
-/// The text of a field that may lack its end.
+/// The text of a field that may lack its terminator.
 std::string text_of(const char (&field)[kHostBytes]);
 void set_text(char (&field)[kHostBytes], const std::string& text);
 
@@ -87,7 +86,7 @@ struct FrameHeader {
   uint8_t detail = 0;  ///< of Failure: its kind; of Data: as the collective wants
   uint16_t phase = 0;  ///< of Data: the step of the algorithm
   uint32_t part = 0;   ///< of Data: the number of the chunk
-  /// Of Data: 0 where the payload follows; else it takes another way (TcpEnginePayloads), and this is its number there.
+  /// Of Data: 0 if the payload follows; otherwise an engine moves it (TcpEnginePayloads), and this is its number there.
   uint32_t engine_number = 0;
   uint64_t call = 0;   ///< of Data: number of the call among the group's
   uint64_t total = 0;  ///< of Data: bytes of the whole message that this is a part of
@@ -103,12 +102,12 @@ inline uint64_t following_bytes(const FrameHeader& header) { return header.engin
 /// What is wrong with a header, or null. `data`: on a data stream.
 const char* fault_of(const FrameHeader& header, bool data);
 
-// --- what is left in the store ---------------------------------------------------------------------------------------
+// --- published in the store ------------------------------------------------------------------------------------------
 
 constexpr const char* kTermsKey = "terms";
 std::string card_key(int rank);
 
-/// Equal for all processes under one kernel: they may have the same loopback.
+/// Equal for all processes under one kernel, which may have the same loopback.
 std::string machine_id();
 
 /// "(host node1, pid 4711)"
@@ -129,7 +128,7 @@ struct TcpCard {
   static TcpCard parse(const std::string& text);
 };
 
-/// What rank 0 decides for its group.
+/// The terms that rank 0 decides for its group.
 struct TcpTerms {
   SipKey secret{};
   TcpPlan plan;
