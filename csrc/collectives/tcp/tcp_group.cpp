@@ -1,11 +1,45 @@
 #include "collectives/tcp/tcp_group.h"
 
-#include "collectives/tcp/tcp_group_impl.h"
+#include <utility>
+
+#include "collectives/tcp/dissemination.h"
+#include "collectives/tcp/tcp_algorithms.h"
 
 namespace ours {
 
 TcpGroup::TcpGroup(std::shared_ptr<TcpMesh> mesh)
     : mesh_(std::move(mesh)), selection_(Selection::parse(mesh_->plan().rules)) {}
+
+void TcpGroup::do_barrier(const Running& run) {
+  TcpRun now(*mesh_, run, scratch_);
+  Dissemination all(now.tcp, rank(), size());
+  now.tcp.run([&] { return all.advance(); });
+}
+
+void TcpGroup::do_reduce(const Running& run, const Reducing& job) {
+  TcpRun now(*mesh_, run, scratch_);
+  tcp::reduce(now, selection_, job);
+}
+
+void TcpGroup::do_reduce_scatter(const Running& run, const Scattering& job) {
+  TcpRun now(*mesh_, run, scratch_);
+  tcp::reduce_scatter(now, selection_, job);
+}
+
+void TcpGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
+  TcpRun now(*mesh_, run, scratch_);
+  if (plan.movement == Movement::Broadcast) return tcp::broadcast(now, plan);
+  const bool gathers = plan.movement == Movement::AllGather;
+  if (gathers && selection_.choose({Selectable::AllGather, size(), 1, 0}) == Algorithm::Ring) {
+    return tcp::all_gather(now, plan);
+  }
+  tcp::exchange(now, plan);
+}
+
+void TcpGroup::monitored_barrier(const Call& call, bool wait_all_ranks) {
+  mesh_->check_usable();
+  tcp::monitored_barrier(*mesh_, call, ++monitored_, wait_all_ranks);
+}
 
 void TcpGroup::abort(const std::string& reason) {
   mesh_->fail(FailureKind::Aborted,
@@ -21,11 +55,6 @@ void TcpGroup::refuse(const Call& call, const std::string& why) noexcept {
 std::string TcpGroup::failure() const {
   mesh_->look();
   return mesh_->failure().message();
-}
-
-std::byte* TcpGroup::scratch(size_t bytes) {
-  if (scratch_.size() < bytes) scratch_ = std::vector<std::byte>(bytes);
-  return scratch_.data();
 }
 
 }  // namespace ours

@@ -1,7 +1,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/tcp/tcp_group_impl.h"
+#include "collectives/tcp/tcp_algorithms.h"
+#include "common/partition.h"
 
 // Reductions among few ranks, where every rank talks to every other.
 //
@@ -21,7 +22,7 @@
 // ranks' parts are here, with their headers, and a part of another slice when its reducer, for which the same holds,
 // has sent it.
 
-namespace ours {
+namespace ours::tcp {
 
 namespace {
 
@@ -36,45 +37,45 @@ constexpr size_t kLeastWindow = 2;
 
 }  // namespace
 
-void TcpGroup::reduce_whole(TcpCall& tcp, DType dtype, const Reduction& reduction, const std::byte* in, std::byte* out,
-                            size_t count) {
-  const auto ranks = static_cast<size_t>(size());
-  const auto me = static_cast<size_t>(rank());
-  const size_t bytes = count * size_of(dtype);
-  std::byte* const all = scratch(ranks * bytes);
+void reduce_whole(TcpRun& run, const Array& array) {
+  const auto ranks = static_cast<size_t>(run.size);
+  const auto me = static_cast<size_t>(run.rank);
+  const size_t bytes = array.bytes();
+  std::byte* const all = run.scratch.take(ranks * bytes);
   // From a copy: the result may go where the input is before all of it is sent.
-  if (bytes != 0) std::memcpy(all + me * bytes, in, bytes);
+  if (bytes != 0) std::memcpy(all + me * bytes, array.in, bytes);
   size_t sent = 0;
   size_t received = 0;
   size_t parts = 0;
   for (size_t i = 1; i < ranks; ++i) {
     const auto to = static_cast<int>((me + i) % ranks);
-    tcp.send({to, kInputs, bytes}, all + me * bytes, &sent);
+    run.tcp.send({to, kInputs, bytes}, all + me * bytes, &sent);
   }
   for (size_t i = 1; i < ranks; ++i) {
     const size_t from = (me + ranks - i) % ranks;
-    tcp.receive({static_cast<int>(from), kInputs, bytes}, all + from * bytes, &received);
-    parts += tcp.parts(bytes);
+    run.tcp.receive({static_cast<int>(from), kInputs, bytes}, all + from * bytes, &received);
+    parts += run.tcp.parts(bytes);
   }
-  tcp.run([&] { return sent == parts && received == parts; });
-  if (out == nullptr || count == 0) return;
+  run.tcp.run([&] { return sent == parts && received == parts; });
+  if (array.out == nullptr || array.count == 0) return;
   std::vector<const void*> sources(ranks);
   for (size_t r = 0; r < ranks; ++r) sources[r] = all + r * bytes;
-  ours::reduce(out, sources.data(), size(), count, dtype, reduction);
+  ours::reduce(array.out, sources.data(), run.size, array.count, array.dtype, array.reduction);
 }
 
-void TcpGroup::reduce_direct(TcpCall& tcp, const Slices& job) {
-  const auto ranks = static_cast<size_t>(size());
-  const auto me = static_cast<size_t>(rank());
+void reduce_direct(TcpRun& run, const Slices& job) {
+  const auto ranks = static_cast<size_t>(run.size);
+  const auto me = static_cast<size_t>(run.rank);
   const size_t element = size_of(job.dtype);
-  const size_t chunk = mesh_->plan().chunk_bytes;
+  const size_t chunk = run.plan.chunk_bytes;
   const size_t own_bytes = job.counts[me] * element;
-  const size_t own_parts = tcp.parts(own_bytes);
+  const size_t own_parts = run.tcp.parts(own_bytes);
   const size_t window = std::clamp(kWindowBytes / (chunk * ranks), kLeastWindow, kWindow);
-  const bool reads = std::find(job.readers.begin(), job.readers.end(), rank()) != job.readers.end();
+  const bool reads = std::find(job.readers.begin(), job.readers.end(), run.rank) != job.readers.end();
 
   // Memory: the parts of the others' inputs, then the result where it goes to others only.
-  std::byte* const memory = scratch(window * (ranks - 1) * chunk + (job.outputs[me] == nullptr ? own_bytes : 0));
+  std::byte* const memory =
+      run.scratch.take(window * (ranks - 1) * chunk + (job.outputs[me] == nullptr ? own_bytes : 0));
   std::byte* const result = job.outputs[me] != nullptr ? job.outputs[me] : memory + window * (ranks - 1) * chunk;
   const auto place = [&](size_t part, size_t peer) {
     return memory + ((part % window) * (ranks - 1) + (peer < me ? peer : peer - 1)) * chunk;
@@ -88,20 +89,21 @@ void TcpGroup::reduce_direct(TcpCall& tcp, const Slices& job) {
   // Beginning with the next rank: not all send to the same one at the same time.
   for (size_t i = 1; i < ranks; ++i) {
     const size_t to = (me + i) % ranks;
-    tcp.send({static_cast<int>(to), kInputs, bytes_of(to)}, job.inputs[to], &sent);
-    to_send += tcp.parts(bytes_of(to));
+    run.tcp.send({static_cast<int>(to), kInputs, bytes_of(to)}, job.inputs[to], &sent);
+    to_send += run.tcp.parts(bytes_of(to));
   }
   const auto post = [&] {
     for (; posted < own_parts && posted < reduced + window; ++posted) {
       for (size_t i = 1; i < ranks; ++i) {
         const size_t from = (me + i) % ranks;
-        tcp.receive_part({static_cast<int>(from), kInputs, own_bytes}, posted, place(posted, from), &arrived[posted]);
+        run.tcp.receive_part({static_cast<int>(from), kInputs, own_bytes}, posted, place(posted, from),
+                             &arrived[posted]);
       }
       if (posted + 1 < own_parts || !reads) continue;
       for (size_t i = 1; i < ranks; ++i) {
         const size_t from = (me + i) % ranks;
-        tcp.receive({static_cast<int>(from), kResults, bytes_of(from)}, job.outputs[from], &received);
-        to_receive += tcp.parts(bytes_of(from));
+        run.tcp.receive({static_cast<int>(from), kResults, bytes_of(from)}, job.outputs[from], &received);
+        to_receive += run.tcp.parts(bytes_of(from));
       }
     }
   };
@@ -110,17 +112,17 @@ void TcpGroup::reduce_direct(TcpCall& tcp, const Slices& job) {
     const Slice bytes = piece_of(own_bytes, chunk, part);
     for (size_t r = 0; r < ranks; ++r) sources[r] = r == me ? job.inputs[me] + bytes.begin : place(part, r);
     if (!bytes.empty()) {
-      ours::reduce(result + bytes.begin, sources.data(), size(), bytes.size() / element, job.dtype, job.reduction);
+      ours::reduce(result + bytes.begin, sources.data(), run.size, bytes.size() / element, job.dtype, job.reduction);
     }
     for (const int reader : job.readers) {
-      if (reader == rank()) continue;
-      tcp.send_part({reader, kResults, own_bytes}, part, result + bytes.begin, &sent);
+      if (reader == run.rank) continue;
+      run.tcp.send_part({reader, kResults, own_bytes}, part, result + bytes.begin, &sent);
       ++to_send;
     }
   };
 
   post();
-  tcp.run([&] {
+  run.tcp.run([&] {
     while (reduced < own_parts && arrived[reduced] == ranks - 1) {
       reduce_part(reduced++);
       post();
@@ -129,4 +131,4 @@ void TcpGroup::reduce_direct(TcpCall& tcp, const Slices& job) {
   });
 }
 
-}  // namespace ours
+}  // namespace ours::tcp

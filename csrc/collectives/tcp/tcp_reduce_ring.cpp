@@ -1,7 +1,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/tcp/tcp_group_impl.h"
+#include "collectives/tcp/tcp_algorithms.h"
+#include "common/partition.h"
 
 // Reductions among many ranks, where every rank talks to its two neighbours in a ring only (Patarasuk and Yuan 2009,
 // "Bandwidth optimal all-reduce algorithms for clusters of workstations"). With P ranks, the array falls into P slices.
@@ -19,7 +20,7 @@
 // Nothing is written before all ranks are known to have made the same call: a reduced slice has passed through all of
 // them, and each has compared its predecessor's headers.
 
-namespace ours {
+namespace ours::tcp {
 
 namespace {
 
@@ -45,11 +46,11 @@ struct Cursor {
 
 }  // namespace
 
-void TcpGroup::reduce_ring(TcpCall& tcp, const Slices& job) {
-  const auto ranks = static_cast<size_t>(size());
-  const auto me = static_cast<size_t>(rank());
+void reduce_ring(TcpRun& run, const Slices& job) {
+  const auto ranks = static_cast<size_t>(run.size);
+  const auto me = static_cast<size_t>(run.rank);
   const size_t element = size_of(job.dtype);
-  const size_t chunk = mesh_->plan().chunk_bytes;
+  const size_t chunk = run.plan.chunk_bytes;
   const auto bytes_of = [&](size_t slice) { return job.counts[slice] * element; };
   if (ranks == 1) {
     const void* const only = job.inputs[0];
@@ -73,7 +74,7 @@ void TcpGroup::reduce_ring(TcpCall& tcp, const Slices& job) {
   if (job.reduction.kind == ReduceKind::PremulSum) {
     size_t total = 0;
     for (size_t s = 0; s < ranks; ++s) total += bytes_of(s);
-    std::byte* const scaled = tcp.keep(total);
+    std::byte* const scaled = run.tcp.keep(total);
     size_t at = 0;
     for (size_t s = 0; s < ranks; at += bytes_of(s), ++s) {
       const void* const input = job.inputs[s];
@@ -84,16 +85,16 @@ void TcpGroup::reduce_ring(TcpCall& tcp, const Slices& job) {
 
   // Partial sums of a step lie in one of two buffers, and are sent from there in the next.
   const size_t longest = *std::max_element(job.counts.begin(), job.counts.end()) * element;
-  std::byte* const sums = scratch(2 * longest + 2 * chunk);
+  std::byte* const sums = run.scratch.take(2 * longest + 2 * chunk);
   const auto buffer = [&](size_t step) { return sums + (step % 2) * (longest + chunk); };
 
   std::vector<std::vector<size_t>> arrived(steps), sent(steps);
   for (size_t t = 0; t < steps; ++t) {
-    arrived[t].assign(tcp.parts(bytes_of(slice_from(t))), 0);
-    sent[t].assign(tcp.parts(bytes_of(slice_at(t))), 0);
+    arrived[t].assign(run.tcp.parts(bytes_of(slice_from(t))), 0);
+    sent[t].assign(run.tcp.parts(bytes_of(slice_at(t))), 0);
   }
   const auto send = [&](size_t step, size_t part, const std::byte* data) {
-    tcp.send_part({next, static_cast<uint16_t>(step), bytes_of(slice_at(step))}, part, data, &sent[step][part]);
+    run.tcp.send_part({next, static_cast<uint16_t>(step), bytes_of(slice_at(step))}, part, data, &sent[step][part]);
   };
 
   Cursor posted, done;
@@ -111,7 +112,7 @@ void TcpGroup::reduce_ring(TcpCall& tcp, const Slices& job) {
       } else {
         to = job.outputs[slice] + part * chunk;
       }
-      tcp.receive_part({before, static_cast<uint16_t>(step), bytes_of(slice)}, part, to, &arrived[step][part]);
+      run.tcp.receive_part({before, static_cast<uint16_t>(step), bytes_of(slice)}, part, to, &arrived[step][part]);
       if (++posted.part < arrived[step].size()) continue;
       posted = {step + 1, 0};
     }
@@ -138,7 +139,7 @@ void TcpGroup::reduce_ring(TcpCall& tcp, const Slices& job) {
 
   for (size_t part = 0; part < sent[0].size(); ++part) send(0, part, inputs[slice_at(0)] + part * chunk);
   post();
-  tcp.run([&] {
+  run.tcp.run([&] {
     while (done.step < steps && arrived[done.step][done.part] == 1) {
       take(done.step, done.part);
       if (++done.part < arrived[done.step].size()) continue;
@@ -152,4 +153,4 @@ void TcpGroup::reduce_ring(TcpCall& tcp, const Slices& job) {
   });
 }
 
-}  // namespace ours
+}  // namespace ours::tcp

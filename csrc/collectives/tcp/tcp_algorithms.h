@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "collectives/select.h"
+#include "collectives/tcp/tcp_run.h"
+
+// The algorithms of ranks that only share a network, each told in the file that has its name.
+
+namespace ours::tcp {
+
+/// all_reduce and reduce, and reduce_scatter, by the algorithm that the table gives. tcp_reduce.cpp
+void reduce(TcpRun& run, const Selection& selection, const Reducing& job);
+void reduce_scatter(TcpRun& run, const Selection& selection, const Scattering& job);
+
+/// `count` elements at `in`; `out` is null where the result is not wanted.
+struct Array {
+  DType dtype;
+  const Reduction& reduction;
+  const std::byte* in;
+  std::byte* out;
+  size_t count;
+
+  size_t bytes() const { return count * size_of(dtype); }
+};
+
+/// Of small arrays, every rank reduces all. tcp_reduce_direct.cpp
+void reduce_whole(TcpRun& run, const Array& array);
+
+/// An array in as many slices as there are ranks, each of which one rank reduces.
+struct Slices {
+  DType dtype;
+  Reduction reduction;
+  std::vector<const std::byte*> inputs;  ///< this rank's input of each slice
+  std::vector<size_t> counts;            ///< elements of each slice
+  std::vector<std::byte*> outputs;       ///< where each reduced slice goes; null: nowhere but its reducer
+  std::vector<int> readers;              ///< which ranks want all slices
+};
+
+/// By messages between all ranks. tcp_reduce_direct.cpp
+void reduce_direct(TcpRun& run, const Slices& job);
+/// By messages between neighbours. tcp_reduce_ring.cpp
+void reduce_ring(TcpRun& run, const Slices& job);
+
+/// tcp_broadcast.cpp
+void broadcast(TcpRun& run, const ExchangePlan& plan);
+/// Around a ring. tcp_all_gather.cpp
+void all_gather(TcpRun& run, const ExchangePlan& plan);
+/// By messages between all ranks: all that moves data unchanged. tcp_exchange.cpp
+void exchange(TcpRun& run, const ExchangePlan& plan);
+
+/// The `number`-th monitored barrier of the mesh. tcp_monitored_barrier.cpp
+void monitored_barrier(TcpMesh& mesh, const Call& call, uint64_t number, bool wait_all_ranks);
+
+}  // namespace ours::tcp
