@@ -22,6 +22,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Whoever uses this file may change the code. OURS_WERROR=0 is for a compiler that warns about more.
 export OURS_WERROR ?= 1
+# Kernels for devices take minutes to compile, which is not lost where there is none to run them. OURS_WITH_CUDA=1 asks.
+export OURS_WITH_CUDA ?= $(if $(wildcard /dev/nvidia*),auto,0)
 # A pipe fails where a part of it does.
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -30,7 +32,7 @@ export MAX_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CPP_FILES := $(shell find csrc tests/cpp benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | grep -v '/build/')
 SOURCES := $(filter csrc/%,$(CPP_FILES))
 CUDA_SOURCES := $(wildcard csrc/cuda/*.cu csrc/cuda/*.cuh csrc/cuda/exports.map)
-TIDY_FILES := $(wildcard $(foreach layer,common kernels device transport collectives,csrc/$(layer)/*.cpp))
+TIDY_FILES := $(shell find $(addprefix csrc/,common kernels device transport collectives) -name '*.cpp')
 
 .PHONY: demo test conformance cpp-test bench wheel lint format tidy build clean python-is-new-enough
 .DELETE_ON_ERROR:
@@ -77,7 +79,7 @@ build/.options: FORCE
 FORCE:
 
 # ninja counts the files that are compiled; every tenth line is shown.
-build/.built: $(SOURCES) $(CUDA_SOURCES) setup.py setup_cuda.py setup_mpi.py $(VENV)/.packages build/.options
+build/.built: $(SOURCES) $(CUDA_SOURCES) $(wildcard setup*.py) $(VENV)/.packages build/.options
 	@echo "Building ourddp (log: build/build.log)"
 	@$(BIN)/python setup.py build_ext --inplace 2>&1 | tee build/build.log | \
 	  sed --unbuffered -n 's|^\(\[[0-9]*0/[0-9]*\]\) .*|  \1 files compiled|p' || { cat build/build.log; exit 1; }

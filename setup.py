@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import platform
 import subprocess
 import sys
@@ -27,12 +26,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 # pip does not run this file from its own folder.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import setup_cuda
 import setup_mpi
+from setup_ninja import CXX, CXXFLAGS, LDFLAGS, Build, BuildError, sources
 
 try:
     import torch
@@ -45,7 +46,8 @@ except ImportError as error:
 
 ROOT = Path(__file__).resolve().parent
 TORCH_VERSION = torch.__version__.partition("+")[0]
-TORCH_LIBRARIES = ["c10", "torch", "torch_cpu", "torch_python"]
+# Parsing this takes most of the time of every file that needs torch, so it is done once.
+TORCH_HEADERS = "#include <torch/csrc/distributed/c10d/Backend.hpp>\n"
 
 
 def wish_for(name: str) -> str:
@@ -81,63 +83,31 @@ def chosen_cuda() -> tuple[setup_cuda.Cuda | None, str]:
 
 def compiler_name() -> str:
     """Return the first line of the C++ compiler's ``--version``."""
-    command = [os.environ.get("CXX", "c++"), "--version"]
+    command = [*CXX, "--version"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
 
 
 def compile_flags() -> list[str]:
-    """Return the flags for our own files; torch's headers are system headers, so their warnings are not ours.
-
-    The language standard is left to torch, whose headers ask for C++17 or C++20 depending on its version. The layers
-    that do not need torch stay within C++17, and the C++ tests compile them so.
-    """
+    """Return the flags for all C++ files."""
     warnings_are_errors = setup_mpi.flag("OURS_WERROR", "0", ("0", "1")) == "1"
-    flags = ["-O3", "-g0", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-ffp-contract=off", "-pthread"]
-    flags += ["-Wall", "-Wextra"] + (["-Werror"] if warnings_are_errors else [])
+    flags = ["-O3", "-g0", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden"]
+    flags += ["-ffp-contract=off", "-pthread", "-Wall", "-Wextra"] + (["-Werror"] if warnings_are_errors else [])
     # Assertions in headers name their files. A wheel goes to others, whom this machine's folders do not concern.
     flags += [f"-ffile-prefix-map={folder}/=" for folder in (ROOT, Path(torch.__file__).parent.parent)]
+    return [*flags, "-I", str(ROOT / "csrc"), *CXXFLAGS]
+
+
+def torch_flags() -> list[str]:
+    """Return the flags for files that need torch, whose headers are system headers, so their warnings are not ours."""
+    newer = tuple(map(int, TORCH_VERSION.split(".")[:2])) >= (2, 12)
+    flags = ["-std=c++20" if newer else "-std=c++17"]
+    flags += ["-DTORCH_API_INCLUDE_EXTENSION_H", "-DTORCH_EXTENSION_NAME=_C"]
+    # GCC 12 warns of overflows in its own std::string, where it has that from a precompiled header.
+    doubtful = ["array-bounds", "restrict", "stringop-overflow", "stringop-overread"]
+    flags += [] if "clang" in compiler_name() else [f"-Wno-{name}" for name in doubtful]
     for path in [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]:
         flags += ["-isystem", path]
     return flags
-
-
-def sources(*patterns: str) -> list[str]:
-    """Return the C++ files under ``csrc`` that match, relative to the root of the project."""
-    found = [path for pattern in patterns for path in (ROOT / "csrc").rglob(pattern)]
-    return sorted(str(path.relative_to(ROOT)) for path in found)
-
-
-def extensions() -> list[Extension]:
-    """Return what is compiled: the extension module, and the libraries for MPI and CUDA, which are none of Python's."""
-    with_mpi = set(sources("engines/mpi/*.cpp"))
-    with_cuda = set(sources("cuda/*.cpp"))
-    common = {"extra_compile_args": FLAGS, "language": "c++"}
-    built = [
-        Extension(
-            "ourddp._C",
-            sorted(set(sources("*.cpp")) - with_mpi - with_cuda),
-            include_dirs=[str(ROOT / "csrc")],
-            library_dirs=cpp_extension.library_paths(),
-            libraries=TORCH_LIBRARIES,
-            extra_link_args=["-pthread", "-ldl"],
-            **common,
-        )
-    ]
-    if MPI is not None:
-        built.append(
-            Extension(
-                MPI_LIBRARY,
-                sorted(with_mpi | set(sources("engines/mpi_plan.cpp", "common/descriptors.cpp", "common/error.cpp"))),
-                include_dirs=[str(ROOT / "csrc"), *MPI.include_dirs],
-                library_dirs=MPI.library_dirs,
-                libraries=MPI.libraries,
-                extra_link_args=["-pthread"],
-                **common,
-            )
-        )
-    if CUDA is not None:
-        built.append(Extension(CUDA_LIBRARY, [], optional=True))  # by BuildExtension, which may leave it out
-    return built
 
 
 def build_info(flags: list[str], engines: dict[str, str]) -> str:
@@ -168,43 +138,72 @@ def one_build_at_a_time() -> Iterator[None]:
 FLAGS = compile_flags()
 MPI, MPI_REPORT = chosen_mpi()
 CUDA, CUDA_REPORT = chosen_cuda()
-MPI_LIBRARY, CUDA_LIBRARY = "ourddp._mpi", "ourddp._cuda"
+MODULE, MPI_LIBRARY, CUDA_LIBRARY = "ourddp._C", "ourddp._mpi", "ourddp._cuda"
 ENGINES = {"CUDA": CUDA_REPORT, "MPI": MPI_REPORT}
+# What needs no torch, which is a part of all three.
+CORE = [f"{layer}/**/*.cpp" for layer in ("common", "kernels", "device", "transport", "collectives")] + [
+    "engines/mpi_*.cpp"
+]
+NEEDS_TORCH = ["engines/c10d_*.cpp", *(f"{layer}/**/*.cpp" for layer in ("backend", "reducer", "python"))]
 
 
-class BuildExtension(cpp_extension.BuildExtension):
-    """torch's build command, with a build folder for each torch, a summary, and a record of the build."""
+class BuildExtension(build_ext):
+    """Builds by ninja, in a folder for each torch, so that switching rebuilds nothing; with a summary and a record."""
 
     def finalize_options(self) -> None:
-        """Keep the objects of different torch versions apart, so that switching rebuilds nothing.
-
-        The folder is the same for editable installs, which would otherwise compile everything in a temporary one.
-        """
+        """Build in that folder for editable installs too, which would otherwise compile all in a temporary one."""
         super().finalize_options()
         self.build_temp = str(ROOT / "build" / f"{sys.implementation.cache_tag}-torch-{TORCH_VERSION}")
 
     def build_extension(self, extension: Extension) -> None:
-        """Give each its own folder: some files are of both, and compiled with other flags for each."""
-        folder = self.build_temp
-        if extension.name != "ourddp._C":
-            self.build_temp = f"{folder}-{extension.name.rpartition('.')[2]}"
-        if MPI is not None and extension.name == MPI_LIBRARY:
-            extension.extra_link_args += [f"-Wl,-rpath,{one}" for one in MPI.runtime_dirs(self.stays_here)]
+        """Compile what has changed and link it. CUDA that was not asked for and does not compile is left out."""
+        folder = Path(self.build_temp)
+        target = Path(self.get_ext_fullpath(extension.name)).absolute()
+        build = Build(folder)
+        core = build.compile(sources(*CORE), [*CXX, "-std=c++17", *FLAGS])
+        archive = build.archive(folder / "core.a", core)
         if extension.name == CUDA_LIBRARY:
-            self.build_cuda(Path(self.get_ext_fullpath(extension.name)))
+            assert CUDA is not None
+            setup_cuda.Plan(CUDA, "-Werror" in FLAGS, archive, target).add_to(build)
+        elif extension.name == MPI_LIBRARY:
+            self.add_mpi(build, archive, target)
         else:
-            super().build_extension(extension)
-        self.build_temp = folder
-
-    def build_cuda(self, target: Path) -> None:
-        """Build the library for CUDA. Where it was not asked for and does not compile, the rest does without it."""
-        assert CUDA is not None
+            self.add_module(build, archive, target)
         try:
-            setup_cuda.build(setup_cuda.Plan(CUDA, "-Werror" in FLAGS, Path(self.build_temp), target))
-        except setup_cuda.BuildError as error:
+            build.make(target)
+        except BuildError as error:
+            if extension.name != CUDA_LIBRARY:
+                raise SystemExit(f"ourddp does not compile: {error}") from error
             if wish_for("CUDA") == "1":
                 raise SystemExit(f"OURS_WITH_CUDA=1 cannot be honoured: {error}") from error
             ENGINES["CUDA"] = f"off: it did not compile with {CUDA.nvcc}; a build with OURS_WITH_CUDA=1 shows why"
+
+    def add_module(self, build: Build, archive: Path, target: Path) -> None:
+        """Add what makes the extension module, which is linked with torch."""
+        folder = Path(self.build_temp)
+        folder.mkdir(parents=True, exist_ok=True)
+        header = folder / "torch_headers.h"
+        if not header.is_file() or header.read_text() != TORCH_HEADERS:
+            header.write_text(TORCH_HEADERS)
+        command = [*CXX, *FLAGS, *torch_flags()]
+        parsed = Path(f"{header}.gch")  # which compilers look for beside the header
+        build.add(
+            parsed, [*command, "-x", "c++-header", str(header), "-o", str(parsed), "-MD"], [header], reads_headers=True
+        )
+        objects = build.compile(sources(*NEEDS_TORCH), [*command, "-include", str(header)], [parsed])
+        link = [*CXX, "-shared", "-pthread", *map(str, objects), str(archive), "-o", str(target), *LDFLAGS]
+        link += [f"-L{path}" for path in cpp_extension.library_paths()]
+        build.add(target, [*link, "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-ldl"], [*objects, archive])
+
+    def add_mpi(self, build: Build, archive: Path, target: Path) -> None:
+        """Add what makes the library for MPI, which finds MPI's own where that is when it runs."""
+        assert MPI is not None
+        includes = [word for path in MPI.include_dirs for word in ("-isystem", path)]
+        objects = build.compile(sources("engines/mpi/*.cpp"), [*CXX, "-std=c++17", *FLAGS, *includes])
+        link = [*CXX, "-shared", "-pthread", *map(str, objects), str(archive), "-o", str(target), *LDFLAGS]
+        link += [f"-L{path}" for path in MPI.library_dirs] + [f"-l{name}" for name in MPI.libraries]
+        link += [f"-Wl,-rpath,{one}" for one in MPI.runtime_dirs(self.stays_here)]
+        build.add(target, link, [*objects, archive])
 
     def run(self) -> None:
         """Print what was found, build, and leave ``_build_info.py`` beside the extension."""
@@ -223,6 +222,12 @@ class BuildExtension(cpp_extension.BuildExtension):
         if CUDA is not None and ENGINES["CUDA"].startswith("off"):
             print(f"ourddp build warning: CUDA is {ENGINES['CUDA']}", file=sys.stderr, flush=True)
         (package / "_build_info.py").write_text(build_info(FLAGS, ENGINES))
+
+
+def extensions() -> list[Extension]:
+    """Return what is built, the library for CUDA last, which takes long and is not needed for the others."""
+    there = {MODULE: True, MPI_LIBRARY: MPI is not None, CUDA_LIBRARY: CUDA is not None}
+    return [Extension(name, [], optional=name == CUDA_LIBRARY) for name, wanted in there.items() if wanted]
 
 
 setup(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from setup_ninja import CXX, CXXFLAGS, LDFLAGS, Build, sources
 
 ROOT = Path(__file__).resolve().parent
 OLDEST_CUDA = (11, 8)
@@ -23,29 +23,6 @@ NVCC_FOLDERS = ("CUDA_HOME", "CUDA_PATH")
 CODES = ("80", "90")
 # Fused multiplication and addition would round less often than the CPU does.
 EXACT = ["-fmad=false", "-prec-div=true", "-ftz=false"]
-# What of the other layers is in it.
-SHARED = [
-    "common/background_thread.cpp",
-    "common/descriptors.cpp",
-    "common/dtype.cpp",
-    "common/error.cpp",
-    "common/owning_process.cpp",
-    "kernels/plan.cpp",
-    "kernels/reduction.cpp",
-    "device/device_checks.cpp",
-    "device/keep_forever.cpp",
-    "device/wait_reached.cpp",
-    "collectives/call_checks.cpp",
-    "collectives/call_number.cpp",
-    "collectives/call_record.cpp",
-    "collectives/device/device_opening.cpp",
-    "collectives/device/hosted_group.cpp",
-    "collectives/op.cpp",
-]
-
-
-class BuildError(Exception):
-    """A command of the build failed; what it said has been printed."""
 
 
 @dataclass(frozen=True)
@@ -138,74 +115,37 @@ class Plan:
 
     cuda: Cuda
     warnings_are_errors: bool
-    objects: Path
+    core: Path  # a static library of the layers below
     target: Path
 
-    def sources(self) -> list[Path]:
-        """Return the files in the order of how long they take."""
-        csrc = ROOT / "csrc"
-        own = [*sorted((csrc / "cuda").glob("*.cu"), reverse=True), *sorted((csrc / "cuda").glob("*.cpp"))]
-        return [*own, *[csrc / path for path in SHARED]]
-
-    def command(self, source: Path) -> list[str]:
-        """Return how to compile ``source``, without the names of what comes of it."""
+    def command(self, kind: str) -> list[str]:
+        """Return how to compile files of that ``kind``, ``.cu`` or ``.cpp``, without their names."""
         warnings = ["-Wall", "-Wextra"] + (["-Werror"] if self.warnings_are_errors else [])
         common = ["-std=c++17", "-O3", "-I", str(ROOT / "csrc")]
-        if source.suffix == ".cu":
+        if kind == ".cu":
             host = ",".join(["-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *warnings])
             strict = ["--Werror", "all-warnings"] if self.warnings_are_errors else []
             return [self.cuda.nvcc, *common, *self.cuda.generate(), *EXACT, *strict, "-Xcompiler", host]
-        command = [*shlex.split(os.environ.get("CXX", "c++")), *common, *warnings, "-fPIC", "-pthread"]
+        command = [*CXX, *common, *warnings, "-fPIC", "-pthread"]
         command += ["-fvisibility=hidden", "-fvisibility-inlines-hidden", "-ffp-contract=off"]
         # The compiler's own would come in another order then, in which its headers do not find each other.
         if self.cuda.include_dir not in ("/usr/include", "/usr/local/include"):
             command += ["-isystem", self.cuda.include_dir]
-        return [*command, f'-DOURS_CUDA_ARCHITECTURES="{self.cuda.targets()}"']
+        return [*command, *CXXFLAGS, f'-DOURS_CUDA_ARCHITECTURES="{self.cuda.targets()}"']
 
     def link(self, objects: list[Path]) -> list[str]:
         """Return how to link them."""
         return [
-            *shlex.split(os.environ.get("CXX", "c++")),
-            *["-shared", "-pthread", *map(str, objects), "-o", str(self.target), f"-L{self.cuda.library_dir}"],
+            *CXX,
+            *["-shared", "-pthread", *map(str, objects), str(self.core), "-o", str(self.target)],
+            *[*LDFLAGS, f"-L{self.cuda.library_dir}"],
             *["-lcudart_static", "-ldl", "-lrt", "-Wl,--exclude-libs,ALL", "-Wl,-z,defs"],
             f"-Wl,--version-script,{ROOT / 'csrc' / 'cuda' / 'exports.map'}",
         ]
 
-
-def _is_current(made: Path, command: list[str]) -> bool:
-    """Return whether ``made`` was made by ``command`` of what is there now."""
-    record, dependencies = made.with_suffix(".command"), made.with_suffix(".d")
-    if not made.is_file() or not record.is_file() or record.read_text() != shlex.join(command):
-        return False
-    # "made: dependency dependency ..."; nvcc has a space before the colon.
-    names = dependencies.read_text().replace("\\\n", " ").partition(":")[2].split()
-    return all(Path(name).is_file() and Path(name).stat().st_mtime <= made.stat().st_mtime for name in names)
-
-
-def _run(command: list[str], says: str) -> None:
-    print(says, flush=True)
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.stdout:
-        print(done.stdout, flush=True)
-    if done.returncode != 0:
-        raise BuildError(f"this command failed: {shlex.join(command)}")
-
-
-def build(plan: Plan) -> None:
-    """Compile what has changed, some files at a time, and link. Raises BuildError, and leaves no library then."""
-    plan.objects.mkdir(parents=True, exist_ok=True)
-    plan.target.parent.mkdir(parents=True, exist_ok=True)
-    plan.target.unlink(missing_ok=True)
-
-    def compile_one(source: Path) -> Path:
-        made = plan.objects / (str(source.relative_to(ROOT)).replace("/", "-") + ".o")
-        command = plan.command(source)
-        if not _is_current(made, command):
-            outputs = ["-MMD", "-MF", str(made.with_suffix(".d")), "-c", str(source), "-o", str(made)]
-            _run(command + outputs, f"compiling {source.relative_to(ROOT)} for CUDA")
-            made.with_suffix(".command").write_text(shlex.join(command))
-        return made
-
-    with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)) as pool:
-        objects = list(pool.map(compile_one, plan.sources()))
-    _run(plan.link(objects), f"linking {plan.target.name}")
+    def add_to(self, build: Build) -> None:
+        """Add what makes the library to ``build``."""
+        objects = []
+        for kind in (".cu", ".cpp"):
+            objects += build.compile(sources(f"cuda/*{kind}"), self.command(kind))
+        build.add(self.target, self.link(objects), [*objects, self.core])

@@ -185,15 +185,6 @@ class BackwardTimes:
     @property
     def exposed(self) -> list[int]: ...
 
-def busy_time(began: Sequence[int], ended: Sequence[int]) -> int:
-    """Return for how long at least one reduction was under way. Raises ValueError if the lengths differ."""
-
-def exposed_times(compute_ended: int, launched: Sequence[int], ended: Sequence[int]) -> list[int]:
-    """Return for each bucket how long after ``compute_ended`` its reduction was all that was going on.
-
-    Raises ValueError unless there are as many launches as ends.
-    """
-
 class Reducer:
     """Averages gradients over a process group while backward is still running."""
 
@@ -265,18 +256,6 @@ class ReducerLogger:
     def _set_static_graph(self) -> None: ...
     def _set_uneven_input_join(self) -> None: ...
 
-class GradientInfo:
-    """What bucket assignment needs to know of one gradient."""
-
-    def __init__(
-        self, bytes: int, dtype: int = 0, device_type: int = 0, device_index: int = -1, sparse: bool = False
-    ) -> None: ...
-
-def assign_buckets(
-    gradients: Sequence[GradientInfo], caps: Sequence[int], order: Sequence[int] = ...
-) -> tuple[list[list[int]], list[int]]:
-    """Return which gradients share a bucket, and the cap in bytes that each bucket was filled to."""
-
 def assign_parameters(
     parameters: Sequence[Tensor], caps: Sequence[int], expect_sparse_gradients: Sequence[bool]
 ) -> list[list[int]]:
@@ -288,7 +267,6 @@ class CommCost:
     ``slowdown`` is the share of it, 0 to 1, by which a computation that goes on meanwhile takes longer.
     """
 
-    def __init__(self, latency_ns: float, ns_per_byte: float, slowdown: float = 0.0) -> None: ...
     @property
     def latency_ns(self) -> float: ...
     @property
@@ -309,37 +287,6 @@ class BucketTuning:
     def cap(self) -> int: ...
     @property
     def first_cap(self) -> int: ...
-
-def fit_cost(samples: Sequence[tuple[int, float]]) -> CommCost:
-    """Fit the cost to samples of (bytes, nanoseconds).
-
-    Raises ValueError unless there are two sizes, and all times are positive.
-    """
-
-def exposed_ns(
-    buckets: Sequence[Sequence[int]],
-    gradients: Sequence[GradientInfo],
-    cost: CommCost,
-    arrivals: Sequence[float] = ...,
-) -> float:
-    """Return how long a backward lasts after the last gradient.
-
-    ``arrivals`` are in nanoseconds; without them gradients arrive evenly while as much time passes as all bytes take.
-    """
-
-def choose_caps(
-    gradients: Sequence[GradientInfo], cost: CommCost, first_cap: int, arrivals: Sequence[float] = ...
-) -> tuple[int, int]:
-    """Return the caps in bytes, of the first bucket and of the others, that make the step shortest.
-
-    Gradients come in the order of arrival; ``arrivals`` as for exposed_ns().
-    """
-
-def encode_buckets(buckets: Sequence[Sequence[int]], gradient_count: int) -> list[int]:
-    """Return an assignment as numbers of a fixed count, for a broadcast."""
-
-def decode_buckets(code: Sequence[int], gradient_count: int) -> list[list[int]]:
-    """Return the assignment that encode_buckets() made into ``code``."""
 
 def flatten(flat: Tensor, tensors: Sequence[Tensor], scale: float = 1.0) -> None:
     """Copy the tensors, times ``scale``, side by side into ``flat``, with one kernel in the current stream.

@@ -1,17 +1,14 @@
-"""``bucket_cap_mb="auto"``, the Python part. How the size is chosen is told by ``csrc/reducer/bucket_tuning.h``."""
+"""``bucket_cap_mb="auto"``, the Python part; ``csrc/reducer/bucket_tuning.h`` tells how the size is chosen."""
 
 from __future__ import annotations
 
 import logging
 import weakref
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ourddp import _C
 from ourddp.report import Tuning
-
-if TYPE_CHECKING:
-    from ourddp.distributed import DistributedDataParallel
 
 _logger = logging.getLogger("ourddp")
 
@@ -34,8 +31,8 @@ def take_auto(arguments: MutableMapping[str, Any]) -> bool:
     return True
 
 
-def watch(model: DistributedDataParallel) -> None:
-    """See to it that the model learns, and its first rank logs, what size its reducer chooses, once that is settled."""
+def watch(model: Any) -> None:
+    """Tell ``model``, a DistributedDataParallel, what size its reducer chooses once it has; rank 0 logs it then."""
     if _settle(model):
         return
     reference = weakref.ref(model)
@@ -51,7 +48,7 @@ def watch(model: DistributedDataParallel) -> None:
     model.reducer._rebuild_buckets = rebuild_buckets
 
 
-def _settle(model: DistributedDataParallel) -> bool:
+def _settle(model: Any) -> bool:
     tuning = model.reducer._get_bucket_tuning()
     if tuning.cap == 0:
         return False

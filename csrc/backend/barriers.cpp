@@ -28,39 +28,30 @@ std::optional<at::Device> ProcessGroupOurs::device_of(const c10d::BarrierOptions
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::barrier(const c10d::BarrierOptions& opts) {
-  return launch({Op::Barrier,
-                 DType::UInt8,
-                 opts.asyncOp,
-                 opts.timeout,
-                 {},
-                 {},
-                 [](Group& group, const Call& call) { group.barrier(call); },
-                 device_of(opts)});
+  return launch(Op::Barrier, opts, [&]() -> Collective {
+    return {DType::UInt8, {}, {}, [](Group& group, const Call& call) { group.barrier(call); }, device_of(opts)};
+  });
 }
 
 void ProcessGroupOurs::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  const WorkPtr work =
-      launch({Op::MonitoredBarrier,
-              DType::UInt8,
-              false,
-              opts.timeout,
-              {},
-              {},
-              [wait_all_ranks](Group& group, const Call& call) { group.monitored_barrier(call, wait_all_ranks); }});
+  c10d::BarrierOptions waiting = opts;
+  waiting.asyncOp = false;
+  const WorkPtr work = launch(Op::MonitoredBarrier, waiting, [&]() -> Collective {
+    return {DType::UInt8, {}, {}, [wait_all_ranks](Group& group, const Call& call) {
+              group.monitored_barrier(call, wait_all_ranks);
+            }};
+  });
   if (work) work->wait();
 }
 
 void ProcessGroupOurs::eagerConnectSingleDevice(at::Device device) {
   if (device.is_cpu()) return;
-  // In the order of the collectives, as all that ranks do together.
-  const WorkPtr work = launch({Op::Barrier,
-                               DType::UInt8,
-                               false,
-                               status_->timeouts.get(),
-                               {},
-                               {},
-                               [devices = devices_](Group&, const Call& call) { devices->group(call); },
-                               device});
+  c10d::BarrierOptions waiting;
+  waiting.asyncOp = false;
+  // In the order of the collectives, like everything that ranks do together.
+  const WorkPtr work = launch(Op::Barrier, waiting, [&]() -> Collective {
+    return {DType::UInt8, {}, {}, [devices = devices_](Group&, const Call& call) { devices->group(call); }, device};
+  });
   if (work) work->wait();
 }
 

@@ -10,6 +10,7 @@
 #include "collectives/call_number.h"
 #include "common/error.h"
 #include "common/interrupts.h"
+#include "common/listed.h"
 #include "common/own_name.h"
 
 // What callbacks start. It may not be counted with what the program calls: which of the two comes first depends on when
@@ -103,14 +104,6 @@ class Gathering {
   const std::shared_ptr<Awaited> awaited_ = std::make_shared<Awaited>();
 };
 
-std::string listed(const std::vector<int>& ranks) {
-  constexpr size_t kMostNamed = 16;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i)
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  return text + (ranks.size() > kMostNamed ? " and more" : "");
-}
-
 /// Tags of programs are not negative.
 int tag_of(const std::string& lane) { return -1 - static_cast<int>(std::hash<std::string>()(lane) & 0x3FFFFFFF); }
 
@@ -120,8 +113,9 @@ void bring_together(const Group& group, PointToPoint& messages, int tag, const s
     std::vector<int> late = step.late(Deadline::after(limit), group.rank());
     if (late.empty()) return;
     std::sort(late.begin(), late.end());
-    throw TimeoutError((whose.empty() ? listed(late) : whose) + " did not start " + what + " within " +
-                       std::to_string(timeout.count()) + " ms. Callbacks must start the same collectives on all ranks");
+    throw TimeoutError((whose.empty() ? (late.size() == 1 ? "rank " : "ranks ") + listed(late) : whose) +
+                       " did not start " + what + " within " + std::to_string(timeout.count()) +
+                       " ms. Callbacks must start the same collectives on all ranks");
   };
   if (group.rank() == 0) {
     Gathering arrivals(messages, tag, timeout);

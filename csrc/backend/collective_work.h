@@ -12,18 +12,18 @@
 
 namespace ours {
 
-/// A collective to run: what it is, its memory, and what to do with it.
+/// A collective to run: its memory, what to do with it, and how it was called.
 struct Collective {
-  Op op;
   DType dtype = DType::UInt8;
-  bool async_op = true;
-  std::chrono::milliseconds timeout{-1};  ///< < 0: the group's
   std::vector<at::Tensor> inputs;
   std::vector<std::vector<at::Tensor>> outputs;
   /// Does the operation; owns all tensors that it touches.
   std::function<void(Group&, const Call&)> body;
-  /// Of a collective without tensors, which works on the CPU: the device whose current stream it comes after.
+  /// The device whose current stream a collective without tensors comes after, though it works on the CPU.
   std::optional<at::Device> behind{};
+  Op op{};  ///< this and the rest are for launch() to fill in
+  bool async_op = true;
+  std::chrono::milliseconds timeout{-1};  ///< < 0: the group's
 };
 
 /// One collective of a group, run by its CommQueue.

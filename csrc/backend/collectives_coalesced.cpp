@@ -10,7 +10,7 @@ namespace ours {
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce_coalesced(Tensors& tensors,
                                                                 const c10d::AllreduceCoalescedOptions& opts) {
-  return launch(Op::AllReduceCoalesced, [&]() -> Collective {
+  return launch(Op::AllReduceCoalesced, opts, [&]() -> Collective {
     constexpr const char* kCall = "all_reduce_coalesced";
     TORCH_CHECK_VALUE(!tensors.empty(), kCall, ": the list of tensors is empty; pass at least one");
     for (const auto& tensor : tensors) check_output(tensor, kCall, "a tensor");
@@ -22,10 +22,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce_coalesced(Tensors& tensors
       reductions[dtype] = reduction_of(opts.reduceOp, dtype, size_);
       packs[dtype].emplace_back(tensor, true);
     }
-    return {Op::AllReduceCoalesced,
-            packs.begin()->first,
-            opts.asyncOp,
-            opts.timeout,
+    return {packs.begin()->first,
             tensors,
             {tensors},
             [packs = std::move(packs), reductions = std::move(reductions)](Group& group, const Call& call) {
@@ -43,7 +40,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce_coalesced(Tensors& tensors
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
                                                                             const c10d::ReduceScatterOptions& opts) {
-  return launch(Op::ReduceScatterCoalesced, [&]() -> Collective {
+  return launch(Op::ReduceScatterCoalesced, opts, [&]() -> Collective {
     constexpr const char* kCall = "reduce_scatter_tensor_coalesced";
     TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), kCall, ": got ", outputs.size(),
                       " outputs and ", inputs.size(), " inputs; give as many of both, and at least one");
@@ -55,10 +52,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter_single_coalesced(Tens
       check_parts(inputs[i], outputs[i], kCall, "an input");
       reductions.push_back(reduction_of(opts.reduceOp, dtype_of(inputs[i]), size_));
     }
-    return {Op::ReduceScatterCoalesced,
-            dtype_of(inputs.front()),
-            opts.asyncOp,
-            opts.timeout,
+    return {dtype_of(inputs.front()),
             inputs,
             {outputs},
             [sources = contiguous_sources(inputs), results = outputs_of(outputs), reductions = std::move(reductions)](
@@ -85,7 +79,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter_tensor_coalesced(Tens
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
                                                                         const c10d::AllgatherOptions& opts) {
-  return launch(Op::AllGatherCoalesced, [&]() -> Collective {
+  return launch(Op::AllGatherCoalesced, opts, [&]() -> Collective {
     constexpr const char* kCall = "all_gather_into_tensor_coalesced";
     TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), kCall, ": got ", outputs.size(),
                       " outputs and ", inputs.size(), " inputs; give as many of both, and at least one");
@@ -96,10 +90,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::all_gather_single_coalesced(Tensors&
       check_parts(outputs[i], inputs[i], kCall, "an output");
       dtype_of(inputs[i]);
     }
-    return {Op::AllGatherCoalesced,
-            dtype_of(inputs.front()),
-            opts.asyncOp,
-            opts.timeout,
+    return {dtype_of(inputs.front()),
             inputs,
             {outputs},
             [sources = contiguous_sources(inputs), results = outputs_of(outputs)](Group& group, const Call& call) {
@@ -120,7 +111,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allgather_into_tensor_coalesced(Tens
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                                 const c10d::AllgatherOptions& opts) {
-  return launch(Op::AllGatherCoalesced, [&]() -> Collective {
+  return launch(Op::AllGatherCoalesced, opts, [&]() -> Collective {
     constexpr const char* kCall = "all_gather_coalesced";
     TORCH_CHECK_VALUE(!inputs.empty(), kCall, ": the list of inputs is empty; pass at least one");
     check_list_size(outputs.size(), kCall, "the list of output lists");
@@ -142,12 +133,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allgather_coalesced(TensorLists& out
     for (size_t i = 0; i < inputs.size(); ++i) {
       for (const auto& list : outputs) results[i].emplace_back(list[i]);
     }
-    return {Op::AllGatherCoalesced,
-            dtype_of(inputs.front()),
-            opts.asyncOp,
-            opts.timeout,
-            inputs,
-            outputs,
+    return {dtype_of(inputs.front()), inputs, outputs,
             [sources = contiguous_sources(inputs), results = std::move(results)](Group& group, const Call& call) {
               for (size_t i = 0; i < sources.size(); ++i) {
                 Call one = call;

@@ -6,7 +6,7 @@
 namespace ours {
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  return launch(Op::Broadcast, [&]() -> Collective {
+  return launch(Op::Broadcast, opts, [&]() -> Collective {
     const at::Tensor& tensor = only(tensors, "broadcast", "input");
     check_root(opts.rootRank, "broadcast");
     TORCH_CHECK_VALUE(opts.rootTensor == 0, "broadcast: rootTensor is ", opts.rootTensor,
@@ -18,10 +18,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::broadcast(Tensors& tensors, const c1
     } else {
       check_output(tensor, "broadcast", "the tensor");
     }
-    return {Op::Broadcast,
-            dtype_of(tensor),
-            opts.asyncOp,
-            opts.timeout,
+    return {dtype_of(tensor),
             {tensor},
             {{tensor}},
             [output = is_root ? Output(contiguous_source(tensor)) : Output(tensor), root, is_root](Group& group,
@@ -38,7 +35,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::broadcast(Tensors& tensors, const c1
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::allgather(TensorLists& outputs, Tensors& inputs,
                                                       const c10d::AllgatherOptions& opts) {
-  return launch(Op::AllGather, [&]() -> Collective {
+  return launch(Op::AllGather, opts, [&]() -> Collective {
     const at::Tensor& input = only(inputs, "all_gather", "input");
     TORCH_CHECK_VALUE(outputs.size() == 1, "all_gather: expected one list of outputs but got ", outputs.size());
     const Tensors& list = outputs.front();
@@ -48,10 +45,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allgather(TensorLists& outputs, Tens
     check_list(list, "all_gather", "the outputs");
     check_same_dtype(list.front(), input, "all_gather");
     check_own_part(input.numel(), list[static_cast<size_t>(rank_)].numel(), "all_gather");
-    return {Op::AllGather,
-            dtype_of(input),
-            opts.asyncOp,
-            opts.timeout,
+    return {dtype_of(input),
             {input},
             {list},
             [source = contiguous_source(input), results = outputs_of(list)](Group& group, const Call& call) {
@@ -63,16 +57,13 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allgather(TensorLists& outputs, Tens
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::all_gather_single(at::Tensor& output, at::Tensor& input,
                                                               const c10d::AllgatherOptions& opts) {
-  return launch(Op::AllGatherSingle, [&]() -> Collective {
+  return launch(Op::AllGatherSingle, opts, [&]() -> Collective {
     constexpr const char* kCall = "all_gather_into_tensor";
     check_dense(input, kCall, "the input");
     check_output(output, kCall, "the output");
     check_same_dtype(output, input, kCall);
     check_parts(output, input, kCall, "the output");
-    return {Op::AllGatherSingle,
-            dtype_of(input),
-            opts.asyncOp,
-            opts.timeout,
+    return {dtype_of(input),
             {input},
             {{output}},
             [source = contiguous_source(input), result = Output(output)](Group& group, const Call& call) {
@@ -89,7 +80,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::_allgather_base(at::Tensor& output, 
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::gather(TensorLists& outputs, Tensors& inputs,
                                                    const c10d::GatherOptions& opts) {
-  return launch(Op::Gather, [&]() -> Collective {
+  return launch(Op::Gather, opts, [&]() -> Collective {
     const at::Tensor& input = only(inputs, "gather", "input");
     check_dense(input, "gather", "the input");
     check_root(opts.rootRank, "gather");
@@ -108,10 +99,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::gather(TensorLists& outputs, Tensors
       TORCH_CHECK_VALUE(outputs.empty() || outputs.front().empty(), "gather: rank ", rank_,
                         " gave outputs, but the root is rank ", root, "; only the root has outputs");
     }
-    return {Op::Gather,
-            dtype_of(input),
-            opts.asyncOp,
-            opts.timeout,
+    return {dtype_of(input),
             {input},
             {list},
             [source = contiguous_source(input), results = outputs_of(list), root](Group& group, const Call& call) {
@@ -123,7 +111,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::gather(TensorLists& outputs, Tensors
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::gather_single(at::Tensor& output, at::Tensor& input,
                                                           const c10d::GatherOptions& opts) {
-  return launch(Op::GatherSingle, [&]() -> Collective {
+  return launch(Op::GatherSingle, opts, [&]() -> Collective {
     check_dense(input, "gather_single", "the input");
     check_root(opts.rootRank, "gather_single");
     const auto root = static_cast<int>(opts.rootRank);
@@ -135,10 +123,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::gather_single(at::Tensor& output, at
       check_parts(output, input, "gather_single", "the output");
       list.push_back(output);
     }
-    return {Op::GatherSingle,
-            dtype_of(input),
-            opts.asyncOp,
-            opts.timeout,
+    return {dtype_of(input),
             {input},
             {list},
             [source = contiguous_source(input), results = outputs_of(list), root](Group& group, const Call& call) {
@@ -157,7 +142,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::gather_into_tensor(at::Tensor& outpu
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::scatter(Tensors& outputs, TensorLists& inputs,
                                                     const c10d::ScatterOptions& opts) {
-  return launch(Op::Scatter, [&]() -> Collective {
+  return launch(Op::Scatter, opts, [&]() -> Collective {
     const at::Tensor& output = only(outputs, "scatter", "output");
     check_output(output, "scatter", "the output");
     check_root(opts.rootRank, "scatter");
@@ -174,10 +159,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::scatter(Tensors& outputs, TensorList
       TORCH_CHECK_VALUE(inputs.empty() || inputs.front().empty(), "scatter: rank ", rank_,
                         " gave inputs, but the root is rank ", root, "; only the root has inputs");
     }
-    return {Op::Scatter,
-            dtype_of(output),
-            opts.asyncOp,
-            opts.timeout,
+    return {dtype_of(output),
             list,
             {{output}},
             [sources = contiguous_sources(list), result = Output(output), root](Group& group, const Call& call) {
@@ -189,7 +171,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::scatter(Tensors& outputs, TensorList
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::alltoall(Tensors& outputs, Tensors& inputs,
                                                      const c10d::AllToAllOptions& opts) {
-  return launch(Op::AllToAll, [&]() -> Collective {
+  return launch(Op::AllToAll, opts, [&]() -> Collective {
     check_list_size(outputs.size(), "all_to_all", "the output list");
     check_list_size(inputs.size(), "all_to_all", "the input list");
     for (const auto& output : outputs) check_output(output, "all_to_all", "an output");
@@ -198,10 +180,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::alltoall(Tensors& outputs, Tensors& 
     check_same_dtype(outputs.front(), inputs.front(), "all_to_all");
     const auto me = static_cast<size_t>(rank_);
     check_own_part(inputs[me].numel(), outputs[me].numel(), "all_to_all");
-    return {Op::AllToAll,
-            dtype_of(inputs.front()),
-            opts.asyncOp,
-            opts.timeout,
+    return {dtype_of(inputs.front()),
             inputs,
             {outputs},
             [sources = contiguous_sources(inputs), results = outputs_of(outputs)](Group& group, const Call& call) {
@@ -245,17 +224,14 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::all_to_all_single(at::Tensor& output
                                                               std::vector<int64_t>& output_splits,
                                                               std::vector<int64_t>& input_splits,
                                                               const c10d::AllToAllOptions& opts) {
-  return launch(Op::AllToAllSingle, [&]() -> Collective {
+  return launch(Op::AllToAllSingle, opts, [&]() -> Collective {
     check_dense(input, "all_to_all_single", "the input");
     check_output(output, "all_to_all_single", "the output");
     check_same_dtype(output, input, "all_to_all_single");
     std::vector<int64_t> sent = split_sizes(input, input_splits, size_, "input");
     std::vector<int64_t> expected = split_sizes(output, output_splits, size_, "output");
     check_own_part(sent[static_cast<size_t>(rank_)], expected[static_cast<size_t>(rank_)], "all_to_all_single");
-    return {Op::AllToAllSingle,
-            dtype_of(input),
-            opts.asyncOp,
-            opts.timeout,
+    return {dtype_of(input),
             {input},
             {{output}},
             [source = contiguous_source(input), result = Output(output), sent = std::move(sent),

@@ -14,7 +14,7 @@ size_t count_of(const at::Tensor& tensor) { return static_cast<size_t>(tensor.nu
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (tensors.size() == 1 && tensors.front().layout() == at::kSparse) return allreduce_sparse(tensors, opts);
-  return launch(Op::AllReduce, [&]() -> Collective {
+  return launch(Op::AllReduce, opts, [&]() -> Collective {
     // Gloo also adds up the tensors of one rank, and NCCL refuses them; a program that gives a list mostly means
     // neither.
     TORCH_CHECK_VALUE(tensors.size() == 1, "all_reduce: expected one tensor as input but got ", tensors.size(),
@@ -24,13 +24,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce(Tensors& tensors, const c1
     check_output(tensor, "all_reduce", "the tensor");
     const DType dtype = dtype_of(tensor);
     const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
-    return {Op::AllReduce,
-            dtype,
-            opts.asyncOp,
-            opts.timeout,
-            {tensor},
-            {{tensor}},
-            [output = Output(tensor, true), reduction](Group& group, const Call& call) {
+    return {dtype, {tensor}, {{tensor}}, [output = Output(tensor, true), reduction](Group& group, const Call& call) {
               void* data = output.span().data;
               group.all_reduce(call, data, data, count_of(output.memory()), reduction);
               output.commit();
@@ -39,7 +33,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce(Tensors& tensors, const c1
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  return launch(Op::Reduce, [&]() -> Collective {
+  return launch(Op::Reduce, opts, [&]() -> Collective {
     const at::Tensor& tensor = only(tensors, "reduce", "input");
     check_root(opts.rootRank, "reduce");
     TORCH_CHECK_VALUE(opts.rootTensor == 0, "reduce: rootTensor is ", opts.rootTensor,
@@ -53,10 +47,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce(Tensors& tensors, const c10d:
     }
     const DType dtype = dtype_of(tensor);
     const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
-    return {Op::Reduce,
-            dtype,
-            opts.asyncOp,
-            opts.timeout,
+    return {dtype,
             {tensor},
             {{tensor}},
             [output = is_root ? Output(tensor, true) : Output(contiguous_source(tensor)), reduction, root, is_root](
@@ -71,7 +62,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce(Tensors& tensors, const c10d:
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                            const c10d::ReduceScatterOptions& opts) {
-  return launch(Op::ReduceScatter, [&]() -> Collective {
+  return launch(Op::ReduceScatter, opts, [&]() -> Collective {
     const at::Tensor& output = only(outputs, "reduce_scatter", "output");
     TORCH_CHECK_VALUE(inputs.size() == 1, "reduce_scatter: expected one list of inputs but got ", inputs.size());
     const Tensors& list = inputs.front();
@@ -82,10 +73,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter(Tensors& outputs, Ten
     check_own_part(list[static_cast<size_t>(rank_)].numel(), output.numel(), "reduce_scatter");
     const DType dtype = dtype_of(output);
     const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
-    return {Op::ReduceScatter,
-            dtype,
-            opts.asyncOp,
-            opts.timeout,
+    return {dtype,
             list,
             {{output}},
             [sources = contiguous_sources(list), result = Output(output), reduction](Group& group, const Call& call) {
@@ -103,7 +91,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter(Tensors& outputs, Ten
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter_single(at::Tensor& output, at::Tensor& input,
                                                                   const c10d::ReduceScatterOptions& opts) {
-  return launch(Op::ReduceScatterSingle, [&]() -> Collective {
+  return launch(Op::ReduceScatterSingle, opts, [&]() -> Collective {
     constexpr const char* kCall = "reduce_scatter_tensor";
     check_dense(input, kCall, "the input");
     check_output(output, kCall, "the output");
@@ -111,10 +99,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::reduce_scatter_single(at::Tensor& ou
     check_parts(input, output, kCall, "the input");
     const DType dtype = dtype_of(output);
     const Reduction reduction = reduction_of(opts.reduceOp, dtype, size_);
-    return {Op::ReduceScatterSingle,
-            dtype,
-            opts.asyncOp,
-            opts.timeout,
+    return {dtype,
             {input},
             {{output}},
             [source = contiguous_source(input), result = Output(output), reduction](Group& group, const Call& call) {

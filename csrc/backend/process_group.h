@@ -187,16 +187,19 @@ class ProcessGroupOurs final : public c10d::Backend {
   /// Those of the group and of its lanes.
   std::vector<GroupParts> all_parts();
 
-  /// Numbers, traces and runs or queues a collective. Where this returns null, one that is not asynchronous has ended
-  /// well, or, of device tensors, the current stream waits for it. Where it returns a Work (for hooks, and while
-  /// coalescing), that is to be waited for.
-  WorkPtr launch(Collective collective);
-  /// The same of what `describe` returns. Where that throws ValueError, the call still takes its number, so that ranks
-  /// on which all is well hear of it instead of waiting for this one.
-  template <class Describe>
-  WorkPtr launch(Op op, Describe&& describe) {
-    return launch(or_refuse(op, std::forward<Describe>(describe)));
+  /// Numbers, traces and runs or queues what `describe` returns. Where that throws ValueError, the call still takes its
+  /// number, so that ranks on which all is well hear of it instead of waiting for this one. Where this returns null, a
+  /// call that is not asynchronous has ended well, or the current stream waits for its tensors on a device. A Work
+  /// that it returns for such a call (for hooks, and while coalescing) is to be waited for.
+  template <class CallOptions, class Describe>
+  WorkPtr launch(Op op, const CallOptions& options, Describe&& describe) {
+    Collective collective = or_refuse(op, std::forward<Describe>(describe));
+    collective.op = op;
+    collective.async_op = options.asyncOp;
+    collective.timeout = options.timeout;
+    return launch(std::move(collective));
   }
+  WorkPtr launch(Collective collective);
   template <class Describe>
   auto or_refuse(Op op, Describe&& describe) -> decltype(describe()) {
     try {
@@ -217,7 +220,7 @@ class ProcessGroupOurs final : public c10d::Backend {
   std::unique_ptr<DeviceCall> device_call(const Collective& collective, uint64_t number, Milliseconds timeout);
   /// The device that a barrier comes after; none for one of the CPU alone.
   std::optional<at::Device> device_of(const c10d::BarrierOptions& opts) const;
-  Collective describe_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout, bool async_op);
+  Collective describe_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op);
   WorkPtr post(Op op, Tensors& tensors, int peer, int tag);
   WorkPtr start_transfer(Op op, Tensors& tensors, int peer, int tag);
 

@@ -1,6 +1,5 @@
 #include "backend/solo.h"
 
-#include <cstring>
 #include <mutex>
 
 #include "common/error.h"
@@ -14,58 +13,8 @@ class SoloGroup final : public Group {
   int rank() const override { return 0; }
   int size() const override { return 1; }
 
-  void barrier(const Call&) override { check_alive(); }
+  void monitored_barrier(const Call& call, bool) override { check_usable(call); }
 
-  void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) override {
-    check_supported(reduction.kind, call.dtype);
-    check_alive();
-    // Not a plain copy: PREMUL_SUM multiplies even a single input.
-    ours::reduce(out, &in, 1, count, call.dtype, reduction);
-  }
-
-  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) override {
-    for (const Span& piece : pieces) {
-      all_reduce(call, piece.data, piece.data, piece.bytes / size_of(call.dtype), reduction);
-    }
-  }
-
-  void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction,
-              int root) override {
-    check_root(root);
-    all_reduce(call, in, out, count, reduction);
-  }
-
-  void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
-                      void* out, const Reduction& reduction) override {
-    all_reduce(call, inputs.at(0), out, counts.at(0), reduction);
-  }
-
-  void broadcast(const Call&, Span, int root) override {
-    check_root(root);
-    check_alive();
-  }
-
-  void all_gather(const Call&, ConstSpan input, const std::vector<Span>& outputs) override {
-    copy(input, outputs.at(0));
-  }
-
-  void gather(const Call&, ConstSpan input, const std::vector<Span>& outputs, int root) override {
-    check_root(root);
-    copy(input, outputs.at(0));
-  }
-
-  void scatter(const Call&, const std::vector<ConstSpan>& inputs, Span output, int root) override {
-    check_root(root);
-    copy(inputs.at(0), output);
-  }
-
-  void all_to_all(const Call&, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) override {
-    copy(inputs.at(0), outputs.at(0));
-  }
-
-  void monitored_barrier(const Call&, bool) override { check_alive(); }
-
-  std::shared_ptr<void> allocate(size_t) override { return nullptr; }
   bool allocates() const override { return true; }  // in any memory a reduction in place copies nothing
 
   void abort(const std::string& reason) override {
@@ -85,27 +34,31 @@ class SoloGroup final : public Group {
     return failure_;
   }
 
- private:
-  void check_alive() const {
+ protected:
+  void check_usable(const Call&) override {
     const std::string message = failure();
     if (!message.empty()) throw AbortedError(message);
   }
 
-  static void check_root(int root) {
-    if (root != 0) {
-      throw InvalidArgument("root is " + std::to_string(root) + " in a group of one rank; give rank 0");
-    }
+  void do_barrier(const Running&) override {}
+
+  void do_reduce(const Running& run, const Reducing& job) override {
+    const size_t element = size_of(run.call.dtype);
+    job.in.visit(0, job.in.count(), [&](std::byte* data, size_t at, size_t count) {
+      const void* const in = data;
+      void* const out = job.out == &job.in ? data : job.out->whole() + at * element;
+      // Not a plain copy: PREMUL_SUM multiplies even a single input.
+      ours::reduce(out, &in, 1, count, run.call.dtype, job.reduction);
+    });
   }
 
-  void copy(ConstSpan from, Span to) const {
-    check_alive();
-    if (from.bytes != to.bytes) {
-      throw InvalidArgument("the input has " + std::to_string(from.bytes) + " bytes and the output " +
-                            std::to_string(to.bytes) + "; give them the same size");
-    }
-    if (from.bytes != 0 && from.data != to.data) std::memmove(to.data, from.data, from.bytes);
+  void do_reduce_scatter(const Running& run, const Scattering& job) override {
+    ours::reduce(job.out, job.inputs.data(), 1, job.counts[0], run.call.dtype, job.reduction);
   }
 
+  void do_exchange(const Running&, const ExchangePlan& plan) override { plan.copy_own(0); }
+
+ private:
   mutable std::mutex mutex_;
   std::string failure_;  // guarded by mutex_
 };

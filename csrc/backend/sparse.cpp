@@ -89,16 +89,15 @@ void all_reduce_sparse(Group& group, const Call& call, const at::Tensor& input, 
 }  // namespace
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return launch(Op::AllReduceSparse, [&] {
+  return launch(Op::AllReduceSparse, opts, [&] {
     const at::Tensor& tensor = only(tensors, "all_reduce", "input");
     TORCH_CHECK_VALUE(tensor.layout() == at::kSparse, "all_reduce of sparse tensors: the tensor has layout ",
                       tensor.layout(), "; pass a sparse_coo tensor");
-    return describe_sparse(tensor, opts.reduceOp, opts.timeout, opts.asyncOp);
+    return describe_sparse(tensor, opts.reduceOp);
   });
 }
 
-Collective ProcessGroupOurs::describe_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout,
-                                             bool async_op) {
+Collective ProcessGroupOurs::describe_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   TORCH_CHECK_VALUE(
       tensor.device().is_cpu(), "all_reduce: the tensor is on ", tensor.device(),
       ", but sparse tensors are reduced on the cpu only; move it with .cpu(), or make it dense with .to_dense()");
@@ -112,13 +111,7 @@ Collective ProcessGroupOurs::describe_sparse(const at::Tensor& tensor, const c10
   const DType dtype = dtype_of(tensor);
   const bool average = op.op_ == c10d::ReduceOp::AVG;
   at::Tensor input = tensor.detach().coalesce();
-  return {Op::AllReduceSparse,
-          dtype,
-          async_op,
-          timeout,
-          {tensor},
-          {{tensor}},
-          [input, tensor, average](Group& group, const Call& call) {
+  return {dtype, {tensor}, {{tensor}}, [input, tensor, average](Group& group, const Call& call) {
             all_reduce_sparse(group, call, input, tensor, average);
           }};
 }

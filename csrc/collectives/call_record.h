@@ -3,7 +3,8 @@
 #include <cstddef>
 #include <string>
 
-#include "collectives/group.h"
+#include "collectives/call.h"
+#include "kernels/reduce.h"
 #include "transport/node/node_layout.h"
 
 // What a rank called, in the form in which ranks compare it.

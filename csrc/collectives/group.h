@@ -8,33 +8,42 @@
 #include <string>
 #include <vector>
 
-#include "collectives/op.h"
-#include "common/deadline.h"
-#include "common/dtype.h"
+#include "collectives/call.h"
+#include "collectives/call_record.h"
+#include "collectives/exchange_plan.h"
+#include "collectives/pieces.h"
+#include "collectives/spans.h"
 #include "kernels/reduce.h"
 
 namespace ours {
 
-struct ConstSpan {
-  const void* data = nullptr;
-  size_t bytes = 0;
+/// A reduction over all ranks' `in`. Where the result goes is the same array (`out == &in`) or another of as many
+/// elements, or null on a rank that does not want it.
+struct Reducing {
+  const Pieces& in;
+  const Pieces* out;
+  const Reduction& reduction;
+  int root = -1;  ///< the only rank that wants the result; -1: all do
 };
 
-struct Span {
-  void* data = nullptr;
-  size_t bytes = 0;
+/// A reduction of which each rank gets a part: inputs[r], counts[r] elements, is reduced over all ranks into rank r's
+/// `out`.
+struct Scattering {
+  const std::vector<const void*>& inputs;
+  const std::vector<size_t>& counts;
+  void* out;
+  const Reduction& reduction;
 };
 
-/// What accompanies every collective call: what it is (checked against the peers' calls) and how long it may take.
-struct Call {
-  Op op;
-  DType dtype;
-  uint64_t seq;  ///< number of the collective in its process group; must agree on all ranks
-  Deadline deadline;
+/// An operation of this rank while it is under way.
+struct Running {
+  const Call& call;
+  const CallRecord record;         ///< what must agree on all ranks
+  const uint64_t fingerprint = 0;  ///< and of sizes that do not fit into it; 0: none
 };
 
-/// A fixed set of ranks that communicate collectively. All methods block until this rank's part is done and its buffers
-/// may be reused. Calls on one Group must be made by one thread at a time and in the same order on all ranks.
+/// A fixed set of ranks that communicate collectively. All operations block until this rank's part is done and its
+/// buffers may be reused. They must be called by one thread at a time and in the same order on all ranks.
 ///
 /// Errors, before a byte of any result is written: InvalidArgument (this call has no meaning, found locally),
 /// MismatchError (ranks called different things, or one refused its call; thrown on every rank). Later: TimeoutError,
@@ -42,6 +51,9 @@ struct Call {
 /// error again.
 ///
 /// In-place use (in == out, or an input span equal to its own rank's output span) is allowed everywhere.
+///
+/// The frame of every operation stands here: arguments are checked, what was called is recorded for the comparison with
+/// the peers', and what the engine throws becomes the group's failure. An engine implements four do_ functions.
 class Group {
  public:
   virtual ~Group() = default;
@@ -49,36 +61,42 @@ class Group {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  virtual void barrier(const Call& call) = 0;
+  // The operations, in the form that engines get them in.
+  void barrier(const Call& call);
+  void reduce(const Call& call, const Reducing& job);
+  /// `counts` must agree on all ranks.
+  void reduce_scatter(const Call& call, const Scattering& job);
+  void exchange(const Call& call, const ExchangePlan& plan);
 
+  // And as they are usually called.
   /// out[i] = reduction over all ranks' in[i]; `count` elements of call.dtype.
-  virtual void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) = 0;
-
+  void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction);
   /// As all_reduce, in place, of an array that lies in several places: `pieces` one after the other. Where it is cut
   /// may differ between ranks; the number of all elements must agree. Empty pieces are allowed.
-  virtual void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) = 0;
-
+  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction);
   /// As all_reduce, but only root's `out` is written (elsewhere it is ignored).
-  virtual void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction,
-                      int root) = 0;
-
-  /// inputs[r] (counts[r] elements) is reduced over all ranks into rank r's `out`. `counts` must agree on all ranks.
-  virtual void reduce_scatter(const Call& call, const std::vector<const void*>& inputs,
-                              const std::vector<size_t>& counts, void* out, const Reduction& reduction) = 0;
-
-  virtual void broadcast(const Call& call, Span buffer, int root) = 0;
-
+  void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root);
+  void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
+                      void* out, const Reduction& reduction) {
+    reduce_scatter(call, Scattering{inputs, counts, out, reduction});
+  }
+  void broadcast(const Call& call, Span buffer, int root) { exchange(call, planner(call).broadcast(buffer, root)); }
   /// outputs[r] receives rank r's input; sizes may differ between ranks, but must agree across them.
-  virtual void all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) = 0;
-
-  /// `outputs` has size() spans on root and is empty elsewhere.
-  virtual void gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) = 0;
-
-  /// `inputs` has size() spans on root and is empty elsewhere.
-  virtual void scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) = 0;
-
+  void all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) {
+    exchange(call, planner(call).all_gather(input, outputs));
+  }
+  /// `outputs` has size() spans on root and is ignored elsewhere.
+  void gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) {
+    exchange(call, planner(call).gather(input, outputs, root));
+  }
+  /// `inputs` has size() spans on root and is ignored elsewhere.
+  void scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) {
+    exchange(call, planner(call).scatter(inputs, output, root));
+  }
   /// inputs[d] goes to rank d; outputs[s] comes from rank s.
-  virtual void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) = 0;
+  void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) {
+    exchange(call, planner(call).all_to_all(inputs, outputs));
+  }
 
   /// Waits until every rank has arrived; on timeout throws TimeoutError that names the first absent rank, or all of
   /// them. Independent of the other collectives: a rank that hangs in one of them is found missing here. May be called
@@ -88,7 +106,7 @@ class Group {
   /// Memory for `bytes` bytes, aligned to a page and zero, in which an all_reduce in place needs no copies where all
   /// ranks call it with such memory. Null where the group has none or has failed, and in forked children. Outlives the
   /// group. Throws SystemError where there is not enough. Callable from any thread.
-  virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
+  virtual std::shared_ptr<void> allocate(size_t /*bytes*/) { return nullptr; }
 
   /// Whether allocate() is worth a call: false where no memory saves a copy.
   virtual bool allocates() const { return false; }
@@ -113,6 +131,25 @@ class Group {
 
   /// The message of the failure that ended this group, or empty.
   virtual std::string failure() const = 0;
+
+ protected:
+  /// Throws the failure of the group, if there is one; called before each operation.
+  virtual void check_usable(const Call& call) = 0;
+
+  // What an engine does of an operation. The arguments have been checked; those of peers have not.
+  virtual void do_barrier(const Running& run) = 0;
+  virtual void do_reduce(const Running& run, const Reducing& job) = 0;
+  virtual void do_reduce_scatter(const Running& run, const Scattering& job) = 0;
+  virtual void do_exchange(const Running& run, const ExchangePlan& plan) = 0;
+
+  /// Calls body(), which is one of these. Whatever it throws becomes the failure of the group. An engine that has more
+  /// to do around all of its operations overrides it.
+  virtual void guarded(const Running& run, const std::function<void()>& body);
+
+ private:
+  template <class Body>
+  void operate(const Running& run, Body&& body);
+  Planner planner(const Call& call) const { return {call.op, rank(), size()}; }
 };
 
 }  // namespace ours

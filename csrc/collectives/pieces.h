@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "collectives/group.h"
+#include "collectives/spans.h"
 
 namespace ours {
 

@@ -36,24 +36,24 @@ std::shared_ptr<NcclGroup> NcclGroup::make(std::shared_ptr<NcclApi> api, std::sh
 
 void NcclGroup::connect(Deadline deadline) {
   const Call call{Op::Broadcast, DType::UInt8, 0, deadline};
-  const CallRecord record = record_of(call);
-  guarded(call, [&] {
+  const Running run{call, record_of(call)};
+  check_usable(call);
+  HostedGroup::guarded(run, [&] {
     NcclId id{};
     if (rank() == 0) id = api_->make_id();
     host().broadcast(call, Span{id.data(), id.size()}, 0);
     api_->init(size(), id, rank(), comm_);
     at_ = {comm_, stream_->handle()};
-    give({call, record}, [] {});
+    give(run, [] {});
   });
 }
 
 NcclGroup::~NcclGroup() { end(); }
 
-void NcclGroup::run(const Call& call, const CallRecord& record, const std::function<void(const Running&)>& body) {
-  guarded(call, [&] {
-    const Running running{call, record};
-    body(running);
-    finish(running);
+void NcclGroup::guarded(const Running& run, const std::function<void()>& body) {
+  HostedGroup::guarded(run, [&] {
+    body();
+    if (run.record.op != static_cast<uint8_t>(Op::Barrier)) finish(run);
   });
 }
 

@@ -33,29 +33,19 @@ class NcclGroup final : public HostedGroup {
                                          size_t scratch_bytes = kScratchBytes);
   ~NcclGroup() override;
 
-  void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) override;
-  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) override;
-  void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) override;
-  void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
-                      void* out, const Reduction& reduction) override;
-  void broadcast(const Call& call, Span buffer, int root) override;
-  void all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) override;
-  void gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) override;
-  void scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) override;
-  void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) override;
   std::vector<StreamHandle> streams() const override { return {at_.stream}; }
 
  protected:
+  void do_reduce(const Running& run, const Reducing& job) override;
+  void do_reduce_scatter(const Running& run, const Scattering& job) override;
+  void do_exchange(const Running& run, const ExchangePlan& plan) override;
+  void guarded(const Running& run, const std::function<void()>& body) override;
   bool settle(std::chrono::milliseconds patience) noexcept override;
   void let_go(bool settled) noexcept override;
 
  private:
-  struct Running {
-    const Call& call;
-    const CallRecord& record;
-  };
   /// A reduction to `root`, or to all (-1); only there is `out` of a meaning.
-  struct Reducing {
+  struct Whole {
     const void* in;
     void* out;
     size_t count;
@@ -68,7 +58,6 @@ class NcclGroup final : public HostedGroup {
   void connect(Deadline deadline);
 
   // The frame of every operation (nccl_group.cpp).
-  void run(const Call& call, const CallRecord& record, const std::function<void(const Running&)>& body);
   /// Calls NCCL, and returns once the stream has got what was called.
   void give(const Running& run, const std::function<void()>& calls);
   void give_group(const Running& run, const std::function<void()>& calls);
@@ -83,18 +72,16 @@ class NcclGroup final : public HostedGroup {
   bool drop(bool in_order) noexcept;
 
   // Reductions (nccl_reduce.cpp).
-  void reduce_to(const Running& run, const Reducing& job);
-  void reduce_by_nccl(const Running& run, const Reducing& job, const NcclReduction& how);
-  void reduce_gathered(const Running& run, const Reducing& job);
-  void scatter_by_nccl(const Running& run, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
-                       void* out, const NcclReduction& how, bool in_one_piece);
-  void scatter_exchanged(const Running& run, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
-                         void* out, const Reduction& reduction);
+  void reduce_to(const Running& run, const Whole& job);
+  void reduce_by_nccl(const Running& run, const Whole& job, const NcclReduction& how);
+  void reduce_gathered(const Running& run, const Whole& job);
+  void scatter_by_nccl(const Running& run, const Scattering& job, const NcclReduction& how, bool in_one_piece);
+  void scatter_exchanged(const Running& run, const Scattering& job);
   void prepare(void* to, const void* from, size_t count, DType dtype, const Reduction& reduction);
   void fold(void* result, size_t count, size_t stride, const Running& run, const Reduction& reduction);
 
   // Moving (nccl_move.cpp).
-  void exchange(const Running& run, const std::vector<ConstSpan>& sends, const std::vector<Span>& receives);
+  void exchange_directly(const Running& run, const ExchangePlan& plan);
 
   const std::shared_ptr<NcclApi> api_;
   const size_t scratch_bytes_;

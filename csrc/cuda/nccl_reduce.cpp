@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "collectives/call_checks.h"
 #include "common/partition.h"
 #include "cuda/nccl_group.h"
 
@@ -22,52 +21,29 @@ size_t slot_count(size_t scratch, size_t slots, size_t element) {
 
 }  // namespace
 
-void NcclGroup::all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  const CallRecord record = record_of(call, count, reduction, -1);
-  run(call, record, [&](const Running& run) {
-    open_call(host(), call, record);
-    reduce_to(run, {in, out, count, reduction, -1});
-  });
+void NcclGroup::do_reduce(const Running& run, const Reducing& job) {
+  const size_t element = size_of(run.call.dtype);
+  const Pieces& data = job.in;
+  // Peers may have cut it elsewhere: who has one piece reduces in the same steps.
+  const auto opened = open_call(host(), run, {data.whole() != nullptr ? 1u : 0u});
+  if (std::all_of(opened.begin(), opened.end(), [](const Words& words) { return words[0] == 1; })) {
+    return reduce_to(
+        run, {data.whole(), job.out == nullptr ? nullptr : job.out->whole(), data.count(), job.reduction, job.root});
+  }
+  const size_t step = slot_count(scratch_bytes_, 1, element);
+  for (size_t k = 0; k < piece_count(data.count(), step); ++k) {
+    const Slice part = piece_of(data.count(), step, k);
+    data.visit(part.begin, part.end, [&](std::byte* piece, size_t from, size_t n) {
+      copy(at(joined(), from * element), piece, n * element);
+    });
+    reduce_to(run, {joined(), joined(), part.size(), job.reduction, -1});
+    data.visit(part.begin, part.end, [&](std::byte* piece, size_t from, size_t n) {
+      copy(piece, at(joined(), from * element), n * element);
+    });
+  }
 }
 
-void NcclGroup::all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  const size_t element = size_of(call.dtype);
-  const Pieces data(pieces, element);
-  const CallRecord record = record_of(call, data.count(), reduction, -1);
-  run(call, record, [&](const Running& run) {
-    // Peers may have cut it elsewhere: who has one piece reduces in the same steps.
-    const auto opened = open_call(host(), call, record, {data.whole() != nullptr ? 1u : 0u});
-    if (std::all_of(opened.begin(), opened.end(), [](const Words& words) { return words[0] == 1; })) {
-      return reduce_to(run, {data.whole(), data.whole(), data.count(), reduction, -1});
-    }
-    const size_t step = slot_count(scratch_bytes_, 1, element);
-    for (size_t k = 0; k < piece_count(data.count(), step); ++k) {
-      const Slice part = piece_of(data.count(), step, k);
-      data.visit(part.begin, part.end, [&](std::byte* piece, size_t from, size_t n) {
-        copy(at(joined(), from * element), piece, n * element);
-      });
-      reduce_to(run, {joined(), joined(), part.size(), reduction, -1});
-      data.visit(part.begin, part.end, [&](std::byte* piece, size_t from, size_t n) {
-        copy(piece, at(joined(), from * element), n * element);
-      });
-    }
-  });
-}
-
-void NcclGroup::reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction,
-                       int root) {
-  check_supported(reduction.kind, call.dtype);
-  check_root(root, size());
-  const CallRecord record = record_of(call, count, reduction, root);
-  run(call, record, [&](const Running& run) {
-    open_call(host(), call, record);
-    reduce_to(run, {in, out, count, reduction, root});
-  });
-}
-
-void NcclGroup::reduce_to(const Running& run, const Reducing& job) {
+void NcclGroup::reduce_to(const Running& run, const Whole& job) {
   if (job.count == 0) return;
   const auto how = nccl_reduction_of(run.call.dtype, job.reduction, size());
   if (how) {
@@ -77,7 +53,7 @@ void NcclGroup::reduce_to(const Running& run, const Reducing& job) {
   }
 }
 
-void NcclGroup::reduce_by_nccl(const Running& run, const Reducing& job, const NcclReduction& how) {
+void NcclGroup::reduce_by_nccl(const Running& run, const Whole& job, const NcclReduction& how) {
   const size_t element = size_of(run.call.dtype);
   const bool mine = job.root < 0 || job.root == rank();
   const size_t step = how.prepare ? slot_count(scratch_bytes_, 1, element) : job.count;
@@ -105,7 +81,7 @@ void NcclGroup::prepare(void* to, const void* from, size_t count, DType dtype, c
   if (count != 0) device().reduce({to}, {from}, count, dtype, reduction, stream_->handle());
 }
 
-void NcclGroup::reduce_gathered(const Running& run, const Reducing& job) {
+void NcclGroup::reduce_gathered(const Running& run, const Whole& job) {
   const size_t element = size_of(run.call.dtype);
   const size_t step = slot_count(scratch_bytes_, static_cast<size_t>(size()), element);
   for (size_t k = 0; k < piece_count(job.count, step); ++k) {
@@ -143,32 +119,29 @@ void NcclGroup::fold(void* result, size_t count, size_t stride, const Running& r
   device().reduce({result}, sources, count, run.call.dtype, last, stream_->handle());
 }
 
-void NcclGroup::reduce_scatter(const Call& call, const std::vector<const void*>& inputs,
-                               const std::vector<size_t>& counts, void* out, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  check_reduce_scatter(inputs, counts, size());
-  const size_t element = size_of(call.dtype);
-  CallRecord record = record_of(call, 0, reduction, -1);
-  for (const size_t count : counts) record.count += count;
+void NcclGroup::do_reduce_scatter(const Running& run, const Scattering& job) {
+  const std::vector<const void*>& inputs = job.inputs;
+  const std::vector<size_t>& counts = job.counts;
+  const size_t element = size_of(run.call.dtype);
   bool in_one_piece = true;
   for (size_t r = 1; r < inputs.size(); ++r) {
     in_one_piece = in_one_piece && counts[r] == counts[0] && inputs[r] == at(inputs[0], r * counts[0] * element);
   }
-  run(call, record, [&](const Running& run) {
-    const auto opened = open_call(host(), call, record, {in_one_piece ? 1u : 0u}, fingerprint_of(counts));
-    const bool all = std::all_of(opened.begin(), opened.end(), [](const Words& words) { return words[0] == 1; });
-    const auto how = nccl_reduction_of(call.dtype, reduction, size());
-    if (how && !how->prepare) {
-      scatter_by_nccl(run, inputs, counts, out, *how, all);
-    } else {
-      scatter_exchanged(run, inputs, counts, out, reduction);
-    }
-  });
+  const auto opened = open_call(host(), run, {in_one_piece ? 1u : 0u});
+  const bool all = std::all_of(opened.begin(), opened.end(), [](const Words& words) { return words[0] == 1; });
+  const auto how = nccl_reduction_of(run.call.dtype, job.reduction, size());
+  if (how && !how->prepare) {
+    scatter_by_nccl(run, job, *how, all);
+  } else {
+    scatter_exchanged(run, job);
+  }
 }
 
-void NcclGroup::scatter_by_nccl(const Running& run, const std::vector<const void*>& inputs,
-                                const std::vector<size_t>& counts, void* out, const NcclReduction& how,
+void NcclGroup::scatter_by_nccl(const Running& run, const Scattering& job, const NcclReduction& how,
                                 bool in_one_piece) {
+  const std::vector<const void*>& inputs = job.inputs;
+  const std::vector<size_t>& counts = job.counts;
+  void* const out = job.out;
   const size_t mine = counts[static_cast<size_t>(rank())];
   if (in_one_piece) {
     if (mine == 0) return;
@@ -185,8 +158,9 @@ void NcclGroup::scatter_by_nccl(const Running& run, const std::vector<const void
   if (how.finish) prepare(out, out, mine, run.call.dtype, *how.finish);
 }
 
-void NcclGroup::scatter_exchanged(const Running& run, const std::vector<const void*>& inputs,
-                                  const std::vector<size_t>& counts, void* out, const Reduction& reduction) {
+void NcclGroup::scatter_exchanged(const Running& run, const Scattering& job) {
+  const std::vector<const void*>& inputs = job.inputs;
+  const std::vector<size_t>& counts = job.counts;
   const size_t element = size_of(run.call.dtype);
   const size_t step = slot_count(scratch_bytes_, static_cast<size_t>(size()), element);
   const size_t mine = counts[static_cast<size_t>(rank())];
@@ -204,7 +178,7 @@ void NcclGroup::scatter_exchanged(const Running& run, const std::vector<const vo
         if (!part.empty()) api_->receive(scratch() + p * stride, stride, peer, at_);
       }
     });
-    if (!part.empty()) fold(at(out, part.begin * element), part.size(), stride, run, reduction);
+    if (!part.empty()) fold(at(job.out, part.begin * element), part.size(), stride, run, job.reduction);
   }
 }
 

@@ -72,7 +72,7 @@ Word Word::read(const std::string& written) {
 
 std::string Plan::write() const {
   std::ostringstream out;
-  out << bootstrap << ' ' << nonce;
+  out << nonce;
   for (const int rank : ranks) out << ' ' << rank;
   return out.str();
 }
@@ -80,7 +80,7 @@ std::string Plan::write() const {
 Plan Plan::read(const std::string& written) {
   std::istringstream in(written);
   Plan plan;
-  in >> plan.bootstrap >> plan.nonce;
+  in >> plan.nonce;
   for (int rank = 0; in >> rank;) plan.ranks.push_back(rank);
   return plan;
 }
@@ -92,13 +92,8 @@ Plan make_plan(const std::vector<Word>& words, unsigned nonce) {
   plan.nonce = nonce;
   const auto is_alone = [](const Word& word) { return word.state == Word::State::Alone; };
   if (std::all_of(words.begin(), words.end(), is_alone)) {
-    if (is_open_mpi(library)) {
-      throw Error("the ranks were not started by mpirun, and " + library + " cannot join processes that were not. " +
-                  advice(library));
-    }
-    plan.bootstrap = true;
-    for (size_t rank = 0; rank < words.size(); ++rank) plan.ranks.push_back(static_cast<int>(rank));
-    return plan;
+    throw Error("the ranks were not started by a launcher of " + library + ", which connects no other processes. " +
+                advice(library));
   }
   std::set<int> seen;
   for (size_t rank = 0; rank < words.size(); ++rank) {

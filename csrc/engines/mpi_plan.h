@@ -31,7 +31,6 @@ struct Word {
 };
 
 struct Plan {
-  bool bootstrap = false;  ///< nobody started the ranks for MPI, so they do so themselves: the group becomes the job
   unsigned nonce = 0;      ///< random, the same for all ranks
   std::vector<int> ranks;  ///< in the MPI job, by rank of the group
 

@@ -5,20 +5,22 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
-#include <numeric>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/default_comm_hooks.hpp>
 #include <utility>
 
 #include "python/bind.h"
 #include "python/library_function.h"
+#include "reducer/bucket_assignment.h"
+#include "reducer/bucket_plan.h"
 #include "reducer/comm_hooks.h"
 #include "reducer/logging_data.h"
 #include "reducer/model_check.h"
 #include "reducer/reducer.h"
 
 // The reducer for Python, under the names by which torch's DistributedDataParallel class calls its own. Every call that
-// may wait or take the reducer's lock lets go of the GIL: a thread in backward may hold that lock and want the GIL.
+// may wait or take the reducer's lock releases the GIL, as a thread in backward may hold that lock and wait for the
+// GIL.
 
 namespace py = pybind11;
 
@@ -71,11 +73,6 @@ void bind_bucket_times(py::module_& module) {
           "bytes", [](const BackwardTimes& self) { return self.layout ? self.layout->bytes : std::vector<int64_t>(); })
       .def_property_readonly("busy", [](const BackwardTimes& self) { return busy_time(self); })
       .def_property_readonly("exposed", [](const BackwardTimes& self) { return exposed_times(self); });
-  module.def("busy_time", py::overload_cast<const std::vector<int64_t>&, const std::vector<int64_t>&>(&busy_time),
-             py::arg("began"), py::arg("ended"));
-  module.def("exposed_times",
-             py::overload_cast<int64_t, const std::vector<int64_t>&, const std::vector<int64_t>&>(&exposed_times),
-             py::arg("compute_ended"), py::arg("launched"), py::arg("ended"));
 }
 
 using ReducerClass = py::class_<Reducer, std::shared_ptr<Reducer>>;
@@ -112,8 +109,8 @@ void bind_settings(ReducerClass& cls) {
       .def("_set_mixed_precision_param_dtype", &Reducer::set_mixed_precision_dtype, py::arg("dtype"), NoGil())
       .def("_set_before_hand_over", &Reducer::set_before_hand_over, py::arg("restore"))
       .def("_set_ddp_runtime_logging_sample_rate", &Reducer::set_sample_rate, py::arg("sample_rate"))
-      // Torch's has these two: its logger is tied to it afterwards, and NCCL needs to know the indices of sparse
-      // gradients beforehand.
+      // torch's class calls these two: its logger is tied to its reducer afterwards, and NCCL needs to know the indices
+      // of sparse gradients beforehand.
       .def(
           "set_logger", [](Reducer& /*self*/, const py::object& /*logger*/) {}, py::arg("logger"))
       .def(
@@ -184,7 +181,6 @@ void bind_logging(py::module_& module) {
 
 void bind_tuning(py::module_& module) {
   py::class_<CommCost>(module, "CommCost", "What a reduction takes: latency_ns, and ns_per_byte for each byte.")
-      .def(py::init<double, double, double>(), py::arg("latency_ns"), py::arg("ns_per_byte"), py::arg("slowdown") = 0.0)
       .def_readonly("latency_ns", &CommCost::latency_ns)
       .def_readonly("ns_per_byte", &CommCost::ns_per_byte)
       .def_readonly("slowdown", &CommCost::slowdown);
@@ -194,52 +190,9 @@ void bind_tuning(py::module_& module) {
       .def_readonly("backwards_left", &BucketTuning::backwards_left)
       .def_property_readonly("cap", [](const BucketTuning& self) { return self.caps.others; })
       .def_property_readonly("first_cap", [](const BucketTuning& self) { return self.caps.first; });
-  module.def(
-      "fit_cost",
-      [](const std::vector<std::pair<int64_t, double>>& samples) {
-        std::vector<CommSample> converted;
-        for (const auto& [bytes, ns] : samples) converted.push_back({bytes, ns});
-        return fit_cost(converted);
-      },
-      py::arg("samples"));
-  const auto profile = [](const std::vector<GradientInfo>& gradients, const std::vector<double>& arrivals,
-                          const CommCost& cost) {
-    std::vector<size_t> order(gradients.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    return arrivals.empty() ? even_profile(gradients, order, cost) : BackwardProfile{gradients, order, arrivals};
-  };
-  module.def(
-      "exposed_ns",
-      [profile](const Indices& buckets, const std::vector<GradientInfo>& gradients, const CommCost& cost,
-                const std::vector<double>& arrivals) {
-        return exposed_ns(buckets, profile(gradients, arrivals, cost), cost);
-      },
-      py::arg("buckets"), py::arg("gradients"), py::arg("cost"), py::arg("arrivals") = std::vector<double>());
-  module.def(
-      "choose_caps",
-      [profile](const std::vector<GradientInfo>& gradients, const CommCost& cost, int64_t first_cap,
-                const std::vector<double>& arrivals) {
-        const BucketCaps caps = choose_caps(profile(gradients, arrivals, cost), cost, first_cap);
-        return std::make_pair(caps.first, caps.others);
-      },
-      py::arg("gradients"), py::arg("cost"), py::arg("first_cap"), py::arg("arrivals") = std::vector<double>());
 }
 
 void bind_functions(py::module_& module) {
-  py::class_<GradientInfo>(module, "GradientInfo")
-      .def(py::init([](int64_t bytes, int dtype, int device_type, int device_index, bool sparse) {
-             return GradientInfo{bytes, dtype, device_type, device_index, sparse};
-           }),
-           py::arg("bytes"), py::arg("dtype") = 0, py::arg("device_type") = 0, py::arg("device_index") = -1,
-           py::arg("sparse") = false);
-  module.def(
-      "assign_buckets",
-      [](const std::vector<GradientInfo>& gradients, const std::vector<int64_t>& caps,
-         const std::vector<size_t>& order) {
-        BucketAssignment assignment = assign_buckets(gradients, caps, order);
-        return std::make_pair(std::move(assignment.buckets), std::move(assignment.caps));
-      },
-      py::arg("gradients"), py::arg("caps"), py::arg("order") = std::vector<size_t>());
   module.def(
       "assign_parameters",
       [](const std::vector<at::Tensor>& parameters, const std::vector<int64_t>& caps,
@@ -247,8 +200,6 @@ void bind_functions(py::module_& module) {
         return assign_buckets(gradient_infos(parameters, expect_sparse_gradients), caps, {}).buckets;
       },
       py::arg("parameters"), py::arg("caps"), py::arg("expect_sparse_gradients"));
-  module.def("encode_buckets", &encode_buckets, py::arg("buckets"), py::arg("gradient_count"));
-  module.def("decode_buckets", &decode_buckets, py::arg("code"), py::arg("gradient_count"));
   module.def(
       "check_same_model",
       [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::vector<at::Tensor>& parameters,
@@ -259,12 +210,12 @@ void bind_functions(py::module_& module) {
 }  // namespace
 
 void bind_reducer(py::module_& module) {
-  // Brings in the types that the signatures below speak of.
+  // The signatures below use its types.
   py::module_::import("torch.distributed");
   bind_options_struct(module);
   bind_bucket_times(module);
   ReducerClass cls(module, "Reducer", py::dynamic_attr());
-  // Released inside, and not by a call guard, under which pybind11 would register the new object without the lock.
+  // The GIL is released here and not by a call guard, under which pybind11 would register the new object without it.
   const auto create = [](std::vector<at::Tensor> parameters, Reducer::GroupPtr group, ReducerOptions options) {
     const py::gil_scoped_release released;
     options.find_device = find_copier;

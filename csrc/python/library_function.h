@@ -5,7 +5,7 @@
 namespace ours {
 
 /// Whether `node`, a torch.autograd.Function in Python, is of a part of torch or of this package that computes
-/// gradients and does nothing else: see backward_runs_unseen().
+/// gradients and does nothing else: see backward_runs_no_program_code().
 bool is_library_function(torch::autograd::Node& node);
 
 }  // namespace ours

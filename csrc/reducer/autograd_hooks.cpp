@@ -20,7 +20,7 @@ class AccumulationHook : public torch::autograd::FunctionPostHook {
   bool runs_program_code() const { return owner_.runs_program_code(); }
 
   variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
-    // By reference: who asks for the number of its owners must not count one of ours.
+    // A copy would count as one more owner of the gradient; see is_owned_by_parameter().
     if (inputs.empty()) {
       callback_(index_, {});
     } else {
@@ -70,7 +70,7 @@ bool AutogradHooks::is_harmless(const torch::autograd::FunctionPostHook& hook) {
 
 bool AutogradHooks::will_call() const {
   const auto* planned = torch::autograd::get_current_graph_task_exec_info();
-  // No plan means: everything that the graph reaches.
+  // Without a plan, everything that the graph reaches runs.
   if (planned == nullptr || planned->empty()) return true;
   return std::any_of(accumulators_.begin(), accumulators_.end(), [&](const NodePtr& node) {
     const auto found = planned->find(node.get());

@@ -8,11 +8,9 @@
 #include <utility>
 #include <vector>
 
-// Attaches to autograd and detaches again; nothing else.
-
 namespace ours {
 
-/// How the torch at hand holds an autograd node: a shared or an intrusive pointer.
+/// How this version of torch holds an autograd node: by a shared or an intrusive pointer.
 using NodePtr = std::decay_t<decltype(std::declval<const torch::autograd::Edge&>().function)>;
 
 /// Calls back whenever autograd has accumulated the gradient of one of a list of parameters.
@@ -21,7 +19,7 @@ using NodePtr = std::decay_t<decltype(std::declval<const torch::autograd::Edge&>
 /// hooks on it, with the last graph that uses it.
 class AutogradHooks {
  public:
-  /// `incoming` is the gradient as it came, before it was accumulated; perhaps undefined.
+  /// `incoming` is the gradient before it was accumulated; perhaps undefined.
   using Callback = std::function<void(size_t parameter_index, const at::Tensor& incoming)>;
 
   AutogradHooks() = default;
@@ -40,8 +38,8 @@ class AutogradHooks {
   /// Whether `hook` was attached by an object of this class, and runs no code of the program.
   static bool is_harmless(const torch::autograd::FunctionPostHook& hook);
 
-  /// Whether the backward that runs on this thread accumulates any of the gradients; true outside of one. One of
-  /// torch.autograd.grad() may not.
+  /// Whether the backward that runs on this thread accumulates any of the gradients, which that of
+  /// torch.autograd.grad() may not. True outside of a backward.
   bool will_call() const;
 
   /// The accumulating node of each parameter; stays valid after detach().

@@ -6,7 +6,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
-#include "reducer/comm_hooks.h"
+#include "reducer/group_reductions.h"
 
 namespace ours {
 
@@ -99,7 +99,7 @@ at::Tensor Bucket::zeros_to_reduce() const {
 std::vector<at::Tensor> Bucket::pieces_to_reduce() const {
   if (whole_) return {buffer_to_reduce()};
   std::vector<at::Tensor> pieces;
-  int64_t begin = 0;  // of the slots since the last piece that share the buffer
+  int64_t begin = 0;  // of the stretch of the buffer that no piece contains yet
   int64_t end = 0;
   const auto add = [&](const at::Tensor& elements) {
     pieces.push_back(complex_ ? at::view_as_real(elements) : elements);
@@ -117,16 +117,20 @@ std::vector<at::Tensor> Bucket::pieces_to_reduce() const {
     add(slot.in_place.defined() ? slot.in_place : slot.view.as_strided({slot.parameter.numel()}, {1}));
   }
   add_shared();
-  // A bucket without an element is reduced too: the peers count the reductions.
+  // A bucket without an element is reduced too, as the peers count the reductions.
   if (pieces.empty()) pieces.push_back(buffer_to_reduce());
   return pieces;
 }
 
 void Bucket::set_result(const at::Tensor& reduced) {
+  if (sparse_) {
+    if (!reduced.is_same(buffer_)) buffer_.copy_(reduced);
+    return;
+  }
   TORCH_CHECK(reduced.numel() == numel_ * (complex_ && reduced.is_floating_point() ? 2 : 1),
               "The communication hook returned a tensor of ", reduced.numel(), " elements for a bucket of ", numel_,
               ". Its future must hold one tensor of the shape of bucket.buffer().");
-  // The usual case: reduced in place, so the results are the views that exist already.
+  // Usually it was reduced in place, and the results are the views that exist already.
   const bool in_place = reduced.data_ptr() == buffer_.data_ptr() && reduced.dtype() == buffer_.dtype();
   const at::Tensor flat = in_place || !complex_ || !reduced.is_floating_point()
                               ? reduced.reshape({-1})

@@ -18,8 +18,6 @@
 #include "reducer/overlap.h"
 #include "reducer/reduction_end.h"
 
-// A bucket knows two things: which of its gradients have arrived, and the buffer that they travel in.
-
 namespace ours {
 
 /// Gradients from this size on can be reduced where they lie. Below, a copy takes less time than a piece of its own.
@@ -32,21 +30,20 @@ struct GradientSlot {
   /// In elements of the bucket.
   size_t offset = 0;
   size_t length = 0;
-  /// Of the gradient: the parameter's strides if those are dense, else row-major, as autograd lays out gradients.
+  /// The gradient's strides, as autograd lays it out: the parameter's if those are dense, otherwise row-major.
   c10::DimVector strides;
   /// Where the gradient is written: a part of the buffer, or memory of its own.
   at::Tensor view;
   /// Where the reduced gradient is read: `view`, unless a communication hook returned a tensor of its own.
   at::Tensor result;
-  /// The elements of the gradient itself, in the order of memory, where it is reduced where it lies instead of in
-  /// `view`. One dimension.
+  /// The elements of the gradient itself in the order of memory, in one dimension, if it is reduced where it lies.
   at::Tensor in_place;
   uint32_t in_place_version = 0;  ///< autograd's count of changes when its reduction began
   /// This rank did not use the parameter: its gradient must stay as it is if no other rank did either.
   bool kept = false;
 
   size_t bytes() const { return length * parameter.itemsize(); }
-  /// Whether `gradient` is what the view would be, but for its memory.
+  /// Whether `gradient` has the type and layout of the view.
   bool fits(const at::Tensor& gradient) const {
     return gradient.layout() == at::kStrided && gradient.scalar_type() == parameter.scalar_type() &&
            gradient.device() == parameter.device() && gradient.sizes() == parameter.sizes() &&
@@ -56,7 +53,7 @@ struct GradientSlot {
   at::Tensor shaped(const at::Tensor& elements) const {
     return elements.as_strided(parameter.sizes(), strides, elements.storage_offset());
   }
-  /// A tensor for `.grad`: the view's memory, but whoever replaces its data does not replace the view's.
+  /// A tensor for `.grad` that shares the view's memory. Setting its `.data` leaves the view alone.
   at::Tensor gradient_view() const { return view.tensor_data(); }
 };
 
@@ -66,6 +63,7 @@ struct DeferredGradient {
   at::Tensor gradient;
 };
 
+/// Gradients that are reduced together: which of them have arrived, and the memory that they travel in.
 class Bucket {
  public:
   /// A bucket for `parameters`, all of one dtype and device, as chosen by bucket assignment. `reduce_dtype`, if given,
@@ -76,7 +74,7 @@ class Bucket {
   // Readiness.
 
   void reset();
-  /// Notes the time of an arrival that does not make the bucket any readier.
+  /// Notes only the time of an arrival.
   void note_arrival(int64_t now);
   /// Notes that one more gradient has arrived; returns whether it was the last one.
   bool mark_arrived(int64_t now);
@@ -84,10 +82,10 @@ class Bucket {
 
   // The buffer.
 
-  /// Makes the memory that gradients are copied into, unless it exists, out of what `group`'s backend reduces without
-  /// copies, if it has such. Contents are undefined. With `whole` it is a flat buffer, and every slot's view a part of
-  /// it. Else only gradients below kLeastInPlaceBytes have their place there, side by side: for the others, place()
-  /// makes it when it is needed, as most never are copied.
+  /// Makes the memory that gradients are copied into, unless it exists; see allocate_buffer(). Its contents are
+  /// undefined. With `whole` it is a flat buffer, and every slot's view a part of it. Otherwise only gradients below
+  /// kLeastInPlaceBytes have their place there, side by side. Most of the others are never copied, so place() makes
+  /// memory for them when it is needed.
   void allocate(c10d::ProcessGroup& group, bool whole);
   /// Makes the view of a slot, if it has none yet.
   void place(c10d::ProcessGroup& group, GradientSlot& slot);
@@ -99,14 +97,15 @@ class Bucket {
   void set_sparse_gradient(at::Tensor gradient) { buffer_ = std::move(gradient); }
   /// What goes through a collective: the buffer, complex numbers as pairs of reals.
   at::Tensor buffer_to_reduce() const;
-  /// The same elements in the same order, wherever each gradient is to be reduced: all slots have to be placed.
+  /// The same elements in the same order, from wherever each gradient is to be reduced, or the one sparse gradient. All
+  /// slots must have a place.
   std::vector<at::Tensor> pieces_to_reduce() const;
-  /// Points the slots' results into `reduced`, which a reduction of buffer_to_reduce() returned.
+  /// Takes what a reduction of buffer_to_reduce() returned for the slots' results. RuntimeError if its size is wrong.
   void set_result(const at::Tensor& reduced);
-  /// The flat tensor that the slots' results are parts of, of a bucket that is whole.
+  /// The flat tensor that the slots' results are parts of, if the bucket is whole.
   const at::Tensor& result() const { return result_.defined() ? result_ : buffer_; }
 
-  /// What buffer_to_reduce() gives on ranks that have gradients: a new tensor of zeros.
+  /// A new tensor of zeros like what buffer_to_reduce() returns.
   at::Tensor zeros_to_reduce() const;
 
   bool sparse() const { return sparse_; }
@@ -118,15 +117,15 @@ class Bucket {
   /// What a communication hook is given: bucket `index` of `count`, travelling as `tensor`.
   c10d::GradBucket grad_bucket(size_t index, size_t count, at::Tensor tensor) const;
 
-  // The reduction in flight: one of the two, as a hook returns a future and the process group a work.
+  // The reduction in flight: a hook returns a future, and the process group a Work.
 
   c10::intrusive_ptr<c10d::Work> work;
   c10::intrusive_ptr<c10::ivalue::Future> future;
-  /// To be copied in one go.
+  /// The gradients to be copied at once.
   std::vector<DeferredGradient> deferred;
-  /// What copies them, and averages back; null: ATen.
+  /// The library that copies them, and averages back; null: ATen does.
   std::shared_ptr<Device> copier;
-  /// In which gradients were computed.
+  /// The streams in which gradients were computed.
   StreamSet streams;
   EndStamp end_stamp;
   BucketTimes times;

@@ -27,7 +27,7 @@ int64_t total_bytes(const std::vector<GradientInfo>& gradients) {
 }  // namespace
 
 CommCost fit_cost(const std::vector<CommSample>& samples) {
-  // Normal equations of the least squares of (latency + bytes * rate) / ns - 1.
+  // The normal equations for the least squares of (latency + bytes * rate) / ns - 1.
   double ww = 0;
   double wx = 0;
   double xx = 0;
@@ -53,7 +53,7 @@ CommCost fit_cost(const std::vector<CommSample>& samples) {
   CommCost cost;
   cost.latency_ns = ((w * xx) - (x * wx)) / determinant;
   cost.ns_per_byte = ((x * ww) - (w * wx)) / determinant;
-  // Where one part would be negative the other explains the times alone.
+  // If one part would be negative, the other explains the times alone.
   if (cost.latency_ns < 0) {
     cost.latency_ns = 0;
     cost.ns_per_byte = x / xx;
@@ -81,7 +81,7 @@ double exposed_ns(const std::vector<std::vector<size_t>>& buckets, const Backwar
   double free = 0;
   for (const auto& bucket : buckets) {
     for (const size_t index : bucket) computed = std::max(computed, profile.arrival_ns.at(index));
-    // A bucket waits for those before it, so `computed` so far is when it can start.
+    // A bucket can start when its gradients have been computed, and those of the buckets before it.
     free = std::max(free, computed) + reduction_ns(bucket, profile, cost);
   }
   return std::max(0.0, free - computed);

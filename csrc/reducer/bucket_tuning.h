@@ -7,8 +7,8 @@
 
 #include "reducer/bucket_assignment.h"
 
-// How large buckets should be, given what a reduction costs and when gradients arrive. Pure arithmetic: no tensor, no
-// communication.
+// How large buckets should be, given what a reduction costs and when gradients arrive. Pure arithmetic, without tensors
+// or communication.
 
 namespace ours {
 
@@ -22,7 +22,7 @@ struct CommCost {
   double slowdown = 0;
 };
 
-/// One reduction that was measured.
+/// A reduction that was measured.
 struct CommSample {
   int64_t bytes = 0;
   double ns = 0;
@@ -41,15 +41,16 @@ struct BackwardProfile {
   std::vector<double> arrival_ns;
 };
 
-/// A profile for a backward that nobody has seen: it takes as long as the communication, and each gradient takes its
-/// share of bytes of that time.
+/// Makes the profile of a backward that has not been seen: it takes as long as the communication, and each gradient
+/// takes a share of that time by its bytes.
 BackwardProfile even_profile(std::vector<GradientInfo> gradients, std::vector<size_t> order, const CommCost& cost);
 
-/// How long a backward with these buckets, reduced one after another in this order, lasts after the last gradient.
+/// Returns how long a backward with these buckets, reduced one after another in this order, lasts after the last
+/// gradient.
 double exposed_ns(const std::vector<std::vector<size_t>>& buckets, const BackwardProfile& profile,
                   const CommCost& cost);
 
-/// What such a backward adds to the step, by the rule of choose_caps().
+/// Returns what such a backward adds to the step, by the rule of choose_caps().
 double added_ns(const std::vector<std::vector<size_t>>& buckets, const BackwardProfile& profile, const CommCost& cost);
 
 /// A choice of caps for assign_buckets(): the first bucket's, and that of the others.
@@ -72,11 +73,11 @@ struct BucketTuning {
 
 /// Chooses the cap, a power of two from 64 KiB up, that makes the step shortest.
 ///
-/// Small buckets let the reductions start early and leave little to do at the end; but each costs the latency once
-/// more. What counts is the exposed time, plus what the hidden rest slows the computation down, plus the latency of
-/// every reduction, as somebody has to start and end also those that are hidden, on a core that the computation could
-/// use. Of caps within 2 % of the best the largest is taken. The first bucket is no larger than `first_cap`. Throws
-/// InvalidArgument if the profile's order is no permutation.
+/// Small buckets let the reductions start early and leave little to do at the end, but each costs the latency once
+/// more. The sum of three parts counts: the exposed time, what the hidden rest slows the computation down, and the
+/// latency of every reduction, as hidden ones too take a core from the computation when they start and end. Among caps
+/// within 2 % of the best the largest is taken. The first bucket is no larger than `first_cap`. Throws InvalidArgument
+/// if the profile's order is no permutation.
 BucketCaps choose_caps(const BackwardProfile& profile, const CommCost& cost, int64_t first_cap);
 
 }  // namespace ours

@@ -9,24 +9,24 @@
 #include <vector>
 
 #include "common/interval.h"
-#include "reducer/comm_hooks.h"
+#include "reducer/group_reductions.h"
 
 namespace ours {
 namespace {
 
 constexpr int64_t kProbeBytes[] = {4 << 10, 64 << 10, 1 << 20, 4 << 20};
-/// The least of these counts: what disturbs a measurement makes it longer. The first ones set things up.
+/// The shortest of these counts, because disturbances only make a measurement longer. The first ones set things up.
 constexpr int kRepetitions = 10;
 
 constexpr int64_t kProbeWidth = 256;
 constexpr int kOverlaps = 7;
 
-/// An accelerator has only been told what to do: reading a number waits for it.
+/// Waits for an accelerator, which has only been told what to do, by reading a number.
 void finish(const at::Tensor& tensor) {
   if (!tensor.is_cpu()) tensor.flatten()[0].item();
 }
 
-/// Nanoseconds of one reduction of `tensor`, as the caller sees it.
+/// Returns the nanoseconds that one reduction of `tensor` takes for its caller.
 double time_of_reduction(c10d::ProcessGroup& group, const at::Tensor& tensor) {
   const int64_t began = steady_ns();
   start_all_reduce(group, {tensor}, c10d::ReduceOp::SUM)->wait();
@@ -40,8 +40,8 @@ double middle(std::vector<double> values) {
   return *half;
 }
 
-/// The share of the time of a reduction of `tensor`, `alone_ns`, that is not gained where a computation of about twice
-/// that time goes on meanwhile, on all ranks at once.
+/// Runs a reduction of `tensor`, which takes `alone_ns` by itself, beside a computation of about twice that time on all
+/// ranks at once. Returns the share of the reduction's time, 0 to 1, that this does not save.
 double measure_slowdown(c10d::ProcessGroup& group, const at::Tensor& tensor, double alone_ns) {
   const at::Tensor matrix = at::zeros({kProbeWidth, kProbeWidth}, tensor.options());
   const at::Tensor start = at::zeros({1}, tensor.options());

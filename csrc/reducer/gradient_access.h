@@ -10,7 +10,7 @@ namespace ours {
 /// Finds a parameter's gradient: `.grad`, or during a distributed backward (torch.distributed.autograd) the context's.
 class GradientAccess {
  public:
-  /// Takes the context of the calling thread, if it runs a distributed backward.
+  /// Takes the context of the distributed backward that runs on the calling thread, if one does.
   void adopt_thread_context() {
     context_ = torch::distributed::autograd::ThreadLocalDistAutogradContext::getContextPtr();
   }

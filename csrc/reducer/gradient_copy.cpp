@@ -14,7 +14,7 @@
 namespace ours {
 namespace {
 
-/// Above this size several threads pay off, and ATen's kernels use them.
+/// ATen's kernels use several threads for more elements, and those pay off.
 constexpr int64_t kDirectCopyMaxNumel = 32768;
 
 bool can_copy_directly(const at::Tensor& destination, const at::Tensor& source) {
@@ -45,7 +45,7 @@ bool copy_directly(const at::Tensor& destination, const at::Tensor& source, doub
   } else {
     return false;
   }
-  // The caller may hold the tensor for a backward of its own: it must be able to see the change.
+  // A backward that saved the tensor must be able to see the change.
   destination.unsafeGetTensorImpl()->bump_version();
   return true;
 }

@@ -15,27 +15,28 @@ using MemoryPtr = std::shared_ptr<GradientMemory>;
 
 namespace {
 
-/// Of each size, beyond the gradients: for a tensor that lives for a moment before a gradient of its size comes.
+/// How many blocks of each size there are beyond the gradients, for tensors that live for a moment before a gradient of
+/// their size comes.
 constexpr size_t kSpareBlocks = 1;
 
-/// How many memories are open in this thread: all that most allocations look at.
+/// How many memories are open in this thread. Most allocations look at nothing else.
 thread_local size_t open_count = 0;
 
-/// Those memories.
+/// The memories that are open in this thread.
 struct OpenMemories {
   std::vector<MemoryPtr> list;
   ~OpenMemories() { open_count = 0; }
 };
 thread_local OpenMemories open_here;
 
-/// A block that a tensor has.
+/// A block that was lent to a tensor.
 struct Loan {
   std::weak_ptr<GradientMemory> memory;
   DataPtr block;
   size_t bytes = 0;
 };
 
-/// Guards the loans and what changes in memories. Never freed, as tensors may outlive everything.
+/// The loans, and the lock for them and for all memories. Never freed, as tensors may outlive everything.
 struct Books {
   std::mutex mutex;
   std::unordered_map<void*, Loan> loans;
@@ -53,9 +54,7 @@ Books& books() {
 
 using Lock = std::unique_lock<std::mutex>;
 
-}  // namespace
-
-/// The process's CPU allocator, and before it the memories that are open.
+/// Stands before the process's CPU allocator, and asks the memories that are open first.
 class GradientAllocator final : public c10::Allocator {
  public:
   /// Puts it in place, once.
@@ -73,9 +72,9 @@ class GradientAllocator final : public c10::Allocator {
     if (open_count > 0) {
       for (const MemoryPtr& memory : open_here.list) {
         if (!memory->serves(bytes)) continue;
-        // A copy: what is called while memory is taken, such as a warning, may change the list.
+        // A copy, because what is called while memory is taken, such as a warning, may change the list.
         const MemoryPtr lender = memory;  // NOLINT(performance-unnecessary-copy-initialization)
-        if (DataPtr block = lend(lender, bytes)) return block;
+        if (DataPtr block = lender->lend(bytes)) return booked({lender, std::move(block), bytes});
       }
     }
     return next_->allocate(bytes);
@@ -86,66 +85,31 @@ class GradientAllocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, size_t bytes) const override { next_->copy_data(to, from, bytes); }
 
  private:
-  static DataPtr lend(const MemoryPtr& memory, size_t bytes) {
-    GradientMemory::Blocks& blocks = memory->blocks_.at(bytes);
-    DataPtr block;
+  static DataPtr booked(Loan loan) {
+    void* const data = loan.block.get();
+    const size_t bytes = loan.bytes;
     {
       const Lock lock(books().mutex);
-      if (!memory->may_lend(blocks, bytes)) return block;
-      ++blocks.lent;
-      if (blocks.kept.empty()) {
-        if (++blocks.all > blocks.gradients) memory->spare_bytes_ += bytes;
-      } else {
-        block = std::move(blocks.kept.back());
-        blocks.kept.pop_back();
-      }
-    }
-    if (!block) {
-      // Not under the lock: it may have to warn, and a warning needs Python's.
-      try {
-        block = memory->source_->allocate(bytes);
-      } catch (...) {
-        const Lock lock(books().mutex);
-        --blocks.lent;
-        memory->forget(blocks, bytes);
-        throw;
-      }
-    }
-    void* const data = block.get();
-    {
-      const Lock lock(books().mutex);
-      books().loans[data] = {memory, std::move(block), bytes};
+      books().loans[data] = std::move(loan);
     }
     report(data, static_cast<int64_t>(bytes));
-    // Data and context are the same, as the raw interface of allocators asks for.
+    // Data and context are the same, as the raw interface of allocators demands.
     return {data, data, &free_any, c10::Device(c10::kCPU)};
   }
 
-  /// Frees what came from here or, by the raw interface, from the next allocator.
+  /// Frees what came from here, or through the raw interface, from the next allocator.
   static void free_any(void* data) {
     Loan loan;
-    MemoryPtr memory;
     {
       const Lock lock(books().mutex);
       const auto found = books().loans.find(data);
       if (found != books().loans.end()) {
         loan = std::move(found->second);
         books().loans.erase(found);
-        memory = loan.memory.lock();
-      }
-      if (memory) {
-        GradientMemory::Blocks& blocks = memory->blocks_.at(loan.bytes);
-        --blocks.lent;
-        blocks.lent_before = std::min(blocks.lent_before, blocks.lent);
-        const bool spare = blocks.all > blocks.gradients && memory->spare_bytes_ > memory->most_spare_bytes_;
-        if (spare || memory->released_) {
-          memory->forget(blocks, loan.bytes);
-        } else {
-          blocks.kept.push_back(std::move(loan.block));
-        }
       }
     }
     if (loan.bytes > 0) {
+      if (const MemoryPtr memory = loan.memory.lock()) memory->take_back(std::move(loan.block), loan.bytes);
       report(data, -static_cast<int64_t>(loan.bytes));
     } else if (data != nullptr) {
       next_->raw_deleter()(data);
@@ -160,6 +124,8 @@ class GradientAllocator final : public c10::Allocator {
   static inline c10::Allocator* next_ = nullptr;
 };
 
+}  // namespace
+
 MemoryPtr GradientMemory::create(std::shared_ptr<c10::Allocator> source, const std::vector<size_t>& sizes,
                                  size_t most_spare_bytes) {
   GradientAllocator::install();
@@ -173,7 +139,7 @@ GradientMemory::GradientMemory(std::shared_ptr<c10::Allocator> source, const std
 }
 
 bool GradientMemory::may_lend(const Blocks& blocks, size_t bytes) const {
-  // What would not be kept when it returns is cheaper elsewhere.
+  // A block that would not be kept when it returns is cheaper elsewhere.
   const bool spare = blocks.kept.empty() && blocks.all >= blocks.gradients;
   return open_ && !released_ && blocks.lent < blocks.lent_before + blocks.gradients + kSpareBlocks &&
          (!spare || spare_bytes_ + bytes <= most_spare_bytes_) && owner_.is_here();
@@ -183,9 +149,46 @@ void GradientMemory::forget(Blocks& blocks, size_t bytes) {
   if (blocks.all-- > blocks.gradients) spare_bytes_ -= bytes;
 }
 
+DataPtr GradientMemory::lend(size_t bytes) {
+  Blocks& blocks = blocks_.at(bytes);
+  {
+    const Lock lock(books().mutex);
+    if (!may_lend(blocks, bytes)) return {};
+    ++blocks.lent;
+    if (!blocks.kept.empty()) {
+      DataPtr block = std::move(blocks.kept.back());
+      blocks.kept.pop_back();
+      return block;
+    }
+    if (++blocks.all > blocks.gradients) spare_bytes_ += bytes;
+  }
+  // Without the lock, as the source may have to warn, and a warning needs the GIL.
+  try {
+    return source_->allocate(bytes);
+  } catch (...) {
+    const Lock lock(books().mutex);
+    --blocks.lent;
+    forget(blocks, bytes);
+    throw;
+  }
+}
+
+void GradientMemory::take_back(DataPtr block, size_t bytes) {
+  Blocks& blocks = blocks_.at(bytes);
+  const Lock lock(books().mutex);
+  --blocks.lent;
+  blocks.lent_before = std::min(blocks.lent_before, blocks.lent);
+  const bool spare = blocks.all > blocks.gradients && spare_bytes_ > most_spare_bytes_;
+  if (spare || released_) {
+    forget(blocks, bytes);
+  } else {
+    blocks.kept.push_back(std::move(block));
+  }
+}
+
 void GradientMemory::open() {
   const MemoryPtr self = shared_from_this();
-  std::vector<MemoryPtr> dropped;  // not under the lock
+  std::vector<MemoryPtr> dropped;  // to be destroyed without the lock
   const Lock lock(books().mutex);
   open_ = true;
   for (auto& [bytes, blocks] : blocks_) blocks.lent_before = blocks.lent;
@@ -209,7 +212,7 @@ void GradientMemory::close() {
 
 void GradientMemory::release() {
   close();
-  std::vector<DataPtr> dropped;  // not under the lock
+  std::vector<DataPtr> dropped;  // to be freed without the lock
   const Lock lock(books().mutex);
   released_ = true;
   for (auto& [bytes, blocks] : blocks_) {

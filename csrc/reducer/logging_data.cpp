@@ -92,7 +92,7 @@ void LoggingData::log_step() {
 
 void LoggingData::add_duration(const std::string& name, std::optional<int64_t> nanoseconds) {
   if (!nanoseconds) return;
-  // Clocks of different threads can disagree by a little.
+  // The clocks of different threads may differ a little.
   const int64_t value = std::max<int64_t>(*nanoseconds, 0);
   data_.ints_map[name] = value;
   average_of(name);
@@ -127,7 +127,7 @@ void LoggingData::add_tuning() {
   auto& integers = data_.ints_map;
   integers["bucket_cap_auto"] = 1;
   integers["comm_latency_time"] = std::llround(tuning.cost.latency_ns);
-  // Zero: the reductions that were measured took no longer for more bytes.
+  // Zero if the reductions that were measured took no longer for more bytes.
   integers["comm_bytes_per_second"] = tuning.cost.ns_per_byte > 0 ? std::llround(1e9 / tuning.cost.ns_per_byte) : 0;
   integers["comm_slowdown_percent"] = std::llround(100 * tuning.cost.slowdown);
   if (tuning.settled()) integers["bucket_cap_bytes"] = tuning.caps.others;

@@ -21,7 +21,7 @@ struct ConstructionFacts {
   bool broadcast_buffers = true;
   bool has_sync_bn = false;
   bool static_graph = false;
-  /// Further things to log as they are, such as environment variables.
+  /// Further values to log as they are, such as environment variables.
   std::map<std::string, std::string> texts;
   std::map<std::string, int64_t> numbers;
 };
@@ -32,7 +32,7 @@ class LoggingData {
   explicit LoggingData(std::shared_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {}
 
   void log_construction(const ConstructionFacts& facts);
-  /// Called before each forward: takes down the times of the last step, if that one was sampled.
+  /// To be called before each forward: records the times of the last step, if that one was sampled.
   void log_step();
   void log_error(const std::string& error);
   void set_comm_hook(const std::string& name);
@@ -47,7 +47,7 @@ class LoggingData {
   void add_tuning();
   void add_overlap(const BackwardTimes& times);
   void add_duration(const std::string& name, std::optional<int64_t> nanoseconds);
-  /// Takes the value of `name` into the average over all sampled steps, of which this is one.
+  /// Updates the average of `name` over all sampled steps with this step's value.
   void average_of(const std::string& name);
   void add_error_of_reducer();
 

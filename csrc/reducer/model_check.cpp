@@ -11,12 +11,12 @@
 #include <sstream>
 #include <unordered_set>
 
-#include "reducer/comm_hooks.h"
+#include "reducer/group_reductions.h"
 
 namespace ours {
 namespace {
 
-/// FNV-1a, 62 bits: a value and its negative must both fit an int64.
+/// The FNV-1a hash cut to 62 bits, as both it and its negative must fit into an int64.
 int64_t fingerprint(const std::string& text) {
   uint64_t hash = 14695981039346656037ULL;
   for (const unsigned char byte : text) hash = (hash ^ byte) * 1099511628211ULL;
@@ -38,7 +38,7 @@ std::string describe_model(const std::vector<at::Tensor>& parameters, const std:
   return text;
 }
 
-/// What must agree: the layouts. Names may differ, as a wrapped module's do.
+/// Only the layouts must agree. Names may differ, as those of a wrapped module do.
 std::string layout_only(const std::vector<at::Tensor>& parameters) { return describe_model(parameters, {}); }
 
 std::vector<std::string> split_lines(const std::string& text) {
@@ -70,8 +70,8 @@ std::vector<std::string> gather_texts(c10d::ProcessGroup& group, at::Device devi
   return texts;
 }
 
-/// The name of the first parameter that only the longer description has. By the names, as a layer in the middle may be
-/// what differs; by the place where the names tell nothing, as those of a wrapped module do.
+/// Returns the name of the first parameter that only the longer description has. It is found by its name, as the
+/// additional layer may be in the middle, or by its place if the names tell nothing, as those of a wrapped module do.
 std::string first_only_in(const std::vector<std::string>& longer, const std::vector<std::string>& shorter) {
   std::unordered_set<std::string> known;
   for (size_t i = 2; i < shorter.size(); i += 2) known.insert(shorter[i]);
@@ -107,7 +107,7 @@ void check_same_model(c10d::ProcessGroup& group, const std::vector<at::Tensor>& 
   at::Tensor extremes = at::tensor({print, -print}, at::kLong).to(device);
   start_all_reduce(group, {extremes}, c10d::ReduceOp::MAX)->wait();
   extremes = extremes.cpu();
-  // The largest print equals the smallest: all are equal.
+  // If the largest fingerprint equals the smallest, all are equal.
   if (extremes[0].item<int64_t>() == -extremes[1].item<int64_t>()) return;
 
   const auto texts = gather_texts(group, device, describe_model(parameters, names));

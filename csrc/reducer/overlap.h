@@ -5,7 +5,8 @@
 #include <memory>
 #include <vector>
 
-// What was communicated behind the computation of backward, and what the program had to wait for. Pure arithmetic.
+// How much of the communication the computation of backward hid, and how much the program had to wait for. Pure
+// arithmetic.
 
 namespace ours {
 
@@ -15,13 +16,13 @@ struct BucketTimes {
   int64_t last_gradient = -1;
   /// When the bucket was handed to the process group or the communication hook.
   int64_t launched = -1;
-  /// When the backend began with it. Where it does not tell: when it was handed over.
+  /// When the backend began with it, or if the backend does not tell, when the bucket was handed over.
   int64_t reduction_began = -1;
-  /// When the backend had ended it. Where it does not tell: when the end of backward saw that.
+  /// When the backend had ended it, or if the backend does not tell, when the end of backward found it done.
   int64_t reduction_ended = -1;
   /// Whether reduction_ended is the true end.
   bool end_is_exact = false;
-  /// When the end of backward saw the reduction finished, and how long it had to wait for it.
+  /// When the end of backward found the reduction done, and how long it had to wait for that.
   int64_t reduction_seen_done = -1;
   int64_t waited = 0;
 };
@@ -34,7 +35,7 @@ struct BucketLayout {
 
 /// When things happened in one backward, in nanoseconds of the steady clock.
 struct BackwardTimes {
-  /// The iteration that it was the backward of, from 1 on; 0: there was none yet, and all else is unset.
+  /// The iteration that it was the backward of, from 1 on; 0: there was none yet, and nothing else is set.
   int64_t iteration = 0;
   /// When forward handed over its outputs.
   int64_t began = -1;
@@ -47,18 +48,14 @@ struct BackwardTimes {
   std::vector<BucketTimes> buckets;
 };
 
-/// For each bucket, for how many nanoseconds after `compute_ended` its reduction was all that was going on.
+/// For each bucket, for how many nanoseconds after the end of the computation its reduction was all that was going on.
 ///
 /// Reductions run one after another, so a bucket is charged for the time from the end of those before it to its own
-/// end. The sum is thus for how long the program had nothing else to do; what is left of busy_time() was hidden behind
-/// the computation, which it may have slowed down. Vectors are parallel and in the order of the launches; -1 stands for
-/// a bucket that was not reduced.
-std::vector<int64_t> exposed_times(int64_t compute_ended, const std::vector<int64_t>& launched,
-                                   const std::vector<int64_t>& ended);
+/// end. The sum is the time in which the program had nothing else to do; the rest of busy_time() was hidden behind the
+/// computation, which it may have slowed down.
 std::vector<int64_t> exposed_times(const BackwardTimes& times);
 
-/// For how many nanoseconds at least one reduction was under way. Vectors are parallel; -1: there was none.
-int64_t busy_time(const std::vector<int64_t>& began, const std::vector<int64_t>& ended);
+/// For how many nanoseconds at least one reduction was under way.
 int64_t busy_time(const BackwardTimes& times);
 
 }  // namespace ours

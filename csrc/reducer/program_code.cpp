@@ -16,7 +16,7 @@ namespace {
 
 using torch::autograd::Node;
 
-/// Who wrote what a node runs.
+/// The author of the code that a node runs.
 enum class Author { kTorch, kProgram, kNotInCpp };
 
 Author author_of(const std::type_info& type) {
@@ -51,13 +51,13 @@ bool runs_program_code(Node& node, const IsLibraryCode& is_library_code) {
 
 }  // namespace
 
-bool backward_runs_unseen(const std::vector<const Node*>& awaited, const IsLibraryCode& is_library_code) {
+bool backward_runs_no_program_code(const std::vector<const Node*>& awaited, const IsLibraryCode& is_library_code) {
   const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   const auto* planned = torch::autograd::get_current_graph_task_exec_info();
   if (nodes == nullptr || planned == nullptr || c10::impl::dispatch_mode_enabled()) return false;
   const auto comes = [&](const Node* node) {
     if (nodes->count(const_cast<Node*>(node)) == 0) return false;
-    // No plan means: everything that the graph reaches.
+    // Without a plan, everything that the graph reaches runs.
     if (planned->empty()) return true;
     const auto found = planned->find(const_cast<Node*>(node));
     return found != planned->end() && found->second.should_execute();

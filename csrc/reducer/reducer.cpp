@@ -1,27 +1,27 @@
 #include "reducer/reducer.h"
 
-#include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <numeric>
+#include <exception>
+#include <utility>
 
-#include "reducer/comm_hooks.h"
-#include "reducer/gradient_copy.h"
-#include "reducer/reducer_errors.h"
+#include "common/interval.h"
+#include "common/options.h"
+#include "reducer/program_code.h"
 
 namespace ours {
-namespace {
 
-at::Device device_of(const std::vector<at::Tensor>& parameters) {
-  TORCH_CHECK(!parameters.empty(), "A reducer needs at least one parameter that requires a gradient.");
-  return parameters.front().device();
-}
-
-}  // namespace
+// --- set-up ---
 
 std::shared_ptr<Reducer> Reducer::create(std::vector<at::Tensor> parameters, GroupPtr group, ReducerOptions options) {
   TORCH_CHECK(group, "A reducer needs a process group.");
+  TORCH_CHECK(!parameters.empty(), "A reducer needs at least one parameter that requires a gradient.");
+  const size_t sparse = options.expect_sparse_gradients.size();
+  TORCH_CHECK(sparse == 0 || sparse == parameters.size(), "expect_sparse_gradients has ", sparse, " entries for ",
+              parameters.size(), " parameters.");
   const std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), std::move(group), std::move(options)));
   reducer->attach();
   return reducer;
@@ -29,26 +29,19 @@ std::shared_ptr<Reducer> Reducer::create(std::vector<at::Tensor> parameters, Gro
 
 Reducer::Reducer(std::vector<at::Tensor> parameters, GroupPtr group, ReducerOptions options)
     : parameters_(std::move(parameters)),
-      group_(std::move(group)),
       options_(std::move(options)),
-      locations_(parameters_.size()),
-      arrived_(parameters_.size(), false),
-      arrival_ns_(parameters_.size(), 0),
-      used_(parameters_.size(), device_of(parameters_)),
-      arrivals_expected_(parameters_.size(), 0),
-      timer_(device_of(parameters_)) {
-  TORCH_CHECK(options_.expect_sparse_gradients.empty() || options_.expect_sparse_gradients.size() == parameters_.size(),
-              "expect_sparse_gradients has ", options_.expect_sparse_gradients.size(), " entries for ",
-              parameters_.size(), " parameters.");
-  backend_ = abilities_of(*group_, parameters_.front().device());
-  std::vector<size_t> natural(parameters_.size());
-  std::iota(natural.rbegin(), natural.rend(), size_t{0});
-  measure_group();
-  if (tuning_.enabled && options_.bucket_indices.empty()) tune(natural);
-  init_buckets(options_.bucket_indices.empty() ? assign(natural) : options_.bucket_indices);
+      errors_(options_),
+      record_(parameters_.size(), parameters_.front().device()),
+      averaging_(std::move(group), parameters_.front().device()),
+      used_(parameters_.size(), parameters_.front().device(), options_.find_unused_parameters),
+      static_graph_(parameters_.size()),
+      in_place_(parameters_, options_),
+      transfer_(options_, averaging_, used_, errors_),
+      plan_(parameters_, options_, *averaging_.group()),
+      buckets_(parameters_, options_),
+      arrived_(parameters_.size(), false) {
+  make_buckets(plan_.first_buckets());
 }
-
-Reducer::~Reducer() { drop_memory(); }
 
 void Reducer::attach() {
   AutogradHooks::Callback callback;
@@ -58,226 +51,342 @@ void Reducer::attach() {
   hooks_.attach(parameters_, std::move(callback));
 }
 
-bool Reducer::is_sparse(size_t index) const {
-  return !options_.expect_sparse_gradients.empty() && options_.expect_sparse_gradients[index];
-}
-
-std::vector<GradientInfo> gradient_infos(const std::vector<at::Tensor>& parameters, const std::vector<bool>& sparse) {
-  std::vector<GradientInfo> infos;
-  for (size_t index = 0; index < parameters.size(); ++index) {
-    const at::Tensor& parameter = parameters[index];
-    infos.push_back({static_cast<int64_t>(parameter.nbytes()), static_cast<int>(parameter.scalar_type()),
-                     static_cast<int>(parameter.device().type()), parameter.device().index(),
-                     !sparse.empty() && sparse.at(index)});
-  }
-  return infos;
-}
-
-std::vector<std::vector<size_t>> Reducer::assign(const std::vector<size_t>& order) const {
-  return assign_buckets(gradient_infos(parameters_, options_.expect_sparse_gradients), bucket_caps(), order).buckets;
-}
-
-void Reducer::init_buckets(const std::vector<std::vector<size_t>>& indices) {
-  // Checks that each parameter is in exactly one bucket.
-  decode_buckets(encode_buckets(indices, parameters_.size()), parameters_.size());
-  buckets_.clear();
-  for (const auto& bucket : indices) {
-    for (size_t slot = 0; slot < bucket.size(); ++slot) locations_[bucket[slot]] = {buckets_.size(), slot};
-    buckets_.emplace_back(bucket, parameters_, is_sparse(bucket.front()), mixed_precision_dtype_);
-    if (options_.find_device) buckets_.back().copier = options_.find_device(buckets_.back().device());
-    if (options_.gradient_as_bucket_view && !options_.lazy_bucket_allocation) allocate(buckets_.back());
-  }
+void Reducer::make_buckets(const BucketList::Indices& indices) {
+  buckets_.assign(indices, mixed_precision_dtype_);
   next_bucket_ = 0;
-  note_layout();
-  if (options_.gradient_as_bucket_view) adopt_existing_gradients();
+  if (!options_.gradient_as_bucket_view) return;
+  for (Bucket& bucket : buckets_) {
+    if (!options_.lazy_bucket_allocation) bucket.allocate(*group(), /*whole=*/true);
+    transfer_.move_into(bucket);
+  }
 }
 
 bool Reducer::rebuild_buckets() {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
+  const Lock lock(mutex_);
   require_idle();
-  if (!rebuilds_buckets() || rebuild_order_.empty() || tuning_.backwards_left > 0) return false;
-  if (rebuild_order_.size() != parameters_.size()) {
-    fail(c10::str("Buckets cannot be rebuilt: ", rebuild_order_.size(), " gradients arrived in the first iteration, ",
-                  parameters_.size(), " were expected."));
-  }
-  if (tuning_.enabled) tune(rebuild_order_);
-  auto code = encode_buckets(assign(rebuild_order_), parameters_.size());
-  code.insert(code.end(), {tuning_.caps.first, tuning_.caps.others});
-  // Arrival orders differ between ranks by chance, but all must reduce the same buckets.
-  std::vector<at::Tensor> tensors{at::tensor(code, at::kLong).to(parameters_.front().device())};
-  group_->broadcast(tensors)->wait();
-  const at::Tensor received = tensors.front().cpu();
-  const auto* data = received.const_data_ptr<int64_t>();
-  const int64_t* caps = data + received.numel() - 2;
-  const auto buckets = decode_buckets(std::vector<int64_t>(data, caps), parameters_.size());
-  tuning_.caps = {caps[0], caps[1]};
-  has_rebuilt_ = true;
-  rebuild_order_.clear();
-  init_buckets(buckets);
+  if (!plan_.is_due()) return false;
+  if (plan_.arrived() != parameters_.size()) errors_.incomplete_order(plan_.arrived(), parameters_.size());
+  const bool seen = record_.last_backward().iteration > 0;
+  make_buckets(plan_.rebuild(*group(), seen ? record_.arrival_ns() : std::vector<int64_t>()));
   return true;
-}
-
-void Reducer::push_all_rebuilt_parameters() {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
-  if (!rebuilds_buckets()) return;
-  count_backward_for_tuning();
-  rebuild_order_.resize(parameters_.size());
-  std::iota(rebuild_order_.begin(), rebuild_order_.end(), size_t{0});
-}
-
-std::string Reducer::name_of(size_t index) const {
-  const auto& names = options_.parameter_names;
-  return index < names.size() && !names[index].empty() ? names[index] : "#" + std::to_string(index);
 }
 
 void Reducer::require_idle() {
   if (!unfinished_) return;
-  UnfinishedReduction state;
-  state.rank = group_->getRank();
-  state.static_graph = static_graph_;
-  state.find_unused_parameters = options_.find_unused_parameters;
+  std::vector<size_t> missing;
   for (size_t index = 0; index < parameters_.size(); ++index) {
-    if (arrived_[index]) continue;
-    state.missing.push_back(index);
-    if (!options_.parameter_names.empty()) state.names.push_back(name_of(index));
+    if (!arrived_[index]) missing.push_back(index);
   }
-  fail(describe_unfinished_reduction(state));
-}
-
-void Reducer::fail(std::string message) {
-  error_ = message;
-  TORCH_CHECK(false, message);
-}
-
-void Reducer::check_finalized() {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
-  require_idle();
+  errors_.unfinished_reduction(missing, group()->getRank(), static_graph_.enabled());
 }
 
 void Reducer::register_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
-  TORCH_CHECK(hook_ == nullptr,
+  const Lock lock(mutex_);
+  TORCH_CHECK(!averaging_.has_hook(),
               "register_comm_hook or register_builtin_comm_hook can only be called once: a communication hook is "
               "registered already.");
   TORCH_CHECK(!unfinished_,
               "A communication hook cannot be registered while gradients are being reduced, as some of them have gone "
               "without it. Register it before backward begins.");
-  hook_ = std::move(hook);
+  averaging_.set_hook(std::move(hook));
   hooks_.set_runs_program_code();
 }
 
 void Reducer::set_static_graph() {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
-  if (iterations_ > 0) {
-    fail("set_static_graph() should be called before training loop starts and after DDP is constructed.");
-  }
-  static_graph_ = true;
+  const Lock lock(mutex_);
+  if (record_.iterations() > 0) errors_.late_static_graph();
+  static_graph_.enable();
+  used_.track();
+  plan_.allow_rebuilding();
 }
 
 void Reducer::set_mixed_precision_dtype(at::ScalarType dtype) {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
+  const Lock lock(mutex_);
   mixed_precision_dtype_ = dtype;
-  std::vector<std::vector<size_t>> indices;
-  for (const Bucket& bucket : buckets_) {
-    indices.emplace_back();
-    for (const GradientSlot& slot : bucket.slots()) indices.back().push_back(slot.parameter_index);
-  }
-  init_buckets(indices);
+  transfer_.set_mixed_precision();
+  const std::shared_ptr<const BucketLayout> layout = buckets_.layout();
+  make_buckets(layout->parameters);
 }
 
 void Reducer::install_futures(std::vector<FuturePtr> futures) {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
+  const Lock lock(mutex_);
   for (FuturePtr& future : futures) installed_futures_.push_back(std::move(future));
 }
 
 void Reducer::set_manual_finalization(bool required) {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
+  const Lock lock(mutex_);
   TORCH_CHECK(!expects_gradients_ && !unfinished_,
               "Manual finalization cannot be switched between forward and the end of backward. Set it before forward.");
   manual_finalization_ = required;
 }
 
-bool Reducer::should_finalize_after_backward() const { return manual_finalization_ && rebuilds_buckets(); }
-
 void Reducer::reset_state() {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
-  has_rebuilt_ = false;
-  rebuild_order_.clear();
+  const Lock lock(mutex_);
   expects_gradients_ = false;
   unfinished_ = false;
   all_launched_ = false;
-  divisor_ = 0;
-  installed_futures_.clear();
-  forward_work_.reset();
-  gradients_.forget_context();
-  drop_memory();
-  used_.reset();
-  static_recorded_ = false;
+  next_bucket_ = 0;
   std::fill(arrived_.begin(), arrived_.end(), true);
+  installed_futures_.clear();
+  plan_.start_anew();
+  averaging_.begin_backward();
+  averaging_.forget_forward_work();
+  in_place_.drop_memory();
+  used_.reset();
+  static_graph_.forget_record();
+  transfer_.forget_context();
   for (Bucket& bucket : buckets_) {
-    for (GradientSlot& slot : bucket.slots()) {
-      if (!slot.in_place.defined()) continue;
-      // A reduction that is still under way may write what is no gradient any more.
-      gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
-        if (!gradient.defined() || !gradient.is_alias_of(slot.in_place)) return false;
-        gradient = gradient.detach().clone();
-        return true;
-      });
-    }
+    transfer_.move_out_of_reduction(bucket);
     bucket.reset();
   }
-  next_bucket_ = 0;
 }
 
 void Reducer::set_process_group(GroupPtr group) {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
-  TORCH_CHECK(group, "A reducer needs a process group.");
-  group_ = std::move(group);
-  backend_ = abilities_of(*group_, parameters_.front().device());
-  drop_memory();
+  const Lock lock(mutex_);
+  averaging_.set_group(std::move(group));
+  in_place_.drop_memory();
   if (options_.gradient_as_bucket_view) return;
   for (Bucket& bucket : buckets_) bucket.release();
 }
 
-void Reducer::set_forward_work(c10::intrusive_ptr<c10d::Work> work, bool use_static_world_size) {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
-  forward_work_ = std::move(work);
-  forward_static_world_size_ = use_static_world_size;
+// --- gradients in, reductions out ---
+
+void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
+  const Lock lock(mutex_);
+  plan_.begin_backward();
+  record_.begin_backward();
+  require_idle();
+  expects_gradients_ = true;
+  all_launched_ = false;
+  next_bucket_ = 0;
+  averaging_.begin_backward();
+  for (Bucket& bucket : buckets_) bucket.reset();
+  std::fill(arrived_.begin(), arrived_.end(), false);
+  open_memory();
+  static_graph_.begin_backward();
+  // Those of a static graph never change.
+  if (static_graph_.enabled()) return;
+  if (options_.find_unused_parameters) unused_.search(accumulators(), outputs);
 }
 
-std::vector<c10d::GradBucket> Reducer::zero_buckets() {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
-  std::vector<c10d::GradBucket> result;
-  for (size_t index = 0; index < buckets_.size(); ++index) {
-    const Bucket& bucket = buckets_[index];
-    result.push_back(bucket.grad_bucket(
-        index, buckets_.size(),
-        bucket.sparse() ? empty_sparse_gradient(bucket.slots().front().parameter) : bucket.zeros_to_reduce()));
+bool Reducer::may_reduce_in_place() const {
+  // With manual finalization the program goes on while gradients are reduced.
+  return ours::options().reduce_in_place && averaging_.abilities().pieces && !averaging_.has_hook() &&
+         !options_.gradient_as_bucket_view && !mixed_precision_dtype_ && !optimizer_in_backward_ &&
+         !manual_finalization_;
+}
+
+void Reducer::open_memory() {
+  if (!may_reduce_in_place()) return in_place_.drop_memory();
+  // After a reduction that failed, peers may still write to the gradients that it left.
+  if (!unfinished_) in_place_.open_memory(averaging_);
+}
+
+void Reducer::on_gradient(size_t index, const at::Tensor& incoming) {
+  const Lock lock(mutex_);
+  transfer_.adopt_thread_context();
+  // Outputs that the loss does not use give undefined gradients, and those do not count. Steps without a reduction do,
+  // because their gradients are part of the next one.
+  if (used_.tracked() && !static_graph_.recorded() && transfer_.has_gradient(parameters_[index])) {
+    used_.mark_used(index);
   }
-  return result;
+  if (!expects_gradients_) return;
+  if (static_graph_.is_recording()) {
+    const int64_t now = steady_ns();
+    static_graph_.record(index);
+    record_.note_arrival(index, now);
+    buckets_.bucket_of(index).note_arrival(now);
+    return;
+  }
+  if (!unfinished_) begin_reducing();
+  if (completes(index)) mark_ready(index, incoming);
 }
 
-int64_t Reducer::iterations() {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
-  return iterations_;
+void Reducer::begin_reducing() {
+  unfinished_ = true;
+  const bool allowed = may_reduce_in_place();
+  in_place_.decide(allowed, allowed && runs_no_program_code());
+  for (const size_t unused : unused_.indices()) mark_ready(unused, {});
+}
+
+bool Reducer::runs_no_program_code() const {
+  std::vector<const torch::autograd::Node*> awaited;
+  for (size_t index = 0; index < parameters_.size(); ++index) {
+    if (unused_.contains(index)) continue;
+    // The rest of its gradient comes from another backward, and what runs there is not known yet.
+    if (static_graph_.enabled() && static_graph_.outstanding(index) > 1) return false;
+    awaited.push_back(hooks_.accumulators()[index].get());
+  }
+  return backward_runs_no_program_code(awaited, options_.is_library_code);
+}
+
+std::vector<NodePtr> Reducer::accumulators() const {
+  if (!mixed_precision_dtype_) return hooks_.accumulators();
+  // Parameters have others while they have another precision.
+  std::vector<NodePtr> current;
+  for (const at::Tensor& parameter : parameters_) {
+    current.push_back(torch::autograd::impl::grad_accumulator(parameter));
+  }
+  return current;
+}
+
+bool Reducer::completes(size_t index) {
+  if (!static_graph_.enabled()) return true;
+  if (static_graph_.outstanding(index) == 0) errors_.changed_static_graph(index);
+  static_graph_.count_down(index);
+  return static_graph_.outstanding(index) == 0;
+}
+
+void Reducer::mark_ready(size_t index, const at::Tensor& incoming) {
+  if (arrived_[index]) errors_.marked_twice(index, static_graph_.enabled());
+  arrived_[index] = true;
+  const int64_t now = steady_ns();
+  plan_.note_arrival(index);
+  record_.note_arrival(index, now);
+  averaging_.settle();
+  store(index, incoming);
+  if (buckets_.bucket_of(index).mark_arrived(now)) launch_ready_buckets();
+}
+
+void Reducer::store(size_t index, const at::Tensor& incoming) {
+  const bool in_place =
+      transfer_.store(buckets_.bucket_of(index), buckets_.slot_of(index), incoming, in_place_.is_active());
+  if (in_place) record_.note_reduced_in_place();
+}
+
+void Reducer::launch_ready_buckets() {
+  // In bucket order, whatever order they fill up in: collectives must be called in the same order on every rank.
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].ready()) launch(next_bucket_++);
+  if (next_bucket_ == buckets_.size()) on_all_launched();
+}
+
+bool Reducer::skips(const Bucket& bucket) const {
+  if (!options_.skip_all_reduce_unused_params) return false;
+  const auto& slots = bucket.slots();
+  return std::all_of(slots.begin(), slots.end(),
+                     [&](const GradientSlot& slot) { return unused_.contains(slot.parameter_index); });
+}
+
+void Reducer::launch(size_t index) {
+  Bucket& bucket = buckets_[index];
+  transfer_.complete(bucket);
+  if (skips(bucket)) return;
+  record_.note_launch();
+  averaging_.start(bucket, index, buckets_.size());
+}
+
+// --- averages back ---
+
+void Reducer::on_all_launched() {
+  all_launched_ = true;
+  // The use of a static graph is known since it was recorded.
+  if (used_.tracked() && !static_graph_.enabled()) used_.start_reduction(*group());
+  if (!manual_finalization_) queue_finalization();
+}
+
+void Reducer::queue_finalization() {
+  // The callback runs once autograd has computed everything, on a thread that does not hold the GIL. The current
+  // streams are then those of the caller of backward, which autograd has made wait for the gradients: what follows
+  // backward must wait for the averages, and what follows the last gradient in the stream of its accumulator need not.
+  torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] {
+    const Lock lock(self->mutex_);
+    self->record_.note_compute_ended();
+    self->finalize();
+  });
+}
+
+void Reducer::delay_all_reduce() {
+  const Lock lock(mutex_);
+  // Without a reduction to come there is nothing to record, and the next backward tries again.
+  if (!expects_gradients_ || static_graph_.recorded()) return;
+  record_.note_compute_ended();
+  used_.start_reduction(*group());
+  unfinished_ = true;
+  // All of backward has run: nobody will look at the gradients before they are averages.
+  in_place_.decide(may_reduce_in_place(), /*unseen=*/true);
+  averaging_.settle();
+  const std::vector<size_t> completed = static_graph_.end_recording();
+  unused_.set(static_graph_.unused());
+  record_.set_ready_order(completed);
+  std::vector<size_t> order = unused_.indices();
+  order.insert(order.end(), completed.begin(), completed.end());
+  plan_.set_order(std::move(order));
+  std::fill(arrived_.begin(), arrived_.end(), true);
+  for (size_t index = 0; index < parameters_.size(); ++index) store(index, {});
+  for (next_bucket_ = 0; next_bucket_ < buckets_.size(); ++next_bucket_) launch(next_bucket_);
+  all_launched_ = true;
+  if (!manual_finalization_) finalize();
+}
+
+void Reducer::finalize_manually() {
+  const Lock lock(mutex_);
+  TORCH_CHECK(manual_finalization_,
+              "finalize_backward() needs require_manual_backward_finalization = True, set before forward.");
+  TORCH_CHECK(unfinished_ || expects_gradients_,
+              "There is no gradient reduction to finalize: call finalize_backward() once after each backward that "
+              "synchronises gradients.");
+  TORCH_CHECK(all_launched_, "finalize_backward() was called before all gradient buckets were ready.");
+  record_.note_compute_ended();
+  finalize();
+}
+
+void Reducer::finalize() {
+  // First, so that an error below leaves a reducer that can start anew.
+  expects_gradients_ = false;
+  unfinished_ = false;
+  all_launched_ = false;
+  in_place_.close_memory();
+  const std::vector<FuturePtr> installed = std::exchange(installed_futures_, {});
+  // All are awaited even if one fails: what still ran would write into the buckets of the next backward.
+  std::exception_ptr first_error;
+  const auto attempt = [&](const auto& step) {
+    try {
+      step();
+    } catch (...) {
+      if (!first_error) first_error = std::current_exception();
+    }
+  };
+  transfer_.begin_hand_over();
+  if (before_hand_over_) attempt(before_hand_over_);
+  for (Bucket& bucket : buckets_) attempt([&] { finish_bucket(bucket); });
+  for (const FuturePtr& future : installed) attempt([&] { future->waitAndThrow(); });
+  attempt([&] { used_.finish(/*keep=*/static_graph_.enabled()); });
+  averaging_.forget_forward_work();
+  transfer_.forget_context();
+  if (first_error) {
+    // A peer that has not noticed yet may still write there.
+    in_place_.drop_memory();
+    std::rethrow_exception(first_error);
+  }
+  plan_.end_backward();
+  record_.end_backward(buckets_.layout(), buckets_.times());
+  if (options_.lazy_bucket_allocation) {
+    for (Bucket& bucket : buckets_) bucket.release();
+  }
+}
+
+void Reducer::finish_bucket(Bucket& bucket) {
+  if (!averaging_.finish(bucket)) return;
+  if (optimizer_in_backward_ && !bucket.sparse()) {
+    transfer_.note_finished(bucket);
+  } else {
+    transfer_.hand_over(bucket);
+  }
 }
 
 ReducerStatus Reducer::status() {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
-  ReducerStatus result;
-  result.iterations = iterations_;
-  result.buckets_reduced = buckets_reduced_;
-  result.reduced_in_place = reduced_in_place_;
-  result.has_rebuilt_buckets = has_rebuilt_;
-  result.unused_parameters = unused_;
-  result.ready_order = ready_order_;
-  result.error = error_;
-  for (const Bucket& bucket : buckets_) {
-    result.bucket_bytes.push_back(bucket.bytes());
-    result.bucket_indices.emplace_back();
-    for (const GradientSlot& slot : bucket.slots()) result.bucket_indices.back().push_back(slot.parameter_index);
-  }
-  return result;
+  const Lock lock(mutex_);
+  ReducerStatus status;
+  status.iterations = record_.iterations();
+  status.buckets_reduced = record_.buckets_reduced();
+  status.reduced_in_place = record_.reduced_in_place();
+  status.has_rebuilt_buckets = plan_.has_rebuilt();
+  status.bucket_indices = buckets_.layout()->parameters;
+  status.bucket_bytes = buckets_.layout()->bytes;
+  status.unused_parameters = unused_.indices();
+  status.ready_order = record_.ready_order();
+  status.error = errors_.last();
+  return status;
 }
 
 }  // namespace ours

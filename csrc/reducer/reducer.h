@@ -13,18 +13,17 @@
 #include <vector>
 
 #include "reducer/autograd_hooks.h"
-#include "reducer/bucket.h"
-#include "reducer/bucket_assignment.h"
-#include "reducer/bucket_tuning.h"
-#include "reducer/comm_hooks.h"
-#include "reducer/device_copies.h"
-#include "reducer/device_streams.h"
-#include "reducer/gradient_access.h"
-#include "reducer/gradient_memory.h"
-#include "reducer/overlap.h"
+#include "reducer/averaging.h"
+#include "reducer/bucket_list.h"
+#include "reducer/bucket_plan.h"
+#include "reducer/gradient_transfer.h"
+#include "reducer/in_place_reduction.h"
+#include "reducer/reducer_errors.h"
 #include "reducer/reducer_options.h"
-#include "reducer/step_timer.h"
+#include "reducer/static_graph.h"
+#include "reducer/step_record.h"
 #include "reducer/unused_parameters.h"
+#include "reducer/used_map.h"
 
 namespace ours {
 
@@ -44,38 +43,43 @@ struct ReducerStatus {
   std::string error;
 };
 
-/// What bucket assignment needs to know of the parameters' gradients. `sparse` is parallel to them, or empty.
-std::vector<GradientInfo> gradient_infos(const std::vector<at::Tensor>& parameters, const std::vector<bool>& sparse);
-
 /// Averages gradients over a process group while backward is still running.
 ///
 /// The life of a step: prepare_for_forward; forward; prepare_for_backward; backward, in which autograd calls back for
 /// each gradient, full buckets are reduced in bucket order, and the last callback of backward waits for the reductions
-/// and hands the averages to the parameters. A step without prepare_for_backward only accumulates. Where a program
-/// calls prepare_for_backward alone, as for the last of several micro-batches, the step counts all the same. The first
+/// and hands the averages to the parameters. A step without prepare_for_backward only accumulates. A program may call
+/// prepare_for_backward alone, for the last of several micro-batches say; the step counts all the same. The first
 /// step's buckets follow the order of the parameters; the second step's follow the order in which the gradients
 /// arrived, as seen by rank 0. Calls are safe from any thread, and none of them needs Python.
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
-  using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+  using FuturePtr = Averaging::FuturePtr;
+  using GroupPtr = Averaging::GroupPtr;
 
-  /// `parameters` all require a gradient; the same list in the same order on every rank of `group`. `options` is
-  /// checked; RuntimeError or InvalidArgument if it does not fit the parameters.
+  /// `parameters` all require a gradient, and are the same list in the same order on every rank of `group`.
+  /// RuntimeError or InvalidArgument if `options` do not fit them.
   static std::shared_ptr<Reducer> create(std::vector<at::Tensor> parameters, GroupPtr group, ReducerOptions options);
-  ~Reducer();
 
   // The step.
 
-  void prepare_for_forward();
-  /// `outputs`, of forward, are needed only to find unused parameters. RuntimeError if the last backward left
+  void prepare_for_forward() {
+    const Lock lock(mutex_);
+    record_.begin_forward();
+  }
+  /// `outputs`, those of forward, are needed only to find unused parameters. RuntimeError if the last backward left
   /// parameters without a gradient; it names them.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
-  /// In the place of prepare_for_backward where gradients only accumulate.
-  void prepare_for_accumulation();
-  /// Before any forward: what the one before it has prepared for gradients is not for activations, if there was no
-  /// backward.
-  void close_memory();
+  /// Takes the place of prepare_for_backward where gradients only accumulate.
+  void prepare_for_accumulation() {
+    const Lock lock(mutex_);
+    open_memory();
+  }
+  /// To be called before any forward: memory that was prepared for gradients must not go to activations, even if no
+  /// backward has used it.
+  void close_memory() {
+    const Lock lock(mutex_);
+    in_place_.close_memory();
+  }
   /// What autograd calls when the gradient of a parameter has been accumulated, out of `incoming` (see AutogradHooks).
   void on_gradient(size_t index, const at::Tensor& incoming);
   /// Ends the first backward of a static graph: reduces everything now that the graph is known.
@@ -83,7 +87,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Assigns the buckets in the order of arrival, once. Returns whether it did. Collective when it does.
   bool rebuild_buckets();
   /// RuntimeError unless the last backward has been finalised.
-  void check_finalized();
+  void check_finalized() {
+    const Lock lock(mutex_);
+    require_idle();
+  }
 
   // What changes the way of working.
 
@@ -92,195 +99,142 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_static_graph();
   /// Whether the backward under way has nothing to record: the static graph is known, or no parameter is reached, as
   /// in torch.autograd.grad() with respect to the input.
-  bool static_graph_recorded() const { return static_recorded_ || !hooks_.will_call(); }
+  bool static_graph_recorded() const { return static_graph_.recorded() || !hooks_.will_call(); }
   /// Gradients have been consumed by the time that backward ends: do not hand them to the parameters.
   void set_optimizer_in_backward() { optimizer_in_backward_ = true; }
-  /// Gradients arrive in `dtype`, and so do buckets have it; averages go into gradients of the parameters' precision.
+  /// Gradients arrive in `dtype`, and buckets have it too; averages go into gradients of the parameters' precision.
   void set_mixed_precision_dtype(at::ScalarType dtype);
   /// `restore` is called when all gradients have arrived, before the averages go into them.
   void set_before_hand_over(std::function<void()> restore) { before_hand_over_ = std::move(restore); }
-  void set_sample_rate(int64_t rate) { timer_.set_sample_rate(rate); }
-  /// Futures that the next end of backward waits for.
+  void set_sample_rate(int64_t rate) { record_.timer().set_sample_rate(rate); }
+  /// Adds futures that the next end of backward waits for.
   void install_futures(std::vector<FuturePtr> futures);
   /// With `required`, backward does not end by itself but by finalize_manually().
   void set_manual_finalization(bool required);
-  bool should_finalize_after_backward() const;
+  bool should_finalize_after_backward() const { return manual_finalization_ && plan_.rebuilds(); }
   void finalize_manually();
   void remove_autograd_hooks() { hooks_.detach(); }
-  /// Forgets an unfinished backward and the rebuilt buckets, e.g. after a failed peer.
+  /// Forgets an unfinished backward and the rebuilt buckets, after the failure of a peer for instance.
   void reset_state();
   void set_process_group(GroupPtr group);
 
   // Uneven inputs.
 
-  /// `work` adds up in its tensor how many ranks still have input. `use_static_world_size`: divide by the size of the
-  /// group all the same.
-  void set_forward_work(c10::intrusive_ptr<c10d::Work> work, bool use_static_world_size);
-  /// Whether ranks that have run out of input take part in averages over the whole group.
-  void set_joined_division(bool use_static_world_size) { joined_static_world_size_ = use_static_world_size; }
+  /// See Averaging.
+  void set_forward_work(Averaging::WorkPtr work, bool use_static_world_size) {
+    const Lock lock(mutex_);
+    averaging_.set_forward_work(std::move(work), use_static_world_size);
+  }
+  void set_joined_division(bool use_static_world_size) { averaging_.set_joined_division(use_static_world_size); }
   /// Acts as if the gradients had arrived in the order of the parameters.
-  void push_all_rebuilt_parameters();
-  std::vector<c10d::GradBucket> zero_buckets();
+  void push_all_rebuilt_parameters() {
+    const Lock lock(mutex_);
+    plan_.skip_backward();
+  }
+  std::vector<c10d::GradBucket> zero_buckets() {
+    const Lock lock(mutex_);
+    return buckets_.zeros();
+  }
   /// What a rank without input adds to the map of used parameters.
   at::Tensor unused_map() const { return used_.unused_map(); }
-  /// How many ranks used each parameter in the last reduced backward: int32, one element a parameter.
+  /// How many ranks used each parameter in the last reduced backward: int32, one element for each parameter.
   at::Tensor used_map() const { return used_.last_reduced(); }
-
   /// Runs the hook, or without one the reduction that the other ranks' backward runs for this bucket.
-  FuturePtr run_hook(c10d::GradBucket& bucket);
+  FuturePtr run_hook(c10d::GradBucket& bucket) { return averaging_.run_joined(bucket); }
   /// Adds the bucket up over the group, without dividing.
-  FuturePtr run_all_reduce(c10d::GradBucket& bucket);
+  FuturePtr run_all_reduce(c10d::GradBucket& bucket) {
+    return start_all_reduce(*group(), {bucket.getBuffer()}, c10d::ReduceOp::SUM)->getFuture();
+  }
 
   // What happened.
 
   ReducerStatus status();
-  int64_t iterations();
-  StepTimer& timer() { return timer_; }
+  int64_t iterations() {
+    const Lock lock(mutex_);
+    return record_.iterations();
+  }
+  StepTimer& timer() { return record_.timer(); }
   /// Whether no backward so far changed the set of unused parameters.
-  bool graph_is_static() const { return graph_is_static_; }
+  bool graph_is_static() const { return unused_.never_changed(); }
   /// For each parameter, nanoseconds from prepare_for_backward to its gradient, in the last backward.
-  std::vector<int64_t> backward_stats();
-  /// One entry a bucket, of the backward under way or the last one.
-  std::vector<BucketTimes> bucket_times();
-  /// Of the last backward that ended in a reduction.
-  BackwardTimes backward_times();
-  BucketTuning tuning();
+  std::vector<int64_t> backward_stats() {
+    const Lock lock(mutex_);
+    return record_.arrival_ns();
+  }
+  /// The times of each bucket in the backward under way or the last one.
+  std::vector<BucketTimes> bucket_times() {
+    const Lock lock(mutex_);
+    return buckets_.times();
+  }
+  /// The times of the last backward that ended in a reduction.
+  BackwardTimes backward_times() {
+    const Lock lock(mutex_);
+    return record_.last_backward();
+  }
+  BucketTuning tuning() {
+    const Lock lock(mutex_);
+    return plan_.tuning();
+  }
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const ReducerOptions& options() const { return options_; }
-  const GroupPtr& group() const { return group_; }
+  const GroupPtr& group() const { return averaging_.group(); }
 
  private:
+  using Lock = std::lock_guard<std::recursive_mutex>;
+
   Reducer(std::vector<at::Tensor> parameters, GroupPtr group, ReducerOptions options);
 
-  struct Location {
-    size_t bucket = 0;
-    size_t slot = 0;
-  };
-
-  // reducer.cpp: set-up.
   void attach();
-  void init_buckets(const std::vector<std::vector<size_t>>& indices);
-  std::vector<std::vector<size_t>> assign(const std::vector<size_t>& order) const;
-  bool is_sparse(size_t index) const;
-  bool rebuilds_buckets() const { return (static_graph_ || !options_.find_unused_parameters) && !has_rebuilt_; }
-  std::string name_of(size_t index) const;
+  void make_buckets(const BucketList::Indices& indices);
   void require_idle();
-  [[noreturn]] void fail(std::string message);
 
-  // reducer_backward.cpp: gradients in, reductions out.
-  bool records_usage() const;
-  bool may_be_unused() const { return static_graph_ || options_.find_unused_parameters; }
+  // Gradients in, reductions out.
+  bool may_reduce_in_place() const;
+  void open_memory();
   void begin_reducing();
-  bool is_unseen() const;
+  bool runs_no_program_code() const;
   std::vector<NodePtr> accumulators() const;
-  bool counts_as_arrived(size_t index);
-  void settle_division();
+  bool completes(size_t index);
   void mark_ready(size_t index, const at::Tensor& incoming);
-  void store_gradient(size_t index, const at::Tensor& incoming);
-  void store_dense(Bucket& bucket, size_t slot_index, const at::Tensor& incoming);
-  bool reduces_in_place(const GradientSlot& slot, const at::Tensor& gradient, const at::Tensor& incoming) const;
-  void store_sparse(Bucket& bucket, GradientSlot& slot);
+  void store(size_t index, const at::Tensor& incoming);
+  bool skips(const Bucket& bucket) const;
   void launch_ready_buckets();
   void launch(size_t index);
-  bool skips(const Bucket& bucket) const;
 
-  // reducer_finalize.cpp: averages back.
+  // Averages back.
   void on_all_launched();
   void queue_finalization();
   void finalize();
   void finish_bucket(Bucket& bucket);
-  void finish_dense(Bucket& bucket);
-  void hand_over(Bucket& bucket, GradientSlot& slot, std::vector<PlacedTensor>& fused);
 
-  // reducer_copies.cpp: copies in one go, and streams.
-  bool defers_copies(const Bucket& bucket) const;
-  void copy_deferred(Bucket& bucket);
-  void show_view(const GradientSlot& slot, const at::Tensor& copied) const;
-  void order_streams(Bucket& bucket);
-  void copy_back(const Bucket& bucket, const GradientSlot& slot, const at::Tensor& gradient,
-                 std::vector<PlacedTensor>& fused) const;
-
-  // reducer_memory.cpp: what gradients lie in.
-  bool may_reduce_in_place() const;
-  void open_memory();
-  void drop_memory();
-  void allocate(Bucket& bucket);
-  void adopt_existing_gradients();
-
-  // reducer_times.cpp: what is remembered of a backward.
-  void note_layout();
-  void note_backward_times();
-
-  // reducer_tuning.cpp: the size of the buckets.
-  void measure_group();
-  void tune(const std::vector<size_t>& order);
-  std::vector<int64_t> bucket_caps() const;
-  void count_backward_for_tuning();
-
-  /// Recursive: a communication hook, which runs under it, may ask for a report.
+  /// Recursive, because a communication hook, which runs while it is held, may ask for a report.
   std::recursive_mutex mutex_;
   const std::vector<at::Tensor> parameters_;
-  GroupPtr group_;
   const ReducerOptions options_;
+  AutogradHooks hooks_;
   std::optional<at::ScalarType> mixed_precision_dtype_;
   std::function<void()> before_hand_over_;
-
-  std::vector<Bucket> buckets_;
-  std::vector<Location> locations_;
-  AutogradHooks hooks_;
-  GradientAccess gradients_;
-  std::unique_ptr<c10d::CommHookInterface> hook_;
   std::vector<FuturePtr> installed_futures_;
-  StreamSet finished_in_;  ///< where the averages of the last backward were handed over
+  bool manual_finalization_ = false;
+  bool optimizer_in_backward_ = false;
+
+  ReducerErrors errors_;
+  StepRecord record_;
+  Averaging averaging_;
+  UsedMap used_;
+  UnusedParameters unused_;
+  StaticGraph static_graph_;
+  InPlaceReduction in_place_;
+  GradientTransfer transfer_;
+  BucketPlan plan_;
+  BucketList buckets_;
 
   // The backward under way.
-  bool forward_prepared_ = false;  ///< the backward to come is that of a forward that has been counted
   bool expects_gradients_ = false;
   bool unfinished_ = false;  ///< gradients have arrived, and their averages have not been handed over
   bool all_launched_ = false;
-  bool manual_finalization_ = false;
-  bool optimizer_in_backward_ = false;
-  size_t next_bucket_ = 0;
-  std::vector<bool> arrived_;
-  std::vector<size_t> ready_order_;
-  std::vector<int64_t> arrival_ns_;
-  int64_t backward_began_ns_ = 0;
-  int64_t compute_ended_ns_ = -1;
-  std::shared_ptr<const BucketLayout> layout_;
-  BackwardTimes last_backward_;
-
-  // Averaging: divide by divisor_ on the way into the bucket (scale_), or inside the reduction.
-  ReductionAbilities backend_;
-  bool whole_buckets_ = true;  ///< of the backward under way: no gradient is reduced where it lies
-  bool was_seen_ = false;      ///< code of the program ran in the last backward, and will most likely in the next
-  std::shared_ptr<GradientMemory> memory_;
-  int divisor_ = 0;
-  double scale_ = 1.0;
-  bool average_in_reduction_ = false;
-  c10::intrusive_ptr<c10d::Work> forward_work_;
-  bool forward_static_world_size_ = true;
-  bool joined_static_world_size_ = true;
-
-  // Unused parameters and the static graph.
-  UsedMap used_;
-  std::vector<size_t> unused_;
-  std::optional<std::vector<size_t>> first_unused_;
-  bool graph_is_static_ = true;
-  bool static_graph_ = false;
-  bool static_recorded_ = false;
-  std::vector<int> arrivals_expected_;
-  std::vector<int> arrivals_left_;
-
-  // Rebuilding.
-  bool has_rebuilt_ = false;
-  std::vector<size_t> rebuild_order_;
-  BucketTuning tuning_;
-
-  int64_t iterations_ = 0;
-  int64_t buckets_reduced_ = 0;
-  int64_t reduced_in_place_ = 0;
-  StepTimer timer_;
-  std::string error_;
+  size_t next_bucket_ = 0;     ///< the first that has not been launched
+  std::vector<bool> arrived_;  ///< by parameter
 };
 
 }  // namespace ours

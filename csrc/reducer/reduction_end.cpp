@@ -11,7 +11,7 @@ namespace ours {
 EndStamp stamp_end(c10::ivalue::Future& future, bool on_cpu) {
   if (!on_cpu) return nullptr;
   auto stamp = std::make_shared<std::atomic<int64_t>>(-1);
-  // Whoever reads a stamp has waited for the reduction, so no order with other memory is needed.
+  // Relaxed, because the thread that reads the stamp has waited for the reduction.
   future.addCallback([stamp](c10::ivalue::Future&) { stamp->store(steady_ns(), std::memory_order_relaxed); });
   return stamp;
 }
@@ -21,7 +21,7 @@ EndStamp stamp_end(c10d::Work& work, bool on_cpu) {
   try {
     return stamp_end(*work.getFuture(), on_cpu);
   } catch (const std::exception&) {
-    // Not every backend has futures.
+    // Some backends have no futures.
     return nullptr;
   }
 }
@@ -39,7 +39,7 @@ void note_reduction(BucketTimes& times, const c10d::Work* work, const EndStamp& 
       times.end_is_exact = true;
     }
   } else if (stamp != nullptr) {
-    // The callback may be running at this very moment: then the end has only just been.
+    // If the callback has not written yet, it is running right now, and `seen` is the end.
     const int64_t ended = stamp->load(std::memory_order_relaxed);
     if (ended >= 0) times.reduction_ended = std::clamp(ended, times.launched, seen);
     times.end_is_exact = true;

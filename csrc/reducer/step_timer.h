@@ -27,14 +27,14 @@ class StepTimer {
   void record(int64_t step, Event event) {
     if (samples(step)) timer_->record(event);
   }
-  /// Records only the first `event` since `restart` was called.
+  /// Records only the first `event` since restart() was called.
   void record_first(int64_t step, Event event) {
     if (samples(step) && timer_->getTimeRef(event) < 0) timer_->record(event);
   }
   void restart(int64_t step) {
     if (samples(step)) timer_->getTimeRef(Event::kBackwardCommStart) = c10d::kUnsetTime;
   }
-  /// Makes it as if `event` had never been recorded.
+  /// Makes `event` one that was never recorded.
   void forget(Event event) {
     if (timer_) timer_->getTimeRef(event) = c10d::kUnsetTime;
   }

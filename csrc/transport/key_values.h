@@ -32,9 +32,6 @@ class KeyValues {
       }
     }
   }
-
-  /// The value of the key as far as it is known without asking anybody, or an empty string. Never waits.
-  virtual std::string known(const std::string& /*key*/) { return ""; }
 };
 
 }  // namespace ours

@@ -12,46 +12,10 @@ from ddp_cases import backward, batches, bitwise_equal_everywhere, make_model, s
 from patience import check_soon
 from torch import nn
 
-from ourddp import _C, DistributedDataParallel
+from ourddp import DistributedDataParallel
 from ourddp.report import BackwardReport, BucketReport
 
 SMALL = 0.002  # MiB: the MLP of these tests then has several buckets
-
-
-@pytest.mark.parametrize(
-    ("launched", "ended", "exposed"),
-    [
-        ([10, 20, 30], [15, 25, 90], [0, 0, 0]),  # all over when the computation is
-        ([10, 20, 30], [50, 110, 150], [0, 10, 40]),  # one after the other
-        ([10, 90, 100], [150, 120, 180], [50, 0, 30]),  # the second was done before the first
-        ([10, 130, 140], [20, 150, 145], [0, 20, 0]),  # launched after the computation: the pause is no communication
-        ([10, -1, 100], [20, -1, 130], [0, 0, 30]),  # one was skipped
-        ([], [], []),
-    ],
-)
-def test_each_bucket_is_charged_for_the_time_that_it_adds(launched, ended, exposed):
-    assert _C.exposed_times(100, launched, ended) == exposed
-
-
-def test_launches_without_ends_are_refused():
-    with pytest.raises(ValueError, match="2 launches, but 1 ends"):
-        _C.exposed_times(0, [1, 2], [3])
-
-
-@pytest.mark.parametrize(
-    ("began", "ended", "busy"),
-    [
-        ([10, 20], [15, 30], 15),
-        ([10, 12, 40], [30, 20, 50], 30),  # two at once count once
-        ([10, 12], [30, 35], 25),
-        ([20, 10, -1], [25, 15, -1], 10),
-        ([], [], 0),
-    ],
-)
-def test_reductions_at_the_same_time_count_once(began, ended, busy):
-    assert _C.busy_time(began, ended) == busy
-    with pytest.raises(ValueError, match="busy_time"):
-        _C.busy_time([*began, 1], ended)
 
 
 def check_order(report: BackwardReport) -> None:
@@ -288,6 +252,25 @@ def test_the_table_shows_all_numbers():
     ]
 
 
+def _best_cap(sizes, arrivals, cost):
+    """Choose as csrc/reducer/bucket_tuning.cpp does; for gradients in the order of arrival."""
+    best_cap, best, cap = 0, 0.0, 1 << 16
+    while True:
+        ended, computed, busy, in_bucket, buckets = 0.0, 0.0, 0.0, 0, 0
+        for index, size in enumerate(sizes):
+            in_bucket, computed = in_bucket + size, max(computed, arrivals[index])
+            if in_bucket >= min(1 << 20 if buckets == 0 else cap, cap) or index == len(sizes) - 1:
+                took = cost.latency_ns + in_bucket * cost.ns_per_byte
+                ended, busy, in_bucket, buckets = max(ended, computed) + took, busy + took, 0, buckets + 1
+        exposed = max(0.0, ended - computed)
+        added = exposed + cost.slowdown * (busy - exposed) + buckets * cost.latency_ns
+        if best_cap == 0 or added <= 1.02 * best:
+            best_cap, best = cap, added if best_cap == 0 else min(best, added)
+        if cap >= sum(sizes):
+            return best_cap
+        cap *= 2
+
+
 def _prepared_by_hand(rank, world, lightning):
     """Steps as pipelines and training loops of libraries make them, which call ``prepare_for_backward`` themselves."""
     torch.manual_seed(0)
@@ -322,11 +305,11 @@ def _prepared_by_hand(rank, world, lightning):
     assert [tuning.backwards_left for tuning in tunings] == [3, 2, 1, 0, 0, 0]
     assert [tuning.cap > 0 for tuning in tunings] == [False] * 4 + [True] * 2
     # What was seen in the third backward decides, as rank 0 saw it.
-    sizes = [_C.GradientInfo(p.nbytes) for p in module.parameters()]
+    sizes = [p.nbytes for p in module.parameters()]
+    order = sorted(range(len(sizes)), key=lambda index: profiles[3][index])
     cost = model.reducer._get_bucket_tuning().cost
-    arrivals = [float(time) for time in profiles[3]]
-    order = sorted(range(len(sizes)), key=lambda index: arrivals[index])
-    chosen = _C.choose_caps([sizes[i] for i in order], cost, 1 << 20, [arrivals[i] for i in order])
+    cap = _best_cap([sizes[i] for i in order], [profiles[3][i] for i in order], cost)
+    chosen = min(1 << 20, cap), cap
     return chosen, (tunings[-1].first_cap, tunings[-1].cap)
 
 

@@ -148,7 +148,7 @@ def wrong_everywhere(rank: int, world: int) -> None:
                 wrong()
         right()
     assert failed_with("SUCCESS")
-    assert reached(lambda: not threads_named("ours-usher")), "a rank that is in calls needs no other thread"
+    assert reached(lambda: not threads_named("ours-refusal")), "a rank that is in calls needs no other thread"
     with pytest.raises(ourddp.MisuseError):
         wrong()
     assert backend_of().failure() == ""

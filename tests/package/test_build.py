@@ -84,7 +84,7 @@ def test_make_works_in_a_path_with_a_space_and_shows_how_far_it_is(tmp_path, sta
     shutil.copytree(ROOT / "csrc" / "common", folder / "csrc" / "common")
     (folder / "tests" / "cpp").mkdir(parents=True)
     (folder / "benchmarks").mkdir()
-    for name in ("Makefile", "pyproject.toml", "setup.py", "setup_cuda.py", "setup_mpi.py"):
+    for name in ("Makefile", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, folder)
     (folder / "python").write_text(STAND_IN)
     (folder / "python").chmod(0o755)
@@ -225,12 +225,12 @@ def working(setup_cuda: ModuleType) -> Any:
 
 
 def refuse(*_: Any) -> None:
-    raise sys.modules["setup_cuda"].BuildError("this command failed: nvcc")
+    raise sys.modules["setup_ninja"].BuildError("this command failed: nvcc")
 
 
 def test_cuda_that_does_not_compile_is_left_out_with_a_warning(setup_cuda, load_setup, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(setup_cuda, "find_cuda", lambda _: working(setup_cuda))
-    monkeypatch.setattr(setup_cuda, "build", refuse)
+    monkeypatch.setattr(sys.modules["setup_ninja"].Build, "make", refuse)
     module = load_setup(OURS_WITH_CUDA="auto")
     assert module.CUDA_REPORT.startswith("on: CUDA 13.0, sm_80 sm_90 PTX 90 PTX 120")
     old = leave_an_old_library(tmp_path)
@@ -242,7 +242,7 @@ def test_cuda_that_does_not_compile_is_left_out_with_a_warning(setup_cuda, load_
 
 def test_cuda_that_is_asked_for_and_does_not_compile_is_an_error(setup_cuda, load_setup, monkeypatch):
     monkeypatch.setattr(setup_cuda, "find_cuda", lambda _: working(setup_cuda))
-    monkeypatch.setattr(setup_cuda, "build", refuse)
+    monkeypatch.setattr(sys.modules["setup_ninja"].Build, "make", refuse)
     with pytest.raises(SystemExit, match="OURS_WITH_CUDA=1 cannot be honoured: this command failed: nvcc"):
         build_in_place(load_setup(OURS_WITH_CUDA="1"))
 
@@ -269,50 +269,52 @@ def test_an_nvcc_that_refuses_the_compiler_is_quoted(setup_cuda, tmp_path):
 
 
 @pytest.fixture
-def small_plan(setup_cuda, monkeypatch, tmp_path) -> Any:
-    """Return what is compiled as if one file, which includes another, were all of it."""
+def build_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """``build_one(*flags)`` compiles a file, which includes another, and copies what comes of it; returns the copy."""
     if shutil.which("c++") is None:
         pytest.skip("there is no c++")
-    (tmp_path / "a.h").write_text("inline int a() { return 1; }\n")
-    (tmp_path / "a.cpp").write_text('#include "a.h"\nint b() { return a(); }\n')
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(setup_cuda, "ROOT", tmp_path)
-    monkeypatch.setattr(setup_cuda.Plan, "sources", lambda _: [tmp_path / "a.cpp"])
-    monkeypatch.setattr(setup_cuda.Plan, "link", lambda self, objects: ["cp", str(objects[0]), str(self.target)])
-    return setup_cuda.Plan(working(setup_cuda), False, tmp_path / "objects", tmp_path / "lib" / "library")
+    monkeypatch.syspath_prepend(str(ROOT))
+    import setup_ninja
+
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    (folder / "a.h").write_text("inline int a() { return 1; }\n")
+    (folder / "a.cpp").write_text('#include "a.h"\nint b() { return a(); }\n')
+    monkeypatch.setattr(setup_ninja, "ROOT", folder)
+
+    def build(*flags: str) -> Path:
+        one = setup_ninja.Build(folder / "objects")
+        objects = one.compile([folder / "a.cpp"], ["c++", *flags])
+        copy = one.add(folder / "copy", ["cp", str(objects[0]), str(folder / "copy")], objects)
+        one.make(copy)
+        assert copy.is_file()
+        return copy
+
+    return build
 
 
-def test_only_what_has_changed_is_compiled_again(setup_cuda, small_plan, tmp_path, capsys):
-    def compiled() -> bool:
-        setup_cuda.build(small_plan)
-        assert small_plan.target.is_file()
-        return "compiling a.cpp" in capsys.readouterr().out
+def test_only_what_has_changed_is_compiled_again(build_one, capfd):
+    def compiled(*flags: str) -> bool:
+        capfd.readouterr()
+        build_one(*flags)
+        return "a.cpp" in capfd.readouterr().out
 
     assert compiled()
     assert not compiled()
-    made = next(small_plan.objects.glob("*.o")).stat().st_mtime
-    os.utime(tmp_path / "a.h", (made + 1, made + 1))
+    header = build_one().with_name("a.h")
+    header.write_text("inline int a() { return 2; }\n")
     assert compiled()
-    os.utime(tmp_path / "a.h", (made - 1, made - 1))
     assert not compiled()
-    (small_plan.objects / "a.cpp.command").write_text("with other flags")
-    assert compiled()
+    assert compiled("-DWITH_OTHER_FLAGS")
 
 
-def test_a_file_that_does_not_compile_is_shown_and_leaves_no_library(setup_cuda, small_plan, tmp_path, capsys):
-    setup_cuda.build(small_plan)
-    (tmp_path / "a.cpp").write_text("#error this cannot be\n")
-    with pytest.raises(setup_cuda.BuildError, match=r"this command failed: c\+\+ .*a\.cpp"):
-        setup_cuda.build(small_plan)
-    assert "this cannot be" in capsys.readouterr().out
-    assert not small_plan.target.exists()
-
-
-def test_the_files_of_the_cuda_library_are_there(setup_cuda, tmp_path):
-    sources = setup_cuda.Plan(working(setup_cuda), True, tmp_path, tmp_path / "library").sources()
-    assert len(set(sources)) == len(sources)
-    assert [path for path in sources if not path.is_file()] == []
-    assert {path for path in (ROOT / "csrc" / "cuda").iterdir() if path.suffix in (".cu", ".cpp")} <= set(sources)
+def test_a_file_that_does_not_compile_is_shown_and_leaves_no_library(build_one, capfd):
+    made = build_one()
+    made.with_name("a.cpp").write_text("#error this cannot be\n")
+    with pytest.raises(sys.modules["setup_ninja"].BuildError, match="a command that makes copy failed"):
+        build_one()
+    assert "this cannot be" in capfd.readouterr().out
+    assert not made.exists()
 
 
 def test_what_is_declared_of_nccl_is_what_its_header_says(tmp_path):
@@ -328,7 +330,7 @@ def test_what_is_declared_of_nccl_is_what_its_header_says(tmp_path):
     def compile(source: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=120)
 
-    source = ROOT / "tests" / "cpp" / "nccl_header.cpp"
+    source = ROOT / "tests" / "cpp" / "cuda" / "nccl_header.cpp"
     result = compile(source)
     assert result.returncode == 0, result.stderr
     wrong = tmp_path / "wrong.cpp"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
 LAYERS = ["common", "kernels", "device", "transport", "collectives", "engines", "backend", "reducer", "python"]
 # A library of its own, which nobody includes.
 ASIDE = "cuda"
@@ -18,6 +21,18 @@ FORBIDDEN_PAIRS = {("reducer", "backend"), ("reducer", "collectives"), ("reducer
 TORCH = re.compile(r"^(torch|ATen|c10|pybind11|Python\.h)\b")
 DEVICE = re.compile(r"^(cuda\w*|nccl)\.h$")
 MPI = re.compile(r"^(mpi\.h|engines/mpi/)")
+# Which folders of its layer a sub-folder knows, beside the top of the layer, which all of them know.
+KNOWN_IN_LAYER = {
+    "collectives/device": set(),
+    "collectives/hierarchical": {"collectives/node", "collectives/tcp"},
+    "collectives/messages": set(),
+    "collectives/node": {"collectives/messages"},
+    "collectives/tcp": {"collectives/messages"},
+    "transport/node": set(),
+    "transport/tcp": {"transport/node"},
+}
+FRIEND = re.compile(r"^\s*friend\s+(?:class|struct)\s+(\w+)", re.MULTILINE)
+TYPE = re.compile(r"^\s*(?:class|struct)\s+(\w+)[^;(]*\{", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 MAX_LINES = 400
 
@@ -33,10 +48,28 @@ def is_above(other: str, layer: str) -> bool:
     return other == ASIDE or LAYERS.index(other) > LAYERS.index(layer)
 
 
+def folder_of(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def strange_friends(path: str, text: str, defined: dict[str, str]) -> list[str]:
+    """Return the classes that a file befriends although they are of another folder; ``defined`` tells where each is."""
+    return [
+        f"{path} befriends {name}, which is of {defined[name]}"
+        for name in FRIEND.findall(text)
+        if name in defined and folder_of(defined[name]) != folder_of(path)
+    ]
+
+
 def violations(path: str, text: str, known: set[str]) -> list[str]:
     """Return what is wrong with the file at ``path`` (relative to csrc), given the paths of all files."""
     layer = layer_of(path)
     found = []
+    folder = folder_of(path)
+    beside = {other for other in KNOWN_IN_LAYER if layer_of(other) == layer and other != folder}
+    for other in {folder_of(included) for included in INCLUDE.findall(text) if included in known}:
+        if other in beside - KNOWN_IN_LAYER.get(folder, beside):
+            found.append(f"{path} includes files of {other}, which its folder must not know")
     for included in INCLUDE.findall(text):
         other = layer_of(included)
         if included in known and is_above(other, layer):
@@ -73,7 +106,26 @@ def test_sources_keep_the_rules():
     assert len(files) > 10
     assert {layer_of(path) for path in files} <= {*LAYERS, ASIDE}
     found = [line for path, text in files.items() for line in violations(path, text, set(files))]
+    defined = {name: path for path, text in files.items() for name in TYPE.findall(text)}
+    found += [line for path, text in files.items() for line in strange_friends(path, text, defined)]
     assert not found, "\n".join(found)
+
+
+def test_no_two_files_have_one_name():
+    names = Counter(
+        path.name for folder in ("csrc", "tests") for path in (ROOT / folder).rglob("*.*") if is_source(path)
+    )
+    assert [name for name, count in names.items() if count > 1 and name != "__init__.py"] == []
+
+
+def is_source(path: Path) -> bool:
+    return path.suffix in {".h", ".cpp", ".cu", ".cuh", ".py"} and "build" not in path.parts
+
+
+def test_cpp_tests_lie_where_what_they_test_lies():
+    tests = [path.relative_to(ROOT / "tests" / "cpp") for path in (ROOT / "tests" / "cpp").rglob("*_test.cpp")]
+    assert len(tests) > 10
+    assert {path.parent.as_posix() for path in tests} - {"cuda/gpu"} <= {folder_of(path) for path in source_files()}
 
 
 @pytest.mark.parametrize(
@@ -94,10 +146,74 @@ def test_sources_keep_the_rules():
         ("kernels/a.h", "#include <vector>\n", "#pragma once"),
         ("kernels/a.cpp", "//\n" * 401, "lines"),
         ("kernels/a.cpp", '#include "kernels/gone.h"\n', "does not exist"),
+        ("collectives/node/a.cpp", '#include "collectives/hierarchical/rail.h"\n', "its folder must not know"),
     ],
 )
 def test_each_rule_finds_its_violation(path, text, complaint):
-    known = {"kernels/reduce.h", "backend/work.h", "cuda/cuda_device.h", "transport/node/channel.h", path}
+    known = {"collectives/hierarchical/rail.h", "kernels/reduce.h", "backend/work.h", "cuda/cuda_device.h"}
+    known |= {"transport/node/channel.h", path}
     found = violations(path, text, known)
     assert len(found) == 1
     assert complaint in found[0]
+
+
+def test_a_friend_from_another_folder_is_found():
+    befriends = "class A {\n  friend class B;\n};\n"
+    assert strange_friends("transport/tcp/a.h", befriends, {"B": "transport/tcp/b.h"}) == []
+    found = strange_friends("transport/tcp/a.h", befriends, {"B": "collectives/tcp/b.h"})
+    assert found == ["transport/tcp/a.h befriends B, which is of collectives/tcp/b.h"]
+
+
+# --- Python -----------------------------------------------------------------------------------------------------------
+
+PACKAGE = CSRC.parent / "ourddp"
+
+
+def imports_of(module: str, text: str, known: set[str]) -> set[str]:
+    """Return which of the ``known`` modules of the package ``module`` imports, in functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.removeprefix("ourddp.") for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "ourddp":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.removeprefix("ourddp."))
+        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{module} has a relative import"
+    return found & known
+
+
+def circle(imports: dict[str, set[str]]) -> list[str]:
+    """Return modules that import each other in turn, or an empty list."""
+    done: set[str] = set()
+
+    def search(path: list[str]) -> list[str]:
+        for module in sorted(imports[path[-1]] - done):
+            if module in path:
+                return [*path[path.index(module) :], module]
+            if found := search([*path, module]):
+                return found
+        done.add(path[-1])
+        return []
+
+    return next((found for module in sorted(imports) if (found := search([module]))), [])
+
+
+def test_no_python_modules_import_each_other():
+    texts = {path.stem: path.read_text() for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
+    assert len(texts) > 10
+    imports = {module: imports_of(module, text, set(texts)) for module, text in texts.items()}
+    assert imports["distributed"] >= {"report", "tuning"}
+    assert not circle(imports)
+
+
+def test_circles_are_found():
+    known = {"a", "b", "c"}
+    texts = {
+        "a": "from ourddp import b\nimport os\n",
+        "b": "def f():\n    from ourddp.c import x\n",
+        "c": "if TYPE_CHECKING:\n    import ourddp.a\n",
+    }
+    imports = {module: imports_of(module, text, known) for module, text in texts.items()}
+    assert circle(imports) == ["a", "b", "c", "a"]
+    assert circle({**imports, "c": set()}) == []

@@ -4,6 +4,7 @@
 #include <sstream>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "common/listed.h"
 #include "common/options.h"
 #include "common/own_name.h"
 
@@ -182,23 +183,17 @@ void Rendezvous::fetch(StoreKeys& keys, const std::vector<std::string>& names,
 }
 
 std::string Rendezvous::absent(const std::string& step) {
-  constexpr size_t kMostNamed = 16;
   std::vector<std::string> words;
   for (int rank = 0; rank < meeting_.size; ++rank) words.push_back(key_of(step, rank));
   std::vector<size_t> missing;
   std::string silence;
   try {
-    missing = keys_.missing(words, kMostNamed + 1, Deadline::after(kErrorPatience));
+    missing = keys_.missing(words, kMostListed + 1, Deadline::after(kErrorPatience));
   } catch (const Error& e) {
     silence = std::string(" (nobody knows: ") + e.what() + ')';
   }
-  std::string names;
-  for (size_t i = 0; i < std::min(missing.size(), kMostNamed); ++i) {
-    names += (names.empty() ? "" : ", ") + std::to_string(missing[i]);
-  }
-  if (missing.size() > kMostNamed) names += " and more";
-  return "rank " + (names.empty() ? "0" : names) + " of " + meeting_.group + " did not publish " +
-         (names.empty() ? "what all others did" : "where it is") + silence + " (timeout after " +
+  return "rank " + (missing.empty() ? "0" : listed(missing)) + " of " + meeting_.group + " did not publish " +
+         (missing.empty() ? "what all others did" : "where it is") + silence + " (timeout after " +
          std::to_string(meeting_.timeout.count()) + "ms; " + describe_self() +
          " waited for it). Was it started, did it fail, and is the store not left over from another run?";
 }

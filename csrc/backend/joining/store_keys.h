@@ -40,7 +40,6 @@ class StoreKeys final : public KeyValues {
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, Deadline deadline) override;
   std::string await(const std::string& key, Deadline deadline, const std::function<void()>& look_around) override;
-  std::string known(const std::string& key) override;
 
   /// The values of several keys, once all are there.
   std::vector<std::string> get_all(const std::vector<std::string>& keys, Deadline deadline,
@@ -57,6 +56,9 @@ class StoreKeys final : public KeyValues {
   void fetch(const std::vector<std::string>& keys, Deadline deadline);
 
  private:
+  /// What fetch() has of the key, or an empty string.
+  std::string known(const std::string& key);
+
   const StorePtr store_;
   const std::string prefix_;
   const Terms terms_;

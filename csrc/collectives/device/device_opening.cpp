@@ -94,39 +94,28 @@ std::vector<std::string> gather_texts(Group& host, const Call& call, const std::
   return texts;
 }
 
-std::vector<Words> open_call(Group& host, const Call& call, const CallRecord& record, const Words& mine,
-                             uint64_t fingerprint) {
-  Words words = pack(record, fingerprint);
+std::vector<Words> open_call(Group& host, const Running& run, const Words& mine) {
+  Words words = pack(run.record, run.fingerprint);
   words.insert(words.end(), mine.begin(), mine.end());
   const std::vector<size_t> counts(static_cast<size_t>(host.size()), words.size());
-  std::vector<Words> opened = gather_words(host, call, words, counts);
+  std::vector<Words> opened = gather_words(host, run.call, words, counts);
   const bool agree = std::all_of(opened.begin(), opened.end(), [&](const Words& w) { return same_call(w, words); });
   if (!agree) throw_mismatch(opened);
   for (Words& w : opened) w.erase(w.begin(), w.begin() + kRecordWords);
   return opened;
 }
 
-Words table_of(const std::vector<ConstSpan>& sends, const std::vector<Span>& receives, size_t ranks) {
-  Words table(2 * ranks);
-  for (size_t r = 0; r < sends.size(); ++r) table[r] = sends[r].bytes;
-  for (size_t r = 0; r < receives.size(); ++r) table[ranks + r] = receives[r].bytes;
+Words table_of(const ExchangePlan& plan) {
+  Words table(2 * plan.sends.size());
+  plan.write_sizes(table.data());
   return table;
 }
 
 size_t SizeTables::check(const CallRecord& record) const {
-  size_t most = 0;
-  for (size_t from = 0; from < opened_.size(); ++from) {
-    for (size_t to = 0; to < opened_.size(); ++to) {
-      if (from == to) continue;
-      if (sent(from, to) != expected(to, from)) {
-        throw MismatchError(rank_name(from) + " sends " + std::to_string(sent(from, to)) + " bytes to " +
-                            rank_name(to) + ", which expects " + std::to_string(expected(to, from)) + ", in " +
-                            describe_record(record) + ". Make the sizes of the tensors agree on all ranks");
-      }
-      most = std::max(most, sent(from, to));
-    }
-  }
-  return most;
+  std::vector<const uint64_t*> tables;
+  tables.reserve(opened_.size());
+  for (const Words& words : opened_) tables.push_back(words.data() + words.size() - 2 * opened_.size());
+  return check_sizes(tables, [](int r) { return rank_name(static_cast<size_t>(r)); }, record);
 }
 
 }  // namespace ours

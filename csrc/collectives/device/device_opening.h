@@ -21,14 +21,12 @@ std::vector<Words> gather_words(Group& host, const Call& call, const Words& mine
 std::vector<std::string> gather_texts(Group& host, const Call& call, const std::string& mine);
 
 /// Begins a call: compares what all ranks called, and returns all ranks' `mine`, by rank; as many on all. Throws
-/// MismatchError, the same on all ranks, where they called different things. `fingerprint` stands for what is not in
-/// the record. In the host group's messages the call appears as what it is.
-std::vector<Words> open_call(Group& host, const Call& call, const CallRecord& record, const Words& mine = {},
-                             uint64_t fingerprint = 0);
+/// MismatchError, the same on all ranks, where they called different things. In the host group's messages the call
+/// appears as what it is.
+std::vector<Words> open_call(Group& host, const Running& run, const Words& mine = {});
 
-/// The sizes in bytes of what this rank sends to, and expects of, each rank, for open_call(). Both lists have `ranks`
-/// spans or none.
-Words table_of(const std::vector<ConstSpan>& sends, const std::vector<Span>& receives, size_t ranks);
+/// The sizes in bytes of what this rank sends to, and expects of, each rank, for open_call().
+Words table_of(const ExchangePlan& plan);
 
 /// All ranks' tables, of which each is the end of a rank's words.
 class SizeTables {

@@ -15,7 +15,7 @@ constexpr std::chrono::milliseconds kPatience{50};
 HostedGroup::HostedGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device)
     : host_(std::move(host)), device_(std::move(device)) {}
 
-void HostedGroup::check_usable(const Call& call) const {
+void HostedGroup::check_usable(const Call& call) {
   // A group that has failed throws that at once, whatever is called.
   if (!host_->failure().empty()) host_->barrier(call);
   check_not_left();
@@ -25,8 +25,8 @@ void HostedGroup::check_not_left() const {
   if (left_) throw Error("this rank has left the group; make a new one to communicate");
 }
 
-void HostedGroup::guarded(const Call& call, const std::function<void()>& body) {
-  check_usable(call);
+void HostedGroup::guarded(const Running& run, const std::function<void()>& body) {
+  const Call& call = run.call;
   try {
     const std::lock_guard<std::mutex> lock(busy_);
     check_not_left();  // again, as nobody can leave before the lock is given back
@@ -57,13 +57,14 @@ void HostedGroup::run_past_misuse(const Call& call, const std::function<void()>&
   }
 }
 
-void HostedGroup::wait(DeviceEvent& event, const Call& call, const CallRecord& record, const char* doing) {
+void HostedGroup::wait(DeviceEvent& event, const Running& run, const char* doing) {
+  const Call& call = run.call;
   if (event.reached()) return;
   const auto look_around = [&] {
     if (!host_->failure().empty()) host_->barrier(call);
   };
   wait_reached(event, call.deadline, look_around,
-               std::string(doing) + " of " + describe_record(record) + " on rank " + std::to_string(rank()));
+               std::string(doing) + " of " + describe_record(run.record) + " on rank " + std::to_string(rank()));
 }
 
 void HostedGroup::leave() noexcept {

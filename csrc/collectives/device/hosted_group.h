@@ -29,11 +29,9 @@ class HostedGroup : public Group {
 
   int rank() const override { return host_->rank(); }
   int size() const override { return host_->size(); }
-  void barrier(const Call& call) override { host_->barrier(call); }
   void monitored_barrier(const Call& call, bool wait_all_ranks) override {
     host_->monitored_barrier(call, wait_all_ranks);
   }
-  std::shared_ptr<void> allocate(size_t) override { return nullptr; }
   void abort(const std::string& reason) override { host_->abort(reason); }
   void fail(const std::exception_ptr& error) noexcept override { host_->fail(error); }
   void refuse(const Call& call, const std::string& why) noexcept override { host_->refuse(call, why); }
@@ -51,11 +49,12 @@ class HostedGroup : public Group {
  protected:
   HostedGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device);
 
-  /// Runs an operation, whose arguments have been checked: whatever it throws becomes the failure of the group.
-  void guarded(const Call& call, const std::function<void()>& body);
+  void check_usable(const Call& call) override;
+  void do_barrier(const Running& run) override { host_->barrier(run.call); }
+  void guarded(const Running& run, const std::function<void()>& body) override;
 
   /// Returns once the device has come to the event; throws the host group's failure. `doing`: "a copy", for messages.
-  void wait(DeviceEvent& event, const Call& call, const CallRecord& record, const char* doing);
+  void wait(DeviceEvent& event, const Running& run, const char* doing);
 
   /// For at most that long, until the device has done all that it was given here. Returns whether it has.
   virtual bool settle(std::chrono::milliseconds patience) noexcept = 0;
@@ -70,8 +69,6 @@ class HostedGroup : public Group {
   Device& device() const { return *device_; }
 
  private:
-  /// Throws the failure of the group, if there is one.
-  void check_usable(const Call& call) const;
   void check_not_left() const;
   /// Runs `body`, whose InvalidArgument is a DeviceError: peers may have begun.
   void run_past_misuse(const Call& call, const std::function<void()>& body) const;

@@ -44,17 +44,17 @@ IpcGroup::~IpcGroup() {
   if (!in_child()) give_back_what_is_free();
 }
 
-void IpcGroup::operation(const Call& call, const std::function<void()>& body) {
-  guarded(call, [&] {
+void IpcGroup::guarded(const Running& run, const std::function<void()>& body) {
+  HostedGroup::guarded(run, [&] {
     body();
     if (board_) board_->finish_call(rank());
   });
 }
 
-std::vector<Words> IpcGroup::open(const Running& run, const Words& mine, uint64_t fingerprint) {
+std::vector<Words> IpcGroup::open(const Running& run, const Words& mine) {
   Words words{heap_->segments()};
   words.insert(words.end(), mine.begin(), mine.end());
-  std::vector<Words> opened = open_call(host(), run.call, run.record, words, fingerprint);
+  std::vector<Words> opened = open_call(host(), run, words);
   std::vector<size_t> segments;
   for (size_t r = 0; r < opened.size(); ++r) {
     segments.push_back(opened[r][0]);
@@ -74,13 +74,13 @@ void IpcGroup::copy(void* to, const void* from, size_t bytes) {
 
 void IpcGroup::wait_copied(const Running& run) {
   copied_->record(copies_->handle());
-  wait(*copied_, run.call, run.record, "a copy");
+  wait(*copied_, run, "a copy");
 }
 
 void IpcGroup::wait_reduced(const Running& run) {
   if (!drives()) return;
   reduced_->record(kernels_->handle());
-  wait(*reduced_, run.call, run.record, "the arithmetic");
+  wait(*reduced_, run, "the arithmetic");
 }
 
 Slice IpcGroup::share_of(size_t count, size_t element) const {

@@ -41,17 +41,6 @@ class IpcGroup final : public HostedGroup {
   IpcGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device, IpcMemory memory);
   ~IpcGroup() override;
 
-  void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) override;
-  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) override;
-  void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) override;
-  void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
-                      void* out, const Reduction& reduction) override;
-  void broadcast(const Call& call, Span buffer, int root) override;
-  void all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) override;
-  void gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) override;
-  void scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) override;
-  void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) override;
-
   /// Of the device. Whoever drops it has to be done with it on all streams.
   std::shared_ptr<void> allocate(size_t bytes) override;
   bool allocates() const override { return true; }
@@ -60,39 +49,22 @@ class IpcGroup final : public HostedGroup {
   }
 
  protected:
+  void do_reduce(const Running& run, const Reducing& job) override;
+  void do_reduce_scatter(const Running& run, const Scattering& job) override;
+  void do_exchange(const Running& run, const ExchangePlan& plan) override;
+  void guarded(const Running& run, const std::function<void()>& body) override;
   bool settle(std::chrono::milliseconds patience) noexcept override;
   void let_go(bool settled) noexcept override;
 
  private:
-  struct Running {
-    const Call& call;
-    const CallRecord& record;
-  };
-
   /// The segment of each rank's that is its stage.
   static constexpr uint64_t kStage = 0;
   /// A place in the heap as it travels: its segment, its offset there, its bytes.
   static constexpr size_t kPlaceWords = 3;
 
-  /// What this rank sends, and to whom, as in NodeGroup.
-  struct Exchange {
-    bool common = true;            ///< all that get something get the same bytes
-    std::vector<ConstSpan> sends;  ///< one a rank, or none
-    std::vector<Span> receives;    ///< one a rank, or none
-  };
-
-  /// A reduction, for the reader or all ranks (-1); `out` is null where it is not wanted.
-  struct Reducing {
-    const Pieces& in;
-    const Pieces* out;
-    const Reduction& reduction;
-    int reader;
-  };
-
   // The frame of every operation (ipc_group.cpp).
-  void operation(const Call& call, const std::function<void()>& body);
   /// The first synchronisation: all ranks' `mine`, by rank. Peers' segments are known after it.
-  std::vector<Words> open(const Running& run, const Words& mine, uint64_t fingerprint = 0);
+  std::vector<Words> open(const Running& run, const Words& mine);
   /// A later synchronisation.
   void sync(const Running& run) { host().barrier(run.call); }
   std::byte* slot(int rank, size_t number);
@@ -107,7 +79,6 @@ class IpcGroup final : public HostedGroup {
   Slice share_of(size_t count, size_t element) const;
 
   // Reductions (ipc_reduce.cpp, ipc_reduce_scatter.cpp, ipc_heap_reduce.cpp).
-  void reduce_to(const Running& run, const Reducing& job, bool in_place);
   /// Has chunk 0 in this rank's stage.
   void begin_staged(const Running& run, const Reducing& job);
   void copy_in(const Running& run, const Reducing& job, size_t k);
@@ -117,9 +88,6 @@ class IpcGroup final : public HostedGroup {
   /// Where in the heap the data lies, place by place; empty if it does not.
   Words places_of(const Pieces& data, size_t element) const;
   void reduce_in_heap(const Running& run, const Reducing& job, const std::vector<Words>& opened, const Words& mine);
-
-  // Moving (ipc_move.cpp).
-  void exchange(const Running& run, const Exchange& plan);
 
   const size_t slot_bytes_;  ///< the same on all ranks
   const std::shared_ptr<LetGoBoard> board_;

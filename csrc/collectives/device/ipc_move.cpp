@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "collectives/call_checks.h"
 #include "collectives/device/ipc_group.h"
 
 // What moves data unchanged, as in shared memory (node_exchange.cpp): each rank has bytes for some ranks, either the
@@ -13,118 +12,44 @@
 
 namespace ours {
 
-void IpcGroup::broadcast(const Call& call, Span buffer, int root) {
-  check_root(root, size());
-  const auto ranks = static_cast<size_t>(size());
-  const auto from = static_cast<size_t>(root);
-  Exchange plan;
-  if (rank() == root) {
-    plan.sends.assign(ranks, ConstSpan{buffer.data, buffer.bytes});
-    plan.sends[from] = ConstSpan{};
-  } else {
-    plan.receives.resize(ranks);
-    plan.receives[from] = buffer;
-  }
-  CallRecord record = record_of(call);
-  record.root = root;
-  record.count = buffer.bytes / size_of(call.dtype);
-  operation(call, [&] { exchange({call, record}, plan); });
-}
-
-void IpcGroup::all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) {
-  const auto ranks = static_cast<size_t>(size());
-  check_one_a_rank(call, outputs.size(), ranks);
-  check_own(call, rank(), input.bytes, outputs[static_cast<size_t>(rank())].bytes);
-  Exchange plan;
-  plan.sends.assign(ranks, input);
-  plan.receives = outputs;
-  const CallRecord record = record_of(call);
-  operation(call, [&] { exchange({call, record}, plan); });
-}
-
-void IpcGroup::gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) {
-  check_root(root, size());
-  const auto ranks = static_cast<size_t>(size());
-  const auto to = static_cast<size_t>(root);
-  Exchange plan;
-  plan.sends.resize(ranks);
-  plan.sends[to] = input;
-  if (rank() == root) {
-    check_one_a_rank(call, outputs.size(), ranks);
-    check_own(call, rank(), input.bytes, outputs[to].bytes);
-    plan.receives = outputs;
-  }
-  CallRecord record = record_of(call);
-  record.root = root;
-  operation(call, [&] { exchange({call, record}, plan); });
-}
-
-void IpcGroup::scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) {
-  check_root(root, size());
-  const auto ranks = static_cast<size_t>(size());
-  const auto from = static_cast<size_t>(root);
-  Exchange plan;
-  plan.common = false;
-  plan.receives.resize(ranks);
-  plan.receives[from] = output;
-  if (rank() == root) {
-    check_one_a_rank(call, inputs.size(), ranks);
-    check_own(call, rank(), inputs[from].bytes, output.bytes);
-    plan.sends = inputs;
-  }
-  CallRecord record = record_of(call);
-  record.root = root;
-  operation(call, [&] { exchange({call, record}, plan); });
-}
-
-void IpcGroup::all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) {
+void IpcGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
   const auto ranks = static_cast<size_t>(size());
   const auto me = static_cast<size_t>(rank());
-  check_one_a_rank(call, inputs.size(), ranks);
-  check_one_a_rank(call, outputs.size(), ranks);
-  check_own(call, rank(), inputs[me].bytes, outputs[me].bytes);
-  const Exchange plan{false, inputs, outputs};
-  const CallRecord record = record_of(call);
-  operation(call, [&] { exchange({call, record}, plan); });
-}
-
-void IpcGroup::exchange(const Running& run, const Exchange& plan) {
-  const auto ranks = static_cast<size_t>(size());
-  const auto me = static_cast<size_t>(rank());
-  const size_t window = plan.common ? slot_bytes_ : std::max<size_t>(slot_bytes_ / ranks, 1);
+  const size_t window = plan.is_common() ? slot_bytes_ : std::max<size_t>(slot_bytes_ / ranks, 1);
   // Piece k of what a rank sends to others lies in this order; of equal ones there is one.
   const auto copy_in = [&](size_t k) {
     std::byte* to = slot(rank(), next_slot_ + k);
-    for (size_t d = 0; d < plan.sends.size(); ++d) {
-      const Slice piece = piece_of(plan.sends[d].bytes, window, k);
+    for (size_t d = 0; d < ranks; ++d) {
+      const Slice piece = piece_of(plan.sent(d), window, k);
       if (d == me || piece.empty()) continue;
-      copy(to, static_cast<const std::byte*>(plan.sends[d].data) + piece.begin, piece.size());
-      if (plan.common) break;
+      copy(to, static_cast<const std::byte*>(plan.sends[d]->data) + piece.begin, piece.size());
+      if (plan.is_common()) break;
       to += piece.size();
     }
   };
   copy_in(0);
   wait_copied(run);
-  const std::vector<Words> opened = open(run, table_of(plan.sends, plan.receives, ranks));
+  const std::vector<Words> opened = open(run, table_of(plan));
   const SizeTables tables(opened);
   const size_t rounds = std::max<size_t>(piece_count(tables.check(run.record), window), 1);
 
   const auto copy_out = [&](size_t k) {
     // Begin with the next rank: not all of them read from the same device at the same time.
-    for (size_t i = 1; i < plan.receives.size(); ++i) {
+    for (size_t i = 1; i < ranks; ++i) {
       const size_t s = (me + i) % ranks;
-      const Slice piece = piece_of(plan.receives[s].bytes, window, k);
+      const Slice piece = piece_of(plan.received(s), window, k);
       if (piece.empty()) continue;
       size_t before = 0;
-      for (size_t d = 0; !plan.common && d < me; ++d) {
+      for (size_t d = 0; !plan.is_common() && d < me; ++d) {
         if (d != s) before += piece_of(tables.sent(s, d), window, k).size();
       }
-      copy(static_cast<std::byte*>(plan.receives[s].data) + piece.begin,
+      copy(static_cast<std::byte*>(plan.receives[s]->data) + piece.begin,
            slot(static_cast<int>(s), next_slot_ + k) + before, piece.size());
     }
   };
-  if (!plan.sends.empty() && !plan.receives.empty() && plan.sends[me].data != plan.receives[me].data) {
-    copy(plan.receives[me].data, plan.sends[me].data, plan.sends[me].bytes);
+  const auto& own = plan.sends[me];
+  if (own && plan.receives[me] && own->data != plan.receives[me]->data) {
+    copy(plan.receives[me]->data, own->data, own->bytes);
   }
   for (size_t k = 0; k < rounds; ++k) {
     copy_out(k);

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "collectives/call_checks.h"
 #include "collectives/device/ipc_group.h"
 #include "common/partition.h"
 
@@ -17,33 +16,8 @@
 
 namespace ours {
 
-void IpcGroup::all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  const size_t element = size_of(call.dtype);
-  const Pieces from(const_cast<void*>(in), count, element);
-  const Pieces to(out, count, element);
-  const CallRecord record = record_of(call, count, reduction, -1);
-  operation(call, [&] { reduce_to({call, record}, {from, &to, reduction, -1}, in == out); });
-}
-
-void IpcGroup::all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  const Pieces data(pieces, size_of(call.dtype));
-  const CallRecord record = record_of(call, data.count(), reduction, -1);
-  operation(call, [&] { reduce_to({call, record}, {data, &data, reduction, -1}, true); });
-}
-
-void IpcGroup::reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) {
-  check_supported(reduction.kind, call.dtype);
-  check_root(root, size());
-  const size_t element = size_of(call.dtype);
-  const Pieces from(const_cast<void*>(in), count, element);
-  const Pieces to(out, count, element);
-  const CallRecord record = record_of(call, count, reduction, root);
-  operation(call, [&] { reduce_to({call, record}, {from, rank() == root ? &to : nullptr, reduction, root}, false); });
-}
-
-void IpcGroup::reduce_to(const Running& run, const Reducing& job, bool in_place) {
+void IpcGroup::do_reduce(const Running& run, const Reducing& job) {
+  const bool in_place = job.out == &job.in;
   const Words places = in_place ? places_of(job.in, size_of(run.call.dtype)) : Words{};
   const bool staged = places.empty();
   if (staged) begin_staged(run, job);
@@ -89,7 +63,7 @@ void IpcGroup::copy_out(const Running& run, const Reducing& job, size_t k) {
   if (job.out == nullptr) return;
   const Slice chunk = piece_of(job.out->count(), per_chunk(run), k);
   const size_t element = size_of(run.call.dtype);
-  const std::byte* const from = slot(job.reader < 0 ? driver_of(rank()) : job.reader, next_slot_ + k);
+  const std::byte* const from = slot(job.root < 0 ? driver_of(rank()) : job.root, next_slot_ + k);
   job.out->visit(chunk.begin, chunk.end,
                  [&](std::byte* data, size_t at, size_t n) { copy(data, from + at * element, n * element); });
 }
@@ -103,7 +77,7 @@ void IpcGroup::reduce_chunk(const Running& run, const Reducing& job, size_t k) {
   std::vector<void*> results;
   sources.reserve(static_cast<size_t>(size()));
   for (int r = 0; r < size(); ++r) sources.push_back(place(r));
-  for (const int r : job.reader < 0 ? drivers_ : std::vector<int>{job.reader}) results.push_back(place(r));
+  for (const int r : job.root < 0 ? drivers_ : std::vector<int>{job.root}) results.push_back(place(r));
   device().reduce(results, sources, share.size(), run.call.dtype, job.reduction, kernels_->handle());
 }
 

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "collectives/call_checks.h"
 #include "collectives/device/ipc_group.h"
 
 // reduce_scatter through the stages, in rounds as those of ipc_reduce.cpp: chunk k has piece k of what goes to each
@@ -9,18 +8,12 @@
 
 namespace ours {
 
-void IpcGroup::reduce_scatter(const Call& call, const std::vector<const void*>& inputs,
-                              const std::vector<size_t>& counts, void* out, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  check_reduce_scatter(inputs, counts, size());
+void IpcGroup::do_reduce_scatter(const Running& run, const Scattering& job) {
+  const std::vector<size_t>& counts = job.counts;
   const auto ranks = static_cast<size_t>(size());
-  const size_t element = size_of(call.dtype);
+  const size_t element = size_of(run.call.dtype);
   const size_t per_piece = std::max<size_t>(slot_bytes_ / element / ranks, 1);
   const size_t chunks = std::max<size_t>(piece_count(*std::max_element(counts.begin(), counts.end()), per_piece), 1);
-  const bool even = std::all_of(counts.begin(), counts.end(), [&](size_t n) { return n == counts[0]; });
-  const uint64_t fingerprint = fingerprint_of(counts);
-  const CallRecord record = record_of(call, even ? counts[0] * ranks : fingerprint, reduction, -1);
-  const Running run{call, record};
 
   // Where in chunk k the pieces begin, and the last one ends, in elements.
   const auto bounds_of = [&](size_t k) {
@@ -33,13 +26,13 @@ void IpcGroup::reduce_scatter(const Call& call, const std::vector<const void*>& 
     for (size_t d = 0; d < ranks; ++d) {
       const Slice piece = piece_of(counts[d], per_piece, k);
       copy(slot(rank(), next_slot_ + k) + bounds[d] * element,
-           static_cast<const std::byte*>(inputs[d]) + piece.begin * element, piece.size() * element);
+           static_cast<const std::byte*>(job.inputs[d]) + piece.begin * element, piece.size() * element);
     }
   };
   const auto copy_out = [&](size_t k) {
     const auto me = static_cast<size_t>(rank());
     const Slice piece = piece_of(counts[me], per_piece, k);
-    copy(static_cast<std::byte*>(out) + piece.begin * element,
+    copy(static_cast<std::byte*>(job.out) + piece.begin * element,
          slot(driver_of(rank()), next_slot_ + k) + bounds_of(k)[me] * element, piece.size() * element);
   };
   const auto reduce_chunk = [&](size_t k) {
@@ -53,28 +46,26 @@ void IpcGroup::reduce_scatter(const Call& call, const std::vector<const void*>& 
         sources.reserve(ranks);
         for (int r = 0; r < size(); ++r) sources.push_back(slot(r, next_slot_ + k) + bounds[first] * element);
         device().reduce({slot(rank(), next_slot_ + k) + bounds[first] * element}, sources, bounds[d] - bounds[first],
-                        call.dtype, reduction, kernels_->handle());
+                        run.call.dtype, job.reduction, kernels_->handle());
       }
       if (d == first) ++d;
     }
   };
 
-  operation(call, [&] {
-    copy_in(0);
+  copy_in(0);
+  wait_copied(run);
+  open(run, {});
+  for (size_t k = 0; k < chunks; ++k) {
+    reduce_chunk(k);
+    if (k > 0) copy_out(k - 1);
+    if (k + 1 < chunks) copy_in(k + 1);
     wait_copied(run);
-    open(run, {}, fingerprint);
-    for (size_t k = 0; k < chunks; ++k) {
-      reduce_chunk(k);
-      if (k > 0) copy_out(k - 1);
-      if (k + 1 < chunks) copy_in(k + 1);
-      wait_copied(run);
-      wait_reduced(run);
-      sync(run);
-    }
-    copy_out(chunks - 1);
-    wait_copied(run);
-    next_slot_ += chunks;
-  });
+    wait_reduced(run);
+    sync(run);
+  }
+  copy_out(chunks - 1);
+  wait_copied(run);
+  next_slot_ += chunks;
 }
 
 }  // namespace ours

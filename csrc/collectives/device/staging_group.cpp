@@ -35,9 +35,9 @@ size_t StagingGroup::slot_bytes() const {
   return std::max(chunk_bytes_, 2 * static_cast<size_t>(size()) * window_bytes());
 }
 
-StagingPipeline::Job StagingGroup::job_of(const Call& call, const CallRecord& record) {
+StagingPipeline::Job StagingGroup::job_of(const Running& run) {
   StagingPipeline::Job job{};
-  job.wait = [&](DeviceEvent& event, const char* doing) { wait(event, call, record, doing); };
+  job.wait = [&](DeviceEvent& event, const char* doing) { wait(event, run, doing); };
   return job;
 }
 

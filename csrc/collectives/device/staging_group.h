@@ -26,46 +26,27 @@ class StagingGroup final : public HostedGroup {
   StagingGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device, size_t chunk_bytes = kChunkBytes);
   ~StagingGroup() override;
 
-  void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) override;
-  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) override;
-  void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) override;
-  void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
-                      void* out, const Reduction& reduction) override;
-  void broadcast(const Call& call, Span buffer, int root) override;
-  void all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) override;
-  void gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) override;
-  void scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) override;
-  void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) override;
   std::vector<StreamHandle> streams() const override { return pipeline_.streams(); }
 
  protected:
+  void do_reduce(const Running& run, const Reducing& job) override;
+  void do_reduce_scatter(const Running& run, const Scattering& job) override;
+  void do_exchange(const Running& run, const ExchangePlan& plan) override;
   bool settle(std::chrono::milliseconds patience) noexcept override { return pipeline_.settle(patience); }
   void let_go(bool settled) noexcept override;
 
  private:
-  /// What this rank gives to, and gets from, each rank, one span a rank or none; of itself in the device's memory.
-  struct Exchange {
-    bool common = true;  ///< all that get something get the same bytes
-    std::vector<ConstSpan> sends;
-    std::vector<Span> receives;
-  };
-  /// The host group's part of a step of it, in the host's memory.
-  using HostExchange = std::function<void(const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs)>;
-
-  /// `out` is null where the result is not wanted; root -1: all want it.
-  void reduce_to(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,
-                 const Reduction& reduction, int root);
+  void broadcast_chunks(const Running& run, const ExchangePlan& plan);
   /// Where sizes are known to some ranks only: opens the call, and returns the most bytes from one rank to another.
-  size_t agree_on_sizes(const Call& call, const CallRecord& record, const Exchange& plan);
-  void exchange(const Call& call, const CallRecord& record, const Exchange& plan, size_t most,
-                const HostExchange& on_host);
+  size_t agree_on_sizes(const Running& run, const ExchangePlan& plan);
+  void exchange_windows(const Running& run, const ExchangePlan& plan, size_t most);
   void copy(void* to, const void* from, size_t bytes, StreamHandle stream);
 
   /// Of a chunk, each rank has the same share.
   size_t window_bytes() const;
   /// Room for a chunk, and for a window for each rank that is given something and for each that gives something.
   size_t slot_bytes() const;
-  StagingPipeline::Job job_of(const Call& call, const CallRecord& record);
+  StagingPipeline::Job job_of(const Running& run);
 
   const size_t chunk_bytes_;
   StagingPipeline pipeline_;

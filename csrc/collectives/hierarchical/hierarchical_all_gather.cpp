@@ -1,9 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/call_checks.h"
-#include "collectives/hierarchical/hierarchical_group.h"
-#include "collectives/node/node_group_impl.h"
+#include "collectives/hierarchical/hierarchical_algorithms.h"
 #include "common/partition.h"
 
 // all_gather over several nodes: a rank sends its block to one rank of each other node, which shares it with its node.
@@ -12,7 +10,7 @@
 //
 // If any two ranks expect other sizes, so do two ranks of one node or the leaders of two nodes: they compare.
 
-namespace ours {
+namespace ours::hierarchical {
 
 namespace {
 
@@ -27,120 +25,119 @@ std::string sizes_differ(const std::string& a, uint64_t bytes_a, const std::stri
          ". Make the sizes of the tensors agree on all ranks";
 }
 
-}  // namespace
-
-void HierarchicalGroup::agree_on_sizes(const Running& run, const std::vector<uint64_t>& sizes) {
+void agree_on_sizes(HierarchicalRun& run, const std::vector<uint64_t>& sizes) {
   const size_t bytes = sizes.size() * sizeof(uint64_t);
-  std::vector<std::vector<uint64_t>> all(members().size(), std::vector<uint64_t>(sizes.size()));
+  std::vector<std::vector<uint64_t>> all(run.map.members().size(), std::vector<uint64_t>(sizes.size()));
   std::vector<Span> outputs;
   outputs.reserve(all.size());
   for (auto& table : all) outputs.push_back({table.data(), bytes});
   // Compares the calls, too.
-  run.tcp.away([&] { node_.all_gather(run.call, {sizes.data(), bytes}, outputs); });
-  for (int r = 1; r < session_->size(); ++r) {
+  run.in_node([&] { run.node.all_gather(run.running.call, {sizes.data(), bytes}, outputs); });
+  for (int r = 1; r < run.rounds.size(); ++r) {
     const auto& theirs = all[static_cast<size_t>(r)];
     const auto differs = std::mismatch(all[0].begin(), all[0].end(), theirs.begin());
     if (differs.first == all[0].end()) continue;
     const auto from = static_cast<int>(differs.first - all[0].begin());
-    run.tcp.mismatch(sizes_differ(session_->describe(0), *differs.first, session_->describe(r), *differs.second,
-                                  run.tcp.describe(from), run.record));
+    run.tcp.mismatch(sizes_differ(run.rounds.session().describe(0), *differs.first, run.rounds.session().describe(r),
+                                  *differs.second, run.tcp.describe(from), run.running.record));
   }
-  if (is_leader()) {
+  if (run.map.is_leader()) {
     // As a dissemination: after round k, a leader's sizes are known to be those of 2^(k + 1) nodes.
     uint16_t phase = kSizes;
     std::byte* const ours = run.tcp.keep(bytes);
     std::memcpy(ours, sizes.data(), bytes);
     std::byte* const incoming = run.tcp.keep(bytes);
     std::vector<uint64_t> theirs(sizes.size());
-    for (int distance = 1; distance < nodes(); distance *= 2, ++phase) {
-      const int to = leaders_[static_cast<size_t>((node_index_ + distance) % nodes())];
-      const int from = leaders_[static_cast<size_t>((node_index_ - distance + nodes()) % nodes())];
+    for (int distance = 1; distance < run.map.nodes(); distance *= 2, ++phase) {
+      const int to = run.map.leaders()[static_cast<size_t>((run.map.here() + distance) % run.map.nodes())];
+      const int from =
+          run.map.leaders()[static_cast<size_t>((run.map.here() - distance + run.map.nodes()) % run.map.nodes())];
       size_t sent = 0, received = 0;
       run.tcp.send({to, phase, bytes}, ours, &sent);
       run.tcp.receive({from, phase, bytes}, incoming, &received);
       const size_t parts = run.tcp.parts(bytes);
-      wait(run, [&] { return sent == parts && received == parts; });
+      run.wait([&] { return sent == parts && received == parts; });
       std::memcpy(theirs.data(), incoming, bytes);
       const auto differs = std::mismatch(sizes.begin(), sizes.end(), theirs.begin());
       if (differs.first == sizes.end()) continue;
-      run.tcp.mismatch(sizes_differ(run.tcp.describe(rank()), *differs.first, run.tcp.describe(from), *differs.second,
-                                    run.tcp.describe(static_cast<int>(differs.first - sizes.begin())), run.record));
+      run.tcp.mismatch(sizes_differ(run.tcp.describe(run.map.rank()), *differs.first, run.tcp.describe(from),
+                                    *differs.second, run.tcp.describe(static_cast<int>(differs.first - sizes.begin())),
+                                    run.running.record));
     }
   }
-  sync(run);
+  run.sync();
 }
 
-void HierarchicalGroup::all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) {
-  check_one_a_rank(call, outputs.size(), static_cast<size_t>(size()));
-  check_own(call, rank(), input.bytes, outputs[static_cast<size_t>(rank())].bytes);
-  const CallRecord record = record_of(call);
-  collective(call, record, [&](const Running& run) {
-    std::vector<uint64_t> sizes;
-    sizes.reserve(outputs.size());
-    for (const Span& output : outputs) sizes.push_back(output.bytes);
-    agree_on_sizes(run, sizes);
+}  // namespace
 
-    const size_t chunk = mesh_->plan().chunk_bytes;
-    const size_t batch = batch_bytes() / chunk;
-    size_t sent = 0, to_send = 0;
-    std::vector<std::vector<size_t>> arrived(static_cast<size_t>(size()));  // by rank and batch
-    for (int i = 1; i < nodes(); ++i) {
-      const std::vector<int>& to = topology_.ranks_of((node_index_ + i) % nodes());
-      run.tcp.send({to[static_cast<size_t>(local_) % to.size()], kBlocks, input.bytes}, input.data, &sent);
-      to_send += run.tcp.parts(input.bytes);
-    }
-    for (int i = 1; i < nodes(); ++i) {
-      const std::vector<int>& from = topology_.ranks_of((node_index_ - i + nodes()) % nodes());
-      for (auto k = static_cast<size_t>(local_); k < from.size(); k += members().size()) {
-        const auto source = static_cast<size_t>(from[k]);
-        const Span block = outputs[source];
-        const size_t parts = run.tcp.parts(block.bytes);
-        arrived[source].assign(piece_count(parts, batch), 0);
-        for (size_t part = 0; part < parts; ++part) {
-          run.tcp.receive_part({from[k], kBlocks, block.bytes}, part,
-                               static_cast<std::byte*>(block.data) + part * chunk, &arrived[source][part / batch]);
-        }
-      }
-    }
-    push(run);
+void all_gather(HierarchicalRun& run, const ExchangePlan& plan) {
+  std::vector<uint64_t> sizes;
+  std::vector<Span> outputs;
+  for (const auto& output : plan.receives) {
+    outputs.push_back(*output);
+    sizes.push_back(output->bytes);
+  }
+  const ConstSpan input = *plan.sends[static_cast<size_t>(run.map.rank())];
+  agree_on_sizes(run, sizes);
 
-    // The node's own blocks, then those of another node, of which each rank of this one holds at most one at a time.
-    const auto share = [&](const std::vector<int>& from, size_t first, bool own) {
-      std::vector<Span> blocks;
-      for (size_t k = first; k < first + members().size(); ++k) {
-        blocks.push_back(k < from.size() ? outputs[static_cast<size_t>(from[k])] : Span{});
+  const size_t chunk = run.plan.chunk_bytes;
+  const size_t batch = run.batch_bytes() / chunk;
+  size_t sent = 0, to_send = 0;
+  std::vector<std::vector<size_t>> arrived(static_cast<size_t>(run.map.size()));  // by rank and batch
+  for (int i = 1; i < run.map.nodes(); ++i) {
+    const std::vector<int>& to = run.map.ranks_of((run.map.here() + i) % run.map.nodes());
+    run.tcp.send({to[static_cast<size_t>(run.map.local()) % to.size()], kBlocks, input.bytes}, input.data, &sent);
+    to_send += run.tcp.parts(input.bytes);
+  }
+  for (int i = 1; i < run.map.nodes(); ++i) {
+    const std::vector<int>& from = run.map.ranks_of((run.map.here() - i + run.map.nodes()) % run.map.nodes());
+    for (auto k = static_cast<size_t>(run.map.local()); k < from.size(); k += run.map.members().size()) {
+      const auto source = static_cast<size_t>(from[k]);
+      const Span block = outputs[source];
+      const size_t parts = run.tcp.parts(block.bytes);
+      arrived[source].assign(piece_count(parts, batch), 0);
+      for (size_t part = 0; part < parts; ++part) {
+        run.tcp.receive_part({from[k], kBlocks, block.bytes}, part, static_cast<std::byte*>(block.data) + part * chunk,
+                             &arrived[source][part / batch]);
       }
-      const auto me = static_cast<size_t>(local_);
-      const bool waits = !own && first + me < from.size();
-      size_t longest = 0;
-      for (const Span& block : blocks) longest = std::max(longest, block.bytes);
-      const size_t batches = std::max<size_t>(piece_count(longest, batch_bytes()), 1);
-      for (size_t b = 0; b < batches; ++b) {
-        if (waits) {
-          const auto& here = arrived[static_cast<size_t>(from[first + me])];
-          const size_t parts = run.tcp.parts(blocks[me].bytes);
-          wait(run, [&] { return b >= here.size() || here[b] == piece_of(parts, batch, b).size(); });
-        }
-        if (session_->size() == 1) continue;
-        std::vector<Span> some;
-        for (const Span& block : blocks) {
-          const Slice piece = piece_of(block.bytes, batch_bytes(), b);
-          some.push_back({static_cast<std::byte*>(block.data) + piece.begin, piece.size()});
-        }
-        const ConstSpan mine{some[me].data, some[me].bytes};
-        run.tcp.away([&] { node_.all_gather(run.call, mine, some); });
+    }
+  }
+  run.push();
+
+  // The node's own blocks, then those of another node, of which each rank of this one holds at most one at a time.
+  const auto share = [&](const std::vector<int>& from, size_t first, bool own) {
+    std::vector<Span> blocks;
+    for (size_t k = first; k < first + run.map.members().size(); ++k) {
+      blocks.push_back(k < from.size() ? outputs[static_cast<size_t>(from[k])] : Span{});
+    }
+    const auto me = static_cast<size_t>(run.map.local());
+    const bool waits = !own && first + me < from.size();
+    size_t longest = 0;
+    for (const Span& block : blocks) longest = std::max(longest, block.bytes);
+    const size_t batches = std::max<size_t>(piece_count(longest, run.batch_bytes()), 1);
+    for (size_t b = 0; b < batches; ++b) {
+      if (waits) {
+        const auto& here = arrived[static_cast<size_t>(from[first + me])];
+        const size_t parts = run.tcp.parts(blocks[me].bytes);
+        run.wait([&] { return b >= here.size() || here[b] == piece_of(parts, batch, b).size(); });
       }
-    };
-    if (const Span own = outputs[static_cast<size_t>(rank())]; own.bytes != 0 && own.data != input.data) {
-      std::memcpy(own.data, input.data, own.bytes);
+      if (run.rounds.size() == 1) continue;
+      std::vector<Span> some;
+      for (const Span& block : blocks) {
+        const Slice piece = piece_of(block.bytes, run.batch_bytes(), b);
+        some.push_back({static_cast<std::byte*>(block.data) + piece.begin, piece.size()});
+      }
+      const ConstSpan mine{some[me].data, some[me].bytes};
+      run.in_node([&] { run.node.all_gather(run.running.call, mine, some); });
     }
-    share(members(), 0, true);
-    for (int i = 1; i < nodes(); ++i) {
-      const std::vector<int>& from = topology_.ranks_of((node_index_ - i + nodes()) % nodes());
-      for (size_t first = 0; first < from.size(); first += members().size()) share(from, first, false);
-    }
-    wait(run, [&] { return sent == to_send; }, false);
-  });
+  };
+  plan.copy_own(static_cast<size_t>(run.map.rank()));
+  share(run.map.members(), 0, true);
+  for (int i = 1; i < run.map.nodes(); ++i) {
+    const std::vector<int>& from = run.map.ranks_of((run.map.here() - i + run.map.nodes()) % run.map.nodes());
+    for (size_t first = 0; first < from.size(); first += run.map.members().size()) share(from, first, false);
+  }
+  run.wait([&] { return sent == to_send; }, false);
 }
 
-}  // namespace ours
+}  // namespace ours::hierarchical

@@ -1,15 +1,14 @@
 #include <algorithm>
 #include <vector>
 
-#include "collectives/hierarchical/hierarchical_group.h"
-#include "collectives/node/node_group_impl.h"
+#include "collectives/hierarchical/hierarchical_algorithms.h"
 #include "common/partition.h"
 
 // broadcast over several nodes: on each node, one rank gets the message over the network, once, passes it on to another
 // node, and shares it with its node batch by batch, while the next batch arrives. The nodes form a chain that begins
 // with the root's, or a binomial tree where the message has fewer parts than the chain links, as in tcp_broadcast.cpp.
 
-namespace ours {
+namespace ours::hierarchical {
 
 namespace {
 
@@ -34,56 +33,53 @@ Links links_of(int place, int nodes, bool chain) {
 
 }  // namespace
 
-void HierarchicalGroup::broadcast(const Call& call, Span buffer, int root) {
-  check_root(root, size());
-  CallRecord record = record_of(call);
-  record.root = root;
-  record.count = buffer.bytes / size_of(call.dtype);
-  collective(call, record, [&](const Running& run) {
-    open(run);
-    agree(run);
-    const int first = topology_.node_of(root);
-    const auto holder_on = [&](int node) { return node == first ? root : leaders_[static_cast<size_t>(node)]; };
-    const int holder = topology_.local_rank_of(holder_on(node_index_));
-    const size_t parts = run.tcp.parts(buffer.bytes);
-    const size_t chunk = mesh_->plan().chunk_bytes;
-    auto* const data = static_cast<std::byte*>(buffer.data);
+void broadcast(HierarchicalRun& run, const ExchangePlan& plan) {
+  const Span buffer = plan.buffer();
+  const int root = plan.root;
+  run.open();
+  run.agree();
+  const int first = run.map.node_of(root);
+  const auto holder_on = [&](int node) { return node == first ? root : run.map.leaders()[static_cast<size_t>(node)]; };
+  const int holder = run.map.local_rank_of(holder_on(run.map.here()));
+  const size_t parts = run.tcp.parts(buffer.bytes);
+  const size_t chunk = run.plan.chunk_bytes;
+  auto* const data = static_cast<std::byte*>(buffer.data);
 
-    Links links;
-    std::vector<size_t> arrived(parts, 0);
-    size_t sent = 0, passed_on = 0;
-    const auto rank_at = [&](int place) { return holder_on((place + first) % nodes()); };
-    const auto pass_on = [&](size_t end) {
-      for (; passed_on < end && (links.parent < 0 || arrived[passed_on] == 1); ++passed_on) {
-        for (const int child : links.children) {
-          run.tcp.send_part({rank_at(child), 0, buffer.bytes}, passed_on, data + passed_on * chunk, &sent);
-        }
+  Links links;
+  std::vector<size_t> arrived(parts, 0);
+  size_t sent = 0, passed_on = 0;
+  const auto rank_at = [&](int place) { return holder_on((place + first) % run.map.nodes()); };
+  const auto pass_on = [&](size_t end) {
+    for (; passed_on < end && (links.parent < 0 || arrived[passed_on] == 1); ++passed_on) {
+      for (const int child : links.children) {
+        run.tcp.send_part({rank_at(child), 0, buffer.bytes}, passed_on, data + passed_on * chunk, &sent);
       }
-    };
-    if (local_ == holder) {
-      links = links_of((node_index_ - first + nodes()) % nodes(), nodes(), parts >= static_cast<size_t>(nodes()));
-      for (size_t part = 0; links.parent >= 0 && part < parts; ++part) {
-        run.tcp.receive_part({rank_at(links.parent), 0, buffer.bytes}, part, data + part * chunk, &arrived[part]);
-      }
-      pass_on(links.parent < 0 ? parts : 0);
-      push(run);
     }
-    const size_t batch = batch_bytes() / chunk;
-    for (size_t begin = 0; begin < parts; begin += batch) {
-      const size_t end = std::min(begin + batch, parts);
-      if (local_ == holder) {
-        wait(run, [&] {
-          pass_on(parts);
-          return passed_on >= end;
-        });
-      }
-      if (session_->size() == 1) continue;
-      const size_t from = begin * chunk;
-      const Span some{data + from, std::min(end * chunk, buffer.bytes) - from};
-      run.tcp.away([&] { node_.broadcast(run.call, some, holder); });
+  };
+  if (run.map.local() == holder) {
+    links = links_of((run.map.here() - first + run.map.nodes()) % run.map.nodes(), run.map.nodes(),
+                     parts >= static_cast<size_t>(run.map.nodes()));
+    for (size_t part = 0; links.parent >= 0 && part < parts; ++part) {
+      run.tcp.receive_part({rank_at(links.parent), 0, buffer.bytes}, part, data + part * chunk, &arrived[part]);
     }
-    wait(run, [&] { return sent == parts * links.children.size(); }, false);
-  });
+    pass_on(links.parent < 0 ? parts : 0);
+    run.push();
+  }
+  const size_t batch = run.batch_bytes() / chunk;
+  for (size_t begin = 0; begin < parts; begin += batch) {
+    const size_t end = std::min(begin + batch, parts);
+    if (run.map.local() == holder) {
+      run.wait([&] {
+        pass_on(parts);
+        return passed_on >= end;
+      });
+    }
+    if (run.rounds.size() == 1) continue;
+    const size_t from = begin * chunk;
+    const Span some{data + from, std::min(end * chunk, buffer.bytes) - from};
+    run.in_node([&] { run.node.broadcast(run.running.call, some, holder); });
+  }
+  run.wait([&] { return sent == parts * links.children.size(); }, false);
 }
 
-}  // namespace ours
+}  // namespace ours::hierarchical

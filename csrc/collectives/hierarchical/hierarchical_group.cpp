@@ -3,69 +3,60 @@
 #include <algorithm>
 #include <utility>
 
-#include "collectives/node/node_group_impl.h"
-#include "collectives/tcp/tcp_group_impl.h"
+#include "collectives/hierarchical/hierarchical_algorithms.h"
+#include "collectives/tcp/tcp_facts.h"
+#include "common/error.h"
 
 namespace ours {
 
 namespace {
 
-/// The ranks of the smallest node, and of the largest one.
-std::pair<int, int> extremes(const Topology& topology) {
-  std::vector<size_t> sizes;
-  sizes.reserve(static_cast<size_t>(topology.nodes()));
-  for (int node = 0; node < topology.nodes(); ++node) sizes.push_back(topology.ranks_of(node).size());
-  const auto found = std::minmax_element(sizes.begin(), sizes.end());
-  return {static_cast<int>(*found.first), static_cast<int>(*found.second)};
+NodeMap map_of(Topology topology, const NodeSession& session, const TcpMesh& mesh) {
+  const int rank = mesh.rank();
+  const bool fits = topology.size() == mesh.size() && session.rank() == topology.local_rank_of(rank) &&
+                    session.size() == static_cast<int>(topology.ranks_of(topology.node_of(rank)).size());
+  if (fits) return {std::move(topology), rank};
+  throw Error("the list of nodes is of another group than its connections and memory: rank " + std::to_string(rank) +
+              " of " + std::to_string(mesh.size()) + " is rank " + std::to_string(session.rank()) + " of " +
+              std::to_string(session.size()) + " on its node");
 }
 
 }  // namespace
 
 HierarchicalGroup::HierarchicalGroup(Topology topology, std::shared_ptr<NodeSession> session,
                                      std::shared_ptr<TcpMesh> mesh, Plan plan)
-    : topology_(std::move(topology)),
+    : map_(map_of(std::move(topology), *session, *mesh)),
       session_(std::move(session)),
       mesh_(std::move(mesh)),
       node_(session_, plan.write_around),
       flat_(mesh_),
-      node_index_(topology_.node_of(mesh_->rank())),
-      local_(topology_.local_rank_of(mesh_->rank())),
-      rails_(extremes(topology_).first),
+      watch_(map_, session_),
       selection_(Selection::parse(mesh_->plan().rules)),
-      most_local_(extremes(topology_).second) {
-  if (topology_.size() != mesh_->size() || session_->size() != static_cast<int>(members().size()) ||
-      session_->rank() != local_) {
-    throw Error("the list of nodes is of another group than its connections and memory: rank " +
-                std::to_string(mesh_->rank()) + " of " + std::to_string(mesh_->size()) + " is rank " +
-                std::to_string(session_->rank()) + " of " + std::to_string(session_->size()) + " on its node");
-  }
-  if (plan.rails > 0) rails_ = std::min(rails_, plan.rails);
-  for (int node = 0; node < nodes(); ++node) leaders_.push_back(topology_.ranks_of(node)[0]);
-  session_->widen(members(), this);
-}
+      parts_{map_,   node_,    mesh_->plan(),
+             watch_, scratch_, plan.rails > 0 ? std::min(map_.least_local(), plan.rails) : map_.least_local()} {}
 
-HierarchicalGroup::~HierarchicalGroup() {
-  leave();
-  session_->widen(members(), nullptr);
-}
-
-void HierarchicalGroup::collective(const Call& call, const CallRecord& record,
-                                   const std::function<void(const Running&)>& body, uint64_t fingerprint) {
+void HierarchicalGroup::check_usable(const Call& /*call*/) {
   share_failure();
   mesh_->check_usable();
-  node_.exposed_.reset();
+}
+
+void HierarchicalGroup::guarded(const Running& run, const std::function<void()>& body) {
+  node_.rounds().places().forget();
+  struct End {
+    HierarchicalGroup& group;
+    ~End() {
+      group.watch_.set_call(nullptr);
+      group.call_.reset();
+    }
+  };
   try {
-    TcpCall tcp(*mesh_, facts_of(mesh_, call, record, fingerprint));
-    struct Under {
-      TcpCall*& place;
-      ~Under() { place = nullptr; }
-    };
-    tcp_ = &tcp;
-    const Under under{tcp_};
+    call_.emplace(*mesh_, facts_of(*mesh_, run));
+    const End end{*this};
+    watch_.set_call(&*call_);
     try {
-      body({call, record, tcp});
+      body();
     } catch (...) {
-      tcp.fail(std::current_exception());
+      call_->fail(std::current_exception());
       throw;
     }
   } catch (const InvalidArgument&) {
@@ -73,18 +64,40 @@ void HierarchicalGroup::collective(const Call& call, const CallRecord& record,
   } catch (...) {
     // One story on all ranks: what was recorded first.
     fail(std::current_exception());
-    node_.withdraw();
+    node_.rounds().places().withdraw();
     mesh_->failure().check();
     throw;
   }
 }
 
-void HierarchicalGroup::barrier(const Call& call) {
-  const CallRecord record = record_of(call);
-  collective(call, record, [&](const Running& run) {
-    open(run);
-    agree(run);
-  });
+// --- operations ------------------------------------------------------------------------------------------------------
+
+void HierarchicalGroup::do_barrier(const Running& run) {
+  HierarchicalRun now = run_of(run);
+  now.open();
+  now.agree();
+}
+
+void HierarchicalGroup::do_reduce(const Running& run, const Reducing& job) {
+  HierarchicalRun now = run_of(run);
+  hierarchical::reduce(now, selection_, job);
+}
+
+void HierarchicalGroup::do_reduce_scatter(const Running& run, const Scattering& job) {
+  HierarchicalRun now = run_of(run);
+  hierarchical::reduce_scatter(now, job);
+}
+
+void HierarchicalGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
+  HierarchicalRun now = run_of(run);
+  switch (plan.movement) {
+    case Movement::Broadcast:
+      return hierarchical::broadcast(now, plan);
+    case Movement::AllGather:
+      return hierarchical::all_gather(now, plan);
+    default:
+      return hierarchical::exchange(now, plan);
+  }
 }
 
 void HierarchicalGroup::monitored_barrier(const Call& call, bool wait_all_ranks) {
@@ -95,106 +108,6 @@ void HierarchicalGroup::monitored_barrier(const Call& call, bool wait_all_ranks)
     share_failure();
     throw;
   }
-}
-
-// --- the node and the network ----------------------------------------------------------------------------------------
-
-void HierarchicalGroup::open(const Running& run) {
-  run.tcp.away([&] {
-    node_.publish_record(run.record);
-    node_.sync(run.call, run.record);
-    node_.check_records(run.record);
-  });
-}
-
-void HierarchicalGroup::sync(const Running& run) {
-  if (session_->size() > 1) {
-    run.tcp.away([&] { node_.sync(run.call, run.record); });
-  } else {
-    node_.sync(run.call, run.record);
-  }
-}
-
-void HierarchicalGroup::agree(const Running& run) {
-  if (is_leader()) agree_among_leaders(run, 0);
-  sync(run);
-}
-
-void HierarchicalGroup::agree_among_leaders(const Running& run, uint32_t first_round) {
-  Dissemination all(run.tcp, leaders_, node_index_, first_round);
-  wait(run, [&] { return all.advance(); });
-}
-
-void HierarchicalGroup::wait(const Running& run, const std::function<bool()>& done, bool needs_node) {
-  run.tcp.run([&] {
-    if (done()) return true;
-    if (needs_node) watch_node(run);
-    return false;
-  });
-}
-
-void HierarchicalGroup::push(const Running& run) {
-  run.tcp.run([] { return true; });
-}
-
-void HierarchicalGroup::watch_node(const Running& run) {
-  session_->failure().check();
-  const auto now = Clock::now();
-  if (now < next_watch_) return;
-  next_watch_ = now + kLookAround / 2;
-  for (int r = 0; r < session_->size(); ++r) {
-    const char* why = r == local_ ? nullptr : session_->absence(r);
-    if (why != nullptr) session_->lost(r, why, run.tcp.what());
-  }
-  if (run.tcp.half_over()) publish_causes(run.tcp);
-}
-
-void HierarchicalGroup::publish_causes(const TcpCall& tcp) {
-  const std::vector<uint32_t> causes = tcp.causes();
-  RankBlock& self = session_->self();
-  for (size_t i = 0; i < kMostBlamed; ++i) {
-    self.blamed[i].store(i < causes.size() ? static_cast<int32_t>(causes[i]) : -1, std::memory_order_relaxed);
-  }
-  // Release: who reads this number reads the list, or a newer one.
-  self.blame_call.store(tcp.number(), std::memory_order_release);
-}
-
-std::vector<uint32_t> HierarchicalGroup::causes_of(const std::vector<int>& absent) const {
-  std::vector<uint32_t> causes;
-  for (const int r : absent) {
-    const RankBlock& peer = session_->block(r);
-    const size_t known = causes.size();
-    if (tcp_ != nullptr && peer.blame_call.load(std::memory_order_acquire) == tcp_->number()) {
-      for (const auto& blamed : peer.blamed) {
-        const int32_t rank = blamed.load(std::memory_order_relaxed);
-        if (rank < 0 || rank >= size()) break;
-        if (rank != this->rank()) causes.push_back(static_cast<uint32_t>(rank));
-      }
-    }
-    if (causes.size() == known) causes.push_back(static_cast<uint32_t>(session_->number_of(r)));
-  }
-  std::sort(causes.begin(), causes.end());
-  causes.erase(std::unique(causes.begin(), causes.end()), causes.end());
-  return causes;
-}
-
-void HierarchicalGroup::look_around(const std::vector<int>& absent) {
-  if (tcp_ != nullptr) tcp_->look(causes_of(absent));
-}
-
-std::string HierarchicalGroup::culprits(const std::vector<int>& absent) {
-  std::string names;
-  std::vector<uint32_t> elsewhere;
-  for (const uint32_t rank : causes_of(absent)) {
-    const auto number = static_cast<int>(rank);
-    if (topology_.node_of(number) != node_index_) {
-      elsewhere.push_back(rank);
-    } else {
-      names += (names.empty() ? "" : ", ") + session_->describe(topology_.local_rank_of(number));
-    }
-  }
-  if (elsewhere.empty() || tcp_ == nullptr) return names;
-  return (names.empty() ? "" : names + ", ") + tcp_->names_of(elsewhere);
 }
 
 // --- failures --------------------------------------------------------------------------------------------------------
@@ -237,27 +150,18 @@ std::string HierarchicalGroup::failure() const {
   return mesh_->failure().message();
 }
 
+// --- the rest --------------------------------------------------------------------------------------------------------
+
 std::vector<int> HierarchicalGroup::node_sizes() const {
   std::vector<int> sizes;
-  sizes.reserve(static_cast<size_t>(nodes()));
-  for (int node = 0; node < nodes(); ++node) sizes.push_back(static_cast<int>(topology_.ranks_of(node).size()));
+  sizes.reserve(static_cast<size_t>(map_.nodes()));
+  for (int node = 0; node < map_.nodes(); ++node) sizes.push_back(static_cast<int>(map_.ranks_of(node).size()));
   return sizes;
 }
 
 std::shared_ptr<void> HierarchicalGroup::allocate(size_t bytes) {
   share_failure();
   return node_.allocate(bytes);
-}
-
-std::byte* HierarchicalGroup::scratch(size_t bytes) {
-  if (scratch_.size() < bytes) scratch_ = std::vector<std::byte>(bytes);
-  return scratch_.data();
-}
-
-void HierarchicalGroup::give_scratch(Rail& rail) {
-  const size_t slices = rail.slots() * rail.slice_bytes();
-  std::byte* const memory = scratch(slices + rail.work_bytes());
-  rail.use(memory, rail.slice_bytes(), memory + slices);
 }
 
 }  // namespace ours

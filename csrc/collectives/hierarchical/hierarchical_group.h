@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -8,9 +7,11 @@
 #include <vector>
 
 #include "collectives/group.h"
-#include "collectives/hierarchical/rail.h"
+#include "collectives/hierarchical/hierarchical_run.h"
+#include "collectives/hierarchical/node_map.h"
+#include "collectives/hierarchical/node_watch.h"
 #include "collectives/node/node_group.h"
-#include "collectives/pieces.h"
+#include "collectives/scratch.h"
 #include "collectives/select.h"
 #include "collectives/tcp/tcp_group.h"
 #include "transport/node/node_session.h"
@@ -26,13 +27,8 @@ namespace ours {
 ///
 /// Each operation begins with a synchronisation within the node, which compares what its ranks called, and goes on with
 /// messages between nodes, which compare what the nodes called: so a mismatch is found on all ranks before anything is
-/// written. A rank that waits in its node looks after its connections from time to time, and one that waits for the
-/// network looks after its node: whatever goes wrong anywhere reaches all.
-///
-/// The algorithms: hierarchical_all_reduce.cpp (all_reduce, reduce) with hierarchical_stages.cpp,
-/// hierarchical_heap_reduce.cpp, doubling.cpp, rail_direct.cpp and rail_ring.cpp, hierarchical_reduce_scatter.cpp,
-/// hierarchical_all_gather.cpp, hierarchical_broadcast.cpp, hierarchical_exchange.cpp (gather, scatter, all_to_all).
-class HierarchicalGroup final : public Group, private NodeLookout {
+/// written. The algorithms are those of hierarchical_algorithms.h.
+class HierarchicalGroup final : public Group {
  public:
   struct Plan {
     /// How many ranks of a node send large reductions; at most, and by default, the ranks of the smallest node.
@@ -47,22 +43,11 @@ class HierarchicalGroup final : public Group, private NodeLookout {
       : HierarchicalGroup(std::move(topology), std::move(session), std::move(mesh), Plan()) {}
   HierarchicalGroup(const HierarchicalGroup&) = delete;
   HierarchicalGroup& operator=(const HierarchicalGroup&) = delete;
-  ~HierarchicalGroup() override;
+  ~HierarchicalGroup() override { leave(); }
 
   int rank() const override { return mesh_->rank(); }
   int size() const override { return mesh_->size(); }
 
-  void barrier(const Call& call) override;
-  void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) override;
-  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) override;
-  void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) override;
-  void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
-                      void* out, const Reduction& reduction) override;
-  void broadcast(const Call& call, Span buffer, int root) override;
-  void all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) override;
-  void gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) override;
-  void scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) override;
-  void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) override;
   void monitored_barrier(const Call& call, bool wait_all_ranks) override;
 
   /// Of the node's heap.
@@ -75,101 +60,30 @@ class HierarchicalGroup final : public Group, private NodeLookout {
   std::vector<int> node_sizes() const override;
   std::string failure() const override;
 
+ protected:
+  void check_usable(const Call& call) override;
+  void do_barrier(const Running& run) override;
+  void do_reduce(const Running& run, const Reducing& job) override;
+  void do_reduce_scatter(const Running& run, const Scattering& job) override;
+  void do_exchange(const Running& run, const ExchangePlan& plan) override;
+  void guarded(const Running& run, const std::function<void()>& body) override;
+
  private:
-  /// One collective while it is under way on this rank.
-  struct Running {
-    const Call& call;
-    const CallRecord& record;
-    TcpCall& tcp;
-  };
-
-  /// A reduction of all ranks' `in`, for the reader's or all nodes (-1); `out` is null where it is not wanted.
-  struct Reducing {
-    const Pieces& in;
-    const Pieces* out;
-    DType dtype;
-    Reduction reduction;
-    int reader;
-    DType travels;  ///< as what, between nodes
-  };
-
-  /// What this rank sends to, and gets from, each rank, as in TcpGroup.
-  struct Exchange {
-    std::vector<std::optional<ConstSpan>> sends;
-    std::vector<std::optional<Span>> receives;
-  };
-
-  // The frame of every operation (hierarchical_group.cpp).
-  /// Runs body(running); whatever goes wrong becomes the failure of the group, here and elsewhere.
-  void collective(const Call& call, const CallRecord& record, const std::function<void(const Running&)>& body,
-                  uint64_t fingerprint = 0);
   /// Makes the failure of the mesh that of the node, and the other way round.
   void share_failure() const noexcept;
+  /// While an operation is under way.
+  HierarchicalRun run_of(const Running& run) { return {run, *call_, parts_}; }
 
-  /// The node's first synchronisation, in which its ranks' calls are compared, and a later one.
-  void open(const Running& run);
-  void sync(const Running& run);
-  /// After open(): returns once all nodes are known to have made the same call.
-  void agree(const Running& run);
-  /// The nodes' leaders tell each other that they have come so far.
-  void agree_among_leaders(const Running& run, uint32_t first_round);
-  /// Moves data over the network until done(), and looks after the node meanwhile. Whether its ranks are still needed:
-  /// others may be through with the operation and be gone.
-  void wait(const Running& run, const std::function<bool()>& done, bool needs_node = true);
-  /// Moves what can be moved at once.
-  void push(const Running& run);
-  void watch_node(const Running& run);
-
-  void look_around(const std::vector<int>& absent) override;
-  std::string culprits(const std::vector<int>& absent) override;
-  std::vector<uint32_t> causes_of(const std::vector<int>& absent) const;
-  void publish_causes(const TcpCall& tcp);
-
-  // Reductions (hierarchical_all_reduce.cpp).
-  void reduce_to(const Running& run, const Reducing& job);
-  Algorithm choose(const Reducing& job) const;
-  void reduce_short(const Running& run, const Reducing& job, bool doubling);
-  /// Among leaders: `sums` holds one a node, this node's is there already.
-  void exchange_whole(const Running& run, const Reducing& job, std::byte* sums, std::byte* result);
-  /// Among leaders, with as much room behind the sum.
-  void exchange_doubling(const Running& run, const Reducing& job, std::byte* sum, std::byte* result);
-  void reduce_long(const Running& run, const Reducing& job, bool ring);
-  class Stages;
-  class Buffers;
-  void reduce_staged(const Running& run, Stages& stages, Rail* rail);
-  void reduce_in_place(const Running& run, const Reducing& job, const RailSlices& slices, bool in_heap, Rail* rail);
-  DType travelling_type(const Reducing& job) const;
-  /// Without its memory; null where this rank is on none.
-  std::unique_ptr<Rail> make_rail(const Running& run, const Reducing& job, const RailSlices& slices, bool ring);
-
-  // Moving (hierarchical_all_gather.cpp, hierarchical_exchange.cpp).
-  void agree_on_sizes(const Running& run, const std::vector<uint64_t>& sizes);
-  void exchange_checked(const Call& call, const CallRecord& record, const Exchange& plan);
-  void exchange(const Running& run, const Exchange& plan);
-
-  const std::vector<int>& members() const { return topology_.ranks_of(node_index_); }
-  int nodes() const { return topology_.nodes(); }
-  bool is_leader() const { return local_ == 0; }
-  /// How many bytes go at a time between the network and the node where one operation passes on what another does.
-  size_t batch_bytes() const { return 4 * mesh_->plan().chunk_bytes; }
-  std::byte* scratch(size_t bytes);
-  /// Memory for a rail that nobody else reads.
-  void give_scratch(Rail& rail);
-
-  const Topology topology_;
+  const NodeMap map_;
   const std::shared_ptr<NodeSession> session_;
   const std::shared_ptr<TcpMesh> mesh_;
   NodeGroup node_;
   TcpGroup flat_;  ///< of all ranks, for what needs no node
-  int node_index_;
-  int local_;  ///< this rank's number in its node
-  int rails_;
+  NodeWatch watch_;
   const Selection selection_;
-  int most_local_;            ///< ranks of the largest node
-  std::vector<int> leaders_;  ///< of all nodes
-  TcpCall* tcp_ = nullptr;    ///< while a collective is under way
-  Clock::time_point next_watch_{};
-  std::vector<std::byte> scratch_;
+  Scratch scratch_;
+  const HierarchicalParts parts_;
+  std::optional<TcpCall> call_;  ///< while an operation is under way
 };
 
 }  // namespace ours

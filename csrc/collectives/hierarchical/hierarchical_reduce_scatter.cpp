@@ -1,9 +1,6 @@
 #include <algorithm>
-#include <cstring>
-#include <numeric>
 
-#include "collectives/hierarchical/hierarchical_group.h"
-#include "collectives/node/node_group_impl.h"
+#include "collectives/hierarchical/hierarchical_algorithms.h"
 #include "collectives/partial_sums.h"
 #include "common/partition.h"
 
@@ -13,91 +10,80 @@
 //
 // The order is that of hierarchical_all_reduce.cpp, and nothing is written before sums of all nodes are here.
 
-namespace ours {
+namespace ours::hierarchical {
 
-void HierarchicalGroup::reduce_scatter(const Call& call, const std::vector<const void*>& inputs,
-                                       const std::vector<size_t>& counts, void* out, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  const auto ranks = static_cast<size_t>(size());
-  check_reduce_scatter(inputs, counts, size());
-  // The sizes of all parts must agree, not only their sum.
-  const uint64_t fingerprint = fingerprint_of(counts);
-  const bool even = std::all_of(counts.begin(), counts.end(), [&](size_t n) { return n == counts[0]; });
-  const CallRecord record = record_of(call, even ? counts[0] * ranks : fingerprint, reduction, -1);
-  collective(
-      call, record,
-      [&](const Running& run) {
-        open(run);
-        const size_t element = size_of(call.dtype);
-        const size_t mine = counts[static_cast<size_t>(rank())];
-        const size_t batch = batch_bytes() / element;
-        const auto hosts = static_cast<size_t>(nodes());
-        const auto here = static_cast<size_t>(node_index_);
-        const size_t locals = members().size();
+void reduce_scatter(HierarchicalRun& run, const Scattering& job) {
+  const DType dtype = run.running.call.dtype;
+  const std::vector<size_t>& counts = job.counts;
+  run.open();
+  const size_t element = size_of(dtype);
+  const size_t mine = counts[static_cast<size_t>(run.map.rank())];
+  const size_t batch = run.batch_bytes() / element;
+  const auto hosts = static_cast<size_t>(run.map.nodes());
+  const auto here = static_cast<size_t>(run.map.here());
+  const size_t locals = run.map.members().size();
 
-        // The sums for this rank, of all nodes, and those that it sends.
-        std::byte* const sums = run.tcp.keep(hosts * mine * element);
-        size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
-        const auto message = [&](int peer, size_t b, size_t count) {
-          return TcpCall::Message{peer, static_cast<uint16_t>(b), count * element, 0, static_cast<uint32_t>(b)};
-        };
-        const auto batches = [&](size_t count) { return std::max<size_t>(piece_count(count, batch), 1); };
-        const auto place_here = static_cast<size_t>(local_);
-        for (size_t i = 1; i < hosts; ++i) {
-          const size_t node = (here + hosts - i) % hosts;
-          const std::vector<int>& theirs = topology_.ranks_of(static_cast<int>(node));
-          const int from = theirs[place_here % theirs.size()];
-          for (size_t b = 0; b < batches(mine); ++b) {
-            const Slice piece = piece_of(mine, batch, b);
-            const TcpCall::Message some = message(from, b, piece.size());
-            run.tcp.receive(some, sums + (node * mine + piece.begin) * element, &received);
-            to_receive += run.tcp.parts(some.bytes);
-          }
+  // The sums for this rank, of all nodes, and those that it sends.
+  std::byte* const sums = run.tcp.keep(hosts * mine * element);
+  size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
+  const auto message = [&](int peer, size_t b, size_t count) {
+    return TcpCall::Message{peer, static_cast<uint16_t>(b), count * element, 0, static_cast<uint32_t>(b)};
+  };
+  const auto batches = [&](size_t count) { return std::max<size_t>(piece_count(count, batch), 1); };
+  const auto place_here = static_cast<size_t>(run.map.local());
+  for (size_t i = 1; i < hosts; ++i) {
+    const size_t node = (here + hosts - i) % hosts;
+    const std::vector<int>& theirs = run.map.ranks_of(static_cast<int>(node));
+    const int from = theirs[place_here % theirs.size()];
+    for (size_t b = 0; b < batches(mine); ++b) {
+      const Slice piece = piece_of(mine, batch, b);
+      const TcpCall::Message some = message(from, b, piece.size());
+      run.tcp.receive(some, sums + (node * mine + piece.begin) * element, &received);
+      to_receive += run.tcp.parts(some.bytes);
+    }
+  }
+
+  // Of the ranks `first`, `first` + 1, ... of a node, one for each rank of this one.
+  const auto reduce_for = [&](const std::vector<int>& readers, size_t first, bool own) {
+    size_t most = 0;
+    const auto reader = [&](size_t k) { return first + k < readers.size() ? readers[first + k] : -1; };
+    const auto count_of = [&](size_t k) { return reader(k) < 0 ? 0 : counts[static_cast<size_t>(reader(k))]; };
+    for (size_t k = 0; k < locals; ++k) most = std::max(most, count_of(k));
+    std::byte* to = sums + here * mine * element;
+    if (!own) to = run.tcp.keep(count_of(place_here) * element);
+    for (size_t b = 0; b < batches(most); ++b) {
+      std::vector<const void*> from(locals);
+      std::vector<size_t> some(locals);
+      for (size_t k = 0; k < locals; ++k) {
+        const Slice piece = piece_of(count_of(k), batch, b);
+        some[k] = piece.size();
+        if (reader(k) >= 0) {
+          from[k] = static_cast<const std::byte*>(job.inputs[static_cast<size_t>(reader(k))]) + piece.begin * element;
         }
-
-        // Of the ranks `first`, `first` + 1, ... of a node, one for each rank of this one.
-        const auto reduce_for = [&](const std::vector<int>& readers, size_t first, bool own) {
-          size_t most = 0;
-          const auto reader = [&](size_t k) { return first + k < readers.size() ? readers[first + k] : -1; };
-          const auto count_of = [&](size_t k) { return reader(k) < 0 ? 0 : counts[static_cast<size_t>(reader(k))]; };
-          for (size_t k = 0; k < locals; ++k) most = std::max(most, count_of(k));
-          std::byte* to = sums + here * mine * element;
-          if (!own) to = run.tcp.keep(count_of(place_here) * element);
-          for (size_t b = 0; b < batches(most); ++b) {
-            std::vector<const void*> from(locals);
-            std::vector<size_t> some(locals);
-            for (size_t k = 0; k < locals; ++k) {
-              const Slice piece = piece_of(count_of(k), batch, b);
-              some[k] = piece.size();
-              if (reader(k) >= 0) {
-                from[k] = static_cast<const std::byte*>(inputs[static_cast<size_t>(reader(k))]) + piece.begin * element;
-              }
-            }
-            const Slice piece = piece_of(count_of(place_here), batch, b);
-            run.tcp.away([&] {
-              node_.reduce_scatter(run.call, from, some, to + piece.begin * element,
-                                   within_node(reduction, call.dtype));
-            });
-            if (own || reader(place_here) < 0 || b >= batches(count_of(place_here))) continue;
-            const TcpCall::Message sum = message(reader(place_here), b, piece.size());
-            run.tcp.send(sum, to + piece.begin * element, &sent);
-            to_send += run.tcp.parts(sum.bytes);
-            push(run);
-          }
-        };
-        for (size_t i = 1; i < hosts; ++i) {
-          const std::vector<int>& readers = topology_.ranks_of(static_cast<int>((here + i) % hosts));
-          for (size_t first = 0; first < readers.size(); first += locals) reduce_for(readers, first, false);
-        }
-        reduce_for(members(), 0, true);
-        wait(run, [&] { return sent == to_send && received == to_receive; }, false);
-        std::vector<const void*> sources;
-        sources.reserve(hosts);
-        for (size_t node = 0; node < hosts; ++node) sources.push_back(sums + node * mine * element);
-        if (mine != 0)
-          ours::reduce(out, sources.data(), nodes(), mine, call.dtype, between_nodes(reduction, call.dtype));
-      },
-      fingerprint);
+      }
+      const Slice piece = piece_of(count_of(place_here), batch, b);
+      run.in_node([&] {
+        run.node.reduce_scatter(run.running.call, from, some, to + piece.begin * element,
+                                within_node(job.reduction, dtype));
+      });
+      if (own || reader(place_here) < 0 || b >= batches(count_of(place_here))) continue;
+      const TcpCall::Message sum = message(reader(place_here), b, piece.size());
+      run.tcp.send(sum, to + piece.begin * element, &sent);
+      to_send += run.tcp.parts(sum.bytes);
+      run.push();
+    }
+  };
+  for (size_t i = 1; i < hosts; ++i) {
+    const std::vector<int>& readers = run.map.ranks_of(static_cast<int>((here + i) % hosts));
+    for (size_t first = 0; first < readers.size(); first += locals) reduce_for(readers, first, false);
+  }
+  reduce_for(run.map.members(), 0, true);
+  run.wait([&] { return sent == to_send && received == to_receive; }, false);
+  std::vector<const void*> sources;
+  sources.reserve(hosts);
+  for (size_t node = 0; node < hosts; ++node) sources.push_back(sums + node * mine * element);
+  if (mine != 0)
+    ours::reduce(job.out, sources.data(), run.map.nodes(), mine, dtype, between_nodes(job.reduction, dtype));
 }
 
-}  // namespace ours
+}  // namespace ours::hierarchical

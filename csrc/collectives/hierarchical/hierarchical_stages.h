@@ -2,15 +2,15 @@
 
 #include <cstddef>
 
-#include "collectives/hierarchical/hierarchical_group.h"
+#include "collectives/hierarchical/hierarchical_algorithms.h"
 
-namespace ours {
+namespace ours::hierarchical {
 
 /// The way of a long message through the node's stages, in which a rail's slice of a chunk has a window of its own.
 /// Where windows are smaller than slices, a chunk takes several rounds.
-class HierarchicalGroup::Stages {
+class Stages {
  public:
-  Stages(HierarchicalGroup& group, const Reducing& job, const RailSlices& slices);
+  Stages(HierarchicalRun& run, const Reducing& job, const RailSlices& slices);
 
   /// Gives this rank's rail memory to work in. After all ranks of the node have come to this call.
   void give_memory(Rail& rail);
@@ -40,8 +40,8 @@ class HierarchicalGroup::Stages {
   /// Where this rank finds a rail's results of a round.
   const std::byte* results_of(size_t round, int rail) const;
 
-  HierarchicalGroup& group_;
-  NodeGroup& node_;
+  HierarchicalRun& run_;
+  NodeRounds& node_;
   const int local_;
   const Reducing& job_;
   const RailSlices slices_;
@@ -50,7 +50,6 @@ class HierarchicalGroup::Stages {
   size_t rounds_;
   /// Slices are small enough for rails to work where the node shows its results.
   bool shown_;
-  bool stream_;
 };
 
-}  // namespace ours
+}  // namespace ours::hierarchical

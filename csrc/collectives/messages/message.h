@@ -4,13 +4,19 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
-#include <list>
 #include <memory>
 #include <string>
 
 #include "collectives/messages/point_to_point.h"
 
 namespace ours {
+
+/// What precedes a message on its way.
+struct MessageHeader {
+  uint64_t bytes;
+  int32_t tag;
+  uint32_t dtype;
+};
 
 /// A posted send or receive.
 class Message final : public Transfer {
@@ -31,6 +37,7 @@ class Message final : public Transfer {
 
   /// "recv from rank 1 with tag 0 (4 x float32)"
   std::string describe() const;
+  MessageHeader header() const { return {bytes, tag, static_cast<uint32_t>(dtype)}; }
 
   /// Ends the transfer. Returns what is to be called without any lock.
   TransferCallbacks finish();
@@ -53,39 +60,5 @@ class Message final : public Transfer {
 };
 
 using Messages = std::deque<std::shared_ptr<Message>>;
-
-/// What precedes a message on its way.
-struct MessageHeader {
-  uint64_t bytes;
-  int32_t tag;
-  uint32_t dtype;
-};
-
-/// The receives that wait for a message, in the order posted.
-class PostedReceives {
- public:
-  void add(std::shared_ptr<Message> receive) { receives_.push_back(std::move(receive)); }
-
-  /// Takes out the first receive that matches; null if there is none.
-  std::shared_ptr<Message> match(int from, int tag);
-
-  /// Whether any receive may be for a message from that rank.
-  bool expects(int from) const;
-
-  bool empty() const { return receives_.empty(); }
-  void clear() { receives_.clear(); }
-  auto begin() const { return receives_.begin(); }
-  auto end() const { return receives_.end(); }
-
- private:
-  std::list<std::shared_ptr<Message>> receives_;
-};
-
-/// Whether a message of that header is what `receive` is for.
-bool fits(const Message& receive, const MessageHeader& header);
-
-/// What to say where it is not. `receiver` and `sender` are their descriptions.
-std::string misfit(const Message& receive, const MessageHeader& header, const std::string& receiver,
-                   const std::string& sender);
 
 }  // namespace ours

@@ -242,6 +242,9 @@ bool PostedMessages::look_around() {
       }
       carrier_->fail(FailureKind::Peer, why + ". The group cannot be used any more; make a new one without it");
       return true;
+    } catch (...) {
+      carrier_->fail(std::current_exception());
+      return true;
     }
   }
   return false;

@@ -1,30 +1,49 @@
 #include "collectives/node/node_group.h"
 
-#include "collectives/call_number.h"
-#include "collectives/node/node_group_impl.h"
+#include "collectives/node/node_algorithms.h"
+#include "common/error.h"
 
 namespace ours {
 
 NodeGroup::NodeGroup(std::shared_ptr<NodeSession> session, Setting write_around)
-    : session_(std::move(session)), barrier_(*session_), spread_(*session_), write_(*session_, write_around) {}
+    : session_(std::move(session)), rounds_(session_, write_around) {}
 
 std::shared_ptr<Group> make_node_group(std::shared_ptr<NodeSession> session) {
   return std::make_shared<NodeGroup>(std::move(session));
 }
 
-void NodeGroup::barrier(const Call& call) {
-  guarded([&] {
-    const CallRecord record = record_of(call);
-    publish_record(record);
-    sync(call, record);
-    check_records(record);
-  });
+void NodeGroup::guarded(const Running& /*run*/, const std::function<void()>& body) {
+  rounds_.places().forget();
+  try {
+    body();
+  } catch (...) {
+    session_->failure().fail(std::current_exception());
+    rounds_.places().withdraw();
+    throw;
+  }
 }
 
-void NodeGroup::saw_buffer(const void* data, size_t bytes) {
-  const std::shared_ptr<NodeHeap>& heap = session_->heap();
-  const bool in_heap = bytes >= HugePages::kLeastBytes && heap && heap->offset_of(data, bytes) != NodeHeap::kNowhere;
-  if (!in_heap) pages_.saw(data, bytes);
+void NodeGroup::do_reduce(const Running& run, const Reducing& job) {
+  rounds_.reserve();
+  if (job.in.count() * size_of(run.call.dtype) <= session_->header().small_bytes) {
+    node::reduce_whole(rounds_, run, job);
+  } else {
+    node::reduce_direct(rounds_, run, job);
+  }
+}
+
+void NodeGroup::do_reduce_scatter(const Running& run, const Scattering& job) {
+  rounds_.reserve();
+  node::reduce_scatter(rounds_, run, job);
+}
+
+void NodeGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
+  rounds_.reserve();
+  node::exchange(rounds_, run, plan);
+}
+
+void NodeGroup::monitored_barrier(const Call& call, bool wait_all_ranks) {
+  node::monitored_barrier(*session_, call, ++monitored_, wait_all_ranks);
 }
 
 std::shared_ptr<void> NodeGroup::allocate(size_t bytes) {
@@ -42,66 +61,6 @@ void NodeGroup::abort(const std::string& reason) {
 
 void NodeGroup::refuse(const Call& call, const std::string& why) noexcept {
   session_->refuse(call.seq, refusal_of(call, session_->describe(rank()), why));
-}
-
-void NodeGroup::publish_record(const CallRecord& record) {
-  session_->self().arrival[barrier_.next_parity()].record = record;
-  spread_.publish(barrier_.next_parity());
-}
-
-void NodeGroup::sync(const Call& call, const CallRecord& record) {
-  barrier_.sync(call.deadline, call.seq, [&record] { return describe_record(record); });
-}
-
-void NodeGroup::check_records(const CallRecord& mine) {
-  const size_t parity = barrier_.parity();
-  bool agree = true;
-  for (int r = 0; r < size(); ++r) agree = agree && same_record(session_->block(r).arrival[parity].record, mine);
-  if (agree) {
-    spread_.settle(parity);
-    return;
-  }
-
-  // A rank that has refused a call goes on to the next, while the others are still at this one.
-  uint64_t first = mine.seq;
-  for (int r = 0; r < size(); ++r) {
-    const uint64_t number = session_->block(r).arrival[parity].record.seq;
-    if (count_of(number) < count_of(first)) first = number;
-  }
-  for (int r = 0; r < size(); ++r) {
-    const std::string refusal = session_->refusal(r, first);
-    if (!refusal.empty()) throw MismatchError(refusal);
-  }
-  std::string calls;
-  std::vector<bool> told(static_cast<size_t>(size()), false);
-  for (int r = 0; r < size(); ++r) {
-    if (told[static_cast<size_t>(r)]) continue;
-    const CallRecord record = session_->block(r).arrival[parity].record;
-    calls += calls.empty() ? "" : "; ";
-    for (int other = r; other < size(); ++other) {
-      if (!same_record(session_->block(other).arrival[parity].record, record)) continue;
-      told[static_cast<size_t>(other)] = true;
-      calls += (other == r ? "" : ", ") + session_->describe(other);
-    }
-    calls += " called " + describe_record(record);
-  }
-  throw MismatchError("ranks of one group called different collectives: " + calls +
-                      ". All ranks must make the same calls in the same order");
-}
-
-std::byte* NodeGroup::stage(int rank, size_t parity) const {
-  return session_->at<std::byte>(session_->layout().stage(static_cast<size_t>(rank), parity));
-}
-
-std::byte* NodeGroup::result(int rank, size_t number) const {
-  return session_->at<std::byte>(session_->layout().result(static_cast<size_t>(rank), number));
-}
-
-void NodeGroup::reserve_stage(size_t results) {
-  if (results <= results_reserved_) return;
-  const NodeLayout& layout = session_->layout();
-  session_->memory()->reserve(layout.stage(static_cast<size_t>(rank()), 0), layout.stage_bytes(results));
-  results_reserved_ = results;
 }
 
 }  // namespace ours

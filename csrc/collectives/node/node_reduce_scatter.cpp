@@ -1,64 +1,53 @@
 #include <algorithm>
-#include <cstring>
 
-#include "collectives/node/node_group_impl.h"
+#include "collectives/node/node_algorithms.h"
 #include "common/partition.h"
 
 // reduce_scatter in shared memory: the stage of each rank is divided into one window for each destination. In round k
 // all ranks fill window d with piece k of what goes to rank d, synchronise, and reduce the windows that are theirs
 // straight into their output. A rank's own part is read where it lies and never staged.
 
-namespace ours {
+namespace ours::node {
 
-void NodeGroup::reduce_scatter(const Call& call, const std::vector<const void*>& inputs,
-                               const std::vector<size_t>& counts, void* out, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  const auto ranks = static_cast<size_t>(size());
-  check_reduce_scatter(inputs, counts, size());
-  guarded([&] {
-    reserve_stage();
-    write_.begin();
-    const size_t element = size_of(call.dtype);
-    const size_t window = session_->layout().chunk_bytes / ranks / kCacheLine * kCacheLine;
-    const size_t per_window = window / element;
-    const size_t most = *std::max_element(counts.begin(), counts.end());
-    const size_t rounds = piece_count(most, per_window);
+void reduce_scatter(NodeRounds& rounds, const Running& asked, const Scattering& job) {
+  // The sizes of all parts must agree, not only their sum, and in shared memory a record has no place for both.
+  CallRecord record = asked.record;
+  if (asked.fingerprint != 0) record.count = asked.fingerprint;
+  const Running run{asked.call, record};
 
-    // The sizes of all parts must agree, not only their sum.
-    const bool even = std::all_of(counts.begin(), counts.end(), [&](size_t n) { return n == counts[0]; });
-    const CallRecord record = record_of(call, even ? counts[0] * ranks : fingerprint_of(counts), reduction, -1);
-
-    const auto fill = [&](size_t k) {
-      std::byte* to = stage(rank(), barrier_.next_parity());
-      for (size_t d = 0; d < ranks; ++d) {
-        const Slice piece = piece_of(counts[d], per_window, k);
-        if (d == static_cast<size_t>(rank()) || piece.empty()) continue;
-        const auto* from = static_cast<const std::byte*>(inputs[d]) + piece.begin * element;
-        write_.copy(to + d * window, from, piece.size() * element);
-      }
-    };
-
-    std::vector<const void*> sources(ranks);
-    const auto me = static_cast<size_t>(rank());
-    const auto reduce_own = [&](size_t k) {
-      const Slice piece = piece_of(counts[me], per_window, k);
-      if (piece.empty()) return;
-      for (int r = 0; r < size(); ++r) sources[static_cast<size_t>(r)] = stage(r, barrier_.parity()) + me * window;
-      sources[me] = static_cast<const std::byte*>(inputs[me]) + piece.begin * element;
-      ours::reduce(static_cast<std::byte*>(out) + piece.begin * element, sources.data(), size(), piece.size(),
-                   call.dtype, reduction);
-    };
-
-    fill(0);
-    publish_record(record);
-    sync(call, record);
-    check_records(record);
-    for (size_t k = 0; k < rounds; ++k) {
-      if (k > 0) sync(call, record);
-      reduce_own(k);
-      if (k + 1 < rounds) fill(k + 1);
+  const auto ranks = static_cast<size_t>(rounds.size());
+  const auto me = static_cast<size_t>(rounds.rank());
+  const size_t element = size_of(run.call.dtype);
+  const size_t window = rounds.chunk_bytes() / ranks / kCacheLine * kCacheLine;
+  const size_t per_window = window / element;
+  const auto fill = [&](size_t k) {
+    std::byte* const to = rounds.next_stage();
+    for (size_t d = 0; d < ranks; ++d) {
+      const Slice piece = piece_of(job.counts[d], per_window, k);
+      if (d == me || piece.empty()) continue;
+      const auto* from = static_cast<const std::byte*>(job.inputs[d]) + piece.begin * element;
+      rounds.write().copy(to + d * window, from, piece.size() * element);
     }
-  });
+  };
+  Sources sources(rounds.size());
+  const auto reduce_own = [&](size_t k) {
+    const Slice piece = piece_of(job.counts[me], per_window, k);
+    if (piece.empty()) return;
+    for (int r = 0; r < rounds.size(); ++r) sources.data()[r] = rounds.stage_of(r) + me * window;
+    sources.data()[me] = static_cast<const std::byte*>(job.inputs[me]) + piece.begin * element;
+    reduce(static_cast<std::byte*>(job.out) + piece.begin * element, sources.data(), rounds.size(), piece.size(),
+           run.call.dtype, job.reduction);
+  };
+
+  rounds.write().begin();
+  fill(0);
+  rounds.open(run);
+  const size_t count = piece_count(*std::max_element(job.counts.begin(), job.counts.end()), per_window);
+  for (size_t k = 0; k < count; ++k) {
+    if (k > 0) rounds.sync(run);
+    reduce_own(k);
+    if (k + 1 < count) fill(k + 1);
+  }
 }
 
-}  // namespace ours
+}  // namespace ours::node

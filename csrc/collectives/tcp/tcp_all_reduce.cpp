@@ -14,47 +14,22 @@
 
 namespace ours {
 
-void TcpGroup::all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  const size_t element = size_of(call.dtype);
-  const Pieces to(out, count, element);
-  const Pieces from(const_cast<void*>(in), count, element);
-  guarded([&] { reduce_to(call, record_of(call, count, reduction, -1), from, &to, reduction, -1); });
-}
-
-void TcpGroup::all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  const Pieces data(pieces, size_of(call.dtype));
-  guarded([&] { reduce_to(call, record_of(call, data.count(), reduction, -1), data, &data, reduction, -1); });
-}
-
-void TcpGroup::reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) {
-  check_supported(reduction.kind, call.dtype);
-  check_root(root, size());
-  const size_t element = size_of(call.dtype);
-  const Pieces to(out, count, element);
-  const Pieces from(const_cast<void*>(in), count, element);
-  guarded([&] {
-    reduce_to(call, record_of(call, count, reduction, root), from, rank() == root ? &to : nullptr, reduction, root);
-  });
-}
-
-void TcpGroup::reduce_to(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,
-                         const Reduction& reduction, int root) {
-  const size_t element = size_of(call.dtype);
+void TcpGroup::do_reduce(const Running& run, const Reducing& job) {
+  const size_t element = size_of(run.call.dtype);
+  const Pieces& in = job.in;
   const bool packs = in.whole() == nullptr && in.count() > 0;
   std::vector<std::byte> packed(packs ? in.count() * element : 0);
   in.visit(0, packs ? in.count() : 0,
            [&](std::byte* data, size_t at, size_t n) { std::memcpy(&packed[at * element], data, n * element); });
   const std::byte* from = packs ? packed.data() : in.whole();
-  std::byte* to = out == nullptr ? nullptr : packs ? packed.data() : out->whole();
+  std::byte* to = job.out == nullptr ? nullptr : packs ? packed.data() : job.out->whole();
   {
-    TcpCall tcp(*mesh_, facts_of(call, record));
-    reduce_array(tcp, call.dtype, reduction, from, to, in.count(), root);
+    TcpCall tcp(*mesh_, facts_of(*mesh_, run));
+    reduce_array(tcp, run.call.dtype, job.reduction, from, to, in.count(), job.root);
   }
-  if (!packs || out == nullptr) return;
-  out->visit(0, out->count(),
-             [&](std::byte* data, size_t at, size_t n) { std::memcpy(data, &packed[at * element], n * element); });
+  if (!packs || job.out == nullptr) return;
+  job.out->visit(0, job.out->count(),
+                 [&](std::byte* data, size_t at, size_t n) { std::memcpy(data, &packed[at * element], n * element); });
 }
 
 void TcpGroup::reduce_array(TcpCall& tcp, DType dtype, const Reduction& reduction, const std::byte* in, std::byte* out,
@@ -70,7 +45,7 @@ void TcpGroup::reduce_array(TcpCall& tcp, DType dtype, const Reduction& reductio
   const bool ring = chosen == Algorithm::Ring;
   if (ring && out == nullptr) out = tcp.keep(count * element);
 
-  Reducing job{dtype, ring ? in_steps : reduction, {}, {}, {}, {}};
+  Slices job{dtype, ring ? in_steps : reduction, {}, {}, {}, {}};
   for (int r = 0; r < size(); ++r) {
     const Slice slice = slice_of(count, size(), r, kAlign / element);
     job.inputs.push_back(in + slice.begin * element);
@@ -99,25 +74,18 @@ void TcpGroup::reduce_doubling(TcpCall& tcp, DType dtype, const Reduction& reduc
   if (bytes != 0 && out != nullptr) std::memcpy(out, mine, bytes);
 }
 
-void TcpGroup::reduce_scatter(const Call& call, const std::vector<const void*>& inputs,
-                              const std::vector<size_t>& counts, void* out, const Reduction& reduction) {
-  check_supported(reduction.kind, call.dtype);
-  const auto ranks = static_cast<size_t>(size());
-  check_reduce_scatter(inputs, counts, size());
-  guarded([&] {
-    // The sizes of all parts must agree, not only their sum.
-    const size_t sum = std::accumulate(counts.begin(), counts.end(), size_t{0});
-    TcpCall tcp(*mesh_, facts_of(call, record_of(call, sum, reduction, -1), fingerprint_of(counts)));
-    Reducing job{call.dtype, reduction, {}, counts, std::vector<std::byte*>(ranks), {}};
-    for (const void* input : inputs) job.inputs.push_back(static_cast<const std::byte*>(input));
-    job.outputs[static_cast<size_t>(rank())] = static_cast<std::byte*>(out);
-    if (choose(Selectable::ReduceScatter, sum * size_of(call.dtype)) == Algorithm::Ring) {
-      job.reduction = within_range(reduction, call.dtype);
-      reduce_ring(tcp, job);
-    } else {
-      reduce_direct(tcp, job);
-    }
-  });
+void TcpGroup::do_reduce_scatter(const Running& run, const Scattering& asked) {
+  const DType dtype = run.call.dtype;
+  TcpCall tcp(*mesh_, facts_of(*mesh_, run));
+  Slices job{dtype, asked.reduction, {}, asked.counts, std::vector<std::byte*>(static_cast<size_t>(size())), {}};
+  for (const void* input : asked.inputs) job.inputs.push_back(static_cast<const std::byte*>(input));
+  job.outputs[static_cast<size_t>(rank())] = static_cast<std::byte*>(asked.out);
+  if (choose(Selectable::ReduceScatter, run.record.count * size_of(dtype)) == Algorithm::Ring) {
+    job.reduction = within_range(asked.reduction, dtype);
+    reduce_ring(tcp, job);
+  } else {
+    reduce_direct(tcp, job);
+  }
 }
 
 }  // namespace ours

@@ -4,12 +4,10 @@
 
 namespace ours {
 
-void TcpGroup::barrier(const Call& call) {
-  guarded([&] {
-    TcpCall tcp(*mesh_, facts_of(call, record_of(call)));
-    Dissemination all(tcp, rank(), size());
-    tcp.run([&] { return all.advance(); });
-  });
+void TcpGroup::do_barrier(const Running& run) {
+  TcpCall tcp(*mesh_, facts_of(*mesh_, run));
+  Dissemination all(tcp, rank(), size());
+  tcp.run([&] { return all.advance(); });
 }
 
 }  // namespace ours

@@ -12,54 +12,50 @@
 
 namespace ours {
 
-void TcpGroup::broadcast(const Call& call, Span buffer, int root) {
-  check_root(root, size());
-  guarded([&] {
-    CallRecord record = record_of(call);
-    record.root = root;
-    record.count = buffer.bytes / size_of(call.dtype);
-    TcpCall tcp(*mesh_, facts_of(call, record));
-    Dissemination all(tcp, rank(), size());
+void TcpGroup::broadcast_plan(const Running& run, const ExchangePlan& plan) {
+  const Span buffer = plan.buffer();
+  const int root = plan.root;
+  TcpCall tcp(*mesh_, facts_of(*mesh_, run));
+  Dissemination all(tcp, rank(), size());
 
-    const size_t parts = tcp.parts(buffer.bytes);
-    const int place = (rank() - root + size()) % size();
-    const auto rank_at = [&](int p) { return (p + root) % size(); };
-    int parent = -1;
-    std::vector<int> children;
-    if (parts >= static_cast<size_t>(size())) {
-      if (place > 0) parent = rank_at(place - 1);
-      if (place + 1 < size()) children.push_back(rank_at(place + 1));
-    } else {
-      int bit = 1;
-      for (; bit <= place; bit *= 2) parent = rank_at(place - bit);
-      for (; place + bit < size(); bit *= 2) children.push_back(rank_at(place + bit));
+  const size_t parts = tcp.parts(buffer.bytes);
+  const int place = (rank() - root + size()) % size();
+  const auto rank_at = [&](int p) { return (p + root) % size(); };
+  int parent = -1;
+  std::vector<int> children;
+  if (parts >= static_cast<size_t>(size())) {
+    if (place > 0) parent = rank_at(place - 1);
+    if (place + 1 < size()) children.push_back(rank_at(place + 1));
+  } else {
+    int bit = 1;
+    for (; bit <= place; bit *= 2) parent = rank_at(place - bit);
+    for (; place + bit < size(); bit *= 2) children.push_back(rank_at(place + bit));
+  }
+
+  auto* const data = static_cast<std::byte*>(buffer.data);
+  const size_t chunk = mesh_->plan().chunk_bytes;
+  size_t sent = 0, passed_on = 0;
+  std::vector<size_t> arrived(parts, 0);
+  const auto pass_on = [&] {
+    for (const int child : children) {
+      tcp.send_part({child, 0, buffer.bytes}, passed_on, data + passed_on * chunk, &sent);
     }
-
-    auto* const data = static_cast<std::byte*>(buffer.data);
-    const size_t chunk = mesh_->plan().chunk_bytes;
-    size_t sent = 0, passed_on = 0;
-    std::vector<size_t> arrived(parts, 0);
-    const auto pass_on = [&] {
-      for (const int child : children) {
-        tcp.send_part({child, 0, buffer.bytes}, passed_on, data + passed_on * chunk, &sent);
-      }
-      ++passed_on;
-    };
-    while (parent < 0 && passed_on < parts) pass_on();
-    bool agreed = false;
-    tcp.run([&] {
-      if (!agreed) {
-        agreed = all.advance();
-        if (!agreed) return false;
-        if (parent >= 0) {
-          for (size_t part = 0; part < parts; ++part) {
-            tcp.receive_part({parent, 0, buffer.bytes}, part, data + part * chunk, &arrived[part]);
-          }
+    ++passed_on;
+  };
+  while (parent < 0 && passed_on < parts) pass_on();
+  bool agreed = false;
+  tcp.run([&] {
+    if (!agreed) {
+      agreed = all.advance();
+      if (!agreed) return false;
+      if (parent >= 0) {
+        for (size_t part = 0; part < parts; ++part) {
+          tcp.receive_part({parent, 0, buffer.bytes}, part, data + part * chunk, &arrived[part]);
         }
       }
-      while (passed_on < parts && arrived[passed_on] == 1) pass_on();
-      return passed_on == parts && sent == parts * children.size();
-    });
+    }
+    while (passed_on < parts && arrived[passed_on] == 1) pass_on();
+    return passed_on == parts && sent == parts * children.size();
   });
 }
 

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/call_checks.h"
 #include "collectives/tcp/tcp_group_impl.h"
 #include "common/partition.h"
 
@@ -29,92 +28,21 @@ constexpr uint32_t kConfirming = 1;
 /// The phase of the tables of sizes; those of blocks are small numbers.
 constexpr uint16_t kSizes = UINT16_MAX;
 
-void copy_own(ConstSpan from, Span to) {
-  if (from.bytes != 0 && from.data != to.data) std::memcpy(to.data, from.data, from.bytes);
-}
-
-/// All ranks, this one included, have such a message, and all are of `bytes`.
-template <class Spans>
-bool all_of_size(const Spans& spans, size_t bytes) {
-  return std::all_of(spans.begin(), spans.end(), [bytes](const auto& span) { return span && span->bytes == bytes; });
-}
-
-bool overlap(const ConstSpan& a, const Span& b) {
-  const auto from = reinterpret_cast<uintptr_t>(a.data);
-  const auto to = reinterpret_cast<uintptr_t>(b.data);
-  return from < to + b.bytes && to < from + a.bytes;
-}
-
 }  // namespace
 
-void TcpGroup::all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) {
-  const auto ranks = static_cast<size_t>(size());
-  check_one_a_rank(call, outputs.size(), ranks);
-  check_own(call, rank(), input.bytes, outputs[static_cast<size_t>(rank())].bytes);
-  if (choose(Selectable::AllGather, 0) == Algorithm::Ring)
-    return guarded([&] { all_gather_ring(call, input, outputs); });
-  Exchange plan;
-  plan.sends.assign(ranks, input);
-  plan.receives.assign(outputs.begin(), outputs.end());
-  guarded([&] { exchange(call, record_of(call), plan); });
+void TcpGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
+  if (plan.movement == Movement::Broadcast) return broadcast_plan(run, plan);
+  const bool ring = plan.movement == Movement::AllGather && choose(Selectable::AllGather, 0) == Algorithm::Ring;
+  ring ? all_gather_ring(run, plan) : exchange_directly(run, plan);
 }
 
-void TcpGroup::gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) {
-  check_root(root, size());
-  const auto ranks = static_cast<size_t>(size());
-  Exchange plan;
-  plan.sends.resize(ranks);
-  plan.receives.resize(ranks);
-  plan.sends[static_cast<size_t>(root)] = input;
-  if (rank() == root) {
-    check_one_a_rank(call, outputs.size(), ranks);
-    plan.receives.assign(outputs.begin(), outputs.end());
-  }
-  CallRecord record = record_of(call);
-  record.root = root;
-  exchange_checked(call, record, plan);
-}
-
-void TcpGroup::scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) {
-  check_root(root, size());
-  const auto ranks = static_cast<size_t>(size());
-  Exchange plan;
-  plan.sends.resize(ranks);
-  plan.receives.resize(ranks);
-  plan.receives[static_cast<size_t>(root)] = output;
-  if (rank() == root) {
-    check_one_a_rank(call, inputs.size(), ranks);
-    plan.sends.assign(inputs.begin(), inputs.end());
-  }
-  CallRecord record = record_of(call);
-  record.root = root;
-  exchange_checked(call, record, plan);
-}
-
-void TcpGroup::all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) {
-  const auto ranks = static_cast<size_t>(size());
-  check_one_a_rank(call, inputs.size(), ranks);
-  check_one_a_rank(call, outputs.size(), ranks);
-  Exchange plan;
-  plan.sends.assign(inputs.begin(), inputs.end());
-  plan.receives.assign(outputs.begin(), outputs.end());
-  exchange_checked(call, record_of(call), plan);
-}
-
-void TcpGroup::exchange_checked(const Call& call, const CallRecord& record, const Exchange& plan) {
-  const auto& gives = plan.sends[static_cast<size_t>(rank())];
-  const auto& expects = plan.receives[static_cast<size_t>(rank())];
-  if (gives && expects) check_own(call, rank(), gives->bytes, expects->bytes);
-  guarded([&] { exchange(call, record, plan); });
-}
-
-void TcpGroup::exchange(const Call& call, const CallRecord& record, const Exchange& plan) {
+void TcpGroup::exchange_directly(const Running& run, const ExchangePlan& plan) {
   const auto ranks = static_cast<size_t>(size());
   const auto me = static_cast<size_t>(rank());
   const auto& own = plan.sends[me];
   std::vector<std::vector<std::byte>> copies;
-  const bool uniform = own && all_of_size(plan.sends, own->bytes) && all_of_size(plan.receives, own->bytes);
-  TcpCall tcp(*mesh_, facts_of(call, record));
+  const bool uniform = own && plan.is_uniform(own->bytes);
+  TcpCall tcp(*mesh_, facts_of(*mesh_, run));
   if (ranks > 1) tcp.agree(kBegun, static_cast<int>((me + 1) % ranks));
   size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
   struct Source {
@@ -128,7 +56,7 @@ void TcpGroup::exchange(const Call& call, const CallRecord& record, const Exchan
     if (const auto& span = plan.receives[from]) sources.push_back({static_cast<int>(from), *span});
     if (const auto& span = plan.sends[to]) {
       const void* data = span->data;
-      if (const auto& back = plan.receives[to]; back && overlap(*span, *back)) {
+      if (plan.overlaps(to)) {
         // What comes from that rank goes where this lies, and may come before this has gone.
         copies.emplace_back(static_cast<const std::byte*>(data), static_cast<const std::byte*>(data) + span->bytes);
         data = copies.back().data();
@@ -146,9 +74,8 @@ void TcpGroup::exchange(const Call& call, const CallRecord& record, const Exchan
     if (header == nullptr) return false;
     all_uniform = all_uniform && header->detail == kUniform;
     if (header->total == from.span.bytes) return true;
-    tcp.mismatch(tcp.describe(from.rank) + " sends " + std::to_string(header->total) + " bytes to " +
-                 tcp.describe(rank()) + ", which expects " + std::to_string(from.span.bytes) + ", in " +
-                 describe_record(record) + ". Make the sizes of the tensors agree on all ranks");
+    const SizesDiffer differ{tcp.describe(from.rank), tcp.describe(rank()), header->total, from.span.bytes};
+    tcp.mismatch(differ.in(run.record));
   };
   tcp.run([&] {
     begun = begun || tcp.agreed(kBegun, static_cast<int>((me + ranks - 1) % ranks));
@@ -164,22 +91,21 @@ void TcpGroup::exchange(const Call& call, const CallRecord& record, const Exchan
     tcp.receive({from.rank, 0, from.span.bytes}, from.span.data, &received);
     to_receive += tcp.parts(from.span.bytes);
   }
-  if (const auto& to = plan.receives[me]; own && to) copy_own(*own, *to);
+  plan.copy_own(me);
   tcp.run([&] { return sent == to_send && received == to_receive; });
 }
 
-void TcpGroup::all_gather_ring(const Call& call, ConstSpan input, const std::vector<Span>& outputs) {
+void TcpGroup::all_gather_ring(const Running& run, const ExchangePlan& plan) {
   const auto ranks = static_cast<size_t>(size());
   const auto me = static_cast<size_t>(rank());
-  const CallRecord record = record_of(call);
-  TcpCall tcp(*mesh_, facts_of(call, record));
+  TcpCall tcp(*mesh_, facts_of(*mesh_, run));
   const int next = static_cast<int>((me + 1) % ranks);
   const int before = static_cast<int>((me + ranks - 1) % ranks);
   const size_t chunk = mesh_->plan().chunk_bytes;
 
   // If any two ranks expect other sizes, so do two neighbours.
   std::vector<uint64_t> sizes, theirs(ranks);
-  for (const Span& output : outputs) sizes.push_back(output.bytes);
+  for (size_t r = 0; r < ranks; ++r) sizes.push_back(plan.received(r));
   if (ranks > 1) {
     const size_t bytes = ranks * sizeof(uint64_t);
     size_t told = 0, heard = 0;
@@ -197,7 +123,7 @@ void TcpGroup::all_gather_ring(const Call& call, ConstSpan input, const std::vec
   if (differs.first != sizes.end()) {
     tcp.mismatch(tcp.describe(rank()) + " expects " + std::to_string(*differs.first) + " bytes from " +
                  tcp.describe(static_cast<int>(differs.first - sizes.begin())) + ", " + tcp.describe(before) +
-                 " expects " + std::to_string(*differs.second) + " bytes, in " + describe_record(record) +
+                 " expects " + std::to_string(*differs.second) + " bytes, in " + describe_record(run.record) +
                  ". Make the sizes of the tensors agree on all ranks");
   }
   Dissemination all(tcp, rank(), size());
@@ -207,13 +133,13 @@ void TcpGroup::all_gather_ring(const Call& call, ConstSpan input, const std::vec
   const auto block_of = [&](size_t step) { return (me + ranks - 1 - step) % ranks; };
   size_t sent = 0, to_send = 0;
   if (steps > 0) {
-    tcp.send({next, 0, input.bytes}, input.data, &sent);
-    to_send = tcp.parts(input.bytes);
+    tcp.send({next, 0, plan.sent(me)}, plan.sends[me]->data, &sent);
+    to_send = tcp.parts(plan.sent(me));
   }
   tcp.run([&] { return all.advance(); });
   std::vector<std::vector<size_t>> arrived(steps);
   for (size_t step = 0; step < steps; ++step) {
-    const Span block = outputs[block_of(step)];
+    const Span block = *plan.receives[block_of(step)];
     arrived[step].assign(tcp.parts(block.bytes), 0);
     for (size_t part = 0; part < arrived[step].size(); ++part) {
       tcp.receive_part({before, static_cast<uint16_t>(step), block.bytes}, part,
@@ -223,7 +149,7 @@ void TcpGroup::all_gather_ring(const Call& call, ConstSpan input, const std::vec
   size_t step = 0, part = 0;
   tcp.run([&] {
     while (step < steps && arrived[step][part] == 1) {
-      const Span block = outputs[block_of(step)];
+      const Span block = *plan.receives[block_of(step)];
       if (step + 1 < steps) {
         tcp.send_part({next, static_cast<uint16_t>(step + 1), block.bytes}, part,
                       static_cast<std::byte*>(block.data) + part * chunk, &sent);
@@ -235,7 +161,7 @@ void TcpGroup::all_gather_ring(const Call& call, ConstSpan input, const std::vec
     }
     return step == steps && sent == to_send;
   });
-  copy_own(input, outputs[me]);
+  plan.copy_own(me);
 }
 
 }  // namespace ours

@@ -32,21 +32,8 @@ class TcpGroup final : public Group {
   int rank() const override { return mesh_->rank(); }
   int size() const override { return mesh_->size(); }
 
-  void barrier(const Call& call) override;
-  void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) override;
-  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) override;
-  void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) override;
-  void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
-                      void* out, const Reduction& reduction) override;
-  void broadcast(const Call& call, Span buffer, int root) override;
-  void all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) override;
-  void gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) override;
-  void scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) override;
-  void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) override;
   void monitored_barrier(const Call& call, bool wait_all_ranks) override;
 
-  /// Null: no memory saves a copy here.
-  std::shared_ptr<void> allocate(size_t bytes) override;
   void abort(const std::string& reason) override;
   void fail(const std::exception_ptr& error) noexcept override;
   void refuse(const Call& call, const std::string& why) noexcept override;
@@ -54,9 +41,16 @@ class TcpGroup final : public Group {
   std::vector<int> node_sizes() const override { return std::vector<int>(static_cast<size_t>(size()), 1); }
   std::string failure() const override;
 
+ protected:
+  void check_usable(const Call& /*call*/) override { mesh_->check_usable(); }
+  void do_barrier(const Running& run) override;
+  void do_reduce(const Running& run, const Reducing& job) override;
+  void do_reduce_scatter(const Running& run, const Scattering& job) override;
+  void do_exchange(const Running& run, const ExchangePlan& plan) override;
+
  private:
   /// A reduction of an array in as many slices as there are ranks, each of which one rank reduces.
-  struct Reducing {
+  struct Slices {
     DType dtype;
     Reduction reduction;
     std::vector<const std::byte*> inputs;  ///< this rank's input of each slice
@@ -65,36 +59,23 @@ class TcpGroup final : public Group {
     std::vector<int> readers;              ///< which ranks want all slices
   };
 
-  /// What this rank sends to, and gets from, each rank. A message may be empty, which is not the same as none.
-  struct Exchange {
-    std::vector<std::optional<ConstSpan>> sends;
-    std::vector<std::optional<Span>> receives;
-  };
-
-  /// Runs `body`; whatever it throws, but for InvalidArgument, becomes the failure of the group.
-  template <class Body>
-  void guarded(Body&& body);
-  TcpCall::Facts facts_of(const Call& call, const CallRecord& record, uint64_t fingerprint = 0) const;
   /// Every rank has a node of its own.
   Algorithm choose(Selectable operation, size_t bytes) const {
     return selection_.choose({operation, size(), 1, bytes});
   }
 
-  /// Of all ranks' `in` into `out`, which is null where this rank does not want it. Root -1: all do.
-  void reduce_to(const Call& call, const CallRecord& record, const Pieces& in, const Pieces* out,
-                 const Reduction& reduction, int root);
   void reduce_array(TcpCall& tcp, DType dtype, const Reduction& reduction, const std::byte* in, std::byte* out,
                     size_t count, int root);
   void reduce_whole(TcpCall& tcp, DType dtype, const Reduction& reduction, const std::byte* in, std::byte* out,
                     size_t count);
-  void reduce_direct(TcpCall& tcp, const Reducing& job);
-  void reduce_ring(TcpCall& tcp, const Reducing& job);
+  void reduce_direct(TcpCall& tcp, const Slices& job);
+  void reduce_ring(TcpCall& tcp, const Slices& job);
   void reduce_doubling(TcpCall& tcp, DType dtype, const Reduction& reduction, const std::byte* in, std::byte* out,
                        size_t count);
 
-  void exchange_checked(const Call& call, const CallRecord& record, const Exchange& plan);
-  void exchange(const Call& call, const CallRecord& record, const Exchange& plan);
-  void all_gather_ring(const Call& call, ConstSpan input, const std::vector<Span>& outputs);
+  void broadcast_plan(const Running& run, const ExchangePlan& plan);
+  void exchange_directly(const Running& run, const ExchangePlan& plan);
+  void all_gather_ring(const Running& run, const ExchangePlan& plan);
 
   /// `bytes` bytes that last until the next call of this.
   std::byte* scratch(size_t bytes);

@@ -1,6 +1,5 @@
 #include "collectives/tcp/tcp_messages.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "collectives/messages/posted_messages.h"
@@ -31,10 +30,6 @@ MessageHeader header_of(const FrameHeader& frame) {
   return {frame.bytes, label.tag, label.dtype};
 }
 
-MessageHeader header_of(const Message& message) {
-  return {message.bytes, message.tag, static_cast<uint32_t>(message.dtype)};
-}
-
 }  // namespace
 
 std::shared_ptr<PointToPoint> make_tcp_point_to_point(std::shared_ptr<TcpMesh> messages,
@@ -44,57 +39,51 @@ std::shared_ptr<PointToPoint> make_tcp_point_to_point(std::shared_ptr<TcpMesh> m
 
 TcpMessages::TcpMessages(std::shared_ptr<TcpMesh> mesh, const std::shared_ptr<TcpMesh>& calls)
     : mesh_(std::move(mesh)),
+      endpoint_(mesh_->endpoint()),
+      connections_(endpoint_.connections()),
       calls_(calls),
       numbers_(static_cast<size_t>(mesh_->size()), 0),
-      incoming_(static_cast<size_t>(mesh_->size())) {}
+      inbox_(mesh_->rank(), mesh_->size(), [this](int rank) { return mesh_->describe(rank); }),
+      arrived_(static_cast<size_t>(mesh_->size()), 0) {}
+
+// --- moving ----------------------------------------------------------------------------------------------------------
 
 void TcpMessages::reach(const Message& message) {
   if (message.peer == kAnySource || message.peer == mesh_->rank()) return;
-  TcpMesh::Lock lock(mesh_->mutex_);
-  // A receiver connects, too: so it learns that the other one is gone.
-  mesh_->need(message.peer, lock, Deadline::after(message.limit->timeout()), [&] { return message.describe(); });
+  TcpMesh::Lock lock = mesh_->lock();
+  // A receiver connects, too, and so learns that the other one is gone.
+  endpoint_.reach(lock, message.peer, Deadline::after(message.limit->timeout()), [&] { return message.describe(); });
 }
 
 void TcpMessages::add(const std::shared_ptr<Message>& message) {
-  const TcpMesh::Lock lock(mesh_->mutex_);
-  if (message->peer == mesh_->rank() && message->op == Op::Send) return send_to_self(message);
-  if (message->op != Op::Send) {
-    if (!take_early(message)) receives_.add(message);
+  const TcpMesh::Lock lock = mesh_->lock();
+  if (message->op != Op::Send) return inbox_.add(message);
+  if (message->peer == mesh_->rank()) {
+    send_to_self(*message);
+    sends_.push_back({message, 1});
     return;
   }
   sends_.push_back({message});
   const uint64_t number = ++numbers_[static_cast<size_t>(message->peer)];
-  mesh_->slot(message->peer, kData).stream.post_send(frame_of(*message, number), message->data, &sends_.back().done);
+  connections_.data(message->peer, 0).post_send(frame_of(*message, number), message->data, &sends_.back().done);
 }
 
-void TcpMessages::send_to_self(const std::shared_ptr<Message>& message) {
-  const MessageHeader header = header_of(*message);
-  Incoming& in = incoming_[static_cast<size_t>(mesh_->rank())];
-  Early early{header, std::vector<std::byte>(message->bytes), true, nullptr};
-  if (message->bytes != 0) std::memcpy(early.bytes.data(), message->data, message->bytes);
-  in.target = receives_.match(mesh_->rank(), message->tag);
-  if (in.target) {
-    check_fits(*in.target, header, mesh_->rank());
-    in.target->peer = mesh_->rank();
-    deliver(early, in.target);
-    delivered_.push_back(std::move(in.target));
-    in.target = nullptr;
-  } else {
-    in.early.push_back(std::move(early));
-  }
-  delivered_.push_back(message);
+void TcpMessages::send_to_self(const Message& message) {
+  const int self = mesh_->rank();
+  inbox_.begin(self, message.header(), true);
+  if (message.bytes != 0) std::memcpy(inbox_.place(self), message.data, message.bytes);
+  inbox_.complete(self);
 }
 
 bool TcpMessages::progress(Messages& ended) {
-  const TcpMesh::Lock lock(mesh_->mutex_);
-  bool moved = !delivered_.empty();
-  ended.insert(ended.end(), delivered_.begin(), delivered_.end());
-  delivered_.clear();
-  if (mesh_->failure_.failed() || mesh_->left_.load()) return moved;
-  moved = mesh_->progress() || moved;
+  const TcpMesh::Lock lock = mesh_->lock();
+  bool moved = inbox_.collect(ended);
+  if (mesh_->failure().failed() || mesh_->has_left()) return moved;
+  moved = endpoint_.progress() || moved;
   moved = collect_sent(ended) || moved;
-  for (size_t i = 0; i < mesh_->met_.size(); ++i) moved = pull(mesh_->met_[i], ended) || moved;
-  return moved;
+  // By index: others may be met meanwhile.
+  for (size_t i = 0; i < connections_.met().size(); ++i) moved = pull(connections_.met()[i]) || moved;
+  return inbox_.collect(ended) || moved;
 }
 
 bool TcpMessages::collect_sent(Messages& ended) {
@@ -111,120 +100,132 @@ bool TcpMessages::collect_sent(Messages& ended) {
   return moved;
 }
 
-bool TcpMessages::pull(int from, Messages& ended) {
-  Incoming& in = incoming_[static_cast<size_t>(from)];
-  TcpStream& stream = mesh_->slot(from, kData).stream;
+bool TcpMessages::pull(int from) {
+  const size_t& arrived = arrived_[static_cast<size_t>(from)];
   bool moved = false;
-  while (in.active || begin(from)) {
+  while (inbox_.is_arriving(from) || begin(from)) {
     moved = true;
-    if (in.done == 0) stream.advance();
-    if (in.done == 0) break;
-    complete(in, ended);
+    if (arrived == 0) connections_.data(from, 0).advance();
+    if (arrived == 0) return false;
+    inbox_.complete(from);
   }
-  return moved && !in.active;
+  return moved;
 }
 
 bool TcpMessages::begin(int from) {
-  Incoming& in = incoming_[static_cast<size_t>(from)];
-  TcpStream& stream = mesh_->slot(from, kData).stream;
+  TcpStream& stream = connections_.data(from, 0);
   const FrameHeader* const frame = stream.early();
   if (frame == nullptr) return false;
   const MessageHeader header = header_of(*frame);
   if (frame->bytes != frame->total || header.dtype > static_cast<uint32_t>(DType::Opaque8)) {
-    mesh_->garbage(from, "a message of unknown type or length");
+    endpoint_.garbage(from, "a message of unknown type or length");
   }
-  std::shared_ptr<Message> target = receives_.match(from, header.tag);
-  if (!target && !receives_.expects(from)) return false;
-  if (target) {
-    // Out of receives_ already: whatever check_fits() throws fails the whole group, and this message with it.
-    in.target = target;
-    check_fits(*target, header, from);
-    target->peer = from;
-  } else {
-    in.early.push_back({header, std::vector<std::byte>(header.bytes), false, nullptr});
-  }
-  in.done = 0;
-  in.active = true;
-  stream.post_receive(*frame, in.target ? in.target->data : in.early.back().bytes.data(), &in.done);
+  if (!inbox_.begin(from, header)) return false;
+  size_t& arrived = arrived_[static_cast<size_t>(from)];
+  arrived = 0;
+  stream.post_receive(*frame, inbox_.place(from), &arrived);
   return true;
 }
 
-void TcpMessages::complete(Incoming& in, Messages& ended) {
-  in.active = false;
-  if (in.target) {
-    ended.push_back(std::move(in.target));
-    in.target = nullptr;
-    return;
-  }
-  Early& early = in.early.back();
-  early.complete = true;
-  if (!early.target) return;
-  deliver(early, early.target);
-  ended.push_back(std::move(early.target));
-  in.early.pop_back();
-}
-
-bool TcpMessages::take_early(const std::shared_ptr<Message>& receive) {
-  for (int rank = 0; rank < size(); ++rank) {
-    if (receive->peer != rank && receive->peer != kAnySource) continue;
-    Incoming& in = incoming_[static_cast<size_t>(rank)];
-    for (auto it = in.early.begin(); it != in.early.end(); ++it) {
-      if (it->header.tag != receive->tag || it->target) continue;
-      check_fits(*receive, it->header, rank);
-      receive->peer = rank;
-      if (!it->complete) {
-        it->target = receive;
-        return true;
-      }
-      deliver(*it, receive);
-      delivered_.push_back(receive);
-      in.early.erase(it);
-      return true;
-    }
-  }
-  return false;
-}
-
-void TcpMessages::deliver(const Early& early, const std::shared_ptr<Message>& receive) {
-  if (!early.bytes.empty()) std::memcpy(receive->data, early.bytes.data(), early.bytes.size());
-}
-
-void TcpMessages::check_fits(const Message& receive, const MessageHeader& header, int from) {
-  if (fits(receive, header)) return;
-  throw MismatchError(misfit(receive, header, mesh_->describe_self(), mesh_->describe(from)));
-}
-
 Messages TcpMessages::take_all() {
-  const TcpMesh::Lock lock(mesh_->mutex_);
-  Messages all = posted();
-  all.insert(all.end(), delivered_.begin(), delivered_.end());
-  delivered_.clear();
+  const TcpMesh::Lock lock = mesh_->lock();
   // The streams must not touch the memory of messages that have ended.
-  for (const int rank : mesh_->met_) mesh_->slot(rank, kData).stream.forget();
+  for (const int rank : connections_.met()) connections_.data(rank, 0).forget();
+  Messages all = inbox_.take_all();
+  for (const Outgoing& one : sends_) all.push_back(one.message);
   sends_.clear();
-  receives_.clear();
-  for (Incoming& in : incoming_) in = Incoming();
   return all;
 }
 
 Messages TcpMessages::posted() const {
-  Messages all(receives_.begin(), receives_.end());
+  Messages all;
+  inbox_.append_posted(all);
   for (const Outgoing& one : sends_) all.push_back(one.message);
-  for (const Incoming& in : incoming_) {
-    if (in.target) all.push_back(in.target);
-    for (const Early& early : in.early) {
-      if (early.target) all.push_back(early.target);
-    }
-  }
   return all;
 }
 
-bool TcpMessages::empty() const {
-  const auto waits = [](const Incoming& in) {
-    return in.target || std::any_of(in.early.begin(), in.early.end(), [](const Early& one) { return one.target; });
-  };
-  return receives_.empty() && sends_.empty() && delivered_.empty() &&
-         std::none_of(incoming_.begin(), incoming_.end(), waits);
+// --- waiting ---------------------------------------------------------------------------------------------------------
+
+const char* TcpMessages::absence(int rank, bool sending) const {
+  const char* const why = connections_.absence(rank);
+  if (why == nullptr || sending || !connections_.left(rank)) return why;
+  // What it sent before it left may still be on its way.
+  const TcpStream& data = connections_.data(rank, 0);
+  return data.is_open() && (!data.ended() || data.early() != nullptr) ? nullptr : why;
+}
+
+void TcpMessages::check_hope(const Message& message) {
+  // Peers that never sent a message are heard on the connections of collectives.
+  if (const auto calls = calls_.lock()) calls->look();
+  const TcpMesh::Lock lock = mesh_->lock();
+  if (failed()) return;
+  // The mesh would take it for a failure that these are not sent. They do not matter until somebody waits for one.
+  for (const int rank : connections_.met()) {
+    TcpStream& data = connections_.data(rank, 0);
+    if (connections_.left(rank) && data.has_sends() && !inbox_.is_arriving(rank)) data.forget();
+  }
+  int absent = 0;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank == mesh_->rank() || (message.peer != rank && message.peer != kAnySource)) continue;
+    const char* const why = absence(rank, message.op == Op::Send);
+    if (why == nullptr) continue;
+    const std::string gone = mesh_->describe(rank) + ' ' + why;
+    if (!connections_.left(rank)) throw PeerError(gone);
+    // A receive from any source can go on until the last peer has left.
+    if (message.peer == rank || ++absent == size() - 1) throw PeerLeftError(gone);
+  }
+  endpoint_.check();
+}
+
+void TcpMessages::fail(const std::exception_ptr& error) noexcept {
+  std::string message;
+  const FailureKind kind = TcpFailure::kind_of(error, message);
+  if (kind != FailureKind::None) mesh_->fail(kind, message);
+}
+
+void TcpMessages::ring() {
+  signal(bell_);
+  mesh_->wake();
+}
+
+bool TcpMessages::rest(const std::function<bool()>& ready) {
+  if (watched_.exchange(true)) {
+    // One thread watches the connections; it rings when it has seen something.
+    bool time_to_look = false;
+    wait_on(
+        bell_, tcp_wait_policy(), Deadline::after(kLookAround),
+        [&] { return time_to_look || ready() || !watched_.load(); }, [&] { time_to_look = true; });
+    return time_to_look;
+  }
+  bool time_to_look = true;
+  try {
+    time_to_look = watch_connections(ready);
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  watched_.store(false);
+  signal(bell_);
+  return time_to_look;
+}
+
+bool TcpMessages::watch_connections(const std::function<bool()>& ready) {
+  // ready() may take the lock under which others wait for the mesh's.
+  for (Awake awake(tcp_wait_policy());;) {
+    const uint32_t before = heard();
+    if (ready()) return false;
+    {
+      TcpMesh::Lock lock = mesh_->lock();
+      endpoint_.sleep(lock, Clock::duration::zero());
+      if (failed() || connections_.anything_ready()) return false;
+    }
+    if (awake.moment([] { return false; })) continue;
+    TcpMesh::Lock lock = mesh_->lock();
+    // A thread that rings or fails from here on writes to what the sleep watches.
+    if (heard() != before || failed()) return false;
+    const auto began = Clock::now();
+    endpoint_.sleep(lock, kLookAround);
+    return Clock::now() - began >= kLookAround;
+  }
 }
 
 }  // namespace ours

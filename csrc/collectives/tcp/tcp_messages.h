@@ -2,12 +2,12 @@
 
 #include <atomic>
 #include <cstddef>
-#include <deque>
 #include <list>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "collectives/messages/inbox.h"
 #include "collectives/messages/message_carrier.h"
 #include "transport/node/node_wait.h"
 #include "transport/tcp/tcp_mesh.h"
@@ -16,10 +16,8 @@ namespace ours {
 
 /// Messages over TCP. They have a mesh of their own, so that they and collectives need not wait for each other.
 ///
-/// A message is one frame on its peer's data stream. It is sent whether or not there is a receive for it, and read once
-/// there is; until then the system keeps some of it, and then holds back its sender. If another receive waits for the
-/// same sender it is set aside in memory, so that tags may be received in any order. Moving and matching are in
-/// tcp_messages.cpp, waiting in tcp_messages_wait.cpp.
+/// A message is one frame on its peer's data stream. It is sent whether or not there is a receive for it. Until the
+/// inbox takes it in, the receiver's system keeps some of it and then holds the sender back.
 class TcpMessages final : public MessageCarrier {
  public:
   /// `calls` is the mesh of the group's collectives, which hears of peers that this one is not connected to.
@@ -36,7 +34,7 @@ class TcpMessages final : public MessageCarrier {
   bool progress(Messages& ended) override;
   Messages take_all() override;
   Messages posted() const override;
-  bool empty() const override;
+  bool empty() const override { return inbox_.empty() && sends_.empty(); }
   void check_hope(const Message& message) override;
 
   void check() override { mesh_->check_usable(); }
@@ -52,51 +50,29 @@ class TcpMessages final : public MessageCarrier {
   void leave() noexcept override { mesh_->leave(); }
 
  private:
-  /// The number of the stream for data on a mesh of messages; the first is for control.
-  static constexpr int kData = 1;
-
   /// A message on its way to a peer.
   struct Outgoing {
     std::shared_ptr<Message> message;
     size_t done = 0;  ///< 1 once all is in the system's hands
   };
 
-  /// A message that was set aside, whole or still arriving.
-  struct Early {
-    MessageHeader header;
-    std::vector<std::byte> bytes;
-    bool complete = false;
-    std::shared_ptr<Message> target;  ///< a receive that came while it was arriving
-  };
-
-  /// What arrives from one rank.
-  struct Incoming {
-    bool active = false;  ///< a header was taken, its bytes are not all here
-    size_t done = 0;
-    std::shared_ptr<Message> target;  ///< null while the message goes to the back of `early`
-    std::deque<Early> early;
-  };
-
   bool collect_sent(Messages& ended);
-  bool pull(int from, Messages& ended);
+  bool pull(int from);
   bool begin(int from);
-  void complete(Incoming& in, Messages& ended);
-  bool take_early(const std::shared_ptr<Message>& receive);
-  void deliver(const Early& early, const std::shared_ptr<Message>& receive);
-  void send_to_self(const std::shared_ptr<Message>& message);
-  void check_fits(const Message& receive, const MessageHeader& header, int from);
+  void send_to_self(const Message& message);
   /// Why nothing can come from, or go to, that rank any more; null while it may.
-  const char* absence(int rank, bool sending);
+  const char* absence(int rank, bool sending) const;
   bool watch_connections(const std::function<bool()>& ready);
 
   const std::shared_ptr<TcpMesh> mesh_;
+  TcpEndpoint& endpoint_;        // used with the lock of the mesh,
+  TcpConnections& connections_;  // like its connections
   const std::weak_ptr<TcpMesh> calls_;
   // Guarded by the lock of PostedMessages, except what the mesh writes: that by the mesh's.
   std::vector<uint64_t> numbers_;  // of the last message to each rank
   std::list<Outgoing> sends_;
-  PostedReceives receives_;
-  std::vector<Incoming> incoming_;  // by source
-  Messages delivered_;              // ended when they were posted
+  Inbox inbox_;
+  std::vector<size_t> arrived_;  // by source: 1 once all of the message that is arriving is here
   SleepWord bell_{};
   std::atomic<bool> watched_{false};  // some thread sleeps on the connections
 };

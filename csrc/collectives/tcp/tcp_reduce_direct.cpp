@@ -63,7 +63,7 @@ void TcpGroup::reduce_whole(TcpCall& tcp, DType dtype, const Reduction& reductio
   ours::reduce(out, sources.data(), size(), count, dtype, reduction);
 }
 
-void TcpGroup::reduce_direct(TcpCall& tcp, const Reducing& job) {
+void TcpGroup::reduce_direct(TcpCall& tcp, const Slices& job) {
   const auto ranks = static_cast<size_t>(size());
   const auto me = static_cast<size_t>(rank());
   const size_t element = size_of(job.dtype);

@@ -45,7 +45,7 @@ struct Cursor {
 
 }  // namespace
 
-void TcpGroup::reduce_ring(TcpCall& tcp, const Reducing& job) {
+void TcpGroup::reduce_ring(TcpCall& tcp, const Slices& job) {
   const auto ranks = static_cast<size_t>(size());
   const auto me = static_cast<size_t>(rank());
   const size_t element = size_of(job.dtype);

@@ -7,15 +7,10 @@
 #include <cstdlib>
 
 #include "common/error.h"
-#include "engines/mpi/bootstrap.h"
-#include "engines/mpi/wait.h"
 
 namespace ours::mpi {
 
 namespace {
-
-/// For so long the end of a process waits for others where no launcher ends those that hang.
-constexpr std::chrono::milliseconds kFinalizeTimeout{2000};
 
 /// After so long, who waits for another thread's call of MPI looks whether that is given up.
 constexpr std::chrono::milliseconds kStuckInterval{20};
@@ -161,7 +156,6 @@ Word Process::introduce(const MpiMeeting& meeting) {
   const auto calls = lock(meeting.deadline);
   check(MPI_Comm_rank(MPI_COMM_WORLD, &word.rank), "MPI_Comm_rank");
   word.state = Word::State::Running;
-  if (bootstrapped_) word.job = job_;
   if (word.job.empty()) word.job = "of one process";
   return word;
 }
@@ -186,7 +180,7 @@ void Process::initialise(const MpiMeeting& meeting, const Plan& plan) {
     check_place(plan.ranks.at(static_cast<size_t>(meeting.rank)), plan.ranks);
     return;
   }
-  if (!is_initialized()) start(meeting, plan);
+  if (!is_initialized()) start();
   read_level();
   const auto calls = lock(meeting.deadline);
   check_place(plan.ranks.at(static_cast<size_t>(meeting.rank)), plan.ranks);
@@ -198,15 +192,9 @@ void Process::initialise(const MpiMeeting& meeting, const Plan& plan) {
   ready_ = true;
 }
 
-void Process::start(const MpiMeeting& meeting, const Plan& plan) {
-  std::unique_ptr<Bootstrap> bootstrap;
-  if (plan.bootstrap) {
-    job_ = "started by " + meeting.group + " " + std::to_string(plan.nonce);
-    bootstrap = std::make_unique<Bootstrap>(meeting);
-  }
+void Process::start() {
   int level = MPI_THREAD_SINGLE;
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
-  bootstrapped_ = plan.bootstrap;
   check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   // What MPI's library registers for the end of the process runs after this.
   std::atexit(at_exit);
@@ -252,16 +240,7 @@ void Process::finalize() {
   ending_ = true;
   if (stuck_ || uses_ > 0) return;
   sweep();
-  if (!abandoned_.empty()) return;
-  if (!bootstrapped_) {
-    MPI_Finalize();
-    return;
-  }
-  // Nobody ends this process if another one died, so it does not rely on them.
-  try {
-    wait_for([] { MPI_Finalize(); }, Deadline::after(kFinalizeTimeout));
-  } catch (const std::exception&) {
-  }
+  if (abandoned_.empty()) MPI_Finalize();
 }
 
 }  // namespace ours::mpi

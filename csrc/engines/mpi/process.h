@@ -87,7 +87,7 @@ class Process {
   Process() = default;
 
   std::unique_lock<std::timed_mutex> lock_start(Deadline deadline);
-  void start(const MpiMeeting& meeting, const Plan& plan);
+  static void start();
   void read_level();
   static void check_place(int expected, const std::vector<int>& ranks);
   void sweep();
@@ -106,8 +106,6 @@ class Process {
   std::atomic<bool> ending_{false};
   std::atomic<int> uses_{0};
   bool ready_ = false;
-  bool bootstrapped_ = false;
-  std::string job_;
   int highest_tag_ = 0;
 
   std::mutex abandoned_mutex_;

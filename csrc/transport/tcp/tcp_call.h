@@ -11,26 +11,20 @@
 
 namespace ours {
 
-/// One collective call of this rank: it holds the mesh while it lives, numbers the call, and checks that what arrives
-/// belongs to the same call on the peers. Buffers and counters that are given to it must outlive it.
+/// One collective call of this rank: it holds the mesh's lock while it lives, except in
+/// without_lock() and while run() sleeps, numbers the call, and checks that what arrives belongs to the same call on
+/// the peers. Buffers and counters that are given to it must outlive it.
 class TcpCall {
  public:
-  struct Facts {
-    Signature signature;
-    uint64_t number;  ///< by which ranks refuse it
-    Deadline deadline;
-    std::function<std::string()> what;  ///< the call in words, for messages
-    /// What to say where a peer's signature is another.
-    std::function<std::string(int peer, const Signature& theirs)> mismatch;
-  };
+  using Facts = TcpCallState::Facts;
 
-  /// One message, which travels as parts of at most plan().chunk_bytes. Both ends must describe it alike.
+  /// One message, which travels in parts of at most plan().chunk_bytes. Both ends must describe it alike.
   struct Message {
     int peer;
     uint16_t phase;
     size_t bytes;
     uint8_t detail = 0;  ///< to be seen by the receiver in next_from()
-    uint32_t lane = 0;   ///< messages of several lanes share the streams, where one of a single part would use but one
+    uint32_t lane = 0;   ///< spreads messages of a single part, which would all use the first stream, over the streams
   };
 
   TcpCall(TcpMesh& mesh, Facts facts);
@@ -50,19 +44,18 @@ class TcpCall {
   void receive(const Message& message, void* data, size_t* done);
   void receive_part(const Message& message, size_t part, void* part_data, size_t* done);
 
-  /// The header of the next message from `peer`, which no receive was posted for, once it is here; else null.
+  /// The header of the next message from `peer` that no receive was posted for, once it is here; otherwise null.
   const FrameHeader* next_from(int peer);
-
   /// Whether this rank waits for next_from(peer).
   void expect(int peer, bool expected);
 
-  /// Tells `to` that this rank is in the call and has come to `round`; whether `from` has said so to this one. Beside
-  /// all messages: neither waits for what is posted. Rounds are asked for one at a time and from each rank once.
+  /// Tells `to` that this rank is in the call and has come to `round`; whether `from` has said so to this one. This
+  /// waits for no message, and no message waits for it. Rounds are asked for one at a time and from each rank once.
   void agree(uint32_t round, int to);
   bool agreed(uint32_t round, int from);
 
-  /// Memory, not initialised, that is there until nobody moves anything to or from it any more, however the call ends.
-  /// What lives in a function that may throw is gone by then.
+  /// Uninitialised memory that stays until nobody moves anything to or from it any more, however the call ends. What
+  /// lives in a function that may throw is gone by then.
   std::byte* keep(size_t bytes);
 
   /// Makes sure that there will be a connection to `peer`.
@@ -72,44 +65,46 @@ class TcpCall {
   /// post more. What was agreed is with the system then, too. Throws the group's failure.
   void run(const std::function<bool()>& step);
 
-  /// Runs body(), which waits for something else than the mesh, without holding it.
+  /// Runs body(), which waits for something other than the mesh, without the lock.
   template <class Body>
-  void away(Body&& body) {
-    struct Back {
-      TcpCall& call;
-      ~Back() { call.come_back(); }
-    };
-    lock_.unlock();
-    const Back back{*this};
-    body();
+  void without_lock(Body&& body) {
+    {
+      const WithoutLock without(lock_);
+      body();
+    }
+    endpoint_.calls().set_absent({});
   }
 
-  /// While away: moves what can be moved at once and throws the group's failure. `absent`: for whom this rank waits,
-  /// which its neighbours are told when half of the time has passed.
+  // ---- in without_lock()
+
+  /// Moves what can be moved at once and throws the group's failure. `absent`: for whom this rank waits, which its
+  /// neighbours are told when half of the time has passed.
   void look(const std::vector<uint32_t>& absent);
+  /// What to call these ranks in messages.
+  std::string names_of(const std::vector<uint32_t>& ranks);
+
+  // ---- at any time
 
   /// The same number on all ranks.
-  uint64_t number() const { return mesh_.calls_; }
+  uint64_t number() const { return endpoint_.calls().count(); }
   bool half_over() const { return Clock::now() >= half_; }
-  /// For whom this rank waits, in the end.
-  std::vector<uint32_t> causes() const { return mesh_.causes(); }
-  /// What to call them in messages; while away.
-  std::string names_of(const std::vector<uint32_t>& ranks);
+  /// For whom this rank waits in the end.
+  std::vector<uint32_t> causes() const { return endpoint_.causes(); }
   std::string what() const { return facts_.what(); }
+  std::string describe(int rank) const { return mesh_.describe(rank); }
 
-  /// Makes it the group's failure and tells the peers at once: the process may end before anybody else could.
-  void fail(const std::exception_ptr& error) noexcept;
-
-  [[noreturn]] void mismatch(const std::string& message) { mesh_.raise(FailureKind::Mismatch, message); }
-  std::string describe(int rank) { return mesh_.describe(rank); }
+  /// Makes it the group's failure and tells the peers at once: the process may end before any thread could.
+  void fail(const std::exception_ptr& error) noexcept { endpoint_.fail(error); }
+  [[noreturn]] void mismatch(const std::string& message) { endpoint_.raise(FailureKind::Mismatch, message); }
 
  private:
   FrameHeader header(const Message& message, size_t part) const;
-  bool is_carried(const FrameHeader& header) const;
-  TcpStream& stream(int peer, size_t part);
-  void come_back() noexcept;
+  bool goes_by_engine(const FrameHeader& header) const;
+  TcpStream& stream(const Message& message, size_t part);
+  [[noreturn]] void time_out();
 
   TcpMesh& mesh_;
+  TcpEndpoint& endpoint_;
   const Facts facts_;
   const Clock::time_point half_;
   TcpMesh::Lock lock_;

@@ -15,6 +15,11 @@ struct TcpSelf {
   std::string host;
   int32_t pid = 0;
   SipKey secret{};
+
+  /// Those of a rank that is connected to all others.
+  size_t most_connections() const { return static_cast<size_t>(size - 1) * static_cast<size_t>(streams); }
+  /// "rank 0 (host node1, pid 4711)"
+  std::string describe() const { return "rank " + std::to_string(rank) + ' ' + process_name(host, pid); }
 };
 
 Nonce draw_nonce();

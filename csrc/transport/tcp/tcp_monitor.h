@@ -7,7 +7,7 @@
 namespace ours {
 
 /// The messages of one monitored barrier, which are independent of the calls of TcpCall and may be exchanged while one
-/// is under way on another thread.
+/// is under way on another thread. Holds the mesh's lock while it lives, except while it waits.
 class TcpMonitor {
  public:
   static constexpr const char* kLate = "late";
@@ -24,12 +24,11 @@ class TcpMonitor {
   /// Gives what was told to the system.
   void flush();
 
-  std::string describe(int rank) { return mesh_.describe(rank); }
+  std::string describe(int rank) const { return mesh_.describe(rank); }
 
  private:
-  void post(int rank);
-
   TcpMesh& mesh_;
+  TcpEndpoint& endpoint_;
   const Deadline deadline_;
   const uint64_t number_;
   TcpMesh::Lock lock_;

@@ -185,11 +185,11 @@ bool TcpStream::take_payload() {
   if (receives_.empty()) return false;
   Receive& receive = receives_.front();
   if (received_ == 0) check_expected(receive.header);
-  if (header_.carried != 0) {
+  if (header_.engine_number != 0) {
     const Receive announced = receive;
     receives_.pop_front();
     in_payload_ = false;
-    handler_.receive_carried(peer_, header_, announced.to, announced.done);
+    handler_.receive_by_engine(peer_, header_, announced.to, announced.done);
     return true;
   }
   const size_t wanted = header_.bytes - received_;
@@ -236,7 +236,7 @@ bool TcpStream::take_control() {
   buffer_begin_ += had;
   if (control_.size() < header_.bytes) return had > 0;
   in_payload_ = false;
-  handler_.control(peer_, header_, control_);
+  handler_.hear(peer_, header_, control_);
   return true;
 }
 
@@ -249,9 +249,9 @@ void TcpStream::broke(int error) {
 void TcpStream::check_expected(const FrameHeader& expected) const {
   const bool same = header_.call == expected.call && header_.phase == expected.phase && header_.part == expected.part &&
                     header_.total == expected.total && header_.bytes == expected.bytes;
-  if ((header_.carried != 0) != (expected.carried != 0)) {
-    handler_.garbage(peer_, header_.carried != 0 ? "data comes by an engine that this rank does not use"
-                                                 : "data that should come by the engine between nodes does not");
+  if ((header_.engine_number != 0) != (expected.engine_number != 0)) {
+    handler_.garbage(peer_, header_.engine_number != 0 ? "data comes by an engine that this rank does not use"
+                                                       : "data that should come by the engine between nodes does not");
   }
   if (!same) handler_.garbage(peer_, "a part of a message is not the one that follows");
 }

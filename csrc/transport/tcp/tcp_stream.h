@@ -23,9 +23,9 @@ class TcpStream {
     virtual void check_data(int peer, const FrameHeader& header) = 0;
     /// A header of data has come that the posted receive was for, whose payload takes another way. Throws if it should
     /// not have.
-    virtual void receive_carried(int peer, const FrameHeader& header, void* to, size_t* done) = 0;
+    virtual void receive_by_engine(int peer, const FrameHeader& header, void* to, size_t* done) = 0;
     /// A frame of control is complete.
-    virtual void control(int peer, const FrameHeader& header, const std::string& payload) = 0;
+    virtual void hear(int peer, const FrameHeader& header, const std::string& payload) = 0;
     /// What came is no frame.
     virtual void garbage(int peer, const char* fault) = 0;
   };

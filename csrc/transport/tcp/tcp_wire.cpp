@@ -61,7 +61,7 @@ void set_text(char (&field)[kHostBytes], const std::string& text) {
 
 const char* fault_of(const FrameHeader& header, bool data) {
   if (header.magic != kTcpMagic) return "it does not begin as a message does";
-  if (header.carried != 0 && header.kind != FrameKind::Data) return "no data, and yet not here";
+  if (header.engine_number != 0 && header.kind != FrameKind::Data) return "no data, and yet not here";
   switch (header.kind) {
     case FrameKind::Data:
       if (!data) return "data on the connection for control";

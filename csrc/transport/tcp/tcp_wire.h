@@ -87,8 +87,8 @@ struct FrameHeader {
   uint8_t detail = 0;  ///< of Failure: its kind; of Data: as the collective wants
   uint16_t phase = 0;  ///< of Data: the step of the algorithm
   uint32_t part = 0;   ///< of Data: the number of the chunk
-  /// Of Data: 0 where the payload follows; else it takes another way (TcpCarried), and this is its number there.
-  uint32_t carried = 0;
+  /// Of Data: 0 where the payload follows; else it takes another way (TcpEnginePayloads), and this is its number there.
+  uint32_t engine_number = 0;
   uint64_t call = 0;   ///< of Data: number of the call among the group's
   uint64_t total = 0;  ///< of Data: bytes of the whole message that this is a part of
   uint64_t bytes = 0;  ///< of the payload
@@ -98,7 +98,7 @@ struct FrameHeader {
 static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 112 && sizeof(Welcome) == 80 && sizeof(FrameHeader) == 88);
 
 /// What follows the header on its connection.
-inline uint64_t following_bytes(const FrameHeader& header) { return header.carried == 0 ? header.bytes : 0; }
+inline uint64_t following_bytes(const FrameHeader& header) { return header.engine_number == 0 ? header.bytes : 0; }
 
 /// What is wrong with a header, or null. `data`: on a data stream.
 const char* fault_of(const FrameHeader& header, bool data);
@@ -111,6 +111,11 @@ std::string card_key(int rank);
 /// Equal for all processes under one kernel: they may have the same loopback.
 std::string machine_id();
 
+/// "(host node1, pid 4711)"
+inline std::string process_name(const std::string& host, int32_t pid) {
+  return "(host " + host + ", pid " + std::to_string(pid) + ")";
+}
+
 /// Where a rank can be reached, and what it is called in messages.
 struct TcpCard {
   std::string host;
@@ -118,9 +123,7 @@ struct TcpCard {
   std::string machine;  ///< equal on ranks that run under one kernel
   std::vector<SocketAddress> addresses;
 
-  /// "(host node1, pid 4711)"
-  std::string name() const { return "(host " + host + ", pid " + std::to_string(pid) + ")"; }
-
+  std::string name() const { return process_name(host, pid); }
   std::string text() const;
   /// Throws Error unless `text` is a card of this version.
   static TcpCard parse(const std::string& text);

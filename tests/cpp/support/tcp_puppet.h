@@ -72,4 +72,13 @@ class Puppet {
   std::vector<ProcessFd> fds_;
 };
 
+/// Ranks 1 to n - 1 of a group whose rank 0 is a puppet, by rank.
+inline Meshes join_others(int n, const std::shared_ptr<MapKeys>& keys) {
+  Meshes meshes(1);
+  for (int r = 1; r < n; ++r) {
+    meshes.push_back(TcpMesh::join(r, n, keys, loopback_config(), Deadline::after(std::chrono::seconds(10))));
+  }
+  return meshes;
+}
+
 }  // namespace ours::testing

@@ -23,40 +23,6 @@ class Counting final : public Group {
 
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
-  void barrier(const Call& call) override { group_->barrier(call); }
-  void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) override {
-    if (before_reducing) before_reducing(reductions);
-    ++reductions;
-    group_->all_reduce(call, in, out, count, reduction);
-  }
-  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) override {
-    group_->all_reduce(call, pieces, reduction);
-  }
-  void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction,
-              int root) override {
-    group_->reduce(call, in, out, count, reduction, root);
-  }
-  void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
-                      void* out, const Reduction& reduction) override {
-    group_->reduce_scatter(call, inputs, counts, out, reduction);
-  }
-  void broadcast(const Call& call, Span buffer, int root) override {
-    ++others;
-    group_->broadcast(call, buffer, root);
-  }
-  void all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) override {
-    ++others;
-    group_->all_gather(call, input, outputs);
-  }
-  void gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) override {
-    group_->gather(call, input, outputs, root);
-  }
-  void scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) override {
-    group_->scatter(call, inputs, output, root);
-  }
-  void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) override {
-    group_->all_to_all(call, inputs, outputs);
-  }
   void monitored_barrier(const Call& call, bool all) override { group_->monitored_barrier(call, all); }
   std::shared_ptr<void> allocate(size_t bytes) override { return group_->allocate(bytes); }
   void abort(const std::string& reason) override { group_->abort(reason); }
@@ -68,6 +34,20 @@ class Counting final : public Group {
   size_t reductions = 0;
   size_t others = 0;
   std::function<void(size_t number)> before_reducing;
+
+ protected:
+  void check_usable(const Call&) override {}
+  void do_barrier(const Running& run) override { group_->barrier(run.call); }
+  void do_reduce(const Running& run, const Reducing& job) override {
+    if (before_reducing) before_reducing(reductions);
+    ++reductions;
+    group_->reduce(run.call, job);
+  }
+  void do_reduce_scatter(const Running& run, const Scattering& job) override { group_->reduce_scatter(run.call, job); }
+  void do_exchange(const Running& run, const ExchangePlan& plan) override {
+    ++others;
+    group_->exchange(run.call, plan);
+  }
 
  private:
   std::shared_ptr<Group> group_;

@@ -56,7 +56,7 @@ std::pair<std::vector<Results>, size_t> sums_over(int ranks, const std::string& 
   TcpConfig config = loopback_config();
   config.plan.rules = rules;
   const auto meshes = make_meshes(ranks, config);
-  const auto board = polls ? connect_engines(meshes, *polls, kCarriedBytes) : nullptr;
+  const auto board = polls ? connect_engines(meshes, *polls, kLeastEngineBytes) : nullptr;
   std::vector<Results> results(static_cast<size_t>(ranks));
   run_ranks(ranks, [&](int rank) {
     TcpGroup group(meshes[static_cast<size_t>(rank)]);
@@ -213,7 +213,7 @@ TEST(a_peer_that_leaves_after_its_last_header_is_named) {
       call.send({0, 0, kBytes}, data.data(), &done);
       // Both ends have begun: the header is with rank 0, whose connections have nothing left to wait for.
       call.run([&] { return board->under_way() == 2; });
-      call.away([&] { mesh.leave(); });
+      call.without_lock([&] { mesh.leave(); });
       return;
     }
     const std::string message = CHECK_THROWS(PeerError, {
@@ -261,20 +261,21 @@ std::string receive_from_puppet(bool has_engine, const std::function<void(FrameH
 }
 
 TEST(headers_that_do_not_suit_the_engine_are_refused) {
-  const auto carried = [](FrameHeader& header) { header.carried = 1; };
+  const auto carried = [](FrameHeader& header) { header.engine_number = 1; };
   CHECK_CONTAINS(receive_from_puppet(false, carried), "an engine that this rank does not use");
   CHECK_CONTAINS(receive_from_puppet(true, [](FrameHeader&) {}), "should come by the engine between nodes does not");
-  CHECK_CONTAINS(receive_from_puppet(true, [](FrameHeader& header) { header.carried = 2; }), "not numbered in turn");
+  CHECK_CONTAINS(receive_from_puppet(true, [](FrameHeader& header) { header.engine_number = 2; }),
+                 "not numbered in turn");
   CHECK_CONTAINS(receive_from_puppet(true,
                                      [](FrameHeader& header) {
-                                       header.carried = 1;
+                                       header.engine_number = 1;
                                        header.bytes = 8191;
                                      }),
                  "is not the one that follows");
   FrameHeader control;
   control.kind = FrameKind::Bye;
   CHECK(fault_of(control, false) == nullptr);
-  control.carried = 1;
+  control.engine_number = 1;
   CHECK(fault_of(control, false) != nullptr);
 }
 

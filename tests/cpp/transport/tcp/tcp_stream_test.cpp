@@ -17,8 +17,8 @@ namespace {
 class Strict final : public TcpStream::Handler {
  public:
   void check_data(int, const FrameHeader&) override { ++headers; }
-  void receive_carried(int, const FrameHeader&, void*, size_t*) override { throw Error("nothing is carried here"); }
-  void control(int, const FrameHeader&, const std::string&) override { throw Error("no control here"); }
+  void receive_by_engine(int, const FrameHeader&, void*, size_t*) override { throw Error("there is no engine here"); }
+  void hear(int, const FrameHeader&, const std::string&) override { throw Error("no control here"); }
   void garbage(int, const char* fault) override { throw Error(fault); }
   size_t headers = 0;
 };

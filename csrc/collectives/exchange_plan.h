@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collectives/call_record.h"
+#include "collectives/op.h"
+#include "collectives/spans.h"
+
+namespace ours {
+
+/// The collectives that move data unchanged.
+enum class Movement : uint8_t { Broadcast, AllGather, Gather, Scatter, AllToAll };
+
+/// What one rank sends to each rank of its group, and receives from each, itself included, in one of these
+/// collectives. All of them are one exchange, which an engine needs to implement only once; it may treat some movements
+/// specially. Pure data: the memory is the caller's. Planner makes it.
+struct ExchangePlan {
+  Movement movement;
+  int root = -1;  ///< of AllGather and AllToAll: none
+  /// One for each rank. An empty message is not the same as none: its receiver expects it, and compares its size.
+  std::vector<std::optional<ConstSpan>> sends;
+  std::vector<std::optional<Span>> receives;
+
+  /// Whether all ranks that are sent something, other than the sender, are sent the same bytes.
+  bool is_common() const { return movement != Movement::Scatter && movement != Movement::AllToAll; }
+
+  /// In bytes; 0 where there is no message.
+  size_t sent(size_t to) const { return sends[to] ? sends[to]->bytes : 0; }
+  size_t received(size_t from) const { return receives[from] ? receives[from]->bytes : 0; }
+
+  /// Of a broadcast, on every rank.
+  const Span& buffer() const { return *receives[static_cast<size_t>(root)]; }
+
+  /// Writes sent() of each rank and then received() of each into `table`, which has room for 2 * ranks numbers.
+  void write_sizes(uint64_t* table) const;
+
+  /// Whether what comes from `peer` overwrites what is sent to it, so that a copy has to be sent.
+  bool overlaps(size_t peer) const;
+
+  /// Whether all ranks are sent a message of `bytes`, and all send one: what allows some engines a shorter way.
+  bool is_uniform(size_t bytes) const;
+
+  /// Copies what rank `self`, whose plan this is, sends to itself, in the memory of the host.
+  void copy_own(size_t self) const;
+};
+
+/// Throws InvalidArgument unless 0 <= root < size.
+void check_root(int root, int size);
+
+/// Makes the plans of one rank. All functions throw InvalidArgument where the arguments have no meaning: a root that is
+/// no rank, a list that has not one buffer for each rank, a rank that does not expect of itself what it gives itself.
+struct Planner {
+  Op op;  ///< for messages
+  int rank;
+  int size;
+
+  ExchangePlan broadcast(Span buffer, int root) const;
+  ExchangePlan all_gather(ConstSpan input, const std::vector<Span>& outputs) const;
+  /// `outputs` only counts on the root.
+  ExchangePlan gather(ConstSpan input, const std::vector<Span>& outputs, int root) const;
+  /// `inputs` only counts on the root.
+  ExchangePlan scatter(const std::vector<ConstSpan>& inputs, Span output, int root) const;
+  ExchangePlan all_to_all(const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) const;
+
+ private:
+  ExchangePlan empty(Movement movement, int root) const;
+  void check_one_a_rank(size_t buffers) const;
+  ExchangePlan checked(ExchangePlan plan) const;
+};
+
+/// "rank 1 sends 8 bytes to rank 0, which expects 4, in ...": what to say where two plans do not fit together.
+struct SizesDiffer {
+  std::string sender;
+  std::string receiver;
+  uint64_t sent;
+  uint64_t expected;
+
+  std::string in(const CallRecord& record) const;
+};
+
+/// tables[r] is what rank r's plan wrote with write_sizes(). Throws MismatchError, the same on all ranks, unless each
+/// message has the size that its receiver expects. Returns the bytes of the longest message between two ranks.
+size_t check_sizes(const std::vector<const uint64_t*>& tables, const std::function<std::string(int rank)>& describe,
+                   const CallRecord& record);
+
+}  // namespace ours

@@ -1,0 +1,54 @@
+#include "collectives/hierarchical/hierarchical_algorithms.h"
+
+// all_reduce and reduce over several nodes. The table of algorithms (select.h) says what is short, and goes the way of
+// hierarchical_reduce_short.cpp, and what is long, and goes that of hierarchical_reduce_long.cpp.
+//
+// The order of an element's sum is that of ranks within a node, and then that of nodes, whatever the size of the array,
+// so the bits are always the same; but for doubling, which adds up nodes as a tree, and rings, which begin with another
+// node for each part. An average divides once, in the end; only float16 is multiplied by the inverse within the node,
+// where its sum could be beyond its range. Sums of a node travel in the type of the call: a half type is rounded once
+// more for each node, or exchange. With OURS_WIRE_DTYPE, those of long float32 arrays are, too; around a ring the error
+// would grow with every node, so these go directly.
+//
+// Nothing is written before all nodes are known to have made the same call: results depend on messages of all, which
+// begin with what was called, and which no rank sends before it has compared its call with those of its node.
+
+namespace ours::hierarchical {
+
+namespace {
+
+DType travelling_type(const Reducing& job, WireType wire) {
+  const ReduceKind kind = job.reduction.kind;
+  const bool adds = kind == ReduceKind::Sum || kind == ReduceKind::Avg || kind == ReduceKind::PremulSum;
+  if (job.dtype != DType::Float32 || !adds || wire == WireType::Float32) return job.dtype;
+  return wire == WireType::BFloat16 ? DType::BFloat16 : DType::Float16;
+}
+
+Algorithm choose(const HierarchicalRun& run, const Selection& selection, const Reducing& job) {
+  const Selectable operation = job.reader < 0 ? Selectable::AllReduce : Selectable::Reduce;
+  const int nodes = run.map.nodes();
+  const Algorithm chosen = selection.choose({operation, nodes, run.map.most_local(), job.in.count() * job.element()});
+  const bool cut = chosen == Algorithm::Direct || chosen == Algorithm::Ring;
+  // No rank has a slice of nothing, and none would hear what the others called.
+  if (cut && job.in.count() == 0) return Algorithm::Doubling;
+  // Around a ring nothing is converted, and no node is a neighbour of itself.
+  const bool converts = travelling_type(job, run.plan.wire) != job.dtype;
+  if (chosen == Algorithm::Ring && (nodes == 1 || converts)) return Algorithm::Direct;
+  return chosen;
+}
+
+}  // namespace
+
+void reduce(HierarchicalRun& run, const Selection& selection, const ours::Reducing& asked) {
+  run.rounds.reserve();
+  const DType dtype = run.running.call.dtype;
+  Reducing job{asked.in, asked.out, dtype, asked.reduction, asked.root < 0 ? -1 : run.map.node_of(asked.root), dtype};
+  const Algorithm chosen = choose(run, selection, job);
+  if (chosen == Algorithm::Whole || chosen == Algorithm::Doubling) {
+    return reduce_short(run, job, chosen == Algorithm::Doubling);
+  }
+  job.travels = travelling_type(job, run.plan.wire);
+  reduce_long(run, job, chosen == Algorithm::Ring);
+}
+
+}  // namespace ours::hierarchical

@@ -1,0 +1,81 @@
+#include "collectives/hierarchical/hierarchical_algorithms.h"
+#include "collectives/hierarchical/hierarchical_stages.h"
+#include "collectives/hierarchical/rail_direct.h"
+#include "collectives/hierarchical/rail_ring.h"
+#include "collectives/partial_sums.h"
+
+// Long arrays: a reduce-scatter in the node, of which a rank gets a slice; an all-reduce of the slice among the ranks
+// of equal place on all nodes, the rail (rail_direct.h, or, where nodes are many, rail_ring.h); an all-gather in the
+// node. Each node sends 2 (H - 1) / H of the array to the H - 1 others, which is the least, and all ranks share the
+// work of sending. As a rail needs a rank on every node, there are as many as the smallest node has ranks; the others
+// of a larger node give their inputs and get their results.
+//
+// All three steps are pipelined in chunks. Where the node's ranks have their data in the heap, a rail reads its slices
+// there and writes the results back to all, without staging and without waiting for its node:
+// hierarchical_reduce_in_place.cpp. Otherwise, chunks go through the stages in rounds: hierarchical_reduce_staged.cpp.
+
+namespace ours::hierarchical {
+
+namespace {
+
+/// This rank's, without its memory; null where it is on none.
+std::unique_ptr<Rail> make_rail(HierarchicalRun& run, const Reducing& job, const RailSlices& slices, bool ring) {
+  const int local = run.map.local();
+  if (local >= slices.rails) return nullptr;
+  const Reduction between = between_nodes(job.reduction, job.travels);
+  Rail::Job work{{}, run.map.here(), local, job.reader, job.dtype, job.travels, between, slices};
+  for (int node = 0; node < run.map.nodes(); ++node) {
+    work.peers.push_back(run.map.ranks_of(node)[static_cast<size_t>(local)]);
+  }
+  if (ring) return std::make_unique<RailRing>(run.tcp, std::move(work));
+  return std::make_unique<RailDirect>(run.tcp, std::move(work));
+}
+
+size_t chunk_bytes(const HierarchicalRun& run, bool ring) {
+  if (!ring) return 2 * run.plan.chunk_bytes;
+  const auto rails = static_cast<size_t>(run.rails);
+  return RailRing::chunk_bytes(run.plan.chunk_bytes, static_cast<size_t>(run.map.nodes()), rails);
+}
+
+}  // namespace
+
+void give_scratch(HierarchicalRun& run, Rail& rail) {
+  const size_t slices = rail.slots() * rail.slice_bytes();
+  std::byte* const memory = run.scratch.take(slices + rail.work_bytes());
+  rail.use(memory, rail.slice_bytes(), memory + slices);
+}
+
+void reduce_long(HierarchicalRun& run, const Reducing& job, bool ring) {
+  NodeRounds& rounds = run.rounds;
+  const size_t element = job.element();
+  const RailSlices slices{job.in.count(), chunk_bytes(run, ring) / element, run.rails, kCacheLine / element};
+  rounds.write().begin();
+  rounds.note_use(job.in, element);
+  if (job.out != nullptr && job.out != &job.in) rounds.note_use(*job.out, element);
+
+  // A rank that is alone on its node shares its memory with all ranks of it, wherever it lies.
+  const bool alone = rounds.size() == 1;
+  Stages stages(run, job, slices);
+  const bool published = job.out == &job.in && !alone && rounds.places().publish(job.in, element);
+  if (!published) {
+    rounds.places().publish_none();
+    if (!alone) stages.copy_in(0);
+  }
+  run.open();
+  const std::unique_ptr<Rail> rail = make_rail(run, job, slices, ring);
+  const int in_heap = rounds.places().ranks();
+  if (alone || in_heap == rounds.size()) {
+    if (rail != nullptr) give_scratch(run, *rail);
+    return reduce_in_place(run, job, slices, rail.get());
+  }
+  rounds.places().forget();
+  if (rail != nullptr) stages.give_memory(*rail);
+  if (in_heap > 0) {
+    // Some hoped that theirs could stay where it is.
+    stages.copy_in(0);
+    run.sync();
+  }
+  reduce_staged(run, stages, rail.get());
+}
+
+}  // namespace ours::hierarchical

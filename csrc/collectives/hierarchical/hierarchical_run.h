@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "collectives/group.h"
+#include "collectives/hierarchical/node_map.h"
+#include "collectives/hierarchical/node_watch.h"
+#include "collectives/node/node_group.h"
+#include "collectives/scratch.h"
+#include "transport/tcp/tcp_call.h"
+#include "transport/tcp/tcp_mesh.h"
+
+namespace ours {
+
+/// What the algorithms of a group over several nodes work with.
+struct HierarchicalParts {
+  const NodeMap& map;
+  NodeGroup& node;
+  const TcpPlan& plan;
+  NodeWatch& watch;
+  Scratch& scratch;
+  int rails;  ///< how many ranks of a node send large reductions
+};
+
+/// An operation of such a group while it is under way on this rank, with its two halves, the node and the network.
+class HierarchicalRun {
+ public:
+  HierarchicalRun(const Running& operation, TcpCall& call, const HierarchicalParts& parts)
+      : running(operation),
+        tcp(call),
+        map(parts.map),
+        node(parts.node),
+        rounds(parts.node.rounds()),
+        plan(parts.plan),
+        scratch(parts.scratch),
+        rails(parts.rails),
+        watch_(parts.watch) {}
+
+  /// The node's first synchronisation, in which its ranks' calls are compared, and a later one.
+  void open();
+  void sync();
+  /// After open(): returns once all nodes are known to have made the same call.
+  void agree();
+
+  /// Moves data over the network until done(), and looks after the node meanwhile. `needs_node`: whether its ranks are
+  /// still needed; otherwise they may be through with the operation and be gone.
+  void wait(const std::function<bool()>& done, bool needs_node = true);
+  /// Moves what can be moved at once.
+  void push();
+
+  /// Runs body(), an operation of the node, during which the network is left to others.
+  template <class Body>
+  void in_node(Body&& body) {
+    tcp.without_lock(std::forward<Body>(body));
+  }
+
+  /// How many bytes go at a time between the network and the node where one operation passes on what another does.
+  size_t batch_bytes() const { return 4 * plan.chunk_bytes; }
+
+  const Running& running;
+  TcpCall& tcp;
+  const NodeMap& map;
+  NodeGroup& node;
+  NodeRounds& rounds;
+  const TcpPlan& plan;
+  Scratch& scratch;
+  const int rails;
+
+ private:
+  NodeWatch& watch_;
+};
+
+}  // namespace ours

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives/hierarchical/node_map.h"
+#include "common/deadline.h"
+#include "transport/node/node_session.h"
+#include "transport/tcp/tcp_call.h"
+
+namespace ours {
+
+/// What joins waiting in a node and waiting for the network: a rank that waits for its node's ranks looks after its
+/// connections from time to time, and one that waits for the network looks after its node. So whatever goes wrong
+/// anywhere reaches all ranks; and a rank that is late because it waits for another node is not blamed, but that node.
+class NodeWatch final : public NodeLookout {
+ public:
+  /// Looks out for the session until it ends.
+  NodeWatch(const NodeMap& map, std::shared_ptr<NodeSession> session);
+  NodeWatch(const NodeWatch&) = delete;
+  NodeWatch& operator=(const NodeWatch&) = delete;
+  ~NodeWatch() override;
+
+  /// The operation that is under way over the network, or null.
+  void set_call(TcpCall* call) { call_ = call; }
+
+  /// While this rank waits for the network: throws where one of its node's ranks has failed or will never come.
+  void look_at_node();
+
+  // While it waits in its node.
+  void look_around(const std::vector<int>& absent) override;
+  std::string culprits(const std::vector<int>& absent) override;
+
+ private:
+  /// For whom the absent ranks of this node wait, as numbers in the group; themselves where they do not say.
+  std::vector<uint32_t> causes_of(const std::vector<int>& absent) const;
+  /// Lets the node's ranks know for whom this one waits.
+  void publish_causes();
+
+  const NodeMap& map_;
+  const std::shared_ptr<NodeSession> session_;
+  TcpCall* call_ = nullptr;
+  Clock::time_point next_look_{};
+};
+
+}  // namespace ours

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives/messages/message.h"
+
+namespace ours {
+
+/// What arrives at one rank, and the receives that are posted for it. A message is taken in once a receive is posted
+/// for it, or for another message of the same sender: then it is set aside in memory, so that tags may be received in
+/// any order. Whatever moves the bytes asks where they belong. Not safe among threads.
+class Inbox {
+ public:
+  /// `describe` names a rank in messages.
+  Inbox(int rank, int size, std::function<std::string(int)> describe)
+      : rank_(rank), describe_(std::move(describe)), sources_(static_cast<size_t>(size)) {}
+
+  /// Serves the receive from what was set aside, or keeps it until its message comes. Throws MismatchError where the
+  /// message does not fit it.
+  void add(std::shared_ptr<Message> receive);
+
+  /// A message of `from` comes next. False if it is not to be taken in yet, otherwise its bytes go to place(from), and
+  /// complete(from) follows. `always`: even if nobody waits for anything from there. Throws MismatchError where the
+  /// message does not fit the receive that it matches.
+  bool begin(int from, const MessageHeader& header, bool always = false);
+  bool is_arriving(int from) const { return source(from).arriving; }
+  std::byte* place(int from) const;
+  void complete(int from);
+
+  /// Appends the receives that have their message to `ended`. False if there are none.
+  bool collect(Messages& ended);
+  /// Appends those that wait for one.
+  void append_posted(Messages& posted) const;
+  /// Takes out all receives. No message is arriving any more.
+  Messages take_all();
+  bool empty() const;
+
+ private:
+  /// A message that was set aside, whole or still arriving.
+  struct Early {
+    MessageHeader header;
+    std::vector<std::byte> bytes;
+    std::shared_ptr<Message> receive;  ///< one that was posted while it was arriving
+  };
+  struct Source {
+    bool arriving = false;
+    std::shared_ptr<Message> receive;  ///< where the message goes; null: to the back of `early`
+    std::deque<Early> early;
+  };
+
+  const Source& source(int rank) const { return sources_[static_cast<size_t>(rank)]; }
+  Source& source(int rank) { return sources_[static_cast<size_t>(rank)]; }
+  /// Takes out the first receive that matches; null if there is none.
+  std::shared_ptr<Message> match(int from, int tag);
+  bool expects(int from) const;
+  bool take_early(const std::shared_ptr<Message>& receive, int from);
+  void deliver(const Early& early, std::shared_ptr<Message> receive);
+  void check_fits(const Message& receive, const MessageHeader& header, int from) const;
+
+  const int rank_;
+  const std::function<std::string(int)> describe_;
+  std::list<std::shared_ptr<Message>> receives_;  ///< that wait for a message to begin, in the order posted
+  std::vector<Source> sources_;                   ///< by rank
+  Messages ended_;
+};
+
+}  // namespace ours

@@ -1,0 +1,77 @@
+#include "collectives/node/heap_places.h"
+
+#include <algorithm>
+
+namespace ours {
+
+bool HeapPlaces::publish(const Pieces& data, size_t element) {
+  const std::shared_ptr<NodeHeap>& heap = session_.heap();
+  const size_t parity = barrier_.next_parity();
+  HeapPart* const own = parts(session_.rank(), parity);
+  publish_none();
+  if (!heap || data.places() > session_.layout().chunk_bytes / sizeof(HeapPart)) return false;
+  uint64_t count = 0;
+  bool in_heap = true;
+  data.visit(0, data.count(), [&](const std::byte* begin, size_t, size_t n) {
+    const uint64_t offset = in_heap ? heap->offset_of(begin, n * element) : NodeHeap::kNowhere;
+    in_heap = in_heap && offset != NodeHeap::kNowhere;
+    if (in_heap) own[count++] = {offset, n * element};
+  });
+  if (!in_heap) return false;
+  session_.self().heap_parts[parity] = count;
+  published_ = barrier_.next();
+  // All have passed the last reduction's second synchronisation: nobody takes shares of it any more.
+  if (session_.rank() == 0) session_.header().shares_taken.store(0, std::memory_order_relaxed);
+  return true;
+}
+
+void HeapPlaces::publish_none() { session_.self().heap_parts[barrier_.next_parity()] = 0; }
+
+// A rank that was stopped between its look for a failure and its write writes when it goes on, be that minutes later.
+// By then the others have given up, and their tensors hold something else. So a rank that gives up takes the pages of
+// its tensors out of the shared memory, and the late rank writes to pages that nobody reads.
+//
+// It need not where nobody can have begun: a rank that has passed the opening synchronisation looks for a failure
+// before it writes. Where a rank is seen not to have arrived there after the failure could be seen by all, it arrives,
+// if ever, after that, and so do those look that wait for it.
+void HeapPlaces::withdraw() noexcept {
+  if (!published_ || (session_.failure().told() && !barrier_.all_arrived(*published_))) return;
+  const size_t parity = *published_ & 1;
+  const HeapPart* const own = parts(session_.rank(), parity);
+  const uint64_t count = session_.self().heap_parts[parity];
+  for (uint64_t i = 0; i < count; ++i) session_.heap()->withdraw(own[i].offset, own[i].bytes);
+}
+
+int HeapPlaces::ranks() const {
+  int ranks = 0;
+  for (int r = 0; r < session_.size(); ++r) ranks += session_.block(r).heap_parts[barrier_.parity()] != 0 ? 1 : 0;
+  return ranks;
+}
+
+std::vector<Span> HeapPlaces::of(int r) const {
+  const HeapPart* const theirs = parts(r, barrier_.parity());
+  const uint64_t count = session_.block(r).heap_parts[barrier_.parity()];
+  std::vector<Span> spans;
+  spans.reserve(count);
+  for (uint64_t i = 0; i < count; ++i) spans.push_back({session_.heap()->at(r, theirs[i].offset), theirs[i].bytes});
+  return spans;
+}
+
+HeapBuffers::HeapBuffers(const HeapPlaces& places, int rank, int ranks, const Pieces& own, size_t element)
+    : all_(static_cast<size_t>(ranks), &own), sources_(ranks) {
+  for (int r = 0; r < ranks; ++r) {
+    if (r != rank) all_[static_cast<size_t>(r)] = &peers_.emplace_back(places.of(r), element);
+  }
+}
+
+size_t HeapBuffers::find(size_t at, size_t end) {
+  size_t count = end - at;
+  for (size_t r = 0; r < all_.size(); ++r) {
+    const Pieces::Stretch stretch = all_[r]->stretch(at);
+    sources_.data()[r] = stretch.data;
+    count = std::min(count, stretch.count);
+  }
+  return count;
+}
+
+}  // namespace ours

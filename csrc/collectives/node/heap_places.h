@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "collectives/pieces.h"
+#include "collectives/sources.h"
+#include "transport/node/node_barrier.h"
+#include "transport/node/node_session.h"
+
+namespace ours {
+
+/// Where the ranks' data of one operation lies in the node's heap. Each rank publishes the places of its own in its
+/// stage, before the operation's first synchronisation; where all have, the peers read and write the data there.
+class HeapPlaces {
+ public:
+  HeapPlaces(NodeSession& session, const NodeBarrier& barrier) : session_(session), barrier_(barrier) {}
+
+  /// Publishes, with the next synchronisation, where `data` lies, and returns true; or that it does not lie in the
+  /// heap.
+  bool publish(const Pieces& data, size_t element);
+  /// That this rank's data does not lie there.
+  void publish_none();
+
+  /// How many ranks published with the last synchronisation that their data lies in the heap.
+  int ranks() const;
+  /// Where the data of rank r lies, as it published with the last synchronisation.
+  std::vector<Span> of(int r) const;
+
+  /// Nobody writes to what was published: a new operation begins, or only some ranks' data lies in the heap.
+  void forget() { published_.reset(); }
+
+  /// After a failure has been recorded: makes sure that no peer writes to what this rank published in this operation,
+  /// however late the peer is.
+  void withdraw() noexcept;
+
+ private:
+  HeapPart* parts(int rank, size_t parity) const {
+    return session_.at<HeapPart>(session_.layout().stage(static_cast<size_t>(rank), parity));
+  }
+
+  NodeSession& session_;
+  const NodeBarrier& barrier_;
+  std::optional<uint32_t> published_;  ///< the number of the synchronisation
+};
+
+/// The buffers of a node's ranks as one array: this rank's own, and those that the peers published. One that is alone
+/// on its node, or that reads nobody's, has its own only.
+class HeapBuffers {
+ public:
+  HeapBuffers(const HeapPlaces& places, int rank, int ranks, const Pieces& own, size_t element);
+
+  /// Finds where element `at` of each rank's buffer lies, and returns how many from there on, up to `end`, lie in one
+  /// stretch on all ranks.
+  size_t find(size_t at, size_t end);
+
+  /// What find() has found, by rank.
+  const void** sources() { return sources_.data(); }
+  void* found(int rank) { return const_cast<void*>(sources_.data()[rank]); }
+
+ private:
+  std::deque<Pieces> peers_;
+  std::vector<const Pieces*> all_;
+  Sources sources_;
+};
+
+}  // namespace ours

@@ -1,0 +1,53 @@
+#include <algorithm>
+
+#include "collectives/node/node_algorithms.h"
+#include "common/partition.h"
+
+// all_reduce of data that lies in the heap on all ranks, in one piece or in several.
+//
+// Nothing is copied: the rank that reduces a share of the elements reads it from all ranks' buffers and writes the
+// result back to all of them. Every byte is read once and written once, and there are two synchronisations: all buffers
+// are ready; all results are written. Since any rank can reduce any share, shares go to the next rank that asks. Where
+// ranks outnumber cores, those that run do the work of those that wait for a core (self-scheduling: Tang and Yew 1986).
+
+namespace ours::node {
+
+namespace {
+
+/// Of each rank's buffer: enough that taking one costs nothing, and little enough that none is waited for.
+constexpr size_t kShareBytes = 128 * 1024;
+
+/// What a rank has just read of all buffers is still in its cache when it writes.
+constexpr size_t kPieceBytes = 32 * 1024;
+
+}  // namespace
+
+void reduce_in_heap(NodeRounds& rounds, const Running& run, const Reducing& job) {
+  const size_t element = size_of(run.call.dtype);
+  const int ranks = rounds.size();
+  HeapBuffers buffers(rounds.places(), rounds.rank(), ranks, job.in, element);
+  rounds.write().begin();
+  const auto reduce_some = [&](size_t at, size_t end) {
+    const size_t count = buffers.find(at, std::min(end, at + kPieceBytes / element));
+    void* const result = buffers.found(rounds.rank());
+    reduce(result, buffers.sources(), ranks, count, run.call.dtype, job.reduction);
+    for (int r = 0; r < ranks; ++r) {
+      if (r != rounds.rank()) rounds.write().copy(buffers.found(r), result, count * element);
+    }
+    return count;
+  };
+
+  std::atomic<uint64_t>& taken = rounds.session().header().shares_taken;
+  while (true) {
+    const Slice share = piece_of(job.in.count(), kShareBytes / element, taken.fetch_add(1, std::memory_order_relaxed));
+    if (share.empty()) break;
+    for (size_t at = share.begin; at < share.end;) {
+      // The buffers of peers that have given up are theirs again.
+      rounds.session().failure().check();
+      at += reduce_some(at, share.end);
+    }
+  }
+  rounds.sync(run);
+}
+
+}  // namespace ours::node

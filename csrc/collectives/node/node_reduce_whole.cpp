@@ -1,0 +1,28 @@
+#include "collectives/node/node_algorithms.h"
+
+// all_reduce and reduce of small arrays: every rank writes its input into its stage, one synchronisation, and every
+// rank reduces all stages for itself. That is as many times the arithmetic of a divided reduction as there are ranks,
+// but half its synchronisations, which is what counts here. The smallest arrays do without the stage: they lie beside
+// the counter that the synchronisation polls.
+
+namespace ours::node {
+
+void reduce_whole(NodeRounds& rounds, const Running& run, const Reducing& job) {
+  const DType dtype = run.call.dtype;
+  const size_t element = size_of(dtype);
+  const size_t bytes = job.in.count() * element;
+  const int ranks = rounds.size();
+  const bool in_line = bytes <= NodeRounds::kLineBytes;
+  if (bytes >= WriteTimes::kTimedBytes) rounds.write().begin();
+  rounds.copy(job.in, {0, job.in.count()}, in_line ? rounds.next_line() : rounds.next_stage(), element);
+  rounds.open(run);
+  if (job.out == nullptr) return;
+  Sources sources(ranks);
+  for (int r = 0; r < ranks; ++r) sources.data()[r] = in_line ? rounds.line_of(r) : rounds.stage_of(r);
+  job.out->visit(0, job.out->count(), [&](std::byte* data, size_t, size_t n) {
+    reduce(data, sources.data(), ranks, n, dtype, job.reduction);
+    for (int r = 0; r < ranks; ++r) sources.data()[r] = static_cast<const std::byte*>(sources.data()[r]) + n * element;
+  });
+}
+
+}  // namespace ours::node

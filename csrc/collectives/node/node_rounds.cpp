@@ -1,0 +1,88 @@
+#include "collectives/node/node_rounds.h"
+
+#include <utility>
+#include <vector>
+
+#include "collectives/call_number.h"
+#include "common/error.h"
+
+namespace ours {
+
+NodeRounds::NodeRounds(std::shared_ptr<NodeSession> session, Setting write_around)
+    : session_(std::move(session)),
+      barrier_(*session_),
+      spread_(*session_),
+      write_(*session_, write_around),
+      places_(*session_, barrier_) {}
+
+void NodeRounds::open(const Running& run) {
+  const size_t parity = barrier_.next_parity();
+  session_->self().arrival[parity].record = run.record;
+  spread_.publish(parity);
+  sync(run);
+  check_records(run.record);
+  spread_.settle(parity);
+}
+
+void NodeRounds::sync(const Running& run) {
+  barrier_.sync(run.call.deadline, run.call.seq, [&run] { return describe_record(run.record); });
+}
+
+void NodeRounds::check_records(const CallRecord& mine) {
+  const size_t parity = barrier_.parity();
+  bool agree = true;
+  for (int r = 0; r < size(); ++r) agree = agree && same_record(session_->block(r).arrival[parity].record, mine);
+  if (!agree) throw_mismatch(mine);
+}
+
+void NodeRounds::throw_mismatch(const CallRecord& mine) {
+  const auto record_of_rank = [&](int r) { return session_->block(r).arrival[barrier_.parity()].record; };
+  // A rank that has refused a call goes on to the next, while the others are still at this one.
+  uint64_t first = mine.seq;
+  for (int r = 0; r < size(); ++r) {
+    const uint64_t number = record_of_rank(r).seq;
+    if (count_of(number) < count_of(first)) first = number;
+  }
+  for (int r = 0; r < size(); ++r) {
+    const std::string refusal = session_->refusal(r, first);
+    if (!refusal.empty()) throw MismatchError(refusal);
+  }
+  std::string calls;
+  std::vector<bool> told(static_cast<size_t>(size()), false);
+  for (int r = 0; r < size(); ++r) {
+    if (told[static_cast<size_t>(r)]) continue;
+    const CallRecord record = record_of_rank(r);
+    calls += calls.empty() ? "" : "; ";
+    for (int other = r; other < size(); ++other) {
+      if (!same_record(record_of_rank(other), record)) continue;
+      told[static_cast<size_t>(other)] = true;
+      calls += (other == r ? "" : ", ") + session_->describe(other);
+    }
+    calls += " called " + describe_record(record);
+  }
+  throw MismatchError("ranks of one group called different collectives: " + calls +
+                      ". All ranks must make the same calls in the same order");
+}
+
+void NodeRounds::reserve_more(size_t results) {
+  const NodeLayout& layout = session_->layout();
+  session_->memory()->reserve(layout.stage(static_cast<size_t>(rank()), 0), layout.stage_bytes(results));
+  reserved_ = results;
+}
+
+void NodeRounds::note_use(const void* data, size_t bytes) {
+  const std::shared_ptr<NodeHeap>& heap = session_->heap();
+  const bool in_heap = bytes >= HugePages::kLeastBytes && heap && heap->offset_of(data, bytes) != NodeHeap::kNowhere;
+  if (!in_heap) pages_.saw(data, bytes);
+}
+
+void NodeRounds::note_use(const Pieces& data, size_t element) {
+  data.visit(0, data.count(), [&](std::byte* piece, size_t, size_t n) { note_use(piece, n * element); });
+}
+
+void NodeRounds::copy(const Pieces& from, const Slice& elements, std::byte* to, size_t element) {
+  from.visit(elements.begin, elements.end,
+             [&](std::byte* data, size_t at, size_t n) { write_.copy(to + at * element, data, n * element); });
+}
+
+}  // namespace ours

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "collectives/group.h"
+#include "collectives/node/heap_places.h"
+#include "collectives/node/shared_write.h"
+#include "common/huge_pages.h"
+#include "common/options.h"
+#include "common/partition.h"
+#include "transport/node/core_spread.h"
+#include "transport/node/node_barrier.h"
+#include "transport/node/node_session.h"
+
+namespace ours {
+
+/// What operations of ranks that share memory consist of. In each round a rank writes into places of its own,
+/// synchronises, and reads what its peers wrote. Every place exists twice, used by turns: next_x() is where to write
+/// what the next synchronisation publishes, x_of(r) where rank r wrote what the last one published. So a rank may write
+/// the next chunk while it still reads this one, and a round costs one synchronisation.
+class NodeRounds {
+ public:
+  NodeRounds(std::shared_ptr<NodeSession> session, Setting write_around);
+
+  int rank() const { return session_->rank(); }
+  int size() const { return session_->size(); }
+  NodeSession& session() const { return *session_; }
+
+  /// The first synchronisation of an operation, with which the ranks show what they called: throws MismatchError, the
+  /// same on all of them, unless it is the same.
+  void open(const Running& run);
+  /// A later one.
+  void sync(const Running& run);
+
+  /// For kLineBytes, in the cache lines that a synchronisation reads anyway.
+  static constexpr size_t kLineBytes = sizeof(Arrival::data);
+  std::byte* next_line() { return session_->self().arrival[barrier_.next_parity()].data; }
+  const std::byte* line_of(int r) const { return session_->block(r).arrival[barrier_.parity()].data; }
+
+  /// For chunk_bytes().
+  std::byte* next_stage() { return stage(rank(), barrier_.next_parity()); }
+  const std::byte* stage_of(int r) const { return stage(r, barrier_.parity()); }
+  size_t chunk_bytes() const { return session_->layout().chunk_bytes; }
+
+  /// For a rank's share of a chunk that was reduced.
+  std::byte* next_result() { return result(rank(), barrier_.next_parity()); }
+  const std::byte* result_of(int r) const { return result(r, barrier_.parity()); }
+  /// Of a rank, one of NodeLayout::kResults, for an algorithm that uses more than two by turns.
+  std::byte* result(int r, size_t number) const {
+    return session_->at<std::byte>(session_->layout().result(static_cast<size_t>(r), number));
+  }
+
+  /// For the sizes that an ExchangePlan writes.
+  uint64_t* next_sizes() { return sizes(rank(), barrier_.next_parity()); }
+  const uint64_t* sizes_of(int r) const { return sizes(r, barrier_.parity()); }
+
+  /// Takes the memory of this rank's stages, and of so many of its results, before their first use.
+  void reserve(size_t results = 2) {
+    if (results > reserved_) reserve_more(results);
+  }
+
+  /// Notes that an operation uses a buffer of the caller's: large ones that come again and again are moved onto huge
+  /// pages. Those of the heap are there already.
+  void note_use(const void* data, size_t bytes);
+  void note_use(const Pieces& data, size_t element);
+
+  /// Copies into what peers read next.
+  SharedWrite& write() { return write_; }
+  void copy(const Pieces& from, const Slice& elements, std::byte* to, size_t element);
+
+  HeapPlaces& places() { return places_; }
+
+ private:
+  void check_records(const CallRecord& mine);
+  [[noreturn]] void throw_mismatch(const CallRecord& mine);
+  void reserve_more(size_t results);
+
+  std::byte* stage(int r, size_t parity) const {
+    return session_->at<std::byte>(session_->layout().stage(static_cast<size_t>(r), parity));
+  }
+  uint64_t* sizes(int r, size_t parity) const {
+    return session_->at<uint64_t>(session_->layout().table(static_cast<size_t>(r), parity));
+  }
+
+  const std::shared_ptr<NodeSession> session_;
+  NodeBarrier barrier_;
+  CoreSpread spread_;
+  SharedWrite write_;
+  HeapPlaces places_;
+  HugePages pages_{options().huge_pages};
+  size_t reserved_ = 0;  ///< results
+};
+
+}  // namespace ours

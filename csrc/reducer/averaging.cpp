@@ -1,0 +1,88 @@
+#include "reducer/averaging.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+#include <vector>
+
+#include "common/interval.h"
+#include "reducer/reduction_end.h"
+
+namespace ours {
+namespace {
+
+/// Returns the sum to which every rank that still had input contributed a one.
+int active_ranks(c10d::Work& work) {
+  work.wait();
+  // On a device wait() only orders the streams; the future tells when the sum is there.
+  const auto future = work.getFuture();
+  future->waitAndThrow();
+  const c10::IValue value = future->value();
+  const at::Tensor sum = value.isTensor() ? value.toTensor() : value.toTensorVector().at(0);
+  return static_cast<int>(sum.item<double>());
+}
+
+}  // namespace
+
+Averaging::Averaging(GroupPtr group, c10::Device device) : device_(device) { set_group(std::move(group)); }
+
+void Averaging::set_group(GroupPtr group) {
+  TORCH_CHECK(group, "A reducer needs a process group.");
+  group_ = std::move(group);
+  abilities_ = abilities_of(*group_, device_);
+}
+
+void Averaging::set_forward_work(WorkPtr work, bool use_static_world_size) {
+  forward_work_ = std::move(work);
+  forward_static_world_size_ = use_static_world_size;
+}
+
+void Averaging::decide() {
+  // Ranks that have run out of input must call the same operation, and know only what was agreed beforehand.
+  const bool whole_group = !forward_work_ || forward_static_world_size_;
+  divisor_ = whole_group ? group_->getSize() : active_ranks(*forward_work_);
+  in_reduction_ = abilities_.average && whole_group;
+  scale_ = hook_ || in_reduction_ ? 1.0 : 1.0 / divisor_;
+  sparse_divisor_ = hook_ ? 1 : divisor_;
+}
+
+void Averaging::start(Bucket& bucket, size_t index, size_t count) {
+  bucket.times.launched = steady_ns();
+  const bool on_cpu = device_.is_cpu();
+  if (hook_) {
+    c10d::GradBucket grad_bucket = bucket.grad_bucket(index, count, bucket.buffer_to_reduce());
+    bucket.future = hook_->runHook(grad_bucket);
+    bucket.end_stamp = stamp_end(*bucket.future, on_cpu);
+  } else {
+    const bool average = in_reduction_ && !bucket.sparse();
+    bucket.work =
+        start_all_reduce(*group_, bucket.pieces_to_reduce(), average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM);
+    if (bucket.work) bucket.end_stamp = stamp_end(*bucket.work, on_cpu);
+  }
+}
+
+bool Averaging::finish(Bucket& bucket) {
+  if (!bucket.work && !bucket.future) return false;
+  const int64_t asked = steady_ns();
+  at::Tensor reduced;
+  if (bucket.future) {
+    bucket.future->waitAndThrow();
+    reduced = hook_->parseHookResult(bucket.future->value());
+  } else {
+    bucket.work->wait();
+  }
+  note_reduction(bucket.times, bucket.work.get(), bucket.end_stamp, asked, steady_ns());
+  bucket.work.reset();
+  bucket.future.reset();
+  if (reduced.defined()) bucket.set_result(reduced);
+  return true;
+}
+
+Averaging::FuturePtr Averaging::run_joined(c10d::GradBucket& bucket) {
+  if (hook_) return hook_->runHook(bucket);
+  const at::Tensor& tensor = bucket.getBuffer();
+  const bool average = abilities_.average && joined_static_world_size_ && !tensor.is_sparse();
+  return start_all_reduce(*group_, {tensor}, average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM)->getFuture();
+}
+
+}  // namespace ours

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <memory>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include "reducer/bucket.h"
+#include "reducer/group_reductions.h"
+
+namespace ours {
+
+/// How buckets of gradients become averages over a process group: by a communication hook, if there is one, or by an
+/// all-reduce. Decides who divides, and by how many ranks.
+///
+/// A backend that can average divides in the reduction. Otherwise dense gradients are divided on their way into the
+/// bucket. Sparse gradients are always divided beforehand. A communication hook divides by itself.
+class Averaging {
+ public:
+  using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+
+  Averaging(GroupPtr group, c10::Device device);
+
+  const GroupPtr& group() const { return group_; }
+  void set_group(GroupPtr group);
+  const ReductionAbilities& abilities() const { return abilities_; }
+  bool has_hook() const { return hook_ != nullptr; }
+  void set_hook(std::unique_ptr<c10d::CommHookInterface> hook) { hook_ = std::move(hook); }
+
+  /// `work` adds up in its tensor how many ranks still have input. The next backward divides by that sum, or with
+  /// `use_static_world_size` by the size of the group all the same.
+  void set_forward_work(WorkPtr work, bool use_static_world_size);
+  void forget_forward_work() { forward_work_.reset(); }
+  /// Sets whether ranks that have run out of input take part in averages over the whole group.
+  void set_joined_division(bool use_static_world_size) { joined_static_world_size_ = use_static_world_size; }
+
+  void begin_backward() { divisor_ = 0; }
+  /// Decides who divides in this backward; only the first call does. May wait for the forward's work.
+  void settle() {
+    if (divisor_ == 0) decide();
+  }
+  /// What a dense gradient is multiplied by on its way into the bucket.
+  double scale() const { return scale_; }
+  /// What a sparse gradient is divided by on its way into the bucket.
+  int sparse_divisor() const { return sparse_divisor_; }
+  bool divides_in_reduction() const { return in_reduction_; }
+
+  /// Starts to reduce a bucket, which is the one with `index` of `count`.
+  void start(Bucket& bucket, size_t index, size_t count);
+  /// Waits for the reduction of a bucket, whose results are in place then. Returns whether one had been started.
+  bool finish(Bucket& bucket);
+  /// Runs, on a rank that has run out of input, what start() runs on the others.
+  FuturePtr run_joined(c10d::GradBucket& bucket);
+
+ private:
+  void decide();
+
+  GroupPtr group_;
+  const c10::Device device_;
+  ReductionAbilities abilities_;
+  std::unique_ptr<c10d::CommHookInterface> hook_;
+  WorkPtr forward_work_;
+  bool forward_static_world_size_ = true;
+  bool joined_static_world_size_ = true;
+
+  // The backward under way.
+  int divisor_ = 0;  ///< 0: not decided yet
+  int sparse_divisor_ = 1;
+  double scale_ = 1.0;
+  bool in_reduction_ = false;
+};
+
+}  // namespace ours

@@ -1,0 +1,43 @@
+#include "reducer/bucket_list.h"
+
+#include <utility>
+
+#include "reducer/bucket_assignment.h"
+#include "reducer/gradient_copy.h"
+
+namespace ours {
+
+void BucketList::assign(const Indices& indices, std::optional<at::ScalarType> reduce_dtype) {
+  // Reading the code back checks that each parameter is in exactly one bucket.
+  decode_buckets(encode_buckets(indices, parameters_.size()), parameters_.size());
+  buckets_.clear();
+  auto layout = std::make_shared<BucketLayout>();
+  for (const auto& parameters : indices) {
+    for (size_t slot = 0; slot < parameters.size(); ++slot) places_[parameters[slot]] = {buckets_.size(), slot};
+    Bucket& bucket =
+        buckets_.emplace_back(parameters, parameters_, options_.is_sparse(parameters.front()), reduce_dtype);
+    if (options_.find_device) bucket.copier = options_.find_device(bucket.device());
+    layout->parameters.push_back(parameters);
+    layout->bytes.push_back(bucket.bytes());
+  }
+  layout_ = std::move(layout);
+}
+
+std::vector<BucketTimes> BucketList::times() const {
+  std::vector<BucketTimes> times;
+  for (const Bucket& bucket : buckets_) times.push_back(bucket.times);
+  return times;
+}
+
+std::vector<c10d::GradBucket> BucketList::zeros() const {
+  std::vector<c10d::GradBucket> zeros;
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    const Bucket& bucket = buckets_[index];
+    zeros.push_back(bucket.grad_bucket(
+        index, buckets_.size(),
+        bucket.sparse() ? empty_sparse_gradient(bucket.slots().front().parameter) : bucket.zeros_to_reduce()));
+  }
+  return zeros;
+}
+
+}  // namespace ours

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+#include <vector>
+
+#include "reducer/bucket.h"
+#include "reducer/overlap.h"
+#include "reducer/reducer_options.h"
+
+namespace ours {
+
+/// The buckets of a model in the order in which they are reduced, and the place of each gradient among them.
+class BucketList {
+ public:
+  /// For each bucket, the parameters in it.
+  using Indices = std::vector<std::vector<size_t>>;
+
+  BucketList(const std::vector<at::Tensor>& parameters, const ReducerOptions& options)
+      : parameters_(parameters), options_(options), places_(parameters.size()) {}
+
+  /// Replaces all buckets by new ones. InvalidArgument unless each parameter is in exactly one. With `reduce_dtype`,
+  /// buckets are of that type instead of the parameters'.
+  void assign(const Indices& indices, std::optional<at::ScalarType> reduce_dtype);
+
+  Bucket& bucket_of(size_t parameter) { return buckets_[places_[parameter].bucket]; }
+  /// The place of a parameter's gradient among the slots of its bucket.
+  size_t slot_of(size_t parameter) const { return places_[parameter].slot; }
+
+  size_t size() const { return buckets_.size(); }
+  Bucket& operator[](size_t index) { return buckets_[index]; }
+  std::vector<Bucket>::iterator begin() { return buckets_.begin(); }
+  std::vector<Bucket>::iterator end() { return buckets_.end(); }
+
+  const std::shared_ptr<const BucketLayout>& layout() const { return layout_; }
+  std::vector<BucketTimes> times() const;
+  /// What communication hooks are given on a rank that has run out of input.
+  std::vector<c10d::GradBucket> zeros() const;
+
+ private:
+  struct Place {
+    size_t bucket = 0;
+    size_t slot = 0;
+  };
+
+  const std::vector<at::Tensor>& parameters_;
+  const ReducerOptions& options_;
+  std::vector<Bucket> buckets_;
+  std::vector<Place> places_;  ///< by parameter
+  std::shared_ptr<const BucketLayout> layout_;
+};
+
+}  // namespace ours

@@ -1,0 +1,257 @@
+#include "reducer/gradient_transfer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/util/Exception.h>
+
+#include <string>
+#include <utility>
+
+#include "reducer/gradient_copy.h"
+#include "reducer/gradient_ownership.h"
+
+namespace ours {
+
+bool GradientTransfer::has_gradient(const at::Tensor& parameter) const {
+  bool defined = false;
+  gradients_.visit(parameter, [&](const at::Tensor& gradient) {
+    defined = gradient.defined();
+    return false;
+  });
+  return defined;
+}
+
+bool GradientTransfer::store(Bucket& bucket, size_t slot_index, const at::Tensor& incoming, bool in_place) {
+  bucket.streams.note(bucket.device());
+  if (bucket.sparse()) {
+    store_sparse(bucket, bucket.slots()[slot_index]);
+    return false;
+  }
+  bucket.allocate(*averaging_.group(), !in_place || options_.gradient_as_bucket_view);
+  return store_dense(bucket, slot_index, incoming, in_place);
+}
+
+void GradientTransfer::store_sparse(Bucket& bucket, const GradientSlot& slot) {
+  gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+    if (!gradient.defined()) {
+      bucket.set_sparse_gradient(empty_sparse_gradient(slot.parameter));
+      return false;
+    }
+    if (!gradient.is_sparse()) errors_.dense_gradient(slot.parameter_index);
+    if (averaging_.sparse_divisor() != 1) gradient.div_(averaging_.sparse_divisor());
+    bucket.set_sparse_gradient(gradient);
+    return false;
+  });
+}
+
+bool GradientTransfer::store_dense(Bucket& bucket, size_t slot_index, const at::Tensor& incoming, bool in_place) {
+  GradientSlot& slot = bucket.slots()[slot_index];
+  slot.kept = options_.gradient_as_bucket_view && used_.may_be_unused(slot.parameter_index);
+  bool reduced_in_place = false;
+  gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+    if (!gradient.defined()) {
+      bucket.place(*averaging_.group(), slot);
+      slot.view.zero_();
+      return false;
+    }
+    if (slot.view.defined() && gradient.is_alias_of(slot.view)) {
+      // The bucket is about to change; a gradient that may have to stay moves out of it.
+      if (slot.kept) gradient = gradient.detach().clone();
+      if (averaging_.scale() != 1.0) copy_scaled(slot.view, slot.view, averaging_.scale());
+      return slot.kept;
+    }
+    if (at::GradMode::is_enabled() && gradient.requires_grad()) {
+      TORCH_WARN_ONCE(
+          "backward(create_graph=True): the gradients are averaged over the ranks, but a backward through them runs "
+          "through this rank's graph alone, and its results are averaged only if it accumulates into parameters.");
+    }
+    reduced_in_place = in_place && can_be_reduced_in_place(slot, gradient, incoming);
+    if (reduced_in_place) {
+      slot.in_place_version = gradient._version();
+      slot.in_place = gradient.detach().as_strided({gradient.numel()}, {1});
+      return false;
+    }
+    return copy_into(bucket, slot_index, gradient);
+  });
+  return reduced_in_place;
+}
+
+bool GradientTransfer::can_be_reduced_in_place(const GradientSlot& slot, const at::Tensor& gradient,
+                                               const at::Tensor& incoming) const {
+  if (!averaging_.divides_in_reduction() || slot.bytes() < kLeastInPlaceBytes) return false;
+  // A parameter that no rank used must keep its gradient.
+  if (used_.may_be_unused(slot.parameter_index)) return false;
+  return slot.fits(gradient) && is_owned_by_parameter(gradient, incoming);
+}
+
+bool GradientTransfer::copy_into(Bucket& bucket, size_t slot_index, at::Tensor& gradient) {
+  GradientSlot& slot = bucket.slots()[slot_index];
+  bucket.place(*averaging_.group(), slot);
+  const std::string misfit = describe_gradient_misfit(gradient, slot.view);
+  if (!misfit.empty()) errors_.misfit(slot.parameter_index, misfit);
+  if (defers_copies(bucket)) {
+    bucket.deferred.push_back({slot_index, gradient});
+    return false;
+  }
+  copy_scaled(slot.view, gradient, averaging_.scale());
+  if (!options_.gradient_as_bucket_view || slot.kept) return false;
+  gradient = slot.gradient_view();
+  return true;
+}
+
+bool GradientTransfer::defers_copies(const Bucket& bucket) const {
+  return bucket.copier != nullptr || (options_.batched_grad_copy && !options_.gradient_as_bucket_view);
+}
+
+void GradientTransfer::complete(Bucket& bucket) {
+  order_streams(bucket);
+  copy_deferred(bucket);
+}
+
+void GradientTransfer::order_streams(Bucket& bucket) {
+  const c10::Device device = bucket.device();
+  if (device.is_cpu()) return;
+  // Autograd runs the accumulator of each gradient in a stream of its own choice; the current one belongs to one of
+  // them.
+  if (bucket.streams.join(device)) {
+    for (const DeferredGradient& deferred : bucket.deferred) keep_for_current_stream(deferred.gradient);
+  }
+  // The last averages may still be read from the buffer.
+  finished_in_.join(device);
+  if (bucket.buffer().defined()) keep_for_current_stream(bucket.buffer());
+}
+
+void GradientTransfer::copy_deferred(Bucket& bucket) {
+  if (bucket.deferred.empty()) return;
+  const double scale = averaging_.scale();
+  std::vector<PlacedTensor> fused;
+  std::vector<at::Tensor> views;
+  std::vector<at::Tensor> gradients;
+  for (const auto& [index, gradient] : bucket.deferred) {
+    const GradientSlot& slot = bucket.slots()[index];
+    if (bucket.copier != nullptr && can_place(gradient, slot.view)) {
+      fused.push_back({gradient, static_cast<int64_t>(slot.offset)});
+    } else {
+      views.push_back(slot.view);
+      gradients.push_back(gradient.detach());
+    }
+  }
+  if (!fused.empty()) flatten(*bucket.copier, bucket.buffer(), fused, scale);
+  if (!views.empty()) {
+    const at::NoGradGuard no_grad;
+    at::_foreach_copy_(views, gradients);
+    if (scale != 1.0) {
+      for (const at::Tensor& view : views) view.mul_(scale);
+    }
+  }
+  if (options_.gradient_as_bucket_view) {
+    for (const auto& [index, gradient] : bucket.deferred) show_view(bucket.slots()[index], gradient);
+  }
+  bucket.deferred.clear();
+}
+
+void GradientTransfer::show_view(const GradientSlot& slot, const at::Tensor& copied) const {
+  if (slot.kept) return;
+  gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+    // If somebody has replaced it since, the end of backward complains.
+    if (!gradient.is_same(copied)) return false;
+    gradient = slot.gradient_view();
+    return true;
+  });
+}
+
+void GradientTransfer::hand_over(Bucket& bucket) {
+  if (bucket.sparse()) {
+    GradientSlot& slot = bucket.slots().front();
+    gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+      // If it is undefined, only other ranks had a gradient.
+      if (gradient.defined() || bucket.buffer()._nnz() == 0) return false;
+      gradient = bucket.buffer();
+      return true;
+    });
+    return;
+  }
+  note_finished(bucket);
+  std::vector<PlacedTensor> fused;
+  for (GradientSlot& slot : bucket.slots()) {
+    // A parameter that no rank used keeps its gradient, or the lack of one.
+    if (!used_.unused_everywhere(slot.parameter_index)) hand_over_slot(bucket, slot, fused);
+  }
+  if (bucket.copier != nullptr) unflatten(*bucket.copier, bucket.result(), fused, 1.0);
+  keep_for_current_stream(bucket.buffer());
+}
+
+void GradientTransfer::hand_over_slot(const Bucket& bucket, GradientSlot& slot, std::vector<PlacedTensor>& fused) {
+  const at::Tensor in_place = std::exchange(slot.in_place, {});
+  gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+    if (in_place.defined()) return hand_over_in_place(slot, in_place, gradient);
+    // In mixed precision the bucket cannot be viewed: its type is not that of the gradient.
+    if (options_.gradient_as_bucket_view && !mixed_precision_) return hand_over_view(bucket, slot, gradient, fused);
+    if (!gradient.defined()) {
+      const auto options = slot.result.options().dtype(slot.parameter.scalar_type());
+      gradient = at::empty_strided(slot.view.sizes(), slot.view.strides(), options);
+    }
+    copy_back(bucket, slot, gradient, fused);
+    return true;
+  });
+}
+
+bool GradientTransfer::hand_over_in_place(const GradientSlot& slot, const at::Tensor& reduced, at::Tensor& gradient) {
+  if (gradient.defined() && gradient.is_alias_of(reduced)) {
+    if (gradient._version() != slot.in_place_version) errors_.changed_during_reduction(slot.parameter_index);
+    // Autograd has not seen the reduction: a backward that saved the gradient must be able to see the change.
+    gradient.unsafeGetTensorImpl()->bump_version();
+    return false;
+  }
+  // Somebody has replaced it since.
+  if (!gradient.defined()) gradient = at::empty_strided(slot.parameter.sizes(), slot.strides, reduced.options());
+  copy_scaled(gradient, slot.shaped(reduced), 1.0);
+  return true;
+}
+
+bool GradientTransfer::hand_over_view(const Bucket& bucket, const GradientSlot& slot, at::Tensor& gradient,
+                                      std::vector<PlacedTensor>& fused) {
+  if (!slot.result.is_alias_of(slot.view)) copy_back(bucket, slot, slot.view, fused);
+  if (!gradient.defined() || slot.kept) {
+    gradient = slot.gradient_view();
+    return true;
+  }
+  if (!gradient.is_alias_of(bucket.buffer())) errors_.replaced_view(slot.parameter_index);
+  return false;
+}
+
+void GradientTransfer::copy_back(const Bucket& bucket, const GradientSlot& slot, const at::Tensor& gradient,
+                                 std::vector<PlacedTensor>& fused) const {
+  const bool whole = bucket.copier != nullptr && slot.result.is_alias_of(bucket.result());
+  if (whole && gradient.scalar_type() == slot.parameter.scalar_type() && can_place(gradient, slot.result)) {
+    fused.push_back({gradient, static_cast<int64_t>(slot.offset)});
+  } else {
+    copy_scaled(gradient, slot.result, 1.0);
+  }
+}
+
+void GradientTransfer::move_into(Bucket& bucket) {
+  if (!bucket.allocated()) return;
+  for (GradientSlot& slot : bucket.slots()) {
+    gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+      if (!gradient.defined() || !describe_gradient_misfit(gradient, slot.view).empty()) return false;
+      copy_scaled(slot.view, gradient, 1.0);
+      gradient = slot.gradient_view();
+      return true;
+    });
+  }
+}
+
+void GradientTransfer::move_out_of_reduction(Bucket& bucket) {
+  for (const GradientSlot& slot : bucket.slots()) {
+    if (!slot.in_place.defined()) continue;
+    gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+      if (!gradient.defined() || !gradient.is_alias_of(slot.in_place)) return false;
+      gradient = gradient.detach().clone();
+      return true;
+    });
+  }
+}
+
+}  // namespace ours

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "reducer/averaging.h"
+#include "reducer/bucket.h"
+#include "reducer/device_copies.h"
+#include "reducer/device_streams.h"
+#include "reducer/gradient_access.h"
+#include "reducer/reducer_errors.h"
+#include "reducer/reducer_options.h"
+#include "reducer/used_map.h"
+
+namespace ours {
+
+/// Moves gradients into their buckets, and averages out of them to where the program finds its gradients.
+class GradientTransfer {
+ public:
+  GradientTransfer(const ReducerOptions& options, const Averaging& averaging, UsedMap& used, ReducerErrors& errors)
+      : options_(options), averaging_(averaging), used_(used), errors_(errors) {}
+
+  /// Buckets have another type than the parameters from now on, so gradients cannot be views of them.
+  void set_mixed_precision() { mixed_precision_ = true; }
+
+  /// Takes the context of the distributed backward that runs on this thread, if one does.
+  void adopt_thread_context() { gradients_.adopt_thread_context(); }
+  void forget_context() { gradients_.forget_context(); }
+  bool has_gradient(const at::Tensor& parameter) const;
+
+  // Into a bucket.
+
+  /// Brings a gradient into the slot of its bucket, or with `in_place` has it reduced where it lies if nobody can see
+  /// it change. Returns whether it is. `incoming` is what autograd accumulated; perhaps undefined.
+  bool store(Bucket& bucket, size_t slot_index, const at::Tensor& incoming, bool in_place);
+  /// Completes a bucket that all gradients have been stored into: the copies that wait for that, and the order of
+  /// streams.
+  void complete(Bucket& bucket);
+
+  // Out of a bucket.
+
+  void begin_hand_over() { finished_in_.clear(); }
+  /// Gives the averages of a bucket to the parameters.
+  void hand_over(Bucket& bucket);
+  /// Only notes in which stream the averages of a bucket are ready, for an optimizer that has consumed them.
+  void note_finished(const Bucket& bucket) { finished_in_.note(bucket.device()); }
+
+  // At other times.
+
+  /// Makes the gradients that exist views of a new bucket, so that nothing that was accumulated is lost and the memory
+  /// of the old buckets can go.
+  void move_into(Bucket& bucket);
+  /// Gives the gradients that are being reduced where they lie memory of their own, as a reduction that was given up
+  /// may still write to them.
+  void move_out_of_reduction(Bucket& bucket);
+
+ private:
+  void store_sparse(Bucket& bucket, const GradientSlot& slot);
+  bool store_dense(Bucket& bucket, size_t slot_index, const at::Tensor& incoming, bool in_place);
+  bool copy_into(Bucket& bucket, size_t slot_index, at::Tensor& gradient);
+  bool can_be_reduced_in_place(const GradientSlot& slot, const at::Tensor& gradient, const at::Tensor& incoming) const;
+
+  bool defers_copies(const Bucket& bucket) const;
+  void order_streams(Bucket& bucket);
+  void copy_deferred(Bucket& bucket);
+  void show_view(const GradientSlot& slot, const at::Tensor& copied) const;
+
+  void hand_over_slot(const Bucket& bucket, GradientSlot& slot, std::vector<PlacedTensor>& fused);
+  bool hand_over_in_place(const GradientSlot& slot, const at::Tensor& reduced, at::Tensor& gradient);
+  bool hand_over_view(const Bucket& bucket, const GradientSlot& slot, at::Tensor& gradient,
+                      std::vector<PlacedTensor>& fused);
+  void copy_back(const Bucket& bucket, const GradientSlot& slot, const at::Tensor& gradient,
+                 std::vector<PlacedTensor>& fused) const;
+
+  const ReducerOptions& options_;
+  const Averaging& averaging_;
+  UsedMap& used_;
+  ReducerErrors& errors_;
+  GradientAccess gradients_;
+  bool mixed_precision_ = false;
+  StreamSet finished_in_;  ///< the streams in which the averages of the last backward were handed over
+};
+
+}  // namespace ours

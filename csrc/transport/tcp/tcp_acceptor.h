@@ -1,0 +1,61 @@
+#pragma once
+
+#include <list>
+#include <string>
+#include <vector>
+
+#include "common/deadline.h"
+#include "transport/tcp/tcp_config.h"
+#include "transport/tcp/tcp_handshake.h"
+#include "transport/tcp/tcp_poller.h"
+
+namespace ours {
+
+/// Listens for peers, and does the handshakes with what connects.
+///
+/// Whatever connects is a stranger until it has proved otherwise, and costs a descriptor for a few seconds. There is
+/// room for all connections that the group can have and some more. When that is taken, a stranger that has said nothing
+/// for a while makes way for the next one, and the others wait in the system's queue: so peers that are not slow never
+/// push each other out, however many come at a time.
+class TcpAcceptor {
+ public:
+  /// What decides about the peers that come.
+  class Host {
+   public:
+    virtual ~Host() = default;
+    /// A peer has proved what it is. False refuses this connection.
+    virtual bool admit(TcpHandshake& handshake) = 0;
+    /// The handshake of a peer that was admitted is over; `done` says whether it succeeded.
+    virtual void admitted(TcpHandshake& handshake, bool done) = 0;
+    /// There is no descriptor for the next connection. True if there may be one now.
+    virtual bool lacks_descriptors(const std::string& purpose, int error) = 0;
+  };
+
+  TcpAcceptor(const TcpSelf& self, TcpPoller& poller, Host& host) : self_(self), poller_(poller), host_(host) {}
+
+  /// Listens at the addresses of the interfaces that `config` asks for, and returns them. Throws Error.
+  std::vector<SocketAddress> listen(const TcpConfig& config, const std::string& congestion);
+
+  /// Accepts connections and goes on with their handshakes, without waiting. True if one of them ended.
+  bool advance();
+
+  void close();
+
+ private:
+  struct Incoming {
+    TcpHandshake handshake;
+    Clock::time_point arrived;
+  };
+
+  void accept_from_queue(int listener);
+  bool has_room();
+
+  const TcpSelf& self_;
+  TcpPoller& poller_;
+  Host& host_;
+  std::vector<ProcessFd> listeners_;
+  std::list<Incoming> incoming_;
+  bool queue_left_ = false;  ///< some connections could not be accepted yet
+};
+
+}  // namespace ours

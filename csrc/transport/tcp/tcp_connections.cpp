@@ -1,0 +1,371 @@
+#include "transport/tcp/tcp_connections.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "common/descriptors.h"
+#include "transport/tcp/tcp_socket.h"
+
+namespace ours {
+
+namespace {
+
+constexpr std::chrono::milliseconds kHigherRankWaits{20};
+constexpr std::chrono::milliseconds kBetweenRounds{50};
+/// How long to wait until a connection is there,
+constexpr std::chrono::seconds kConnectLimit{2};
+/// and until a peer, which may be busy, says something, if it has other addresses to try.
+constexpr std::chrono::seconds kWordsLimit{30};
+constexpr std::chrono::hours kForever{24 * 365};
+/// After so many rounds in which every address refused, nobody is there.
+constexpr int kRefusedRounds = 2;
+/// The word of a dying rank takes another connection than its data.
+constexpr std::chrono::milliseconds kGrace{300};
+
+std::string text_of(int error) { return std::generic_category().message(error); }
+
+std::string error_text(const TcpStream& stream) {
+  return stream.error() == 0 ? "" : " (" + text_of(stream.error()) + ")";
+}
+
+}  // namespace
+
+TcpConnections::TcpConnections(const TcpSelf& self, const TcpConfig& config, const TcpFailure& failure,
+                               TcpPoller& poller, Owner& owner, TcpCard& card)
+    : self_(self),
+      failure_(failure),
+      poller_(poller),
+      owner_(owner),
+      congestion_(config.congestion),
+      acceptor_(self, poller, *this),
+      machine_(card.machine),
+      peers_(static_cast<size_t>(self.size)) {
+  card.addresses = acceptor_.listen(config, congestion_.at_first());
+  spare_ = ProcessFd(with_descriptors([] { return ::open("/dev/null", O_RDONLY | O_CLOEXEC); }));
+}
+
+TcpConnections::Peer& TcpConnections::peer(int rank) {
+  std::unique_ptr<Peer>& peer = peers_[static_cast<size_t>(rank)];
+  if (!peer) {
+    peer = std::make_unique<Peer>();
+    met_.push_back(rank);
+    for (int stream = 0; stream < self_.streams; ++stream) {
+      peer->slots.push_back(std::make_unique<Slot>(rank, stream > 0, owner_));
+    }
+  }
+  return *peer;
+}
+
+// --- connecting ------------------------------------------------------------------------------------------------------
+
+bool TcpConnections::is_complete(int rank) {
+  const auto& slots = peer(rank).slots;
+  return std::all_of(slots.begin(), slots.end(), [](const auto& slot) { return slot->stream.is_open(); });
+}
+
+void TcpConnections::need(int rank) {
+  peer(rank).needed = true;
+  begin_missing(rank);
+}
+
+void TcpConnections::need(int rank, const TcpCard& card) {
+  Peer& peer = this->peer(rank);
+  if (peer.name.empty()) peer.name = card.name();
+  peer.addresses.clear();
+  for (const bool loopback : {false, true}) {
+    for (const SocketAddress& address : card.addresses) {
+      // Another machine's loopback leads to this one.
+      if (address.is_loopback() == loopback && (!loopback || card.machine == machine_)) {
+        peer.addresses.push_back(address);
+      }
+    }
+  }
+  if (peer.addresses.empty()) {
+    owner_.raise(FailureKind::Peer, describe(rank) + " can be reached on its own machine only: it published " +
+                                        card.text() +
+                                        ". Set OURS_INTERFACE there to the network that leads to the others");
+  }
+  need(rank);
+}
+
+void TcpConnections::begin_missing(int rank) {
+  Peer& peer = this->peer(rank);
+  if (!peer.needed || peer.left) return;
+  // Control comes first: once there is data, there is a way to say farewell.
+  const int end = peer.slots[0]->stream.is_open() && !failure_.failed() ? self_.streams : 1;
+  for (int stream = 0; stream < end; ++stream) {
+    Slot& slot = *peer.slots[static_cast<size_t>(stream)];
+    if (slot.stream.is_open() || slot.attempt || slot.inbound) continue;
+    slot.attempt = std::make_unique<Attempt>();
+    slot.attempt->next = Clock::now();
+    if (self_.rank > rank) slot.attempt->next += kHigherRankWaits;
+    attempts_.emplace_back(rank, stream);
+  }
+}
+
+bool TcpConnections::advance_attempts() {
+  bool moved = false;
+  for (size_t i = 0; i < attempts_.size();) {
+    const auto [rank, stream] = attempts_[i];
+    moved = advance_attempt(rank, stream) || moved;
+    if (slot(rank, stream).attempt) {
+      ++i;
+    } else {
+      attempts_.erase(attempts_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  return moved;
+}
+
+bool TcpConnections::advance_attempt(int rank, int stream) {
+  Slot& slot = this->slot(rank, stream);
+  Attempt& attempt = *slot.attempt;
+  const auto now = Clock::now();
+  if (!attempt.handshake) {
+    if (now < attempt.next) return false;
+    if (!begin_attempt(rank, stream)) return true;
+  }
+  const bool was_connected = attempt.handshake->connected();
+  const auto state = attempt.handshake->advance();
+  if (state == TcpHandshake::State::Done) {
+    TcpHandshake handshake = std::move(*attempt.handshake);
+    slot.attempt.reset();
+    open(rank, stream, handshake);
+    return true;
+  }
+  if (state == TcpHandshake::State::Broken) {
+    const std::string reason = attempt.handshake->reason();
+    next_address(rank, stream, reason, attempt.handshake->refused());
+    return true;
+  }
+  if (!was_connected && attempt.handshake->connected()) {
+    attempt.next = now + (peer(rank).addresses.size() > 1 ? Clock::duration(kWordsLimit) : Clock::duration(kForever));
+  }
+  if (now < attempt.next) return false;
+  next_address(rank, stream, attempt.handshake->connected() ? "connected, but nobody speaks" : "no answer", false);
+  return true;
+}
+
+bool TcpConnections::begin_attempt(int rank, int stream) {
+  Attempt& attempt = *slot(rank, stream).attempt;
+  ProcessFd fd = begin_connecting(peer(rank).addresses[attempt.address], congestion_.at_first());
+  if (!fd.valid()) {
+    const int error = errno;
+    if (is_lack_of_descriptors(error) && !failure_.failed()) lacks_descriptors("connect to " + describe(rank), error);
+    next_address(rank, stream, text_of(error), error == ECONNREFUSED);
+    return false;
+  }
+  tune_connection(fd.get());
+  const int number = fd.get();
+  attempt.handshake.emplace(std::move(fd), self_, rank, stream);
+  attempt.next = Clock::now() + kConnectLimit;
+  poller_.watch_handshake(number);
+  return true;
+}
+
+void TcpConnections::next_address(int rank, int stream, const std::string& reason, bool refused) {
+  Attempt& attempt = *slot(rank, stream).attempt;
+  const Peer& peer = this->peer(rank);
+  if (failure_.failed() || peer.left) {
+    slot(rank, stream).attempt.reset();
+    return;
+  }
+  attempt.handshake.reset();
+  if (attempt.address == 0) {
+    attempt.tried.clear();
+    attempt.refused = 0;
+  }
+  attempt.tried += (attempt.tried.empty() ? "" : ", ") + peer.addresses[attempt.address].text() + " (" + reason + ")";
+  attempt.refused += refused ? 1 : 0;
+  attempt.next = Clock::now();
+  if (++attempt.address < peer.addresses.size()) return;
+  attempt.address = 0;
+  attempt.next += kBetweenRounds;
+  const bool nobody = attempt.refused == peer.addresses.size();
+  if (++attempt.rounds >= kRefusedRounds && nobody) {
+    owner_.lost(rank, "left the group or died: nobody answers at " + attempt.tried);
+  }
+}
+
+std::string TcpConnections::tried(int rank) const {
+  const Peer* const peer = find(rank);
+  return peer == nullptr || !peer->slots[0]->attempt ? "" : peer->slots[0]->attempt->tried;
+}
+
+bool TcpConnections::admit(TcpHandshake& handshake) {
+  Slot& slot = this->slot(handshake.peer(), handshake.stream());
+  if (slot.stream.is_open() || slot.inbound) return false;
+  if (slot.attempt) {
+    // Unless its own attempt found no way there in its first round: there may be a way in one direction only.
+    const bool insists = self_.rank < handshake.peer() && slot.attempt->rounds == 0;
+    if (insists) return false;
+    slot.attempt.reset();
+    const std::pair<int, int> mine(handshake.peer(), handshake.stream());
+    attempts_.erase(std::remove(attempts_.begin(), attempts_.end(), mine), attempts_.end());
+  }
+  slot.inbound = true;
+  return true;
+}
+
+void TcpConnections::admitted(TcpHandshake& handshake, bool done) {
+  slot(handshake.peer(), handshake.stream()).inbound = false;
+  if (done) {
+    open(handshake.peer(), handshake.stream(), handshake);
+  } else {
+    begin_missing(handshake.peer());
+  }
+}
+
+void TcpConnections::open(int rank, int stream, TcpHandshake& handshake) {
+  Slot& slot = this->slot(rank, stream);
+  Peer& peer = this->peer(rank);
+  if (peer.name.empty()) peer.name = process_name(handshake.peer_host(), handshake.peer_pid());
+  open_.emplace_back(rank, &slot.stream);
+  slot.stream.open(handshake.take_fd());
+  poller_.watch_stream(slot.stream);
+  if (!congestion_.settle(slot.stream.fd())) unsettled_.push_back(&slot.stream);
+  if (stream != 0) return;
+  limit_silence(slot.stream.fd());
+  owner_.opened(rank);
+  begin_missing(rank);
+}
+
+void TcpConnections::settle_congestion() {
+  const auto settled = [this](const TcpStream* stream) {
+    return !stream->is_open() || congestion_.settle(stream->fd());
+  };
+  unsettled_.erase(std::remove_if(unsettled_.begin(), unsettled_.end(), settled), unsettled_.end());
+}
+
+bool TcpConnections::lacks_descriptors(const std::string& purpose, int error) {
+  if (failure_.failed()) return spare_descriptor();
+  owner_.raise(FailureKind::System, self_.describe() + " cannot " + purpose + ": " + text_of(error) +
+                                        ". To be connected to all others of the group takes a rank up to " +
+                                        std::to_string(self_.most_connections()) + " descriptors. " +
+                                        describe_descriptors());
+  return false;
+}
+
+bool TcpConnections::spare_descriptor() {
+  if (spare_.valid()) {
+    spare_.reset();
+    return true;
+  }
+  const auto needless = std::find_if(open_.begin(), open_.end(), [this](const auto& one) {
+    const auto [rank, stream] = one;
+    return stream != &control(rank) || (owner_.is_done_with(rank) && !stream->has_sends());
+  });
+  if (needless == open_.end()) return false;
+  needless->second->finish();
+  open_.erase(needless);
+  return true;
+}
+
+// --- moving ----------------------------------------------------------------------------------------------------------
+
+bool TcpConnections::advance() {
+  poller_.poll();
+  bool moved = advance_handshakes();
+  // By index: what arrives may open further streams.
+  for (size_t i = 0; i < open_.size(); ++i) {
+    if (open_[i].second->ready()) moved = open_[i].second->advance() || moved;
+  }
+  return moved;
+}
+
+bool TcpConnections::advance_handshakes() {
+  poller_.handshakes_moved = false;
+  const bool accepted = acceptor_.advance();
+  return (!attempts_.empty() && advance_attempts()) || accepted;
+}
+
+bool TcpConnections::anything_ready() const {
+  return poller_.listeners_moved || poller_.handshakes_moved ||
+         std::any_of(open_.begin(), open_.end(), [](const auto& one) { return one.second->ready(); });
+}
+
+bool TcpConnections::flush_control() {
+  bool all = true;
+  for (const int rank : met_) {
+    const Peer& peer = this->peer(rank);
+    TcpStream& control = peer.slots[0]->stream;
+    if (!peer.needed || peer.left || control.ended() || !control.has_sends()) continue;
+    control.send_now();
+    all = all && !control.has_sends();
+  }
+  return all;
+}
+
+void TcpConnections::for_each_control(const std::function<void(int, TcpStream&)>& body) {
+  for (size_t i = 0; i < open_.size(); ++i) {
+    const auto [rank, stream] = open_[i];
+    if (stream == &control(rank) && !stream->ended()) body(rank, *stream);
+  }
+}
+
+void TcpConnections::forget() {
+  for (const int rank : met_) {
+    for (const auto& slot : peer(rank).slots) slot->stream.forget();
+  }
+}
+
+void TcpConnections::close() noexcept {
+  for (const auto& one : open_) one.second->finish();
+  open_.clear();
+  attempts_.clear();
+  acceptor_.close();
+  for (auto& peer : peers_) {
+    if (!peer) continue;
+    for (auto& slot : peer->slots) slot->attempt.reset();
+  }
+}
+
+// --- peers that are gone ---------------------------------------------------------------------------------------------
+
+std::optional<Clock::time_point> TcpConnections::left(int rank) const {
+  const Peer* const peer = find(rank);
+  return peer == nullptr ? std::nullopt : peer->left;
+}
+
+const char* TcpConnections::absence(int rank) const {
+  const Peer* const peer = find(rank);
+  if (peer == nullptr) return nullptr;
+  if (peer->left) return "left the group (it destroyed it or ended before the others did)";
+  return peer->slots[0]->stream.ended() ? "died, or its machine became unreachable" : nullptr;
+}
+
+void TcpConnections::check(int rank, bool awaited, bool expected) {
+  Peer& peer = this->peer(rank);
+  const TcpStream& control = peer.slots[0]->stream;
+  if (control.ended() && !peer.left) owner_.lost(rank, absence(rank) + error_text(control));
+  const TcpStream* starved = control.ended() && awaited ? &control : nullptr;
+  for (auto slot = peer.slots.begin() + 1; slot != peer.slots.end(); ++slot) {
+    const TcpStream& data = (*slot)->stream;
+    const bool waits = data.has_sends() || data.has_receives() || expected;
+    const bool never_opens = peer.left && !data.is_open() && waits;
+    if (data.starved() || never_opens || (expected && data.dry())) starved = &data;
+  }
+  if (starved == nullptr) return;
+  if (peer.left) owner_.lost(rank, absence(rank));
+  if (!peer.broken) peer.broken = Clock::now();
+  if (Clock::now() - *peer.broken > kGrace) owner_.lost(rank, "broke a connection" + error_text(*starved));
+}
+
+bool TcpConnections::has_posted(int rank) const {
+  const auto& slots = find(rank)->slots;
+  return std::any_of(slots.begin() + 1, slots.end(),
+                     [](const auto& slot) { return slot->stream.has_receives() || slot->stream.has_sends(); });
+}
+
+std::string TcpConnections::describe(int rank) const {
+  if (rank == self_.rank) return self_.describe();
+  const Peer* const peer = find(rank);
+  std::string name = peer == nullptr ? "" : peer->name;
+  if (name.empty() && !introduced_.empty()) name = introduced_[static_cast<size_t>(rank)];
+  return "rank " + std::to_string(rank) + (name.empty() ? "" : " " + name);
+}
+
+}  // namespace ours

@@ -1,0 +1,149 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport/tcp/tcp_acceptor.h"
+#include "transport/tcp/tcp_congestion.h"
+#include "transport/tcp/tcp_failure.h"
+#include "transport/tcp/tcp_poller.h"
+
+namespace ours {
+
+/// The connections of one rank to its peers: for each peer one for control and some for data. A rank that needs a peer
+/// connects to it, one connection a stream, and tries the peer's addresses in turn. The peer may do so at the same
+/// time: then the lower rank insists on its own attempt and the higher one gives its own up. So that this is rare, the
+/// higher rank begins a moment later.
+///
+/// Used with the mesh's lock held.
+class TcpConnections final : private TcpAcceptor::Host {
+ public:
+  /// What hears of the frames that arrive and of what becomes of the connections.
+  class Owner : public TcpStream::Handler {
+   public:
+    /// The connection for control to that rank is open.
+    virtual void opened(int rank) = 0;
+    /// Whether that rank has been told all that it must hear of the group's failure.
+    virtual bool is_done_with(int rank) const = 0;
+    /// The rank cannot be reached, or died. Throws.
+    virtual void lost(int rank, const std::string& how) = 0;
+    /// Nothing can be connected any more. Throws.
+    virtual void raise(FailureKind kind, const std::string& message) = 0;
+  };
+
+  /// Listens; `card` gets the addresses. `self` may get its secret and its number of streams later, before the first
+  /// connection. Throws Error.
+  TcpConnections(const TcpSelf& self, const TcpConfig& config, const TcpFailure& failure, TcpPoller& poller,
+                 Owner& owner, TcpCard& card);
+
+  /// Ranks that there are streams to, open or not.
+  const std::vector<int>& met() const { return met_; }
+  TcpStream& control(int rank) { return stream(rank, 0); }
+  /// Of the data streams to `rank`, the one with that number.
+  TcpStream& data(int rank, size_t number) { return stream(rank, 1 + static_cast<int>(number)); }
+  size_t data_streams() const { return static_cast<size_t>(self_.streams) - 1; }
+
+  /// How many there are, those for control included.
+  size_t count() const { return open_.size(); }
+  bool is_needed(int rank) { return peer(rank).needed; }
+  bool is_complete(int rank);
+  /// This rank needs the peer, and connects to it at the addresses of its card unless it is connected already.
+  void need(int rank);
+  void need(int rank, const TcpCard& card);
+  /// The addresses that were tried in vain, and why; empty if there are none.
+  std::string tried(int rank) const;
+
+  /// Moves handshakes and all streams as far as possible. True if anything moved.
+  bool advance();
+  bool advance_handshakes();
+  bool anything_ready() const;
+  /// Sends what was posted for control. False while the system has not taken all that this rank's peers should get.
+  bool flush_control();
+  /// Calls body(rank, control stream) for all such streams that can still send.
+  void for_each_control(const std::function<void(int, TcpStream&)>& body);
+  /// Looks at the connections whose congestion control may still change.
+  void settle_congestion();
+  /// Drops what refers to memory of callers.
+  void forget();
+  void close() noexcept;
+
+  void said_farewell(int rank) { peer(rank).left = Clock::now(); }
+  /// When it said farewell, if it has.
+  std::optional<Clock::time_point> left(int rank) const;
+  /// Why nothing new will come from that rank: "died, or its machine became unreachable"; null while something may.
+  const char* absence(int rank) const;
+  /// Tells the owner if the rank died, or will not send or take what this rank waits for: what is posted on its data
+  /// streams, something on the connection for control (`awaited`), or data that nothing is posted for (`expected`).
+  void check(int rank, bool awaited, bool expected);
+  /// Whether something is posted on a data stream.
+  bool has_posted(int rank) const;
+
+  void introduce(std::vector<std::string> names) { introduced_ = std::move(names); }
+  /// "rank 2 (host node1, pid 4711)", as far as it is known.
+  std::string describe(int rank) const;
+
+ private:
+  /// The efforts to connect one stream.
+  struct Attempt {
+    std::optional<TcpHandshake> handshake;
+    Clock::time_point next;  ///< when to begin, or to give up what has begun
+    size_t address = 0;
+    size_t refused = 0;  ///< addresses of this round that refused
+    int rounds = 0;      ///< how often all addresses were tried
+    std::string tried;   ///< in the last round
+  };
+  struct Slot {
+    Slot(int rank, bool data, TcpStream::Handler& handler) : stream(rank, data, handler) {}
+    TcpStream stream;
+    std::unique_ptr<Attempt> attempt;
+    bool inbound = false;  ///< a handshake that the peer began was admitted
+  };
+  struct Peer {
+    std::vector<std::unique_ptr<Slot>> slots;  ///< control first
+    std::vector<SocketAddress> addresses;
+    std::string name;     ///< "(host node1, pid 4711)", or empty
+    bool needed = false;  ///< by this rank, which connects if the peer does not
+    std::optional<Clock::time_point> left;
+    std::optional<Clock::time_point> broken;  ///< when a data stream was found to have ended
+  };
+
+  bool admit(TcpHandshake& handshake) override;
+  void admitted(TcpHandshake& handshake, bool done) override;
+  /// Makes the lack the failure of the group. In a group that has failed, frees a descriptor if it can, so that one
+  /// more peer can hear of it.
+  bool lacks_descriptors(const std::string& purpose, int error) override;
+
+  Peer& peer(int rank);
+  const Peer* find(int rank) const { return peers_[static_cast<size_t>(rank)].get(); }
+  bool spare_descriptor();
+  Slot& slot(int rank, int stream) { return *peer(rank).slots[static_cast<size_t>(stream)]; }
+  TcpStream& stream(int rank, int stream) { return slot(rank, stream).stream; }
+  void begin_missing(int rank);
+  bool advance_attempts();
+  bool advance_attempt(int rank, int stream);
+  bool begin_attempt(int rank, int stream);
+  /// Ends the handshake, if there is one, so `reason` may not be a part of it.
+  void next_address(int rank, int stream, const std::string& reason, bool refused);
+  void open(int rank, int stream, TcpHandshake& handshake);
+
+  const TcpSelf& self_;
+  const TcpFailure& failure_;
+  TcpPoller& poller_;
+  Owner& owner_;
+  const TcpCongestion congestion_;
+  TcpAcceptor acceptor_;
+  ProcessFd spare_;  ///< given up when descriptors run out, to tell one more peer of the failure
+  const std::string machine_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<std::string> introduced_;  ///< the names of all ranks, or empty
+  std::vector<int> met_;
+  std::vector<std::pair<int, TcpStream*>> open_;  ///< all open streams and whose they are
+  std::vector<std::pair<int, int>> attempts_;     ///< rank and stream of each attempt
+  std::vector<TcpStream*> unsettled_;             ///< open streams whose congestion control may change
+};
+
+}  // namespace ours

@@ -1,0 +1,144 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "common/deadline.h"
+#include "common/interrupts.h"
+#include "transport/key_values.h"
+#include "transport/node/node_wait.h"
+#include "transport/tcp/tcp_call_state.h"
+#include "transport/tcp/tcp_config.h"
+#include "transport/tcp/tcp_connections.h"
+#include "transport/tcp/tcp_engine_payloads.h"
+#include "transport/tcp/tcp_failure.h"
+#include "transport/tcp/tcp_failure_propagation.h"
+#include "transport/tcp/tcp_poller.h"
+
+namespace ours {
+
+/// How a rank waits for what comes over the network: awake for the time that a peer on a fast network takes to answer,
+/// and asleep if it takes longer.
+WaitPolicy tcp_wait_policy();
+
+/// Releases a lock for the time of its life.
+class WithoutLock {
+ public:
+  explicit WithoutLock(std::unique_lock<std::mutex>& lock) : lock_(lock) { lock_.unlock(); }
+  WithoutLock(const WithoutLock&) = delete;
+  WithoutLock& operator=(const WithoutLock&) = delete;
+  ~WithoutLock() { lock_.lock(); }
+
+ private:
+  std::unique_lock<std::mutex>& lock_;
+};
+
+/// What a thread does with a rank's connections while it holds the mesh's lock: it moves everything forward, and finds
+/// out what is wrong. To a peer there is one connection for control (failures, farewells), which is always read, and
+/// some for data, which are read as far as somebody wants what they bring.
+///
+/// All functions but wake() must be called with the lock held. Those that take a Lock release it while they wait, so
+/// that another thread may have moved things when they return. They throw the group's failure.
+class TcpEndpoint final : private TcpConnections::Owner {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+  using What = std::function<std::string()>;  ///< a call in words, for messages
+
+  /// What the endpoint shares with its mesh.
+  struct Shared {
+    Shared(TcpSelf self, std::shared_ptr<KeyValues> keys)
+        : self(std::move(self)), card{this->self.host, this->self.pid, machine_id(), {}}, keys(std::move(keys)) {}
+    TcpSelf self;
+    TcpCard card;  ///< what this rank publishes
+    const std::shared_ptr<KeyValues> keys;
+    TcpFailure failure;
+    std::atomic<bool> left{false};
+  };
+
+  /// Listens, and writes the addresses to shared.card. `on_failure` is called whenever the group has failed; it must
+  /// not wait. Throws Error.
+  TcpEndpoint(Shared& shared, const TcpConfig& config, std::function<void()> on_failure);
+
+  void set_engine(std::shared_ptr<Engine> engine, size_t least_bytes);
+  /// In a forked child: lets the engine be.
+  void abandon_engine() { [[maybe_unused]] const TcpEnginePayloads* parents = payloads_.release(); }
+  /// From any thread, without the lock: ends the sleep of a waiting thread.
+  void wake() noexcept { poller_.wake(); }
+
+  TcpConnections& connections() { return connections_; }
+  TcpCallState& calls() { return calls_; }
+  /// Null where payloads follow their headers.
+  TcpEnginePayloads* payloads() { return payloads_.get(); }
+
+  /// Makes sure that there will be connections to the peer. Waits for its address.
+  void reach(Lock& lock, int rank, Deadline deadline, const What& what);
+  /// Waits until something happens, `limit` at most.
+  void sleep(Lock& lock, Clock::duration limit) { poller_.sleep(lock, limit); }
+  /// Lets a moment pass in which the thread stays awake. False when it should sleep instead.
+  bool stay_awake(Lock& lock, Awake& awake);
+  /// Lets handlers of signals run. What one raises fails the group.
+  void check_interrupts(Lock& lock, Interrupts& interrupts, const What& what);
+
+  /// Moves everything as far as possible without waiting. True if anything moved.
+  bool progress();
+  /// Throws also Error where this rank has left, and PeerError where a rank that is needed is gone.
+  void check();
+
+  /// Begins a call of this rank: compares it with what the peers have said of theirs.
+  void begin_call(const TcpCallState::Facts& facts);
+  /// `cut_off`: it has not ended as it should, and nothing may refer to its memory any more.
+  void end_call(bool cut_off) noexcept;
+
+  /// Records the failure, tells the peers at once and throws it; or the failure that the group had before.
+  [[noreturn]] void raise(FailureKind kind, const std::string& message) override;
+  /// The same with an error, as the kind that it is, and without throwing.
+  void fail(const std::exception_ptr& error) noexcept;
+  /// What came from that rank is no frame.
+  [[noreturn]] void garbage(int peer, const char* fault) override;
+  /// Tells the peers, those that come later too, that this rank does not make the call of that number.
+  void refuse(uint64_t number, const std::string& why);
+  /// In a group that failed: tells the peers that connect, until this rank has left, and then closes everything.
+  void propagate_failure(Lock& lock);
+  /// Tells the peers that this rank leaves, and closes everything.
+  void say_farewell() noexcept;
+
+  /// "rank 2 (host node1, pid 4711), rank 3", with what is known of them: nobody is asked for an error's sake.
+  std::string names_of(const std::vector<uint32_t>& ranks) const;
+  /// For whom this rank waits. The rank that it waits for may itself be waiting: when half of the time has passed,
+  /// ranks tell their neighbours that they wait and for whom, and pass on what they are told, so that in the end all
+  /// know the ranks that are really absent.
+  std::vector<uint32_t> causes();
+  void declare_waiting();
+
+ private:
+  void check_data(int peer, const FrameHeader& header) override;
+  void hear(int peer, const FrameHeader& header, const std::string& payload) override;
+  void receive_by_engine(int peer, const FrameHeader& header, void* to, size_t* done) override;
+  void opened(int rank) override;
+  bool is_done_with(int rank) const override { return propagation_.has_told(rank); }
+  [[noreturn]] void lost(int rank, const std::string& how) override;
+
+  TcpCard await_card(Lock& lock, int rank, Deadline deadline, const What& what);
+  void check_payloads();
+  void raise_mismatch(const std::string& message);
+  void record(FailureKind kind, const std::string& message);
+  void tell_all(const FrameHeader& header, const std::string& payload);
+  void close() noexcept;
+
+  Shared& shared_;
+  const std::function<void()> on_failure_;
+  TcpPoller poller_;
+  TcpConnections connections_;
+  TcpFailurePropagation propagation_;
+  TcpCallState calls_;
+  Clock::time_point contended_until_{};  ///< until then somebody else computes on this rank's core
+  /// The last member: its engine may wake the endpoint until it is gone.
+  std::unique_ptr<TcpEnginePayloads> payloads_;
+};
+
+}  // namespace ours

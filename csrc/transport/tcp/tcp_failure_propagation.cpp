@@ -1,0 +1,55 @@
+#include "transport/tcp/tcp_failure_propagation.h"
+
+#include <exception>
+#include <optional>
+
+namespace ours {
+
+TcpFailurePropagation::TcpFailurePropagation(const TcpFailure& failure, TcpConnections& connections, TcpPoller& poller,
+                                             int own_rank, int size)
+    : failure_(failure), connections_(connections), poller_(poller), told_(static_cast<size_t>(size)) {
+  told_[static_cast<size_t>(own_rank)] = true;
+}
+
+void TcpFailurePropagation::tell() {
+  FrameHeader header;
+  header.kind = FrameKind::Failure;
+  header.detail = static_cast<uint8_t>(failure_.kind());
+  const std::string message = failure_.message().substr(0, kMaxFailureBytes);
+  connections_.for_each_control([&](int rank, TcpStream& control) {
+    if (has_told(rank)) return;
+    told_[static_cast<size_t>(rank)] = true;
+    control.post_send(header, message);
+    control.send_now();
+  });
+}
+
+void TcpFailurePropagation::run(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& left) {
+  constexpr std::chrono::milliseconds kLookAround{100};
+  // For so long after this rank has left, peers that connect may still hear why: they are about to notice that it has.
+  constexpr std::chrono::seconds kAfterword{3};
+  std::optional<Clock::time_point> end;
+  while (!end || Clock::now() < *end) {
+    try {
+      connections_.advance_handshakes();
+      tell();
+      connections_.for_each_control([](int, TcpStream& control) { control.send_now(); });
+    } catch (const std::exception&) {
+      // That peer cannot be told anything more.
+    }
+    if (left.load() && all_know()) return;
+    if (left.load() && !end) end = Clock::now() + kAfterword;
+    poller_.sleep(lock, kLookAround);
+  }
+}
+
+bool TcpFailurePropagation::all_know() {
+  for (const bool told : told_) {
+    if (!told) return false;
+  }
+  bool sent = true;
+  connections_.for_each_control([&](int, TcpStream& control) { sent = sent && !control.has_sends(); });
+  return sent;
+}
+
+}  // namespace ours

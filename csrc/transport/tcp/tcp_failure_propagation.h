@@ -1,0 +1,38 @@
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "transport/tcp/tcp_connections.h"
+#include "transport/tcp/tcp_failure.h"
+#include "transport/tcp/tcp_poller.h"
+
+namespace ours {
+
+/// Passes the failure of a rank's group on to its peers. A rank whose group fails says so on every connection that it
+/// has; each rank that hears it has failed too and does the same. So the failure reaches every rank that is in a call
+/// along the very connections that it waits on. Ranks that come later connect to one that has failed already, whose
+/// thread in run() tells them. Used with the mesh's lock held.
+class TcpFailurePropagation {
+ public:
+  TcpFailurePropagation(const TcpFailure& failure, TcpConnections& connections, TcpPoller& poller, int own_rank,
+                        int size);
+
+  /// Tells the peers that are connected and have not been told.
+  void tell();
+  bool has_told(int rank) const { return told_[static_cast<size_t>(rank)]; }
+
+  /// Tells the peers that connect, until this rank has left and either all have been told or some time has passed.
+  void run(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& left);
+
+ private:
+  bool all_know();
+
+  const TcpFailure& failure_;
+  TcpConnections& connections_;
+  TcpPoller& poller_;
+  std::vector<bool> told_;  ///< by rank; this one knows
+};
+
+}  // namespace ours

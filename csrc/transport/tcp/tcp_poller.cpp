@@ -1,0 +1,93 @@
+#include "transport/tcp/tcp_poller.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "common/descriptors.h"
+#include "common/error.h"
+
+namespace ours {
+
+namespace {
+
+// What epoll calls the sockets that are no open streams; those it calls by their addresses.
+constexpr uint64_t kWakeToken = 0;
+constexpr uint64_t kListenerToken = 1;
+constexpr uint64_t kHandshakeToken = 2;
+
+constexpr uint32_t kBothWays = EPOLLIN | EPOLLOUT | EPOLLRDHUP;
+
+using Events = std::array<epoll_event, 64>;
+
+}  // namespace
+
+TcpPoller::TcpPoller() {
+  epoll_ = ProcessFd(with_descriptors([] { return ::epoll_create1(EPOLL_CLOEXEC); }));
+  if (epoll_.valid()) wake_ = ProcessFd(with_descriptors([] { return ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }));
+  if (!wake_.valid()) throw SystemError("cannot watch sockets (epoll, eventfd)", errno);
+  watch(EPOLL_CTL_ADD, wake_.get(), EPOLLIN, kWakeToken);
+}
+
+void TcpPoller::watch_listener(int fd) { watch(EPOLL_CTL_ADD, fd, EPOLLIN, kListenerToken); }
+
+void TcpPoller::watch_handshake(int fd) { watch(EPOLL_CTL_ADD, fd, kBothWays, kHandshakeToken); }
+
+void TcpPoller::watch_stream(TcpStream& stream) {
+  // An event that came before is lost.
+  stream.set_ready(true, true);
+  watch(EPOLL_CTL_MOD, stream.fd(), kBothWays, reinterpret_cast<uint64_t>(&stream));
+}
+
+void TcpPoller::watch(int operation, int fd, uint32_t events, uint64_t token) {
+  epoll_event event{};
+  event.data.u64 = token;
+  // Edge triggered. Streams remember what they may do until the system refuses it; each wake-up is an event of its own,
+  // so that nobody has to read the counter; and connections that cannot be accepted yet do not end every sleep.
+  event.events = events | EPOLLET;
+  if (::epoll_ctl(epoll_.get(), operation, fd, &event) != 0) {
+    throw SystemError("cannot watch a socket (epoll_ctl)", errno);
+  }
+}
+
+void TcpPoller::apply(const epoll_event* events, int count) {
+  for (int i = 0; i < count; ++i) {
+    const uint64_t token = events[i].data.u64;
+    const uint32_t what = events[i].events;
+    if (token == kListenerToken) {
+      listeners_moved = true;
+    } else if (token == kHandshakeToken) {
+      handshakes_moved = true;
+    } else if (token != kWakeToken) {
+      // The stream finds out about an error when it reads.
+      reinterpret_cast<TcpStream*>(token)->set_ready((what & ~EPOLLOUT) != 0,
+                                                     (what & (EPOLLOUT | EPOLLERR | EPOLLHUP)) != 0);
+    }
+  }
+}
+
+void TcpPoller::poll() {
+  Events events;
+  apply(events.data(), ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0));
+}
+
+void TcpPoller::sleep(std::unique_lock<std::mutex>& lock, Clock::duration limit) {
+  const auto ms = std::max<int64_t>(std::chrono::ceil<std::chrono::milliseconds>(limit).count(), 0);
+  Events events;
+  lock.unlock();
+  const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), static_cast<int>(ms));
+  lock.lock();
+  apply(events.data(), count);
+}
+
+void TcpPoller::wake() noexcept {
+  const uint64_t one = 1;
+  // This can only fail after 2^64 - 1 wake-ups.
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
+}
+
+}  // namespace ours

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <mutex>
+
+#include "common/deadline.h"
+#include "common/process_fd.h"
+#include "transport/tcp/tcp_stream.h"
+
+struct epoll_event;
+
+namespace ours {
+
+/// Watches the sockets of a mesh, and lets a thread sleep until something happens on one of them. Used with the mesh's
+/// lock held; only wake() may be called without it.
+class TcpPoller {
+ public:
+  /// Throws SystemError.
+  TcpPoller();
+
+  void watch_listener(int fd);
+  void watch_handshake(int fd);
+  /// The socket of a handshake has become the stream's, which from now on is told when it can read or write.
+  void watch_stream(TcpStream& stream);
+
+  /// Takes in what has happened, without waiting.
+  void poll();
+  /// Waits until something happens, `limit` at most, and releases the lock meanwhile.
+  void sleep(std::unique_lock<std::mutex>& lock, Clock::duration limit);
+  /// Ends one sleep, or the next one.
+  void wake() noexcept;
+
+  /// Since the flag was cleared; at first, too.
+  bool listeners_moved = true;
+  bool handshakes_moved = false;
+
+ private:
+  void watch(int operation, int fd, uint32_t events, uint64_t token);
+  void apply(const epoll_event* events, int count);
+
+  ProcessFd epoll_;
+  ProcessFd wake_;
+};
+
+}  // namespace ours

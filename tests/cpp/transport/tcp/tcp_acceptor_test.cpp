@@ -1,0 +1,113 @@
+#include <sys/socket.h>
+
+#include <random>
+#include <vector>
+
+#include "support/groups.h"
+#include "support/tcp_ranks.h"
+#include "transport/tcp/tcp_handshake.h"
+#include "transport/tcp/tcp_socket.h"
+
+// What connects to a rank: peers, strangers, and those that pretend to be peers.
+
+namespace ours {
+namespace {
+
+using std::chrono::seconds;
+using testing::call_of;
+using testing::loopback_config;
+using testing::make_meshes;
+using testing::MapKeys;
+using testing::run_ranks;
+
+/// A connection of somebody who knows nothing.
+ProcessFd intrude(const std::shared_ptr<TcpMesh>& mesh) { return begin_connecting(mesh->card().addresses[0]); }
+
+TEST(strangers_and_port_scans_do_no_harm) {
+  const auto meshes = make_meshes(3);
+  std::mt19937 random(5);
+  std::vector<ProcessFd> strangers;
+  for (int i = 0; i < 100; ++i) {
+    ProcessFd fd = intrude(meshes[static_cast<size_t>(i % 3)]);
+    std::vector<uint32_t> noise(random() % 300);
+    for (auto& word : noise) word = static_cast<uint32_t>(random());
+    [[maybe_unused]] const ssize_t sent = ::send(fd.get(), noise.data(), noise.size() * 4, MSG_NOSIGNAL);
+    // A third stays and says nothing more, a third ends, a third is gone at once.
+    if (i % 3 == 1) ::shutdown(fd.get(), SHUT_WR);
+    if (i % 3 != 2) strangers.push_back(std::move(fd));
+  }
+  run_ranks(3, [&](int rank) {
+    TcpGroup group(meshes[static_cast<size_t>(rank)]);
+    for (uint64_t seq = 0; seq < 3; ++seq) {
+      std::vector<float> data(10000, 1.0f);
+      group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq, seconds(20)), data.data(), data.data(), data.size(),
+                       Reduction{ReduceKind::Sum, 3, 1.0});
+      CHECK_EQ(data[9999], 3.0f);
+    }
+  });
+}
+
+TEST(peers_that_come_all_at_a_time_are_all_let_in) {
+  constexpr int kRanks = 101;
+  const auto keys = std::make_shared<MapKeys>();
+  const auto mesh = TcpMesh::join(0, kRanks, keys, loopback_config(), Deadline::after(seconds(10)));
+  const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));
+  std::vector<TcpSelf> peers;
+  for (int r = 1; r < kRanks; ++r) peers.push_back({r, kRanks, terms.plan.streams + 1, "host", 1, terms.secret});
+  std::vector<TcpHandshake> handshakes;
+  for (const TcpSelf& peer : peers) {
+    for (int stream = 0; stream < peer.streams; ++stream) handshakes.emplace_back(intrude(mesh), peer, 0, stream);
+  }
+  const auto patience = Deadline::after(seconds(20));
+  bool going = true;
+  while (going && !patience.passed()) {
+    mesh->look();
+    going = false;
+    for (TcpHandshake& handshake : handshakes) {
+      const auto state = handshake.advance();
+      if (state == TcpHandshake::State::Broken) throw testing::Failure("a peer was refused: " + handshake.reason());
+      going = going || state == TcpHandshake::State::Going;
+    }
+  }
+  CHECK(!going);
+}
+
+TEST(strangers_who_say_nothing_make_way_for_peers) {
+  const auto keys = std::make_shared<MapKeys>();
+  const auto mesh = TcpMesh::join(0, 2, keys, loopback_config(), Deadline::after(seconds(10)));
+  const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));
+  std::vector<ProcessFd> strangers;
+  for (int i = 0; i < 150; ++i) strangers.push_back(intrude(mesh));
+  const TcpSelf peer{1, 2, terms.plan.streams + 1, "host", 1, terms.secret};
+  TcpHandshake handshake(intrude(mesh), peer, 0, 0);
+  // Sooner than strangers are sent away for their silence alone.
+  const auto patience = Deadline::after(seconds(8));
+  while (handshake.advance() == TcpHandshake::State::Going && !patience.passed()) mesh->look();
+  CHECK(handshake.advance() == TcpHandshake::State::Done);
+}
+
+TEST(who_does_not_know_the_secret_or_means_another_rank_is_refused) {
+  const auto keys = std::make_shared<MapKeys>();
+  const auto meshes = make_meshes(3, loopback_config(), keys);
+  const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));
+  const auto knock = [&](TcpSelf self, int to, int stream) {
+    TcpHandshake handshake(intrude(meshes[1]), self, to, stream);
+    const auto patience = Deadline::after(seconds(10));
+    while (handshake.advance() == TcpHandshake::State::Going && !patience.passed()) meshes[1]->look();
+    return handshake.advance();
+  };
+  TcpSelf self{0, 3, terms.plan.streams + 1, "host", 1, terms.secret};
+  TcpSelf old_attempt = self;
+  old_attempt.secret[3] ^= 1;
+  CHECK(knock(old_attempt, 1, 0) == TcpHandshake::State::Broken);
+  CHECK(knock(self, 2, 0) == TcpHandshake::State::Broken);
+  CHECK(knock(self, 1, 9) == TcpHandshake::State::Broken);
+  TcpSelf outside = self;
+  outside.rank = 3;
+  CHECK(knock(outside, 1, 0) == TcpHandshake::State::Broken);
+  CHECK(knock(self, 1, 0) == TcpHandshake::State::Done);
+  CHECK_EQ(meshes[1]->failure().message(), std::string());
+}
+
+}  // namespace
+}  // namespace ours

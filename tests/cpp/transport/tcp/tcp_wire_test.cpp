@@ -1,0 +1,65 @@
+#include "transport/tcp/tcp_wire.h"
+
+#include <random>
+#include <string>
+
+#include "common/error.h"
+#include "support/testing.h"
+#include "transport/tcp/tcp_handshake.h"
+
+namespace ours {
+namespace {
+
+TEST(headers_from_the_wire_are_checked) {
+  std::mt19937_64 random(3);
+  for (int i = 0; i < 20000; ++i) {
+    FrameHeader header;
+    header.kind = static_cast<FrameKind>(random() % 10);
+    header.bytes = random() >> (random() % 64);
+    header.total = random() >> (random() % 64);
+    const bool data = i % 2 == 0;
+    if (fault_of(header, data) != nullptr) continue;
+    CHECK_EQ(data, header.kind == FrameKind::Data);
+    CHECK(data ? header.bytes <= header.total : header.bytes <= kMaxFailureBytes);
+  }
+  FrameHeader foreign;
+  foreign.magic = __builtin_bswap32(kTcpMagic);
+  CHECK(fault_of(foreign, true) != nullptr);
+}
+
+TEST(what_lies_in_the_store_is_checked) {
+  TcpCard card;
+  card.host = "node1";
+  card.pid = 17;
+  card.machine = "abc";
+  card.addresses = {*SocketAddress::parse("10.0.0.1:80"), *SocketAddress::parse("[fd00::1]:81")};
+  CHECK_EQ(TcpCard::parse(card.text()).text(), card.text());
+  TcpTerms terms;
+  terms.secret = draw_nonce();
+  terms.plan.streams = 3;
+  CHECK(TcpTerms::parse(terms.text()).secret == terms.secret);
+  CHECK_EQ(TcpTerms::parse(terms.text()).plan.streams, 3);
+  CHECK_EQ(TcpTerms::parse(terms.text()).plan.rules, std::string());
+  terms.plan.rules = "all nodes>=2 bytes<=64K ring;reduce whole";
+  CHECK_EQ(TcpTerms::parse(terms.text()).plan.rules, terms.plan.rules);
+  std::mt19937 random(9);
+  for (const std::string& good : {card.text(), terms.text()}) {
+    for (int i = 0; i < 500; ++i) {
+      std::string bad = good.substr(0, random() % good.size());
+      if (!bad.empty()) bad[random() % bad.size()] = static_cast<char>(random());
+      try {
+        (void)TcpCard::parse(bad);
+        (void)TcpTerms::parse(bad);
+      } catch (const Error&) {
+        continue;  // what it should say
+      }
+    }
+  }
+  CHECK_THROWS(Error, TcpCard::parse(""));
+  CHECK_THROWS(Error, TcpCard::parse("ours-tcp1 1 m host"));
+  CHECK_THROWS(Error, TcpCard::parse(card.text() + std::string(1 << 20, ' ')));
+  CHECK_THROWS(Error, TcpTerms::parse("ours-tcp1 00 1 4096 1024 16"));
+}
+
+}  // namespace
+}  // namespace ours
