@@ -12,21 +12,21 @@
 
 namespace ours {
 
-/// What arrives at one rank, and the receives that are posted for it. A message is taken in once a receive is posted
+/// Matches the messages that arrive at one rank with its receives. A message is taken in once a receive is posted
 /// for it, or for another message of the same sender: then it is set aside in memory, so that tags may be received in
-/// any order. Whatever moves the bytes asks where they belong. Not safe among threads.
+/// any order. The code that moves the bytes asks where they belong. Not safe among threads.
 class Inbox {
  public:
   /// `describe` names a rank in messages.
   Inbox(int rank, int size, std::function<std::string(int)> describe)
       : rank_(rank), describe_(std::move(describe)), sources_(static_cast<size_t>(size)) {}
 
-  /// Serves the receive from what was set aside, or keeps it until its message comes. Throws MismatchError where the
+  /// Serves the receive from what was set aside, or keeps it until its message comes. Throws MismatchError if the
   /// message does not fit it.
   void add(std::shared_ptr<Message> receive);
 
   /// A message of `from` comes next. False if it is not to be taken in yet, otherwise its bytes go to place(from), and
-  /// complete(from) follows. `always`: even if nobody waits for anything from there. Throws MismatchError where the
+  /// complete(from) follows. `always`: even if nobody waits for anything from there. Throws MismatchError if the
   /// message does not fit the receive that it matches.
   bool begin(int from, const MessageHeader& header, bool always = false);
   bool is_arriving(int from) const { return source(from).arriving; }

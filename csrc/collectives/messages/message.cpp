@@ -12,7 +12,7 @@ std::string Message::describe() const {
 }
 
 TransferCallbacks Message::finish() {
-  // Release: whoever sees done() sees the bytes and the error.
+  // Release: a thread that sees done() also sees the bytes and the error.
   done_.store(true, std::memory_order_release);
   const TransferDone done = std::exchange(on_done, nullptr);
   return done ? done(*this) : nullptr;

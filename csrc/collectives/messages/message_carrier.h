@@ -12,7 +12,7 @@
 
 namespace ours {
 
-/// A peer left the group in an orderly way: that ends what waits for it, and nothing else.
+/// A peer left the group in an orderly way, which ends only the messages that wait for it.
 class PeerLeftError : public PeerError {
  public:
   using PeerError::PeerError;

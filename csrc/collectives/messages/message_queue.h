@@ -20,7 +20,7 @@ class MessageQueue {
   void add(std::shared_ptr<Message> message);
 
   /// Moves everything as far as it goes and appends the messages that ended to `ended`; the caller must finish() them.
-  /// Returns whether anything moved. Throws MismatchError where a message does not fit the receive that it matches.
+  /// Returns whether anything moved. Throws MismatchError if a message does not fit the receive that it matches.
   bool progress(Messages& ended);
 
   /// Takes out all messages.

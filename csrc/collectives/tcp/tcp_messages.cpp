@@ -9,7 +9,7 @@ namespace ours {
 
 namespace {
 
-/// What a frame tells of its message, beside the length.
+/// The part of a message's header that a frame has no field for.
 struct Label {
   int32_t tag;
   uint32_t dtype;

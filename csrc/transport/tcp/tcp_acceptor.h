@@ -19,7 +19,7 @@ namespace ours {
 /// push each other out, however many come at a time.
 class TcpAcceptor {
  public:
-  /// What decides about the peers that come.
+  /// Decides about the peers that connect.
   class Host {
    public:
     virtual ~Host() = default;

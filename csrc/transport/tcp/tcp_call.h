@@ -32,7 +32,7 @@ class TcpCall {
   TcpCall& operator=(const TcpCall&) = delete;
   ~TcpCall();
 
-  /// Of a message; at least one, so that an empty one is checked, too.
+  /// In how many parts a message travels; at least one, so that an empty one is checked, too.
   size_t parts(size_t bytes) const;
 
   /// Posts the part or all parts; *done is counted up for each that is in the system's hands.
@@ -61,8 +61,8 @@ class TcpCall {
   /// Makes sure that there will be a connection to `peer`.
   void reach(int peer);
 
-  /// Moves what is posted until step() says that all is done; it is called whenever something may have changed, and may
-  /// post more. What was agreed is with the system then, too. Throws the group's failure.
+  /// Moves what is posted until step() returns true, which is called whenever something may have changed, and may post
+  /// more. Sends what was agreed, too. Throws the group's failure.
   void run(const std::function<bool()>& step);
 
   /// Runs body(), which waits for something other than the mesh, without the lock.
@@ -80,7 +80,7 @@ class TcpCall {
   /// Moves what can be moved at once and throws the group's failure. `absent`: for whom this rank waits, which its
   /// neighbours are told when half of the time has passed.
   void look(const std::vector<uint32_t>& absent);
-  /// What to call these ranks in messages.
+  /// The names of these ranks, for error messages.
   std::string names_of(const std::vector<uint32_t>& ranks);
 
   // ---- at any time

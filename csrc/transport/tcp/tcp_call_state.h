@@ -11,8 +11,8 @@
 
 namespace ours {
 
-/// What this rank and its peers say of their calls: which one is under way here, which ones the peers are in, make not,
-/// or wait in, and for whom. Used with the mesh's lock held.
+/// Records what this rank and its peers say of their calls: which call is under way here, which ones the peers are in
+/// or refuse, and for whom they wait. Used with the mesh's lock held.
 class TcpCallState {
  public:
   struct Facts {
@@ -20,7 +20,7 @@ class TcpCallState {
     uint64_t number;  ///< by which ranks refuse it
     Deadline deadline;
     std::function<std::string()> what;  ///< the call in words, for messages
-    /// What to say where a peer's signature is another.
+    /// Says how the call differs from that of a peer with another signature.
     std::function<std::string(int peer, const Signature& theirs)> mismatch;
   };
   struct Refusal {

@@ -7,7 +7,8 @@
 
 namespace ours {
 
-/// What all ranks of a group must do alike. That of rank 0 holds, since the environments of ranks may differ.
+/// Settings that must be equal on all ranks of a group. Those of rank 0 hold, since the environments of ranks may
+/// differ.
 struct TcpPlan {
   int streams = 1;                    ///< connections that share the bytes between two ranks
   size_t chunk_bytes = 256 * 1024;    ///< the parts in which large messages travel; a multiple of 64

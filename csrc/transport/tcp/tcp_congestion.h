@@ -15,7 +15,7 @@ namespace ours {
 /// where the round trip is longer than the queues and single packets get lost, BBR is the better choice.
 class TcpCongestion {
  public:
-  /// What a system has to choose from.
+  /// The names that a system offers.
   struct System {
     std::string usual;    ///< what connections have if nothing is asked for
     std::string allowed;  ///< names that this process may ask for, with spaces between them

@@ -22,7 +22,7 @@ namespace ours {
 /// Used with the mesh's lock held.
 class TcpConnections final : private TcpAcceptor::Host {
  public:
-  /// What hears of the frames that arrive and of what becomes of the connections.
+  /// Hears of the frames that arrive, and of what becomes of the connections.
   class Owner : public TcpStream::Handler {
    public:
     /// The connection for control to that rank is open.
@@ -43,7 +43,7 @@ class TcpConnections final : private TcpAcceptor::Host {
   /// Ranks that there are streams to, open or not.
   const std::vector<int>& met() const { return met_; }
   TcpStream& control(int rank) { return stream(rank, 0); }
-  /// Of the data streams to `rank`, the one with that number.
+  /// The data stream of that number to `rank`.
   TcpStream& data(int rank, size_t number) { return stream(rank, 1 + static_cast<int>(number)); }
   size_t data_streams() const { return static_cast<size_t>(self_.streams) - 1; }
 

@@ -38,8 +38,8 @@ class WithoutLock {
   std::unique_lock<std::mutex>& lock_;
 };
 
-/// What a thread does with a rank's connections while it holds the mesh's lock: it moves everything forward, and finds
-/// out what is wrong. To a peer there is one connection for control (failures, farewells), which is always read, and
+/// The part of a mesh that a thread may use only while it holds the lock: it moves everything forward, and finds out
+/// what is wrong. To a peer there is one connection for control (failures, farewells), which is always read, and
 /// some for data, which are read as far as somebody wants what they bring.
 ///
 /// All functions but wake() must be called with the lock held. Those that take a Lock release it while they wait, so
@@ -49,7 +49,7 @@ class TcpEndpoint final : private TcpConnections::Owner {
   using Lock = std::unique_lock<std::mutex>;
   using What = std::function<std::string()>;  ///< a call in words, for messages
 
-  /// What the endpoint shares with its mesh.
+  /// State that the endpoint shares with its mesh.
   struct Shared {
     Shared(TcpSelf self, std::shared_ptr<KeyValues> keys)
         : self(std::move(self)), card{this->self.host, this->self.pid, machine_id(), {}}, keys(std::move(keys)) {}
@@ -86,7 +86,7 @@ class TcpEndpoint final : private TcpConnections::Owner {
 
   /// Moves everything as far as possible without waiting. True if anything moved.
   bool progress();
-  /// Throws also Error where this rank has left, and PeerError where a rank that is needed is gone.
+  /// Throws also Error if this rank has left, and PeerError if a rank that is needed is gone.
   void check();
 
   /// Begins a call of this rank: compares it with what the peers have said of theirs.
@@ -98,7 +98,7 @@ class TcpEndpoint final : private TcpConnections::Owner {
   [[noreturn]] void raise(FailureKind kind, const std::string& message) override;
   /// The same with an error, as the kind that it is, and without throwing.
   void fail(const std::exception_ptr& error) noexcept;
-  /// What came from that rank is no frame.
+  /// Fails the group since bytes came from that rank that make no sense.
   [[noreturn]] void garbage(int peer, const char* fault) override;
   /// Tells the peers, those that come later too, that this rank does not make the call of that number.
   void refuse(uint64_t number, const std::string& why);

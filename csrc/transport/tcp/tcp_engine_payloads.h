@@ -67,7 +67,7 @@ class TcpEnginePayloads {
 
  private:
   struct Transfer {
-    std::unique_ptr<Engine::Transfer> transfer;  ///< none where the engine failed to begin it
+    std::unique_ptr<Engine::Transfer> transfer;  ///< null if the engine failed to begin it
     size_t* done;
     bool has_frame;
     size_t frame = 0;  ///< counted up when it is sent

@@ -7,7 +7,7 @@
 
 namespace ours {
 
-/// What a rank says of itself in a handshake, and the secret that proves it.
+/// The identity of a rank in handshakes, and the secret that proves it.
 struct TcpSelf {
   int rank = 0;
   int size = 1;

@@ -31,7 +31,7 @@ std::shared_ptr<TcpMesh> TcpMesh::join(int rank, int size, std::shared_ptr<KeyVa
 
 TcpMesh::~TcpMesh() {
   leave();
-  // What an engine has, its threads among it, stayed with the process that made it.
+  // The threads of an engine stayed with the process that made it.
   if (in_child()) endpoint_.abandon_engine();
 }
 

@@ -64,7 +64,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   int rank() const { return shared_.self.rank; }
   int size() const { return shared_.self.size; }
   const TcpPlan& plan() const { return plan_; }
-  /// What this rank published.
+  /// Where this rank can be reached, as it published it.
   const TcpCard& card() const { return shared_.card; }
   const TcpFailure& failure() const { return shared_.failure; }
   bool has_left() const { return shared_.left.load(); }
@@ -72,7 +72,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   bool in_child() const { return !owner_.is_here(); }
   /// "rank 2 (host node1, pid 4711)"
   std::string describe_self() const { return shared_.self.describe(); }
-  /// Throws the group's failure; Error where this rank has left, or is a forked child of the one that joined.
+  /// Throws the group's failure, and Error if this rank has left or is a forked child of the one that joined.
   void check_usable() const;
   /// Makes this the group's failure, unless there is one, frees this rank's waiter and tells the peers. Never waits.
   void fail(FailureKind kind, const std::string& message) noexcept;
@@ -86,7 +86,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   // ---- with the lock
 
   TcpEndpoint& endpoint() { return endpoint_; }
-  /// What `rank` has said of the call of that number; empty if it has not refused it.
+  /// Why `rank` does not make the call of that number; empty if it has not refused it.
   std::string refusal(int rank, uint64_t number) { return endpoint_.calls().refusal(rank, number); }
   /// "rank 2 (host node1, pid 4711)", as far as it is known.
   std::string describe(int rank) { return endpoint_.connections().describe(rank); }

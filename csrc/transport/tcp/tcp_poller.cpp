@@ -15,7 +15,7 @@ namespace ours {
 
 namespace {
 
-// What epoll calls the sockets that are no open streams; those it calls by their addresses.
+// The tokens by which epoll names sockets that are no open streams; the token of a stream is its address.
 constexpr uint64_t kWakeToken = 0;
 constexpr uint64_t kListenerToken = 1;
 constexpr uint64_t kHandshakeToken = 2;

@@ -50,8 +50,8 @@ ProcessFd listen_at(const SocketAddress& address, const PortRange& ports, const 
                         errno);
     }
     if (address.family() == AF_INET6) set(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1);
-    // Ports on which connections of an earlier job are still fading away may be taken; where two sockets get the same
-    // one, the second cannot listen.
+    // This allows ports on which connections of an earlier job are still closing. If two sockets get the same port, the
+    // second one cannot listen.
     set(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
     const SocketAddress at = address.with_port(static_cast<uint16_t>(ports.first + (start + i) % count));
     if (::bind(fd.get(), at.data(), at.size()) == 0 && ::listen(fd.get(), SOMAXCONN) == 0) return fd;

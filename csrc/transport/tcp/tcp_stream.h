@@ -26,7 +26,7 @@ class TcpStream {
     virtual void receive_by_engine(int peer, const FrameHeader& header, void* to, size_t* done) = 0;
     /// A frame of control has come.
     virtual void hear(int peer, const FrameHeader& header, const std::string& payload) = 0;
-    /// What came is no frame.
+    /// Bytes came that make no sense.
     virtual void garbage(int peer, const char* fault) = 0;
   };
 
@@ -90,7 +90,7 @@ class TcpStream {
 
   bool write();
   bool read();
-  /// What is in the buffer is enough for the next step.
+  /// Whether the buffer has enough for the next step.
   bool can_take() const;
   bool fill();
   /// How many bytes to read into the buffer after the messages of the next so many receives: only the header of a

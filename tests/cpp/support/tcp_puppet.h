@@ -12,8 +12,8 @@
 
 namespace ours::testing {
 
-/// A rank 0 that does what a test wants with its connections. It connects to the others: where both ends of a pair do,
-/// the lower rank's connection counts.
+/// A rank 0 whose connections a test uses as it likes. It connects to the others, since of two ranks that connect to
+/// each other the lower one's connection counts.
 class Puppet {
  public:
   Puppet(int size, std::shared_ptr<MapKeys> keys) : keys_(std::move(keys)) {
@@ -47,14 +47,14 @@ class Puppet {
     }
   }
 
-  /// The connection of that stream, of the first rank connected to.
+  /// The connection of that stream to the rank that was connected to first.
   int fd(int stream) const { return fds_[static_cast<size_t>(stream)].get(); }
 
   void send(int stream, const void* data, size_t bytes) {
     [[maybe_unused]] const ssize_t sent = ::send(fd(stream), data, bytes, MSG_NOSIGNAL);
   }
 
-  /// As the system does it when the process is killed; `abruptly`: with a reset instead of an end.
+  /// Closes everything, as the system does when a process is killed; `abruptly`: with a reset instead of an end.
   void die(bool abruptly) {
     const linger now{1, 0};
     for (const ProcessFd& fd : fds_) {

@@ -16,7 +16,7 @@ using testing::run_ranks;
 using testing::run_sessions;
 using testing::soon;
 
-// Of two receives that end together, the callback of the first waits for the second.
+// Two receives end together, and the callback of the first waits for the second.
 TEST(a_callback_may_wait_for_another_transfer) {
   run_ranks(2, [](const Rank& self) {
     Port port(self.p2p);
@@ -30,7 +30,7 @@ TEST(a_callback_may_wait_for_another_transfer) {
     std::shared_ptr<Transfer> later;
     std::atomic<bool> waited{false};
     const Span into{first.data(), first.size() * sizeof(int)};
-    // Posted in this order the two are found in the channel together, whichever came first.
+    // When they are posted in this order, the two messages are found in the channel together.
     later = port.recv(second, 0, 2);
     auto transfer = port.p2p->recv(into, DType::Int32, 0, 1, soon(), [&](const Transfer&) {
       return [&] {
@@ -77,7 +77,7 @@ TEST(a_callback_may_wait_for_what_only_the_background_moves) {
   }
 }
 
-// Of two receives that are found together, the callback of the first waits for that of the second.
+// Two receives are found together, and the callback of the first waits for that of the second.
 TEST(a_callback_may_wait_for_the_callback_of_what_ended_with_it) {
   for (const Carrier carrier : {Carrier::Node, Carrier::Tcp}) {
     std::atomic<bool> posted{false}, sent{false}, called{false}, ended{false};

@@ -99,7 +99,7 @@ TEST(both_directions_at_once_do_not_deadlock_and_complete_in_the_background) {
 TEST(a_message_that_does_not_fit_fails_both_sides) {
   run_ranks(2, [](const Rank& self) {
     Port port(self.p2p);
-    // More than the system takes of a sender.
+    // More than the system takes from a sender.
     std::vector<int> data(self.rank == 0 ? 5000000 : 4999999);
     const auto transfer = self.rank == 0 ? port.send(data, 1, 3) : port.recv(data, 0, 3);
     const std::string message = CHECK_THROWS(MismatchError, port.wait(transfer));
@@ -157,7 +157,7 @@ TEST(a_receive_may_take_over_a_message_that_is_being_set_aside) {
   });
 }
 
-// What a background thread does while it rests must not need what a posting thread holds.
+// A background thread that rests must not need a lock that a posting thread holds.
 TEST(messages_may_be_posted_while_the_background_rests) {
   run_ranks(2, [](const Rank& self) {
     Port port(self.p2p);

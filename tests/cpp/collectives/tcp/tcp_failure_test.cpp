@@ -10,7 +10,7 @@
 #include "support/patience.h"
 #include "support/tcp_puppet.h"
 
-// What becomes of groups over TCP when ranks die, abort, leave or send noise.
+// Ranks of groups over TCP die, abort, leave, or send noise.
 
 namespace ours {
 namespace {
@@ -103,7 +103,7 @@ TEST(an_abort_from_another_thread_frees_the_waiter_within_100_ms) {
 
 TEST(a_rank_that_leaves_while_its_failure_is_recorded_still_tells_it) {
   const auto meshes = make_meshes(2);
-  // Between the record and all that follows it.
+  // The listener runs between the record of the failure and all that follows it.
   const_cast<TcpFailure&>(meshes[0]->failure()).set_listener([&](FailureKind, const std::string&) {
     meshes[0]->leave();
   });
@@ -143,7 +143,7 @@ TEST(random_bytes_on_a_connection_fail_the_group_and_nothing_else) {
       try {
         puppet.connect(1);
       } catch (const testing::Failure&) {
-        return;  // the other end had given up: a busy machine
+        return;  // the machine is busy, and the other end had given up
       }
       std::vector<std::byte> noise(random() % 2000 + 200);
       for (auto& byte : noise) byte = static_cast<std::byte>(random());

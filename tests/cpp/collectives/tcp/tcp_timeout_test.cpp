@@ -5,7 +5,7 @@
 #include "support/patience.h"
 #include "support/tcp_puppet.h"
 
-// Which ranks the errors of groups over TCP name when the time is up.
+// Calls over TCP whose time is up name the ranks that are absent.
 
 namespace ours {
 namespace {
@@ -71,7 +71,7 @@ TEST(a_rank_that_waits_for_an_address_can_be_aborted) {
   });
 }
 
-TEST(who_waits_for_somebody_else_is_not_taken_for_absent) {
+TEST(a_rank_that_waits_for_another_is_not_taken_for_absent) {
   with_growing_timeouts([](milliseconds timeout) {
     const auto meshes = make_meshes(7);
     run_ranks(7, [&](int rank) {
@@ -87,7 +87,7 @@ TEST(who_waits_for_somebody_else_is_not_taken_for_absent) {
   });
 }
 
-/// Keys that answer nobody, once all have joined: those of a store whose process is stopped.
+/// Keys of a store whose process is stopped once all ranks have joined, so that it answers nobody.
 class SilentKeys final : public KeyValues {
  public:
   void set(const std::string& key, const std::string& value) override { keys_.set(key, value); }

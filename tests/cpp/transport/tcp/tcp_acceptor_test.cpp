@@ -8,7 +8,7 @@
 #include "transport/tcp/tcp_handshake.h"
 #include "transport/tcp/tcp_socket.h"
 
-// What connects to a rank: peers, strangers, and those that pretend to be peers.
+// Peers, strangers, and strangers that pretend to be peers connect to a rank.
 
 namespace ours {
 namespace {
@@ -20,7 +20,7 @@ using testing::make_meshes;
 using testing::MapKeys;
 using testing::run_ranks;
 
-/// A connection of somebody who knows nothing.
+/// A connection of a stranger.
 ProcessFd intrude(const std::shared_ptr<TcpMesh>& mesh) { return begin_connecting(mesh->card().addresses[0]); }
 
 TEST(strangers_and_port_scans_do_no_harm) {
@@ -32,7 +32,7 @@ TEST(strangers_and_port_scans_do_no_harm) {
     std::vector<uint32_t> noise(random() % 300);
     for (auto& word : noise) word = static_cast<uint32_t>(random());
     [[maybe_unused]] const ssize_t sent = ::send(fd.get(), noise.data(), noise.size() * 4, MSG_NOSIGNAL);
-    // A third stays and says nothing more, a third ends, a third is gone at once.
+    // A third of them stay and say nothing more, a third end, and a third are gone at once.
     if (i % 3 == 1) ::shutdown(fd.get(), SHUT_WR);
     if (i % 3 != 2) strangers.push_back(std::move(fd));
   }
@@ -72,7 +72,7 @@ TEST(peers_that_come_all_at_a_time_are_all_let_in) {
   CHECK(!going);
 }
 
-TEST(strangers_who_say_nothing_make_way_for_peers) {
+TEST(strangers_that_say_nothing_make_way_for_peers) {
   const auto keys = std::make_shared<MapKeys>();
   const auto mesh = TcpMesh::join(0, 2, keys, loopback_config(), Deadline::after(seconds(10)));
   const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));
@@ -86,7 +86,7 @@ TEST(strangers_who_say_nothing_make_way_for_peers) {
   CHECK(handshake.advance() == TcpHandshake::State::Done);
 }
 
-TEST(who_does_not_know_the_secret_or_means_another_rank_is_refused) {
+TEST(a_peer_that_does_not_know_the_secret_or_means_another_rank_is_refused) {
   const auto keys = std::make_shared<MapKeys>();
   const auto meshes = make_meshes(3, loopback_config(), keys);
   const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));

@@ -9,7 +9,7 @@
 #include "common/error.h"
 #include "support/testing.h"
 
-// One connection, whose other end writes what it likes in pieces of any size.
+// One connection whose other end writes pieces of any size.
 
 namespace ours {
 namespace {
@@ -36,7 +36,7 @@ std::vector<std::byte> payload_of(size_t part, size_t bytes) {
   return payload;
 }
 
-/// A data stream, and the end of its connection that is not one.
+/// A data stream, and the plain socket at the other end of its connection.
 struct Connection {
   Connection() {
     int ends[2];
@@ -71,7 +71,7 @@ struct Posted {
   size_t done = 0;
 };
 
-/// The messages' bytes arrive in pieces of `piece` bytes; so many receives are posted ahead of what has come.
+/// The bytes of the messages arrive in pieces of `piece` bytes. So many receives are posted ahead of what has come.
 void receive_in_pieces(const std::vector<size_t>& lengths, size_t piece, size_t ahead) {
   std::vector<std::byte> wire;
   for (size_t m = 0; m < lengths.size(); ++m) {

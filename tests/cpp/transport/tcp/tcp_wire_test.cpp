@@ -51,7 +51,7 @@ TEST(what_lies_in_the_store_is_checked) {
         (void)TcpCard::parse(bad);
         (void)TcpTerms::parse(bad);
       } catch (const Error&) {
-        continue;  // what it should say
+        continue;  // as it should
       }
     }
   }
