@@ -93,11 +93,8 @@ void bind_step(ReducerClass& cls) {
       .def("_reset_state", &Reducer::reset_state, NoGil())
       .def("_remove_autograd_hooks", &Reducer::remove_autograd_hooks, NoGil())
       .def("get_backward_stats", &Reducer::backward_stats, NoGil())
-      .def("_get_bucket_times", &Reducer::bucket_times, NoGil())
       .def("_get_backward_times", &Reducer::backward_times, NoGil())
       .def("_get_bucket_tuning", &Reducer::tuning, NoGil())
-      .def(
-          "_get_bucket_indices", [](Reducer& self) { return self.status().bucket_indices; }, NoGil())
       .def("_get_reduced_in_place", [](Reducer& self) { return self.status().reduced_in_place; }, NoGil());
 }
 

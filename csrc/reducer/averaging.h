@@ -13,8 +13,8 @@
 
 namespace ours {
 
-/// How buckets of gradients become averages over a process group: by a communication hook, if there is one, or by an
-/// all-reduce. Decides who divides, and by how many ranks.
+/// Averages buckets of gradients over a process group, by a communication hook if there is one and otherwise by an
+/// all-reduce. Decides where gradients are divided, and by how many ranks.
 ///
 /// A backend that can average divides in the reduction. Otherwise dense gradients are divided on their way into the
 /// bucket. Sparse gradients are always divided beforehand. A communication hook divides by itself.
@@ -40,13 +40,13 @@ class Averaging {
   void set_joined_division(bool use_static_world_size) { joined_static_world_size_ = use_static_world_size; }
 
   void begin_backward() { divisor_ = 0; }
-  /// Decides who divides in this backward; only the first call does. May wait for the forward's work.
+  /// Decides where this backward's gradients are divided; later calls change nothing. May wait for the forward's work.
   void settle() {
     if (divisor_ == 0) decide();
   }
-  /// What a dense gradient is multiplied by on its way into the bucket.
+  /// The factor for a dense gradient on its way into the bucket.
   double scale() const { return scale_; }
-  /// What a sparse gradient is divided by on its way into the bucket.
+  /// The divisor for a sparse gradient on its way into the bucket.
   int sparse_divisor() const { return sparse_divisor_; }
   bool divides_in_reduction() const { return in_reduction_; }
 

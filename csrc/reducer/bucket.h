@@ -95,7 +95,7 @@ class Bucket {
   /// The flat buffer of a bucket that is whole, or the one sparse gradient.
   const at::Tensor& buffer() const { return buffer_; }
   void set_sparse_gradient(at::Tensor gradient) { buffer_ = std::move(gradient); }
-  /// What goes through a collective: the buffer, complex numbers as pairs of reals.
+  /// The buffer as collectives take it, with complex numbers as pairs of reals.
   at::Tensor buffer_to_reduce() const;
   /// The same elements in the same order, from wherever each gradient is to be reduced, or the one sparse gradient. All
   /// slots must have a place.
@@ -114,7 +114,7 @@ class Bucket {
   std::vector<GradientSlot>& slots() { return slots_; }
   const std::vector<GradientSlot>& slots() const { return slots_; }
 
-  /// What a communication hook is given: bucket `index` of `count`, travelling as `tensor`.
+  /// Describes this bucket, which is the one with `index` of `count` and travels as `tensor`, for communication hooks.
   c10d::GradBucket grad_bucket(size_t index, size_t count, at::Tensor tensor) const;
 
   // The reduction in flight: a hook returns a future, and the process group a Work.

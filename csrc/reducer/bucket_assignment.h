@@ -8,7 +8,7 @@
 
 namespace ours {
 
-/// What assignment needs to know of one gradient. Only gradients of equal dtype and device share a bucket.
+/// A gradient, as far as assignment needs to know it. Only gradients of equal dtype and device share a bucket.
 struct GradientInfo {
   int64_t bytes = 0;
   int dtype = 0;

@@ -37,7 +37,7 @@ class BucketList {
 
   const std::shared_ptr<const BucketLayout>& layout() const { return layout_; }
   std::vector<BucketTimes> times() const;
-  /// What communication hooks are given on a rank that has run out of input.
+  /// The buckets for communication hooks on a rank that has run out of input, all of zeros.
   std::vector<c10d::GradBucket> zeros() const;
 
  private:

@@ -11,7 +11,7 @@
 
 namespace ours {
 
-/// Returns what bucket assignment needs to know of the parameters' gradients. `sparse` is parallel to them, or empty.
+/// Describes the parameters' gradients for bucket assignment. `sparse` is parallel to them, or empty.
 std::vector<GradientInfo> gradient_infos(const std::vector<at::Tensor>& parameters, const std::vector<bool>& sparse);
 
 /// Decides which gradients share a bucket: at first by the order of the parameters, and once more by the order in which

@@ -12,7 +12,7 @@
 
 namespace ours {
 
-/// What a reduction of n bytes takes: latency_ns + n * ns_per_byte.
+/// A reduction of n bytes takes latency_ns + n * ns_per_byte.
 struct CommCost {
   double latency_ns = 0;
   double ns_per_byte = 0;

@@ -32,7 +32,7 @@ class GradientMemory : public std::enable_shared_from_this<GradientMemory> {
   /// Closes it for good, and returns the memory that no tensor has.
   void release();
 
-  // What the allocator calls.
+  // For the allocator.
 
   /// Whether there is memory for tensors of that size.
   bool serves(size_t bytes) const { return blocks_.count(bytes) != 0; }

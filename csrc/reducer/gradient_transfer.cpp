@@ -154,7 +154,7 @@ void GradientTransfer::copy_deferred(Bucket& bucket) {
 void GradientTransfer::show_view(const GradientSlot& slot, const at::Tensor& copied) const {
   if (slot.kept) return;
   gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
-    // If somebody has replaced it since, the end of backward complains.
+    // If the program has replaced it since, the end of backward complains.
     if (!gradient.is_same(copied)) return false;
     gradient = slot.gradient_view();
     return true;
@@ -204,7 +204,7 @@ bool GradientTransfer::hand_over_in_place(const GradientSlot& slot, const at::Te
     gradient.unsafeGetTensorImpl()->bump_version();
     return false;
   }
-  // Somebody has replaced it since.
+  // The program has replaced it since.
   if (!gradient.defined()) gradient = at::empty_strided(slot.parameter.sizes(), slot.strides, reduced.options());
   copy_scaled(gradient, slot.shaped(reduced), 1.0);
   return true;

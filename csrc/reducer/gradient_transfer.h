@@ -31,8 +31,8 @@ class GradientTransfer {
 
   // Into a bucket.
 
-  /// Brings a gradient into the slot of its bucket, or with `in_place` has it reduced where it lies if nobody can see
-  /// it change. Returns whether it is. `incoming` is what autograd accumulated; perhaps undefined.
+  /// Brings a gradient into the slot of its bucket, or with `in_place` has it reduced where it lies, if only its
+  /// parameter owns it. Returns whether it is. `incoming` is the tensor that autograd accumulated; perhaps undefined.
   bool store(Bucket& bucket, size_t slot_index, const at::Tensor& incoming, bool in_place);
   /// Completes a bucket that all gradients have been stored into: the copies that wait for that, and the order of
   /// streams.

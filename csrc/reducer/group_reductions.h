@@ -4,11 +4,11 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
-// What the reducer asks of a process group: what its reductions can do, memory for them, and the plain all-reduce.
+// The reducer's view of a process group: the abilities of its reductions, memory for them, and the plain all-reduce.
 
 namespace ours {
 
-/// What the reductions of a backend can do.
+/// The abilities of a backend's reductions.
 struct ReductionAbilities {
   /// Divide by the number of ranks. Gloo and MPI do not, so gradients are divided on their way into the bucket.
   bool average = false;

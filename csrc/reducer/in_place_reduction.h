@@ -11,9 +11,10 @@
 
 namespace ours {
 
-/// Whether the gradients of a backward are reduced where they lie, and the memory that autograd computes them in then.
+/// Decides whether the gradients of a backward are reduced where they lie, and provides the memory that autograd then
+/// computes them in.
 ///
-/// That is possible where nobody can see a gradient change before backward ends. Otherwise gradients are copied into
+/// This needs a backward in which no code of the program can see a gradient change. Otherwise gradients are copied into
 /// buckets.
 class InPlaceReduction {
  public:
@@ -33,7 +34,7 @@ class InPlaceReduction {
   /// Decides for the backward under way. `allowed`: the settings permit it. `unseen`: no code of the program runs in
   /// this backward.
   void decide(bool allowed, bool unseen);
-  /// What was decided last; at first false.
+  /// The last decision; at first false.
   bool is_active() const { return active_; }
 
  private:

@@ -13,7 +13,7 @@
 
 namespace ours {
 
-/// What is known about a wrapped module when it is built.
+/// The facts about a wrapped module when it is built.
 struct ConstructionFacts {
   std::string module_name;
   std::vector<int> device_ids;

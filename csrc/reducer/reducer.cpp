@@ -302,7 +302,7 @@ void Reducer::delay_all_reduce() {
   record_.note_compute_ended();
   used_.start_reduction(*group());
   unfinished_ = true;
-  // All of backward has run: nobody will look at the gradients before they are averages.
+  // All of backward has run, so no code of the program will see the gradients before they are averages.
   in_place_.decide(may_reduce_in_place(), /*unseen=*/true);
   averaging_.settle();
   const std::vector<size_t> completed = static_graph_.end_recording();
@@ -331,13 +331,13 @@ void Reducer::finalize_manually() {
 }
 
 void Reducer::finalize() {
-  // First, so that an error below leaves a reducer that can start anew.
+  // This comes first, so that an error below leaves a reducer that can start anew.
   expects_gradients_ = false;
   unfinished_ = false;
   all_launched_ = false;
   in_place_.close_memory();
   const std::vector<FuturePtr> installed = std::exchange(installed_futures_, {});
-  // All are awaited even if one fails: what still ran would write into the buckets of the next backward.
+  // All are awaited even if one fails, because one that still ran would write into the buckets of the next backward.
   std::exception_ptr first_error;
   const auto attempt = [&](const auto& step) {
     try {

@@ -27,7 +27,7 @@
 
 namespace ours {
 
-/// What a Reducer tells about itself.
+/// The state of a Reducer, for the logging data.
 struct ReducerStatus {
   int64_t iterations = 0;
   int64_t buckets_reduced = 0;
@@ -37,7 +37,7 @@ struct ReducerStatus {
   std::vector<std::vector<size_t>> bucket_indices;
   std::vector<int64_t> bucket_bytes;
   std::vector<size_t> unused_parameters;
-  /// In the order in which their gradients arrived in the last backward.
+  /// The parameters in the order in which their gradients arrived in the last backward.
   std::vector<size_t> ready_order;
   /// The last error; empty if there was none.
   std::string error;
@@ -80,7 +80,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     const Lock lock(mutex_);
     in_place_.close_memory();
   }
-  /// What autograd calls when the gradient of a parameter has been accumulated, out of `incoming` (see AutogradHooks).
+  /// Autograd calls this when it has accumulated the gradient of a parameter out of `incoming` (see AutogradHooks).
   void on_gradient(size_t index, const at::Tensor& incoming);
   /// Ends the first backward of a static graph: reduces everything now that the graph is known.
   void delay_all_reduce();
@@ -92,17 +92,19 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     require_idle();
   }
 
-  // What changes the way of working.
+  // Settings.
 
-  /// Once, and not while gradients are being reduced. Between forward and backward the hook holds for that backward.
+  /// RuntimeError if there is a hook already, or while gradients are being reduced. A hook that is registered between
+  /// forward and backward holds for that backward.
   void register_hook(std::unique_ptr<c10d::CommHookInterface> hook);
   void set_static_graph();
   /// Whether the backward under way has nothing to record: the static graph is known, or no parameter is reached, as
   /// in torch.autograd.grad() with respect to the input.
   bool static_graph_recorded() const { return static_graph_.recorded() || !hooks_.will_call(); }
-  /// Gradients have been consumed by the time that backward ends: do not hand them to the parameters.
+  /// Says that averages are consumed during backward, so that they need not be handed to the parameters.
   void set_optimizer_in_backward() { optimizer_in_backward_ = true; }
-  /// Gradients arrive in `dtype`, and buckets have it too; averages go into gradients of the parameters' precision.
+  /// Says that gradients arrive in `dtype`, which buckets then have too. Averages go into gradients of the parameters'
+  /// precision.
   void set_mixed_precision_dtype(at::ScalarType dtype);
   /// `restore` is called when all gradients have arrived, before the averages go into them.
   void set_before_hand_over(std::function<void()> restore) { before_hand_over_ = std::move(restore); }
@@ -135,7 +137,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     const Lock lock(mutex_);
     return buckets_.zeros();
   }
-  /// What a rank without input adds to the map of used parameters.
+  /// The map of used parameters of a rank without input.
   at::Tensor unused_map() const { return used_.unused_map(); }
   /// How many ranks used each parameter in the last reduced backward: int32, one element for each parameter.
   at::Tensor used_map() const { return used_.last_reduced(); }
@@ -146,7 +148,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     return start_all_reduce(*group(), {bucket.getBuffer()}, c10d::ReduceOp::SUM)->getFuture();
   }
 
-  // What happened.
+  // Reports.
 
   ReducerStatus status();
   int64_t iterations() {
@@ -160,11 +162,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<int64_t> backward_stats() {
     const Lock lock(mutex_);
     return record_.arrival_ns();
-  }
-  /// The times of each bucket in the backward under way or the last one.
-  std::vector<BucketTimes> bucket_times() {
-    const Lock lock(mutex_);
-    return buckets_.times();
   }
   /// The times of the last backward that ended in a reduction.
   BackwardTimes backward_times() {
@@ -211,7 +208,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::recursive_mutex mutex_;
   const std::vector<at::Tensor> parameters_;
   const ReducerOptions options_;
-  AutogradHooks hooks_;
   std::optional<at::ScalarType> mixed_precision_dtype_;
   std::function<void()> before_hand_over_;
   std::vector<FuturePtr> installed_futures_;
@@ -235,6 +231,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool all_launched_ = false;
   size_t next_bucket_ = 0;     ///< the first that has not been launched
   std::vector<bool> arrived_;  ///< by parameter
+
+  AutogradHooks hooks_;  ///< the last member, so that it detaches before the others go
 };
 
 }  // namespace ours

@@ -26,7 +26,7 @@ class ReducerErrors {
   [[noreturn]] void misfit(size_t index, const std::string& misfit);
   /// The gradient was expected to be sparse.
   [[noreturn]] void dense_gradient(size_t index);
-  /// Somebody wrote to the gradient while it was being reduced where it lies.
+  /// The gradient was written to while it was being reduced where it lies.
   [[noreturn]] void changed_during_reduction(size_t index);
   /// The gradient was expected to be a view of its bucket.
   [[noreturn]] void replaced_view(size_t index);

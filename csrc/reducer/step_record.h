@@ -11,8 +11,8 @@
 
 namespace ours {
 
-/// What is remembered of the steps so far: their number, and when things happened in the last one. The logging data and
-/// the reports are made from it.
+/// The record of the steps so far: their number, and the times and counts of the last one. The logging data and the
+/// reports are made from it.
 class StepRecord {
  public:
   StepRecord(size_t parameter_count, c10::Device device) : timer_(device), arrival_ns_(parameter_count, 0) {}

@@ -58,7 +58,7 @@ bool UsedMap::unused_everywhere(size_t index) {
 
 void UsedMap::finish(bool keep) {
   if (keep) return read_reduced();
-  // The next reduction must not start beside this one, even if nobody asked for its result. On an accelerator that only
+  // The next reduction must not start beside this one, even if its result was not needed. On an accelerator that only
   // orders streams, whereas reading the map would make the host wait for the device.
   await_reduction();
   unread_ = false;

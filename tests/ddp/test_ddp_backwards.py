@@ -54,7 +54,7 @@ def test_a_gradient_penalty(rank_pool, options):
 
 
 def _higher_order(rank, world):
-    """What torch's class refuses as soon as a layer has a bias."""
+    """A backward that torch's class refuses as soon as a layer has a bias."""
     model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)))
     alone = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
     alone.load_state_dict(model.module.state_dict())

@@ -44,7 +44,7 @@ def _used_in_another_order(rank, world):
     model = DistributedDataParallel(Backwards(), bucket_cap_mb=0.0001)
     for _ in range(3):
         model(torch.ones(2, 8)).sum().backward()
-    return model.reducer._get_bucket_indices()
+    return model.reducer._get_backward_times().parameters
 
 
 def test_rank_0_decides_on_the_buckets(rank_pool, backend):
@@ -99,7 +99,7 @@ def _overlap(rank, world):
     model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=0.002)
     for batch in batches(world, 3):
         backward(model, batch, rank)
-    times = model.reducer._get_bucket_times()
+    times = model.reducer._get_backward_times().buckets
     assert len(times) > 2
     for bucket in times:
         assert 0 < bucket.first_gradient <= bucket.last_gradient <= bucket.launched <= bucket.reduction_seen_done

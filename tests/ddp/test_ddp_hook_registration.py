@@ -1,4 +1,4 @@
-"""What may be registered as a communication hook, and when; what is refused leaves nothing behind."""
+"""Which communication hooks may be registered, and when; a hook that is refused leaves nothing behind."""
 
 from __future__ import annotations
 

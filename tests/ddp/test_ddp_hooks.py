@@ -82,7 +82,7 @@ def _bucket_contents(rank, world):
     for _ in range(2):
         model.zero_grad()
         loss_of(model(torch.full((2, 8), rank + 1.0))).backward()
-        # What the hook returns is what the parameters get.
+        # The parameters get what the hook returns.
         assert all(p.grad.eq(3).all() for p in model.parameters())
     assert seen[0] == 0
     assert len(seen) > 3

@@ -114,7 +114,7 @@ def test_modules_with_hooks_have_their_gradients_left_alone(rank_pool):
 
 
 def _meddles(rank, world):
-    """What unpacks saved tensors is out of autograd's sight; it may be the second forward of a checkpoint."""
+    """Autograd does not know what unpacks saved tensors, such as the second forward of a checkpoint."""
     model = DistributedDataParallel(wide(), bucket_cap_mb=0.1)
 
     def double():
@@ -265,7 +265,7 @@ def _replaced(rank, world):
     weight = model.module.layers[2].weight
 
     def replace():
-        # As some optimizers and clipping libraries do, while the reduction is under way.
+        # Some optimizers and clipping libraries do so while the reduction is under way.
         if weight.grad is not None:
             weight.grad = torch.full((WIDTH, WIDTH), -1.0)
 

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel adds to the memory that a training step takes.
+"""The memory that DistributedDataParallel adds to a training step.
 
 A process's own memory is its anonymous pages and its share of the memory files that the ranks of a node have in common:
 pages of a peer that it has merely touched are not its own. It is looked at with all ranks at the same place: between

@@ -356,7 +356,7 @@ def test_both_precisions_have_the_names_that_torch_gives_them(rank_pool):
 
 
 def _search_for_unused(rank, world, views):
-    """What a step does not use changes from step to step; nobody's gradients are rounded for what others use."""
+    """Each step leaves other parameters unused; their gradients are not rounded because others are used."""
     config = CONFIGS["bf16_reduced_in_fp32"]
     module = make_model("branches")
     options = {"find_unused_parameters": True, "gradient_as_bucket_view": views}

@@ -1,4 +1,4 @@
-"""What code of the program sees of gradients while backward goes on: this rank's own, whatever way it looks.
+"""Code of the program that looks at gradients during backward sees this rank's own, in whatever way it looks.
 
 Each way to look is tried with torch's class and with ours. Before it looks, it waits for all reductions that have been
 started, as averages of which half has arrived are what it must not see.
@@ -26,7 +26,7 @@ def _batch(rank, step):
 
 
 def _seen(cls, way, rank, meddles):
-    """Return what each look of the last step saw, and the gradients after it."""
+    """Return what each look of the last step found, and the gradients after it."""
     model = cls(Layers(), bucket_cap_mb=0.05)
     seen = []
 

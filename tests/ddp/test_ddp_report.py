@@ -304,7 +304,7 @@ def _prepared_by_hand(rank, world, lightning):
     tunings = [report.tuning for report in reports]
     assert [tuning.backwards_left for tuning in tunings] == [3, 2, 1, 0, 0, 0]
     assert [tuning.cap > 0 for tuning in tunings] == [False] * 4 + [True] * 2
-    # What was seen in the third backward decides, as rank 0 saw it.
+    # The third backward decides, as rank 0 observed it.
     sizes = [p.nbytes for p in module.parameters()]
     order = sorted(range(len(sizes)), key=lambda index: profiles[3][index])
     cost = model.reducer._get_bucket_tuning().cost

@@ -206,7 +206,7 @@ def follow_one_process(rank: int, world: int, name: str, dtype: torch.dtype, opt
             torch.testing.assert_close(mine, theirs, rtol=1e-7, atol=1e-7)
 
 
-# What may be chosen must not change the result.
+# Options must not change the result.
 WAYS: dict[str, dict[str, Any]] = {
     "default": {},
     "small buckets": {"bucket_cap_mb": 0.002},

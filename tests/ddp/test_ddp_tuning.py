@@ -82,7 +82,7 @@ def _settle(rank, world, options):
                 each(batch).square().mean().backward()
             assert_same(gradients(model), gradients(fixed), f"rank {rank} step {step}")
             history.append(model.report())
-        indices = model.reducer._get_bucket_indices()
+        indices = model.reducer._get_backward_times().parameters
         sizes = [[p.nbytes for p in module.parameters()][i] for bucket in indices for i in bucket]
         return history, len(indices), sizes, model.bucket_bytes_cap, kept.records, model._get_ddp_logging_data()
     finally:
@@ -118,7 +118,7 @@ def test_all_ranks_settle_on_one_size_and_say_so(rank_pool, backend, options):
         assert re.search(
             r'bucket_cap_mb="auto": [\d.]+ MiB \(first: [\d.]+ MiB\); reductions take \d+ us .*down by \d+%', str(final)
         )
-        # What is hidden is told once, and is what the last backward has measured.
+        # The table shows the hidden share once, as the last backward measured it.
         table = str(history[-1])
         assert str(final) in table
         assert re.findall(r"(\d+)% of them hidden", table) == [f"{100 * history[-1].hidden:.0f}"]
@@ -133,8 +133,9 @@ def _uneven(rank, world):
     with model.join():
         for batch in steps[: 2 if rank == 0 else 6]:
             backward(model, batch, rank)
+    backward(model, steps[0], rank)
     tuning = model.report().tuning
-    return tuning.cap, tuning.first_cap, model.reducer._get_bucket_indices()
+    return tuning.cap, tuning.first_cap, model.reducer._get_backward_times().parameters
 
 
 def test_a_rank_without_input_settles_with_the_others(rank_pool, backend):

@@ -162,8 +162,8 @@ def _skipped(rank, world):
     )
     for _ in range(2):
         model(torch.ones(2, 8)).sum().backward()
-    began = [times.reduction_began for times in model.reducer._get_bucket_times()]
-    return [-1 if at < 0 else 1 for at in began], model.reducer._get_bucket_indices()
+    times = model.reducer._get_backward_times()
+    return [-1 if bucket.reduction_began < 0 else 1 for bucket in times.buckets], times.parameters
 
 
 def test_buckets_of_unused_parameters_can_be_skipped(rank_pool, backend):

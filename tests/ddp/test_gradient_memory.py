@@ -1,4 +1,4 @@
-"""Who gets memory of the heap for gradients, who keeps it, and when it returns."""
+"""Which tensors get memory of the heap for gradients, how long they keep it, and when it returns."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _elsewhere(rank, world):
         if child == 0:
             os._exit(1 if in_heap(torch.empty(WIDTH, WIDTH)) else 0)
         assert os.waitpid(child, 0)[1] == 0
-        # Of other sizes as well; of this size no more than there are gradients, and one.
+        # Tensors of other sizes get none; those of this size get one more than there are gradients.
         assert not in_heap(torch.empty(WIDTH, WIDTH + 1))
         taken = [torch.empty(WIDTH, WIDTH) for _ in range(8)]
         assert sum(map(in_heap, taken)) == 4

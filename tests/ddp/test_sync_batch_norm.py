@@ -41,7 +41,7 @@ def compare(
     parameter_dtype: torch.dtype | None = None,
 ) -> None:
     """Train a layer for three steps on rank's part of each batch, and one in this process on all of it."""
-    # What is narrow is compared with what it should be: the same numbers, computed in float32.
+    # Results of low precision are compared with the same numbers computed in float32.
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     norm = make_norm(dims, parameter_dtype or dtype, options or {})
     layer = ourddp.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(norm))

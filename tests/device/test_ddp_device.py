@@ -110,7 +110,7 @@ def test_gradients_of_no_sync_are_part_of_the_next_average(rank_pool: Any, views
 def _counted(rank: int, world: int, kind: str, views: bool) -> None:
     stand_in = device_type.load()
     model = _train(rank, world, kind, "mlp", {"gradient_as_bucket_view": views, "bucket_cap_mb": 0.001})
-    buckets = len(model.reducer._get_bucket_indices())
+    buckets = len(model.reducer._get_backward_times().parameters)
     assert buckets > 1
     device = here(kind)
     (batch,) = batches(world, 1)

@@ -213,7 +213,7 @@ def train_and_compare(rank: int, world: int, name: str, options: dict, steps: in
         assert_same(gradients(model), expected[step], f"rank {rank} step {step}")
         optimizer.step()
     model._check_reducer_finalized()
-    return {"buckets": model.reducer._get_bucket_indices(), "logged": model._get_ddp_logging_data()}
+    return {"buckets": model.reducer._get_backward_times().parameters, "logged": model._get_ddp_logging_data()}
 
 
 def averaging_hook(state, bucket):
