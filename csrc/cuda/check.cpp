@@ -47,7 +47,7 @@ void check_not_forked() {
 
 void check(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return;
-  // An error that does not last is remembered for whoever asks next, which must not be the program's own check.
+  // An error that does not last is remembered for the next that asks, which must not be the program's own check.
   static_cast<void>(cudaGetLastError());
   const std::string text = std::string(call) + " failed: " + cudaGetErrorString(error) + " (" +
                            cudaGetErrorName(error) + ")" + advice(error);

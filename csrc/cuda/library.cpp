@@ -10,7 +10,7 @@
 namespace ours::cuda {
 namespace {
 
-// By whoever compiles it: for which devices.
+// The build defines it: for which devices the library is compiled.
 #ifndef OURS_CUDA_ARCHITECTURES
 #define OURS_CUDA_ARCHITECTURES "unknown devices"
 #endif

@@ -7,7 +7,7 @@
 
 namespace ours {
 
-/// The device's part of a collective: how it takes its place among the work of streams, and who does it. There are two
+/// The device's part of a collective: how it takes its place among the work of streams, and what does it. There are two
 /// kinds. A HostCall is run by the host, on the comm thread, and wait() lets the host wait. An EnqueuedCall was given
 /// to the device by the caller's thread; the comm thread only watches it, and wait() lets the current stream wait.
 ///

@@ -27,8 +27,8 @@ struct DeviceChoice {
 /// How the ranks of a group, on so many nodes, move the data of their devices: pure, so that all ranks choose the same.
 /// Throws InvalidArgument with the reason where it cannot be what was wished for, or wishes differ.
 ///
-/// NCCL where each rank has a device of its own, else, on one node, the devices' memory mapped by all ranks ("ipc"),
-/// else through the memory of the hosts ("staging").
+/// NCCL where each rank has a device of its own; otherwise, on one node, the devices' memory mapped by all ranks
+/// ("ipc"); otherwise through the memory of the hosts ("staging").
 DeviceChoice choose_device_engine(int nodes, const std::vector<DeviceFacts>& facts);
 
 /// Why an engine cannot be used, or empty.

@@ -19,7 +19,7 @@ struct MadeDeviceGroup {
 /// place in the order of their calls: `call` is the one under way, and appears in messages. From then on, `host` is
 /// used by no other thread while an operation of the new group runs. `device` is this rank's, of `library`.
 ///
-/// Throws InvalidArgument on all ranks where `wish` cannot be honoured. What else goes wrong fails `host`.
+/// Throws InvalidArgument on all ranks where `wish` cannot be honoured. Anything else that goes wrong fails `host`.
 MadeDeviceGroup make_device_group(const std::shared_ptr<Group>& host, const std::shared_ptr<Device>& device,
                                   DeviceLibrary& library, const Call& call,
                                   DeviceEngine wish = options().device_engine);

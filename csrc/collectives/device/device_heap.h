@@ -30,7 +30,7 @@ class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
   DeviceHeap& operator=(const DeviceHeap&) = delete;
   ~DeviceHeap();
 
-  /// Zeros, aligned to a page. Keeps the heap. Whoever drops it has to be done with it on all streams.
+  /// Zeros, aligned to a page. Keeps the heap. Whatever uses it on any stream must have ended when it is dropped.
   std::shared_ptr<void> allocate(size_t bytes);
 
   /// Where zeros are made.

@@ -38,7 +38,7 @@ class IpcGroup final : public DeviceGroupBase {
   IpcGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device, IpcMemory memory);
   ~IpcGroup() override;
 
-  /// Of the device. Whoever drops it has to be done with it on all streams.
+  /// Memory of the device. Whatever uses it on any stream must have ended when it is dropped.
   std::shared_ptr<void> allocate(size_t bytes) override;
   bool allocates() const override { return true; }
   std::vector<StreamHandle> streams() const override {

@@ -17,8 +17,8 @@ struct IpcMemory {
   std::shared_ptr<DeviceHeap> heap;     ///< with one segment, which is the rank's stage
   std::unique_ptr<MappedMemory> mapped;
   size_t stage_bytes = 0;  ///< that each rank's stage has at least
-  /// Empty where all ranks have mapped the stages of all; else why not, the same on all ranks. What the devices
-  /// say of reaching each other is not all: containers, for one, may keep processes from each other's memory.
+  /// Empty where all ranks have mapped the stages of all; otherwise why not, the same on all ranks. What the devices
+  /// say of reaching each other is not enough: containers, for one, may keep processes from each other's memory.
   std::string why_not;
 };
 
