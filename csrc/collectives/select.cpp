@@ -15,6 +15,8 @@ namespace {
 
 /// Where to switch follows from the model of benchmarks/scale.py, with 10 Gbit/s and 8 ranks a node.
 constexpr const char* kBuiltIn = R"(
+node_reduce read<=256K whole             # in a node, short: every rank reduces all, with one synchronisation
+node_reduce direct                       # and long: every rank reduces a slice
 all local<=1 nodes<=16 sent<=64K whole   # ranks with a node each, few: short messages go to everybody
 all local<=1 nodes<=16 direct            # and of long ones everybody reduces a slice
 all local<=1 bytes<=64K doubling         # many: short messages are exchanged in pairs
@@ -29,12 +31,13 @@ all direct                               # and of long ones everybody reduces a 
 )";
 
 constexpr std::array<const char*, 4> kAlgorithms = {"whole", "doubling", "direct", "ring"};
-constexpr std::array<const char*, 4> kOperations = {"all_reduce", "reduce", "reduce_scatter", "all_gather"};
-constexpr std::array<const char*, 4> kKeyNames = {"nodes", "local", "bytes", "sent"};
+constexpr std::array<const char*, 5> kOperations = {"all_reduce", "reduce", "reduce_scatter", "all_gather",
+                                                    "node_reduce"};
+constexpr std::array<const char*, 5> kKeyNames = {"nodes", "local", "bytes", "sent", "read"};
 constexpr const char* kForm =
-    "; a rule is an operation (all, all_reduce, reduce, reduce_scatter, all_gather), conditions (nodes, local, bytes "
-    "or sent with <=, >= or = and a number, suffix K, M or G allowed), and an algorithm (whole, doubling, direct, "
-    "ring)";
+    "; a rule is an operation (all, all_reduce, reduce, reduce_scatter, all_gather, node_reduce), conditions (nodes, "
+    "local, bytes, sent or read with <=, >= or = and a number, suffix K, M or G allowed), and an algorithm (whole, "
+    "doubling, direct, ring)";
 /// More than any table needs, with comments.
 constexpr size_t kMaxFile = 64 * 1024;
 
@@ -71,6 +74,7 @@ std::string show_number(uint64_t value) {
 }
 
 bool can(Selectable operation, Algorithm algorithm) {
+  if (operation == Selectable::NodeReduce) return algorithm == Algorithm::Whole || algorithm == Algorithm::Direct;
   const bool reduces = operation == Selectable::AllReduce || operation == Selectable::Reduce;
   return reduces || algorithm == Algorithm::Direct || algorithm == Algorithm::Ring;
 }
@@ -84,7 +88,7 @@ Selectable selectable_of(const std::string& name) {
   const auto found = find(kOperations, name);
   if (!found) {
     throw InvalidArgument("there is no choice of algorithms for '" + name +
-                          "'; there is for all_reduce, reduce, reduce_scatter and all_gather");
+                          "'; there is for all_reduce, reduce, reduce_scatter, all_gather and node_reduce");
   }
   return static_cast<Selectable>(*found);
 }
@@ -95,14 +99,18 @@ bool Selection::Rule::has_sizes() const {
 }
 
 bool Selection::Rule::applies(const SelectionCase& call) const {
-  if (operation ? *operation != call.operation : !can(call.operation, algorithm)) return false;
+  // `all` go between nodes.
+  const bool meant = operation ? *operation == call.operation
+                               : call.operation != Selectable::NodeReduce && can(call.operation, algorithm);
+  if (!meant) return false;
   // What ranks give to all_gather may differ in size, and then they would choose differently.
   if (call.operation == Selectable::AllGather && has_sizes()) return false;
   const auto others = static_cast<uint64_t>(std::max(call.nodes - 1, 1));
   const uint64_t bytes = call.bytes;
-  const uint64_t sent = bytes > UINT64_MAX / others ? UINT64_MAX : bytes * others;
+  const auto times = [bytes](uint64_t factor) { return bytes > UINT64_MAX / factor ? UINT64_MAX : bytes * factor; };
   const std::array<uint64_t, kKeys> values = {static_cast<uint64_t>(call.nodes), static_cast<uint64_t>(call.local),
-                                              bytes, sent};
+                                              bytes, times(others),
+                                              times(static_cast<uint64_t>(std::max(call.local, 1)))};
   for (size_t key = 0; key < kKeys; ++key) {
     if (values.at(key) < ranges.at(key).least || values.at(key) > ranges.at(key).most) return false;
   }
@@ -153,7 +161,8 @@ Selection::Rule Selection::parse_rule(const std::string& text) {
   if (!algorithm) throw InvalidArgument("the algorithm is missing");
   rule.algorithm = static_cast<Algorithm>(*algorithm);
   if (rule.operation && !can(*rule.operation, rule.algorithm)) {
-    throw InvalidArgument(words.front() + " has the algorithms direct and ring only");
+    const char* const others = rule.operation == Selectable::NodeReduce ? "whole and direct" : "direct and ring";
+    throw InvalidArgument(words.front() + " has the algorithms " + others + " only");
   }
   if (rule.operation == Selectable::AllGather && rule.has_sizes()) {
     throw InvalidArgument("all_gather can only be chosen by nodes and local: its ranks may differ in bytes");
@@ -203,6 +212,31 @@ Algorithm Selection::choose(const SelectionCase& call) const {
     }
   }
   return Algorithm::Direct;
+}
+
+Selection::BySize Selection::by_size(Selectable operation, int nodes, int local) const {
+  const auto others = static_cast<uint64_t>(std::max(nodes - 1, 1));
+  const std::array<uint64_t, kKeys> factors = {0, 0, 1, others, static_cast<uint64_t>(std::max(local, 1))};
+  // After which sizes a condition may begin or cease to hold.
+  std::vector<size_t> ends = {SIZE_MAX};
+  for (const auto* rules : {&own_, &built_in_}) {
+    for (const Rule& rule : *rules) {
+      for (size_t key = kBytes; key < kKeys; ++key) {
+        const Range& range = rule.ranges.at(key);
+        if (range.least != 0) ends.push_back((range.least - 1) / factors.at(key));
+        if (range.most != UINT64_MAX) ends.push_back(range.most / factors.at(key));
+      }
+    }
+  }
+  std::sort(ends.begin(), ends.end());
+  BySize result;
+  for (const size_t end : ends) {
+    const Algorithm algorithm = choose({operation, nodes, local, end});
+    const bool longer = !result.steps_.empty() && result.steps_.back().algorithm == algorithm;
+    if (longer) result.steps_.pop_back();
+    result.steps_.push_back({end, algorithm});
+  }
+  return result;
 }
 
 std::string Selection::rules() const {

@@ -9,7 +9,7 @@
 
 namespace ours {
 
-/// Ways to bring together what nodes have. Each is described where it is implemented.
+/// Ways to bring together what nodes have, or the ranks of a node. Each is described where it is implemented.
 enum class Algorithm : uint8_t {
   Whole,     ///< everything goes to everybody
   Doubling,  ///< pairs exchange everything, log2(nodes) times
@@ -18,8 +18,9 @@ enum class Algorithm : uint8_t {
 };
 const char* name_of(Algorithm algorithm);
 
-/// What there is a choice for; for the last two, only where every rank has a node of its own.
-enum class Selectable : uint8_t { AllReduce, Reduce, ReduceScatter, AllGather };
+/// What there is a choice for; for ReduceScatter and AllGather, only where every rank has a node of its own. NodeReduce
+/// is all_reduce and reduce among the ranks of one node.
+enum class Selectable : uint8_t { AllReduce, Reduce, ReduceScatter, AllGather, NodeReduce };
 const char* name_of(Selectable operation);
 /// Throws InvalidArgument that lists the names.
 Selectable selectable_of(const std::string& name);
@@ -37,8 +38,9 @@ struct SelectionCase {
 ///
 ///   all_reduce nodes>=8 bytes<=64K doubling   # one rule a line, or between semicolons
 ///
-/// An operation, or `all`; conditions (nodes, local, bytes, sent with <=, >= or =; suffixes K, M, G); the algorithm.
-/// `sent` is what a rank sends where everything goes to everybody: bytes times (nodes - 1).
+/// An operation, or `all` that go between nodes; conditions (nodes, local, bytes, sent, read with <=, >= or =; suffixes
+/// K, M, G); the algorithm. Where everything goes to everybody, a rank sends `sent` bytes to other nodes, bytes times
+/// (nodes - 1), and reads `read` bytes in its own, bytes times local.
 class Selection {
  public:
   /// Rules without comments may be so long: they are published in the store.
@@ -49,13 +51,32 @@ class Selection {
 
   Algorithm choose(const SelectionCase& call) const;
 
+  /// What choose() gives for calls that differ in their size only, for which a look into the table would take too long.
+  class BySize {
+   public:
+    Algorithm choose(size_t bytes) const {
+      size_t i = 0;
+      while (bytes > steps_[i].most) ++i;
+      return steps_[i].algorithm;
+    }
+
+   private:
+    friend class Selection;
+    struct Step {
+      size_t most;  ///< bytes; of the last one, all that there are
+      Algorithm algorithm;
+    };
+    std::vector<Step> steps_;
+  };
+  BySize by_size(Selectable operation, int nodes, int local) const;
+
   /// The user's rules in their shortest form, which parse() takes.
   std::string rules() const;
   /// The whole table for people, which parse() takes as well: a rule a line, and what it is for.
   std::string table() const;
 
  private:
-  enum Key : uint8_t { kNodes, kLocal, kBytes, kSent, kKeys };
+  enum Key : uint8_t { kNodes, kLocal, kBytes, kSent, kRead, kKeys };
   struct Range {
     uint64_t least = 0;
     uint64_t most = UINT64_MAX;

@@ -23,8 +23,8 @@ namespace {
 /// Among so many ranks, each fetches the addresses of all others at once; among more, when it needs them.
 constexpr int kMostFetched = 64;
 
-Connections connect_within_node(Rendezvous& rendezvous, const Topology& topology) {
-  const auto session = rendezvous.open_node(topology);
+Connections connect_within_node(Rendezvous& rendezvous, const Topology& topology, const std::string& rules) {
+  const auto session = rendezvous.open_node(topology, rules);
   return {make_node_group(session), make_node_point_to_point(session)};
 }
 
@@ -100,7 +100,7 @@ Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology, cons
   if (topology.nodes() == topology.size() && !converts) {
     return {std::make_shared<TcpGroup>(meshes.calls), std::move(messages)};
   }
-  auto session = rendezvous.open_node(topology);
+  auto session = rendezvous.open_node(topology, meshes.calls->plan().rules);
   return {std::make_shared<HierarchicalGroup>(topology, std::move(session), meshes.calls), std::move(messages)};
 }
 
@@ -115,7 +115,7 @@ Connections connect_ranks(const Meeting& meeting) {
       rendezvous.emplace(meeting);
       const std::string rules = rules_of(*rendezvous);
       const Topology topology = rendezvous->find_topology();
-      if (topology.nodes() == 1) return connect_within_node(*rendezvous, topology);
+      if (topology.nodes() == 1) return connect_within_node(*rendezvous, topology, rules);
       return connect_nodes(*rendezvous, topology, rules);
     } catch (const Error&) {
       if (was_interrupted() && rendezvous) {

@@ -5,8 +5,19 @@
 
 namespace ours {
 
+namespace {
+
+/// As the node's leader has it: OURS_SMALL_BYTES, or the table.
+Selection::BySize reductions_of(const NodeSession& session) {
+  const uint64_t small = session.header().small_bytes;
+  const std::string own = "node_reduce bytes<=" + std::to_string(small) + " whole;node_reduce direct";
+  return Selection::parse(small != 0 ? own : session.rules()).by_size(Selectable::NodeReduce, 1, session.size());
+}
+
+}  // namespace
+
 NodeGroup::NodeGroup(std::shared_ptr<NodeSession> session, Setting write_around)
-    : session_(std::move(session)), rounds_(session_, write_around) {}
+    : session_(std::move(session)), rounds_(session_, write_around), reductions_(reductions_of(*session_)) {}
 
 std::shared_ptr<Group> make_node_group(std::shared_ptr<NodeSession> session) {
   return std::make_shared<NodeGroup>(std::move(session));
@@ -25,7 +36,9 @@ void NodeGroup::guarded(const Running& /*run*/, const std::function<void()>& bod
 
 void NodeGroup::do_reduce(const Running& run, const Reducing& job) {
   rounds_.reserve();
-  if (job.in.count() * size_of(run.call.dtype) <= session_->header().small_bytes) {
+  const size_t bytes = job.in.count() * size_of(run.call.dtype);
+  // More than a stage holds takes several rounds, whatever the table says.
+  if (bytes <= rounds_.chunk_bytes() && reductions_.choose(bytes) == Algorithm::Whole) {
     node::reduce_whole(rounds_, run, job);
   } else {
     node::reduce_direct(rounds_, run, job);

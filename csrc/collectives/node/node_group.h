@@ -6,6 +6,7 @@
 
 #include "collectives/group.h"
 #include "collectives/node/node_rounds.h"
+#include "collectives/select.h"
 #include "common/options.h"
 #include "transport/node/node_session.h"
 
@@ -44,6 +45,7 @@ class NodeGroup final : public Group {
  private:
   const std::shared_ptr<NodeSession> session_;
   NodeRounds rounds_;
+  const Selection::BySize reductions_;
   uint32_t monitored_ = 0;  ///< monitored barriers so far
 };
 

@@ -20,7 +20,10 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 9;
+constexpr uint32_t kSegmentVersion = 10;
+
+/// Bytes of the rules by which algorithms are chosen, and of what ends them.
+constexpr size_t kMostRules = 4097;
 
 /// So many ranks are named in the board of a RankBlock.
 constexpr size_t kMostBlamed = 8;
@@ -102,6 +105,7 @@ struct SegmentHeader {
   uint64_t chunk_bytes;
   uint64_t ring_bytes;
   uint64_t small_bytes;
+  char rules[kMostRules];
   int32_t leader_pid;
   int32_t heap_fd;                         ///< the leader's descriptor of the heap's file; < 0: there is none
   alignas(kCacheLine) SleepWord attached;  ///< number of ranks that have attached

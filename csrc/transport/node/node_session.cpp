@@ -110,8 +110,6 @@ NodeLayout layout_of(const SegmentHeader& header) {
 
 NodeConfig NodeConfig::from_options(int ranks) {
   constexpr size_t kDefaultChunk = 512 * 1024;
-  // Reducing everything on every rank costs ranks^2 times the bytes, dividing the work a second synchronisation.
-  constexpr size_t kDefaultSmall = 256 * 1024;
   constexpr size_t kDefaultRing = 256 * 1024;
   const Options& options = ours::options();
   NodeConfig config{};
@@ -120,9 +118,7 @@ NodeConfig NodeConfig::from_options(int ranks) {
   config.chunk_bytes =
       std::max(options.chunk_bytes != 0 ? static_cast<size_t>(options.chunk_bytes) : kDefaultChunk, least);
   config.chunk_bytes = (config.chunk_bytes + 4095) / 4096 * 4096;
-  config.small_bytes = std::min(
-      options.small_bytes != 0 ? static_cast<size_t>(options.small_bytes) : kDefaultSmall / static_cast<size_t>(ranks),
-      config.chunk_bytes);
+  config.small_bytes = static_cast<size_t>(options.small_bytes);
   config.ring_bytes = kDefaultRing;
   return config;
 }
@@ -139,6 +135,8 @@ std::shared_ptr<NodeSession> NodeSession::create(int rank, int size, const NodeC
   header->chunk_bytes = config.chunk_bytes;
   header->ring_bytes = config.ring_bytes;
   header->small_bytes = config.small_bytes;
+  if (config.rules.size() >= sizeof(header->rules)) throw Error("the table of algorithms is too long");
+  std::memcpy(header->rules, config.rules.c_str(), config.rules.size() + 1);
   if (::getrandom(header->nonce, sizeof(header->nonce), 0) != sizeof(header->nonce)) {
     throw SystemError("cannot draw a nonce (getrandom)", errno);
   }

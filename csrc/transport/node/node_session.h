@@ -28,8 +28,9 @@ class NotSameNode : public Error {
 /// What the leader decides for all ranks (their environments may differ).
 struct NodeConfig {
   size_t chunk_bytes;
-  size_t small_bytes;
+  size_t small_bytes;  ///< arrays up to this are reduced with one synchronisation; 0: as the table of algorithms says
   size_t ring_bytes;
+  std::string rules{};  ///< of that table (Selection), before those that are built in
 
   /// From OURS_CHUNK_BYTES and OURS_SMALL_BYTES, with defaults for `ranks`.
   static NodeConfig from_options(int ranks);
@@ -93,6 +94,7 @@ class NodeSession {
   /// Null where the system has no memory of that kind to share.
   const std::shared_ptr<NodeHeap>& heap() const { return heap_; }
 
+  std::string rules() const { return header().rules; }
   SegmentHeader& header() const { return *at<SegmentHeader>(0); }
   RankBlock& block(int rank) const { return *at<RankBlock>(layout_.blocks() + rank * sizeof(RankBlock)); }
   RankBlock& self() const { return block(rank_); }

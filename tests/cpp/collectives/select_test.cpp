@@ -80,6 +80,36 @@ TEST(the_first_rule_that_applies_decides) {
   CHECK_EQ(chosen(Selectable::AllGather, 3, 1, 1 << 20), std::string("ring"));
 }
 
+TEST(in_a_node_the_choice_is_by_size_and_by_rules_of_its_own) {
+  const Selection table = Selection::parse("");
+  for (const int local : {1, 2, 3, 8}) {
+    const size_t limit = size_t{256} * 1024 / static_cast<size_t>(local);
+    CHECK(table.choose({Selectable::NodeReduce, 1, local, limit}) == Algorithm::Whole);
+    CHECK(table.choose({Selectable::NodeReduce, 1, local, limit + 1}) == Algorithm::Direct);
+  }
+  // `all` means all between nodes.
+  CHECK(Selection::parse("all direct").choose({Selectable::NodeReduce, 1, 2, 4}) == Algorithm::Whole);
+  CHECK(Selection::parse("node_reduce direct").choose({Selectable::NodeReduce, 1, 2, 4}) == Algorithm::Direct);
+  CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, Selection::parse("node_reduce ring")), "whole and direct only");
+}
+
+TEST(the_choice_by_size_is_that_of_the_table) {
+  for (const char* rules : {"", "node_reduce bytes>=100 bytes<=1K direct;all_reduce sent>=3K sent<=1M ring",
+                            "all bytes<=0 doubling;reduce read>=7 whole;node_reduce read>=1000 direct"}) {
+    const Selection table = Selection::parse(rules);
+    for (const Selectable operation : {Selectable::AllReduce, Selectable::Reduce, Selectable::NodeReduce}) {
+      for (const int nodes : {1, 2, 7, 300}) {
+        for (const int local : {1, 2, 7}) {
+          const Selection::BySize by_size = table.by_size(operation, nodes, local);
+          for (const size_t bytes : sizes()) {
+            CHECK(by_size.choose(bytes) == table.choose({operation, nodes, local, bytes}));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(tables_survive_their_way_through_the_store_and_a_file) {
   const std::string rules = "all_reduce nodes>=4 bytes<=1536 doubling;reduce local=2 sent>=1K sent<=3M ring";
   CHECK_EQ(Selection::parse(rules).rules(), rules);
