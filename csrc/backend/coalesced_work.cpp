@@ -72,11 +72,13 @@ c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
   for (const auto& work : works_) futures.push_back(work->getFuture());
   auto combined = c10::make_intrusive<c10::ivalue::Future>(type, futures.get(0)->devices());
   c10::intrusive_ptr<CoalescedWork> self = c10::intrusive_ptr<CoalescedWork>::reclaim_copy(this);
-  c10::collectAll(futures)->addCallback([self, combined](c10::ivalue::Future& all) {
+  c10::collectAll(futures)->addCallback([self, combined, futures](c10::ivalue::Future& all) {
     try {
       // Its error may come before the Work has one: a transfer's future ends where the peer is late, the transfer not.
       if (all.hasError()) std::rethrow_exception(all.exception_ptr());
       if (const auto error = self->exception()) std::rethrow_exception(error);
+      // The current stream comes after all of them then, and callbacks come after it.
+      for (size_t i = 0; i < futures.size(); ++i) futures.get(i)->wait();
       combined->markCompleted(c10::IValue(self->result()));
     } catch (...) {
       combined->setErrorIfNeeded(std::current_exception());

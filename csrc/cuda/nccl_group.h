@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "collectives/device/enqueue_group.h"
+#include "common/partition.h"
 #include "cuda/nccl_api.h"
 #include "cuda/nccl_reduction.h"
 
@@ -68,7 +69,7 @@ class NcclGroup final : public EnqueueGroup {
   std::byte* joined() const { return static_cast<std::byte*>(joined_.get()); }
 
   void reduce_to(const Running& run, const Whole& job);
-  void reduce_joined(const Running& run, const Reducing& job);
+  void reduce_joined(const Running& run, const Reducing& job, Slice part);
   void reduce_by_nccl(const Running& run, const Whole& job, const NcclReduction& how);
   void reduce_gathered(const Running& run, const Whole& job);
   void scatter_by_nccl(const Running& run, const Scattering& job, const NcclReduction& how);

@@ -23,32 +23,34 @@ size_t slot_count(size_t scratch, size_t slots, size_t element) {
 
 void NcclGroup::do_reduce(const Running& run, const Reducing& job) {
   claim(run);
-  if (run.call.op == Op::AllReduceCoalesced) return reduce_joined(run, job);
-  reduce_to(run,
-            {job.in.whole(), job.out == nullptr ? nullptr : job.out->whole(), job.in.count(), job.reduction, job.root});
-}
-
-/// Where an array is cut, each rank knows for itself alone: all reduce in the same steps.
-void NcclGroup::reduce_joined(const Running& run, const Reducing& job) {
   const Pieces& data = job.in;
   const size_t element = size_of(run.call.dtype);
-  const size_t step = slot_count(scratch_bytes_, 1, element);
+  // Where an array is cut, each rank knows for itself alone, so all reduce in steps of which the scratch memory has
+  // room.
+  const size_t step = job.root < 0 ? slot_count(scratch_bytes_, 1, element) : std::max<size_t>(data.count(), 1);
   for (size_t k = 0; k < piece_count(data.count(), step); ++k) {
     const Slice part = piece_of(data.count(), step, k);
-    if (data.whole() != nullptr) {
-      std::byte* const place = data.whole() + part.begin * element;
-      reduce_to(run, {place, place, part.size(), job.reduction, -1});
+    if (data.whole() == nullptr) {
+      reduce_joined(run, job, part);
       continue;
     }
-    refuse_capture(run);
-    data.visit(part.begin, part.end, [&](std::byte* piece, size_t from, size_t n) {
-      copy(at(joined(), from * element), piece, n * element);
-    });
-    reduce_to(run, {joined(), joined(), part.size(), job.reduction, -1});
-    data.visit(part.begin, part.end, [&](std::byte* piece, size_t from, size_t n) {
-      copy(piece, at(joined(), from * element), n * element);
-    });
+    const std::byte* const in = data.whole() + part.begin * element;
+    std::byte* const out = job.out == nullptr ? nullptr : job.out->whole() + part.begin * element;
+    reduce_to(run, {in, out, part.size(), job.reduction, job.root});
   }
+}
+
+/// In place, of what lies in several places.
+void NcclGroup::reduce_joined(const Running& run, const Reducing& job, Slice part) {
+  refuse_capture(run);
+  const size_t element = size_of(run.call.dtype);
+  job.in.visit(part.begin, part.end, [&](std::byte* piece, size_t from, size_t n) {
+    copy(at(joined(), from * element), piece, n * element);
+  });
+  reduce_to(run, {joined(), joined(), part.size(), job.reduction, -1});
+  job.in.visit(part.begin, part.end, [&](std::byte* piece, size_t from, size_t n) {
+    copy(piece, at(joined(), from * element), n * element);
+  });
 }
 
 void NcclGroup::reduce_to(const Running& run, const Whole& job) {

@@ -11,6 +11,12 @@
 
 namespace ours {
 
+DeviceContext::~DeviceContext() {
+  // First what the device may still be doing for the group, then what that uses.
+  made_.group = nullptr;
+  if (accelerator_) release_deferred();
+}
+
 std::optional<at::Device> DeviceContext::device() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return device_;

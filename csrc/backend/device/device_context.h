@@ -20,6 +20,7 @@ class DeviceContext {
  public:
   /// `host`: the same ranks' group over CPU memory.
   explicit DeviceContext(std::shared_ptr<Group> host) : host_(std::move(host)) {}
+  ~DeviceContext();
   DeviceContext(const DeviceContext&) = delete;
   DeviceContext& operator=(const DeviceContext&) = delete;
 

@@ -90,7 +90,7 @@ CONTRACT(all_reduce_does_not_mind_where_ranks_cut_their_arrays) {
       for (size_t at = 0; at < count; at += step) {
         pieces.push_back(Span{&data[at], std::min(step, count - at) * sizeof(float)});
       }
-      group.all_reduce(call_of(Op::AllReduceCoalesced, DType::Float32, 0), pieces, Reduction{ReduceKind::Sum, 3, 1.0});
+      group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0), pieces, Reduction{ReduceKind::Sum, 3, 1.0});
       for (size_t i = 0; i < count; ++i) CHECK_EQ(data[i], sum_at(3, i));
     });
   }
