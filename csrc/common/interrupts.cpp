@@ -10,7 +10,7 @@ namespace {
 std::atomic<Interrupt (*)()> check_signals{nullptr};
 
 struct Here {
-  // Not an object with a destructor, which would run after the language it came from has ended.
+  // A plain pointer, since a destructor would run after the language that it came from has ended.
   std::exception_ptr* raised = nullptr;
   bool in_handler = false;
 };
