@@ -14,10 +14,10 @@ namespace ours::mpi {
 
 namespace {
 
-/// So long a message waits for another thread that calls MPI, which only one that makes a group keeps busy for long.
+/// How long a message waits for another thread's call of MPI. Only the making of a group takes long.
 constexpr std::chrono::milliseconds kBeginTimeout = std::chrono::minutes(5);
 
-/// The communicator of one group, for as long as its engine or a message needs it.
+/// The communicator of a group, which its engine and its messages share.
 class Link {
  public:
   Link(const MpiMeeting& meeting, const Plan& plan) {
@@ -31,7 +31,7 @@ class Link {
     const int code = MPI_Group_incl(world, static_cast<int>(plan.ranks.size()), plan.ranks.data(), &members);
     MPI_Group_free(&world);
     check(code, "MPI_Group_incl");
-    // The tag keeps groups apart that are made at the same time; one message of each pair is under way for it.
+    // The tag keeps groups apart that are made at the same time.
     const int tag = static_cast<int>(plan.nonce % static_cast<unsigned>(process.highest_tag()));
     const int created = MPI_Comm_create_group(MPI_COMM_WORLD, members, tag, &comm_);
     MPI_Group_free(&members);
@@ -39,7 +39,8 @@ class Link {
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   }
 
-  /// Frees the communicator, unless something may still be under way that the next one of that number would get.
+  /// Frees the communicator, unless a message may still be under way, which the next communicator of that number would
+  /// get.
   ~Link() {
     Process& process = Process::get();
     if (!clean || comm_ == MPI_COMM_NULL || !process.usable()) return;
@@ -47,7 +48,7 @@ class Link {
       const Use use;
       if (const auto calls = process.try_lock(kCallTimeout)) MPI_Comm_free(&comm_);
     } catch (const Error&) {
-      // MPI ends right now, and the communicator with it.
+      // MPI is being ended, and the communicator with it.
     }
   }
 
@@ -63,11 +64,11 @@ class Link {
   MPI_Comm comm_ = MPI_COMM_NULL;
 };
 
-/// A message in a buffer of its own: MPI cannot take back its hands from memory, but the group's memory has to be free
-/// at once when a call fails. The copies are short ones, of what is in the cache.
+/// A message in a buffer of its own. MPI may use a message's memory until it ends, but the group's memory has to be
+/// free as soon as a call fails. The copies are short and in the cache.
 class Message final : public Engine::Transfer {
  public:
-  /// One to send, which ends when it is received: what nobody received is not forgotten.
+  /// A message to send. It ends when it has been received, so that a message that nobody receives is noticed.
   Message(std::shared_ptr<Link> link, int peer, int tag, const void* data, size_t bytes)
       : link_(std::move(link)), buffer_(link_->buffers.take(bytes)), bytes_(bytes) {
     if (bytes > 0) std::memcpy(buffer_.memory.get(), data, bytes);
@@ -130,7 +131,7 @@ class Message final : public Engine::Transfer {
     if (bytes_ > 0) std::memcpy(target_, buffer_.memory.get(), bytes_);
   }
 
-  /// Takes back a receive, if its message has not come.
+  /// Cancels a receive whose message has not arrived.
   void cancel() noexcept {
     const auto calls = Process::get().try_lock(kCallTimeout);
     int flag = 0;
@@ -175,7 +176,7 @@ class MpiEngine final : public Engine {
     if (bytes > INT_MAX) throw InvalidArgument("a message by MPI has at most 2 GiB");
   }
 
-  /// Equal tags of messages to the same peer do no harm: they stay in their order.
+  /// Messages to the same peer with equal tags do no harm, since they stay in order.
   static int tag(uint32_t number) {
     return static_cast<int>(number % (static_cast<uint32_t>(Process::get().highest_tag()) + 1));
   }
@@ -185,27 +186,27 @@ class MpiEngine final : public Engine {
   std::atomic<bool> closed_{false};
 };
 
-/// Tells the other ranks, of which some may have given up by now, why this one cannot take part.
-void tell(const MpiMeeting& meeting, const std::string& reason) {
+/// Reports why this rank cannot take part to those of the other ranks that have not given up.
+void report_failure(const MpiMeeting& meeting, const std::string& reason) {
   try {
-    agree(meeting, Word::failure(reason));
+    agree(meeting, RankInfo::failure(reason));
   } catch (const std::exception&) {
   }
 }
 
 Engine* open(const MpiMeeting& meeting) {
   Process& process = Process::get();
-  Word word;
+  RankInfo info;
   try {
-    word = process.introduce(meeting);
+    info = process.introduce(meeting);
   } catch (const TimeoutError& e) {
-    tell(meeting, e.what());
+    report_failure(meeting, e.what());
     throw;
   } catch (const Error& e) {
-    word = Word::failure(e.what());
+    info = RankInfo::failure(e.what());
   }
-  const Plan plan = agree(meeting, word);
-  // What a thread that never ends uses may not be this function's.
+  const Plan plan = agree(meeting, info);
+  // Shared, since the thread below may never end.
   auto link = std::make_shared<std::shared_ptr<Link>>();
   const bool returned = wait_for(
       [meeting, plan, link] {
