@@ -2,15 +2,15 @@
 
 #include "backend/process_group.h"
 
-// The collectives that move no data. They run on the CPU, but one of a group that works on a device comes after what
-// the device's current stream has been given, and holds up the host, as NCCL's does.
+// The collectives that move no data. They run on the CPU. In a group that works on a device they come after what the
+// device's current stream has been given, and hold up the host, like NCCL's.
 
 namespace ours {
 
 namespace {
 
-/// Where a machine has no device, callers name one nevertheless: `dist.barrier(device_ids=[0])` asks for the type that
-/// torch was compiled for. There is no work of such a device to come after.
+/// On a machine without devices, callers may still name one: `dist.barrier(device_ids=[0])` means the device type that
+/// torch was compiled for. Such a device has no work to wait for.
 std::optional<at::Device> if_any(std::optional<at::Device> device) {
   return at::accelerator::deviceCount() > 0 ? device : std::nullopt;
 }
@@ -48,7 +48,7 @@ void ProcessGroupOurs::eagerConnectSingleDevice(at::Device device) {
   if (device.is_cpu()) return;
   c10d::BarrierOptions waiting;
   waiting.asyncOp = false;
-  // In the order of the collectives, like everything that ranks do together.
+  // It takes its turn among the collectives, like everything that ranks do together.
   const WorkPtr work = launch(Op::Barrier, waiting, [&]() -> Collective {
     return {DType::UInt8, {}, {}, [devices = devices_](Group&, const Call& call) { devices->group(call); }, device};
   });

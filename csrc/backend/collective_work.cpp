@@ -46,7 +46,7 @@ std::vector<at::Device> CollectiveWork::devices() const {
 }
 
 bool CollectiveWork::may_hold_stream() const {
-  // What has ended, the host knows the device to have done with.
+  // A stream need not wait for a collective that has ended, since the device has finished with it.
   return device_call_ && !device_call_->blocks_host() && !done() && !device_call_->is_first();
 }
 
@@ -57,15 +57,15 @@ void CollectiveWork::execute() noexcept {
   try {
     if (device_call_) {
       device_call_->run(body_, call);
-      // The hooks that complete() calls take their time, for which no stream has to wait.
+      // Streams need not wait for the hooks that complete() calls.
       device_call_->open();
     } else {
       body_(*group_, call);
     }
   } catch (...) {
     error = std::current_exception();
-    // The group knows it already if one of its operations threw this. Otherwise the peers must hear of it: of a call
-    // that has no meaning here if they make it, and of everything else in any case.
+    // If one of the group's operations threw this, the group knows it already. Otherwise the peers have to be told: of
+    // an invalid call only if they make the same call, and of everything else in any case.
     if (error_type_of(error) != c10d::ErrorType::SUCCESS) {
       group_->fail(error);
     } else {
@@ -76,7 +76,7 @@ void CollectiveWork::execute() noexcept {
   if (!device_call_) body_ = nullptr;
   complete(error);
   if (!device_call_) return;
-  // After a failure, too, and when the error can be seen: nothing may stay held.
+  // This also runs after a failure, and when the error can be seen: no stream may stay held.
   device_call_->open();
   device_call_->disposal()->drop([body = std::exchange(body_, nullptr)] {});
 }
@@ -88,10 +88,10 @@ void CollectiveWork::drop(c10::intrusive_ptr<CollectiveWork> work) {
 }
 
 void CollectiveWork::run_callbacks() noexcept {
-  // An error is all that a future of a failed one has, and the device may refuse to be asked for anything.
+  // The future of a failed Work has only an error, and the device may refuse any request.
   if (!device_call_ || exception()) return OursWork::run_callbacks();
   try {
-    // The future notes the current stream, and makes those of its callbacks wait for that one: no other may be held up.
+    // The future records the current stream, for which its callbacks then wait: no other stream may be held up.
     device_call_->on_own_stream([this] { OursWork::run_callbacks(); });
   } catch (const std::exception& e) {
     TORCH_WARN("the callbacks on the future of ", name_of(op_), " did not run: ", e.what());

@@ -12,71 +12,73 @@
 
 namespace ours {
 
-/// A collective to run: its memory, what to do with it, and how it was called.
+/// A collective to run: its tensors, what to do with them, and how it was called.
 struct Collective {
   DType dtype = DType::UInt8;
   std::vector<at::Tensor> inputs;
   std::vector<std::vector<at::Tensor>> outputs;
-  /// Does the operation; owns all tensors that it touches.
+  /// Does the operation, and owns all tensors that it touches.
   std::function<void(Group&, const Call&)> body;
-  /// The device whose current stream a collective without tensors comes after, though it works on the CPU.
+  /// For a collective that works on the CPU without tensors: the device after whose current stream it has to run.
   std::optional<at::Device> behind{};
-  Op op{};  ///< this and the rest are for launch() to fill in
+  Op op{};  ///< this field and the following ones are filled in by launch()
   bool async_op = true;
-  std::chrono::milliseconds timeout{-1};  ///< < 0: the group's
+  std::chrono::milliseconds timeout{-1};  ///< < 0: the group's timeout
 };
 
-/// One collective of a group, run by its CommQueue.
+/// A collective of a group, which the group's CommQueue runs.
 class CollectiveWork final : public OursWork {
  public:
   CollectiveWork(Collective collective, std::shared_ptr<Group> group, std::shared_ptr<CommQueue> queue,
                  std::shared_ptr<GroupStatus> status);
 
-  /// Blocks until the operation has ended and throws its error. Of device tensors, where no timeout is given: makes the
-  /// current stream wait instead where that can be (see DeviceCall), and throws the error if the operation
-  /// has failed by now. A `timeout` (0: none) that passes before throws too, and leaves the operation and the group as
-  /// they are.
+  /// Blocks until the operation has ended, and throws its error. For device tensors and without a timeout, it makes the
+  /// current stream wait instead where that is possible (see DeviceCall), and throws the error only if the operation
+  /// has failed by then. If `timeout` (0: none) passes first it throws, and leaves the operation and the group as they
+  /// are.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
-  /// Makes the current stream wait until the operation has ended, or the host; nothing to do for CPU tensors.
+  /// Makes the current stream wait until the operation has ended, or the host where a stream cannot wait. Does nothing
+  /// for CPU tensors.
   void synchronize() override;
 
-  /// Of device tensors: their part in the device's order of work. Before execute().
+  /// Sets how a collective of device tensors fits into the order of the device's work. Called before execute().
   void set_device_call(std::unique_ptr<DeviceCall> call) { device_call_ = std::move(call); }
 
-  /// It is started by a callback of that origin; before submit().
+  /// Says that a callback with this origin starts the collective. Called before submit().
   void set_origin(Origin origin) { origin_ = std::move(origin); }
 
-  /// Whose callbacks those on its future are.
+  /// Where the callbacks on its future belong.
   Origin origin() const;
 
-  /// Which of the queue's collectives it is; before execute().
+  /// Sets its number among the queue's collectives. Called before execute().
   void set_sequence(uint64_t count);
 
-  /// Runs the operation and completes the Work, but for its callbacks. Called once, by the queue.
+  /// Runs the operation and completes the Work, except for its callbacks. The queue calls it once.
   void execute() noexcept;
 
-  /// Drops a reference, which may be the last, and with it tensors and callbacks of Python. Never waits for a device.
+  /// Drops a reference. If it is the last one, tensors and Python callbacks go with it. Never waits for a device.
   static void drop(c10::intrusive_ptr<CollectiveWork> work);
 
   using OursWork::has_callbacks;
   void run_callbacks() noexcept;
 
  protected:
-  /// Where there is no output, too: callbacks must not run in the stream in which the future is completed.
+  /// Returns the device even if there is no output, since callbacks must not run in the stream in which the future is
+  /// completed.
   std::vector<at::Device> devices() const override;
 
  private:
-  /// Whether a stream may wait for it instead of the host: it is of device tensors, under way, and not the first, and
-  /// nobody wants the host to wait.
+  /// Whether a stream may wait for it instead of the host: it has device tensors, is under way, is not the first such
+  /// collective, and the user has not asked that the host waits.
   bool may_hold_stream() const;
 
   const DType dtype_;
   std::function<void(Group&, const Call&)> body_;
   std::shared_ptr<Group> group_;
   std::shared_ptr<CommQueue> queue_;
-  std::unique_ptr<DeviceCall> device_call_;  // null: of CPU tensors
-  std::optional<Origin> origin_;             // none: no callback started it
+  std::unique_ptr<DeviceCall> device_call_;  // null for CPU tensors
+  std::optional<Origin> origin_;             // set if a callback started it
 };
 
 }  // namespace ours
