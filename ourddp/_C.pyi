@@ -27,9 +27,6 @@ def option_values() -> dict[str, str]:
 def parse_options(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the options that ``environment`` would give, by variable. Raises ValueError as option_values()."""
 
-def stray_variables(names: Sequence[str]) -> list[str]:
-    """Return a sentence for each of ``names`` that begins with OURS_ and that nothing reads."""
-
 # --- table of algorithms (csrc/python/bind_select.cpp) ----------------------------------------------------------------
 
 def selection_table(option: str) -> str:

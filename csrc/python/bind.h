@@ -5,13 +5,13 @@
 
 #include <memory>
 
-// What ourddp._C consists of: one function for each bind_*.cpp.
+// The parts of ourddp._C: one function for each bind_*.cpp.
 
 namespace ours {
 
 class Device;
 
-/// The options: their values and the table that documents them.
+/// The options: their values, and the table that documents them.
 void bind_options(pybind11::module_& module);
 
 /// The table of algorithms.
@@ -23,7 +23,7 @@ void bind_backend(pybind11::module_& module);
 /// The futures of collectives, whose callbacks may communicate.
 void bind_futures(pybind11::module_& module);
 
-/// What makes backends of torch that are engines.
+/// The maker of torch's backends that serve as engines.
 void bind_engines(pybind11::module_& module);
 
 /// The devices and the libraries that serve them.
@@ -35,7 +35,7 @@ void bind_reducer(pybind11::module_& module);
 /// Copies between gradients and buckets.
 void bind_copies(pybind11::module_& module);
 
-/// What copies gradients on a device of torch's with one kernel a bucket; null where nothing of this package does.
+/// The device of torch's that copies gradients with one kernel for each bucket; null if this package does not serve it.
 std::shared_ptr<Device> find_copier(c10::Device device);
 
 }  // namespace ours
