@@ -60,7 +60,6 @@ void* map_shared(size_t bytes) {
   return memory;
 }
 
-/// A rank of the job.
 class Rank {
  public:
   Rank(const Job& job, int rank)

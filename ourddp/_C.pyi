@@ -41,7 +41,7 @@ def choose_algorithm(operation: str, nodes: int, local: int, bytes: int, option:
 # --- backend (csrc/python/bind_backend.cpp) --------------------------------------------------------------------------
 
 class MisuseError(ValueError, RuntimeError):
-    """A call that has no meaning. Other backends raise ValueError for some of these, and RuntimeError for others."""
+    """An invalid call. Other backends raise ValueError for some of these, and RuntimeError for others."""
 
 class OrderedFuture(Future[Any]):
     """The future of a collective. Collectives of its callbacks are matched by the order of attachment."""

@@ -11,20 +11,20 @@ namespace {
 
 /// On a machine without devices, callers may still name one: `dist.barrier(device_ids=[0])` means the device type that
 /// torch was compiled for. Such a device has no work to wait for.
-std::optional<at::Device> if_any(std::optional<at::Device> device) {
+std::optional<at::Device> if_devices_exist(std::optional<at::Device> device) {
   return at::accelerator::deviceCount() > 0 ? device : std::nullopt;
 }
 
 }  // namespace
 
 std::optional<at::Device> ProcessGroupOurs::device_of(const c10d::BarrierOptions& opts) const {
-  if (opts.device) return opts.device->is_cpu() ? std::nullopt : if_any(opts.device);
+  if (opts.device) return opts.device->is_cpu() ? std::nullopt : if_devices_exist(opts.device);
   std::optional<at::Device> device = devices_->device();
   if (!device) device = getBoundDeviceId();
   if (opts.device_ids.empty()) return device;
   const auto type = device ? std::optional(device->type()) : at::getAccelerator();
   if (!type) return std::nullopt;
-  return if_any(at::Device(*type, static_cast<c10::DeviceIndex>(opts.device_ids.front())));
+  return if_devices_exist(at::Device(*type, static_cast<c10::DeviceIndex>(opts.device_ids.front())));
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::barrier(const c10d::BarrierOptions& opts) {

@@ -11,7 +11,7 @@
 
 namespace ours {
 
-Callback*& Callback::place() {
+Callback*& Callback::running() {
   thread_local Callback* current = nullptr;
   return current;
 }
@@ -28,7 +28,7 @@ Callback::Callback(const Origin& origin) : origin_(current() != nullptr ? curren
 void Callback::leave() noexcept {
   CallbackOrder& order = *origin_.order;
   const std::lock_guard<std::mutex> lock(order.mutex_);
-  if (!std::exchange(stands_, false)) return;
+  if (!std::exchange(has_place_, false)) return;
   order.callbacks_.erase(position_);
   order.returned_.notify_all();
 }

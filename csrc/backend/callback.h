@@ -36,14 +36,14 @@ class Callback {
   Callback& operator=(const Callback&) = delete;
 
   /// The callback that the calling thread runs; null if it runs none.
-  static Callback* current() { return place(); }
+  static Callback* current() { return running(); }
 
   /// Marks the calling thread as running `callback`, which counts as returned when this object is destroyed.
   class Running {
    public:
-    explicit Running(Callback& callback) : callback_(callback), before_(place()) { place() = &callback; }
+    explicit Running(Callback& callback) : callback_(callback), before_(running()) { running() = &callback; }
     ~Running() {
-      place() = before_;
+      running() = before_;
       callback_.leave();
     }
     Running(const Running&) = delete;
@@ -57,8 +57,8 @@ class Callback {
   /// Marks the calling thread as running no callback: what it does meanwhile is not the callback's doing.
   class Outside {
    public:
-    Outside() : before_(place()) { place() = nullptr; }
-    ~Outside() { place() = before_; }
+    Outside() : before_(running()) { running() = nullptr; }
+    ~Outside() { running() = before_; }
     Outside(const Outside&) = delete;
     Outside& operator=(const Outside&) = delete;
 
@@ -78,12 +78,12 @@ class Callback {
   const Origin& origin() const { return origin_; }
 
  private:
-  static Callback*& place();
+  static Callback*& running();
   void leave() noexcept;
 
   const Origin origin_;
   std::list<const Callback*>::iterator position_;
-  bool stands_ = true;
+  bool has_place_ = true;
 };
 
 /// The callbacks of a group's futures that have not returned, in order.

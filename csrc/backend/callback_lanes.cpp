@@ -28,7 +28,7 @@ using Milliseconds = std::chrono::milliseconds;
 constexpr Milliseconds kGrace{500};
 
 /// The messages that have not ended, each from or to another rank.
-class Awaited {
+class PendingMessages {
  public:
   void add(int rank) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -55,7 +55,7 @@ class Awaited {
     return ranks_;
   }
 
-  uint64_t word = 0;  ///< the contents of the messages, which do not matter
+  uint64_t contents = 0;  ///< the contents of the messages, which do not matter
 
  private:
   std::mutex mutex_;
@@ -72,12 +72,12 @@ class Gathering {
       : messages_(messages), tag_(tag), timeout_(timeout + kSlack) {}
 
   void send(int rank) {
-    messages_.send({&awaited_->word, sizeof(awaited_->word)}, DType::Int64, rank, tag_, limit(), done(rank));
+    messages_.send({&pending_->contents, sizeof(pending_->contents)}, DType::Int64, rank, tag_, limit(), done(rank));
   }
   void recv(int rank) {
-    messages_.recv({&awaited_->word, sizeof(awaited_->word)}, DType::Int64, rank, tag_, limit(), done(rank));
+    messages_.recv({&pending_->contents, sizeof(pending_->contents)}, DType::Int64, rank, tag_, limit(), done(rank));
   }
-  std::vector<int> late(Deadline deadline, int self) { return awaited_->late(deadline, self); }
+  std::vector<int> late(Deadline deadline, int self) { return pending_->late(deadline, self); }
 
  private:
   /// The messages' own timeout comes later than any wait for them, since its error would not say what they are for.
@@ -91,9 +91,9 @@ class Gathering {
   }
 
   TransferDone done(int rank) {
-    awaited_->add(rank);
-    return [awaited = awaited_, rank](const Transfer& transfer) {
-      awaited->end(rank, transfer.error());
+    pending_->add(rank);
+    return [pending = pending_, rank](const Transfer& transfer) {
+      pending->end(rank, transfer.error());
       return TransferCallbacks();
     };
   }
@@ -101,7 +101,7 @@ class Gathering {
   PointToPoint& messages_;
   const int tag_;
   const Milliseconds timeout_;
-  const std::shared_ptr<Awaited> awaited_ = std::make_shared<Awaited>();
+  const std::shared_ptr<PendingMessages> pending_ = std::make_shared<PendingMessages>();
 };
 
 /// A negative tag, which programs cannot use.

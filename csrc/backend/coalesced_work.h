@@ -8,7 +8,6 @@
 
 namespace ours {
 
-/// Several Works that are waited for as one.
 class CoalescedWork final : public c10d::Work {
  public:
   explicit CoalescedWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
@@ -25,7 +24,6 @@ class CoalescedWork final : public c10d::Work {
 
   void synchronize() override;
 
-  /// The results of all Works, one after another.
   std::vector<at::Tensor> result() override;
 
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;

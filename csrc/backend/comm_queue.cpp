@@ -55,9 +55,9 @@ void add_niceness(int64_t niceness) {
 
 }  // namespace
 
-CommQueue::Place& CommQueue::here() {
-  thread_local Place place;
-  return place;
+CommQueue::ThreadRole& CommQueue::role() {
+  thread_local ThreadRole own;
+  return own;
 }
 
 void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
@@ -74,7 +74,7 @@ void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
     return;
   }
   queue_.push_back(work);
-  if (here().calls == nullptr) await_returning_server(lock);
+  if (role().calls == nullptr) await_returning_server(lock);
   if (queue_.empty()) return;
   // The thread that runs a Work calls a server for what is queued meanwhile. If there are no servers, the caller waits.
   if ((running_ && servers_ > 0) || call_server()) return;
@@ -107,17 +107,17 @@ void CommQueue::run(const WorkPtr& work, Lock& lock) {
   if (nested) return;
   if (stopping_) work_available_.notify_all();
   // A comm thread takes the next Work itself, unless it is in a callback or has callbacks to run.
-  const bool goes_on = here().serves == this && here().calls == nullptr && !calls;
+  const bool goes_on = role().serves == this && role().calls == nullptr && !calls;
   if (!queue_.empty() && !goes_on) call_server();
   if (calls) run_callbacks(*work, lock);
 }
 
 void CommQueue::run_callbacks(CollectiveWork& work, Lock& lock) {
   lock.unlock();
-  const Place before = here();
-  here().calls = this;
+  const ThreadRole before = role();
+  role().calls = this;
   work.run_callbacks();
-  here() = before;
+  role() = before;
   lock.lock();
   --calling_;
   if (waiters_ > 0) progress_.notify_all();
@@ -182,7 +182,7 @@ void CommQueue::drain() {
   Lock lock(mutex_);
   ++waiters_;
   const auto others_run = [&] {
-    return (running_ && runner_ != std::this_thread::get_id()) || (here().calls != this && calling_ > 0);
+    return (running_ && runner_ != std::this_thread::get_id()) || (role().calls != this && calling_ > 0);
   };
   while (!queue_.empty() || others_run()) {
     if (may_run() && !queue_.empty()) {
@@ -219,7 +219,7 @@ void CommQueue::stop() {
 }
 
 void CommQueue::wait_stopped(std::chrono::milliseconds limit) {
-  if (here().serves == this) return;
+  if (role().serves == this) return;
   const Deadline deadline = Deadline::after(limit);
   Lock lock(mutex_);
   ++waiters_;
@@ -248,7 +248,7 @@ bool CommQueue::call_server() {
 void CommQueue::serve() {
   set_affinity(affinity_);
   add_niceness(niceness_);
-  here().serves = this;
+  role().serves = this;
   Lock lock(mutex_);
   while (true) {
     work_available_.wait(lock, [&] { return !running_ && (!queue_.empty() || stopping_); });

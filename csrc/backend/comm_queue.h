@@ -45,7 +45,6 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   /// time.
   void wait_idle(std::chrono::milliseconds limit);
 
-  /// True while something is queued or running.
   bool busy() const;
 
   /// Lets the comm threads end after what is queued. submit() must not be called afterwards.
@@ -55,18 +54,16 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   /// thread.
   void wait_stopped(std::chrono::milliseconds limit);
 
-  /// The number of the last Work that was submitted.
   uint64_t last_sequence() const { return sequence_.load(std::memory_order_relaxed); }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
 
-  /// What a thread is doing for a queue.
-  struct Place {
+  struct ThreadRole {
     const CommQueue* serves = nullptr;  ///< it is a comm thread of this queue
     const CommQueue* calls = nullptr;   ///< it runs the callbacks of a Work of this queue
   };
-  static Place& here();
+  static ThreadRole& role();
 
   /// Runs a Work with the lock released, and its callbacks while other threads may run the next one.
   void run(const WorkPtr& work, Lock& lock);
@@ -78,7 +75,7 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   bool may_run() const { return running_ ? runner_ == std::this_thread::get_id() : !in_callback() || no_thread_; }
 
   /// Whether the calling thread runs the callbacks of a Work, or a callback that ran as soon as it was attached.
-  static bool in_callback() { return here().calls != nullptr || Callback::current() != nullptr; }
+  static bool in_callback() { return role().calls != nullptr || Callback::current() != nullptr; }
 
   /// Sleeps until something has changed, but not beyond `end` or the time of the next check for signals.
   void sleep(Lock& lock, Clock::time_point end);

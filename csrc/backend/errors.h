@@ -13,7 +13,6 @@ class MisuseError final : public c10::ValueError {
   using c10::ValueError::ValueError;
 };
 
-/// Throws the same error as a MisuseError.
 [[noreturn]] void throw_misuse(const c10::ValueError& error);
 
 /// What getError() reports for a failure. SUCCESS for InvalidArgument, which does not end a group.

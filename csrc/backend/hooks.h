@@ -61,7 +61,6 @@ class HookTable {
   std::atomic<bool> empty_{true};
 };
 
-/// What a finished Work reports to completion hooks.
 struct Completion {
   uint64_t key;
   float duration_ms;

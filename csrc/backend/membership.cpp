@@ -7,8 +7,6 @@
 #include "common/error.h"
 #include "common/interrupts.h"
 
-// Making new groups out of this one.
-
 namespace ours {
 
 namespace {

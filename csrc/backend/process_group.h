@@ -167,7 +167,6 @@ class ProcessGroupOurs final : public c10d::Backend {
                                            const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) override;
 
  private:
-  /// By rank in the group; empty if unknown.
   std::vector<uint64_t> global_ranks() const;
   void record_flights();
   void connect(Milliseconds timeout);
@@ -186,7 +185,6 @@ class ProcessGroupOurs final : public c10d::Backend {
   c10::intrusive_ptr<ProcessGroupOurs> open_lane(const std::string& name, const std::string& what,
                                                  Milliseconds timeout);
   std::vector<c10::intrusive_ptr<ProcessGroupOurs>> lanes();
-  /// The parts of the lanes and of the group.
   std::vector<GroupParts> all_parts();
 
   /// Numbers, traces, and runs or queues the collective that `describe` returns. If `describe` throws ValueError, the
@@ -216,7 +214,6 @@ class ProcessGroupOurs final : public c10d::Backend {
   c10::intrusive_ptr<CollectiveWork> start(Collective collective, Milliseconds timeout, const Callback* callback);
   /// The callback that the calling thread runs, if what it starts needs a lane; otherwise null.
   const Callback* current_callback() const;
-  /// The number of the next collective.
   uint64_t next_number(const Callback* callback) const;
   /// How a collective fits into the order of a device's work; null for CPU tensors.
   std::unique_ptr<DeviceCall> device_call(const Collective& collective, uint64_t number, Milliseconds timeout);

@@ -31,7 +31,6 @@ enum class DType : uint8_t {
   Opaque8,  // any other one-byte type; moved, never reduced
 };
 
-/// Bytes of one element.
 size_t size_of(DType dtype);
 
 /// PyTorch's name for the type, e.g. "float32".

@@ -23,7 +23,6 @@ class Interrupts {
  public:
   static constexpr std::chrono::milliseconds kBetweenLooks{50};
 
-  /// Whether it is time to call look().
   bool due();
 
   /// Runs handlers if it is time. Returns the name of what one of them has raised, or an empty string. If it has

@@ -6,7 +6,6 @@
 
 namespace ours {
 
-/// Nanoseconds of the steady clock.
 inline int64_t steady_ns(std::chrono::steady_clock::time_point time = std::chrono::steady_clock::now()) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
 }

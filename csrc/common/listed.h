@@ -5,7 +5,6 @@
 
 namespace ours {
 
-/// The number of entries of a list that an error message names.
 constexpr size_t kMostListed = 16;
 
 /// The entries by name, as in "rank 1, rank 2": at most kMostListed of them, and " and more" if there are more.

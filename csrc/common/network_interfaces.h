@@ -7,14 +7,13 @@
 
 namespace ours {
 
-/// An address of a network interface that is up.
 struct InterfaceAddress {
   std::string name;
   SocketAddress address;
   bool loopback;
 };
 
-/// The addresses of this machine (in this network namespace).
+/// The addresses of the interfaces of this machine (in this network namespace) that are up.
 std::vector<InterfaceAddress> interface_addresses();
 
 /// The addresses in `all` that `wanted` names: interfaces ("eth0"), networks ("10.0.0.0/8") or addresses, separated by

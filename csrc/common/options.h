@@ -14,7 +14,6 @@ enum class Setting { Auto, Off, On };
 /// The type in which float32 values travel between nodes.
 enum class WireType : uint8_t { Float32, BFloat16, Float16 };
 
-/// What moves the data of device tensors.
 enum class DeviceEngine : uint8_t { Auto, Nccl, Ipc, Staging };
 
 /// The engine's word in OURS_DEVICE_ENGINE, e.g. "ipc".
@@ -72,7 +71,6 @@ Options parse_options(const std::function<const char*(const char*)>& lookup);
 /// been meant.
 std::vector<std::string> stray_variables(const std::vector<std::string>& names);
 
-/// The names of all variables in this process's environment.
 std::vector<std::string> environment_names();
 
 /// The options of this process, read from its environment at the first call. Throws like parse_options().

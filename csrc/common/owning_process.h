@@ -11,7 +11,6 @@ namespace ours {
 /// to its parent. The check needs no system call, as getpid() would.
 class OwningProcess {
  public:
-  /// Belongs to the calling process.
   OwningProcess() : forks_(forks()), pid_(::getpid()) {}
 
   /// False in a forked child of the owner.

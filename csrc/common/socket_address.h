@@ -9,7 +9,6 @@
 
 namespace ours {
 
-/// An IPv4 or IPv6 address with a port.
 class SocketAddress {
  public:
   /// Parses "10.0.0.1", "10.0.0.1:80", "fd00::1" or "[fd00::1]:80"; nothing if it is something else, such as a name.
@@ -34,7 +33,6 @@ class SocketAddress {
   /// The address with the port, in the form that parse() reads.
   std::string text() const;
 
-  /// The 4 or 16 bytes of the address.
   const uint8_t* bytes() const;
   size_t byte_count() const;
 
@@ -47,7 +45,6 @@ class SocketAddress {
   sockaddr_storage storage_{};
 };
 
-/// Compares family, address and port.
 bool operator==(const SocketAddress& a, const SocketAddress& b);
 
 /// A network such as 10.0.0.0/8 or fd00::/8. An address without a length is a network of one.

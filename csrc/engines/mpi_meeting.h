@@ -15,7 +15,6 @@ struct MpiLauncher {
   int rank = -1;    ///< of this process in the job
 };
 
-/// Reads the launcher's variables in the environment.
 MpiLauncher find_mpi_launcher();
 
 /// The ranks that are to meet through MPI, and the keys through which they exchange what they need for it. The caller

@@ -10,7 +10,6 @@
 
 namespace ours::mpi {
 
-/// What a rank reports about itself.
 struct RankInfo {
   enum class State {
     Failed,    ///< it cannot take part, and `text` says why

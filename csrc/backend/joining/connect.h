@@ -8,7 +8,6 @@
 
 namespace ours {
 
-/// The connections between the ranks of a process group.
 struct Connections {
   std::shared_ptr<Group> group;
   std::shared_ptr<PointToPoint> messages;

@@ -37,7 +37,7 @@ std::string obstacle(const std::string& name) {
   if (name == kTcp) return "";
   if (name == kMpi) return mpi_obstacle();
   const auto maker = makers().get();
-  if (!maker) return "nobody has said how backends are made; import ourddp first, or call set_backend_maker()";
+  if (!maker) return "there is no maker of backends; import ourddp first, or call set_backend_maker()";
   return maker->obstacle(name);
 }
 

@@ -179,7 +179,7 @@ std::string Rendezvous::absent(const std::string& step) {
   try {
     missing = keys_.missing(keys, kMostListed + 1, Deadline::after(kErrorPatience));
   } catch (const Error& e) {
-    silence = std::string(" (nobody knows: ") + e.what() + ')';
+    silence = std::string(" (the store does not tell: ") + e.what() + ')';
   }
   return "rank " + (missing.empty() ? "0" : listed(missing)) + " of " + meeting_.group + " did not publish " +
          (missing.empty() ? "what all others did" : "where it is") + silence + " (timeout after " +

@@ -53,7 +53,7 @@ struct Inquiry {
 std::vector<std::string> wait_for(c10d::Store& store, const std::vector<std::string>& names,
                                   const StoreKeys::Terms& terms, Deadline deadline, const std::atomic<bool>& dropped) {
   for (Milliseconds pause(1); !store.check(names); pause = std::min(2 * pause, terms.pause)) {
-    if (deadline.passed() || dropped) throw TimeoutError("nobody has set " + names.front());
+    if (deadline.passed() || dropped) throw TimeoutError("no rank has set " + names.front());
     try {
       if (terms.check) terms.check(store);
     } catch (...) {

@@ -18,9 +18,9 @@ namespace {
 constexpr std::chrono::milliseconds kBeginTimeout = std::chrono::minutes(5);
 
 /// The communicator of a group, which its engine and its messages share.
-class Link {
+class Communicator {
  public:
-  Link(const MpiMeeting& meeting, const Plan& plan) {
+  Communicator(const MpiMeeting& meeting, const Plan& plan) {
     Process& process = Process::get();
     const Use use;
     const auto calls = process.lock(meeting.deadline);
@@ -41,7 +41,7 @@ class Link {
 
   /// Frees the communicator, unless a message may still be under way, which the next communicator of that number would
   /// get.
-  ~Link() {
+  ~Communicator() {
     Process& process = Process::get();
     if (!clean || comm_ == MPI_COMM_NULL || !process.usable()) return;
     try {
@@ -52,8 +52,8 @@ class Link {
     }
   }
 
-  Link(const Link&) = delete;
-  Link& operator=(const Link&) = delete;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
 
   MPI_Comm comm() const { return comm_; }
 
@@ -69,22 +69,28 @@ class Link {
 class Message final : public Engine::Transfer {
  public:
   /// A message to send. It ends when it has been received, so that a message that nobody receives is noticed.
-  Message(std::shared_ptr<Link> link, int peer, int tag, const void* data, size_t bytes)
-      : link_(std::move(link)), buffer_(link_->buffers.take(bytes)), bytes_(bytes) {
+  Message(std::shared_ptr<Communicator> communicator, int peer, int tag, const void* data, size_t bytes)
+      : communicator_(std::move(communicator)), buffer_(communicator_->buffers.take(bytes)), bytes_(bytes) {
     if (bytes > 0) std::memcpy(buffer_.memory.get(), data, bytes);
     const auto calls = Process::get().lock(Deadline::after(kBeginTimeout));
-    begin(MPI_Issend(buffer_.memory.get(), static_cast<int>(bytes), MPI_BYTE, peer, tag, link_->comm(), &request_));
+    begin(MPI_Issend(buffer_.memory.get(), static_cast<int>(bytes), MPI_BYTE, peer, tag, communicator_->comm(),
+                     &request_));
   }
 
-  Message(std::shared_ptr<Link> link, int peer, int tag, void* data, size_t bytes)
-      : link_(std::move(link)), buffer_(link_->buffers.take(bytes)), receives_(true), target_(data), bytes_(bytes) {
+  Message(std::shared_ptr<Communicator> communicator, int peer, int tag, void* data, size_t bytes)
+      : communicator_(std::move(communicator)),
+        buffer_(communicator_->buffers.take(bytes)),
+        receives_(true),
+        target_(data),
+        bytes_(bytes) {
     const auto calls = Process::get().lock(Deadline::after(kBeginTimeout));
-    begin(MPI_Irecv(buffer_.memory.get(), static_cast<int>(bytes), MPI_BYTE, peer, tag, link_->comm(), &request_));
+    begin(MPI_Irecv(buffer_.memory.get(), static_cast<int>(bytes), MPI_BYTE, peer, tag, communicator_->comm(),
+                    &request_));
   }
 
   ~Message() override {
     if (ended_) return;
-    link_->clean = false;
+    communicator_->clean = false;
     Process& process = Process::get();
     if (process.usable() && receives_) cancel();
     if (!ended_) process.abandon(request_, std::move(buffer_));
@@ -98,14 +104,14 @@ class Message final : public Engine::Transfer {
     MPI_Status status;
     if (!test(&status)) return false;
     if (receives_) take(status);
-    link_->buffers.give_back(std::move(buffer_));
+    communicator_->buffers.give_back(std::move(buffer_));
     return true;
   }
 
  private:
   void begin(int code) {
     ended_ = code != MPI_SUCCESS;
-    if (ended_) link_->clean = false;
+    if (ended_) communicator_->clean = false;
     check(code, receives_ ? "MPI_Irecv" : "MPI_Issend");
   }
 
@@ -116,7 +122,7 @@ class Message final : public Engine::Transfer {
     const int code = MPI_Test(&request_, &flag, status);
     ended_ = flag != 0 || code != MPI_SUCCESS;
     if (ended_) use_.end();
-    if (code != MPI_SUCCESS) link_->clean = false;
+    if (code != MPI_SUCCESS) communicator_->clean = false;
     check(code, receives_ ? "a message did not arrive by MPI" : "a message could not be sent by MPI");
     return ended_;
   }
@@ -140,7 +146,7 @@ class Message final : public Engine::Transfer {
   }
 
   Use use_;
-  const std::shared_ptr<Link> link_;
+  const std::shared_ptr<Communicator> communicator_;
   Buffer buffer_;
   const bool receives_ = false;
   void* const target_ = nullptr;
@@ -151,18 +157,19 @@ class Message final : public Engine::Transfer {
 
 class MpiEngine final : public Engine {
  public:
-  explicit MpiEngine(std::shared_ptr<Link> link) : link_(std::move(link)), name_("mpi (" + library_name() + ")") {}
+  explicit MpiEngine(std::shared_ptr<Communicator> communicator)
+      : communicator_(std::move(communicator)), name_("mpi (" + library_name() + ")") {}
 
   std::string name() const override { return name_; }
 
   std::unique_ptr<Transfer> send(int peer, uint32_t number, const void* data, size_t bytes) override {
     check_open(bytes);
-    return std::make_unique<Message>(link_, peer, tag(number), data, bytes);
+    return std::make_unique<Message>(communicator_, peer, tag(number), data, bytes);
   }
 
   std::unique_ptr<Transfer> receive(int peer, uint32_t number, void* data, size_t bytes) override {
     check_open(bytes);
-    return std::make_unique<Message>(link_, peer, tag(number), data, bytes);
+    return std::make_unique<Message>(communicator_, peer, tag(number), data, bytes);
   }
 
   void set_waker(std::function<void()>) override {}
@@ -181,7 +188,7 @@ class MpiEngine final : public Engine {
     return static_cast<int>(number % (static_cast<uint32_t>(Process::get().highest_tag()) + 1));
   }
 
-  const std::shared_ptr<Link> link_;
+  const std::shared_ptr<Communicator> communicator_;
   const std::string name_;
   std::atomic<bool> closed_{false};
 };
@@ -207,11 +214,11 @@ Engine* open(const MpiMeeting& meeting) {
   }
   const Plan plan = agree(meeting, info);
   // Shared, since the thread below may never end.
-  auto link = std::make_shared<std::shared_ptr<Link>>();
+  auto communicator = std::make_shared<std::shared_ptr<Communicator>>();
   const bool returned = wait_for(
-      [meeting, plan, link] {
+      [meeting, plan, communicator] {
         Process::get().initialise(meeting, plan);
-        *link = std::make_shared<Link>(meeting, plan);
+        *communicator = std::make_shared<Communicator>(meeting, plan);
       },
       meeting.deadline);
   if (!returned) {
@@ -221,7 +228,7 @@ Engine* open(const MpiMeeting& meeting) {
                        " ms: all processes that mpirun started have to initialise MPI, and all ranks of the group "
                        "have to be alive");
   }
-  return new MpiEngine(std::move(*link));
+  return new MpiEngine(std::move(*communicator));
 }
 
 }  // namespace
