@@ -76,7 +76,7 @@ def test_subgroups_share_memory_if_two_of_their_ranks_do():
     assert fourth == [True, True]
 
 
-# --- what differs ----------------------------------------------------------------------------------------------------
+# --- what differs for ranks of several nodes --------------------------------------------------------------------------
 
 
 def memory(rank: int, world: int) -> None:

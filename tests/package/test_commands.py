@@ -14,8 +14,6 @@ import ourddp
 from ourddp import _C, _build_info, info
 from ourddp.__main__ import main
 
-# --- command-line tools ----------------------------------------------------------------------------------------------
-
 
 def test_info_is_laid_out_in_sections():
     report = {"versions": {"ourddp": "1", "torch": "2"}, "node": {"boot id": "yes"}, "options": {}}
