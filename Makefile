@@ -1,5 +1,5 @@
-# Everything starts from a bare Python >= 3.10 and a C++ compiler: the first target that needs it makes an environment of
-# its own, installs from PyPI, and builds. Later runs reuse it.
+# Everything starts from a bare Python >= 3.10 and a C++ compiler: the first target that needs an environment makes one,
+# installs packages from PyPI, and builds. Later runs reuse it.
 #   make demo                         train a model with 4 ranks
 #   make test [TORCH=2.11] [ARGS=..]  the Python and C++ tests, with the newest torch or the one named
 #   make conformance                  torch's own suite for process groups (long)
@@ -15,16 +15,16 @@ FILTER ?=
 NPROC ?= 4
 
 VENV := .venv$(if $(TORCH),-$(TORCH))
-# Below this folder, whose path may have spaces; nothing here is started elsewhere.
+# It is below this folder, whose path may contain spaces, so it is relative.
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # ninja, torchrun and the linters are found in the environment that the target uses.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# Whoever uses this file may change the code. OURS_WERROR=0 is for a compiler that warns about more.
+# People who use this file may change the code. OURS_WERROR=0 is for a compiler that warns about more.
 export OURS_WERROR ?= 1
-# Kernels for devices take minutes to compile, which is not lost where there is none to run them. OURS_WITH_CUDA=1 asks.
+# Kernels for devices take minutes to compile, so they are left out without a device. OURS_WITH_CUDA=1 asks for them.
 export OURS_WITH_CUDA ?= $(if $(wildcard /dev/nvidia*),auto,0)
-# A pipe fails where a part of it does.
+# A pipe fails if one of its parts fails.
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 export MAX_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
@@ -69,7 +69,7 @@ $(VENV)/.packages: pyproject.toml $(VENV)/.venv
 	@$(PIP) install "torch$(if $(TORCH),==$(TORCH).*)" --group test
 	@touch $@
 
-# The extension lies in ourddp/ for whichever torch and options built it last; build/.options tells a change of them.
+# The extension in ourddp/ is for the torch and options that built it last; build/.options changes when they do.
 OPTIONS := $(VENV) CUDA=$(OURS_WITH_CUDA) MPI=$(OURS_WITH_MPI) WERROR=$(OURS_WERROR)
 build/.options: FORCE
 	@mkdir -p build
@@ -78,7 +78,7 @@ build/.options: FORCE
 .PHONY: FORCE
 FORCE:
 
-# ninja counts the files that are compiled; every tenth line is shown.
+# ninja counts the files that are compiled, and every tenth line is shown.
 build/.built: $(SOURCES) $(CUDA_SOURCES) $(wildcard setup*.py) $(VENV)/.packages build/.options
 	@echo "Building ourddp (log: build/build.log)"
 	@$(BIN)/python setup.py build_ext --inplace 2>&1 | tee build/build.log | \
@@ -93,15 +93,15 @@ $(VENV)/.installed: pyproject.toml setup.py | build/.built
 
 build: build/.built $(VENV)/.installed
 
-# Open MPI, to compare with.
+# Open MPI, for comparison.
 $(VENV)/.bench: pyproject.toml $(VENV)/.venv
 	@$(PIP) install --group bench
 	@touch $@
 
 # --- a wheel for others ----------------------------------------------------------------------------------------------
 
-# auditwheel reads which glibc and libstdc++ the libraries need, and names the platform after them. torch's libraries and
-# MPI's come from their own wheels, so they are neither copied nor counted.
+# auditwheel finds out which glibc and libstdc++ the libraries need, and names the platform after them. torch's and
+# MPI's libraries come from their own wheels, so they are neither copied nor counted.
 wheel: build $(VENV)/.wheel
 	@rm -rf build/wheel
 	@$(PIP) wheel --no-build-isolation --no-deps --wheel-dir build/wheel .
@@ -113,7 +113,7 @@ $(VENV)/.wheel: pyproject.toml $(VENV)/.venv
 
 # --- style -----------------------------------------------------------------------------------------------------------
 
-# The linters come from PyPI in pinned versions, so that everybody's agree.
+# The linters come from PyPI in pinned versions, so that everybody has the same.
 $(VENV)/.linters: pyproject.toml $(VENV)/.venv
 	@$(PIP) install --group lint
 	@touch $@

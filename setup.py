@@ -1,17 +1,17 @@
-"""Builds the one extension module, ``ourddp._C``, from the C++ files under ``csrc/``.
+"""Builds the extension module, ``ourddp._C``, from the C++ files under ``csrc/``.
 
-Only what needs MPI or CUDA is in libraries of their own, ``ourddp._mpi`` and ``ourddp._cuda``, so that the package is
-imported where there is none.
+The parts that need MPI or CUDA are libraries of their own, ``ourddp._mpi`` and ``ourddp._cuda``, so that the package
+can be imported without these.
 
 Environment, all optional:
 
 ``OURS_WITH_CUDA``, ``OURS_WITH_MPI``
     ``auto`` (default), ``0`` or ``1``. A ``1`` that cannot be honoured is an error.
 ``OURS_WERROR``
-    ``0`` (default) or ``1``: compiler warnings are errors. The Makefile sets it for those who change the code; whoever
-    only installs it may have a compiler that warns about more.
+    ``0`` (default) or ``1``: compiler warnings are errors. The Makefile sets it for people who change the code. People
+    who only install the package may have a compiler that warns about more.
 ``MAX_JOBS``
-    Compile jobs at a time.
+    The number of compile jobs at a time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ except ImportError as error:
 
 ROOT = Path(__file__).resolve().parent
 TORCH_VERSION = torch.__version__.partition("+")[0]
-# Parsing this takes most of the time of every file that needs torch, so it is done once.
+# Parsing this takes most of the compile time of every file that needs torch, so it is done once.
 TORCH_HEADERS = "#include <torch/csrc/distributed/c10d/Backend.hpp>\n"
 
 
@@ -56,7 +56,7 @@ def wish_for(name: str) -> str:
 
 
 def chosen_mpi() -> tuple[setup_mpi.Mpi | None, str]:
-    """Return the MPI to build with, if one is wanted and there, and one phrase for the report."""
+    """Return the MPI to build with, if one is wanted and found, and a phrase for the report."""
     wish = wish_for("MPI")
     if wish == "0":
         return None, "off, as asked"
@@ -69,7 +69,7 @@ def chosen_mpi() -> tuple[setup_mpi.Mpi | None, str]:
 
 
 def chosen_cuda() -> tuple[setup_cuda.Cuda | None, str]:
-    """Return the CUDA to build with, if one is wanted and there, and one phrase for the report."""
+    """Return the CUDA to build with, if one is wanted and found, and a phrase for the report."""
     wish = wish_for("CUDA")
     if wish == "0":
         return None, "off, as asked"
@@ -92,17 +92,17 @@ def compile_flags() -> list[str]:
     warnings_are_errors = setup_mpi.flag("OURS_WERROR", "0", ("0", "1")) == "1"
     flags = ["-O3", "-g0", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden"]
     flags += ["-ffp-contract=off", "-pthread", "-Wall", "-Wextra"] + (["-Werror"] if warnings_are_errors else [])
-    # Assertions in headers name their files. A wheel goes to others, whom this machine's folders do not concern.
+    # Assertions in headers name their files. A wheel is for others, and must not name this machine's folders.
     flags += [f"-ffile-prefix-map={folder}/=" for folder in (ROOT, Path(torch.__file__).parent.parent)]
     return [*flags, "-I", str(ROOT / "csrc"), *CXXFLAGS]
 
 
 def torch_flags() -> list[str]:
-    """Return the flags for files that need torch, whose headers are system headers, so their warnings are not ours."""
+    """Return the flags for files that need torch. Its headers are system headers, so that they cause no warnings."""
     newer = tuple(map(int, TORCH_VERSION.split(".")[:2])) >= (2, 12)
     flags = ["-std=c++20" if newer else "-std=c++17"]
     flags += ["-DTORCH_API_INCLUDE_EXTENSION_H", "-DTORCH_EXTENSION_NAME=_C"]
-    # GCC 12 warns of overflows in its own std::string, where it has that from a precompiled header.
+    # GCC 12 warns of overflows in its own std::string if that comes from a precompiled header.
     doubtful = ["array-bounds", "restrict", "stringop-overflow", "stringop-overread"]
     flags += [] if "clang" in compiler_name() else [f"-Wno-{name}" for name in doubtful]
     for path in [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]:
@@ -111,7 +111,7 @@ def torch_flags() -> list[str]:
 
 
 def build_info(flags: list[str], engines: dict[str, str]) -> str:
-    """Return the text of ``ourddp/_build_info.py``, which names tools without the folders of the machine that built."""
+    """Return the text of ``ourddp/_build_info.py``, which names tools without the folders of this machine."""
     shown = [word for word in flags if word.startswith("-") and not word.startswith(("-isystem", "-ffile-prefix-map"))]
     for tool in filter(None, (setup_mpi.find_wrapper(), setup_cuda.find_nvcc())):
         engines = {name: report.replace(tool, Path(tool).name) for name, report in engines.items()}
@@ -127,7 +127,7 @@ def build_info(flags: list[str], engines: dict[str, str]) -> str:
 
 @contextlib.contextmanager
 def one_build_at_a_time() -> Iterator[None]:
-    """Wait for other builds in this folder: two that write the same object files would spoil both."""
+    """Wait for other builds in this folder, since two that write the same object files would spoil both."""
     folder = ROOT / "build"
     folder.mkdir(exist_ok=True)
     with (folder / ".lock").open("w") as lock:
@@ -140,7 +140,7 @@ MPI, MPI_REPORT = chosen_mpi()
 CUDA, CUDA_REPORT = chosen_cuda()
 MODULE, MPI_LIBRARY, CUDA_LIBRARY = "ourddp._C", "ourddp._mpi", "ourddp._cuda"
 ENGINES = {"CUDA": CUDA_REPORT, "MPI": MPI_REPORT}
-# What needs no torch, which is a part of all three.
+# The files that need no torch, which are a part of all three.
 CORE = [f"{layer}/**/*.cpp" for layer in ("common", "kernels", "device", "transport", "collectives")] + [
     "engines/mpi_*.cpp"
 ]
@@ -148,15 +148,15 @@ NEEDS_TORCH = ["engines/c10d_*.cpp", *(f"{layer}/**/*.cpp" for layer in ("backen
 
 
 class BuildExtension(build_ext):
-    """Builds by ninja, in a folder for each torch, so that switching rebuilds nothing; with a summary and a record."""
+    """Builds with ninja, in a folder for each torch version so that switching rebuilds nothing; prints a summary."""
 
     def finalize_options(self) -> None:
-        """Build in that folder for editable installs too, which would otherwise compile all in a temporary one."""
+        """Use that folder for editable installs too, which would otherwise compile everything in a temporary folder."""
         super().finalize_options()
         self.build_temp = str(ROOT / "build" / f"{sys.implementation.cache_tag}-torch-{TORCH_VERSION}")
 
     def build_extension(self, extension: Extension) -> None:
-        """Compile what has changed and link it. CUDA that was not asked for and does not compile is left out."""
+        """Compile what has changed, and link it. If CUDA was not asked for and does not compile, it is left out."""
         folder = Path(self.build_temp)
         target = Path(self.get_ext_fullpath(extension.name)).absolute()
         build = Build(folder)
@@ -179,14 +179,14 @@ class BuildExtension(build_ext):
             ENGINES["CUDA"] = f"off: it did not compile with {CUDA.nvcc}; a build with OURS_WITH_CUDA=1 shows why"
 
     def add_module(self, build: Build, archive: Path, target: Path) -> None:
-        """Add what makes the extension module, which is linked with torch."""
+        """Add the extension module, which is linked with torch."""
         folder = Path(self.build_temp)
         folder.mkdir(parents=True, exist_ok=True)
         header = folder / "torch_headers.h"
         if not header.is_file() or header.read_text() != TORCH_HEADERS:
             header.write_text(TORCH_HEADERS)
         command = [*CXX, *FLAGS, *torch_flags()]
-        parsed = Path(f"{header}.gch")  # which compilers look for beside the header
+        parsed = Path(f"{header}.gch")  # compilers look for it beside the header
         build.add(
             parsed, [*command, "-x", "c++-header", str(header), "-o", str(parsed), "-MD"], [header], reads_headers=True
         )
@@ -196,7 +196,7 @@ class BuildExtension(build_ext):
         build.add(target, [*link, "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-ldl"], [*objects, archive])
 
     def add_mpi(self, build: Build, archive: Path, target: Path) -> None:
-        """Add what makes the library for MPI, which finds MPI's own where that is when it runs."""
+        """Add the library for MPI, which finds MPI's own libraries when it is loaded."""
         assert MPI is not None
         includes = [word for path in MPI.include_dirs for word in ("-isystem", path)]
         objects = build.compile(sources("engines/mpi/*.cpp"), [*CXX, "-std=c++17", *FLAGS, *includes])
@@ -206,13 +206,13 @@ class BuildExtension(build_ext):
         build.add(target, link, [*objects, archive])
 
     def run(self) -> None:
-        """Print what was found, build, and leave ``_build_info.py`` beside the extension."""
+        """Print a summary, build, and write ``_build_info.py`` beside the extension."""
         summary = {"torch": TORCH_VERSION, "compiler": compiler_name(), "python": platform.python_version(), **ENGINES}
         print("ourddp build summary")
         for key, value in summary.items():
             print(f"  {key:<9} {value}")
         sys.stdout.flush()
-        self.stays_here = bool(self.inplace)  # setuptools says no while it builds, and copies what it has built
+        self.stays_here = bool(self.inplace)  # setuptools clears it during the build, and copies the result afterwards
         package = ROOT / "ourddp" if self.inplace else Path(self.build_lib) / "ourddp"
         with one_build_at_a_time():
             super().run()
@@ -225,7 +225,7 @@ class BuildExtension(build_ext):
 
 
 def extensions() -> list[Extension]:
-    """Return what is built, the library for CUDA last, which takes long and is not needed for the others."""
+    """Return what to build, with the library for CUDA last: it takes long, and the others do not need it."""
     there = {MODULE: True, MPI_LIBRARY: MPI is not None, CUDA_LIBRARY: CUDA is not None}
     return [Extension(name, [], optional=name == CUDA_LIBRARY) for name, wanted in there.items() if wanted]
 
@@ -233,6 +233,6 @@ def extensions() -> list[Extension]:
 setup(
     ext_modules=extensions(),
     cmdclass={"build_ext": BuildExtension},
-    # torch itself does without numpy, but warns.
+    # torch works without numpy, but warns.
     install_requires=[f"torch=={TORCH_VERSION}", "numpy"],
 )

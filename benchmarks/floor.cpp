@@ -1,11 +1,11 @@
-// The least time that an all-reduce can take on this machine, and what csrc/ takes, in turns.
+// The lower bound for the time of an all-reduce on this machine, and the time that csrc/ takes, measured in turns.
 //
 //   make -f tests/cpp/Makefile floor      # 4 ranks, 25 MiB
 //   tests/cpp/build/plain/floor RANKS BYTES [REPETITIONS]
 //
-// The ranks are forked processes. The floor is the loop of zero_copy.h. Group::all_reduce does the same on memory of
-// the heap, and has to copy through the segment what lies in ordinary memory. Prints the medians over the repetitions
-// of the time that the slowest rank takes.
+// The ranks are forked processes. The lower bound ("floor") is the loop of zero_copy.h. Group::all_reduce does the same
+// in memory of the heap, and has to copy ordinary memory through the segment. Prints the medians over the repetitions
+// of the slowest rank's time.
 
 #include <sched.h>
 #include <sys/mman.h>
@@ -60,13 +60,12 @@ void* map_shared(size_t bytes) {
   return memory;
 }
 
-/// One rank of the job.
 class Rank {
  public:
   Rank(const Job& job, int rank)
       : job_(job), rank_(rank), floor_{job.ranks, rank, job.count, job.shared->turns, job.buffers} {}
 
-  /// Measures all ways in turns and returns the median of each, in seconds.
+  /// Measures all ways in turns, and returns the median of each in seconds.
   std::vector<double> measure(const Session& session);
 
  private:
@@ -84,7 +83,7 @@ class Rank {
 };
 
 void Rank::time(Way& way) {
-  // To a sum of one, so that the numbers stay finite.
+  // The sum is one, so that the numbers stay finite.
   std::fill_n(way.buffer, job_.count, rank_ == 0 ? 1.0f : 0.0f);
   zero_copy::meet(floor_);
   const auto start = Clock::now();

@@ -10,7 +10,7 @@
 #include "kernels/reduce.h"
 #include "kernels/variant.h"
 
-// How fast the kernels are on data in the caches: bytes read and written a second, against memcpy and a naive loop.
+// The speed of the kernels on cached data: bytes read and written per second, compared with memcpy and a naive loop.
 // Usage: bench [part of a row's name]
 
 namespace {
@@ -23,7 +23,7 @@ constexpr size_t kMaxSources = 8;
 
 struct Buffers {
   explicit Buffers(size_t bytes) : bytes(bytes), memory((kMaxSources + 1) * (bytes + 4096) + 64) {
-    // 1.0 and its like in every type: no subnormals, no overflow. Staggered, as different ranks' tensors are.
+    // The value is about 1 in every type: no subnormals, no overflow. Staggered, like different ranks' tensors.
     char* base = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
     std::fill(memory.begin(), memory.end(), '\x3c');
     for (size_t s = 0; s < kMaxSources; ++s) srcs[s] = base + s * (bytes + 4096) + s * 256;
@@ -35,7 +35,7 @@ struct Buffers {
   char* dst;
 };
 
-/// Seconds a call, the best of several batches: what the machine can do when nobody disturbs it.
+/// Seconds for each call, the best of several batches, so that other load counts little.
 double seconds(const std::function<void()>& call) {
   using Clock = std::chrono::steady_clock;
   call();
@@ -51,7 +51,7 @@ double seconds(const std::function<void()>& call) {
   return best;
 }
 
-// Not inlined and not unrolled by hand: what a plain loop over floats costs.
+// Not inlined and not unrolled by hand, to show what a plain loop over floats costs.
 __attribute__((noinline)) void naive_sum(float* dst, const float* const* srcs, int sources, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     float sum = srcs[0][i];

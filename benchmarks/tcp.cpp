@@ -1,20 +1,19 @@
-// How long an all-reduce between ranks of several hosts takes, how much of the links' rate it reaches, and how many
-// bytes each host sends for it.
+// The time of an all-reduce between ranks of several hosts, the share of the links' rate that it reaches, and the bytes
+// that each host sends for it.
 //
 //   make -f tests/cpp/Makefile tcp        # 2 ranks over the loopback
 //   tests/cpp/build/plain/tcp [--local RANKS] [--group flat|nodes] [--hosts HOSTS [--rate MBIT]] [--heap] [--rails N]
 //                             [--streams N] [--part BYTES] [--rules RULES]
 //                             [--wire bfloat16|float16]
 //
-// The ranks are forked processes, RANKS on each host. With --hosts, which root alone may ask for, each host is a
-// network namespace with one link to a bridge in another, of that rate (tc tbf; 0: as fast as the machine is); they are
-// removed in the end. RULES come before those of the built-in table of algorithms: "all ring". `flat` is all ranks over
-// TCP; `nodes` shared memory in a host, and TCP between hosts. With
-// --heap, the data lies in the nodes' heaps.
+// The ranks are forked processes, RANKS on each host. With --hosts, which needs root, each host is a network namespace
+// with a link of that rate (tc tbf; 0: unlimited) to a bridge in another namespace; all of them are removed at the end.
+// RULES, such as "all ring", come before the built-in table of algorithms. `flat` uses TCP between all ranks; `nodes`
+// uses shared memory within a host, and TCP between hosts. With --heap, the data is in the nodes' heaps.
 //
-// An all-reduce of S bytes over H hosts must send 2 (H - 1) / H S bytes from each; the share of the line rate is the
-// time that this takes at the rate of the link, over the time taken. The bytes are those of the hosts' interfaces, as
-// a share of this least. Prints the medians over the repetitions of the slowest rank's time.
+// An all-reduce of S bytes over H hosts must send 2 (H - 1) / H S bytes from each host. The share of the line rate is
+// the time that this takes at the link's rate, divided by the time taken. The bytes are counted at the hosts'
+// interfaces, and given as a share of this minimum. Prints the medians over the repetitions of the slowest rank's time.
 
 #include <fcntl.h>
 #include <sched.h>
@@ -43,14 +42,14 @@ namespace {
 
 constexpr int kMaxRanks = 32;
 constexpr size_t kValueBytes = 2048;
-constexpr uint32_t kMaxWords = 128;
+constexpr uint32_t kMaxEntries = 128;
 
 [[noreturn]] void give_up(const std::string& why) {
   std::fprintf(stderr, "%s\n", why.c_str());
   _exit(1);
 }
 
-struct Word {
+struct Entry {
   std::atomic<bool> ready{false};
   char key[64];
   char value[kValueBytes];
@@ -59,9 +58,9 @@ struct Word {
 struct Shared {
   std::atomic<uint32_t> arrived{0};
   double seconds[kMaxRanks];
-  uint64_t sent[kMaxRanks];  ///< bytes that left the rank's host
-  std::atomic<uint32_t> words{0};
-  Word word[kMaxWords];
+  uint64_t sent[kMaxRanks];  ///< bytes that have left the rank's host
+  std::atomic<uint32_t> used{0};
+  Entry entries[kMaxEntries];
 };
 
 /// Keys in memory that all ranks map.
@@ -70,15 +69,15 @@ class SharedKeys final : public ours::KeyValues {
   explicit SharedKeys(Shared& shared) : shared_(shared) {}
 
   void set(const std::string& key, const std::string& value) override {
-    Word& word = shared_.word[shared_.words.fetch_add(1) % kMaxWords];
-    std::strncpy(word.key, key.c_str(), sizeof(word.key) - 1);
-    std::strncpy(word.value, value.c_str(), sizeof(word.value) - 1);
-    word.ready.store(true, std::memory_order_release);
+    Entry& entry = shared_.entries[shared_.used.fetch_add(1) % kMaxEntries];
+    std::strncpy(entry.key, key.c_str(), sizeof(entry.key) - 1);
+    std::strncpy(entry.value, value.c_str(), sizeof(entry.value) - 1);
+    entry.ready.store(true, std::memory_order_release);
   }
   std::string get(const std::string& key, ours::Deadline deadline) override {
     while (true) {
-      for (const Word& word : shared_.word) {
-        if (word.ready.load(std::memory_order_acquire) && key == word.key) return word.value;
+      for (const Entry& entry : shared_.entries) {
+        if (entry.ready.load(std::memory_order_acquire) && key == entry.key) return entry.value;
       }
       if (deadline.passed()) throw ours::TimeoutError("nobody has set " + key);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -90,10 +89,10 @@ class SharedKeys final : public ours::KeyValues {
 };
 
 struct Job {
-  int hosts = 0;         ///< 0: all ranks are on this one, which plays several nodes
-  int local = 1;         ///< ranks a host
+  int hosts = 0;         ///< 0: all ranks are on this host, which plays several nodes
+  int local = 1;         ///< ranks on each host
   double rate_mbit = 0;  ///< of each host's link; 0: no limit
-  bool nodes = false;    ///< shared memory in a host
+  bool nodes = false;    ///< shared memory within a host
   bool heap = false;
   int rails = 0;
   ours::TcpPlan plan;
@@ -105,14 +104,13 @@ struct Job {
 };
 
 // --- hosts
-// ------------------------------------------------------------------------------------------------------------
 
 std::string space_of(int host) { return "ours-bench-" + std::to_string(host); }
 
 /// Runs a command of iproute2; false if it fails.
 bool run(const std::string& command) { return std::system((command + " 2>/dev/null").c_str()) == 0; }  // NOLINT
 
-/// Network namespaces with a link each to a bridge.
+/// Network namespaces, each with a link to a bridge.
 class Hosts {
  public:
   explicit Hosts(const Job& job) : hosts_(job.hosts) {
@@ -156,9 +154,8 @@ class Hosts {
 };
 
 // --- measuring
-// --------------------------------------------------------------------------------------------------------
 
-/// Bytes that have left through eth0 of this process's network namespace.
+/// The bytes that have left through eth0 of this process's network namespace.
 uint64_t bytes_sent() {
   std::ifstream file("/proc/self/net/dev");
   for (std::string name; file >> name;) {
@@ -179,7 +176,7 @@ class Rank {
  private:
   struct Result {
     double seconds;
-    double bytes;  ///< a host and call
+    double bytes;  ///< for each host and call
   };
 
   std::shared_ptr<ours::Group> join();
@@ -295,7 +292,7 @@ int run_all(const Job& job) {
     int status = 0;
     wait(&status);
     if (status == 0) continue;
-    // The others would wait for it.
+    // The other ranks would wait for it.
     if (result == 0) {
       for (const pid_t child : children) ::kill(child, SIGTERM);
     }
@@ -308,7 +305,9 @@ int run_all(const Job& job) {
 
 int main(int argc, char** argv) {
   Job job;
-  const auto refuse = [&](const std::string& word) { give_up("what is '" + word + "'? See the beginning of tcp.cpp"); };
+  const auto refuse = [&](const std::string& word) {
+    give_up("unknown: '" + word + "'; see the beginning of tcp.cpp");
+  };
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "--heap") {
@@ -341,7 +340,7 @@ int main(int argc, char** argv) {
       refuse(word);
     }
   }
-  if (job.local < 1 || job.ranks() < 1 || job.ranks() > kMaxRanks) give_up("1 to 32 ranks, please");
+  if (job.local < 1 || job.ranks() < 1 || job.ranks() > kMaxRanks) give_up("the number of ranks must be 1 to 32");
   void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) give_up("cannot map memory");
   job.shared = new (memory) Shared;

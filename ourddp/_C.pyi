@@ -27,9 +27,6 @@ def option_values() -> dict[str, str]:
 def parse_options(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the options that ``environment`` would give, by variable. Raises ValueError as option_values()."""
 
-def stray_variables(names: Sequence[str]) -> list[str]:
-    """Return a sentence for each of ``names`` that begins with OURS_ and that nothing reads."""
-
 # --- table of algorithms (csrc/python/bind_select.cpp) ----------------------------------------------------------------
 
 def selection_table(option: str) -> str:
@@ -44,7 +41,7 @@ def choose_algorithm(operation: str, nodes: int, local: int, bytes: int, option:
 # --- backend (csrc/python/bind_backend.cpp) --------------------------------------------------------------------------
 
 class MisuseError(ValueError, RuntimeError):
-    """A call that has no meaning. Other backends raise ValueError for some of these, and RuntimeError for others."""
+    """An invalid call. Other backends raise ValueError for some of these, and RuntimeError for others."""
 
 class OrderedFuture(Future[Any]):
     """The future of a collective. Collectives of its callbacks are matched by the order of attachment."""

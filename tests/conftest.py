@@ -15,14 +15,14 @@ from ranks import Nodes, RankPool
 
 
 def pytest_configure() -> None:
-    """Let programs that tests start hear of Ctrl-C, also where a shell started the tests in the background."""
+    """Let programs that tests start receive Ctrl-C, even if a shell has started the tests in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def rank_pool() -> Iterator[Callable[..., RankPool]]:
-    """``rank_pool(world, backend="ours", **keywords)``: the pool of that kind, made once and ended with the session."""
+    """Return a function that makes the pool ``rank_pool(world, backend="ours", **keywords)`` once for the session."""
     pools: dict[str, RankPool] = {}
 
     def get(world: int, backend: str | None = "ours", **keywords: Any) -> RankPool:
@@ -38,9 +38,9 @@ def rank_pool() -> Iterator[Callable[..., RankPool]]:
 
 @pytest.fixture(scope="session")
 def network() -> Iterator[Callable[..., list[Host]]]:
-    """``network(count, mbit=0)``: so many hosts with links between them, made once and removed with the session.
+    """Return a function ``network(count, mbit=0)`` that makes linked hosts, once for the session.
 
-    What asks for them is skipped where this process may not make any.
+    It skips the test if this process may not make any.
     """
     reason = why_no_hosts()
     made: dict[tuple[int, int], list[Host]] = {}
@@ -58,22 +58,22 @@ def network() -> Iterator[Callable[..., list[Host]]]:
 
 @pytest.fixture(scope="session", params=["one node", "two nodes", "two hosts"])
 def nodes(request: pytest.FixtureRequest, network: Callable[..., list[Host]]) -> Nodes:
-    """Where the ranks of a test live: on two nodes, half of them share no memory with the others; hosts have networks.
+    """Where the ranks of a test live: on one node, on two nodes that share no memory, or on two hosts with networks.
 
-    What they do may not depend on it.
+    What the ranks do must not depend on it.
     """
     return {"one node": 1, "two nodes": 2}.get(request.param) or network(2)
 
 
 @pytest.fixture(scope="session", params=[1, 2], ids=["one node", "two nodes"])
 def played_nodes(request: pytest.FixtureRequest) -> int:
-    """Count the nodes that the ranks of a test play, where a test starts programs of its own."""
+    """Return how many nodes the ranks of a test play, for tests that start programs of their own."""
     return request.param
 
 
 @pytest.fixture(scope="session")
 def standin() -> str:
-    """Name the type of device of the tests' own, which is anywhere once it is compiled."""
+    """Return the name of the tests' own device type, which works anywhere once it is compiled."""
     tool = device_type.missing_tool()
     if tool is not None:
         pytest.skip(f"the stand-in devices cannot be compiled without {tool}")
@@ -83,7 +83,7 @@ def standin() -> str:
 
 @pytest.fixture(scope="session", params=[device_type.NAME, pytest.param("cuda", marks=pytest.mark.gpu)])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Name a type of device: that one, and CUDA where there is some."""
+    """Return a device type: the stand-in, and CUDA if this machine has it."""
     if request.param == device_type.NAME:
         return request.getfixturevalue("standin")
     if not torch.cuda.is_available():
@@ -93,7 +93,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def hosts() -> Iterator[list[Host]]:
-    """Two hosts with a link between them, for this test alone; skipped where this process may not make any."""
+    """Make two linked hosts for this test alone; skip it if this process may not make any."""
     reason = why_no_hosts()
     if reason:
         pytest.skip(reason)
@@ -103,5 +103,5 @@ def hosts() -> Iterator[list[Host]]:
 
 @pytest.fixture(params=["gloo", "ours"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Name the backend of the test's group: Gloo, whose results are known to be right, and then ``ours``."""
+    """Return the backend of the test's group: Gloo, whose results are known to be right, and then ``ours``."""
     return request.param

@@ -2,29 +2,29 @@
 
 #include "backend/process_group.h"
 
-// The collectives that move no data. They run on the CPU, but one of a group that works on a device comes after what
-// the device's current stream has been given, and holds up the host, as NCCL's does.
+// The collectives that move no data. They run on the CPU. In a group that works on a device they come after what the
+// device's current stream has been given, and hold up the host, like NCCL's.
 
 namespace ours {
 
 namespace {
 
-/// Where a machine has no device, callers name one nevertheless: `dist.barrier(device_ids=[0])` asks for the type that
-/// torch was compiled for. There is no work of such a device to come after.
-std::optional<at::Device> if_any(std::optional<at::Device> device) {
+/// On a machine without devices, callers may still name one: `dist.barrier(device_ids=[0])` means the device type that
+/// torch was compiled for. Such a device has no work to wait for.
+std::optional<at::Device> if_devices_exist(std::optional<at::Device> device) {
   return at::accelerator::deviceCount() > 0 ? device : std::nullopt;
 }
 
 }  // namespace
 
 std::optional<at::Device> ProcessGroupOurs::device_of(const c10d::BarrierOptions& opts) const {
-  if (opts.device) return opts.device->is_cpu() ? std::nullopt : if_any(opts.device);
+  if (opts.device) return opts.device->is_cpu() ? std::nullopt : if_devices_exist(opts.device);
   std::optional<at::Device> device = devices_->device();
   if (!device) device = getBoundDeviceId();
   if (opts.device_ids.empty()) return device;
   const auto type = device ? std::optional(device->type()) : at::getAccelerator();
   if (!type) return std::nullopt;
-  return if_any(at::Device(*type, static_cast<c10::DeviceIndex>(opts.device_ids.front())));
+  return if_devices_exist(at::Device(*type, static_cast<c10::DeviceIndex>(opts.device_ids.front())));
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::barrier(const c10d::BarrierOptions& opts) {

@@ -11,13 +11,13 @@
 
 namespace ours {
 
-Callback*& Callback::place() {
+Callback*& Callback::running() {
   thread_local Callback* current = nullptr;
   return current;
 }
 
-// One that is attached in another stands before that, which may communicate again when this one has returned: so it is
-// where this one runs at once.
+// A callback that is attached inside another one comes before that one, which may communicate again once this one has
+// returned. So it is when callbacks run at once.
 Callback::Callback(const Origin& origin) : origin_(current() != nullptr ? current()->origin_ : origin) {
   CallbackOrder& order = *origin_.order;
   const std::lock_guard<std::mutex> lock(order.mutex_);
@@ -28,7 +28,7 @@ Callback::Callback(const Origin& origin) : origin_(current() != nullptr ? curren
 void Callback::leave() noexcept {
   CallbackOrder& order = *origin_.order;
   const std::lock_guard<std::mutex> lock(order.mutex_);
-  if (!std::exchange(stands_, false)) return;
+  if (!std::exchange(has_place_, false)) return;
   order.callbacks_.erase(position_);
   order.returned_.notify_all();
 }
@@ -46,7 +46,7 @@ void Callback::hand_over(std::function<void()> body) const {
   }
   const std::function<void()> run = [order, body = std::move(body)]() mutable {
     body();
-    body = nullptr;  // what it owns may need the language that it came from, which waits for this thread only
+    body = nullptr;  // its destruction may need Python, whose end waits only for this thread
     const std::lock_guard<std::mutex> lock(order->mutex_);
     --order->handed_over_;
     order->returned_.notify_all();
@@ -54,7 +54,7 @@ void Callback::hand_over(std::function<void()> body) const {
   try {
     start_background_thread("ours_callback", run);
   } catch (const std::system_error&) {
-    run();  // without another thread it can but hope that nothing here is before it
+    run();  // without a new thread, all that is left is to hope that no earlier callback is on this thread's stack
   }
 }
 
@@ -79,7 +79,7 @@ CallbackOrder::CallbackOrder(std::string group, std::vector<uint64_t> ranks)
       }()) {}
 
 bool CallbackOrder::await_handed_over() {
-  // Those after a callback wait for it.
+  // The callbacks after this one wait for it.
   if (Callback::current() != nullptr && Callback::current()->origin().order.get() == this) return false;
   std::unique_lock<std::mutex> lock(mutex_);
   const auto none = [this] { return handed_over_ == 0; };

@@ -14,36 +14,36 @@ namespace ours {
 
 class CallbackOrder;
 
-/// Whose callbacks a future has: in whose order they stand, and on which collective of that group the future is, or the
-/// one whose callbacks led to it.
+/// Where the callbacks on a future belong: in the order of which group, and with which of its collectives. A callback
+/// that was attached inside another one belongs where the outermost one does.
 struct Origin {
   std::shared_ptr<CallbackOrder> order;
   uint64_t number = 0;
 };
 
-/// One callback on the future of a collective, from when it is attached until it has returned.
+/// A callback on the future of a collective, from the moment it is attached until it has returned.
 ///
-/// What callbacks do to each other must not depend on when a collective ends: whether a callback runs at once, where it
-/// is attached to a future that is complete, or later on another thread. So those of one group stand in the order that
-/// they have where all run at once, and a callback communicates only when all before it have returned.
+/// What callbacks communicate must not depend on timing: a callback runs at once if its future is complete when it is
+/// attached, and later on another thread otherwise. So the callbacks of a group are kept in the order in which they
+/// would run if all of them ran at once, and a callback communicates only after all callbacks before it have returned.
 class Callback {
  public:
-  /// At the attachment, on the thread that attaches it.
+  /// Called when the callback is attached, on the thread that attaches it.
   explicit Callback(const Origin& origin);
-  /// It was dropped, if it has not returned.
+  /// A callback that is destroyed before it has returned gives up its place.
   ~Callback() { leave(); }
   Callback(const Callback&) = delete;
   Callback& operator=(const Callback&) = delete;
 
-  /// The one that the calling thread is in; null outside.
-  static Callback* current() { return place(); }
+  /// The callback that the calling thread runs; null if it runs none.
+  static Callback* current() { return running(); }
 
-  /// While it lasts, the thread is in that callback, which has returned then.
+  /// Marks the calling thread as running `callback`, which counts as returned when this object is destroyed.
   class Running {
    public:
-    explicit Running(Callback& callback) : callback_(callback), before_(place()) { place() = &callback; }
+    explicit Running(Callback& callback) : callback_(callback), before_(running()) { running() = &callback; }
     ~Running() {
-      place() = before_;
+      running() = before_;
       callback_.leave();
     }
     Running(const Running&) = delete;
@@ -54,11 +54,11 @@ class Callback {
     Callback* const before_;
   };
 
-  /// While it lasts, the thread is in no callback: it does something else in the midst of one.
+  /// Marks the calling thread as running no callback: what it does meanwhile is not the callback's doing.
   class Outside {
    public:
-    Outside() : before_(place()) { place() = nullptr; }
-    ~Outside() { place() = before_; }
+    Outside() : before_(running()) { running() = nullptr; }
+    ~Outside() { running() = before_; }
     Outside(const Outside&) = delete;
     Outside& operator=(const Outside&) = delete;
 
@@ -68,36 +68,37 @@ class Callback {
 
   /// Whether all callbacks before it have returned.
   bool has_turn() const;
-  /// Waits for that. Throws DistBackendError if they do not within `timeout`.
+  /// Waits for its turn. Throws DistBackendError if that does not come within `timeout`.
   void await_turn(std::chrono::milliseconds timeout) const;
-  /// Runs `body`, which waits for this callback's turn, on a thread of its own: one before it may be run by the calling
-  /// thread, further down on its stack. `body` must not throw.
+  /// Runs `body`, which waits for this callback's turn, on a thread of its own, because an earlier callback may be
+  /// further down on the caller's stack. `body` must not throw.
   void hand_over(std::function<void()> body) const;
 
-  /// That of the outermost callback in which this one was attached, otherwise its own.
+  /// The origin that it was made with, or that of the outermost callback in which it was attached.
   const Origin& origin() const { return origin_; }
 
  private:
-  static Callback*& place();
+  static Callback*& running();
   void leave() noexcept;
 
   const Origin origin_;
   std::list<const Callback*>::iterator position_;
-  bool stands_ = true;
+  bool has_place_ = true;
 };
 
-/// The callbacks of one group's futures that have not returned, in their order.
+/// The callbacks of a group's futures that have not returned, in order.
 class CallbackOrder {
  public:
-  /// `ranks`: the global ranks of the group's members; empty: unknown.
+  /// `ranks`: the global ranks of the group's members; empty if unknown.
   CallbackOrder(std::string group, std::vector<uint64_t> ranks);
 
-  /// What ranks of the group `other` call this one: by its name where all of them are members, otherwise they may have
-  /// different groups here, and one name must do for these.
+  /// The name that the ranks of group `other` use for this order in the names of lanes. It contains this group's name
+  /// only if all of them are members of this group: otherwise they may be members of different groups here, and need a
+  /// name that is the same for all of them.
   std::string name_for(const CallbackOrder& other) const;
 
-  /// Waits until what was handed over has ended, or a signal handler has raised; not in a callback. Whether there was
-  /// something.
+  /// Waits until all bodies that were handed over have ended, or a signal handler has raised. Returns at once inside a
+  /// callback of this order. Returns whether it had to wait.
   bool await_handed_over();
 
  private:

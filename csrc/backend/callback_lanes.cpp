@@ -13,10 +13,10 @@
 #include "common/listed.h"
 #include "common/own_name.h"
 
-// What callbacks start. It may not be counted with what the program calls: which of the two comes first depends on when
-// the future was complete. So it goes through connections of its own, a lane, in the order in which the callbacks were
-// attached. Callbacks on the futures of another group have a lane of their own here, as nothing says which of two
-// groups comes first.
+// What callbacks start. It cannot be numbered with what the program calls, because which of the two comes first depends
+// on when the future was complete. So it goes through a lane: connections of its own, used in the order in which the
+// callbacks were attached. Callbacks on the futures of another group have another lane here, since nothing says which
+// of the two groups' callbacks come first.
 
 namespace ours {
 
@@ -24,11 +24,11 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-/// How much longer than rank 0 the others wait, which knows who is missing and whose error is to be everybody's.
+/// How much longer the other ranks wait than rank 0, which knows who is missing and whose error all ranks should throw.
 constexpr Milliseconds kGrace{500};
 
-/// Messages that have yet to end, each from or to another rank.
-class Awaited {
+/// The messages that have not ended, each from or to another rank.
+class PendingMessages {
  public:
   void add(int rank) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -42,7 +42,7 @@ class Awaited {
     ended_.notify_all();
   }
 
-  /// The ranks whose messages have not ended in time. Throws the error of one that has failed.
+  /// Returns the ranks whose messages have not ended by the deadline. Throws the error of a message that has failed.
   std::vector<int> late(Deadline deadline, int self) {
     std::unique_lock<std::mutex> lock(mutex_);
     const std::string interrupt =
@@ -55,7 +55,7 @@ class Awaited {
     return ranks_;
   }
 
-  uint64_t word = 0;  ///< what the messages carry, which only has to be there
+  uint64_t contents = 0;  ///< the contents of the messages, which do not matter
 
  private:
   std::mutex mutex_;
@@ -64,26 +64,26 @@ class Awaited {
   std::exception_ptr error_;  // guarded by mutex_
 };
 
-/// Brings all ranks together that call it for one lane, by messages of the group: they tell of deaths and failures at
-/// once, and move though no thread waits for them. Rank 0 hears from all and answers.
+/// Brings together all ranks that open a lane, by messages of the group, which report deaths and failures at once and
+/// make progress even if no thread waits for them. Rank 0 receives from all ranks, and answers.
 class Gathering {
  public:
   Gathering(PointToPoint& messages, int tag, Milliseconds timeout)
       : messages_(messages), tag_(tag), timeout_(timeout + kSlack) {}
 
   void send(int rank) {
-    messages_.send({&awaited_->word, sizeof(awaited_->word)}, DType::Int64, rank, tag_, limit(), done(rank));
+    messages_.send({&pending_->contents, sizeof(pending_->contents)}, DType::Int64, rank, tag_, limit(), done(rank));
   }
   void recv(int rank) {
-    messages_.recv({&awaited_->word, sizeof(awaited_->word)}, DType::Int64, rank, tag_, limit(), done(rank));
+    messages_.recv({&pending_->contents, sizeof(pending_->contents)}, DType::Int64, rank, tag_, limit(), done(rank));
   }
-  std::vector<int> late(Deadline deadline, int self) { return awaited_->late(deadline, self); }
+  std::vector<int> late(Deadline deadline, int self) { return pending_->late(deadline, self); }
 
  private:
-  /// Later than any wait for the messages, since their own error would not tell what they are for.
+  /// The messages' own timeout comes later than any wait for them, since its error would not say what they are for.
   static constexpr Milliseconds kSlack{10000};
 
-  /// It has started, so that a peer that leaves is noticed.
+  /// The limit has started already, so that a peer that leaves is noticed.
   TransferLimitPtr limit() const {
     auto limit = std::make_shared<TransferLimit>(timeout_);
     limit->start();
@@ -91,9 +91,9 @@ class Gathering {
   }
 
   TransferDone done(int rank) {
-    awaited_->add(rank);
-    return [awaited = awaited_, rank](const Transfer& transfer) {
-      awaited->end(rank, transfer.error());
+    pending_->add(rank);
+    return [pending = pending_, rank](const Transfer& transfer) {
+      pending->end(rank, transfer.error());
       return TransferCallbacks();
     };
   }
@@ -101,10 +101,10 @@ class Gathering {
   PointToPoint& messages_;
   const int tag_;
   const Milliseconds timeout_;
-  const std::shared_ptr<Awaited> awaited_ = std::make_shared<Awaited>();
+  const std::shared_ptr<PendingMessages> pending_ = std::make_shared<PendingMessages>();
 };
 
-/// Tags of programs are not negative.
+/// A negative tag, which programs cannot use.
 int tag_of(const std::string& lane) { return -1 - static_cast<int>(std::hash<std::string>()(lane) & 0x3FFFFFFF); }
 
 void bring_together(const Group& group, PointToPoint& messages, int tag, const std::string& what,
@@ -163,10 +163,10 @@ ProcessGroupOurs& ProcessGroupOurs::lane_of(const Callback& callback, Op op, Mil
       const std::lock_guard<std::mutex> lock(lanes_mutex_);
       lane->group = std::move(group);
     }
-    // abort() ends first the group and then the lanes that it finds.
+    // abort() ends the group first, and then the lanes that it finds.
     if (const std::string why = group_->failure(); !why.empty()) lane->group->parts().abort(why);
   }
-  // The group may have ended meanwhile, without knowing of it.
+  // The group may have been shut down meanwhile.
   status_->check_usable();
   return *lane->group;
 }
@@ -175,7 +175,7 @@ c10::intrusive_ptr<ProcessGroupOurs> ProcessGroupOurs::open_lane(const std::stri
                                                                  Milliseconds timeout) {
   try {
     bring_together(*group_, *point_to_point_, tag_of(name), what, timeout);
-    // The rendezvous waits, and others may use the group's store meanwhile.
+    // A connection of its own, since the rendezvous waits, and other threads may use the group's store meanwhile.
     auto store =
         c10::make_intrusive<c10d::PrefixStore>("callbacks " + name, connect_anew(store_, Deadline::after(timeout)));
     return c10::make_intrusive<ProcessGroupOurs>(std::move(store), *this, timeout);

@@ -74,7 +74,8 @@ c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
   c10::intrusive_ptr<CoalescedWork> self = c10::intrusive_ptr<CoalescedWork>::reclaim_copy(this);
   c10::collectAll(futures)->addCallback([self, combined, futures](c10::ivalue::Future& all) {
     try {
-      // Its error may come before the Work has one: a transfer's future ends where the peer is late, the transfer not.
+      // The error may come before the Work has one: a transfer's future fails if the peer is late, but not the
+      // transfer.
       if (all.hasError()) std::rethrow_exception(all.exception_ptr());
       if (const auto error = self->exception()) std::rethrow_exception(error);
       // The current stream comes after all of them then, and callbacks come after it.

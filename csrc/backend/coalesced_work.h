@@ -8,7 +8,6 @@
 
 namespace ours {
 
-/// Several Works that are waited for as one.
 class CoalescedWork final : public c10d::Work {
  public:
   explicit CoalescedWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
@@ -17,20 +16,19 @@ class CoalescedWork final : public c10d::Work {
   bool isCompleted() override;
   bool isSuccess() const override;
 
-  /// That of the first Work that failed.
+  /// The error of the first Work that failed.
   std::exception_ptr exception() const override;
 
-  /// Waits for all, even if one fails, and then throws the first error. `timeout` is for all together.
+  /// Waits for all Works, even if one fails, and then throws the first error. `timeout` limits the whole wait.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
   void synchronize() override;
 
-  /// Those of all Works, one after the other.
   std::vector<at::Tensor> result() override;
 
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
-  /// Whose callbacks those on its future are; none where all of its Works are transfers.
+  /// Where the callbacks on its future belong; none if all of its Works are transfers.
   std::optional<Origin> origin() const;
 
   uint64_t getSequencenumber() const override { return works_.empty() ? 0 : works_.back()->getSequencenumber(); }

@@ -81,7 +81,7 @@ void CollectiveWork::execute() noexcept {
 }
 
 void CollectiveWork::run_callbacks() noexcept {
-  // An error is all that a future of a failed one has, and the device may refuse to be asked for anything.
+  // The future of a failed Work has only an error, and the device may refuse any request.
   if (!device_call_ || exception()) return OursWork::run_callbacks();
   try {
     // The future notes the current stream, and makes those of its callbacks wait for that one: no other may be held up.

@@ -12,21 +12,21 @@
 
 namespace ours {
 
-/// A collective to run: its memory, what to do with it, and how it was called.
+/// A collective to run: its tensors, what to do with them, and how it was called.
 struct Collective {
   DType dtype = DType::UInt8;
   std::vector<at::Tensor> inputs;
   std::vector<std::vector<at::Tensor>> outputs;
-  /// Does the operation; owns all tensors that it touches.
+  /// Does the operation, and owns all tensors that it touches.
   std::function<void(Group&, const Call&)> body;
-  /// The device whose current stream a collective without tensors comes after, though it works on the CPU.
+  /// For a collective that works on the CPU without tensors: the device after whose current stream it has to run.
   std::optional<at::Device> behind{};
-  Op op{};  ///< this and the rest are for launch() to fill in
+  Op op{};  ///< this field and the following ones are filled in by launch()
   bool async_op = true;
-  std::chrono::milliseconds timeout{-1};  ///< < 0: the group's
+  std::chrono::milliseconds timeout{-1};  ///< < 0: the group's timeout
 };
 
-/// One collective of a group, run by its CommQueue.
+/// A collective of a group, which the group's CommQueue runs.
 class CollectiveWork final : public OursWork {
  public:
   CollectiveWork(Collective collective, std::shared_ptr<Group> group, std::shared_ptr<CommQueue> queue,
@@ -52,20 +52,21 @@ class CollectiveWork final : public OursWork {
   /// It is started by a callback of that origin; before submit().
   void set_origin(Origin origin) { origin_ = std::move(origin); }
 
-  /// Whose callbacks those on its future are.
+  /// Where the callbacks on its future belong.
   Origin origin() const;
 
-  /// Which of the queue's collectives it is; before execute().
+  /// Sets its number among the queue's collectives. Called before execute().
   void set_sequence(uint64_t count);
 
-  /// Runs the operation and completes the Work, but for its callbacks. Called once, by the queue.
+  /// Runs the operation and completes the Work, except for its callbacks. The queue calls it once.
   void execute() noexcept;
 
   using OursWork::has_callbacks;
   void run_callbacks() noexcept;
 
  protected:
-  /// Where there is no output, too: callbacks must not run in the stream in which the future is completed.
+  /// Returns the device even if there is no output, since callbacks must not run in the stream in which the future is
+  /// completed.
   std::vector<at::Device> devices() const override;
 
  private:
@@ -73,8 +74,8 @@ class CollectiveWork final : public OursWork {
   std::function<void(Group&, const Call&)> body_;
   std::shared_ptr<Group> group_;
   std::shared_ptr<CommQueue> queue_;
-  std::unique_ptr<DeviceCall> device_call_;  // null: of CPU tensors
-  std::optional<Origin> origin_;             // none: no callback started it
+  std::unique_ptr<DeviceCall> device_call_;  // null for CPU tensors
+  std::optional<Origin> origin_;             // set if a callback started it
 };
 
 }  // namespace ours

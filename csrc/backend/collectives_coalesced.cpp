@@ -14,7 +14,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce_coalesced(Tensors& tensors
     constexpr const char* kCall = "all_reduce_coalesced";
     TORCH_CHECK_VALUE(!tensors.empty(), kCall, ": the list of tensors is empty; pass at least one");
     for (const auto& tensor : tensors) check_output(tensor, kCall, "a tensor");
-    // By the order of DType, so that all ranks reduce the types in one order whatever the order of their lists.
+    // In the order of DType, so that all ranks reduce the types in the same order, whatever the order of their lists.
     std::map<DType, std::vector<Output>> packs;
     std::map<DType, Reduction> reductions;
     for (const auto& tensor : tensors) {
@@ -29,7 +29,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce_coalesced(Tensors& tensors
               for (const auto& [dtype, pack] : packs) {
                 Call one = call;
                 one.dtype = dtype;
-                // One dtype is one message, which is the same whether a peer has cut it or not.
+                // A single dtype is a single message, which is the same however a peer has cut it into tensors.
                 if (packs.size() == 1) one.op = Op::AllReduce;
                 group.all_reduce(one, spans_of(pack), reductions.at(dtype));
                 commit_all(pack);
@@ -128,7 +128,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::allgather_coalesced(TensorLists& out
     for (size_t i = 0; i < inputs.size(); ++i) {
       check_own_part(inputs[i].numel(), outputs[static_cast<size_t>(rank_)][i].numel(), kCall);
     }
-    // By input, as the operation runs: results[i][r] is what rank r gives as input i.
+    // Sorted by input, in the order in which the operation runs: results[i][r] receives input i of rank r.
     std::vector<std::vector<Output>> results(inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
       for (const auto& list : outputs) results[i].emplace_back(list[i]);

@@ -24,7 +24,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::broadcast(Tensors& tensors, const c1
             [output = is_root ? Output(contiguous_source(tensor)) : Output(tensor), root, is_root](Group& group,
                                                                                                    const Call& call) {
               const at::Tensor& memory = output.memory();
-              // The root's memory is only read, and may be shared with copies of the tensor.
+              // The root's memory is only read: it may be shared with copies of the tensor.
               const Span buffer =
                   is_root ? Span{const_cast<void*>(memory.const_data_ptr()), bytes_of(memory)} : output.span();
               group.broadcast(call, buffer, root);
@@ -192,7 +192,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::alltoall(Tensors& outputs, Tensors& 
 
 namespace {
 
-/// How many elements of `tensor` each rank's part has. `splits` are lengths along dimension 0; empty means equal parts.
+/// The number of elements in each rank's part of `tensor`. `splits` are lengths along dimension 0; empty: equal parts.
 std::vector<int64_t> split_sizes(const at::Tensor& tensor, const std::vector<int64_t>& splits, int ranks,
                                  const char* role) {
   constexpr const char* kCall = "all_to_all_single";

@@ -2,7 +2,7 @@
 #include "backend/reduce_op.h"
 #include "backend/tensors.h"
 
-// The reductions that give one result: all_reduce, reduce, reduce_scatter.
+// The reductions: all_reduce, reduce, reduce_scatter.
 
 namespace ours {
 
@@ -15,7 +15,7 @@ size_t count_of(const at::Tensor& tensor) { return static_cast<size_t>(tensor.nu
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (tensors.size() == 1 && tensors.front().layout() == at::kSparse) return allreduce_sparse(tensors, opts);
   return launch(Op::AllReduce, opts, [&]() -> Collective {
-    // Gloo also adds up the tensors of one rank, and NCCL refuses them; a program that gives a list mostly means
+    // Gloo also adds up the tensors of a rank, and NCCL refuses them. A program that passes a list mostly means
     // neither.
     TORCH_CHECK_VALUE(tensors.size() == 1, "all_reduce: expected one tensor as input but got ", tensors.size(),
                       "; a process drives one device, so pass one, or several to all_reduce_coalesced, which reduces "

@@ -20,13 +20,13 @@ namespace ours {
 
 namespace {
 
-/// Comm threads that stay when they find nothing to do: one runs, another takes over during callbacks.
+/// The comm threads that stay when they find nothing to do: one runs, another takes over during callbacks.
 constexpr int kSpareServers = 2;
 
-/// Most callbacks return, and their comm threads with them, sooner than another thread wakes up.
+/// Most callbacks return sooner than another thread would wake up.
 constexpr std::chrono::microseconds kReturn{20};
 
-/// How long somebody who was interrupted waits for the operation to end of it.
+/// How long an interrupted wait still waits for the operation to end.
 constexpr std::chrono::milliseconds kInterruptPatience{100};
 
 void set_affinity(const std::vector<int>& cores) {
@@ -40,10 +40,10 @@ void set_affinity(const std::vector<int>& cores) {
   }
 }
 
-/// Linux has a niceness for each thread, and 0 stands for the calling one.
+/// On Linux each thread has a niceness, and 0 stands for the calling thread.
 void add_niceness(int64_t niceness) {
   if (niceness == 0) return;
-  const int before = ::getpriority(PRIO_PROCESS, 0);  // of oneself it cannot fail
+  const int before = ::getpriority(PRIO_PROCESS, 0);  // cannot fail for the calling thread
   const auto wanted = std::clamp<int64_t>(before + niceness, -20, 19);
   if (::setpriority(PRIO_PROCESS, 0, static_cast<int>(wanted)) == 0) return;
   const int error = errno;
@@ -55,16 +55,16 @@ void add_niceness(int64_t niceness) {
 
 }  // namespace
 
-CommQueue::Place& CommQueue::here() {
-  thread_local Place place;
-  return place;
+CommQueue::ThreadRole& CommQueue::role() {
+  thread_local ThreadRole own;
+  return own;
 }
 
 void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
   Lock lock(mutex_);
   work->set_sequence(sequence_.fetch_add(1, std::memory_order_relaxed) + 1);
   if (running_ && runner_ == std::this_thread::get_id()) {
-    // From a hook that tells of the Work that this thread has just run, and may go on to wait for this one.
+    // This is called by a hook on the Work that this thread has just run, and the hook may wait for the new Work.
     queue_.push_back(work);
     while (!work->done() && !queue_.empty()) run_next(lock);
     return;
@@ -74,9 +74,9 @@ void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
     return;
   }
   queue_.push_back(work);
-  if (here().calls == nullptr) await_returning_server(lock);
+  if (role().calls == nullptr) await_returning_server(lock);
   if (queue_.empty()) return;
-  // Whoever runs calls a server for what is queued meanwhile. Without any, the caller has to do it.
+  // The thread that runs a Work calls a server for what is queued meanwhile. If there are no servers, the caller waits.
   if ((running_ && servers_ > 0) || call_server()) return;
   lock.unlock();
   wait(*work, std::chrono::milliseconds(0));
@@ -106,18 +106,18 @@ void CommQueue::run(const WorkPtr& work, Lock& lock) {
   if (waiters_ > 0) progress_.notify_all();
   if (nested) return;
   if (stopping_) work_available_.notify_all();
-  // A comm thread goes on itself, unless this was called in a callback or there are callbacks to run.
-  const bool goes_on = here().serves == this && here().calls == nullptr && !calls;
+  // A comm thread takes the next Work itself, unless it is in a callback or has callbacks to run.
+  const bool goes_on = role().serves == this && role().calls == nullptr && !calls;
   if (!queue_.empty() && !goes_on) call_server();
   if (calls) run_callbacks(*work, lock);
 }
 
 void CommQueue::run_callbacks(CollectiveWork& work, Lock& lock) {
   lock.unlock();
-  const Place before = here();
-  here().calls = this;
+  const ThreadRole before = role();
+  role().calls = this;
   work.run_callbacks();
-  here() = before;
+  role() = before;
   lock.lock();
   --calling_;
   if (waiters_ > 0) progress_.notify_all();
@@ -127,7 +127,7 @@ void CommQueue::run_next(Lock& lock) {
   WorkPtr work = std::move(queue_.front());
   queue_.pop_front();
   run(work, lock);
-  // The last reference may go here, and with it tensors and callbacks of Python: not under the lock.
+  // This may be the last reference, with which tensors and Python callbacks go: that must not happen under the lock.
   lock.unlock();
   work.reset();
   lock.lock();
@@ -142,7 +142,7 @@ bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeo
   Lock lock(mutex_);
   ++waiters_;
   while (!work.done()) {
-    // A bounded wait does not run operations: it could not stop at its limit.
+    // A bounded wait does not run operations, because it could not stop at its limit.
     if (!bounded && may_run() && !queue_.empty()) {
       run_next(lock);
       continue;
@@ -168,7 +168,7 @@ bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeo
   }
   --waiters_;
   lock.unlock();
-  // What runs elsewhere may take long to hear that it is to end.
+  // An operation that another thread runs may take long to notice that it has to end.
   if (!work.done() && patience) throw_interrupt();
   return work.done();
 }
@@ -182,7 +182,7 @@ void CommQueue::drain() {
   Lock lock(mutex_);
   ++waiters_;
   const auto others_run = [&] {
-    return (running_ && runner_ != std::this_thread::get_id()) || (here().calls != this && calling_ > 0);
+    return (running_ && runner_ != std::this_thread::get_id()) || (role().calls != this && calling_ > 0);
   };
   while (!queue_.empty() || others_run()) {
     if (may_run() && !queue_.empty()) {
@@ -219,7 +219,7 @@ void CommQueue::stop() {
 }
 
 void CommQueue::wait_stopped(std::chrono::milliseconds limit) {
-  if (here().serves == this) return;
+  if (role().serves == this) return;
   const Deadline deadline = Deadline::after(limit);
   Lock lock(mutex_);
   ++waiters_;
@@ -237,7 +237,7 @@ bool CommQueue::call_server() {
   } catch (const std::system_error&) {
     no_thread_ = true;
     progress_.notify_all();
-    return servers_ > 0;  // it comes back to the queue, later
+    return servers_ > 0;  // a comm thread will come back to the queue
   }
   no_thread_ = false;
   ++servers_;
@@ -248,14 +248,14 @@ bool CommQueue::call_server() {
 void CommQueue::serve() {
   set_affinity(affinity_);
   add_niceness(niceness_);
-  here().serves = this;
+  role().serves = this;
   Lock lock(mutex_);
   while (true) {
     work_available_.wait(lock, [&] { return !running_ && (!queue_.empty() || stopping_); });
     --idle_;
     if (queue_.empty()) break;
     run_next(lock);
-    // What is running sees to the rest of the queue.
+    // The thread that runs a Work takes care of the rest of the queue.
     if (idle_ >= kSpareServers && (running_ || queue_.empty())) break;
     ++idle_;
   }

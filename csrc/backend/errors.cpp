@@ -39,7 +39,7 @@ std::string message_of(const std::exception_ptr& error) {
 
 namespace {
 
-/// Gloo's words for a peer that is gone, for programs that look for them.
+/// Gloo's words for a lost peer, for programs that look for them.
 constexpr const char* kLostPeer = " (Connection closed by peer)";
 
 template <class Torch>

@@ -6,27 +6,26 @@
 
 namespace ours {
 
-/// A call that has no meaning. It is a ValueError that Python code which expects Gloo's RuntimeError catches, too: see
+/// An invalid call. It is a ValueError, and also a RuntimeError for Python code that expects what Gloo raises: see
 /// csrc/python/module.cpp.
 class MisuseError final : public c10::ValueError {
  public:
   using c10::ValueError::ValueError;
 };
 
-/// Throws the same as MisuseError.
 [[noreturn]] void throw_misuse(const c10::ValueError& error);
 
-/// What getError() reports for a failure; SUCCESS for InvalidArgument, which does not end a group.
+/// What getError() reports for a failure. SUCCESS for InvalidArgument, which does not end a group.
 c10d::ErrorType error_type_of(const std::exception_ptr& error);
 
-/// The message of an error, without where in the program it was made.
+/// The message of an error, without the place in the source that raised it.
 std::string message_of(const std::exception_ptr& error);
 
-/// The same error in the type that PyTorch users catch: MisuseError, DistBackendError or DistNetworkError. Errors of
-/// other origins stay what they are. `where` (may be empty) is appended.
+/// The same error in the type that PyTorch users catch: MisuseError, DistBackendError or DistNetworkError. Other errors
+/// are returned unchanged. `where` (may be empty) is appended to the message.
 std::exception_ptr to_torch(const std::exception_ptr& error, const std::string& where);
 
-/// Runs `body`; an error of the torch-free layers leaves it as the type that PyTorch users catch.
+/// Runs `body`, and turns the errors of the torch-free layers into the types that PyTorch users catch.
 template <class Body>
 auto with_torch_errors(const std::string& where, Body&& body) -> decltype(body()) {
   try {

@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kBackend = "ours";
 
-/// The number of our first group. PyTorch's hook numbers those that it is attached to from zero.
+/// The number of our first group. PyTorch's hook numbers the groups that it is attached to from zero.
 constexpr size_t kFirstGroup = 1 << 20;
 
 class TorchFlightLog final : public FlightLog {
@@ -30,13 +30,13 @@ class TorchFlightLog final : public FlightLog {
 
   TorchFlightLog(Recorder& recorder, FlightGroup group)
       : recorder_(recorder), group_(std::move(group)), pg_id_(next_pg_id().fetch_add(1)), made_(c10::getTime()) {
-    // The rank names the file of a dump: an invented one would be another rank's.
+    // The rank is part of a dump's file name: an invented one would be another rank's.
     if (group_.global_ranks.empty()) return;
     recorder_.setRank(static_cast<int>(group_.global_ranks[static_cast<size_t>(group_.rank)]));
   }
 
   std::optional<Entry> issued(const CallTrace& call, std::chrono::milliseconds timeout) override {
-    // Outside the lock, since it may wait for the GIL.
+    // Captured without the lock, since it may wait for the GIL.
     auto stack = torch::CapturedTraceback::gather(true, true, recorder_.capture_cpp_stack_);
     const std::lock_guard<std::mutex> lock(recorder_.mutex_);
     if (!introduced_) introduce(call);
@@ -80,8 +80,9 @@ class TorchFlightLog final : public FlightLog {
     return next;
   }
 
-  /// The first operation of the group makes it known. Beside a backend that does not record itself, PyTorch attaches
-  /// its hook to the whole group and has just recorded this very operation: then the hook does it all.
+  /// Registers the group at its first operation. If the group also has a backend that does not record its operations,
+  /// PyTorch has attached its hook to the whole group, and the hook has just recorded this operation: then the hook
+  /// records everything.
   void introduce(const CallTrace& call) {
     introduced_ = true;
     name_ = {call.group_name, call.group_description};
@@ -95,14 +96,14 @@ class TorchFlightLog final : public FlightLog {
     if (!group_.global_ranks.empty()) recorder_.pg_name_to_ranks_[name_] = group_.global_ranks;
   }
 
-  /// What callbacks start has numbers of its own, so it appears as another group of the same ranks.
+  /// What callbacks start is numbered separately, so it appears as another group of the same ranks.
   void introduce_callbacks() {
     if (!std::get<0>(callbacks_name_).empty()) return;
     callbacks_name_ = {std::get<0>(name_) + "/callbacks", std::get<1>(name_)};
     if (!group_.global_ranks.empty()) recorder_.pg_name_to_ranks_[callbacks_name_] = group_.global_ranks;
   }
 
-  /// The place of the oldest entry, whose memory is used again.
+  /// The entry to overwrite: the oldest one once the ring is full.
   Recorder::Entry& next_entry() {
     const size_t place = recorder_.next_;
     if (recorder_.entries_.size() < recorder_.max_entries_) recorder_.entries_.emplace_back();
@@ -156,7 +157,7 @@ class TorchFlightLog final : public FlightLog {
     }
   }
 
-  /// " 0->1" of a send and " 1<-0" of a receive, by which PyTorch's analyser matches them.
+  /// " 0->1" for a send and " 1<-0" for a receive, by which PyTorch's analyser matches them.
   static std::string route(const CallTrace& call, int peer) {
     return ' ' + std::to_string(call.rank) + (call.op == Op::Send ? "->" : "<-") +
            (peer == kAnySource ? "?" : std::to_string(peer));
@@ -169,7 +170,7 @@ class TorchFlightLog final : public FlightLog {
     sizes.append(tensor.sizes().begin(), tensor.sizes().end());
   }
 
-  /// Null once the entry's place has been taken by a later one.
+  /// Null once a later entry has overwritten it.
   Recorder::Entry* find(const Entry& entry) {
     const auto start = recorder_.reset_epoch_start_idx_.find(entry.epoch);
     if (start == recorder_.reset_epoch_start_idx_.end()) return nullptr;
@@ -177,13 +178,13 @@ class TorchFlightLog final : public FlightLog {
     return found.id_ == entry.id && found.reset_epoch_ == entry.epoch ? &found : nullptr;
   }
 
-  Recorder& recorder_;  // of the process, never destroyed; its mutex guards all below
+  Recorder& recorder_;  // the process's, never destroyed; its mutex guards all below
   const FlightGroup group_;
   const size_t pg_id_;
   const c10::time_t made_;
   const std::shared_ptr<c10d::ProcessGroupStatus> status_ = std::make_shared<c10d::ProcessGroupStatus>();
   std::tuple<std::string, std::string> name_;
-  std::tuple<std::string, std::string> callbacks_name_;  ///< empty before there are any
+  std::tuple<std::string, std::string> callbacks_name_;  ///< empty until callbacks start something
   bool introduced_ = false;
   bool hooked_ = false;
   size_t collectives_ = 0;

@@ -11,33 +11,33 @@
 
 namespace ours {
 
-/// Whom a group's entries in PyTorch's FlightRecorder are of.
+/// The group to which entries in PyTorch's FlightRecorder belong.
 struct FlightGroup {
   int rank;
-  std::vector<uint64_t> global_ranks;  ///< by rank in the group; empty: unknown
+  std::vector<uint64_t> global_ranks;  ///< by rank in the group; empty if unknown
 };
 
-/// Writes the operations of one group into PyTorch's FlightRecorder, from which they are dumped after a failure and by
-/// torch's own calls. PyTorch would do it for us with hooks around each call, but they cost more than a small
-/// all-reduce does.
+/// Writes the operations of a group into PyTorch's FlightRecorder, which is dumped after a failure or on request.
+/// PyTorch could do that with its hooks around each call, but they cost more than a small all-reduce.
 class FlightLog {
  public:
-  /// Names an entry until its operation ends.
+  /// Identifies an entry until its operation ends.
   struct Entry {
     size_t id;
     size_t epoch;
     uint64_t sequence;
   };
 
-  /// Null where this PyTorch has no such recorder for backends outside it, or its user has switched it off.
+  /// Returns null if this PyTorch has no such recorder for backends outside it, or the user has switched it off.
   static std::unique_ptr<FlightLog> make(const FlightGroup& group);
 
   virtual ~FlightLog() = default;
 
-  /// Notes that an operation is issued, with the stack of the calling thread (which takes the GIL for a moment).
+  /// Records that an operation is issued, with the calling thread's stack (which takes the GIL for a moment).
   virtual std::optional<Entry> issued(const CallTrace& call, std::chrono::milliseconds timeout) = 0;
 
-  /// Notes that it begins to run, and that it has ended well. What fails or hangs stays as it is.
+  /// Record that the operation begins to run, and that it has succeeded. An operation that fails or hangs stays as it
+  /// is.
   virtual void started(const Entry& entry) = 0;
   virtual void completed(const Entry& entry, float duration_ms) = 0;
 
@@ -45,7 +45,7 @@ class FlightLog {
   virtual void dump() = 0;
 };
 
-/// Whether FlightLog::make can ever give anything with this PyTorch.
+/// Whether this PyTorch has what FlightLog::make needs.
 bool records_flights();
 
 }  // namespace ours

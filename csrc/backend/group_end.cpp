@@ -8,12 +8,11 @@ namespace ours {
 
 namespace {
 
-/// How long the end of a group or program waits for a callback that still runs, and for the abort hooks of a failed
-/// group.
+/// How long the end of a group or program waits for a running callback, and for the abort hooks of a failed group.
 constexpr std::chrono::milliseconds kCallbackPatience{5000};
 constexpr std::chrono::milliseconds kHookPatience{15000};
 
-/// How long the end of a program waits for peers that have yet to take part in the last operations of its devices.
+/// How long the end of a program waits for peers that have yet to join the last operations of its devices.
 constexpr std::chrono::milliseconds kLastPatience{5000};
 
 std::chrono::milliseconds left(Deadline deadline) {
@@ -43,7 +42,7 @@ void GroupParts::close() const noexcept {
     if (queue->busy()) {
       abort("it was destroyed, or its program ended, with operations under way");
     } else if (messages->busy() || transfers->busy()) {
-      // They end here with an error, of which nobody has to be told. The peers may go on among themselves.
+      // They end with an error here, which concerns no other rank. The peers may go on among themselves.
       status->set_aborted();
     }
     messages->close();
@@ -69,7 +68,7 @@ void GroupParts::wait_closed() const noexcept {
 void GroupParts::abandon() { new GroupParts(std::move(*this)); }
 
 GroupRegistry& GroupRegistry::instance() {
-  // Never destroyed: threads may outlive static destructors.
+  // Never destroyed, since threads may outlive static destructors.
   static GroupRegistry* const registry = new GroupRegistry;
   return *registry;
 }
@@ -96,7 +95,7 @@ void GroupRegistry::close_all() noexcept {
     const GroupParts& parts = groups.back();
     if (!parts.queue || !parts.group || !parts.messages || !parts.devices || !parts.transfers) groups.pop_back();
   }
-  // All are closed before any is waited for: a callback of one may wait for another.
+  // All are closed before any is waited for, since a callback of one may wait for another.
   const Deadline deadline = Deadline::after(kLastPatience);
   for (const GroupParts& parts : groups) parts.drain(deadline);
   for (const GroupParts& parts : groups) parts.close();

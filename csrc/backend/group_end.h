@@ -23,33 +23,33 @@ struct GroupParts {
   std::shared_ptr<DeviceContext> devices;
   std::shared_ptr<DeviceTransfers> transfers;
 
-  /// Ends everything under way with an error, here and on the peers.
+  /// Ends all operations under way with an error, here and on the peers.
   void abort(const std::string& reason) const;
 
-  /// Of a group with tensors of devices that has not failed: waits for what is under way until `deadline`. There wait()
-  /// returns before an operation has ended, and the program is right to end then.
+  /// If the group has used tensors on devices and has not failed, waits until `deadline` for what is under way. With
+  /// devices, wait() returns before an operation has ended, and a program may rightly end then.
   void drain(Deadline deadline) const noexcept;
 
-  /// Leaves the group and lets its threads end, without waiting for anyone. What is under way fails.
+  /// Leaves the group and lets its threads end, without waiting for them or for peers. Operations under way fail.
   void close() const noexcept;
 
-  /// After close(): waits a while for the callbacks that still run.
+  /// Called after close(): waits a while for callbacks that still run.
   void wait_closed() const noexcept;
 
-  /// In a forked child everything belongs to the parent, and its threads do not exist: gives up the parts without
-  /// ending them. The memory goes with the process.
+  /// For a forked child, where everything belongs to the parent and its threads do not exist: leaks the parts instead
+  /// of destroying them. The memory goes with the process.
   void abandon();
 };
 
-/// All process groups of this process, for the end of the program: threads that want the GIL after Python has gone
-/// could only hang or abort.
+/// All process groups of this process, so that they can be closed when the program ends: a thread that wants the GIL
+/// after Python has ended could only hang or abort.
 class GroupRegistry {
  public:
   static GroupRegistry& instance();
 
   void add(const GroupParts& parts);
 
-  /// Closes the groups that there still are, and waits a while for what devices have under way, and for callbacks.
+  /// Closes the groups that still exist, and waits a while for operations on devices and for callbacks.
   void close_all() noexcept;
 
  private:
@@ -63,7 +63,7 @@ class GroupRegistry {
   };
 
   std::mutex mutex_;
-  std::vector<Entry> entries_;  // guarded by mutex_; those whose status is gone are dropped by the next add()
+  std::vector<Entry> entries_;  // guarded by mutex_; add() drops those whose status is gone
 };
 
 }  // namespace ours

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kCounterBits = 40;
 
-/// How long an error waits for the abort hooks: enough to note what is going on.
+/// How long an error waits for the abort hooks: enough to record what is going on.
 constexpr std::chrono::milliseconds kErrorPatience{200};
 
 uint64_t random_key_base() {
@@ -73,7 +73,7 @@ void GroupStatus::add_connection(const std::shared_ptr<Group>& connection) {
 
 void GroupStatus::run_abort_hooks() {
   if (abort_hooks.empty()) return;
-  // On a thread of their own: to write a trace of all stacks takes seconds, and the error must not wait that long.
+  // On a thread of their own: writing a trace of all stacks takes seconds, and the error must not wait that long.
   std::unique_lock<std::mutex> lock(hooks_mutex_);
   hooks_running_ = true;
   const auto call = [self = shared_from_this()] {
@@ -85,7 +85,7 @@ void GroupStatus::run_abort_hooks() {
   try {
     start_background_thread("ours_abort", call);
   } catch (const std::system_error&) {
-    // No more threads can be had. Late is better than never.
+    // No thread can be started, so the hooks delay the error.
     lock.unlock();
     call();
     return;

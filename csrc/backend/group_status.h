@@ -19,16 +19,16 @@
 
 namespace ours {
 
-/// What is known about a group and who wants to hear of it: shared by the process group and its Works, which may
-/// outlive it. Owns no thread and no communication.
+/// The state of a group, and who is told when it changes. The process group shares it with its Works, which may outlive
+/// it. It owns neither threads nor connections.
 class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
  public:
   using OnCompletion = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
 
-  /// `where` is appended to the errors of this group, e.g. to say which ranks it consists of.
+  /// `where` is appended to the errors of this group, for instance to name its ranks.
   GroupStatus(std::chrono::milliseconds timeout, std::string where);
 
-  /// Throws RuntimeError in a forked child, and after shutdown().
+  /// Throws RuntimeError in a forked child, in a signal handler, and after shutdown().
   void check_usable() const;
 
   bool is_forked_child() const;
@@ -36,45 +36,45 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   void set_closed() { closed_.store(true); }
   bool is_closed() const { return closed_.load(); }
 
-  /// Takes note of what ended an operation: unless it is a mere misuse, the group has failed, and the abort hooks run.
-  /// Returns the error as PyTorch users catch it.
+  /// Records an error that ended an operation. Unless the call was merely invalid, the group has failed now, and the
+  /// abort hooks run. Returns the error in the type that PyTorch users catch.
   std::exception_ptr note_error(const std::exception_ptr& error);
 
-  /// From now on what ends an operation of this group ends this connection of the same ranks, too; at once where one
-  /// has failed.
+  /// Adds a connection between the same ranks, which fails when the group fails; at once if it has failed already.
   void add_connection(const std::shared_ptr<Group>& connection);
 
-  /// Waits until the abort hooks that note_error() started have returned, at most for `limit`.
+  /// Waits for at most `limit` until the abort hooks that note_error() started have returned.
   void wait_for_abort_hooks(std::chrono::milliseconds limit);
 
-  /// The group ends because its user wants it to: nothing to tell the abort hooks.
+  /// Marks the group as ended by its user, so that no abort hook runs.
   void set_aborted();
 
   c10d::ErrorType error() const { return error_.load(); }
 
   const std::string& where() const { return where_; }
 
-  /// A number for a new Work that no other Work of this group, or of another one in this process, has had.
+  /// A number for a new Work that no other Work in this process has had.
   uint64_t new_key() { return key_base_ | next_key_.fetch_add(1, std::memory_order_relaxed); }
 
-  /// The callbacks on the futures of the group's collectives. Set before any Work is made.
+  /// The order of the callbacks on the futures of the group's collectives. Set before any Work is made.
   std::shared_ptr<CallbackOrder> callbacks;
 
-  /// The number of the collective that is the `count`-th that callbacks start, this one where they are of `origin`.
+  /// The number of the `count`-th collective that callbacks start. It includes origin.number if `origin` is in this
+  /// group.
   uint64_t number_in_callback(const Origin& origin, uint64_t count) const;
 
-  /// Null: operations are not recorded. Set before any Work is made.
+  /// Null if operations are not recorded. Set before any Work is made.
   std::unique_ptr<FlightLog> flights;
 
   Timeouts timeouts;
   HookTable<> abort_hooks;
   HookTable<const Completion&> completion_hooks;
 
-  /// Called with the facts of every Work that succeeds; at most one. Set before any Work is made.
+  /// Sets the function that is called for every Work that succeeds; at most one. Called before any Work is made.
   void set_on_completion(OnCompletion hook) { on_completion_ = std::make_unique<OnCompletion>(std::move(hook)); }
   const OnCompletion* on_completion() const { return on_completion_.get(); }
 
-  /// Makes an error the failure of all connections of the group, here and on the peers.
+  /// Fails all connections of the group with this error, here and on the peers.
   void fail_group(const std::exception_ptr& error);
 
  private:

@@ -9,17 +9,17 @@
 
 namespace ours {
 
-/// Gives tensors memory of a group's heap, in which all_reduce works without copies. Where the group has no heap, or is
-/// gone, it is ordinary memory, and where the heap is exhausted, with a warning. Tensors may outlive the group.
+/// Gives tensors memory from a group's heap, in which all_reduce works without copies. It gives ordinary memory if the
+/// group has no heap or is gone, and, with a warning, if the heap is exhausted. Tensors may outlive the group.
 class HeapAllocator final : public c10::Allocator {
  public:
-  /// Never freed: a storage asks the allocator that it came from whenever it is resized, and keeps only its address.
+  /// Never freed: a storage keeps its allocator's address, and asks it for memory whenever it is resized.
   static std::shared_ptr<HeapAllocator> make(const std::shared_ptr<Group>& group);
 
   c10::DataPtr allocate(size_t bytes) override;
   void copy_data(void* to, const void* from, size_t bytes) const override;
 
-  /// A tensor of `size` elements, one dimension, whose contents are undefined.
+  /// A tensor with one dimension of `size` elements, and undefined contents.
   at::Tensor tensor(int64_t size, const at::TensorOptions& options);
 
  private:

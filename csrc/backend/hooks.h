@@ -13,7 +13,7 @@
 namespace ours {
 
 /// Functions that users register, by id. They are called, copied and destroyed without the lock, since they may take
-/// the GIL or register others.
+/// the GIL or register other hooks.
 template <class... Args>
 class HookTable {
  public:
@@ -38,7 +38,7 @@ class HookTable {
 
   bool empty() const { return empty_.load(std::memory_order_acquire); }
 
-  /// Calls all hooks. What one throws is dropped: it must not turn into the failure of a collective.
+  /// Calls all hooks. An exception of a hook becomes a warning, since it must not fail a collective.
   void call(Args... args) const {
     if (empty()) return;
     std::vector<std::shared_ptr<const Hook>> hooks;
@@ -61,7 +61,6 @@ class HookTable {
   std::atomic<bool> empty_{true};
 };
 
-/// What a finished Work tells those who wait for completions.
 struct Completion {
   uint64_t key;
   float duration_ms;

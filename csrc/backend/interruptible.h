@@ -10,8 +10,9 @@
 
 namespace ours {
 
-/// Waits until `ended` holds, or for the deadline. Handlers of signals run meanwhile, without the lock; if one of them
-/// raises, it returns the name of that, and throw_interrupt() has it. Otherwise returns an empty string.
+/// Waits until `ended` holds or the deadline has passed. Signal handlers run meanwhile, without the lock. If one of
+/// them raises, returns the exception's name, and throw_interrupt() throws the exception. Otherwise returns an empty
+/// string.
 template <class Ended>
 std::string await_interruptibly(std::condition_variable& condition, std::unique_lock<std::mutex>& lock,
                                 Deadline deadline, Ended&& ended) {

@@ -7,8 +7,6 @@
 #include "common/error.h"
 #include "common/interrupts.h"
 
-// New groups out of this one.
-
 namespace ours {
 
 namespace {
@@ -18,7 +16,7 @@ constexpr int kShrinkAbort = 1;
 
 using OptionsPtr = c10::intrusive_ptr<ProcessGroupOurs::Options>;
 
-/// A copy of the facts in `given` that concern every backend; those of `parent` where nothing is given.
+/// Copies the options that every backend has from `given`, or from `parent` if nothing is given.
 OptionsPtr child_options(const c10::intrusive_ptr<c10d::Backend::Options>& given,
                          const ProcessGroupOurs::Options& parent) {
   const c10d::Backend::Options& from = given ? *given : static_cast<const c10d::Backend::Options&>(parent);
@@ -29,7 +27,7 @@ OptionsPtr child_options(const c10::intrusive_ptr<c10d::Backend::Options>& given
   return options;
 }
 
-/// Tells a child which global ranks its members, ranks `members` of the parent, have, where that is known.
+/// Tells a child the global ranks of its members, which are ranks `members` of the parent, if they are known.
 void name_members(ProcessGroupOurs::Options& child, const ProcessGroupOurs::Options& parent,
                   const std::vector<int>& members) {
   const auto& parents = parent.global_ranks_in_group;
@@ -41,7 +39,8 @@ void name_members(ProcessGroupOurs::Options& child, const ProcessGroupOurs::Opti
   }
 }
 
-/// Makes a group over a connection of its own: the rendezvous waits, and the parent may use the given one meanwhile.
+/// Makes a group with a connection of its own to the store, since the rendezvous waits, and the parent may use the
+/// given connection meanwhile.
 c10::intrusive_ptr<c10d::Backend> make_child(const StorePtr& store, int rank, int size, OptionsPtr options) {
   StorePtr own = with_torch_errors("", [&] {
     try {
@@ -95,7 +94,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::shrink(
   TORCH_CHECK_VALUE(found != members.end(), "shrink: rank ", rank_,
                     " is to be excluded; only the remaining ranks call shrink");
   name_members(*options, *options_, members);
-  // Otherwise what is under way, which may wait for an excluded rank, has until its timeout to end.
+  // Without that flag, operations under way, which may wait for an excluded rank, have until their timeout to end.
   if ((shrink_flags & kShrinkAbort) != 0) abort_all("shrink_group() was called with SHRINK_ABORT");
   return make_child(c10::make_intrusive<c10d::PrefixStore>(name, store_), static_cast<int>(found - members.begin()),
                     static_cast<int>(members.size()), std::move(options));

@@ -52,7 +52,8 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::start_transfer(Op op, Tensors& tenso
   } else {
     const TransferRequest request{op, tensor, peer, tag, sequence, std::nullopt};
     const auto on_device = with_torch_errors(status_->where(), [&] {
-      devices_->check_alive({op, dtype_of(tensor), sequence, Deadline::after(status_->timeouts.get())});  // as launch()
+      // As launch() does for collectives.
+      devices_->check_alive({op, dtype_of(tensor), sequence, Deadline::after(status_->timeouts.get())});
       return transfers_->make(request, rank_);
     });
     on_device->set_flight(traced());

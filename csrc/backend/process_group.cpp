@@ -14,16 +14,17 @@
 #include "collectives/select.h"
 #include "common/error.h"
 #include "common/interrupts.h"
+#include "common/listed.h"
 #include "common/options.h"
 
 namespace ours {
 
 namespace {
 
-/// The id of our own abort hook, the last to run: to write a trace takes long.
+/// The id of our own abort hook, which runs last because writing a trace takes long.
 constexpr int64_t kFlightHook = std::numeric_limits<int64_t>::max();
 
-/// Once in each process, for it reads them once.
+/// Warns once in a process, which reads the variables once.
 void warn_of_stray_variables() {
   static const bool kWarned = [] {
     for (const std::string& complaint : stray_variables(environment_names())) TORCH_WARN(complaint);
@@ -32,17 +33,13 @@ void warn_of_stray_variables() {
   static_cast<void>(kWarned);
 }
 
-/// The end of every error message: which group, and who its ranks are where that is not obvious.
+/// The end of every error message: the group's name, and its global ranks if they differ from its own.
 std::string describe_group(const ProcessGroupOurs::Options& options) {
   const auto& ranks = options.global_ranks_in_group;
   bool same = true;
-  std::string list;
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    same = same && ranks[i] == i;
-    list += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
+  for (size_t i = 0; i < ranks.size(); ++i) same = same && ranks[i] == i;
   if (same) return "";
-  return " [in group '" + options.group_name + "', whose ranks are the global ranks " + list + "]";
+  return " [in group '" + options.group_name + "', whose ranks are the global ranks " + listed(ranks) + "]";
 }
 
 }  // namespace
@@ -81,7 +78,7 @@ void ProcessGroupOurs::record_flights() {
 
 void ProcessGroupOurs::connect(Milliseconds timeout) {
   const std::string name = options_->group_name.empty() ? "the process group" : "group '" + options_->group_name + "'";
-  // An argument that has no meaning is told before anybody waits.
+  // Checked before the ranks wait for each other.
   with_torch_errors("", [this] { return Selection::parse(options_->selection); });
   Connections connections = connect_ranks({store_, rank_, size_, timeout, name, options_->selection});
   group_ = std::move(connections.group);
@@ -94,7 +91,7 @@ void ProcessGroupOurs::connect(Milliseconds timeout) {
 
 ProcessGroupOurs::~ProcessGroupOurs() {
   if (status_->is_forked_child()) {
-    // They own all that this does, so nothing ends here.
+    // The parts own everything else of the group, so nothing ends here.
     parts().abandon();
   } else {
     parts().close();
@@ -113,7 +110,7 @@ void ProcessGroupOurs::shutdown() {
 void ProcessGroupOurs::drain_queues() {
   do {
     queue_->drain();
-    // After the callbacks on what was queued, which may have started more.
+    // The lanes come after the callbacks on what was queued, which may have started more.
     for (const auto& lane : lanes()) {
       if (was_interrupted()) return;
       lane->queue_->drain();
@@ -139,7 +136,7 @@ void ProcessGroupOurs::setTimeout(Milliseconds timeout) {
 c10d::ErrorType ProcessGroupOurs::getError() {
   const c10d::ErrorType error = status_->error();
   if (error != c10d::ErrorType::SUCCESS || status_->is_forked_child()) return error;
-  // Nothing failed here yet, but a peer may have ended the group.
+  // Nothing has failed here, but a peer may have ended the group.
   return group_->failure().empty() ? error : c10d::ErrorType::REMOTE_ERROR;
 }
 
@@ -168,17 +165,16 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::launch(Collective collective) {
   const Callback* const callback = current_callback();
   ProcessGroupOurs& lane = callback == nullptr ? *this : lane_of(*callback, op, timeout);
   auto work = or_refuse(op, [&] { return lane.start(std::move(collective), timeout, callback); });
-  // Hooks on completions know the Works by their keys, and tensors of compiled graphs are registered with
-  // theirs.
+  // Completion hooks identify Works by their keys, and compiled graphs register tensors with their Works.
   if (coalesce(work) || async_op || !status_->completion_hooks.empty()) return work;
   if (c10d::allow_inflight_collective_as_graph_input()) return work;
-  // PyTorch takes no Work for one that is done, and a Python object and a call less are much to a small collective.
+  // For PyTorch no Work means one that is done. Saving a Python object and a call matters for a small collective.
   work->wait();
   return nullptr;
 }
 
 const Callback* ProcessGroupOurs::current_callback() const {
-  // A rank alone has nobody to agree with.
+  // A single rank has nobody to agree with.
   return size_ > 1 ? Callback::current() : nullptr;
 }
 
@@ -277,7 +273,7 @@ bool ProcessGroupOurs::coalesce(const WorkPtr& work) {
 }
 
 void ProcessGroupOurs::startCoalescing() {
-  // An exception may have cut a batch short, after which nobody ends it. Its Works are dropped outside the lock.
+  // An exception may have cut a batch short, so that nothing ended it. Its Works are dropped outside the lock.
   std::vector<WorkPtr> stale;
   std::lock_guard<std::mutex> lock(coalescing_mutex_);
   stale.swap(coalesced_[std::this_thread::get_id()]);

@@ -23,14 +23,14 @@
 
 namespace ours {
 
-/// The c10d backend "ours": collectives and point-to-point messages of tensors on the CPU and, besides, on one device a
-/// rank. How those of a device take their place among its work: device_call.h.
+/// The c10d backend "ours": collectives and point-to-point messages of tensors on the CPU and on one device for each
+/// rank. device_call.h tells how they fit into the order of a device's work.
 ///
-/// Where to find what: process_group.cpp (construction, life cycle, launching), callback_lanes.cpp (what callbacks
+/// The methods are in process_group.cpp (construction, life cycle, launching), callback_lanes.cpp (what callbacks
 /// start), collectives_reduce.cpp, collectives_move.cpp, collectives_coalesced.cpp, sparse.cpp, point_to_point.cpp,
-/// barriers.cpp, membership.cpp (split, merge, shrink).
+/// barriers.cpp and membership.cpp (split, merge, shrink).
 ///
-/// Methods without `override` that bear c10d's names are virtual in later versions of PyTorch only.
+/// Methods with c10d's names but without `override` are virtual only in later versions of PyTorch.
 class ProcessGroupOurs final : public c10d::Backend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -41,7 +41,7 @@ class ProcessGroupOurs final : public c10d::Backend {
 
   struct Options : c10d::Backend::Options {
     explicit Options(Milliseconds timeout = kBackendDefaultTimeout) : c10d::Backend::Options(kName, timeout) {}
-    /// The ranks come from anywhere, so that no global_ranks_in_group does not mean all of them in order.
+    /// The members come from different groups, so an empty global_ranks_in_group does not mean all ranks in order.
     bool merged = false;
     /// Rules of the table of algorithms (Selection) for this group; empty: those of OURS_SELECT.
     std::string selection;
@@ -50,15 +50,15 @@ class ProcessGroupOurs final : public c10d::Backend {
 
   static constexpr const char* kName = "ours";
 
-  /// Blocks until all ranks have come together through `store`. Throws DistBackendError where they cannot within
+  /// Blocks until all ranks have come together through `store`. Throws DistBackendError if they have not within
   /// `options->timeout`.
   ProcessGroupOurs(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options);
 
-  /// A lane of `whole`: connections of their own between the same ranks, for what callbacks start. Shares everything
-  /// else. Throws as the other one, after `timeout`.
+  /// Makes a lane of `whole`: its own connections between the same ranks, for what callbacks start. It shares
+  /// everything else. Throws like the other constructor, after `timeout`.
   ProcessGroupOurs(StorePtr store, const ProcessGroupOurs& whole, Milliseconds timeout);
 
-  /// Never blocks on peers. Operations under way fail, here and on the peers.
+  /// Does not wait for peers. Operations under way fail, here and on the peers.
   ~ProcessGroupOurs() override;
 
   // ---- what it is
@@ -75,28 +75,29 @@ class ProcessGroupOurs final : public c10d::Backend {
   // ---- memory that needs no copies in all_reduce
   bool supportsTensorAlloc(c10::DeviceIndex) override { return group_->allocates(); }
   std::shared_ptr<c10::Allocator> getMemAllocator() override { return allocator_; }
-  /// One dimension, `size` elements of options.dtype(), undefined contents. On a device it is memory of the group's
-  /// once a collective of that device, or init_process_group(device_id=...), has made what it comes from.
+  /// A tensor with one dimension of `size` elements of options.dtype(), and undefined contents. On a device it is
+  /// memory of the group once a collective of that device, or init_process_group(device_id=...), has set up the group's
+  /// allocator.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
     return options.device().is_cpu() ? allocator_->tensor(size, options) : make_device_tensor(devices_, size, options);
   }
 
-  /// Makes what collectives of tensors on `device` need, which otherwise the first of them does. All ranks call it.
+  /// Sets up what collectives of tensors on `device` need; otherwise the first of them does it. All ranks call it.
   void eagerConnectSingleDevice(at::Device device) override;
 
   // ---- time and failure
   void setTimeout(Milliseconds timeout) override;
   void addEphemeralTimeout(const Milliseconds& timeout) { status_->timeouts.extend(timeout); }
   c10d::ErrorType getError() override;
-  /// The message of the failure that ended the group, or empty.
+  /// The message of the failure that ended the group; empty if it has not failed.
   std::string failure() const { return group_->failure(); }
-  /// How many ranks each node has.
+  /// The number of ranks on each node.
   std::vector<int> node_sizes() const { return group_->node_sizes(); }
-  /// What moves the data of the group's device, and why that; empty until it was first needed.
+  /// What moves the data of the group's device, and why; empty until it is first needed.
   std::string device_engine() const { return devices_->engine(); }
   /// Fails everything under way within 100 ms, here and on the peers. The group cannot be used any more.
   void abort() override;
-  /// Waits for what is queued and leaves the group; the peers may go on. Operations after it raise RuntimeError.
+  /// Waits for what is queued and leaves the group; the peers may go on. Later operations raise RuntimeError.
   void shutdown() override;
 
   // ---- hooks
@@ -114,8 +115,8 @@ class ProcessGroupOurs final : public c10d::Backend {
   // ---- reductions
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  /// The tensors of one dtype are reduced as one message: each element with its like on the other ranks. Where the
-  /// elements are cut into tensors may differ between ranks.
+  /// The tensors of each dtype are reduced as one message, element by element. Ranks may cut the elements into tensors
+  /// differently.
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
   WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) override;
@@ -153,7 +154,7 @@ class ProcessGroupOurs final : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int src, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  // ---- coalescing: the Works issued in between become one
+  // ---- coalescing: the Works that are issued in between become one
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
@@ -166,7 +167,6 @@ class ProcessGroupOurs final : public c10d::Backend {
                                            const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) override;
 
  private:
-  /// By rank in the group; empty: unknown.
   std::vector<uint64_t> global_ranks() const;
   void record_flights();
   void connect(Milliseconds timeout);
@@ -174,23 +174,23 @@ class ProcessGroupOurs final : public c10d::Backend {
   void abort_all(const char* reason);
   GroupParts parts() const { return {status_, queue_, group_, point_to_point_, devices_, transfers_}; }
 
-  /// Connections for what callbacks start whose turns come in one order, so that all ranks count alike there.
+  /// Connections for what the callbacks of one order start, so that all ranks number it alike.
   struct Lane {
-    std::mutex opening;                          // held by the thread that makes the group
-    c10::intrusive_ptr<ProcessGroupOurs> group;  // guarded by lanes_mutex_; null before
+    std::mutex opening;                          // held by the thread that opens the lane
+    c10::intrusive_ptr<ProcessGroupOurs> group;  // guarded by lanes_mutex_; null until it is open
   };
-  /// The lane for what this callback starts, when its turn has come. All ranks make the lane when they need it.
+  /// Waits for the callback's turn, and returns the lane for what it starts. All ranks open a lane when they first need
+  /// it.
   ProcessGroupOurs& lane_of(const Callback& callback, Op op, Milliseconds timeout);
   c10::intrusive_ptr<ProcessGroupOurs> open_lane(const std::string& name, const std::string& what,
                                                  Milliseconds timeout);
   std::vector<c10::intrusive_ptr<ProcessGroupOurs>> lanes();
-  /// Those of the group and of its lanes.
   std::vector<GroupParts> all_parts();
 
-  /// Numbers, traces and runs or queues what `describe` returns. Where that throws ValueError, the call still takes its
-  /// number, so that ranks on which all is well hear of it instead of waiting for this one. Where this returns null, a
-  /// call that is not asynchronous has ended well, or the current stream waits for its tensors on a device. A Work
-  /// that it returns for such a call (for hooks, and while coalescing) is to be waited for.
+  /// Numbers, traces, and runs or queues the collective that `describe` returns. If `describe` throws ValueError, the
+  /// call still takes its number, so that the other ranks hear of it instead of waiting for this one. Returns null if a
+  /// synchronous call has succeeded, or if the current stream waits for its device tensors. If it returns a Work for a
+  /// synchronous call (for hooks, and while coalescing), the caller has to wait for it.
   template <class CallOptions, class Describe>
   WorkPtr launch(Op op, const CallOptions& options, Describe&& describe) {
     Collective collective = or_refuse(op, std::forward<Describe>(describe));
@@ -210,11 +210,10 @@ class ProcessGroupOurs final : public c10d::Backend {
     }
   }
   void refuse(Op op, const std::string& why);
-  /// The same, but for what becomes of the Work. `callback`: which starts it, on a lane; otherwise null.
+  /// Like launch(), without the wait. `callback`: the callback that starts it on a lane, or null.
   c10::intrusive_ptr<CollectiveWork> start(Collective collective, Milliseconds timeout, const Callback* callback);
-  /// That in which the calling thread is and which has to communicate apart; otherwise null.
+  /// The callback that the calling thread runs, if what it starts needs a lane; otherwise null.
   const Callback* current_callback() const;
-  /// The number of the collective that comes next.
   uint64_t next_number(const Callback* callback) const;
   /// Makes what collectives of tensors on `device` need, unless it is there.
   void connect_device(at::Device device, Milliseconds timeout, const Callback* callback);
@@ -228,18 +227,18 @@ class ProcessGroupOurs final : public c10d::Backend {
   WorkPtr post(Op op, Tensors& tensors, int peer, int tag);
   WorkPtr start_transfer(Op op, Tensors& tensors, int peer, int tag);
 
-  /// Tells profilers and the FlightRecorder of an operation that is about to be issued.
+  /// Tells profilers and the FlightRecorder that an operation is about to be issued.
   std::optional<FlightLog::Entry> trace(const CallTrace& call, Milliseconds timeout);
 
-  /// Remembers a Work that this thread issues between startCoalescing() and endCoalescing(); false for others.
+  /// Collects the Work if this thread is between startCoalescing() and endCoalescing(). Returns whether it is.
   bool coalesce(const WorkPtr& work);
 
-  /// The one tensor of a list that must have one.
+  /// The tensor of a list that must have exactly one.
   static const at::Tensor& only(const Tensors& tensors, const char* call, const char* role);
   void check_root(int64_t root, const char* call) const;
   void check_parts(const at::Tensor& whole, const at::Tensor& one, const char* call, const char* whole_role) const;
   void check_list_size(size_t size, const char* call, const char* role) const;
-  /// Checks the numbers of elements that this rank sends to itself and expects from itself. Peers cannot find that out.
+  /// Checks that this rank sends itself as many elements as it expects from itself, which its peers cannot check.
   void check_own_part(int64_t sent, int64_t expected, const char* call) const;
 
   StorePtr store_;
@@ -255,7 +254,7 @@ class ProcessGroupOurs final : public c10d::Backend {
   std::atomic<uint64_t> transfer_count_{0};
   int shrinks_ = 0;
   std::mutex coalescing_mutex_;
-  std::map<std::thread::id, std::vector<WorkPtr>> coalesced_;  // guarded by coalescing_mutex_; by who coalesces
+  std::map<std::thread::id, std::vector<WorkPtr>> coalesced_;  // guarded by coalescing_mutex_; by coalescing thread
   std::mutex lanes_mutex_;
   std::map<std::string, std::shared_ptr<Lane>> lanes_;  // guarded by lanes_mutex_
 };

@@ -9,7 +9,7 @@ namespace ours {
 
 const OpFacts& op_facts(Op op) {
   using c10d::OpType;
-  // In the order of Op. The titles are those that PyTorch's tools look for after the backend's name.
+  // In the order of Op. The titles are those that PyTorch's tools look for after a backend's name.
   static constexpr OpFacts kFacts[] = {
       {OpType::BARRIER, "ours:barrier", "barrier", "ours:barrier"},
       {OpType::ALLREDUCE, "ours:all_reduce", "allreduce", "ours:all_reduce"},
@@ -46,7 +46,7 @@ int64_t elements(const std::vector<at::Tensor>& tensors) {
   return sum;
 }
 
-/// First global rank and the distance between neighbours, where it is always the same; else 0.
+/// The first global rank, and the distance between neighbours; 0 if that varies.
 std::pair<int, int> start_and_stride(const std::vector<uint64_t>& ranks) {
   if (ranks.empty()) return {0, 1};
   const auto start = static_cast<int>(ranks.front());

@@ -9,17 +9,17 @@
 
 namespace ours {
 
-/// How the operation is called in c10d, in profiles, and in traces of communication.
+/// The names of an operation in c10d, in profiles, and in traces.
 struct OpFacts {
   c10d::OpType type;
-  const char* title;        ///< of the event in profiles: "ours:all_reduce"
+  const char* title;        ///< of the event in profiles, such as "ours:all_reduce"
   const char* trace_name;   ///< in PyTorch's record_param_comms events
-  const char* flight_name;  ///< in PyTorch's FlightRecorder, whose analyser knows what these calls do
+  const char* flight_name;  ///< in PyTorch's FlightRecorder, whose analyser knows these names
 };
 
 const OpFacts& op_facts(Op op);
 
-/// One call, for record_param_comms and the FlightRecorder.
+/// A call, as record_param_comms and the FlightRecorder record it.
 struct CallTrace {
   Op op;
   uint64_t sequence;
@@ -33,7 +33,7 @@ struct CallTrace {
   std::optional<int> peer;  ///< of a transfer; kAnySource for RecvAnySource
 };
 
-/// Tells PyTorch's profilers and execution-trace observers about a call. Costs next to nothing while there are none.
+/// Tells PyTorch's profilers and execution-trace observers of a call. Costs almost nothing if there are none.
 void record_call(const CallTrace& trace);
 
 }  // namespace ours

@@ -36,7 +36,7 @@ ReduceKind kind_of(c10d::ReduceOp::RedOpType type) {
 }
 
 double factor_of(const c10d::ReduceOp& op) {
-  // The name that all supported versions know.
+  // This is the name in all supported versions of torch.
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK_VALUE(supplement != nullptr,
                     "ReduceOp.PREMUL_SUM comes without its factor; make it with "

@@ -7,8 +7,8 @@
 
 namespace ours {
 
-/// The reduction that a c10d ReduceOp asks for over `ranks` ranks. Throws ValueError where it has no meaning for
-/// `dtype`, naming what has.
+/// The reduction over `ranks` ranks that a c10d ReduceOp asks for. Throws ValueError if it is not defined for `dtype`,
+/// and names what is.
 Reduction reduction_of(const c10d::ReduceOp& op, DType dtype, int ranks);
 
 }  // namespace ours

@@ -15,14 +15,14 @@ class SoloGroup final : public Group {
 
   void monitored_barrier(const Call& call, bool) override { check_usable(call); }
 
-  bool allocates() const override { return true; }  // in any memory a reduction in place copies nothing
+  bool allocates() const override { return true; }  // a single rank reduces in place in any memory
 
   void abort(const std::string& reason) override {
     std::lock_guard<std::mutex> lock(mutex_);
     if (failure_.empty()) failure_ = "rank 0 aborted the group" + (reason.empty() ? "" : ": " + reason);
   }
 
-  // There is nobody to fall out of step with.
+  // A single rank cannot fall out of step.
   void fail(const std::exception_ptr&) noexcept override {}
 
   void refuse(const Call&, const std::string&) noexcept override {}

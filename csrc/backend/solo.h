@@ -7,10 +7,10 @@
 
 namespace ours {
 
-/// The group of one rank: every collective is a copy. No thread, no shared memory.
+/// The group of a single rank: every collective is a copy. It has no threads and no shared memory.
 std::shared_ptr<Group> make_solo_group();
 
-/// A rank alone has nobody to send to: every transfer throws InvalidArgument.
+/// A single rank has no peer: every transfer throws InvalidArgument.
 std::shared_ptr<PointToPoint> make_solo_point_to_point();
 
 }  // namespace ours

@@ -9,8 +9,8 @@
 #include "backend/tensors.h"
 #include "common/error.h"
 
-// all_reduce of sparse COO tensors: every rank gathers the entries of all, in the order of ranks, and adds them up. The
-// amount of data is that of the entries, however large the dense tensor would be.
+// all_reduce of sparse COO tensors: every rank gathers the entries of all ranks, in the order of ranks, and adds them
+// up. The amount of data is that of the entries, however large the dense tensor would be.
 
 namespace ours {
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kMaxDims = 32;
 
-/// What must be known of a rank's tensor before its entries can be received: the number of entries, then the shape.
+/// What a rank has to know of another one's tensor before it can receive its entries.
 struct Shape {
   int64_t entries;
   int64_t sparse_dims;
@@ -59,7 +59,7 @@ std::vector<Shape> gather_shapes(Group& group, const Call& call, const Shape& mi
   return shapes;
 }
 
-/// Rank by rank, a tensor like `mine` but for dimension `dim`, which has the rank's number of entries.
+/// For each rank, a tensor like `mine` except that dimension `dim` has that rank's number of entries.
 std::vector<at::Tensor> gather_parts(Group& group, const Call& call, const at::Tensor& mine, int64_t dim,
                                      const std::vector<Shape>& shapes) {
   std::vector<at::Tensor> parts;

@@ -86,7 +86,7 @@ void check_list(const std::vector<at::Tensor>& tensors, const char* call, const 
 
 namespace {
 
-/// True where strides alone prove that no two elements share memory.
+/// Whether strides alone prove that no two elements share memory.
 bool is_free_of_overlap(const at::Tensor& tensor) {
   if (tensor.numel() <= 1) return true;
   switch (at::has_internal_overlap(tensor)) {
@@ -174,7 +174,7 @@ Output::Output(const at::Tensor& tensor, bool load) : tensor_(tensor), memory_(t
   if (is_plain(tensor)) return;
   memory_ =
       at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous).requires_grad(false));
-  // On a device anyhow: it loads the kernel that commit() will run on another thread, which may wait for all streams.
+  // A device needs this in any case: it loads the copy kernel, which may wait for all streams, before commit() runs it.
   if (load || !tensor.is_cpu()) copy_below_autograd(memory_, tensor);
 }
 

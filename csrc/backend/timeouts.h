@@ -8,8 +8,8 @@
 
 namespace ours {
 
-/// The timeouts of a group: its own, and temporary extensions. An extension counts for every Work made after it until
-/// the first of these completes; extensions add up.
+/// The timeouts of a group: its own one, and temporary extensions. An extension holds for every Work made after it
+/// until the first of those completes. Extensions add up.
 class Timeouts {
  public:
   explicit Timeouts(std::chrono::milliseconds group_timeout) : group_(group_timeout.count()) {}
@@ -19,7 +19,7 @@ class Timeouts {
 
   void extend(std::chrono::milliseconds extra);
 
-  /// The timeout of a new Work. `requested` < 0 asks for the group's. `key` names the Work to completed().
+  /// The timeout of a new Work. `requested` < 0 asks for the group's. `key` identifies the Work for completed().
   std::chrono::milliseconds assign(std::chrono::milliseconds requested, uint64_t key);
 
   void completed(uint64_t key);
@@ -31,7 +31,7 @@ class Timeouts {
   };
 
   std::atomic<int64_t> group_;
-  std::atomic<bool> extended_{false};  // spares the lock while there is no extension
+  std::atomic<bool> extended_{false};  // saves taking the lock while there is no extension
   std::mutex mutex_;
   std::vector<Extension> extensions_;
 };

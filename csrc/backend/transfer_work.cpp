@@ -55,7 +55,7 @@ TransferCallbacks TransferWork::end(const Transfer& transfer) noexcept {
   }
   complete(error);
   {
-    // The transfer owns this Work through its callback: break the circle.
+    // The transfer owns this Work through its callback: this breaks the cycle.
     std::lock_guard<std::mutex> lock(transfer_mutex_);
     transfer_.reset();
   }
@@ -81,7 +81,7 @@ bool TransferWork::wait(std::chrono::milliseconds timeout) {
   }
   std::unique_lock<std::mutex> lock(mutex_);
   const auto ended = [this] { return done(); };
-  // Without a timeout, too: the transfer may be done on another thread that has yet to call end().
+  // Even without a timeout, since another thread may have finished the transfer and not yet called end().
   const bool in_time = await(lock, timeout, ended);
   lock.unlock();
   if (!in_time) throw_wait_timeout(timeout);

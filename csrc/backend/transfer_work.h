@@ -8,7 +8,7 @@
 
 namespace ours {
 
-/// What to transfer and with whom.
+/// What to transfer, and with which peer.
 struct TransferRequest {
   Op op;
   at::Tensor tensor;
@@ -18,10 +18,10 @@ struct TransferRequest {
   std::optional<FlightLog::Entry> flight;
 };
 
-/// One send or receive. It keeps itself alive until the transfer ends, since the transfer uses its memory.
+/// A send or a receive. It keeps itself alive until the transfer ends, since the transfer uses its memory.
 class TransferWork final : public OursWork {
  public:
-  /// Posts the transfer. Errors at this point belong to the Work, too, except misuse (ValueError), which is thrown.
+  /// Posts the transfer. If that fails, the Work has the error, except that an invalid call throws ValueError.
   static c10::intrusive_ptr<TransferWork> post(const TransferRequest& request, int rank,
                                                const std::shared_ptr<PointToPoint>& p2p,
                                                const std::shared_ptr<GroupStatus>& status);
@@ -29,11 +29,11 @@ class TransferWork final : public OursWork {
   TransferWork(const TransferRequest& request, int rank, std::weak_ptr<PointToPoint> p2p,
                std::shared_ptr<GroupStatus> status);
 
-  /// Waits as CollectiveWork::wait does. The transfer's own time runs from the first wait without a `timeout`.
+  /// Waits like CollectiveWork::wait(). The transfer's own timeout starts with the first wait without a `timeout`.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
-  /// The same as OursWork::getFuture, but it ends with an error when the transfer's time has passed since the first
-  /// call of this, or its peer has left. The transfer goes on then, and the group.
+  /// Like OursWork::getFuture(), but the future ends with an error when the transfer's timeout has passed since the
+  /// first call, or when the peer has left. The transfer and the group go on.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   /// The sender's rank in the group, once a receive is done.
@@ -43,7 +43,7 @@ class TransferWork final : public OursWork {
   TransferCallbacks end(const Transfer& transfer) noexcept;
 
   const TransferLimitPtr limit_;
-  const std::weak_ptr<PointToPoint> p2p_;  // weak: what ends last must not be a thread of its own
+  const std::weak_ptr<PointToPoint> p2p_;  // weak, since the last owner must not be one of its own threads
   at::Tensor input_;                       // of a send
   Output output_;                          // of a receive
   std::mutex transfer_mutex_;

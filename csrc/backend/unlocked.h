@@ -4,12 +4,11 @@
 
 namespace ours {
 
-/// Runs `wait`, which waits on the host for a Work, without a lock that its end may need. That is Python's: torch's
-/// binding of Work.synchronize() keeps it, since streams wait there elsewhere, and tensors of Python cannot be dropped
-/// meanwhile.
+/// Runs `wait`, in which the host waits for a Work, without the GIL. torch's binding of Work.synchronize() holds the
+/// GIL, since with other backends only streams wait there; but the Work's end may need the GIL to drop Python tensors.
 void run_unlocked(const std::function<void()>& wait);
 
-/// How to let go of the lock for that long; the Python layer says so when it is loaded.
+/// Sets how to release the GIL around a wait. The Python layer calls it when it is loaded.
 void set_unlocker(void (*unlocker)(const std::function<void()>& wait));
 
 }  // namespace ours

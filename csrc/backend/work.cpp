@@ -90,14 +90,14 @@ void OursWork::settle(c10::ivalue::Future& future) const {
 
 void OursWork::complete(const std::exception_ptr& error) noexcept {
   ended_ = Clock::now();
-  // The abort hooks want to see the state before anyone reacts to the failure.
+  // The abort hooks want to see the state before anything reacts to the failure.
   finish(error ? status_->note_error(error) : nullptr);
   status_->timeouts.completed(key_);
   {
     std::lock_guard<std::mutex> lock(future_mutex_);
     done_.store(true, std::memory_order_release);
   }
-  // A waiter that saw done_ unset holds the lock until it sleeps.
+  // A waiter that has seen done_ unset holds the lock until it sleeps.
   {
     std::lock_guard<std::mutex> lock(mutex_);
   }
@@ -114,7 +114,7 @@ void OursWork::run_callbacks() noexcept {
   if (!has_callbacks()) return;
   const Callback::Outside outside;
   try {
-    settle(*future_);  // not replaced once it is there
+    settle(*future_);  // never replaced once it is set
   } catch (const std::exception& e) {
     TORCH_WARN("a callback on the future of ", name_of(op_), " raised: ", e.what());
   }
@@ -126,7 +126,7 @@ void OursWork::watch_future(TransferLimit& limit) {
     if (watched_ || done()) return;
     watched_ = true;
   }
-  // Weak: the Work owns the limit. It is there until the transfer has ended.
+  // Weak, because the Work owns the limit. The Work exists until the transfer has ended.
   const auto weak = c10::weak_intrusive_ptr<OursWork>(c10::intrusive_ptr<OursWork>::reclaim_copy(this));
   limit.watch([weak](const std::exception_ptr& error) {
     const auto self = weak.lock();

@@ -15,7 +15,7 @@
 
 namespace ours {
 
-/// What all Works of this backend share: results, the future, times, and telling the group's hooks.
+/// What all Works of this backend share: results, the future, times, and the calls of the group's hooks.
 class OursWork : public c10d::Work, public Timed {
  public:
   using Clock = std::chrono::steady_clock;
@@ -26,14 +26,14 @@ class OursWork : public c10d::Work, public Timed {
   void synchronize() override {}
 
   /// The output tensors. Throws while the Work is under way, unless they are on a device, whose streams can wait for
-  /// it, and for lists of lists (use getFuture()).
+  /// it. Throws for lists of lists; use getFuture() for those.
   std::vector<at::Tensor> result() override;
 
-  /// Completes with the Work, with its error if it has one. Callbacks run on the thread that completes the Work, which
-  /// must not hold up anything that they may wait for.
+  /// A future that completes with the Work, with its error if it fails. Callbacks run on the thread that completes the
+  /// Work, which must not hold up anything that they may wait for.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
-  /// Milliseconds from the start to the end of the operation.
+  /// The operation's duration in milliseconds.
   float getDuration() const override;
 
   /// When the operation ran, once it has ended.
@@ -41,32 +41,32 @@ class OursWork : public c10d::Work, public Timed {
 
   uint64_t getSequencenumber() const override { return sequence_; }
 
-  // Virtual in later versions of PyTorch only, hence without `override`.
+  // Virtual only in later versions of PyTorch, hence without `override`.
   std::chrono::milliseconds getTimeout() const { return timeout_; }
   uint64_t getCompletionKey() const { return key_; }
 
-  /// Its entry in the FlightRecorder, if there is one; before it starts.
+  /// Sets its entry in the FlightRecorder, if there is one. Called before it starts.
   void set_flight(std::optional<FlightLog::Entry> flight) { flight_ = flight; }
 
-  /// A signal handler has raised `name` while this rank waited for the Work: the group fails, here and on the peers.
+  /// A signal handler has raised `name` while this rank waited for the Work: fails the group, here and on the peers.
   void interrupt(const std::string& name) const;
 
   bool done() const { return done_.load(std::memory_order_acquire); }
 
  protected:
-  /// The devices in whose streams callbacks have to come after the Work: those of the outputs; empty: the CPU.
+  /// The devices whose streams have to run callbacks after the Work: those of the outputs; empty for the CPU.
   virtual std::vector<at::Device> devices() const;
 
   using Outputs = std::vector<std::vector<at::Tensor>>;
 
-  /// The inputs' shapes appear in profiles. `requested_timeout` < 0: the group's.
+  /// The shapes of `inputs` appear in profiles. `requested_timeout` < 0: the group's timeout.
   OursWork(Op op, int rank, std::shared_ptr<GroupStatus> status, const std::vector<at::Tensor>& inputs, Outputs outputs,
            std::chrono::milliseconds requested_timeout);
 
   void set_sequence(uint64_t sequence) { sequence_ = sequence; }
   void set_started();
 
-  /// Ends the Work, once, but for its future. `error` may be of the torch-free layers.
+  /// Ends the Work, except for its future. Called once. `error` may be one of the torch-free layers.
   void complete(const std::exception_ptr& error) noexcept;
 
   /// The future, which is complete: `in_streams` calls what completes it with the streams as the current ones that
@@ -77,10 +77,10 @@ class OursWork : public c10d::Work, public Timed {
   /// After complete(): whether there is a future that has yet to be completed.
   bool has_callbacks();
 
-  /// After complete(): completes the future, if there is one, and runs the callbacks on it.
+  /// Called after complete(): completes the future, if there is one, and so runs its callbacks.
   void run_callbacks() noexcept;
 
-  /// For a transfer, after getFuture(): lets `limit` end the future with an error while the transfer goes on.
+  /// For a transfer, called after getFuture(): lets `limit` end the future with an error while the transfer goes on.
   void watch_future(TransferLimit& limit);
 
   GroupStatus& status() const { return *status_; }
@@ -88,8 +88,8 @@ class OursWork : public c10d::Work, public Timed {
   /// Throws what a signal handler raised while this thread waited; otherwise rethrows the Work's error, if it has one.
   void rethrow() const;
 
-  /// Waits under a lock of mutex_ until `ended` holds, which is told through cv_; false where `timeout` (0: none)
-  /// passed before. What a signal handler raises meanwhile fails the group and is thrown.
+  /// Waits with a lock of mutex_ until `ended` holds, which cv_ signals. Returns false if `timeout` (0: none) passed
+  /// first. If a signal handler raises, fails the group and throws that.
   bool await(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds timeout, const std::function<bool()>& ended);
 
   [[noreturn]] void throw_wait_timeout(std::chrono::milliseconds waited) const;

@@ -13,7 +13,7 @@ namespace ours {
 
 namespace {
 
-/// Blocks all signals of this thread while it lives; new threads inherit that.
+/// Blocks all signals for this thread while it exists; new threads inherit that.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

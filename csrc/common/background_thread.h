@@ -5,13 +5,13 @@
 
 namespace ours {
 
-/// Starts a detached thread that runs `body` with all signals blocked: they are the main thread's business, where
-/// Python's handlers run. `body` must own what it uses and must not throw. `name`: at most 15 characters, for
-/// debuggers. Throws std::system_error where there can be no more threads.
+/// Starts a detached thread that runs `body` with all signals blocked, since signals have to arrive on the main thread,
+/// where Python's handlers run. `body` must own what it uses and must not throw. `name`, which debuggers show, has at
+/// most 15 characters. Throws std::system_error if no thread can be started.
 void start_background_thread(const char* name, std::function<void()> body);
 
-/// Runs `body` on such a thread for a call that may never return, and waits for at most `patience`. Whether it has
-/// ended, and what it owned is dropped; if not, the thread is left behind with it.
+/// Runs `body`, which may never return, on such a thread, and waits for at most `patience`. Returns whether `body` has
+/// returned and been destroyed; otherwise the thread is left behind.
 bool ends_in_background(const char* name, std::function<void()> body, std::chrono::milliseconds patience);
 
 }  // namespace ours

@@ -7,11 +7,11 @@ namespace ours {
 
 using Clock = std::chrono::steady_clock;
 
-/// A point in time after which a wait gives up, and the timeout it was made from (for messages).
+/// A point in time after which a wait gives up, and the timeout that it was made from (for messages).
 class Deadline {
  public:
   static Deadline after(std::chrono::milliseconds timeout) {
-    // A timeout so long that it would overflow the clock means "never"; 100 years is never.
+    // A timeout that is too long for the clock means "never"; 100 years is never.
     constexpr auto kNever = std::chrono::hours(24 * 365 * 100);
     return Deadline(std::clamp<std::chrono::milliseconds>(timeout, -kNever, kNever));
   }

@@ -11,17 +11,17 @@ namespace ours {
 
 namespace {
 
-/// Room for what the program itself opens.
+/// Descriptors to leave for what the program itself opens.
 constexpr size_t kSpare = 64;
 
-/// The descriptors that this process has open; none where that cannot be found out, for want of one more, say.
+/// The number of descriptors that this process has open; nothing if it cannot be found out, e.g. for want of one more.
 std::optional<size_t> count_open() {
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/self/fd"), ::closedir);
   if (!folder) return std::nullopt;
   size_t count = 0;
-  // NOLINTNEXTLINE(concurrency-mt-unsafe): nobody else reads this stream.
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): no other thread reads this stream.
   while (const dirent* entry = ::readdir(folder.get())) count += entry->d_name[0] == '.' ? 0 : 1;
-  return count - 1;  // the folder's own
+  return count - 1;  // without the one that reads the folder
 }
 
 rlimit limit_of_descriptors() {

@@ -6,21 +6,21 @@
 
 namespace ours {
 
-/// Makes room for `more` descriptors beside those that are open: raises the soft limit of open files (RLIMIT_NOFILE) to
-/// the hard one where it leaves less. What fails all the same says so when it does.
+/// Makes room for `more` descriptors: if the soft limit of open files (RLIMIT_NOFILE) leaves less, raises it to the
+/// hard limit. If that does not suffice, opening a descriptor fails later, and reports it.
 void want_descriptors(size_t more) noexcept;
 
-/// Raises the soft limit of open files to the hard one. False where it is there already.
+/// Raises the soft limit of open files to the hard one. Returns false if it was as high already.
 bool raise_descriptor_limit() noexcept;
 
-/// How many descriptors this process has open, how many it may have, and how to raise that: whole sentences.
+/// How many descriptors this process has open, how many it may have, and how to raise that, in whole sentences.
 std::string describe_descriptors();
 
 /// Whether `error` means that there are too many descriptors, in this process or on the machine.
 inline bool is_lack_of_descriptors(int error) { return error == EMFILE || error == ENFILE; }
 
-/// What `open`, which returns a new descriptor or -1 and sets errno, returns. Where the process has too many it is
-/// called again with a higher limit.
+/// Calls `open`, which returns a new descriptor, or -1 and sets errno. If the process has too many descriptors, raises
+/// the limit and calls it again.
 template <class Open>
 int with_descriptors(Open&& open) {
   const int fd = open();

@@ -11,7 +11,7 @@ struct Row {
   const char* name;
 };
 
-// In the order of the enum, so that a lookup is an index.
+// In the order of the enum, so that its value is the index.
 constexpr std::array<Row, 22> kRows{{
     {DType::Bool, 1, "bool"},
     {DType::UInt8, 1, "uint8"},
@@ -45,7 +45,7 @@ constexpr bool in_enum_order() {
 }
 static_assert(in_enum_order(), "kRows must follow the order of DType");
 
-// A value that came over the wire may be outside the enum: it has no size and is named as unknown.
+// A value that came over the wire may be outside the enum.
 constexpr Row kUnknown{DType::Opaque8, 0, "unknown"};
 
 const Row& row_of(DType dtype) {

@@ -5,7 +5,7 @@
 
 namespace ours {
 
-/// Element types, as they travel in fingerprints (the values are part of the shared-memory protocol).
+/// Element types. Their numbers travel in fingerprints, and so are part of the protocol between ranks.
 enum class DType : uint8_t {
   Bool,
   UInt8,
@@ -31,10 +31,9 @@ enum class DType : uint8_t {
   Opaque8,  // any other one-byte type; moved, never reduced
 };
 
-/// Bytes of one element.
 size_t size_of(DType dtype);
 
-/// PyTorch's name of the type, e.g. "float32".
+/// PyTorch's name for the type, e.g. "float32".
 const char* name_of(DType dtype);
 
 }  // namespace ours

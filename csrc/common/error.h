@@ -13,7 +13,7 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The caller asked for something that has no meaning; nothing was sent. Becomes ValueError.
+/// The caller asked for something invalid; nothing was sent. Becomes ValueError.
 class InvalidArgument : public Error {
  public:
   using Error::Error;
@@ -22,11 +22,11 @@ class InvalidArgument : public Error {
 /// The operating system refused something (memory, descriptors, mappings). Becomes DistBackendError.
 class SystemError : public Error {
  public:
-  /// Appends strerror(errno_value) to `what`, and how many descriptors there are where they have run out.
+  /// Appends strerror(errno_value) to `what`, and the number of descriptors if they have run out.
   SystemError(const std::string& what, int errno_value);
 };
 
-/// Ranks called different things under one sequence number. Becomes DistBackendError.
+/// Ranks made different calls under the same sequence number. Becomes DistBackendError.
 class MismatchError : public Error {
  public:
   using Error::Error;

@@ -15,7 +15,7 @@ namespace ours {
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "a futex word must be a plain 32-bit atomic");
 static_assert(sizeof(std::atomic<uint32_t>) == 4, "a futex word must be a plain 32-bit atomic");
 
-/// Sleeps while `word` holds `expected`, for at most `timeout`. May wake for no reason. Works across processes.
+/// Sleeps while `word` holds `expected`, for at most `timeout`. May wake spuriously. Works across processes.
 inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nanoseconds timeout) {
   timespec relative{};
   relative.tv_sec = timeout.count() / 1'000'000'000;

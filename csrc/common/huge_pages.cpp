@@ -16,12 +16,12 @@ namespace ours {
 namespace {
 
 constexpr size_t kMostBuffers = 256;
-constexpr int kTimes = 3;
+constexpr int kUsesBeforeMove = 3;
 
 }  // namespace
 
 bool huge_pages_allowed() {
-  // "always [madvise] never": the kernel's word for what it does is in brackets. MADV_COLLAPSE would not heed it.
+  // The kernel puts brackets around the setting in force: "always [madvise] never". MADV_COLLAPSE would ignore it.
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
   std::string line;
   return std::getline(file, line) && line.find("[never]") == std::string::npos;
@@ -35,7 +35,7 @@ void move_to_huge_pages(void* data, size_t bytes) {
 
 HugePages::HugePages(bool enabled) : enabled_(enabled && huge_pages_allowed()) {}
 
-void HugePages::saw(const void* data, size_t bytes) {
+void HugePages::note_use(const void* data, size_t bytes) {
   if (!enabled_ || bytes < kLeastBytes) return;
   const auto found = seen_.find(data);
   if (found == seen_.end() || found->second.bytes != bytes) {
@@ -43,7 +43,7 @@ void HugePages::saw(const void* data, size_t bytes) {
     seen_[data] = Seen{bytes, 1};
     return;
   }
-  if (++found->second.times == kTimes) move_to_huge_pages(const_cast<void*>(data), bytes);
+  if (++found->second.uses == kUsesBeforeMove) move_to_huge_pages(const_cast<void*>(data), bytes);
 }
 
 }  // namespace ours

@@ -9,15 +9,15 @@ namespace {
 
 std::atomic<Interrupt (*)()> check_signals{nullptr};
 
-struct Here {
-  // Not an object with a destructor, which would run after the language it came from has ended.
+struct ThreadState {
+  // A plain pointer, since a destructor would run after the language that it came from has ended.
   std::exception_ptr* raised = nullptr;
   bool in_handler = false;
 };
 
-Here& here() {
-  thread_local Here place;
-  return place;
+ThreadState& thread_state() {
+  thread_local ThreadState state;
+  return state;
 }
 
 }  // namespace
@@ -25,7 +25,7 @@ Here& here() {
 void set_interrupt_check(Interrupt (*check)()) { check_signals = check; }
 
 bool Interrupts::due() {
-  if (check_signals.load(std::memory_order_relaxed) == nullptr || here().in_handler) return false;
+  if (check_signals.load(std::memory_order_relaxed) == nullptr || thread_state().in_handler) return false;
   const auto now = Clock::now();
   if (next_ == Clock::time_point{}) {
     next_ = now + kBetweenLooks;
@@ -37,14 +37,14 @@ bool Interrupts::due() {
 std::string Interrupts::look() {
   if (!due()) return "";
   next_ = Clock::time_point{};
-  Here& place = here();
-  place.in_handler = true;
+  ThreadState& state = thread_state();
+  state.in_handler = true;
   Interrupt interrupt = check_signals.load()();
-  place.in_handler = false;
+  state.in_handler = false;
   if (interrupt.name.empty()) return "";
-  delete place.raised;
+  delete state.raised;
   // NOLINTNEXTLINE(bugprone-throw-keyword-missing): it is kept until throw_interrupt().
-  place.raised = new std::exception_ptr(std::move(interrupt.error));
+  state.raised = new std::exception_ptr(std::move(interrupt.error));
   return interrupt.name;
 }
 
@@ -52,16 +52,16 @@ std::string describe_interrupt(const std::string& who, const std::string& name, 
   return who + " was interrupted (" + name + ") " + during + ". The group cannot be used any more; make a new one";
 }
 
-bool was_interrupted() { return here().raised != nullptr; }
+bool was_interrupted() { return thread_state().raised != nullptr; }
 
 void throw_interrupt() {
-  std::exception_ptr* const raised = std::exchange(here().raised, nullptr);
+  std::exception_ptr* const raised = std::exchange(thread_state().raised, nullptr);
   if (raised == nullptr) return;
   const std::exception_ptr error = *raised;
   delete raised;
   std::rethrow_exception(error);
 }
 
-bool in_signal_handler() { return here().in_handler; }
+bool in_signal_handler() { return thread_state().in_handler; }
 
 }  // namespace ours

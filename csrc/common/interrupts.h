@@ -9,42 +9,43 @@ namespace ours {
 
 /// What a signal handler of the program has raised.
 struct Interrupt {
-  std::string name;          ///< such as KeyboardInterrupt; empty: nothing
-  std::exception_ptr error;  ///< what the interrupted caller is to get
+  std::string name;          ///< such as KeyboardInterrupt; empty if nothing was raised
+  std::exception_ptr error;  ///< what to throw to the interrupted caller
 };
 
-/// Lets the handlers of signals that have come run, where this thread is the one on which they do. The layer whose
-/// language has such handlers says how; without it nobody is ever interrupted.
+/// Sets the function that runs the program's handlers of signals that have arrived, if the calling thread is the one on
+/// which they run. The layer of the language that has such handlers calls this; otherwise no wait is ever interrupted.
 void set_interrupt_check(Interrupt (*check)());
 
-/// What a wait asks now and then, so that a program can be interrupted in it. One object for each wait, however many
-/// sleeps it consists of: a wait that is soon over asks nothing.
+/// Lets signal handlers run now and then during a wait, so that a program can be interrupted. Use one object for each
+/// wait, however many sleeps it consists of: a short wait checks nothing.
 class Interrupts {
  public:
   static constexpr std::chrono::milliseconds kBetweenLooks{50};
 
-  /// Whether it is time to look().
   bool due();
 
-  /// Runs handlers, if it is time. The name of what one of them has raised, or an empty string; the wait is to end with
-  /// an error then, and throw_interrupt() has what was raised. The caller holds no lock that a handler might want.
+  /// Runs handlers if it is time. Returns the name of what one of them has raised, or an empty string. If it has
+  /// raised, the wait must end with an error, and throw_interrupt() throws what was raised. The caller must hold no
+  /// lock that a handler might need.
   std::string look();
 
  private:
   Clock::time_point next_{};
 };
 
-/// The message for all ranks of a group after look() has told of `name` on the rank `who`. `during` is what it waited
-/// for, with "during" or "while".
+/// The message for all ranks of a group after look() has returned `name` on the rank `who`. `during` says what that
+/// rank was waiting for, and begins with "during" or "while".
 std::string describe_interrupt(const std::string& who, const std::string& name, const std::string& during);
 
-/// Whether look() has told of something on this thread that was not thrown yet.
+/// Whether look() has reported something on this thread that has not been thrown yet.
 bool was_interrupted();
 
-/// Throws what look() has told of on this thread, unless that was thrown already: at the end of what was interrupted.
+/// Throws what look() has reported on this thread, if that has not been thrown yet. Called at the end of an interrupted
+/// call.
 void throw_interrupt();
 
-/// Whether this thread is in a signal handler that look() runs. What it interrupted is under way still.
+/// Whether this thread is in a signal handler that look() runs, with the interrupted operation still under way.
 bool in_signal_handler();
 
 }  // namespace ours

@@ -5,10 +5,9 @@
 
 namespace ours {
 
-/// How many entries of a list an error names.
 constexpr size_t kMostListed = 16;
 
-/// The entries by name, "rank 1, rank 2": the first kMostListed, and then " and more".
+/// The entries by name, as in "rank 1, rank 2": at most kMostListed of them, and " and more" if there are more.
 template <class List, class Name>
 std::string listed(const List& list, Name&& name) {
   std::string text;
@@ -20,7 +19,7 @@ std::string listed(const List& list, Name&& name) {
   return text;
 }
 
-/// The same of numbers.
+/// A list of numbers, in the same way.
 template <class Numbers>
 std::string listed(const Numbers& numbers) {
   return listed(numbers, [](auto number) { return std::to_string(number); });

@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kCgroups = "/sys/fs/cgroup";
 
-/// The first word of a file that is a number; nothing where it is none ("max", say), or cannot be read.
+/// The number at the beginning of a file; nothing if there is none ("max", for instance) or the file cannot be read.
 std::optional<int64_t> number_in(const std::string& path) {
   std::ifstream file(path);
   int64_t number = 0;
@@ -21,7 +21,7 @@ std::optional<int64_t> number_in(const std::string& path) {
   return std::nullopt;
 }
 
-/// The number that follows `name` in a file of such lines, or nothing.
+/// The number that follows `name` in a file of such lines; nothing if there is none.
 std::optional<int64_t> number_after(const std::string& name, const std::string& path) {
   std::ifstream file(path);
   std::string word;
@@ -33,8 +33,8 @@ std::optional<int64_t> number_after(const std::string& name, const std::string& 
   return std::nullopt;
 }
 
-/// Calls `look` with the folders of the cgroups of this process that have a say in `controller`, its own first. In a
-/// container, the path that the process knows may not be there, but then the topmost folder is its own.
+/// Calls `look` with the folders of this process's cgroups for `controller`, from its own one up. In a container the
+/// path that the process knows may not exist, but then the topmost folder is its own.
 void for_each_cgroup(const std::string& root, const std::string& controller,
                      const std::function<void(const std::string& folder, bool version1)>& look) {
   std::ifstream list(root + "/proc/self/cgroup");
@@ -58,7 +58,7 @@ void for_each_cgroup(const std::string& root, const std::string& controller,
   }
 }
 
-/// In CPUs; nothing where that cgroup sets none.
+/// A cgroup's quota in CPUs; nothing if it has none.
 std::optional<double> quota_of(const std::string& folder, bool version1) {
   std::optional<int64_t> quota;
   std::optional<int64_t> period;
@@ -77,7 +77,7 @@ std::optional<double> quota_of(const std::string& folder, bool version1) {
   return static_cast<double>(*quota) / static_cast<double>(*period);
 }
 
-/// Bytes that the cgroup can still take, files that it can forget included; nothing where it has no limit.
+/// The bytes that a cgroup can still take, including cached files that it can drop; nothing if it has no limit.
 std::optional<uint64_t> room_in(const std::string& folder, bool version1) {
   const auto limit = number_in(folder + (version1 ? "/memory.limit_in_bytes" : "/memory.max"));
   const auto used = number_in(folder + (version1 ? "/memory.usage_in_bytes" : "/memory.current"));

@@ -11,6 +11,7 @@
 
 #include "common/error.h"
 #include "common/fd.h"
+#include "common/listed.h"
 
 namespace ours {
 
@@ -23,15 +24,14 @@ void add(Addresses& to, const SocketAddress& address) {
 }
 
 std::string list(const std::vector<InterfaceAddress>& all) {
-  std::string text;
-  for (const InterfaceAddress& one : all) text += (text.empty() ? "" : ", ") + one.name + " " + one.address.host();
-  return text.empty() ? "none" : text;
+  if (all.empty()) return "none";
+  return listed(all, [](const InterfaceAddress& one) { return one.name + ' ' + one.address.host(); });
 }
 
-/// The address that a packet to `target` would leave from. Nothing is sent.
+/// The local address from which a packet to `target` would leave. Nothing is sent.
 std::optional<SocketAddress> route_source(const SocketAddress& target) {
   const Fd fd(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  // Any port but 0, which some systems refuse.
+  // Port 0 would be refused by some systems.
   const SocketAddress with_port = target.with_port(9);
   if (!fd.valid() || ::connect(fd.get(), with_port.data(), with_port.size()) != 0) return std::nullopt;
   sockaddr_storage storage{};
@@ -43,7 +43,7 @@ std::optional<SocketAddress> route_source(const SocketAddress& target) {
   return found->with_port(0);
 }
 
-/// Addresses of all interfaces, those that other machines may know first.
+/// The addresses of all interfaces, with loopback last.
 Addresses everything(const std::vector<InterfaceAddress>& all) {
   Addresses found;
   for (const bool loopback : {false, true}) {
@@ -116,7 +116,7 @@ Addresses addresses_towards(const std::string& master, const std::vector<Interfa
   const bool own = std::all_of(found.begin(), found.end(), [](const auto& address) { return address.is_loopback(); });
   if (own && master != "localhost" && !SocketAddress::parse(master)) return everything(all);
 
-  // Routes to a master of one family still lead to an interface that may have both.
+  // All routes may be of one address family, but their interface may have addresses of both.
   const Addresses routed = found;
   for (const InterfaceAddress& one : all) {
     const bool used = std::any_of(all.begin(), all.end(), [&](const InterfaceAddress& other) {

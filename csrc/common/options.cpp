@@ -25,7 +25,7 @@ std::optional<int64_t> parse_integer(const std::string& text, int64_t low, int64
   return value;
 }
 
-/// The most shared memory that a rank may be told to take; more is a typing error.
+/// The most shared memory that a rank may be told to take; a larger number is probably a typing error.
 constexpr int64_t kMaxBytes = int64_t{1} << 30;
 constexpr int kMaxCpu = 1 << 16;
 
@@ -62,11 +62,11 @@ std::optional<std::vector<int>> parse_cpus(const std::string& text) {
   return cpus;
 }
 
-/// What begins so is read when the package is built, or by its tests and benchmarks.
+/// Variables with these prefixes are read when the package is built, or by its tests and benchmarks.
 constexpr const char* kOfOthers[] = {"OURS_WITH_", "OURS_WERROR", "OURS_CUDA_ARCHITECTURES", "OURS_TEST_",
                                      "OURS_BENCHMARK_"};
 
-/// How many letters have to be put in, left out or replaced to make one text of the other (Levenshtein).
+/// The edit distance of two texts (Levenshtein).
 size_t edits_between(const std::string& a, const std::string& b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), 0);
@@ -87,7 +87,7 @@ std::string join(const std::vector<int>& numbers) {
   return text;
 }
 
-/// The words for an enumeration's values, in their order.
+/// The words for an enumeration's values, in order.
 template <typename Enum>
 const std::vector<std::string>& words();
 
@@ -121,7 +121,7 @@ const std::vector<std::string>& words<DeviceEngine>() {
   return kWords;
 }
 
-// One pair of functions for each kind of field. Field is a pointer to the member of Options.
+// One pair of functions for each kind of field. Field is a pointer to a member of Options.
 
 template <auto Field, int64_t Low, int64_t High>
 OptionRow integer_row(const char* name, const char* accepted, const char* help) {
@@ -301,8 +301,7 @@ const std::vector<OptionRow>& option_rows() {
           "OURS_DEVICE_ENGINE", "auto, nccl, ipc or staging",
           "What moves the data of CUDA tensors: NCCL (nccl), the devices' memory mapped by all ranks of one node "
           "(ipc), or the memory of the hosts (staging). auto: nccl where each rank has a device of its own, otherwise "
-          "ipc "
-          "where all ranks are on one node, otherwise staging. It must be the same on all ranks."),
+          "ipc where all ranks are on one node, otherwise staging. It must be the same on all ranks."),
   };
   return kRows;
 }
@@ -346,7 +345,7 @@ std::vector<std::string> environment_names() {
 }
 
 const Options& options() {
-  // getenv is unsafe only against a concurrent setenv, which no reader can guard against.
+  // getenv is unsafe only against a concurrent setenv, which a reader cannot prevent.
   static const Options kOptions =
       parse_options([](const char* name) { return std::getenv(name); });  // NOLINT(concurrency-mt-unsafe)
   return kOptions;

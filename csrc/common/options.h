@@ -5,16 +5,15 @@
 #include <string>
 #include <vector>
 
-// Every environment variable that the library reads. To add one: a field here, a row in options.cpp.
+// Every environment variable that the library reads. To add one, add a field here and a row in options.cpp.
 
 namespace ours {
 
 enum class Setting { Auto, Off, On };
 
-/// As what float32 values travel between nodes.
+/// The type in which float32 values travel between nodes.
 enum class WireType : uint8_t { Float32, BFloat16, Float16 };
 
-/// What moves the data of device tensors.
 enum class DeviceEngine : uint8_t { Auto, Nccl, Ipc, Staging };
 
 /// When ranks compare what they call of what NCCL does.
@@ -23,13 +22,13 @@ enum class CheckTime : uint8_t { After, Before };
 /// Its word in OURS_DEVICE_ENGINE, e.g. "ipc".
 const char* name_of(DeviceEngine engine);
 
-/// Ports from first to last; 0 to 0: any that the system gives.
+/// The ports from `first` to `last`. Two zeros mean any port that the system gives.
 struct PortRange {
   uint16_t first = 0;
   uint16_t last = 0;
 };
 
-/// The values in force; the initialisers are the defaults. What each means stands in its row (see option_rows()).
+/// The values in force. The initialisers are the defaults; option_rows() says what each one means.
 struct Options {
   int64_t yield_us = 500;
   Setting spin = Setting::Auto;
@@ -55,12 +54,12 @@ struct Options {
   DeviceEngine device_engine = DeviceEngine::Auto;
 };
 
-/// One environment variable: how it is called, written, parsed and explained.
+/// An environment variable: its name, what it accepts and means, and how to parse and print it.
 struct OptionRow {
   const char* name;
   const char* accepted;
   const char* help;
-  /// Stores `text` into its field; false if it is not what `accepted` says.
+  /// Stores `text` into its field. Returns false if the text is not what `accepted` says.
   bool (*parse)(const std::string& text, Options& options);
   /// The field's value, as it would be written in the environment.
   std::string (*show)(const Options& options);
@@ -68,21 +67,20 @@ struct OptionRow {
 
 const std::vector<OptionRow>& option_rows();
 
-/// Builds the options from `lookup`, which returns a variable's value or nullptr.
-/// Throws InvalidArgument naming the variable, its value and what is accepted.
+/// Builds the options from `lookup`, which returns a variable's value or nullptr. Throws InvalidArgument, which names
+/// the variable, its value and what is accepted.
 Options parse_options(const std::function<const char*(const char*)>& lookup);
 
-/// A sentence for each of `names` that begins with OURS_ and that nothing reads, with the name that may have been
-/// meant.
+/// For each of `names` that begins with OURS_ and that nothing reads, a sentence that suggests the name that may have
+/// been meant.
 std::vector<std::string> stray_variables(const std::vector<std::string>& names);
 
-/// The names of all variables in this process's environment.
 std::vector<std::string> environment_names();
 
-/// The options of this process, read from its environment on the first call. Throws as parse_options().
+/// The options of this process, read from its environment at the first call. Throws like parse_options().
 const Options& options();
 
-/// What a launcher of MPI jobs left in this process's environment under `name`; empty: nothing.
+/// The variable `name` that a launcher of MPI jobs may have set; empty if it is not set.
 std::string launcher_variable(const char* name);
 
 }  // namespace ours

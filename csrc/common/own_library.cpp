@@ -29,7 +29,7 @@ std::string find_own_library(const std::string& name) {
 }
 
 void* load_library(const std::string& path) {
-  // Never closed again: what such libraries use cannot be started twice in a process.
+  // Never closed, since the libraries that they use cannot be started twice in a process.
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library != nullptr) return library;
   const char* reason = dlerror();  // NOLINT(concurrency-mt-unsafe): glibc keeps one for each thread

@@ -4,10 +4,10 @@
 
 namespace ours {
 
-/// This machine's name as one word; "unknown" where it has none.
+/// This machine's name as one word; "unknown" if it has none.
 std::string host_name();
 
-/// This process as messages name a rank: "rank 3 (host node7, pid 1234)".
+/// This process, in the way in which messages name a rank: "rank 3 (host node7, pid 1234)".
 std::string describe_own(int rank);
 
 }  // namespace ours

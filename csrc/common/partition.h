@@ -14,13 +14,12 @@ struct Slice {
   bool empty() const { return begin == end; }
 };
 
-/// Slice `index` of `parts` nearly equal ones that cover [0, count) in order, without gaps. Every boundary but `count`
-/// itself is a multiple of `align` elements, and sizes differ by at most `align`; where there are fewer blocks than
-/// parts, the last slices are empty. Needs parts >= 1, 0 <= index < parts, align >= 1.
+/// Slice `index` of `parts` nearly equal slices that cover [0, count) in order and without gaps. Every boundary except
+/// `count` itself is a multiple of `align` elements, and sizes differ by at most `align`. If there are fewer blocks
+/// than parts, the last slices are empty. Needs parts >= 1, 0 <= index < parts, align >= 1.
 inline Slice slice_of(size_t count, int parts, int index, size_t align = 1) {
   assert(parts >= 1 && index >= 0 && index < parts && align >= 1);
-  // Whole blocks are shared out, the first `extra` slices get one more; written so that nothing overflows near
-  // SIZE_MAX.
+  // Whole blocks are shared out, and the first `extra` slices get one more. Nothing overflows near SIZE_MAX.
   const size_t blocks = count / align + (count % align != 0 ? 1 : 0);
   const size_t base = blocks / static_cast<size_t>(parts);
   const size_t extra = blocks % static_cast<size_t>(parts);
@@ -30,13 +29,13 @@ inline Slice slice_of(size_t count, int parts, int index, size_t align = 1) {
   return {element(first_block(i)), element(first_block(i + 1))};
 }
 
-/// Number of pieces of at most `piece` elements that [0, count) falls into; 0 for an empty buffer. Needs piece >= 1.
+/// The number of pieces of at most `piece` elements in [0, count); 0 for an empty buffer. Needs piece >= 1.
 inline size_t piece_count(size_t count, size_t piece) {
   assert(piece >= 1);
   return count / piece + (count % piece != 0 ? 1 : 0);
 }
 
-/// Piece `index` of those; empty beyond the last one, so that ranks with fewer pieces can walk in step with others.
+/// Piece `index` of those; empty beyond the last one, so that ranks with fewer pieces can keep step with others.
 inline Slice piece_of(size_t count, size_t piece, size_t index) {
   if (index >= piece_count(count, piece)) return {count, count};
   const size_t begin = index * piece;

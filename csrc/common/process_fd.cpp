@@ -11,12 +11,11 @@ namespace ours {
 
 namespace {
 
-/// All descriptors of ProcessFds. One for the process, because that is what fork() copies; never destroyed, because
-/// groups may outlive main().
+/// All descriptors of ProcessFds. There is one list for the process, because fork() copies all of them. It is never
+/// destroyed, because groups may outlive main().
 struct Registry {
   std::mutex mutex;
   std::vector<int> fds;
-  uint64_t forks = 0;
 
   static Registry& get() {
     static Registry* const kRegistry = create();
@@ -31,7 +30,6 @@ struct Registry {
                        Registry& all = get();
                        for (const int fd : all.fds) ::close(fd);
                        all.fds.clear();
-                       ++all.forks;
                        all.mutex.unlock();
                      });
     return registry;
@@ -45,14 +43,13 @@ ProcessFd::ProcessFd(int fd) : fd_(fd) {
   Registry& all = Registry::get();
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.fds.push_back(fd);
-  owner_ = all.forks;
 }
 
 void ProcessFd::reset() {
   if (fd_ < 0) return;
   Registry& all = Registry::get();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  if (owner_ == all.forks) {
+  if (owner_.is_here()) {
     all.fds.erase(std::find(all.fds.begin(), all.fds.end(), fd_));
     ::close(fd_);
   }

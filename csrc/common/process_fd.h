@@ -1,17 +1,18 @@
 #pragma once
 
-#include <cstdint>
 #include <utility>
+
+#include "common/owning_process.h"
 
 namespace ours {
 
-/// A file descriptor that belongs to this process alone: forked children close their copies as they begin. Else a
-/// worker that a rank forked would keep the rank's connections open after the rank has died, and nobody would hear of
-/// its death. Move-only. In a child, objects of the parent's refer to nothing.
+/// A file descriptor that belongs to this process alone: forked children close their copies as soon as they start.
+/// Otherwise, after a rank has died, a worker that it had forked would keep its connections open, and the peers would
+/// not notice the death. Move-only. In a child, the parent's objects refer to nothing.
 class ProcessFd {
  public:
   ProcessFd() = default;
-  /// Takes over `fd`; a negative one is none.
+  /// Takes ownership of `fd`; a negative number means none.
   explicit ProcessFd(int fd);
   ProcessFd(ProcessFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)), owner_(other.owner_) {}
   ProcessFd& operator=(ProcessFd&& other) noexcept {
@@ -32,7 +33,7 @@ class ProcessFd {
 
  private:
   int fd_ = -1;
-  uint64_t owner_ = 0;  ///< how many forks led to the process that has it
+  OwningProcess owner_;
 };
 
 }  // namespace ours

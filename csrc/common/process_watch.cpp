@@ -19,15 +19,15 @@ namespace ours {
 
 namespace {
 
-/// Nobody has that number any more. It takes no descriptor to ask, but a zombie has its number still.
+/// Whether no process has this number any more. This needs no descriptor, but a zombie still has its number.
 bool is_gone(pid_t pid) { return ::kill(pid, 0) != 0 && errno == ESRCH; }
 
-/// Whether /proc/<pid>/stat, which belongs to one process and not to its number, says that it has ended.
+/// Whether /proc/<pid>/stat, which belongs to the process and not to its number, says that it has ended.
 bool ended_by_stat(int fd, pid_t pid) {
   char text[512];
   const ssize_t length = ::pread(fd, text, sizeof(text), 0);
   if (length <= 0) return (length < 0 && errno == ESRCH) || is_gone(pid);
-  // The name may hold blanks and parentheses; the state is the letter after the last one.
+  // The name may contain blanks and parentheses; the state is the letter after the last parenthesis.
   const std::string line(text, static_cast<size_t>(length));
   const auto close = line.rfind(')');
   if (close == std::string::npos || close + 2 >= line.size()) return false;
@@ -37,7 +37,7 @@ bool ended_by_stat(int fd, pid_t pid) {
 
 }  // namespace
 
-/// One process, whoever watches it.
+/// A process, shared by all watches of it.
 class ProcessWatch::Watched {
  public:
   explicit Watched(pid_t pid) : pid_(pid) {
@@ -49,7 +49,7 @@ class ProcessWatch::Watched {
       return;
     }
 #endif
-    // Kept open, so that neither a lack of descriptors nor a new process with that number can mislead.
+    // Kept open, so that neither a lack of descriptors nor a new process with the same number can mislead.
     const std::string path = "/proc/" + std::to_string(pid) + "/stat";
     stat_ = Fd(with_descriptors([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
   }
@@ -66,17 +66,16 @@ class ProcessWatch::Watched {
   static std::shared_ptr<Watched> of(pid_t pid);
 
  private:
+  struct Registry;
+
   const pid_t pid_;
-  Fd pidfd_;  // invalid where the kernel has no pidfd_open, or there was no descriptor left
-  Fd stat_;   // of such a process
+  Fd pidfd_;  // invalid if the kernel has no pidfd_open, or no descriptor was left
+  Fd stat_;   // used if there is no pidfd
   bool ended_at_start_ = false;
 };
 
-namespace {
-
-/// Never destroyed: groups may outlive main(). A fork must not find it locked.
-template <class Watched>
-struct Registry {
+/// Never destroyed, because groups may outlive main(). Locked during a fork, so that no child inherits it half-changed.
+struct ProcessWatch::Watched::Registry {
   std::mutex mutex;
   std::map<pid_t, std::weak_ptr<Watched>> by_pid;
 
@@ -90,16 +89,14 @@ struct Registry {
   }
 };
 
-}  // namespace
-
 std::shared_ptr<ProcessWatch::Watched> ProcessWatch::Watched::of(pid_t pid) {
-  auto& all = Registry<Watched>::get();
+  Registry& all = Registry::get();
   const std::lock_guard<std::mutex> lock(all.mutex);
   for (auto one = all.by_pid.begin(); one != all.by_pid.end();) {
     one = one->second.expired() ? all.by_pid.erase(one) : std::next(one);
   }
   std::shared_ptr<Watched> known = all.by_pid[pid].lock();
-  // After its end, another process may have got its number.
+  // After the process has ended, another one may have got its number.
   if (known && !known->ended()) return known;
   all.by_pid[pid] = known = std::make_shared<Watched>(pid);
   return known;

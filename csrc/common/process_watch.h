@@ -8,9 +8,9 @@
 
 namespace ours {
 
-/// Tells whether one process still runs. A process that ended but was not reaped yet (a zombie) counts as ended; one of
-/// which nothing can be found out, for want of a descriptor, say, does not. All watches of a process share one
-/// descriptor, however many groups it is in.
+/// Tells whether a process is still running. A process that has ended but was not reaped yet (a zombie) counts as
+/// ended. A process that cannot be observed, for instance for want of a descriptor, counts as running. All watches of a
+/// process share one descriptor, however many groups it is in.
 class ProcessWatch {
  public:
   ProcessWatch() = default;
@@ -21,7 +21,7 @@ class ProcessWatch {
  private:
   class Watched;
 
-  std::shared_ptr<Watched> watched_;  // null: no process
+  std::shared_ptr<Watched> watched_;  // null if it watches no process
 };
 
 }  // namespace ours

@@ -13,15 +13,15 @@ namespace ours {
 
 namespace {
 
-// Since Linux 6.3; older headers lack it.
+// In Linux since 6.3; older headers lack it.
 constexpr unsigned kNoExecSeal = 0x0008;
 
-/// Small enough for the slowest machine between two ticks of a profiler's timer.
+/// Small enough for the slowest machine to reserve between two ticks of a profiler's timer.
 constexpr size_t kLeastPiece = size_t{64} << 10;
 constexpr size_t kMostPiece = size_t{16} << 20;
 
 int open_memory_file(const char* name) {
-  // Where the administrator allows nothing else (vm.memfd_noexec=2), the file has to say that it holds no programs.
+  // If the administrator insists (vm.memfd_noexec=2), the file has to declare that it holds no programs.
   const int fd = with_descriptors([&] { return ::memfd_create(name, MFD_CLOEXEC | kNoExecSeal); });
   if (fd >= 0 || errno != EINVAL) return fd;
   return with_descriptors([&] { return ::memfd_create(name, MFD_CLOEXEC); });
@@ -40,7 +40,7 @@ Fd make_memory_file(const char* name, size_t bytes) {
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     throw SystemError("cannot size shared memory to " + std::to_string(bytes) + " bytes (ftruncate)", errno);
   }
-  // Owner only: the link in /proc is followed with the permissions of the file itself.
+  // For the owner only: the link in /proc is opened with the permissions of the file itself.
   if (::fchmod(fd.get(), 0600) != 0) throw SystemError("cannot protect shared memory (fchmod)", errno);
   return fd;
 }

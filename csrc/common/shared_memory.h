@@ -10,36 +10,36 @@
 
 namespace ours {
 
-/// This system gives processes no memory that others can map (memfd_create is not allowed, or not known).
+/// This system gives processes no memory that others can map (memfd_create is forbidden or unknown).
 class MemoryRefused : public SystemError {
  public:
   using SystemError::SystemError;
 };
 
-/// A new memory file of `bytes` zeros, without a name in any file system, readable and writable by this user only.
-/// `name` is for people who look into /proc. Throws MemoryRefused, or SystemError.
+/// Makes a memory file of `bytes` zeros, without a name in any file system, which only this user can read and write.
+/// `name` is for people who look into /proc. Throws MemoryRefused or SystemError.
 Fd make_memory_file(const char* name, size_t bytes);
 
-/// Takes the memory of [offset, offset + bytes) of such a file now. In pieces, since a signal may interrupt each of
-/// them and undo it: a timer of a profiler would let none end that takes longer than its period. Throws SystemError
-/// where there is not enough; nothing is taken then.
+/// Allocates the memory of [offset, offset + bytes) of such a file now. It does so in pieces, since a signal may
+/// interrupt and undo each of them: with a profiler's timer, a piece that takes longer than the timer's period would
+/// never succeed. Throws SystemError if there is not enough memory; then nothing is allocated.
 void reserve_memory(int fd, size_t offset, size_t bytes);
 
-/// The same by calls of `take(offset, bytes)`, which returns 0 or sets errno as fallocate() does. Returns the error, or
-/// 0.
+/// Does the same by calls of `take(offset, bytes)`, which returns 0, or sets errno like fallocate(). Returns 0 or the
+/// errno.
 int reserve_in_pieces(size_t offset, size_t bytes, const std::function<int(size_t, size_t)>& take);
 
-/// A mapping of an unnamed memory file (memfd). It has no name in any file system: it vanishes with its last user,
-/// however that ends, and the size of /dev/shm does not matter. Pages cost nothing until they are reserved or touched.
+/// A mapping of an unnamed memory file (memfd). It vanishes with its last user, however that one ends, and is
+/// independent of the size of /dev/shm. Pages cost nothing until they are reserved or touched.
 class SharedMemory {
  public:
-  /// A new file of `bytes` zeros, readable and writable by this user only. Throws MemoryRefused, or SystemError.
+  /// A new file of `bytes` zeros, which only this user can read and write. Throws MemoryRefused or SystemError.
   static std::shared_ptr<SharedMemory> create(size_t bytes);
 
-  /// Memory of the same kind that nobody else can open, without a file: for a rank that shares it with nobody.
+  /// Memory of the same kind without a file, for a rank that shares it with no other.
   static std::shared_ptr<SharedMemory> create_alone(size_t bytes);
 
-  /// The file that `path` (of the form /proc/PID/fd/N) leads to. Throws SystemError where it cannot be opened.
+  /// Maps the file at `path` (of the form /proc/PID/fd/N). Throws SystemError if it cannot be opened.
   static std::shared_ptr<SharedMemory> open(const std::string& path);
 
   SharedMemory(const SharedMemory&) = delete;
@@ -50,14 +50,14 @@ class SharedMemory {
   size_t bytes() const { return bytes_; }
   int fd() const { return fd_.get(); }
 
-  /// Takes the memory of [offset, offset + bytes) now, so that a later access cannot die of SIGBUS. Throws SystemError
-  /// where there is not enough.
+  /// Allocates the memory of [offset, offset + bytes) now, so that a later access cannot end in SIGBUS. Throws
+  /// SystemError if there is not enough memory.
   void reserve(size_t offset, size_t bytes);
 
  private:
   SharedMemory(Fd fd, size_t bytes);
 
-  Fd fd_;  // invalid: it has no file
+  Fd fd_;  // invalid if it has no file
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
 };

@@ -9,32 +9,30 @@
 
 namespace ours {
 
-/// An IPv4 or IPv6 address with a port.
 class SocketAddress {
  public:
-  /// "10.0.0.1", "10.0.0.1:80", "fd00::1" or "[fd00::1]:80", in digits; nothing where it is something else. The port is
-  /// 0 where the text has none.
+  /// Parses "10.0.0.1", "10.0.0.1:80", "fd00::1" or "[fd00::1]:80"; nothing if it is something else, such as a name.
+  /// The port is 0 if the text has none.
   static std::optional<SocketAddress> parse(const std::string& text);
 
-  /// Of the two families only: nothing for others and for a length that does not fit.
+  /// Nothing for other address families, and for a length that does not fit.
   static std::optional<SocketAddress> from(const sockaddr* address, socklen_t length);
 
-  /// All addresses of `host`, a name or digits. Throws Error with the resolver's reason.
+  /// All addresses of `host`, a name or an address. Throws Error with the resolver's reason.
   static std::vector<SocketAddress> resolve(const std::string& host, uint16_t port);
 
   int family() const { return storage_.ss_family; }
   uint16_t port() const;
   SocketAddress with_port(uint16_t port) const;
   bool is_loopback() const;
-  /// Usable only together with the interface that it belongs to.
+  /// Whether it is usable only together with its interface.
   bool is_link_local() const;
 
   /// The address without the port: "fd00::1".
   std::string host() const;
-  /// As parse() takes it, with the port.
+  /// The address with the port, in the form that parse() reads.
   std::string text() const;
 
-  /// The 4 or 16 bytes of the address.
   const uint8_t* bytes() const;
   size_t byte_count() const;
 
@@ -47,10 +45,9 @@ class SocketAddress {
   sockaddr_storage storage_{};
 };
 
-/// Equal in family, address and port.
 bool operator==(const SocketAddress& a, const SocketAddress& b);
 
-/// A network such as 10.0.0.0/8 or fd00::/8; an address alone is a network of one.
+/// A network such as 10.0.0.0/8 or fd00::/8. An address without a length is a network of one.
 class Cidr {
  public:
   static std::optional<Cidr> parse(const std::string& text);

@@ -15,13 +15,13 @@ namespace ours {
 
 namespace {
 
-/// The mesh minds the deadlines, and its word is better than the backend's: none of these ends by itself.
+/// The mesh enforces the deadlines and has better error messages, so no wait for the backend ends by itself.
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
 
-/// Tags are numbers of 31 bits at most; few messages are under way at a time.
+/// Tags have at most 31 bits. Few messages are under way at a time, so that they stay distinct.
 int tag_of(uint32_t number) { return static_cast<int>(number & 0x3fffffff); }
 
-/// An error's message without the stack that torch's own come with.
+/// An error's message, without the stack trace in torch's errors.
 std::string text_of(const std::exception& error) {
   const auto* torchs = dynamic_cast<const c10::Error*>(&error);
   return torchs != nullptr ? torchs->what_without_backtrace() : error.what();
@@ -39,19 +39,19 @@ void abort_work(const WorkPtr& work) noexcept {
   try {
     work->abort();
   } catch (const std::exception&) {
-    // Most kinds of work cannot be aborted. Their memory is their own.
+    // Most Works cannot be aborted, but their memory is their own.
   }
 }
 
 }  // namespace
 
-/// One message, shared by who asks for it and who waits for it.
+/// A message, shared by its Transfer and the thread that waits for it.
 struct C10dEngine::Job {
   enum State { Waiting, Done, Failed };
 
   std::vector<at::Tensor> tensors;
   WorkPtr work;          // guarded by the line's mutex
-  void* copy = nullptr;  ///< where to copy what has arrived
+  void* copy = nullptr;  ///< where to copy what has arrived; null if it arrives in place
   std::string fault;     ///< set before `state`
   std::atomic<State> state{Waiting};
 };
@@ -66,7 +66,7 @@ struct C10dEngine::Waker {
   }
 };
 
-/// The messages to or from one peer, and the thread that waits for them in their order.
+/// The messages to or from one peer, and the thread that waits for them in order.
 class C10dEngine::Line : public std::enable_shared_from_this<Line> {
  public:
   explicit Line(std::shared_ptr<Waker> waker) : waker_(std::move(waker)) {}
@@ -81,7 +81,7 @@ class C10dEngine::Line : public std::enable_shared_from_this<Line> {
     changed_.notify_all();
   }
 
-  /// Ends the job. `surely`: does not return before nobody touches its memory any more.
+  /// Ends the job. With `surely`, returns only when nothing touches its memory any more.
   void drop(const std::shared_ptr<Job>& job, bool surely) {
     WorkPtr work;
     std::unique_lock<std::mutex> lock(mutex_);
@@ -100,7 +100,7 @@ class C10dEngine::Line : public std::enable_shared_from_this<Line> {
     changed_.wait(lock, [&] { return current_ != job; });
   }
 
-  /// The thread ends as soon as nobody else holds it up.
+  /// Lets the thread end as soon as the wait that it is in ends.
   void close() {
     std::deque<std::shared_ptr<Job>> jobs;
     WorkPtr work;
@@ -125,7 +125,7 @@ class C10dEngine::Line : public std::enable_shared_from_this<Line> {
       WorkPtr work = current_->work;
       lock.unlock();
       const std::string fault = wait_for(*work);
-      // The last that refers to a message keeps its memory in use.
+      // The last reference to the Work keeps its memory in use, so it is dropped before the end is reported.
       work.reset();
       lock.lock();
       finish(*current_, fault);
@@ -201,7 +201,7 @@ void C10dEngine::set_waker(std::function<void()> wake) {
 
 std::unique_ptr<Engine::Transfer> C10dEngine::send(int peer, uint32_t number, const void* data, size_t bytes) {
   auto job = std::make_shared<Job>();
-  // Backends read what they send, and only that.
+  // Backends only read what they send.
   at::Tensor tensor = ends_at_once_ ? tensor_at(const_cast<void*>(data), bytes) : new_tensor(bytes);
   if (!ends_at_once_) std::memcpy(tensor.mutable_data_ptr(), data, bytes);
   job->tensors = {std::move(tensor)};
@@ -241,7 +241,7 @@ void C10dEngine::close() noexcept {
     start_background_thread("ours-engine-end", [backend = backend_]() mutable { backend.reset(); });
     backend_.reset();
   } catch (const std::exception&) {
-    // Without a thread, what may take long is never done: the process ends sooner or later.
+    // The backend's end may take long, so without a thread it is left to the end of the process.
     [[maybe_unused]] const c10d::Backend* left_over = backend_.release();
   }
 }

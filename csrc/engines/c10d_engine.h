@@ -12,14 +12,15 @@
 
 namespace ours {
 
-/// Any backend of torch.distributed that sends from CPU memory, as an engine.
+/// Lets any torch.distributed backend that sends from CPU memory serve as an engine.
 ///
-/// Such a backend says that a message is done only to who waits for it, so threads wait: one for each peer and
-/// direction, for one message after the other. They are started when first needed and end when the engine is closed.
+/// Such a backend reports the end of a message only to a thread that waits for it. So there are threads that wait: one
+/// for each peer and direction, for one message after another. They start when they are needed and end when the engine
+/// is closed.
 class C10dEngine final : public Engine {
  public:
-  /// `ends_at_once`: what is aborted no longer touches its memory, and neither that nor the end of the backend waits
-  /// for peers. Otherwise messages are copied to and from memory of their own, which outlives them.
+  /// `ends_at_once`: an aborted message no longer touches its memory, and neither aborting nor the end of the backend
+  /// waits for peers. Otherwise messages are copied to and from memory of their own, which outlives them.
   C10dEngine(std::string name, c10::intrusive_ptr<c10d::Backend> backend, bool ends_at_once);
   ~C10dEngine() override;
 

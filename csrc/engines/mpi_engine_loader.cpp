@@ -26,7 +26,7 @@ Open load() {
                 ". Install it again, or build again with the one that is there");
   }
   const auto open = reinterpret_cast<Open>(symbol_of(library, kOpenMpiEngine));
-  if (open == nullptr) throw Error(path + " is not of this copy of ourddp: build it again");
+  if (open == nullptr) throw Error(path + " does not belong to this copy of ourddp: build it again");
   return open;
 }
 
@@ -48,8 +48,8 @@ std::shared_ptr<Engine> make_mpi_engine(int rank, int size, const std::string& g
   try {
     open = load();
   } catch (const Error& e) {
-    // The others wait for this rank's word.
-    mpi::agree(meeting, mpi::Word::failure(e.what()));
+    // The other ranks wait for what this one reports.
+    mpi::agree(meeting, mpi::RankInfo::failure(e.what()));
     throw;
   }
   return std::shared_ptr<Engine>(open(meeting));

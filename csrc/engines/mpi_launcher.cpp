@@ -13,7 +13,7 @@ MpiLauncher find_mpi_launcher() {
                : std::stoi(text);
   };
   if (const int found = rank("PMIX_RANK"); found >= 0) return {"PMIx " + launcher_variable("PMIX_NAMESPACE"), found};
-  // Hydra does not name its jobs; Slurm, where it plays Hydra, does.
+  // Hydra does not name its jobs, but Slurm does when it takes Hydra's role.
   if (const int found = rank("PMI_RANK"); found >= 0) return {"PMI " + launcher_variable("PMI_JOBID"), found};
   return {};
 }

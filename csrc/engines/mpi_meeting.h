@@ -9,27 +9,26 @@
 
 namespace ours {
 
-/// How a process was started, as far as MPI is concerned: what mpirun, mpiexec or srun left in its environment.
+/// How a process was started for MPI: what mpirun, mpiexec or srun has put into its environment.
 struct MpiLauncher {
-  std::string job;  ///< the same for all processes of one job, another for another job; empty: no such launcher
+  std::string job;  ///< the same in all processes of a job, and different in other jobs; empty if not launched for MPI
   int rank = -1;    ///< of this process in the job
 };
 
-/// Reads the environment.
 MpiLauncher find_mpi_launcher();
 
-/// Who is to meet through MPI, and where they leave word for each other. Who waits may give up before MPI does, so the
-/// keys belong to both.
+/// The ranks that are to meet through MPI, and the keys through which they exchange what they need for it. The caller
+/// may give up before MPI does, so they share the ownership of the keys.
 struct MpiMeeting {
   int rank;
   int size;
-  std::string group;  ///< for messages
+  std::string group;  ///< the group's name in messages
   std::shared_ptr<KeyValues> keys;
   Deadline deadline;
   MpiLauncher launcher;
 };
 
-/// The one function that the library with MPI in it has: see make_mpi_engine(). The caller owns the engine.
+/// The only function of the library that contains MPI: see make_mpi_engine(). The caller owns the engine.
 extern "C" Engine* ours_open_mpi_engine(const MpiMeeting& meeting);
 constexpr const char* kOpenMpiEngine = "ours_open_mpi_engine";
 

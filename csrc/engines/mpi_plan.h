@@ -5,29 +5,28 @@
 
 #include "engines/mpi_meeting.h"
 
-// How the ranks of a group find out whether they are one MPI job: each leaves a word, rank 0 makes a plan of all, which
-// all get. No MPI here.
+// How the ranks of a group find out whether they are one MPI job: each publishes its RankInfo, and rank 0 makes a plan
+// from all of them, which all ranks receive. This part needs no MPI.
 
 namespace ours::mpi {
 
-/// What a rank says of itself.
-struct Word {
+struct RankInfo {
   enum class State {
-    Failed,    ///< it cannot take part; `text` says why
+    Failed,    ///< it cannot take part, and `text` says why
     Running,   ///< MPI was initialised before
-    Launched,  ///< MPI is not initialised, but somebody started the process for it
-    Alone,     ///< nobody did
+    Launched,  ///< MPI is not initialised, but a launcher started the process for it
+    Alone,     ///< no launcher did
   };
 
   State state = State::Failed;
   int rank = -1;        ///< in the MPI job
   std::string job;      ///< see MpiLauncher
-  std::string library;  ///< which MPI: "Open MPI v5.0.11"
+  std::string library;  ///< the MPI library, such as "Open MPI v5.0.11"
   std::string text;
 
-  static Word failure(std::string text);
+  static RankInfo failure(std::string text);
   std::string write() const;
-  static Word read(const std::string& written);
+  static RankInfo read(const std::string& written);
 };
 
 struct Plan {
@@ -38,10 +37,10 @@ struct Plan {
   static Plan read(const std::string& written);
 };
 
-/// What these words amount to. Throws Error that says why they do not go together, and what to do.
-Plan make_plan(const std::vector<Word>& words, unsigned nonce);
+/// Makes the plan for ranks that have reported these. Throws Error, which says why they are not one job and what to do.
+Plan make_plan(const std::vector<RankInfo>& infos, unsigned nonce);
 
-/// Exchanges words; the same plan, or the same Error, on all ranks.
-Plan agree(const MpiMeeting& meeting, const Word& word);
+/// Exchanges what all ranks report. Returns the same plan, or throws the same Error, on all ranks.
+Plan agree(const MpiMeeting& meeting, const RankInfo& info);
 
 }  // namespace ours::mpi

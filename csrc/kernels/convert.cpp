@@ -12,7 +12,7 @@ namespace {
 kernels::Element element_of(DType half) {
   if (half == DType::BFloat16) return kernels::Element::BF16;
   if (half == DType::Float16) return kernels::Element::F16;
-  throw InvalidArgument(std::string(name_of(half)) + " is no half type of float32");
+  throw InvalidArgument(std::string(name_of(half)) + " is not a half type of float32");
 }
 
 }  // namespace

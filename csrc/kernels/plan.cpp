@@ -42,7 +42,7 @@ Element element_of(DType dtype) {
     case DType::Complex128:
       return Element::C128;
     default:
-      // check_supported() has refused them.
+      // Unreachable, since check_supported() refuses the other types.
       throw InvalidArgument(std::string("dtype ") + name_of(dtype) + " cannot be reduced");
   }
 }
@@ -100,7 +100,7 @@ Element unsigned_of(Element element) {
   }
 }
 
-/// The type of a complex number's parts; other types are their own.
+/// The type of a complex number's parts; other types are returned as they are.
 Element part_of(Element element) {
   switch (element) {
     case Element::C32:
@@ -151,7 +151,7 @@ ReducePlan plan_reduction(DType dtype, size_t count, const Reduction& reduction)
   if (p.combine == Combine::Sum) p.element = unsigned_of(p.element);
   if (p.combine == Combine::SumDivided) {
     p.value = reduction.ranks;
-    // Dividing by a power of two is multiplying by its inverse, to the bit, and several times faster.
+    // Multiplying by the inverse of a power of two gives the same bits as dividing by it, and is several times faster.
     if (is_floating(p.element) && is_power_of_two(reduction.ranks)) {
       p.combine = Combine::SumScaled;
       p.value = 1.0 / reduction.ranks;

@@ -5,11 +5,11 @@
 #include "kernels/reduce.h"
 #include "kernels/variant.h"
 
-// From the dtypes and operations of the interface to the fewer ones that loops know: the CPU's, and those of a device.
+// Reduces the dtypes and operations of the interface to the fewer ones that the loops of the CPU and of devices have.
 
 namespace ours::kernels {
 
-/// What a loop is told of a reduction: `count` elements as it sees them, `value` is the factor or the divisor.
+/// A reduction as a loop sees it: `count` elements of type `element`. `value` is the factor or the divisor.
 struct ReducePlan {
   Element element;
   Combine combine;
@@ -17,7 +17,7 @@ struct ReducePlan {
   double value;
 };
 
-/// Of a reduction that check_supported() has let through.
+/// The plan for a reduction that check_supported() has accepted.
 ReducePlan plan_reduction(DType dtype, size_t count, const Reduction& reduction);
 
 }  // namespace ours::kernels

@@ -5,13 +5,13 @@
 #include <cstring>
 #include <type_traits>
 
-// Vectors of Isa::kBytes bytes by the compilers' vector extension, and the element types as codecs between memory and
-// vectors. Every template here has Isa as a parameter: a file that includes this under a `target` pragma gets code of
-// its own, which no other file can share by accident.
+// Vectors of Isa::kBytes bytes, by the compilers' vector extension, and codecs that load and store each element type.
+// Every template has Isa as a parameter, so that a file that includes this under a `target` pragma gets instantiations
+// of its own, which are never shared with other files.
 
 #define OURS_INLINE inline __attribute__((always_inline))
 
-// Before a loop of constant length over accumulators, which stay in registers only if it is unrolled.
+// Put before a loop of constant length over accumulators, which stay in registers only if it is unrolled.
 #if defined(__clang__)
 #define OURS_UNROLL _Pragma("unroll")
 #else
@@ -35,13 +35,13 @@ OURS_INLINE To bits_as(const From& from) {
   return to;
 }
 
-/// What a codec loads: kParts vectors (or scalars) that the operations treat alike.
+/// A loaded value: kParts vectors (or scalars) that the operations treat alike.
 template <class V, int kParts>
 struct Parts {
   V part[kParts];
 };
 
-/// An element that is computed with as it is stored.
+/// An element that is stored and computed in the same type.
 template <class Isa, class T>
 struct Plain {
   using Scalar = T;
@@ -58,7 +58,7 @@ struct Plain {
   static OURS_INLINE Vec<Isa, uint32_t> encode(const Value& x) { return bits_as<Vec<Isa, uint32_t>>(x.part[0]); }
 };
 
-/// Bytes that are 0 or not; computed with and stored as 0 or 1.
+/// Bytes that count as 0 or not 0, and are computed and stored as 0 or 1.
 template <class Isa>
 struct BoolBytes : Plain<Isa, uint8_t> {
   using Base = Plain<Isa, uint8_t>;
@@ -69,8 +69,8 @@ struct BoolBytes : Plain<Isa, uint8_t> {
   }
 };
 
-/// bfloat16 is the upper half of a float32, so two neighbours in a 32-bit lane are split by a shift and a mask: part 0
-/// holds the elements of even index, part 1 the odd ones.
+/// bfloat16 is the upper half of a float32, so a shift and a mask split the two elements in a 32-bit lane: part 0 holds
+/// the elements with even index, part 1 those with odd index.
 template <class Isa>
 struct BrainFloat {
   using Scalar = float;
@@ -96,7 +96,7 @@ struct BrainFloat {
   }
 };
 
-/// float16 by the conversions of the instruction set.
+/// float16, converted by instructions.
 template <class Isa>
 struct HalfFloat {
   using Scalar = float;
@@ -114,8 +114,8 @@ struct HalfFloat {
   static OURS_INLINE Vec<Isa, uint32_t> encode(const Value& x) { return Isa::join_halves(x.part[0], x.part[1]); }
 };
 
-/// float16 in a 32-bit lane to float32 and back, in integer arithmetic. The same bits as the instructions of x86
-/// (F16C), quiet NaNs and their payloads included.
+/// Converts between a float16 in a 32-bit lane and float32, in integer arithmetic. Gives the same bits as the
+/// instructions of x86 (F16C), including quiet NaNs and their payloads.
 template <class Isa>
 struct HalfBits {
   using V = Vec<Isa, float>;
@@ -152,7 +152,8 @@ struct HalfBits {
   }
 };
 
-/// Two float16 in a 32-bit lane: part 0 has the real parts, part 1 the imaginary ones (or even and odd elements).
+/// Two float16 in a 32-bit lane: part 0 has the real parts (or even elements), part 1 the imaginary parts (or odd
+/// ones).
 template <class Isa>
 struct HalfPairs {
   using Scalar = float;
@@ -172,7 +173,7 @@ struct HalfPairs {
   }
 };
 
-/// One complex number at a time: their products are rare enough.
+/// A complex number, not vectorised, since products of complex numbers are rare.
 template <class Isa, class T>
 struct ComplexNumber {
   using Scalar = T;

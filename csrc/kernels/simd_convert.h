@@ -7,7 +7,7 @@
 #include "kernels/simd.h"
 #include "kernels/variant.h"
 
-// Conversions between float32 and its half types in one instruction set. To be included as simd.h is.
+// Conversions between float32 and its half types in one instruction set. Include it in the same way as simd.h.
 
 namespace ours::kernels {
 

@@ -8,13 +8,14 @@
 #include "kernels/simd.h"
 #include "kernels/variant.h"
 
-// The loops of one instruction set, made from simd.h's codecs and the operations below. To be included as simd.h is.
+// The loops of one instruction set, made of simd.h's codecs and the operations below. Include it in the same way as
+// simd.h.
 
 namespace ours::kernels {
 
 /// An operation is applied to each input (before), to two values (combine) and to the result (after). T is the scalar
-/// that is computed with. Whole operations see all parts of a value at once. No constructors: the implicit ones of
-/// derived classes would not be compiled for Isa.
+/// type of the computation. An operation with kWhole gets all parts of a value at once. There are no constructors,
+/// since those that derived classes inherit would not be compiled for Isa.
 template <class Isa, class T>
 struct Ops {
   using V = Vec<Isa, T>;
@@ -48,8 +49,8 @@ struct Ops {
     OURS_INLINE V after(V x) const { return x / divisor; }
   };
 
-  /// Sums of T, which is unsigned so that they wrap, are divided as the numbers that they stand for. Lane by lane in 64
-  /// bits: there is no vector division, and the divisor may be too large for the type.
+  /// Sums of T, which is unsigned so that they wrap, are divided as the type Number that they stand for. It divides
+  /// lane by lane in 64 bits, since there is no vector division, and the divisor may be too large for the type.
   template <class Number>
   struct IntegerDivided : Sum {
     using Wide = std::conditional_t<std::is_signed_v<Number>, int64_t, uint64_t>;
@@ -62,7 +63,7 @@ struct Ops {
       std::memcpy(&x, lanes, sizeof(x));
       return x;
     }
-    // A call, so that the divisions are not unrolled into every loop.
+    // Not inlined, so that the divisions are not unrolled into every loop.
     static __attribute__((noinline)) void divide(Number (&lanes)[sizeof(V) / sizeof(Number)], Wide divisor) {
       for (Number& lane : lanes) lane = static_cast<Number>(static_cast<Wide>(lane) / divisor);
     }
@@ -78,7 +79,7 @@ struct Ops {
     static OURS_INLINE V combine(V a, V b) { return a * b; }
   };
 
-  // A NaN on the left stays; one on the right fails the comparison and is taken.
+  // A NaN in `a` is kept; a NaN in `b` fails the comparison and is taken.
   struct Min : Operation {
     static OURS_INLINE V combine(V a, V b) {
       if constexpr (std::is_floating_point_v<T>) {
@@ -111,7 +112,7 @@ struct Ops {
     static OURS_INLINE V combine(V a, V b) { return a ^ b; }
   };
 
-  /// (a + bi)(c + di) by the school formula: no rescue of infinities as in C99's Annex G.
+  /// (a + bi)(c + di) by the textbook formula, without the rescue of infinities in C99's Annex G.
   struct ComplexProduct : Operation {
     static constexpr bool kWhole = true;
     template <class Value>
@@ -150,7 +151,7 @@ struct Reducer {
     return Codec::encode(acc);
   }
 
-  /// kUnroll vectors at byte `at`. The accumulators stay in registers while the sources are walked.
+  /// Reduces kUnroll vectors at byte `at`. The accumulators stay in registers while it walks the sources.
   template <int kUnroll, bool kStream>
   static OURS_INLINE void block(const Task& task, const Op& op, size_t at) {
     Value acc[kUnroll];
@@ -173,7 +174,7 @@ struct Reducer {
     }
   }
 
-  /// Fewer bytes than a vector: the same arithmetic on vectors that are filled up with zeros.
+  /// Reduces fewer bytes than a vector: with the same arithmetic, on vectors that are padded with zeros.
   static __attribute__((noinline)) void rest(const Task& task, const Op& op, size_t at, size_t bytes) {
     char padded[kStep] = {};
     std::memcpy(padded, task.srcs[0] + at, bytes);
@@ -186,7 +187,7 @@ struct Reducer {
     std::memcpy(task.dst + at, &out, bytes);
   }
 
-  /// As many whole blocks as fit into [at, bytes); returns where it stopped.
+  /// Reduces as many whole blocks as fit into [at, bytes). Returns where it stopped.
   template <bool kStream>
   static OURS_INLINE size_t blocks(const Task& task, const Op& op, size_t at, size_t bytes) {
     for (; bytes - at >= kBlock; at += kBlock) block<Codec::kUnroll, kStream>(task, op, at);
@@ -199,7 +200,7 @@ struct Reducer {
     const size_t bytes = task.count * Codec::kElementBytes;
     size_t at = 0;
     if constexpr (Isa::kStreams && kStep == Isa::kBytes) {
-      // Non-temporal stores need aligned addresses: what comes before the first one goes the ordinary way.
+      // Non-temporal stores need aligned addresses, so the bytes before the first one are stored in the ordinary way.
       const size_t head = (kStep - reinterpret_cast<uintptr_t>(task.dst) % kStep) % kStep;
       if (task.stream && head % Codec::kElementBytes == 0 && bytes >= head + kBlock) {
         if (head != 0) rest(task, op, 0, head);

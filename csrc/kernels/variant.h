@@ -6,11 +6,12 @@
 
 #include "kernels/reduce.h"
 
-// The inside of reduce(): one set of loops a vector width, all giving the same bits, of which the CPU's best is used.
+// The inside of reduce(): a set of loops for each vector width, which all give the same bits. The CPU's best one is
+// used.
 
 namespace ours::kernels {
 
-/// What the loops see. Complex types are pairs of their parts here, except for products.
+/// The types that loops know. Complex types are pairs of their parts, except in products.
 enum class Element : uint8_t {
   Bool,
   U8,
@@ -30,10 +31,10 @@ enum class Element : uint8_t {
   C128,
 };
 
-/// How two values become one, and what happens before (Premul) or after (Scaled, Divided) that.
+/// How two values become one, and what is done before (Premul) or after it (Scaled, Divided).
 enum class Combine : uint8_t { Sum, SumScaled, SumDivided, PremulSum, Product, Min, Max, And, Or, Xor };
 
-/// One reduction, as reduce() in reduce.h describes it. `value` is the factor or the divisor.
+/// A reduction, as reduce() in reduce.h describes it. `value` is the factor or the divisor.
 struct Task {
   char* dst;
   const char* const* srcs;
@@ -47,27 +48,27 @@ using Loop = void (*)(const Task&);
 
 struct Variant {
   const char* name;
-  /// Null for a combination that the element does not have. Integers have Sum and Product as unsigned types only,
-  /// bitwise operations as U8 only: the bits are the same.
+  /// Null for a combination that the element does not have. Integers have Sum and Product only as unsigned types, and
+  /// bitwise operations only as U8, since the bits are the same.
   Loop (*find)(Element element, Combine combine);
   void (*copy_stream)(char* dst, const char* src, size_t bytes);
-  /// Between float32 and `half`, which is F16 or BF16.
+  /// Convert between float32 and `half`, which is F16 or BF16.
   void (*widen)(Element half, char* dst, const char* src, size_t count);
   void (*narrow)(Element half, char* dst, const char* src, size_t count);
 };
 
-/// Any CPU: 16-byte vectors, which are SSE2 on x86.
+/// For any CPU, with vectors of 16 bytes, which are SSE2 on x86.
 const Variant& portable_variant();
 
-/// Null where the program was built for another architecture or runs on a CPU without these instructions.
+/// Null if the program was built for another architecture, or runs on a CPU without these instructions.
 const Variant* neon_variant();
 const Variant* avx2_variant();
 const Variant* avx512_variant();
 
-/// All that this CPU can run, the best one last.
+/// The variants that this CPU can run, the best one last.
 const std::vector<const Variant*>& variants();
 
-/// reduce() by a variant of the caller's choice: for tests and benchmarks.
+/// reduce() by a given variant, for tests and benchmarks.
 void reduce_by(const Variant& variant, void* dst, const void* const* srcs, int sources, size_t count, DType dtype,
                const Reduction& reduction, bool stream);
 

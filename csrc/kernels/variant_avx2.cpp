@@ -8,8 +8,8 @@
 #include <cstring>
 #include <type_traits>
 
-// Everything that is included below this line is compiled for these instructions; the standard headers are above it, so
-// that no function they share with other files is.
+// Everything included below this line is compiled for these instructions. The standard headers are included above it,
+// so that functions that they share with other files are not.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
 #else
@@ -39,7 +39,7 @@ struct Avx2 {
   static OURS_INLINE void store_stream(char* p, Vec<Avx2, uint32_t> x) {
     _mm256_stream_si256(reinterpret_cast<__m256i*>(p), bits_as<__m256i>(x));
   }
-  /// Non-temporal stores may pass later ones, so a flag that says "written" needs a fence before it.
+  /// Non-temporal stores may pass later ones, so a fence has to precede a flag that says "written".
   static OURS_INLINE void end_stream() { _mm_sfence(); }
 };
 

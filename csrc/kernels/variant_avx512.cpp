@@ -7,8 +7,8 @@
 #include <cstring>
 #include <type_traits>
 
-// Everything that is included below this line is compiled for these instructions; the standard headers are above it, so
-// that no function they share with other files is.
+// Everything included below this line is compiled for these instructions. The standard headers are included above it,
+// so that functions that they share with other files are not.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
 #else
@@ -26,7 +26,7 @@ struct Avx512 {
   static constexpr size_t kBytes = 64;
   static constexpr bool kStreams = true;
 
-  // The forms with a mask of all lanes: GCC warns about its own header in the others.
+  // These are the forms with a mask of all lanes, because GCC warns about its own header in the others.
   static OURS_INLINE void load_halves(const char* p, Vec<Avx512, float>& low, Vec<Avx512, float>& high) {
     low = _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     high = _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)));
@@ -39,7 +39,7 @@ struct Avx512 {
   static OURS_INLINE void store_stream(char* p, Vec<Avx512, uint32_t> x) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(p), bits_as<__m512i>(x));
   }
-  /// Non-temporal stores may pass later ones, so a flag that says "written" needs a fence before it.
+  /// Non-temporal stores may pass later ones, so a fence has to precede a flag that says "written".
   static OURS_INLINE void end_stream() { _mm_sfence(); }
 };
 

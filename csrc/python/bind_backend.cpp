@@ -25,13 +25,13 @@ void close_groups_at_exit() {
 }
 
 void run_without_gil(const std::function<void()>& wait) {
-  // Threads of torch's or ours have no lock to let go of.
+  // Threads of torch's and of this library do not hold the GIL.
   if (PyGILState_Check() == 0) return wait();
   py::gil_scoped_release unlocked;
   wait();
 }
 
-/// Python runs the handlers of signals on its main thread, when that asks for them.
+/// Python runs signal handlers on its main thread, when that thread asks for it.
 Interrupt run_signal_handlers() {
   const bool is_main = ::syscall(SYS_gettid) == ::getpid();
   if (!is_main || Py_IsInitialized() == 0) return {};
@@ -44,7 +44,7 @@ Interrupt run_signal_handlers() {
 c10::intrusive_ptr<ProcessGroupOurs> create_backend(const c10d::DistributedBackendOptions& dist_options,
                                                     const py::object& backend_options) {
   c10::intrusive_ptr<GroupOptions> options;
-  // Where several backends serve one group, each of them gets the same object, which may be meant for another.
+  // If several backends serve a group, all of them get the same object, which may be meant for another one.
   if (py::isinstance<GroupOptions>(backend_options)) {
     options = c10::make_intrusive<GroupOptions>(*backend_options.cast<c10::intrusive_ptr<GroupOptions>>());
   } else {
@@ -62,7 +62,7 @@ c10::intrusive_ptr<ProcessGroupOurs> create_backend(const c10d::DistributedBacke
 }  // namespace
 
 void bind_backend(py::module_& module) {
-  // The base classes and the types of arguments are registered there.
+  // That module registers the base classes and the types of arguments.
   const py::module_ c10d = py::module_::import("torch._C._distributed_c10d");
   close_groups_at_exit();
   set_unlocker(run_without_gil);
@@ -73,37 +73,36 @@ void bind_backend(py::module_& module) {
       "The c10d backend \"ours\": collectives and messages of tensors on the CPU and one device.");
   group.def("failure", &ProcessGroupOurs::failure, py::call_guard<py::gil_scoped_release>(),
             "The message of the failure that ended the group, or an empty string.");
-  group.def("node_sizes", &ProcessGroupOurs::node_sizes, "How many ranks each node has.");
+  group.def("node_sizes", &ProcessGroupOurs::node_sizes, "The number of ranks on each node.");
   group.def("device_engine", &ProcessGroupOurs::device_engine,
-            "What moves the data of tensors on this rank's device, and why that; empty until it was first needed.");
+            "What moves the data of tensors on this rank's device, and why; empty until it is first needed.");
   group.def(
       "perform_nocolor_split", [](const ProcessGroupOurs&, const py::object& /*device*/) {}, py::arg("device"),
-      "What new_group() of a group that is bound to a device calls on the ranks that are not in the new one. They have "
-      "no part in it here.");
-  // Older versions of PyTorch bind these on each backend, newer ones on the base of all.
+      "Called by new_group() of a group that is bound to a device, on the ranks that are not in the new group. They "
+      "have nothing to do here.");
+  // Older versions of PyTorch bind these on each backend, newer ones on the base class.
   const py::object base = c10d.attr("Backend");
   if (!py::hasattr(base, "get_error")) {
     group.def("get_error", &ProcessGroupOurs::getError, py::call_guard<py::gil_scoped_release>(),
               "How the group has failed: an ErrorType.");
   }
   if (!py::hasattr(base, "options")) {
-    group.def_property_readonly("options", &ProcessGroupOurs::getBackendOptions, "What the group was made with.");
+    group.def_property_readonly("options", &ProcessGroupOurs::getBackendOptions, "The options of the group.");
   }
 
   py::class_<GroupOptions, c10d::Backend::Options, c10::intrusive_ptr<GroupOptions>>(
-      group, "Options", "What a group is made with. timeout: how long its operations may take.")
+      group, "Options", "The options of a group. timeout: how long its operations may take.")
       .def(py::init([](std::chrono::milliseconds timeout) { return c10::make_intrusive<GroupOptions>(timeout); }),
            py::arg("timeout") = kBackendDefaultTimeout)
       .def_readwrite("selection", &GroupOptions::selection,
                      "Rules of the table of algorithms for this group alone; empty: those of OURS_SELECT.");
 
   module.def("records_flights", &records_flights,
-             "Whether the backend writes into PyTorch's FlightRecorder itself, and needs no hooks for it.");
+             "Whether the backend itself writes into PyTorch's FlightRecorder, so that it needs no hooks for it.");
   module.def(
       "create_backend", &create_backend, py::arg("dist_options"), py::arg("backend_options") = py::none(),
-      "Make the backend of one process group; for torch.distributed.Backend.register_backend with "
-      "extended_api=True. Blocks until all ranks have come. Raises DistBackendError if they cannot come together "
-      "within the timeout.");
+      "Make the backend of a process group, for torch.distributed.Backend.register_backend with extended_api=True. "
+      "Blocks until all ranks have come. Raises DistBackendError if they do not come together within the timeout.");
 }
 
 }  // namespace ours

@@ -8,7 +8,7 @@
 #include "python/bind.h"
 #include "reducer/device_copies.h"
 
-// The copies between gradients and buckets by themselves, for benchmarks and tests.
+// The copies between gradients and buckets, for benchmarks and tests.
 
 namespace py = pybind11;
 
@@ -18,7 +18,7 @@ namespace {
 using NoGil = py::call_guard<py::gil_scoped_release>;
 using Copy = void (*)(Device&, const at::Tensor&, const std::vector<PlacedTensor>&, double);
 
-void copy_side_by_side(Copy copy, const at::Tensor& flat, const std::vector<at::Tensor>& tensors, double scale) {
+void copy_all(Copy copy, const at::Tensor& flat, const std::vector<at::Tensor>& tensors, double scale) {
   const std::shared_ptr<Device> device = find_copier(flat.device());
   TORCH_CHECK(device != nullptr, "No library of this package serves ", flat.device(), ".");
   std::vector<PlacedTensor> placed;
@@ -40,7 +40,7 @@ std::shared_ptr<Device> find_copier(c10::Device device) {
   try {
     return device_library_of(device.type()).device(device.has_index() ? device.index() : 0);
   } catch (const DeviceError&) {
-    return nullptr;  // another process group may serve the device
+    return nullptr;  // another backend may serve the device
   }
 }
 
@@ -48,15 +48,18 @@ void bind_copies(py::module_& module) {
   module.def(
       "flatten",
       [](const at::Tensor& flat, const std::vector<at::Tensor>& tensors, double scale) {
-        copy_side_by_side(flatten, flat, tensors, scale);
+        copy_all(flatten, flat, tensors, scale);
       },
-      py::arg("flat"), py::arg("tensors"), py::arg("scale") = 1.0, NoGil());
+      py::arg("flat"), py::arg("tensors"), py::arg("scale") = 1.0, NoGil(),
+      "Copy the tensors, multiplied by scale, one after another into the contiguous tensor flat, with one kernel. All "
+      "are dense and on one device. Raises ValueError otherwise.");
   module.def(
       "unflatten",
       [](const at::Tensor& flat, const std::vector<at::Tensor>& tensors, double scale) {
-        copy_side_by_side(unflatten, flat, tensors, scale);
+        copy_all(unflatten, flat, tensors, scale);
       },
-      py::arg("flat"), py::arg("tensors"), py::arg("scale") = 1.0, NoGil());
+      py::arg("flat"), py::arg("tensors"), py::arg("scale") = 1.0, NoGil(),
+      "The reverse of flatten(): copy the parts of flat, multiplied by scale, into the tensors.");
 }
 
 }  // namespace ours

@@ -11,7 +11,7 @@ namespace ours {
 
 namespace {
 
-/// Functions of Python that make backends. They are kept for good: whoever drops this may not hold the GIL.
+/// Python functions that make backends. They are never freed, since the last owner might not hold the GIL.
 class PythonBackendMaker final : public BackendMaker {
  public:
   PythonBackendMaker(py::object obstacle, py::object make) : obstacle_(obstacle.release()), make_(make.release()) {}
@@ -35,7 +35,7 @@ class PythonBackendMaker final : public BackendMaker {
     } catch (const py::error_already_set& error) {
       throw Error(py::str(error.value()).cast<std::string>());
     } catch (const py::cast_error& error) {
-      throw Error(std::string("what was made is no backend: ") + error.what());
+      throw Error(std::string("what was made is not a backend: ") + error.what());
     }
   }
 
@@ -46,7 +46,7 @@ class PythonBackendMaker final : public BackendMaker {
 }  // namespace
 
 void bind_engines(py::module_& module) {
-  // The types of arguments are registered there.
+  // That module registers the types of arguments.
   py::module_::import("torch._C._distributed_c10d");
   module.def(
       "set_backend_maker",
@@ -54,7 +54,8 @@ void bind_engines(py::module_& module) {
         set_backend_maker(std::make_shared<PythonBackendMaker>(std::move(obstacle), std::move(make)));
       },
       py::arg("obstacle"), py::arg("make"),
-      "Set how the backend that OURS_INTERNODE names is made: obstacle(name) returns why it cannot be, or an empty "
+      "Set how the backend that OURS_INTERNODE names is made: obstacle(name) returns why it cannot be made, or an "
+      "empty "
       "string; make(name, store, rank, size, timeout, address) returns it.");
 }
 

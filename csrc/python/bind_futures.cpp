@@ -1,5 +1,5 @@
 #if defined(__GNUC__) && !defined(__clang__)
-// GCC takes a function that torch's wrapper of futures does not have for one that is not initialised.
+// GCC reports a member as uninitialised that torch's wrapper of futures does not use.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
@@ -16,8 +16,8 @@
 #include "backend/collective_work.h"
 #include "python/bind.h"
 
-// Futures of collectives that know which callback they run. Those of c10 cannot be derived from, and run callbacks that
-// are attached too late at once; but Python attaches through a wrapper, for which there is another one here.
+// Futures of collectives that know which callback they run. c10's futures cannot be derived from, and run a callback at
+// once if it is attached after completion. But Python attaches callbacks through a wrapper, which is replaced here.
 
 namespace py = pybind11;
 
@@ -27,8 +27,8 @@ namespace {
 using PyFuture = torch::jit::PythonFutureWrapper;
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-/// torch's holder of Works, by which it and this module must agree in size: drops them without the GIL, since their
-/// ends may wait for threads that want it.
+/// A holder like torch's own holder of Works, with which it has to agree in size: it drops Works without the GIL, since
+/// their ends may wait for threads that need it.
 template <class T>
 class WorkHolder {
  public:
@@ -49,7 +49,7 @@ class WorkHolder {
   c10::intrusive_ptr<T> work_;
 };
 
-/// Whether a callback that this thread now runs is run where it is attached, since its future was complete.
+/// Whether this thread is attaching a callback, which runs now if its future is complete.
 bool& attaching() {
   thread_local bool now = false;
   return now;
@@ -66,8 +66,8 @@ class Attaching {
   const bool before_;
 };
 
-/// It has two bases that know its shared pointer. pybind11 would ask torch's wrapper, which it cannot, as that is not
-/// polymorphic; so it asks the other.
+/// Both bases know the shared pointer. pybind11 would ask torch's wrapper, which is impossible since that class is not
+/// polymorphic; with enable_shared_from_this here it asks this class.
 class OrderedFuture : public PyFuture, public std::enable_shared_from_this<OrderedFuture> {
  public:
   /// `patience`: how long callbacks wait for those before them.
@@ -89,11 +89,12 @@ class OrderedFuture : public PyFuture, public std::enable_shared_from_this<Order
   const std::chrono::milliseconds patience_;
 };
 
-/// One callback of a program, which has its place in the order from when it is attached. It begins when those before it
-/// have returned: programs expect that callbacks do not overlap, as torch's hooks that step ZeRO's optimizer do.
+/// A callback of the program, which has its place in the order from the moment it is attached. It begins when those
+/// before it have returned, since programs expect that callbacks do not overlap: torch's hooks that step ZeRO's
+/// optimizer do.
 class Step : public std::enable_shared_from_this<Step> {
  public:
-  /// `child` gets what `body` returns; null where that is of no interest.
+  /// `child` gets the result of `body`; null if nobody wants it.
   Step(py::function body, FuturePtr parent, FuturePtr child, Origin origin, std::chrono::milliseconds patience)
       : callback_(origin),
         body_(std::move(body)),
@@ -112,7 +113,7 @@ class Step : public std::enable_shared_from_this<Step> {
     body_ = py::function();
   }
 
-  /// Its future is complete. Whoever completed that may have to run callbacks before this one when this returns.
+  /// Called when its future is complete, by a thread that may still have to run the callbacks before this one.
   void begin() {
     const bool may_wait = attaching();
     const Attaching no(false);
@@ -140,16 +141,16 @@ class Step : public std::enable_shared_from_this<Step> {
   }
 
   c10::IValue call() {
-    // Also where its turn does not come: those after it do not wait for it any more.
+    // If its turn does not come, the callbacks after it stop waiting for it.
     const Callback::Running running(callback_);
     callback_.await_turn(patience_);
-    parent_->wait();  // it is complete: so that the streams of this thread, which may be another, come after it
+    parent_->wait();  // it is complete; this makes the streams of this thread, which may be another one, come after it
     const py::gil_scoped_acquire locked;
     try {
       const py::object result = body_(std::make_shared<OrderedFuture>(parent_, origin_, patience_));
       return torch::jit::toIValue(result, c10::PyObjectType::get());
     } catch (const py::error_already_set& e) {
-      // Without what belongs to Python, which may be dropped on any thread.
+      // As text only: Python's exception could be dropped on any thread.
       TORCH_CHECK(false, "a callback on the future of collective number ", origin_.number, " raised ", e.what());
     }
   }
@@ -187,17 +188,17 @@ PYBIND11_DECLARE_HOLDER_TYPE(T, ours::WorkHolder<T>, true)
 namespace ours {
 
 void bind_futures(py::module_& module) {
-  // The base classes are registered there.
+  // That module registers the base classes.
   py::module_::import("torch._C._distributed_c10d");
   py::class_<OrderedFuture, PyFuture, std::shared_ptr<OrderedFuture>>(
       module, "OrderedFuture",
-      "The future of a collective. Callbacks on it may start other collectives: those are matched by the order in "
-      "which callbacks were attached, not by the moment.")
+      "The future of a collective. Callbacks on it may start other collectives. These are matched across ranks by the "
+      "order in which the callbacks were attached, not by when they run.")
       .def("then", &OrderedFuture::then, py::arg("callback"),
-           "Call callback(future) when the future is complete, or now. Returns the future of the result.")
+           "Call callback(future) when the future is complete, or now if it is. Returns the future of the result.")
       .def("add_done_callback", &OrderedFuture::add_done_callback, py::arg("callback"),
-           "Call callback(future) when the future is complete, or now.");
-  py::class_<CollectiveWork, c10d::Work, WorkHolder<CollectiveWork>>(module, "CollectiveWork", "One collective.")
+           "Call callback(future) when the future is complete, or now if it is.");
+  py::class_<CollectiveWork, c10d::Work, WorkHolder<CollectiveWork>>(module, "CollectiveWork", "A collective.")
       .def("get_future", &future_of, "The future of the outputs.");
   py::class_<CoalescedWork, c10d::Work, WorkHolder<CoalescedWork>>(module, "CoalescedWork",
                                                                    "Several operations that are waited for as one.")

@@ -8,7 +8,7 @@ namespace py = pybind11;
 namespace ours {
 namespace {
 
-/// One dict a row: name, default, accepted, help.
+/// A dict for each row, with name, default, accepted and help.
 std::vector<py::dict> option_table() {
   std::vector<py::dict> table;
   for (const OptionRow& row : option_rows()) {
@@ -42,13 +42,11 @@ void bind_options(py::module_& module) {
   module.def(
       "option_values", [] { return show(options()); },
       "The options in force, by variable. Raises ValueError if a variable has a value that is not accepted.");
-  module.def("stray_variables", &stray_variables, py::arg("names"),
-             "A sentence for each of `names` that begins with OURS_ and that nothing reads.");
   module.def(
       "parse_options",
       [](const std::map<std::string, std::string>& environment) { return show(parse_dict(environment)); },
       py::arg("environment"),
-      "The options that `environment` would give, by variable. Raises ValueError as option_values().");
+      "The options that `environment` would give, by variable. Raises ValueError like option_values().");
 }
 
 }  // namespace ours

@@ -10,15 +10,16 @@ namespace ours {
 void bind_select(py::module_& module) {
   module.def(
       "selection_table", [](const std::string& option) { return selection_from(option).table(); }, py::arg("option"),
-      "The table of algorithms that a value of OURS_SELECT gives, a rule a line. Raises ValueError.");
+      "The table of algorithms for a value of OURS_SELECT, with one rule on each line. Raises ValueError.");
   module.def(
       "choose_algorithm",
       [](const std::string& operation, int nodes, int local, size_t bytes, const std::string& option) {
         return name_of(selection_from(option).choose({selectable_of(operation), nodes, local, bytes}));
       },
       py::arg("operation"), py::arg("nodes"), py::arg("local"), py::arg("bytes"), py::arg("option") = "",
-      "Which algorithm that table gives for an operation over so many nodes, of which the largest has `local` ranks, "
-      "and an array of so many bytes. Raises ValueError.");
+      "The algorithm that this table gives for an operation over `nodes` nodes, the largest of which has `local` "
+      "ranks, "
+      "and an array of `bytes` bytes. Raises ValueError.");
 }
 
 }  // namespace ours

@@ -12,7 +12,8 @@ namespace py = pybind11;
 namespace ours {
 namespace {
 
-/// Not all of torch: checkpoints run a backward of their own, and operators of torch.library the program's functions.
+/// Not all of torch: checkpoints run a backward of their own, and torch.library's operators run the program's
+/// functions.
 constexpr std::array kModules = {"torch.nn.", "torch.distributed.", "torch._functorch._aot_autograd.", "ourddp."};
 
 }  // namespace
@@ -20,7 +21,7 @@ constexpr std::array kModules = {"torch.nn.", "torch.distributed.", "torch._func
 bool is_library_function(torch::autograd::Node& node) {
   const py::gil_scoped_acquire gil;
   const auto function = py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(node.getptr()));
-  // The class that the program sees; the node's own is made from it.
+  // The class that the program has written; the node's own class is made from it.
   const py::object written = py::getattr(py::type::of(function), "_forward_cls", py::none());
   const auto module = py::cast<std::string>(py::str(py::getattr(written, "__module__", py::str())));
   return std::any_of(kModules.begin(), kModules.end(),

@@ -4,8 +4,8 @@
 
 namespace ours {
 
-/// Whether `node`, a torch.autograd.Function in Python, is of a part of torch or of this package that computes
-/// gradients and does nothing else: see backward_runs_no_program_code().
+/// Whether `node`, a torch.autograd.Function in Python, belongs to a part of torch or of this package that does nothing
+/// but compute gradients: see backward_runs_no_program_code().
 bool is_library_function(torch::autograd::Node& node);
 
 }  // namespace ours

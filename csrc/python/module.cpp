@@ -6,15 +6,15 @@ namespace py = pybind11;
 
 namespace {
 
-/// torch has no exception that is both, so that its translation of C++ errors leaves this one to us.
+/// torch has no exception type that is both, so its own translation of C++ errors cannot handle this one.
 void add_misuse_error(py::module_& module) {
   static PyObject* const kType = PyErr_NewExceptionWithDoc(
       "ourddp.MisuseError",
-      "A call that has no meaning. Other backends raise ValueError for some of these, and RuntimeError for others.",
+      "An invalid call. Other backends raise ValueError for some of these, and RuntimeError for others.",
       py::make_tuple(py::handle(PyExc_ValueError), py::handle(PyExc_RuntimeError)).ptr(), nullptr);
   if (kType == nullptr) throw py::error_already_set();
   module.attr("MisuseError") = py::handle(kType);
-  // For torch's bindings too, through which most calls of a group come.
+  // Registered for torch's bindings too, since most calls of a group come through them.
   py::register_exception_translator([](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);
@@ -29,7 +29,7 @@ void add_misuse_error(py::module_& module) {
 // torch's build names the module through TORCH_EXTENSION_NAME.
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "The C++ core of ourddp.";
-  // Every error of the library is a std::runtime_error, so RuntimeError in Python; a misuse is a ValueError.
+  // Every error of the library is a std::runtime_error, so RuntimeError in Python; InvalidArgument becomes ValueError.
   py::register_local_exception_translator([](std::exception_ptr error) {
     try {
       std::rethrow_exception(error);

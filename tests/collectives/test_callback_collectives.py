@@ -1,4 +1,4 @@
-"""Collectives that callbacks start: matched by where they come from, whatever thread runs a callback, and when."""
+"""Collectives that callbacks start: they match across ranks whatever thread runs a callback, and when."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT = 20.0  # seconds after which a wait counts as hanging
 
 
 class Held:
-    """A new group whose collectives do not begin on the ranks that hold it, before they let go."""
+    """A new group whose collectives do not begin on the ranks that hold it until they let go."""
 
     def __init__(self, holds: bool, seconds: float = 60) -> None:
         self.group = dist.new_group(timeout=datetime.timedelta(seconds=seconds))
@@ -37,7 +37,7 @@ class Held:
 
 
 def stages(rank: int, world: int, coalesced: bool) -> list[bool]:
-    """On rank 0 all callbacks run where they are attached, on the others only when all have been."""
+    """On rank 0 all callbacks run when they are attached; on the other ranks only after all have been attached."""
     held = Held(holds=rank != 0)
     at_once = []
 
@@ -74,20 +74,20 @@ def stages(rank: int, world: int, coalesced: bool) -> list[bool]:
 
 
 @pytest.mark.parametrize("coalesced", [False, True])
-def test_a_callback_that_runs_at_once_starts_the_same(nodes, rank_pool, coalesced):
+def test_callbacks_that_run_at_once_match_those_that_run_later(nodes, rank_pool, coalesced):
     first, *others = rank_pool(2, nodes=nodes).run(stages, coalesced)
     assert first == [True] * 8
     assert others == [[False] * 8]
 
 
 def several_on_one_future(rank: int, world: int) -> None:
-    """The first callback of two is the slow one; on rank 0 both run where they are attached."""
+    """Attach two callbacks to a future, of which the first is slow; on rank 0 both run when they are attached."""
     held = Held(holds=rank != 0)
     seen = []
 
     def call(future: Future, scale: float, slow: bool) -> None:
         if slow:
-            time.sleep(0.05)  # the chance to overtake
+            time.sleep(0.05)  # so that the second callback could overtake
         tensor = torch.full((2,), scale)
         dist.all_reduce(tensor, group=held.group)
         seen.append(tensor[0].item())
@@ -114,7 +114,7 @@ def test_callbacks_communicate_in_the_order_in_which_they_were_attached(rank_poo
 
 
 def a_chain_that_goes_on_later(rank: int, world: int) -> None:
-    """The last callback is to run where the first one ends, before its thread has come to the second."""
+    """The last callback would run where the first one ends, before its thread has come to the second."""
     held = Held(holds=True)
     seen = []
 
@@ -131,20 +131,20 @@ def a_chain_that_goes_on_later(rank: int, world: int) -> None:
     future.add_done_callback(call("second"))
     first.add_done_callback(call("third"))
     held.let_go.set()
-    dist.destroy_process_group(held.group)  # waits for them
+    dist.destroy_process_group(held.group)  # waits for the callbacks
     assert seen == [(name, world) for name in ("first", "second", "third")]
 
 
-def test_a_chain_may_go_on_after_another_callback_was_attached(rank_pool):
+def test_a_chain_may_continue_after_another_callback_was_attached(rank_pool):
     rank_pool(2).run(a_chain_that_goes_on_later)
 
 
 def between_groups(rank: int, world: int) -> None:
-    """Two groups of two, whose futures have callbacks that communicate across them: a hierarchical average."""
+    """Callbacks on futures of pairs communicate across the pairs: a hierarchical average."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     pair, column = pairs[rank // 2], columns[rank % 2]
-    for _ in range(rank // 2):  # so that the pairs' numbers differ
+    for _ in range(rank // 2):  # so that the pairs count their collectives differently
         dist.barrier(group=pair)
 
     def across(future: Future) -> torch.Tensor:
@@ -160,7 +160,7 @@ def between_groups(rank: int, world: int) -> None:
         results.append(work.get_future().then(across))
     for i, result in enumerate(results):
         assert result.wait().tolist() == [10.0**i * 10] * 2
-    # One callback on each of two groups, whose collectives have the same number and go to the same group.
+    # There is a callback on each of two groups; their collectives have the same number and use the same group.
     works = [dist.all_reduce(torch.full((1,), 1.0), group=group, async_op=True) for group in (None, column)]
     tensors = [torch.full((1,), 1.0), torch.full((1,), 10.0)]
 
@@ -172,7 +172,7 @@ def between_groups(rank: int, world: int) -> None:
     threads = [threading.Thread(target=average, args=(which,)) for which in ([0, 1] if rank < 2 else [1, 0])]
     for thread in threads:
         thread.start()
-        thread.join(0.3)  # the chance to be the first
+        thread.join(0.3)  # so that this thread could be first
     for thread in threads:
         thread.join(LIMIT)
     assert [tensor.item() for tensor in tensors] == [2.0, 20.0]
@@ -185,13 +185,13 @@ def test_callbacks_may_communicate_in_another_group(rank_pool):
 
 
 @pytest.mark.parametrize(("world", "nodes"), [(2, 1), (3, 1), (4, 1), (2, 2), (3, 3), (4, 2)])
-def test_random_programs(rank_pool, world, nodes):
+def test_random_programs_of_callbacks(rank_pool, world, nodes):
     for checked in rank_pool(world, nodes=nodes).run(run_programs, list(range(world * 100, world * 100 + 10))):
         assert checked > 100
 
 
 def left_alone(rank: int, world: int) -> None:
-    """A callback leaves collectives that nobody waits for but the end of the group."""
+    """A callback starts collectives for which only the end of the group waits."""
     held = Held(holds=True)
     tensors = [torch.full((2,), float(i)) for i in range(5)]
 
@@ -205,7 +205,7 @@ def left_alone(rank: int, world: int) -> None:
     assert [tensor[0].item() for tensor in tensors] == [world * float(i) for i in range(5)]
 
 
-def test_the_end_of_a_group_waits_for_what_callbacks_started(rank_pool):
+def test_the_end_of_a_group_waits_for_collectives_of_callbacks(rank_pool):
     rank_pool(2).run(left_alone)
 
 
@@ -233,15 +233,15 @@ def batches_of_both(rank: int, world: int) -> None:
     dist.destroy_process_group(group)
 
 
-def test_a_callback_takes_no_part_in_what_another_thread_coalesces(rank_pool):
+def test_collectives_of_a_callback_are_not_coalesced_by_another_thread(rank_pool):
     rank_pool(2).run(batches_of_both)
 
 
-# ---------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------- failures
 
 
 def failure_of(body: Callable[[], Any]) -> tuple[str, str, float]:
-    """Return the type and the text of what ``body`` raises, and after how long."""
+    """Return the type and the text of what ``body`` raises, and the seconds until then."""
     began = time.monotonic()
     try:
         body()
@@ -251,7 +251,7 @@ def failure_of(body: Callable[[], Any]) -> tuple[str, str, float]:
 
 
 def started_on_some(rank: int, world: int, before: int) -> tuple[str, str, float]:
-    """``before`` collectives that all callbacks start, and one that rank 1 does not."""
+    """Callbacks start ``before`` collectives on all ranks, and one more on all ranks but rank 1."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=1))
 
     def call(_: Future) -> None:
@@ -271,7 +271,7 @@ def started_on_some(rank: int, world: int, before: int) -> tuple[str, str, float
 
 
 @pytest.mark.parametrize("before", [0, 2])
-def test_what_some_callback_does_not_start_is_named(nodes, before):
+def test_a_collective_that_a_callback_does_not_start_is_named(nodes, before):
     name = f"all_reduce number {before + 1} of those that callbacks started (by a callback on number 1)"
     for _, text, seconds in run_ranks(2, started_on_some, before, nodes=nodes):
         assert name in text
@@ -293,7 +293,7 @@ def different_in_callbacks(rank: int, world: int, how: str) -> tuple[str, str, f
 
 
 @pytest.mark.parametrize("how", ["size", "other callback"])
-def test_what_callbacks_start_must_be_the_same(nodes, how):
+def test_different_collectives_of_callbacks_are_a_mismatch(nodes, how):
     for _, text, seconds in run_ranks(2, different_in_callbacks, how, nodes=nodes):
         assert "ranks of one group called different collectives" in text
         assert "number 1 of those that callbacks started (by a callback on number 3)" in text
@@ -303,7 +303,7 @@ def test_what_callbacks_start_must_be_the_same(nodes, how):
 
 
 def lonely(rank: int, world: int, ready: bool, how: str) -> tuple[str, str, float] | None:
-    """Rank 0's callback starts a collective; rank 1 dies, leaves or aborts instead. ``ready``: not the first."""
+    """Rank 0's callback starts a collective; rank 1 dies, leaves or aborts instead. ``ready``: a lane is open."""
     group = dist.new_group()
     store = dist.distributed_c10d._get_default_store()
     if ready:
@@ -331,7 +331,7 @@ def lonely(rank: int, world: int, ready: bool, how: str) -> tuple[str, str, floa
 
 @pytest.mark.parametrize("ready", [False, True])
 @pytest.mark.parametrize("how", ["dies", "leaves", "aborts"])
-def test_a_callback_that_waits_for_a_peer_hears_of_its_end(nodes, ready, how):
+def test_a_callback_that_waits_for_a_peer_notices_its_end(nodes, ready, how):
     result = run_ranks(2, lonely, ready, how, nodes=nodes, killed=[1] if how == "dies" else [])[0]
     _, text, seconds = result
     assert "rank 1" in text
@@ -340,7 +340,7 @@ def test_a_callback_that_waits_for_a_peer_hears_of_its_end(nodes, ready, how):
 
 
 def shared_failure(rank: int, world: int, in_callback: bool) -> list[str]:
-    """What ends a collective of the program ends those of callbacks, too, and the other way round."""
+    """An error of the program's collectives also fails those of callbacks, and the other way round."""
     group = dist.new_group()
     dist.all_reduce(torch.ones(1), group=group, async_op=True).get_future().then(
         lambda _: dist.all_reduce(torch.ones(1), group=group)
@@ -359,6 +359,6 @@ def shared_failure(rank: int, world: int, in_callback: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("in_callback", [False, True])
-def test_a_failure_is_that_of_the_whole_group(nodes, in_callback):
+def test_a_failure_ends_the_whole_group(nodes, in_callback):
     for texts in run_ranks(2, shared_failure, in_callback, nodes=nodes):
         assert all("ranks of one group called different collectives" in text for text in texts), texts

@@ -1,4 +1,4 @@
-"""Callbacks on the futures of Works that wait for, or issue, other operations."""
+"""Callbacks on the futures of Works that wait for other operations, or issue them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def held_group() -> Iterator[Any]:
 
 
 def wait_for(future: Future) -> Any:
-    """``future.wait()`` with a limit."""
+    """Wait for ``future`` with a limit, and return its value."""
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
     assert done.wait(LIMIT), "the future never completed"
@@ -54,12 +54,12 @@ def a_future_awaited_in_the_callback_of_another(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_a_callback_may_wait_for_the_future_of_a_collective_queued_after_it(rank_pool, world):
+def test_a_callback_may_wait_for_a_collective_that_was_queued_later(rank_pool, world):
     rank_pool(world).run(a_future_awaited_in_the_callback_of_another)
 
 
 def a_chain_of_waits(rank: int, world: int, count: int) -> None:
-    """Callback i waits for collective i + 1, so that all callbacks are on the way at once."""
+    """Callback i waits for collective i + 1, so that all callbacks run at the same time."""
     before = len(threads_named("ours_comm"))
     with held_group() as group:
         tensors = [torch.full((2,), float(i)) for i in range(count + 1)]
@@ -79,7 +79,7 @@ def test_many_callbacks_that_wait_for_each_other_leave_few_threads(rank_pool):
 
 
 def flights() -> list[tuple[str, int]]:
-    """Return the group and the number of each collective that torch's FlightRecorder has."""
+    """Return the group and the number of each collective in torch's FlightRecorder."""
     from torch._C._distributed_c10d import _dump_fr_trace_json
 
     entries = json.loads(_dump_fr_trace_json(backend="ours")).get("entries", [])
@@ -87,7 +87,7 @@ def flights() -> list[tuple[str, int]]:
 
 
 def collectives_of_two_callbacks(rank: int, world: int) -> list[str]:
-    """The first of two callbacks goes on when the second could have issued a collective."""
+    """The first of two callbacks waits until the second could have issued a collective."""
     target = dist.new_group()
     order: list[str] = []
     values: dict[str, float] = {}
@@ -101,7 +101,7 @@ def collectives_of_two_callbacks(rank: int, world: int) -> list[str]:
 
     def in_first(_: Future) -> None:
         second.wait()
-        # The chance to overtake, for an implementation that would take it.
+        # Enough time for the second callback to overtake, if the implementation lets it.
         reached(lambda: bool(order), 0.5)
         issue("first", 1.0)
 

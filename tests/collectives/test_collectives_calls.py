@@ -1,4 +1,4 @@
-"""Ways to call a collective: coalesced, with one tensor for all ranks, functional, and wrongly."""
+"""Ways to call a collective: coalesced, with one tensor for all ranks, functional, and with invalid arguments."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ def misuse(rank: int, world: int) -> None:
     dist.barrier()
 
 
-def test_misuse_raises_value_error_with_both_values(rank_pool, nodes):
+def test_invalid_arguments_raise_value_error_with_both_values(rank_pool, nodes):
     rank_pool(2, nodes=nodes).run(misuse)

@@ -1,4 +1,4 @@
-"""Every collective that Gloo has, too, compared with it."""
+"""Every collective that Gloo has as well, compared with Gloo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORLDS = [1, 2, 3, 4, 7]
 
 
 def every_call(group: dist.ProcessGroup | None, rank: int, world: int) -> dict[str, Any]:
-    """Run every collective that Gloo has, too, and return what came out."""
+    """Run every collective that Gloo has as well, and return the results."""
     out: dict[str, Any] = {}
     mine = torch.arange(6, dtype=torch.float32).view(2, 3) + 10 * rank
 
@@ -72,7 +72,7 @@ def every_call(group: dist.ProcessGroup | None, rank: int, world: int) -> dict[s
     out["all_to_all_single, uneven"] = uneven
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the coalesced calls are deprecated, and still to work
+        warnings.simplefilter("ignore")  # the coalesced calls are deprecated, but have to work
         tensors = [mine.clone(), torch.full((4,), float(rank))]
         dist.all_reduce_coalesced(tensors, group=group)
         out["all_reduce_coalesced"] = tensors
@@ -118,7 +118,7 @@ def compare_nested(name: str, got: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_every_call_equals_gloo(rank_pool, world, nodes):
+def test_every_call_gives_what_gloo_gives(rank_pool, world, nodes):
     assert min(rank_pool(world, nodes=nodes).run(compare_every_call)) > 20
 
 
@@ -130,5 +130,5 @@ def exchange_lists(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_all_to_all_which_not_every_gloo_has(rank_pool, world, nodes):
+def test_all_to_all(rank_pool, world, nodes):
     rank_pool(world, nodes=nodes).run(exchange_lists)

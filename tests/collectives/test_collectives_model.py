@@ -1,4 +1,4 @@
-"""Any type, shape, layout and order of collectives, compared with a model of them."""
+"""Any type, shape, layout and order of collectives, compared with a model."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_movement_keeps_every_bit(rank_pool, data, nodes):
 
 
 def run_async(rank: int, world: int, calls: list[tuple[str, int]], waits: list[int]) -> None:
-    """Issue all calls without waiting, then wait in the order of ``waits``, which differs between the ranks."""
+    """Issue all calls without waiting, then wait in an order that ``waits`` makes different on each rank."""
     works, checks = [], []
     for i, (call, count) in enumerate(calls):
         tensor = torch.full((count,), float(rank + i))
@@ -160,7 +160,7 @@ def run_async(rank: int, world: int, calls: list[tuple[str, int]], waits: list[i
 
 @PROPERTY
 @given(data=st.data())
-def test_asynchronous_calls_complete_in_any_order_of_waiting(rank_pool, data, nodes):
+def test_asynchronous_calls_may_be_waited_for_in_any_order(rank_pool, data, nodes):
     call = st.tuples(
         st.sampled_from(["all_reduce", "all_reduce sync", "broadcast", "all_gather"]),
         st.sampled_from([0, 1, 3, 1000, 30_000, 200_000]),

@@ -1,4 +1,4 @@
-"""Sizes: different ones on each rank, huge ones, and sums that do not depend on how tensors are cut."""
+"""Sizes: different ones on each rank, very large ones, and sums that do not depend on how tensors are cut."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def huge(rank: int, world: int) -> None:
     assert tensor[-1] == 41
 
 
-def test_tensors_beyond_two_gibibytes():
+def test_tensors_of_more_than_two_gibibytes():
     run_ranks(2, huge, timeout=200)
 
 

@@ -1,4 +1,4 @@
-"""Types and reductions with rules of their own: scaled sums, halves, conjugates, sparse tensors, and none at all."""
+"""Types and reductions with rules of their own: scaled sums, half types, conjugates and sparse tensors."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ def premul_sum(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_premul_sum_takes_numbers_and_tensors(rank_pool, world, nodes):
+def test_premul_sum_accepts_numbers_and_tensors(rank_pool, world, nodes):
     rank_pool(world, nodes=nodes).run(premul_sum)
 
 
 def half_accumulation(rank: int, world: int, one_node: bool) -> None:
-    # In bfloat16, 256 + 1 is 256: added one by one in that type, the ones would all be lost.
+    # In bfloat16, 256 + 1 is 256: added one by one in that type, all ones would be lost.
     tensor = torch.tensor([256.0 if rank == 0 else 1.0], dtype=torch.bfloat16)
     dist.all_reduce(tensor)
-    # Where there are several nodes, each sum of one is rounded, too: by half of a unit of 2 at most.
+    # With several nodes, the sum of each node is rounded, too: by at most half of a unit of 2.
     assert abs(tensor.item() - (256.0 + world - 1)) <= (0 if one_node else 2)
 
 
-def test_half_types_are_added_in_single_precision(rank_pool, nodes):
+def test_half_types_are_accumulated_in_float32(rank_pool, nodes):
     rank_pool(7, nodes=nodes).run(half_accumulation, nodes == 1)
 
 
-def meaningless_reductions(rank: int, world: int) -> list[str]:
+def undefined_reductions(rank: int, world: int) -> list[str]:
     texts = []
     for dtype, op in [
         (torch.float32, "BAND"),
@@ -49,7 +49,7 @@ def meaningless_reductions(rank: int, world: int) -> list[str]:
                 tensor, op
             )
         texts.append(str(error.value))
-    # The group is none the worse for it.
+    # The group can still be used.
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == world
@@ -57,21 +57,21 @@ def meaningless_reductions(rank: int, world: int) -> list[str]:
 
 
 def all_reduce_raw(tensor: torch.Tensor, op: str) -> None:
-    """all_reduce without torch's reinterpretation of complex numbers as pairs."""
+    """Call all_reduce without torch's reinterpretation of complex numbers as pairs."""
     options = dist.AllreduceOptions()
     options.reduceOp = OPS[op]
     dist.group.WORLD.allreduce([tensor], options).wait()
 
 
-def test_meaningless_reductions_raise_and_name_the_alternatives(rank_pool, nodes):
-    first, second = rank_pool(2, nodes=nodes).run(meaningless_reductions)
+def test_undefined_reductions_raise_and_name_the_alternatives(rank_pool, nodes):
+    first, second = rank_pool(2, nodes=nodes).run(undefined_reductions)
     assert first == second
     assert "BAND" in first[0]
     assert "float32" in first[0]
 
 
 def conjugates(rank: int, world: int) -> None:
-    # On the backend itself: torch's functions reinterpret complex numbers as pairs, which such views do not allow.
+    # On the backend itself, since torch's functions reinterpret complex numbers as pairs, which these views refuse.
     backend = backend_of()
     base = torch.tensor([1 + 2j, 3 - 1j]) * (rank + 1)
     received = [torch.empty(2, dtype=torch.complex64) for _ in range(world)]

@@ -1,4 +1,4 @@
-"""The communication threads' share of the cores: which they may use, and who goes first."""
+"""The communication threads' share of the cores: which cores they use, and with which priority."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ CAP_SYS_NICE = 23
 
 def _niceness(thread):
     stat = Path(f"/proc/self/task/{thread}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[16])  # the name before it, in brackets, may have spaces
+    return int(stat.rpartition(")")[2].split()[16])  # the name in parentheses before it may contain spaces
 
 
-def _give_up_the_right_to_hurry():
-    """Take from the calling thread, and from those that it starts, what lets a process lower its niceness."""
+def _drop_the_right_to_lower_niceness():
+    """Take CAP_SYS_NICE from the calling thread and from those that it starts."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, twice 32 bits
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, each twice 32 bits
     assert libc.capget(header, sets) == 0
     sets[0] &= ~(1 << CAP_SYS_NICE)
     assert libc.capset(header, sets) == 0
 
 
 def _communicate(rank, world):
-    """Return the niceness of the communication threads, over that of this thread, and the cores of each."""
+    """Return the niceness of the communication threads, relative to this thread, and the cores of each."""
     own = _niceness(threading.get_native_id())
     dist.init_process_group("ours")
     work = dist.all_reduce(torch.ones(3), async_op=True)
-    assert reached(work.is_completed)  # who waits for it in earnest may run it
+    assert reached(work.is_completed)  # a thread in wait() might run it
     assert _niceness(threading.get_native_id()) == _niceness(os.getpid()) == own
     threads = threads_named("ours_comm")
     return [_niceness(thread) - own for thread in threads], [os.sched_getaffinity(thread) for thread in threads]
 
 
 def _communicate_unprivileged(rank, world):
-    _give_up_the_right_to_hurry()
+    _drop_the_right_to_lower_niceness()
     with tempfile.TemporaryFile("w+") as file:
         saved = os.dup(2)
         os.dup2(file.fileno(), 2)
@@ -64,9 +64,9 @@ def test_communication_threads_can_be_nicer(niceness):
         assert set(found) == {niceness}
 
 
-def test_niceness_that_is_not_permitted_is_told():
+def test_niceness_that_is_not_permitted_is_reported():
     if os.getpriority(os.PRIO_PROCESS, 0) < 0:
-        pytest.skip("this process may have what it asks for")
+        pytest.skip("this process may lower its niceness")
     for found, printed in run_ranks(2, _communicate_unprivileged, backend=None, env={"OURS_COMM_NICE": "-7"}):
         assert found
         assert set(found) == {0}

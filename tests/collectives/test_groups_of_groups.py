@@ -1,4 +1,4 @@
-"""Groups within groups: sub-groups, splits, merges, meshes, and what they leave behind."""
+"""Subgroups, splits, merges and meshes, and what groups leave behind."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def reordered(rank: int, world: int) -> None:
             raise dist.DistBackendError("[in group of others, whose ranks are the global ranks 1, 2]")
 
 
-def test_errors_tell_the_global_ranks_of_a_sub_group(nodes):
+def test_errors_name_the_global_ranks_of_a_subgroup(nodes):
     run_ranks(3, reordered, nodes=nodes)
 
 
@@ -94,9 +94,9 @@ def splits(rank: int, world: int) -> None:
     if rank in (0, 3):
         assert first_and_last.rank() == (0 if rank == 3 else 1)
         assert total(first_and_last) == 2
-    else:  # what a rank outside gets differs between torch versions; it is never a group
+    else:  # what a rank outside the group gets differs between torch versions; it is never a group
         assert not isinstance(first_and_last, dist.ProcessGroup)
-    # The parent's options are not the child's.
+    # The child must not have changed the parent's options.
     if HAS_BACKEND_OPTIONS:
         assert backend_of().options._timeout == datetime.timedelta(seconds=60)
     assert total() == world
@@ -121,7 +121,7 @@ def test_merge_remote_group(nodes):
 
 
 def merges_halves(rank: int, world: int) -> None:
-    """The halves know their global ranks; of the whole, whose ranks are numbered as they come, nobody does."""
+    """The halves know their global ranks; the merged group does not, since its ranks are numbered anew."""
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     store = dist.PrefixStore("merged", dist.distributed_c10d._get_default_store())
     whole = halves[rank // 2].merge_remote_group(store, world, datetime.timedelta(seconds=20), "whole")
@@ -135,7 +135,7 @@ def merges_halves(rank: int, world: int) -> None:
         assert list(json.loads(_dump_fr_trace_json(backend="ours"))["pg_config"]) == ["0"]
 
 
-def test_merge_of_groups_that_are_parts(nodes):
+def test_merge_of_two_halves(nodes):
     run_ranks(4, merges_halves, nodes=nodes)
 
 
@@ -170,11 +170,11 @@ def shrinks_past_a_stuck_rank(rank: int, world: int) -> float:
     return took
 
 
-def test_shrink_group_with_abort_waits_for_nothing(nodes):
+def test_shrink_group_with_abort_waits_for_no_operation(nodes):
     check_soon(3, lambda: max(run_ranks(3, shrinks_past_a_stuck_rank, nodes=nodes, pg_timeout=30)))
 
 
-# --- devices that are not there --------------------------------------------------------------------------------------
+# --- devices that do not exist ---------------------------------------------------------------------------------------
 
 
 def bound_to_the_cpu(rank: int, world: int) -> None:
@@ -189,7 +189,7 @@ def bound_to_the_cpu(rank: int, world: int) -> None:
 
 
 @pytest.mark.skipif(not BINDS_CPUS, reason="this torch binds groups to accelerators only")
-def test_groups_of_some_ranks_where_a_device_is_bound(nodes):
+def test_groups_of_some_ranks_with_a_bound_device(nodes):
     run_ranks(2, bound_to_the_cpu, nodes=nodes, device_id=torch.device("cpu:0"))
 
 
@@ -203,8 +203,8 @@ def barriers_of_devices(rank: int, world: int) -> None:
     assert total() == world
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="there are devices that barriers come after")
-def test_a_barrier_may_name_devices_that_are_not_there(rank_pool, nodes):
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there are devices for which barriers wait")
+def test_a_barrier_may_name_devices_that_do_not_exist(rank_pool, nodes):
     rank_pool(2, nodes=nodes).run(barriers_of_devices)
 
 
@@ -257,7 +257,7 @@ def test_detail_debug_mode(nodes):
     assert set(run_ranks(2, detailed, backend=None, nodes=nodes)) == {"_ProcessGroupWrapper"}
 
 
-# --- what they leave behind ------------------------------------------------------------------------------------------
+# --- what groups leave behind ----------------------------------------------------------------------------------------
 
 
 def lonely(rank: int, world: int) -> int:
@@ -289,7 +289,7 @@ def closed(rank: int, world: int) -> None:
     assert total() == world
 
 
-def test_destroying_completes_what_is_queued(rank_pool, nodes):
+def test_destroying_a_group_completes_what_is_queued(rank_pool, nodes):
     rank_pool(2, nodes=nodes).run(closed)
 
 
@@ -301,7 +301,7 @@ def many(rank: int, world: int) -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_groups_give_everything_back(nodes):
+def test_groups_release_their_descriptors(nodes):
     with RankPool(2, nodes=nodes) as pool:
         first = pool.run(many)
         second = pool.run(many)

@@ -1,4 +1,4 @@
-"""Tensors in memory that all_reduce works on without copies: c10d's allocator interface, and who uses it."""
+"""Tensors in memory that all_reduce works on without copies: c10d's allocator interface, and its users."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _reduce(rank, world, dtype, count):
         dist.all_reduce(tensor)
         dist.all_reduce(ordinary)
         assert torch.equal(tensor, ordinary)
-    # A part, and work that goes on meanwhile.
+    # A part of the tensor, and an asynchronous call.
     work = dist.all_reduce(tensor[3:], async_op=True)
     dist.all_reduce(ordinary[3:])
     work.wait()
@@ -55,7 +55,7 @@ def _half_in_heap(rank, world):
     assert torch.equal(tensor, torch.full_like(tensor, sum(range(1, world + 1))))
 
 
-def test_ranks_may_have_different_memory(rank_pool):
+def test_only_some_ranks_may_have_their_tensor_in_the_heap(rank_pool):
     rank_pool(3, "ours").run(_half_in_heap)
 
 
@@ -70,7 +70,7 @@ def _life(rank, world):
     tensor.fill_(1)
     child = os.fork()
     if child == 0:
-        # What the parent shares is not the child's to give back, nor to give out.
+        # A child must neither release memory of its parent's heap nor allocate from it.
         del tensor
         gc.collect()
         more = cpu_backend(group).allocate_tensor(LARGE, dtype=torch.float32, device=torch.device("cpu"))
@@ -85,7 +85,7 @@ def _life(rank, world):
     del group
     gc.collect()
     assert tensor[0] == world
-    # Twice: the second time the memory comes from elsewhere already.
+    # Twice, since the second time the memory is no longer the heap's.
     for times in (4, 8):
         tensor.resize_(times * LARGE)
         assert tensor[0] == world
@@ -95,7 +95,7 @@ def _life(rank, world):
     assert bytes_in_heap() == before
 
 
-def test_tensors_outlive_their_group_and_give_their_memory_back(rank_pool):
+def test_tensors_outlive_their_group_and_release_their_memory(rank_pool):
     rank_pool(2, "ours").run(_life)
 
 
@@ -111,7 +111,7 @@ def _solo(rank, world):
     assert tensor[:10].tolist() == [3] * 10
 
 
-def test_a_group_of_one_has_ordinary_memory(rank_pool):
+def test_a_group_of_one_allocates_ordinary_memory(rank_pool):
     rank_pool(2, "ours").run(_solo)
 
 

@@ -1,4 +1,4 @@
-"""Sends and receives: tags, any source, batches, pipelines, and what does not fit."""
+"""Sends and receives: tags, any source, batches, pipelines, and messages that do not fit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def order_within_a_tag(rank: int, world: int) -> None:
         work.wait()
 
 
-def test_messages_of_one_tag_keep_their_order(rank_pool, nodes):
+def test_messages_with_one_tag_keep_their_order(rank_pool, nodes):
     rank_pool(2, nodes=nodes).run(order_within_a_tag)
 
 
@@ -55,12 +55,12 @@ def any_source(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_any_source_tells_the_sender(rank_pool, world, nodes):
+def test_a_receive_from_any_source_reports_the_sender(rank_pool, world, nodes):
     rank_pool(world, nodes=nodes).run(any_source)
 
 
 def everyone_sends_first(rank: int, world: int, count: int) -> None:
-    """Blocking on the sends before any receive is posted would deadlock if sends needed their receivers' attention."""
+    """All ranks send before any posts a receive: that would deadlock if sends needed their receivers' attention."""
     sends = [dist.isend(torch.full((count,), float(rank)), peer) for peer in range(world) if peer != rank]
     received = {peer: torch.empty(count) for peer in range(world) if peer != rank}
     receives = [dist.irecv(tensor, peer) for peer, tensor in received.items()]
@@ -71,7 +71,7 @@ def everyone_sends_first(rank: int, world: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 5_000, 3_000_000])
-def test_crossing_messages_of_any_size(rank_pool, count, nodes):
+def test_messages_of_any_size_may_cross(rank_pool, count, nodes):
     rank_pool(3, nodes=nodes).run(everyone_sends_first, count)
 
 
@@ -107,12 +107,12 @@ def batch_after_an_exception(rank: int, world: int) -> None:
     assert tensor.tolist() == [1.0] * 4
 
 
-def test_a_batch_that_an_exception_cut_short_leaves_no_trace(nodes):
+def test_an_unfinished_batch_does_not_affect_the_next(nodes):
     run_ranks(2, batch_after_an_exception, nodes=nodes)
 
 
 def one_forward_one_backward(rank: int, world: int) -> None:
-    """The traffic of the 1F1B pipeline schedule: neighbours send in both directions while collectives go on."""
+    """Run the traffic of the 1F1B pipeline schedule: neighbours send in both directions during collectives."""
     batches, width = 8, 20_000
     last = rank == world - 1
     forward, backward, works = 0, 0, []
@@ -221,7 +221,7 @@ def patience(rank: int, world: int) -> None:
         dist.send(torch.full((1,), 3.0), 0)
 
 
-def test_an_impatient_wait_leaves_the_receive_alive(rank_pool, nodes):
+def test_a_wait_that_times_out_leaves_the_receive_alive(rank_pool, nodes):
     rank_pool(2, nodes=nodes).run(patience)
 
 
@@ -239,7 +239,7 @@ def misuse(rank: int, world: int) -> None:
     dist.barrier()
 
 
-def test_misuse(rank_pool, nodes):
+def test_invalid_arguments_of_messages(rank_pool, nodes):
     rank_pool(2, nodes=nodes).run(misuse)
 
 
@@ -253,7 +253,7 @@ def wrong_message(rank: int, world: int, size: int, dtype: torch.dtype) -> str:
 
 
 @pytest.mark.parametrize(("size", "dtype", "shown"), [(5, torch.float32, "5 x float32"), (4, torch.int32, "4 x int32")])
-def test_a_message_that_does_not_fit_is_refused_naming_both(size, dtype, shown, nodes):
+def test_a_message_that_does_not_fit_fails_with_both_sizes(size, dtype, shown, nodes):
     _, text = run_ranks(2, wrong_message, size, dtype, nodes=nodes)
     assert shown in text
     assert "4 x float32" in text

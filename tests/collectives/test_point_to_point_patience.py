@@ -1,4 +1,4 @@
-"""Sends and receives that nobody waits for: what becomes of them, and of the group, as time goes by and ranks leave."""
+"""Sends and receives that nobody waits for: what happens to them and to the group, over time and as ranks leave."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import torch.distributed as dist
 from probes import HAS_HOOKS, backend_of, failed_with, reached, total
 from ranks import run_ranks
 
-LIMIT = 0.2  # seconds, of the transfers that are posted within limited()
-LARGE = 3_000_000  # elements: more than a channel, or the system, takes of a sender
+LIMIT = 0.2  # seconds: the timeout of transfers that are posted within limited()
+LARGE = 3_000_000  # elements: more than a channel, or the system, buffers for a sender
 
 
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
-    """Give LIMIT as their timeout to the transfers that are posted in this block, whatever else the group's is."""
+    """Give the timeout LIMIT to the transfers that are posted in this block, and 60 s to later ones."""
     backend_of().set_timeout(timedelta(seconds=LIMIT))
     yield
     backend_of().set_timeout(timedelta(seconds=60))
 
 
 def posted_by(how: str, tensor: torch.Tensor, peer: int) -> Any:
-    """Receive ``tensor`` in one of several ways, and return what there is to wait for."""
+    """Receive ``tensor`` in one of several ways, and return the Work."""
     if how == "batch":
         return dist.batch_isend_irecv([dist.P2POp(dist.irecv, tensor, peer)])[0]
     work = dist.irecv(tensor, peer if how != "any source" else None)
@@ -43,7 +43,7 @@ def unwaited_receive(rank: int, world: int, how: str) -> None:
     with limited():
         work = posted_by(how, tensor, 0) if rank == 1 else None
     time.sleep(2 * LIMIT)
-    assert total() == world, "nobody waits for the receive, so the collectives go on"
+    assert total() == world, "nobody waits for the receive, so it must not fail the group"
     if rank == 0:
         dist.send(torch.ones(4), 1)
     dist.barrier()
@@ -55,7 +55,7 @@ def unwaited_receive(rank: int, world: int, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["irecv", "any source", "batch", "future", "callback"])
-def test_a_receive_that_nobody_waits_for_is_never_late(rank_pool, how, nodes):
+def test_a_receive_that_nobody_waits_for_never_times_out(rank_pool, how, nodes):
     rank_pool(2, nodes=nodes).run(unwaited_receive, how)
 
 
@@ -72,7 +72,7 @@ def unwaited_send(rank: int, world: int) -> None:
         work.wait()
 
 
-def test_a_send_that_nobody_waits_for_is_never_late(rank_pool, nodes):
+def test_a_send_that_nobody_waits_for_never_times_out(rank_pool, nodes):
     rank_pool(2, nodes=nodes).run(unwaited_send)
 
 
@@ -90,7 +90,7 @@ def awaited(rank: int, world: int) -> None:
     assert not failed_with("SUCCESS")
 
 
-def test_the_time_of_a_receive_begins_with_the_wait(nodes):
+def test_the_timeout_of_a_receive_begins_with_the_wait(nodes):
     run_ranks(2, awaited, nodes=nodes)
 
 
@@ -116,7 +116,7 @@ def late_future(rank: int, world: int, batch: bool) -> None:
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_a_future_ends_in_time_and_leaves_the_receive_alive(rank_pool, nodes, batch):
+def test_a_future_times_out_and_leaves_the_receive_alive(rank_pool, nodes, batch):
     rank_pool(2, nodes=nodes).run(late_future, batch)
 
 
@@ -151,24 +151,24 @@ def leaves_with(rank: int, world: int, leftover: str) -> None:
         kept = LEFTOVERS[leftover]()
         dist.destroy_process_group()
         del kept
-        assert not hooked, "the program wanted the end: there is nothing to tell"
+        assert not hooked, "the program wanted the group to end, so no abort hook may run"
         store.set("rank 1 has left", "")
         return
     store.wait(["rank 1 has left"])
     ping_pong(rank, 2 - rank)
-    time.sleep(0.2)  # several looks around
+    time.sleep(0.2)  # long enough for several checks of the peers
     ping_pong(rank, 2 - rank)
     assert failed_with("SUCCESS")
 
 
 @pytest.mark.parametrize("leftover", LEFTOVERS)
-def test_a_rank_that_leaves_drops_what_is_unmatched(leftover, nodes):
+def test_a_rank_that_leaves_drops_its_unmatched_transfers(leftover, nodes):
     run_ranks(3, leaves_with, leftover, nodes=nodes)
 
 
 def left_behind(rank: int, world: int, how: str) -> None:
     store = dist.distributed_c10d._get_default_store()
-    # Those who have never talked know each other less.
+    # Ranks that have never exchanged a message may not be connected.
     if rank < 2:
         ping_pong(rank, 1 - rank)
     dist.barrier()
@@ -180,7 +180,7 @@ def left_behind(rank: int, world: int, how: str) -> None:
     if rank == 0:
         work = dist.isend(torch.ones(LARGE), 1) if how == "send" else dist.irecv(torch.zeros(1), 1)
     store.wait(["rank 1 has left"])
-    time.sleep(0.2)  # several looks around
+    time.sleep(0.2)  # long enough for several checks of the peers
     ping_pong(rank, 2 - rank)
     assert failed_with("SUCCESS")
     if work is not None:
@@ -192,5 +192,5 @@ def left_behind(rank: int, world: int, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["recv", "send", "future"])
-def test_what_a_rank_that_left_would_have_answered_fails_when_it_is_waited_for(how, nodes):
+def test_a_transfer_with_a_rank_that_has_left_fails_when_it_is_waited_for(how, nodes):
     run_ranks(3, left_behind, how, nodes=nodes)

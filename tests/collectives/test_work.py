@@ -28,7 +28,7 @@ def life_of_a_work(rank: int, world: int) -> None:
     number = backend_of()._get_sequence_number_for_group()
     barrier = dist.barrier(async_op=True)
     assert backend_of()._get_sequence_number_for_group() == number + 1
-    if HAS_HOOKS:  # from torch 2.15 on groups and works tell theirs, too
+    if HAS_HOOKS:  # from torch 2.15 on, groups and Works also report sequence numbers
         assert dist.group.WORLD._get_sequence_number_for_group() == number + 1
         assert (work._get_sequence_number(), barrier._get_sequence_number()) == (number, number + 1)
 
@@ -46,7 +46,7 @@ def test_life_of_a_work(rank_pool, world, inline, nodes):
 
 
 def chained_callbacks(rank: int, world: int) -> None:
-    """Callbacks run where the collective ended, and may issue and await further collectives of the same group."""
+    """Callbacks run where the collective has ended, and may issue and await more collectives of the same group."""
     tensor = torch.full((4,), float(rank))
     total = float(sum(range(world)))
 
@@ -78,13 +78,13 @@ def test_callbacks_may_communicate(rank_pool, world):
 
 def forgotten_works(rank: int, world: int) -> None:
     for _ in range(50):
-        dist.all_reduce(torch.ones(1000), async_op=True)  # nobody keeps the tensor or the work
+        dist.all_reduce(torch.ones(1000), async_op=True)  # nothing else keeps the tensor or the Work
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == world
 
 
-def test_forgotten_works_keep_their_tensors(rank_pool):
+def test_works_keep_their_tensors_alive(rank_pool):
     rank_pool(2).run(forgotten_works)
 
 
@@ -104,12 +104,12 @@ def impatient(rank: int, world: int) -> None:
     assert tensor[0].item() == sum(range(world))
 
 
-def test_an_impatient_wait_leaves_work_and_group_alive(rank_pool):
+def test_a_wait_that_times_out_leaves_work_and_group_alive(rank_pool):
     rank_pool(2).run(impatient)
 
 
 def groups_in_threads(rank: int, world: int) -> None:
-    """Threads that use a group each, and an interpreter that stays responsive meanwhile."""
+    """Several threads each use a group, and Python stays responsive."""
     groups = [dist.new_group() for _ in range(3)]
     failures: list[BaseException] = []
 
@@ -168,7 +168,7 @@ def test_profiles_show_each_operation_with_its_shapes(rank_pool):
 
 
 def awaited_in_a_graph(rank: int, world: int) -> None:
-    """What is issued in this context is registered with its Work, which a compiled graph waits for."""
+    """Collectives that are issued in this context are registered with their Works, for which a compiled graph waits."""
     from torch.distributed import _functional_collectives as functional
 
     tensor = torch.ones(3)
@@ -177,7 +177,7 @@ def awaited_in_a_graph(rank: int, world: int) -> None:
     assert torch.equal(functional.wait_tensor(tensor), torch.full((3,), float(world)))
 
 
-def test_a_synchronous_call_may_be_awaited_by_a_graph(rank_pool):
+def test_a_graph_may_wait_for_a_synchronous_call(rank_pool):
     rank_pool(2).run(awaited_in_a_graph)
 
 
@@ -190,7 +190,7 @@ def traced(rank: int, world: int) -> list[dict[str, Any]]:
         return [e["args"] for e in json.load(file)["traceEvents"] if e.get("name") == "record_param_comms"]
 
 
-def test_traces_carry_the_facts_of_a_call(tmp_path):
+def test_traces_describe_a_call(tmp_path):
     (event,), _ = run_ranks(2, traced, env={"TRACE_FOLDER": str(tmp_path)})
     assert event["Collective name"] == "allreduce"
     assert event["In msg nelems"] == 12
@@ -225,8 +225,8 @@ def ephemeral(rank: int, world: int) -> list[float]:
     return seconds
 
 
-@pytest.mark.skipif(not HAS_HOOKS, reason="torch tells the timeout of a work from 2.15 on")
-def test_timeouts_of_the_call_of_the_group_and_ephemeral(nodes):
+@pytest.mark.skipif(not HAS_HOOKS, reason="torch reports the timeout of a Work from 2.15 on")
+def test_timeouts_of_the_call_the_group_and_ephemeral_ones(nodes):
     for seconds in run_ranks(2, ephemeral, pg_timeout=60, nodes=nodes):
         assert seconds == [60, 67, 60, 30, 9]
 
@@ -268,6 +268,6 @@ def abort_hooks(rank: int, world: int) -> list[str]:
 
 
 @pytest.mark.skipif(not HAS_HOOKS, reason="torch has abort hooks from 2.15 on")
-def test_abort_hooks_run_before_the_error_is_seen():
+def test_abort_hooks_run_before_the_error_is_raised():
     for calls in run_ranks(2, abort_hooks):
         assert calls == ["hook, COMM_ERROR", "raised"]

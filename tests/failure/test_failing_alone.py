@@ -1,4 +1,4 @@
-"""Errors that one rank meets alone, or between the operations of one collective: all ranks must hear of them."""
+"""Errors that a rank meets alone, or between the operations of a collective: all ranks must hear of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sparse_of_different_shapes(rank: int, world: int) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_sparse_tensors_of_different_shapes_fail_the_group_on_every_rank(world, nodes):
+def test_sparse_tensors_of_different_shapes_fail_the_group_on_all_ranks(world, nodes):
     for text, again, failure in run_ranks(world, sparse_of_different_shapes, nodes=nodes):
         assert re.search(rf"rank 0 has \(3, 5\).*rank {world - 1} has \(3, 4\)", text)
         assert failure in text
@@ -41,7 +41,7 @@ def test_sparse_tensors_of_different_shapes_fail_the_group_on_every_rank(world, 
 
 @contextmanager
 def no_threads() -> Iterator[None]:
-    """Lets no thread be started: new ones would get a stack larger than the address space."""
+    """Let no thread be started: new ones would get a stack larger than the address space."""
     libc = ctypes.CDLL(None)
     attributes = ctypes.create_string_buffer(256)
     usual = ctypes.create_string_buffer(256)
@@ -65,7 +65,7 @@ def collectives_without_threads(rank: int, world: int) -> None:
             assert work.result()[0][0].item() == sum(range(world))
 
 
-def test_collectives_run_on_the_caller_where_no_thread_can_be_had(nodes):
+def test_collectives_run_on_the_caller_if_no_thread_can_be_started(nodes):
     run_ranks(2, collectives_without_threads, nodes=nodes)
 
 
@@ -86,8 +86,8 @@ def transfers_without_threads(rank: int, world: int) -> tuple[str, str]:
     return str(error.value), str(again.value)
 
 
-def test_a_transfer_that_needs_a_thread_and_gets_none_fails_the_group():
-    # Over TCP the others hear of it at their timeout: who cannot start a thread has none to tell them either.
+def test_a_transfer_without_the_thread_that_it_needs_fails_the_group():
+    # Over TCP the peers hear of it only at their timeout, since telling them takes a thread, too.
     for text, again in run_ranks(2, transfers_without_threads):
         assert re.search(r"rank 0 \(host [^ ]+, pid \d+\) cannot start a thread", text), text
         assert "cannot start a thread" in again
@@ -103,7 +103,7 @@ def abort_hooks_without_threads(rank: int, world: int) -> list[str]:
 
 
 @pytest.mark.skipif(not HAS_HOOKS, reason="torch has abort hooks from 2.15 on")
-def test_abort_hooks_run_where_no_thread_can_be_had():
+def test_abort_hooks_run_if_no_thread_can_be_started():
     for calls in run_ranks(2, abort_hooks_without_threads):
         assert calls == ["hook", "raised"]
 
@@ -116,7 +116,7 @@ def endless_waits(rank: int, world: int, timeout: timedelta) -> None:
     tensor = torch.full((2,), float(rank))
     if rank == 0:
         for i, work in enumerate([dist.all_reduce(tensor, async_op=True), dist.irecv(torch.empty(1), 1)]):
-            # Not before the wait has begun: then it would return at once.
+            # Only after the wait has begun, which would otherwise return at once.
             threading.Timer(0.2, store.set, (f"go on {i}", "")).start()
             work.wait(timeout)
     else:
@@ -127,6 +127,6 @@ def endless_waits(rank: int, world: int, timeout: timedelta) -> None:
     assert tensor[0].item() == sum(range(world))
 
 
-@pytest.mark.parametrize("days", [107_700, timedelta.max.days])  # just too many for 63 bits of nanoseconds, and most
-def test_a_timeout_beyond_the_clock_is_none(days, nodes):
+@pytest.mark.parametrize("days", [107_700, timedelta.max.days])  # just beyond 63 bits of nanoseconds, and the longest
+def test_a_timeout_beyond_the_range_of_the_clock_means_never(days, nodes):
     run_ranks(2, endless_waits, timedelta(days=days), nodes=nodes)

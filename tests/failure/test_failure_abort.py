@@ -26,7 +26,7 @@ def aborted(rank: int, world: int, what: str) -> tuple[float, str]:
     def in_its_wait() -> bool:
         if what != "queued":
             return waits_for_peers(waiter)
-        # The waiter itself runs what is queued, or the group's thread does and the waiter awaits that.
+        # Either the waiter runs what is queued, or a comm thread does and the waiter waits for that thread.
         return issued.is_set() and (
             waits_for_peers(waiter)
             or (any(map(waits_for_peers, threads_named("ours_comm"))) and waits_for_another_thread(waiter))
@@ -50,7 +50,7 @@ def aborted(rank: int, world: int, what: str) -> tuple[float, str]:
             dist.all_reduce(torch.ones(4))
     ended_at = time.monotonic()
     aborter.join()
-    assert waited == [True], "the call was never seen to wait, so its end tells nothing of the abort"
+    assert waited == [True], "the call was never seen to wait, so this does not test the abort"
     assert failed_with("COMM_ERROR")
     dist.barrier(group=gate)
     return ended_at - aborted_at[0], str(error.value)
@@ -75,5 +75,5 @@ def abort_all(rank: int, world: int) -> None:
             work.wait()
 
 
-def test_torchs_abort_of_all_groups(nodes):
+def test_torch_can_abort_all_groups(nodes):
     run_ranks(2, abort_all, nodes=nodes)

@@ -1,4 +1,4 @@
-"""Ranks that run out of descriptors: live peers stay alive, and what cannot go on says why, on both sides."""
+"""Ranks that run out of descriptors: live peers count as alive, and both sides say why an operation fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EMFILE = "Too many open files"
 
 
 def use_up_descriptors(hard: int | None = None) -> list[int]:
-    """Open descriptors until there are no more, with a low soft limit, and return them.
+    """Set a low soft limit and open descriptors until there are no more. Return them.
 
     The hard limit is as low, unless another one is given.
     """
@@ -38,7 +38,7 @@ def wait_for_a_slow_peer(rank: int, world: int) -> float:
     dist.all_reduce(torch.ones(4))
     tensor = torch.ones(4)
     if rank == 1:
-        # Long enough for rank 0 to look after its peer several times.
+        # Long enough for rank 0 to check several times whether its peer lives.
         store.get("has no descriptors")
         time.sleep(0.3)
         dist.all_reduce(tensor)
@@ -53,12 +53,12 @@ def wait_for_a_slow_peer(rank: int, world: int) -> float:
     return tensor[0].item()
 
 
-def test_a_live_peer_is_not_dead_because_descriptors_ran_out():
+def test_a_live_peer_does_not_count_as_dead_when_descriptors_run_out():
     assert run_ranks(2, wait_for_a_slow_peer, backend=None) == [2, 2]
 
 
 def first_contact(rank: int, world: int, poor: int) -> tuple[str, float]:
-    """Return the error of a first collective in which rank ``poor`` has no descriptors left, and what it took."""
+    """Return the error of a first collective in which rank ``poor`` has no descriptors left, and its seconds."""
     store = dist.distributed_c10d._get_default_store()
     taken = use_up_descriptors() if rank == poor else []
     if store.add("ready", 1) == world:
@@ -76,7 +76,7 @@ def first_contact(rank: int, world: int, poor: int) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("poor", [0, 1])
-def test_a_rank_without_descriptors_is_named_by_all(poor):
+def test_all_ranks_name_a_rank_without_descriptors(poor):
     for text, seconds in run_ranks(2, first_contact, poor, nodes=2):
         assert f"rank {poor} (host" in text
         assert EMFILE in text
@@ -86,7 +86,7 @@ def test_a_rank_without_descriptors_is_named_by_all(poor):
 
 
 def raise_the_limit(rank: int, world: int) -> int:
-    """Meet the others without a descriptor left by the soft limit."""
+    """Connect to the other ranks when the soft limit leaves no descriptors. Return the limit afterwards."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = use_up_descriptors(hard)
     tensor = torch.ones(4)
@@ -97,7 +97,7 @@ def raise_the_limit(rank: int, world: int) -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def test_the_soft_limit_is_raised_where_a_group_needs_more():
+def test_a_group_that_needs_more_descriptors_raises_the_soft_limit():
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert run_ranks(3, raise_the_limit, nodes=3) == [hard] * 3
 

@@ -1,4 +1,4 @@
-"""Forks, programs that end in the middle of things, and groups that are dropped there."""
+"""Forks, programs that end while operations are under way, and groups that are dropped then."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def forked_child(rank: int, world: int) -> int:
     return os.waitstatus_to_exitcode(ended[1])
 
 
-def test_a_forked_child_is_harmless(nodes):
+def test_a_forked_child_does_no_harm(nodes):
     assert run_ranks(2, forked_child, nodes=nodes) == [0, 0]
 
 
@@ -82,7 +82,7 @@ ended.append(time.time())
 
 
 def run_program(tmp_path: Path, body: str, nodes: int = 1, world: int = 2) -> list[tuple[int, str, float]]:
-    """Start the program in ``world`` processes; return exit code, stderr and the seconds that its end took."""
+    """Start the program in ``world`` processes. Return each exit code, stderr, and the seconds that its end took."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(body=textwrap.dedent(body)))
     store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
@@ -164,7 +164,7 @@ def test_a_program_ends_quietly_and_at_once(tmp_path, end, played_nodes):
     check_soon(1, attempt)
 
 
-def test_an_exception_of_one_rank_reaches_the_others(tmp_path, played_nodes):
+def test_the_peers_notice_that_a_rank_ends_with_an_exception(tmp_path, played_nodes):
     body = """
         if rank == 0:
             ended.append(time.time())
@@ -193,7 +193,7 @@ DEVICE = f"""
         assert x.cpu().eq(2).all()
         dist.barrier(group=group)
         if rank == 1:
-            time.sleep(0.3)  # the other one's end does not wait for that
+            time.sleep(0.3)  # the other rank's end does not wait for this
 """
 
 LAST_ACTS = {
@@ -213,7 +213,7 @@ LAST_ACTS = {
 
 
 @pytest.mark.parametrize("act", LAST_ACTS)
-def test_a_program_ends_when_its_device_has_taken_part(tmp_path, act, kind):
+def test_a_program_ends_after_its_device_has_taken_part(tmp_path, act, kind):
     body = DEVICE.format(kind=kind) + LAST_ACTS[act]
     assert [(code, err) for code, err, _ in run_program(tmp_path, body) if code != 0] == []
 
@@ -239,5 +239,5 @@ def drop_the_group_in_a_callback(rank: int, world: int) -> None:
     dist.barrier()
 
 
-def test_a_callback_may_drop_the_group_of_its_own_receive(nodes):
+def test_a_callback_may_destroy_the_group_of_its_own_receive(nodes):
     run_ranks(2, drop_the_group_in_a_callback, nodes=nodes)

@@ -1,4 +1,4 @@
-"""Ranks that call different things hear of it at once, and other groups go on."""
+"""Ranks that make different calls get an error at once, and other groups go on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SHOWN = {
 
 
 def mismatch(rank: int, world: int, kind: str) -> tuple[str, float, str]:
-    group = dist.new_group()  # its failure is no other group's
+    group = dist.new_group()  # its failure must not fail another group
     dist.barrier(group=group)
-    mine = rank == world - 1  # the last rank does otherwise
+    mine = rank == world - 1  # the last rank calls something else
     tensor = torch.ones(6, dtype=torch.int32 if mine and kind == "dtype" else torch.float32)
     start = time.monotonic()
     with pytest.raises(dist.DistBackendError) as error:
@@ -54,15 +54,15 @@ def mismatch(rank: int, world: int, kind: str) -> tuple[str, float, str]:
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("kind", SHOWN)
-def test_a_mismatch_is_found_at_once_on_every_rank(rank_pool, world, kind, nodes):
+def test_all_ranks_find_a_mismatch_at_once(rank_pool, world, kind, nodes):
     def attempt() -> float:
         results = rank_pool(world, nodes=nodes).run(mismatch, kind)
         for text, _, again in results:
             for word in SHOWN[kind]:
                 assert word in text
             assert f"rank {world - 1}" in text
-            assert len(set(re.findall(r"rank (\d+) \(host", text))) >= 2, "who differs from whom?"
-            assert nodes != 1 or "rank 0" in text, "where all see all, all are named"
+            assert len(set(re.findall(r"rank (\d+) \(host", text))) >= 2, "the ranks that differ are not named"
+            assert nodes != 1 or "rank 0" in text, "within a node, all ranks are named"
             assert again == text, "the group does not stay failed with the same message"
         return max(seconds for _, seconds, _ in results)
 
@@ -83,7 +83,7 @@ def test_a_mismatch_in_the_default_group_is_found():
 
 
 def fails_alone_then_recovers(rank: int, world: int) -> float:
-    """A failed group does not take its parent along, and a new one can be made."""
+    """A failed group does not fail its parent, and a new group can be made."""
     first = dist.new_group()
     with pytest.raises(dist.DistBackendError):
         dist.all_reduce(torch.ones(1 + rank), group=first)

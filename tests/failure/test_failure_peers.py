@@ -1,4 +1,4 @@
-"""Peers that are killed, stay away or are stopped: the others hear who, and soon."""
+"""Peers that are killed, late or stopped: the other ranks name them soon."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def die_in_a_loop(rank: int, world: int, victim: int, asynchronous: bool) -> dic
 
 
 @pytest.mark.parametrize(("world", "kills", "count"), [(2, 4, 1), (4, 50, 1), (4, 8, 2)])
-def test_a_killed_rank_is_named_on_every_survivor_within_a_second(world, kills, count):
+def test_survivors_name_a_killed_rank_within_a_second(world, kills, count):
     def attempt(kill: int) -> float:
         victim = kill % world
         results = run_ranks(world, die_in_a_loop, victim, kill // world % 2 == 0, killed=[victim], nodes=count)
@@ -63,14 +63,14 @@ def test_a_killed_rank_is_named_on_every_survivor_within_a_second(world, kills, 
             assert f"rank {victim}" in result["failure"]
         return max(result["seconds"] for result in survivors)
 
-    # A busy machine may be late for some. What is late often is not the machine.
+    # On a busy machine some attempts may be late. If many are, the machine is not the reason.
     late = [kill for kill in range(kills) if attempt(kill) >= 1]
     assert len(late) <= max(1, kills // 10), late
     for kill in late:
         check_soon(1, functools.partial(attempt, kill))
 
 
-def test_dev_shm_is_left_as_it_was():
+def test_a_killed_rank_leaves_nothing_in_dev_shm():
     before = set(os.listdir("/dev/shm"))
     run_ranks(3, die_in_a_loop, 1, True, killed=[1])
     ours = [name for name in set(os.listdir("/dev/shm")) - before if "ours" in name]
@@ -105,7 +105,7 @@ def test_a_killed_sender_is_named(nodes):
 
 
 def stall(rank: int, world: int, call: str) -> tuple[str, float, float, bool]:
-    """Return the error of waiting for rank 1, when that began and ended by the ranks' one clock, and if it is late."""
+    """Wait for rank 1. Return the error, the times when the wait began and ended, and whether it was a timeout."""
     store = dist.distributed_c10d._get_default_store()
     store.set(f"pid {rank}", str(os.getpid()))
     dist.barrier()
@@ -133,7 +133,7 @@ def test_an_absent_rank_is_named_at_the_timeout(call, nodes):
             assert "rank 1" in text
             assert " Timed out waiting 2000ms" in text  # PyTorch's own words, which programs look for
             assert late
-        # Who began to wait later hears of it when the first one's time is over.
+        # A rank that begins to wait later hears of it at the first rank's timeout.
         assert min(first[2], last[2]) - min(first[1], last[1]) > 1.8
         return max(first[2] - first[1], last[2] - last[1])
 
@@ -141,7 +141,7 @@ def test_an_absent_rank_is_named_at_the_timeout(call, nodes):
 
 
 def stopped(rank: int, world: int, seconds: float | None) -> str:
-    """Rank 0 stops rank 1 by SIGSTOP for ``seconds``, or until it has got an error."""
+    """Let rank 0 stop rank 1 by SIGSTOP for ``seconds``, or until it gets an error. Return the error, if any."""
     store = dist.distributed_c10d._get_default_store()
     store.set(f"pid {rank}", str(os.getpid()))
     dist.barrier()
@@ -162,7 +162,7 @@ def stopped(rank: int, world: int, seconds: float | None) -> str:
     return ""
 
 
-def test_a_stopped_rank_that_comes_back_in_time_does_no_harm(nodes):
+def test_a_stopped_rank_that_continues_in_time_does_no_harm(nodes):
     assert run_ranks(3, stopped, 1.0, pg_timeout=3, nodes=nodes) == ["", "", ""]
 
 
@@ -171,13 +171,13 @@ def test_a_stopped_rank_is_named_at_the_timeout(nodes):
     assert all("rank 1 (host" in text for text in texts), texts
 
 
-LARGE = 1 << 23  # elements, which take long enough to stop a rank in the midst of them
+LARGE = 1 << 23  # elements: reducing these takes long enough to stop a rank meanwhile
 
 
 def stopped_in_the_middle(rank: int, world: int) -> bool:
-    """Rank 0 stops rank 1 while that reduces, and lets it go on when the others have given up on it.
+    """Let rank 0 stop rank 1 while that reduces, and let it go on when the other ranks have given up on it.
 
-    Return whether that came in time, and the others' tensors then stayed as they were.
+    Return whether the stop came in time. If so, the tensors of the other ranks must have stayed as they were.
     """
     store = dist.distributed_c10d._get_default_store()
     store.set(f"pid {rank}", str(os.getpid()))
@@ -190,7 +190,7 @@ def stopped_in_the_middle(rank: int, world: int) -> bool:
         os.kill(other, signal.SIGSTOP)
 
     stopper = threading.Thread(target=stop_soon)
-    # Memory takes its time on a busy machine: longer, perhaps, than the group waits.
+    # Allocating takes long on a busy machine, perhaps longer than the group's timeout.
     if store.add("ready", 1) == world:
         store.set("all are ready", "")
     store.wait(["all are ready"])
@@ -217,7 +217,7 @@ def stopped_in_the_middle(rank: int, world: int) -> bool:
     return in_time
 
 
-def test_a_rank_that_goes_on_after_the_others_gave_up_writes_to_nobodys_tensors(nodes):
+def test_a_rank_that_continues_after_the_others_gave_up_does_not_write_to_their_tensors(nodes):
     def attempt() -> bool:
         return all(run_ranks(4, stopped_in_the_middle, pg_timeout=3, nodes=nodes))
 

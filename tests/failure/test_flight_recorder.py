@@ -1,4 +1,4 @@
-"""PyTorch's FlightRecorder: what it says of our operations, also after a failure."""
+"""PyTorch's FlightRecorder: what it records about this backend's operations, also after a failure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ranks import run_ranks
 from ourddp import _C
 
 pytestmark = pytest.mark.skipif(
-    not _C.records_flights(), reason="torch records flights of other backends than its own from 2.15 on"
+    not _C.records_flights(), reason="torch records flights of backends other than its own from 2.15 on"
 )
 
 
 def entries() -> list[dict[str, Any]]:
-    """Return what this process has recorded, the oldest first."""
+    """Return what this process has recorded, oldest first."""
     from torch._C._distributed_c10d import _dump_fr_trace_json
 
     return json.loads(_dump_fr_trace_json(backend="ours")).get("entries", [])
@@ -52,7 +52,7 @@ def all_calls(rank: int, world: int) -> list[dict[str, Any]]:
     return entries()
 
 
-def test_every_call_is_recorded_with_its_facts():
+def test_every_call_is_recorded():
     first, second = run_ranks(2, all_calls)
     assert [entry["profiling_name"].removeprefix("ours:") for entry in first] == [
         "all_reduce",
@@ -85,16 +85,16 @@ def test_every_call_is_recorded_with_its_facts():
     assert [entry["is_p2p"] for entry in first[-3:]] == [False, True, True]
 
 
-def test_the_analyser_of_torch_understands_every_name():
+def test_torchs_analyser_knows_every_name():
     types = pytest.importorskip("torch.distributed.flight_recorder.components.types")
     for recorded in run_ranks(2, all_calls):
         for entry in recorded:
             event = {**entry, "process_group": tuple(entry["process_group"])}
-            types.Op(event, {"0": {0, 1}}, "0")  # raises for a name that it does not know
+            types.Op(event, {"0": {0, 1}}, "0")  # raises for an unknown name
 
 
 def under_way(rank: int, world: int) -> list[dict[str, Any]]:
-    """Rank 1 comes when rank 0 has looked at what it is waiting for."""
+    """Let rank 1 come after rank 0 has read its own entries, and return these."""
     store = dist.distributed_c10d._get_default_store()
     recorded = []
     if rank == 0:
@@ -109,7 +109,7 @@ def under_way(rank: int, world: int) -> list[dict[str, Any]]:
     return recorded
 
 
-def test_what_waits_for_a_peer_reads_started():
+def test_an_operation_that_waits_for_a_peer_is_recorded_as_started():
     (entry,), _ = run_ranks(2, under_way)
     assert entry["state"] == "started"
     assert not entry["retired"]
@@ -128,7 +128,7 @@ def test_the_newest_entries_are_kept():
     assert {entry["state"] for entry in recorded} == {"completed"}
 
 
-def test_nothing_is_recorded_where_it_is_switched_off():
+def test_nothing_is_recorded_if_the_user_switches_it_off():
     assert run_ranks(2, overflowing, env={"TORCH_FR_BUFFER_SIZE": "0"}) == [[], []]
 
 
@@ -141,14 +141,14 @@ def reset(rank: int, world: int) -> list[dict[str, Any]]:
     return entries()
 
 
-def test_a_reset_forgets_what_was_before():
+def test_a_reset_forgets_earlier_entries():
     (entry,), _ = run_ranks(2, reset)
     assert entry["input_sizes"] == [[2]]
     assert entry["state"] == "completed"
 
 
 def beside_a_hook(rank: int, world: int) -> list[dict[str, Any]]:
-    """As torch does where another backend of the group cannot record itself."""
+    """Record with torch's hook, which torch attaches if another backend of the group cannot record itself."""
     from torch._C._distributed_c10d import FlightRecorderHook
 
     group = dist.new_group([0, 1])
@@ -197,7 +197,7 @@ def test_a_failure_writes_the_trace_to_a_file(tmp_path):
         assert any(frame["name"] == "failing" for frame in bad["frames"])
 
 
-def test_the_file_is_not_written_where_the_user_does_not_want_it(tmp_path):
+def test_no_file_is_written_if_the_user_does_not_want_it(tmp_path):
     env = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_", "TORCH_FR_DUMP_ON_TIMEOUT": "0"}
     run_ranks(2, failing, env=env)
     assert list(tmp_path.iterdir()) == []

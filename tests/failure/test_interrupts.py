@@ -1,4 +1,4 @@
-"""Signals that come while a rank waits: Python's handlers run soon, and what they raise ends the wait."""
+"""Signals that arrive while a rank waits: Python's handlers run soon, and an exception in one ends the wait."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from patience import check_soon
 from probes import backend_of, reached, waits_for_another_thread, waits_for_peers
 from ranks import run_ranks
 
-# --- what is raised ends the wait ------------------------------------------------------------------------------------
+# --- handlers that raise ---------------------------------------------------------------------------------------------
 
 
 def start(what: str) -> Callable[[], object]:
-    """Return a call that waits for rank 1, which does not take part."""
+    """Return a call that waits for rank 1, which takes no part in it."""
     if what == "wait of an all_reduce":
         return dist.all_reduce(torch.ones(4), async_op=True).wait
     if what == "wait with a timeout":
@@ -51,7 +51,7 @@ def in_a_wait(thread: int) -> bool:
 
 @contextlib.contextmanager
 def signal_in_a_wait(number: signal.Signals, delay: float = 0) -> Iterator[list[float]]:
-    """Send a signal to this process as soon as its main thread waits; yields a list that gets the time of it."""
+    """Send a signal to this process as soon as its main thread waits. Yield a list that gets the time of the signal."""
     waiter = threading.get_native_id()
     sent: list[float] = []
 
@@ -70,7 +70,7 @@ def signal_in_a_wait(number: signal.Signals, delay: float = 0) -> Iterator[list[
 
 
 def interrupted(rank: int, world: int, what: str) -> tuple[float, str]:
-    """Return how long after the signal this rank heard of it, in seconds, and its error."""
+    """Return the seconds from the signal until this rank heard of it, and its error."""
     store = dist.distributed_c10d._get_default_store()
     dist.barrier()
     if rank == 1:
@@ -103,7 +103,7 @@ CALLS = [
 
 @pytest.mark.parametrize("count", [1, 2], ids=["one node", "two nodes"])
 @pytest.mark.parametrize("what", CALLS)
-def test_an_interrupt_ends_a_wait_within_200_ms_and_the_group(what, count):
+def test_an_interrupt_ends_a_wait_within_200_ms_and_fails_the_group(what, count):
     def attempt() -> float:
         (seconds, text), (_, heard) = run_ranks(2, interrupted, what, nodes=count)
         if what != "destroy":
@@ -139,7 +139,7 @@ def test_peers_hear_of_an_interrupt_at_once(played_nodes):
 
 
 def handled(rank: int, world: int, what: str) -> tuple[float, int]:
-    """Return how long rank 0's handler took to run, and how often it ran."""
+    """Return the seconds until rank 0's handler ran, and how often it ran."""
     store = dist.distributed_c10d._get_default_store()
     dist.barrier()
     ran: list[float] = []
@@ -206,16 +206,16 @@ def communicating_handler(rank: int, world: int) -> str:
     return "".join(texts)
 
 
-def test_a_handler_in_the_midst_of_a_collective_cannot_begin_another(played_nodes):
+def test_a_handler_during_a_collective_cannot_start_another(played_nodes):
     text = run_ranks(2, communicating_handler, nodes=played_nodes)[0]
     assert "let the handler set a flag" in text
 
 
-# --- groups in the making --------------------------------------------------------------------------------------------
+# --- callbacks, and groups that are being made -----------------------------------------------------------------------
 
 
 def interrupted_in_a_callback(rank: int, world: int) -> tuple[float, str]:
-    """Rank 0 is interrupted in a callback that runs at once and whose collective rank 1 does not start."""
+    """Interrupt rank 0 in a callback that runs at once, and whose collective rank 1 does not start."""
     work = dist.all_reduce(torch.ones(4), async_op=True)
     work.wait()
     if rank == 1:
@@ -229,7 +229,7 @@ def interrupted_in_a_callback(rank: int, world: int) -> tuple[float, str]:
     return ended - sent[0], str(raised.value)
 
 
-def test_an_interrupt_ends_the_wait_of_a_callback_for_peers(played_nodes):
+def test_an_interrupt_ends_a_callbacks_wait_for_peers(played_nodes):
     def run() -> float:
         (seconds, _), (_, heard) = run_ranks(2, interrupted_in_a_callback, nodes=played_nodes)
         assert re.search(r"rank 0 \(host [^ ]+, pid \d+\) was interrupted \(KeyboardInterrupt\)", heard)
@@ -239,7 +239,7 @@ def test_an_interrupt_ends_the_wait_of_a_callback_for_peers(played_nodes):
 
 
 def interrupted_joining(rank: int, world: int) -> float:
-    """Rank 0 is interrupted while it waits for rank 1, which hears of that instead of waiting for rank 0."""
+    """Interrupt rank 0 while it waits for rank 1, which hears of that instead of waiting for rank 0."""
     store, _, _ = next(dist.rendezvous("env://", rank, world))
     if rank == 1:
         store.get("sent")

@@ -1,4 +1,4 @@
-"""What programs written for Gloo catch: the type of an error that misuse raises, and words of the others."""
+"""What programs written for Gloo catch: the types of errors that invalid calls raise, and words in their messages."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def misused(rank: int, world: int, ours: bool) -> None:
     assert issubclass(ourddp.MisuseError, RuntimeError)
     for name, call in MISUSES.items():
         if not ours and not HAS_HOOKS and name == "all_to_all of what does not divide":
-            continue  # Gloo takes that before torch 2.15
+            continue  # Gloo accepts that before torch 2.15
         with pytest.raises(ourddp.MisuseError if ours else RuntimeError):
             work = call(group)
             if not ours:
-                work.wait()  # before torch 2.15 it checks some where it runs them
+                work.wait()  # before torch 2.15, Gloo checks some of them only when it runs them
 
 
-def test_misuse_is_a_runtime_error_as_with_gloo(rank_pool, backend):
+def test_invalid_calls_raise_runtime_errors_as_with_gloo(rank_pool, backend):
     rank_pool(2, backend).run(misused, backend == "ours")
 
 
@@ -83,7 +83,7 @@ def misuse_of_messages(rank: int, world: int) -> None:
         assert isinstance(error.value, ValueError)
 
 
-def test_misuse_of_messages_is_a_runtime_error_too(rank_pool):
+def test_invalid_messages_raise_runtime_errors_too(rank_pool):
     rank_pool(2).run(misuse_of_messages)
 
 
@@ -97,11 +97,11 @@ def alone(rank: int, world: int) -> str:
         dist.group.WORLD.merge_remote_group(group, world, timedelta(milliseconds=10), "alone")
     store.set("rank 0 gave up", "")
     if HAS_BACKEND_OPTIONS:
-        assert backend_of().options._timeout == timedelta(seconds=60)  # the child's was its own
+        assert backend_of().options._timeout == timedelta(seconds=60)  # the short timeout was the child's alone
     return str(error.value)
 
 
-def test_the_error_of_a_rank_that_never_comes_has_the_words_of_others(rank_pool):
+def test_the_error_for_an_absent_rank_has_the_words_of_other_backends(rank_pool):
     assert "timeout after 10ms" in rank_pool(2).run(alone)[0]
 
 
@@ -117,5 +117,5 @@ def gone(rank: int, world: int, call: str) -> str:
 
 
 @pytest.mark.parametrize("call", ["recv", "all_reduce"])
-def test_the_error_of_a_lost_peer_has_the_words_of_others(call, nodes):
+def test_the_error_for_a_lost_peer_has_the_words_of_gloo(call, nodes):
     assert "Connection closed by peer" in run_ranks(2, gone, call, nodes=nodes)[0]

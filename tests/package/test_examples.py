@@ -1,4 +1,4 @@
-"""The example programs: once as their users start them, and many times inside ranks that have torch loaded already."""
+"""The example programs: once as users start them, and many times inside ranks that have loaded torch already."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ Run = Callable[..., str]
 
 
 def run_main(rank: int, world: int, port: int, name: str, flags: tuple[str, ...]) -> str:
-    """Run an example as `python name flags` would, and return what it printed."""
-    os.environ["MASTER_PORT"] = str(port)  # of a store that this run has for itself
+    """Run an example like `python name flags`, and return what it prints."""
+    os.environ["MASTER_PORT"] = str(port)  # of this run's own store
     sys.argv = [name, "--no-progress", *flags]
     if str(EXAMPLES) not in sys.path:
         sys.path.insert(0, str(EXAMPLES))
@@ -59,19 +59,19 @@ def run_main(rank: int, world: int, port: int, name: str, flags: tuple[str, ...]
 
 @pytest.fixture(scope="module")
 def run_example(rank_pool: Callable[..., RankPool]) -> Run:
-    """`run_example(name, ranks, *flags)`: what rank 0 printed."""
+    """`run_example(name, ranks, *flags)` returns what rank 0 prints."""
 
     def run(name: str, ranks: int, *flags: str) -> str:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         outputs = rank_pool(ranks, None).run(run_main, store.port, name, flags, timeout=TIMEOUT)
-        assert outputs[1:] == [""] * (ranks - 1)  # only rank 0 speaks
+        assert outputs[1:] == [""] * (ranks - 1)  # only rank 0 prints
         return outputs[0]
 
     return run
 
 
 def run_program(*command: str) -> tuple[int, str]:
-    """Return status and output of a command; whatever it started is gone afterwards."""
+    """Return the status and the output of a command. Every process that it has started is killed afterwards."""
     process = subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
@@ -89,7 +89,7 @@ def run_program(*command: str) -> tuple[int, str]:
 
 
 def read_epochs(path: Path) -> list[dict[str, Any]]:
-    """Return a metrics file's epochs without what depends on the clock."""
+    """Return a metrics file's epochs without the measured speeds."""
     epochs = [json.loads(line) for line in path.read_text().splitlines()]
     for epoch in epochs:
         for part in ("train", "held_out"):
@@ -103,7 +103,7 @@ def curve(epochs: list[dict[str, Any]]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def whole_training(run_example: Run) -> Callable[..., tuple[list[dict[str, Any]], dict[str, Any], str]]:
-    """Metrics, last checkpoint and output of three epochs of train.py; run once for all tests."""
+    """Return the metrics, last checkpoint and output of three epochs of train.py, which runs once for all tests."""
 
     @functools.cache
     def train(ranks: int, flags: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
@@ -118,16 +118,16 @@ def whole_training(run_example: Run) -> Callable[..., tuple[list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_loss_curve_is_that_of_gloo(ranks: int, whole_training: Any) -> None:
+def test_the_loss_curve_equals_that_of_gloo(ranks: int, whole_training: Any) -> None:
     ours, _, _ = whole_training(ranks, OURS)
     gloo, _, _ = whole_training(ranks, GLOO)
     assert [epoch["epoch"] for epoch in ours] == [0, 1, 2]
-    # Sums in another order differ in their last bits, and training makes a little more of it every step.
+    # Sums in another order differ in their last bits, and each training step enlarges the difference a little.
     assert curve(ours) == pytest.approx(curve(gloo), rel=1e-3)
     assert curve(ours)[-1] < curve(ours)[1] / 2  # it learns
 
 
-def test_digits_reach_their_accuracy(whole_training: Any) -> None:
+def test_digits_reach_the_expected_accuracy(whole_training: Any) -> None:
     _, _, output = whole_training(2, OURS)
     accuracy = re.search(r"held-out accuracy: ([\d.]+)%", output)
     assert accuracy is not None
@@ -152,7 +152,9 @@ def test_resumed_training_is_bit_identical(tmp_path: Path, run_example: Run, who
 
 
 @pytest.mark.parametrize("name", ["train.py", "train_gpt.py"])
-def test_a_training_is_resumed_with_other_epochs_ranks_and_rates(name: str, tmp_path: Path, run_example: Run) -> None:
+def test_a_training_can_be_resumed_with_other_epochs_ranks_and_rates(
+    name: str, tmp_path: Path, run_example: Run
+) -> None:
     metrics, checkpoint = tmp_path / "metrics.jsonl", tmp_path / "folder" / "checkpoint.pt"
     small = SMALL_GPT if name == "train_gpt.py" else ()
     flags = (*OURS, *small, "--metrics", str(metrics), "--checkpoint", str(checkpoint), "--resume")
@@ -166,7 +168,7 @@ def test_a_training_is_resumed_with_other_epochs_ranks_and_rates(name: str, tmp_
     assert epochs[2]["held_out"]["loss"] < epochs[0]["held_out"]["loss"]
 
 
-def test_the_learning_rate_follows_the_batch_of_all_ranks() -> None:
+def test_the_learning_rate_is_scaled_with_the_batch_of_all_ranks() -> None:
     train = import_example("train")
     flags = argparse.Namespace(lr=0.5, batch_size=16, scale_lr=True)
     assert [train.peak_rate(flags, ranks) for ranks in (1, 2, 8)] == [0.5, 1.0, 4.0]
@@ -201,7 +203,7 @@ def test_gpt_learns_resumes_and_writes(tmp_path: Path, run_example: Run) -> None
     output = run_example("train_gpt.py", 2, *flags, "--resume")
     first, second = read_epochs(metrics)
     assert (first["epoch"], second["epoch"]) == (0, 1)
-    assert second["held_out"]["loss"] < first["held_out"]["loss"] < 5  # a guess costs log(256) = 5.55
+    assert second["held_out"]["loss"] < first["held_out"]["loss"] < 5  # guessing costs log(256) = 5.55
     sample = output.rpartition("\n\n")[2]
     assert sample.startswith("def ")
     assert len(sample) > 20
@@ -215,7 +217,7 @@ def test_torchrun_with_default_flags() -> None:
     assert re.search(r"epoch +1 .* images/s\nheld-out accuracy: ", output)
 
 
-def test_without_torchrun_and_another_seed_is_refused(tmp_path: Path) -> None:
+def test_train_runs_without_torchrun_and_refuses_another_seed(tmp_path: Path) -> None:
     flags = ("--epochs", "1", "--checkpoint", str(tmp_path / "checkpoint.pt"))
     status, output = run_program(str(EXAMPLES / "train.py"), *flags)
     assert status == 0, output
@@ -226,7 +228,7 @@ def test_without_torchrun_and_another_seed_is_refused(tmp_path: Path) -> None:
 
 
 class Group:
-    """Stands for a process group of one rank."""
+    """Stands in for a process group of one rank."""
 
     def __init__(self, common: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in {"get_rank": 0, "get_world_size": 1}.items():
@@ -234,7 +236,7 @@ class Group:
         monkeypatch.setattr(common.dist, "broadcast_object_list", lambda objects, src: None)
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_the_training(
+def test_a_file_that_cannot_be_written_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     common = import_example("common")
@@ -252,7 +254,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_training(
     assert not os.listdir(tmp_path / "new")
 
 
-def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_a_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     common = import_example("common")
     Group(common, monkeypatch)
     path = tmp_path / "checkpoint.pt"
@@ -265,7 +267,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, monkeypatch: py
         common.load_checkpoint(args, ())
 
 
-def test_a_model_of_another_shape_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_checkpoint_with_another_width_is_refused(tmp_path: Path) -> None:
     flags = (*SMALL_GPT, "--epochs", "1", "--sample", "0", "--checkpoint", str(tmp_path / "checkpoint.pt"))
     program = str(EXAMPLES / "train_gpt.py")
     status, output = run_program(program, *flags)
@@ -276,7 +278,7 @@ def test_a_model_of_another_shape_is_refused_by_name(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
-def test_an_interrupt_prints_a_line_a_rank() -> None:
+def test_an_interrupt_prints_one_line_for_each_rank() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     job = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "LOCAL_WORLD_SIZE": "4"}
     job["TORCHELASTIC_USE_AGENT_STORE"] = "True"
@@ -293,7 +295,7 @@ def test_an_interrupt_prints_a_line_a_rank() -> None:
     ]
     try:
         for line in ranks[0].stdout:  # type: ignore[union-attr]
-            if line.startswith("epoch"):  # all are in the training
+            if line.startswith("epoch"):  # all ranks are training
                 break
         for process in ranks:
             process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Ways into a group: environment, URLs and stores; and ranks that do not come, or cannot be reached."""
+"""Ways to join a group: environment, URLs and stores; and ranks that do not come, or cannot be reached."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import _DistributedBackendOptions
 
 import ourddp._C as core
 
-# --- ways in ---------------------------------------------------------------------------------------------------------
+# --- ways to join ----------------------------------------------------------------------------------------------------
 
 
 def free_port() -> int:
@@ -43,7 +43,7 @@ def test_environment(world):
 
 
 def init_from_urls(rank: int, world: int, urls: list[str]) -> list[float]:
-    """One group after another, each from a URL of its own."""
+    """Make one group after another, each from a URL of its own."""
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     sums = []
     for url in urls:
@@ -61,7 +61,7 @@ def test_urls(world, tmp_path, nodes):
 
 
 def init_from_one_store(rank: int, world: int, path: str) -> list[float]:
-    """The same store for several groups, one after another; a file where there is a path."""
+    """Make several groups from the same store, one after another; a file store if there is a path."""
     results = []
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     server = None if path else dist.TCPStore(*address, world, is_master=False)
@@ -75,12 +75,12 @@ def init_from_one_store(rank: int, world: int, path: str) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["server", "file"])
-def test_one_store_serves_one_group_after_another(tmp_path, kind, nodes):
+def test_a_store_can_serve_several_groups_in_turn(tmp_path, kind, nodes):
     path = str(tmp_path / "store") if kind == "file" else ""
     assert run_ranks(3, init_from_one_store, path, backend=None, nodes=nodes) == [[0, 3, 6, 9]] * 3
 
 
-# --- who does not come -----------------------------------------------------------------------------------------------
+# --- ranks that do not come ------------------------------------------------------------------------------------------
 
 
 def alone(rank: int, world: int) -> tuple[str, float]:
@@ -114,7 +114,7 @@ def test_an_absent_leader_is_named_at_the_timeout():
 
 
 def dies_while_others_wait(rank: int, world: int) -> tuple[str, float]:
-    """Rank 1 dies when all of its machine have met, and rank ``world - 1`` never comes."""
+    """Rank 1 dies when the ranks of its machine have met, and rank ``world - 1`` never comes."""
     store, _, _ = next(dist.rendezvous("env://", rank, world))
     if rank == world - 1:
         store.get("all have heard")
@@ -122,7 +122,7 @@ def dies_while_others_wait(rank: int, world: int) -> tuple[str, float]:
     if rank == 1:
 
         def die_in_the_midst() -> None:
-            # The others are waiting: this one has said that it is there, and so have they.
+            # Both ranks have announced themselves before they wait.
             assert reached(lambda: waits_for_another_thread(threading.main_thread().native_id))
             store.get("rank 0 waits")
             store.set("died at", str(time.time()))
@@ -164,7 +164,7 @@ def backend_over(store: dist.Store, world: int) -> dist.Backend:
 
 
 def join_by_a_stopped_store(rank: int, world: int, address: tuple[str, int], pid: int, shrinks: bool) -> float:
-    """Make a group, or one out of another, by a store that is stopped. Return how many seconds that took."""
+    """Make a group, or shrink one, with a store that is stopped. Return the seconds that it took."""
     store = dist.TCPStore(*address, 2, is_master=False)
     parent = backend_over(store, 1) if shrinks else None
     os.kill(pid, signal.SIGSTOP)
@@ -175,7 +175,7 @@ def join_by_a_stopped_store(rank: int, world: int, address: tuple[str, int], pid
 
 
 @pytest.mark.parametrize("shrinks", [False, True])
-def test_a_store_that_does_not_answer_does_not_outlast_the_timeout(shrinks):
+def test_the_timeout_holds_if_the_store_does_not_answer(shrinks):
     script = (
         "import torch.distributed as dist, sys\n"
         "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
@@ -203,7 +203,7 @@ def without_shared_memory(rank: int, world: int, error: int) -> tuple[str, list[
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.ENOSYS, errno.EPERM])
 @pytest.mark.parametrize("env", [{}, {"OURS_WIRE_DTYPE": "bfloat16"}], ids=["float32", "bfloat16"])
-def test_ranks_talk_over_tcp_where_there_is_no_memory_to_share(error, env):
+def test_ranks_use_tcp_if_memory_cannot_be_shared(error, env):
     for text, sizes, sums in run_ranks(3, without_shared_memory, error, backend=None, env=env):
         assert sizes == [1, 1, 1]
         assert sums == 3
@@ -219,17 +219,17 @@ def with_memory_that_holds_no_programs(rank: int, world: int) -> list[int]:
     return backend_of().node_sizes()
 
 
-def test_memory_is_shared_where_it_has_to_say_that_it_holds_no_programs():
+def test_memory_is_shared_even_if_it_must_not_hold_programs():
     assert run_ranks(2, with_memory_that_holds_no_programs, backend=None) == [[2], [2]]
 
 
 @pytest.mark.parametrize(
     ("rank", "variable"), [(0, "OURS_INTERFACE"), (1, "OURS_INTERFACE"), (1, "OURS_TCP_CONGESTION")]
 )
-def test_a_rank_that_other_nodes_cannot_reach_is_named_by_all(rank, variable):
+def test_all_ranks_name_a_rank_that_other_nodes_cannot_reach(rank, variable):
     environments = [{variable: "nosuch0"} if each == rank else {} for each in range(3)]
     results = run_ranks(3, refused_to_join, backend=None, env=environments, nodes=2)
-    assert len({text for text, _ in results}) == 1, "the ranks tell different stories"
+    assert len({text for text, _ in results}) == 1, "the ranks have different errors"
     text = results[0][0]
     assert f"rank {rank} (host" in text
     assert "nosuch0" in text

@@ -1,4 +1,4 @@
-"""How a process finds its place in a job: what launchers leave in the environment, and two of them for real."""
+"""How a process finds its place in a job: the variables that launchers set, and two launchers for real."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SLURM = {
     "SLURM_STEP_ID": "0",
 }
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-TIMEOUT = 180  # seconds, for what does not end
+TIMEOUT = 180  # seconds
 REPORT = """
 import sys, torch, torch.distributed as dist, ourddp
 place = ourddp.init()
@@ -56,7 +56,7 @@ dist.destroy_process_group()
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment without what a launcher may have left there."""
+    """Return this process's environment without a launcher's variables."""
     ours = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "SLURM_", "MPI_")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
@@ -64,13 +64,13 @@ def clean_environment() -> dict[str, str]:
 # --- the environment -------------------------------------------------------------------------------------------------
 
 
-def test_torchrun_goes_before_all_others():
+def test_torchruns_variables_have_precedence():
     expected = Launch("torchrun", 5, 8, 1, 4, "10.0.0.1", 1234)
     assert find({**SLURM, **OPEN_MPI, **HYDRA, **TORCHRUN}) == expected
 
 
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT"])
-def test_ranks_without_a_master_are_told(name):
+def test_a_rank_without_a_master_is_an_error(name):
     environment = {**TORCHRUN, name: ""}
     with pytest.raises(ValueError, match=f"RANK is set, but not {name}: set it alike in all ranks"):
         find(environment)
@@ -80,12 +80,12 @@ def test_open_mpi_on_one_node():
     found = find(OPEN_MPI)
     assert found == Launch("Open MPI", 3, 4, 1, 4, "127.0.0.1", found.master_port)
     assert launch.FIRST_PORT <= found.master_port < launch.FIRST_PORT + launch.PORTS
-    # The same for all ranks of the job, another for another job.
+    # The port is the same for all ranks of a job, and another one for another job.
     assert find({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0"}).master_port == found.master_port
     assert find({**OPEN_MPI, "PMIX_NAMESPACE": "prterun-host-18@1"}).master_port != found.master_port
 
 
-def test_mpi_on_several_nodes_asks_for_the_master():
+def test_mpi_on_several_nodes_needs_the_address_of_the_master():
     several = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     with pytest.raises(ValueError, match="mpirun -x MASTER_ADDR="):
         find(several)
@@ -104,7 +104,7 @@ def test_hydra_on_one_node():
     assert find(HYDRA) == found
 
 
-def test_sruns_own_mpi_is_no_mpiexec():
+def test_srun_is_not_taken_for_hydra():
     assert find({**SLURM, "PMI_RANK": "6", "PMI_SIZE": "7"}) == find(SLURM)
     assert find({**SLURM, **HYDRA}).launcher == "Hydra"
 
@@ -120,7 +120,7 @@ def test_slurm():
 
 
 @pytest.mark.parametrize("step", [None, str((1 << 32) - 5), str((1 << 32) - 6)])
-def test_a_batch_script_of_slurm_is_a_process_of_its_own(step):
+def test_a_slurm_batch_script_is_a_job_of_one_rank(step):
     environment = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"}
     if step is not None:
         environment["SLURM_STEP_ID"] = step
@@ -138,12 +138,12 @@ def test_a_batch_script_of_slurm_is_a_process_of_its_own(step):
         ("a[1-2]b,c", "a1b"),
     ],
 )
-def test_first_host_of_a_list(nodes, host):
+def test_first_host_of_a_node_list(nodes, host):
     assert first_host(nodes) == host
 
 
 @pytest.mark.parametrize("nodes", ["", ",a", "n[1", "n1]"])
-def test_what_is_no_list_of_hosts(nodes):
+def test_malformed_node_lists_are_refused(nodes):
     with pytest.raises(ValueError, match="set MASTER_ADDR to the host of rank 0"):
         first_host(nodes)
 
@@ -166,12 +166,12 @@ def test_tasks_of_nodes():
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set, but not RANK"),
     ],
 )
-def test_what_is_no_place_in_a_job_is_told(environment, message):
+def test_inconsistent_variables_are_refused(environment, message):
     with pytest.raises(ValueError, match=message):
         find(environment)
 
 
-def test_torchruns_variables_are_left_for_others_to_read():
+def test_torchruns_variables_are_exported():
     environment = {"LOCAL_RANK": "9"}
     export(find(OPEN_MPI), environment)
     port = str(find(OPEN_MPI).master_port)
@@ -194,18 +194,18 @@ def run(command: list[str], environment: dict[str, str]) -> list[str]:
     return sorted(result.stdout.splitlines())
 
 
-def test_a_process_of_its_own_is_a_job_of_one_rank_and_so_is_what_it_starts():
+def test_a_process_without_a_launcher_is_a_job_of_one_rank_and_so_are_its_children():
     twice = REPORT + REPORT.replace("import ", "import os, ", 1)
     lines = run([sys.executable, "-c", twice], clean_environment())
     assert lines == ["none 0/1 0/1 1", "none 0/1 0/1 1"]
 
 
-def test_a_process_of_its_own_leaves_its_environment_as_it_is():
+def test_a_process_without_a_launcher_keeps_its_environment():
     script = "import os, ourddp\nbefore = dict(os.environ)\nourddp.init()\nprint(dict(os.environ) == before)\n"
     assert run([sys.executable, "-c", script], clean_environment()) == ["True"]
 
 
-def test_init_after_init_is_refused():
+def test_a_second_init_is_refused():
     script = "import ourddp\nourddp.init()\ntry:\n    ourddp.init()\nexcept RuntimeError as e:\n    print(e)\n"
     lines = run([sys.executable, "-c", script], clean_environment())
     assert lines == ["the default process group exists already: call ourddp.init() once, and first"]
@@ -231,14 +231,14 @@ for step in range(10):
         dist.all_reduce(ones.fill_(1))
     except dist.DistNetworkError as error:
         assert "rank 3" in str(error), error
-        sys.exit(1)  # its agent starts all ranks again, together with the other one
+        sys.exit(1)  # its agent starts all ranks again, together with the other agent
     assert int(ones[-1]) == 4
 sys.stdout.write(f"{killed.exists()} {dist.get_rank()}" + chr(10))
 dist.destroy_process_group()
 """
 
 
-def test_an_elastic_job_on_two_nodes_starts_again_after_a_killed_rank(tmp_path):
+def test_an_elastic_job_on_two_nodes_restarts_after_a_killed_rank(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(RESTARTED)
     with socket.socket() as probe:
@@ -274,8 +274,8 @@ def test_an_elastic_job_on_two_nodes_starts_again_after_a_killed_rank(tmp_path):
     assert sorted("".join(out for out, _ in output).splitlines()) == [f"True {rank}" for rank in range(4)]
 
 
-def test_srun_starts_a_job_as_its_variables_say(tmp_path):
-    """Slurm's own processes are played: two tasks of one node."""
+def test_srun_starts_a_job(tmp_path):
+    """Slurm is played: two tasks of one node get its variables."""
     slurm = {**SLURM, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
     environment = {**clean_environment(), **slurm, "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": str(os.getpid())}
     tasks = [
@@ -312,7 +312,7 @@ def test_mpirun_starts_a_job(tmp_path):
 
 
 SSH = """#!/bin/bash
-# Plays ssh: every host is this one.
+# Plays ssh: every host is this machine.
 shift
 exec bash -c "$1"
 """
@@ -320,7 +320,7 @@ exec bash -c "$1"
 
 @pytest.fixture
 def ssh(tmp_path: Path) -> dict[str, str]:
-    """Return the environment for examples/ssh.sh with every host on this machine."""
+    """Return an environment for examples/ssh.sh in which every host is this machine."""
     script = tmp_path / "ssh"
     script.write_text(SSH)
     script.chmod(0o755)
@@ -331,7 +331,7 @@ def ssh(tmp_path: Path) -> dict[str, str]:
     return {**clean_environment(), "SSH": str(script), "TORCHRUN": str(torchrun), "MASTER_PORT": port}
 
 
-def test_ssh_starts_a_job_with_the_options_of_this_side(ssh, tmp_path):
+def test_ssh_starts_a_job_with_the_callers_options(ssh, tmp_path):
     job = tmp_path / "a job.py"
     job.write_text("import os\nassert os.environ['OURS_YIELD_US'] == '70'\n" + REPORT)
     command = [str(EXAMPLES / "ssh.sh"), "localhost 127.0.0.1", "1", str(job)]
@@ -339,7 +339,7 @@ def test_ssh_starts_a_job_with_the_options_of_this_side(ssh, tmp_path):
     assert lines == ["torchrun 0/2 0/1 2", "torchrun 1/2 0/1 2"]
 
 
-def test_ssh_ends_all_when_one_host_fails(ssh, tmp_path):
+def test_ssh_ends_all_ranks_when_a_host_fails(ssh, tmp_path):
     fails = Path(ssh["SSH"])
     fails.write_text(SSH.replace("shift", '[ "$1" = broken ] && exit 7\nshift'))
     job = tmp_path / "job.py"

@@ -1,4 +1,4 @@
-"""The rules of docs/architecture that can be read off the source: what includes what, and how long files are."""
+"""The rules of docs/architecture that can be checked in the source: who includes whom, and the length of files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 LAYERS = ["common", "kernels", "device", "transport", "collectives", "engines", "backend", "reducer", "python"]
-# A library of its own, which nobody includes.
+# A library of its own, which no other layer includes.
 ASIDE = "cuda"
 KNOWN_TO_ASIDE = {"common", "kernels", "device", "transport", "collectives", ASIDE}
 LOWEST_WITH_TORCH = "engines"
-# The reducer runs over any process group, so it must not know ours.
+# The reducer runs over any process group, so it must not know this backend.
 FORBIDDEN_PAIRS = {("reducer", "backend"), ("reducer", "collectives"), ("reducer", "transport")}
 TORCH = re.compile(r"^(torch|ATen|c10|pybind11|Python\.h)\b")
 DEVICE = re.compile(r"^(cuda\w*|nccl)\.h$")
 MPI = re.compile(r"^(mpi\.h|engines/mpi/)")
-# Which folders of its layer a sub-folder knows, beside the top of the layer, which all of them know.
+# The folders of the same layer that each sub-folder may include, besides the top of the layer, which all may include.
 KNOWN_IN_LAYER = {
     "collectives/device": set(),
     "collectives/hierarchical": {"collectives/node", "collectives/tcp"},
@@ -53,7 +53,7 @@ def folder_of(path: str) -> str:
 
 
 def strange_friends(path: str, text: str, defined: dict[str, str]) -> list[str]:
-    """Return the classes that a file befriends although they are of another folder; ``defined`` tells where each is."""
+    """Return the classes of other folders that a file befriends. ``defined`` says in which file each class is."""
     return [
         f"{path} befriends {name}, which is of {defined[name]}"
         for name in FRIEND.findall(text)
@@ -62,7 +62,7 @@ def strange_friends(path: str, text: str, defined: dict[str, str]) -> list[str]:
 
 
 def violations(path: str, text: str, known: set[str]) -> list[str]:
-    """Return what is wrong with the file at ``path`` (relative to csrc), given the paths of all files."""
+    """Return what is wrong with the file at ``path`` (relative to csrc). ``known`` are the paths of all files."""
     layer = layer_of(path)
     found = []
     folder = folder_of(path)
@@ -82,7 +82,7 @@ def violations(path: str, text: str, known: set[str]) -> list[str]:
             found.append(f"{path} includes {included}, but its layer has to build without torch and Python")
         if DEVICE.match(included) and layer != ASIDE:
             found.append(f"{path} includes {included}, which only {ASIDE}/ may")
-        # setup.py puts that folder into a library of its own, which is loaded where MPI is wanted.
+        # setup.py puts that folder into a library of its own, which is loaded when MPI is wanted.
         if MPI.match(included) and not path.startswith("engines/mpi/"):
             found.append(f"{path} includes {included}, which has to stay in engines/mpi/")
     if re.search(r"\bgetenv\b", text) and path != "common/options.cpp":
@@ -111,7 +111,7 @@ def test_sources_keep_the_rules():
     assert not found, "\n".join(found)
 
 
-def test_no_two_files_have_one_name():
+def test_no_two_files_have_the_same_name():
     names = Counter(
         path.name for folder in ("csrc", "tests") for path in (ROOT / folder).rglob("*.*") if is_source(path)
     )
@@ -122,7 +122,7 @@ def is_source(path: Path) -> bool:
     return path.suffix in {".h", ".cpp", ".cu", ".cuh", ".py"} and "build" not in path.parts
 
 
-def test_cpp_tests_lie_where_what_they_test_lies():
+def test_cpp_tests_are_in_the_folders_of_what_they_test():
     tests = [path.relative_to(ROOT / "tests" / "cpp") for path in (ROOT / "tests" / "cpp").rglob("*_test.cpp")]
     assert len(tests) > 10
     assert {path.parent.as_posix() for path in tests} - {"cuda/gpu"} <= {folder_of(path) for path in source_files()}
@@ -170,7 +170,7 @@ PACKAGE = CSRC.parent / "ourddp"
 
 
 def imports_of(module: str, text: str, known: set[str]) -> set[str]:
-    """Return which of the ``known`` modules of the package ``module`` imports, in functions too."""
+    """Return the ``known`` modules of the package that ``module`` imports, including imports in functions."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -184,7 +184,7 @@ def imports_of(module: str, text: str, known: set[str]) -> set[str]:
 
 
 def circle(imports: dict[str, set[str]]) -> list[str]:
-    """Return modules that import each other in turn, or an empty list."""
+    """Return modules that import each other in a circle, or an empty list."""
     done: set[str] = set()
 
     def search(path: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The backend's name: how torch comes to know it, and which names make a group of it."""
+"""The backend's name: how torch learns of it, and which names make a group with it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ dist.all_reduce(tensor)
 print(tensor.tolist(), flush=True)
 dist.destroy_process_group()
 """
-    # Run from a folder without the package, so that only what is installed is found.
+    # Run in a folder without the package, so that only an installed package is found.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
     script = tmp_path / "script.py"
     script.write_text(code)
@@ -87,7 +87,7 @@ dist.destroy_process_group()
 @pytest.mark.skipif(
     not hasattr(dist.Backend, "_ensure_backend_registered"), reason="this torch does not look for installed backends"
 )
-def test_no_import_is_needed(tmp_path):
+def test_an_installed_backend_needs_no_import(tmp_path):
     installed = [entry for entry in entry_points(group="torch.distributed.backends") if entry.name == "ours"]
     assert installed, "the package is not installed: run make build, or pip install --no-build-isolation --editable ."
     result = make_without_import(2, tmp_path)

@@ -1,6 +1,6 @@
-"""Random programs whose callbacks start collectives, and run them; the same program on all ranks, at other moments.
+"""Random programs whose callbacks start collectives: all ranks run the same program, with different timing.
 
-``python tests/support/callback_schedules.py --schedules 1000`` runs so many in shared memory and as many over TCP.
+``python tests/support/callback_schedules.py --schedules 1000`` runs 1000 in shared memory and 1000 over TCP.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MOST_STARTED = 3  # collectives that one callback starts
 
 @dataclass
 class Collective:
-    """One collective of a program, and the callbacks in the order of their attachment.
+    """A collective of a program, and its callbacks in the order in which they are attached.
 
-    Each is on the future of the collective (0) or on what an earlier one has made (1, 2, ...).
+    Each callback is attached to the future of the collective (0) or to that of an earlier callback (1, 2, ...).
     """
 
     number: int
@@ -39,7 +39,7 @@ class Collective:
 
 
 def make_program(seed: int) -> list[Collective]:
-    """Return the program of that seed: what the main thread starts, one after another."""
+    """Return the program for this seed: the collectives that the main thread starts, one after another."""
     rng = random.Random(seed)
     count = 0
 
@@ -60,7 +60,7 @@ def make_program(seed: int) -> list[Collective]:
 
 
 class Run:
-    """One run of a program on one rank. Some of its callbacks run at once, where a noise of the rank's own wants it."""
+    """A run of a program on one rank. The rank's own ``noise`` decides which callbacks run at once."""
 
     def __init__(self, program: list[Collective], noise: random.Random, groups: list[Any]) -> None:
         self._program = program
@@ -73,7 +73,7 @@ class Run:
     def run(self) -> None:
         for one in self._program:
             self._start(one)
-        while self._ends:  # the end of one may be what adds others
+        while self._ends:  # ending one may add others
             with self._lock:
                 ends, self._ends = self._ends, []
             for end in ends:
@@ -104,7 +104,7 @@ class Run:
             work.get_future().wait()
             return check()
         if self._noise.random() < 0.4:
-            work.wait()  # so that its callbacks run at once
+            work.wait()  # so that the callbacks run at once
         futures = [work.get_future()]
         for parent, callback in one.callbacks:
             future = futures[parent].then(lambda done, callback=callback: self._call(done, callback))
@@ -122,7 +122,7 @@ class Run:
 
 
 def issue(one: Collective, group: Any, rank: int, world: int) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    """Start a collective. Returns its Work, its output and what that is to be."""
+    """Start a collective. Return its Work, its output and the expected output."""
 
     def value(of: int) -> float:
         return float(one.number * 16 + of)
@@ -145,7 +145,7 @@ def issue(one: Collective, group: Any, rank: int, world: int) -> tuple[Any, torc
 
 
 def run_programs(rank: int, world: int, seeds: list[int]) -> int:
-    """Run the programs of these seeds. Returns how many results were right; raises where one is not."""
+    """Run the programs for these seeds. Return the number of results that were checked; raise if one is wrong."""
     groups = [dist.new_group(), dist.new_group()]
     checked = 0
     for seed in seeds:
@@ -171,7 +171,7 @@ def main() -> None:
             last = min(done + arguments.batch, arguments.schedules)
             checked += sum(pool.run(run_programs, list(range(arguments.first + done, arguments.first + last))))
             done = last
-            print(f"{transport}: {done} programs, {checked} results, all right", flush=True)
+            print(f"{transport}: {done} programs, {checked} correct results", flush=True)
         for pool in pools:
             pool.close()
 

@@ -1,4 +1,4 @@
-"""What each rank does in tests that hold wherever the ranks are: on one node, on several, on hosts of their own."""
+"""What the ranks do in tests that hold wherever the ranks are: on one node, on several, or on hosts of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from probes import backend_of
 
 
 def single_calls(rank: int, world: int) -> None:
-    """The calls that only the backend object has, or that go by several names."""
+    """The calls that only the backend object has, or that have several names."""
     backend = backend_of()
     options = dist.GatherOptions()
     options.rootRank = world - 1

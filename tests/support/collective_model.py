@@ -1,4 +1,4 @@
-"""What collectives must give: the types and reductions, inputs that every rank can make for every rank, and results."""
+"""What collectives must give: types and reductions, inputs that each rank can make for all ranks, and results."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ OPS = {
 
 
 def ops_of(dtype: torch.dtype) -> list[str]:
-    """The reductions that have a meaning for ``dtype``, but for PREMUL_SUM."""
+    """The reductions that are defined for ``dtype``, except for PREMUL_SUM."""
     if dtype.is_complex:
-        return ["SUM", "AVG"]  # PRODUCT, too, but torch's functions do not let it through
+        return ["SUM", "AVG"]  # torch's functions refuse PRODUCT, though the backend has it
     if dtype.is_floating_point:
         return ["SUM", "AVG", "PRODUCT", "MIN", "MAX"]
     if dtype is torch.bool:
@@ -41,7 +41,7 @@ def ops_of(dtype: torch.dtype) -> list[str]:
 
 
 def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Small random values, exact in every type that can hold them, and never zero where that would hide a product."""
+    """Small random values, exact in every type, and never zero where that would hide a product."""
     generator = torch.Generator().manual_seed(seed)
     if dtype is torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
@@ -55,7 +55,7 @@ def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tenso
 
 
 def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same elements in memory of another layout."""
+    """The same elements in memory with another layout."""
     if layout == "transposed" and tensor.dim() >= 2:
         return tensor.transpose(0, -1).contiguous().transpose(0, -1)
     if layout == "strided" and tensor.dim() >= 1:
@@ -72,14 +72,14 @@ def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor, which compare for every type, NaN included."""
+    """The bytes of a tensor, which can be compared for every type, including NaN."""
     flat = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    # A clone: where the size is 1, contiguous() keeps strides that no view to another type accepts.
+    # A clone, since with size 1 contiguous() keeps strides that cannot be viewed as another type.
     return flat.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 def reduced(inputs: list[torch.Tensor], op: str) -> torch.Tensor:
-    """What the reduction of ``inputs`` must be."""
+    """The result that the reduction of ``inputs`` must have."""
     dtype = inputs[0].dtype
     wide = torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else torch.int64
     result = inputs[0].to(wide)

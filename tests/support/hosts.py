@@ -1,7 +1,7 @@
-"""Hosts of their own on one machine: network namespaces, joined by links that can be taken down.
+"""Makes hosts on one machine: network namespaces, joined by links that can be taken down.
 
-What is made here is removed again, unless a signal kills the program in between. It needs iproute2, and a user who may
-make namespaces.
+What it makes is removed again, unless a signal kills the program before. It needs iproute2, and a user who may make
+namespaces.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 _TIMEOUT_S = 20
 _CLONE_NEWNET = 0x40000000
 _CLONE_NEWUTS = 0x04000000
-# What most machines use: the first that this one allows. Its own may be another, bbr say, which holds packets back by
-# timers even where nothing is limited.
+# The congestion controls that most machines use. The machine's own may be bbr, for instance, which delays packets by
+# timers even if nothing limits the rate.
 COMMON = ("cubic", "reno")
 
 
 def _run(*command: str) -> None:
-    """Raise CalledProcessError with what the command said if it fails."""
+    """Run a command. Raise CalledProcessError, with its output, if it fails."""
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
 
 
@@ -36,15 +36,15 @@ def _ip(*arguments: str) -> None:
 
 @dataclass(frozen=True)
 class Host:
-    """One network namespace, with one interface ``eth0`` beside its loopback."""
+    """A network namespace with one interface ``eth0`` beside its loopback."""
 
-    name: str  # as its processes see it
+    name: str  # the host name for its processes
     space: str  # the name of the namespace
     address: str
     congestion_control: str
 
     def enter(self) -> None:
-        """Let this thread, and those that it starts, live there."""
+        """Move this thread, and the threads that it starts, into this host."""
         libc = ctypes.CDLL(None, use_errno=True)
         handle = os.open(f"/var/run/netns/{self.space}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -60,7 +60,7 @@ class Host:
 
 
 def bytes_sent() -> int:
-    """Return the bytes that have left through ``eth0`` of this thread's network, headers of packets included."""
+    """Return the bytes that have left through ``eth0`` of this thread's network, including packet headers."""
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == "eth0":
@@ -69,7 +69,7 @@ def bytes_sent() -> int:
 
 
 def why_no_hosts() -> str:
-    """Return why hosts cannot be made here; empty where they can."""
+    """Return why hosts cannot be made here; empty if they can."""
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             return f"hosts of their own need the tool {tool} (iproute2)"
@@ -118,7 +118,7 @@ def _choose_congestion_control(space: str, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Queue:
-    """What a host's link takes in beyond its rate, in the words of tc: at once, and for how long it is kept waiting."""
+    """The queue of a host's link, in the words of tc: the bytes at once, and how long packets may wait."""
 
     burst: str = "256kb"
     latency: str = "20ms"
@@ -130,8 +130,8 @@ def linked_hosts(
 ) -> Iterator[list[Host]]:
     """Make ``count`` hosts on one network, 10.199.0.0/24, which nothing outside of them can reach.
 
-    Each may send ``mbit`` Mbit/s, where it is not 0. Their congestion control is the first of those named that this
-    machine allows, otherwise its own.
+    Each may send ``mbit`` Mbit/s; 0 sets no limit. Their congestion control is the first of ``congestion_controls``
+    that this machine allows, or otherwise the machine's own.
     """
     mark = f"ours-test-{os.getpid()}-{next(_networks)}"
     switch = f"{mark}-net"

@@ -1,4 +1,4 @@
-"""Starts programs by the MPI that the extension was built for, or that the tests find."""
+"""Starts programs with the mpirun of the MPI that the extension was built for, or that is found on the path."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 TIMEOUT = 120
 GRACE = 10
 SEGMENTS = ("sm_segment.*", "mpich_shm_*")  # Open MPI's and MPICH's
-# What launchers leave in the environment of the processes that they start.
+# The beginnings of the variables that launchers set for the processes that they start.
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "PRTE_", "SLURM_", "MPI_", "TORCHELASTIC_")
 
 
 def find(tool: str) -> str | None:
-    """Return the path of one of MPI's programs: beside this Python, or on the path."""
+    """Return the path of a program of MPI's: beside this Python, or on the path."""
     beside = Path(sys.executable).with_name(tool)
     return str(beside) if beside.exists() else shutil.which(tool)
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment without what a launcher may have left there, and with ``variables``."""
+    """Return this process's environment without a launcher's variables, and with ``variables``."""
     mine = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     as_root = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
     return {**mine, **as_root, **variables}
@@ -37,17 +37,17 @@ def is_open_mpi(mpirun: str) -> bool:
 
 
 def shared_memory() -> set[Path]:
-    """Return MPI's segments that no process uses: those of jobs that did not end MPI."""
+    """Return MPI's segments that no process uses: those of jobs that did not finalise MPI."""
     found = {path for name in SEGMENTS for path in Path("/dev/shm").glob(name)}
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             text = maps.read_text()
             found = {path for path in found if str(path) not in text}
     return found
 
 
 def run(processes: int, command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run ``command`` in so many processes of one MPI job, however many cores there are."""
+    """Run ``command`` in ``processes`` processes of one MPI job, however many cores there are."""
     mpirun = find("mpirun")
     assert mpirun is not None
     options = ["--oversubscribe", "--bind-to", "none"] if is_open_mpi(mpirun) else []
@@ -58,7 +58,7 @@ def run(processes: int, command: list[str], env: dict[str, str]) -> subprocess.C
     try:
         stdout, stderr = job.communicate(timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
-        # mpirun ends its processes when it is asked to end, and may itself be a script around the real one.
+        # SIGTERM makes mpirun end its processes. It may be a script around the real one, hence the whole group.
         os.killpg(job.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             job.communicate(timeout=GRACE)

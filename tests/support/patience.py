@@ -1,4 +1,4 @@
-"""For tests of what has to happen soon: on a busy machine a process may not run for a second."""
+"""For tests of time limits on a busy machine, where a process may not run for a second."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ TRIES = 5
 
 
 def check_soon(limit: float, attempt: Callable[[], float]) -> None:
-    """Fail unless one of some attempts took less than ``limit`` seconds, which each returns.
+    """Fail unless one of some attempts, each of which returns its seconds, took less than ``limit``.
 
-    What is late by itself is late each time. All else that an attempt asserts has to hold each time.
+    What is too slow by itself is too slow each time. Everything else that an attempt asserts has to hold each time.
     """
     for _ in range(TRIES):
         seconds = attempt()
@@ -21,9 +21,9 @@ def check_soon(limit: float, attempt: Callable[[], float]) -> None:
 
 
 def with_growing_timeouts(attempt: Callable[[int], object], timeouts: tuple[int, ...] = (1, 4, 16)) -> None:
-    """Run a test of ranks with a short timeout, in seconds, and with longer ones where what one asserts fails.
+    """Run a test of ranks with a short timeout in seconds, and again with longer ones if one of its assertions fails.
 
-    Those who are expected to come in time have more of it then. A rank that dies or hangs is no question of time.
+    A longer timeout gives slow ranks more time to arrive. A rank that dies or hangs fails the test at once.
     """
     *short, longest = timeouts
     for timeout in short:

@@ -1,4 +1,4 @@
-"""What several test files ask of a group, of this torch, and of the threads of their own process."""
+"""What several test files ask of a group, of torch, and of the threads of their own process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HAS_HOOKS = hasattr(dist.ProcessGroup, "register_abort_hook")  # from torch 2.15
 HAS_SPLIT_WITHOUT_DEVICE = "backend" in inspect.signature(dist.split_group).parameters  # from torch 2.15 on
 
 BINDS_CPUS = "must be an accelerator" not in inspect.getsource(distributed_c10d._new_process_group_helper)
-# Earlier hooks take it that the future of an all-gather holds a list of lists, as NCCL's does and Gloo's does not.
+# Before, the hooks expected that an all-gather's future holds a list of lists, like NCCL's and unlike Gloo's.
 QUANTISES_FOR_NCCL_ONLY = "fut.wait()[0]" in inspect.getsource(quantization_hooks)
 
 HAS_BACKEND_OPTIONS = hasattr(core.ProcessGroupOurs, "options")  # of every backend from torch 2.15 on
@@ -38,14 +38,14 @@ EPOLL_WAIT = {"x86_64": "232", "aarch64": "22"}.get(os.uname().machine)
 
 
 def backend_of(group: Any = None) -> Any:
-    """Return the backend object behind a group's CPU tensors; without a group, the default one's."""
+    """Return the backend object of a group's CPU tensors; of the default group if none is given."""
     return (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
 
 
 def failed_with(error: str, group: Any = None) -> bool:
-    """Tell whether a group is in the state ``error``, a name of torch's ErrorType; SUCCESS: it has not failed.
+    """Tell whether a group is in the state ``error``, a name in torch's ErrorType. SUCCESS: it has not failed.
 
-    Where this torch does not ask backends for their error, only that there is one or none is compared.
+    If this torch cannot ask backends for their error, only whether there is an error is compared.
     """
     backend = backend_of(group)
     if bool(backend.failure()) != (error != "SUCCESS"):
@@ -54,7 +54,7 @@ def failed_with(error: str, group: Any = None) -> bool:
 
 
 def total(group: Any = None, value: float = 1.0) -> float:
-    """Return the sum of what the members of a group give as ``value``, by an all-reduce."""
+    """Return the sum of the members' ``value``, by an all-reduce."""
     tensor = torch.full((5,), value)
     dist.all_reduce(tensor, group=group)
     assert tensor.eq(tensor[0]).all()
@@ -65,7 +65,7 @@ def total(group: Any = None, value: float = 1.0) -> float:
 
 
 def threads_named(name: str) -> list[int]:
-    """Return the ids of this process's threads of that name."""
+    """Return the ids of the threads of this process that have this name."""
     found = []
     for task in Path("/proc/self/task").iterdir():
         try:
@@ -77,7 +77,7 @@ def threads_named(name: str) -> list[int]:
 
 
 def _futex_of(thread: int) -> int | None:
-    """Return the address that a thread sleeps on; None where it does not sleep so."""
+    """Return the address on which a thread sleeps in a futex; None if it does not."""
     number, *arguments = Path(f"/proc/self/task/{thread}/syscall").read_text().split()
     if number != FUTEX:
         return None
@@ -85,7 +85,7 @@ def _futex_of(thread: int) -> int | None:
 
 
 def _file_mapped_at(address: int) -> str:
-    """Return the name of what is mapped at ``address``; empty where that is no file, or nothing."""
+    """Return the name of the file that is mapped at ``address``; empty if there is none."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         bounds, *_, name = line.split(maxsplit=5) if line.count(" ") > 5 else (line.split()[0], "")
         begin, end = (int(bound, 16) for bound in bounds.split("-"))
@@ -99,13 +99,13 @@ def _is_group_memory(address: int) -> bool:
 
 
 def _watches_connections(thread: int) -> bool:
-    """Tell whether a thread sleeps until something arrives on one of many connections."""
+    """Tell whether a thread sleeps until something arrives on one of several connections."""
     number, *arguments = Path(f"/proc/self/task/{thread}/syscall").read_text().split()
     return number == EPOLL_WAIT and int(arguments[3], 16) != 0
 
 
 def waits_for_peers(thread: int) -> bool:
-    """Tell whether a thread of this process sleeps on a word that it shares with other ranks, or on connections."""
+    """Tell whether a thread of this process sleeps on a futex that it shares with other ranks, or on connections."""
     if _watches_connections(thread):
         return True
     futex = _futex_of(thread)
@@ -113,9 +113,9 @@ def waits_for_peers(thread: int) -> bool:
 
 
 def waits_for_another_thread(thread: int) -> bool:
-    """Tell whether a thread sleeps on one word of this process.
+    """Tell whether a thread sleeps on a futex of this process alone.
 
-    Python's own lock is this thread's while it looks, and let go of in between, so who waits for that does not count.
+    A thread that waits for the GIL does not count: the caller holds it, and releases it between two looks.
     """
     futex = _futex_of(thread)
     time.sleep(0.02)
@@ -123,9 +123,9 @@ def waits_for_another_thread(thread: int) -> bool:
 
 
 def killed_in_the_middle(rank: int, world: int, victim: int, elements: int, calls: int) -> tuple[str, float]:
-    """Reduce ``elements`` numbers until rank ``victim`` is killed, after so many calls.
+    """All-reduce ``elements`` numbers repeatedly; rank ``victim`` is killed after ``calls`` calls.
 
-    Return a survivor's error, and the seconds from the death to it.
+    Return a survivor's error, and the seconds from the death to the error.
     """
     store = dist.distributed_c10d._get_default_store()
     tensor = torch.ones(elements)
@@ -149,7 +149,7 @@ def refused_to_join(rank: int, world: int) -> tuple[str, float]:
 
 
 def reached(state: Callable[[], bool], seconds: float = 20) -> bool:
-    """Look until ``state()`` is true, and return True; False where it is not within ``seconds``."""
+    """Wait until ``state()`` is true. Return False if that takes more than ``seconds``."""
     deadline = time.monotonic() + seconds
     while not state():
         if time.monotonic() > deadline:
@@ -163,7 +163,7 @@ def reached(state: Callable[[], bool], seconds: float = 20) -> bool:
 
 @contextlib.contextmanager
 def errors_written() -> Iterator[Callable[[], str]]:
-    """Catch what this process writes as errors until the end of the block; yields what returns it after that."""
+    """Catch what this process writes to stderr. Yield a function that returns it after the end of the block."""
     with tempfile.TemporaryFile() as file:
         before = os.dup(2)
         os.dup2(file.fileno(), 2)
@@ -191,7 +191,7 @@ class _Filter(ctypes.Structure):
 
 
 def forbid_calls(name: str, error: int = errno.ENOSYS, unless_flags: int = 0) -> None:
-    """Let a system call fail with ``error`` in this process from now on, as on a kernel that lacks or forbids it.
+    """Let a system call fail with ``error`` in this process from now on, as if the kernel lacked or forbade it.
 
     With ``unless_flags``, a call whose second argument has all of these bits is allowed.
     """
@@ -210,9 +210,9 @@ def forbid_calls(name: str, error: int = errno.ENOSYS, unless_flags: int = 0) ->
 
 
 def bytes_in_heap(name: str = "ours_heap") -> int:
-    """Return how much memory this process and its peers have taken from heaps that are mapped here, in bytes.
+    """Return the bytes of memory that this process and its peers have taken from the heaps that are mapped here.
 
-    With another name, from the files of that beginning that the ranks share; "ours" has all.
+    Another ``name`` selects other shared files by the beginning of their names; "ours" selects all.
     """
     inodes = {}
     for entry in Path("/proc/self/fd").iterdir():

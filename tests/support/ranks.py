@@ -1,16 +1,16 @@
 """Runs test functions in several ranks, each a process of its own.
 
 ``run_ranks(4, fn, *args)`` starts four processes, makes a process group of them, calls ``fn(rank, world, *args)`` in
-each and returns the four results. ``RankPool`` keeps the processes for many such calls, so that a property-based test
-does not pay for a start with each case. Whatever goes wrong, no process is left behind, and the error shows every
-rank's traceback.
+each, and returns the four results. ``RankPool`` keeps the processes for many such calls, so that a property-based test
+does not have to start processes for each case. Whatever goes wrong, no process is left behind, and the error shows the
+tracebacks of all ranks.
 
 ``fn`` must be a function at the top level of a module, and its arguments and result must be picklable. The processes
-come from a fork server that has torch loaded already. They end without Python's finalisation: a test of how a program
-exits has to start one with ``subprocess``.
+come from a fork server that has loaded torch. They end without Python's finalisation: a test of how a program exits has
+to start one with ``subprocess``.
 
-``nodes=2`` lets the ranks play so many nodes: the first half is one, the second half another, and the two share no
-memory. ``nodes=hosts`` (see hosts.py) gives them networks of their own, too.
+With ``nodes=2`` the ranks play two nodes: the first half is one and the second half the other, and the two share no
+memory. ``nodes=hosts`` (see hosts.py) also gives them networks of their own.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ import torch
 import torch.distributed as dist
 from hosts import Host
 
-Nodes = int | Sequence[Host]  # how many nodes ranks play, or the hosts that are the nodes
+Nodes = int | Sequence[Host]  # the number of nodes that the ranks play, or the hosts that are the nodes
 
-GRACE = 5.0  # seconds that the other ranks have to end by themselves after one of them failed
+GRACE = 5.0  # seconds in which the other ranks may end by themselves after one has failed
 
 
 class RanksFailedError(AssertionError):
-    """Some ranks raised, died or did not finish; the message shows what each of them did."""
+    """Some ranks raised, died or did not finish. The message shows what each of them did."""
 
 
 @functools.cache
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    # torch loads the last two with the first optimizer or mesh, which takes seconds where each rank does so by itself.
+    # torch loads the last two with the first optimizer or mesh, which takes seconds if each rank has to do it.
     modules = ["torch.distributed", "torch.distributed.distributed_c10d", "torch._dynamo", "torch.distributed.tensor"]
     context.set_forkserver_preload([*modules, "ourddp"])
     return context
@@ -60,7 +60,7 @@ def _context() -> ForkServerContext:
 
 @functools.cache
 def gloo_group() -> dist.ProcessGroup:
-    """Return a Gloo group of all ranks, to compare with; every rank must call it. Made once in each process."""
+    """Return a Gloo group of all ranks to compare with, made once in each process. Every rank must call it."""
     group = dist.new_group(backend="gloo")
     assert group is not None
     return group
@@ -94,30 +94,30 @@ def _set_up(
 
 
 def _meet(store: dist.Store, world: int) -> None:
-    """Wait until all processes have started: that takes them longer than some tests' timeouts on a busy machine."""
+    """Wait until all processes have started, which takes longer than some tests' timeouts on a busy machine."""
     if store.add("ranks that have started", 1) == world:
         store.set("all ranks have started", "")
     store.wait(["all ranks have started"])
 
 
 def count_of(nodes: Nodes) -> int:
-    """Return how many nodes there are."""
+    """Return the number of nodes."""
     return nodes if isinstance(nodes, int) else len(nodes)
 
 
 def node_ids(world: int, nodes: int) -> list[dict[str, str]]:
-    """Return what each rank's environment needs for the ranks to be those of ``nodes`` nodes, as equal as can be."""
+    """Return what to add to each rank's environment so that the ranks form ``nodes`` nodes of nearly equal size."""
     if nodes == 1:
         return [{}] * world
     return [{"OURS_NODE_ID": f"node {rank * nodes // world}"} for rank in range(world)]
 
 
 def _make_store(nodes: Nodes) -> tuple[dist.TCPStore, str]:
-    """Return a new store and the address of its server, which ranks reach wherever they live."""
+    """Return a new store, and an address of its server that all ranks can reach."""
     if isinstance(nodes, int):
         return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), "127.0.0.1"
     first = nodes[0]
-    # Only the thread that makes the sockets has to be there.
+    # Only the thread that makes the sockets has to be on that host.
     with ThreadPoolExecutor(1, initializer=first.enter) as there:
         make = there.submit(dist.TCPStore, first.address, 0, is_master=True, wait_for_workers=False)
         return make.result(), first.address
@@ -149,10 +149,10 @@ def _worker(
                 pipe.send_bytes(pickle.dumps((True, fn(rank, world, *args))))
             if dist.is_initialized():
                 dist.destroy_process_group()
-        except BaseException:  # whatever it is, the parent has to hear of it
+        except BaseException:  # the parent has to hear of any error
             with contextlib.suppress(OSError):
                 pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
-            # Neither destructors nor a destroyed group are to be trusted after a failure.
+            # After a failure, neither destructors nor a destroyed group can be trusted.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
@@ -162,8 +162,8 @@ class RankPool:
     """A group of ``world`` processes that calls functions on request.
 
     ``backend=None`` makes no process group: ``fn`` finds what ``init_process_group`` needs in its environment. ``env``
-    is added to the environment of each rank, or, if it is a list, ``env[rank]`` is. ``pg_timeout`` is the group's
-    timeout in seconds; the other keywords go to ``init_process_group``.
+    is added to the environment of every rank, or ``env[rank]`` to that of each rank if it is a list. ``pg_timeout`` is
+    the group's timeout in seconds. The other keywords go to ``init_process_group``.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class RankPool:
         each = env if isinstance(env, list) else [env or {}] * world
         count = count_of(nodes)
         if not isinstance(nodes, int):
-            # Gloo would look up the host's name, which nobody knows there.
+            # Otherwise Gloo would look up the host's name, which is not known there.
             each = [{"GLOO_SOCKET_IFNAME": "eth0", **own} for own in each]
         if backend is not None and device_type.NAME in backend:
             each = [{**device_type.environment(), **own} for own in each]
@@ -203,15 +203,14 @@ class RankPool:
     def run(self, fn: Callable[..., Any], *args: Any, timeout: float = 60, killed: Collection[int] = ()) -> list[Any]:
         """Call ``fn(rank, world, *args)`` in every rank and return the results by rank.
 
-        ``killed`` are the ranks that are meant to die of a signal; their result is None, and the processes of this
-        pool are replaced afterwards. Raises RanksFailedError when a rank raises, dies or takes more than ``timeout``
-        seconds.
+        ``killed`` are the ranks that are meant to die of a signal. Their results are None, and the pool replaces all
+        its processes afterwards. Raises RanksFailedError if a rank raises, dies or takes more than ``timeout`` seconds.
         """
         if not self._processes:
             self._start()
         call = pickle.dumps((fn, args))
         for pipe in self._pipes:
-            with contextlib.suppress(OSError):  # a rank that failed to start closed it, and has said why
+            with contextlib.suppress(OSError):  # a rank that failed to start has closed it, and reported why
                 pipe.send_bytes(call)
         results, failures = self._collect(time.monotonic() + timeout, timeout, frozenset(killed))
         if failures:
@@ -251,7 +250,7 @@ class RankPool:
         return os.path.join(self._folder, f"stack-{rank}")
 
     def _collect(self, deadline: float, timeout: float, killed: frozenset[int]) -> tuple[dict[int, Any], list[str]]:
-        """Wait for every rank's answer. After a failure all processes are gone and the second result tells of it."""
+        """Wait for every rank's answer. Return the results and the failures; after a failure all processes are gone."""
         results: dict[int, Any] = {}
         failures: list[str] = []
         waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
@@ -264,7 +263,7 @@ class RankPool:
                 try:
                     good, value = pickle.loads(self._pipes[rank].recv_bytes())
                 except (EOFError, OSError):
-                    good, value = self._how_it_ended(rank, killed)
+                    good, value = self._describe_end(rank, killed)
                 if good:
                     results[rank] = value
                 else:
@@ -279,7 +278,7 @@ class RankPool:
             self._kill()
         return results, failures
 
-    def _how_it_ended(self, rank: int, killed: frozenset[int]) -> tuple[bool, Any]:
+    def _describe_end(self, rank: int, killed: frozenset[int]) -> tuple[bool, Any]:
         process = self._processes[rank]
         process.join(GRACE)
         code = process.exitcode
@@ -323,6 +322,6 @@ def run_ranks(
     killed: Collection[int] = (),
     **pool: Any,
 ) -> list[Any]:
-    """Call ``fn(rank, world, *args)`` in ``world`` new processes; see RankPool for the keywords and errors."""
+    """Call ``fn(rank, world, *args)`` in ``world`` new processes. RankPool describes the keywords and errors."""
     with RankPool(world, backend, **pool) as ranks:
         return ranks.run(fn, *args, timeout=timeout, killed=killed)

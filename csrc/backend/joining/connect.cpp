@@ -20,7 +20,7 @@ namespace ours {
 
 namespace {
 
-/// Among so many ranks, each fetches the addresses of all others at once; among more, when it needs them.
+/// In groups of up to this size, each rank fetches the addresses of all others at once; in larger ones, when needed.
 constexpr int kMostFetched = 64;
 
 Connections connect_within_node(Rendezvous& rendezvous, const Topology& topology, const std::string& rules) {
@@ -28,13 +28,13 @@ Connections connect_within_node(Rendezvous& rendezvous, const Topology& topology
   return {make_node_group(session), make_node_point_to_point(session)};
 }
 
-/// Connections of all ranks, those of one node included.
+/// TCP connections among all ranks, including those of one node.
 struct Meshes {
   std::shared_ptr<TcpMesh> calls;
   std::shared_ptr<TcpMesh> messages;
 };
 
-/// The rules that hold are rank 0's, which alone may have the file.
+/// The rules of rank 0, which hold for all ranks. Only rank 0 needs to have their file.
 std::string rules_of(Rendezvous& rendezvous) {
   const Meeting& meeting = rendezvous.meeting();
   if (meeting.rank != 0) return "";
@@ -46,10 +46,16 @@ std::string rules_of(Rendezvous& rendezvous) {
   }
 }
 
-std::string no_terms(const Rendezvous& rendezvous) {
+/// Fetches rank 0's terms before the mesh needs them, because the mesh would not notice a rank that fails meanwhile.
+void fetch_terms(const Rendezvous& rendezvous, StoreKeys& keys) {
   const Meeting& meeting = rendezvous.meeting();
-  return "rank 0 of " + meeting.group + " did not publish its terms within " + std::to_string(meeting.timeout.count()) +
-         " ms (" + rendezvous.describe_self() + " waited for them). Did it fail?";
+  try {
+    keys.fetch({kTermsKey}, rendezvous.deadline());
+  } catch (const TimeoutError&) {
+    throw TimeoutError("rank 0 of " + meeting.group + " did not publish its terms within " +
+                       std::to_string(meeting.timeout.count()) + " ms (" + rendezvous.describe_self() +
+                       " waited for them). Did it fail?");
+  }
 }
 
 Meshes join_meshes(Rendezvous& rendezvous, const std::string& rules) {
@@ -58,8 +64,7 @@ Meshes join_meshes(Rendezvous& rendezvous, const std::string& rules) {
   const auto keys_of_messages = rendezvous.keys("messages");
   Meshes meshes;
   const auto join = [&](const std::shared_ptr<StoreKeys>& keys, const TcpConfig& config) {
-    // The mesh would hear of no trouble while it waits for rank 0's terms.
-    if (meeting.rank != 0) rendezvous.fetch(*keys, {kTermsKey}, [&] { return no_terms(rendezvous); });
+    if (meeting.rank != 0) fetch_terms(rendezvous, *keys);
     auto mesh = TcpMesh::join(meeting.rank, meeting.size, keys, config, rendezvous.deadline());
     mesh->introduce(rendezvous.names());
     return mesh;
@@ -79,23 +84,23 @@ Meshes join_meshes(Rendezvous& rendezvous, const std::string& rules) {
                     ": " + e.what());
   }
   TcpMesh::share_failures(meshes.calls, meshes.messages);
-  // So that nobody is waited for in vain who found no address, and every rank's first call finds all the others.
+  // Ranks agree here so that none waits for a rank that found no address, and each rank's first call finds all others.
   agree_on_engine(rendezvous);
   if (meeting.size <= kMostFetched) {
     std::vector<std::string> cards;
     for (int rank = 0; rank < meeting.size; ++rank) cards.push_back(card_key(rank));
     for (const auto& keys : {keys_of_calls, keys_of_messages}) keys->fetch(cards, rendezvous.deadline());
   }
-  // Messages of send() and recv() stay with TCP: engines cannot tell which of several comes first.
+  // The messages of send() and recv() stay with TCP, since engines cannot tell which of several arrives first.
   if (auto engine = make_engine(rendezvous, meshes.calls->card())) meshes.calls->set_engine(std::move(engine));
   return meshes;
 }
 
 Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology, const std::string& rules) {
   const Meshes meshes = join_meshes(rendezvous, rules);
-  // Messages between ranks of one node go over TCP as well.
+  // Messages between ranks of the same node go over TCP, too.
   auto messages = make_tcp_point_to_point(meshes.messages, meshes.calls);
-  // Only the other kind can round for the wire.
+  // Only a HierarchicalGroup converts to the type of the wire.
   const bool converts = meshes.calls->plan().wire != WireType::Float32;
   if (topology.nodes() == topology.size() && !converts) {
     return {std::make_shared<TcpGroup>(meshes.calls), std::move(messages)};

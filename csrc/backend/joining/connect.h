@@ -8,15 +8,14 @@
 
 namespace ours {
 
-/// What the ranks of a process group talk through.
 struct Connections {
   std::shared_ptr<Group> group;
   std::shared_ptr<PointToPoint> messages;
 };
 
-/// Brings the ranks of a new group together, and chooses how they talk: through shared memory in a node, over TCP
-/// between nodes. Returns when all ranks can be reached. Throws DistBackendError, the same on all ranks if one of them
-/// cannot, and one that names the absent ranks after the timeout.
+/// Brings the ranks of a new group together, and chooses how they communicate: through shared memory within a node,
+/// over TCP between nodes. Returns when all ranks can be reached. Throws DistBackendError: the same error on all ranks
+/// if one of them fails, and one that names the absent ranks after the timeout.
 Connections connect_ranks(const Meeting& meeting);
 
 }  // namespace ours

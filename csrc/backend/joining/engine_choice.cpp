@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kTcp = "tcp";
 constexpr const char* kMpi = "mpi";
-// What it aborts lets go of its memory, and it waits for nobody when it ends.
+// Gloo releases its memory when it is aborted, and its end waits for nobody.
 constexpr const char* kGloo = "gloo";
 
 struct Makers {
@@ -37,24 +37,24 @@ std::string obstacle(const std::string& name) {
   if (name == kTcp) return "";
   if (name == kMpi) return mpi_obstacle();
   const auto maker = makers().get();
-  if (!maker) return "nobody has said how backends are made; import ourddp first, or call set_backend_maker()";
+  if (!maker) return "there is no maker of backends; import ourddp first, or call set_backend_maker()";
   return maker->obstacle(name);
 }
 
-/// Between the name of a rank's engine and why it cannot have it.
+/// Separates the name of a rank's engine from the reason why the rank cannot use it.
 constexpr char kSeparator = '\n';
 
-/// What is wrong with the ranks' words, or nothing.
-std::string fault_in(const std::vector<std::string>& words, const std::string& group) {
-  const std::string first = words.front().substr(0, words.front().find(kSeparator));
-  for (size_t rank = 0; rank < words.size(); ++rank) {
-    const std::string name = words[rank].substr(0, words[rank].find(kSeparator));
+/// What is wrong with the ranks' choices; empty if they agree.
+std::string fault_in(const std::vector<std::string>& choices, const std::string& group) {
+  const std::string first = choices.front().substr(0, choices.front().find(kSeparator));
+  for (size_t rank = 0; rank < choices.size(); ++rank) {
+    const std::string name = choices[rank].substr(0, choices[rank].find(kSeparator));
     if (name == first) continue;
     return "OURS_INTERNODE is '" + first + "' on rank 0 and '" + name + "' on rank " + std::to_string(rank) + " of " +
            group + "; it has to be the same on all ranks";
   }
-  for (const std::string& word : words) {
-    if (word.size() > first.size()) return word.substr(first.size() + 1);
+  for (const std::string& choice : choices) {
+    if (choice.size() > first.size()) return choice.substr(first.size() + 1);
   }
   return "";
 }
@@ -85,15 +85,17 @@ void agree_on_engine(Rendezvous& rendezvous) {
   try {
     why = obstacle(name);
   } catch (const std::exception& e) {
-    why = e.what();  // the others wait for this rank's word
+    why = e.what();  // thrown only below, since the other ranks wait for this rank's choice
   }
-  std::string word = name;
-  if (!why.empty())
-    word += kSeparator + ("OURS_INTERNODE='" + name + "' cannot be used by ") + rendezvous.describe_self() + ": " + why;
+  std::string choice = name;
+  if (!why.empty()) {
+    choice +=
+        kSeparator + ("OURS_INTERNODE='" + name + "' cannot be used by ") + rendezvous.describe_self() + ": " + why;
+  }
   const std::string& group = rendezvous.meeting().group;
-  // Whatever is wrong is the result, so that all hear of it at once.
+  // A fault is the result of the round, so that all ranks throw it at once.
   const std::string fault =
-      rendezvous.round("address", word, [&](const auto& words) { return fault_in(words, group); });
+      rendezvous.round("address", choice, [&](const auto& choices) { return fault_in(choices, group); });
   if (!fault.empty()) throw Error(fault);
 }
 

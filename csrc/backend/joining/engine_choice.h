@@ -12,35 +12,35 @@
 
 namespace ours {
 
-/// A backend of torch.distributed that is to be made for the ranks of a group.
+/// A torch.distributed backend to make for the ranks of a group.
 struct BackendRequest {
   std::string name;
-  c10::intrusive_ptr<c10d::Store> store;  ///< for it alone
+  c10::intrusive_ptr<c10d::Store> store;  ///< for this backend alone
   int rank;
   int size;
-  std::chrono::milliseconds timeout;  ///< for its ranks to come together
-  std::string address;                ///< of this rank, where it has a choice; may be empty
+  std::chrono::milliseconds timeout;  ///< for the ranks to come together
+  std::string address;                ///< of this rank, if the backend can choose one; may be empty
 };
 
-/// Who knows torch's backends by their names, which live in Python.
+/// Makes torch's backends by name. Python implements it, since torch keeps their names there.
 class BackendMaker {
  public:
   virtual ~BackendMaker() = default;
-  /// Why there can be no such backend, or one that does not serve CPU memory; empty if there can.
+  /// Why such a backend is impossible, or does not serve CPU memory; empty if it can be made.
   virtual std::string obstacle(const std::string& name) = 0;
   /// Waits for peers. Throws Error.
   virtual c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) = 0;
 };
 
-/// To be called before groups are made that need it. Null: none.
+/// Called before groups are made that need a backend. Null: there is no maker.
 void set_backend_maker(std::shared_ptr<BackendMaker> maker);
 
-/// Returns when all ranks have called it. Throws Error, the same on all, where OURS_INTERNODE names
-/// different engines on two of them, or one that a rank cannot have.
+/// Returns when all ranks have called it. Throws the same Error on all of them if OURS_INTERNODE names different
+/// engines on two ranks, or one that a rank cannot use.
 void agree_on_engine(Rendezvous& rendezvous);
 
-/// The engine that OURS_INTERNODE names; null for tcp. Returns when all ranks have it. Throws Error, on all ranks if
-/// one of them cannot make it. `card`: where this rank can be reached.
+/// Makes the engine that OURS_INTERNODE names; null for tcp. Returns when all ranks have theirs. Throws Error on all
+/// ranks if one of them cannot make it. `card`: where this rank can be reached.
 std::shared_ptr<Engine> make_engine(Rendezvous& rendezvous, const TcpCard& card);
 
 }  // namespace ours

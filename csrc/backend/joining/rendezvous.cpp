@@ -12,7 +12,7 @@ namespace ours {
 
 namespace {
 
-/// So long an error waits for the store, which may not answer.
+/// How long an error waits for the store, which may not answer.
 constexpr std::chrono::seconds kErrorPatience{1};
 
 std::string key_of(const std::string& step, int rank) { return step + '/' + std::to_string(rank); }
@@ -21,21 +21,19 @@ int number_in(const std::string& text) {
   try {
     return std::stoi(text);
   } catch (const std::exception&) {
-    throw Error("malformed word '" + text.substr(0, 80) +
+    throw Error("malformed entry '" + text.substr(0, 80) +
                 "' in the store; do all ranks use one version of this package, and no other program the same store?");
   }
 }
 
-/// The end of "rank 2 (host node1, pid 4711)" that tells who it is.
+/// The part of "rank 2 (host node1, pid 4711)" in parentheses.
 std::string name_in(const std::string& text) { return text.substr(std::min(text.find('('), text.size())); }
 
 std::string number_of_attempt(const Meeting& meeting, Deadline deadline) {
-  const auto number = std::make_shared<int64_t>();
-  ask_store(meeting.store, deadline, {},
-            [number, key = "ours/attempts/" + std::to_string(meeting.rank)](c10d::Store& store, const auto&) {
-              *number = store.add(key, 1);
-            });
-  return std::to_string(*number);
+  const int64_t number = ask_store(meeting.store, deadline,
+                                   [key = "ours/attempts/" + std::to_string(meeting.rank)](
+                                       c10d::Store& store, const auto&) { return store.add(key, 1); });
+  return std::to_string(number);
 }
 
 }  // namespace
@@ -44,16 +42,16 @@ Rendezvous::Rendezvous(const Meeting& meeting)
     : meeting_(meeting),
       deadline_(Deadline::after(meeting.timeout)),
       prefix_("ours/" + number_of_attempt(meeting, deadline_) + "/"),
-      trouble_(std::make_shared<Trouble>(prefix_, describe_self(), meeting.group)),
+      monitor_(std::make_shared<JoinMonitor>(prefix_, describe_self(), meeting.group)),
       keys_(meeting.store, prefix_, terms()) {
-  ask_store(meeting.store, deadline_, {}, [all = trouble_](c10d::Store& store, const auto&) { all->announce(store); });
+  ask_store(meeting.store, deadline_,
+            [monitor = monitor_](c10d::Store& store, const auto&) { monitor->announce(store); });
 }
 
 StoreKeys::Terms Rendezvous::terms() const {
-  // So that the looks of all together are about a thousand a second, which leave the store, and whoever shares its
-  // cores, time for other work.
+  // All ranks together check about a thousand times a second, which leaves time to the store and its cores.
   const std::chrono::milliseconds pause(std::clamp(meeting_.size, 10, 250));
-  return {deadline_, [all = trouble_](c10d::Store& store) { all->check(store); }, pause};
+  return {deadline_, [monitor = monitor_](c10d::Store& store) { monitor->check(store); }, pause};
 }
 
 std::string Rendezvous::describe_self() const { return describe_own(meeting_.rank); }
@@ -75,13 +73,13 @@ Topology Rendezvous::find_topology() {
   } catch (const Error& e) {
     fail(describe_self() + " cannot make shared memory for " + meeting_.group + ": " + e.what());
   }
-  // The probe has to last until all have looked at it, which they have once there is a topology.
+  // The probe has to exist until all ranks have looked at it, which they have once there is a topology.
   const int leader = probe ? find_leader(*probe) : meeting_.rank;
-  const std::string word = std::to_string(leader) + ' ' + name_in(describe_self());
-  std::istringstream result(round("leader", word, [](const std::vector<std::string>& words) {
+  const std::string own = std::to_string(leader) + ' ' + name_in(describe_self());
+  std::istringstream result(round("leader", own, [](const std::vector<std::string>& all) {
     std::vector<int> leaders;
     std::string names;
-    for (const std::string& one : words) {
+    for (const std::string& one : all) {
       leaders.push_back(number_in(one));
       names += '\n' + name_in(one);
     }
@@ -97,7 +95,7 @@ Topology Rendezvous::find_topology() {
 int Rendezvous::find_leader(const NodeProbe& probe) {
   const std::string identity = node_identity(options().node_id);
   const std::string self = std::to_string(meeting_.rank) + ' ' + probe.address();
-  // Who comes first to a place leads those who can read its memory; the others go on to the next place.
+  // The rank that first claims a place leads those that can read its memory; the others try the next place.
   for (int place = 0; place < meeting_.size; ++place) {
     const std::string leader = keys_.claim("node/" + identity + '/' + std::to_string(place), self, deadline_);
     if (leader == self) return meeting_.rank;
@@ -133,12 +131,12 @@ std::shared_ptr<NodeSession> Rendezvous::open_node(const Topology& topology, con
   } catch (const PeerError&) {
     throw;
   } catch (const Error& e) {
-    // A rank that has died takes its memory with it.
-    glance();
+    // A rank that has died takes its memory with it, so its death is the better reason.
+    check_peers();
     fail(describe_self() + " cannot share memory with the ranks of its node in " + meeting_.group + ": " + e.what());
   }
   session->wait_attached(deadline_, [this] {
-    if (Clock::now() >= next_glance_) glance();
+    if (Clock::now() >= next_check_) check_peers();
   });
   return session;
 }
@@ -147,18 +145,18 @@ void Rendezvous::arrive(const std::string& step) {
   round(step, "here", [](const std::vector<std::string>&) { return std::string("all"); });
 }
 
-std::string Rendezvous::round(const std::string& step, const std::string& word,
+std::string Rendezvous::round(const std::string& step, const std::string& value,
                               const std::function<std::string(const std::vector<std::string>&)>& combine) {
   const auto late = [&] { return absent(step); };
   const std::string result = step + "s";
-  keys_.set(key_of(step, meeting_.rank), word);
+  keys_.set(key_of(step, meeting_.rank), value);
   if (meeting_.rank != 0) return await({result}, late).front();
-  std::vector<std::string> words;
-  for (int rank = 0; rank < meeting_.size; ++rank) words.push_back(key_of(step, rank));
-  words = await(words, late);
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < meeting_.size; ++rank) keys.push_back(key_of(step, rank));
+  const std::vector<std::string> values = await(keys, late);
   std::string text;
   try {
-    text = combine(words);
+    text = combine(values);
   } catch (const Error& e) {
     fail(e.what());
   }
@@ -175,24 +173,15 @@ std::vector<std::string> Rendezvous::await(const std::vector<std::string>& keys,
   }
 }
 
-void Rendezvous::fetch(StoreKeys& keys, const std::vector<std::string>& names,
-                       const std::function<std::string()>& late) {
-  try {
-    keys.fetch(names, deadline_);
-  } catch (const TimeoutError&) {
-    throw TimeoutError(late());
-  }
-}
-
 std::string Rendezvous::absent(const std::string& step) {
-  std::vector<std::string> words;
-  for (int rank = 0; rank < meeting_.size; ++rank) words.push_back(key_of(step, rank));
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < meeting_.size; ++rank) keys.push_back(key_of(step, rank));
   std::vector<size_t> missing;
   std::string silence;
   try {
-    missing = keys_.missing(words, kMostListed + 1, Deadline::after(kErrorPatience));
+    missing = keys_.missing(keys, kMostListed + 1, Deadline::after(kErrorPatience));
   } catch (const Error& e) {
-    silence = std::string(" (nobody knows: ") + e.what() + ')';
+    silence = std::string(" (the store does not tell: ") + e.what() + ')';
   }
   return "rank " + (missing.empty() ? "0" : listed(missing)) + " of " + meeting_.group + " did not publish " +
          (missing.empty() ? "what all others did" : "where it is") + silence + " (timeout after " +
@@ -200,24 +189,22 @@ std::string Rendezvous::absent(const std::string& step) {
          " waited for it). Was it started, did it fail, and is the store not left over from another run?";
 }
 
-void Rendezvous::glance() {
-  constexpr std::chrono::milliseconds kBetweenGlances{200};
+void Rendezvous::check_peers() {
+  constexpr std::chrono::milliseconds kBetweenChecks{200};
   try {
-    ask_store(meeting_.store, Deadline::after(kErrorPatience), {},
-              [all = trouble_](c10d::Store& store, const auto&) { all->check(store); });
-    next_glance_ = Clock::now() + kBetweenGlances;
+    ask_store(meeting_.store, Deadline::after(kErrorPatience),
+              [monitor = monitor_](c10d::Store& store, const auto&) { monitor->check(store); });
+    next_check_ = Clock::now() + kBetweenChecks;
   } catch (const TimeoutError&) {
-    next_glance_ = Deadline::never().at();  // a store that does not answer keeps nobody from going on
+    next_check_ = Deadline::never().at();  // a store that does not answer holds up no rank
   }
 }
 
 std::string Rendezvous::report(const std::string& message) {
-  const auto first = std::make_shared<std::string>();
   try {
-    ask_store(
-        meeting_.store, Deadline::after(kErrorPatience), {},
-        [first, message, all = trouble_](c10d::Store& store, const auto&) { *first = all->report(store, message); });
-    return *first;
+    return ask_store(
+        meeting_.store, Deadline::after(kErrorPatience),
+        [message, monitor = monitor_](c10d::Store& store, const auto&) { return monitor->report(store, message); });
   } catch (const Error&) {
     return message;  // the others find out at their timeouts
   }

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "backend/joining/join_monitor.h"
 #include "backend/joining/store_keys.h"
-#include "backend/trouble.h"
 #include "common/error.h"
 #include "transport/node/node_probe.h"
 #include "transport/node/node_session.h"
@@ -15,79 +15,78 @@
 
 namespace ours {
 
-/// Who is to meet, and where.
+/// The ranks that are to meet, and where.
 struct Meeting {
   StorePtr store;
   int rank;
   int size;
   std::chrono::milliseconds timeout;
-  std::string group;      ///< for messages
+  std::string group;      ///< the group's name in messages
   std::string selection;  ///< rules of the table of algorithms; empty: those of OURS_SELECT
 };
 
-/// One attempt of the ranks of a new group to come together. All ranks make the same calls in the same order. All throw
-/// the same Error if one of them says fail(), PeerError if one dies (see Trouble), and TimeoutError that names the
-/// absent ranks after the timeout, whether or not the store answers.
+/// An attempt of the ranks of a new group to come together. All ranks make the same calls in the same order. All of
+/// them throw the same Error if one calls fail(), PeerError if one dies (see JoinMonitor), and, after the timeout, a
+/// TimeoutError that names the absent ranks, whether or not the store answers.
 ///
-/// Keys: a counter for each rank, which keeps the attempts apart, so that a store can serve again after a group was
-/// destroyed; and for each attempt one a rank and one a rank and step, one a node, two a machine, and at most one
-/// error.
+/// Keys in the store: a counter for each rank numbers the attempts, so that a store can be used again after a group
+/// was destroyed. Each attempt has one key for each rank, one for each rank and step, one for each node, two for each
+/// machine, and at most one for an error.
 class Rendezvous {
  public:
   explicit Rendezvous(const Meeting& meeting);
 
-  /// Finds out which ranks share memory. That they do is proved, not assumed: each rank has read a random number in the
-  /// memory of its node's leader. Ranks that cannot, though all looks alike, are nodes of their own.
+  /// Finds out which ranks share memory. This is proved and not assumed: each rank has read a random number in the
+  /// memory of its node's leader. A rank that cannot read it is a node of its own, even if its machine looks the
+  /// same.
   Topology find_topology();
 
   /// Makes the memory of this rank's node; returns when all ranks of the node have attached. The session's ranks are
   /// those of the node, in their order. `rules`: of the table of algorithms, from the node's leader.
   std::shared_ptr<NodeSession> open_node(const Topology& topology, const std::string& rules);
 
-  /// A store for this attempt alone, of which others know the `name`.
+  /// A store for this attempt alone, which all ranks open under the same `name`.
   StorePtr store(const std::string& name) const;
-  /// Keys of this attempt alone, whose names begin with `name`.
+  /// Keys for this attempt alone, which begin with `name`.
   std::shared_ptr<StoreKeys> keys(const std::string& name) const;
 
   /// Returns when all ranks have called it with this `step`.
   void arrive(const std::string& step);
 
-  /// Every rank leaves a word; rank 0 makes one out of all, which all get.
-  std::string round(const std::string& step, const std::string& word,
+  /// An all-reduce through the store: `combine` makes one value from the values of all ranks, on rank 0, and all
+  /// ranks return it.
+  std::string round(const std::string& step, const std::string& value,
                     const std::function<std::string(const std::vector<std::string>&)>& combine);
 
-  /// Waits for keys that another rank sets, and keeps them; after the timeout throws TimeoutError with `late()`.
-  void fetch(StoreKeys& keys, const std::vector<std::string>& names, const std::function<std::string()>& late);
-
-  /// Makes all ranks throw the first error that any of them reports. Returns that one; where the store does not answer,
-  /// `message`.
+  /// Makes all ranks throw the first error that any of them reports. Returns that error, or `message` if the store
+  /// does not answer.
   std::string report(const std::string& message);
   [[noreturn]] void fail(const std::string& message) { throw Error(report(message)); }
 
   const Meeting& meeting() const { return meeting_; }
-  /// Who the ranks are, "(host node1, pid 4711)" each, once there is a topology.
+  /// How to name the ranks, "(host node1, pid 4711)" each; known once there is a topology.
   const std::vector<std::string>& names() const { return names_; }
   Deadline deadline() const { return deadline_; }
   std::string describe_self() const;
 
  private:
-  /// The rank whose memory this one has seen; itself where it is the first of its node.
+  /// The first rank whose memory this rank can read; itself if it is the first of its node.
   int find_leader(const NodeProbe& probe);
 
-  /// What somebody sets. After the timeout throws `late()`.
+  /// Waits for the values of `keys`. After the timeout, throws TimeoutError with the message `late()`.
   std::vector<std::string> await(const std::vector<std::string>& keys, const std::function<std::string()>& late);
   std::string absent(const std::string& step);
-  /// Looks for trouble while this rank waits for something else than the store, now and then.
-  void glance();
+  /// Checks for a failed rank while this rank waits for something other than the store.
+  void check_peers();
   StoreKeys::Terms terms() const;
 
   const Meeting meeting_;
   const Deadline deadline_;
   const std::string prefix_;
-  const std::shared_ptr<Trouble> trouble_;
+  const std::shared_ptr<JoinMonitor> monitor_;
   StoreKeys keys_;
   std::vector<std::string> names_;
-  Clock::time_point next_glance_{};
+  Clock::time_point next_check_{};
 };
 
 }  // namespace ours

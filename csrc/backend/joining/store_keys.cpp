@@ -16,7 +16,7 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-/// Runs `body`, whose failures are the store's.
+/// Runs `body`, and throws the store's failures as Error.
 template <class Body>
 auto of_store(Body&& body) -> decltype(body()) {
   try {
@@ -32,7 +32,7 @@ auto of_store(Body&& body) -> decltype(body()) {
   }
 }
 
-/// What the thread that asks and the one that waits for the answer share.
+/// Shared by the thread that asks and the thread that waits for the answer.
 struct Inquiry {
   std::mutex mutex;
   std::condition_variable ended;
@@ -48,16 +48,16 @@ struct Inquiry {
   }
 };
 
-/// Waits in the store for all of `names`: by looking, since a store's own wait would keep others of this process from
-/// asking for so long.
+/// Waits until all of `names` are set, by checking again and again: a wait inside the store would keep other threads of
+/// this process from using it.
 std::vector<std::string> wait_for(c10d::Store& store, const std::vector<std::string>& names,
                                   const StoreKeys::Terms& terms, Deadline deadline, const std::atomic<bool>& dropped) {
   for (Milliseconds pause(1); !store.check(names); pause = std::min(2 * pause, terms.pause)) {
-    if (deadline.passed() || dropped) throw TimeoutError("nobody has set " + names.front());
+    if (deadline.passed() || dropped) throw TimeoutError("no rank has set " + names.front());
     try {
       if (terms.check) terms.check(store);
     } catch (...) {
-      // Somebody may have set the key and gone.
+      // The key may have been set by a rank that ended afterwards.
       if (!store.check(names)) throw;
     }
     std::this_thread::sleep_for(pause);
@@ -73,9 +73,9 @@ std::vector<std::string> wait_for(c10d::Store& store, const std::vector<std::str
 
 }  // namespace
 
-void ask_store(const StorePtr& store, Deadline deadline, const std::function<void()>& look_around,
-               std::function<void(c10d::Store&, const std::atomic<bool>&)> question) {
-  // A question with the same deadline tells more about what was waited for.
+void run_inquiry(const StorePtr& store, Deadline deadline, const std::function<void()>& look_around,
+                 std::function<void(c10d::Store&, const std::atomic<bool>&)> question) {
+  // A question with the same deadline can say more about what was waited for, so it may throw first.
   constexpr Milliseconds kGrace{250};
   const auto inquiry = std::make_shared<Inquiry>();
   const auto ask = [inquiry, store, question = std::move(question)] {
@@ -89,7 +89,7 @@ void ask_store(const StorePtr& store, Deadline deadline, const std::function<voi
   try {
     start_background_thread("ours_store", ask);
   } catch (const std::system_error&) {
-    ask();  // without a thread it may take as long as the store likes
+    ask();  // without a thread, it may take as long as the store needs
   }
   const struct Drop {
     Inquiry& inquiry;
@@ -112,13 +112,11 @@ void ask_store(const StorePtr& store, Deadline deadline, const std::function<voi
 }
 
 StorePtr connect_anew(const StorePtr& store, Deadline deadline) {
-  const auto result = std::make_shared<StorePtr>();
-  ask_store(store, deadline, {}, [result](c10d::Store& from, const auto&) { *result = from.clone(); });
-  return *result;
+  return ask_store(store, deadline, [](c10d::Store& from, const auto&) { return from.clone(); });
 }
 
 void StoreKeys::set(const std::string& key, const std::string& value) {
-  ask_store(store_, terms_.deadline, {},
+  ask_store(store_, terms_.deadline,
             [name = prefix_ + key, value](c10d::Store& store, const auto&) { store.set(name, value); });
 }
 
@@ -139,30 +137,28 @@ std::vector<std::string> StoreKeys::get_all(const std::vector<std::string>& keys
                                             const std::function<void()>& look_around) {
   std::vector<std::string> names;
   for (const std::string& key : keys) names.push_back(prefix_ + key);
-  const auto values = std::make_shared<std::vector<std::string>>();
-  ask_store(store_, deadline, look_around,
-            [values, names, deadline, terms = terms_](c10d::Store& store, const std::atomic<bool>& dropped) {
-              *values = wait_for(store, names, terms, deadline, dropped);
-            });
-  return *values;
+  return ask_store(
+      store_, deadline,
+      [names, deadline, terms = terms_](c10d::Store& store, const std::atomic<bool>& dropped) {
+        return wait_for(store, names, terms, deadline, dropped);
+      },
+      look_around);
 }
 
 std::string StoreKeys::claim(const std::string& key, const std::string& value, Deadline deadline) {
-  const auto result = std::make_shared<std::string>();
-  ask_store(store_, deadline, {}, [result, name = prefix_ + key, value](c10d::Store& store, const auto&) {
-    *result = store.compareSet(name, "", value);
+  return ask_store(store_, deadline, [name = prefix_ + key, value](c10d::Store& store, const auto&) {
+    return store.compareSet(name, "", value);
   });
-  return *result;
 }
 
 std::vector<size_t> StoreKeys::missing(const std::vector<std::string>& keys, size_t most, Deadline deadline) {
-  const auto result = std::make_shared<std::vector<size_t>>();
-  ask_store(store_, deadline, {}, [result, keys, most, prefix = prefix_](c10d::Store& store, const auto& dropped) {
-    for (size_t i = 0; i < keys.size() && result->size() < most && !dropped; ++i) {
-      if (!store.check({prefix + keys[i]})) result->push_back(i);
+  return ask_store(store_, deadline, [keys, most, prefix = prefix_](c10d::Store& store, const auto& dropped) {
+    std::vector<size_t> unset;
+    for (size_t i = 0; i < keys.size() && unset.size() < most && !dropped; ++i) {
+      if (!store.check({prefix + keys[i]})) unset.push_back(i);
     }
+    return unset;
   });
-  return *result;
 }
 
 void StoreKeys::fetch(const std::vector<std::string>& keys, Deadline deadline) {

@@ -1,10 +1,14 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "transport/key_values.h"
@@ -13,25 +17,44 @@ namespace ours {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-/// Asks a store on a thread of its own, since it may never answer: the process that serves it may be stopped, or its
-/// machine gone. `question` gets the store, and a flag that says that nobody waits for the answer any more. What the
-/// store throws arrives as Error. Throws TimeoutError after the deadline, and Error where a signal handler raised
-/// something meanwhile; calls `look_around`, if there is one, about every 50 ms, which may throw to end the wait.
-void ask_store(const StorePtr& store, Deadline deadline, const std::function<void()>& look_around,
-               std::function<void(c10d::Store&, const std::atomic<bool>&)> question);
+/// Runs `question` on a thread of its own: ask_store() without an answer.
+void run_inquiry(const StorePtr& store, Deadline deadline, const std::function<void()>& look_around,
+                 std::function<void(c10d::Store&, const std::atomic<bool>&)> question);
 
-/// The same store over a connection of its own: what waits in one holds up others of its connection.
+/// Asks a store, and returns the answer of `question`. That runs on a thread of its own, since a store may never
+/// answer: its server may be stopped, or the server's machine gone. `question` gets the store, and a flag that is set
+/// when the answer is not needed any more. Throws Error if the store fails or a signal handler raises something, and
+/// TimeoutError after the deadline. `look_around` is called about every 50 ms, and may throw to end the wait.
+template <class Question>
+auto ask_store(const StorePtr& store, Deadline deadline, Question question,
+               const std::function<void()>& look_around = {}) {
+  using Dropped = const std::atomic<bool>&;
+  using Answer = std::invoke_result_t<Question&, c10d::Store&, Dropped>;
+  if constexpr (std::is_void_v<Answer>) {
+    run_inquiry(store, deadline, look_around, std::move(question));
+  } else {
+    // Shared, since the question may outlive this call.
+    const auto answer = std::make_shared<Answer>();
+    run_inquiry(store, deadline, look_around,
+                [answer, question = std::move(question)](c10d::Store& asked, Dropped dropped) {
+                  *answer = question(asked, dropped);
+                });
+    return *answer;
+  }
+}
+
+/// The same store over a connection of its own, since a wait holds up everything else on its connection.
 StorePtr connect_anew(const StorePtr& store, Deadline deadline);
 
-/// Keys with a prefix in a c10d store. What the store itself throws arrives as Error, time that is up as TimeoutError.
-/// No call takes longer than its deadline, or that of all, whatever the store does.
+/// Keys with a prefix in a c10d store. Failures of the store are thrown as Error, and TimeoutError after a deadline: no
+/// call takes longer than its own deadline, or that of the terms, whatever the store does.
 class StoreKeys final : public KeyValues {
  public:
   struct Terms {
-    Deadline deadline;  ///< for what nobody else has to do anything
-    /// Called while a key is waited for, on another thread than the caller's; throws where it will never come.
+    Deadline deadline;  ///< for calls that wait for no other rank
+    /// Called while a key is waited for, on another thread than the caller's; throws if it will never be set.
     std::function<void(c10d::Store&)> check;
-    std::chrono::milliseconds pause;  ///< between two looks for a key, at most
+    std::chrono::milliseconds pause;  ///< the longest time between two checks for a key
   };
 
   StoreKeys(StorePtr store, std::string prefix, Terms terms)
@@ -41,22 +64,21 @@ class StoreKeys final : public KeyValues {
   std::string get(const std::string& key, Deadline deadline) override;
   std::string await(const std::string& key, Deadline deadline, const std::function<void()>& look_around) override;
 
-  /// The values of several keys, once all are there.
+  /// The values of several keys, once all of them are set.
   std::vector<std::string> get_all(const std::vector<std::string>& keys, Deadline deadline,
                                    const std::function<void()>& look_around = {});
 
-  /// Sets the key unless somebody has. Returns the value that it has then.
+  /// Sets the key if it is not set. Returns the value that it has now.
   std::string claim(const std::string& key, const std::string& value, Deadline deadline);
 
-  /// Which of the keys nobody has set, at most `most` of them.
+  /// The indices of keys that are not set, at most `most` of them.
   std::vector<size_t> missing(const std::vector<std::string>& keys, size_t most, Deadline deadline);
 
-  /// Fetches keys that are there, so that get() need not ask the store: others may occupy it for long, or it may be
-  /// gone by then.
+  /// Fetches keys that are set, so that get() need not ask the store, which may be busy or gone by then.
   void fetch(const std::vector<std::string>& keys, Deadline deadline);
 
  private:
-  /// What fetch() has of the key, or an empty string.
+  /// The value that fetch() has stored for the key, or an empty string.
   std::string known(const std::string& key);
 
   const StorePtr store_;
@@ -66,7 +88,7 @@ class StoreKeys final : public KeyValues {
   std::map<std::string, std::string> fetched_;  // guarded by mutex_
 };
 
-/// Under which name or address the ranks of a job reach its store; empty where it is no server.
+/// The name or address under which the ranks of a job reach its store; empty if no server serves it.
 std::string host_of(const StorePtr& store);
 
 }  // namespace ours

@@ -43,7 +43,7 @@ class MessageCarrier {
   virtual bool empty() const = 0;
 
   /// Throws PeerError if `message` can never end because a rank is gone; PeerLeftError if that rank left.
-  virtual void check_hope(const Message& message) = 0;
+  virtual void check_can_complete(const Message& message) = 0;
 
   // ---- from any thread
 

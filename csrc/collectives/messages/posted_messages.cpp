@@ -232,7 +232,7 @@ bool PostedMessages::look_around() {
       return true;
     }
     try {
-      carrier_->check_hope(*message);
+      carrier_->check_can_complete(*message);
       tell_future(*message, false, [&] { return std::make_exception_ptr(TimeoutError(late())); });
     } catch (const PeerError& gone) {
       const std::string why = gone.what() + (" during " + what());

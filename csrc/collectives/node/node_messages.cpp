@@ -17,7 +17,7 @@ bool NodeMessages::rest(const std::function<bool()>& ready) {
   return time_to_look;
 }
 
-void NodeMessages::check_hope(const Message& message) {
+void NodeMessages::check_can_complete(const Message& message) {
   int absent = 0;
   int last = -1;
   for (int r = 0; r < size(); ++r) {

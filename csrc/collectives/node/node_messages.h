@@ -21,7 +21,7 @@ class NodeMessages final : public MessageCarrier {
   Messages take_all() override { return queue_.take_all(); }
   Messages posted() const override { return queue_.posted(); }
   bool empty() const override { return queue_.empty(); }
-  void check_hope(const Message& message) override;
+  void check_can_complete(const Message& message) override;
 
   void check() override { session_->failure().check(); }
   bool failed() const override { return session_->failure().failed(); }

@@ -154,7 +154,7 @@ const char* TcpMessages::absence(int rank, bool sending) const {
   return data.is_open() && (!data.ended() || data.early() != nullptr) ? nullptr : why;
 }
 
-void TcpMessages::check_hope(const Message& message) {
+void TcpMessages::check_can_complete(const Message& message) {
   // Peers that never sent a message are heard on the connections of collectives.
   if (const auto calls = calls_.lock()) calls->look();
   const TcpMesh::Lock lock = mesh_->lock();

@@ -35,7 +35,7 @@ class TcpMessages final : public MessageCarrier {
   Messages take_all() override;
   Messages posted() const override;
   bool empty() const override { return inbox_.empty() && sends_.empty(); }
-  void check_hope(const Message& message) override;
+  void check_can_complete(const Message& message) override;
 
   void check() override { mesh_->check_usable(); }
   bool failed() const override { return mesh_->failure().failed(); }

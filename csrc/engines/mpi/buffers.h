@@ -8,13 +8,13 @@
 
 namespace ours::mpi {
 
-/// Memory that messages travel from and to; a power of two of bytes each.
+/// Memory for a message, whose size is a power of two.
 struct Buffer {
   std::unique_ptr<char[]> memory;
-  int level = 0;
+  int level = 0;  ///< the exponent
 };
 
-/// Keeps buffers for the next message: a network that registers memory with its hardware then knows it already.
+/// Keeps buffers for later messages, so that a network that registers memory with its hardware need not do it again.
 class Buffers {
  public:
   Buffer take(size_t bytes) {

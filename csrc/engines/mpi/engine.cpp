@@ -14,13 +14,13 @@ namespace ours::mpi {
 
 namespace {
 
-/// So long a message waits for another thread that calls MPI, which only one that makes a group keeps busy for long.
+/// How long a message waits for another thread's call of MPI. Only the making of a group takes long.
 constexpr std::chrono::milliseconds kBeginTimeout = std::chrono::minutes(5);
 
-/// The communicator of one group, for as long as its engine or a message needs it.
-class Link {
+/// The communicator of a group, which its engine and its messages share.
+class Communicator {
  public:
-  Link(const MpiMeeting& meeting, const Plan& plan) {
+  Communicator(const MpiMeeting& meeting, const Plan& plan) {
     Process& process = Process::get();
     const Use use;
     const auto calls = process.lock(meeting.deadline);
@@ -31,7 +31,7 @@ class Link {
     const int code = MPI_Group_incl(world, static_cast<int>(plan.ranks.size()), plan.ranks.data(), &members);
     MPI_Group_free(&world);
     check(code, "MPI_Group_incl");
-    // The tag keeps groups apart that are made at the same time; one message of each pair is under way for it.
+    // The tag keeps groups apart that are made at the same time.
     const int tag = static_cast<int>(plan.nonce % static_cast<unsigned>(process.highest_tag()));
     const int created = MPI_Comm_create_group(MPI_COMM_WORLD, members, tag, &comm_);
     MPI_Group_free(&members);
@@ -39,20 +39,21 @@ class Link {
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   }
 
-  /// Frees the communicator, unless something may still be under way that the next one of that number would get.
-  ~Link() {
+  /// Frees the communicator, unless a message may still be under way, which the next communicator of that number would
+  /// get.
+  ~Communicator() {
     Process& process = Process::get();
     if (!clean || comm_ == MPI_COMM_NULL || !process.usable()) return;
     try {
       const Use use;
       if (const auto calls = process.try_lock(kCallTimeout)) MPI_Comm_free(&comm_);
     } catch (const Error&) {
-      // MPI ends right now, and the communicator with it.
+      // MPI is being ended, and the communicator with it.
     }
   }
 
-  Link(const Link&) = delete;
-  Link& operator=(const Link&) = delete;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
 
   MPI_Comm comm() const { return comm_; }
 
@@ -63,27 +64,33 @@ class Link {
   MPI_Comm comm_ = MPI_COMM_NULL;
 };
 
-/// A message in a buffer of its own: MPI cannot take back its hands from memory, but the group's memory has to be free
-/// at once when a call fails. The copies are short ones, of what is in the cache.
+/// A message in a buffer of its own. MPI may use a message's memory until it ends, but the group's memory has to be
+/// free as soon as a call fails. The copies are short and in the cache.
 class Message final : public Engine::Transfer {
  public:
-  /// One to send, which ends when it is received: what nobody received is not forgotten.
-  Message(std::shared_ptr<Link> link, int peer, int tag, const void* data, size_t bytes)
-      : link_(std::move(link)), buffer_(link_->buffers.take(bytes)), bytes_(bytes) {
+  /// A message to send. It ends when it has been received, so that a message that nobody receives is noticed.
+  Message(std::shared_ptr<Communicator> communicator, int peer, int tag, const void* data, size_t bytes)
+      : communicator_(std::move(communicator)), buffer_(communicator_->buffers.take(bytes)), bytes_(bytes) {
     if (bytes > 0) std::memcpy(buffer_.memory.get(), data, bytes);
     const auto calls = Process::get().lock(Deadline::after(kBeginTimeout));
-    begin(MPI_Issend(buffer_.memory.get(), static_cast<int>(bytes), MPI_BYTE, peer, tag, link_->comm(), &request_));
+    begin(MPI_Issend(buffer_.memory.get(), static_cast<int>(bytes), MPI_BYTE, peer, tag, communicator_->comm(),
+                     &request_));
   }
 
-  Message(std::shared_ptr<Link> link, int peer, int tag, void* data, size_t bytes)
-      : link_(std::move(link)), buffer_(link_->buffers.take(bytes)), receives_(true), target_(data), bytes_(bytes) {
+  Message(std::shared_ptr<Communicator> communicator, int peer, int tag, void* data, size_t bytes)
+      : communicator_(std::move(communicator)),
+        buffer_(communicator_->buffers.take(bytes)),
+        receives_(true),
+        target_(data),
+        bytes_(bytes) {
     const auto calls = Process::get().lock(Deadline::after(kBeginTimeout));
-    begin(MPI_Irecv(buffer_.memory.get(), static_cast<int>(bytes), MPI_BYTE, peer, tag, link_->comm(), &request_));
+    begin(MPI_Irecv(buffer_.memory.get(), static_cast<int>(bytes), MPI_BYTE, peer, tag, communicator_->comm(),
+                    &request_));
   }
 
   ~Message() override {
     if (ended_) return;
-    link_->clean = false;
+    communicator_->clean = false;
     Process& process = Process::get();
     if (process.usable() && receives_) cancel();
     if (!ended_) process.abandon(request_, std::move(buffer_));
@@ -97,14 +104,14 @@ class Message final : public Engine::Transfer {
     MPI_Status status;
     if (!test(&status)) return false;
     if (receives_) take(status);
-    link_->buffers.give_back(std::move(buffer_));
+    communicator_->buffers.give_back(std::move(buffer_));
     return true;
   }
 
  private:
   void begin(int code) {
     ended_ = code != MPI_SUCCESS;
-    if (ended_) link_->clean = false;
+    if (ended_) communicator_->clean = false;
     check(code, receives_ ? "MPI_Irecv" : "MPI_Issend");
   }
 
@@ -115,7 +122,7 @@ class Message final : public Engine::Transfer {
     const int code = MPI_Test(&request_, &flag, status);
     ended_ = flag != 0 || code != MPI_SUCCESS;
     if (ended_) use_.end();
-    if (code != MPI_SUCCESS) link_->clean = false;
+    if (code != MPI_SUCCESS) communicator_->clean = false;
     check(code, receives_ ? "a message did not arrive by MPI" : "a message could not be sent by MPI");
     return ended_;
   }
@@ -130,7 +137,7 @@ class Message final : public Engine::Transfer {
     if (bytes_ > 0) std::memcpy(target_, buffer_.memory.get(), bytes_);
   }
 
-  /// Takes back a receive, if its message has not come.
+  /// Cancels a receive whose message has not arrived.
   void cancel() noexcept {
     const auto calls = Process::get().try_lock(kCallTimeout);
     int flag = 0;
@@ -139,7 +146,7 @@ class Message final : public Engine::Transfer {
   }
 
   Use use_;
-  const std::shared_ptr<Link> link_;
+  const std::shared_ptr<Communicator> communicator_;
   Buffer buffer_;
   const bool receives_ = false;
   void* const target_ = nullptr;
@@ -150,18 +157,19 @@ class Message final : public Engine::Transfer {
 
 class MpiEngine final : public Engine {
  public:
-  explicit MpiEngine(std::shared_ptr<Link> link) : link_(std::move(link)), name_("mpi (" + library_name() + ")") {}
+  explicit MpiEngine(std::shared_ptr<Communicator> communicator)
+      : communicator_(std::move(communicator)), name_("mpi (" + library_name() + ")") {}
 
   std::string name() const override { return name_; }
 
   std::unique_ptr<Transfer> send(int peer, uint32_t number, const void* data, size_t bytes) override {
     check_open(bytes);
-    return std::make_unique<Message>(link_, peer, tag(number), data, bytes);
+    return std::make_unique<Message>(communicator_, peer, tag(number), data, bytes);
   }
 
   std::unique_ptr<Transfer> receive(int peer, uint32_t number, void* data, size_t bytes) override {
     check_open(bytes);
-    return std::make_unique<Message>(link_, peer, tag(number), data, bytes);
+    return std::make_unique<Message>(communicator_, peer, tag(number), data, bytes);
   }
 
   void set_waker(std::function<void()>) override {}
@@ -175,42 +183,42 @@ class MpiEngine final : public Engine {
     if (bytes > INT_MAX) throw InvalidArgument("a message by MPI has at most 2 GiB");
   }
 
-  /// Equal tags of messages to the same peer do no harm: they stay in their order.
+  /// Messages to the same peer with equal tags do no harm, since they stay in order.
   static int tag(uint32_t number) {
     return static_cast<int>(number % (static_cast<uint32_t>(Process::get().highest_tag()) + 1));
   }
 
-  const std::shared_ptr<Link> link_;
+  const std::shared_ptr<Communicator> communicator_;
   const std::string name_;
   std::atomic<bool> closed_{false};
 };
 
-/// Tells the other ranks, of which some may have given up by now, why this one cannot take part.
-void tell(const MpiMeeting& meeting, const std::string& reason) {
+/// Reports why this rank cannot take part to those of the other ranks that have not given up.
+void report_failure(const MpiMeeting& meeting, const std::string& reason) {
   try {
-    agree(meeting, Word::failure(reason));
+    agree(meeting, RankInfo::failure(reason));
   } catch (const std::exception&) {
   }
 }
 
 Engine* open(const MpiMeeting& meeting) {
   Process& process = Process::get();
-  Word word;
+  RankInfo info;
   try {
-    word = process.introduce(meeting);
+    info = process.introduce(meeting);
   } catch (const TimeoutError& e) {
-    tell(meeting, e.what());
+    report_failure(meeting, e.what());
     throw;
   } catch (const Error& e) {
-    word = Word::failure(e.what());
+    info = RankInfo::failure(e.what());
   }
-  const Plan plan = agree(meeting, word);
-  // What a thread that never ends uses may not be this function's.
-  auto link = std::make_shared<std::shared_ptr<Link>>();
+  const Plan plan = agree(meeting, info);
+  // Shared, since the thread below may never end.
+  auto communicator = std::make_shared<std::shared_ptr<Communicator>>();
   const bool returned = wait_for(
-      [meeting, plan, link] {
+      [meeting, plan, communicator] {
         Process::get().initialise(meeting, plan);
-        *link = std::make_shared<Link>(meeting, plan);
+        *communicator = std::make_shared<Communicator>(meeting, plan);
       },
       meeting.deadline);
   if (!returned) {
@@ -220,7 +228,7 @@ Engine* open(const MpiMeeting& meeting) {
                        " ms: all processes that mpirun started have to initialise MPI, and all ranks of the group "
                        "have to be alive");
   }
-  return new MpiEngine(std::move(*link));
+  return new MpiEngine(std::move(*communicator));
 }
 
 }  // namespace

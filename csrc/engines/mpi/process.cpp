@@ -12,7 +12,7 @@ namespace ours::mpi {
 
 namespace {
 
-/// After so long, who waits for another thread's call of MPI looks whether that is given up.
+/// How often a thread that waits for another thread's call of MPI checks whether that call is given up.
 constexpr std::chrono::milliseconds kStuckInterval{20};
 
 constexpr const char* kStuck = "MPI did not come back from an earlier call in this process";
@@ -31,14 +31,14 @@ bool is_finalized() {
   return finalized != 0;
 }
 
-/// Whether this is a child that was forked after MPI was started, by whomever.
+/// Whether this is a child that was forked after MPI was started, by ourddp or by the program.
 std::atomic<bool> g_forked{false};
 
 void after_fork() {
   if (is_initialized()) g_forked = true;
 }
 
-// From when this library is loaded, which the first group by MPI does: an earlier fork goes unseen.
+// Forks are noticed from when this library is loaded, which the first group that uses MPI does.
 [[maybe_unused]] const int g_watches_forks = pthread_atfork(nullptr, nullptr, after_fork);
 
 const char* level_name(int level) {
@@ -62,7 +62,7 @@ std::string library_name() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
   int length = 0;
   MPI_Get_library_version(text, &length);
-  // The name ends with the first line or comma; runs of blanks become one.
+  // The name ends at the first line break or comma, and runs of blanks become one.
   std::string name;
   for (const char* at = text; *at != '\0' && *at != ',' && *at != '\n'; ++at) {
     const bool blank = *at == ' ' || *at == '\t' || *at == ':';
@@ -94,7 +94,7 @@ ErrorsReturn::~ErrorsReturn() {
 }
 
 Process& Process::get() {
-  // Never destroyed: threads may still use it while the process ends.
+  // Never destroyed, since threads may still use it while the process ends.
   static auto* process = new Process();
   return *process;
 }
@@ -107,7 +107,7 @@ const char* Process::obstacle() const {
 
 void Process::begin_use() {
   ++uses_;
-  // Either finalize() sees this use, or it is seen here.
+  // Either finalize() sees this use, or this sees that MPI is ending.
   if (!ending_) return;
   --uses_;
   throw Error(kEnded);
@@ -134,33 +134,33 @@ std::optional<Process::Calls> Process::try_lock(std::chrono::milliseconds patien
 std::unique_lock<std::timed_mutex> Process::lock_start(Deadline deadline) {
   std::unique_lock<std::timed_mutex> starting(starting_, deadline.at());
   if (starting.owns_lock()) return starting;
-  throw TimeoutError("another thread of this process initialises MPI, and was not done within " +
+  throw TimeoutError("another thread of this process is initialising MPI, and was not done within " +
                      std::to_string(deadline.timeout().count()) +
                      " ms: all processes of the MPI job have to do so at the same time");
 }
 
-Word Process::introduce(const MpiMeeting& meeting) {
+RankInfo Process::introduce(const MpiMeeting& meeting) {
   if (g_forked) throw Error(kForked);
   if (stuck_) throw Error(kStuck);
   if (is_finalized()) throw Error("MPI_Finalize has been called in this process, and MPI cannot be started again");
-  Word word;
-  word.library = library_name();
-  word.job = meeting.launcher.job;
-  word.rank = meeting.launcher.rank;
+  RankInfo info;
+  info.library = library_name();
+  info.job = meeting.launcher.job;
+  info.rank = meeting.launcher.rank;
   const auto starting = lock_start(meeting.deadline);
   if (!is_initialized()) {
-    word.state = meeting.launcher.job.empty() ? Word::State::Alone : Word::State::Launched;
-    return word;
+    info.state = meeting.launcher.job.empty() ? RankInfo::State::Alone : RankInfo::State::Launched;
+    return info;
   }
   read_level();
   const auto calls = lock(meeting.deadline);
-  check(MPI_Comm_rank(MPI_COMM_WORLD, &word.rank), "MPI_Comm_rank");
-  word.state = Word::State::Running;
-  if (word.job.empty()) word.job = "of one process";
-  return word;
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &info.rank), "MPI_Comm_rank");
+  info.state = RankInfo::State::Running;
+  if (info.job.empty()) info.job = "of one process";
+  return info;
 }
 
-/// Which threads may call MPI depends on how it was initialised.
+/// Finds out which threads may call MPI, which depends on how it was initialised.
 void Process::read_level() {
   int level = MPI_THREAD_SINGLE;
   check(MPI_Query_thread(&level), "MPI_Query_thread");
@@ -196,11 +196,11 @@ void Process::start() {
   int level = MPI_THREAD_SINGLE;
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
   check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  // What MPI's library registers for the end of the process runs after this.
+  // This runs before what MPI's library registers for the end of the process.
   std::atexit(at_exit);
 }
 
-/// That MPI sees the job that the launcher told this process of.
+/// Checks that MPI sees the job that the launcher described to this process.
 void Process::check_place(int expected, const std::vector<int>& ranks) {
   int rank = 0;
   int size = 0;
@@ -233,9 +233,9 @@ void Process::at_exit() {
   if (process.usable()) process.finalize();
 }
 
-/// Who initialised MPI ends it: mpirun takes the end of a process that has not for a failure. Not while another thread
-/// uses it, which threads of Python's that nobody waits for do, or a call hangs. Nor while a message is left over: its
-/// receiver is gone, or has given up, and MPI might wait for it forever.
+/// Ends MPI if this library initialised it, since mpirun takes a process that ends without that for a failed one. It
+/// does not while another thread uses MPI (Python does not wait for daemon threads) or a call hangs, or if a message is
+/// left over: its receiver is gone or has given up, and MPI might wait for it forever.
 void Process::finalize() {
   ending_ = true;
   if (stuck_ || uses_ > 0) return;

@@ -17,17 +17,17 @@
 
 namespace ours::mpi {
 
-/// Throws Error for what an MPI function returned, unless that is success. `what`: what was tried.
+/// Throws Error if `code`, which an MPI function has returned, is not success. `what`: what was tried.
 void check(int code, const std::string& what);
 
-/// "Open MPI v5.0.11". May be called before MPI is initialised.
+/// The name of the MPI library, such as "Open MPI v5.0.11". May be called before MPI is initialised.
 std::string library_name();
 
-/// No call of MPI takes so long, except for those that wait for other ranks.
+/// Longer than any call of MPI takes, except for those that wait for other ranks.
 constexpr std::chrono::milliseconds kCallTimeout{100};
 
-/// While one lives, errors of calls with MPI_COMM_WORLD are returned, which else end the process unless the program
-/// arranged for something else: that is what the last one that lives leaves again.
+/// While an object of this class exists, calls with MPI_COMM_WORLD return their errors, which otherwise end the process
+/// unless the program has set another handler. The last object restores that handler.
 class ErrorsReturn {
  public:
   ErrorsReturn();
@@ -41,44 +41,44 @@ class ErrorsReturn {
   static MPI_Errhandler before_;
 };
 
-/// MPI in this process. There is one, and it cannot be had again once it has ended.
+/// MPI in this process. There is one, which cannot be started again after it has ended.
 class Process {
  public:
   static Process& get();
 
-  /// What this process says of itself to the other ranks. Throws Error where MPI cannot be used any more, and
-  /// TimeoutError where another thread initialises it all the time.
-  Word introduce(const MpiMeeting& meeting);
+  /// What this process reports to the other ranks. Throws Error if MPI cannot be used any more, and TimeoutError if
+  /// another thread is initialising it until the deadline.
+  RankInfo introduce(const MpiMeeting& meeting);
 
-  /// Initialises MPI, unless that has happened. All processes of the job have to do so before it returns. Who waits for
-  /// it says gave_up() if it takes too long.
+  /// Initialises MPI, unless that has been done. It returns when all processes of the job have done so. A caller that
+  /// stops waiting for it calls gave_up().
   void initialise(const MpiMeeting& meeting, const Plan& plan);
 
-  /// MPI did not come back from initialising, or from making a group: neither is tried again, and MPI is not ended.
-  /// Groups that have been made go on, unless MPI takes one call at a time.
+  /// Says that MPI did not return from initialising, or from making a group. Neither is tried again, and MPI is not
+  /// ended. Existing groups go on, unless MPI takes only one call at a time.
   void gave_up() { stuck_ = true; }
 
-  /// Held around calls of MPI; empty where MPI takes calls from several threads at a time.
+  /// Held during calls of MPI; empty if MPI takes calls from several threads at once.
   using Calls = std::unique_lock<std::timed_mutex>;
 
-  /// Waits while another thread calls MPI. Throws Error where that one does not come back, and TimeoutError.
+  /// Waits while another thread calls MPI. Throws Error if that thread's call is given up, and TimeoutError.
   Calls lock(Deadline deadline);
 
-  /// The same for who must not wait for long, as the making of a group may last: nothing if the other thread takes
-  /// longer.
+  /// For callers that must not wait as long as the making of a group may take: nothing if the other thread takes longer
+  /// than `patience`.
   std::optional<Calls> try_lock(std::chrono::milliseconds patience);
 
-  /// Why MPI may not be called, for messages, or null: in a forked child, after MPI has ended, while a call hangs and
-  /// MPI takes one at a time.
+  /// Why MPI may not be called, for messages, or null: in a forked child, after MPI has ended, or while a call hangs
+  /// and MPI takes only one at a time.
   const char* obstacle() const;
   bool usable() const { return obstacle() == nullptr; }
 
-  /// Said of what MPI does for this process, a message or the making of a group, from before its first call until after
-  /// its last: MPI is not ended meanwhile. Throws Error if it is being ended.
+  /// Surrounds everything for which MPI is used, such as a message or the making of a group, from before its first call
+  /// until after its last: MPI is not ended meanwhile. Throws Error if MPI is being ended.
   void begin_use();
   void end_use() noexcept { --uses_; }
 
-  /// Takes what belongs to a message that cannot be recalled: it is kept until MPI is done with it.
+  /// Keeps the memory of a message that cannot be recalled until MPI has finished with it.
   void abandon(MPI_Request request, Buffer buffer);
 
   int highest_tag() const { return highest_tag_; }
@@ -112,7 +112,7 @@ class Process {
   std::list<Abandoned> abandoned_;
 };
 
-/// A use of MPI: see Process::begin_use().
+/// Surrounds a use of MPI: see Process::begin_use().
 class Use {
  public:
   Use() { Process::get().begin_use(); }

@@ -8,8 +8,8 @@
 
 namespace ours::mpi {
 
-/// Runs `call`, which may never return, in a thread of its own. Returns whether it has returned before the deadline;
-/// throws what it throws. What it uses must be its own.
+/// Runs `call`, which may never return, in a thread of its own. Returns whether it has returned before the deadline,
+/// and throws what it throws. `call` must own what it uses.
 template <class Call>
 bool wait_for(Call call, Deadline deadline) {
   std::packaged_task<void()> task(std::move(call));

@@ -58,7 +58,7 @@ bool system_can() {
   Buffer buffer;
   if (buffer.huge() > 0) return false;
   HugePages pages(true);
-  for (int i = 0; i < 3; ++i) pages.saw(buffer.data(), kBytes);
+  for (int i = 0; i < 3; ++i) pages.note_use(buffer.data(), kBytes);
   return buffer.huge() > 0;
 }
 
@@ -67,7 +67,7 @@ TEST(huge_pages_come_with_the_third_use_and_change_nothing_else) {
   Buffer buffer;
   HugePages pages(true);
   for (int time = 1; time <= 4; ++time) {
-    pages.saw(buffer.data(), kBytes);
+    pages.note_use(buffer.data(), kBytes);
     // Of 8 MiB that begin within a page, three huge pages are whole.
     if (can) CHECK_EQ(buffer.huge(), time < 3 ? size_t{0} : size_t{6} << 20);
     CHECK(buffer.unchanged());
@@ -80,10 +80,10 @@ TEST(huge_pages_are_left_to_those_who_want_them) {
   HugePages off(false);
   HugePages pages(true);
   for (int i = 0; i < 5; ++i) {
-    off.saw(buffer.data(), kBytes);
-    pages.saw(buffer.data(), HugePages::kLeastBytes - 1);
-    pages.saw(buffer.data(), kBytes - static_cast<size_t>(i));  // another buffer each time
-    pages.saw(nullptr, 0);
+    off.note_use(buffer.data(), kBytes);
+    pages.note_use(buffer.data(), HugePages::kLeastBytes - 1);
+    pages.note_use(buffer.data(), kBytes - static_cast<size_t>(i));  // another buffer each time
+    pages.note_use(nullptr, 0);
   }
   if (can) CHECK_EQ(buffer.huge(), size_t{0});
 }
@@ -94,10 +94,10 @@ TEST(huge_pages_of_memory_that_is_gone_are_no_error) {
   {
     Buffer buffer;
     gone = buffer.data();
-    pages.saw(gone, kBytes);
-    pages.saw(gone, kBytes);
+    pages.note_use(gone, kBytes);
+    pages.note_use(gone, kBytes);
   }
-  pages.saw(gone, kBytes);
+  pages.note_use(gone, kBytes);
 }
 
 }  // namespace

@@ -147,7 +147,7 @@ TEST(engine_nothing_is_sent_after_the_end) {
 TEST(engine_a_rank_without_mpi_fails_all) {
   const auto meeting = testing::meeting_of("without", world_rank(), world_size());
   const auto message = CHECK_THROWS(
-      Error, if (world_rank() == 1) { mpi::agree(meeting, mpi::Word::failure("there is none")); } else {
+      Error, if (world_rank() == 1) { mpi::agree(meeting, mpi::RankInfo::failure("there is none")); } else {
         ours_open_mpi_engine(meeting);
       });
   CHECK_EQ(message, "rank 1 cannot send by MPI: there is none");

@@ -145,12 +145,12 @@ TEST(process_waits_for_nobody_who_does_not_come) {
   meeting.deadline = Deadline::after(std::chrono::milliseconds(300));
   // Rank 1 says that it takes part, and then does not: MPI_Init waits for it in vain.
   if (world_rank() == 1) {
-    mpi::Word word;
-    word.state = mpi::Word::State::Launched;
-    word.rank = 1;
-    word.job = meeting.launcher.job;
-    word.library = mpi::library_name();
-    mpi::agree(meeting, word);
+    mpi::RankInfo info;
+    info.state = mpi::RankInfo::State::Launched;
+    info.rank = 1;
+    info.job = meeting.launcher.job;
+    info.library = mpi::library_name();
+    mpi::agree(meeting, info);
     meet("never met");
     return;
   }

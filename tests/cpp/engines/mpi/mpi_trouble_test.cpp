@@ -141,7 +141,7 @@ TEST(process_does_not_wait_for_another_thread_that_starts_mpi) {
   auto meeting = testing::meeting_of("second", world_rank(), world_size());
   meeting.deadline = Deadline::after(std::chrono::milliseconds(100));
   const auto message = CHECK_THROWS(TimeoutError, ours_open_mpi_engine(meeting));
-  CHECK_CONTAINS(message, "another thread of this process initialises MPI, and was not done within 100 ms");
+  CHECK_CONTAINS(message, "another thread of this process is initialising MPI, and was not done within 100 ms");
   CHECK_CONTAINS(hanging.error(), "the ranks of hangs did not find each other");
 }
 

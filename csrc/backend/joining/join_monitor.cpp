@@ -1,4 +1,4 @@
-#include "backend/trouble.h"
+#include "backend/joining/join_monitor.h"
 
 #include <unistd.h>
 
@@ -11,10 +11,10 @@ namespace ours {
 
 namespace {
 
-/// Before the message of a death, which others throw as the same type of error.
+/// Begins the report of a death, which other ranks throw as PeerError too.
 constexpr char kDeath = '\n';
 
-/// Before the places of the ranks of this machine, which processes share that play several nodes.
+/// The prefix of the keys of this machine's ranks. Processes of one machine share it even if they play several nodes.
 std::string machine_key(const std::string& prefix) { return prefix + "machine/" + node_identity("") + '/'; }
 
 [[noreturn]] void raise(const std::string& report) {
@@ -24,37 +24,37 @@ std::string machine_key(const std::string& prefix) { return prefix + "machine/" 
 
 }  // namespace
 
-Trouble::Trouble(std::string prefix, std::string self, std::string group)
+JoinMonitor::JoinMonitor(std::string prefix, std::string self, std::string group)
     : prefix_(std::move(prefix)), self_(std::move(self)), group_(std::move(group)) {}
 
-void Trouble::announce(c10d::Store& store) {
+void JoinMonitor::announce(c10d::Store& store) {
   const std::string machine = machine_key(prefix_);
   const int64_t place = store.add(machine + "count", 1);
   store.set(machine + std::to_string(place), std::to_string(::getpid()) + ' ' + self_);
 }
 
-void Trouble::meet(c10d::Store& store) {
+void JoinMonitor::find_neighbours(c10d::Store& store) {
   const std::string machine = machine_key(prefix_);
   while (true) {
     const auto place = static_cast<int>(neighbours_.size()) + 1;
     const std::string key = machine + std::to_string(place);
     if (!store.check({key})) return;
-    std::istringstream word(store.get_to_str(key));
+    std::istringstream entry(store.get_to_str(key));
     pid_t pid = 0;
     std::string name;
-    word >> pid >> std::ws;
-    std::getline(word, name);
+    entry >> pid >> std::ws;
+    std::getline(entry, name);
     neighbours_[place] = {name, pid == ::getpid() ? ProcessWatch() : ProcessWatch(pid)};
   }
 }
 
-void Trouble::check(c10d::Store& store) {
-  constexpr std::chrono::milliseconds kBetweenLooks{250};
+void JoinMonitor::check(c10d::Store& store) {
+  constexpr std::chrono::milliseconds kBetweenChecks{250};
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (Clock::now() < next_look_) return;
-  next_look_ = Clock::now() + kBetweenLooks;
+  if (Clock::now() < next_check_) return;
+  next_check_ = Clock::now() + kBetweenChecks;
   if (store.check({prefix_ + "error"})) raise(store.get_to_str(prefix_ + "error"));
-  meet(store);
+  find_neighbours(store);
   for (const auto& [place, neighbour] : neighbours_) {
     if (!neighbour.watch.ended()) continue;
     raise(report(store, kDeath + neighbour.name + " died while " + group_ + " was being made; noticed by " + self_ +
@@ -62,7 +62,7 @@ void Trouble::check(c10d::Store& store) {
   }
 }
 
-std::string Trouble::report(c10d::Store& store, const std::string& message) {
+std::string JoinMonitor::report(c10d::Store& store, const std::string& message) {
   return store.compareSet(prefix_ + "error", "", message);
 }
 

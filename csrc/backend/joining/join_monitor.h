@@ -1,0 +1,48 @@
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "common/deadline.h"
+#include "common/process_watch.h"
+
+namespace ours {
+
+/// Watches for what can keep the ranks of a new group from coming together: an error that a rank reports, or the death
+/// of a rank. Each rank announces itself in the store and watches the ranks of its machine. The first rank that notices
+/// a death reports it to all. The threads that ask the store use this object one at a time.
+class JoinMonitor {
+ public:
+  /// `prefix` begins this attempt's keys. `self` names this rank, as in "rank 2 (host node1, pid 4711)". `group` is the
+  /// name of the group in messages.
+  JoinMonitor(std::string prefix, std::string self, std::string group);
+
+  /// Announces this rank to the other ranks of its machine.
+  void announce(c10d::Store& store);
+
+  /// Throws the error that a rank has reported. If a rank of this machine has died, reports that, and throws PeerError.
+  void check(c10d::Store& store);
+
+  /// Reports an error, unless there is one already. Returns the error that is in force.
+  std::string report(c10d::Store& store, const std::string& message);
+
+ private:
+  struct Neighbour {
+    std::string name;
+    ProcessWatch watch;
+  };
+
+  /// Starts to watch the ranks of this machine that have announced themselves since the last call.
+  void find_neighbours(c10d::Store& store);
+
+  const std::string prefix_;
+  const std::string self_;
+  const std::string group_;
+  std::mutex mutex_;                     // guards all below
+  std::map<int, Neighbour> neighbours_;  // by the order in which they announced themselves
+  Clock::time_point next_check_{};
+};
+
+}  // namespace ours

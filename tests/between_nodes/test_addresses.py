@@ -1,0 +1,111 @@
+"""The addresses and connections between nodes: ports, and congestion control."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hosts import linked_hosts, why_no_hosts
+from probes import total
+from ranks import run_ranks
+
+
+def listening_ports(rank: int, world: int) -> list[int]:
+    """Return the ports at which this process listens."""
+    mine = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:  # the descriptor that lists them
+            continue
+        if target.startswith("socket:["):
+            mine.add(target[8:-1])
+    ports = []
+    for table in ("tcp", "tcp6"):
+        path = Path("/proc/self/net") / table
+        for line in path.read_text().splitlines()[1:] if path.exists() else []:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in mine:  # 0A means that it listens
+                ports.append(int(fields[1].rsplit(":", 1)[1], 16))
+    total()
+    return ports
+
+
+def free_range(count: int) -> tuple[int, int]:
+    """Return the ends of a range of ports that are free now."""
+    for first in range(21_000, 60_000, count):
+        probes = [socket.socket() for _ in range(count)]
+        try:
+            for offset, probe in enumerate(probes):
+                probe.bind(("127.0.0.1", first + offset))
+            return first, first + count - 1
+        except OSError:
+            continue
+        finally:
+            for probe in probes:
+                probe.close()
+    raise AssertionError("no free ports")
+
+
+def test_ranks_listen_at_ports_of_the_range():
+    first, last = free_range(40)
+    environment = {"OURS_PORT_RANGE": f"{first}-{last}", "OURS_INTERFACE": "127.0.0.1"}
+    for ports in run_ranks(2, listening_ports, env=environment, nodes=2):
+        assert ports
+        assert all(first <= port <= last for port in ports), ports
+    assert run_ranks(2, listening_ports, env=environment) == [[], []], "ranks of one node need no ports"
+
+
+def connections() -> list[tuple[str, str]]:
+    """Return the congestion control and the peer's address of each TCP connection of this process."""
+    found = []
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as one:
+            control = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+            found.append((control, one.getpeername()[0]))
+    return found
+
+
+def connected_controls(rank: int, world: int) -> set[str]:
+    """Return the congestion controls of this process's TCP connections."""
+    dist.all_reduce(torch.ones(100_000))
+    return {control for control, _ in connections()}
+
+
+def test_connections_use_the_congestion_control_of_the_option():
+    path = Path("/proc/sys/net/ipv4")
+    usual = (path / "tcp_congestion_control").read_text().strip()
+    others = set((path / "tcp_allowed_congestion_control").read_text().split()) - {usual}
+    if not others:
+        pytest.skip(f"this system allows no congestion control but {usual}")
+    for other in others:
+        for found in run_ranks(2, connected_controls, env={"OURS_TCP_CONGESTION": other}, nodes=2):
+            assert other in found
+    for found in run_ranks(2, connected_controls, env={"OURS_TCP_CONGESTION": usual}, nodes=2):
+        assert found == {usual}
+
+
+def controls_towards(rank: int, world: int, address: str) -> set[str]:
+    """Return the congestion controls of this process's connections to a host."""
+    dist.all_reduce(torch.ones(100_000))
+    return {control for control, peer in connections() if peer == address}
+
+
+def test_near_hosts_do_not_use_bbr_by_default():
+    reason = why_no_hosts()
+    if reason:
+        pytest.skip(reason)
+    with linked_hosts(2, congestion_controls=["bbr"]) as hosts:
+        if hosts[0].congestion_control != "bbr":
+            pytest.skip("this system does not allow bbr")
+        # Rank 0's only connections to the other host are those of the group.
+        found = run_ranks(2, controls_towards, hosts[1].address, nodes=hosts)[0]
+        assert found <= {"cubic", "reno"}, found
+        assert found
+        asked = {"OURS_TCP_CONGESTION": "bbr"}
+        assert run_ranks(2, controls_towards, hosts[1].address, nodes=hosts, env=asked)[0] == {"bbr"}

@@ -1,0 +1,129 @@
+"""The contents of the package: its libraries, its source distribution, its declared requirements and its stubs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from interpreter import run_python
+from ranks import run_ranks
+
+import ourddp
+from ourddp import _C, _build_info
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_build_contains_no_paths_of_this_machine():
+    # A build in place has the path of MPI, but a wheel does not (tests/package/test_build.py).
+    for file in [_C.__file__, _build_info.__file__]:
+        content = Path(file).read_bytes()
+        for folder in (ROOT, Path(torch.__file__).parent.parent):
+            assert f"{folder}/".encode() not in content, file
+
+
+def test_the_requirements_of_the_examples_are_declared():
+    project = (ROOT / "pyproject.toml").read_text()
+    assert re.search(r'^examples = \["scikit-learn", "tqdm"\]', project, re.MULTILINE)
+    imported = {
+        name
+        for path in (ROOT / "examples").glob("*.py")
+        for name in re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(), re.MULTILINE)
+    }
+    own = {path.stem for path in (ROOT / "examples").glob("*.py")} | {"ourddp", "torch", "__future__"}
+    assert imported - own - sys.stdlib_module_names == {"sklearn", "tqdm"}
+
+
+def test_a_source_distribution_has_all_files_of_a_checkout():
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("this is not a git checkout, so the files that belong to it are unknown")
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    code = """
+        import setuptools
+        from setuptools.command.egg_info import FileList
+        from setuptools.command.sdist import sdist
+        command = sdist(setuptools.Distribution({"packages": ["ourddp"], "script_name": "setup.py"}))
+        command.ensure_finalized()
+        command.filelist = FileList()
+        command.add_defaults()
+        command.read_template()
+        print(*command.filelist.files, sep="\\n")
+    """
+    line = [sys.executable, "-c", textwrap.dedent(code)]
+    packed = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout.split("\n")
+    assert sorted(set(names) - set(packed)) == []
+
+
+def test_info_says_whether_mpi_is_built_in():
+    built = list((ROOT / "ourddp").glob("_mpi.*.so"))
+    assert _build_info.ENGINES["MPI"].startswith("on: " if built else "off")
+
+
+def test_info_says_whether_cuda_is_built_in():
+    built = list((ROOT / "ourddp").glob("_cuda.*.so"))
+    assert _build_info.ENGINES["CUDA"].startswith("on: " if built else "off")
+
+
+def cuda_library() -> Path:
+    """Return the library for CUDA; skip the test if the extension was built without it."""
+    if not _build_info.ENGINES["CUDA"].startswith("on: "):
+        pytest.skip(f"the extension was built without CUDA: {_build_info.ENGINES['CUDA']}")
+    return next((ROOT / "ourddp").glob("_cuda.*.so"))
+
+
+def test_the_cuda_library_exports_one_symbol_and_needs_no_cuda():
+    if shutil.which("nm") is None or shutil.which("readelf") is None:
+        pytest.skip("nm and readelf are missing")
+    library = str(cuda_library())
+    shown = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True)
+    assert [line.split()[-1] for line in shown.stdout.splitlines()] == ["ours_device_library"]
+    needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    assert "libstdc++" in needed
+    assert not re.search(r"NEEDED.*(cuda|nccl|torch)", needed)
+
+
+def test_the_cuda_library_can_be_loaded_without_a_driver(tmp_path):
+    code = f"""
+        import ctypes
+        library = ctypes.CDLL({str(cuda_library())!r})
+        library.ours_device_library.restype = ctypes.c_void_p
+        assert library.ours_device_library(0) is None  # a version of the interface that does not exist
+        assert library.ours_device_library({device_interface()}) is not None
+    """
+    result = run_python(code, tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def device_interface() -> int:
+    header = (ROOT / "csrc" / "device" / "device_library.h").read_text()
+    return int(re.search(r"kDeviceInterface = (\d+);", header)[1])
+
+
+def all_reduce_on_the_cpu(rank: int, world: int) -> None:
+    tensor = torch.full((1000,), float(rank + 1))
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.full((1000,), world * (world + 1) / 2))
+
+
+def test_a_build_with_cuda_works_without_a_gpu():
+    cuda_library()
+    run_ranks(2, all_reduce_on_the_cpu)
+
+
+def test_pyproject_has_the_version_of_the_package():
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    assert f'version = "{ourddp.__version__}"' in pyproject
+
+
+def test_the_type_stubs_have_the_names_of_the_extension():
+    stubs = (ROOT / "ourddp" / "_C.pyi").read_text()
+    declared = set(re.findall(r"^(?:class|def) (\w+)", stubs, re.MULTILINE))
+    present = {name for name in vars(_C) if not name.startswith("__")}
+    assert declared == present
