@@ -70,7 +70,9 @@ void EnqueueGroup::compare(const Call& call, const Claim& claim) const {
   if (size() == 1) return;
   CallRecord record = claim.record;
   record.seq = call.seq;
-  const std::vector<Words> opened = open_call(host(), {call, record, claim.fingerprint}, claim.sizes);
+  // As what the operation was called by the body, which may consist of several.
+  const Call part{static_cast<Op>(record.op), static_cast<DType>(record.dtype), call.seq, call.deadline};
+  const std::vector<Words> opened = open_call(host(), {part, record, claim.fingerprint}, claim.sizes);
   if (!claim.sizes.empty()) SizeTables(opened).check(record);
 }
 

@@ -304,6 +304,20 @@ TEST(nccl_work_that_differs_is_found_afterwards_and_stopped) {
   for (const auto& error : errors) CHECK_CONTAINS(message_of(error), "rank 0 called all_reduce number 5");
 }
 
+TEST(nccl_work_may_be_part_of_calls_with_different_names) {
+  run_ranks(2, NcclGroup::kScratchBytes, [](Rank& self) {
+    float x = 1;
+    const auto call = sum_call(1);
+    const auto enqueued = self.group->enqueue(call, nullptr, [&] {
+      if (self.group->rank() == 0) return self.group->all_reduce(call, &x, &x, 1, {});
+      self.group->all_reduce(call, {Span{&x, 4}}, {});
+    });
+    const Op name = self.group->rank() == 0 ? Op::AllReduce : Op::AllReduceCoalesced;
+    self.group->watch(call_of(name, DType::Float32, 1), enqueued);
+    CHECK_EQ(x, 2);
+  });
+}
+
 TEST(nccl_work_of_which_a_peer_is_late_is_stopped_after_the_timeout) {
   testing::with_growing_timeouts([](std::chrono::milliseconds timeout) {
     run_ranks(2, NcclGroup::kScratchBytes, [&](Rank& self) {
