@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 import turns
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 import hosts as networks
 
 LEAST_ROUNDS, MOST_ROUNDS = 11, 200
