@@ -37,6 +37,8 @@ TIDY_FILES := $(shell find $(addprefix csrc/,common kernels device transport col
 .PHONY: demo test conformance cpp-test bench wheel lint format tidy build clean python-is-new-enough
 .DELETE_ON_ERROR:
 
+# What torchrun would choose, with a warning.
+demo: export OMP_NUM_THREADS ?= 1
 demo: build
 	$(BIN)/torchrun --nproc_per_node=$(NPROC) examples/train.py $(ARGS)
 

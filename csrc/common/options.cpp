@@ -293,7 +293,8 @@ const std::vector<OptionRow>& option_rows() {
           "value holds for its group."),
       text_row<&Options::select>(
           "OURS_SELECT", "rules, the path of a file of them, or empty",
-          "Which algorithms are used between nodes: rules such as `all_reduce nodes>=8 bytes<=64K doubling`, separated "
+          "Which algorithms are used within and between nodes: rules such as `all_reduce nodes>=8 bytes<=64K "
+          "doubling`, separated "
           "by semicolons, or the path (with a slash) of a file of such lines, which `python -m ourddp tune` writes. "
           "They come before the built-in rules; `python -m ourddp select` prints all of them. Rank 0's rules hold "
           "for its group."),
