@@ -17,13 +17,13 @@ struct IpcMemory {
   std::shared_ptr<DeviceHeap> heap;     ///< with one segment, which is the rank's stage
   std::unique_ptr<MappedMemory> mapped;
   size_t stage_bytes = 0;  ///< that each rank's stage has at least
-  /// Empty where all ranks have mapped the stages of all; otherwise why not, the same on all ranks. What the devices
-  /// say of reaching each other is not enough: containers, for one, may keep processes from each other's memory.
+  /// Empty if all ranks have mapped the stages of all; otherwise the reason, the same on all ranks. What the devices
+  /// say of reaching each other is not enough: containers, for example, may keep processes from each other's memory.
   std::string why_not;
 };
 
-/// Called on all ranks of `host` at the same time, with the same `stage_bytes`; where a device has no room for that,
-/// its rank's stage is smaller. `call` is under way.
+/// All ranks of `host` call this at the same time, with the same `stage_bytes`; a rank whose device lacks room for
+/// that gets a smaller stage. `call` is under way.
 IpcMemory share_device_memory(Group& host, const std::shared_ptr<Device>& device, const Call& call, size_t stage_bytes);
 
 }  // namespace ours
