@@ -100,8 +100,8 @@ class Group {
   }
 
   /// Waits until every rank has arrived; on timeout throws TimeoutError that names the first absent rank, or all of
-  /// them. Independent of the other collectives: a rank that hangs in one of them is found missing here. May be
-  /// called by another thread than they are.
+  /// them. Independent of the other collectives: a rank that hangs in one of them is found missing here. May run
+  /// on another thread than they do.
   virtual void monitored_barrier(const Call& call, bool wait_all_ranks) = 0;
 
   /// Allocates `bytes` bytes, aligned to a page and zeroed. An all_reduce in place needs no copies if all ranks call
