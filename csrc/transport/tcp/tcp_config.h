@@ -23,7 +23,7 @@ struct TcpConfig {
   std::string congestion;  ///< see OURS_TCP_CONGESTION
   TcpPlan plan;
 
-  /// From the options, all but plan.rules.
+  /// Reads all from the options except plan.rules.
   static TcpConfig from_options(const std::string& master);
 };
 
