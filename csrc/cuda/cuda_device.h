@@ -10,10 +10,11 @@
 
 namespace ours::cuda {
 
-/// A device of CUDA's, with the primary context that the program uses too.
+/// A CUDA device, with the primary context that the program uses too.
 class CudaDevice : public Device {
  public:
-  /// Opens it: makes its context, and loads all kernels, since CUDA may wait for the device when it loads one.
+  /// Opens the device: makes its context, and loads all kernels, since CUDA may wait for the device when it loads
+  /// one.
   explicit CudaDevice(int index);
 
   int index() const override { return index_; }
