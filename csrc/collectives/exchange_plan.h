@@ -21,7 +21,7 @@ enum class Movement : uint8_t { Broadcast, AllGather, Gather, Scatter, AllToAll 
 /// movements specially. Pure data: the memory is the caller's. Planner makes it.
 struct ExchangePlan {
   Movement movement;
-  int root = -1;  ///< of AllGather and AllToAll: none
+  int root = -1;  ///< -1 for AllGather and AllToAll, which have none
   /// One entry for each rank. An empty message differs from none: its receiver expects it, and compares its size.
   std::vector<std::optional<ConstSpan>> sends;
   std::vector<std::optional<Span>> receives;

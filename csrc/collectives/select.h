@@ -11,9 +11,9 @@ namespace ours {
 
 /// Ways to combine the data of nodes, or of the ranks of a node. Each is explained where it is implemented.
 enum class Algorithm : uint8_t {
-  Whole,     ///< everything goes to everybody
+  Whole,     ///< every rank gets everything
   Doubling,  ///< pairs exchange everything, log2(nodes) times
-  Direct,    ///< everybody reduces a slice of everything, sent to it and from it directly
+  Direct,    ///< every rank reduces a slice of everything, sent to it and from it directly
   Ring,      ///< the same, by neighbours
 };
 const char* name_of(Algorithm algorithm);
@@ -30,7 +30,7 @@ struct SelectionCase {
   Selectable operation;
   int nodes;     ///< over which the ranks are spread
   int local;     ///< ranks of the node that has most
-  size_t bytes;  ///< of a rank's array; of no meaning for AllGather
+  size_t bytes;  ///< size of a rank's array; has no meaning for AllGather
 };
 
 /// The table by which algorithms are chosen: the rules of a user, followed by the built-in ones. The first rule that

@@ -46,7 +46,7 @@ class CudaDevice : public Device {
 
   int index_;
   CUcontext context_ = nullptr;  ///< never released
-  int priority_ = 0;             ///< of our streams
+  int priority_ = 0;             ///< the priority of our streams
   std::string identity_, hardware_;
   std::map<std::string, bool> peers_;  ///< by identity, for the devices that this process sees
   std::shared_ptr<OwnMemory> memory_;

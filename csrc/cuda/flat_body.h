@@ -20,7 +20,7 @@ struct FlatTask {
   const char* from[kMostPieces];
   char* to[kMostPieces];
   size_t count[kMostPieces];          ///< elements, at least one
-  unsigned first_block[kMostPieces];  ///< that works on the piece
+  unsigned first_block[kMostPieces];  ///< the first block that works on the piece
   int pieces;
   double scale;
 };

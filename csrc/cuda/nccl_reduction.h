@@ -12,7 +12,7 @@ namespace ours::cuda {
 struct NcclReduction {
   NcclType type;
   NcclOp op;
-  size_t units;                      ///< of that type, in an element
+  size_t units;                      ///< values of that type in an element
   std::optional<Reduction> prepare;  ///< what Device::reduce() makes of each input first
   std::optional<Reduction> finish;   ///< and of the result
 };

@@ -44,9 +44,9 @@ class DeviceTransfers : public std::enable_shared_from_this<DeviceTransfers> {
 
   /// What a transfer waits for. Sends: Device, Copy, Message; receives: Message, Device, Copy.
   enum class Stage {
-    Device,   ///< that the device comes to its place in the stream
-    Copy,     ///< that the device has copied from, or to, pinned memory
-    Message,  ///< that the message has come there, or gone
+    Device,   ///< for the device to come to its place in the stream
+    Copy,     ///< for the device to copy from, or to, pinned memory
+    Message,  ///< for the message to arrive there, or to leave
   };
 
   struct Item {

@@ -23,8 +23,8 @@ struct DeviceReport {
   std::string obstacle;  ///< why there is no library for them; empty if there is one
   std::string library;
   std::vector<std::string> devices;
-  std::string device_obstacle;  ///< why nobody can tell which devices there are; empty otherwise
-  std::string vendor_version;   ///< of the vendor's library for collectives; may be empty
+  std::string device_obstacle;  ///< why the devices cannot be found out; empty otherwise
+  std::string vendor_version;   ///< the version of the vendor's library for collectives; may be empty
   std::string vendor_obstacle;  ///< why that cannot be used; empty if it can
 };
 

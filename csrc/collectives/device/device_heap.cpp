@@ -14,7 +14,7 @@ constexpr size_t kPage = 4096;
 /// The smallest segment for pieces; peers map each segment, so there should be few.
 constexpr size_t kLeastSegment = size_t{32} << 20;
 constexpr size_t kSegmentAlign = size_t{2} << 20;
-/// What is copied from the host to make zeros; the rest is copied from that.
+/// The bytes that are copied from the host to make zeros; the rest is copied from these.
 constexpr size_t kZeros = 64 * 1024;
 constexpr std::chrono::seconds kZeroTimeout{60};
 

@@ -17,7 +17,7 @@ struct Reducing {
   DType dtype;
   Reduction reduction;
   int reader;
-  DType travels;  ///< as what, between nodes
+  DType travels;  ///< the type of sums between nodes
 
   size_t element() const { return size_of(dtype); }
 };

@@ -79,7 +79,7 @@ class HierarchicalGroup final : public Group {
   const std::shared_ptr<NodeSession> session_;
   const std::shared_ptr<TcpMesh> mesh_;
   NodeGroup node_;
-  TcpGroup flat_;  ///< of all ranks, for what needs no node
+  TcpGroup flat_;  ///< all ranks, for operations that need no node
   NodeWatch watch_;
   const Selection selection_;
   Scratch scratch_;

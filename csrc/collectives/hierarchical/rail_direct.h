@@ -36,7 +36,7 @@ class RailDirect final : public Rail {
 
   struct State {
     // Counted in parts of messages, as in TcpCall.
-    size_t arrived = 0, to_arrive = 0;  ///< of inputs of this rank's part
+    size_t arrived = 0, to_arrive = 0;  ///< inputs of this rank's part
     size_t results = 0, to_get = 0;
     size_t sent = 0, to_send = 0;
     bool widened = false;  ///< the results are in the slot as float32

@@ -48,7 +48,7 @@ class RailRing final : public Rail {
 
   struct State {
     // Counted in parts of messages, as in TcpCall.
-    size_t arrived[2] = {0, 0};  ///< of even and odd steps
+    size_t arrived[2] = {0, 0};  ///< in even and odd steps
     size_t sent = 0, to_send = 0;
     // How many receives of steps have been posted so far.
     size_t posted = 0;

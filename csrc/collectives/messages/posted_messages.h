@@ -84,7 +84,7 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
   const std::unique_ptr<MessageCarrier> carrier_;
   std::mutex mutex_;                         // guards all below but pause_background_, and the carrier's messages
   Messages ended_;                           // their finish() has not been called
-  std::deque<TransferCallbacks> callbacks_;  // of messages that have ended, in their order
+  std::deque<TransferCallbacks> callbacks_;  // from messages that have ended, in their order
   int drivers_ = 0;                          // threads in wait(); the background thread stands back meanwhile
   bool closing_ = false;
   int backgrounds_ = 0;       // background threads

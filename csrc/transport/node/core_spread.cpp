@@ -58,7 +58,7 @@ bool CoreSpread::settle(size_t parity) {
   int crowd = 0;
   for (int r = 0; r < session_.size(); ++r) {
     if (core_of(r, parity) != mine) continue;
-    if (r > session_.rank()) return false;  // that one moves, if any
+    if (r > session_.rank()) return false;  // if any rank moves, it is that one
     ++crowd;
   }
   if (crowd <= fair_) return false;

@@ -220,7 +220,7 @@ std::byte* NodeHeap::arena(int rank) {
 }
 
 void NodeHeap::move_full_pages(uint64_t offset, size_t bytes) {
-  // Of the huge pages that the piece touches, the first and the last may have gaps, or reach beyond the end.
+  // The first and the last huge page that the piece touches may have gaps, or reach beyond the end.
   uint64_t begin = offset / kHugePage * kHugePage;
   uint64_t end = (offset + bytes + kHugePage - 1) / kHugePage * kHugePage;
   const auto next = gaps_.lower_bound(offset);

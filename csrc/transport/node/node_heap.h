@@ -83,7 +83,7 @@ class NodeHeap {
   std::map<uint64_t, size_t> used_;  // offset -> bytes, in whole pages
   std::map<uint64_t, size_t> gaps_;  // freed pieces below end_, never adjacent
   std::set<uint64_t> moved_;         // offsets of huge pages
-  // Withdrawn ranges, begin -> end, which do not touch. Changed only under the mutex of ForkGuard, too.
+  // Withdrawn ranges, begin -> end, which do not touch. Guarded by the mutex of ForkGuard, too.
   std::map<uint64_t, uint64_t> own_;
   uint64_t end_ = 0;
 };

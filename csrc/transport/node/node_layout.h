@@ -7,12 +7,12 @@
 
 #include "transport/node/own_cores.h"
 
-// What lies where in the shared segment of one group on one node. Everything here is read by other processes, so it is
+// The layout of the shared segment of one group on one node. Everything here is read by other processes, so it is
 // plain memory with lock-free atomics; sizes follow from (ranks, chunk, ring) alone.
 //
 //   SegmentHeader | RankBlock[ranks] | tables[ranks] | stages[ranks] | channels[ranks][ranks]
 //
-// A rank writes the data of its own block, table, stage and outgoing channels. Of others' it touches counters only: it
+// A rank writes the data of its own block, table, stage and outgoing channels. It touches only counters of others: it
 // rings doorbells, counts itself among sleepers, and says how far it has read an incoming channel. The failure record
 // in the header is written once, by the first rank that fails.
 
@@ -37,8 +37,8 @@ struct SleepWord {
 /// What one rank called. Every field must agree on all ranks.
 struct CallRecord {
   uint64_t seq;
-  uint64_t count;  ///< elements, where all ranks must give the same number; else 0
-  double factor;   ///< of PREMUL_SUM
+  uint64_t count;  ///< elements, if all ranks must give the same number; otherwise 0
+  double factor;   ///< for PREMUL_SUM
   int32_t root;    ///< -1 where the operation has none
   uint8_t op;      ///< Op
   uint8_t dtype;   ///< DType

@@ -30,7 +30,7 @@ struct NodeConfig {
   size_t chunk_bytes;
   size_t small_bytes;  ///< arrays up to this are reduced with one synchronisation; 0: as the table of algorithms says
   size_t ring_bytes;
-  std::string rules{};  ///< of that table (Selection), before those that are built in
+  std::string rules{};  ///< the user's rules of that table (Selection), before the built-in ones
 
   /// From OURS_CHUNK_BYTES and OURS_SMALL_BYTES, with defaults for `ranks`.
   static NodeConfig from_options(int ranks);

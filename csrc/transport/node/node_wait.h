@@ -16,7 +16,7 @@ namespace ours {
 /// time, and sleeps as soon as a yield shows that another thread computes there, so that it takes no core from
 /// others.
 struct WaitPolicy {
-  std::chrono::microseconds awake{500};  ///< of this rank's own time: what others do with a yielded core is theirs
+  std::chrono::microseconds awake{500};  ///< in this rank's own time, without that of others on a yielded core
   std::chrono::microseconds spin{0};     ///< first part of `awake`, in which the core is kept instead of yielded
 };
 

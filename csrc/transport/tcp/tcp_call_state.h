@@ -89,7 +89,7 @@ class TcpCallState {
     bool expected = false;
     uint64_t monitor = 0;
     uint64_t waiting_call = 0;     ///< the last call in which it said that it waits,
-    std::vector<uint32_t> causes;  ///< and for whom
+    std::vector<uint32_t> causes;  ///< and for which ranks
   };
 
   const Peer& peer(int rank) const;
@@ -98,7 +98,7 @@ class TcpCallState {
   const int own_rank_;
   const int size_;
   uint64_t count_ = 0;
-  const Facts* facts_ = nullptr;  ///< of the call that is under way
+  const Facts* facts_ = nullptr;  ///< the call that is under way
   std::map<int, Peer> peers_;     ///< those that said something or are waited for; this rank with its own refusals
   std::vector<uint32_t> declared_;
   std::vector<uint32_t> absent_;

@@ -136,7 +136,7 @@ class TcpEndpoint final : private TcpConnections::Owner {
   TcpConnections connections_;
   TcpFailurePropagation propagation_;
   TcpCallState calls_;
-  Clock::time_point contended_until_{};  ///< until then somebody else computes on this rank's core
+  Clock::time_point contended_until_{};  ///< until then another thread computes on this rank's core
   /// The last member, because its engine may wake the endpoint until it is gone.
   std::unique_ptr<TcpEnginePayloads> payloads_;
 };
