@@ -69,7 +69,7 @@ class Group {
   void reduce_scatter(const Call& call, const Scattering& job);
   void exchange(const Call& call, const ExchangePlan& plan);
 
-  // And as they are usually called.
+  // The same operations in their usual form.
   /// out[i] = reduction over all ranks' in[i]; `count` elements of call.dtype.
   void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction);
   /// Like all_reduce, in place, of an array that lies in several places: `pieces` one after the other. It may be cut

@@ -5,7 +5,7 @@
 
 namespace ours {
 
-/// Which ranks of a group share a node. Equal on all ranks of the group.
+/// Tells which ranks of a group share a node. Equal on all ranks of the group.
 class Topology {
  public:
   /// The argument gives each rank's leader, the rank whose memory it was seen to share. Throws Error if a leader does

@@ -40,7 +40,7 @@ class EnqueueGroup : public DeviceGroupBase {
   /// which the ranks compare.
   void watch(const Call& call, const Enqueued& enqueued);
 
-  /// Where operations run.
+  /// The stream in which operations run.
   StreamHandle stream() const { return stream_; }
   std::vector<StreamHandle> streams() const override { return {stream_}; }
 

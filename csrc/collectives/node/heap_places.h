@@ -13,7 +13,7 @@
 
 namespace ours {
 
-/// Where the ranks' data of one operation lies in the node's heap. Each rank publishes the places of its own data in
+/// Tells where the ranks' data for an operation lies in the heap. Each rank publishes the places of its own data in
 /// its stage before the operation's first synchronisation. If all have published, the peers read and write the data
 /// there.
 class HeapPlaces {
