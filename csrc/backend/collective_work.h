@@ -19,7 +19,7 @@ struct Collective {
   std::vector<std::vector<at::Tensor>> outputs;
   /// Does the operation, and owns all tensors that it touches.
   std::function<void(Group&, const Call&)> body;
-  /// For a collective that works on the CPU without tensors: the device after whose current stream it has to run.
+  /// For a collective that works on the CPU without tensors: it runs after the current stream of this device.
   std::optional<at::Device> behind{};
   Op op{};  ///< this field and the following ones are filled in by launch()
   bool async_op = true;
@@ -32,27 +32,29 @@ class CollectiveWork final : public OursWork {
   CollectiveWork(Collective collective, std::shared_ptr<Group> group, std::shared_ptr<CommQueue> queue,
                  std::shared_ptr<GroupStatus> status);
 
-  /// Blocks until the operation has ended and throws its error. Of what is enqueued on a device (DeviceCall), where no
-  /// timeout is given, it makes the current stream wait instead, and throws the error if there is one by now. A
-  /// `timeout` (0: none) that passes before throws too, and leaves the operation and the group as they are.
+  /// Blocks until the operation has ended and throws its error. If the operation is enqueued on a device (DeviceCall)
+  /// and no timeout is given, it makes the current stream wait instead, and throws the error if there is one by now.
+  /// A `timeout` (0: none) that passes first throws too, and leaves the operation and the group as they are.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
-  /// As wait() without its error, for device tensors; nothing to do for those of the CPU.
+  /// Like wait(), but does not throw, for device tensors; does nothing for those of the CPU.
   void synchronize() override;
 
-  /// Of what is enqueued on a device the future is complete at once: callbacks run in streams that come after it.
+  /// If the operation is enqueued on a device, the future is complete at once: callbacks run in streams that come
+  /// after it.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
-  /// Of device tensors: their part in the device's order of work. Before execute().
+  /// For device tensors: sets their part in the device's order of work. Called before execute().
   void set_device_call(std::unique_ptr<DeviceCall> call) { device_call_ = std::move(call); }
 
-  /// Of what was captured into a graph, in place of execute(): the Work is complete, and keeps its tensors.
+  /// Called instead of execute() for a collective that was captured into a graph: the Work is complete, and keeps its
+  /// tensors.
   void complete_captured() noexcept;
 
-  /// It is started by a callback of that origin; before submit().
+  /// Says that a callback of that origin starts it. Called before submit().
   void set_origin(Origin origin) { origin_ = std::move(origin); }
 
-  /// Where the callbacks on its future belong.
+  /// The origin of collectives that callbacks on its future start.
   Origin origin() const;
 
   /// Sets its number among the queue's collectives. Called before execute().
@@ -65,8 +67,8 @@ class CollectiveWork final : public OursWork {
   void run_callbacks() noexcept;
 
  protected:
-  /// Returns the device even if there is no output, since callbacks must not run in the stream in which the future is
-  /// completed.
+  /// Returns the device even if there is no output, because callbacks must not run in the stream in which the future
+  /// is completed.
   std::vector<at::Device> devices() const override;
 
  private:

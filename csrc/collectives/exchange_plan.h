@@ -16,44 +16,45 @@ namespace ours {
 /// The collectives that move data unchanged.
 enum class Movement : uint8_t { Broadcast, AllGather, Gather, Scatter, AllToAll };
 
-/// What one rank sends to each rank of its group, and receives from each, itself included, in one of these
-/// collectives. All of them are one exchange, which an engine needs to implement only once; it may treat some movements
-/// specially. Pure data: the memory is the caller's. Planner makes it.
+/// What one rank sends to each rank of its group, itself included, and receives from each in one of these
+/// collectives. All of them are one exchange, which an engine needs to implement only once; it may treat some
+/// movements specially. Pure data: the memory is the caller's. Planner makes it.
 struct ExchangePlan {
   Movement movement;
-  int root = -1;  ///< of AllGather and AllToAll: none
-  /// One for each rank. An empty message is not the same as none: its receiver expects it, and compares its size.
+  int root = -1;  ///< -1 for AllGather and AllToAll, which have none
+  /// One entry for each rank. An empty message differs from none: its receiver expects it, and compares its size.
   std::vector<std::optional<ConstSpan>> sends;
   std::vector<std::optional<Span>> receives;
 
-  /// Whether all ranks that are sent something, other than the sender, are sent the same bytes.
+  /// Whether a rank sends the same bytes to all other ranks that it sends anything to.
   bool is_common() const { return movement != Movement::Scatter && movement != Movement::AllToAll; }
 
   /// In bytes; 0 where there is no message.
   size_t sent(size_t to) const { return sends[to] ? sends[to]->bytes : 0; }
   size_t received(size_t from) const { return receives[from] ? receives[from]->bytes : 0; }
 
-  /// Of a broadcast, on every rank.
+  /// The buffer of a broadcast, on every rank.
   const Span& buffer() const { return *receives[static_cast<size_t>(root)]; }
 
   /// Writes sent() of each rank and then received() of each into `table`, which has room for 2 * ranks numbers.
   void write_sizes(uint64_t* table) const;
 
-  /// Whether what comes from `peer` overwrites what is sent to it, so that a copy has to be sent.
+  /// Whether what comes from `peer` overwrites what is sent to it, so that a copy must be sent.
   bool overlaps(size_t peer) const;
 
-  /// Whether all ranks are sent a message of `bytes`, and all send one: what allows some engines a shorter way.
+  /// Whether all ranks send and receive a message of `bytes`, which allows some engines a shorter way.
   bool is_uniform(size_t bytes) const;
 
-  /// Copies what rank `self`, whose plan this is, sends to itself, in the memory of the host.
+  /// Copies what rank `self`, to which this plan belongs, sends to itself. For host memory.
   void copy_own(size_t self) const;
 };
 
 /// Throws InvalidArgument unless 0 <= root < size.
 void check_root(int root, int size);
 
-/// Makes the plans of one rank. All functions throw InvalidArgument where the arguments have no meaning: a root that is
-/// no rank, a list that has not one buffer for each rank, a rank that does not expect of itself what it gives itself.
+/// Makes the plans of one rank. All functions throw InvalidArgument if the arguments have no meaning: a root outside
+/// the group, a list without one buffer for each rank, or a rank whose message to itself does not have the size it
+/// expects.
 struct Planner {
   Op op;  ///< for messages
   int rank;
@@ -73,7 +74,7 @@ struct Planner {
   ExchangePlan checked(ExchangePlan plan) const;
 };
 
-/// "rank 1 sends 8 bytes to rank 0, which expects 4, in ...": what to say where two plans do not fit together.
+/// Says how two plans disagree: "rank 1 sends 8 bytes to rank 0, which expects 4, in ...".
 struct SizesDiffer {
   std::string sender;
   std::string receiver;

@@ -17,8 +17,8 @@ void check_reduce_scatter(const Scattering& job, int size) {
                         " ranks; give one of each a rank");
 }
 
-/// Stands for a list of sizes where ranks compare what they called: lists of the same sum have different ones. That of
-/// equal sizes is 0, for the sum says all.
+/// A fingerprint of a list of sizes, for ranks to compare: lists with the same sum have different ones. Equal sizes
+/// have 0, since the sum alone determines them.
 uint64_t fingerprint_of(const std::vector<size_t>& counts) {
   if (std::all_of(counts.begin(), counts.end(), [&](size_t count) { return count == counts[0]; })) return 0;
   uint64_t fingerprint = 0;
@@ -31,7 +31,7 @@ uint64_t fingerprint_of(const std::vector<size_t>& counts) {
 template <class Body>
 void Group::operate(const Running& run, Body&& body) {
   check_usable(run.call);
-  guarded(run, std::ref(body));  // by reference: a std::function of more would allocate
+  guarded(run, std::ref(body));  // by reference: a larger std::function would allocate
 }
 
 void Group::guarded(const Running& /*run*/, const std::function<void()>& body) {

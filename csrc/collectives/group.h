@@ -17,8 +17,8 @@
 
 namespace ours {
 
-/// A reduction over all ranks' `in`. Where the result goes is the same array (`out == &in`) or another of as many
-/// elements, or null on a rank that does not want it.
+/// A reduction over all ranks' `in`. The result goes to the same array (`out == &in`) or to another of as many
+/// elements; `out` is null on a rank that does not want it.
 struct Reducing {
   const Pieces& in;
   const Pieces* out;
@@ -26,8 +26,8 @@ struct Reducing {
   int root = -1;  ///< the only rank that wants the result; -1: all do
 };
 
-/// A reduction of which each rank gets a part: inputs[r], counts[r] elements, is reduced over all ranks into rank r's
-/// `out`.
+/// A reduction whose result is divided among the ranks: inputs[r], of counts[r] elements, is reduced over all ranks
+/// into rank r's `out`.
 struct Scattering {
   const std::vector<const void*>& inputs;
   const std::vector<size_t>& counts;
@@ -45,15 +45,16 @@ struct Running {
 /// A fixed set of ranks that communicate collectively. All operations block until this rank's part is done and its
 /// buffers may be reused. They must be called by one thread at a time and in the same order on all ranks.
 ///
-/// Errors, before a byte of any result is written: InvalidArgument (this call has no meaning, found locally),
+/// Errors before any byte of a result is written: InvalidArgument (this call has no meaning, found locally),
 /// MismatchError (ranks called different things, or one refused its call; thrown on every rank). Later: TimeoutError,
-/// PeerError, AbortedError. After any error but InvalidArgument the group is failed: every later call throws the same
-/// error again.
+/// PeerError, AbortedError. After any error but InvalidArgument the group has failed: every later call throws the
+/// same error again.
 ///
 /// In-place use (in == out, or an input span equal to its own rank's output span) is allowed everywhere.
 ///
-/// The frame of every operation stands here: arguments are checked, what was called is recorded for the comparison with
-/// the peers', and what the engine throws becomes the group's failure. An engine implements four do_ functions.
+/// This class does what every operation has in common: it checks the arguments, records what was called for the
+/// comparison with the peers, and turns what the engine throws into the group's failure. An engine implements four
+/// do_ functions.
 class Group {
  public:
   virtual ~Group() = default;
@@ -61,27 +62,27 @@ class Group {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // The operations, in the form that engines get them in.
+  // The operations, in the form in which engines get them.
   void barrier(const Call& call);
   void reduce(const Call& call, const Reducing& job);
   /// `counts` must agree on all ranks.
   void reduce_scatter(const Call& call, const Scattering& job);
   void exchange(const Call& call, const ExchangePlan& plan);
 
-  // And as they are usually called.
+  // The same operations in their usual form.
   /// out[i] = reduction over all ranks' in[i]; `count` elements of call.dtype.
   void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction);
-  /// As all_reduce, in place, of an array that lies in several places: `pieces` one after the other. Where it is cut
-  /// may differ between ranks; the number of all elements must agree. Empty pieces are allowed.
+  /// Like all_reduce, in place, of an array that lies in several places: `pieces` one after the other. It may be cut
+  /// differently on each rank; the total number of elements must agree. Empty pieces are allowed.
   void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction);
-  /// As all_reduce, but only root's `out` is written (elsewhere it is ignored).
+  /// Like all_reduce, but only root's `out` is written (elsewhere it is ignored).
   void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root);
   void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
                       void* out, const Reduction& reduction) {
     reduce_scatter(call, Scattering{inputs, counts, out, reduction});
   }
   void broadcast(const Call& call, Span buffer, int root) { exchange(call, planner(call).broadcast(buffer, root)); }
-  /// outputs[r] receives rank r's input; sizes may differ between ranks, but must agree across them.
+  /// outputs[r] receives rank r's input. Inputs may differ in size, but all ranks must agree on each size.
   void all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) {
     exchange(call, planner(call).all_gather(input, outputs));
   }
@@ -99,28 +100,28 @@ class Group {
   }
 
   /// Waits until every rank has arrived; on timeout throws TimeoutError that names the first absent rank, or all of
-  /// them. Independent of the other collectives: a rank that hangs in one of them is found missing here. May be called
-  /// by another thread than these.
+  /// them. Independent of the other collectives: a rank that hangs in one of them is found missing here. May run
+  /// on another thread than they do.
   virtual void monitored_barrier(const Call& call, bool wait_all_ranks) = 0;
 
-  /// Memory for `bytes` bytes, aligned to a page and zero, in which an all_reduce in place needs no copies where all
-  /// ranks call it with such memory. Null where the group has none or has failed, and in forked children. Outlives the
-  /// group. Throws SystemError where there is not enough. Callable from any thread.
+  /// Allocates `bytes` bytes, aligned to a page and zeroed. An all_reduce in place needs no copies if all ranks call
+  /// it with such memory. Null if the group has none or has failed, and in forked children. Outlives the group.
+  /// Throws SystemError if there is not enough. Callable from any thread.
   virtual std::shared_ptr<void> allocate(size_t /*bytes*/) { return nullptr; }
 
-  /// Whether allocate() is worth a call: false where no memory saves a copy.
+  /// Whether allocate() is worth calling; false if no memory saves a copy.
   virtual bool allocates() const { return false; }
 
   /// Frees every waiter of this rank within 100 ms and tells the peers. Callable from any thread, more than once.
   virtual void abort(const std::string& reason) = 0;
 
-  /// Makes `error`, unless it is InvalidArgument, the failure of the group: for what goes wrong between the operations
-  /// of a compound one, where the peers would wait for this rank. Callable from any thread, more than once.
+  /// Makes `error`, unless it is InvalidArgument, the failure of the group. For errors between the operations of a
+  /// compound one, when peers would wait for this rank. Callable from any thread, more than once.
   virtual void fail(const std::exception_ptr& error) noexcept = 0;
 
-  /// Notes that this rank does not make the call, whose arguments have no meaning here: `why`. Never waits. A peer that
-  /// makes the call of that number finds the note, and the group fails with it; where all ranks refuse the call, nobody
-  /// looks, and the group stays as it is. To be called in the order of the calls.
+  /// Notes that this rank does not make the call, because its arguments have no meaning here, for the reason `why`.
+  /// Never waits. A peer that makes the call of that number finds the note, and the group fails with it. If all ranks
+  /// refuse the call, the group stays as it is. Must be called in the order of the calls.
   virtual void refuse(const Call& call, const std::string& why) noexcept = 0;
 
   /// Leaves the group in an orderly way: peers that still wait for this rank are told so. Never blocks.
@@ -136,14 +137,14 @@ class Group {
   /// Throws the failure of the group, if there is one; called before each operation.
   virtual void check_usable(const Call& call) = 0;
 
-  // What an engine does of an operation. The arguments have been checked; those of peers have not.
+  // An engine's part of each operation. The arguments of this rank have been checked; those of peers have not.
   virtual void do_barrier(const Running& run) = 0;
   virtual void do_reduce(const Running& run, const Reducing& job) = 0;
   virtual void do_reduce_scatter(const Running& run, const Scattering& job) = 0;
   virtual void do_exchange(const Running& run, const ExchangePlan& plan) = 0;
 
-  /// Calls body(), which is one of these. Whatever it throws becomes the failure of the group. An engine that has more
-  /// to do around all of its operations overrides it.
+  /// Calls body(), which is one of the above. Whatever it throws becomes the failure of the group. An engine that
+  /// does more around all of its operations overrides this.
   virtual void guarded(const Running& run, const std::function<void()>& body);
 
  private:

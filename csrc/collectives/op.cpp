@@ -47,7 +47,7 @@ const char* name_of(Op op) {
     case Op::RecvAnySource:
       return "recv (from any source)";
   }
-  // A value that came over the wire may be outside the enum.
+  // A value that came over the network may be outside the enum.
   return "unknown operation";
 }
 

@@ -17,7 +17,7 @@ Reduction within_node(const Reduction& reduction, DType travels) {
     result.kind = ReduceKind::PremulSum;
     result.factor = 1.0 / reduction.ranks;
   } else if (reduction.kind == ReduceKind::Avg) {
-    // Divided once, in the end.
+    // Divided only once, in the end.
     result.kind = ReduceKind::Sum;
   }
   return result;

@@ -3,17 +3,17 @@
 #include "common/dtype.h"
 #include "kernels/reduce.h"
 
-// What to do with inputs and with partial sums, so that a reduction in several steps gives what one would.
+// How to reduce inputs and partial sums so that a reduction in several steps gives what a single one would.
 
 namespace ours {
 
-/// The reduction within a node of what is then reduced between nodes. Its results travel as `travels`.
+/// The reduction within a node of data that is then reduced between nodes. Its results travel as `travels`.
 Reduction within_node(const Reduction& reduction, DType travels);
-/// And that between nodes.
+/// The reduction between nodes that follows it.
 Reduction between_nodes(const Reduction& reduction, DType travels);
 
-/// A reduction whose partial sums, of type `dtype`, are in the range that its result is in: an average of float16 is
-/// divided first, and others in the end.
+/// A reduction whose partial sums, of type `dtype`, stay in the range of its result: an average of float16 is divided
+/// first, others in the end.
 Reduction within_range(const Reduction& reduction, DType dtype);
 
 }  // namespace ours

@@ -11,7 +11,7 @@ namespace ours {
 /// Memory in several places that counts as one array of elements, in the order given. The memory is the caller's.
 class Pieces {
  public:
-  /// One place: no allocation.
+  /// A single place, which needs no allocation.
   Pieces(void* data, size_t count, size_t element)
       : element_(element),
         count_(count),
@@ -36,7 +36,7 @@ class Pieces {
   /// In elements.
   size_t count() const { return count_; }
 
-  /// The array, where it lies in one place; else null.
+  /// The array if it lies in one place, otherwise null.
   std::byte* whole() const { return places() == 1 ? first_->data : nullptr; }
 
   size_t places() const { return static_cast<size_t>(last_ - first_); }
@@ -47,7 +47,7 @@ class Pieces {
     size_t count;
   };
 
-  /// Those from element `at` on, at < count().
+  /// The stretch that begins with element `at`, where at < count().
   Stretch stretch(size_t at) const {
     const Piece& piece = *piece_of(at);
     return {piece.data + (at - piece.begin) * element_, piece.end - at};
@@ -74,7 +74,7 @@ class Pieces {
     size_t end;
   };
 
-  /// The last one that begins at or before `at`: not an empty one where another begins there.
+  /// The last piece that begins at or before `at`; that is not an empty one if another begins at the same element.
   const Piece* piece_of(size_t at) const {
     return std::upper_bound(first_, last_, at, [](size_t i, const Piece& next) { return i < next.begin; }) - 1;
   }

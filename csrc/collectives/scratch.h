@@ -5,7 +5,7 @@
 
 namespace ours {
 
-/// Memory of a group that its operations use in turn, so that it is not made anew for each.
+/// Memory that a group's operations use in turn, so that it is not allocated anew for each.
 class Scratch {
  public:
   /// `bytes` bytes of any content that last until the next call.

@@ -13,7 +13,7 @@ namespace ours {
 
 namespace {
 
-/// Where to switch follows from the model of benchmarks/scale.py, with 10 Gbit/s and 8 ranks a node.
+/// The sizes at which to switch follow from the model of benchmarks/scale.py, with 10 Gbit/s and 8 ranks a node.
 constexpr const char* kBuiltIn = R"(
 node_reduce read<=256K whole             # in a node, short: every rank reduces all, with one synchronisation
 node_reduce direct                       # and long: every rank reduces a slice
@@ -58,7 +58,7 @@ std::optional<uint64_t> parse_number(std::string text) {
   uint64_t value = 0;
   const char* const end = text.data() + text.size();
   const auto result = std::from_chars(text.data(), end, value);
-  // Below 2^62 nothing overflows that is computed from it.
+  // Nothing that is computed from a value below 2^62 overflows.
   if (result.ec != std::errc() || result.ptr != end || value > (uint64_t{1} << 62 >> shift)) return std::nullopt;
   return value << shift;
 }
@@ -103,7 +103,7 @@ bool Selection::Rule::applies(const SelectionCase& call) const {
   const bool meant = operation ? *operation == call.operation
                                : call.operation != Selectable::NodeReduce && can(call.operation, algorithm);
   if (!meant) return false;
-  // What ranks give to all_gather may differ in size, and then they would choose differently.
+  // The ranks' inputs to all_gather may differ in size, and then ranks would choose differently.
   if (call.operation == Selectable::AllGather && has_sizes()) return false;
   const auto others = static_cast<uint64_t>(std::max(call.nodes - 1, 1));
   const uint64_t bytes = call.bytes;
@@ -217,7 +217,7 @@ Algorithm Selection::choose(const SelectionCase& call) const {
 Selection::BySize Selection::by_size(Selectable operation, int nodes, int local) const {
   const auto others = static_cast<uint64_t>(std::max(nodes - 1, 1));
   const std::array<uint64_t, kKeys> factors = {0, 0, 1, others, static_cast<uint64_t>(std::max(local, 1))};
-  // After which sizes a condition may begin or cease to hold.
+  // The sizes after which a condition may begin or cease to hold.
   std::vector<size_t> ends = {SIZE_MAX};
   for (const auto* rules : {&own_, &built_in_}) {
     for (const Rule& rule : *rules) {

@@ -9,41 +9,42 @@
 
 namespace ours {
 
-/// Ways to bring together what nodes have, or the ranks of a node. Each is described where it is implemented.
+/// Ways to combine the data of nodes, or of the ranks of a node. Each is explained where it is implemented.
 enum class Algorithm : uint8_t {
-  Whole,     ///< everything goes to everybody
+  Whole,     ///< every rank gets everything
   Doubling,  ///< pairs exchange everything, log2(nodes) times
-  Direct,    ///< everybody reduces a slice of everything, sent to it and from it directly
+  Direct,    ///< every rank reduces a slice of everything, sent to it and from it directly
   Ring,      ///< the same, by neighbours
 };
 const char* name_of(Algorithm algorithm);
 
-/// What there is a choice for; for ReduceScatter and AllGather, only where every rank has a node of its own. NodeReduce
-/// is all_reduce and reduce among the ranks of one node.
+/// The operations that have a choice; ReduceScatter and AllGather only if every rank has a node of its own.
+/// NodeReduce is all_reduce and reduce among the ranks of one node.
 enum class Selectable : uint8_t { AllReduce, Reduce, ReduceScatter, AllGather, NodeReduce };
 const char* name_of(Selectable operation);
 /// Throws InvalidArgument that lists the names.
 Selectable selectable_of(const std::string& name);
 
-/// A call, as far as the choice depends on it. Alike on all ranks of the call.
+/// The properties of a call on which the choice depends. The same on all ranks of the call.
 struct SelectionCase {
   Selectable operation;
   int nodes;     ///< over which the ranks are spread
   int local;     ///< ranks of the node that has most
-  size_t bytes;  ///< of a rank's array; of no meaning for AllGather
+  size_t bytes;  ///< size of a rank's array; has no meaning for AllGather
 };
 
-/// The table by which algorithms are chosen: the rules of a user, and behind them those that are built in. The first
-/// rule that applies decides; one whose algorithm the operation does not have does not apply.
+/// The table by which algorithms are chosen: the rules of a user, followed by the built-in ones. The first rule that
+/// applies decides; a rule whose algorithm the operation does not have does not apply.
 ///
 ///   all_reduce nodes>=8 bytes<=64K doubling   # one rule a line, or between semicolons
 ///
-/// An operation, or `all` that go between nodes; conditions (nodes, local, bytes, sent, read with <=, >= or =; suffixes
-/// K, M, G); the algorithm. Where everything goes to everybody, a rank sends `sent` bytes to other nodes, bytes times
-/// (nodes - 1), and reads `read` bytes in its own, bytes times local.
+/// A rule has an operation, or `all` for those that go between nodes; conditions (nodes, local, bytes, sent, read
+/// with <=, >= or =; suffixes K, M, G); and the algorithm. If every rank sends everything to every other, a rank
+/// sends `sent` bytes to other nodes, which is bytes times (nodes - 1), and reads `read` bytes in its own, which is
+/// bytes times local.
 class Selection {
  public:
-  /// Rules without comments may be so long: they are published in the store.
+  /// The most bytes of rules without comments: they are published in the store.
   static constexpr size_t kMaxRules = 4096;
 
   /// Throws InvalidArgument that names the line and what is accepted.
@@ -51,7 +52,8 @@ class Selection {
 
   Algorithm choose(const SelectionCase& call) const;
 
-  /// What choose() gives for calls that differ in their size only, for which a look into the table would take too long.
+  /// The choices of choose() for calls that differ only in their size, precomputed because a look into the table
+  /// takes too long.
   class BySize {
    public:
     Algorithm choose(size_t bytes) const {
@@ -70,9 +72,9 @@ class Selection {
   };
   BySize by_size(Selectable operation, int nodes, int local) const;
 
-  /// The user's rules in their shortest form, which parse() takes.
+  /// The user's rules in their shortest form, which parse() accepts.
   std::string rules() const;
-  /// The whole table for people, which parse() takes as well: a rule a line, and what it is for.
+  /// The whole table for people, which parse() accepts as well: one rule a line, with its purpose.
   std::string table() const;
 
  private:
@@ -100,8 +102,8 @@ class Selection {
   std::vector<Rule> built_in_;
 };
 
-/// The rules that OURS_SELECT gives: its text, or, where it has a slash, the content of the file of that name. Throws
-/// InvalidArgument where the file cannot be read, or the rules are not understood.
+/// The rules that OURS_SELECT gives: its text, or, if it has a slash, the content of the file of that name. Throws
+/// InvalidArgument if the file cannot be read or the rules are not understood.
 Selection selection_from(const std::string& option);
 
 }  // namespace ours

@@ -5,7 +5,7 @@
 
 namespace ours {
 
-/// Pointers to the sources of one reduction, without an allocation for usual numbers of ranks.
+/// Pointers to the sources of one reduction; needs no allocation for usual numbers of ranks.
 class Sources {
  public:
   explicit Sources(int ranks) : many_(ranks > kFewRanks ? static_cast<size_t>(ranks) : 0) {}

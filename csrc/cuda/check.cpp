@@ -12,10 +12,10 @@ namespace {
 
 std::atomic<bool> forked_child{false};
 
-// When the library is loaded, which is before it is used.
+// Set when the library is loaded, which is before it is used.
 const int kWatched = pthread_atfork(nullptr, nullptr, [] { forked_child.store(true, std::memory_order_relaxed); });
 
-/// What to do about it.
+/// What the user can do about the error.
 std::string advice(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation:
@@ -47,7 +47,7 @@ void check_not_forked() {
 
 void check(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return;
-  // An error that does not last is remembered for the next that asks, which must not be the program's own check.
+  // CUDA remembers an error that does not last and reports it to the next query, which must not be the program's own.
   static_cast<void>(cudaGetLastError());
   const std::string text = std::string(call) + " failed: " + cudaGetErrorString(error) + " (" +
                            cudaGetErrorName(error) + ")" + advice(error);
@@ -56,7 +56,7 @@ void check(cudaError_t error, const char* call) {
 }
 
 void check(CUresult error, const char* call) {
-  // The driver's errors that concern us have the numbers of the runtime's.
+  // The driver errors that concern us have the same numbers as the runtime's.
   if (error != CUDA_SUCCESS) check(static_cast<cudaError_t>(error), call);
 }
 

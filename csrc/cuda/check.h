@@ -9,9 +9,9 @@ namespace ours::cuda {
 void check(cudaError_t error, const char* call);
 void check(CUresult error, const char* call);
 
-/// Whether this process was forked from one that used CUDA, which no child can.
+/// Whether this process was forked from one that used CUDA. No such child can use CUDA.
 bool is_forked_child() noexcept;
-/// Throws DeviceError in such a process.
+/// Throws DeviceError in such a child.
 void check_not_forked();
 
 }  // namespace ours::cuda

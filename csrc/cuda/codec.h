@@ -9,8 +9,9 @@
 #include <cuda_fp16.h>
 #endif
 
-// Elements between memory and what is computed with. All that a kernel does is in functions that the CPU can run as
-// well, where tests compare them with the CPU's own loops. NaNs may differ in their payloads, nothing else.
+// Conversions between elements in memory and the values that are computed with. All that a kernel does is in
+// functions that the CPU can run as well, so that tests can compare them with the CPU's own loops. NaNs may differ in
+// their payloads, nothing else.
 
 #if defined(__CUDACC__)
 #define OURS_BOTH __host__ __device__ __forceinline__
@@ -26,13 +27,13 @@
 
 namespace ours::cuda {
 
-/// The most that one instruction loads or stores.
+/// The most bits that one instruction loads or stores.
 struct alignas(16) Bits16 {
   uint32_t word[4];
 };
 constexpr size_t kVectorBytes = sizeof(Bits16);
 
-/// Bits from or to an address that is a multiple of their alignment.
+/// Reads or writes bits at an address that is a multiple of their alignment.
 template <class T>
 OURS_BOTH T load(const char* address) {
 #if defined(__CUDA_ARCH__)
@@ -67,7 +68,7 @@ OURS_BOTH float float_of_half(uint16_t half) {
 #else
   const uint32_t magnitude = half & 0x7fffu, sign = (half & 0x8000u) << 16;
   if (magnitude > 0x7bffu) return bits_as<float>(sign | 0x7f800000u | magnitude << 13);
-  // Below that is n * 2^-24 with the smallest exponent, which the product of normal numbers gives exactly.
+  // With the smallest exponent the value is n * 2^-24, which the product of normal numbers gives exactly.
   const auto value = bits_as<float>(magnitude << 13) * bits_as<float>(0x77800000u);  // 2^112
   return bits_as<float>(bits_as<uint32_t>(value) | sign);
 #endif
@@ -85,7 +86,7 @@ OURS_BOTH uint16_t half_of_float(float x) {
   } else if (magnitude > 0x477fefffu) {
     half = 0x7c00u;
   } else if (magnitude < 0x38800000u) {
-    // Adding 0.5 rounds at 2^-24, the unit of what is subnormal.
+    // Adding 0.5 rounds at 2^-24, the unit of subnormal numbers.
     half = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000u;
   } else {
     half = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;

@@ -15,7 +15,7 @@ CUdevice driver_device(int index) {
   return device;
 }
 
-/// Of the device, or of the part of one that this process has (MIG).
+/// The UUID of the device, or of the part of one that this process has (MIG).
 std::string uuid_of(int index) {
   CUuuid uuid{};
   check(driver().device_uuid(&uuid, driver_device(index)), "cuDeviceGetUuid");
@@ -28,7 +28,8 @@ std::string uuid_of(int index) {
   return text;
 }
 
-/// Where the board is, and in which machine. Parts of a board have UUIDs of their own, but its place on the PCI bus.
+/// The machine and the board's place in it. The parts of a board have UUIDs of their own, but the board's place on
+/// the PCI bus.
 std::string hardware_of(int index) {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
@@ -89,7 +90,8 @@ bool CudaDevice::is_capturing(StreamHandle stream) const {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const cudaError_t error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status);
   if (error == cudaErrorStreamCaptureImplicit) {
-    // The default stream, while another one that waits for it is captured: work would end that capture.
+    // This is the default stream, and another stream that waits for it is being captured: work would end that
+    // capture.
     static_cast<void>(cudaGetLastError());
     return true;
   }

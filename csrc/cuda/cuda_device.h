@@ -10,10 +10,11 @@
 
 namespace ours::cuda {
 
-/// A device of CUDA's, with the primary context that the program uses too.
+/// A CUDA device, with the primary context that the program uses too.
 class CudaDevice : public Device {
  public:
-  /// Opens it: makes its context, and loads all kernels, since CUDA may wait for the device when it loads one.
+  /// Opens the device: makes its context, and loads all kernels, since CUDA may wait for the device when it loads
+  /// one.
   explicit CudaDevice(int index);
 
   int index() const override { return index_; }
@@ -45,7 +46,7 @@ class CudaDevice : public Device {
 
   int index_;
   CUcontext context_ = nullptr;  ///< never released
-  int priority_ = 0;             ///< of our streams
+  int priority_ = 0;             ///< the priority of our streams
   std::string identity_, hardware_;
   std::map<std::string, bool> peers_;  ///< by identity, for the devices that this process sees
   std::shared_ptr<OwnMemory> memory_;

@@ -7,7 +7,7 @@
 namespace ours::cuda {
 namespace {
 
-// The newest versions of these functions are of CUDA 11.7.
+// CUDA 11.7 has the newest versions of these functions.
 constexpr unsigned kVersion = 11080;
 
 template <class Function>

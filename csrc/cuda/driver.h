@@ -8,8 +8,8 @@
 
 namespace ours::cuda {
 
-/// The functions of the driver that the runtime has no equals of. They are asked for by name, so that this library can
-/// be loaded where there is no driver.
+/// The functions of the driver that the runtime lacks. They are looked up by name, so that this library can be loaded
+/// where there is no driver.
 struct Driver {
   decltype(&cuDeviceGet) device_get;
   decltype(&cuDeviceGetUuid) device_uuid;
@@ -18,12 +18,12 @@ struct Driver {
   decltype(&cuCtxPopCurrent) pop;
 };
 
-/// Throws DeviceError where the driver lacks one.
+/// Throws DeviceError if the driver lacks one of them.
 const Driver& driver();
 
-/// For as long as it lives the device is the thread's current one, and calls that CUDA forbids while some stream of the
-/// process is being captured are allowed, as they concern streams of ours. Afterwards all is as it was. cudaSetDevice()
-/// could not put back that there was no context at all: it would make one on device 0, of hundreds of megabytes.
+/// While it lives, the device is the thread's current one, and calls that CUDA forbids during a capture in the
+/// process are allowed, because they concern streams of ours. Afterwards all is as it was. cudaSetDevice() could not
+/// restore the absence of a context: it would make one on device 0, of hundreds of megabytes.
 class ContextGuard {
  public:
   /// Throws DeviceError in a forked child.
@@ -36,8 +36,8 @@ class ContextGuard {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-/// For destructors: calls `end` with the device current, unless CUDA ended before, with the process, or belongs to
-/// another one.
+/// For destructors: calls `end` with the device current, unless CUDA has already ended with the process, or belongs
+/// to another process.
 template <class End>
 void end_quietly(CUcontext context, const End& end) noexcept {
   if (is_forked_child()) return;
@@ -45,7 +45,7 @@ void end_quietly(CUcontext context, const End& end) noexcept {
     const ContextGuard guard(context);
     static_cast<void>(end());
   } catch (const std::exception&) {
-    // There is no context any more, and nothing to be freed.
+    // There is no context any more, and so nothing to free.
   }
 }
 

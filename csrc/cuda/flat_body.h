@@ -6,20 +6,21 @@
 #include "cuda/codec.h"
 #include "cuda/reduce_body.h"
 
-// What one thread does of flattening or unflattening: elements of many pieces go from one place to another, times a
-// factor, and are rounded to another type. A kernel gets the table of pieces as its parameters. Its blocks are numbered
-// through all of them, and each belongs to one piece.
+// What one thread does when a tensor is flattened or unflattened: elements of many pieces go from one place to
+// another, times a factor, and are rounded to another type. A kernel gets the table of pieces as its parameters. Its
+// blocks are numbered through all pieces, and each belongs to one piece.
 
 namespace ours::cuda {
 
-/// The table of pieces in a kernel's parameters: with 4 KiB at most there is nothing to be copied to the device first.
+/// The table of pieces fits into a kernel's parameters, which may have 4 KiB, so nothing has to be copied to the
+/// device first.
 constexpr int kMostPieces = 128;
 
 struct FlatTask {
   const char* from[kMostPieces];
   char* to[kMostPieces];
   size_t count[kMostPieces];          ///< elements, at least one
-  unsigned first_block[kMostPieces];  ///< that works on the piece
+  unsigned first_block[kMostPieces];  ///< the first block that works on the piece
   int pieces;
   double scale;
 };
@@ -36,7 +37,8 @@ struct CopySpec {
   };
 };
 
-/// Multiplies in float32, or float64 where one of the types is that, and rounds once; to a half type by way of float32.
+/// Multiplies in float32, or in float64 if one of the types is that, and rounds once; to a half type by way of
+/// float32.
 template <class FromCodec, class ToCodec>
 struct ConvertSpec {
   using In = typename FromCodec::Stored;
@@ -63,9 +65,9 @@ struct FlatThread {
   using In = typename Spec::In;
   using Out = typename Spec::Out;
   using Convert = typename Spec::Convert;
-  /// So many make 16 bytes of the larger type.
+  /// The number of elements that make 16 bytes of the larger type.
   static constexpr size_t kLanes = kVectorBytes / (sizeof(In) > sizeof(Out) ? sizeof(In) : sizeof(Out));
-  /// Loads that a thread has under way at once: 64 bytes where a load is of 16, else about as many.
+  /// Loads that a thread has under way at once: 64 bytes if a load has 16 bytes, otherwise about as many loads.
   static constexpr size_t kUnroll = sizeof(In) < sizeof(Out) ? 8 : 4;
   static constexpr size_t kTile = kThreads * kUnroll * kLanes;  ///< elements of a block
   using InLanes = Lanes<In, kLanes>;
@@ -78,7 +80,7 @@ struct FlatThread {
     return out;
   }
 
-  /// The piece that `block` works on: the last one that begins there or before.
+  /// The piece that `block` works on: the last one that begins at that block or before.
   static OURS_BOTH int piece_of(const FlatTask& task, size_t block) {
     int low = 0, high = task.pieces;
     while (high - low > 1) {
@@ -92,7 +94,7 @@ struct FlatThread {
     return low;
   }
 
-  /// Elements of a piece before those that can be loaded and stored together; all, where none can.
+  /// The number of elements of a piece before those that can be loaded and stored together; all of them if none can.
   static OURS_BOTH size_t head_of(const char* from, const char* to, size_t count) {
     const size_t beyond_in = reinterpret_cast<size_t>(from) / sizeof(In) % kLanes;
     const size_t beyond_out = reinterpret_cast<size_t>(to) / sizeof(Out) % kLanes;
@@ -130,7 +132,7 @@ struct FlatThread {
     const size_t in_vectors = (count - head) / kLanes;
     vectors(convert_one, from + head * sizeof(In), to + head * sizeof(Out), in_vectors,
             tile * kThreads * kUnroll + thread);
-    // Before the first vector and behind the last, or all of a piece that has none.
+    // The elements before the first vector and behind the last one, or the whole piece if it has no vectors.
     const size_t scalars = count - in_vectors * kLanes;
     size_t i = tile * kTile + thread;
     for (size_t k = 0; k < kUnroll * kLanes && i < scalars; ++k, i += kThreads) {

@@ -11,7 +11,7 @@ namespace {
 
 uintptr_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
-// A launch may have twice as many.
+// Half of what a launch may have.
 constexpr size_t kMostBlocks = size_t{1} << 30;
 
 void check_alignment(const Move& move, const FlatShape& shape) {

@@ -9,14 +9,14 @@
 
 namespace ours::cuda {
 
-/// Elements that go from one place to another.
+/// Elements that move from one place to another.
 struct Move {
   const char* from;
   char* to;
   size_t count;
 };
 
-/// What flatten() or unflatten() moves; pieces without elements are left out.
+/// The moves of flatten() or unflatten(); pieces without elements are left out.
 std::vector<Move> moves_into(void* flat, DType flat_type, const std::vector<FlatPiece>& pieces);
 std::vector<Move> moves_out_of(const void* flat, DType flat_type, const std::vector<FlatPiece>& pieces);
 
@@ -29,11 +29,10 @@ struct FlatLaunch {
   unsigned blocks;
 };
 
-/// As many launches as the moves need. Throws InvalidArgument where one does not lie on a multiple of its elements'
-/// size.
+/// As many launches as the moves need. Throws InvalidArgument if an address is no multiple of its element size.
 std::vector<FlatLaunch> plan_launches(const std::vector<Move>& moves, double scale, const FlatShape& shape);
 
-/// The kernel for the moves, as Find finds it, and its launches.
+/// The kernel for the moves, found by Find, and its launches.
 template <class Find>
 struct FlatPlan {
   typename Find::Kernel kernel;

@@ -6,11 +6,11 @@
 #include "common/dtype.h"
 #include "cuda/flat_body.h"
 
-// Which kernel belongs to which types.
+// Finds the kernel for a pair of types.
 
 namespace ours::cuda {
 
-/// Make::make<Spec>() of a copy in units of so many bytes, or of a conversion; nothing where there is none.
+/// Make::make<Spec>() for a copy in units of that many bytes, or for a conversion; an empty result if there is none.
 template <class Make>
 struct FlatTable {
   using Made = typename Make::Made;
@@ -62,7 +62,7 @@ struct FlatTable {
   }
 };
 
-/// What of a kernel its launches depend on.
+/// The properties of a kernel on which its launches depend.
 struct FlatShape {
   size_t in_bytes = 0;
   size_t out_bytes = 0;

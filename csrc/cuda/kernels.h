@@ -5,7 +5,7 @@
 #include "cuda/flat_table.h"
 #include "cuda/reduce_table.h"
 
-// The kernels, as what cudaLaunchKernel() takes.
+// The kernels, in the form that cudaLaunchKernel() takes.
 
 namespace ours::cuda {
 
@@ -19,7 +19,7 @@ struct FlatKernel {
   FlatShape shape;
 };
 
-/// Without a function where the element has no such operation.
+/// Has no function if the element has no such operation.
 ReduceKernel find_integer_kernel(Element element, Combine combine);
 ReduceKernel find_floating_kernel(Element element, Combine combine);
 inline ReduceKernel find_reduce_kernel(Element element, Combine combine) {
@@ -30,7 +30,7 @@ inline ReduceKernel find_reduce_kernel(Element element, Combine combine) {
 FlatKernel find_copy_kernel(size_t unit);
 FlatKernel find_conversion_kernel(DType from, DType to);
 
-/// All of them: CUDA loads a kernel when it is first asked for, and may wait for the device then.
+/// All kernels. CUDA loads a kernel when it is first asked for, and may wait for the device then.
 std::vector<const void*> all_kernels();
 
 }  // namespace ours::cuda

@@ -10,7 +10,7 @@
 namespace ours::cuda {
 namespace {
 
-// The build defines it: for which devices the library is compiled.
+// The devices for which the library is compiled, defined by the build.
 #ifndef OURS_CUDA_ARCHITECTURES
 #define OURS_CUDA_ARCHITECTURES "unknown devices"
 #endif
@@ -74,7 +74,7 @@ class CudaLibrary : public DeviceLibrary {
 }  // namespace
 }  // namespace ours::cuda
 
-// Never destroyed: CUDA itself ends before the process's own objects do.
+// Never destroyed, because CUDA itself ends before the process's static objects do.
 extern "C" __attribute__((visibility("default"))) ours::DeviceLibrary* ours_device_library(int interface_version) {
   static auto* const kLibrary = new ours::cuda::CudaLibrary;
   return interface_version == ours::kDeviceInterface ? kLibrary : nullptr;

@@ -15,7 +15,7 @@ constexpr size_t kUnit = size_t{2} << 20;
 /// Tells this process's memory from that of others.
 using ProcessToken = std::array<unsigned char, 16>;
 
-/// What travels in a MemoryHandle.
+/// The content of a MemoryHandle.
 struct SharedBlock {
   cudaIpcMemHandle_t ipc;
   ProcessToken process;
@@ -76,7 +76,7 @@ MemoryHandle share_block(const void* memory) {
 std::shared_ptr<void> map_block(const MemoryHandle& handle, CUcontext context) {
   SharedBlock block{};
   std::memcpy(&block, handle.data(), sizeof(block));
-  // CUDA refuses to map what is of the same process.
+  // CUDA refuses to map memory of the same process.
   if (block.process == own_token()) return {const_cast<void*>(block.address), [](void*) {}};
   void* mapped = nullptr;
   check(cudaIpcOpenMemHandle(&mapped, block.ipc, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");

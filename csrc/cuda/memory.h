@@ -8,11 +8,11 @@
 #include "cuda/driver.h"
 #include "device/device.h"
 
-// Memory of CUDA's. All of this is to be called with the device's context.
+// CUDA memory. All of this must be called with the device's context.
 
 namespace ours::cuda {
 
-/// Pinned memory of the host, all zero.
+/// Pinned memory of the host, zeroed.
 std::shared_ptr<void> make_pinned(size_t bytes, CUcontext context);
 
 /// Memory of one device, in units that CUDA does not share among allocations, since other processes map whole units.
@@ -21,7 +21,7 @@ class OwnMemory : public std::enable_shared_from_this<OwnMemory> {
   explicit OwnMemory(CUcontext context) : context_(context) {}
 
   std::shared_ptr<void> make(size_t bytes);
-  /// Whether this is the beginning of what make() returned, and is still there.
+  /// Whether this is the beginning of memory that make() returned and that still exists.
   bool is_beginning(const void* memory);
 
  private:
@@ -30,7 +30,7 @@ class OwnMemory : public std::enable_shared_from_this<OwnMemory> {
   std::set<const void*> all_;  // guarded by mutex_
 };
 
-/// What another process needs to map `memory`, the beginning of memory of this one.
+/// What another process needs to map `memory`, which must be the beginning of memory of this process.
 MemoryHandle share_block(const void* memory);
 std::shared_ptr<void> map_block(const MemoryHandle& handle, CUcontext context);
 

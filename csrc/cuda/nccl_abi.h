@@ -3,8 +3,8 @@
 #include <climits>
 #include <cstddef>
 
-// What is used of NCCL's interface, under its own names and as it has been since 2.18: no nccl.h is needed to build,
-// and which NCCL is there turns out at run time.
+// The part of NCCL's interface that is used, under its own names and as it has been since 2.18. No nccl.h is needed
+// to build; which NCCL there is turns out at run time.
 
 struct CUstream_st;
 
@@ -21,7 +21,8 @@ struct ncclUniqueId {
   char internal[128];
 };
 
-/// Newer versions have more, and see by size and version what they have been given. INT_MIN and null: NCCL decides.
+/// Newer versions have more fields, and recognise by size and version what they are given. INT_MIN and null let NCCL
+/// decide.
 struct ncclConfig_t {
   size_t size = sizeof(ncclConfig_t);
   unsigned int magic = 0xcafebeef;

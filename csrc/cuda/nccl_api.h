@@ -12,35 +12,36 @@ namespace ours::cuda {
 using NcclId = std::array<char, 128>;
 using NcclComm = void*;
 
-// With the values that they have for NCCL.
+// The values are NCCL's own.
 enum class NcclType : int { Int8, UInt8, Int32, UInt32, Int64, UInt64, Float16, Float32, Float64, BFloat16 };
 enum class NcclOp : int { Sum, Product, Max, Min, Avg };
 
-/// Where an operation runs.
+/// The communicator and stream of an operation.
 struct NcclPlace {
   NcclComm comm;
   StreamHandle stream;
 };
 
-/// What is used of NCCL. Tests have another one. Nothing here waits for peers: an operation may be under way when its
-/// call returns, and nothing else may be called with the communicator until ready(), but abort(). Throws DeviceError.
+/// The part of NCCL that is used; tests have another implementation. Nothing here waits for peers: an operation may
+/// be under way when its call returns, and until ready(), only abort() may be called with the communicator. Throws
+/// DeviceError.
 class NcclApi {
  public:
   virtual ~NcclApi() = default;
 
   virtual NcclId make_id() = 0;
-  /// Sets `comm` also where it throws once there is one.
+  /// Sets `comm` as soon as there is one, even if it throws later.
   virtual void init(int ranks, const NcclId& id, int rank, NcclComm& comm) = 0;
-  /// Whether what was called last has been done, or given to the stream. Throws where the communicator has failed.
+  /// Whether the last call has been done, or given to the stream. Throws if the communicator has failed.
   virtual bool ready(NcclComm comm) = 0;
-  /// Begins an orderly end, to be followed by destroy() once ready().
+  /// Begins an orderly end; destroy() must follow once ready().
   virtual void finalize(NcclComm comm) = 0;
   virtual void destroy(NcclComm comm) noexcept = 0;
-  /// Ends kernels that wait for peers, and frees all. This and destroy() may take long, or for ever: they wait for the
-  /// device, and for the other ranks of the node to call them as well. On any thread.
+  /// Ends kernels that wait for peers, and frees everything. This and destroy() may take long, or never return: they
+  /// wait for the device, and for the other ranks of the node to call them as well. Callable from any thread.
   virtual void abort(NcclComm comm) noexcept = 0;
 
-  /// What is called in between by this thread begins with end_group(), all at once.
+  /// The calls of this thread between begin_group() and end_group() begin all at once, with end_group().
   virtual void begin_group() = 0;
   virtual void end_group() = 0;
 

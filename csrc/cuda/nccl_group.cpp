@@ -9,9 +9,9 @@
 namespace ours::cuda {
 namespace {
 
-// An orderly end takes no longer where all ranks leave; a rank that leaves alone does not wait for the others.
+// An orderly end is no longer than this if all ranks leave; a rank that leaves alone does not wait for the others.
 constexpr std::chrono::milliseconds kFarewell{200};
-// NCCL frees a communicator in less, unless it waits for a peer that has died, or for a device that hangs.
+// NCCL frees a communicator in less time, unless it waits for a peer that has died, or for a device that hangs.
 constexpr std::chrono::milliseconds kFreeing{1000};
 constexpr std::chrono::microseconds kNap{20};
 
@@ -66,7 +66,7 @@ void NcclGroup::give_group(const Running& run, const std::function<void()>& call
       try {
         api_->end_group();  // otherwise the thread's later calls would be taken for part of it
       } catch (const DeviceError&) {
-        // The first error is the one to tell.
+        // The first error is the one to report.
       }
       throw;
     }
@@ -98,7 +98,7 @@ void NcclGroup::drop(bool in_order) noexcept {
     };
     if (ends_in_background("ours_nccl_end", end, kFreeing)) return;
   } catch (const std::exception&) {
-    // There can be no more threads, and on this one it might never return.
+    // No more threads can be started, and on this one the call might never return.
   }
   leave_stream_behind();
 }
@@ -110,7 +110,7 @@ void NcclGroup::let_go() noexcept {
 }
 
 bool NcclGroup::comes_to_an_end() noexcept {
-  // Ranks of a group that has failed do not all come to an orderly end.
+  // The ranks of a failed group do not all come to an orderly end.
   if (!host().failure().empty()) return false;
   try {
     api_->finalize(comm_);

@@ -10,17 +10,17 @@
 
 namespace ours::cuda {
 
-/// Collectives over NCCL, for ranks of which each has a device of its own.
+/// Collectives over NCCL, for ranks that each have a device of their own.
 ///
 /// NCCL does not compare what ranks call, and waits for ever. EnqueueGroup compares, and looks for failures of the
-/// peers and of the communicator; on any failure the communicator is aborted, which ends kernels that wait for peers.
+/// peers and of the communicator. On any failure the communicator is aborted, which ends kernels that wait for peers.
 /// What NCCL takes too long to end is left behind.
 ///
-/// Reductions: nccl_reduce.cpp. What moves data unchanged: nccl_move.cpp.
+/// Reductions: nccl_reduce.cpp. Collectives that move data unchanged: nccl_move.cpp.
 class NcclGroup final : public EnqueueGroup {
  public:
-  /// Memory for what NCCL cannot reduce, and as much for what it cannot reduce where it lies: longer data goes through
-  /// it in steps.
+  /// The size of the scratch memory for data that NCCL cannot reduce, and of another one for data that it cannot
+  /// reduce where it lies. Longer data goes through them in steps.
   static constexpr size_t kScratchBytes = size_t{32} << 20;
 
   /// Called by all ranks of `host`. Throws TimeoutError after `deadline`.
@@ -38,7 +38,7 @@ class NcclGroup final : public EnqueueGroup {
   void let_go() noexcept override;
 
  private:
-  /// A reduction to `root`, or to all (-1); only there is `out` of a meaning.
+  /// A reduction to `root`, or to all (-1). `out` has a meaning only on ranks that get the result.
   struct Whole {
     const void* in;
     void* out;
@@ -51,21 +51,22 @@ class NcclGroup final : public EnqueueGroup {
             size_t scratch_bytes);
   void connect(Deadline deadline);
 
-  /// Calls NCCL, and returns once the stream has got what was called.
+  /// Makes `calls` of NCCL, and returns once the stream has got them.
   void give(const Running& run, const std::function<void()>& calls);
-  /// The same, all at once.
+  /// Does the same for calls that begin all at once.
   void give_group(const Running& run, const std::function<void()>& calls);
   void copy(void* to, const void* from, size_t bytes);
-  /// Whether the communicator comes to an orderly end, with those of the peers.
+  /// Whether the communicator, with those of the peers, comes to an orderly end.
   bool comes_to_an_end() noexcept;
-  /// Aborts the communicator, or frees it where it has come to an orderly end; what takes too long is left behind.
+  /// Frees the communicator if it has come to an orderly end, otherwise aborts it; what takes too long is left
+  /// behind.
   void drop(bool in_order) noexcept;
 
-  /// Throws InvalidArgument where the stream is being captured: when the graph is replayed, it would use the memory
-  /// below beside other operations.
+  /// Throws InvalidArgument if the stream is being captured: a replay of the graph would use the memory below beside
+  /// other operations.
   void refuse_capture(const Running& run) const;
   std::byte* scratch() const { return static_cast<std::byte*>(scratch_.get()); }
-  /// Where pieces are brought together.
+  /// The memory in which pieces are brought together.
   std::byte* joined() const { return static_cast<std::byte*>(joined_.get()); }
 
   void reduce_to(const Running& run, const Whole& job);

@@ -10,7 +10,7 @@
 #include "cuda/nccl_abi.h"
 #include "cuda/nccl_group.h"
 
-// NCCL itself, whose library is looked for when it is needed.
+// NCCL itself. Its library is looked for when it is first needed.
 
 namespace ours::cuda {
 namespace {
@@ -22,7 +22,7 @@ struct Functions : NcclFunctions {
   std::string obstacle;
 };
 
-/// Where torch's wheels have NCCL: site-packages/torch/lib/libc10.so is beside site-packages/nvidia/nccl.
+/// The place of NCCL in torch's wheels: site-packages/torch/lib/libc10.so is beside site-packages/nvidia/nccl.
 std::string beside_torch() {
   std::string found;
   dl_iterate_phdr(
@@ -37,7 +37,8 @@ std::string beside_torch() {
   return found;
 }
 
-/// Never closed again. The one that torch has loaded, if it has: two of them in a process would both want the device.
+/// Never closed. Uses the library that torch has loaded, if it has: two of them in a process would both want the
+/// device.
 void* open_library() {
   constexpr const char* kName = "libnccl.so.2";
   if (void* loaded = dlopen(kName, RTLD_NOW | RTLD_NOLOAD)) return loaded;
@@ -94,7 +95,7 @@ ncclRedOp_t op_of(NcclOp op) { return static_cast<ncclRedOp_t>(op); }
 ncclComm_t comm_of(NcclComm comm) { return static_cast<ncclComm_t>(comm); }
 cudaStream_t stream_of(const NcclPlace& at) { return static_cast<cudaStream_t>(at.stream); }
 
-/// Every call with the device's context, and under way when it returns.
+/// Makes every call with the device's context; the operation may be under way when the call returns.
 class RealNccl : public NcclApi {
  public:
   explicit RealNccl(CUcontext context) : context_(context), nccl_(functions()) {}

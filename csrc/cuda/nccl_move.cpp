@@ -3,7 +3,7 @@
 #include "common/partition.h"
 #include "cuda/nccl_group.h"
 
-// What moves data unchanged: as bytes, so that all types go.
+// The collectives that move data unchanged. Data is sent as bytes, so all types work.
 
 namespace ours::cuda {
 
@@ -24,7 +24,7 @@ void NcclGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
   if (bytes != 0) give(run, [&] { api_->all_gather(plan.sends[0]->data, plan.receives[0]->data, bytes, at_); });
 }
 
-/// Where the outputs lie, each rank knows for itself alone: all gather into the scratch memory, in the same steps.
+/// Only the rank itself knows where its outputs lie, so all ranks gather into the scratch memory, in the same steps.
 void NcclGroup::all_gather_even(const Running& run, const ExchangePlan& plan) {
   refuse_capture(run);
   const ConstSpan& input = *plan.sends[0];
@@ -39,7 +39,7 @@ void NcclGroup::all_gather_even(const Running& run, const ExchangePlan& plan) {
   }
 }
 
-/// One message from each rank to each, all at once; what a rank gives itself is copied.
+/// Sends one message from each rank to each, all at once; a rank copies what it sends to itself.
 void NcclGroup::exchange_directly(const Running& run, const ExchangePlan& plan) {
   const auto me = static_cast<size_t>(rank());
   give_group(run, [&] {

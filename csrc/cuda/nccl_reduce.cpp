@@ -3,8 +3,8 @@
 #include "common/partition.h"
 #include "cuda/nccl_group.h"
 
-// Reductions: NCCL's where it has them. Otherwise NCCL brings all inputs together, in steps that fit into the scratch
-// memory, and the device's kernels reduce them in the order of ranks.
+// Uses NCCL's reductions where it has them. Otherwise NCCL brings all inputs together, in steps that fit into the
+// scratch memory, and the device's kernels reduce them in the order of ranks.
 
 namespace ours::cuda {
 namespace {
@@ -14,7 +14,8 @@ constexpr size_t kAlign = 16;
 const std::byte* at(const void* data, size_t bytes) { return static_cast<const std::byte*>(data) + bytes; }
 std::byte* at(void* data, size_t bytes) { return static_cast<std::byte*>(data) + bytes; }
 
-/// Elements of which each of so many slots of the scratch memory has room, a multiple of what kernels read at once.
+/// The number of elements for which each of `slots` slots of the scratch memory has room, a multiple of what kernels
+/// read at once.
 size_t slot_count(size_t scratch, size_t slots, size_t element) {
   return std::max<size_t>(scratch / slots / kAlign, 1) * kAlign / element;
 }
@@ -25,8 +26,7 @@ void NcclGroup::do_reduce(const Running& run, const Reducing& job) {
   claim(run);
   const Pieces& data = job.in;
   const size_t element = size_of(run.call.dtype);
-  // Where an array is cut, each rank knows for itself alone, so all reduce in steps of which the scratch memory has
-  // room.
+  // Only the rank itself knows where its array is cut, so all ranks reduce in steps that fit into the scratch memory.
   const size_t step = job.root < 0 ? slot_count(scratch_bytes_, 1, element) : std::max<size_t>(data.count(), 1);
   for (size_t k = 0; k < piece_count(data.count(), step); ++k) {
     const Slice part = piece_of(data.count(), step, k);
@@ -40,7 +40,7 @@ void NcclGroup::do_reduce(const Running& run, const Reducing& job) {
   }
 }
 
-/// In place, of what lies in several places.
+/// Reduces data that lies in several places, in place.
 void NcclGroup::reduce_joined(const Running& run, const Reducing& job, Slice part) {
   refuse_capture(run);
   const size_t element = size_of(run.call.dtype);
@@ -105,8 +105,8 @@ void NcclGroup::reduce_gathered(const Running& run, const Whole& job) {
   }
 }
 
-/// Reduces `count` elements of each rank, which lie `stride` bytes apart in the scratch memory. More sources than the
-/// device takes are reduced into the first one of the next lot.
+/// Reduces `count` elements of each rank, which lie `stride` bytes apart in the scratch memory. If there are more
+/// sources than the device takes, the result of one batch becomes the first source of the next.
 void NcclGroup::fold(void* result, size_t count, size_t stride, const Running& run, const Reduction& reduction) {
   if (count == 0) return;
   const auto ranks = static_cast<size_t>(size());
@@ -114,7 +114,7 @@ void NcclGroup::fold(void* result, size_t count, size_t stride, const Running& r
   if (partial.kind == ReduceKind::Avg) partial.kind = ReduceKind::Sum;
   Reduction last = reduction;
   if (reduction.kind == ReduceKind::PremulSum && size() > kMostDeviceRanks) {
-    // Each but once, whatever lots it goes through.
+    // Each source is multiplied only once, however many batches it goes through.
     for (size_t r = 0; r < ranks; ++r) {
       prepare(scratch() + r * stride, scratch() + r * stride, count, run.call.dtype, reduction);
     }

@@ -43,7 +43,7 @@ std::optional<Units> units_of(DType dtype) {
   }
 }
 
-/// Any byte but 0 is true: the greatest is so where one is, the least where all are. The result is made 0 or 1.
+/// Any byte but 0 is true: the maximum is true if one of them is, the minimum if all are. The result is made 0 or 1.
 std::optional<NcclReduction> bool_reduction(ReduceKind kind) {
   const Reduction as_bits{ReduceKind::Sum, 1, 1.0};
   switch (kind) {
@@ -71,7 +71,7 @@ std::optional<NcclReduction> nccl_reduction_of(DType dtype, const Reduction& red
     case ReduceKind::Sum:
       return made;
     case ReduceKind::Avg:
-      // That of integers is no division of the sum that truncates, at least not for all versions.
+      // NCCL's average of integers is not a truncating division of the sum, at least not in all versions.
       if (units->floating && reduction.ranks == ranks) {
         made.op = NcclOp::Avg;
       } else {

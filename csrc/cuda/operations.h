@@ -6,8 +6,8 @@
 #include "cuda/codec.h"
 
 // An operation is applied to each input (before), to two values (combine) and to the result (after), with the meaning
-// that it has in kernels/simd_loops.h. Files with kernels are compiled without fused multiplication and addition, which
-// would round less often than the CPU does.
+// that it has in kernels/simd_loops.h. Files with kernels are compiled without fused multiply-add, which would round
+// less often than the CPU does.
 
 namespace ours::cuda {
 
@@ -37,7 +37,7 @@ struct SumDivided : Sum<V> {
   OURS_BOTH V after(V x) const { return x / divisor; }
 };
 
-/// Integers are added as unsigned numbers, which wrap, and divided as the numbers that they stand for. The divisor is
+/// Integers are added as unsigned numbers, which wrap, and divided as the numbers that they represent. The divisor is
 /// an int and may be too large for the type.
 template <class V>
 struct IntegerDivided : Operation<V> {
@@ -64,7 +64,7 @@ template <class V>
 struct Product : Operation<V> {
   static OURS_BOTH V combine(V a, V b) {
     if constexpr (std::is_integral_v<V> && sizeof(V) < sizeof(uint32_t)) {
-      // As ints, the largest would overflow.
+      // Unsigned, because the product of the largest values would overflow an int.
       return static_cast<V>(static_cast<uint32_t>(a) * static_cast<uint32_t>(b));
     } else {
       return a * b;
@@ -78,8 +78,8 @@ struct ComplexProduct : Operation<V> {
   static OURS_BOTH V combine(V a, V b) { return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re}; }
 };
 
-// A NaN on the left stays; one on the right fails the comparison and is taken. Comparisons of integers with themselves
-// cost nothing.
+// If the left value is a NaN, it stays; if the right one is, the comparison fails and it is taken. For integers, the
+// comparison of a value with itself costs nothing.
 
 template <class V>
 struct Min : Operation<V> {

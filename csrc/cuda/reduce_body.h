@@ -5,14 +5,15 @@
 #include "cuda/codec.h"
 #include "device/device.h"
 
-// What one thread of a reduction does. Where all buffers lie alike within 16 bytes, most of the elements are loaded and
-// stored as vectors of 16 bytes, and those before the first and after the last one by one; else all are.
+// What one thread of a reduction does. If all buffers have the same alignment within 16 bytes, most elements are
+// loaded and stored as vectors of 16 bytes, and those before the first vector and after the last one by one;
+// otherwise all are loaded one by one.
 
 namespace ours::cuda {
 
 constexpr unsigned kThreads = 256;  // in a block
 
-/// A kernel's parameters: they may have 4 KiB.
+/// The parameters of a kernel, which may have 4 KiB.
 struct ReduceTask {
   const char* sources[kMostDeviceRanks];
   char* results[kMostDeviceRanks];
@@ -38,8 +39,8 @@ struct ReduceSpec {
   static constexpr size_t kElementBytes = sizeof(typename Scalar::Stored);
   static constexpr size_t kAlignment = alignof(typename Scalar::Stored);
   static constexpr size_t kLanes = kVectorBytes / sizeof(typename Vector::Stored);
-  /// Vectors that a thread has under way at once: enough to keep the memory busy, while the sums, of which bytes have
-  /// 16 a vector, stay in registers.
+  /// Vectors that a thread has under way at once: enough to keep the memory busy, while the sums stay in registers.
+  /// For bytes, a vector has 16 sums.
   static constexpr size_t kUnroll = kLanes >= 16 ? 1 : (kLanes == 8 ? 2 : 4);
 };
 
@@ -73,7 +74,7 @@ struct ReduceThread {
     return bits;
   }
 
-  /// kUnroll vectors of each source, which lie kThreads vectors apart: all are loaded before the first is needed.
+  /// kUnroll vectors of each source, which lie kThreads vectors apart. All are loaded before the first one is needed.
   template <size_t kUnroll>
   static OURS_BOTH void vectors(const ReduceTask& task, const Op& op, size_t first) {
     const size_t start = task.head * Spec::kElementBytes + first * kVectorBytes;
@@ -135,7 +136,7 @@ struct ReduceThread {
   }
 };
 
-/// What of a kernel its launch depends on.
+/// The properties of a kernel on which its launch depends.
 struct ReduceShape {
   size_t element_bytes = 0;
   size_t alignment = 0;

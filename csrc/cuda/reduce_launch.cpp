@@ -19,7 +19,7 @@ std::vector<uintptr_t> addresses(const std::vector<void*>& results, const std::v
   return all;
 }
 
-/// Elements before the first vector; all, where the buffers do not have their vectors at the same places.
+/// The number of elements before the first vector; all of them if the buffers differ in alignment.
 size_t head_of(const std::vector<uintptr_t>& all, size_t count, const ReduceShape& shape) {
   const size_t beyond = all.front() % kVectorBytes;
   for (const uintptr_t address : all) {
@@ -51,8 +51,8 @@ ReduceLaunch plan_launch(const std::vector<void*>& results, const std::vector<co
   task.head = head_of(all, plan.count, shape);
   task.vectors = (plan.count - task.head) * shape.element_bytes / kVectorBytes;
   task.scalars = plan.count - task.vectors * kVectorBytes / shape.element_bytes;
-  // As many blocks as it takes, not as many as fit at once: the hardware hands them out as others end, so that a device
-  // busy with something else is shared well, and nothing depends on its size.
+  // As many blocks as the work needs, not as many as fit at once: the hardware starts them as others end, so a device
+  // that is busy with other work is shared well, and nothing depends on the device's size.
   launch.blocks = std::max(piece_count(task.vectors, kThreads * shape.unroll),
                            piece_count(task.scalars, kThreads * kScalarsPerThread));
   return launch;

@@ -6,14 +6,14 @@
 #include "cuda/reduce_body.h"
 #include "kernels/variant.h"
 
-// Which reduction belongs to which element and operation: the same ones that kernels/simd_loops.h has.
+// Finds the reduction for an element and an operation; there are the same ones as in kernels/simd_loops.h.
 
 namespace ours::cuda {
 
 using kernels::Combine;
 using kernels::Element;
 
-/// Make::make<Spec>() for the reduction, where there is one; else nothing (a null pointer, usually).
+/// Make::make<Spec>() for the reduction if there is one, otherwise an empty result (usually a null pointer).
 template <class Make>
 struct ReduceTable {
   using Made = typename Make::Made;
@@ -71,7 +71,7 @@ struct ReduceTable {
     return combine == Combine::Product ? make<Codec, ComplexProduct>() : Made{};
   }
 
-  /// In two halves, which are compiled at the same time.
+  /// Split into two halves, which are compiled at the same time.
   static Made find_integer(Element element, Combine combine) {
     switch (element) {
       case Element::Bool:

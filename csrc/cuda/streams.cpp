@@ -3,7 +3,7 @@
 namespace ours::cuda {
 
 CudaStream::CudaStream(CUcontext context, int priority) : context_(context) {
-  // It does not wait for the default stream, nor that for it.
+  // The stream and the default stream do not wait for each other.
   check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority), "cudaStreamCreateWithPriority");
 }
 

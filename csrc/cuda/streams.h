@@ -5,8 +5,8 @@
 
 namespace ours::cuda {
 
-// All to be made with the device's context. CUDA keeps what is still needed when a stream or an event is destroyed, and
-// does not wait for it.
+// All of this must be made with the device's context. When a stream or an event is destroyed, CUDA keeps what is
+// still needed and does not wait for it.
 
 class CudaStream : public DeviceStream {
  public:

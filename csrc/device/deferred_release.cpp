@@ -63,7 +63,7 @@ void release_after(Device& device, const std::vector<StreamHandle>& streams, std
 
 void release_deferred() noexcept {
   Registry& registry = Registry::instance();
-  // Destroyed without the lock: that may take long, need the GIL, or release more.
+  // Destroyed without the lock, because that may take long, need the GIL, or release more.
   std::vector<Deferred> unused;
   const std::lock_guard<std::mutex> lock(registry.mutex);
   const auto first =

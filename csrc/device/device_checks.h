@@ -5,11 +5,11 @@
 #include "common/dtype.h"
 #include "kernels/reduce.h"
 
-// What every Device checks of its arguments before it gives work to a stream.
+// What every Device checks about its arguments before it gives work to a stream.
 
 namespace ours {
 
-/// Throws InvalidArgument unless Device::reduce() has a meaning for so many results and sources.
+/// Throws InvalidArgument unless Device::reduce() has a meaning for that many results and sources.
 void check_device_reduction(size_t results, size_t sources, DType dtype, const Reduction& reduction);
 
 /// Throws InvalidArgument unless flatten() and unflatten() have a meaning for these types.

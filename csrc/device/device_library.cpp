@@ -16,7 +16,7 @@ std::string loader_error() {
 }
 
 DeviceLibrary& load(const std::string& path) {
-  // Never closed again: devices have threads, streams and memory, and code that is called when the process ends.
+  // Never closed: devices have threads, streams and memory, and code that runs when the process ends.
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     throw DeviceError("the library for devices at " + path + " cannot be loaded: " + loader_error() +

@@ -9,13 +9,14 @@ namespace {
 
 using std::chrono::microseconds;
 
-// What takes no longer is not slept for: the system needs about as long to wake a thread.
+// A wait shorter than this does not sleep: the system needs about as long to wake a thread.
 constexpr microseconds kYield{50};
-// A sleep takes up to 50 us longer than asked for (the system's timer slack), so that nothing is noticed 200 us late.
+// A sleep takes up to 50 us longer than asked for (the system's timer slack); with this limit nothing is noticed 200
+// us late.
 constexpr microseconds kLongestNap{100};
 constexpr microseconds kLook{1000};
 
-/// Short after a short wait, so that the end is noticed soon compared with the whole.
+/// Short after a short wait, so that the end is noticed soon relative to the whole wait.
 Clock::duration nap_after(Clock::duration waited) { return std::min<Clock::duration>(waited / 8, kLongestNap); }
 
 }  // namespace

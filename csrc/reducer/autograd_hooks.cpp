@@ -70,7 +70,7 @@ bool AutogradHooks::is_harmless(const torch::autograd::FunctionPostHook& hook) {
 
 bool AutogradHooks::will_call() const {
   const auto* planned = torch::autograd::get_current_graph_task_exec_info();
-  // Without a plan, everything that the graph reaches runs.
+  // Without a plan, everything runs that the graph reaches.
   if (planned == nullptr || planned->empty()) return true;
   return std::any_of(accumulators_.begin(), accumulators_.end(), [&](const NodePtr& node) {
     const auto found = planned->find(node.get());

@@ -10,7 +10,7 @@
 
 namespace ours {
 
-/// How this version of torch holds an autograd node: by a shared or an intrusive pointer.
+/// The pointer by which this version of torch holds an autograd node: a shared or an intrusive one.
 using NodePtr = std::decay_t<decltype(std::declval<const torch::autograd::Edge&>().function)>;
 
 /// Calls back whenever autograd has accumulated the gradient of one of a list of parameters.
@@ -32,14 +32,14 @@ class AutogradHooks {
   void attach(const std::vector<at::Tensor>& parameters, Callback callback);
   void detach();
 
-  /// Says that the callback may run code of the program from now on, as communication hooks are.
+  /// Says that from now on the callback may run code of the program, such as communication hooks.
   void set_runs_program_code() { runs_program_code_ = true; }
   bool runs_program_code() const { return runs_program_code_; }
   /// Whether `hook` was attached by an object of this class, and runs no code of the program.
   static bool is_harmless(const torch::autograd::FunctionPostHook& hook);
 
-  /// Whether the backward that runs on this thread accumulates any of the gradients, which that of
-  /// torch.autograd.grad() may not. True outside of a backward.
+  /// Whether the backward that runs on this thread accumulates any of the gradients; that of torch.autograd.grad()
+  /// may not. True outside of a backward.
   bool will_call() const;
 
   /// The accumulating node of each parameter; stays valid after detach().

@@ -14,7 +14,7 @@ namespace {
 /// Returns the sum to which every rank that still had input contributed a one.
 int active_ranks(c10d::Work& work) {
   work.wait();
-  // On a device wait() only orders the streams; the future tells when the sum is there.
+  // On a device, wait() only orders the streams; the future tells when the sum is there.
   const auto future = work.getFuture();
   future->waitAndThrow();
   const c10::IValue value = future->value();

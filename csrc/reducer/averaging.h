@@ -32,8 +32,8 @@ class Averaging {
   bool has_hook() const { return hook_ != nullptr; }
   void set_hook(std::unique_ptr<c10d::CommHookInterface> hook) { hook_ = std::move(hook); }
 
-  /// `work` adds up in its tensor how many ranks still have input. The next backward divides by that sum, or with
-  /// `use_static_world_size` by the size of the group all the same.
+  /// `work` counts in its tensor how many ranks still have input. The next backward divides by that count, or with
+  /// `use_static_world_size` by the size of the group nevertheless.
   void set_forward_work(WorkPtr work, bool use_static_world_size);
   void forget_forward_work() { forward_work_.reset(); }
   /// Sets whether ranks that have run out of input take part in averages over the whole group.

@@ -99,7 +99,7 @@ at::Tensor Bucket::zeros_to_reduce() const {
 std::vector<at::Tensor> Bucket::pieces_to_reduce() const {
   if (whole_) return {buffer_to_reduce()};
   std::vector<at::Tensor> pieces;
-  int64_t begin = 0;  // of the stretch of the buffer that no piece contains yet
+  int64_t begin = 0;  // the stretch of the buffer that no piece contains yet
   int64_t end = 0;
   const auto add = [&](const at::Tensor& elements) {
     pieces.push_back(complex_ ? at::view_as_real(elements) : elements);
@@ -117,7 +117,7 @@ std::vector<at::Tensor> Bucket::pieces_to_reduce() const {
     add(slot.in_place.defined() ? slot.in_place : slot.view.as_strided({slot.parameter.numel()}, {1}));
   }
   add_shared();
-  // A bucket without an element is reduced too, as the peers count the reductions.
+  // A bucket without elements is reduced too, because the peers count the reductions.
   if (pieces.empty()) pieces.push_back(buffer_to_reduce());
   return pieces;
 }

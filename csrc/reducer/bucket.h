@@ -20,7 +20,8 @@
 
 namespace ours {
 
-/// Gradients from this size on can be reduced where they lie. Below, a copy takes less time than a piece of its own.
+/// Gradients of at least this size can be reduced where they lie. A smaller one is copied in less time than a piece
+/// of its own takes.
 constexpr size_t kLeastInPlaceBytes = 32 * 1024;
 
 /// One gradient's place in a bucket.
@@ -49,7 +50,7 @@ struct GradientSlot {
            gradient.device() == parameter.device() && gradient.sizes() == parameter.sizes() &&
            gradient.strides() == c10::IntArrayRef(strides) && !gradient.is_conj() && !gradient.is_neg();
   }
-  /// `elements`, `length` of them in one dimension, in the gradient's shape.
+  /// Returns `elements`, `length` of them in one dimension, in the gradient's shape.
   at::Tensor shaped(const at::Tensor& elements) const {
     return elements.as_strided(parameter.sizes(), strides, elements.storage_offset());
   }

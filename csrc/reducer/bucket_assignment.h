@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-// Which gradients travel together. Pure arithmetic, without tensors or communication.
+// Decides which gradients travel together. Pure arithmetic, without tensors or communication.
 
 namespace ours {
 

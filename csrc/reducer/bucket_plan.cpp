@@ -46,7 +46,7 @@ BucketPlan::Indices BucketPlan::first_buckets() {
 }
 
 void BucketPlan::begin_backward() {
-  // While backwards are still to be seen, only the last one's order counts.
+  // While more backwards are to be seen, only the last one's order counts.
   if (tuning_.backwards_left > 0) order_.clear();
 }
 

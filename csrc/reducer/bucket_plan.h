@@ -21,7 +21,7 @@ class BucketPlan {
   /// For each bucket, the parameters in it.
   using Indices = std::vector<std::vector<size_t>>;
 
-  /// Collective where the size is to be chosen, as that measures the group.
+  /// Collective if the size is to be chosen, because that measures the group.
   BucketPlan(const std::vector<at::Tensor>& parameters, const ReducerOptions& options, c10d::ProcessGroup& group);
 
   /// The buckets of the first backward.
@@ -43,7 +43,7 @@ class BucketPlan {
   /// the parameters.
   void skip_backward();
 
-  /// Whether it is time to rebuild: an order is known, and no further backward is to be seen before.
+  /// Whether it is time to rebuild: an order is known, and no further backward has to be seen before.
   bool is_due() const { return rebuilds() && !order_.empty() && tuning_.backwards_left == 0; }
   /// How many gradients are in the order of arrival.
   size_t arrived() const { return order_.size(); }

@@ -16,8 +16,8 @@ namespace ours {
 struct CommCost {
   double latency_ns = 0;
   double ns_per_byte = 0;
-  /// The share of that time, 0 to 1, by which a computation that goes on meanwhile takes longer: 0 where the reduction
-  /// has cores or an engine of its own, 1 where it takes the core that computes. Reductions that are hidden behind the
+  /// The share of that time, 0 to 1, by which a computation that goes on meanwhile takes longer: 0 if the reduction
+  /// has cores or an engine of its own, 1 if it takes the core that computes. Reductions that are hidden behind the
   /// computation (see overlap.h) cost that much all the same.
   double slowdown = 0;
 };
@@ -28,8 +28,8 @@ struct CommSample {
   double ns = 0;
 };
 
-/// Fits a line through the samples so that the relative errors are least: a small message counts as much as a large
-/// one. Neither part is less than zero. Throws InvalidArgument unless there are two sizes, and all times are positive.
+/// Fits a line through the samples with the smallest relative errors: a small message counts as much as a large one.
+/// Neither part is less than zero. Throws InvalidArgument unless there are two sizes, and all times are positive.
 CommCost fit_cost(const std::vector<CommSample>& samples);
 
 /// When the gradients of one backward arrive.
@@ -74,10 +74,10 @@ struct BucketTuning {
 /// Chooses the cap, a power of two from 64 KiB up, that makes the step shortest.
 ///
 /// Small buckets let the reductions start early and leave little to do at the end, but each costs the latency once
-/// more. The sum of three parts counts: the exposed time, what the hidden rest slows the computation down, and the
-/// latency of every reduction, as hidden ones too take a core from the computation when they start and end. Among caps
-/// within 2 % of the best the largest is taken. The first bucket is no larger than `first_cap`. Throws InvalidArgument
-/// if the profile's order is no permutation.
+/// more. The sum of three parts is minimised: the exposed time; the time by which the hidden rest slows the
+/// computation down; and the latency of every reduction, since even hidden ones take a core from the computation when
+/// they start and end. Of the caps within 2 % of the best, the largest is taken. The first bucket is no larger than
+/// `first_cap`. Throws InvalidArgument if the profile's order is no permutation.
 BucketCaps choose_caps(const BackwardProfile& profile, const CommCost& cost, int64_t first_cap);
 
 }  // namespace ours

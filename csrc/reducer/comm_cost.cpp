@@ -15,13 +15,14 @@ namespace ours {
 namespace {
 
 constexpr int64_t kProbeBytes[] = {4 << 10, 64 << 10, 1 << 20, 4 << 20};
-/// The shortest of these counts, because disturbances only make a measurement longer. The first ones set things up.
+/// The shortest of this many counts, because disturbances only make a measurement longer. The first ones set things
+/// up.
 constexpr int kRepetitions = 10;
 
 constexpr int64_t kProbeWidth = 256;
 constexpr int kOverlaps = 7;
 
-/// Waits for an accelerator, which has only been told what to do, by reading a number.
+/// Waits for an accelerator by reading a number, since it has only been told what to do so far.
 void finish(const at::Tensor& tensor) {
   if (!tensor.is_cpu()) tensor.flatten()[0].item();
 }
@@ -40,8 +41,8 @@ double middle(std::vector<double> values) {
   return *half;
 }
 
-/// Runs a reduction of `tensor`, which takes `alone_ns` by itself, beside a computation of about twice that time on all
-/// ranks at once. Returns the share of the reduction's time, 0 to 1, that this does not save.
+/// Runs a reduction of `tensor`, which takes `alone_ns` by itself, on all ranks at once, beside a computation of
+/// about twice that time. Returns the share of the reduction's time, 0 to 1, that this does not save.
 double measure_slowdown(c10d::ProcessGroup& group, const at::Tensor& tensor, double alone_ns) {
   const at::Tensor matrix = at::zeros({kProbeWidth, kProbeWidth}, tensor.options());
   const at::Tensor start = at::zeros({1}, tensor.options());

@@ -7,8 +7,8 @@
 
 namespace ours {
 
-/// Makes the communication hook in C++ that c10d calls `type`. Both average over the group; FP16_COMPRESS sends half
-/// precision. ValueError if the type is unknown.
+/// Makes the C++ communication hook that c10d calls `type`. Both hooks average over the group; FP16_COMPRESS sends
+/// half precision. ValueError if the type is unknown.
 std::unique_ptr<c10d::CommHookInterface> make_builtin_hook(c10d::BuiltinCommHookType type,
                                                            const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 

@@ -10,7 +10,7 @@
 namespace ours {
 namespace {
 
-/// A type of torch's as real numbers.
+/// A torch type as real numbers: the type of its parts.
 struct RealType {
   DType dtype;
   int64_t count;  ///< real numbers an element

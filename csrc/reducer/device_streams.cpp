@@ -21,8 +21,8 @@ bool StreamSet::join(c10::Device device) const {
   bool others = false;
   for (const c10::Stream& stream : streams_) {
     if (stream.device() != current.device() || stream == current) continue;
-    // Recorded only now, it may be behind more than what was noted. That costs nothing where it is not needed, as an
-    // event for every gradient would.
+    // Because it is only recorded now, the event may be behind more than what was noted. That costs nothing if there
+    // is no other stream, whereas an event for every gradient would.
     c10::Event event(device.type());
     event.record(stream);
     event.block(current);

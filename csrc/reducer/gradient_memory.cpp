@@ -15,11 +15,11 @@ using MemoryPtr = std::shared_ptr<GradientMemory>;
 
 namespace {
 
-/// How many blocks of each size there are beyond the gradients, for tensors that live for a moment before a gradient of
+/// The number of blocks of each size beyond the gradients, for tensors that live for a moment before a gradient of
 /// their size comes.
 constexpr size_t kSpareBlocks = 1;
 
-/// How many memories are open in this thread. Most allocations look at nothing else.
+/// The number of memories that are open in this thread. If it is 0, as for most allocations, nothing else is checked.
 thread_local size_t open_count = 0;
 
 /// The memories that are open in this thread.
@@ -54,10 +54,10 @@ Books& books() {
 
 using Lock = std::unique_lock<std::mutex>;
 
-/// Stands before the process's CPU allocator, and asks the memories that are open first.
+/// Replaces the process's CPU allocator, and asks the open memories first.
 class GradientAllocator final : public c10::Allocator {
  public:
-  /// Puts it in place, once.
+  /// Installs it, once.
   static void install() {
     static const bool kInstalled = [] {
       books();
@@ -72,7 +72,7 @@ class GradientAllocator final : public c10::Allocator {
     if (open_count > 0) {
       for (const MemoryPtr& memory : open_here.list) {
         if (!memory->serves(bytes)) continue;
-        // A copy, because what is called while memory is taken, such as a warning, may change the list.
+        // A copy, because code that runs while memory is taken, such as a warning, may change the list.
         const MemoryPtr lender = memory;  // NOLINT(performance-unnecessary-copy-initialization)
         if (DataPtr block = lender->lend(bytes)) return booked({lender, std::move(block), bytes});
       }
@@ -139,7 +139,7 @@ GradientMemory::GradientMemory(std::shared_ptr<c10::Allocator> source, const std
 }
 
 bool GradientMemory::may_lend(const Blocks& blocks, size_t bytes) const {
-  // A block that would not be kept when it returns is cheaper elsewhere.
+  // A block that would not be kept when it returns is cheaper from the ordinary allocator.
   const bool spare = blocks.kept.empty() && blocks.all >= blocks.gradients;
   return open_ && !released_ && blocks.lent < blocks.lent_before + blocks.gradients + kSpareBlocks &&
          (!spare || spare_bytes_ + bytes <= most_spare_bytes_) && owner_.is_here();
@@ -162,7 +162,7 @@ DataPtr GradientMemory::lend(size_t bytes) {
     }
     if (++blocks.all > blocks.gradients) spare_bytes_ += bytes;
   }
-  // Without the lock, as the source may have to warn, and a warning needs the GIL.
+  // Without the lock, because the source may have to warn, and a warning needs the GIL.
   try {
     return source_->allocate(bytes);
   } catch (...) {

@@ -29,14 +29,14 @@ class GradientMemory : public std::enable_shared_from_this<GradientMemory> {
   /// Opens it for the calling thread, until any thread calls close().
   void open();
   void close();
-  /// Closes it for good, and returns the memory that no tensor has.
+  /// Closes it for good, and returns the memory that no tensor uses.
   void release();
 
   // For the allocator.
 
   /// Whether there is memory for tensors of that size.
   bool serves(size_t bytes) const { return blocks_.count(bytes) != 0; }
-  /// Returns memory for a tensor of a size that it serves, or null if there is none to lend.
+  /// Returns memory for a tensor of a size that it serves, or null if none is left to lend.
   c10::DataPtr lend(size_t bytes);
   void take_back(c10::DataPtr block, size_t bytes);
 

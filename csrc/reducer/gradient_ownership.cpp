@@ -3,7 +3,7 @@
 namespace ours {
 
 bool is_owned_by_parameter(const at::Tensor& gradient, const at::Tensor& incoming) {
-  // A gradient with a graph of its own is part of computations to come.
+  // A gradient with a graph of its own is part of later computations.
   if (gradient.requires_grad()) return false;
   size_t tensors = 1;        // those that refer to the gradient's memory
   size_t gradient_uses = 1;  // the parameter

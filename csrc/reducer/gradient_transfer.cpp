@@ -112,8 +112,7 @@ void GradientTransfer::complete(Bucket& bucket) {
 void GradientTransfer::order_streams(Bucket& bucket) {
   const c10::Device device = bucket.device();
   if (device.is_cpu()) return;
-  // Autograd runs the accumulator of each gradient in a stream of its own choice; the current one belongs to one of
-  // them.
+  // Autograd runs the accumulator of each gradient in a stream of its own choice; the current stream is one of these.
   if (bucket.streams.join(device)) {
     for (const DeferredGradient& deferred : bucket.deferred) keep_for_current_stream(deferred.gradient);
   }
@@ -154,7 +153,7 @@ void GradientTransfer::copy_deferred(Bucket& bucket) {
 void GradientTransfer::show_view(const GradientSlot& slot, const at::Tensor& copied) const {
   if (slot.kept) return;
   gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
-    // If the program has replaced it since, the end of backward complains.
+    // If the program has replaced the gradient since, the end of backward reports it.
     if (!gradient.is_same(copied)) return false;
     gradient = slot.gradient_view();
     return true;
@@ -204,7 +203,7 @@ bool GradientTransfer::hand_over_in_place(const GradientSlot& slot, const at::Te
     gradient.unsafeGetTensorImpl()->bump_version();
     return false;
   }
-  // The program has replaced it since.
+  // The program has replaced the gradient since.
   if (!gradient.defined()) gradient = at::empty_strided(slot.parameter.sizes(), slot.strides, reduced.options());
   copy_scaled(gradient, slot.shaped(reduced), 1.0);
   return true;

@@ -31,11 +31,12 @@ class GradientTransfer {
 
   // Into a bucket.
 
-  /// Brings a gradient into the slot of its bucket, or with `in_place` has it reduced where it lies, if only its
-  /// parameter owns it. Returns whether it is. `incoming` is the tensor that autograd accumulated; perhaps undefined.
+  /// Brings a gradient into the slot of its bucket or, with `in_place` and if only its parameter owns it, has it
+  /// reduced where it lies. Returns whether the latter is the case. `incoming` is the tensor that autograd
+  /// accumulated; perhaps undefined.
   bool store(Bucket& bucket, size_t slot_index, const at::Tensor& incoming, bool in_place);
-  /// Completes a bucket that all gradients have been stored into: the copies that wait for that, and the order of
-  /// streams.
+  /// Completes a bucket in which all gradients have been stored: makes the copies that waited for that, and orders
+  /// the streams.
   void complete(Bucket& bucket);
 
   // Out of a bucket.
@@ -48,11 +49,11 @@ class GradientTransfer {
 
   // At other times.
 
-  /// Makes the gradients that exist views of a new bucket, so that nothing that was accumulated is lost and the memory
-  /// of the old buckets can go.
+  /// Makes existing gradients views of a new bucket, so that nothing that was accumulated is lost and the memory of
+  /// the old buckets can be freed.
   void move_into(Bucket& bucket);
-  /// Gives the gradients that are being reduced where they lie memory of their own, as a reduction that was given up
-  /// may still write to them.
+  /// Moves gradients that are being reduced where they lie to memory of their own, because a reduction that was given
+  /// up may still write to them.
   void move_out_of_reduction(Bucket& bucket);
 
  private:

@@ -43,7 +43,7 @@ c10::intrusive_ptr<c10d::Work> start_all_reduce(c10d::ProcessGroup& group, std::
                                                 c10d::ReduceOp::RedOpType op) {
   c10d::AllreduceCoalescedOptions options;
   options.reduceOp = op;
-  // To `ours` the two calls are the same, so a bucket may be one piece on this rank and several on another.
+  // For `ours` the two calls are the same, so a bucket may be one piece on this rank and several on another.
   if (tensors.size() > 1) return group.allreduce_coalesced(tensors, options);
   return group.allreduce(tensors, options);
 }

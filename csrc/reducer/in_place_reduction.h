@@ -24,8 +24,8 @@ class InPlaceReduction {
   InPlaceReduction(const InPlaceReduction&) = delete;
   InPlaceReduction& operator=(const InPlaceReduction&) = delete;
 
-  /// Gives autograd memory that the backend reduces without copies, for the backward to come, if that is likely to be
-  /// of use.
+  /// Gives autograd memory that the backend reduces without copies, for the next backward, if that is likely to be of
+  /// use.
   void open_memory(const Averaging& averaging);
   /// Gives no more memory to autograd until the next open_memory().
   void close_memory();

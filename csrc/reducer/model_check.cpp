@@ -16,7 +16,7 @@
 namespace ours {
 namespace {
 
-/// The FNV-1a hash cut to 62 bits, as both it and its negative must fit into an int64.
+/// The FNV-1a hash cut to 62 bits, because both it and its negative must fit into an int64.
 int64_t fingerprint(const std::string& text) {
   uint64_t hash = 14695981039346656037ULL;
   for (const unsigned char byte : text) hash = (hash ^ byte) * 1099511628211ULL;
@@ -70,8 +70,8 @@ std::vector<std::string> gather_texts(c10d::ProcessGroup& group, at::Device devi
   return texts;
 }
 
-/// Returns the name of the first parameter that only the longer description has. It is found by its name, as the
-/// additional layer may be in the middle, or by its place if the names tell nothing, as those of a wrapped module do.
+/// Returns the name of the first parameter that only the longer description has. It is found by name, since the
+/// additional layer may be in the middle, or by place if the names tell nothing, as those of a wrapped module do.
 std::string first_only_in(const std::vector<std::string>& longer, const std::vector<std::string>& shorter) {
   std::unordered_set<std::string> known;
   for (size_t i = 2; i < shorter.size(); i += 2) known.insert(shorter[i]);

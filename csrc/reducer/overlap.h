@@ -35,7 +35,7 @@ struct BucketLayout {
 
 /// When things happened in one backward, in nanoseconds of the steady clock.
 struct BackwardTimes {
-  /// The iteration that it was the backward of, from 1 on; 0: there was none yet, and nothing else is set.
+  /// The iteration of this backward, counted from 1; 0 if there was none yet, and then nothing else is set.
   int64_t iteration = 0;
   /// When forward handed over its outputs.
   int64_t began = -1;
@@ -48,14 +48,15 @@ struct BackwardTimes {
   std::vector<BucketTimes> buckets;
 };
 
-/// For each bucket, for how many nanoseconds after the end of the computation its reduction was all that was going on.
+/// For each bucket, the nanoseconds after the end of the computation in which its reduction was all that was going
+/// on.
 ///
 /// Reductions run one after another, so a bucket is charged for the time from the end of those before it to its own
-/// end. The sum is the time in which the program had nothing else to do; the rest of busy_time() was hidden behind the
-/// computation, which it may have slowed down.
+/// end. The sum is the time in which the program had nothing else to do; the rest of busy_time() was hidden behind
+/// the computation, which it may have slowed down.
 std::vector<int64_t> exposed_times(const BackwardTimes& times);
 
-/// For how many nanoseconds at least one reduction was under way.
+/// The nanoseconds in which at least one reduction was under way.
 int64_t busy_time(const BackwardTimes& times);
 
 }  // namespace ours

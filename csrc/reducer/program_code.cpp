@@ -28,7 +28,7 @@ Author author_of(const std::type_info& type) {
   return begins_with("torch::") || begins_with("at::") ? Author::kTorch : Author::kProgram;
 }
 
-/// The same, remembered by type: graphs have thousands of nodes, of a few dozen types.
+/// Does the same, remembered by type: graphs have thousands of nodes, of a few dozen types.
 Author author_of(const Node& node) {
   thread_local std::unordered_map<const std::type_info*, Author> known;
   const std::type_info& type = typeid(node);
@@ -57,7 +57,7 @@ bool backward_runs_no_program_code(const std::vector<const Node*>& awaited, cons
   if (nodes == nullptr || planned == nullptr || c10::impl::dispatch_mode_enabled()) return false;
   const auto comes = [&](const Node* node) {
     if (nodes->count(const_cast<Node*>(node)) == 0) return false;
-    // Without a plan, everything that the graph reaches runs.
+    // Without a plan, everything runs that the graph reaches.
     if (planned->empty()) return true;
     const auto found = planned->find(const_cast<Node*>(node));
     return found != planned->end() && found->second.should_execute();

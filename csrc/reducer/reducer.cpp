@@ -185,8 +185,8 @@ void Reducer::open_memory() {
 void Reducer::on_gradient(size_t index, const at::Tensor& incoming) {
   const Lock lock(mutex_);
   transfer_.adopt_thread_context();
-  // Outputs that the loss does not use give undefined gradients, and those do not count. Steps without a reduction do,
-  // because their gradients are part of the next one.
+  // Outputs that the loss does not use give undefined gradients, which do not count. Steps without a reduction do
+  // count, because their gradients are part of the next one.
   if (used_.tracked() && !static_graph_.recorded() && transfer_.has_gradient(parameters_[index])) {
     used_.mark_used(index);
   }
@@ -213,7 +213,7 @@ bool Reducer::runs_no_program_code() const {
   std::vector<const torch::autograd::Node*> awaited;
   for (size_t index = 0; index < parameters_.size(); ++index) {
     if (unused_.contains(index)) continue;
-    // The rest of its gradient comes from another backward, and what runs there is not known yet.
+    // The rest of its gradient comes from another backward, and it is not known yet what runs there.
     if (static_graph_.enabled() && static_graph_.outstanding(index) > 1) return false;
     awaited.push_back(hooks_.accumulators()[index].get());
   }
@@ -222,7 +222,7 @@ bool Reducer::runs_no_program_code() const {
 
 std::vector<NodePtr> Reducer::accumulators() const {
   if (!mixed_precision_dtype_) return hooks_.accumulators();
-  // Parameters have others while they have another precision.
+  // Parameters have other nodes while they have another precision.
   std::vector<NodePtr> current;
   for (const at::Tensor& parameter : parameters_) {
     current.push_back(torch::autograd::impl::grad_accumulator(parameter));
@@ -279,15 +279,15 @@ void Reducer::launch(size_t index) {
 
 void Reducer::on_all_launched() {
   all_launched_ = true;
-  // The use of a static graph is known since it was recorded.
+  // For a static graph, the used parameters have been known since it was recorded.
   if (used_.tracked() && !static_graph_.enabled()) used_.start_reduction(*group());
   if (!manual_finalization_) queue_finalization();
 }
 
 void Reducer::queue_finalization() {
   // The callback runs once autograd has computed everything, on a thread that does not hold the GIL. The current
-  // streams are then those of the caller of backward, which autograd has made wait for the gradients: what follows
-  // backward must wait for the averages, and what follows the last gradient in the stream of its accumulator need not.
+  // streams are then those of the caller of backward, which autograd has made wait for the gradients. So what follows
+  // backward waits for the averages, and what follows the last gradient in the stream of its accumulator does not.
   torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] {
     const Lock lock(self->mutex_);
     self->record_.note_compute_ended();

@@ -66,15 +66,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     const Lock lock(mutex_);
     record_.begin_forward();
   }
-  /// `outputs`, those of forward, are needed only to find unused parameters. RuntimeError if the last backward left
-  /// parameters without a gradient; it names them.
+  /// `outputs`, those of forward, are needed only to find unused parameters. Throws a RuntimeError that names the
+  /// parameters that the last backward left without a gradient, if there are any.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
-  /// Takes the place of prepare_for_backward where gradients only accumulate.
+  /// Called instead of prepare_for_backward if gradients only accumulate.
   void prepare_for_accumulation() {
     const Lock lock(mutex_);
     open_memory();
   }
-  /// To be called before any forward: memory that was prepared for gradients must not go to activations, even if no
+  /// Must be called before any forward: memory that was prepared for gradients must not go to activations, even if no
   /// backward has used it.
   void close_memory() {
     const Lock lock(mutex_);
@@ -116,7 +116,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool should_finalize_after_backward() const { return manual_finalization_ && plan_.rebuilds(); }
   void finalize_manually();
   void remove_autograd_hooks() { hooks_.detach(); }
-  /// Forgets an unfinished backward and the rebuilt buckets, after the failure of a peer for instance.
+  /// Forgets an unfinished backward and the rebuilt buckets, for example after the failure of a peer.
   void reset_state();
   void set_process_group(GroupPtr group);
 

@@ -38,7 +38,7 @@ struct ReducerOptions {
   bool find_unused_parameters = false;
   /// Let gradients be views of the buckets.
   bool gradient_as_bucket_view = false;
-  /// Do not reduce a bucket of which this rank uses no parameter. The ranks must agree on which those are.
+  /// Do not reduce a bucket if this rank uses none of its parameters. The ranks must agree on these buckets.
   bool skip_all_reduce_unused_params = false;
   /// Copy a bucket's gradients at once when all have arrived: fewer kernel launches on an accelerator. A device that
   /// `find_device` finds always does.

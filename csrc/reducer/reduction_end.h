@@ -17,8 +17,8 @@ namespace ours {
 /// because the callback may outlive the bucket.
 using EndStamp = std::shared_ptr<std::atomic<int64_t>>;
 
-/// Has the end of `work` stamped. Null if that is not needed, because the Work tells by itself, or not possible:
-/// without `on_cpu` a future completes long before the accelerator has run the reduction.
+/// Has the end of `work` stamped. Null if that is not needed, because the Work tells it, or not possible: without
+/// `on_cpu` a future completes long before the accelerator has run the reduction.
 EndStamp stamp_end(c10d::Work& work, bool on_cpu);
 EndStamp stamp_end(c10::ivalue::Future& future, bool on_cpu);
 

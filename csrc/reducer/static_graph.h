@@ -5,10 +5,10 @@
 
 namespace ours {
 
-/// How often the gradient of each parameter arrives in one backward of a graph that never changes.
+/// Counts how often the gradient of each parameter arrives in one backward of a graph that never changes.
 ///
-/// A parameter that is used several times may get several gradients, and only the last one completes it. Which one is
-/// the last is unknown in the first backward, so that one is recorded; later ones count down from the record.
+/// A parameter that is used several times may get several gradients, and only the last one completes it. The first
+/// backward cannot know which one is the last, so it is recorded; later ones count down from the record.
 class StaticGraph {
  public:
   explicit StaticGraph(size_t parameter_count) : expected_(parameter_count, 0) {}
@@ -21,7 +21,7 @@ class StaticGraph {
   void begin_backward();
   /// Notes an arrival in the backward that is recorded.
   void record(size_t index);
-  /// Ends the record. Returns the parameters that got gradients, in the order in which they were completed.
+  /// Ends the record. Returns the parameters that got gradients, in the order in which these were completed.
   std::vector<size_t> end_recording();
   /// Returns the parameters that got no gradient in the recorded backward, ascending.
   std::vector<size_t> unused() const;

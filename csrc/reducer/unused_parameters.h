@@ -10,11 +10,11 @@
 
 namespace ours {
 
-/// The parameters that the backward under way does not reach on this rank, by their indices, ascending.
+/// The indices of the parameters that the current backward does not reach on this rank, ascending.
 class UnusedParameters {
  public:
-  /// Finds those whose accumulator no output reaches, by a walk through the graph. `accumulators` run parallel to the
-  /// parameters.
+  /// Finds the parameters whose accumulator no output reaches, by a walk through the graph. `accumulators` run
+  /// parallel to the parameters.
   void search(const std::vector<NodePtr>& accumulators, const std::vector<at::Tensor>& outputs);
   void set(std::vector<size_t> indices) { indices_ = std::move(indices); }
   const std::vector<size_t>& indices() const { return indices_; }

@@ -7,10 +7,11 @@
 
 namespace ours {
 
-/// A map of the parameters that received a gradient since the last reduction, on this rank and then on any.
+/// A map of the parameters that received a gradient since the last reduction, first on this rank and, after the
+/// reduction, on any rank.
 ///
 /// Steps without a reduction add to it, so after them a parameter counts as used if any of those steps used it. A map
-/// that is not tracked takes every parameter for used.
+/// that is not tracked takes every parameter as used.
 class UsedMap {
  public:
   UsedMap(size_t parameter_count, at::Device device, bool tracked);
@@ -18,8 +19,8 @@ class UsedMap {
   void track() { tracked_ = true; }
   bool tracked() const { return tracked_; }
   void mark_used(size_t index) { used_[index] = 1; }
-  /// Whether the parameter may turn out to be used by no rank: neither this one nor, as far as is known here, another
-  /// one has used it.
+  /// Whether possibly no rank used the parameter: neither this one nor, as far as is known here, another one has used
+  /// it.
   bool may_be_unused(size_t index) const { return tracked_ && used_[index] == 0; }
   /// Whether no rank used the parameter. Waits for the reduction, and on an accelerator for the device, only if this
   /// rank did not use it.
@@ -27,8 +28,8 @@ class UsedMap {
 
   /// Starts to add up the maps of all ranks.
   void start_reduction(c10d::ProcessGroup& group);
-  /// Waits for a reduction in flight, as Work::wait() does, and forgets what was used; with `keep` it remembers what
-  /// any rank used instead.
+  /// Waits for a reduction in flight, like Work::wait(), and forgets what was used; with `keep` it remembers what any
+  /// rank used instead.
   void finish(bool keep);
   /// Forgets everything, a reduction in flight included.
   void reset();

@@ -8,14 +8,14 @@
 
 namespace ours {
 
-/// Moves the payloads of a group's messages between nodes in place of the mesh's own data connections: MPI, or another
-/// backend of torch.distributed. The connections of the mesh still carry the header of each message, so the checks of
-/// calls, the order of messages, agreements, and the propagation of failures do not depend on the engine.
+/// Moves the payloads of a group's messages between nodes in place of the mesh's own data connections: MPI, or
+/// another backend of torch.distributed. The connections of the mesh still carry the header of each message, so the
+/// checks of calls, the order of messages, agreements, and the propagation of failures do not depend on the engine.
 ///
 /// Calls come from one thread at a time.
 class Engine {
  public:
-  /// One message on its way. To destroy it is to end it: its memory is not touched afterwards.
+  /// One message on its way. Destroying it ends it: its memory is not touched afterwards.
   class Transfer {
    public:
     virtual ~Transfer() = default;
@@ -34,17 +34,17 @@ class Engine {
   /// be received to the same memory, even before done() says that the transfer is over.
   virtual std::unique_ptr<Transfer> send(int peer, uint32_t number, const void* data, size_t bytes) = 0;
 
-  /// Begins to receive the message of as many bytes that `peer` has begun to send.
+  /// Begins to receive the message of that length that `peer` has begun to send.
   virtual std::unique_ptr<Transfer> receive(int peer, uint32_t number, void* data, size_t bytes) = 0;
 
-  /// An engine with threads of its own calls `wake` when a transfer may have become done: from any thread, but never
+  /// An engine with threads of its own calls `wake` when a transfer may have become done, from any thread, but never
   /// while send(), receive(), done() or a destructor runs.
   virtual void set_waker(std::function<void()> wake) = 0;
 
-  /// Whether transfers only move while done() is called, so that a thread that waits for one must not sleep.
+  /// Whether transfers move only while done() is called, so that a thread that waits for one must not sleep.
   virtual bool polls() const = 0;
 
-  /// The group has failed, or left: nothing more is sent or received. Never waits for peers.
+  /// Called when the group has failed or left: nothing more is sent or received. Never waits for peers.
   virtual void close() noexcept = 0;
 };
 

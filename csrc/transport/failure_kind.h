@@ -12,7 +12,7 @@ enum class FailureKind : uint32_t { None, System, Mismatch, Timeout, Peer, Abort
 /// Throws the error of that kind.
 [[noreturn]] void throw_as(FailureKind kind, const std::string& message);
 
-/// The kind that `error` is; None for InvalidArgument, which is no failure of the group. `message` gets its text.
+/// The kind of `error`; None for InvalidArgument, which is no failure of the group. `message` gets its text.
 FailureKind kind_of(const std::exception_ptr& error, std::string& message);
 
 }  // namespace ours

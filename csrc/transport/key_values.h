@@ -16,10 +16,10 @@ class KeyValues {
 
   virtual void set(const std::string& key, const std::string& value) = 0;
 
-  /// Waits until somebody has set the key. Throws TimeoutError when the deadline passes.
+  /// Waits until the key is set. Throws TimeoutError when the deadline passes.
   virtual std::string get(const std::string& key, Deadline deadline) = 0;
 
-  /// The same, and calls `look_around` about every 50 ms, which may throw to end the wait.
+  /// Like get(), but calls `look_around` about every 50 ms, which may throw to end the wait.
   virtual std::string await(const std::string& key, Deadline deadline, const std::function<void()>& look_around) {
     constexpr std::chrono::milliseconds kSlice{50};
     while (true) {

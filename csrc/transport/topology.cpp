@@ -70,7 +70,7 @@ int Topology::local_rank_of(int rank) const {
 }
 
 std::string node_identity(const std::string& node_id) {
-  // Users may write anything into OURS_NODE_ID, and not every store takes that as part of a key.
+  // OURS_NODE_ID may hold anything, and not every store accepts that as part of a key.
   const std::string text = machine_id() + '\n' + process_namespace() + '\n' + node_id;
   char word[17];
   std::snprintf(word, sizeof(word), "%016llx",

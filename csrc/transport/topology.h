@@ -5,10 +5,11 @@
 
 namespace ours {
 
-/// Which ranks of a group share a node. Equal on all ranks of the group.
+/// Tells which ranks of a group share a node. Equal on all ranks of the group.
 class Topology {
  public:
-  /// Each rank has a leader, the rank whose memory it was seen to share. Throws Error if a leader does not lead itself.
+  /// The argument gives each rank's leader, the rank whose memory it was seen to share. Throws Error if a leader does
+  /// not lead itself.
   static Topology of(const std::vector<int>& leader_of_rank);
 
   /// Reads what text() wrote, for a group of `size` ranks. Throws Error if it is something else.
@@ -17,7 +18,7 @@ class Topology {
 
   int size() const { return static_cast<int>(leaders_.size()); }
 
-  /// Nodes have numbers in the order of their lowest ranks.
+  /// Nodes are numbered in the order of their lowest ranks.
   int nodes() const { return static_cast<int>(members_.size()); }
   int node_of(int rank) const { return nodes_.at(static_cast<size_t>(rank)); }
 
@@ -36,7 +37,7 @@ class Topology {
   std::vector<std::vector<int>> members_;
 };
 
-/// A word that is equal for processes that may share memory: it stands for their kernel, their process namespace, and
+/// A word that is equal for processes that may share memory. It stands for their kernel, their process namespace, and
 /// `node_id`, which is OURS_NODE_ID.
 std::string node_identity(const std::string& node_id);
 

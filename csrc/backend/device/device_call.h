@@ -7,11 +7,11 @@
 
 namespace ours {
 
-/// The device's part of a collective: how it takes its place among the work of streams, and what does it. There are two
-/// kinds. A HostCall is run by the host, on the comm thread, and wait() lets the host wait. An EnqueuedCall was given
-/// to the device by the caller's thread; the comm thread only watches it, and wait() lets the current stream wait.
+/// The device's part of a collective: its place among the work of streams, and what does it. There are two kinds. A
+/// HostCall is run by the host, on the comm thread, and wait() lets the host wait. An EnqueuedCall was given to the
+/// device by the caller's thread; the comm thread only watches it, and wait() lets the current stream wait.
 ///
-/// Tensors need no record_stream(): the Work keeps them until the host knows that the device has done with them.
+/// Tensors need no record_stream(): the Work keeps them until the host knows that the device is done with them.
 class DeviceCall {
  public:
   using Body = std::function<void(Group&, const Call&)>;
@@ -20,19 +20,20 @@ class DeviceCall {
   DeviceCall(const DeviceCall&) = delete;
   DeviceCall& operator=(const DeviceCall&) = delete;
 
-  /// On the comm thread, in the order of calls. Returns when the device has done the collective, or throws its error.
+  /// Runs on the comm thread, in the order of calls. Returns when the device has done the collective, or throws its
+  /// error.
   virtual void run(const Body& body, const Call& call) = 0;
 
   /// Whether the collective is on its way to stream(), so that streams and futures need not wait for the host.
   virtual bool is_enqueued() const { return false; }
 
-  /// Whether it is part of a graph, so that nothing is known of when it runs, and nobody watches it.
+  /// Whether the collective is part of a graph, so that it is not known when it runs, and it is not watched.
   virtual bool is_captured() const { return false; }
 
-  /// Of what is enqueued: the current stream waits for its end.
+  /// Makes the current stream wait for the end of an enqueued collective.
   virtual void block_current_stream() {}
 
-  /// A stream in which torch may do something that comes after the collective.
+  /// A stream for what torch does after the collective.
   virtual StreamHandle stream() const { return context_->own_stream(); }
 
   /// Calls `body` with stream() as torch's current one.

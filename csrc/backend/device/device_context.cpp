@@ -12,7 +12,7 @@
 namespace ours {
 
 DeviceContext::~DeviceContext() {
-  // First what the device may still be doing for the group, then what that uses.
+  // First whatever the device may still be doing for the group, then what that uses.
   made_.group = nullptr;
   if (accelerator_) release_deferred();
 }
@@ -48,7 +48,8 @@ c10::Stream DeviceContext::torch_stream(StreamHandle stream) const {
 
 void DeviceContext::make_group(const Call& call) {
   if (made_group()) return;
-  // Not under the lock: abort() has to get through meanwhile. Nobody else makes one, since collectives run one by one.
+  // Not under the lock, since abort() has to get through meanwhile. No other thread makes a group, since collectives
+  // run one by one.
   MadeDeviceGroup made;
   if (host_->size() == 1) {
     made.group = make_device_solo_group(host_, accelerator_);
@@ -79,7 +80,7 @@ void DeviceContext::release_after_failure(std::shared_ptr<void> owned) const noe
 }
 
 void DeviceContext::check_alive(const Call& call) const {
-  // A group that has failed throws that at once, whatever is called.
+  // A failed group throws its failure from this barrier, whatever was called.
   if (!host_->failure().empty()) host_->barrier(call);
 }
 

@@ -14,8 +14,8 @@
 
 namespace ours {
 
-/// What a process group has for the tensors of a device: the device itself, and the Group that works in its memory,
-/// which is made before the first collective that needs it. There is one device a group and rank.
+/// A process group's state for the tensors of a device: the device itself, and the Group that works in its memory,
+/// which is made before the first collective that needs it. A group has one device on each rank.
 class DeviceContext {
  public:
   /// `host`: the same ranks' group over CPU memory.
@@ -27,45 +27,45 @@ class DeviceContext {
   /// The device that use() has chosen, if it was called.
   std::optional<at::Device> device() const;
 
-  /// Takes that device for the group. Throws ValueError where it has another one already, DeviceError where there can
-  /// be none. Callable from any thread.
+  /// Takes that device for the group. Throws ValueError if the group already has another one, DeviceError if it
+  /// cannot have one. Callable from any thread.
   void use(at::Device device);
 
   // ---- after use()
   Device& accelerator() const { return *accelerator_; }
   /// The stream that is torch's current one on the calling thread.
   StreamHandle current_stream() const;
-  /// A stream of the group's own, which no user of torch can come by: for what a collective has torch do.
+  /// A stream of the group's own, which torch never gives to its users: for what a collective has torch do.
   StreamHandle own_stream() const { return stream_->handle(); }
   /// A stream of the device in torch's terms.
   c10::Stream torch_stream(StreamHandle stream) const;
   /// The stream of the copies of sends and receives.
   StreamHandle transfer_stream() const { return transfer_stream_->handle(); }
 
-  /// Makes the Group for the device's memory, unless it is there; at the same place in the order of collectives on all
-  /// ranks.
+  /// Makes the Group for the device's memory, unless it exists. Called at the same place in the order of collectives
+  /// on all ranks.
   void make_group(const Call& call);
 
-  /// That, or null where it has not been made yet. Callable from any thread.
+  /// The Group, or null if it has not been made yet. Callable from any thread.
   std::shared_ptr<Group> made_group() const;
 
-  /// Held from when a collective is given to the device until it has its place in the queue, so that the order there is
-  /// that of the device. Recursive, since the queue may run hooks at once, which start more.
+  /// Held from when a collective is given to the device until it has its place in the queue, so that queue and device
+  /// have the same order. Recursive, because the queue may run hooks at once, which start more collectives.
   std::recursive_mutex& order() { return order_; }
 
-  /// "ipc: the ranks share devices": what moves the data, and why that; empty until make_group() was called.
+  /// "ipc: the ranks share devices": what moves the data, and why; empty until make_group() was called.
   std::string engine() const;
 
-  /// Keeps what a collective that has failed owns until the device has done what it was given by then.
+  /// Keeps what a failed collective owns until the device has done the work it was given by then.
   void release_after_failure(std::shared_ptr<void> owned) const noexcept;
 
-  /// The CPU group, whose failures are the device's as well.
+  /// The CPU group. Its failures are failures of the device group as well.
   Group& host() const { return *host_; }
 
   /// Throws the failure that ended the group, if there is one.
   void check_alive(const Call& call) const;
 
-  // As the Group's, of the one that was made.
+  // These do the same as the functions of the Group that was made.
   void abort(const std::string& reason) const;
   void leave() const noexcept;
 

@@ -13,10 +13,10 @@ namespace ours {
 
 namespace {
 
-/// How often the device is asked while something waits for it.
+/// How often the device is queried while something waits for it.
 constexpr std::chrono::microseconds kPoll{50};
 
-/// How much pinned memory is kept for later transfers: to get it takes much longer than to use it.
+/// The most pinned memory that is kept for later transfers: allocating it takes much longer than using it.
 constexpr size_t kMostKept = size_t{64} << 20;
 constexpr size_t kSmallest = 4096;
 
@@ -39,7 +39,7 @@ void DeviceTransfers::start(const WorkPtr& work) {
   const auto item = std::make_shared<Item>(Item{work, nullptr, first, {}, {}});
   try {
     item->pinned = take_pinned(work->memory().bytes);
-    // At once, so that receives are matched in the order of the calls.
+    // Done at once, so that receives are matched in the order of the calls.
     if (!work->sends()) post(item);
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) throw AbortedError("the process group was shut down");
@@ -86,7 +86,7 @@ void DeviceTransfers::run() {
     for (const ItemPtr& item : ended) items_.remove(item);
     if (!ended.empty()) {
       changed_.notify_all();
-      // The last reference may go here, and with it tensors of Python: not under the lock.
+      // The last reference may go here, and with it tensors of Python, so not under the lock.
       lock.unlock();
       ended.clear();
       lock.lock();
@@ -224,7 +224,7 @@ void DeviceTransfers::end(const ItemPtr& item) noexcept {
   if (!work->has_callbacks()) return;
   const auto call = [work] { work->run_callbacks(); };
   try {
-    // They may wait for other transfers.
+    // The callbacks may wait for other transfers.
     start_background_thread("ours_callbacks", call);
   } catch (const std::system_error&) {
     call();

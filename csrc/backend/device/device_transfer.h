@@ -13,10 +13,10 @@
 
 namespace ours {
 
-/// The sends and receives of device tensors of one group: through pinned memory and the messages of the CPU. A thread
-/// of its own, which starts with the first of them, moves each on when the device or the peer has got to it, and waits
-/// for none, so that no message holds up another. Only sends to the same rank with the same tag go one after the other.
-/// With those of CPU tensors they have no order.
+/// The sends and receives of device tensors of one group, through pinned memory and the messages of the CPU. A thread
+/// of its own, which starts with the first of them, moves each one on when the device or the peer is ready. It waits
+/// for none, so no message holds up another; only sends to the same rank with the same tag go one after the other.
+/// There is no order between these transfers and those of CPU tensors.
 class DeviceTransfers : public std::enable_shared_from_this<DeviceTransfers> {
  public:
   using WorkPtr = c10::intrusive_ptr<DeviceTransferWork>;
@@ -25,18 +25,18 @@ class DeviceTransfers : public std::enable_shared_from_this<DeviceTransfers> {
                   std::shared_ptr<GroupStatus> status)
       : context_(std::move(context)), messages_(messages), status_(std::move(status)) {}
 
-  /// Not yet under way. Throws where the device cannot take part.
+  /// Makes the Work of a transfer, which is not yet under way. Throws if the device cannot take part.
   WorkPtr make(const TransferRequest& request, int rank);
   /// Never blocks. Errors belong to the Work, except misuse (ValueError), which is thrown.
   void start(const WorkPtr& work);
 
-  /// Whether anything that was posted has not ended.
+  /// Whether anything posted has not ended.
   bool busy() const;
 
-  /// Ends what the device has not got to yet with an error; what the messages are at ends with them. The thread ends
-  /// when nothing is left.
+  /// Ends the transfers that the device has not reached yet with an error; those whose message is under way end with
+  /// the messages. The thread ends when nothing is left.
   void close() noexcept;
-  /// After close(): waits until the thread has ended, at most for `limit`, and not at all on that thread.
+  /// After close(): waits at most `limit` until the thread has ended, and not at all on that thread.
   void wait_closed(std::chrono::milliseconds limit);
 
  private:
@@ -44,9 +44,9 @@ class DeviceTransfers : public std::enable_shared_from_this<DeviceTransfers> {
 
   /// What a transfer waits for. Sends: Device, Copy, Message; receives: Message, Device, Copy.
   enum class Stage {
-    Device,   ///< that the device comes to its place in the stream
-    Copy,     ///< that the device has copied from, or to, pinned memory
-    Message,  ///< that the message has come there, or gone
+    Device,   ///< for the device to come to its place in the stream
+    Copy,     ///< for the device to copy from, or to, pinned memory
+    Message,  ///< for the message to arrive there, or to leave
   };
 
   struct Item {
@@ -62,9 +62,9 @@ class DeviceTransfers : public std::enable_shared_from_this<DeviceTransfers> {
   void run();
   /// Moves all on as far as they go without waiting; returns those that have ended.
   std::vector<ItemPtr> advance_all();
-  /// Whether it has ended. Throws how it has failed.
+  /// Returns whether it has ended. Throws if it has failed.
   bool advance(const ItemPtr& item);
-  /// Whether the device has come to the place of `item`. Throws where it may not go on.
+  /// Whether the device has come to the place of `item`. Throws if it may not go on.
   bool may_start(const Item& item);
   bool is_first_to_send(const Item& item) const;
   void copy(Item& item);
@@ -76,13 +76,13 @@ class DeviceTransfers : public std::enable_shared_from_this<DeviceTransfers> {
   void give_back(size_t bytes, std::shared_ptr<void> pinned);
 
   const std::shared_ptr<DeviceContext> context_;
-  const std::weak_ptr<PointToPoint> messages_;  // weak: what ends last must not be a thread of its own
+  const std::weak_ptr<PointToPoint> messages_;  // weak: the last owner must not be a thread of its own
   const std::shared_ptr<GroupStatus> status_;
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::list<ItemPtr> items_;                                     // in the order posted
-  std::map<size_t, std::vector<std::shared_ptr<void>>> pinned_;  // free, by size
-  size_t pinned_bytes_ = 0;                                      // of these
+  std::map<size_t, std::vector<std::shared_ptr<void>>> pinned_;  // free blocks, by size
+  size_t pinned_bytes_ = 0;                                      // total size of these
   std::thread::id thread_;
   bool running_ = false;
   bool closed_ = false;

@@ -20,7 +20,7 @@ DeviceTransferWork::DeviceTransferWork(const TransferRequest& request, int rank,
 
 Span DeviceTransferWork::memory() const {
   if (!sends()) return output_.span();
-  // A send's memory is only read.
+  // A send only reads this memory.
   return {const_cast<void*>(input_.const_data_ptr()), bytes_of(input_)};
 }
 

@@ -13,11 +13,11 @@ namespace ours {
 /// One send or receive of a device tensor; DeviceTransfers moves it.
 class DeviceTransferWork final : public OursWork {
  public:
-  /// At the call, on the caller's thread. Throws RuntimeError where the current stream is being captured.
+  /// Made at the call, on the caller's thread. Throws RuntimeError if the current stream is being captured.
   DeviceTransferWork(const TransferRequest& request, int rank, std::shared_ptr<GroupStatus> status,
                      const std::shared_ptr<DeviceContext>& context);
 
-  /// As CollectiveWork::wait. The transfer's own time runs from the first wait without a `timeout`.
+  /// Like CollectiveWork::wait. The transfer's own time runs from the first wait without a `timeout`.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override;
 
@@ -27,7 +27,7 @@ class DeviceTransferWork final : public OursWork {
   /// The sender's rank in the group, once a receive is done.
   int sourceRank() const override { return source_; }
 
-  /// As CollectiveWork's, in a stream of the group's own.
+  /// Like CollectiveWork's, in a stream of the group's own.
   void run_callbacks() noexcept;
 
  protected:
@@ -44,9 +44,9 @@ class DeviceTransferWork final : public OursWork {
   const TransferLimitPtr limit_;
   const int peer_;
   const int tag_;
-  const at::Tensor input_;  // of a send
-  const Output output_;     // of a receive
-  // Made after these, so that it comes after the copies that they ask torch for.
+  const at::Tensor input_;  // for a send
+  const Output output_;     // for a receive
+  // Made after the tensors, so that it comes after the copies that they ask torch for.
   const std::unique_ptr<HostCall> order_;
   std::atomic<int> source_{-1};
 };

@@ -14,7 +14,7 @@ EnqueuedCall::EnqueuedCall(std::shared_ptr<DeviceContext> context, std::shared_p
     enqueued_ =
         group_->enqueue(call, this->context().current_stream(), [&] { on_stream([&] { body(*group_, call); }); });
   } catch (...) {
-    if (captured_) throw;  // nobody will ask for it later
+    if (captured_) throw;  // nothing will ask for it later
     error_ = std::current_exception();
   }
 }

@@ -8,16 +8,16 @@
 
 namespace ours {
 
-/// A collective that the caller's thread gives to the device at once: behind what the current stream has been given, to
-/// a stream of the group's. The host takes no part in it, so it can be captured into a graph.
+/// A collective that the caller's thread gives to the device at once: to a stream of the group's, behind what the
+/// current stream has been given. The host takes no part in it, so it can be captured into a graph.
 class EnqueuedCall final : public DeviceCall {
  public:
-  /// At the call, on the caller's thread, in the order of calls. What goes wrong is thrown by run(), so that the peers
-  /// hear of it.
+  /// Made at the call, on the caller's thread, in the order of calls. Errors are thrown by run(), so that the peers
+  /// hear of them.
   EnqueuedCall(std::shared_ptr<DeviceContext> context, std::shared_ptr<EnqueueGroup> group, const Body& body,
                const Call& call);
 
-  /// Watches it. `body` has been run.
+  /// Watches the collective; `body` has already been run.
   void run(const Body& body, const Call& call) override;
 
   bool is_enqueued() const override { return !error_ && !blocks_host_; }

@@ -8,7 +8,7 @@ namespace ours {
 
 namespace {
 
-/// What torch was asked for on our own stream are copies that wait for nothing: they get so long at least.
+/// The copies that torch runs on our own stream wait for nothing, so they get at least this long.
 constexpr std::chrono::milliseconds kCopyPatience{10000};
 
 }  // namespace
@@ -39,7 +39,7 @@ void HostCall::run(const Body& body, const Call& call) {
 }
 
 void HostCall::await_copies(const Call& call) {
-  // An event of ours, as torch's own question after a stream would break the capture of a graph on another thread.
+  // An event of ours, because torch's own query of a stream would break the capture of a graph on another thread.
   point_->record(stream());
   wait_reached(*point_, Deadline::after(std::max(call.deadline.timeout(), kCopyPatience)), nullptr,
                std::string("a copy to the tensors of ") + name_);

@@ -68,7 +68,7 @@ DeviceChoice choose_device_engine(int nodes, const std::vector<DeviceFacts>& fac
     case DeviceEngine::Auto:
       break;
   }
-  // Alone, a rank needs nobody's library.
+  // A single rank needs no library to reach peers.
   if (facts.size() > 1 && no_nccl.empty()) return {DeviceEngine::Nccl, "each rank has a device of its own"};
   if (no_ipc.empty())
     return {DeviceEngine::Ipc,

@@ -14,8 +14,8 @@ struct DeviceFacts {
   std::vector<bool> reaches;  ///< by rank: whether it reaches that rank's device
   std::string why_no_vendor;  ///< DeviceLibrary::why_no_vendor_group()
   DeviceEngine wish = DeviceEngine::Auto;
-  /// Why ranks could not map each other's memory when they tried to, the same on all; empty: they could, or have not
-  /// yet.
+  /// Why the ranks could not map each other's memory when they tried to; the same on all ranks. Empty if they could,
+  /// or have not tried yet.
   std::string why_not_mapped;
 };
 
@@ -24,8 +24,9 @@ struct DeviceChoice {
   std::string why;      ///< "each rank has a device of its own"
 };
 
-/// How the ranks of a group, on so many nodes, move the data of their devices: pure, so that all ranks choose the same.
-/// Throws InvalidArgument with the reason where it cannot be what was wished for, or wishes differ.
+/// Chooses how the ranks of a group, on that many nodes, move the data of their devices. A pure function, so that all
+/// ranks choose the same. Throws InvalidArgument with the reason if the wish cannot be granted or the ranks' wishes
+/// differ.
 ///
 /// NCCL where each rank has a device of its own; otherwise, on one node, the devices' memory mapped by all ranks
 /// ("ipc"); otherwise through the memory of the hosts ("staging").

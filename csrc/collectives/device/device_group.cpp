@@ -18,7 +18,7 @@ std::vector<DeviceFacts> exchange_facts(Group& host, const Call& call, const Dev
   for (std::string& identity : gather_texts(host, call, device.identity())) {
     facts.push_back({std::move(identity), hardware[facts.size()], {}, "", DeviceEngine::Auto, ""});
   }
-  // A letter for the wish, one for each rank, and the rest is the reason.
+  // One letter for each rank's wish; the rest of the text is the reason.
   std::string mine(1, static_cast<char>('0' + static_cast<int>(wish)));
   for (const DeviceFacts& peer : facts) mine += device.reaches(peer.identity) ? 'y' : 'n';
   mine += library.why_no_vendor_group();

@@ -15,11 +15,11 @@ struct MadeDeviceGroup {
   DeviceChoice choice;
 };
 
-/// A group over the memory of devices, of the ranks of `host`, a group over CPU memory, which all call this at the same
-/// place in the order of their calls: `call` is the one under way, and appears in messages. From then on, `host` is
-/// used by no other thread while an operation of the new group runs. `device` is this rank's, of `library`.
+/// Makes a group over device memory for the ranks of `host`, a group over CPU memory. All ranks call this at the same
+/// place in the order of their calls; `call` is the one under way and appears in messages. From then on, no other
+/// thread uses `host` while an operation of the new group runs. `device` is this rank's, of `library`.
 ///
-/// Throws InvalidArgument on all ranks where `wish` cannot be honoured. Anything else that goes wrong fails `host`.
+/// Throws InvalidArgument on all ranks if `wish` cannot be granted. Any other error fails `host`.
 MadeDeviceGroup make_device_group(const std::shared_ptr<Group>& host, const std::shared_ptr<Device>& device,
                                   DeviceLibrary& library, const Call& call,
                                   DeviceEngine wish = options().device_engine);

@@ -10,7 +10,7 @@ namespace ours {
 
 namespace {
 
-/// Less than the time within which abort() has to free all waiters.
+/// Must be shorter than the time within which abort() has to free all waiters.
 constexpr std::chrono::milliseconds kPatience{50};
 
 }  // namespace
@@ -19,7 +19,7 @@ DeviceGroupBase::DeviceGroupBase(std::shared_ptr<Group> host, std::shared_ptr<De
     : host_(std::move(host)), device_(std::move(device)) {}
 
 void DeviceGroupBase::check_peers(const Call& call) const {
-  // A group that has failed throws that at once, whatever is called.
+  // A failed group throws its failure from this barrier, whatever was called.
   if (!host_->failure().empty()) host_->barrier(call);
 }
 
@@ -36,13 +36,13 @@ void DeviceGroupBase::guarded(const Running& run, const std::function<void()>& b
   const Call& call = run.call;
   {
     std::unique_lock<std::mutex> lock(busy_);
-    check_not_left();  // again, as nobody can leave before the lock is given back
+    check_not_left();  // checked again, since nobody can leave once the lock is held
     try {
       run_past_misuse(call, body);
     } catch (...) {
       lock.unlock();
       fail_operation();
-      check_peers(call);  // one story on all ranks: what was recorded first
+      check_peers(call);  // all ranks report the failure that was recorded first
       throw;
     }
   }
@@ -68,7 +68,7 @@ void DeviceGroupBase::run_past_misuse(const Call& call, const std::function<void
   try {
     body();
   } catch (const InvalidArgument& e) {
-    // What is found once the peers may have begun is no mistake that they could ignore.
+    // Peers may have begun by now, so they cannot ignore this error.
     throw DeviceError(std::string(name_of(call.op)) + " on rank " + std::to_string(rank()) + ": " + e.what());
   }
 }
@@ -102,7 +102,7 @@ void DeviceGroupBase::leave() noexcept {
 
 void DeviceGroupBase::let_go_if_left() noexcept {
   if (!left_) return;
-  // Where an operation is under way on another thread, that looks here when it ends.
+  // If an operation is under way on another thread, that thread checks this when the operation ends.
   const std::unique_lock<std::mutex> lock(busy_, std::try_to_lock);
   if (!lock || has_let_go_) return;
   has_let_go_ = true;

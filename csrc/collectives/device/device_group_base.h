@@ -12,12 +12,13 @@
 
 namespace ours {
 
-/// What groups over device memory have in common. Each is made over a CPU group of the same ranks, its host group, in
-/// which the ranks agree: that finds a rank that calls something else, is late or has died, and a failure on the device
-/// fails it, so that peers which wait in it hear of it. Nobody else may use the host group meanwhile.
+/// The common base of groups over device memory. Each is made over a CPU group of the same ranks, its host group, in
+/// which the ranks agree. The host group finds a rank that calls something else, is late or has died. A failure on
+/// the device fails the host group, so that peers that wait in it learn of the failure. Nothing else may use the host
+/// group meanwhile.
 ///
-/// An operation returns when the device has done this rank's part. After a failure the device may still touch the
-/// operation's buffers until it has done what streams() have been given.
+/// An operation returns when the device has done this rank's part. After a failure, the device may touch the
+/// operation's buffers until it has finished the work already given to streams().
 class DeviceGroupBase : public Group {
  public:
   DeviceGroupBase(const DeviceGroupBase&) = delete;
@@ -35,7 +36,7 @@ class DeviceGroupBase : public Group {
   std::vector<int> node_sizes() const override { return host_->node_sizes(); }
   std::string failure() const override { return host_->failure(); }
 
-  /// Where operations do their work on the device.
+  /// The streams in which operations do their work on the device.
   virtual std::vector<StreamHandle> streams() const = 0;
 
  protected:
@@ -45,7 +46,8 @@ class DeviceGroupBase : public Group {
   void do_barrier(const Running& run) override { host_->barrier(run.call); }
   void guarded(const Running& run, const std::function<void()>& body) override;
 
-  /// In the handler of what an operation has thrown: makes that the failure of the group, and stops what is under way.
+  /// Called in the handler of an error that an operation threw: makes the error the group's failure, and stops what
+  /// is under way.
   void fail_operation() noexcept;
 
   /// Runs `body` unless an operation is under way in guarded().
@@ -74,9 +76,9 @@ class DeviceGroupBase : public Group {
 
  private:
   void check_not_left() const;
-  /// Runs `body`, whose InvalidArgument is a DeviceError: peers may have begun.
+  /// Runs `body` and turns its InvalidArgument into a DeviceError, since peers may have begun.
   void run_past_misuse(const Call& call, const std::function<void()>& body) const;
-  /// Gives the device a moment to come to an end of what it has been given; whether it has.
+  /// Gives the device a moment to finish the work it was given; returns whether it has.
   bool settle() noexcept;
   void let_go_if_left() noexcept;
 

@@ -11,10 +11,10 @@ namespace ours {
 namespace {
 
 constexpr size_t kPage = 4096;
-/// Segments for pieces are no smaller: peers map each of them.
+/// The smallest segment for pieces; peers map each segment, so there should be few.
 constexpr size_t kLeastSegment = size_t{32} << 20;
 constexpr size_t kSegmentAlign = size_t{2} << 20;
-/// What is copied from the host to make zeros; the rest is copied from that.
+/// The bytes that are copied from the host to make zeros; the rest is copied from these.
 constexpr size_t kZeros = 64 * 1024;
 constexpr std::chrono::seconds kZeroTimeout{60};
 
@@ -33,7 +33,7 @@ DeviceHeap::DeviceHeap(std::shared_ptr<Device> device, std::shared_ptr<LetGoBoar
 DeviceHeap::~DeviceHeap() {
   auto memory = std::make_shared<std::vector<Segment>>(std::move(segments_));
   if (memory->empty()) return;
-  // Without a board nobody knows when the peers have let go.
+  // Without a board, nobody knows when the peers have let go.
   release_when([board = board_, rank = rank_] { return board && board->is_free(rank); }, std::move(memory));
 }
 
@@ -44,7 +44,7 @@ uint64_t DeviceHeap::add_segment(size_t bytes) {
   return segments_.size() - 1;
 }
 
-// Without the lock, which reductions need: to make memory may take long.
+// Runs without the lock, which reductions need, because allocating memory may take long.
 DeviceHeap::Segment DeviceHeap::make_segment(size_t bytes, bool for_pieces) {
   std::shared_ptr<void> memory = device_->memory(bytes);
   const MemoryHandle handle = device_->share(memory.get());

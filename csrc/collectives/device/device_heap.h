@@ -19,27 +19,29 @@ struct DevicePlace {
   uint64_t offset = 0;
 };
 
-/// All the device memory that one rank of a group shares with its peers: segments, which only become more while the
-/// group lives. Pieces of some are given out for tensors, others are used as a whole. Safe to use from any thread.
+/// All the device memory that one rank of a group shares with its peers. It consists of segments, whose number only
+/// grows while the group lives: some are given out in pieces for tensors, others are used as a whole. Safe to use
+/// from any thread.
 class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
  public:
-  /// The memory is released when all pieces are freed, the group is gone, and all peers have let go of it by `board`,
-  /// which may be null: then nobody knows whether they have.
+  /// The memory is released when all pieces are freed, the group is gone, and `board` says that all peers have let go
+  /// of it. `board` may be null, which means that nobody knows.
   DeviceHeap(std::shared_ptr<Device> device, std::shared_ptr<LetGoBoard> board, int rank);
   DeviceHeap(const DeviceHeap&) = delete;
   DeviceHeap& operator=(const DeviceHeap&) = delete;
   ~DeviceHeap();
 
-  /// Zeros, aligned to a page. Keeps the heap. Whatever uses it on any stream must have ended when it is dropped.
+  /// Returns zeroed memory, aligned to a page, which keeps the heap alive. All use of it on any stream must have
+  /// ended before it is dropped.
   std::shared_ptr<void> allocate(size_t bytes);
 
-  /// Where zeros are made.
+  /// The stream in which memory is zeroed.
   StreamHandle stream() const { return stream_->handle(); }
 
-  /// A new segment, to be used as a whole; its number.
+  /// Adds a segment that is used as a whole, and returns its number.
   uint64_t add_segment(size_t bytes);
 
-  /// Where [data, data + bytes) lies, if it is part of what allocate() gave out as one piece.
+  /// The place of [data, data + bytes) if it lies within one piece from allocate().
   std::optional<DevicePlace> place_of(const void* data, size_t bytes) const;
 
   struct Shared {

@@ -9,7 +9,7 @@ namespace ours {
 
 namespace {
 
-/// A CallRecord as it travels.
+/// The number of words that a CallRecord takes in a message.
 constexpr size_t kRecordWords = 5;
 
 Words pack(const CallRecord& record, uint64_t fingerprint) {
@@ -56,8 +56,8 @@ bool same_call(const Words& a, const Words& b) { return std::equal(a.begin(), a.
 }  // namespace
 
 std::vector<Words> gather_words(Group& host, const Call& call, const Words& mine, const std::vector<size_t>& counts) {
-  // One byte more than the words have: so what is gathered here is never as long as what a peer that goes another way
-  // gathers under the same name, unless its elements are bytes.
+  // An extra byte. It makes what is gathered here differ in length from what a peer that takes another way gathers
+  // under the same name, unless its elements are bytes.
   constexpr size_t kMark = 1;
   std::vector<std::vector<std::byte>> buffers;
   std::vector<Span> outputs;

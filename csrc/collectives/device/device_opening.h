@@ -14,21 +14,21 @@ namespace ours {
 
 using Words = std::vector<uint64_t>;
 
-/// All ranks' words, by rank: counts[r] of rank r, and `mine` of this one.
+/// Returns all ranks' words, by rank: counts[r] words of rank r. `mine` are this rank's.
 std::vector<Words> gather_words(Group& host, const Call& call, const Words& mine, const std::vector<size_t>& counts);
 
-/// All ranks' texts, by rank.
+/// Returns all ranks' texts, by rank.
 std::vector<std::string> gather_texts(Group& host, const Call& call, const std::string& mine);
 
-/// Begins a call: compares what all ranks called, and returns all ranks' `mine`, by rank; as many on all. Throws
-/// MismatchError, the same on all ranks, where they called different things. In the host group's messages the call
-/// appears as what it is.
+/// Begins a call: compares what all ranks called, and returns all ranks' `mine`, by rank, which must have the same
+/// length on all. Throws MismatchError, the same on all ranks, if they called different things. The host group's
+/// messages name the call as what it is.
 std::vector<Words> open_call(Group& host, const Running& run, const Words& mine = {});
 
-/// The sizes in bytes of what this rank sends to, and expects of, each rank, for open_call().
+/// For open_call(): the sizes in bytes of what this rank sends to each rank and expects from it.
 Words table_of(const ExchangePlan& plan);
 
-/// All ranks' tables, of which each is the end of a rank's words.
+/// All ranks' tables of sizes, each at the end of the words that its rank sent.
 class SizeTables {
  public:
   explicit SizeTables(const std::vector<Words>& opened) : opened_(opened) {}
@@ -36,8 +36,8 @@ class SizeTables {
   size_t sent(size_t from, size_t to) const { return entry(from, to); }
   size_t expected(size_t to, size_t from) const { return entry(to, opened_.size() + from); }
 
-  /// Throws MismatchError, the same on all ranks, where one sends another what that does not expect. Returns the most
-  /// bytes that any rank sends to another.
+  /// Throws MismatchError, the same on all ranks, if a rank sends another a size that the receiver does not expect.
+  /// Returns the most bytes that any rank sends to another.
   size_t check(const CallRecord& record) const;
 
  private:

@@ -36,7 +36,7 @@ class DeviceSoloGroup final : public EnqueueGroup {
 
  private:
   void give(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) const {
-    // Not a plain copy: PREMUL_SUM multiplies even a single input.
+    // A plain copy would not do: PREMUL_SUM multiplies even a single input.
     if (count != 0) device().reduce({out}, {in}, count, call.dtype, reduction, stream());
   }
 };

@@ -6,8 +6,8 @@
 
 namespace ours {
 
-/// The group of one rank over memory of `device`: every collective is a copy there. `host`, the same rank's group over
-/// CPU memory, knows whether it was aborted.
+/// Makes the group of one rank over memory of `device`: every collective is a copy there. `host`, the same rank's
+/// group over CPU memory, knows whether it was aborted.
 std::shared_ptr<EnqueueGroup> make_device_solo_group(std::shared_ptr<Group> host, std::shared_ptr<Device> device);
 
 }  // namespace ours

@@ -70,7 +70,7 @@ void EnqueueGroup::compare(const Call& call, const Claim& claim) const {
   if (size() == 1) return;
   CallRecord record = claim.record;
   record.seq = call.seq;
-  // As what the operation was called by the body, which may consist of several.
+  // Named after this call of the body, which may make several.
   const Call part{static_cast<Op>(record.op), static_cast<DType>(record.dtype), call.seq, call.deadline};
   const std::vector<Words> opened = open_call(host(), {part, record, claim.fingerprint}, claim.sizes);
   if (!claim.sizes.empty()) SizeTables(opened).check(record);

@@ -9,37 +9,38 @@
 
 namespace ours {
 
-/// A group whose operations the device does by itself once it has been given them, such as those of NCCL.
+/// A group whose operations run on the device by themselves once they have been given to it, such as those of NCCL.
 ///
-/// Called as any Group, it compares first what the ranks call, and returns when the device is done. With enqueue() and
-/// watch() the comparison comes afterwards: enqueue() only gives the device its work, on the caller's thread, and
-/// watch(), on another one, finds ranks that called something else, are late or have died, and stops the work of those
-/// that wait for them. So what an operation does may only depend on arguments that have to be the same on all ranks.
+/// An ordinary call first compares what the ranks call, and returns when the device is done. With enqueue() and
+/// watch() the comparison comes afterwards: enqueue() only gives the device its work, on the caller's thread;
+/// watch(), on another thread, finds ranks that called something else, are late or have died, and stops the work that
+/// waits for them. Therefore what an operation does may depend only on arguments that must be the same on all ranks.
 class EnqueueGroup : public DeviceGroupBase {
  public:
-  /// What a rank calls: what is compared with its peers' calls.
+  /// The part of a rank's call that is compared with its peers' calls.
   struct Claim {
     CallRecord record;
     uint64_t fingerprint;  ///< as in Running
     Words sizes;           ///< table_of() a plan, or nothing
   };
 
-  /// What the device was given, for watch().
+  /// The work given to the device, for watch().
   struct Enqueued {
     std::vector<Claim> claims;          ///< one for each operation
     std::shared_ptr<DeviceEvent> done;  ///< behind all of it
   };
 
-  /// Gives stream() what `body` calls of this group, behind what the stream `after` has been given so far. Waits for
-  /// neither device nor peers. Calls must come in the same order on all ranks. Throws InvalidArgument where nothing was
-  /// given; any other error fails the group.
+  /// Gives stream() the calls that `body` makes of this group, after the work that the stream `after` has been given
+  /// so far. Waits for neither device nor peers. Calls must come in the same order on all ranks. Throws
+  /// InvalidArgument if nothing was given to the device; any other error fails the group.
   Enqueued enqueue(const Call& call, StreamHandle after, const std::function<void()>& body);
 
-  /// Returns when the device has done what enqueue() gave it; throws as an operation of a Group. In the order of
-  /// enqueue(), and one at a time, since it uses the host group. `call` has the number by which the ranks compare.
+  /// Returns when the device has done the work of one enqueue(); throws like an operation of a Group. Must be called
+  /// in the order of the enqueue() calls and one at a time, since it uses the host group. `call` has the number by
+  /// which the ranks compare.
   void watch(const Call& call, const Enqueued& enqueued);
 
-  /// Where operations run.
+  /// The stream in which operations run.
   StreamHandle stream() const { return stream_; }
   std::vector<StreamHandle> streams() const override { return {stream_}; }
 
@@ -48,14 +49,14 @@ class EnqueueGroup : public DeviceGroupBase {
 
   void guarded(const Running& run, const std::function<void()>& body) override;
 
-  /// Every operation calls this before it gives stream() its work: compares with the peers what all ranks called, now
-  /// or in watch(). Throws MismatchError.
+  /// Every operation calls this before it gives stream() its work. Compares with the peers what all ranks called,
+  /// either now or in watch(). Throws MismatchError.
   void claim(const Running& run, Words sizes = {});
 
-  /// Throws where what does the work has failed. Called now and then while an operation is under way.
+  /// Throws if the library that does the work has failed. Called now and then while an operation is under way.
   virtual void check_engine() {}
 
-  /// Keeps the stream for ever: something that cannot be ended uses it.
+  /// Never destroys the stream, because something that cannot be ended still uses it.
   void leave_stream_behind() noexcept;
 
  private:

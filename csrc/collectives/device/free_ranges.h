@@ -6,19 +6,19 @@
 
 namespace ours {
 
-/// What is taken and what is free of [0, bytes).
+/// Keeps the taken and the free ranges of [0, bytes).
 class FreeRanges {
  public:
   explicit FreeRanges(uint64_t bytes) {
     if (bytes != 0) gaps_[0] = bytes;
   }
 
-  /// The lowest place with so much room, which is taken then. Needs bytes > 0.
+  /// Takes the lowest free range of that length and returns its offset. Needs bytes > 0.
   std::optional<uint64_t> take(uint64_t bytes);
-  /// Frees what take() gave there.
+  /// Frees what take() returned.
   void give(uint64_t offset);
 
-  /// Whether [offset, offset + bytes) is part of what one take() gave.
+  /// Whether [offset, offset + bytes) lies within one taken range.
   bool holds(uint64_t offset, uint64_t bytes) const;
 
  private:

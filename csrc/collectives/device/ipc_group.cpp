@@ -13,10 +13,10 @@ namespace ours {
 
 namespace {
 
-/// Longer than others take to copy a slot.
+/// Longer than a peer takes to copy a slot.
 constexpr std::chrono::milliseconds kLastCopies{50};
 
-/// What kernels read at once.
+/// The number of bytes that kernels read at once.
 constexpr size_t kAlign = 16;
 
 }  // namespace
@@ -97,8 +97,8 @@ std::shared_ptr<void> IpcGroup::allocate(size_t bytes) {
 
 namespace {
 
-/// What a rank's device uses of its peers' memory, and its own that the same kernels use. When it is destroyed, the
-/// peers are told that they may free theirs.
+/// What a rank's device uses of its peers' memory, and the rank's own memory that the same kernels use. When it is
+/// destroyed, the peers are told that they may free theirs.
 struct Use {
   std::unique_ptr<MappedMemory> mapped;
   std::shared_ptr<DeviceHeap> own;
@@ -114,8 +114,8 @@ struct Use {
 }  // namespace
 
 void IpcGroup::let_go() noexcept {
-  // The process may end next, and with it the stage from which others are still copying the last results: for as long
-  // as a copy takes.
+  // The process may end next, and with it the stage from which peers are still copying the last results, so wait for
+  // as long as a copy takes.
   const auto patience = Deadline::after(kLastCopies);
   while (board_ && !board_->have_all_finished_calls_of(rank()) && failure().empty() && !patience.passed()) {
     std::this_thread::yield();

@@ -14,31 +14,32 @@
 namespace ours {
 
 /// Collectives over device memory among ranks of one node whose devices reach each other: each rank shares memory of
-/// its device, all map it, and copies and kernels go directly from the memory of one to that of another.
+/// its device, all map it, and copies and kernels go directly from one rank's memory to another's.
 ///
-/// Several ranks may share a device. The lowest of them, its driver, launches the kernels for all of the device's share
-/// of a reduction: kernels of several processes would take turns, and each switch takes longer than a small reduction.
-/// No kernel waits for anything: ranks wait for each other on the host, in the host group, and for their own device by
-/// its events. What was done on the device before a rank arrives there can be read by all after it.
+/// Several ranks may share a device. The lowest of them, its driver, launches the kernels for the device's whole
+/// share of a reduction, because kernels of several processes would take turns, and each switch takes longer than a
+/// small reduction. No kernel waits for anything: ranks wait for each other on the host, in the host group, and for
+/// their own device by its events. After ranks have synchronised, all of them can read what was done on any of their
+/// devices before.
 ///
 /// A call opens with one such synchronisation, in which the ranks compare what they called and tell where their data
-/// lies. Data outside the group's heap is copied into the rank's stage first. A stage has three slots, which all ranks
-/// use by turns: for the chunk that is coming in, for the chunk that is reduced or read by others, and for the chunk
-/// before, whose results are copied out. So the next call may fill its first slot before it has opened, although others
-/// still read the last slot of this call: no call has to be closed.
+/// lies. Data outside the group's heap is first copied into the rank's stage. A stage has three slots, used in turn:
+/// one for the incoming chunk, one for the chunk that is being reduced or read by others, and one for the chunk
+/// before, whose results are copied out. Hence the next call may fill its first slot before it has opened, while
+/// others still read the last slot of this call, and no call needs a closing synchronisation.
 ///
 /// The operations: ipc_reduce.cpp, ipc_heap_reduce.cpp, ipc_move.cpp.
 class IpcGroup final : public DeviceGroupBase {
  public:
   static constexpr size_t kSlots = 3;
-  /// What share_device_memory() is asked for.
+  /// The size to ask share_device_memory() for.
   static constexpr size_t kStageBytes = kSlots * (size_t{20} << 20);
 
-  /// `memory` that all ranks have mapped.
+  /// All ranks have mapped `memory`.
   IpcGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device, IpcMemory memory);
   ~IpcGroup() override;
 
-  /// Memory of the device. Whatever uses it on any stream must have ended when it is dropped.
+  /// Returns device memory. All use of it on any stream must have ended before it is dropped.
   std::shared_ptr<void> allocate(size_t bytes) override;
   bool allocates() const override { return true; }
   std::vector<StreamHandle> streams() const override {
@@ -53,9 +54,9 @@ class IpcGroup final : public DeviceGroupBase {
   void let_go() noexcept override;
 
  private:
-  /// The segment of each rank's that is its stage.
+  /// The number of the segment that is the stage, on each rank.
   static constexpr uint64_t kStage = 0;
-  /// A place in the heap as it travels: its segment, its offset there, its bytes.
+  /// A place in the heap is sent as three words: its segment, its offset there, its bytes.
   static constexpr size_t kPlaceWords = 3;
 
   // The frame of every operation (ipc_group.cpp).
@@ -71,7 +72,7 @@ class IpcGroup final : public DeviceGroupBase {
   bool drives() const { return drivers_[device_of_[static_cast<size_t>(rank())]] == rank(); }
   /// The driver of the rank's device.
   int driver_of(int rank) const { return drivers_[device_of_[static_cast<size_t>(rank)]]; }
-  /// What this rank's kernels have to do of `count` elements.
+  /// The part of `count` elements that this rank's kernels reduce.
   Slice share_of(size_t count, size_t element) const;
 
   // Reductions (ipc_reduce.cpp, ipc_reduce_scatter.cpp, ipc_heap_reduce.cpp).
@@ -81,7 +82,7 @@ class IpcGroup final : public DeviceGroupBase {
   void copy_out(const Running& run, const Reducing& job, size_t k);
   void reduce_chunk(const Running& run, const Reducing& job, size_t k);
   size_t per_chunk(const Running& run) const { return slot_bytes_ / size_of(run.call.dtype); }
-  /// Where in the heap the data lies, place by place; empty if it does not.
+  /// The places of the data in the heap, one after the other; empty if it does not lie there.
   Words places_of(const Pieces& data, size_t element) const;
   void reduce_in_heap(const Running& run, const Reducing& job, const std::vector<Words>& opened, const Words& mine);
 

@@ -3,17 +3,18 @@
 
 #include "collectives/device/ipc_group.h"
 
-// all_reduce of data that lies in the heap on all ranks, in one piece or in several. Nothing is copied: the drivers
-// read all ranks' data where it lies and write the result back to all of it, each for the share of its device. Every
-// byte is read once and written once. There are two synchronisations: that which opens the call says that all data is
-// ready and where it lies; the last one says that all results are written. If some data lies in several places, one
-// more tells where.
+// all_reduce of data that lies in the heap on all ranks, in one piece or in several. Nothing is copied: each driver
+// reads all ranks' data where it lies and writes the result back to all of it, for the share of its device. Every
+// byte is read once and written once. There are two synchronisations: the one that opens the call says that all data
+// is ready and where it lies; the last one says that all results are written. If some data lies in several places,
+// one more tells where.
 
 namespace ours {
 
 namespace {
 
-/// A kernel is launched for what lies in one stretch on all ranks, so many places are better copied together.
+/// A kernel is launched for each stretch that is unbroken on all ranks, so data in many places is better copied
+/// together.
 constexpr size_t kMostPlaces = 64;
 
 }  // namespace
@@ -51,7 +52,7 @@ void IpcGroup::reduce_in_heap(const Running& run, const Reducing& job, const std
     data.emplace_back(spans, element);
   }
   for (size_t at = share.begin; at < share.end;) {
-    // As many elements as lie in one stretch on all ranks.
+    // As many elements as are unbroken on all ranks.
     size_t count = share.end - at;
     std::vector<void*> here;
     for (const Pieces& pieces : data) {

@@ -8,7 +8,7 @@ namespace ours {
 
 namespace {
 
-/// With less than this, the way through the host is as good.
+/// With a smaller stage, going through the host is just as good.
 constexpr size_t kLeastStage = size_t{3} << 19;
 
 void make_stage(DeviceHeap& heap, size_t bytes) {
@@ -22,7 +22,7 @@ void make_stage(DeviceHeap& heap, size_t bytes) {
   }
 }
 
-/// Why `attempt` fails, if the device refuses something, or empty.
+/// Returns the device's reason if it refuses `attempt`, otherwise an empty string.
 template <class Attempt>
 std::string refusal(Attempt&& attempt) {
   try {
@@ -33,7 +33,7 @@ std::string refusal(Attempt&& attempt) {
   }
 }
 
-/// The first rank's reason, if one has any.
+/// The reason of the first rank that has one.
 std::string first_of(const std::vector<std::string>& reasons) {
   for (size_t r = 0; r < reasons.size(); ++r) {
     if (!reasons[r].empty()) return "on rank " + std::to_string(r) + ": " + reasons[r];

@@ -2,13 +2,14 @@
 
 #include "collectives/device/ipc_group.h"
 
-// What moves data unchanged, as in shared memory (node_exchange.cpp): each rank has bytes for some ranks, either the
-// same for all of them or different ones, which lie in its slot one after the other. In round k the slots have piece k
-// of all messages, which their readers copy to where they belong, while the ranks copy piece k + 1 into the next slot.
+// The collectives that move data unchanged work as in shared memory (node_exchange.cpp): each rank has bytes for some
+// ranks, either the same for all of them or different ones, one after the other in its slot. In round k the slots
+// hold piece k of all messages; the readers copy it to where it belongs, while each rank copies piece k + 1 into its
+// next slot.
 //
-// With the first synchronisation all tell how many bytes they send to, and expect of, each rank, and compare all of
-// these tables. So all know how many rounds there are, and where in a peer's slot their pieces lie. A message that fits
-// takes no other synchronisation.
+// In the first synchronisation, all ranks tell how many bytes they send to each rank and expect from it, and compare
+// all of these tables. Hence all know how many rounds there are, and where in a peer's slot their pieces lie. A
+// message that fits into a slot takes no other synchronisation.
 
 namespace ours {
 
@@ -16,7 +17,7 @@ void IpcGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
   const auto ranks = static_cast<size_t>(size());
   const auto me = static_cast<size_t>(rank());
   const size_t window = plan.is_common() ? slot_bytes_ : std::max<size_t>(slot_bytes_ / ranks, 1);
-  // Piece k of what a rank sends to others lies in this order; of equal ones there is one.
+  // The pieces k that a rank sends lie in this order; if they are equal, there is only one.
   const auto copy_in = [&](size_t k) {
     std::byte* to = slot(rank(), next_slot_ + k);
     for (size_t d = 0; d < ranks; ++d) {
@@ -34,7 +35,7 @@ void IpcGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
   const size_t rounds = std::max<size_t>(piece_count(tables.check(run.record), window), 1);
 
   const auto copy_out = [&](size_t k) {
-    // Begin with the next rank: not all of them read from the same device at the same time.
+    // Each begins with the next rank, so that they do not all read from the same device at once.
     for (size_t i = 1; i < ranks; ++i) {
       const size_t s = (me + i) % ranks;
       const Slice piece = piece_of(plan.received(s), window, k);
@@ -55,7 +56,7 @@ void IpcGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
     copy_out(k);
     if (k + 1 < rounds) copy_in(k + 1);
     wait_copied(run);
-    // All have: piece k copied out, piece k + 1 in its slot.
+    // All ranks have copied piece k out and piece k + 1 into their slots.
     if (k + 1 < rounds) sync(run);
   }
   next_slot_ += rounds;

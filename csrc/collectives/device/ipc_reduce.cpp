@@ -3,16 +3,16 @@
 #include "collectives/device/ipc_group.h"
 #include "common/partition.h"
 
-// Reductions through the stages: each rank copies a chunk of its data into its stage; the drivers of the devices reduce
-// the chunk, each the share of its device, from all ranks' stages into where it will be read, which is the stages of
-// the drivers, or that of the only reader; the ranks copy it out of the stage of their device's driver. If each rank
-// has a device of its own, that is a reduce-scatter followed by an all-gather.
+// Reductions through the stages: each rank copies a chunk of its data into its stage. Each driver reduces its
+// device's share of the chunk from all ranks' stages into the stage it will be read from, which is that of the driver
+// or that of the only reader. The ranks copy the result out of the stage of their device's driver. If each rank has a
+// device of its own, that is a reduce-scatter followed by an all-gather.
 //
-// n chunks take n + 1 synchronisations. With the first, chunk 0 of all ranks is in its slot. In round k the drivers
-// reduce chunk k while the ranks copy chunk k - 1 out and chunk k + 1 in; the synchronisation after it says that all of
-// this is done.
+// n chunks take n + 1 synchronisations. After the first one, chunk 0 of all ranks is in its slot. In round k the
+// drivers reduce chunk k while the ranks copy chunk k - 1 out and chunk k + 1 in; the synchronisation after it says
+// that all of this is done.
 //
-// Each element is reduced in the order of ranks, whatever the cuts, so that the bits are those of shared memory.
+// Each element is reduced in the order of ranks, wherever the data is cut, so the bits are those of shared memory.
 
 namespace ours {
 
@@ -26,7 +26,8 @@ void IpcGroup::do_reduce(const Running& run, const Reducing& job) {
   const auto in_heap = [](const Words& words) { return words[0] != 0; };
   if (std::all_of(opened.begin(), opened.end(), in_heap)) return reduce_in_heap(run, job, opened, places);
   if (std::any_of(opened.begin(), opened.end(), in_heap)) {
-    // Some had hoped that their data could stay where it is. Another synchronisation: now it is in their stages too.
+    // Some ranks' data lies in the heap, but not all ranks': these now copy theirs into their stages, too, and
+    // synchronise again.
     if (!staged) begin_staged(run, job);
     open(run, {});
   }
@@ -38,7 +39,7 @@ void IpcGroup::do_reduce(const Running& run, const Reducing& job) {
     if (k + 1 < chunks) copy_in(run, job, k + 1);
     wait_copied(run);
     wait_reduced(run);
-    // All have: chunk k reduced, chunk k - 1 copied out, chunk k + 1 copied in.
+    // All ranks have reduced chunk k, copied chunk k - 1 out and chunk k + 1 in.
     sync(run);
   }
   copy_out(run, job, chunks - 1);

@@ -2,9 +2,10 @@
 
 #include "collectives/device/ipc_group.h"
 
-// reduce_scatter through the stages, in rounds as those of ipc_reduce.cpp: chunk k has piece k of what goes to each
-// rank, one after the other. What goes to the ranks of a device is reduced by its driver into its own stage, from where
-// these ranks copy it out: if ranks that share a device have successive numbers, that is one kernel a device.
+// reduce_scatter through the stages, in rounds like those of ipc_reduce.cpp: chunk k has piece k of what goes to each
+// rank, one after the other. A device's driver reduces the pieces for that device's ranks into its own stage, and
+// these ranks copy them out from there. If ranks that share a device have successive numbers, this takes one kernel
+// for each device.
 
 namespace ours {
 
@@ -15,7 +16,7 @@ void IpcGroup::do_reduce_scatter(const Running& run, const Scattering& job) {
   const size_t per_piece = std::max<size_t>(slot_bytes_ / element / ranks, 1);
   const size_t chunks = std::max<size_t>(piece_count(*std::max_element(counts.begin(), counts.end()), per_piece), 1);
 
-  // Where in chunk k the pieces begin, and the last one ends, in elements.
+  // The bounds of the pieces in chunk k, in elements.
   const auto bounds_of = [&](size_t k) {
     std::vector<size_t> bounds{0};
     for (const size_t count : counts) bounds.push_back(bounds.back() + piece_of(count, per_piece, k).size());

@@ -9,32 +9,32 @@
 
 namespace ours {
 
-/// When memory that peers have mapped may be given back to the device: not before all of them have let go of it, as
-/// anything else is undefined. The end of a group does not wait for its peers, so the memory is released later
-/// (deferred_release.h), when this board of flags, which the ranks of a node share, says so.
+/// Tells when memory that peers have mapped may be given back to the device. That is not before all of them have let
+/// go of it; anything else is undefined behaviour. The end of a group does not wait for its peers, so the memory is
+/// released later (deferred_release.h), when this board of flags, which the ranks of a node share, says so.
 ///
 /// Each rank writes how many calls it has finished, and that it has let go of its peers' memory. A rank that cannot
 /// reach the board, or has died, never does, and its peers keep their memory until they end.
 class LetGoBoard {
  public:
-  /// On one rank.
+  /// Makes the board; called on one rank.
   static std::shared_ptr<LetGoBoard> create(int ranks);
-  /// On the others, of the creator's path(); null where it cannot be opened.
+  /// Opens the board at the creator's path(), on the other ranks; null if it cannot be opened.
   static std::shared_ptr<LetGoBoard> open(const std::string& path, int ranks);
 
   explicit LetGoBoard(std::shared_ptr<SharedMemory> memory, int ranks) : memory_(std::move(memory)), ranks_(ranks) {}
 
-  /// For open() in other processes of this node and user.
+  /// What other processes of this node and user pass to open().
   std::string path() const;
 
   /// Rank `rank` has finished one more call, and does not use peers' memory for it any more.
   void finish_call(int rank) noexcept { calls(rank).fetch_add(1, std::memory_order_release); }
-  /// Whether all ranks have finished as many as `rank`, or have let go.
+  /// Whether all other ranks have finished as many calls as `rank`, or have let go.
   bool have_all_finished_calls_of(int rank) const noexcept;
 
-  /// Rank `rank` has no memory of a peer's mapped, and never will again.
+  /// Says that rank `rank` has no memory of a peer mapped, and never will again.
   void let_go(int rank) noexcept { flag(rank).store(1, std::memory_order_release); }
-  /// Whether all but `owner` have.
+  /// Whether all ranks but `owner` have let go.
   bool is_free(int owner) const noexcept;
 
  private:

@@ -9,7 +9,7 @@ namespace ours {
 
 namespace {
 
-/// A segment as it travels.
+/// The number of words that a segment's handle takes in a message.
 constexpr size_t kHandleWords = sizeof(MemoryHandle) / sizeof(uint64_t);
 constexpr size_t kSegmentWords = 1 + kHandleWords;
 static_assert(sizeof(MemoryHandle) % sizeof(uint64_t) == 0);

@@ -8,17 +8,17 @@
 
 namespace ours {
 
-/// The memory that all ranks of a group share, as one of them sees it: its own where it lies, and that of its peers,
-/// which is mapped when it is first used. Used by one thread at a time.
+/// One rank's view of the memory that all ranks of a group share: its own memory where it lies, and that of its
+/// peers, which is mapped on first use. Used by one thread at a time.
 class MappedMemory {
  public:
   MappedMemory(std::shared_ptr<Device> device, std::shared_ptr<DeviceHeap> own, int rank, int ranks);
 
-  /// The ranks have told each other how many segments each has by now: gathers what is not known of them yet. Called
-  /// with the same numbers on all ranks.
+  /// Given how many segments each rank has by now, gathers the handles that are not known yet. Called with the same
+  /// numbers on all ranks.
   void learn(Group& host, const Call& call, const std::vector<size_t>& segments);
 
-  /// Where that place of a rank's is. Throws DeviceError where it cannot be mapped.
+  /// The address of that place in the rank's memory. Throws DeviceError if it cannot be mapped.
   std::byte* at(int rank, DevicePlace place);
   size_t segment_bytes(int rank, uint64_t segment) const;
 

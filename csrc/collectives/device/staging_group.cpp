@@ -7,7 +7,7 @@ namespace ours {
 
 namespace {
 
-/// Of an element, and of what the device copies well.
+/// The alignment of an element, and one that the device copies well.
 constexpr size_t kAlign = 64;
 
 }  // namespace

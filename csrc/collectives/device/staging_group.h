@@ -10,19 +10,20 @@
 
 namespace ours {
 
-/// Collectives over device memory that go through the memory of the host: chunks come down into pinned memory, the host
-/// group works on them there, and the results go up, all at a time (StagingPipeline). Works wherever the host group
-/// does.
+/// Collectives over device memory that go through the memory of the host: chunks come down into pinned memory, the
+/// host group works on them there, and the results go up, all at the same time (StagingPipeline). Works wherever the
+/// host group does.
 ///
-/// What fits into one chunk is one call of the host group, which compares it with its peers'. What does not begins with
-/// a comparison of the whole, and so does all whose sizes no rank knows alone.
+/// Data that fits into one chunk takes one call of the host group, which compares it with the peers' calls. Longer
+/// data, and every operation whose sizes no single rank knows, begins with a comparison of the whole.
 ///
 /// The operations: staging_reduce.cpp, staging_move.cpp.
 class StagingGroup final : public DeviceGroupBase {
  public:
   static constexpr size_t kChunkBytes = size_t{4} << 20;
 
-  /// A step has so many bytes of what a rank gives, and at most as many of what it gets. All ranks must have the same.
+  /// A step takes `chunk_bytes` of a rank's input and gives it at most as many of output. All ranks must pass the
+  /// same.
   StagingGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device, size_t chunk_bytes = kChunkBytes);
   ~StagingGroup() override;
 
@@ -36,14 +37,15 @@ class StagingGroup final : public DeviceGroupBase {
 
  private:
   void broadcast_chunks(const Running& run, const ExchangePlan& plan);
-  /// Where sizes are known to some ranks only: opens the call, and returns the most bytes from one rank to another.
+  /// For operations whose sizes only some ranks know: opens the call, and returns the most bytes from one rank to
+  /// another.
   size_t agree_on_sizes(const Running& run, const ExchangePlan& plan);
   void exchange_windows(const Running& run, const ExchangePlan& plan, size_t most);
   void copy(void* to, const void* from, size_t bytes, StreamHandle stream);
 
-  /// Of a chunk, each rank has the same share.
+  /// Each rank has the same share of a chunk.
   size_t window_bytes() const;
-  /// Room for a chunk, and for a window for each rank that is given something and for each that gives something.
+  /// Room for a chunk, and for a window for each rank that sends to this one and for each that receives from it.
   size_t slot_bytes() const;
   StagingPipeline::Job job_of(const Running& run);
 

@@ -4,9 +4,10 @@
 #include "collectives/device/staging_group.h"
 #include "common/partition.h"
 
-// What moves data unchanged, through the memory of the host. Each message is cut into pieces; step k is the host
-// group's operation on all messages' pieces k, of which those of short ones are empty. So all ranks have to know how
-// many steps the longest message takes: of a broadcast and an all_gather they do, for the others they tell each other.
+// The collectives that move data unchanged, through the memory of the host. Each message is cut into pieces; step k
+// is the host group's operation on the pieces k of all messages, which are empty for short messages. So all ranks
+// must know how many steps the longest message takes. For a broadcast and an all_gather they know; for the others
+// they tell each other.
 //
 // What a rank sends to itself stays on the device.
 
@@ -49,8 +50,8 @@ void StagingGroup::exchange_windows(const Running& run, const ExchangePlan& plan
   const size_t ranks = plan.sends.size();
   const auto me = static_cast<size_t>(rank());
   const size_t window = std::min(window_bytes(), most);
-  // A slot has a window for each message that leaves (one for all of them if they are the same), and behind them one
-  // for each that comes.
+  // A slot has a window for each outgoing message (a single one if they are all the same), followed by one for each
+  // incoming message.
   const size_t leaving = plan.is_common() ? 1 : ranks;
   const auto input = [&](std::byte* slot, size_t d, size_t k) {
     return ConstSpan{plan.is_common() ? slot : slot + d * window, piece_of(plan.sent(d), window, k).size()};
@@ -76,7 +77,7 @@ void StagingGroup::exchange_windows(const Running& run, const ExchangePlan& plan
       if (step.sends[r]) step.sends[r] = window == 0 ? ConstSpan{} : input(slot, r, k);
       if (step.receives[r]) step.receives[r] = window == 0 ? Span{} : output(slot, r, k);
     }
-    // In the host group a rank has nothing for itself, or the same where it lies.
+    // In the host group, a rank sends itself nothing, or leaves it where it lies.
     if (step.sends[me] && step.receives[me]) {
       if (!plan.is_common()) step.sends[me] = ConstSpan{};
       step.receives[me] = Span{const_cast<void*>(step.sends[me]->data), step.sends[me]->bytes};

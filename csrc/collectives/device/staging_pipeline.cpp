@@ -15,7 +15,7 @@ StagingPipeline::StagingPipeline(Device& device, size_t slot_bytes)
 void StagingPipeline::run(const Job& job) {
   const auto slot = [&](size_t k) { return static_cast<std::byte*>(memory_.get()) + k % kSlots * slot_bytes_; };
   const auto fetch = [&](size_t k) {
-    // What the slot had before has to be up. The device waits for that by itself.
+    // The slot's previous result must have gone up first. The device waits for that by itself.
     delivered_[k % kSlots]->block(down_->handle());
     job.fetch(k, slot(k), down_->handle());
     fetched_[k % kSlots]->record(down_->handle());

@@ -10,11 +10,11 @@
 
 namespace ours {
 
-/// Takes data of a device through pinned memory in steps, of which three are under way at a time: while the host works
-/// on one, the device brings the next one down and the one before up, in a stream for each direction.
+/// Takes a device's data through pinned memory in steps, of which three are under way at a time: while the host works
+/// on one, the device brings the next one down and the previous one up, in a stream for each direction.
 class StagingPipeline {
  public:
-  /// With slots of so many bytes.
+  /// Allocates slots of that many bytes.
   StagingPipeline(Device& device, size_t slot_bytes);
 
   /// What happens in step k, in `slot`.
@@ -28,10 +28,10 @@ class StagingPipeline {
 
   std::vector<StreamHandle> streams() const { return {up_->handle(), down_->handle()}; }
 
-  /// Returns when all steps are done, and with them the copies.
+  /// Returns when all steps and their copies are done.
   void run(const Job& job);
 
-  /// Of all slots.
+  /// The memory of all slots.
   const std::shared_ptr<void>& memory() const { return memory_; }
 
  private:

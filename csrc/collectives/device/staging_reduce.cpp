@@ -4,8 +4,8 @@
 #include "collectives/device/staging_group.h"
 #include "common/partition.h"
 
-// Reductions through the memory of the host. They are of single elements, so they may be cut anywhere: all ranks cut
-// alike, since the number of elements must agree, which is compared first where there is more than one chunk.
+// Reductions through the memory of the host. They work on single elements, so they may be cut anywhere. All ranks cut
+// alike, since the number of elements must agree; if there is more than one chunk, that is compared first.
 
 namespace ours {
 
@@ -48,7 +48,7 @@ void StagingGroup::do_reduce_scatter(const Running& run, const Scattering& asked
   const size_t longest = std::min(*std::max_element(counts.begin(), counts.end()), per_window);
   const size_t window = longest * element;
 
-  // In each step a slot has a window for each rank, and the result behind them.
+  // In each step, a slot has a window for each rank, followed by the result.
   StagingPipeline::Job job = job_of(run);
   job.steps = std::max<size_t>(piece_count(*std::max_element(counts.begin(), counts.end()), per_window), 1);
   job.fetch = [&](size_t k, std::byte* slot, StreamHandle down) {

@@ -6,18 +6,18 @@
 #include "collectives/hierarchical/rail.h"
 #include "collectives/select.h"
 
-// The algorithms of ranks on several nodes, each told in the file that has its name.
+// The algorithms for ranks on several nodes, each explained in the file of the same name.
 
 namespace ours::hierarchical {
 
-/// A reduction of all ranks' `in`, for the reader's node or all nodes (-1); `out` is null where it is not wanted.
+/// A reduction of all ranks' `in` for the node `reader`, or for all nodes (-1); `out` is null where it is not wanted.
 struct Reducing {
   const Pieces& in;
   const Pieces* out;
   DType dtype;
   Reduction reduction;
   int reader;
-  DType travels;  ///< as what, between nodes
+  DType travels;  ///< the type of sums between nodes
 
   size_t element() const { return size_of(dtype); }
 };
@@ -25,18 +25,18 @@ struct Reducing {
 /// all_reduce and reduce, by the algorithm that the table gives. hierarchical_reduce.cpp
 void reduce(HierarchicalRun& run, const Selection& selection, const ours::Reducing& job);
 
-/// Leaders bring together what nodes have, all with all or by doubling. hierarchical_reduce_short.cpp
+/// Leaders combine the nodes' sums, each with all others or by doubling. hierarchical_reduce_short.cpp
 void reduce_short(HierarchicalRun& run, const Reducing& job, bool doubling);
 
 /// Rails reduce slices, directly or around a ring. hierarchical_reduce_long.cpp
 void reduce_long(HierarchicalRun& run, const Reducing& job, bool ring);
-/// Its way through the node's stages. hierarchical_reduce_staged.cpp
+/// Takes a long message through the node's stages. hierarchical_reduce_staged.cpp
 class Stages;
 void reduce_staged(HierarchicalRun& run, Stages& stages, Rail* rail);
-/// And without them: the data of all ranks of the node lies in its heap, or anywhere where the node has but one rank.
-/// hierarchical_reduce_in_place.cpp
+/// Works without stages: the data of all ranks of the node lies in its heap, or anywhere if the node has only one
+/// rank. hierarchical_reduce_in_place.cpp
 void reduce_in_place(HierarchicalRun& run, const Reducing& job, const RailSlices& slices, Rail* rail);
-/// Gives a rail memory to work in that nobody else reads.
+/// Gives a rail working memory that no other rank reads.
 void give_scratch(HierarchicalRun& run, Rail& rail);
 
 /// hierarchical_reduce_scatter.cpp

@@ -4,18 +4,18 @@
 #include "collectives/hierarchical/hierarchical_algorithms.h"
 #include "common/partition.h"
 
-// all_gather over several nodes: a rank sends its block to one rank of each other node, which shares it with its node.
-// Each block travels to each node once. On a node, the blocks of another fall to its ranks in turn, so all share the
-// work. What was received is shared in batches, all ranks of the node at once, while more arrives.
+// all_gather over several nodes: a rank sends its block to one rank of each other node, which shares it with its
+// node, so each block travels to each node once. The ranks of a node take turns in receiving another node's blocks,
+// so all share the work. They share what they received in batches, all ranks of the node at once, while more arrives.
 //
-// If any two ranks expect other sizes, so do two ranks of one node or the leaders of two nodes: they compare.
+// If any two ranks expect different sizes, so do two ranks of one node or the leaders of two nodes; these compare.
 
 namespace ours::hierarchical {
 
 namespace {
 
 constexpr uint16_t kBlocks = 0;
-/// The phases of the sizes follow: one for each round.
+/// The first phase of the sizes; there is one for each round.
 constexpr uint16_t kSizes = 1;
 
 std::string sizes_differ(const std::string& a, uint64_t bytes_a, const std::string& b, uint64_t bytes_b,
@@ -31,7 +31,7 @@ void agree_on_sizes(HierarchicalRun& run, const std::vector<uint64_t>& sizes) {
   std::vector<Span> outputs;
   outputs.reserve(all.size());
   for (auto& table : all) outputs.push_back({table.data(), bytes});
-  // Compares the calls, too.
+  // This also compares the calls.
   run.in_node([&] { run.node.all_gather(run.running.call, {sizes.data(), bytes}, outputs); });
   for (int r = 1; r < run.rounds.size(); ++r) {
     const auto& theirs = all[static_cast<size_t>(r)];
@@ -42,7 +42,7 @@ void agree_on_sizes(HierarchicalRun& run, const std::vector<uint64_t>& sizes) {
                                   *differs.second, run.tcp.describe(from), run.running.record));
   }
   if (run.map.is_leader()) {
-    // As a dissemination: after round k, a leader's sizes are known to be those of 2^(k + 1) nodes.
+    // A dissemination: after round k, a leader's sizes are known to be those of 2^(k + 1) nodes.
     uint16_t phase = kSizes;
     std::byte* const ours = run.tcp.keep(bytes);
     std::memcpy(ours, sizes.data(), bytes);
@@ -104,7 +104,8 @@ void all_gather(HierarchicalRun& run, const ExchangePlan& plan) {
   }
   run.push();
 
-  // The node's own blocks, then those of another node, of which each rank of this one holds at most one at a time.
+  // First the node's own blocks, then those of another node, of which each rank of this one holds at most one at a
+  // time.
   const auto share = [&](const std::vector<int>& from, size_t first, bool own) {
     std::vector<Span> blocks;
     for (size_t k = first; k < first + run.map.members().size(); ++k) {

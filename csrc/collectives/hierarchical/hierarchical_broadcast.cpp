@@ -4,15 +4,16 @@
 #include "collectives/hierarchical/hierarchical_algorithms.h"
 #include "common/partition.h"
 
-// broadcast over several nodes: on each node, one rank gets the message over the network, once, passes it on to another
-// node, and shares it with its node batch by batch, while the next batch arrives. The nodes form a chain that begins
-// with the root's, or a binomial tree where the message has fewer parts than the chain links, as in tcp_broadcast.cpp.
+// broadcast over several nodes: on each node, one rank gets the message over the network, once, passes it on to
+// another node, and shares it with its own node batch by batch, while the next batch arrives. The nodes form a chain
+// that begins with the root's, or a binomial tree if the message has fewer parts than the chain has links, as in
+// tcp_broadcast.cpp.
 
 namespace ours::hierarchical {
 
 namespace {
 
-/// Where a node stands: `place` counts from the root's node.
+/// A node's neighbours in the chain or tree; `place` counts from the root's node.
 struct Links {
   int parent = -1;  ///< places
   std::vector<int> children;

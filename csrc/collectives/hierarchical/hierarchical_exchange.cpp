@@ -4,9 +4,9 @@
 #include "collectives/hierarchical/hierarchical_algorithms.h"
 #include "collectives/node/node_algorithms.h"
 
-// gather, scatter and all_to_all over several nodes: every message goes directly from its owner to its reader, within a
-// node through shared memory. Before any is read, all are compared with what their readers expect: within the node by
-// tables, between nodes by the headers of what has come in, whose data stays where it is meanwhile. Then all ranks
+// gather, scatter and all_to_all over several nodes: every message goes directly from its owner to its reader, within
+// a node through shared memory. Before any is read, all are compared with what their readers expect: within the node
+// by tables, between nodes by the headers of what has come in, whose data is not read until then. Then all ranks
 // confirm that they found what they expected: the node's ranks to its leader, and the leaders to each other.
 
 namespace ours::hierarchical {
@@ -38,7 +38,7 @@ void exchange(HierarchicalRun& run, const ExchangePlan& plan) {
     if (!span || run.map.node_of(to) == run.map.here()) continue;
     const void* data = span->data;
     if (plan.overlaps(static_cast<size_t>(to))) {
-      // What comes from that rank goes where this lies, and may come before this has gone.
+      // What comes from that rank goes to the same memory, and may arrive before this has been sent.
       std::byte* const copy = run.tcp.keep(span->bytes);
       std::memcpy(copy, data, span->bytes);
       data = copy;

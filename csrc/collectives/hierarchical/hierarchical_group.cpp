@@ -62,7 +62,7 @@ void HierarchicalGroup::guarded(const Running& run, const std::function<void()>&
   } catch (const InvalidArgument&) {
     throw;
   } catch (...) {
-    // One story on all ranks: what was recorded first.
+    // All ranks report the failure that was recorded first.
     fail(std::current_exception());
     node_.rounds().places().withdraw();
     mesh_->failure().check();
@@ -120,7 +120,7 @@ void HierarchicalGroup::share_failure() const noexcept {
     if (!outside.failed()) mesh_->fail(inside.kind(), inside.message());
     if (!inside.failed()) inside.fail(outside.kind(), outside.message());
   } catch (const std::exception&) {
-    // Out of memory: the next look tries again.
+    // Out of memory: the next call tries again.
   }
 }
 

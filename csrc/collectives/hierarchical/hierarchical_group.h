@@ -22,22 +22,23 @@
 namespace ours {
 
 /// Collectives of ranks on several nodes: shared memory within a node, TCP between nodes, and no byte twice over the
-/// network. Nodes may have different numbers of ranks. The mesh connects all ranks of the group, so that errors name
-/// them by their numbers in it; but connections are made only where an algorithm needs them, which is between nodes.
+/// network. Nodes may have different numbers of ranks. The mesh covers all ranks of the group, so that errors name
+/// them by their numbers in it; but it only makes the connections that an algorithm needs, which are between nodes.
 ///
-/// Each operation begins with a synchronisation within the node, which compares what its ranks called, and goes on with
-/// messages between nodes, which compare what the nodes called: so a mismatch is found on all ranks before anything is
+/// Each operation begins with a synchronisation within the node, which compares what its ranks called, and goes on
+/// with messages between nodes, which compare what the nodes called. So all ranks find a mismatch before anything is
 /// written. The algorithms are those of hierarchical_algorithms.h.
 class HierarchicalGroup final : public Group {
  public:
   struct Plan {
-    /// How many ranks of a node send large reductions; at most, and by default, the ranks of the smallest node.
+    /// How many ranks of a node send large reductions. By default, and at most, as many as the smallest node has
+    /// ranks.
     int rails = 0;
     Setting write_around = options().write_around;
   };
 
-  /// `session` is that of this rank's node, in which ranks are numbered as topology.ranks_of() lists them; it must not
-  /// be used otherwise. `mesh` connects all ranks. Throws Error where the three do not fit together.
+  /// `session` is that of this rank's node, with ranks numbered as topology.ranks_of() lists them; nothing else may
+  /// use it. `mesh` covers all ranks. Throws Error if the three do not fit together.
   HierarchicalGroup(Topology topology, std::shared_ptr<NodeSession> session, std::shared_ptr<TcpMesh> mesh, Plan plan);
   HierarchicalGroup(Topology topology, std::shared_ptr<NodeSession> session, std::shared_ptr<TcpMesh> mesh)
       : HierarchicalGroup(std::move(topology), std::move(session), std::move(mesh), Plan()) {}
@@ -50,7 +51,7 @@ class HierarchicalGroup final : public Group {
 
   void monitored_barrier(const Call& call, bool wait_all_ranks) override;
 
-  /// Of the node's heap.
+  /// Allocates from the node's heap.
   std::shared_ptr<void> allocate(size_t bytes) override;
   bool allocates() const override { return node_.allocates(); }
   void abort(const std::string& reason) override;
@@ -69,16 +70,16 @@ class HierarchicalGroup final : public Group {
   void guarded(const Running& run, const std::function<void()>& body) override;
 
  private:
-  /// Makes the failure of the mesh that of the node, and the other way round.
+  /// Makes a failure of the mesh one of the node, and the other way round.
   void share_failure() const noexcept;
-  /// While an operation is under way.
+  /// Only while an operation is under way.
   HierarchicalRun run_of(const Running& run) { return {run, *call_, parts_}; }
 
   const NodeMap map_;
   const std::shared_ptr<NodeSession> session_;
   const std::shared_ptr<TcpMesh> mesh_;
   NodeGroup node_;
-  TcpGroup flat_;  ///< of all ranks, for what needs no node
+  TcpGroup flat_;  ///< all ranks, for operations that need no node
   NodeWatch watch_;
   const Selection selection_;
   Scratch scratch_;

@@ -1,17 +1,18 @@
 #include "collectives/hierarchical/hierarchical_algorithms.h"
 
-// all_reduce and reduce over several nodes. The table of algorithms (select.h) says what is short, and goes the way of
-// hierarchical_reduce_short.cpp, and what is long, and goes that of hierarchical_reduce_long.cpp.
+// all_reduce and reduce over several nodes. The table of algorithms (select.h) says what counts as short
+// (hierarchical_reduce_short.cpp) and what as long (hierarchical_reduce_long.cpp).
 //
-// The order of an element's sum is that of ranks within a node, and then that of nodes, whatever the size of the array,
-// so the bits are always the same; but for doubling, which adds up nodes as a tree, and rings, which begin with another
-// node for each part. An average divides once, in the end; only float16 is multiplied by the inverse within the node,
-// where its sum could be beyond its range. Sums of a node travel in the type of the call: a half type is rounded once
-// more for each node, or exchange. With OURS_WIRE_DTYPE, those of long float32 arrays are, too; around a ring the error
-// would grow with every node, so these go directly.
+// An element is summed in the order of ranks within a node, and then in that of nodes, whatever the size of the
+// array, so the bits are always the same. There are two exceptions: doubling adds up nodes as a tree, and a ring
+// begins with another node for each part. An average divides once, in the end; only float16 is multiplied by the
+// inverse within the node, since its sum could be out of range. Sums of a node travel in the type of the call: a half
+// type is rounded once more for each node, or exchange. With OURS_WIRE_DTYPE, those of long float32 arrays are
+// rounded, too; around a ring the error would grow with every node, so these arrays go directly.
 //
-// Nothing is written before all nodes are known to have made the same call: results depend on messages of all, which
-// begin with what was called, and which no rank sends before it has compared its call with those of its node.
+// Nothing is written before all nodes are known to have made the same call. Results depend on messages from all
+// nodes; each message begins with what was called, and no rank sends one before it has compared its call with those
+// of its node.
 
 namespace ours::hierarchical {
 
@@ -29,9 +30,9 @@ Algorithm choose(const HierarchicalRun& run, const Selection& selection, const R
   const int nodes = run.map.nodes();
   const Algorithm chosen = selection.choose({operation, nodes, run.map.most_local(), job.in.count() * job.element()});
   const bool cut = chosen == Algorithm::Direct || chosen == Algorithm::Ring;
-  // No rank has a slice of nothing, and none would hear what the others called.
+  // Nothing would be sent for an empty array, so ranks would not compare their calls.
   if (cut && job.in.count() == 0) return Algorithm::Doubling;
-  // Around a ring nothing is converted, and no node is a neighbour of itself.
+  // A ring converts nothing, and needs at least two nodes.
   const bool converts = travelling_type(job, run.plan.wire) != job.dtype;
   if (chosen == Algorithm::Ring && (nodes == 1 || converts)) return Algorithm::Direct;
   return chosen;

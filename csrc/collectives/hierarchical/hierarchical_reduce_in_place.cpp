@@ -3,9 +3,9 @@
 #include "collectives/hierarchical/hierarchical_algorithms.h"
 #include "collectives/partial_sums.h"
 
-// Long arrays that lie in the heap on all ranks of the node, or anywhere where the node has but one rank. A rail reads
-// its slices of all buffers, and writes their results to all of them. Nobody else reads or writes these, so it goes its
-// own way until all are done.
+// Reduces long arrays that lie in the heap on all ranks of the node, or anywhere if the node has only one rank. A
+// rail reads its slices of all buffers, and writes their results to all of them. No other rank reads or writes these
+// slices, so the rail need not wait for its node until all are done.
 
 namespace ours::hierarchical {
 
@@ -32,7 +32,7 @@ class Buffers {
   void write(const Slice& slice, const std::byte* from) {
     if (job_.out == nullptr) return;
     if (job_.out != &job_.in) {
-      // Alone on its node.
+      // Only a rank that is alone on its node gets here.
       return job_.out->visit(slice.begin, slice.end, [&](std::byte* data, size_t at, size_t n) {
         std::memcpy(data, from + at * element_, n * element_);
       });
@@ -68,7 +68,7 @@ void reduce_in_place(HierarchicalRun& run, const Reducing& job, const RailSlices
       rail->advance();
       return can_write() || can_begin();
     });
-    // The buffers of peers that have given up are theirs again.
+    // Peers that have given up use their buffers again, so these must not be written.
     run.rounds.session().failure().check();
     if (can_write()) {
       buffers.write(slices.of(written, local), rail->slot(written));

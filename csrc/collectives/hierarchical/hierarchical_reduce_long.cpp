@@ -4,21 +4,21 @@
 #include "collectives/hierarchical/rail_ring.h"
 #include "collectives/partial_sums.h"
 
-// Long arrays: a reduce-scatter in the node, of which a rank gets a slice; an all-reduce of the slice among the ranks
-// of equal place on all nodes, the rail (rail_direct.h, or, where nodes are many, rail_ring.h); an all-gather in the
-// node. Each node sends 2 (H - 1) / H of the array to the H - 1 others, which is the least, and all ranks share the
-// work of sending. As a rail needs a rank on every node, there are as many as the smallest node has ranks; the others
-// of a larger node give their inputs and get their results.
+// Long arrays take three steps: a reduce-scatter in the node, which gives each rank a slice; an all-reduce of the
+// slice among the ranks of equal place on all nodes, called a rail (rail_direct.h, or rail_ring.h for many nodes);
+// and an all-gather in the node. Each node sends 2 (H - 1) / H of the array to the H - 1 others, which is the
+// minimum, and all ranks share the work of sending. Since a rail needs a rank on every node, there are as many rails
+// as the smallest node has ranks; the other ranks of a larger node give their inputs and get their results.
 //
-// All three steps are pipelined in chunks. Where the node's ranks have their data in the heap, a rail reads its slices
+// All three steps are pipelined in chunks. If the node's ranks have their data in the heap, a rail reads its slices
 // there and writes the results back to all, without staging and without waiting for its node:
-// hierarchical_reduce_in_place.cpp. Otherwise, chunks go through the stages in rounds: hierarchical_reduce_staged.cpp.
+// hierarchical_reduce_in_place.cpp. Otherwise chunks go through the stages in rounds: hierarchical_reduce_staged.cpp.
 
 namespace ours::hierarchical {
 
 namespace {
 
-/// This rank's, without its memory; null where it is on none.
+/// Makes this rank's rail, without its memory; null if the rank is on none.
 std::unique_ptr<Rail> make_rail(HierarchicalRun& run, const Reducing& job, const RailSlices& slices, bool ring) {
   const int local = run.map.local();
   if (local >= slices.rails) return nullptr;
@@ -53,7 +53,7 @@ void reduce_long(HierarchicalRun& run, const Reducing& job, bool ring) {
   rounds.note_use(job.in, element);
   if (job.out != nullptr && job.out != &job.in) rounds.note_use(*job.out, element);
 
-  // A rank that is alone on its node shares its memory with all ranks of it, wherever it lies.
+  // A rank alone on its node shares its memory with all of the node's ranks, wherever it lies.
   const bool alone = rounds.size() == 1;
   Stages stages(run, job, slices);
   const bool published = job.out == &job.in && !alone && rounds.places().publish(job.in, element);
@@ -71,7 +71,7 @@ void reduce_long(HierarchicalRun& run, const Reducing& job, bool ring) {
   rounds.places().forget();
   if (rail != nullptr) stages.give_memory(*rail);
   if (in_heap > 0) {
-    // Some hoped that theirs could stay where it is.
+    // Some ranks' data lies in the heap, but not all ranks'.
     stages.copy_in(0);
     run.sync();
   }

@@ -4,11 +4,12 @@
 #include "collectives/partial_sums.h"
 #include "common/partition.h"
 
-// reduce_scatter over several nodes: for each rank of another node, one rank of this one reduces what the node has for
-// it and sends the sum; a rank reduces the sums that it gets from all nodes, its own node's included. So each node
-// sends one sum for each rank of the others, which is the least. A node's ranks take turns in sending.
+// reduce_scatter over several nodes: for each rank of another node, one rank of this node reduces what the node has
+// for it and sends the sum; each rank reduces the sums that it gets from all nodes, its own included. So each node
+// sends one sum for each rank of the others, which is the minimum. A node's ranks take turns in sending.
 //
-// The order is that of hierarchical_all_reduce.cpp, and nothing is written before sums of all nodes are here.
+// Elements are summed in the same order as in hierarchical_reduce.cpp, and nothing is written before the sums of all
+// nodes have arrived.
 
 namespace ours::hierarchical {
 
@@ -23,7 +24,7 @@ void reduce_scatter(HierarchicalRun& run, const Scattering& job) {
   const auto here = static_cast<size_t>(run.map.here());
   const size_t locals = run.map.members().size();
 
-  // The sums for this rank, of all nodes, and those that it sends.
+  // The sums of all nodes for this rank, followed by those that it sends.
   std::byte* const sums = run.tcp.keep(hosts * mine * element);
   size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
   const auto message = [&](int peer, size_t b, size_t count) {
@@ -43,7 +44,7 @@ void reduce_scatter(HierarchicalRun& run, const Scattering& job) {
     }
   }
 
-  // Of the ranks `first`, `first` + 1, ... of a node, one for each rank of this one.
+  // Reduces for one rank in turn of a list: rank `first` + i of the list falls to rank i of this node.
   const auto reduce_for = [&](const std::vector<int>& readers, size_t first, bool own) {
     size_t most = 0;
     const auto reader = [&](size_t k) { return first + k < readers.size() ? readers[first + k] : -1; };

@@ -5,17 +5,17 @@
 #include "collectives/hierarchical/hierarchical_algorithms.h"
 #include "collectives/partial_sums.h"
 
-// Short arrays: every rank writes its input into its stage, and after one synchronisation the node's leader reduces all
-// stages, sends the sum to all other leaders and reduces theirs; where nodes are many, leaders exchange their sums by
-// recursive doubling (doubling.h). A second synchronisation, and all ranks read the result. That is one message's time,
-// or that of log2(nodes), and two synchronisations of the node. What a stage cannot hold is reduced to the leader, and
-// sent from it, by collectives of the node.
+// Short arrays: every rank writes its input into its stage. After one synchronisation the node's leader reduces all
+// stages, sends the sum to all other leaders and reduces theirs; if nodes are many, leaders exchange their sums by
+// recursive doubling (doubling.h). After a second synchronisation, all ranks read the result. That takes the time of
+// one message, or of log2(nodes), and two synchronisations of the node. An array that does not fit into a stage is
+// reduced to the leader, and sent from it, by collectives of the node.
 
 namespace ours::hierarchical {
 
 namespace {
 
-/// Among leaders: `sums` holds one for each node, of which this node's is there already.
+/// An exchange among leaders: `sums` has one sum for each node; this node's is already there.
 void exchange_whole(HierarchicalRun& run, const Reducing& job, std::byte* sums, std::byte* result) {
   const size_t count = job.in.count();
   const size_t bytes = count * job.element();
@@ -38,15 +38,15 @@ void exchange_whole(HierarchicalRun& run, const Reducing& job, std::byte* sums, 
   ours::reduce(result, sources.data(), run.map.nodes(), count, job.dtype, between_nodes(job.reduction, job.travels));
 }
 
-/// Among leaders, with as much room behind the sum.
+/// An exchange among leaders; behind the sum there is as much room again.
 void exchange_doubling(HierarchicalRun& run, const Reducing& job, std::byte* sum, std::byte* result) {
   const size_t count = job.in.count();
   const size_t bytes = count * job.element();
   const std::vector<int>& leaders = run.map.leaders();
   const size_t nodes = leaders.size();
   const auto here = static_cast<size_t>(run.map.here());
-  // Calls of other sizes may go other ways, on which their messages do not meet these. Wherever nodes differ, there is
-  // one that differs from the next.
+  // Calls of other sizes may go other ways, on which their messages do not meet these. If any nodes differ, some node
+  // differs from the next one, so each compares with its neighbour.
   if (nodes > 1) run.tcp.agree(0, leaders[(here + 1) % nodes]);
   Doubling(run.tcp, leaders, run.map.here())
       .reduce(sum, sum + bytes, count, job.dtype, between_nodes(job.reduction, job.travels),
@@ -61,7 +61,7 @@ void reduce_short(HierarchicalRun& run, const Reducing& job, bool doubling) {
   const size_t element = job.element();
   const size_t count = job.in.count();
   const size_t bytes = count * element;
-  // The leader's: of all nodes, or its own and that of another, and then the result.
+  // The leader's memory: the sums of all nodes; or its own and another's, and then the result.
   const size_t held = doubling ? 2 : static_cast<size_t>(run.map.nodes());
   std::byte* const sums = run.scratch.take((held + 1) * bytes);
   std::byte* const own = doubling ? sums : sums + static_cast<size_t>(run.map.here()) * bytes;
@@ -77,7 +77,7 @@ void reduce_short(HierarchicalRun& run, const Reducing& job, bool doubling) {
 
   NodeRounds& rounds = run.rounds;
   if (bytes > rounds.chunk_bytes()) {
-    // More than a stage holds.
+    // More than fits into a stage.
     run.open();
     const Pieces sum(own, count, element);
     const Pieces* const to = run.map.is_leader() ? &sum : nullptr;

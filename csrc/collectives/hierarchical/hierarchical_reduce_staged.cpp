@@ -7,10 +7,10 @@
 // Long arrays through the node's stages.
 //
 // A round is what lies between two synchronisations. In round q, this rank reduces its portion of what round q - 1
-// staged, hands a chunk's slice to its rail once it is complete, copies results out that were published in round q - 1,
-// stages the next portion, and publishes its results of the round `delay` before: for these the rail has had the time
-// of several chunks. Where a rail's slots are the places of its results nothing is copied for that; there is one slot
-// more than chunks are under way, as the others read one while the next is filled.
+// staged, hands a chunk's slice to its rail once it is complete, copies results out that were published in round q -
+// 1, stages the next portion, and publishes its results of the round `delay` before, for which the rail has had the
+// time of several chunks. If a rail's slots are where its results are read, publishing copies nothing; then there is
+// one slot more than chunks under way, since the others read one while the next is filled.
 
 namespace ours::hierarchical {
 
@@ -74,7 +74,7 @@ void Stages::copy_out(size_t round) {
 
 const std::byte* Stages::results_of(size_t round, int rail) const {
   if (!shown_) return node_.result_of(rail);
-  // As the rail numbers its slots.
+  // Numbered as the rail numbers its slots.
   return node_.result(rail, round / rounds_ % Rail::most_slots()) + offset_of(round, rail);
 }
 

@@ -37,25 +37,25 @@ class HierarchicalRun {
         rails(parts.rails),
         watch_(parts.watch) {}
 
-  /// The node's first synchronisation, in which its ranks' calls are compared, and a later one.
+  /// The node's first synchronisation, which compares its ranks' calls.
   void open();
   void sync();
   /// After open(): returns once all nodes are known to have made the same call.
   void agree();
 
-  /// Moves data over the network until done(), and looks after the node meanwhile. `needs_node`: whether its ranks are
-  /// still needed; otherwise they may be through with the operation and be gone.
+  /// Moves data over the network until done(), and watches the node meanwhile. `needs_node`: whether its ranks are
+  /// still needed; otherwise they may have finished the operation and left.
   void wait(const std::function<bool()>& done, bool needs_node = true);
-  /// Moves what can be moved at once.
+  /// Moves what can be moved without waiting.
   void push();
 
-  /// Runs body(), an operation of the node, during which the network is left to others.
+  /// Runs body(), an operation of the node; the network is left to others meanwhile.
   template <class Body>
   void in_node(Body&& body) {
     tcp.without_lock(std::forward<Body>(body));
   }
 
-  /// How many bytes go at a time between the network and the node where one operation passes on what another does.
+  /// How many bytes go at a time between the network and the node if one operation passes on what another does.
   size_t batch_bytes() const { return 4 * plan.chunk_bytes; }
 
   const Running& running;

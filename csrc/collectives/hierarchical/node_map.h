@@ -15,14 +15,14 @@ class NodeMap {
   int rank() const { return rank_; }
   int size() const { return topology_.size(); }
   int nodes() const { return topology_.nodes(); }
-  /// The node of this rank, and this rank's number in it.
+  /// This rank's node, and its number in it.
   int here() const { return here_; }
   int local() const { return local_; }
   bool is_leader() const { return local_ == 0; }
-  /// Of all nodes, the first rank.
+  /// The first rank of each node.
   const std::vector<int>& leaders() const { return leaders_; }
 
-  /// The ranks of this node, and of any: those `nodes() + n` and n are one.
+  /// The ranks of this node, and of any node. `nodes() + n` means node n.
   const std::vector<int>& members() const { return topology_.ranks_of(here_); }
   const std::vector<int>& ranks_of(int node) const { return topology_.ranks_of(node % nodes()); }
   int node_of(int rank) const { return topology_.node_of(rank); }

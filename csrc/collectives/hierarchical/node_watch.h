@@ -12,9 +12,9 @@
 
 namespace ours {
 
-/// What joins waiting in a node and waiting for the network: a rank that waits for its node's ranks looks after its
-/// connections from time to time, and one that waits for the network looks after its node. So whatever goes wrong
-/// anywhere reaches all ranks; and a rank that is late because it waits for another node is not blamed, but that node.
+/// Joins waiting in a node with waiting for the network: a rank that waits for its node's ranks looks after its
+/// connections from time to time, and one that waits for the network looks after its node. So a failure anywhere
+/// reaches all ranks. If a rank is late because it waits for another node, that node is blamed and not the rank.
 class NodeWatch final : public NodeLookout {
  public:
   /// Looks out for the session until it ends.
@@ -23,20 +23,21 @@ class NodeWatch final : public NodeLookout {
   NodeWatch& operator=(const NodeWatch&) = delete;
   ~NodeWatch() override;
 
-  /// The operation that is under way over the network, or null.
+  /// Sets the operation that is under way over the network, or null.
   void set_call(TcpCall* call) { call_ = call; }
 
-  /// While this rank waits for the network: throws where one of its node's ranks has failed or will never come.
+  /// Called while this rank waits for the network: throws if one of its node's ranks has failed or will never come.
   void look_at_node();
 
-  // While it waits in its node.
+  // Called while it waits in its node.
   void look_around(const std::vector<int>& absent) override;
   std::string culprits(const std::vector<int>& absent) override;
 
  private:
-  /// For whom the absent ranks of this node wait, as numbers in the group; themselves where they do not say.
+  /// The ranks for which the absent ranks of this node wait, as numbers in the group; the absent ranks themselves if
+  /// they do not say.
   std::vector<uint32_t> causes_of(const std::vector<int>& absent) const;
-  /// Lets the node's ranks know for whom this one waits.
+  /// Tells the node's ranks for which ranks this one waits.
   void publish_causes();
 
   const NodeMap& map_;

@@ -11,8 +11,8 @@
 
 namespace ours {
 
-/// How an array is divided between nodes: into chunks, of which each rail has a slice. Pure arithmetic, alike on all
-/// ranks.
+/// How an array is divided between nodes: into chunks, of which each rail has a slice. Pure arithmetic, the same on
+/// all ranks.
 struct RailSlices {
   size_t count;      ///< elements of the array
   size_t per_chunk;  ///< elements
@@ -32,8 +32,8 @@ struct RailSlices {
   size_t longest() const { return of(0, 0).size(); }
 };
 
-/// One rail of an all-reduce between nodes: ranks of different nodes, of which each has its node's partial sums of the
-/// same slices. Chunks overlap: several are under way at a time.
+/// One rail of an all-reduce between nodes: one rank of each node, all with their nodes' partial sums of the same
+/// slices. Several chunks are under way at a time.
 class Rail {
  public:
   struct Job {
@@ -52,15 +52,17 @@ class Rail {
   Rail& operator=(const Rail&) = delete;
   virtual ~Rail() = default;
 
-  /// How many chunks may be under way: chunk t - window() must be done() before slot(t) is filled, and used before the
-  /// next one is. A chunk may need the others of its window to be begun before it is done().
-  /// The parts of one are on their way beside the results of another. More took longer where four ranks share a cache.
+  /// How many chunks may be under way: chunk t - window() must be done() before slot(t) is filled, and used before
+  /// the next one is. A chunk may need the others of its window to begin before it is done().
+  ///
+  /// With three, the parts of one are on their way beside the results of another. More took longer when four ranks
+  /// share a cache.
   static constexpr size_t window() { return 3; }
 
   /// How many slots there are at most: chunk t is still read in its slot while that of t + window() is filled.
   static constexpr size_t most_slots() { return window() + 1; }
 
-  /// Where it works: slots() places of slice_bytes(), which begin `stride` bytes apart, and work_bytes() besides.
+  /// A rail works in slots() places of slice_bytes(), which begin `stride` bytes apart, and in work_bytes() besides.
   size_t slots() const { return slots_; }
   size_t slice_bytes() const { return slice_bytes_; }
   size_t work_bytes() const { return slots_ * slot_work_bytes_; }
@@ -70,16 +72,17 @@ class Rail {
     work_ = work;
   }
 
-  /// Where the node's partial sums of a chunk's slice belong, and where the results are when it is done().
+  /// The place of the node's partial sums of a chunk's slice, and of the results once it is done().
   std::byte* slot(size_t chunk) const { return slices_ + (chunk % slots_) * stride_; }
 
-  /// Goes on as far as what has come in allows.
+  /// Goes on as far as the data that has come in allows.
   virtual void advance() = 0;
   /// Whether the next chunk may be begun now.
   virtual bool may_begin() const = 0;
   /// Begins the next chunk, whose partial sums are in its slot.
   virtual void begin() = 0;
-  /// Its results, or those of its parts that this rank gets, are in its slot, and nothing of it is still to be sent.
+  /// Whether a chunk's results, or those of its parts that this rank gets, are in its slot, and nothing of it is
+  /// still to be sent.
   virtual bool done(size_t chunk) = 0;
 
  protected:

@@ -8,7 +8,7 @@ namespace ours {
 
 namespace {
 
-/// Elements that are converted at a time: they stay in the fastest cache.
+/// Elements that are converted at a time; so many stay in the fastest cache.
 constexpr size_t kConverted = 1024;
 
 }  // namespace
@@ -40,7 +40,7 @@ void RailDirect::tick() {
 }
 
 void RailDirect::advance() {
-  // As long as chunks are to come, begin() does.
+  // While chunks are still to come, begin() does this.
   while (next_ >= chunks_ && next_ < chunks_ + kLag && may_tick()) tick();
 }
 
@@ -59,7 +59,7 @@ bool RailDirect::done(size_t chunk) {
 void RailDirect::exchange_parts(size_t chunk) {
   const auto me = static_cast<size_t>(job_.node);
   State& now = state(chunk) = State{};
-  // Beginning with the next node: not all send to the same one at the same time.
+  // Each begins with the next node, so that they do not all send to the same one at once.
   for (size_t i = 1; i < nodes(); ++i) {
     const size_t to = (me + i) % nodes();
     const Slice part = part_of(chunk, to);

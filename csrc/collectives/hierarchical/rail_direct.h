@@ -8,17 +8,19 @@
 
 namespace ours {
 
-/// A rail in which all nodes talk to all. The slice of a chunk is divided among the nodes once more: node m gets part m
-/// of all others' slices, reduces them, and sends the result to all: a reduce-scatter and an all-gather (Rabenseifner
-/// 2004). Each node sends 2 (H - 1) / H of the array, which is the least.
+/// A rail in which all nodes talk to all. The slice of a chunk is divided among the nodes once more: node m gets part
+/// m of all others' slices, reduces them, and sends the result to all, which is a reduce-scatter and an all-gather
+/// (Rabenseifner 2004). Each node sends 2 (H - 1) / H of the array, which is the minimum.
 ///
-/// Chunks overlap: while the parts of one are reduced, those of the next are on their way, and the results of the one
-/// before. On each connection all messages go in one order: the parts of chunk t, then the results of chunk t - lag.
+/// Chunks overlap: while the parts of one are reduced, those of the next and the results of the one before are on
+/// their way. On each connection all messages go in one order: the parts of chunk t, then the results of chunk t -
+/// lag.
 ///
-/// float32 may travel as one of its half types (`travels`): parts and results are rounded for their way, once each, and
-/// added up in float32. With s(n) for the sums of nodes, and u for half a unit in the last place (2^-8 of a bfloat16,
-/// 2^-11 of a float16 that is not subnormal), a result is off by at most u (|s(1)| + ... + |s(H)| + |result|), beside
-/// the roundings of float32. The reducer of a part takes its own result as the others get it: all have the same bits.
+/// float32 may travel as one of its half types (`travels`): parts and results are rounded once each for the journey,
+/// and added up in float32. With s(n) for the sums of nodes, and u for half a unit in the last place (2^-8 of a
+/// bfloat16, 2^-11 of a float16 that is not subnormal), a result is off by at most u (|s(1)| + ... + |s(H)| +
+/// |result|), beside the roundings of float32. The reducer of a part takes its own result as the others get it, so
+/// all have the same bits.
 class RailDirect final : public Rail {
  public:
   RailDirect(TcpCall& tcp, Job job);
@@ -29,12 +31,12 @@ class RailDirect final : public Rail {
   bool done(size_t chunk) override;
 
  private:
-  /// Chunks between a part and its result, so that neither waits for the other.
+  /// How many chunks lie between a part and its result, so that neither waits for the other.
   static constexpr size_t kLag = (window() - 1) / 2;
 
   struct State {
-    // In parts as TcpCall counts them.
-    size_t arrived = 0, to_arrive = 0;  ///< of inputs of this rank's part
+    // Counted in parts of messages, as in TcpCall.
+    size_t arrived = 0, to_arrive = 0;  ///< inputs of this rank's part
     size_t results = 0, to_get = 0;
     size_t sent = 0, to_send = 0;
     bool widened = false;  ///< the results are in the slot as float32
@@ -51,7 +53,7 @@ class RailDirect final : public Rail {
   void reduce_converting(size_t chunk, const Slice& mine);
   TcpCall::Message message(size_t node, size_t chunk, bool result, size_t elements) const;
   std::byte* input(size_t chunk, size_t node) const;
-  /// The slice as it travels, which is the slot itself where nothing is converted.
+  /// The slice as it travels; the slot itself if nothing is converted.
   std::byte* travelling(size_t chunk) const {
     return converts() ? work(chunk) + (nodes() - 1) * part_bytes_ : slot(chunk);
   }

@@ -5,7 +5,7 @@ namespace ours {
 RailRing::RailRing(TcpCall& tcp, Job job)
     : Rail(tcp, std::move(job)),
       part_bytes_(whole_lines(part_of(0, 0).size() * element_)),
-      // A chunk's last step lies before the first one of the chunk that begins when it is done.
+      // Spread so that a chunk's last step comes before the first one of the chunk that begins when it is done.
       stagger_(piece_count(steps(), std::min(slots_, window()))),
       partial_(job_.reduction),
       states_(slots_) {
@@ -16,7 +16,7 @@ RailRing::RailRing(TcpCall& tcp, Job job)
 void RailRing::next(Place& place) const {
   ++place.chunk;
   if (place.chunk < chunks_ && place.chunk * stagger_ <= place.tick) return;
-  // The first chunk that is not through with all its steps; it has begun, since chunks overlap.
+  // The first chunk that has steps left; it has begun, since chunks overlap.
   ++place.tick;
   place.chunk = place.tick < steps() ? 0 : (place.tick - steps()) / stagger_ + 1;
 }
@@ -59,7 +59,7 @@ bool RailRing::post() {
   for (; !over(posting_) && posting_.chunk < begun_; next(posting_), moved = true) {
     State& now = state(posting_.chunk);
     const size_t step = step_of(posting_);
-    // What the step before the last got has been added up, so its place is free.
+    // The data of the step before the last has been added up, so its place is free.
     if (step >= 2 && now.taken < step - 1) return moved;
     now.arrived[step % 2] = 0;
     tcp_.receive(message(before, posting_.chunk, step, received_part(step)), incoming(posting_.chunk, step),

@@ -8,28 +8,29 @@
 
 namespace ours {
 
-/// A rail in which every node talks to its two neighbours only (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
-/// algorithms for clusters of workstations"): however many nodes there are, a rank needs two connections. The slice of
-/// a chunk falls into a part for each of the H nodes. In step t of the reduce-scatter, node m sends part m - 1 - t to
-/// node m + 1, gets part m - 2 - t from node m - 1 and adds its own to it; after H - 1 steps it holds all of part m. In
-/// step t of the all-gather it sends part m - t on and gets part m - 1 - t. Each node sends 2 (H - 1) / H of the array.
+/// A rail in which every node talks to its two neighbours only (Patarasuk and Yuan 2009, "Bandwidth optimal
+/// all-reduce algorithms for clusters of workstations"): however many nodes there are, a rank needs two connections.
+/// The slice of a chunk is cut into a part for each of the H nodes. In step t of the reduce-scatter, node m sends
+/// part m - 1 - t to node m + 1, gets part m - 2 - t from node m - 1 and adds its own to it; after H - 1 steps it
+/// holds all of part m. In step t of the all-gather it sends part m - t on and gets part m - 1 - t. Each node sends 2
+/// (H - 1) / H of the array.
 ///
 /// Part p is added up in the order of nodes p + 1, p + 2, ..., p, wrapping around. Partial sums travel in the type of
-/// the call: a half type is rounded H - 1 times. All nodes get all results, whoever wants them.
+/// the call: a half type is rounded H - 1 times. All nodes get all results, even those that do not want them.
 ///
-/// Chunks overlap: up to window() of them are under way, of which each begins when the one before has gone on by a
-/// share of its steps, so that a step of one waits while those of others are on their way. On a connection all messages
-/// go in one order, which follows from the numbers of chunks and steps alone.
+/// Chunks overlap: up to window() of them are under way. Each begins when the one before has done a share of its
+/// steps, so that the steps of one chunk fill the waits of the others. On a connection all messages go in one order,
+/// which follows from the numbers of chunks and steps alone.
 class RailRing final : public Rail {
  public:
   /// How large chunks should be: with many nodes and rails, parts would be too small to be worth a message.
   static size_t chunk_bytes(size_t part_of_message, size_t nodes, size_t rails) {
-    // As benchmarks/scale.py has it.
+    // The share that benchmarks/scale.py assumes.
     constexpr size_t kShare = 16;
     return std::max(2 * part_of_message, part_of_message / kShare * nodes * rails);
   }
 
-  /// Of two nodes and more.
+  /// Needs two nodes or more.
   RailRing(TcpCall& tcp, Job job);
 
   void advance() override;
@@ -38,18 +39,18 @@ class RailRing final : public Rail {
   bool done(size_t chunk) override;
 
  private:
-  /// A message among all that go to, or come from, a neighbour: which step of which chunk. Messages are ordered by
-  /// tick, which is when the step would be if each took as long as the others, and then by chunk.
+  /// The place of a message among all that go to, or come from, a neighbour: which step of which chunk. Messages are
+  /// ordered by tick, which is when the step would happen if all took equally long, and then by chunk.
   struct Place {
     size_t tick = 0;
     size_t chunk = 0;
   };
 
   struct State {
-    // In parts as TcpCall counts them.
-    size_t arrived[2] = {0, 0};  ///< of even and odd steps
+    // Counted in parts of messages, as in TcpCall.
+    size_t arrived[2] = {0, 0};  ///< in even and odd steps
     size_t sent = 0, to_send = 0;
-    // Steps that have come so far.
+    // How many receives of steps have been posted so far.
     size_t posted = 0;
     size_t taken = 0;
     size_t passed_on = 0;

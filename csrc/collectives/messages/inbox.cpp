@@ -37,7 +37,8 @@ bool Inbox::begin(int from, const MessageHeader& header, bool always) {
   if (!receive && !always && !expects(from)) return false;
   Source& in = source(from);
   if (receive) {
-    // No longer in receives_, but still here: what check_fits() throws fails the whole group, and this receive with it.
+    // The receive has left receives_ but is kept here: if check_fits() throws, the whole group fails, and this
+    // receive with it.
     in.receive = receive;
     check_fits(*receive, header, from);
     receive->peer = from;

@@ -12,12 +12,12 @@
 
 namespace ours {
 
-/// Matches the messages that arrive at one rank with its receives. A message is taken in once a receive is posted
-/// for it, or for another message of the same sender: then it is set aside in memory, so that tags may be received in
-/// any order. The code that moves the bytes asks where they belong. Not safe among threads.
+/// Matches the messages that arrive at one rank with its receives. A message is taken in once a receive is posted for
+/// it, or for another message of the same sender; in the latter case it is set aside in memory, so that tags may be
+/// received in any order. The code that moves the bytes asks the inbox where they belong. Not thread-safe.
 class Inbox {
  public:
-  /// `describe` names a rank in messages.
+  /// `describe` names a rank in error messages.
   Inbox(int rank, int size, std::function<std::string(int)> describe)
       : rank_(rank), describe_(std::move(describe)), sources_(static_cast<size_t>(size)) {}
 
@@ -25,19 +25,19 @@ class Inbox {
   /// message does not fit it.
   void add(std::shared_ptr<Message> receive);
 
-  /// A message of `from` comes next. False if it is not to be taken in yet, otherwise its bytes go to place(from), and
-  /// complete(from) follows. `always`: even if nobody waits for anything from there. Throws MismatchError if the
-  /// message does not fit the receive that it matches.
+  /// Says that a message of `from` comes next. Returns false if it is not to be taken in yet; otherwise its bytes go
+  /// to place(from), and complete(from) follows. `always`: take it in even if no receive waits for that sender.
+  /// Throws MismatchError if the message does not fit the receive that it matches.
   bool begin(int from, const MessageHeader& header, bool always = false);
   bool is_arriving(int from) const { return source(from).arriving; }
   std::byte* place(int from) const;
   void complete(int from);
 
-  /// Appends the receives that have their message to `ended`. False if there are none.
+  /// Appends the receives that have their message to `ended`. Returns false if there are none.
   bool collect(Messages& ended);
-  /// Appends those that wait for one.
+  /// Appends the receives that still wait for a message.
   void append_posted(Messages& posted) const;
-  /// Takes out all receives. No message is arriving any more.
+  /// Takes out all receives. From then on no message is arriving.
   Messages take_all();
   bool empty() const;
 

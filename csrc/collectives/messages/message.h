@@ -11,7 +11,7 @@
 
 namespace ours {
 
-/// Precedes a message on its way.
+/// The header that precedes a message.
 struct MessageHeader {
   uint64_t bytes;
   int32_t tag;
@@ -39,18 +39,18 @@ class Message final : public Transfer {
   std::string describe() const;
   MessageHeader header() const { return {bytes, tag, static_cast<uint32_t>(dtype)}; }
 
-  /// Ends the transfer. What it returns is to be called without any lock.
+  /// Ends the transfer. The caller must call what it returns without holding any lock.
   TransferCallbacks finish();
   void set_error(std::exception_ptr error) { error_ = std::move(error); }
 
   const Op op;
-  std::byte* const data;  // of a send: only read
+  std::byte* const data;  // for a send: only read
   const size_t bytes;
   const DType dtype;
-  int peer;  // destination, source, or kAnySource until a message was matched
+  int peer;  // destination, source, or kAnySource until a message has matched
   const int tag;
   const TransferLimitPtr limit;
-  size_t moved = 0;  // of a send: bytes of the message in the channel so far
+  size_t moved = 0;  // for a send: bytes of the message in the channel so far
   bool header_sent = false;
 
  private:

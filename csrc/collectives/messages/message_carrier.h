@@ -38,7 +38,7 @@ class MessageCarrier {
   /// Takes out all messages; their memory is not touched any more.
   virtual Messages take_all() = 0;
 
-  /// All that are posted and have not ended.
+  /// All messages that are posted and have not ended.
   virtual Messages posted() const = 0;
   virtual bool empty() const = 0;
 
@@ -47,27 +47,27 @@ class MessageCarrier {
 
   // ---- from any thread
 
-  /// Makes the connection that the message needs before it is added; waits until its peer can be reached.
+  /// Makes the connection that the message needs before it is added; waits until the peer can be reached.
   virtual void reach(const Message& /*message*/) {}
 
   /// Throws the failure of the group, if there is one.
   virtual void check() = 0;
   virtual bool failed() const = 0;
   virtual void fail(FailureKind kind, const std::string& message) noexcept = 0;
-  /// The same with an error, as the kind that it is.
+  /// Fails the group with that error, keeping its kind.
   virtual void fail(const std::exception_ptr& error) noexcept = 0;
 
   /// A number that changes whenever this rank may have something to do.
   virtual uint32_t heard() const = 0;
-  /// Changes it, and ends the rests of this process's threads.
+  /// Changes heard(), and ends the rests of this process's threads.
   virtual void ring() = 0;
-  /// Sleeps until ready() holds, which follows from a change of heard(), or there may be something to move. Returns
-  /// true if it slept for so long that it is time to look for ranks that are gone. ready() may take locks.
+  /// Sleeps until ready() holds, which follows from a change of heard(), or until there may be something to move.
+  /// Returns true if it slept so long that it is time to look for ranks that are gone. ready() may take locks.
   virtual bool rest(const std::function<bool()>& ready) = 0;
 
   /// True in a forked child of the process that joined the group.
   virtual bool in_child() const = 0;
-  /// There will be no more messages.
+  /// Says that there will be no more messages.
   virtual void leave() noexcept = 0;
 };
 

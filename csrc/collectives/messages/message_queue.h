@@ -11,8 +11,8 @@ namespace ours {
 
 /// Moves one rank's messages over its channels. Single-threaded, never waits.
 ///
-/// On a channel a message is a header and then its bytes. A message that the inbox does not take in yet stays in the
-/// channel, which holds its sender back.
+/// On a channel, a message is a header followed by its bytes. A message that the inbox does not take in yet stays in
+/// the channel, which holds its sender back.
 class MessageQueue {
  public:
   explicit MessageQueue(NodeSession& session);
@@ -25,7 +25,7 @@ class MessageQueue {
 
   /// Takes out all messages.
   Messages take_all();
-  /// All that are posted and have not ended.
+  /// All messages that are posted and have not ended.
   Messages posted() const;
   bool empty() const;
 
@@ -46,7 +46,7 @@ class MessageQueue {
 
   bool push(int to, Messages& ended);
   bool pull(int from);
-  /// Takes the next header from the channel, if its message is to be taken in.
+  /// Takes the next header from the channel if its message is to be taken in.
   bool begin(int from);
 
   NodeSession& session_;

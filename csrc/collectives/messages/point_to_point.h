@@ -24,11 +24,11 @@ class Transfer {
   virtual int source() const = 0;
 };
 
-/// What the users of a transfer want to be called after its end. May block, but not throw; may be empty.
+/// The callbacks that users of a transfer registered for its end. May block, but not throw; may be empty.
 using TransferCallbacks = std::function<void()>;
 
-/// Called once when the transfer completes, on the thread that completed it; must neither block nor throw. What it
-/// returns is called next on that thread, while other threads move the other transfers.
+/// Called once when the transfer completes, on the thread that completed it; must neither block nor throw. The
+/// callbacks that it returns are called next on that thread, while other threads move the other transfers.
 using TransferDone = std::function<TransferCallbacks(const Transfer&)>;
 
 /// Messages between two ranks of a group, matched by (source, tag) in the order sent. Independent of the collectives'
@@ -48,15 +48,15 @@ class PointToPoint {
   /// passed. Does not throw the transfer's error.
   virtual void wait(Transfer& transfer) = 0;
 
-  /// Whether anything that was posted has not ended.
+  /// Whether anything posted has not ended.
   virtual bool busy() = 0;
 
-  /// Ends everything that is posted here with an error, while the peers may go on among themselves, and lets background
+  /// Ends everything posted here with an error, while the peers may go on among themselves, and lets background
   /// threads end without waiting for them. What is posted later fails. May be called more than once.
   virtual void close() noexcept = 0;
 
-  /// After close(): waits until no background thread runs, at most for `limit`. False if one still does, or is this
-  /// one.
+  /// After close(): waits at most `limit` until no background thread runs. Returns false if one still does, or if
+  /// this is one.
   virtual bool wait_closed(std::chrono::milliseconds limit) = 0;
 };
 

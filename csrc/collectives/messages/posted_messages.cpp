@@ -10,8 +10,8 @@ namespace ours {
 
 namespace {
 
-/// Whether this thread is in a callback of a transfer. It runs no other callbacks then, since they might wait for the
-/// one below them on the stack.
+/// Whether this thread is in a callback of a transfer. If so, it runs no other callbacks, since these might wait for
+/// the one below them on the stack.
 bool& in_callback() {
   thread_local bool inside = false;
   return inside;
@@ -45,7 +45,7 @@ std::shared_ptr<Transfer> PostedMessages::post(const std::shared_ptr<Message>& m
   Lock lock(mutex_, std::defer_lock);
   try {
     carrier_->check();
-    // This may wait, and a handler of a signal may close this object meanwhile.
+    // This may wait, and a signal handler may close this object meanwhile.
     carrier_->reach(*message);
     lock.lock();
     if (closing_) throw AbortedError("the group was closed; make a new one");
@@ -182,11 +182,11 @@ bool PostedMessages::finish_ended(Lock& lock, int* counter) {
     ended_.pop_front();
     lock.unlock();
     TransferCallbacks callbacks = message->finish();
-    message.reset();  // with it may go tensors and callbacks: not under the lock
+    message.reset();  // may drop tensors and callbacks, so not under the lock
     lock.lock();
     if (callbacks) callbacks_.push_back(std::move(callbacks));
   }
-  // Another thread may be asleep in wait() for one of these.
+  // Another thread may be asleep in wait() for one of these messages.
   carrier_->ring();
   if (callbacks_.empty() || (in_callback() && others_move())) return true;
   run_callbacks(lock, counter);
@@ -203,7 +203,7 @@ void PostedMessages::run_callbacks(Lock& lock, int* counter) {
       try {
         if (!idle()) call_background();
       } catch (const std::system_error&) {
-        // This thread comes back, unless the callback waits for what nobody moves now.
+        // This thread comes back, unless the callback waits for something that no thread moves now.
       }
     }
     lock.unlock();
@@ -211,7 +211,7 @@ void PostedMessages::run_callbacks(Lock& lock, int* counter) {
     in_callback() = true;
     call();
     in_callback() = nested;
-    call = nullptr;  // with it may go the last reference to a Work: not under the lock
+    call = nullptr;  // may drop the last reference to a Work, so not under the lock
     lock.lock();
   }
   if (counter != nullptr) ++*counter;
@@ -287,7 +287,7 @@ void PostedMessages::run_background() {
       return idle();
     });
     lock.lock();
-    // Another took over during a callback, and stays.
+    // Another thread took over during a callback, and stays.
     if (free_backgrounds_ > 1) break;
   }
   background_ids_.erase(std::this_thread::get_id());

@@ -17,10 +17,10 @@
 
 namespace ours {
 
-/// The messages of one rank, whatever carries them. The thread that posts a transfer tries to complete it at once. What
-/// is left is moved by the threads that wait for transfers, or otherwise by a background thread, which is started on
-/// first need; by another one while that is in a callback. These threads share the ownership, so that the last user may
-/// drop this object on any thread, also in a callback, without joining them.
+/// The messages of one rank, over any carrier. The thread that posts a transfer tries to complete it at once. What is
+/// left is moved by the threads that wait for transfers, or otherwise by a background thread, which is started when
+/// it is first needed; while that one is in a callback, by another. These threads share the ownership, so that the
+/// last user may drop this object on any thread, also in a callback, without joining them.
 class PostedMessages final : public PointToPoint, public std::enable_shared_from_this<PostedMessages> {
  public:
   explicit PostedMessages(std::unique_ptr<MessageCarrier> carrier) : carrier_(std::move(carrier)) {}
@@ -40,26 +40,26 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
   std::shared_ptr<Transfer> post(const std::shared_ptr<Message>& message);
 
   // Functions that run callbacks get `counter`, which counts the calling thread as one that moves messages (drivers_,
-  // free_backgrounds_), or null. During callbacks, which may wait for other transfers, it is not counted.
+  // free_backgrounds_), or null. It is not counted during callbacks, which may wait for other transfers.
 
   /// Moves all messages as far as they go and finishes those that ended. Returns whether anything happened. Expects
   /// `lock` to be held, and releases it for the callbacks.
   bool progress(Lock& lock, int* counter);
 
   /// Finishes the messages that ended, and then runs callbacks one by one, since one may wait on another thread for
-  /// what the next one completes. On a thread that is in a callback, leaves them to other threads. Returns whether
-  /// there were any. Expects `lock` to be held, and releases it for both.
+  /// what the next one completes. A thread that is already in a callback leaves them to other threads. Returns
+  /// whether there were any. Expects `lock` to be held, and releases it for both.
   bool finish_ended(Lock& lock, int* counter);
   void run_callbacks(Lock& lock, int* counter);
 
   /// Moves messages, and rests while nothing moves, until stop() holds. stop() is called without the lock.
   template <class Stop>
   void drive(int* counter, Stop&& stop);
-  /// Fails the messages if a signal handler of this thread raises.
+  /// Fails the messages if a signal handler of this thread raises an exception.
   void heed(Interrupts& interrupts);
 
-  /// Fails the group if the peer of a message has died, or if somebody waits for a message whose peer has left or whose
-  /// time is up. Returns whether the group has failed. Needs the lock.
+  /// Fails the group if the peer of a message has died, or if a message that is waited for has lost its peer or run
+  /// out of time. Returns whether the group has failed. Needs the lock.
   bool look_around();
 
   /// Lets the callbacks of a message's future run with an error if it is time to. Needs the lock.
@@ -76,19 +76,19 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
   /// Makes sure that a background thread moves the messages. Throws std::system_error if none can be started.
   void call_background();
 
-  /// The same for messages that no other thread would move: fails the group if no thread can be started. Expects the
-  /// lock, and releases it for callbacks.
+  /// Does the same for messages that no other thread would move, and fails the group if no thread can be started.
+  /// Expects the lock, and releases it for callbacks.
   void leave_to_background(Lock& lock);
   void run_background();
 
   const std::unique_ptr<MessageCarrier> carrier_;
   std::mutex mutex_;                         // guards all below but pause_background_, and the carrier's messages
   Messages ended_;                           // their finish() has not been called
-  std::deque<TransferCallbacks> callbacks_;  // of messages that have ended, in their order
+  std::deque<TransferCallbacks> callbacks_;  // from messages that have ended, in their order
   int drivers_ = 0;                          // threads in wait(); the background thread stands back meanwhile
   bool closing_ = false;
   int backgrounds_ = 0;       // background threads
-  int free_backgrounds_ = 0;  // those of them that are not in callbacks
+  int free_backgrounds_ = 0;  // background threads that are not in callbacks
   std::set<std::thread::id> background_ids_;
   std::condition_variable wake_background_;
   std::condition_variable background_ended_;

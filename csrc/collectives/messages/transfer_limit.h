@@ -13,16 +13,16 @@
 
 namespace ours {
 
-/// How long a transfer may take, from the moment when somebody first waits for it: a receive that was posted early is
-/// not late while nobody needs its message. Safe among threads.
+/// How long a transfer may take, counted from the moment when it is first waited for: a receive that was posted early
+/// is not late while its message is not needed. Thread-safe.
 class TransferLimit {
  public:
-  /// Is told why a transfer that is still under way has not ended.
+  /// Gets the reason why a transfer that is still under way has not ended.
   using Late = std::function<void(const std::exception_ptr&)>;
 
   explicit TransferLimit(std::chrono::milliseconds timeout) : timeout_(timeout) {}
 
-  /// Somebody waits. Only the first call counts.
+  /// Starts the clock when a wait begins. Only the first call counts.
   void start() noexcept {
     Clock::rep never = kNever;
     end_.compare_exchange_strong(never, Deadline::after(timeout_).at().time_since_epoch().count());
@@ -30,11 +30,11 @@ class TransferLimit {
 
   bool started() const { return end_.load() != kNever; }
   bool passed() const { return Clock::now() >= end(); }
-  /// After start().
+  /// Only after start().
   Clock::time_point end() const { return Clock::time_point(Clock::duration(end_.load())); }
   std::chrono::milliseconds timeout() const { return timeout_; }
 
-  /// For a future that is given out, since nothing shows whether anybody waits for it: `late` is called, at most once,
+  /// For a future that is given out, since nothing shows whether anyone waits for it: `late` is called, at most once,
   /// when the timeout has passed from now on, and the transfer goes on.
   void watch(Late late) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -42,7 +42,8 @@ class TransferLimit {
     watch_end_ = Deadline::after(timeout_);
   }
 
-  /// What watch() was given, once, when its time is over or the transfer is `hopeless`; otherwise empty.
+  /// Returns the function given to watch(), once, when its time is over or the transfer is `hopeless`; otherwise an
+  /// empty one.
   Late take_late(bool hopeless) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!watch_end_ || !(hopeless || watch_end_->passed())) return nullptr;

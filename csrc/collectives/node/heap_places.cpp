@@ -20,20 +20,20 @@ bool HeapPlaces::publish(const Pieces& data, size_t element) {
   if (!in_heap) return false;
   session_.self().heap_parts[parity] = count;
   published_ = barrier_.next();
-  // All have passed the last reduction's second synchronisation: nobody takes shares of it any more.
+  // All ranks have passed the last reduction's second synchronisation, so none takes shares of it any more.
   if (session_.rank() == 0) session_.header().shares_taken.store(0, std::memory_order_relaxed);
   return true;
 }
 
 void HeapPlaces::publish_none() { session_.self().heap_parts[barrier_.next_parity()] = 0; }
 
-// A rank that was stopped between its look for a failure and its write writes when it goes on, be that minutes later.
-// By then the others have given up, and their tensors hold something else. So a rank that gives up takes the pages of
-// its tensors out of the shared memory, and the late rank writes to pages that nobody reads.
+// A rank that was stopped between its check for a failure and its write will write when it goes on, perhaps minutes
+// later. By then the others have given up, and their tensors hold something else. So a rank that gives up takes the
+// pages of its tensors out of the shared memory, and the late rank writes to pages that nobody reads.
 //
-// It need not where nobody can have begun: a rank that has passed the opening synchronisation looks for a failure
-// before it writes. Where a rank is seen not to have arrived there after the failure could be seen by all, it arrives,
-// if ever, after that, and so do those look that wait for it.
+// This is not needed if no rank can have begun to write: a rank that has passed the opening synchronisation checks
+// for a failure before it writes. If one rank has not yet arrived there when all can see the failure, no rank passes
+// the synchronisation before that, and so every rank finds the failure before it writes.
 void HeapPlaces::withdraw() noexcept {
   if (!published_ || (session_.failure().told() && !barrier_.all_arrived(*published_))) return;
   const size_t parity = *published_ & 1;

@@ -13,28 +13,30 @@
 
 namespace ours {
 
-/// Where the ranks' data of one operation lies in the node's heap. Each rank publishes the places of its own in its
-/// stage, before the operation's first synchronisation; where all have, the peers read and write the data there.
+/// Tells where the ranks' data for an operation lies in the heap. Each rank publishes the places of its own data in
+/// its stage before the operation's first synchronisation. If all have published, the peers read and write the data
+/// there.
 class HeapPlaces {
  public:
   HeapPlaces(NodeSession& session, const NodeBarrier& barrier) : session_(session), barrier_(barrier) {}
 
-  /// Publishes, with the next synchronisation, where `data` lies, and returns true; or that it does not lie in the
-  /// heap.
+  /// With the next synchronisation, publishes where `data` lies and returns true, or publishes that it does not lie
+  /// in the heap and returns false.
   bool publish(const Pieces& data, size_t element);
-  /// That this rank's data does not lie there.
+  /// Publishes that this rank's data does not lie in the heap.
   void publish_none();
 
   /// How many ranks published with the last synchronisation that their data lies in the heap.
   int ranks() const;
-  /// Where the data of rank r lies, as it published with the last synchronisation.
+  /// Where the data of rank r lies, as published with the last synchronisation.
   std::vector<Span> of(int r) const;
 
-  /// Nobody writes to what was published: a new operation begins, or only some ranks' data lies in the heap.
+  /// Called when no peer writes to the published places: a new operation begins, or only some ranks' data lies in the
+  /// heap.
   void forget() { published_.reset(); }
 
-  /// After a failure has been recorded: makes sure that no peer writes to what this rank published in this operation,
-  /// however late the peer is.
+  /// After a failure has been recorded: makes sure that no peer, however late, writes to what this rank published in
+  /// this operation.
   void withdraw() noexcept;
 
  private:
@@ -47,17 +49,17 @@ class HeapPlaces {
   std::optional<uint32_t> published_;  ///< the number of the synchronisation
 };
 
-/// The buffers of a node's ranks as one array: this rank's own, and those that the peers published. One that is alone
-/// on its node, or that reads nobody's, has its own only.
+/// The buffers of a node's ranks as one array: this rank's own, and those that the peers published. A rank that is
+/// alone on its node, or that reads no other rank's buffer, has only its own.
 class HeapBuffers {
  public:
   HeapBuffers(const HeapPlaces& places, int rank, int ranks, const Pieces& own, size_t element);
 
-  /// Finds where element `at` of each rank's buffer lies, and returns how many from there on, up to `end`, lie in one
-  /// stretch on all ranks.
+  /// Finds where element `at` of each rank's buffer lies, and returns how many elements from there on, up to `end`,
+  /// are contiguous on all ranks.
   size_t find(size_t at, size_t end);
 
-  /// What find() has found, by rank.
+  /// The addresses that find() has found, by rank.
   const void** sources() { return sources_.data(); }
   void* found(int rank) { return const_cast<void*>(sources_.data()[rank]); }
 

@@ -4,34 +4,34 @@
 
 #include "collectives/node/node_rounds.h"
 
-// The algorithms of ranks that share memory, each told in the file that has its name.
+// The algorithms for ranks that share memory, each explained in the file of the same name.
 
 namespace ours::node {
 
-/// Every rank reduces all of the array: for one that fits into a stage. node_reduce_whole.cpp
+/// Every rank reduces the whole array, which must fit into a stage. node_reduce_whole.cpp
 void reduce_whole(NodeRounds& rounds, const Running& run, const Reducing& job);
 
 /// Every rank reduces a slice of each chunk, or of the buffers where they lie. node_reduce_direct.cpp
 void reduce_direct(NodeRounds& rounds, const Running& run, const Reducing& job);
 
-/// After all ranks have published where in the heap their data lies: reduces it there. node_reduce_in_heap.cpp
+/// Reduces data in the heap, after all ranks have published where it lies there. node_reduce_in_heap.cpp
 void reduce_in_heap(NodeRounds& rounds, const Running& run, const Reducing& job);
 
 /// node_reduce_scatter.cpp
 void reduce_scatter(NodeRounds& rounds, const Running& run, const Scattering& job);
 
-/// All that moves data unchanged. node_exchange.cpp
+/// Implements all collectives that move data unchanged. node_exchange.cpp
 void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan);
 
-/// After a synchronisation with which all ranks published the sizes of their plans: throws MismatchError unless they
-/// agree; returns the bytes of the longest message.
+/// Called after a synchronisation with which all ranks published the sizes of their plans: throws MismatchError
+/// unless they agree; returns the bytes of the longest message.
 size_t check_published_sizes(const NodeRounds& rounds, const CallRecord& record);
 
 /// The `number`-th monitored barrier of the session. node_monitored_barrier.cpp
 void monitored_barrier(NodeSession& session, const Call& call, uint32_t number, bool wait_all_ranks);
 
-/// What leaves the cache before it is read again is copied around it, unless it is so short that the fence behind that
-/// would cost more. `total`: bytes of all that the operation copies in this way.
+/// Copies data that leaves the cache before it is read again around the cache, unless it is so short that the fence
+/// afterwards would cost more. `total`: bytes that the operation copies in this way altogether.
 void copy_result(void* to, const void* from, size_t bytes, size_t total);
 
 }  // namespace ours::node

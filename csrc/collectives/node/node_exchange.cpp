@@ -4,12 +4,13 @@
 #include "collectives/node/node_algorithms.h"
 #include "common/partition.h"
 
-// Everything that moves data unchanged: each rank has bytes for some ranks, either the same for all of them (its stage
-// is one window, read by many) or different ones (its stage is divided into a window for each destination). In round k
-// the windows carry piece k; all write, synchronise, and read. What a rank sends to itself is copied directly.
+// All collectives that move data unchanged: each rank has bytes for some ranks, either the same for all of them (its
+// stage is one window, read by many) or different ones (its stage is divided into a window for each destination). In
+// round k the windows carry piece k; all ranks write, synchronise, and read. What a rank sends to itself is copied
+// directly.
 //
-// The first round also publishes how many bytes each rank sends to, and expects of, each. All ranks compare all of it,
-// so that a disagreement of any two is found by everyone before a byte of a result is written.
+// The first round also publishes how many bytes each rank sends to each other rank and expects from it. All ranks
+// compare all of it, so that every rank finds a disagreement of any two before a byte of a result is written.
 
 namespace ours::node {
 
@@ -46,7 +47,7 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
     }
   };
   const auto drain = [&](size_t k) {
-    // Beginning with the next rank: not all read the same stage at the same time.
+    // Each begins with the next rank, so that they do not all read the same stage at once.
     for (size_t i = 1; i < ranks; ++i) {
       const size_t s = (me + i) % ranks;
       const Slice piece = piece_of(plan.received(s), window, k);

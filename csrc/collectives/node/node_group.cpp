@@ -7,7 +7,7 @@ namespace ours {
 
 namespace {
 
-/// As the node's leader has it: OURS_SMALL_BYTES, or the table.
+/// The choice that the node's leader has made: by OURS_SMALL_BYTES, or by the table.
 Selection::BySize reductions_of(const NodeSession& session) {
   const uint64_t small = session.header().small_bytes;
   const std::string own = "node_reduce bytes<=" + std::to_string(small) + " whole;node_reduce direct";
@@ -37,7 +37,7 @@ void NodeGroup::guarded(const Running& /*run*/, const std::function<void()>& bod
 void NodeGroup::do_reduce(const Running& run, const Reducing& job) {
   rounds_.reserve();
   const size_t bytes = job.in.count() * size_of(run.call.dtype);
-  // More than a stage holds takes several rounds, whatever the table says.
+  // An array that does not fit into a stage takes several rounds, whatever the table says.
   if (bytes <= rounds_.chunk_bytes() && reductions_.choose(bytes) == Algorithm::Whole) {
     node::reduce_whole(rounds_, run, job);
   } else {
@@ -61,8 +61,8 @@ void NodeGroup::monitored_barrier(const Call& call, bool wait_all_ranks) {
 
 std::shared_ptr<void> NodeGroup::allocate(size_t bytes) {
   const std::shared_ptr<NodeHeap> heap = session_->heap();
-  // A forked child has a copy of the books over the same memory: what it took, the parent would give out again.
-  // After a failure, a peer that has not noticed yet may still write to what was reduced, and has since been freed.
+  // A forked child has a copy of the books over the same memory: the parent would give out again what the child took.
+  // After a failure, a peer that has not noticed it yet may still write to reduced memory that has since been freed.
   if (!heap || session_->in_child() || session_->failure().failed()) return nullptr;
   return {heap->allocate(bytes), [heap](void* data) { heap->free(static_cast<std::byte*>(data)); }};
 }

@@ -12,7 +12,7 @@
 
 namespace ours {
 
-/// Collectives of ranks that share memory: the algorithms of node_algorithms.h, over the rounds that they share.
+/// Collectives of ranks that share memory: the algorithms of node_algorithms.h, over common rounds.
 class NodeGroup final : public Group {
  public:
   explicit NodeGroup(std::shared_ptr<NodeSession> session, Setting write_around = options().write_around);
@@ -30,7 +30,7 @@ class NodeGroup final : public Group {
   void leave() noexcept override { session_->leave(); }
   std::string failure() const override { return session_->failure().message(); }
 
-  /// For operations of a larger group that go on within the node between two of their own synchronisations. They and
+  /// For operations of a larger group that work within the node between two of their own synchronisations. They and
   /// the operations of this group must come in the same order on all ranks.
   NodeRounds& rounds() { return rounds_; }
 

@@ -22,7 +22,7 @@ void NodeMessages::check_can_complete(const Message& message) {
   int last = -1;
   for (int r = 0; r < size(); ++r) {
     if (r == session_->rank() || (message.peer != r && message.peer != kAnySource)) continue;
-    // What it sent before it ended may still be on its way to us.
+    // What the peer sent before it ended may still be on its way to us.
     if (session_->absence(r) == nullptr || (message.op != Op::Send && queue_.has_input(r))) continue;
     last = r;
     if (message.peer == r || session_->block(r).state.load() != kLeft) {

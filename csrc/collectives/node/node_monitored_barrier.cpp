@@ -1,9 +1,9 @@
 #include "collectives/node/node_algorithms.h"
 #include "common/error.h"
 
-// monitored_barrier has a counter of its own: a rank that hangs in a collective must be found missing here, not be
-// taken for one that called something else. Rank 0 waits for all and judges; the others wait for its verdict. Programs
-// match the texts of these errors, so they keep the words that torch.distributed's users know.
+// monitored_barrier has a counter of its own: a rank that hangs in a collective must be reported missing here, and
+// not as one that called something else. Rank 0 waits for all and judges; the others wait for its verdict. Programs
+// match the texts of these errors, so they keep the words of torch.distributed.
 
 namespace ours::node {
 
@@ -68,7 +68,7 @@ void monitored_barrier(NodeSession& session, const Call& call, uint32_t number, 
   const std::string message = (wait_all_ranks ? "Ranks " : "Rank ") + missing + " failed to pass monitoredBarrier" +
                               within + details + (wait_all_ranks ? "" : "; later ranks were not waited for");
   session.failure().fail(FailureKind::Timeout, message);
-  // Not the group's failure: ranks that waited as long as this one may have recorded theirs first.
+  // This is not the group's failure: ranks that waited as long as this one may have recorded theirs first.
   throw TimeoutError(message);
 }
 

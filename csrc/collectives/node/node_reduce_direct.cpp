@@ -4,20 +4,22 @@
 #include "common/partition.h"
 
 // all_reduce and reduce of large arrays, in chunks through a pipeline of three steps that share one round, so that n
-// chunks cost n + 1 synchronisations. In round k a rank reduces its slice of chunk k (read from the stages), copies the
-// reduced chunk k - 1 out of the ranks' results, and copies chunk k + 1 into its stage. This is a reduce-scatter
-// followed by an all-gather (Rabenseifner 2004), with shared memory in the place of messages; stages and results stay
-// in the cache. A rank's own slice is read where it lies and never staged.
+// chunks cost n + 1 synchronisations. In round k a rank reduces its slice of chunk k (read from the stages), copies
+// the reduced chunk k - 1 out of the ranks' results, and copies chunk k + 1 into its stage. This is a reduce-scatter
+// followed by an all-gather (Rabenseifner 2004), with shared memory in place of messages; stages and results stay in
+// the cache. A rank's own slice is read where it lies and never staged.
 //
-// Arrays that lie in the heap on all ranks need no stages: node_reduce_in_heap.cpp. The first synchronisation tells.
+// Arrays that lie in the heap on all ranks need no stages (node_reduce_in_heap.cpp); the first synchronisation shows
+// whether they do.
 //
-// Each element is reduced in the order of ranks whatever the size of array and chunk, so the bits are always the same.
+// Each element is reduced in the order of ranks whatever the size of array and chunk, so the bits are always the
+// same.
 
 namespace ours::node {
 
 namespace {
 
-/// The steps of the pipeline, of chunk k each.
+/// The steps of the pipeline, each for one chunk k.
 class Chunks {
  public:
   Chunks(NodeRounds& rounds, const Reducing& job, DType dtype)
@@ -65,7 +67,7 @@ class Chunks {
 
  private:
   Slice chunk(size_t k) const { return piece_of(job_.in.count(), per_chunk_, k); }
-  /// What a rank reduces of a chunk.
+  /// The part of a chunk that rank r reduces.
   Slice slice_of_rank(const Slice& all, int r) const {
     const Slice part = slice_of(all.size(), rounds_.size(), r, kCacheLine / element_);
     return {all.begin + part.begin, all.begin + part.end};
@@ -108,7 +110,7 @@ void reduce_direct(NodeRounds& rounds, const Running& run, const Reducing& job) 
   if (in_heap == rounds.size()) return reduce_in_heap(rounds, run, job);
   rounds.places().forget();
   if (in_heap > 0) {
-    // Some hoped that theirs could stay where it is.
+    // Some ranks' data lies in the heap, but not all ranks'.
     chunks.copy_in(0);
     rounds.sync(run);
   }

@@ -6,18 +6,20 @@
 // all_reduce of data that lies in the heap on all ranks, in one piece or in several.
 //
 // Nothing is copied: the rank that reduces a share of the elements reads it from all ranks' buffers and writes the
-// result back to all of them. Every byte is read once and written once, and there are two synchronisations: all buffers
-// are ready; all results are written. Since any rank can reduce any share, shares go to the next rank that asks. Where
-// ranks outnumber cores, those that run do the work of those that wait for a core (self-scheduling: Tang and Yew 1986).
+// result back to all of them. Every byte is read once and written once, and there are two synchronisations: all
+// buffers are ready; all results are written. Since any rank can reduce any share, shares go to the next rank that
+// asks. If ranks outnumber cores, the running ranks do the work of those that wait for a core (self-scheduling: Tang
+// and Yew 1986).
 
 namespace ours::node {
 
 namespace {
 
-/// Of each rank's buffer: enough that taking one costs nothing, and little enough that none is waited for.
+/// The part of each rank's buffer that makes a share: large enough that taking one costs nothing, and small enough
+/// that ranks do not wait for the last one.
 constexpr size_t kShareBytes = 128 * 1024;
 
-/// What a rank has just read of all buffers is still in its cache when it writes.
+/// So small that what a rank has just read of all buffers is still in its cache when it writes.
 constexpr size_t kPieceBytes = 32 * 1024;
 
 }  // namespace
@@ -42,7 +44,7 @@ void reduce_in_heap(NodeRounds& rounds, const Running& run, const Reducing& job)
     const Slice share = piece_of(job.in.count(), kShareBytes / element, taken.fetch_add(1, std::memory_order_relaxed));
     if (share.empty()) break;
     for (size_t at = share.begin; at < share.end;) {
-      // The buffers of peers that have given up are theirs again.
+      // Peers that have given up use their buffers again, so these must not be written.
       rounds.session().failure().check();
       at += reduce_some(at, share.end);
     }

@@ -10,7 +10,7 @@
 namespace ours::node {
 
 void reduce_scatter(NodeRounds& rounds, const Running& asked, const Scattering& job) {
-  // The sizes of all parts must agree, not only their sum, and in shared memory a record has no place for both.
+  // The sizes of all parts must agree, not only their sum. A record has no place for both in shared memory.
   CallRecord record = asked.record;
   if (asked.fingerprint != 0) record.count = asked.fingerprint;
   const Running run{asked.call, record};

@@ -1,9 +1,9 @@
 #include "collectives/node/node_algorithms.h"
 
-// all_reduce and reduce of small arrays: every rank writes its input into its stage, one synchronisation, and every
-// rank reduces all stages for itself. That is as many times the arithmetic of a divided reduction as there are ranks,
-// but half its synchronisations, which is what counts here. The smallest arrays do without the stage: they lie beside
-// the counter that the synchronisation polls.
+// all_reduce and reduce of small arrays: every rank writes its input into its stage, all synchronise once, and every
+// rank reduces all stages for itself. With P ranks that is P times the arithmetic of a divided reduction, but half
+// its synchronisations, which is what counts here. The smallest arrays need no stage: they lie beside the counter
+// that the synchronisation polls.
 
 namespace ours::node {
 

@@ -37,7 +37,7 @@ void NodeRounds::check_records(const CallRecord& mine) {
 
 void NodeRounds::throw_mismatch(const CallRecord& mine) {
   const auto record_of_rank = [&](int r) { return session_->block(r).arrival[barrier_.parity()].record; };
-  // A rank that has refused a call goes on to the next, while the others are still at this one.
+  // A rank that has refused a call goes on to the next one, while the others are still at this one.
   uint64_t first = mine.seq;
   for (int r = 0; r < size(); ++r) {
     const uint64_t number = record_of_rank(r).seq;

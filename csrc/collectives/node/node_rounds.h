@@ -16,10 +16,10 @@
 
 namespace ours {
 
-/// What operations of ranks that share memory consist of. In each round a rank writes into places of its own,
-/// synchronises, and reads what its peers wrote. Every place exists twice, used by turns: next_x() is where to write
-/// what the next synchronisation publishes, x_of(r) where rank r wrote what the last one published. So a rank may write
-/// the next chunk while it still reads this one, and a round costs one synchronisation.
+/// The rounds of which operations of ranks that share memory consist. In each round a rank writes into places of its
+/// own, synchronises, and reads what its peers wrote. Every place exists twice, used in turn: next_x() is where to
+/// write what the next synchronisation publishes, and x_of(r) is where rank r wrote what the last one published. So a
+/// rank may write the next chunk while it still reads this one, and a round costs one synchronisation.
 class NodeRounds {
  public:
   NodeRounds(std::shared_ptr<NodeSession> session, Setting write_around);
@@ -28,45 +28,45 @@ class NodeRounds {
   int size() const { return session_->size(); }
   NodeSession& session() const { return *session_; }
 
-  /// The first synchronisation of an operation, with which the ranks show what they called: throws MismatchError, the
-  /// same on all of them, unless it is the same.
+  /// The first synchronisation of an operation, with which the ranks show what they called. If that differs, throws
+  /// the same MismatchError on all of them.
   void open(const Running& run);
   /// A later one.
   void sync(const Running& run);
 
-  /// For kLineBytes, in the cache lines that a synchronisation reads anyway.
+  /// A place of kLineBytes, in the cache lines that a synchronisation reads anyway.
   static constexpr size_t kLineBytes = sizeof(Arrival::data);
   std::byte* next_line() { return session_->self().arrival[barrier_.next_parity()].data; }
   const std::byte* line_of(int r) const { return session_->block(r).arrival[barrier_.parity()].data; }
 
-  /// For chunk_bytes().
+  /// A place of chunk_bytes().
   std::byte* next_stage() { return stage(rank(), barrier_.next_parity()); }
   const std::byte* stage_of(int r) const { return stage(r, barrier_.parity()); }
   size_t chunk_bytes() const { return session_->layout().chunk_bytes; }
 
-  /// For a rank's share of a chunk that was reduced.
+  /// A place for a rank's reduced share of a chunk.
   std::byte* next_result() { return result(rank(), barrier_.next_parity()); }
   const std::byte* result_of(int r) const { return result(r, barrier_.parity()); }
-  /// Of a rank, one of NodeLayout::kResults, for an algorithm that uses more than two by turns.
+  /// One of the NodeLayout::kResults results of rank r, for an algorithm that uses more than two in turn.
   std::byte* result(int r, size_t number) const {
     return session_->at<std::byte>(session_->layout().result(static_cast<size_t>(r), number));
   }
 
-  /// For the sizes that an ExchangePlan writes.
+  /// A place for the sizes that an ExchangePlan writes.
   uint64_t* next_sizes() { return sizes(rank(), barrier_.next_parity()); }
   const uint64_t* sizes_of(int r) const { return sizes(r, barrier_.parity()); }
 
-  /// Takes the memory of this rank's stages, and of so many of its results, before their first use.
+  /// Takes the memory of this rank's stages, and of that many of its results, before their first use.
   void reserve(size_t results = 2) {
     if (results > reserved_) reserve_more(results);
   }
 
-  /// Notes that an operation uses a buffer of the caller's: large ones that come again and again are moved onto huge
-  /// pages. Those of the heap are there already.
+  /// Notes that an operation uses a buffer of the caller's: large ones that are used again and again are moved onto
+  /// huge pages. Those of the heap are there already.
   void note_use(const void* data, size_t bytes);
   void note_use(const Pieces& data, size_t element);
 
-  /// Copies into what peers read next.
+  /// Copies into memory that peers read next.
   SharedWrite& write() { return write_; }
   void copy(const Pieces& from, const Slice& elements, std::byte* to, size_t element);
 

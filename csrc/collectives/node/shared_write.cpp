@@ -9,11 +9,11 @@ namespace ours {
 
 namespace {
 
-/// One piece the other way in this time: it may cost six times as much.
+/// One piece goes the way that is not in use once in this time: it may cost six times as much.
 constexpr std::chrono::milliseconds kTryEvery{5};
 
-/// To go around the cache has to be that much faster. Between caches it is by three and more; under one it is slower,
-/// or faster by a few per cent at the cost of the readers, who find the data in memory only.
+/// How much faster the way around the cache must be. Between caches it is three times as fast and more. Under one
+/// cache it is slower, or a few per cent faster at the cost of the readers, which find the data in memory only.
 constexpr double kWorthIt = 2.0;
 
 }  // namespace
@@ -50,7 +50,7 @@ void SharedWrite::begin() {
 
 void SharedWrite::copy(void* to, const void* from, size_t bytes) {
   if (bytes < WriteTimes::kTimedBytes) {
-    // Too short to tell anything, and for the fence that ends non-temporal stores to be worth it.
+    // Too short to tell anything, and not worth the fence that ends non-temporal stores.
     if (bytes != 0) std::memcpy(to, from, bytes);
     return;
   }

@@ -8,23 +8,23 @@
 
 namespace ours {
 
-/// One rank's measurements of two ways to write what its peers read next: through the cache, or around it (non-temporal
-/// stores). The way in use is timed whenever it is used, the other one now and then.
+/// One rank's measurements of two ways to write what its peers read next: through the cache, or around it
+/// (non-temporal stores). The way in use is timed whenever it is used, the other one now and then.
 class WriteTimes {
  public:
-  /// Whether the next piece goes around the cache, where `around` is the way in use.
+  /// Whether the next piece goes around the cache, if `around` is the way in use.
   bool next(bool around, Clock::time_point now);
 
-  /// What that piece cost. Only pieces of kTimedBytes or more tell anything.
+  /// Records what that piece cost. Only pieces of kTimedBytes or more tell anything.
   void took(size_t bytes, Clock::duration time);
 
-  /// Whether this rank would have all go around the cache.
+  /// Whether this rank wants all ranks to go around the cache.
   bool around_is_faster() const { return around_is_faster_; }
 
   static constexpr size_t kTimedBytes = 32 * 1024;
 
  private:
-  /// Of the last pieces the cheapest counts, as others were perhaps interrupted.
+  /// The cheapest of the last pieces counts, since others may have been interrupted.
   static constexpr size_t kKept = 4;
 
   bool around_ = false;  ///< the way in use
@@ -37,21 +37,21 @@ class WriteTimes {
 
 /// Writes into memory that peers read next, in the way that suits all ranks of a node.
 ///
-/// While they are under one last-level cache, lines that stay in it are the faster ones. Where their cores have several
-/// (a second socket, another core complex of one chip, or the virtual core that has just been moved there), each line
-/// has to be fetched or taken back from the other cache, at a third of the speed or less; then it is faster to go
-/// through memory. Virtual machines do not tell which is the case and it changes as they run, so it is measured. Some
-/// ranks may see nothing of what their writes cost others: all go around the cache where one of them says so.
+/// If all ranks share one last-level cache, it is faster to let the lines stay in it. If their cores have several
+/// such caches (a second socket, another core complex of one chip, or a virtual core that has just been moved), each
+/// line has to be fetched or taken back from the other cache, at a third of the speed or less; then it is faster to
+/// go through memory. Virtual machines do not tell which is the case, and it changes as they run, so it is measured.
+/// Some ranks may not see what their writes cost others, so all go around the cache if one of them says so.
 class SharedWrite {
  public:
   SharedWrite(NodeSession& session, Setting around);
 
-  /// Looks what the peers say: at the beginning of a collective.
+  /// Reads what the peers say, at the beginning of a collective.
   void begin();
 
   void copy(void* to, const void* from, size_t bytes);
 
-  /// For writes by other means: whether to go around the cache.
+  /// Whether to go around the cache, for writes by other means.
   bool around() const { return around_; }
 
  private:

@@ -12,19 +12,19 @@ namespace ours {
 /// Manber 1988, "Two algorithms for barrier synchronization"). Each checks that the others' calls are its own.
 class Dissemination {
  public:
-  /// Rounds are numbered from `first`, so that a call may have several.
+  /// Rounds are numbered from `first`, so that a call may have several disseminations.
   Dissemination(TcpCall& tcp, int rank, int size, uint32_t first = 0)
       : tcp_(tcp), place_(rank), size_(size), first_(first) {
     begin_round();
   }
 
-  /// Among some ranks only: this one is members[place].
+  /// Only some ranks take part; this one is members[place].
   Dissemination(TcpCall& tcp, const std::vector<int>& members, int place, uint32_t first = 0)
       : tcp_(tcp), members_(&members), place_(place), size_(static_cast<int>(members.size())), first_(first) {
     begin_round();
   }
 
-  /// Goes on as far as possible now; true once all have been heard from.
+  /// Goes on as far as possible without waiting; returns true once all have been heard from.
   bool advance() {
     while (distance_ < size_ && tcp_.agreed(first_ + round_, rank_at(place_ - distance_ + size_))) {
       ++round_;

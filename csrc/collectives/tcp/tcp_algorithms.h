@@ -7,7 +7,7 @@
 #include "collectives/select.h"
 #include "collectives/tcp/tcp_run.h"
 
-// The algorithms of ranks that only share a network, each told in the file that has its name.
+// The algorithms for ranks that only share a network, each explained in the file of the same name.
 
 namespace ours::tcp {
 
@@ -26,10 +26,10 @@ struct Array {
   size_t bytes() const { return count * size_of(dtype); }
 };
 
-/// Of small arrays, every rank reduces all. tcp_reduce_direct.cpp
+/// Every rank reduces the whole of a small array. tcp_reduce_direct.cpp
 void reduce_whole(TcpRun& run, const Array& array);
 
-/// An array in as many slices as there are ranks, each of which one rank reduces.
+/// An array in as many slices as there are ranks; each rank reduces one of them.
 struct Slices {
   DType dtype;
   Reduction reduction;
@@ -39,16 +39,16 @@ struct Slices {
   std::vector<int> readers;              ///< which ranks want all slices
 };
 
-/// By messages between all ranks. tcp_reduce_direct.cpp
+/// Uses messages between all ranks. tcp_reduce_direct.cpp
 void reduce_direct(TcpRun& run, const Slices& job);
-/// By messages between neighbours. tcp_reduce_ring.cpp
+/// Uses messages between neighbours only. tcp_reduce_ring.cpp
 void reduce_ring(TcpRun& run, const Slices& job);
 
 /// tcp_broadcast.cpp
 void broadcast(TcpRun& run, const ExchangePlan& plan);
 /// Around a ring. tcp_all_gather.cpp
 void all_gather(TcpRun& run, const ExchangePlan& plan);
-/// By messages between all ranks: all that moves data unchanged. tcp_exchange.cpp
+/// Implements all collectives that move data unchanged, by messages between all ranks. tcp_exchange.cpp
 void exchange(TcpRun& run, const ExchangePlan& plan);
 
 /// The `number`-th monitored barrier of the mesh. tcp_monitored_barrier.cpp

@@ -4,9 +4,9 @@
 #include "collectives/tcp/dissemination.h"
 #include "collectives/tcp/tcp_algorithms.h"
 
-// all_gather among many ranks, around a ring as that of tcp_reduce_ring.cpp: in step t, rank r gets the block of rank
-// r - 1 - t from rank r - 1, and sends it on in the next. The sizes that a rank expects are compared with its
-// neighbour's before, and then all confirm that they agree.
+// all_gather among many ranks, around a ring like that of tcp_reduce_ring.cpp: in step t, rank r gets the block of
+// rank r - 1 - t from rank r - 1, and sends it on in the next step. Before that, each rank compares the sizes it
+// expects with its neighbour's, and then all confirm that they agree.
 
 namespace ours::tcp {
 
@@ -24,7 +24,7 @@ void all_gather(TcpRun& run, const ExchangePlan& plan) {
   const int before = static_cast<int>((me + ranks - 1) % ranks);
   const size_t chunk = run.plan.chunk_bytes;
 
-  // If any two ranks expect other sizes, so do two neighbours.
+  // If any two ranks expect different sizes, so do two neighbours.
   std::vector<uint64_t> sizes, theirs(ranks);
   for (size_t r = 0; r < ranks; ++r) sizes.push_back(plan.received(r));
   if (ranks > 1) {

@@ -3,13 +3,13 @@
 #include "collectives/tcp/dissemination.h"
 #include "collectives/tcp/tcp_algorithms.h"
 
-// broadcast: along a chain that begins at the root, where the message has as many parts as the chain has links: each
+// broadcast goes along a chain that begins at the root if the message has as many parts as the chain has links: each
 // rank sends a part on while the next one arrives, so that every link carries the message once and all at the same
-// time. Shorter messages go down a binomial tree, which is log2(P) links deep: rank v, counted from the root, gets them
-// from v without its highest bit.
+// time. Shorter messages go down a binomial tree, which is log2(P) links deep: rank v, counted from the root, gets
+// them from the rank whose number is v without its highest bit.
 //
 // The data begins to move at once, but is taken in only after a dissemination has shown that all ranks made the same
-// call: it runs beside the data and is rarely the longer of the two.
+// call. The dissemination runs beside the data and rarely takes longer.
 
 namespace ours::tcp {
 

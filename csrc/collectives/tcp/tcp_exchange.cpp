@@ -5,20 +5,20 @@
 #include "collectives/tcp/tcp_algorithms.h"
 #include "common/partition.h"
 
-// What moves data unchanged between pairs of ranks: gather, scatter, all_to_all, and all_gather among few ranks. Every
-// rank sends at once to all that it has something for, beginning with the next rank, so that not all send to the same
-// one. Each message goes directly from its owner to its reader: no byte travels twice.
+// The collectives that move data unchanged between pairs of ranks: gather, scatter, all_to_all, and all_gather among
+// few ranks. Every rank sends at once to all that it has something for, beginning with the next rank, so that they do
+// not all send to the same one. Each message goes directly from its owner to its reader: no byte travels twice.
 //
-// How much a rank gets from another must be what that one sends, and if it is not, no rank may have written anything.
-// So a rank first looks at the headers of all that come to it, leaving the data where it is, then all confirm by a
-// dissemination that they found what they expected, and then the data is read. Where every rank sees every other's
-// header, and all say that they send and expect one and the same size everywhere, there is nothing to confirm.
+// A rank must get from another exactly as much as it expects; if any does not, no rank may have written anything. So
+// a rank first looks at the headers of all messages that come to it, leaving the data where it is. Then all confirm
+// by a dissemination that they found what they expected, and only then is the data read. If every rank sees every
+// other's header, and all say that they send and expect the same size everywhere, there is nothing to confirm.
 
 namespace ours::tcp {
 
 namespace {
 
-/// The sender sends and expects as much as this message is long, from and to all.
+/// The sender sends to all ranks, and expects from all, as much as this message is long.
 constexpr uint8_t kUniform = 1;
 /// The round in which ranks say that they have begun, before those in which they confirm.
 constexpr uint32_t kBegun = 0;
@@ -45,7 +45,7 @@ void exchange(TcpRun& run, const ExchangePlan& plan) {
     if (const auto& span = plan.sends[to]) {
       const void* data = span->data;
       if (plan.overlaps(to)) {
-        // What comes from that rank goes where this lies, and may come before this has gone.
+        // What comes from that rank goes to the same memory, and may arrive before this has been sent.
         copies.emplace_back(static_cast<const std::byte*>(data), static_cast<const std::byte*>(data) + span->bytes);
         data = copies.back().data();
       }

@@ -8,7 +8,7 @@ namespace ours {
 
 namespace {
 
-/// The signature of a call holds its record, without what the compiler puts between the fields.
+/// The form in which a call's signature holds its record: without the compiler's padding between the fields.
 struct Packed {
   uint64_t seq;
   uint64_t count;

@@ -6,7 +6,8 @@
 
 namespace ours {
 
-/// What a call over TCP has to know of an operation: what its peers compare it with, and how to say that they differ.
+/// What a call over TCP has to know of an operation: the data that its peers compare, and how to describe a
+/// difference.
 TcpCall::Facts facts_of(TcpMesh& mesh, const Running& run);
 
 }  // namespace ours

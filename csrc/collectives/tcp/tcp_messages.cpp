@@ -9,7 +9,7 @@ namespace ours {
 
 namespace {
 
-/// The part of a message's header that a frame has no field for.
+/// The parts of a message's header for which a frame has no field.
 struct Label {
   int32_t tag;
   uint32_t dtype;
@@ -51,7 +51,7 @@ TcpMessages::TcpMessages(std::shared_ptr<TcpMesh> mesh, const std::shared_ptr<Tc
 void TcpMessages::reach(const Message& message) {
   if (message.peer == kAnySource || message.peer == mesh_->rank()) return;
   TcpMesh::Lock lock = mesh_->lock();
-  // A receiver connects, too, and so learns that the other one is gone.
+  // The receiver connects, too, and so learns when the sender is gone.
   endpoint_.reach(lock, message.peer, Deadline::after(message.limit->timeout()), [&] { return message.describe(); });
 }
 
@@ -81,7 +81,7 @@ bool TcpMessages::progress(Messages& ended) {
   if (mesh_->failure().failed() || mesh_->has_left()) return moved;
   moved = endpoint_.progress() || moved;
   moved = collect_sent(ended) || moved;
-  // By index: others may be met meanwhile.
+  // By index, since the list may grow meanwhile.
   for (size_t i = 0; i < connections_.met().size(); ++i) moved = pull(connections_.met()[i]) || moved;
   return inbox_.collect(ended) || moved;
 }
@@ -149,17 +149,17 @@ Messages TcpMessages::posted() const {
 const char* TcpMessages::absence(int rank, bool sending) const {
   const char* const why = connections_.absence(rank);
   if (why == nullptr || sending || !connections_.left(rank)) return why;
-  // What it sent before it left may still be on its way.
+  // What the peer sent before it left may still be on its way.
   const TcpStream& data = connections_.data(rank, 0);
   return data.is_open() && (!data.ended() || data.early() != nullptr) ? nullptr : why;
 }
 
 void TcpMessages::check_can_complete(const Message& message) {
-  // Peers that never sent a message are heard on the connections of collectives.
+  // A peer that never sent a message is heard on the connections of collectives.
   if (const auto calls = calls_.lock()) calls->look();
   const TcpMesh::Lock lock = mesh_->lock();
   if (failed()) return;
-  // The mesh would take it for a failure that these are not sent. They do not matter until somebody waits for one.
+  // The mesh would treat unsent messages as a failure. They do not matter until one of them is waited for.
   for (const int rank : connections_.met()) {
     TcpStream& data = connections_.data(rank, 0);
     if (connections_.left(rank) && data.has_sends() && !inbox_.is_arriving(rank)) data.forget();
@@ -203,7 +203,7 @@ bool TcpMessages::rest(const std::function<bool()>& ready) {
 }
 
 bool TcpMessages::watch_connections(const std::function<bool()>& ready) {
-  // ready() may take the lock under which others wait for the mesh's.
+  // ready() may take the lock under which other threads wait for the mesh's.
   for (Awake awake(tcp_wait_policy());;) {
     const uint32_t before = heard();
     if (ready()) return false;
@@ -214,7 +214,7 @@ bool TcpMessages::watch_connections(const std::function<bool()>& ready) {
     }
     if (awake.moment([] { return false; })) continue;
     TcpMesh::Lock lock = mesh_->lock();
-    // A thread that rings or fails from here on writes to what the sleep watches.
+    // A thread that rings or fails from here on writes to the word that the sleep watches.
     if (heard() != before || failed()) return false;
     const auto began = Clock::now();
     endpoint_.sleep(lock, kLookAround);

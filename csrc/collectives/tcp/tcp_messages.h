@@ -16,11 +16,11 @@ namespace ours {
 
 /// Messages over TCP. They have a mesh of their own, so that they and collectives need not wait for each other.
 ///
-/// A message is one frame on its peer's data stream. It is sent whether or not there is a receive for it. Until the
-/// inbox takes it in, the receiver's system keeps some of it and then holds the sender back.
+/// A message is one frame on its peer's data stream, sent whether or not there is a receive for it. Until the inbox
+/// takes it in, the receiver's system buffers some of it and then holds the sender back.
 class TcpMessages final : public MessageCarrier {
  public:
-  /// `calls` is the mesh of the group's collectives, which hears of peers that this one is not connected to.
+  /// `calls` is the mesh of the group's collectives, which learns of peers that this mesh is not connected to.
   TcpMessages(std::shared_ptr<TcpMesh> mesh, const std::shared_ptr<TcpMesh>& calls);
   ~TcpMessages() override { mesh_->leave(); }
   TcpMessages(const TcpMessages&) = delete;
@@ -60,7 +60,7 @@ class TcpMessages final : public MessageCarrier {
   bool pull(int from);
   bool begin(int from);
   void send_to_self(const Message& message);
-  /// Why nothing can come from, or go to, that rank any more; null while it may.
+  /// The reason why nothing can come from that rank, or go to it, any more; null while it can.
   const char* absence(int rank, bool sending) const;
   bool watch_connections(const std::function<bool()>& ready);
 
@@ -68,11 +68,11 @@ class TcpMessages final : public MessageCarrier {
   TcpEndpoint& endpoint_;        // used with the lock of the mesh,
   TcpConnections& connections_;  // like its connections
   const std::weak_ptr<TcpMesh> calls_;
-  // Guarded by the lock of PostedMessages, except what the mesh writes: that by the mesh's.
-  std::vector<uint64_t> numbers_;  // of the last message to each rank
+  // Guarded by the lock of PostedMessages, except what the mesh writes, which its own lock guards.
+  std::vector<uint64_t> numbers_;  // the number of the last message to each rank
   std::list<Outgoing> sends_;
   Inbox inbox_;
-  std::vector<size_t> arrived_;  // by source: 1 once all of the message that is arriving is here
+  std::vector<size_t> arrived_;  // by source: 1 once the arriving message is complete
   SleepWord bell_{};
   std::atomic<bool> watched_{false};  // some thread sleeps on the connections
 };

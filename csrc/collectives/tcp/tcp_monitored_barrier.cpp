@@ -2,9 +2,9 @@
 #include "common/error.h"
 #include "transport/tcp/tcp_monitor.h"
 
-// monitored_barrier is independent of the numbers of the other calls: a rank that hangs in one of them must be found
-// missing here. All tell rank 0 that they have arrived, which waits for all and then tells them its verdict. Programs
-// match the texts of these errors, so they keep the words that torch.distributed's users know.
+// monitored_barrier is independent of the numbers of the other calls: a rank that hangs in one of them must be
+// reported missing here. All tell rank 0 that they have arrived; rank 0 waits for all and then tells them its
+// verdict. Programs match the texts of these errors, so they keep the words of torch.distributed.
 
 namespace ours::tcp {
 
@@ -46,7 +46,7 @@ void monitored_barrier(TcpMesh& mesh, const Call& call, uint64_t number, bool wa
   const std::string message = (wait_all_ranks ? "Ranks " : "Rank ") + missing + " failed to pass monitoredBarrier" +
                               within + details + (wait_all_ranks ? "" : "; later ranks were not waited for");
   mesh.fail(FailureKind::Timeout, message);
-  // Not the group's failure: ranks that waited as long as this one may have recorded theirs first.
+  // This is not the group's failure: ranks that waited as long as this one may have recorded theirs first.
   throw TimeoutError(message);
 }
 

@@ -6,11 +6,11 @@
 #include "collectives/tcp/tcp_algorithms.h"
 #include "common/partition.h"
 
-// Which algorithm reduces what is for the table of algorithms to say (select.h): among few ranks, every rank talks to
-// every other (tcp_reduce_direct.cpp); among many, small messages are reduced by recursive doubling (doubling.h) and
-// large ones around a ring.
+// The table of algorithms (select.h) says which algorithm reduces what: among few ranks, every rank talks to every
+// other (tcp_reduce_direct.cpp); among many, small messages are reduced by recursive doubling (doubling.h) and large
+// ones around a ring.
 //
-// Messages that lie in several places are packed into one before, and unpacked after.
+// Data that lies in several places is packed into one before, and unpacked afterwards.
 
 namespace ours::tcp {
 
@@ -61,7 +61,7 @@ void reduce_array(TcpRun& run, const Selection& selection, const Array& array, i
     case Algorithm::Direct:
       return reduce_direct(run, slices_of(run, array, root));
     case Algorithm::Ring:
-      // Around a ring every rank gets the whole result; those that do not want it drop it.
+      // A ring gives every rank the whole result; the ranks that do not want it drop it.
       if (stepped.out == nullptr) stepped.out = run.tcp.keep(array.bytes());
       return reduce_ring(run, slices_of(run, stepped, root));
   }
@@ -77,7 +77,7 @@ void reduce(TcpRun& run, const Selection& selection, const Reducing& job) {
     std::byte* const to = job.out == nullptr ? nullptr : job.out->whole();
     return reduce_array(run, selection, {dtype, job.reduction, job.in.whole(), to, count}, job.root);
   }
-  // Kept until nobody sends from it or receives into it any more, however the call ends.
+  // Kept until all sends from it and receives into it have ended, however the call ends.
   std::byte* const packed = run.tcp.keep(count * element);
   job.in.visit(0, count,
                [&](std::byte* data, size_t at, size_t n) { std::memcpy(packed + at * element, data, n * element); });

@@ -4,23 +4,23 @@
 #include "collectives/tcp/tcp_algorithms.h"
 #include "common/partition.h"
 
-// Reductions among few ranks, where every rank talks to every other.
+// Reductions among few ranks, in which every rank talks to every other.
 //
-// Small messages: every rank sends its whole input to every other, and reduces all of them for itself: one message's
-// time, and more arithmetic than needed.
+// Small messages: every rank sends its whole input to every other, and reduces all of them for itself. That takes one
+// message's time, and more arithmetic than needed.
 //
 // Large messages: a reduce-scatter and an all-gather (Rabenseifner 2004), both direct: rank r gets slice r of all
-// others' inputs, reduces it, and sends the result to all. Each rank sends 2 (P - 1) / P of the message, as around a
-// ring and as little as possible; but the partial sums of a ring, and their roundings, do not exist. Slices travel in
-// parts. While the last parts of the inputs are on their way, the first results are, too: the links stay busy in both
+// others' inputs, reduces it, and sends the result to all. Each rank sends 2 (P - 1) / P of the message, which is the
+// minimum, like a ring; but there are no partial sums as in a ring, and no roundings of them. Slices travel in parts.
+// While the last parts of the inputs are on their way, the first results are, too: the links stay busy in both
 // directions.
 //
 // Each element is reduced in the order of ranks, in one go: the bits are those of shared memory, whatever the size of
 // the message and wherever it is cut.
 //
-// Nothing is written before all ranks are known to have made the same call: rank r writes a part of slice r when all
-// ranks' parts are here, with their headers, and a part of another slice when its reducer, for which the same holds,
-// has sent it.
+// Nothing is written before all ranks are known to have made the same call. Rank r writes a part of slice r only when
+// all ranks' parts are here, with their headers. It writes a part of another slice only when the slice's reducer,
+// which follows the same rule, has sent it.
 
 namespace ours::tcp {
 
@@ -28,11 +28,11 @@ namespace {
 
 constexpr uint16_t kInputs = 0;
 constexpr uint16_t kResults = 1;
-/// Parts whose inputs may arrive at the same time: enough that none waits for the arithmetic,
+/// How many parts may have their inputs arriving at the same time: enough that none waits for the arithmetic,
 constexpr size_t kWindow = 8;
-/// but not more than this many bytes of them, so that they stay in the cache,
+/// but not more than this many bytes, so that they stay in the cache,
 constexpr size_t kWindowBytes = 4 * 1024 * 1024;
-/// and not less than two.
+/// and at least two.
 constexpr size_t kLeastWindow = 2;
 
 }  // namespace
@@ -42,7 +42,7 @@ void reduce_whole(TcpRun& run, const Array& array) {
   const auto me = static_cast<size_t>(run.rank);
   const size_t bytes = array.bytes();
   std::byte* const all = run.scratch.take(ranks * bytes);
-  // From a copy: the result may go where the input is before all of it is sent.
+  // Sent from a copy, since the result may overwrite the input before all of it is sent.
   if (bytes != 0) std::memcpy(all + me * bytes, array.in, bytes);
   size_t sent = 0;
   size_t received = 0;
@@ -73,7 +73,7 @@ void reduce_direct(TcpRun& run, const Slices& job) {
   const size_t window = std::clamp(kWindowBytes / (chunk * ranks), kLeastWindow, kWindow);
   const bool reads = std::find(job.readers.begin(), job.readers.end(), run.rank) != job.readers.end();
 
-  // Memory: the parts of the others' inputs, then the result where it goes to others only.
+  // Memory for the parts of the others' inputs, then for the result if it only goes to others.
   std::byte* const memory =
       run.scratch.take(window * (ranks - 1) * chunk + (job.outputs[me] == nullptr ? own_bytes : 0));
   std::byte* const result = job.outputs[me] != nullptr ? job.outputs[me] : memory + window * (ranks - 1) * chunk;
@@ -86,7 +86,7 @@ void reduce_direct(TcpRun& run, const Slices& job) {
   size_t posted = 0, reduced = 0;
   const auto bytes_of = [&](size_t r) { return job.counts[r] * element; };
 
-  // Beginning with the next rank: not all send to the same one at the same time.
+  // Each begins with the next rank, so that they do not all send to the same one at once.
   for (size_t i = 1; i < ranks; ++i) {
     const size_t to = (me + i) % ranks;
     run.tcp.send({static_cast<int>(to), kInputs, bytes_of(to)}, job.inputs[to], &sent);

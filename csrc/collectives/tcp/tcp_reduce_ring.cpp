@@ -4,18 +4,18 @@
 #include "collectives/tcp/tcp_algorithms.h"
 #include "common/partition.h"
 
-// Reductions among many ranks, where every rank talks to its two neighbours in a ring only (Patarasuk and Yuan 2009,
-// "Bandwidth optimal all-reduce algorithms for clusters of workstations"). With P ranks, the array falls into P slices.
-// In step t of the reduce-scatter, rank r sends slice r - 1 - t to rank r + 1, gets slice r - 2 - t from rank r - 1 and
-// adds its own input to it; after P - 1 steps it holds all of slice r. In step t of the all-gather it sends slice r - t
-// on and gets slice r - 1 - t. Each rank sends 2 (P - 1) / P of the array.
+// Reductions among many ranks, in which every rank talks only to its two neighbours in a ring (Patarasuk and Yuan
+// 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"). With P ranks, the array is cut into
+// P slices. In step t of the reduce-scatter, rank r sends slice r - 1 - t to rank r + 1, gets slice r - 2 - t from
+// rank r - 1 and adds its own input to it; after P - 1 steps it holds all of slice r. In step t of the all-gather it
+// sends slice r - t on and gets slice r - 1 - t. Each rank sends 2 (P - 1) / P of the array.
 //
 // Slices travel in parts, each of which is sent on as soon as it is reduced: receiving, reducing and sending overlap.
 //
-// Slice s is reduced in the order of ranks s + 1, s + 2, ..., s, wrapping around: all ranks and runs get the same bits,
-// but elements of different slices are added in different orders, so the bits depend on the size of the array. Partial
-// sums travel in the type of the call: a half type is rounded P - 1 times, which costs at most (P - 1) / 2 units in the
-// last place of the largest partial sum.
+// Slice s is reduced in the order of ranks s + 1, s + 2, ..., s, wrapping around. All ranks and runs get the same
+// bits, but elements of different slices are added in different orders, so the bits depend on the size of the array.
+// Partial sums travel in the type of the call: a half type is rounded P - 1 times, which costs at most (P - 1) / 2
+// units in the last place of the largest partial sum.
 //
 // Nothing is written before all ranks are known to have made the same call: a reduced slice has passed through all of
 // them, and each has compared its predecessor's headers.
@@ -38,7 +38,7 @@ Reduction last(const Reduction& reduction) {
   return result;
 }
 
-/// One part of what comes: in which step, and which part of that step's slice.
+/// One part of the incoming data: its step, and its number in that step's slice.
 struct Cursor {
   size_t step = 0;
   size_t part = 0;
@@ -61,7 +61,7 @@ void reduce_ring(TcpRun& run, const Slices& job) {
   const int before = static_cast<int>((me + ranks - 1) % ranks);
   const size_t gathering = job.outputs[next] == nullptr ? 0 : ranks - 1;  // steps of the all-gather
   const size_t steps = ranks - 1 + gathering;
-  // What is sent in step t; what is received in it is sent in the next.
+  // The slice sent in step t. What is received in step t is sent in the next.
   const auto slice_at = [&](size_t step) {
     return step < ranks - 1 ? (me + 2 * ranks - 1 - step) % ranks : (me + 2 * ranks - (step - (ranks - 1))) % ranks;
   };
@@ -83,7 +83,7 @@ void reduce_ring(TcpRun& run, const Slices& job) {
     }
   }
 
-  // Partial sums of a step lie in one of two buffers, and are sent from there in the next.
+  // Partial sums of a step lie in one of two buffers, and are sent from there in the next step.
   const size_t longest = *std::max_element(job.counts.begin(), job.counts.end()) * element;
   std::byte* const sums = run.scratch.take(2 * longest + 2 * chunk);
   const auto buffer = [&](size_t step) { return sums + (step % 2) * (longest + chunk); };
@@ -105,7 +105,7 @@ void reduce_ring(TcpRun& run, const Slices& job) {
       const size_t slice = slice_from(step);
       std::byte* to = nullptr;
       if (step < ranks - 1) {
-        // Free once what lay there two steps ago has been sent on.
+        // A buffer is free once the part that lay there two steps ago has been sent on.
         const bool free = step < 2 || part >= sent[step - 1].size() || sent[step - 1][part] == 1;
         if (!free) return;
         to = buffer(step) + part * chunk;

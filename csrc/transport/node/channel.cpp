@@ -5,9 +5,9 @@
 
 namespace ours {
 
-// Positions only grow. The writer alone stores `written`, the reader alone `read`, each with release after it has
-// copied; each side loads the other's with acquire before it copies. So bytes are read after they were written, and
-// overwritten after they were read.
+// Positions only grow. Only the writer stores `written` and only the reader stores `read`, each with release after it
+// has copied; each side loads the other's with acquire before it copies. So bytes are read after they were written,
+// and overwritten after they were read.
 
 Channel::Channel(NodeSession& session, int from, int to) : capacity_(session.layout().ring_bytes) {
   const size_t offset = session.layout().channel(static_cast<size_t>(from), static_cast<size_t>(to));

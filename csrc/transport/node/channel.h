@@ -7,8 +7,8 @@
 
 namespace ours {
 
-/// One end of the byte stream from one rank to another: a ring in shared memory with one writer and one reader, each of
-/// which is one thread at a time. Neither side ever waits.
+/// One end of the byte stream from one rank to another: a ring in shared memory with one writing and one reading
+/// thread at a time. Neither side ever waits.
 class Channel {
  public:
   Channel() = default;
@@ -27,7 +27,7 @@ class Channel {
   /// Drops up to `bytes` bytes; returns how many.
   size_t skip(size_t bytes);
 
-  /// Copies the next `bytes` bytes without taking them; all of them must be readable.
+  /// Copies the next `bytes` bytes without taking them out; all of them must be readable.
   void peek(void* data, size_t bytes) const;
 
  private:

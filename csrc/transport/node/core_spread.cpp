@@ -58,13 +58,13 @@ bool CoreSpread::settle(size_t parity) {
   int crowd = 0;
   for (int r = 0; r < session_.size(); ++r) {
     if (core_of(r, parity) != mine) continue;
-    if (r > session_.rank()) return false;  // that one moves, if any
+    if (r > session_.rank()) return false;  // if any rank moves, it is that one
     ++crowd;
   }
   if (crowd <= fair_) return false;
   const auto now = Clock::now();
   if (now < next_) return false;
-  // Whether or not there is a better place, the next look at the system is due only after a pause.
+  // Whether or not there is a better place, the system is asked again only after a pause.
   const bool undone = moved_ && now < next_ + 4 * pause_;
   pause_ = undone ? std::min<Clock::duration>(2 * pause_, kLongestPause) : Clock::duration(kShortestPause);
   next_ = now + pause_;

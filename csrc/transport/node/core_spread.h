@@ -7,28 +7,30 @@
 
 namespace ours {
 
-/// Which core rank `rank` should move to, given the cores that the ranks are on: the one of `allowed` with the fewest
-/// ranks, if that makes the busiest less busy. Of several ranks on a core only the last moves, so that all can decide
-/// without asking. -1: stay.
+/// The core that rank `rank` should move to, or -1 to stay, given the cores that the ranks are on: the one of
+/// `allowed` with the fewest ranks, if that makes the busiest less busy. If several ranks are on a core, only the
+/// last moves, so that all can decide without asking.
 int better_core(const std::vector<int>& cores, int rank, const std::vector<int>& allowed);
 
-/// Cores that the calling thread may run on; empty where the system does not say.
+/// Cores that the calling thread may run on; empty if the system does not say.
 std::vector<int> allowed_cores();
 
-/// Moves the calling thread to `core` and leaves it free to be moved on as before. False where the system refuses.
+/// Moves the calling thread to `core` and leaves it free to be moved on as before. Returns false if the system
+/// refuses.
 bool move_to_core(int core);
 
-/// Spreads the ranks of a node over its cores at the start of a collective. The scheduler leaves three of four ranks on
-/// one of two cores for tens of milliseconds, since to it a rank that yields while it waits looks as busy as one that
-/// works. Where other programs make the scheduler undo it, it is tried less and less often.
+/// Spreads the ranks of a node over its cores at the start of a collective. The scheduler leaves three of four ranks
+/// on one of two cores for tens of milliseconds, because a rank that yields while it waits looks as busy to it as one
+/// that works. If other programs make the scheduler undo the move, it is tried less and less often.
 class CoreSpread {
  public:
   explicit CoreSpread(NodeSession& session);
 
-  /// Says where this rank runs: before a synchronisation of all ranks, of that parity.
+  /// Says where this rank runs. Called before a synchronisation of all ranks, of that parity.
   void publish(size_t parity);
 
-  /// Moves this rank if it should be the one to move, and returns whether it did: after that synchronisation.
+  /// Moves this rank if it is the one that should move, and returns whether it did. Called after that
+  /// synchronisation.
   bool settle(size_t parity);
 
  private:

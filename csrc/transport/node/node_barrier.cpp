@@ -21,8 +21,8 @@ void NodeBarrier::sync(Deadline deadline, uint64_t call, const std::function<std
 }
 
 bool NodeBarrier::arrived(int rank, uint32_t number) const {
-  // Acquire: what the peer published is read next; sequentially consistent for NodeGroup::withdraw(). The difference is
-  // signed because the counters wrap.
+  // Acquire, because what the peer published is read next; sequentially consistent for HeapPlaces::withdraw(). The
+  // difference is signed because the counters wrap.
   const uint32_t last = session_.block(rank).arrival[number & 1].number.value.load(std::memory_order_seq_cst);
   return static_cast<int32_t>(last - number) >= 0;
 }
@@ -36,7 +36,7 @@ bool NodeBarrier::all_arrived(uint32_t number) const {
 
 void NodeBarrier::look_around(Deadline deadline, uint64_t call, const std::function<std::string()>& what) {
   session_.failure().check();
-  // All of them, not only the one awaited first: it may be busy for long while another has died.
+  // All absent ranks, not only the one awaited first: it may be busy for long while another has died.
   std::vector<int> absent;
   std::string names;
   for (int r = 0; r < session_.size(); ++r) {
@@ -44,7 +44,7 @@ void NodeBarrier::look_around(Deadline deadline, uint64_t call, const std::funct
     const std::string refusal = session_.refusal(r, call);
     if (!refusal.empty()) session_.failure().raise(FailureKind::Mismatch, refusal);
     const char* why = session_.absence(r);
-    // It may have arrived, and then ended, since we last looked.
+    // The rank may have arrived, and then ended, since we last looked.
     if (why != nullptr && !arrived(r, epoch_)) session_.lost(r, why, what());
     names += (absent.empty() ? "" : ", ") + session_.describe(r);
     absent.push_back(r);

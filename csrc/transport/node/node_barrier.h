@@ -9,28 +9,28 @@
 
 namespace ours {
 
-/// The heartbeat of a group's collectives: all ranks count the same synchronisations, and what a rank published before
-/// arriving at number e may be read by all after sync e and until they arrive at e + 1. Hence everything published lies
-/// in two places, used by turns: whoever writes for e + 1 knows that all have passed e, so nobody reads what was
-/// written for e - 1 any more. No operation needs a closing synchronisation.
+/// Synchronises the ranks of a group on one node. All ranks count the same synchronisations, and all may read what a
+/// rank published before arriving at number e from sync e on, until they arrive at e + 1. Hence everything published
+/// lies in two places, used in turn: a rank that writes for e + 1 knows that all have passed e, so no rank still
+/// reads what was written for e - 1. No operation needs a closing synchronisation.
 class NodeBarrier {
  public:
   explicit NodeBarrier(NodeSession& session) : session_(session) {}
 
-  /// Which of the two places to write what the next sync publishes.
+  /// The place, of the two, in which to write what the next sync publishes.
   size_t next_parity() const { return (epoch_ + 1) & 1; }
 
-  /// Which of the two places to read what the last sync published.
+  /// The place, of the two, in which to read what the last sync published.
   size_t parity() const { return epoch_ & 1; }
 
   /// The number of the next sync.
   uint32_t next() const { return epoch_ + 1; }
 
-  /// Whether all ranks have arrived at the sync of that number, so that any may have passed it.
+  /// Whether all ranks have arrived at the sync of that number, so that any of them may have passed it.
   bool all_arrived(uint32_t number) const;
 
-  /// Publishes everything written so far and waits until all ranks have done the same, in the call of number `call`,
-  /// which one of them may have refused. `what` describes the operation; it is called for error messages only.
+  /// Publishes everything written so far and waits until all ranks have done the same. `call` is the number of the
+  /// call, which one of them may have refused. `what` describes the operation; it is called for error messages only.
   void sync(Deadline deadline, uint64_t call, const std::function<std::string()>& what);
 
  private:
@@ -38,7 +38,7 @@ class NodeBarrier {
   void look_around(Deadline deadline, uint64_t call, const std::function<std::string()>& what);
 
   NodeSession& session_;
-  uint32_t epoch_ = 0;  // number of the last synchronisation; wraps, and only differences count
+  uint32_t epoch_ = 0;  // number of the last synchronisation; wraps, so only differences count
 };
 
 }  // namespace ours

@@ -57,7 +57,7 @@ void NodeFailure::adopt() {
 bool NodeFailure::failed() const { return known_.load(std::memory_order_acquire) || told(); }
 
 bool NodeFailure::told() const {
-  // Sequentially consistent: see NodeGroup::withdraw().
+  // Sequentially consistent: see HeapPlaces::withdraw().
   return header_.failure_state.load(std::memory_order_seq_cst) == kReadable;
 }
 

@@ -10,8 +10,8 @@
 
 namespace ours {
 
-/// The failure that ended a group. The first rank that fails writes it into the segment, where all others find it; from
-/// then on every call on every rank throws the same error.
+/// The failure that ended a group. The first rank that fails writes it into the segment, where all others find it;
+/// from then on every call on every rank throws the same error.
 class NodeFailure {
  public:
   NodeFailure(SegmentHeader& header, RankBlock* blocks, int ranks) : header_(header), blocks_(blocks), ranks_(ranks) {}
@@ -19,18 +19,18 @@ class NodeFailure {
   /// Records the failure (unless there is one) here and, as far as possible, for the peers, and wakes every sleeper.
   void fail(FailureKind kind, const std::string& message) noexcept;
 
-  /// Records `error` as the kind that it is. InvalidArgument is no failure of the group.
+  /// Records `error` with its kind. InvalidArgument is no failure of the group.
   void fail(const std::exception_ptr& error) noexcept;
 
   /// Throws the group's failure, if there is one.
   void check();
 
-  /// Throws the group's failure, or does what fail() and check() do with this one.
+  /// Throws the group's failure; if there is none, records and throws this one.
   [[noreturn]] void raise(FailureKind kind, const std::string& message);
 
   bool failed() const;
 
-  /// Whether each peer that looks from now on finds a failure.
+  /// Whether every peer that checks from now on finds a failure.
   bool told() const;
 
   FailureKind kind();
@@ -39,7 +39,7 @@ class NodeFailure {
   std::string message();
 
  private:
-  /// Takes over a failure that a peer wrote.
+  /// Takes over a failure that a peer has written.
   void adopt();
 
   SegmentHeader& header_;

@@ -33,15 +33,15 @@ size_t page_bytes() {
 
 size_t whole_pages(size_t bytes) { return (bytes + page_bytes() - 1) / page_bytes() * page_bytes(); }
 
-/// Copies the pages of a private map of a file, which it would otherwise do one by one as they are written to. False
-/// where there is no memory for that.
+/// Copies the pages of a private map of a file, which the system would otherwise copy one by one as they are written
+/// to. Returns false if there is no memory for that.
 bool copy_pages(std::byte* data, size_t bytes) {
   int result = 0;
   do {
     result = ::madvise(data, bytes, MADV_POPULATE_WRITE);
   } while (result != 0 && errno == EINTR);
   if (result == 0 || errno != EINVAL) return result == 0;
-  // Before Linux 5.14. Nothing of what other threads write meanwhile may be lost.
+  // For systems before Linux 5.14. No write of another thread may be lost meanwhile.
   for (size_t at = 0; at < bytes; at += page_bytes()) reinterpret_cast<std::atomic<uint8_t>*>(data + at)->fetch_or(0);
   return true;
 }
@@ -50,7 +50,8 @@ off_t file_offset(int rank, uint64_t offset) {
   return static_cast<off_t>(static_cast<uint64_t>(rank) * NodeHeap::kArenaBytes + offset);
 }
 
-/// Addresses for an arena that begins with a huge page, as its part of the file does. MAP_FAILED where there are none.
+/// Reserves addresses for an arena, which begin with a huge page, as its part of the file does. MAP_FAILED if there
+/// are none.
 void* room_for_arena() {
   const size_t bytes = NodeHeap::kArenaBytes + kHugePage;
   void* const room = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -64,7 +65,7 @@ void* room_for_arena() {
 
 }  // namespace
 
-/// The heaps of this process. What a forked child writes must not become the parent's.
+/// The heaps of this process, for fork: what a child writes must not reach the parent.
 struct ForkGuard {
   std::mutex mutex;
   std::set<NodeHeap*> heaps;
@@ -113,11 +114,11 @@ NodeHeap::~NodeHeap() {
 std::byte* NodeHeap::allocate(size_t bytes) {
   const size_t pages = whole_pages(bytes == 0 ? 1 : bytes);
   const std::lock_guard<std::mutex> lock(mutex_);
-  // Here an error does no harm; in the middle of a reduction, a peer's arena that cannot be mapped would.
+  // An error here does no harm; a peer's arena that cannot be mapped in the middle of a reduction would.
   for (size_t r = 0; r < arenas_.size(); ++r) arena(static_cast<int>(r));
   std::byte* const base = arena(rank_);
   const uint64_t offset = take(pages);
-  // Now, so that a later access cannot die of SIGBUS.
+  // Done now, so that a later access cannot die of SIGBUS.
   try {
     reserve_memory(file_.get(), static_cast<size_t>(file_offset(rank_, offset)), pages);
   } catch (...) {
@@ -166,7 +167,7 @@ void NodeHeap::withdraw(uint64_t offset, size_t bytes) noexcept {
       own_.erase(at);
       return;
     }
-    // In parts, each of which peers lose before the next is copied: it takes hardly any memory.
+    // In parts; peers lose each part before the next one is copied, so it takes hardly any memory.
     for (; at < stop; at += std::min<uint64_t>(stop - at, kHugePage)) {
       const size_t part = std::min<uint64_t>(stop - at, kHugePage);
       if (copy_pages(arenas_[static_cast<size_t>(rank_)] + at, part)) give_back_pages(at, part);
@@ -211,7 +212,7 @@ std::byte* NodeHeap::arena(int rank) {
       if (room != MAP_FAILED) ::munmap(room, kArenaBytes);
       throw SystemError("cannot map a rank's shared memory (is `ulimit -v` set?)", error);
     }
-    // A core dump would look at every page, and a look takes the memory for it.
+    // A core dump would read every page, and reading it allocates its memory.
     ::madvise(address, kArenaBytes, MADV_DONTDUMP);
     arena = static_cast<std::byte*>(address);
   }
@@ -219,7 +220,7 @@ std::byte* NodeHeap::arena(int rank) {
 }
 
 void NodeHeap::move_full_pages(uint64_t offset, size_t bytes) {
-  // Of the huge pages that the piece touches, the first and the last may have gaps, or reach beyond the end.
+  // The first and the last huge page that the piece touches may have gaps, or reach beyond the end.
   uint64_t begin = offset / kHugePage * kHugePage;
   uint64_t end = (offset + bytes + kHugePage - 1) / kHugePage * kHugePage;
   const auto next = gaps_.lower_bound(offset);
@@ -234,8 +235,8 @@ void NodeHeap::move_full_pages(uint64_t offset, size_t bytes) {
 }
 
 void NodeHeap::keep_to_oneself() noexcept {
-  // In the child of a fork: system calls only. Another thread may have been in the midst of mapping one more; that is
-  // not seen here, and nobody has memory of it yet.
+  // Runs in the child of a fork, so only system calls are allowed. Another thread may just have been mapping another
+  // arena. That arena is not seen here, but no thread has memory of it yet.
   for (size_t r = 0; r < arenas_.size(); ++r) {
     if (arenas_[r] == nullptr) continue;
     const auto rank = static_cast<int>(r);
@@ -244,13 +245,14 @@ void NodeHeap::keep_to_oneself() noexcept {
       if (own->first > begin) map_own(rank, begin, own->first);
       begin = own->second;
     }
-    // What cannot be mapped, the child goes on sharing.
+    // The child goes on sharing what cannot be mapped.
     map_own(rank, begin, kArenaBytes);
   }
 }
 
 bool NodeHeap::map_own(int rank, uint64_t begin, uint64_t end) noexcept {
-  // Elsewhere first: a system without that much memory to promise would refuse it after the old map is gone.
+  // Mapped elsewhere first: a system that does not promise that much memory would refuse only after the old map is
+  // gone.
   void* const copy = ::mmap(nullptr, end - begin, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file_.get(),
                             file_offset(rank, begin));
   if (copy == MAP_FAILED) return false;

@@ -7,14 +7,14 @@
 
 #include "transport/node/own_cores.h"
 
-// What lies where in the shared segment of one group on one node. Everything here is read by other processes, so it is
+// The layout of the shared segment of one group on one node. Everything here is read by other processes, so it is
 // plain memory with lock-free atomics; sizes follow from (ranks, chunk, ring) alone.
 //
 //   SegmentHeader | RankBlock[ranks] | tables[ranks] | stages[ranks] | channels[ranks][ranks]
 //
-// A rank writes the data of its own block, table, stage and outgoing channels. Of others' it touches counters only: it
+// A rank writes the data of its own block, table, stage and outgoing channels. It touches only counters of others: it
 // rings doorbells, counts itself among sleepers, and says how far it has read an incoming channel. The failure record
-// in the header is written once, by whoever fails first.
+// in the header is written once, by the first rank that fails.
 
 namespace ours {
 
@@ -22,23 +22,23 @@ constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
 constexpr uint32_t kSegmentVersion = 10;
 
-/// Bytes of the rules by which algorithms are chosen, and of what ends them.
+/// Bytes of the rules by which algorithms are chosen, with a terminator.
 constexpr size_t kMostRules = 4097;
 
-/// So many ranks are named in the board of a RankBlock.
+/// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
 
-/// A counter that others can sleep on. `sleepers` lets the writer skip the system call when nobody sleeps.
+/// A counter that others can sleep on. `sleepers` lets the writer skip the system call when no thread sleeps.
 struct SleepWord {
   std::atomic<uint32_t> value;
   std::atomic<uint32_t> sleepers;
 };
 
-/// What one rank called: every field must agree on all ranks.
+/// What one rank called. Every field must agree on all ranks.
 struct CallRecord {
   uint64_t seq;
-  uint64_t count;  ///< elements, where all ranks must give the same number; else 0
-  double factor;   ///< of PREMUL_SUM
+  uint64_t count;  ///< elements, if all ranks must give the same number; otherwise 0
+  double factor;   ///< for PREMUL_SUM
   int32_t root;    ///< -1 where the operation has none
   uint8_t op;      ///< Op
   uint8_t dtype;   ///< DType
@@ -54,12 +54,12 @@ struct Refusal {
 /// How many refusals of a rank can be read. Peers look within milliseconds, so one would do for most programs.
 constexpr size_t kRefusals = 4;
 
-/// What a rank shows with a synchronisation: all that a small message needs, in the line that its peers poll anyway and
-/// the one after it, which processors fetch along.
+/// What a rank shows with a synchronisation: all that a small message needs, in the line that its peers poll anyway
+/// and the one after it, which processors fetch along.
 struct alignas(2 * kCacheLine) Arrival {
-  /// Number of the last synchronisation of this parity that the rank has arrived at.
+  /// Number of the last synchronisation of this parity at which the rank has arrived.
   SleepWord number;
-  /// On which core the rank was when it began its last collective.
+  /// The core on which the rank was when it began its last collective.
   std::atomic<int32_t> core;
   CallRecord record;
   /// The rank's part of a message that is short enough.
@@ -69,23 +69,24 @@ struct alignas(2 * kCacheLine) Arrival {
 struct alignas(alignof(Arrival)) RankBlock {
   /// By parity of the synchronisations.
   Arrival arrival[2];
-  /// Bumped by any peer that has put something into, or taken something out of, one of this rank's channels.
+  /// Bumped by any peer that has put something into one of this rank's channels, or taken something out.
   alignas(kCacheLine) SleepWord doorbell;
-  /// monitored_barrier: how many this rank has reached and, on rank 0, which it has judged.
+  /// For monitored_barrier: how many this rank has reached and, on rank 0, how many it has judged.
   alignas(kCacheLine) SleepWord monitor;
-  /// Number of HeapParts that its buffer consists of, by parity; 0: it does not lie in the heap. They are in its stage.
+  /// By parity: the number of HeapParts that make up the rank's buffer, or 0 if it does not lie in the heap. They are
+  /// in its stage.
   alignas(kCacheLine) uint64_t heap_parts[2];
-  /// Whether it measured that what ranks share is better written around their caches.
+  /// Whether the rank has measured that it is faster to write what ranks share around their caches.
   std::atomic<bool> around_is_faster;
-  /// For whom outside the node this rank waits, as numbers in the group, and in which call; where there are fewer, -1
-  /// ends the list. Its node's ranks, which may wait for this one, name those in errors.
+  /// The ranks outside the node for which this rank waits, as numbers in the group, and the call in which it waits;
+  /// -1 ends a shorter list. Its node's ranks, which may wait for this one, name those in errors.
   std::atomic<uint64_t> blame_call;
   std::atomic<int32_t> blamed[kMostBlamed];
   std::atomic<uint32_t> state;  ///< RankState
   int32_t pid;
   char host[64];
   CoreShare cores;
-  /// The last calls that this rank refused, by turns.
+  /// The last calls that this rank refused; the slots are used in turn.
   Refusal refusals[kRefusals];
 };
 
@@ -109,7 +110,7 @@ struct SegmentHeader {
   int32_t leader_pid;
   int32_t heap_fd;                         ///< the leader's descriptor of the heap's file; < 0: there is none
   alignas(kCacheLine) SleepWord attached;  ///< number of ranks that have attached
-  /// How much of the reduction in the heap under way has been taken on, in shares.
+  /// How many shares of the current reduction in the heap have been taken.
   alignas(kCacheLine) std::atomic<uint64_t> shares_taken;
 
   /// The first failure of the group. 0: none; 1: being written; 2: readable.
@@ -118,7 +119,7 @@ struct SegmentHeader {
   char failure_message[3000];
 };
 
-/// A stream of bytes from one rank to another; positions count all bytes ever moved.
+/// A stream of bytes from one rank to another. Positions count all bytes ever moved.
 struct ChannelHead {
   alignas(kCacheLine) std::atomic<uint64_t> written;
   alignas(kCacheLine) std::atomic<uint64_t> read;
@@ -136,16 +137,16 @@ struct NodeLayout {
 
   size_t blocks() const { return align(sizeof(SegmentHeader)); }
   size_t tables() const { return align(blocks() + ranks * sizeof(RankBlock)); }
-  /// Per rank and parity: bytes sent to, and expected from, each rank.
+  /// For each rank and parity: bytes sent to each rank, and expected from each.
   size_t table_bytes() const { return align_line(2 * ranks * sizeof(uint64_t)); }
   size_t table(size_t rank, size_t parity) const { return tables() + (2 * rank + parity) * table_bytes(); }
 
   size_t stages() const { return align(tables() + 2 * ranks * table_bytes()); }
-  /// So many results can a rank show at a time: two by turns, or the last chunks that a rail has been through.
+  /// How many results a rank can show at a time: two in turn, or the last chunks that have been through a rail.
   static constexpr size_t kResults = 4;
-  /// Reduced slices are a chunk divided by the ranks, rounded up to whole cache lines.
+  /// Room for a reduced slice: a chunk divided by the ranks, rounded up to whole cache lines.
   size_t result_bytes() const { return align_line(chunk_bytes / ranks + 2 * kCacheLine); }
-  /// Of both stages and so many results.
+  /// Room for both stages and that many results.
   size_t stage_bytes(size_t results) const { return 2 * chunk_bytes + results * result_bytes(); }
   size_t stage_stride() const { return align(stage_bytes(kResults)); }
   size_t stage(size_t rank, size_t parity) const { return stages() + rank * stage_stride() + parity * chunk_bytes; }

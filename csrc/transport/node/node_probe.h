@@ -8,18 +8,18 @@
 
 namespace ours {
 
-/// A little memory of this process, by which others find out whether they share memory with it. Ranks that look alike
-/// (see node_identity()) need not: another user's processes may not be looked into, for one.
+/// A little memory of this process, by which others find out whether they share memory with it. Ranks with the same
+/// node_identity() need not share memory: another user's processes, for example, may not be read.
 class NodeProbe {
  public:
-  /// Throws SystemError where no memory can be had.
+  /// Throws SystemError if no memory can be had.
   NodeProbe();
 
-  /// Where the memory is, and the random number in it: one line of printable text.
+  /// The address of the memory and the random number in it, as one line of printable text.
   std::string address() const;
 
-  /// Why this process does not share memory with the one whose address() that is; empty where it does, which is proved
-  /// by the number: it was found in that memory.
+  /// The reason why this process does not share memory with the one that has this address(). Empty if it does, which
+  /// is proved by finding the number in that memory.
   static std::string obstacle(const std::string& address);
 
  private:

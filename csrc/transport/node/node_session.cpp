@@ -29,8 +29,8 @@ std::string boot_id() {
 }
 
 WaitPolicy wait_policy_for(bool have_own_cores) {
-  // Even ranks that could have a core each are now and then put on the same one by the scheduler: after a moment of
-  // spinning, which saves the system call where the answer is near, everybody yields.
+  // The scheduler now and then puts even ranks that could have a core each on the same one. So every rank yields
+  // after a moment of spinning, which saves the system call if the answer is near.
   constexpr std::chrono::microseconds kBriefly{2};
   WaitPolicy policy;
   policy.awake = std::chrono::microseconds(options().yield_us);
@@ -44,7 +44,7 @@ std::shared_ptr<SharedMemory> create_memory(int ranks, size_t bytes) {
     return SharedMemory::create(bytes);
   } catch (const MemoryRefused&) {
     if (ranks > 1) throw;
-    return SharedMemory::create_alone(bytes);  // nobody is to open it
+    return SharedMemory::create_alone(bytes);  // nobody may open it
   }
 }
 
@@ -52,7 +52,7 @@ Fd create_heap_file(int ranks) {
   try {
     return NodeHeap::create_file(ranks);
   } catch (const SystemError&) {
-    // A limit on the size of files, say. Without a heap, tensors are copied into the segment and out of it.
+    // A limit on file sizes, for example. Without a heap, tensors are copied into the segment and out of it.
     return Fd();
   }
 }
@@ -63,7 +63,7 @@ Fd open_heap_file(const SegmentHeader& header) {
   return Fd(with_descriptors([&] { return ::open(path.c_str(), O_RDWR | O_CLOEXEC); }));
 }
 
-/// The parts of an address.
+/// The parts of an address().
 struct Address {
   std::string node_id;
   std::string boot;
@@ -91,8 +91,8 @@ struct Address {
   }
 };
 
-/// The ranks reserve their parts one by one. Where there is not enough for all, the system would end some process, and
-/// not always one of these.
+/// The ranks reserve their parts one by one. Without enough room for all, the system would end some process, and not
+/// always one of these.
 void check_room(const NodeLayout& layout) {
   const std::optional<MemoryRoom> room = memory_room();
   if (!room || layout.channels() <= room->bytes) return;
@@ -237,7 +237,7 @@ void NodeSession::leave() noexcept {
   if (in_child()) return;
   if (self().state.exchange(kLeft, std::memory_order_acq_rel) == kLeft) return;
   wake_sleepers(self());
-  // Receivers of any source sleep on their own doorbells.
+  // Receivers from any source sleep on their own doorbells.
   for (int r = 0; r < size_; ++r) signal(block(r).doorbell);
 }
 

@@ -19,7 +19,7 @@
 
 namespace ours {
 
-/// The leader's memory cannot be reached from here: the two ranks do not share a node.
+/// The leader's memory cannot be reached from here, so the two ranks do not share a node.
 class NotSameNode : public Error {
  public:
   using Error::Error;
@@ -30,13 +30,13 @@ struct NodeConfig {
   size_t chunk_bytes;
   size_t small_bytes;  ///< arrays up to this are reduced with one synchronisation; 0: as the table of algorithms says
   size_t ring_bytes;
-  std::string rules{};  ///< of that table (Selection), before those that are built in
+  std::string rules{};  ///< the user's rules of that table (Selection), before the built-in ones
 
   /// From OURS_CHUNK_BYTES and OURS_SMALL_BYTES, with defaults for `ranks`.
   static NodeConfig from_options(int ranks);
 };
 
-/// What a rank of a group that reaches beyond the node does while it waits for its node's ranks.
+/// What a rank of a group that spans several nodes does while it waits for its node's ranks.
 class NodeLookout {
  public:
   virtual ~NodeLookout() = default;
@@ -44,22 +44,23 @@ class NodeLookout {
   /// Called about every 50 ms with the ranks of the node that are awaited. Throws to end the wait.
   virtual void look_around(const std::vector<int>& absent) = 0;
 
-  /// Who is to blame for a wait that has taken too long: those ranks of the node, or those that they wait for.
+  /// Names the ranks to blame for a wait that has taken too long: those ranks of the node, or those that they wait
+  /// for.
   virtual std::string culprits(const std::vector<int>& absent) = 0;
 };
 
-/// One group's ranks on one node, and the shared memory between them. The leader creates the segment and publishes its
-/// address(); the others open it. That both see the same memory is proved, not assumed: the boot id must agree, and
+/// One group's ranks on one node, and the shared memory between them. The leader creates the segment and publishes
+/// its address(); the others open it. Sharing the same memory is proved, not assumed: the boot id must agree, and
 /// then a nonce from the address must be found in the mapping.
 class NodeSession {
  public:
   /// The leader's side. Rank numbers are positions in the group, 0 <= rank < size; any of them can lead.
   static std::shared_ptr<NodeSession> create(int rank, int size, const NodeConfig& config);
 
-  /// The others' side. Throws NotSameNode with the reason where the address leads to no memory shared with its leader.
+  /// The others' side. Throws NotSameNode with the reason if the address leads to no memory shared with its leader.
   static std::shared_ptr<NodeSession> open(int rank, int size, const std::string& address);
 
-  /// A rank of the group whose segment `memory` is. Ranks that are threads of one process may share a mapping. The
+  /// A rank of the group whose segment is `memory`. Ranks that are threads of one process may share a mapping. The
   /// leader gives the file of the heap, the others find it.
   NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory, Fd heap_file = Fd());
   NodeSession(const NodeSession&) = delete;
@@ -73,16 +74,16 @@ class NodeSession {
   /// that names the absent ranks.
   void wait_attached(Deadline deadline, const std::function<void()>& poll);
 
-  /// Tells the peers that this rank will not come again. Never blocks; does nothing in a forked child.
+  /// Tells the peers that this rank has left. Never blocks; does nothing in a forked child.
   void leave() noexcept;
 
-  /// Lets the peers find that this rank does not make the call of that number, and why. Never blocks.
+  /// Tells the peers, when they look, that this rank does not make the call of that number, and why. Never blocks.
   void refuse(uint64_t call, const std::string& why) noexcept;
 
-  /// What `rank` has left as the reason why it does not make the call of that number; empty where it has left none.
+  /// The reason that `rank` has left for not making the call of that number; empty if it has left none.
   std::string refusal(int rank, uint64_t call) const;
 
-  /// True in a forked child of the process that joined the group: it must not touch the group.
+  /// True in a forked child of the process that joined the group; it must not touch the group.
   bool in_child() const;
 
   int rank() const { return rank_; }
@@ -91,7 +92,7 @@ class NodeSession {
   const WaitPolicy& wait_policy() const { return wait_policy_; }
   const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
   NodeFailure& failure() { return *failure_; }
-  /// Null where the system has no memory of that kind to share.
+  /// Null if the system has no memory of that kind to share.
   const std::shared_ptr<NodeHeap>& heap() const { return heap_; }
 
   std::string rules() const { return header().rules; }
@@ -103,9 +104,9 @@ class NodeSession {
     return reinterpret_cast<T*>(memory_->data() + offset);
   }
 
-  /// The node's ranks are only a part of the group: `numbers` are theirs in the group, by which messages name them, and
-  /// `lookout` (which must stay until the next call of this, or null) is asked during waits. Before any other thread
-  /// uses the session.
+  /// Says that the node's ranks are only a part of the group. `numbers` are their numbers in the group, by which
+  /// messages name them. `lookout`, which may be null and must stay until the next call of this function, is asked
+  /// during waits. Called before any other thread uses the session.
   void widen(std::vector<int> numbers, NodeLookout* lookout);
   NodeLookout* lookout() const { return lookout_; }
 
@@ -115,14 +116,16 @@ class NodeSession {
   /// "rank 2 (host node1, pid 4711)"
   std::string describe(int rank) const;
 
-  /// Why `rank` will never arrive, as a sentence's end ("died", "left the group ..."), or null while it may.
+  /// The reason why `rank` will never arrive, as the end of a sentence ("died", "left the group ..."), or null while
+  /// it may.
   const char* absence(int rank) const;
 
-  /// Lets handlers of signals run. What one raises fails the group, and is thrown as its failure. `what` is under way.
+  /// Lets signal handlers run. If one raises an error, that fails the group and is thrown as its failure. `what` is
+  /// under way.
   void check_interrupts(Interrupts& interrupts, const std::function<std::string()>& what);
 
-  /// Makes it the failure of the group that `rank` will never arrive, for that reason, and throws it. `what` was under
-  /// way.
+  /// Makes it the failure of the group, and throws it, that `rank` will never arrive for that reason. `what` was
+  /// under way.
   [[noreturn]] void lost(int rank, const char* why, const std::string& what);
 
  private:

@@ -11,21 +11,22 @@
 
 namespace ours {
 
-/// How a rank waits for another: awake for a while, since the answer of a running peer comes within microseconds and to
-/// wake a sleeper, or worse an idle core of a virtual machine, costs ten times that. It yields its core all the time,
-/// and sleeps as soon as a yield shows that somebody computes there, so that nobody is robbed of a core.
+/// How a rank waits for another. It stays awake for a while, since a running peer answers within microseconds, and
+/// waking a sleeper, or worse an idle core of a virtual machine, costs ten times that. It yields its core all the
+/// time, and sleeps as soon as a yield shows that another thread computes there, so that it takes no core from
+/// others.
 struct WaitPolicy {
-  std::chrono::microseconds awake{500};  ///< of this rank's own time: what others do with a yielded core is theirs
+  std::chrono::microseconds awake{500};  ///< in this rank's own time, without that of others on a yielded core
   std::chrono::microseconds spin{0};     ///< first part of `awake`, in which the core is kept instead of yielded
 };
 
 /// A waiting rank looks around (dead peers, abort, deadline) this often.
 constexpr std::chrono::milliseconds kLookAround{50};
 
-/// A yield that takes longer than this has let somebody else run.
+/// A yield that takes longer than this has let another thread run.
 constexpr std::chrono::microseconds kOwnTurn{2};
 
-/// A yield that takes longer than this has let somebody compute who is not about to answer.
+/// A yield that takes longer than this has let a thread compute that is not about to answer.
 constexpr std::chrono::microseconds kForeignWork{1000};
 
 inline void relax_cpu() {
@@ -36,8 +37,8 @@ inline void relax_cpu() {
 #endif
 }
 
-/// Gives `word` a new value and wakes its sleepers. The store and the look at `sleepers` are sequentially consistent,
-/// as are the sleeper's announcement and its look at the value: one of the two sees the other, so no wake-up is lost.
+/// Gives `word` a new value and wakes its sleepers. The store and the read of `sleepers` are sequentially consistent,
+/// as are the sleeper's announcement and its read of the value. One of the two sees the other, so no wake-up is lost.
 inline void signal(SleepWord& word, uint32_t value) {
   word.value.store(value, std::memory_order_seq_cst);
   if (word.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(word.value);
@@ -49,7 +50,7 @@ inline void signal(SleepWord& word) {
   if (word.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(word.value);
 }
 
-/// Wakes all that sleep on what a rank does, to look around.
+/// Wakes all threads that sleep on what a rank does, so that they look around.
 inline void wake_sleepers(RankBlock& block) {
   for (SleepWord* word : {&block.arrival[0].number, &block.arrival[1].number, &block.doorbell, &block.monitor}) {
     futex_wake_all(word->value);
@@ -61,7 +62,7 @@ class Awake {
  public:
   explicit Awake(const WaitPolicy& policy) : policy_(policy) {}
 
-  /// Lets a moment pass, less if ready() holds before. False once it is time to sleep.
+  /// Lets a moment pass, less if ready() holds before. Returns false once it is time to sleep.
   template <class Ready>
   bool moment(Ready&& ready) {
     if (used_ >= policy_.awake) return false;

@@ -27,7 +27,7 @@ std::vector<SocketAddress> TcpAcceptor::listen(const TcpConfig& config, const st
     try {
       listeners_.push_back(listen_at(address, config.ports, congestion));
     } catch (const SystemError& e) {
-      // An address may be of a family that is switched off, or may just be going away.
+      // The address may belong to a family that is switched off, or may just be going away.
       failures += std::string(failures.empty() ? "" : "; ") + e.what();
       continue;
     }
@@ -89,7 +89,7 @@ void TcpAcceptor::accept_from_queue(int listener) {
     const int error = errno;
     const bool is_lack = is_lack_of_descriptors(error);
     if (!is_lack && error != ENOBUFS && error != ENOMEM) continue;  // that connection ended before it was accepted
-    // Set before the host may throw, so that the queue is looked at again.
+    // Set before the host may throw, so that the queue is checked again.
     queue_left_ = true;
     if (is_lack && host_.lacks_descriptors("accept the connection of a peer", error)) queue_left_ = false;
   }

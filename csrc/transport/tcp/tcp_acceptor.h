@@ -11,23 +11,23 @@
 
 namespace ours {
 
-/// Listens for peers, and does the handshakes with what connects.
+/// Listens for peers, and does the handshakes with the processes that connect.
 ///
-/// Whatever connects is a stranger until it has proved otherwise, and costs a descriptor for a few seconds. There is
-/// room for all connections that the group can have and some more. When that is taken, a stranger that has said nothing
-/// for a while makes way for the next one, and the others wait in the system's queue: so peers that are not slow never
-/// push each other out, however many come at a time.
+/// A process that connects is a stranger until it has proved otherwise, and costs a descriptor for a few seconds.
+/// There is room for all connections that the group can have and some more. When that room is taken, a stranger that
+/// has said nothing for a while makes way for the next one, and the others wait in the system's queue. So peers that
+/// are not slow never push each other out, however many come at a time.
 class TcpAcceptor {
  public:
   /// Decides about the peers that connect.
   class Host {
    public:
     virtual ~Host() = default;
-    /// A peer has proved what it is. False refuses this connection.
+    /// A peer has proved its identity. Returns false to refuse this connection.
     virtual bool admit(TcpHandshake& handshake) = 0;
     /// The handshake of a peer that was admitted is over; `done` says whether it succeeded.
     virtual void admitted(TcpHandshake& handshake, bool done) = 0;
-    /// There is no descriptor for the next connection. True if there may be one now.
+    /// There is no descriptor for the next connection. Returns true if there may be one now.
     virtual bool lacks_descriptors(const std::string& purpose, int error) = 0;
   };
 
@@ -36,7 +36,7 @@ class TcpAcceptor {
   /// Listens at the addresses of the interfaces that `config` asks for, and returns them. Throws Error.
   std::vector<SocketAddress> listen(const TcpConfig& config, const std::string& congestion);
 
-  /// Accepts connections and goes on with their handshakes, without waiting. True if one of them ended.
+  /// Accepts connections and goes on with their handshakes, without waiting. Returns true if one of them ended.
   bool advance();
 
   void close();

@@ -39,7 +39,7 @@ bool TcpCall::goes_by_engine(const FrameHeader& header) const {
 }
 
 TcpStream& TcpCall::stream(const Message& message, size_t part) {
-  // Headers alone need one only, which keeps the engine's messages in their order.
+  // Headers alone need only one stream, which keeps the engine's messages in their order.
   const size_t streams = endpoint_.payloads() == nullptr ? static_cast<size_t>(mesh_.plan().streams) : 1;
   return endpoint_.connections().data(message.peer, (message.lane + part) % streams);
 }
@@ -130,7 +130,7 @@ void TcpCall::time_out() {
 }
 
 void TcpCall::run(const std::function<bool()>& step) {
-  // For engines that only move when asked: too short for the system's timers of sockets.
+  // A nap for engines that move only when asked: too short for the system's socket timers.
   constexpr std::chrono::microseconds kMoment{50};
   const WaitPolicy policy = tcp_wait_policy();
   std::optional<Awake> awake(policy);
@@ -150,7 +150,8 @@ void TcpCall::run(const std::function<bool()>& step) {
       continue;
     }
     if (now >= half_) endpoint_.declare_waiting();
-    // A rank that yields its core to others that compute gets it back late; one that sleeps, as soon as data is there.
+    // A rank that yields its core to threads that compute gets it back late; a rank that sleeps gets it as soon as
+    // data is there.
     if (endpoint_.stay_awake(lock_, *awake)) continue;
     if (endpoint_.payloads() != nullptr && endpoint_.payloads()->needs_calls()) {
       const WithoutLock without(lock_);

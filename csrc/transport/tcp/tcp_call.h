@@ -11,9 +11,9 @@
 
 namespace ours {
 
-/// One collective call of this rank: it holds the mesh's lock while it lives, except in
-/// without_lock() and while run() sleeps, numbers the call, and checks that what arrives belongs to the same call on
-/// the peers. Buffers and counters that are given to it must outlive it.
+/// One collective call of this rank. It numbers the call and checks that what arrives belongs to the same call on the
+/// peers. It holds the mesh's lock while it lives, except in without_lock() and while run() sleeps. Buffers and
+/// counters given to it must outlive it.
 class TcpCall {
  public:
   using Facts = TcpCallState::Facts;
@@ -32,37 +32,38 @@ class TcpCall {
   TcpCall& operator=(const TcpCall&) = delete;
   ~TcpCall();
 
-  /// In how many parts a message travels; at least one, so that an empty one is checked, too.
+  /// The number of parts in which a message travels; at least one, so that an empty one is checked, too.
   size_t parts(size_t bytes) const;
 
-  /// Posts the part or all parts; *done is counted up for each that is in the system's hands.
+  /// Posts the part or all parts; *done is incremented for each that the system has taken.
   void send(const Message& message, const void* data, size_t* done);
   void send_part(const Message& message, size_t part, const void* part_data, size_t* done);
 
-  /// Posts the part or all parts; *done is counted up for each that has arrived. A part comes on the stream that its
-  /// number gives, after those posted there before.
+  /// Posts the part or all parts; *done is incremented for each that has arrived. The number of a part determines its
+  /// stream, on which it comes after those posted before.
   void receive(const Message& message, void* data, size_t* done);
   void receive_part(const Message& message, size_t part, void* part_data, size_t* done);
 
-  /// The header of the next message from `peer` that no receive was posted for, once it is here; otherwise null.
+  /// The header of the next message from `peer` for which no receive was posted, once it has arrived; otherwise null.
   const FrameHeader* next_from(int peer);
   /// Whether this rank waits for next_from(peer).
   void expect(int peer, bool expected);
 
-  /// Tells `to` that this rank is in the call and has come to `round`; whether `from` has said so to this one. This
-  /// waits for no message, and no message waits for it. Rounds are asked for one at a time and from each rank once.
+  /// Tells `to` that this rank is in the call and has come to `round`. This waits for no message, and no message
+  /// waits for it. agreed() says whether `from` has told this rank so; it is asked about one round at a time, and
+  /// about each rank once.
   void agree(uint32_t round, int to);
   bool agreed(uint32_t round, int from);
 
-  /// Uninitialised memory that stays until nobody moves anything to or from it any more, however the call ends. What
-  /// lives in a function that may throw is gone by then.
+  /// Uninitialised memory that stays until nothing is moved to or from it any more, however the call ends. A local
+  /// variable of a function that may throw does not live that long.
   std::byte* keep(size_t bytes);
 
   /// Makes sure that there will be a connection to `peer`.
   void reach(int peer);
 
-  /// Moves what is posted until step() returns true, which is called whenever something may have changed, and may post
-  /// more. Sends what was agreed, too. Throws the group's failure.
+  /// Moves what is posted until step() returns true. step() is called whenever something may have changed, and may
+  /// post more. Sends what was agreed, too. Throws the group's failure.
   void run(const std::function<bool()>& step);
 
   /// Runs body(), which waits for something other than the mesh, without the lock.
@@ -77,8 +78,8 @@ class TcpCall {
 
   // ---- in without_lock()
 
-  /// Moves what can be moved at once and throws the group's failure. `absent`: for whom this rank waits, which its
-  /// neighbours are told when half of the time has passed.
+  /// Moves what can be moved at once and throws the group's failure. `absent` are the ranks for which this rank
+  /// waits; its neighbours are told of them when half of the time has passed.
   void look(const std::vector<uint32_t>& absent);
   /// The names of these ranks, for error messages.
   std::string names_of(const std::vector<uint32_t>& ranks);
@@ -88,12 +89,12 @@ class TcpCall {
   /// The same number on all ranks.
   uint64_t number() const { return endpoint_.calls().count(); }
   bool half_over() const { return Clock::now() >= half_; }
-  /// For whom this rank waits in the end.
+  /// The ranks for which this rank waits in the end.
   std::vector<uint32_t> causes() const { return endpoint_.causes(); }
   std::string what() const { return facts_.what(); }
   std::string describe(int rank) const { return mesh_.describe(rank); }
 
-  /// Makes it the group's failure and tells the peers at once: the process may end before any thread could.
+  /// Makes it the group's failure and tells the peers at once, because the process may end before any thread could.
   void fail(const std::exception_ptr& error) noexcept { endpoint_.fail(error); }
   [[noreturn]] void mismatch(const std::string& message) { endpoint_.raise(FailureKind::Mismatch, message); }
 

@@ -50,7 +50,7 @@ bool TcpCallState::hear(int rank, const FrameHeader& header, const std::string& 
   Peer& peer = peers_[rank];
   switch (header.kind) {
     case FrameKind::Agree:
-      // Each call has few rounds, and nobody is far ahead of a rank that it must hear from.
+      // Each call has few rounds, and no peer can be far ahead of a rank that it must hear from.
       if (peer.agreements.size() >= kMostAgreements) return false;
       peer.agreements.push_back({header.call, header.part, header.signature});
       break;

@@ -11,8 +11,8 @@
 
 namespace ours {
 
-/// Records what this rank and its peers say of their calls: which call is under way here, which ones the peers are in
-/// or refuse, and for whom they wait. Used with the mesh's lock held.
+/// Records what this rank and its peers say of their calls: which call is under way here, which calls the peers are
+/// in or refuse, and for which ranks they wait. Used with the mesh's lock held.
 class TcpCallState {
  public:
   struct Facts {
@@ -30,7 +30,7 @@ class TcpCallState {
 
   TcpCallState(int own_rank, int size) : own_rank_(own_rank), size_(size) {}
 
-  /// A call of this rank, until end(), for which `facts` must stay.
+  /// Begins a call of this rank, which lasts until end(); `facts` must live until then.
   void begin(const Facts& facts);
   void end() { facts_ = nullptr; }
   /// The number of the last call, the same on all ranks.
@@ -40,40 +40,40 @@ class TcpCallState {
   /// " during all_reduce number 3", or nothing outside calls.
   std::string during() const { return facts_ == nullptr ? "" : " during " + facts_->what(); }
 
-  /// What is wrong with a peer's signature for that call; empty if nothing is, or if it is not under way here.
+  /// How a peer's signature for that call differs; empty if it does not, or if the call is not under way here.
   std::string mismatch(int peer, uint64_t call, const Signature& theirs) const;
-  /// Why a peer is not in the call that is under way, by what it has said so far; empty if it may be.
+  /// Why a peer is not in the call that is under way, from what it has said so far; empty if it may be in it.
   std::string mismatch(int peer) const;
-  /// The same of any peer.
+  /// The same for any peer.
   std::string mismatch() const;
 
-  /// Takes in what a peer says in a frame of control. False if it is too far ahead.
+  /// Takes in what a peer says in a control frame. Returns false if the peer is too far ahead.
   bool hear(int rank, const FrameHeader& header, const std::string& payload);
 
-  /// Whether a peer has agreed to be in the call and to have come to that round, which is forgotten then. Until it has,
-  /// it is awaited.
+  /// Whether a peer has agreed to be in the call and to have come to that round. If so, the agreement is used up;
+  /// otherwise the peer is awaited.
   bool take_agreement(int rank, uint32_t round);
   bool awaits(int rank) const { return peer(rank).awaited; }
 
-  /// Whether data is waited for that no receive is posted for.
+  /// Whether data is awaited for which no receive is posted.
   bool expects(int rank) const { return peer(rank).expected; }
   void set_expected(int rank, bool expected) { peers_[rank].expected = expected; }
 
-  /// This rank does not make the call of that number.
+  /// Notes that this rank does not make the call of that number.
   void refuse(uint64_t number, std::string why) { remember(own_rank_, {number, std::move(why)}); }
-  /// The last ones.
+  /// The last refusals of this rank.
   const std::vector<Refusal>& own_refusals() const { return peer(own_rank_).refusals; }
-  /// Why a rank, be it this one, does not make the call of that number; empty if it did not refuse it.
+  /// The reason why a rank, possibly this one, does not make the call of that number; empty if it did not refuse it.
   std::string refusal(int rank, uint64_t number) const;
 
   /// Whether a peer has reached (rank 0: judged) the monitored barrier of that number.
   bool reached_monitor(int rank, uint64_t number) const { return peer(rank).monitor >= number; }
 
-  /// For whom this rank waits by other means than the mesh.
+  /// Sets the ranks for which this rank waits by other means than the mesh.
   void set_absent(std::vector<uint32_t> ranks) { absent_ = std::move(ranks); }
-  /// For whom this rank waits in the end, when it waits for those in `waited`.
+  /// The ranks for which this rank waits in the end, when it waits directly for those in `waited`.
   std::vector<uint32_t> causes(const std::vector<uint32_t>& waited) const;
-  /// True if that is not what this rank declared last in this call.
+  /// Returns true if this differs from what this rank declared last in this call.
   bool declare(const std::vector<uint32_t>& causes);
 
  private:
@@ -89,7 +89,7 @@ class TcpCallState {
     bool expected = false;
     uint64_t monitor = 0;
     uint64_t waiting_call = 0;     ///< the last call in which it said that it waits,
-    std::vector<uint32_t> causes;  ///< and for whom
+    std::vector<uint32_t> causes;  ///< and for which ranks
   };
 
   const Peer& peer(int rank) const;
@@ -98,7 +98,7 @@ class TcpCallState {
   const int own_rank_;
   const int size_;
   uint64_t count_ = 0;
-  const Facts* facts_ = nullptr;  ///< of the call that is under way
+  const Facts* facts_ = nullptr;  ///< the call that is under way
   std::map<int, Peer> peers_;     ///< those that said something or are waited for; this rank with its own refusals
   std::vector<uint32_t> declared_;
   std::vector<uint32_t> absent_;

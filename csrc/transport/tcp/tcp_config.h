@@ -13,7 +13,7 @@ struct TcpPlan {
   int streams = 1;                    ///< connections that share the bytes between two ranks
   size_t chunk_bytes = 256 * 1024;    ///< the parts in which large messages travel; a multiple of 64
   WireType wire = WireType::Float32;  ///< see OURS_WIRE_DTYPE
-  std::string rules;                  ///< of the table of algorithms (Selection), before those that are built in
+  std::string rules;  ///< the user's rules of the table of algorithms (Selection), before the built-in ones
 };
 
 struct TcpConfig {
@@ -23,7 +23,7 @@ struct TcpConfig {
   std::string congestion;  ///< see OURS_TCP_CONGESTION
   TcpPlan plan;
 
-  /// From the options, all but plan.rules.
+  /// Reads all from the options except plan.rules.
   static TcpConfig from_options(const std::string& master);
 };
 

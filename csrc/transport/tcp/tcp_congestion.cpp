@@ -28,7 +28,7 @@ bool has_word(const std::string& words, const std::string& word) {
   return false;
 }
 
-/// The shortest that a connection has seen within some minutes; very long if it has seen none.
+/// The shortest round trip that a connection has seen within some minutes; very long if it has seen none.
 std::chrono::microseconds shortest_round_trip(int fd) {
   tcp_info info{};
   socklen_t length = sizeof(info);
@@ -59,7 +59,7 @@ TcpCongestion::TcpCongestion(const std::string& asked, const System& system, std
 bool TcpCongestion::settle(int fd) const {
   if (near_ == far_) return true;
   const std::string& chosen = choose(shortest_round_trip(fd));
-  // If this fails after all, what the connection has will do.
+  // If this fails after all, the connection keeps what it has.
   use_congestion_control(fd, chosen);
   return &chosen == &near_;
 }

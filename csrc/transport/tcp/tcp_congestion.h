@@ -5,8 +5,8 @@
 
 namespace ours {
 
-/// Chooses the congestion control of connections: the one that was asked for, otherwise the system's. But if that is
-/// BBR, connections with short round trips get one that goes by loss.
+/// Chooses the congestion control of connections: the one that was asked for, otherwise the system's. If the system's
+/// is BBR, connections with short round trips get a loss-based one instead.
 ///
 /// BBR keeps as much under way as its best rate and its shortest round trip ask for. In one building that round trip
 /// takes microseconds, while collectives, in which all ranks send at once, fill the links' queues for milliseconds. A
@@ -20,7 +20,7 @@ class TcpCongestion {
     std::string usual;    ///< what connections have if nothing is asked for
     std::string allowed;  ///< names that this process may ask for, with spaces between them
 
-    /// Those of this thread's network.
+    /// Those of the network of this thread.
     static System here();
   };
 
@@ -28,16 +28,16 @@ class TcpCongestion {
   explicit TcpCongestion(const std::string& asked, const System& system = System::here(),
                          std::chrono::microseconds near = std::chrono::milliseconds(1));
 
-  /// For sockets whose path is not known yet; empty: the system's.
+  /// For sockets whose path is not known yet. Empty means the system's.
   const std::string& at_first() const { return near_; }
 
-  /// For connections of that round trip.
+  /// For connections with that round trip.
   const std::string& choose(std::chrono::microseconds round_trip) const {
     return round_trip <= longest_ ? near_ : far_;
   }
 
-  /// Gives an open connection what suits the shortest round trip that it has seen. False if that may still change,
-  /// because queues may have hidden how near the peer is.
+  /// Gives an open connection the congestion control that suits the shortest round trip it has seen. Returns false if
+  /// that may still change, because queues may have hidden how near the peer is.
   bool settle(int fd) const;
 
  private:

@@ -15,14 +15,14 @@ namespace {
 
 constexpr std::chrono::milliseconds kHigherRankWaits{20};
 constexpr std::chrono::milliseconds kBetweenRounds{50};
-/// How long to wait until a connection is there,
+/// How long to wait until a connection is made,
 constexpr std::chrono::seconds kConnectLimit{2};
 /// and until a peer, which may be busy, says something, if it has other addresses to try.
 constexpr std::chrono::seconds kWordsLimit{30};
 constexpr std::chrono::hours kForever{24 * 365};
-/// After so many rounds in which every address refused, nobody is there.
+/// After this many rounds in which every address refused, the peer is taken to be gone.
 constexpr int kRefusedRounds = 2;
-/// The word of a dying rank takes another connection than its data.
+/// How long to wait for the last word of a dying rank, which comes on another connection than its data.
 constexpr std::chrono::milliseconds kGrace{300};
 
 std::string text_of(int error) { return std::generic_category().message(error); }
@@ -77,7 +77,7 @@ void TcpConnections::need(int rank, const TcpCard& card) {
   peer.addresses.clear();
   for (const bool loopback : {false, true}) {
     for (const SocketAddress& address : card.addresses) {
-      // Another machine's loopback leads to this one.
+      // Another machine's loopback address would lead to this machine.
       if (address.is_loopback() == loopback && (!loopback || card.machine == machine_)) {
         peer.addresses.push_back(address);
       }
@@ -94,7 +94,7 @@ void TcpConnections::need(int rank, const TcpCard& card) {
 void TcpConnections::begin_missing(int rank) {
   Peer& peer = this->peer(rank);
   if (!peer.needed || peer.left) return;
-  // Control comes first: once there is data, there is a way to say farewell.
+  // Control comes first, so that once there is data, there is a way to say farewell.
   const int end = peer.slots[0]->stream.is_open() && !failure_.failed() ? self_.streams : 1;
   for (int stream = 0; stream < end; ++stream) {
     Slot& slot = *peer.slots[static_cast<size_t>(stream)];
@@ -199,7 +199,8 @@ bool TcpConnections::admit(TcpHandshake& handshake) {
   Slot& slot = this->slot(handshake.peer(), handshake.stream());
   if (slot.stream.is_open() || slot.inbound) return false;
   if (slot.attempt) {
-    // Unless its own attempt found no way there in its first round: there may be a way in one direction only.
+    // The lower rank insists, unless its own attempt found no way in its first round: there may be a way in one
+    // direction only.
     const bool insists = self_.rank < handshake.peer() && slot.attempt->rounds == 0;
     if (insists) return false;
     slot.attempt.reset();

@@ -14,18 +14,18 @@
 
 namespace ours {
 
-/// The connections of one rank to its peers: for each peer one for control and some for data. A rank that needs a peer
-/// connects to it, one connection a stream, and tries the peer's addresses in turn. The peer may do so at the same
-/// time: then the lower rank insists on its own attempt and the higher one gives its own up. So that this is rare, the
-/// higher rank begins a moment later.
+/// The connections of one rank to its peers: for each peer one for control and some for data. A rank that needs a
+/// peer connects to it, one connection for each stream, and tries the peer's addresses in turn. The peer may do so at
+/// the same time; then the lower rank insists on its own attempt and the higher one gives up its own. To make this
+/// rare, the higher rank begins a moment later.
 ///
 /// Used with the mesh's lock held.
 class TcpConnections final : private TcpAcceptor::Host {
  public:
-  /// Hears of the frames that arrive, and of what becomes of the connections.
+  /// Takes the frames that arrive, and learns what becomes of the connections.
   class Owner : public TcpStream::Handler {
    public:
-    /// The connection for control to that rank is open.
+    /// The control connection to that rank is open.
     virtual void opened(int rank) = 0;
     /// Whether that rank has been told all that it must hear of the group's failure.
     virtual bool is_done_with(int rank) const = 0;
@@ -35,19 +35,19 @@ class TcpConnections final : private TcpAcceptor::Host {
     virtual void raise(FailureKind kind, const std::string& message) = 0;
   };
 
-  /// Listens; `card` gets the addresses. `self` may get its secret and its number of streams later, before the first
-  /// connection. Throws Error.
+  /// Listens; `card` gets the addresses. `self` may get its secret and its number of streams later, but before the
+  /// first connection. Throws Error.
   TcpConnections(const TcpSelf& self, const TcpConfig& config, const TcpFailure& failure, TcpPoller& poller,
                  Owner& owner, TcpCard& card);
 
-  /// Ranks that there are streams to, open or not.
+  /// The ranks to which there are streams, open or not.
   const std::vector<int>& met() const { return met_; }
   TcpStream& control(int rank) { return stream(rank, 0); }
   /// The data stream of that number to `rank`.
   TcpStream& data(int rank, size_t number) { return stream(rank, 1 + static_cast<int>(number)); }
   size_t data_streams() const { return static_cast<size_t>(self_.streams) - 1; }
 
-  /// How many there are, those for control included.
+  /// The number of open connections, including those for control.
   size_t count() const { return open_.size(); }
   bool is_needed(int rank) { return peer(rank).needed; }
   bool is_complete(int rank);
@@ -57,27 +57,29 @@ class TcpConnections final : private TcpAcceptor::Host {
   /// The addresses that were tried in vain, and why; empty if there are none.
   std::string tried(int rank) const;
 
-  /// Moves handshakes and all streams as far as possible. True if anything moved.
+  /// Moves handshakes and all streams as far as possible. Returns true if anything moved.
   bool advance();
   bool advance_handshakes();
   bool anything_ready() const;
-  /// Sends what was posted for control. False while the system has not taken all that this rank's peers should get.
+  /// Sends what was posted for control. Returns false while the system has not taken all that this rank's peers
+  /// should get.
   bool flush_control();
-  /// Calls body(rank, control stream) for all such streams that can still send.
+  /// Calls body(rank, control stream) for all control streams that can still send.
   void for_each_control(const std::function<void(int, TcpStream&)>& body);
   /// Looks at the connections whose congestion control may still change.
   void settle_congestion();
-  /// Drops what refers to memory of callers.
+  /// Drops all references to memory of callers.
   void forget();
   void close() noexcept;
 
   void said_farewell(int rank) { peer(rank).left = Clock::now(); }
-  /// When it said farewell, if it has.
+  /// When the rank said farewell, if it has.
   std::optional<Clock::time_point> left(int rank) const;
-  /// Why nothing new will come from that rank: "died, or its machine became unreachable"; null while something may.
+  /// The reason why nothing new will come from that rank ("died, or its machine became unreachable"); null while
+  /// something may.
   const char* absence(int rank) const;
   /// Tells the owner if the rank died, or will not send or take what this rank waits for: what is posted on its data
-  /// streams, something on the connection for control (`awaited`), or data that nothing is posted for (`expected`).
+  /// streams, something on the control connection (`awaited`), or data for which nothing is posted (`expected`).
   void check(int rank, bool awaited, bool expected);
   /// Whether something is posted on a data stream.
   bool has_posted(int rank) const;
@@ -113,8 +115,8 @@ class TcpConnections final : private TcpAcceptor::Host {
 
   bool admit(TcpHandshake& handshake) override;
   void admitted(TcpHandshake& handshake, bool done) override;
-  /// Makes the lack the failure of the group. In a group that has failed, frees a descriptor if it can, so that one
-  /// more peer can hear of it.
+  /// Makes the lack of descriptors the failure of the group. In a group that has already failed, frees a descriptor
+  /// if it can, so that one more peer can hear of the failure.
   bool lacks_descriptors(const std::string& purpose, int error) override;
 
   Peer& peer(int rank);
@@ -126,7 +128,7 @@ class TcpConnections final : private TcpAcceptor::Host {
   bool advance_attempts();
   bool advance_attempt(int rank, int stream);
   bool begin_attempt(int rank, int stream);
-  /// Ends the handshake, if there is one, so `reason` may not be a part of it.
+  /// Ends the handshake, if there is one, so `reason` must not refer to a part of it.
   void next_address(int rank, int stream, const std::string& reason, bool refused);
   void open(int rank, int stream, TcpHandshake& handshake);
 

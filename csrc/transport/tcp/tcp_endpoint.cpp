@@ -10,7 +10,8 @@ namespace ours {
 
 namespace {
 
-/// Within this time a rank whose engine fails hears of the death that caused it, and can name the rank that died.
+/// A rank whose engine fails waits this long to hear of the death that caused it, so that it can name the rank that
+/// died.
 constexpr std::chrono::milliseconds kGrace{300};
 
 FrameHeader header_of(FrameKind kind, uint64_t call) {
@@ -73,7 +74,7 @@ TcpCard TcpEndpoint::await_card(Lock& lock, int rank, Deadline deadline, const W
 }
 
 bool TcpEndpoint::stay_awake(Lock& lock, Awake& awake) {
-  // While somebody else computes on this core, a yield would cost as much as the other's whole turn, each time.
+  // While another thread computes on this core, each yield would cost as much as that thread's whole turn.
   constexpr std::chrono::milliseconds kContended{50};
   const auto before = Clock::now();
   if (before < contended_until_) return false;
@@ -157,7 +158,7 @@ void TcpEndpoint::check_payloads() {
 // --- what peers say --------------------------------------------------------------------------------------------------
 
 void TcpEndpoint::check_data(int peer, const FrameHeader& header) {
-  if (header.call > calls_.count()) return;  // of a call that this rank has yet to make
+  if (header.call > calls_.count()) return;  // for a call that this rank has yet to make
   if (!calls_.is_under_way(header.call)) garbage(peer, "it belongs to a call that is over");
   raise_mismatch(calls_.mismatch(peer, header.call, header.signature));
 }

@@ -22,11 +22,11 @@
 
 namespace ours {
 
-/// How a rank waits for what comes over the network: awake for the time that a peer on a fast network takes to answer,
-/// and asleep if it takes longer.
+/// How a rank waits for the network: awake for the time that a peer on a fast network takes to answer, and asleep if
+/// it takes longer.
 WaitPolicy tcp_wait_policy();
 
-/// Releases a lock for the time of its life.
+/// Releases a lock for as long as it lives.
 class WithoutLock {
  public:
   explicit WithoutLock(std::unique_lock<std::mutex>& lock) : lock_(lock) { lock_.unlock(); }
@@ -39,11 +39,11 @@ class WithoutLock {
 };
 
 /// The part of a mesh that a thread may use only while it holds the lock: it moves everything forward, and finds out
-/// what is wrong. To a peer there is one connection for control (failures, farewells), which is always read, and
-/// some for data, which are read as far as somebody wants what they bring.
+/// what is wrong. Each peer has one connection for control (failures, farewells), which is always read, and some for
+/// data, which are read only as far as their data is wanted.
 ///
 /// All functions but wake() must be called with the lock held. Those that take a Lock release it while they wait, so
-/// that another thread may have moved things when they return. They throw the group's failure.
+/// another thread may have moved things when they return. They throw the group's failure.
 class TcpEndpoint final : private TcpConnections::Owner {
  public:
   using Lock = std::unique_lock<std::mutex>;
@@ -65,7 +65,7 @@ class TcpEndpoint final : private TcpConnections::Owner {
   TcpEndpoint(Shared& shared, const TcpConfig& config, std::function<void()> on_failure);
 
   void set_engine(std::shared_ptr<Engine> engine, size_t least_bytes);
-  /// In a forked child: lets the engine be.
+  /// In a forked child: leaks the engine, which belongs to the parent.
   void abandon_engine() { [[maybe_unused]] const TcpEnginePayloads* parents = payloads_.release(); }
   /// From any thread, without the lock: ends the sleep of a waiting thread.
   void wake() noexcept { poller_.wake(); }
@@ -79,39 +79,39 @@ class TcpEndpoint final : private TcpConnections::Owner {
   void reach(Lock& lock, int rank, Deadline deadline, const What& what);
   /// Waits until something happens, `limit` at most.
   void sleep(Lock& lock, Clock::duration limit) { poller_.sleep(lock, limit); }
-  /// Lets a moment pass in which the thread stays awake. False when it should sleep instead.
+  /// Lets a moment pass in which the thread stays awake. Returns false when it should sleep instead.
   bool stay_awake(Lock& lock, Awake& awake);
-  /// Lets handlers of signals run. What one raises fails the group.
+  /// Lets signal handlers run. If one raises an error, that fails the group.
   void check_interrupts(Lock& lock, Interrupts& interrupts, const What& what);
 
-  /// Moves everything as far as possible without waiting. True if anything moved.
+  /// Moves everything as far as possible without waiting. Returns true if anything moved.
   bool progress();
-  /// Throws also Error if this rank has left, and PeerError if a rank that is needed is gone.
+  /// Throws Error if this rank has left, and PeerError if a rank that is needed is gone.
   void check();
 
-  /// Begins a call of this rank: compares it with what the peers have said of theirs.
+  /// Begins a call of this rank, and compares it with what the peers have said of theirs.
   void begin_call(const TcpCallState::Facts& facts);
-  /// `cut_off`: it has not ended as it should, and nothing may refer to its memory any more.
+  /// Ends the call. `cut_off`: it has not ended as it should, and nothing may refer to its memory any more.
   void end_call(bool cut_off) noexcept;
 
-  /// Records the failure, tells the peers at once and throws it; or the failure that the group had before.
+  /// Records the failure, tells the peers at once and throws it. If the group has failed before, throws that failure.
   [[noreturn]] void raise(FailureKind kind, const std::string& message) override;
-  /// The same with an error, as the kind that it is, and without throwing.
+  /// Records an error with its kind, without throwing.
   void fail(const std::exception_ptr& error) noexcept;
-  /// Fails the group since bytes came from that rank that make no sense.
+  /// Fails the group because that rank sent bytes that make no sense.
   [[noreturn]] void garbage(int peer, const char* fault) override;
-  /// Tells the peers, those that come later too, that this rank does not make the call of that number.
+  /// Tells the peers, including those that connect later, that this rank does not make the call of that number.
   void refuse(uint64_t number, const std::string& why);
   /// In a group that failed: tells the peers that connect, until this rank has left, and then closes everything.
   void propagate_failure(Lock& lock);
   /// Tells the peers that this rank leaves, and closes everything.
   void say_farewell() noexcept;
 
-  /// "rank 2 (host node1, pid 4711), rank 3", with what is known of them: nobody is asked for an error's sake.
+  /// "rank 2 (host node1, pid 4711), rank 3", from what is already known of them; asks nothing over the network.
   std::string names_of(const std::vector<uint32_t>& ranks) const;
-  /// For whom this rank waits. The rank that it waits for may itself be waiting: when half of the time has passed,
-  /// ranks tell their neighbours that they wait and for whom, and pass on what they are told, so that in the end all
-  /// know the ranks that are really absent.
+  /// The ranks for which this rank waits. These may themselves be waiting, so when half of the time has passed, ranks
+  /// tell their neighbours that they wait and for which ranks, and pass on what they are told. In the end all know
+  /// the ranks that are really absent.
   std::vector<uint32_t> causes();
   void declare_waiting();
 
@@ -136,8 +136,8 @@ class TcpEndpoint final : private TcpConnections::Owner {
   TcpConnections connections_;
   TcpFailurePropagation propagation_;
   TcpCallState calls_;
-  Clock::time_point contended_until_{};  ///< until then somebody else computes on this rank's core
-  /// The last member: its engine may wake the endpoint until it is gone.
+  Clock::time_point contended_until_{};  ///< until then another thread computes on this rank's core
+  /// The last member, because its engine may wake the endpoint until it is gone.
   std::unique_ptr<TcpEnginePayloads> payloads_;
 };
 

@@ -16,12 +16,12 @@
 
 namespace ours {
 
-/// Payloads of at least so many bytes travel by the group's engine, if it has one. Smaller ones arrive sooner with the
-/// frame that announces them. The same on all ranks.
+/// Payloads of at least this many bytes travel by the group's engine, if it has one. Smaller ones arrive sooner with
+/// the frame that announces them. The same on all ranks.
 constexpr size_t kLeastEngineBytes = 4096;
 
-/// The payloads that an engine moves. To each peer, and from each, they are done in the order in which they were begun.
-/// If the engine fails nothing is thrown, because the endpoint may be about to hear of the cause.
+/// The payloads that an engine moves. To each peer, and from each, they are done in the order in which they were
+/// begun. If the engine fails, nothing is thrown, because the endpoint may be about to hear of the cause.
 class TcpEnginePayloads {
  public:
   struct Fault {
@@ -37,32 +37,33 @@ class TcpEnginePayloads {
   /// Whether a payload of that size goes by the engine.
   bool takes(size_t bytes) const { return bytes >= least_bytes_; }
 
-  /// The frame that announces a payload to be sent: its number, and what to count up when the frame is with the system.
+  /// The frame that announces a payload to be sent: its number, and the counter to increment when the system has the
+  /// frame.
   struct Announcement {
     uint32_t number;
     size_t* through;
   };
 
-  /// *done is counted up when the payload may be used again and the frame was sent.
+  /// Increments *done when the payload may be used again and the frame was sent.
   Announcement send(int peer, const void* data, size_t bytes, size_t* done);
 
-  /// *done is counted up when all has arrived. Returns false, and does nothing, if `number` is not the next one.
+  /// Increments *done when everything has arrived. Returns false, and does nothing, if `number` is not the next one.
   bool receive(int peer, uint32_t number, void* to, size_t bytes, size_t* done);
 
-  /// True if anything was done.
+  /// Returns true if anything was done.
   bool advance();
 
   bool any() const { return under_way_ != 0; }
-  /// Whether something only moves when advance() is called.
+  /// Whether something moves only when advance() is called.
   bool needs_calls() const { return any() && engine_->polls(); }
   bool waits_for(int peer) const;
-  /// When something to or from the peer was begun or done for the last time.
+  /// When something was last begun or done to or from the peer.
   Clock::time_point last_moved(int peer) const;
   const std::optional<Fault>& fault() const { return fault_; }
 
-  /// Ends all transfers: their memory is not touched any more.
+  /// Ends all transfers; their memory is not touched any more.
   void forget() noexcept;
-  /// For good. Never waits for peers.
+  /// Closes the engine for good. Never waits for peers.
   void close() noexcept { engine_->close(); }
 
  private:
@@ -75,7 +76,7 @@ class TcpEnginePayloads {
   struct Queue {
     uint32_t last = 0;  ///< number of the message begun last
     Clock::time_point moved{};
-    // A deque, since a transfer that was announced must stay where it is.
+    // A deque, since a transfer that was announced must keep its address.
     std::deque<Transfer> transfers;
   };
   using Begin = std::function<std::unique_ptr<Engine::Transfer>()>;

@@ -9,16 +9,16 @@
 
 namespace ours {
 
-/// The failure that ended a group whose ranks share no memory: the first that this rank found or heard of. From then on
-/// every call throws the same error. Safe among threads.
+/// The failure that ended a group whose ranks share no memory: the first that this rank found or heard of. From then
+/// on every call throws the same error. Thread-safe.
 class TcpFailure {
  public:
   using Listener = std::function<void(FailureKind, const std::string&)>;
 
-  /// True for the first failure, which is kept.
+  /// Records the failure and returns true if it is the first one.
   bool record(FailureKind kind, const std::string& message);
 
-  /// `listener` is called with the failure on the thread that records it. To be set before anything can fail.
+  /// `listener` is called with the failure on the thread that records it. Must be set before anything can fail.
   void set_listener(Listener listener) { listener_ = std::move(listener); }
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }

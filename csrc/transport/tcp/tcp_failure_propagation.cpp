@@ -26,7 +26,8 @@ void TcpFailurePropagation::tell() {
 
 void TcpFailurePropagation::run(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& left) {
   constexpr std::chrono::milliseconds kLookAround{100};
-  // For so long after this rank has left, peers that connect may still hear why: they are about to notice that it has.
+  // For this long after this rank has left, peers that connect may still learn why: they are about to notice that it
+  // has.
   constexpr std::chrono::seconds kAfterword{3};
   std::optional<Clock::time_point> end;
   while (!end || Clock::now() < *end) {
@@ -35,7 +36,7 @@ void TcpFailurePropagation::run(std::unique_lock<std::mutex>& lock, const std::a
       tell();
       connections_.for_each_control([](int, TcpStream& control) { control.send_now(); });
     } catch (const std::exception&) {
-      // That peer cannot be told anything more.
+      // That peer cannot be told any more.
     }
     if (left.load() && all_know()) return;
     if (left.load() && !end) end = Clock::now() + kAfterword;

@@ -10,16 +10,16 @@
 
 namespace ours {
 
-/// Passes the failure of a rank's group on to its peers. A rank whose group fails says so on every connection that it
-/// has; each rank that hears it has failed too and does the same. So the failure reaches every rank that is in a call
-/// along the very connections that it waits on. Ranks that come later connect to one that has failed already, whose
-/// thread in run() tells them. Used with the mesh's lock held.
+/// Passes the failure of a rank's group on to its peers. A rank whose group fails says so on all its connections;
+/// each rank that hears it fails too and does the same. So the failure reaches every rank that is in a call along the
+/// very connections that it waits on. A rank that comes later connects to one that has already failed, and the thread
+/// in that rank's run() tells it. Used with the mesh's lock held.
 class TcpFailurePropagation {
  public:
   TcpFailurePropagation(const TcpFailure& failure, TcpConnections& connections, TcpPoller& poller, int own_rank,
                         int size);
 
-  /// Tells the peers that are connected and have not been told.
+  /// Tells the connected peers that have not been told.
   void tell();
   bool has_told(int rank) const { return told_[static_cast<size_t>(rank)]; }
 

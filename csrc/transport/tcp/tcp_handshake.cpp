@@ -78,7 +78,7 @@ void TcpHandshake::write() {
 
 void TcpHandshake::read() {
   char buffer[sizeof(Hello)];
-  // Not a byte more than the message: what follows is for the stream.
+  // Reads not a byte more than the message, because what follows is for the stream.
   const ssize_t got = ::recv(fd_.get(), buffer, expected_ - in_.size(), 0);
   if (got < 0) {
     if (errno != EAGAIN && errno != EINTR) broken(text_of_errno(errno));

@@ -16,7 +16,7 @@ struct TcpSelf {
   int32_t pid = 0;
   SipKey secret{};
 
-  /// Those of a rank that is connected to all others.
+  /// The connections of a rank that is connected to all others.
   size_t most_connections() const { return static_cast<size_t>(size - 1) * static_cast<size_t>(streams); }
   /// "rank 0 (host node1, pid 4711)"
   std::string describe() const { return "rank " + std::to_string(rank) + ' ' + process_name(host, pid); }
@@ -25,7 +25,7 @@ struct TcpSelf {
 Nonce draw_nonce();
 
 /// The first messages on a new connection, at either end, without ever waiting. Each side proves that it knows the
-/// secret by its answer to a number that the other has just drawn, so an answer that was overheard is of no use.
+/// secret by its answer to a random number from the other side, so an overheard answer is of no use.
 class TcpHandshake {
  public:
   enum class State { Going, Done, Broken };
@@ -35,16 +35,16 @@ class TcpHandshake {
   /// The end that connects, to stream `stream` of rank `to`.
   TcpHandshake(ProcessFd fd, const TcpSelf& self, int to, int stream);
 
-  /// Does what can be done now.
+  /// Does what can be done without waiting.
   State advance();
 
-  /// At the end that accepts: a hello has come, which accept() answers.
+  /// At the end that accepts: a hello has come, and must be answered with accept().
   bool awaits_verdict() const { return step_ == Step::Judge; }
   void accept();
 
-  /// There is a connection, be it to a stranger.
+  /// Whether there is a connection, even if only to a stranger.
   bool connected() const { return step_ != Step::Connect && !refused_; }
-  /// Nobody listened there.
+  /// Whether nothing listened there.
   bool refused() const { return refused_; }
 
   int fd() const { return fd_.get(); }
@@ -53,7 +53,7 @@ class TcpHandshake {
   int stream() const { return stream_; }
   const std::string& peer_host() const { return peer_host_; }
   int32_t peer_pid() const { return peer_pid_; }
-  /// Why it is broken.
+  /// The reason why the handshake failed.
   const std::string& reason() const { return reason_; }
 
  private:

@@ -31,7 +31,7 @@ std::shared_ptr<TcpMesh> TcpMesh::join(int rank, int size, std::shared_ptr<KeyVa
 
 TcpMesh::~TcpMesh() {
   leave();
-  // The threads of an engine stayed with the process that made it.
+  // The engine's threads stayed in the process that made it.
   if (in_child()) endpoint_.abandon_engine();
 }
 
@@ -102,7 +102,7 @@ void TcpMesh::propagate_failure() noexcept {
       self->endpoint_.propagate_failure(lock);
     });
   } catch (const std::exception&) {
-    // Without the thread, ranks that come later find that nobody answers.
+    // Without the thread, ranks that come later get no answer.
     propagating_.store(false);
   }
 }
@@ -117,11 +117,11 @@ void TcpMesh::refuse(uint64_t number, const std::string& why) noexcept {
     start_background_thread("ours-refusal", [self = shared_from_this()] { self->let_peers_connect(); });
     lets_connect_ = true;
   } catch (const std::exception&) {
-    // Peers that are not connected yet hear of it with this rank's next call, or at their deadline.
+    // Peers that are not connected yet learn of it with this rank's next call, or at their deadline.
   }
 }
 
-// While this rank moves nothing, nobody can connect, and those that wait for it would do so in vain.
+// While this rank moves nothing, no peer can connect, and those that wait for it would wait in vain.
 void TcpMesh::let_peers_connect() {
   constexpr std::chrono::milliseconds kSlice{500};
   Lock lock(mutex_);
@@ -132,7 +132,7 @@ void TcpMesh::let_peers_connect() {
       endpoint_.sleep(lock, kSlice);
     }
   } catch (const std::exception&) {
-    // The next call finds out again what is wrong with a connection.
+    // The next call will find what is wrong with a connection.
   }
   lets_connect_ = false;
   wake();  // it may have taken an event that another thread waits for
@@ -141,7 +141,7 @@ void TcpMesh::let_peers_connect() {
 void TcpMesh::leave() noexcept {
   if (in_child() || shared_.left.exchange(true)) return;
   wake();
-  // The thread that has just recorded a failure may not have come to this yet.
+  // The thread that has just recorded a failure may not have got here yet.
   if (failure().failed()) propagate_failure();
   if (propagating_.load()) return;  // that thread closes everything
   const Lock lock(mutex_);

@@ -15,16 +15,16 @@
 
 namespace ours {
 
-/// One rank's part in a group over TCP, which connects to a peer when it is first needed.
+/// One rank's part in a group over TCP. It connects to a peer when the peer is first needed.
 ///
 /// Nothing runs in the background: the threads that are in a call (TcpCall, TcpMonitor, TcpMessages) move everything
-/// forward. There are two exceptions: in a group that failed, a thread tells the peers why, and after a refused call a
-/// thread lets peers connect until this rank makes another call.
+/// forward. There are two exceptions: in a group that failed, a thread tells the peers why, and after a refused call
+/// a thread lets peers connect until this rank makes another call.
 ///
-/// The lock: the functions of the mesh may be called from any thread, an abort among them, and take the lock themselves
-/// for as long as they need it. The endpoint may be used only while the thread holds lock(). A thread that holds it
-/// must not call the mesh's functions, except those under "with the lock" and those that say so, and must not wait for
-/// anything but through the endpoint.
+/// The lock: the functions of the mesh may be called from any thread, including by an abort, and take the lock
+/// themselves for as long as they need it. The endpoint may be used only by a thread that holds lock(). That thread
+/// must not call the mesh's functions, except those under "with the lock" and those that say so, and must not wait
+/// for anything except through the endpoint.
 class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
  public:
   using Lock = TcpEndpoint::Lock;
@@ -34,29 +34,29 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
                                        Deadline deadline);
   ~TcpMesh();
 
-  /// Makes the failure of either mesh of a process that of the other, too. To be called before they are used.
+  /// Makes a failure of either mesh of a process that of the other, too. Must be called before they are used.
   static void share_failures(const std::shared_ptr<TcpMesh>& a, const std::shared_ptr<TcpMesh>& b);
 
-  /// Lets `engine`, which ends with the mesh, move payloads of collectives, those of at least `least_bytes`. On all
-  /// ranks alike, before the mesh is used.
+  /// Lets `engine`, which ends with the mesh, move payloads of collectives that have at least `least_bytes`. Must be
+  /// called in the same way on all ranks, before the mesh is used.
   void set_engine(std::shared_ptr<Engine> engine, size_t least_bytes = kLeastEngineBytes);
 
-  /// Names all ranks, "(host node1, pid 4711)" each, for messages about those that this one never speaks to. Before the
-  /// mesh is used.
+  /// Names all ranks, "(host node1, pid 4711)" each, for messages about those with which this rank never
+  /// communicates. Must be called before the mesh is used.
   void introduce(std::vector<std::string> names);
 
-  /// How many connections there are, those for control included.
+  /// The number of open connections, including those for control.
   size_t connections();
 
-  /// Takes in what peers have to say, without waiting; does nothing where a call does that anyway.
+  /// Takes in what peers have to say, without waiting; does nothing if a call does that anyway.
   void look() noexcept;
 
   /// Tells the peers that this rank does not make the call of that number, and why. Never waits: a thread tells those
   /// that are not connected yet, until this rank makes another call.
   void refuse(uint64_t number, const std::string& why) noexcept;
 
-  /// Tells the peers that this rank will not come again, and closes all connections. Never waits; does nothing in a
-  /// forked child.
+  /// Tells the peers that this rank has left, and closes all connections. Never waits; does nothing in a forked
+  /// child.
   void leave() noexcept;
 
   // ---- with or without the lock
@@ -64,7 +64,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   int rank() const { return shared_.self.rank; }
   int size() const { return shared_.self.size; }
   const TcpPlan& plan() const { return plan_; }
-  /// Where this rank can be reached, as it published it.
+  /// The addresses at which this rank can be reached, as published.
   const TcpCard& card() const { return shared_.card; }
   const TcpFailure& failure() const { return shared_.failure; }
   bool has_left() const { return shared_.left.load(); }
@@ -76,7 +76,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   void check_usable() const;
   /// Makes this the group's failure, unless there is one, frees this rank's waiter and tells the peers. Never waits.
   void fail(FailureKind kind, const std::string& message) noexcept;
-  /// The same with an error, as the kind that it is.
+  /// Does the same for an error, keeping its kind.
   void fail(const std::exception_ptr& error) noexcept;
   /// Ends the sleep of this rank's waiter.
   void wake() noexcept { endpoint_.wake(); }
@@ -86,7 +86,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   // ---- with the lock
 
   TcpEndpoint& endpoint() { return endpoint_; }
-  /// Why `rank` does not make the call of that number; empty if it has not refused it.
+  /// The reason why `rank` does not make the call of that number; empty if it has not refused it.
   std::string refusal(int rank, uint64_t number) { return endpoint_.calls().refusal(rank, number); }
   /// "rank 2 (host node1, pid 4711)", as far as it is known.
   std::string describe(int rank) { return endpoint_.connections().describe(rank); }

@@ -56,7 +56,7 @@ void TcpMonitor::flush() {
   try {
     endpoint_.progress();
   } catch (const Error&) {
-    // The barrier was passed; the next call will hear of it.
+    // The barrier was passed; the next call will learn of the failure.
   }
 }
 

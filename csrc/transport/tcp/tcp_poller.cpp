@@ -15,7 +15,7 @@ namespace ours {
 
 namespace {
 
-// The tokens by which epoll names sockets that are no open streams; the token of a stream is its address.
+// The tokens by which epoll names sockets that are not open streams; the token of a stream is its address.
 constexpr uint64_t kWakeToken = 0;
 constexpr uint64_t kListenerToken = 1;
 constexpr uint64_t kHandshakeToken = 2;
@@ -38,7 +38,7 @@ void TcpPoller::watch_listener(int fd) { watch(EPOLL_CTL_ADD, fd, EPOLLIN, kList
 void TcpPoller::watch_handshake(int fd) { watch(EPOLL_CTL_ADD, fd, kBothWays, kHandshakeToken); }
 
 void TcpPoller::watch_stream(TcpStream& stream) {
-  // An event that came before is lost.
+  // An earlier event has been lost.
   stream.set_ready(true, true);
   watch(EPOLL_CTL_MOD, stream.fd(), kBothWays, reinterpret_cast<uint64_t>(&stream));
 }
@@ -46,8 +46,8 @@ void TcpPoller::watch_stream(TcpStream& stream) {
 void TcpPoller::watch(int operation, int fd, uint32_t events, uint64_t token) {
   epoll_event event{};
   event.data.u64 = token;
-  // Edge triggered. Streams remember what they may do until the system refuses it; each wake-up is an event of its own,
-  // so that nobody has to read the counter; and connections that cannot be accepted yet do not end every sleep.
+  // Edge triggered: streams remember what they may do until the system refuses it; each wake-up is an event of its
+  // own, so the counter need not be read; and connections that cannot be accepted yet do not end every sleep.
   event.events = events | EPOLLET;
   if (::epoll_ctl(epoll_.get(), operation, fd, &event) != 0) {
     throw SystemError("cannot watch a socket (epoll_ctl)", errno);

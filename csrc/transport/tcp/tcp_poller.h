@@ -19,17 +19,18 @@ class TcpPoller {
 
   void watch_listener(int fd);
   void watch_handshake(int fd);
-  /// The socket of a handshake has become the stream's, which from now on is told when it can read or write.
+  /// Watches the socket of a completed handshake as the stream's; from now on the stream is told when it can read or
+  /// write.
   void watch_stream(TcpStream& stream);
 
-  /// Takes in what has happened, without waiting.
+  /// Takes in all events, without waiting.
   void poll();
-  /// Waits until something happens, `limit` at most, and releases the lock meanwhile.
+  /// Waits at most `limit` until something happens, and releases the lock meanwhile.
   void sleep(std::unique_lock<std::mutex>& lock, Clock::duration limit);
-  /// Ends one sleep, or the next one.
+  /// Ends the current sleep, or the next one.
   void wake() noexcept;
 
-  /// Since the flag was cleared; at first, too.
+  /// Whether a listener had an event since the flag was cleared; true at first.
   bool listeners_moved = true;
   bool handshakes_moved = false;
 

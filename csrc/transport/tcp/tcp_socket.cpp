@@ -22,7 +22,7 @@ ProcessFd make_socket(int family) {
       with_descriptors([&] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP); }));
 }
 
-/// Groups of one process begin to look at different places of the range.
+/// Lets the groups of one process begin at different places of the range.
 uint32_t any_number() {
   uint32_t number = 0;
   if (::getrandom(&number, sizeof(number), GRND_NONBLOCK) != sizeof(number)) return 0;

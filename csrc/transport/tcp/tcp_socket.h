@@ -8,28 +8,30 @@
 
 namespace ours {
 
-/// A non-blocking socket that listens at `address`, on a port of the range. Its connections have the congestion control
-/// of that name; empty: the system's. Throws a SystemError that says what was tried.
+/// Returns a non-blocking socket that listens at `address`, on a port of the range. Its connections have the
+/// congestion control of that name, or the system's if it is empty. Throws a SystemError that says what was tried.
 ProcessFd listen_at(const SocketAddress& address, const PortRange& ports, const std::string& congestion = "");
 
-/// Gives a socket the congestion control of that name; empty: leaves it. False, with errno, if it may not have it.
+/// Gives a socket the congestion control of that name, or leaves it if the name is empty. Returns false, with errno,
+/// if the socket may not have it.
 bool use_congestion_control(int fd, const std::string& name);
 
 /// The address that a socket is bound to.
 SocketAddress local_address(int fd);
 
-/// A non-blocking socket that has begun to connect to `address`, with that congestion control; invalid, with errno, if
-/// it could not.
+/// Returns a non-blocking socket that has begun to connect to `address`, with that congestion control; invalid, with
+/// errno, if it could not.
 ProcessFd begin_connecting(const SocketAddress& address, const std::string& congestion = "");
 
-/// The next connection that waits at a listener, non-blocking; invalid if there is none.
+/// Accepts the next connection that waits at a listener, non-blocking; invalid if there is none.
 ProcessFd accept_from(int listener);
 
-/// Lets a connection send at once what it is given, and notice that the other machine is gone unless data is under way.
+/// Lets a connection send at once what it is given, and notice that the other machine is gone unless data is under
+/// way.
 void tune_connection(int fd);
 
 /// Lets a connection also give up when what was sent is not acknowledged for long. Not for connections whose receiver
-/// may keep the sender waiting: to the system, a peer that takes nothing for so long is gone as well.
+/// may hold the sender back: to the system, a peer that takes nothing for that long is gone as well.
 void limit_silence(int fd);
 
 }  // namespace ours

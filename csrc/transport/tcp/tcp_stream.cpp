@@ -11,7 +11,7 @@ namespace ours {
 
 namespace {
 
-/// After so many bytes, a stream lets the others have their turn.
+/// After this many bytes, a stream gives the others a turn.
 constexpr size_t kTurnBytes = 1024 * 1024;
 constexpr size_t kMostPieces = 16;
 
@@ -96,7 +96,7 @@ bool TcpStream::write() {
       if (errno == EINTR) continue;
       writable_ = false;
       if (errno != EAGAIN) {
-        // What the peer sent before it closed is still to be read.
+        // What the peer sent before it closed has still to be read.
         error_ = errno;
         readable_ = true;
       }
@@ -205,7 +205,7 @@ bool TcpStream::take_payload() {
     in_payload_ = false;
     return true;
   }
-  // Much more is to come: that goes straight to its place, and what follows it into the buffer.
+  // Much more is to come: the payload goes straight to its place, and what follows it into the buffer.
   if (had > 0 || !readable_ || ended_) return had > 0;
   if (buffer_.empty()) buffer_.resize(kBufferBytes);
   buffer_begin_ = buffer_end_ = 0;

@@ -11,8 +11,8 @@
 namespace ours {
 
 /// One connection to a peer: frames in both directions, in the order in which they were posted, without ever waiting.
-/// Frames may be posted before there is a connection. A payload is read straight to where its receiver wants it; until
-/// a receive is posted, it stays with the system, which holds the sender back.
+/// Frames may be posted before there is a connection. A payload is read straight to where its receiver wants it.
+/// Until a receive is posted, it stays with the system, which holds the sender back.
 class TcpStream {
  public:
   /// Takes what arrives.
@@ -21,12 +21,12 @@ class TcpStream {
     virtual ~Handler() = default;
     /// A header of data has come, which may be early. Throws if it should not have.
     virtual void check_data(int peer, const FrameHeader& header) = 0;
-    /// A header of data has come for the posted receive, and its payload comes by an engine. Throws if it should not
-    /// have.
+    /// A header of data has come for the posted receive, and an engine brings its payload. Throws if it should not
+    /// have come.
     virtual void receive_by_engine(int peer, const FrameHeader& header, void* to, size_t* done) = 0;
     /// A frame of control has come.
     virtual void hear(int peer, const FrameHeader& header, const std::string& payload) = 0;
-    /// Bytes came that make no sense.
+    /// The bytes that came make no sense.
     virtual void garbage(int peer, const char* fault) = 0;
   };
 
@@ -35,12 +35,12 @@ class TcpStream {
   void open(ProcessFd fd) { fd_ = std::move(fd); }
   bool is_open() const { return fd_.valid(); }
   int fd() const { return fd_.get(); }
-  /// Lets what was sent arrive, and ends the connection.
+  /// Ends the connection after what was sent has arrived.
   void finish();
   /// Sends what can be sent at once, and reads nothing.
   void send_now();
 
-  /// `payload` and `done`, which is counted up when all is in the system's hands, must stay until then or forget().
+  /// `payload` must stay until all of it is in the system's hands, which increments `done`, or until forget().
   void post_send(const FrameHeader& header, const void* payload, size_t* done);
   /// The same with a payload that the stream keeps.
   void post_send(const FrameHeader& header, std::string payload);
@@ -48,27 +48,28 @@ class TcpStream {
   /// The next data frame not yet claimed goes to `to`. header.call, phase, part, total and bytes must be what comes.
   void post_receive(const FrameHeader& header, void* to, size_t* done);
 
-  /// Drops what refers to memory of callers. For groups that failed, since a frame that was begun cannot be completed.
+  /// Drops all references to memory of callers. For groups that failed, since a frame that was begun cannot be
+  /// completed.
   void forget();
 
-  /// Sends and reads what can be moved now; true if anything was. Ends after a while, so that other streams have a
-  /// turn.
+  /// Sends and reads what can be moved now; returns true if anything was. Ends after a while, so that other streams
+  /// get a turn.
   bool advance();
   void set_ready(bool readable, bool writable) {
     readable_ = readable_ || readable;
     writable_ = writable_ || writable;
   }
-  /// More could be moved at once.
+  /// Whether more could be moved at once.
   bool ready() const;
 
-  /// A header of data has arrived for which nothing is posted yet, or null.
+  /// A header of data that has arrived and for which nothing is posted yet, or null.
   const FrameHeader* early() const { return in_payload_ && receives_.empty() ? &header_ : nullptr; }
 
-  /// The peer sends nothing more. error() is not 0 if the connection broke, which writing may show before.
+  /// Whether the peer sends nothing more. error() is not 0 if the connection broke, which writing may show before.
   bool ended() const { return ended_; }
-  /// It has ended, and something that was posted will never be done.
+  /// Whether the stream has ended, and something that was posted will never be done.
   bool starved() const { return (ended_ && has_receives() && !can_take()) || ((ended_ || error_ != 0) && has_sends()); }
-  /// It has ended, and all that came has been taken.
+  /// Whether the stream has ended, and all that came has been taken.
   bool dry() const { return ended_ && early() == nullptr && !can_take(); }
   int error() const { return error_; }
   bool has_sends() const { return !sends_.empty(); }
@@ -93,8 +94,8 @@ class TcpStream {
   /// Whether the buffer has enough for the next step.
   bool can_take() const;
   bool fill();
-  /// How many bytes to read into the buffer after the messages of the next so many receives: only the header of a
-  /// message that is so long that the rest should go straight to its place.
+  /// How many bytes to read into the buffer after the messages of the next `receives` receives: only the header if a
+  /// message is so long that the rest should go straight to its place.
   size_t room_after(size_t receives) const;
   bool take_header();
   bool take_payload();

@@ -139,7 +139,7 @@ TcpTerms TcpTerms::parse(const std::string& text) {
     malformed("terms of a group", "(not shown: they hold its secret)");
   }
   terms.plan.wire = static_cast<WireType>(wire);
-  // The rest, which is checked where it is used.
+  // The remaining field, which is checked where it is used.
   in.get();
   std::getline(in, terms.plan.rules, '\0');
   for (size_t i = 0; i < terms.secret.size(); ++i) {

@@ -11,8 +11,9 @@
 #include "common/socket_address.h"
 #include "transport/tcp/tcp_config.h"
 
-// What travels between two ranks, and what they publish in the store. Everything that comes from the wire is checked
-// here: magic, version, kinds, lengths. Numbers travel in the byte order of the machine; the magic tells the other one.
+// The messages between two ranks, and what they publish in the store. Everything that comes from the network is
+// checked here: magic, version, kinds, lengths. Numbers travel in the byte order of the machine; the magic reveals a
+// different one.
 
 namespace ours {
 
@@ -22,7 +23,7 @@ constexpr size_t kHostBytes = 64;
 
 using Nonce = std::array<uint8_t, 16>;
 
-/// Bytes that describe a collective call, and must be equal on all ranks.
+/// Bytes that describe a collective call. They must be equal on all ranks.
 using Signature = std::array<uint8_t, 48>;
 
 // --- handshake: the acceptor sends a challenge, the other side a hello, the acceptor a welcome -----------------------
@@ -57,7 +58,7 @@ uint64_t proof_of(const SipKey& secret, const Nonce& challenge, const Hello& hel
 uint64_t proof_of(const SipKey& secret, const Nonce& challenge, const Nonce& hello, const Welcome& welcome);
 
 bool is_sound(const Challenge& challenge);
-/// It is a hello to rank `to` in a group of `size` ranks with `streams` streams, and its proof is right.
+/// Whether it is a hello to rank `to` in a group of `size` ranks with `streams` streams, and its proof is right.
 bool is_sound(const Hello& hello, const SipKey& secret, const Nonce& challenge, int to, int size, int streams);
 bool is_sound(const Welcome& welcome, const SipKey& secret, const Nonce& challenge, const Nonce& hello);
 
@@ -86,7 +87,8 @@ struct FrameHeader {
   uint8_t detail = 0;  ///< of Failure: its kind; of Data: as the collective wants
   uint16_t phase = 0;  ///< of Data: the step of the algorithm
   uint32_t part = 0;   ///< of Data: the number of the chunk
-  /// Of Data: 0 if the payload follows; otherwise an engine moves it (TcpEnginePayloads), and this is its number there.
+  /// In Data frames: 0 if the payload follows; otherwise an engine moves it (TcpEnginePayloads), and this is its
+  /// number there.
   uint32_t engine_number = 0;
   uint64_t call = 0;   ///< of Data: number of the call among the group's
   uint64_t total = 0;  ///< of Data: bytes of the whole message that this is a part of
@@ -96,7 +98,7 @@ struct FrameHeader {
 
 static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 112 && sizeof(Welcome) == 80 && sizeof(FrameHeader) == 88);
 
-/// What follows the header on its connection.
+/// The number of bytes that follow the header on its connection.
 inline uint64_t following_bytes(const FrameHeader& header) { return header.engine_number == 0 ? header.bytes : 0; }
 
 /// What is wrong with a header, or null. `data`: on a data stream.
@@ -115,7 +117,7 @@ inline std::string process_name(const std::string& host, int32_t pid) {
   return "(host " + host + ", pid " + std::to_string(pid) + ")";
 }
 
-/// Where a rank can be reached, and what it is called in messages.
+/// How a rank can be reached, and its name in messages.
 struct TcpCard {
   std::string host;
   int32_t pid = 0;
@@ -128,7 +130,7 @@ struct TcpCard {
   static TcpCard parse(const std::string& text);
 };
 
-/// The terms that rank 0 decides for its group.
+/// The terms that rank 0 sets for its group.
 struct TcpTerms {
   SipKey secret{};
   TcpPlan plan;

@@ -48,7 +48,7 @@ TEST(plan_of_an_all_gather_with_uneven_and_empty_sizes) {
   const ExchangePlan first = Planner{Op::AllGather, 0, 3}.all_gather({data.data(), 4}, outputs);
   CHECK(sizes_of(first) == (Sizes{4, 4, 4, 4, 0, 5}));
   const ExchangePlan second = Planner{Op::AllGather, 1, 3}.all_gather({nullptr, 0}, outputs);
-  // An empty message is one.
+  // An empty message is still a message.
   CHECK(present(second) == std::vector<bool>(6, true));
   CHECK(sizes_of(second) == (Sizes{0, 0, 0, 4, 0, 5}));
 }
@@ -98,7 +98,7 @@ TEST(plan_in_place_copies_nothing_but_sends_copies) {
   std::array<char, 4> other{};
   const std::vector<Span> outputs = {{other.data(), 2}, {other.data() + 2, 2}};
   CHECK(!(Planner{Op::AllToAll, 0, 2}.all_to_all(inputs, outputs).overlaps(1)));
-  // What only touches does not overlap, and neither does nothing.
+  // Ranges that only touch do not overlap, and neither do empty ones.
   const std::vector<Span> behind = {{other.data(), 2}, {data.data(), 2}};
   CHECK(!(Planner{Op::AllToAll, 0, 2}.all_to_all(inputs, behind).overlaps(1)));
   CHECK(!(Planner{Op::Scatter, 1, 2}.scatter({}, {data.data(), 2}, 0).overlaps(0)));
@@ -128,14 +128,14 @@ TEST(planner_refuses_what_has_no_meaning) {
   CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, planner.all_gather(two, outputs)),
                  "on rank 1 gives itself 2 bytes but expects 3");
   CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, planner.gather(two, outputs, 1)), "gives itself 2 bytes but expects 3");
-  // Where the root is another, these arguments do not count.
+  // On a rank that is not the root, these arguments do not count.
   planner.gather(two, {}, 0);
   planner.scatter({}, {data.data(), 2}, 0);
 }
 
 TEST(sizes_that_differ_are_told_from_the_tables) {
   const auto name = [](int r) { return "rank " + std::to_string(r); };
-  const Sizes first = {7, 4, 7, 8};  // sends 4 to rank 1 and expects 8 of it; what it gives itself does not count
+  const Sizes first = {7, 4, 7, 8};  // sends 4 to rank 1 and expects 8 of it; what it sends itself does not count
   Sizes second = {8, 0, 4, 1};
   CHECK_EQ(check_sizes({first.data(), second.data()}, name, CallRecord{}), size_t{8});
   second[0] = 9;

@@ -5,7 +5,7 @@
 #include "support/device_ranks.h"
 #include "support/patience.h"
 
-// The contract of Group, which every kind of group keeps (groups.h lists them), with ranks as threads.
+// The contract of Group, which every kind of group (see groups.h) keeps, with ranks as threads.
 
 namespace ours {
 namespace {
@@ -33,7 +33,7 @@ constexpr size_t kChunks[] = {4096, 0};
 
 std::vector<size_t> counts_of(const GroupKind& kind) {
   if (kind.many_threads) return {0, 3, 1024, 5000};
-  // Around 20, 256 and 1024 elements other ways begin, with the chunks of these tests.
+  // With the chunks of these tests, other algorithms begin around 20, 256 and 1024 elements.
   return {0, 3, 20, 21, 256, 257, 1024, 5000, 100003};
 }
 
@@ -83,7 +83,7 @@ CONTRACT(all_reduce_does_not_mind_where_ranks_cut_their_arrays) {
   for (const size_t count : {size_t{0}, size_t{5}, size_t{1000}, size_t{40007}}) {
     run_groups(kind, 3, 4096, [&](Group& group) {
       std::vector<float> data = values(group.rank(), count);
-      // Rank 0 has one piece, the others some, of which the first is empty.
+      // Rank 0 has one piece; the others have several, the first of them empty.
       std::vector<Span> pieces;
       const size_t step = group.rank() == 0 ? count + 1 : count / 3 + 1;
       if (group.rank() > 0) pieces.push_back(Span{});
@@ -325,7 +325,7 @@ CONTRACT(a_call_that_some_refuse_fails_the_group_and_one_that_all_refuse_does_no
     }
     group.barrier(call_of(Op::Barrier, DType::UInt8, 7));
     CHECK_EQ(group.failure(), std::string());
-    // Nobody refuses alone before all have looked.
+    // No rank refuses alone before all have looked.
     group.barrier(call_of(Op::Barrier, DType::UInt8, 8));
     const Call call = call_of(Op::Gather, DType::Int32, 9);
     if (group.rank() == 1) {

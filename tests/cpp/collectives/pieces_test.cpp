@@ -80,7 +80,7 @@ TEST(all_reduce_of_pieces_agrees_with_one_of_a_whole) {
       group.all_reduce(call, data.data(), data.data(), data.size(), sum);
     }
     for (const float x : data) CHECK_EQ(x, 2.0f);
-    // The number of all elements has to agree.
+    // The total number of elements must agree.
     std::vector<float> more(group.rank() == 0 ? 10 : 11);
     CHECK_THROWS(MismatchError, group.all_reduce(call_of(Op::AllReduce, DType::Float32, 1), cut(more, {3}), sum));
   });

@@ -75,7 +75,7 @@ TEST(the_first_rule_that_applies_decides) {
   CHECK_EQ(chosen(Selectable::AllReduce, 5, 2, 1025), std::string("ring"));
   CHECK_EQ(chosen(Selectable::Reduce, 5, 2, 1 << 30), std::string("whole"));
   CHECK_EQ(chosen(Selectable::AllReduce, 3, 2, 1 << 20), std::string("doubling"));
-  // It cannot be doubled, so that rule is for others.
+  // reduce_scatter has no doubling, so that rule does not apply to it.
   CHECK_EQ(chosen(Selectable::ReduceScatter, 3, 1, 1 << 20), std::string("direct"));
   CHECK_EQ(chosen(Selectable::AllGather, 3, 1, 1 << 20), std::string("ring"));
 }
@@ -87,7 +87,7 @@ TEST(in_a_node_the_choice_is_by_size_and_by_rules_of_its_own) {
     CHECK(table.choose({Selectable::NodeReduce, 1, local, limit}) == Algorithm::Whole);
     CHECK(table.choose({Selectable::NodeReduce, 1, local, limit + 1}) == Algorithm::Direct);
   }
-  // `all` means all between nodes.
+  // `all` means all operations that go between nodes.
   CHECK(Selection::parse("all direct").choose({Selectable::NodeReduce, 1, 2, 4}) == Algorithm::Whole);
   CHECK(Selection::parse("node_reduce direct").choose({Selectable::NodeReduce, 1, 2, 4}) == Algorithm::Direct);
   CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, Selection::parse("node_reduce ring")), "whole and direct only");

@@ -69,7 +69,7 @@ void check_reduce(std::mt19937& random, const Case& c) {
   }
   std::vector<char> expected(bytes + 1);
   testing::reference_reduce(expected.data(), host, c.count, c.dtype, c.reduction);
-  // One result of its own, and one in the place of a source.
+  // One result has memory of its own, and one that of a source.
   const std::vector<void*> results = {buffers.back().data(), buffers[c.sources / 2].data()};
   reduce_on_cpu(results, sources, c.count, c.dtype, c.reduction);
   bool right = true;
@@ -146,7 +146,7 @@ TEST(cuda_launch_has_vectors_wherever_it_can) {
   CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, crooked()), "multiple of 4 bytes");
 }
 
-/// One array into another by pieces of odd sizes, in both directions at once.
+/// Moves one array into another by pieces of odd sizes, in both directions at once.
 void check_moves(std::mt19937& random, DType from, DType to, double scale, size_t pieces, size_t most) {
   const size_t in = size_of(from), out = size_of(to);
   std::vector<size_t> counts, from_at, to_at;

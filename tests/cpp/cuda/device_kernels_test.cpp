@@ -65,7 +65,7 @@ void check_case(OnDevice& on, std::mt19937& random, const ReduceCase& c) {
   for (size_t s = 0; s < c.sources; ++s) {
     data.push_back(fill(random, c.dtype, c.count + 1, s));
     host.push_back(data.back().data());
-    // Each source at another distance from a multiple of 16 bytes, unless they are all to be aligned.
+    // Each source lies at another distance from a multiple of 16 bytes, unless all are to be aligned.
     char* place = on.at(s) + (c.shift == 0 ? 0 : (c.shift + s) % 16 / size * size);
     on.put(place, data.back().data(), bytes);
     sources.push_back(place);
@@ -130,7 +130,7 @@ TEST(device_reduce_takes_as_many_as_it_says) {
   }
 }
 
-/// Pieces of odd sizes, one behind the other in memory, in places of a flat array that have gaps between them.
+/// Pieces of odd sizes, one behind the other in memory; their places in a flat array have gaps between them.
 struct Layout {
   std::vector<size_t> counts, piece_at, flat_at;  // in elements
   size_t pieces_end = 0, flat_end = 0;

@@ -7,8 +7,8 @@
 #include "support/device_ranks.h"
 #include "support/patience.h"
 
-// What of groups over NCCL is not in the contract of all groups: what is put to NCCL, and how failures end. NCCL is
-// played by threads.
+// Tests of groups over NCCL beyond the contract of all groups: what is given to NCCL, and how failures end. Threads
+// play NCCL.
 
 namespace ours {
 namespace {
@@ -22,7 +22,7 @@ using testing::FakeNccl;
 using testing::make_device;
 using testing::message_of;
 
-/// A rank, with what it is made of.
+/// A rank and its parts.
 struct Rank {
   std::shared_ptr<testing::StandInDevice> device;
   std::shared_ptr<FakeNccl> api;
@@ -79,7 +79,7 @@ TEST(nccl_gets_the_reductions_that_mean_the_same) {
   CHECK(!sum->prepare && !sum->finish);
   const auto complex = nccl_reduction_of(DType::Complex128, {ReduceKind::Avg, 4, 1.0}, 4);
   CHECK(complex && complex->type == NcclType::Float64 && complex->op == NcclOp::Avg && complex->units == 2);
-  // The divisor is another, or integers: the sum is divided here.
+  // With another divisor, or integers, the sum is divided here.
   const auto other = nccl_reduction_of(DType::Float32, {ReduceKind::Avg, 3, 1.0}, 4);
   CHECK(other && other->op == NcclOp::Sum && other->finish && other->finish->ranks == 3);
   const auto integer = nccl_reduction_of(DType::Int64, {ReduceKind::Avg, 4, 1.0}, 4);
@@ -146,7 +146,8 @@ TEST(nccl_takes_sums_of_more_ranks_than_the_device_at_once) {
   });
 }
 
-/// How often NCCL has been told to end in that way, once it has: on a thread that a busy machine may hold up.
+/// How often NCCL has been told to end in that way. Waits for the first time, since a busy machine may hold up the
+/// thread.
 int ends_of(FakeNccl& api, const std::string& how) {
   const Deadline deadline = Deadline::after(std::chrono::seconds(30));
   while (api.calls()[how] == 0 && !deadline.passed()) std::this_thread::yield();
@@ -189,7 +190,7 @@ TEST(nccl_that_fails_on_one_rank_fails_on_all) {
     float x = 1;
     if (self.group->rank() == 1) self.api->fail("remote process exited or there was a network error");
     self.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 1), &x, &x, 1, {ReduceKind::Sum, 3, 1.0});
-    // Who had its result before the failure was found hears of it next.
+    // A rank that had its result before the failure was found hears of it next.
     self.group->barrier(call_of(Op::Barrier, DType::UInt8, 2));
   });
   for (const auto& error : errors) CHECK_CONTAINS(message_of(error), "network error");
@@ -201,7 +202,7 @@ TEST(nccl_that_waits_for_a_stuck_stream_is_aborted) {
     const auto began = Clock::now();
     const auto errors = run_ranks_catching(2, NcclGroup::kScratchBytes, [&](Rank& self) {
       float x = 1;
-      // Rank 1's device is slow to death.
+      // Rank 1's device is extremely slow.
       if (self.group->rank() == 1) self.device->slow_down(std::chrono::seconds(2));
       const auto call = call_of(Op::AllReduce, DType::Float32, 1, timeout);
       self.group->all_reduce(call, &x, &x, 1, {ReduceKind::PremulSum, 2, 2.0});
@@ -212,7 +213,7 @@ TEST(nccl_that_waits_for_a_stuck_stream_is_aborted) {
   });
 }
 
-/// Of two ranks in a sum of one number.
+/// One of two ranks in a sum of one number.
 void sum_one(Rank& self) {
   float x = 1;
   self.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 1), &x, &x, 1, {ReduceKind::Sum, 2, 1.0});
@@ -350,7 +351,7 @@ TEST(nccl_work_can_be_captured_unless_it_needs_memory_of_the_group) {
   run_ranks(2, NcclGroup::kScratchBytes, [](Rank& self) {
     float x = 1;
     self.device->set_capturing(self.group->stream(), true);
-    const auto captured = enqueue_sum(self, x, sum_call(1));  // which nobody watches
+    const auto captured = enqueue_sum(self, x, sum_call(1));  // which is not watched
     self.device->synchronize(self.group->stream());
     CHECK_EQ(x, 2);
     self.group->barrier(call_of(Op::Barrier, DType::UInt8, 2));

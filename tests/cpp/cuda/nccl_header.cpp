@@ -1,5 +1,5 @@
-// What csrc/cuda/nccl_abi.h says of NCCL, compared with NCCL's own header by the compiler; nothing of it is run.
-// tests/test_build.py compiles it where there is such a header.
+// The compiler compares csrc/cuda/nccl_abi.h with NCCL's own header; nothing of it is run. tests/package/test_build.py
+// compiles it if there is such a header.
 
 #include <nccl.h>
 

@@ -5,7 +5,7 @@
 
 #include "support/testing.h"
 
-// What Device promises of streams, events and memory, for any device (see device_contract.h).
+// What Device promises for streams, events and memory, tested on any device (see device_contract.h).
 
 namespace ours {
 namespace {
@@ -60,7 +60,7 @@ TEST(device_default_stream_runs_what_it_is_given) {
 TEST(device_event_is_reached_after_what_was_before_it) {
   OnDevice on(kBytes);
   const auto event = on.device->make_event();
-  CHECK(event->reached());  // of nothing
+  CHECK(event->reached());  // nothing was recorded
   const auto obstacle = testing::put_obstacle(on.stream());
   event->record(on.stream());
   CHECK(!event->reached());

@@ -11,7 +11,7 @@
 
 extern char** environ;
 
-// Memory of one process, mapped by another: this program once more, with nothing to run but the second test below.
+// Memory of one process, mapped by another: this program is started once more and runs only the second test below.
 
 namespace ours {
 namespace {
@@ -40,7 +40,7 @@ MemoryHandle from_text(const std::string& text) {
   return handle;
 }
 
-/// The exit status of this program with `argument`, or -1 where it had to be killed.
+/// The exit status of this program with `argument`, or -1 if it had to be killed.
 int run_self(const char* argument) {
   std::string program = "/proc/self/exe", only = argument;
   char* arguments[] = {program.data(), only.data(), nullptr};

@@ -7,7 +7,7 @@
 #include "device/device_library.h"
 #include "support/testing.h"
 
-// What the stand-in does beyond the contract of devices: failures and delays on demand.
+// Tests of the stand-in beyond the contract of devices: failures and delays on demand.
 
 namespace ours {
 namespace {

@@ -8,7 +8,7 @@
 #include "cuda/reduce_table.h"
 #include "kernels/plan.h"
 
-// The kernels of csrc/cuda on the CPU: the same code of each thread, one thread after the other.
+// The kernels of csrc/cuda on the CPU: each thread runs the same code, one thread after the other.
 
 namespace ours::testing {
 
@@ -71,7 +71,7 @@ struct FlatOnCpu {
   static Kernel conversion(DType from, DType to) { return cuda::FlatTable<Make>::find_conversion(from, to); }
 };
 
-/// Returns how many launches it took.
+/// Returns the number of launches.
 inline size_t move_on_cpu(const std::vector<cuda::Move>& moves, DType from, DType to, double scale) {
   const cuda::FlatPlan<FlatOnCpu> plan(moves, from, to, scale);
   for (const cuda::FlatLaunch& launch : plan.launches) plan.kernel.run(launch);

@@ -9,7 +9,7 @@
 
 namespace ours::testing {
 
-/// The device that the tests of the contract are run with: each program of tests defines one.
+/// The device for the tests of the contract; each test program defines one.
 std::shared_ptr<Device> contract_device();
 
 /// Gives a stream of that device work which ends when the host says so, or when the returned object is dropped.
@@ -20,7 +20,7 @@ class Obstacle {
 };
 std::unique_ptr<Obstacle> put_obstacle(StreamHandle stream);
 
-/// A device with a stream and the usual errands. Memory is made by the constructor alone, before there are obstacles.
+/// A device with a stream and the usual helpers. Only the constructor allocates memory, before there are obstacles.
 class OnDevice {
  public:
   explicit OnDevice(size_t bytes, size_t buffers = 1)

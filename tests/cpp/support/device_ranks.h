@@ -14,14 +14,14 @@
 
 namespace ours::testing {
 
-/// The device of a rank: ranks with the same identity share one, as processes do: each has a view of its own.
+/// The device of a rank. Ranks with the same identity share one, as processes do, each with a view of its own.
 inline std::shared_ptr<StandInDevice> make_device(const std::string& identity) {
   StandInOptions options;
   options.identity = identity;
   return StandInDevice::make(options);
 }
 
-/// A rank of a test that looks at its device.
+/// A rank of a test that uses its device.
 struct DeviceRank {
   std::shared_ptr<StandInDevice> device;
   std::shared_ptr<Group> group;
@@ -53,7 +53,7 @@ inline void run_on_devices(int ranks, const std::function<StandInOptions(int ran
   }
 }
 
-/// Slots of that many bytes; 0: as by default.
+/// Slots have that many bytes; 0 means the default.
 inline MakeOnDevice ipc_maker(size_t slot) {
   return [slot](std::shared_ptr<Group> host, std::shared_ptr<Device> device) {
     const size_t stage = slot == 0 ? IpcGroup::kStageBytes : IpcGroup::kSlots * slot;
@@ -135,8 +135,8 @@ inline void run_ipc(int ranks, const std::function<std::string(int rank)>& devic
   run_on_devices(ranks, options, ipc_maker(slot), fn);
 }
 
-/// Groups over host memory that pass for groups over device memory: what a stand-in device works on is memory of the
-/// host, so that all that holds for a Group can be tested with the same buffers.
+/// Groups over host memory that pass for groups over device memory: a stand-in device works on host memory, so
+/// everything that holds for a Group can be tested with the same buffers.
 inline GroupKind device_kind(const std::string& name, const GroupKind& hosts,
                              const std::function<std::string(int rank)>& devices,
                              const std::function<MakeOnDevice(size_t chunk)>& maker, bool compares_afterwards = false) {

@@ -22,8 +22,8 @@
 
 namespace ours::testing {
 
-/// What the engines of ranks that are threads send each other through. Payloads are copied from memory to memory some
-/// time after both ends have begun: by a thread of its own, or, where it `polls`, by who asks.
+/// Carries what the engines of ranks that are threads send each other. Payloads are copied from memory to memory some
+/// time after both ends have begun: by a thread of its own or, if it `polls`, by the thread that asks.
 class Switchboard {
  public:
   struct End {
@@ -48,23 +48,23 @@ class Switchboard {
 
   bool polls() const { return polls_; }
 
-  /// From now on nothing arrives any more, and who asks hears nothing.
+  /// From now on nothing arrives any more, and a rank that asks hears nothing.
   void hold() {
     const std::lock_guard<std::mutex> lock(mutex_);
     held_ = true;
   }
-  /// Once so many more messages have arrived, everything that `rank` does with its engine throws.
+  /// Once this many more messages have arrived, everything that `rank` does with its engine throws.
   void fail_after(int messages, int rank) {
     const std::lock_guard<std::mutex> lock(mutex_);
     left_ = messages;
     failing_ = rank;
   }
-  /// How many messages have arrived.
+  /// The number of messages that have arrived.
   size_t arrived() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return arrived_;
   }
-  /// How many have been begun, and neither ended nor done.
+  /// The number of messages that have been begun, and have neither ended nor arrived.
   size_t under_way() {
     const std::lock_guard<std::mutex> lock(mutex_);
     size_t all = 0;
@@ -82,13 +82,13 @@ class Switchboard {
   bool done(int rank, int from, int to, const EndPtr& end) {
     const std::lock_guard<std::mutex> lock(mutex_);
     check(rank);
-    // Whoever asks has to ask again now and then.
+    // Delivered only sometimes, so that a rank has to ask again.
     if (polls_ && random_() % 3 != 0) deliver(pairs_[{from, to}]);
     return end->done;
   }
   void drop(int from, int to, const EndPtr& end) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    // Until now an engine may use the memory, so it has to be there. The answer to what was sent may have come there.
+    // An engine may use the memory until now, so it must exist. The answer to what was sent may have come there.
     if (end->bytes != 0) static_cast<void>(*static_cast<const volatile std::byte*>(end->data));
     Pair& pair = pairs_[{from, to}];
     for (auto* ends : {&pair.sent, &pair.wanted})
@@ -138,7 +138,7 @@ class Switchboard {
         changed_.wait(lock);
         continue;
       }
-      // Some pair that comes to mind, whoever was first.
+      // A random pair, regardless of which was first.
       const auto chosen = ready[random_() % ready.size()];
       deliver(chosen->second);
       for (const int rank : {chosen->first.first, chosen->first.second}) {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kMostRanks = 80;
 constexpr size_t kMostOperations = 256;
-constexpr size_t kSlot = size_t{40} << 20;  // of which nobody has what is not used
+constexpr size_t kSlot = size_t{40} << 20;  // unused pages take no memory
 
 std::pair<DType, size_t> element_of(NcclType type) {
   static constexpr DType kTypes[] = {DType::Int8,   DType::UInt8,   DType::Int32,   DType::UInt32,  DType::Int64,
@@ -31,8 +31,8 @@ ReduceKind kind_of(NcclOp op) {
 
 }  // namespace
 
-/// Where the ranks of a communicator meet, in memory that they share: a barrier, and a slot for each of them, with what
-/// it was given and the inputs of that.
+/// The place where the ranks of a communicator meet, in memory that they share: a barrier, and for each rank a slot
+/// with what it was given and the inputs of that.
 struct FakeNccl::Meeting {
   struct Entry {
     Operation operation;
@@ -67,7 +67,7 @@ struct FakeNccl::Meeting {
     }
   }
 
-  /// What a rank was given, with the inputs where they can be read.
+  /// The work that a rank was given, with the inputs where they can be read.
   Batch read(size_t rank) const {
     const auto& table = *reinterpret_cast<const Slot*>(slot(rank));
     Batch batch;
@@ -78,7 +78,7 @@ struct FakeNccl::Meeting {
     return batch;
   }
 
-  /// False where the rank has aborted.
+  /// Returns false if the rank has aborted.
   bool sync(size_t rank) const {
     const uint32_t mine = head().round;
     if (++head().arrived == ranks) {
@@ -146,7 +146,7 @@ void FakeNccl::end_group() {
   if (!batch_.empty()) run(std::exchange(batch_, {}), stream_);
 }
 
-/// What `rank` gets of its operation number `index`; the number of a message counts those of the same pair.
+/// The result for `rank` of its operation number `index`; messages are numbered by pair.
 std::vector<char> FakeNccl::result_of(const Meeting& meeting, int rank, size_t index) {
   const Operation own = meeting.read(static_cast<size_t>(rank))[index];
   const size_t element = element_of(own.type).second, bytes = own.count * element;
@@ -194,9 +194,9 @@ void FakeNccl::run(const Batch& batch, StreamHandle stream) {
     try {
       for (size_t i = 0; i < batch.size(); ++i) results.push_back(result_of(*meeting, rank, i));
     } catch (const std::exception&) {
-      return meeting->await_abort(me);  // as NCCL does where ranks call different things
+      return meeting->await_abort(me);  // as NCCL does if ranks call different things
     }
-    // All have read what others may now write over.
+    // All have read the data that others may overwrite now.
     if (!meeting->sync(me)) return;
     for (size_t i = 0; i < batch.size(); ++i) {
       if (!results[i].empty()) std::memcpy(batch[i].out, results[i].data(), results[i].size());

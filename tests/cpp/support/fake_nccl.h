@@ -21,18 +21,18 @@ using cuda::NcclOp;
 using cuda::NcclPlace;
 using cuda::NcclType;
 
-/// NCCL for ranks with stand-in devices, which are threads or processes. What it is given runs in the stream, where
-/// ranks wait for each other, for ever if one does not come, until the communicator is aborted.
+/// NCCL for ranks with stand-in devices, which are threads or processes. What it is given runs in the stream. There,
+/// ranks wait for each other until all have come or the communicator is aborted.
 class FakeNccl : public cuda::NcclApi {
  public:
   explicit FakeNccl(std::shared_ptr<StandInDevice> device) : device_(std::move(device)) {}
 
-  /// ready() throws so from now on, and this rank does not come to any operation.
+  /// From now on ready() throws this error, and this rank comes to no operation.
   void fail(const std::string& why) {
     const std::lock_guard<std::mutex> lock(mutex_);
     failure_ = why;
   }
-  /// Called where NCCL is told to free the communicator, before it does.
+  /// `call` runs when NCCL is told to free the communicator, before it does.
   void set_on_end(std::function<void()> call) { on_end_ = std::move(call); }
   /// How often each operation was called.
   std::map<std::string, int> calls() {

@@ -16,17 +16,18 @@
 
 namespace ours::testing {
 
-/// One way to make a group: a new kind of group is a row of group_kinds().
+/// One way to make a group. A new kind of group is a row of group_kinds().
 struct GroupKind {
   std::string name;
-  /// The ranks' groups, of which each is used on a thread of its own. Chunks of that many bytes; 0: as by default.
+  /// Makes the ranks' groups, each of which is used on a thread of its own. Chunks have that many bytes; 0 means the
+  /// default.
   std::function<std::vector<std::function<std::shared_ptr<Group>()>>(int ranks, size_t chunk)> make;
   /// The order of sums, and so their bits, depend on where chunks end.
   bool order_by_chunks = false;
-  /// Ranks have threads besides their own, for which the tests' machines have no cores: fewer ranks and sizes are
+  /// Ranks have threads besides their own, for which the tests' machines have no cores, so fewer ranks and sizes are
   /// tried.
   bool many_threads = false;
-  /// The ranks compare what they called when results may have been written.
+  /// The ranks compare what they called when results may already have been written.
   bool compares_afterwards = false;
 };
 
@@ -47,14 +48,14 @@ inline GroupKind node_kind(const std::string& name, Setting write_around) {
           }};
 }
 
-/// Where `engine_polls` has a value, an engine carries the payloads.
+/// If `engine_polls` has a value, an engine carries the payloads.
 inline GroupKind tcp_kind(const std::string& name, int streams, bool ring,
                           std::optional<bool> engine_polls = std::nullopt) {
   return {name, [streams, ring, engine_polls](int ranks, size_t chunk) {
             TcpConfig config = loopback_config();
             config.plan.streams = streams;
             if (chunk != 0) config.plan.chunk_bytes = chunk;
-            // Small messages go another way, and among many ranks that is another order.
+            // Small messages use another algorithm, and among many ranks that means another order.
             const std::string small = chunk != 0 ? "1K" : "64K";
             config.plan.rules = "all sent<=" + small + " whole;all direct";
             if (ring) config.plan.rules = "all nodes=1 direct;all bytes<=" + small + " doubling;all ring";
@@ -106,7 +107,7 @@ inline const std::vector<GroupKind>& group_kinds() {
   return kKinds;
 }
 
-/// Runs fn(group) on the ranks of a group of that kind; what each threw.
+/// Runs fn(group) on the ranks of a group of that kind; returns what each threw.
 inline std::vector<std::exception_ptr> run_groups_catching(const GroupKind& kind, int ranks, size_t chunk,
                                                            const std::function<void(Group&)>& fn) {
   const auto makers = kind.make(ranks, chunk);
@@ -119,7 +120,7 @@ inline std::vector<std::exception_ptr> run_groups_catching(const GroupKind& kind
       ++made;
       throw;
     }
-    // Who aborts at once must not disturb those that are still being connected.
+    // A rank that aborts at once must not disturb those that are still being connected.
     ++made;
     while (made < ranks) std::this_thread::yield();
     fn(*group);

@@ -12,8 +12,8 @@
 
 namespace ours::testing {
 
-/// Holds the first write to [data, data + bytes), whole pages, until go_on(): what happens to a process that is stopped
-/// in the middle of its work. Writes to the same memory by other addresses pass.
+/// Holds the first write to [data, data + bytes), whole pages, until go_on(), like a process that is stopped in the
+/// middle of its work. Writes to the same memory by other addresses pass.
 class HeldWrite {
  public:
   HeldWrite(std::byte* data, size_t bytes) : data_(data), bytes_(bytes) {
@@ -62,7 +62,7 @@ class HeldWrite {
       ::mprotect(held->data_, held->bytes_, PROT_READ | PROT_WRITE);
       return;
     }
-    ::signal(SIGSEGV, SIG_DFL);  // a mistake like any other
+    ::signal(SIGSEGV, SIG_DFL);  // an ordinary crash
   }
 
   std::byte* const data_;

@@ -24,7 +24,7 @@ struct HierarchicalConfig {
   std::string rules;
 };
 
-/// The list of nodes where rank r is on node_of(r).
+/// The topology in which rank r is on node node_of(r).
 inline Topology topology_of(int ranks, const std::function<int(int)>& node_of) {
   std::map<int, int> leaders;
   std::vector<int> leader_of_rank;
@@ -49,7 +49,7 @@ inline std::vector<std::shared_ptr<NodeSession>> make_sessions(const Topology& t
   return sessions;
 }
 
-/// One a rank, to be called on its thread.
+/// One function for each rank, to be called on its thread.
 inline std::vector<std::function<std::shared_ptr<Group>()>> make_hierarchical(
     int ranks, const std::function<int(int)>& node_of, const HierarchicalConfig& config = HierarchicalConfig()) {
   const Topology topology = topology_of(ranks, node_of);

@@ -13,8 +13,8 @@ namespace ours::testing {
 
 inline int open_null() { return ::open("/dev/null", O_RDONLY | O_CLOEXEC); }
 
-/// Runs `body` in a process of its own, with limits of its own and the descriptors 0 to 2 only: groups of earlier tests
-/// that failed may have others. Returns whether it returned true.
+/// Runs `body` in a process of its own, with its own limits and only the descriptors 0 to 2, because groups of
+/// earlier tests that failed may have others. Returns whether `body` returned true.
 inline bool in_child(const std::function<bool()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {

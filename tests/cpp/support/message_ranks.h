@@ -8,11 +8,11 @@
 #include "support/node_ranks.h"
 #include "support/tcp_ranks.h"
 
-// What the tests of point-to-point messages share.
+// Helpers for the tests of point-to-point messages.
 
 namespace ours::testing {
 
-/// Long enough for a slow machine, and an end for a test that hangs.
+/// Long enough for a slow machine, and short enough to end a test that hangs.
 inline TransferLimitPtr soon() { return std::make_shared<TransferLimit>(std::chrono::minutes(1)); }
 
 /// A rank's end of the messages of a group, for tensors of ints.
@@ -46,7 +46,7 @@ struct Rank {
 };
 using Body = std::function<void(const Rank&)>;
 
-/// What carries the messages. The rings in shared memory hold 4 KiB.
+/// The carrier of the messages. The rings in shared memory hold 4 KiB.
 enum class Carrier { Node, Tcp };
 
 inline std::vector<std::exception_ptr> run_on_node(int n, const Body& body) {
@@ -69,7 +69,7 @@ inline std::vector<std::exception_ptr> run_over_tcp(int n, const Body& body) {
   });
 }
 
-/// Runs `body` as every rank.
+/// Runs `body` on every rank.
 inline void run_ranks(Carrier carrier, int n, const Body& body) {
   const auto errors = carrier == Carrier::Tcp ? run_over_tcp(n, body) : run_on_node(n, body);
   for (size_t r = 0; r < errors.size(); ++r) {

@@ -17,9 +17,9 @@
 #include "engines/mpi_meeting.h"
 #include "support/testing.h"
 
-// The ranks of these tests are processes: mpirun or mpiexec started them, or somebody else who told them their rank and
-// size (OURS_TEST_RANK, OURS_TEST_SIZE). They leave word for each other in the folder OURS_TEST_KEYS. All run the same
-// tests in the same order.
+// The ranks of these tests are processes, started by mpirun or mpiexec, or by a test that told them their rank and
+// size (OURS_TEST_RANK, OURS_TEST_SIZE). They exchange keys in the folder OURS_TEST_KEYS. All run the same tests in
+// the same order.
 
 namespace ours::testing {
 
@@ -89,7 +89,7 @@ inline std::unique_ptr<Engine> open_engine(const std::string& name) {
   return std::unique_ptr<Engine>(ours_open_mpi_engine(meeting_of(name, world_rank(), world_size())));
 }
 
-/// Starts MPI as a program would that uses it itself.
+/// Starts MPI like a program that uses MPI itself.
 inline void start_mpi(int level) {
   int provided = 0;
   MPI_Init_thread(nullptr, nullptr, level, &provided);
@@ -103,8 +103,8 @@ inline void meet(const std::string& name) {
   for (int rank = 0; rank < world_size(); ++rank) keys->get(std::to_string(rank), soon());
 }
 
-/// For tests that leave MPI without an end, before anything else: some launchers then end the other processes, which so
-/// all say first how their test went.
+/// For tests that never end MPI; called before anything else. Some launchers then end the other processes, so all of
+/// them first say how their test went.
 inline void end_together() {
   std::atexit([] {
     std::fflush(stdout);
@@ -119,7 +119,7 @@ inline void finish(Engine::Transfer& transfer) {
   }
 }
 
-/// What `from` sends to `to` as its message of that number.
+/// The message of that number from `from` to `to`.
 inline std::vector<char> contents(int from, int to, uint32_t number, size_t bytes) {
   std::vector<char> data(bytes);
   for (size_t i = 0; i < bytes; ++i) data[i] = static_cast<char>(i * 31 + i / 251 + number * 7 + from * 3 + to);
@@ -128,7 +128,7 @@ inline std::vector<char> contents(int from, int to, uint32_t number, size_t byte
 
 constexpr size_t kSizes[] = {0, 1, 4096, 4097, 65536, 256 << 10};
 
-/// Everybody exchanges messages of all sizes with everybody, all under way at the same time.
+/// All ranks exchange messages of all sizes with each other, all under way at the same time.
 inline void exchange_all(Engine& engine, int rank, int size, uint32_t first) {
   std::vector<std::vector<char>> sent, received, expected;
   std::vector<std::unique_ptr<Engine::Transfer>> transfers;

@@ -16,7 +16,7 @@
 namespace ours::testing {
 
 /// Runs fn(rank) for rank 0..n-1, each on a thread of its own, and returns what each threw (null: nothing). Threads
-/// cannot be stopped from outside, so where some are not back after `limit` the process ends with a message naming
+/// cannot be stopped from outside, so if some are not back after `limit`, the process ends with a message that names
 /// them: a deadlock fails the run instead of hanging it.
 inline std::vector<std::exception_ptr> run_ranks_catching(int n, const std::function<void(int)>& fn,
                                                           std::chrono::seconds limit = std::chrono::seconds(120)) {

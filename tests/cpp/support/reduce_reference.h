@@ -13,7 +13,8 @@
 #include "common/dtype.h"
 #include "kernels/reduce.h"
 
-// What reduce() promises, as slow and plain as possible: one element at a time, half types through double arithmetic.
+// The results that reduce() promises, computed as plainly as possible: one element at a time, half types through
+// double arithmetic.
 
 namespace ours::testing {
 

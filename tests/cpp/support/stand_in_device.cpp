@@ -154,7 +154,7 @@ void StandInDevice::copy(void* to, const void* from, size_t bytes, StreamHandle 
 void StandInDevice::reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count,
                            DType dtype, const Reduction& reduction, StreamHandle stream) {
   check_device_reduction(results.size(), sources.size(), dtype, reduction);
-  // Once, since the first result may be the source of what the others would be.
+  // Computed once, since the first result may overwrite a source that the others would need.
   push("reduce", stream, &StandInCounts::reductions, [=] {
     ours::reduce(results[0], sources.data(), static_cast<int>(sources.size()), count, dtype, reduction);
     for (size_t r = 1; r < results.size(); ++r) {

@@ -18,17 +18,17 @@ namespace ours::testing {
 struct StandInOptions {
   int index = 0;
   std::string identity = "stand-in-0";
-  /// Whether it can use the memory of devices of other identities.
+  /// Whether it can use the memory of devices with other identities.
   bool reaches_others = true;
-  /// How many threads all streams together have, as streams share queues of the hardware; 0: one each.
+  /// The number of threads of all streams together, since streams share queues of the hardware; 0: one thread each.
   int queues = 0;
-  /// Of more bytes than this there is no memory(); 0: there is.
+  /// The most bytes that memory() gives; 0: no limit.
   size_t most_memory = 0;
-  /// Empty: it is no part of anything.
+  /// Empty if the device is not part of a board.
   std::string hardware = {};
 };
 
-/// How often the device was asked for what.
+/// How often the device was asked for each kind of work.
 struct StandInCounts {
   int copies = 0, reductions = 0, flattens = 0, unflattens = 0, records = 0, event_waits = 0;
   int made = 0;  ///< streams, events, memory; and memory that was mapped
@@ -48,8 +48,9 @@ class StoppedStream {
   const std::shared_ptr<StandInPoint> point_;
 };
 
-/// A device made of the host: its streams are threads, its memory is shared memory that other processes can map. The
-/// null handle is its default stream. Whatever a stream is given may run at once or much later, as on a real device.
+/// A device made of the host: its streams are threads, and its memory is shared memory that other processes can map.
+/// The null handle is its default stream. Work that a stream is given may run at once or much later, as on a real
+/// device.
 class StandInDevice : public Device {
  public:
   static std::shared_ptr<StandInDevice> make(const StandInOptions& options = {});
@@ -79,7 +80,7 @@ class StandInDevice : public Device {
 
   // For tests. All may be called from any thread.
 
-  /// Gives the stream work of the host's. An exception of it is the failure of the device.
+  /// Gives the stream work of the host's. If it throws, the device fails.
   void run(StreamHandle stream, std::function<void()> work);
   /// Waits until all that the stream was given is done; ends the process if that takes a minute.
   void synchronize(StreamHandle stream);
@@ -87,16 +88,16 @@ class StandInDevice : public Device {
   bool idle(StreamHandle stream);
   /// Stops the stream until the returned object is told to let it go on, or dropped.
   std::unique_ptr<StoppedStream> stop(StreamHandle stream);
-  /// Every copy, reduction, flatten and unflatten takes so much longer from now on.
+  /// Every copy, reduction, flatten and unflatten takes that much longer from now on.
   void slow_down(std::chrono::microseconds delay);
   void set_capturing(StreamHandle stream, bool capturing);
   /// The next call that can throw a DeviceError does so.
   void fail_next_call(const std::string& why) { state_->fail_next_call(why); }
-  /// The next call throws InvalidArgument, as of arguments that the device cannot take.
+  /// Makes the next call throw InvalidArgument, as if the device could not take its arguments.
   void refuse_next_call(const std::string& why) { state_->refuse_next_call(why); }
-  /// From now on `call`, a method of that name, does `what` first, which may take its time.
+  /// From now on `call`, a method of that name, runs `what` first, which may take its time.
   void before(const std::string& call, std::function<void()> what) { state_->before(call, std::move(what)); }
-  /// From now on every call throws DeviceError, and events that are asked too.
+  /// From now on every call throws DeviceError, and so do events that are asked.
   void fail(const std::string& why) { state_->fail(why); }
   StandInCounts counts() const;
 
@@ -106,7 +107,7 @@ class StandInDevice : public Device {
 
   explicit StandInDevice(const StandInOptions& options);
   void check_making(const char* call);
-  /// Throws DeviceError where there is no such stream (any more).
+  /// Throws DeviceError if there is no such stream (any more).
   StandInQueue& queue_of(StreamHandle stream) const;
   void push(const char* call, StreamHandle stream, int StandInCounts::* counter, std::function<void()> work);
   void forget(StreamHandle stream);

@@ -13,7 +13,7 @@
 namespace ours::testing {
 namespace {
 
-/// The rest takes no pages of the host until it is used.
+/// Only this many bytes are filled; the rest takes no pages of the host until it is used.
 constexpr size_t kMostFilled = size_t{1} << 20;
 
 struct Shared {
@@ -24,7 +24,8 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= sizeof(MemoryHandle), "it has to fit");
 
-/// Where each piece of memory lies that this process can share. Never destroyed: memory may be dropped at the very end.
+/// The place of each piece of memory that this process can share. Never destroyed: memory may be dropped at the very
+/// end.
 struct Registry {
   std::mutex mutex;
   std::map<const void*, const SharedMemory*> all;

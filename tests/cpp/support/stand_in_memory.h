@@ -10,7 +10,7 @@ namespace ours::testing {
 /// Memory that other processes can map, whose beginning is filled with `fill`.
 std::shared_ptr<void> stand_in_memory(size_t bytes, unsigned char fill);
 
-/// Of what stand_in_memory() returned.
+/// `memory` must come from stand_in_memory().
 MemoryHandle share_stand_in_memory(const void* memory);
 std::shared_ptr<void> map_stand_in_memory(const MemoryHandle& handle);
 

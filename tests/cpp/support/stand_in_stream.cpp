@@ -82,7 +82,7 @@ void StandInQueue::run() {
     } catch (const std::exception& e) {
       state_->fail(std::string("work on the stand-in device failed: ") + e.what());
     }
-    next = nullptr;  // what it refers to is let go by this thread, and not while the queue is locked
+    next = nullptr;  // this thread drops what it refers to, but not while the queue is locked
     lock.lock();
     busy_ = false;
   }

@@ -13,10 +13,10 @@
 
 namespace ours::testing {
 
-/// What a stand-in device tells its streams and events, and what they tell it.
+/// The state that a stand-in device shares with its streams and events.
 class StandInState {
  public:
-  /// Throws DeviceError where the device has failed, or `call` is to fail.
+  /// Throws DeviceError if the device has failed, or if `call` is to fail.
   void check(const char* call);
   void fail_next_call(std::string why);
   void refuse_next_call(std::string why);
@@ -50,7 +50,7 @@ class StandInQueue {
   std::thread thread_;
 };
 
-/// Something that happens once, for which the queues wait.
+/// Something that happens once and for which the queues wait.
 class StandInPoint {
  public:
   void reach();

@@ -12,8 +12,8 @@
 
 namespace ours::testing {
 
-/// A rank 0 whose connections a test uses as it likes. It connects to the others, since of two ranks that connect to
-/// each other the lower one's connection counts.
+/// A rank 0 whose connections a test uses as it likes. It connects to the others, because of two ranks that connect
+/// to each other, the lower one's connection counts.
 class Puppet {
  public:
   Puppet(int size, std::shared_ptr<MapKeys> keys) : keys_(std::move(keys)) {
@@ -32,7 +32,7 @@ class Puppet {
     keys_->set(kTermsKey, terms_.text());
   }
 
-  /// Connects all streams to `rank`, which has to be in a call or looking.
+  /// Connects all streams to `rank`, which must be in a call or looking.
   void connect(int rank) {
     const auto card = TcpCard::parse(keys_->get(card_key(rank), Deadline::after(std::chrono::seconds(10))));
     for (int stream = 0; stream < self_.streams; ++stream) {

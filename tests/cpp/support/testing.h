@@ -63,7 +63,7 @@ void check_equal(const A& a, const B& b, const char* text, const char* file, int
   if (!(a == b)) fail(file, line, std::string(text) + ": " + show(a) + " != " + show(b));
 }
 
-/// Runs `body`; returns the message of the E that it throws. Fails where it throws something else or nothing.
+/// Runs `body`; returns the message of the E that it throws. Fails if it throws something else or nothing.
 template <class E>
 std::string message_of(const std::function<void()>& body, const char* type, const char* file, int line) {
   try {

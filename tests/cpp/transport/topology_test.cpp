@@ -52,14 +52,14 @@ TEST(ranks_with_different_node_ids_are_never_candidates_for_one_node) {
   CHECK_EQ(node_identity("a"), node_identity("a"));
   CHECK(node_identity("a") != node_identity("b"));
   CHECK(node_identity("a") != node_identity(""));
-  // It must be fit for a key, whatever the text.
+  // It must be usable in a key, whatever the text.
   CHECK(node_identity("two\nlines /").find_first_not_of("0123456789abcdef") == std::string::npos);
 }
 
 TEST(a_probe_is_believed_only_where_its_number_is_found) {
   const NodeProbe probe, other;
   CHECK_EQ(NodeProbe::obstacle(probe.address()), std::string());
-  // The address names other memory, as in another process namespace.
+  // The address refers to other memory here, as in another process namespace.
   const std::string mine = probe.address(), theirs = other.address();
   const size_t place = mine.find(' ', mine.find(' ') + 1);
   const size_t number = theirs.find(' ', theirs.find(' ') + 1);

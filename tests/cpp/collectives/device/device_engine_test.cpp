@@ -5,7 +5,7 @@
 #include "collectives/device/staging_group.h"
 #include "support/device_ranks.h"
 
-// Which engine moves the data of devices, and that all ranks get the same.
+// All ranks must choose the same engine to move the data of devices.
 
 namespace ours {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 using testing::call_of;
 using testing::make_device;
 
-/// Ranks on these devices, each of which reaches all.
+/// Ranks on these devices, each of which reaches all others.
 std::vector<DeviceFacts> facts_of(const std::vector<std::string>& devices, DeviceEngine wish = DeviceEngine::Auto) {
   std::vector<DeviceFacts> facts;
   for (const std::string& device : devices) {
@@ -43,7 +43,7 @@ TEST(device_engine_is_the_best_that_is_possible) {
   facts[2].reaches[0] = false;
   CHECK_EQ(engine_of(1, facts), DeviceEngine::Staging);
   CHECK_CONTAINS(choose_device_engine(1, facts).why, "the device of rank 2 cannot use the memory of that of rank 0");
-  // Where two ranks have the same device it does not matter what is said of peers.
+  // If two ranks have the same device, it does not matter what they say of peers.
   facts[0].identity = facts[0].hardware = facts[2].identity;
   CHECK_EQ(engine_of(1, facts), DeviceEngine::Ipc);
 }

@@ -4,7 +4,7 @@
 #include "support/device_ranks.h"
 #include "support/patience.h"
 
-// What ranks of groups over device memory hear when a device fails, or does not get on.
+// The errors that ranks of groups over device memory get when a device fails, or makes no progress.
 
 namespace ours {
 namespace {
@@ -31,7 +31,7 @@ void reduce(Group& group, std::vector<float>& data, uint64_t seq, milliseconds t
                    Reduction{ReduceKind::Sum, group.size(), 1.0});
 }
 
-/// A test that runs on both kinds of groups, with more than one chunk a call.
+/// A test that runs on both kinds of groups, with more than one chunk in a call.
 void on_both(const std::function<void(const MakeOnDevice& make)>& test) {
   for (const MakeOnDevice& make : {ipc_maker(4096), staging_maker(4096)}) test(make);
 }
@@ -88,7 +88,7 @@ TEST(a_device_that_does_not_get_on_is_named_after_the_timeout) {
       // Rank 0 waits longer, and hears of rank 1's timeout.
       const milliseconds timeout = rank.number() == 1 ? patience : milliseconds(20000);
       const std::string message = CHECK_THROWS(TimeoutError, reduce(*rank.group, data, 3, timeout));
-      // What is held may yet be done, in memory that stays.
+      // The work that is held may still be done, in memory that stays.
       rank.group.reset();
       if (stopped) stopped->go_on();
       rank.device->synchronize(stream->handle());
@@ -137,7 +137,7 @@ TEST(a_group_can_be_left_while_an_operation_is_under_way) {
       }
       reduce(*rank.group, data, 0);
       while (!reduced && rank.group->failure().empty())
-        std::this_thread::yield();  // else it may hear of the abort in its operation
+        std::this_thread::yield();  // otherwise it may hear of the abort in its operation
       const auto stream = rank.device->make_stream();
       const auto stopped = rank.device->stop(stream->handle());
       std::thread leaver([&] {

@@ -7,7 +7,8 @@
 #include "device/deferred_release.h"
 #include "support/device_ranks.h"
 
-// What is special about groups that map each other's device memory; the contract of all groups is tested elsewhere.
+// Tests that are specific to groups that map each other's device memory; the contract of all groups is tested
+// elsewhere.
 
 namespace ours {
 namespace {
@@ -31,7 +32,7 @@ std::vector<float> sums(int ranks, size_t count) {
   return all;
 }
 
-/// Memory of the group's heap with a rank's values.
+/// Memory of the group's heap, filled with a rank's values.
 std::shared_ptr<float> in_heap(Group& group, size_t count) {
   const auto memory = group.allocate(count * sizeof(float));
   const std::vector<float> data = values(group.rank(), count);
@@ -54,7 +55,7 @@ TEST(ipc_has_one_driver_a_device_whose_kernels_share_the_elements) {
             std::vector<float> data = values(rank.number(), count);
             rank.group->all_reduce(all_reduce_call(seq++), data.data(), data.data(), count, sum_of(4));
             CHECK(data == sums(4, count));
-            // A share ends where 16 bytes do: of five elements there are two.
+            // A share ends at a multiple of 16 bytes, so five elements make two shares.
             const int shares = std::min<int>(devices, static_cast<int>((count + 3) / 4));
             CHECK_EQ(rank.device->counts().reductions - before, rank.number() < shares ? 1 : 0);
           }
@@ -102,7 +103,7 @@ TEST(ipc_reduces_pieces_in_the_heap_wherever_ranks_cut_them) {
       [](DeviceRank& rank) {
         const size_t count = 1000;
         const auto whole = in_heap(*rank.group, count);
-        // Rank r has r + 1 pieces, the last of which lies elsewhere.
+        // Rank r has r + 1 pieces, the last of which lies outside the heap.
         const auto elsewhere = in_heap(*rank.group, count);
         std::vector<Span> pieces;
         const size_t step = count / (static_cast<size_t>(rank.number()) + 1) + 1;
@@ -119,7 +120,7 @@ TEST(ipc_reduces_pieces_in_the_heap_wherever_ranks_cut_them) {
         }
         CHECK(all == sums(3, count));
         CHECK_EQ(rank.device->counts().copies, counts.copies);
-        // All are cut at 0, 501 (one rank), 334 and 668 (another).
+        // All ranks are cut at 0, 501 (from one rank), 334 and 668 (from another).
         CHECK_EQ(rank.device->counts().reductions, rank.number() == 0 ? 4 : 0);
       });
 }
@@ -206,7 +207,7 @@ TEST(ipc_takes_more_steps_where_a_device_has_little_memory) {
     std::vector<float> data = values(rank.number(), count);
     rank.group->all_reduce(all_reduce_call(0), data.data(), data.data(), count, sum_of(3));
     CHECK(data == sums(3, count));
-    // 60 MiB were halved until they fitted, and a third of that is 1.25 MiB.
+    // 60 MiB were halved until they fitted; a third of the result is 1.25 MiB.
     CHECK_EQ(rank.device->counts().reductions, rank.number() == 0 ? 4 : 0);
   });
 }
@@ -240,7 +241,7 @@ TEST(ipc_memory_is_kept_until_the_peers_have_let_go_of_it) {
         rank.group->all_reduce(all_reduce_call(0), data.data(), data.data(), data.size(), sum_of(2));
         if (rank.number() == 0) {
           rank.group.reset();
-          // Rank 1 has mapped what rank 0 has left.
+          // Rank 1 has mapped the memory that rank 0 left.
           CHECK_EQ(count_deferred(), kept_before + 1);
           step = 1;
           await(2);
@@ -269,7 +270,7 @@ TEST(let_go_board_is_one_for_all_who_open_it) {
   first->finish_call(0);
   second->finish_call(1);
   CHECK(!first->have_all_finished_calls_of(0));
-  // Rank 2 will not come any more.
+  // Rank 2 will not come again.
   second->let_go(2);
   CHECK(first->have_all_finished_calls_of(0));
   CHECK(!first->is_free(0));

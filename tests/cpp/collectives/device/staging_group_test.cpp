@@ -4,7 +4,8 @@
 
 #include "support/device_ranks.h"
 
-// What is special about groups that go through the host's memory; the contract of all groups is tested elsewhere.
+// Tests that are specific to groups that go through the host's memory; the contract of all groups is tested
+// elsewhere.
 
 namespace ours {
 namespace {
@@ -16,7 +17,7 @@ using testing::StandInOptions;
 constexpr size_t kChunk = 4096;
 constexpr size_t kPerChunk = kChunk / sizeof(float);
 
-/// A host group that counts what it is asked for.
+/// A host group that counts its calls.
 class Counting final : public Group {
  public:
   explicit Counting(std::shared_ptr<Group> group) : group_(std::move(group)) {}
@@ -81,7 +82,7 @@ TEST(staging_calls_the_host_group_once_where_one_chunk_is_enough) {
       CHECK(std::all_of(data.begin(), data.end(), [](float x) { return x == 2; }));
       const size_t chunks = std::max<size_t>((count + kPerChunk - 1) / kPerChunk, 1);
       CHECK_EQ(host.reductions, chunks);
-      // More than one chunk is agreed on first.
+      // A call of more than one chunk is agreed on first.
       CHECK_EQ(host.others, static_cast<size_t>(chunks > 1));
     }
     host.others = 0;
@@ -114,7 +115,7 @@ TEST(staging_keeps_a_chunk_until_it_is_up) {
   run_counting([](Counting& host, StandInDevice& device, Group& group) {
     std::vector<float> data(5 * kPerChunk);
     reduce(group, data, 0);
-    // Streams share two queues by turns: these are that of the copies up, which comes first, and that of those down.
+    // Streams share two queues in turn: the first is that of the copies up, the second that of the copies down.
     const auto up = device.make_stream();
     const auto down = device.make_stream();
     std::unique_ptr<testing::StoppedStream> stopped;
@@ -122,7 +123,7 @@ TEST(staging_keeps_a_chunk_until_it_is_up) {
     host.before_reducing = [&](size_t k) {
       if (k == 0) stopped = device.stop(up->handle());
       if (k != 2) return;
-      // Chunk 3 would come down to where chunk 0 waits to go up.
+      // Chunk 3 would come down into the slot where chunk 0 waits to go up.
       const auto patience = Deadline::after(std::chrono::milliseconds(30));
       while (!patience.passed()) CHECK(!device.idle(down->handle()));
       stopped->go_on();

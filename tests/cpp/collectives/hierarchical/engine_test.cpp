@@ -11,7 +11,7 @@
 #include "support/patience.h"
 #include "support/tcp_puppet.h"
 
-// Groups whose payloads an engine carries: the contract runs over them as well (groups.h), and here is the rest.
+// Groups whose payloads an engine carries. The contract runs over them as well (groups.h); here is the rest.
 
 namespace ours {
 namespace {
@@ -50,7 +50,7 @@ Results sums(Group& group, size_t count) {
   return results;
 }
 
-/// The sums of each rank, with engines or without, and how many messages the engines carried.
+/// The sums of each rank, with engines or without, and the number of messages that the engines carried.
 std::pair<std::vector<Results>, size_t> sums_over(int ranks, const std::string& rules, size_t count,
                                                   std::optional<bool> polls) {
   TcpConfig config = loopback_config();
@@ -104,7 +104,7 @@ TEST(an_engine_that_fails_is_named_on_all_ranks) {
   }
 }
 
-/// Seen by AddressSanitizer: an engine's transfers touch their memory when they end.
+/// Checked by AddressSanitizer: an engine's transfers touch their memory when they end.
 TEST(memory_of_a_call_that_fails_is_there_until_the_engine_lets_go) {
   for (const testing::GroupKind& kind : testing::group_kinds()) {
     if (kind.name.find("engine") == std::string::npos) continue;
@@ -138,7 +138,7 @@ TEST(a_peer_that_leaves_what_it_has_begun_is_named) {
     TcpGroup group(meshes[static_cast<size_t>(rank)]);
     std::vector<float> data(1 << 18, 1.0f);
     if (rank == 1) {
-      // Leaves while the other waits for its data, of which the headers came through.
+      // Leaves while the other waits for its data, whose headers came through.
       std::thread leaver([&] {
         while (board->under_way() < 4) std::this_thread::yield();
         meshes[1]->leave();
@@ -227,8 +227,7 @@ TEST(a_peer_that_leaves_after_its_last_header_is_named) {
   CHECK_EQ(board->under_way(), size_t{0});
 }
 
-/// Rank 1 waits for one message, of which rank 0, a puppet, sends the header as `change` leaves it. Returns rank 1's
-/// error.
+/// Rank 1 waits for one message; rank 0, a puppet, sends its header as `change` leaves it. Returns rank 1's error.
 std::string receive_from_puppet(bool has_engine, const std::function<void(FrameHeader&)>& change) {
   constexpr size_t kBytes = 8192;
   FrameHeader right;

@@ -14,7 +14,7 @@
 #include "support/groups.h"
 #include "support/patience.h"
 
-// What ranks of groups over several nodes hear when something goes wrong on one of them.
+// The errors that ranks of groups over several nodes get when something goes wrong on one of them.
 
 namespace ours {
 namespace {
@@ -29,7 +29,7 @@ using testing::run_ranks;
 using NodeOf = std::function<int(int)>;
 
 TEST(an_absent_rank_is_named_on_all_nodes) {
-  // Rank 3 is no leader: only rank 1 waits for it, as a rail or in the node, and all others for that one.
+  // Rank 3 is no leader: only rank 1 waits for it, on a rail or in the node, and all others wait for rank 1.
   const auto leave_out_rank_3 = [](const NodeOf& node_of, milliseconds timeout) {
     const auto makers = make_hierarchical(6, node_of);
     run_ranks(6, [&](int rank) {
@@ -130,7 +130,7 @@ class BoardKeys final : public KeyValues {
   Board& board_;
 };
 
-/// A rank of two nodes with two ranks each. Rank `victim` kills itself in the midst; the others say what they hear.
+/// A rank of two nodes with two ranks each. Rank `victim` kills itself in the middle; the others say what they hear.
 void live(Board& board, int rank, int victim, size_t count) {
   const auto deadline = Deadline::after(seconds(30));
   const auto keys = std::make_shared<BoardKeys>(board);

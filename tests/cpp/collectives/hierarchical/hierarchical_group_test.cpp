@@ -5,7 +5,7 @@
 #include "support/groups.h"
 #include "support/reduce_reference.h"
 
-// What groups over several nodes have beyond the contract of groups (group_contract_test.cpp).
+// Tests of groups over several nodes beyond the contract of groups (group_contract_test.cpp).
 
 namespace ours {
 namespace {
@@ -32,7 +32,7 @@ void run_nodes(int ranks, const NodeOf& node_of, const HierarchicalConfig& confi
 
 float value(int rank, size_t i) { return 1.0f / static_cast<float>(i * 3 + static_cast<size_t>(rank) * 7 + 1); }
 
-/// The sum in the order that is promised: of each node's ranks, and then of nodes.
+/// The average in the promised order: first over each node's ranks, then over nodes.
 float ordered_average(int ranks, const NodeOf& node_of, size_t i) {
   const Topology topology = topology_of(ranks, node_of);
   float sum = 0;
@@ -50,7 +50,7 @@ TEST(sums_over_nodes_go_by_ranks_and_then_by_nodes) {
   const NodeOf pairs = [](int r) { return r / 2; };
   const NodeOf turns = [](int r) { return r % 2; };
   for (const auto& [ranks, node_of] : {std::pair<int, NodeOf>{4, three_one}, {8, pairs}, {4, turns}}) {
-    // Short ones, long ones in stages of several sizes, and long ones in the heap: the same bits.
+    // Short arrays, long ones in stages of several sizes, and long ones in the heap must all give the same bits.
     for (const size_t chunk : {size_t{4096}, size_t{12288}, size_t{0}}) {
       for (const bool in_heap : {false, true}) {
         HierarchicalConfig config;
@@ -78,7 +78,8 @@ TEST(nodes_and_ranks_need_not_agree_on_where_their_data_lies) {
       5, [](int r) { return r / 2; }, HierarchicalConfig(),
       [](HierarchicalGroup& group) {
         uint64_t seq = 0;
-        // Ranks 0 and 1 are in the heap, of the others only 2: one node reduces in place and one in stages.
+        // Ranks 0 and 1 have their data in the heap, and of the others only rank 2: one node reduces in place and one
+        // in stages.
         constexpr size_t kCount = 300007;
         for (int round = 0; round < 3; ++round) {
           const bool in_heap = group.rank() < 3;
@@ -87,7 +88,7 @@ TEST(nodes_and_ranks_need_not_agree_on_where_their_data_lies) {
           auto* const data = in_heap ? static_cast<float*>(heap.get()) : own.data();
           for (size_t i = 0; i < kCount; ++i)
             data[i] = static_cast<float>((i + static_cast<size_t>(group.rank())) % 13);
-          // In pieces that differ.
+          // The pieces differ between ranks.
           const size_t cut = 1000 * static_cast<size_t>(group.rank() + 1);
           group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq++),
                            {Span{data, cut * 4}, Span{}, Span{data + cut, (kCount - cut) * 4}},
@@ -153,7 +154,7 @@ TEST(halves_on_the_wire_keep_the_promised_error_and_the_same_bits) {
           rounded += std::fabs(result - sum * scale) > 0x1p-16 * std::fabs(result) ? 1 : 0;
           for (const auto& other : results) CHECK_EQ(other[i], results[0][i]);
         }
-        // They do travel as halves.
+        // The sums do travel as halves.
         CHECK(rounded > kCount / 2);
       }
     }
@@ -188,7 +189,7 @@ TEST(results_are_read_where_rails_work_or_where_they_are_published) {
   const Topology topology = topology_of(6, node_of);
   TcpConfig tcp = loopback_config();
   tcp.plan.rules = "all direct";
-  // A rail works where its results are shown; there, in two rounds a chunk; in memory of its own.
+  // A rail works where its results are shown; in the same place, with two rounds a chunk; and in memory of its own.
   for (const size_t part : {size_t{1024}, size_t{2112}, size_t{8192}}) {
     tcp.plan.chunk_bytes = part;
     const auto sessions = make_sessions(topology, kNodeChunk);

@@ -7,8 +7,7 @@
 #include "support/groups.h"
 #include "support/reduce_reference.h"
 
-// How nodes are brought together where they are many: by doubling and around rings. The table of algorithms makes few
-// nodes go the same ways.
+// The algorithms for many nodes: doubling and rings. The table of algorithms makes few nodes use them, too.
 
 namespace ours {
 namespace {
@@ -20,7 +19,7 @@ using testing::make_sessions;
 using testing::run_ranks;
 using testing::topology_of;
 
-/// Nodes of two, three and one ranks, by turns.
+/// Nodes of two, three and one ranks in turn.
 struct Nodes {
   explicit Nodes(int count) {
     for (int node = 0; node < count; ++node) {
@@ -39,7 +38,7 @@ std::vector<char> encoded(int rank, size_t count, ReduceKind kind) {
   std::vector<char> bytes(count * sizeof(typename E::Stored));
   for (size_t i = 0; i < count; ++i) {
     const size_t mixed = i * 7 + static_cast<size_t>(rank) * 5;
-    // Whatever the order, nothing is rounded.
+    // Nothing is rounded, whatever the order.
     const auto value = static_cast<uint8_t>(kind == ReduceKind::Product ? 1 + (mixed % 11 == 0) : mixed % 4);
     const typename E::Stored stored = E::encode(static_cast<typename E::Value>(value));
     std::memcpy(&bytes[i * sizeof(stored)], &stored, sizeof(stored));
@@ -94,14 +93,14 @@ HierarchicalConfig config_of(const std::string& rules, size_t chunk = 4096) {
   return config;
 }
 
-/// Reductions of all kinds and types, of which every rank must get what the reference says.
+/// Reductions of all kinds and types; every rank must get what the reference says.
 void check_all_types(Group& group, size_t count, uint64_t& seq) {
   for (int number = 0; number <= static_cast<int>(DType::Complex128); ++number) {
     const auto dtype = static_cast<DType>(number);
     for (int which = 1; which <= static_cast<int>(ReduceKind::PremulSum); ++which) {
       const Reduction how{static_cast<ReduceKind>(which), group.size(), 0.5};
       if (!is_supported(how.kind, dtype)) continue;
-      // Inputs of which are divided first, and rounded.
+      // These inputs are divided first, and rounded.
       const bool divided = dtype == DType::Float16 || dtype == DType::Complex32;
       if (how.kind == ReduceKind::Avg && divided) continue;
       std::vector<std::vector<char>> inputs;
@@ -133,7 +132,7 @@ TEST(many_nodes_reduce_all_types_by_doubling_and_around_rings) {
 
 float odd_value(int rank, size_t i) { return 1.0f / static_cast<float>(i * 3 + static_cast<size_t>(rank) * 7 + 1); }
 
-/// Whatever is rounded, all ranks must have the same bits; returns the results of rank 0.
+/// All ranks must have the same bits, whatever is rounded; returns the results of rank 0.
 std::vector<std::vector<float>> check_same_bits(const Nodes& nodes, const HierarchicalConfig& config, bool in_heap) {
   constexpr size_t kCounts[] = {0, 1, 17, 1000, 20011};
   const auto makers = make_hierarchical(nodes.ranks(), nodes.function(), config);
@@ -149,7 +148,7 @@ std::vector<std::vector<float>> check_same_bits(const Nodes& nodes, const Hierar
       group->all_reduce(call_of(Op::AllReduce, DType::Float32, seq++), data, data, count,
                         Reduction{ReduceKind::Avg, group->size(), 1.0});
       results[static_cast<size_t>(rank)].emplace_back(data, data + count);
-      // To each rank in turn, from another buffer.
+      // The result goes to each rank in turn, from another buffer.
       const int root = static_cast<int>(seq) % group->size();
       std::vector<float> in(count), out(count, -1.0f);
       for (size_t i = 0; i < count; ++i) in[i] = static_cast<float>((i + static_cast<size_t>(rank)) % 13);
@@ -179,7 +178,7 @@ TEST(many_nodes_get_the_same_bits_on_all_ranks) {
       check_same_bits(Nodes(count), config_of(rules), count % 2 == 0);
     }
   }
-  // Chunks as by default, and one stream fewer.
+  // The default chunks, and one stream fewer.
   HierarchicalConfig config = config_of("all ring", 0);
   config.streams = 1;
   check_same_bits(Nodes(4), config, false);
@@ -215,7 +214,7 @@ TEST(halves_on_the_wire_go_directly) {
   for (const auto& result : results) CHECK(result == results[0]);
 }
 
-/// The connections of each rank of as many nodes, two ranks each, after calls of all sizes.
+/// The connections of each rank after calls of all sizes, on that many nodes with two ranks each.
 std::vector<size_t> connections_of(int nodes, const std::string& rules) {
   const int ranks = 2 * nodes;
   const Topology topology = topology_of(ranks, [](int r) { return r / 2; });
@@ -238,7 +237,7 @@ std::vector<size_t> connections_of(int nodes, const std::string& rules) {
       for (const float x : data) CHECK_EQ(x, static_cast<float>(ranks));
     }
     connections[at] = meshes[at]->connections();
-    // A barrier would make others.
+    // A barrier would make further connections.
     ++counted;
     while (counted < ranks) std::this_thread::yield();
   });
@@ -246,7 +245,7 @@ std::vector<size_t> connections_of(int nodes, const std::string& rules) {
 }
 
 TEST(a_ring_needs_two_neighbours_however_many_nodes_there_are) {
-  // To both neighbours one for control and one for data.
+  // One connection for control and one for data to each neighbour.
   for (const int nodes : {3, 6, 9}) {
     for (const size_t count : connections_of(nodes, "all ring")) CHECK_EQ(count, size_t{4});
   }
@@ -254,7 +253,7 @@ TEST(a_ring_needs_two_neighbours_however_many_nodes_there_are) {
 }
 
 TEST(nodes_that_choose_differently_find_out) {
-  // The others' calls are of another size, and go another way.
+  // The others' calls have another size, and so use another algorithm.
   const std::string rules = "all bytes<=1K doubling;all bytes<=64K ring;all direct";
   for (const size_t odd : {size_t{10}, size_t{10000}, size_t{30000}}) {
     for (const size_t even : {size_t{10}, size_t{10000}, size_t{30000}}) {

@@ -45,7 +45,7 @@ TEST(a_callback_may_wait_for_another_transfer) {
   });
 }
 
-// The callback of the first receive waits for a second one, which is sent then, and no thread is in wait().
+// The callback of the first receive waits for a second one, whose message is sent then, and no thread is in wait().
 TEST(a_callback_may_wait_for_what_only_the_background_moves) {
   for (const Carrier carrier : {Carrier::Node, Carrier::Tcp}) {
     std::atomic<bool> began{false}, ended{false};

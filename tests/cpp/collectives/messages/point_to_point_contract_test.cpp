@@ -3,8 +3,8 @@
 
 #include "support/message_ranks.h"
 
-// The contract of PointToPoint, whatever carries the messages, with ranks as threads. The rings in shared memory hold
-// 4 KiB.
+// The contract of PointToPoint, with any carrier of messages and ranks as threads. The rings in shared memory hold 4
+// KiB.
 
 namespace ours {
 namespace {
@@ -87,7 +87,7 @@ TEST(both_directions_at_once_do_not_deadlock_and_complete_in_the_background) {
       all.push_back(port.send(out[static_cast<size_t>(r)], r));  // also to itself
     }
     for (int r = 0; r < 3; ++r) all.push_back(port.recv(in[static_cast<size_t>(r)], r));
-    // Nobody waits: the background threads must do it.
+    // No thread waits, so the background threads must move the messages.
     for (const auto& transfer : all) {
       while (!transfer->done()) std::this_thread::yield();
       CHECK(!transfer->error());
@@ -192,7 +192,7 @@ TEST(messages_of_a_group_that_was_aborted_end) {
   });
 }
 
-// The failure of a group's collectives is that of its messages, and the other way round.
+// The failure of a group's collectives is also one of its messages, and the other way round.
 TEST(messages_over_tcp_fail_with_their_group) {
   const auto calls = make_meshes(2);
   const auto messages = make_meshes(2);
@@ -214,7 +214,7 @@ TEST(messages_over_tcp_fail_with_their_group) {
   });
 }
 
-/// Keys that know whether somebody has waited for one.
+/// Keys that know whether a rank has waited for one.
 class KeysWaitedFor final : public KeyValues {
  public:
   void set(const std::string& key, const std::string& value) override { keys_.set(key, value); }

@@ -7,7 +7,7 @@
 #include "support/held_write.h"
 #include "support/hierarchical_ranks.h"
 
-// A rank stops in the middle of writing a result into its peers' tensors, and goes on when those have given up on it
+// A rank stops in the middle of writing a result into its peers' tensors, and goes on after they have given up on it
 // and use their tensors for something else.
 
 namespace ours {
@@ -83,7 +83,7 @@ void check_late_writer(const Makers& makers, const Sessions& sessions, int share
       return std::make_unique<HeldWrite>(data, (kBytes + 4095) / 4096 * 4096);
     };
     const auto late = first_write(kWriter, kVictim);
-    // The others leave something to be done by the writer.
+    // The others leave some work for the writer.
     std::vector<std::unique_ptr<HeldWrite>> others;
     for (int r = 0; r < shared; ++r) {
       if (r != kWriter) others.push_back(first_write(r, kWriter));
@@ -128,7 +128,7 @@ TEST(a_late_writer_among_several_nodes_reaches_nobodys_tensors) {
   check_late_writer(makers, sessions, 2);
 }
 
-// Only some tensors are in the heap, so all go through other memory.
+// Only some tensors are in the heap, so all ranks' data goes through other memory.
 TEST(tensors_that_no_peer_writes_to_stay_shared_when_a_reduction_fails) {
   const Sessions sessions = testing::make_sessions(testing::topology_of(2, [](int) { return 0; }), 0);
   std::vector<float> ordinary(kCount);

@@ -2,7 +2,7 @@
 
 #include "support/node_ranks.h"
 
-// What groups in shared memory have beyond the contract (group_contract_test.cpp).
+// Tests of groups in shared memory beyond the contract (group_contract_test.cpp).
 
 namespace ours {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "support/message_ranks.h"
 
-// Messages in shared memory where no thread can be had. The rest is the contract, in point_to_point_contract_test.cpp.
+// Messages in shared memory when no thread can be started. The contract is in point_to_point_contract_test.cpp.
 
 namespace ours {
 namespace {
@@ -13,7 +13,7 @@ using testing::Port;
 using testing::run_sessions;
 using testing::soon;
 
-// While it lives no thread can be started: new ones would get a stack larger than the address space.
+// While it lives, no thread can be started, because new ones would get a stack larger than the address space.
 class NoThreads {
  public:
   NoThreads() {
@@ -40,7 +40,7 @@ TEST(without_a_thread_for_it_a_transfer_ends_once_and_fails_the_group) {
   run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
     Port port(session);
     std::vector<int> data(8);
-    // The ranks are threads themselves.
+    // The ranks themselves are threads.
     ++ranks;
     while (ranks.load() < 2) std::this_thread::yield();
     if (session->rank() == 1) {

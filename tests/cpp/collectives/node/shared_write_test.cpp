@@ -32,7 +32,7 @@ struct Writer {
 
 TEST(shared_writes_take_the_faster_way_and_follow_its_changes) {
   Writer writer;
-  // Under one cache both cost the same: the cache is used, but for a try now and then.
+  // Under one cache both cost the same: the cache is used, except for a try now and then.
   const int tries = writer.write(1000, microseconds(10), microseconds(9));
   CHECK(!writer.times.around_is_faster());
   CHECK(tries >= 10 && tries <= 30);

@@ -16,7 +16,7 @@
 #include "support/groups.h"
 #include "transport/tcp/tcp_socket.h"
 
-// What groups over TCP have beyond the contract of groups (group_contract_test.cpp).
+// Tests of groups over TCP beyond the contract of groups (group_contract_test.cpp).
 
 namespace ours {
 namespace {
@@ -58,7 +58,7 @@ TEST(ranks_meet_over_either_family_and_over_both) {
       TcpGroup group(meshes[static_cast<size_t>(rank)]);
       check_sum(group, 0);
     });
-    // One a rank, and one for the group.
+    // One key for each rank, and one for the group.
     CHECK_EQ(keys->size(), size_t{4});
   }
 }
@@ -123,7 +123,7 @@ TEST(bbr_is_for_long_round_trips_only) {
   CHECK_EQ(choices("", {"bbr", "reno cubic bbr"}), "cubic cubic bbr");
   CHECK_EQ(choices("", {"bbr", "reno bbr"}), "reno reno bbr");
   CHECK_EQ(choices("", {"bbr2", "reno bbr2"}), "reno reno bbr2");
-  // Nothing else is allowed, the system has another, or the user has chosen.
+  // In turn: nothing else is allowed, the system has another, the user has chosen.
   CHECK_EQ(choices("", {"bbr", "bbr"}), "  ");
   CHECK_EQ(choices("", {"cubic", "reno cubic bbr"}), "  ");
   CHECK_EQ(choices("bbr", {"bbr", "reno cubic bbr"}), "bbr bbr bbr");
@@ -133,7 +133,7 @@ TEST(a_connection_gets_the_congestion_control_for_its_round_trip) {
   const TcpCongestion::System system{"bbr", "reno bbr"};
   const auto [one, other] = connect_over_loopback("");
   const std::string usual = congestion_of(one);
-  // All are far at first, and where the system has no bbr they stay what they are.
+  // All peers are far at first; if the system has no bbr, the connections keep what they have.
   const TcpCongestion nobody_near("", system, std::chrono::microseconds(-1));
   CHECK(!nobody_near.settle(one.get()));
   CHECK(congestion_of(one) == "bbr" || congestion_of(one) == usual);
@@ -159,7 +159,7 @@ TEST(connections_are_made_where_they_are_needed) {
     check_sum(group, 1);
     connections[static_cast<size_t>(rank)] = meshes[static_cast<size_t>(rank)]->connections();
   });
-  // To both neighbours one for control and one for data.
+  // One connection for control and one for data to each neighbour.
   for (const size_t count : connections) CHECK_EQ(count, size_t{4});
 }
 
@@ -180,7 +180,7 @@ float odd_value(int rank, size_t i) { return 1.0f / static_cast<float>(i * 3 + s
 
 TEST(direct_reductions_have_the_bits_of_shared_memory) {
   const std::function<float(int, size_t)> value = odd_value;
-  // Any bits will do, those of infinities excepted.
+  // Any bits will do, except those of infinities.
   const std::function<uint16_t(int, size_t)> half = [](int rank, size_t i) {
     return static_cast<uint16_t>((i * 40503u + static_cast<unsigned>(rank) * 977u) & 0xBBFFu);
   };
@@ -204,7 +204,7 @@ TEST(direct_reductions_have_the_bits_of_shared_memory) {
 
 TEST(reductions_among_many_ranks_agree_on_all_of_them) {
   for (const int ranks : {2, 3, 5, 8, 13}) {
-    // Small ones are doubled, large ones go around.
+    // Small arrays are doubled, large ones go around the ring.
     for (const size_t count : {size_t{0}, size_t{7}, size_t{255}, size_t{9001}}) {
       for (const ReduceKind kind : {ReduceKind::Sum, ReduceKind::Avg, ReduceKind::PremulSum, ReduceKind::Min}) {
         const auto results = results_of<float>(testing::tcp_kind("ring", 1, true), ranks, DType::Float32,
@@ -306,7 +306,7 @@ TEST(a_forked_child_does_not_keep_its_parents_descriptors) {
   CHECK_EQ(status, 0);
 }
 
-// Who is done may not touch the group again for long: nobody else may depend on that.
+// A rank that is done may not touch the group again for long, so no other rank may depend on it.
 TEST(a_rank_that_is_done_with_a_call_holds_up_nobody) {
   constexpr int kRanks = 4;
   const std::vector<std::function<void(Group&, uint64_t)>> calls{

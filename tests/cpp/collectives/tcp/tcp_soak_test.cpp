@@ -3,8 +3,8 @@
 
 #include "support/groups.h"
 
-// Long sequences of all operations, with sizes, roots and pauses drawn at random: what one call leaves behind must not
-// disturb the next, however far the ranks drift apart.
+// Long sequences of all operations, with sizes, roots and pauses drawn at random: one call must not disturb the next,
+// however far the ranks drift apart.
 
 namespace ours {
 namespace {

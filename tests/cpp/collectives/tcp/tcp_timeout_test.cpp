@@ -5,7 +5,7 @@
 #include "support/patience.h"
 #include "support/tcp_puppet.h"
 
-// Calls over TCP whose time is up name the ranks that are absent.
+// Calls over TCP that have run out of time name the absent ranks.
 
 namespace ours {
 namespace {
@@ -87,7 +87,7 @@ TEST(a_rank_that_waits_for_another_is_not_taken_for_absent) {
   });
 }
 
-/// Keys of a store whose process is stopped once all ranks have joined, so that it answers nobody.
+/// Keys of a store whose process is stopped once all ranks have joined, so that it answers no request.
 class SilentKeys final : public KeyValues {
  public:
   void set(const std::string& key, const std::string& value) override { keys_.set(key, value); }
@@ -117,7 +117,7 @@ TEST(a_store_that_does_not_answer_delays_no_timeout_and_an_absent_rank_is_named_
     meshes.push_back(TcpMesh::join(r, 3, keys, loopback_config(), Deadline::after(seconds(10))));
     meshes.back()->introduce({"(host a, pid 1)", "(host b, pid 2)", "(host c, pid 3)"});
   }
-  // Neither these two nor the third have met.
+  // No two of the three ranks have met.
   keys->fall_silent();
   const auto start = Clock::now();
   run_ranks(2, [&](int rank) {

@@ -11,7 +11,7 @@ namespace ours::testing {
 
 namespace {
 
-/// A function of the host's in the stream, which returns when it may.
+/// A host function in the stream, which returns when it may.
 class HostFunction : public Obstacle {
  public:
   explicit HostFunction(StreamHandle stream) {

@@ -6,7 +6,7 @@
 #include "support/device_contract.h"
 #include "support/testing.h"
 
-// What is CUDA's own: other tests of devices are run with the same program.
+// Tests of what is specific to CUDA; other tests of devices are run with the same program.
 
 namespace ours {
 namespace {
@@ -37,7 +37,7 @@ TEST(cuda_knows_a_stream_that_is_captured) {
   CHECK(!on.device->is_capturing(stream));
   CHECK_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
   CHECK(on.device->is_capturing(stream));
-  on.finish();  // which the capture does not forbid, as it is of another stream
+  on.finish();  // which the capture does not forbid, since it concerns another stream
   cudaGraph_t graph = nullptr;
   CHECK_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
   cudaGraphDestroy(graph);
@@ -50,7 +50,7 @@ TEST(cuda_refuses_addresses_that_do_not_fit_their_elements) {
   CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, crooked()), "multiple of 4 bytes");
 }
 
-/// Seconds that `work` takes on the device, at best of some times.
+/// Seconds that `work` takes on the device; the best of several times.
 template <class Work>
 double seconds_of(OnDevice& on, const Work& work) {
   double best = 1e9;
@@ -86,7 +86,7 @@ TEST(cuda_kernels_are_about_as_fast_as_a_copy) {
                           });
   std::printf("GB/s: copy %.0f, sum of float32 %.0f, of bfloat16 %.0f, flatten %.0f, to bfloat16 %.0f\n", copy / 1e9,
               sum / 1e9, halves / 1e9, flat / 1e9, narrowed / 1e9);
-  // Loose: others may use the device meanwhile.
+  // A loose bound, since others may use the device meanwhile.
   for (const double rate : {sum, halves, flat, narrowed}) CHECK(rate > 0.4 * copy);
 }
 

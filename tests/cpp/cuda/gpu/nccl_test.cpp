@@ -6,7 +6,7 @@
 #include "support/groups.h"
 #include "support/testing.h"
 
-// NCCL itself, with one rank, as two need a GPU each.
+// NCCL itself, with one rank, since two need a GPU each.
 
 namespace ours {
 namespace {
@@ -17,7 +17,7 @@ using testing::OnDevice;
 constexpr size_t kCount = 100;
 constexpr size_t kBytes = kCount * sizeof(float);
 
-/// A group of one rank on a device, or no group where NCCL cannot be used, with the reason shown.
+/// A group of one rank on a device. If NCCL cannot be used, there is no group, and the reason is shown.
 class OneRank {
  public:
   OneRank() : on(4096, 2) {
@@ -34,7 +34,7 @@ class OneRank {
     on.put(on.at(0), values.data(), kBytes);
   }
 
-  /// Whether `body`, with the number of its call, makes the output equal to the input.
+  /// Whether `body`, which gets the number of its call, makes the output equal to the input.
   template <class Body>
   bool copies(const Body& body) {
     const std::vector<char> poison(kBytes, 'x');

@@ -7,7 +7,7 @@
 namespace ours {
 namespace {
 
-// Rank 3 is gone while rank 1 still computes: ranks 0 and 2 must not wait for rank 1 to hear of it.
+// Rank 3 is gone while rank 1 still computes: ranks 0 and 2 must hear of it without waiting for rank 1.
 TEST(barrier_notices_a_rank_that_left_while_another_is_late) {
   std::atomic<int> raised{0};
   std::atomic<bool> in_time{true};

@@ -53,7 +53,7 @@ TEST(of_ranks_on_one_core_the_last_moves) {
     const auto begin = Clock::now();
     CHECK_EQ(spread.settle(parity), session->rank() == 1);
     const bool again = spread.settle(parity);
-    // So soon it is not tried again, unless it was not soon.
+    // It must not be tried again so soon, unless the test itself was slow.
     CHECK(!again || Clock::now() - begin >= std::chrono::milliseconds(4));
     sync();
     core.store(cores[static_cast<size_t>(session->rank())]);

@@ -10,7 +10,7 @@ namespace {
 
 using testing::run_sessions;
 
-// Plain, unsynchronised memory of two places by turns: ThreadSanitizer proves the barrier's promise, or breaks it.
+// Plain, unsynchronised memory in two places, used in turn: ThreadSanitizer proves or refutes the barrier's promise.
 TEST(barrier_orders_what_is_published_in_two_places_by_turns) {
   constexpr int kRanks = 4, kRounds = 400;
   std::vector<std::array<int, 2>> published(kRanks);

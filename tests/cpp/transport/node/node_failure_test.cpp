@@ -21,7 +21,7 @@ TEST(the_first_failure_is_everyones_failure) {
     wait_on(
         session->self().doorbell, session->wait_policy(), deadline, [&] { return session->failure().failed(); }, [] {});
     messages[static_cast<size_t>(rank)] = CHECK_THROWS(PeerError, session->failure().check());
-    // Later failures do not replace it, not even here.
+    // Later failures do not replace it, not even on this rank.
     session->failure().fail(FailureKind::Timeout, "too late");
     CHECK_EQ(session->failure().message(), messages[static_cast<size_t>(rank)]);
   });

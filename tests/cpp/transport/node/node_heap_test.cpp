@@ -35,7 +35,7 @@ TEST(heap_gives_pages_of_zeros_and_takes_them_back) {
   std::memset(b, 1, 3 * kPage);
   heap.free(b);
   CHECK_EQ(heap.bytes_in_use(), 3 * kPage);
-  // The gap is used again, and is zeros again.
+  // The gap is used again, and has been zeroed again.
   std::byte* const d = heap.allocate(2 * kPage);
   CHECK(d == b);
   for (size_t i = 0; i < 2 * kPage; ++i) CHECK(d[i] == std::byte{0});
@@ -56,7 +56,7 @@ TEST(heap_knows_what_is_its_own) {
   CHECK_EQ(heap.offset_of(a + 100, 5), uint64_t{100});
   CHECK_EQ(heap.offset_of(b, kPage), uint64_t{2 * kPage});
   CHECK(heap.at(1, 100) == a + 100);
-  // Two pieces side by side are two pieces, and what was given back is nobody's.
+  // Two pieces side by side are not one piece, and freed memory belongs to none.
   CHECK_EQ(heap.offset_of(a, 3 * kPage), NodeHeap::kNowhere);
   heap.free(a);
   CHECK_EQ(heap.offset_of(a, 1), NodeHeap::kNowhere);
@@ -71,7 +71,7 @@ TEST(heap_refuses_what_it_does_not_have) {
   heap.free(nullptr);
 }
 
-/// How much of what is mapped at `data` is of that kind, in bytes; the words are those of /proc/<pid>/smaps.
+/// How many of the bytes mapped at `data` are of that kind; the kinds are named as in /proc/<pid>/smaps.
 size_t mapped_bytes(const void* data, const std::string& kind) {
   std::ifstream maps("/proc/self/smaps");
   const auto address = reinterpret_cast<uintptr_t>(data);
@@ -106,7 +106,7 @@ TEST(heap_moves_what_fills_huge_pages_onto_them) {
   CHECK_EQ(add(2 * kPiece), pages(0));
   CHECK_EQ(add(kPiece), pages(1));
   CHECK_EQ(add(kHugePage + kPiece), pages(2));
-  // A page with a gap is none, and is left as it is when the gap is filled again.
+  // A huge page with a gap is not moved, and is left as it is when the gap is filled again.
   heap.free(pieces[2]);
   CHECK(pieces[3][0] == std::byte{4});
   pieces.erase(pieces.begin() + 2);
@@ -144,7 +144,7 @@ struct TwoRanks {
     heap = std::make_unique<NodeHeap>(0, 2, std::move(file), true);
   }
 
-  /// Of memory that the file takes.
+  /// The bytes of memory that the file takes.
   size_t bytes() const {
     struct stat info{};
     CHECK_EQ(::fstat(look.get(), &info), 0);
@@ -164,7 +164,7 @@ TEST(heap_keeps_what_was_withdrawn_from_peers_and_gives_it_back) {
   std::byte* const seen = two.peer->at(0, offset);
   for (size_t i = 0; i < kBytes; ++i) data[i] = static_cast<std::byte>(i % 251);
   std::memset(before, 9, kPage);
-  // Parts that share pages, in any order, but the last page.
+  // Ranges that share pages, in any order, but not the last page.
   two.heap->withdraw(offset + 5 * kPage + 100, kBytes - 7 * kPage);
   two.heap->withdraw(offset + 10, 3 * kPage);
   two.heap->withdraw(offset + kPage, 7 * kPage);
@@ -174,7 +174,7 @@ TEST(heap_keeps_what_was_withdrawn_from_peers_and_gives_it_back) {
   for (size_t i = kBytes - kPage; i < kBytes; ++i) CHECK_EQ(data[i], std::byte{255});
   for (size_t i = 0; i < kPage; ++i) CHECK_EQ(before[i], std::byte{8});
 
-  // A child sees what is there, and has its own.
+  // A child sees the contents, and has its own copy.
   const pid_t child = ::fork();
   if (child == 0) {
     const bool same = data[kPage] == static_cast<std::byte>(kPage % 251) && before[0] == std::byte{8};
@@ -192,7 +192,7 @@ TEST(heap_keeps_what_was_withdrawn_from_peers_and_gives_it_back) {
   CHECK_EQ(mapped_bytes(data, "Anonymous"), size_t{0});
   CHECK_EQ(two.bytes(), kPage);
   CHECK_EQ(two.heap->bytes_in_use(), kPage);
-  // It is not given out again.
+  // The range is not given out again.
   CHECK(two.heap->allocate(kPage) >= data + kBytes);
 }
 
@@ -261,7 +261,7 @@ void check_all_reduce(int ranks, size_t count, size_t shift, const std::vector<i
       for (size_t i = 0; i < count; ++i) {
         float sum = 0;
         for (int r = 0; r < ranks; ++r) sum += 1.0f / static_cast<float>(3 * i + 7 * static_cast<size_t>(r) + 1);
-        // To the bit, as everywhere: in the order of ranks.
+        // Exact to the bit, as everywhere: in the order of ranks.
         CHECK_EQ(data[i], ranks == 3 ? sum / 3.0f : sum * (1.0f / static_cast<float>(ranks)));
       }
       for (size_t i = 0; i < shift; ++i) CHECK(whole[i] == -1 && data[count + i] == -1);
@@ -281,8 +281,8 @@ TEST(all_reduce_in_the_heap_of_some_ranks_only_is_done_by_copying) {
   }
 }
 
-/// Ranks cut the array in different places, and the pieces are scattered over their heaps; `ordinary` has one
-/// elsewhere.
+/// Ranks cut the array in different places, and the pieces are scattered over their heaps; rank `ordinary` has one
+/// outside its heap.
 void check_all_reduce_of_pieces(int ranks, size_t count, int ordinary) {
   run_sessions(ranks, 4096, [&](std::shared_ptr<NodeSession> session) {
     NodeGroup group(session);
@@ -293,7 +293,7 @@ void check_all_reduce_of_pieces(int ranks, size_t count, int ordinary) {
     for (size_t at = 0; at < count;) {
       const size_t n = std::min(count - at, 1 + (at + 7) * (rank + 2) / 3);
       memory.push_back(group.allocate((n + 1) * sizeof(float)));
-      // Not at the beginning of a page, so that a piece that is taken for another shows.
+      // Not at the beginning of a page, so that a mix-up of pieces shows.
       float* const data = static_cast<float*>(memory.back().get()) + 1;
       pieces.push_back({!own.empty() && at > 100 ? own.data() + at : data, n * sizeof(float)});
       pieces.push_back({nullptr, 0});

@@ -9,7 +9,7 @@ namespace {
 
 TEST(a_sleeper_is_woken_by_every_signal) {
   SleepWord ping{}, pong{};
-  // No time awake at all: every wait goes to sleep, where a lost wake-up would cost kLookAround and be counted.
+  // No time awake at all: every wait goes to sleep, so a lost wake-up would cost kLookAround and be counted.
   WaitPolicy policy;
   policy.awake = std::chrono::microseconds(0);
   const Deadline deadline = Deadline::after(std::chrono::seconds(60));
@@ -26,7 +26,7 @@ TEST(a_sleeper_is_woken_by_every_signal) {
       if (rank == 1) signal(mine);
     }
   });
-  // A busy machine may delay a few; lost wake-ups would delay a good part of them.
+  // A busy machine may delay a few waits; lost wake-ups would delay many of them.
   CHECK(overslept.load() < static_cast<int>(kRounds) / 5);
 }
 

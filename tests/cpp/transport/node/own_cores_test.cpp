@@ -7,7 +7,7 @@
 namespace ours {
 namespace {
 
-/// Ranks that may run on these cores each.
+/// Ranks, each of which may run on the cores given for it.
 std::vector<CoreShare> shares(const std::vector<std::vector<size_t>>& cores, uint32_t quota = 1000) {
   std::vector<CoreShare> all;
   for (const auto& each : cores) {

@@ -32,7 +32,7 @@ TEST(strangers_and_port_scans_do_no_harm) {
     std::vector<uint32_t> noise(random() % 300);
     for (auto& word : noise) word = static_cast<uint32_t>(random());
     [[maybe_unused]] const ssize_t sent = ::send(fd.get(), noise.data(), noise.size() * 4, MSG_NOSIGNAL);
-    // A third of them stay and say nothing more, a third end, and a third are gone at once.
+    // A third of them stay and say nothing more, a third end, and a third disappear at once.
     if (i % 3 == 1) ::shutdown(fd.get(), SHUT_WR);
     if (i % 3 != 2) strangers.push_back(std::move(fd));
   }
@@ -80,7 +80,7 @@ TEST(strangers_that_say_nothing_make_way_for_peers) {
   for (int i = 0; i < 150; ++i) strangers.push_back(intrude(mesh));
   const TcpSelf peer{1, 2, terms.plan.streams + 1, "host", 1, terms.secret};
   TcpHandshake handshake(intrude(mesh), peer, 0, 0);
-  // Sooner than strangers are sent away for their silence alone.
+  // Sooner than strangers are sent away just for their silence.
   const auto patience = Deadline::after(seconds(8));
   while (handshake.advance() == TcpHandshake::State::Going && !patience.passed()) mesh->look();
   CHECK(handshake.advance() == TcpHandshake::State::Done);

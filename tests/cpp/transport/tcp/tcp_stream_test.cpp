@@ -45,7 +45,7 @@ struct Connection {
     far = ProcessFd(ends[1]);
   }
 
-  /// Writes as much as there is room for, and says so as epoll does: once for what is new.
+  /// Writes as much as there is room for, and reports it as epoll does: once for new data.
   size_t write(const std::byte* data, size_t bytes) {
     const ssize_t sent = bytes == 0 ? 0 : ::send(far.get(), data, bytes, MSG_NOSIGNAL);
     if (sent > 0) stream.set_ready(true, false);
@@ -71,7 +71,7 @@ struct Posted {
   size_t done = 0;
 };
 
-/// The bytes of the messages arrive in pieces of `piece` bytes. So many receives are posted ahead of what has come.
+/// The bytes of the messages arrive in pieces of `piece` bytes; `ahead` receives are posted ahead of what has come.
 void receive_in_pieces(const std::vector<size_t>& lengths, size_t piece, size_t ahead) {
   std::vector<std::byte> wire;
   for (size_t m = 0; m < lengths.size(); ++m) {
