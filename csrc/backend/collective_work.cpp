@@ -22,7 +22,8 @@ void CollectiveWork::set_sequence(uint64_t count) {
 }
 
 bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
-  if (device_call_ && device_call_->is_enqueued() && timeout.count() <= 0) {
+  // The host cannot wait for what is part of a graph, however long it may take.
+  if (device_call_ && device_call_->is_enqueued() && (timeout.count() <= 0 || device_call_->is_captured())) {
     device_call_->block_current_stream();
     if (done()) rethrow();
     return true;

@@ -217,6 +217,7 @@ c10::intrusive_ptr<CollectiveWork> ProcessGroupOurs::start(Collective collective
   const bool captured = on_device && on_device->is_captured();
   if (on_device) work->set_device_call(std::move(on_device));
   if (captured) {
+    order.unlock();  // hooks may call the group
     work->complete_captured();
   } else {
     queue_->submit(work, may_run_here);

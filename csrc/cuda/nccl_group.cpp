@@ -82,8 +82,9 @@ void NcclGroup::copy(void* to, const void* from, size_t bytes) {
   if (bytes != 0 && to != from) device().copy(to, from, bytes, stream());
 }
 
-void NcclGroup::refuse_capture(const Running& run) const {
+void NcclGroup::refuse_capture(const Running& run) {
   if (!device().is_capturing(stream())) return;
+  withdraw_claim();
   throw InvalidArgument(std::string(name_of(run.call.op)) +
                         " with these arguments goes through memory of the group's, and cannot be captured into a "
                         "graph. Keep it out of what is captured");

@@ -64,7 +64,7 @@ class NcclGroup final : public EnqueueGroup {
 
   /// Throws InvalidArgument if the stream is being captured: a replay of the graph would use the memory below beside
   /// other operations.
-  void refuse_capture(const Running& run) const;
+  void refuse_capture(const Running& run);
   std::byte* scratch() const { return static_cast<std::byte*>(scratch_.get()); }
   /// The memory in which pieces are brought together.
   std::byte* joined() const { return static_cast<std::byte*>(joined_.get()); }

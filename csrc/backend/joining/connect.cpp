@@ -118,8 +118,8 @@ Connections connect_ranks(const Meeting& meeting) {
     std::optional<Rendezvous> rendezvous;
     try {
       rendezvous.emplace(meeting);
-      const std::string rules = rules_of(*rendezvous);
-      const Topology topology = rendezvous->find_topology();
+      std::string rules = rules_of(*rendezvous);
+      const Topology topology = rendezvous->find_topology(rules);
       if (topology.nodes() == 1) return connect_within_node(*rendezvous, topology, rules);
       return connect_nodes(*rendezvous, topology, rules);
     } catch (const Error&) {

@@ -64,7 +64,7 @@ std::shared_ptr<StoreKeys> Rendezvous::keys(const std::string& name) const {
   return std::make_shared<StoreKeys>(meeting_.store, prefix_ + name + '/', terms());
 }
 
-Topology Rendezvous::find_topology() {
+Topology Rendezvous::find_topology(std::string& rules) {
   std::unique_ptr<NodeProbe> probe;
   try {
     probe = std::make_unique<NodeProbe>();
@@ -83,10 +83,14 @@ Topology Rendezvous::find_topology() {
       leaders.push_back(number_in(one));
       names += '\n' + name_in(one);
     }
-    return Topology::of(leaders).text() + names;
+    return Topology::of(leaders).text() + '\n' + std::to_string(rules.size()) + '\n' + rules + names;
   }));
-  std::string text;
+  std::string text, size;
   std::getline(result, text);
+  std::getline(result, size);
+  rules.resize(static_cast<size_t>(number_in(size)));
+  result.read(rules.data(), static_cast<std::streamsize>(rules.size()));
+  result.ignore(1);
   for (std::string name; std::getline(result, name);) names_.push_back(name);
   if (names_.size() != static_cast<size_t>(meeting_.size)) names_.clear();
   return Topology::parse(text, meeting_.size);

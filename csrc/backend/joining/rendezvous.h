@@ -38,8 +38,8 @@ class Rendezvous {
 
   /// Finds out which ranks share memory. This is proved and not assumed: each rank has read a random number in the
   /// memory of its node's leader. A rank that cannot read it is a node of its own, even if its machine looks the
-  /// same.
-  Topology find_topology();
+  /// same. `rules`: of the table of algorithms; those of rank 0 take the place of this rank's.
+  Topology find_topology(std::string& rules);
 
   /// Makes the memory of this rank's node; returns when all ranks of the node have attached. The session's ranks are
   /// those of the node, in their order. `rules`: of the table of algorithms, from the node's leader.

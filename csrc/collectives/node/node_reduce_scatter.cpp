@@ -9,12 +9,7 @@
 
 namespace ours::node {
 
-void reduce_scatter(NodeRounds& rounds, const Running& asked, const Scattering& job) {
-  // The sizes of all parts must agree, not only their sum. A record has no place for both in shared memory.
-  CallRecord record = asked.record;
-  if (asked.fingerprint != 0) record.count = asked.fingerprint;
-  const Running run{asked.call, record};
-
+void reduce_scatter(NodeRounds& rounds, const Running& run, const Scattering& job) {
   const auto ranks = static_cast<size_t>(rounds.size());
   const auto me = static_cast<size_t>(rounds.rank());
   const size_t element = size_of(run.call.dtype);

@@ -71,7 +71,7 @@ void TcpMessages::add(const std::shared_ptr<Message>& message) {
 void TcpMessages::send_to_self(const Message& message) {
   const int self = mesh_->rank();
   inbox_.begin(self, message.header(), true);
-  if (message.bytes != 0) std::memcpy(inbox_.place(self), message.data, message.bytes);
+  if (message.bytes != 0) std::memmove(inbox_.place(self), message.data, message.bytes);
   inbox_.complete(self);
 }
 

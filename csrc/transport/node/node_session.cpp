@@ -135,7 +135,10 @@ std::shared_ptr<NodeSession> NodeSession::create(int rank, int size, const NodeC
   header->chunk_bytes = config.chunk_bytes;
   header->ring_bytes = config.ring_bytes;
   header->small_bytes = config.small_bytes;
-  if (config.rules.size() >= sizeof(header->rules)) throw Error("the table of algorithms is too long");
+  if (config.rules.size() >= sizeof(header->rules)) {
+    throw Error("the table of algorithms (OURS_SELECT) is too long: it has " + std::to_string(config.rules.size()) +
+                " characters, and at most " + std::to_string(sizeof(header->rules) - 1) + " are allowed");
+  }
   std::memcpy(header->rules, config.rules.c_str(), config.rules.size() + 1);
   if (::getrandom(header->nonce, sizeof(header->nonce), 0) != sizeof(header->nonce)) {
     throw SystemError("cannot draw a nonce (getrandom)", errno);

@@ -259,6 +259,16 @@ CONTRACT(mismatches_are_found_on_every_rank_before_anything_is_written) {
                    }
                  },
                  {"barrier", "all_reduce"});
+  // As many elements in all, but other parts.
+  check_mismatch(kind,
+                 [&](Group& g, float* d) {
+                   const std::vector<float> in(8);
+                   const std::vector<size_t> counts =
+                       g.rank() == 1 ? std::vector<size_t>{8, 4, 4} : std::vector<size_t>{4, 8, 4};
+                   g.reduce_scatter(call_of(Op::ReduceScatter, DType::Float32, 0), {in.data(), in.data(), in.data()},
+                                    counts, d, Reduction{ReduceKind::Sum, 3, 1.0});
+                 },
+                 {"reduce_scatter", "rank 1"});
   check_mismatch(kind,
                  [&](Group& g, float* d) {
                    const size_t expected = g.rank() == 1 ? 4 : 8;

@@ -1,7 +1,9 @@
 #include "cuda/nccl_group.h"
 
+#include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <thread>
 
 #include "support/device_ranks.h"
@@ -200,8 +202,11 @@ TEST(nccl_that_fails_on_one_rank_fails_on_all) {
 TEST(nccl_that_waits_for_a_stuck_stream_is_aborted) {
   testing::with_growing_timeouts([](std::chrono::milliseconds timeout) {
     const auto began = Clock::now();
+    // The device still works on it when the ranks have given up and gone.
+    static std::deque<std::array<float, 2>> kept;
+    std::array<float, 2>& data = kept.emplace_back();
     const auto errors = run_ranks_catching(2, NcclGroup::kScratchBytes, [&](Rank& self) {
-      float x = 1;
+      float& x = data.at(static_cast<size_t>(self.group->rank()));
       // Rank 1's device is extremely slow.
       if (self.group->rank() == 1) self.device->slow_down(std::chrono::seconds(2));
       const auto call = call_of(Op::AllReduce, DType::Float32, 1, timeout);
@@ -361,6 +366,9 @@ TEST(nccl_work_can_be_captured_unless_it_needs_memory_of_the_group) {
                                 call, nullptr,
                                 [&] { self.group->all_reduce(call, &x, &x, 1, {ReduceKind::PremulSum, 2, 0.5}); })),
         "cannot be captured");
+    // Nothing was given, so the group goes on.
+    self.device->set_capturing(self.group->stream(), false);
+    self.group->barrier(call_of(Op::Barrier, DType::UInt8, 4));
   });
 }
 
