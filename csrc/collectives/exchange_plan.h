@@ -30,11 +30,11 @@ struct ExchangePlan {
   bool is_common() const { return movement != Movement::Scatter && movement != Movement::AllToAll; }
 
   /// In bytes; 0 where there is no message.
-  size_t sent(size_t to) const { return sends[to] ? sends[to]->bytes : 0; }
-  size_t received(size_t from) const { return receives[from] ? receives[from]->bytes : 0; }
+  size_t sent(size_t to) const { return sends[to].value_or(ConstSpan{}).bytes; }
+  size_t received(size_t from) const { return receives[from].value_or(Span{}).bytes; }
 
   /// The buffer of a broadcast, on every rank.
-  const Span& buffer() const { return *receives[static_cast<size_t>(root)]; }
+  Span buffer() const { return receives[static_cast<size_t>(root)].value_or(Span{}); }
 
   /// Writes sent() of each rank and then received() of each into `table`, which has room for 2 * ranks numbers.
   void write_sizes(uint64_t* table) const;

@@ -45,8 +45,8 @@ class _Worker:
 
     def _start(self, tests: list[str], *extra: str) -> tuple[subprocess.Popen[str], queue.Queue[str | None]]:
         command = [sys.executable, "-m", "conformance.worker", *self._arguments, *extra]
-        tests = _FOLDER.parent
-        path = [*map(str, (tests, tests / "support", tests.parent)), os.environ.get("PYTHONPATH", "")]
+        folder = _FOLDER.parent
+        path = [*map(str, (folder, folder / "support", folder.parent)), os.environ.get("PYTHONPATH", "")]
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         with self._log.with_suffix(".err").open("a") as errors:
             process = subprocess.Popen(

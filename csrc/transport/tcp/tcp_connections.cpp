@@ -128,24 +128,25 @@ bool TcpConnections::advance_attempt(int rank, int stream) {
     if (now < attempt.next) return false;
     if (!begin_attempt(rank, stream)) return true;
   }
-  const bool was_connected = attempt.handshake->connected();
-  const auto state = attempt.handshake->advance();
+  TcpHandshake& handshake = *attempt.handshake;  // NOLINT(bugprone-unchecked-optional-access): there is one now
+  const bool was_connected = handshake.connected();
+  const auto state = handshake.advance();
   if (state == TcpHandshake::State::Done) {
-    TcpHandshake handshake = std::move(*attempt.handshake);
+    TcpHandshake done = std::move(handshake);
     slot.attempt.reset();
-    open(rank, stream, handshake);
+    open(rank, stream, done);
     return true;
   }
   if (state == TcpHandshake::State::Broken) {
-    const std::string reason = attempt.handshake->reason();
-    next_address(rank, stream, reason, attempt.handshake->refused());
+    const std::string reason = handshake.reason();
+    next_address(rank, stream, reason, handshake.refused());
     return true;
   }
-  if (!was_connected && attempt.handshake->connected()) {
+  if (!was_connected && handshake.connected()) {
     attempt.next = now + (peer(rank).addresses.size() > 1 ? Clock::duration(kWordsLimit) : Clock::duration(kForever));
   }
   if (now < attempt.next) return false;
-  next_address(rank, stream, attempt.handshake->connected() ? "connected, but nobody speaks" : "no answer", false);
+  next_address(rank, stream, handshake.connected() ? "connected, but nobody speaks" : "no answer", false);
   return true;
 }
 

@@ -15,8 +15,8 @@ TcpMesh::TcpMesh(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpC
       plan_(config.plan),
       endpoint_(shared_, config, [this] { propagate_failure(); }) {}
 
-std::shared_ptr<TcpMesh> TcpMesh::join(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpConfig& config,
-                                       Deadline deadline) {
+std::shared_ptr<TcpMesh> TcpMesh::join(int rank, int size, const std::shared_ptr<KeyValues>& keys,
+                                       const TcpConfig& config, Deadline deadline) {
   const std::shared_ptr<TcpMesh> mesh(new TcpMesh(rank, size, keys, config));
   if (rank == 0) keys->set(kTermsKey, TcpTerms{draw_nonce(), config.plan}.text());
   keys->set(card_key(rank), mesh->card().text());

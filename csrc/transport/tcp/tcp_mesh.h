@@ -30,8 +30,8 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   using Lock = TcpEndpoint::Lock;
 
   /// Publishes where this rank can be reached, and waits for rank 0's terms. Throws Error, TimeoutError, SystemError.
-  static std::shared_ptr<TcpMesh> join(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpConfig& config,
-                                       Deadline deadline);
+  static std::shared_ptr<TcpMesh> join(int rank, int size, const std::shared_ptr<KeyValues>& keys,
+                                       const TcpConfig& config, Deadline deadline);
   ~TcpMesh();
 
   /// Makes a failure of either mesh of a process that of the other, too. Must be called before they are used.

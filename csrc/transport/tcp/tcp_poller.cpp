@@ -15,11 +15,6 @@ namespace ours {
 
 namespace {
 
-// The tokens by which epoll names sockets that are not open streams; the token of a stream is its address.
-constexpr uint64_t kWakeToken = 0;
-constexpr uint64_t kListenerToken = 1;
-constexpr uint64_t kHandshakeToken = 2;
-
 constexpr uint32_t kBothWays = EPOLLIN | EPOLLOUT | EPOLLRDHUP;
 
 using Events = std::array<epoll_event, 64>;
@@ -30,22 +25,22 @@ TcpPoller::TcpPoller() {
   epoll_ = ProcessFd(with_descriptors([] { return ::epoll_create1(EPOLL_CLOEXEC); }));
   if (epoll_.valid()) wake_ = ProcessFd(with_descriptors([] { return ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }));
   if (!wake_.valid()) throw SystemError("cannot watch sockets (epoll, eventfd)", errno);
-  watch(EPOLL_CTL_ADD, wake_.get(), EPOLLIN, kWakeToken);
+  watch(EPOLL_CTL_ADD, wake_.get(), EPOLLIN, &wake_);
 }
 
-void TcpPoller::watch_listener(int fd) { watch(EPOLL_CTL_ADD, fd, EPOLLIN, kListenerToken); }
+void TcpPoller::watch_listener(int fd) { watch(EPOLL_CTL_ADD, fd, EPOLLIN, &listeners_moved); }
 
-void TcpPoller::watch_handshake(int fd) { watch(EPOLL_CTL_ADD, fd, kBothWays, kHandshakeToken); }
+void TcpPoller::watch_handshake(int fd) { watch(EPOLL_CTL_ADD, fd, kBothWays, &handshakes_moved); }
 
 void TcpPoller::watch_stream(TcpStream& stream) {
   // An earlier event has been lost.
   stream.set_ready(true, true);
-  watch(EPOLL_CTL_MOD, stream.fd(), kBothWays, reinterpret_cast<uint64_t>(&stream));
+  watch(EPOLL_CTL_MOD, stream.fd(), kBothWays, &stream);
 }
 
-void TcpPoller::watch(int operation, int fd, uint32_t events, uint64_t token) {
+void TcpPoller::watch(int operation, int fd, uint32_t events, void* token) {
   epoll_event event{};
-  event.data.u64 = token;
+  event.data.ptr = token;
   // Edge triggered: streams remember what they may do until the system refuses it; each wake-up is an event of its
   // own, so the counter need not be read; and connections that cannot be accepted yet do not end every sleep.
   event.events = events | EPOLLET;
@@ -56,16 +51,16 @@ void TcpPoller::watch(int operation, int fd, uint32_t events, uint64_t token) {
 
 void TcpPoller::apply(const epoll_event* events, int count) {
   for (int i = 0; i < count; ++i) {
-    const uint64_t token = events[i].data.u64;
+    void* const token = events[i].data.ptr;
     const uint32_t what = events[i].events;
-    if (token == kListenerToken) {
+    if (token == &listeners_moved) {
       listeners_moved = true;
-    } else if (token == kHandshakeToken) {
+    } else if (token == &handshakes_moved) {
       handshakes_moved = true;
-    } else if (token != kWakeToken) {
+    } else if (token != &wake_) {
       // The stream finds out about an error when it reads.
-      reinterpret_cast<TcpStream*>(token)->set_ready((what & ~EPOLLOUT) != 0,
-                                                     (what & (EPOLLOUT | EPOLLERR | EPOLLHUP)) != 0);
+      static_cast<TcpStream*>(token)->set_ready((what & ~EPOLLOUT) != 0,
+                                                (what & (EPOLLOUT | EPOLLERR | EPOLLHUP)) != 0);
     }
   }
 }

@@ -35,7 +35,8 @@ class TcpPoller {
   bool handshakes_moved = false;
 
  private:
-  void watch(int operation, int fd, uint32_t events, uint64_t token);
+  /// `token` comes back with each event: the stream, or a member of this that stands for what it is.
+  void watch(int operation, int fd, uint32_t events, void* token);
   void apply(const epoll_event* events, int count);
 
   ProcessFd epoll_;
