@@ -119,12 +119,6 @@ def test_a_wrong_table_is_an_error_on_all_ranks(nodes, tmp_path):
         assert "line 2 of the table of algorithms, 'all_reduce bytes>2 ring': 'bytes>2' is neither" in text
 
 
-def test_rank_0s_table_holds_within_a_node_whichever_rank_makes_its_memory():
-    too_long = ";".join(f"node_reduce read<={size} whole" for size in range(1, 400))
-    for refusal in run_ranks(3, join_in_vain, env=[{"OURS_SELECT": too_long}, {}, {}], backend=None):
-        assert "the table of algorithms (OURS_SELECT) is too long" in refusal
-
-
 def groups_with_tables(rank: int, world: int) -> list[float]:
     results = []
     for lines in ("all ring", "all doubling", ""):
