@@ -128,7 +128,7 @@ bool TcpConnections::advance_attempt(int rank, int stream) {
     if (now < attempt.next) return false;
     if (!begin_attempt(rank, stream)) return true;
   }
-  TcpHandshake& handshake = *attempt.handshake;  // NOLINT(bugprone-unchecked-optional-access): there is one now
+  TcpHandshake& handshake = *attempt.handshake;
   const bool was_connected = handshake.connected();
   const auto state = handshake.advance();
   if (state == TcpHandshake::State::Done) {
