@@ -90,7 +90,7 @@ build/.built: $(SOURCES) $(CUDA_SOURCES) $(wildcard setup*.py) $(VENV)/.packages
 
 # Makes the package importable from anywhere in the environment, and the backend known to torch's entry points.
 $(VENV)/.installed: pyproject.toml setup.py | build/.built
-	@$(PIP) install --no-build-isolation --editable ".[examples]"
+	@PYTHONWARNINGS="ignore:Editable installation" $(PIP) install --no-build-isolation --editable ".[examples]"
 	@touch $@
 
 build: build/.built $(VENV)/.installed

@@ -29,7 +29,7 @@ struct FlatLaunch {
   unsigned blocks;
 };
 
-/// As many launches as the moves need. Throws InvalidArgument if an address is no multiple of its element size.
+/// Makes as many launches as the moves need. Throws InvalidArgument if an address is no multiple of its element size.
 std::vector<FlatLaunch> plan_launches(const std::vector<Move>& moves, double scale, const FlatShape& shape);
 
 /// The kernel for the moves, found by Find, and its launches.

@@ -51,8 +51,8 @@ ReduceLaunch plan_launch(const std::vector<void*>& results, const std::vector<co
   task.head = head_of(all, plan.count, shape);
   task.vectors = (plan.count - task.head) * shape.element_bytes / kVectorBytes;
   task.scalars = plan.count - task.vectors * kVectorBytes / shape.element_bytes;
-  // As many blocks as the work needs, not as many as fit at once: the hardware starts them as others end, so a device
-  // that is busy with other work is shared well, and nothing depends on the device's size.
+  // There are as many blocks as the work needs, not as many as fit at once: the hardware starts them as others end, so
+  // a device that is busy with other work is shared well, and nothing depends on the device's size.
   launch.blocks = std::max(piece_count(task.vectors, kThreads * shape.unroll),
                            piece_count(task.scalars, kThreads * kScalarsPerThread));
   return launch;

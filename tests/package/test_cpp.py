@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # On two cores a first build takes two to three minutes, and the tests one.
 TIMEOUT_S = 900
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
 
 
 def missing_tool() -> str | None:

@@ -83,14 +83,11 @@ Topology Rendezvous::find_topology(std::string& rules) {
       leaders.push_back(number_in(one));
       names += '\n' + name_in(one);
     }
-    return Topology::of(leaders).text() + '\n' + std::to_string(rules.size()) + '\n' + rules + names;
+    return Topology::of(leaders).text() + '\n' + rules + names;
   }));
-  std::string text, size;
+  std::string text;
   std::getline(result, text);
-  std::getline(result, size);
-  rules.resize(static_cast<size_t>(number_in(size)));
-  result.read(rules.data(), static_cast<std::streamsize>(rules.size()));
-  result.ignore(1);
+  std::getline(result, rules);
   for (std::string name; std::getline(result, name);) names_.push_back(name);
   if (names_.size() != static_cast<size_t>(meeting_.size)) names_.clear();
   return Topology::parse(text, meeting_.size);

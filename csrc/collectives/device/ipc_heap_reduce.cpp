@@ -52,7 +52,7 @@ void IpcGroup::reduce_in_heap(const Running& run, const Reducing& job, const std
     data.emplace_back(spans, element);
   }
   for (size_t at = share.begin; at < share.end;) {
-    // As many elements as are unbroken on all ranks.
+    // The elements that are unbroken on all ranks.
     size_t count = share.end - at;
     std::vector<void*> here;
     for (const Pieces& pieces : data) {

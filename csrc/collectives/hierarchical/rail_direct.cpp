@@ -8,7 +8,7 @@ namespace ours {
 
 namespace {
 
-/// Elements that are converted at a time; so many stay in the fastest cache.
+/// How many elements are converted at a time: as many as stay in the fastest cache.
 constexpr size_t kConverted = 1024;
 
 }  // namespace

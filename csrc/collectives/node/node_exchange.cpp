@@ -30,8 +30,9 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
     rounds.note_use(span->data, span->bytes);
     if (common) break;
   }
+  const bool only_sends = plan.movement == Movement::Broadcast && plan.root == rounds.rank();  // its one buffer
   for (const auto& span : plan.receives) {
-    if (span) rounds.note_use(span->data, span->bytes);
+    if (span && !only_sends) rounds.note_use(span->data, span->bytes);
   }
 
   const size_t chunk = rounds.chunk_bytes();

@@ -19,7 +19,7 @@ namespace {
 /// that ranks do not wait for the last one.
 constexpr size_t kShareBytes = 128 * 1024;
 
-/// So small that what a rank has just read of all buffers is still in its cache when it writes.
+/// Small enough that what a rank has just read of all buffers is still in its cache when it writes.
 constexpr size_t kPieceBytes = 32 * 1024;
 
 }  // namespace
