@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,22 +16,14 @@ import torch
 import torch.distributed as dist
 
 from ourddp import _C, mixed_precision, optimizer_in_backward, tuning
+from ourddp.logging_data import ReducerLogger
+from ourddp.model_check import check_same_model
 from ourddp.report import BackwardReport, make_report
 from ourddp.sync_batch_norm import SyncBatchNorm
 
 __all__ = ["DistributedDataParallel"]
 
 _TorchDDP = torch.nn.parallel.DistributedDataParallel
-
-_LOGGED_VARIABLES = (
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "CUDA_VISIBLE_DEVICES",
-    "TORCH_DISTRIBUTED_DEBUG",
-    "GLOO_SOCKET_IFNAME",
-    "GLOO_DEVICE_TRANSPORT",
-)
-_LOGGED_NCCL_VARIABLES = ("NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_NTHREADS", "NCCL_IB_TIMEOUT")
 
 # torch's class accepts these only with NCCL, but any backend that adds up bfloat16 can run them.
 _BF16_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
@@ -91,7 +82,7 @@ class DistributedDataParallel(_TorchDDP):
         parameters, expect_sparse_gradient = super()._build_params_for_reducer()
         if self.__dict__.pop("_model_check_due", False):
             names = self._build_debug_param_to_name_mapping(parameters)
-            _C.check_same_model(self.process_group, parameters, _name_list(names, len(parameters)))
+            check_same_model(self.process_group, parameters, _name_list(names, len(parameters)))
         return parameters, expect_sparse_gradient
 
     def _ddp_init_helper(
@@ -108,7 +99,7 @@ class DistributedDataParallel(_TorchDDP):
         options.parameter_names = _name_list(param_to_name_mapping, len(parameters))
         self._parameter_names = list(options.parameter_names)
         self.reducer = _C.Reducer(parameters, self.process_group, options)
-        self.logger = _C.ReducerLogger(self.reducer)
+        self.logger = ReducerLogger(self.reducer, parameters, options, self.process_group)
         self.logger.set_construction_data_and_log(
             type(self.module).__name__,
             self.device_ids or [],
@@ -116,8 +107,6 @@ class DistributedDataParallel(_TorchDDP):
             self.broadcast_buffers,
             any(isinstance(module, torch.nn.SyncBatchNorm) for module in self.module.modules()),
             static_graph,
-            _logged_environment(self.process_group.name()),
-            _logged_backend_options(self.process_group, self.device),
         )
         if options.tune_bucket_size:
             tuning.watch(self)
@@ -283,17 +272,3 @@ def _backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
         return group._get_backend(device).name()
     except RuntimeError:
         return group.name()
-
-
-def _logged_environment(backend_name: str) -> dict[str, str]:
-    """Return the environment variables that go into the logging data, by lower-case name."""
-    names = _LOGGED_VARIABLES + (_LOGGED_NCCL_VARIABLES if backend_name == "nccl" else ())
-    return {name.lower(): os.environ.get(name, "N/A") for name in names}
-
-
-def _logged_backend_options(group: dist.ProcessGroup, device: torch.device) -> dict[str, int]:
-    """Return the numbers of the backend's options that torch logs: Gloo's threads, two by default."""
-    if group.name() != "gloo":
-        return {}
-    options = getattr(group._get_backend(device), "options", None)
-    return {"gloo_num_threads": getattr(options, "_threads", 2)}

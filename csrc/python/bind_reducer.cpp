@@ -14,8 +14,6 @@
 #include "reducer/bucket_assignment.h"
 #include "reducer/bucket_plan.h"
 #include "reducer/comm_hooks.h"
-#include "reducer/logging_data.h"
-#include "reducer/model_check.h"
 #include "reducer/reducer.h"
 
 // The reducer for Python, under the names by which torch's DistributedDataParallel class calls its own. Every call that
@@ -27,7 +25,6 @@ namespace py = pybind11;
 namespace ours {
 namespace {
 
-using Indices = std::vector<std::vector<size_t>>;
 using PyFuture = torch::jit::PythonFutureWrapper;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
@@ -68,11 +65,23 @@ void bind_bucket_times(py::module_& module) {
       .def_readonly("ended", &BackwardTimes::ended)
       .def_readonly("buckets", &BackwardTimes::buckets)
       .def_property_readonly(
-          "parameters", [](const BackwardTimes& self) { return self.layout ? self.layout->parameters : Indices(); })
+          "parameters", [](const BackwardTimes& self) { return self.layout ? self.layout->parameters : Buckets(); })
       .def_property_readonly(
           "bytes", [](const BackwardTimes& self) { return self.layout ? self.layout->bytes : std::vector<int64_t>(); })
       .def_property_readonly("busy", [](const BackwardTimes& self) { return busy_time(self); })
       .def_property_readonly("exposed", [](const BackwardTimes& self) { return exposed_times(self); });
+}
+
+void bind_status(py::module_& module) {
+  py::class_<ReducerStatus>(module, "ReducerStatus")
+      .def_readonly("iterations", &ReducerStatus::iterations)
+      .def_readonly("buckets_reduced", &ReducerStatus::buckets_reduced)
+      .def_readonly("has_rebuilt_buckets", &ReducerStatus::has_rebuilt_buckets)
+      .def_readonly("bucket_indices", &ReducerStatus::bucket_indices)
+      .def_readonly("bucket_bytes", &ReducerStatus::bucket_bytes)
+      .def_readonly("unused_parameters", &ReducerStatus::unused_parameters)
+      .def_readonly("ready_order", &ReducerStatus::ready_order)
+      .def_readonly("error", &ReducerStatus::error);
 }
 
 using ReducerClass = py::class_<Reducer, std::shared_ptr<Reducer>>;
@@ -95,7 +104,11 @@ void bind_step(ReducerClass& cls) {
       .def("get_backward_stats", &Reducer::backward_stats, NoGil())
       .def("_get_backward_times", &Reducer::backward_times, NoGil())
       .def("_get_bucket_tuning", &Reducer::tuning, NoGil())
-      .def("_get_reduced_in_place", [](Reducer& self) { return self.status().reduced_in_place; }, NoGil());
+      .def(
+          "_get_reduced_in_place", [](Reducer& self) { return self.status().reduced_in_place; }, NoGil())
+      .def("_get_status", &Reducer::status, NoGil())
+      .def("_is_sampled", &Reducer::is_sampled, NoGil())
+      .def("_get_phase_times", &Reducer::phase_times, NoGil());
 }
 
 void bind_settings(ReducerClass& cls) {
@@ -154,28 +167,6 @@ void bind_hooks_and_joining(ReducerClass& cls) {
            py::arg("use_static_world_size"), NoGil());
 }
 
-void bind_logging(py::module_& module) {
-  py::class_<LoggingData, std::shared_ptr<LoggingData>>(module, "ReducerLogger")
-      .def(py::init<std::shared_ptr<Reducer>>(), py::arg("reducer"))
-      .def(
-          "set_construction_data_and_log",
-          [](LoggingData& self, std::string module_name, std::vector<int> device_ids, int output_device,
-             bool broadcast_buffers, bool has_sync_bn, bool static_graph, std::map<std::string, std::string> texts,
-             std::map<std::string, int64_t> numbers) {
-            self.log_construction({std::move(module_name), std::move(device_ids), output_device, broadcast_buffers,
-                                   has_sync_bn, static_graph, std::move(texts), std::move(numbers)});
-          },
-          py::arg("module_name"), py::arg("device_ids"), py::arg("output_device"), py::arg("broadcast_buffers"),
-          py::arg("has_sync_bn"), py::arg("static_graph"), py::arg("texts") = std::map<std::string, std::string>(),
-          py::arg("numbers") = std::map<std::string, int64_t>(), NoGil())
-      .def("set_runtime_stats_and_log", &LoggingData::log_step, NoGil())
-      .def("set_error_and_log", &LoggingData::log_error, py::arg("error"), NoGil())
-      .def("_get_ddp_logging_data", &LoggingData::snapshot, NoGil())
-      .def("_set_comm_hook_name", &LoggingData::set_comm_hook, py::arg("comm_hook"), NoGil())
-      .def("_set_static_graph", &LoggingData::set_static_graph, NoGil())
-      .def("_set_uneven_input_join", &LoggingData::set_uneven_input_join, NoGil());
-}
-
 void bind_tuning(py::module_& module) {
   py::class_<CommCost>(module, "CommCost", "What a reduction takes: latency_ns, and ns_per_byte for each byte.")
       .def_readonly("latency_ns", &CommCost::latency_ns)
@@ -194,14 +185,9 @@ void bind_functions(py::module_& module) {
       "assign_parameters",
       [](const std::vector<at::Tensor>& parameters, const std::vector<int64_t>& caps,
          const std::vector<bool>& expect_sparse_gradients) {
-        return assign_buckets(gradient_infos(parameters, expect_sparse_gradients), caps, {}).buckets;
+        return assign_buckets(gradient_infos(parameters, expect_sparse_gradients), caps, {});
       },
       py::arg("parameters"), py::arg("caps"), py::arg("expect_sparse_gradients"));
-  module.def(
-      "check_same_model",
-      [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::vector<at::Tensor>& parameters,
-         const std::vector<std::string>& names) { check_same_model(*group, parameters, names); },
-      py::arg("group"), py::arg("parameters"), py::arg("names"), NoGil());
 }
 
 }  // namespace
@@ -223,7 +209,7 @@ void bind_reducer(py::module_& module) {
   bind_step(cls);
   bind_settings(cls);
   bind_hooks_and_joining(cls);
-  bind_logging(module);
+  bind_status(module);
   bind_functions(module);
   bind_tuning(module);
 }

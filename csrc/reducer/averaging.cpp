@@ -2,11 +2,13 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <exception>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "common/interval.h"
-#include "reducer/reduction_end.h"
 
 namespace ours {
 namespace {
@@ -20,6 +22,47 @@ int active_ranks(c10d::Work& work) {
   const c10::IValue value = future->value();
   const at::Tensor sum = value.isTensor() ? value.toTensor() : value.toTensorVector().at(0);
   return static_cast<int>(sum.item<double>());
+}
+
+EndStamp stamp_end(c10::ivalue::Future& future, bool on_cpu) {
+  if (!on_cpu) return nullptr;
+  auto stamp = std::make_shared<std::atomic<int64_t>>(-1);
+  // Relaxed, because the thread that reads the stamp has waited for the reduction.
+  future.addCallback([stamp](c10::ivalue::Future&) { stamp->store(steady_ns(), std::memory_order_relaxed); });
+  return stamp;
+}
+
+/// Has the end of `work` stamped. Null if that is not needed, because the Work tells it, or not possible: without
+/// `on_cpu` a future completes long before the accelerator has run the reduction.
+EndStamp stamp_end(c10d::Work& work, bool on_cpu) {
+  if (!on_cpu || dynamic_cast<const Timed*>(&work) != nullptr) return nullptr;
+  try {
+    return stamp_end(*work.getFuture(), on_cpu);
+  } catch (const std::exception&) {
+    // Some backends have no futures.
+    return nullptr;
+  }
+}
+
+/// Fills in the times of a reduction that was found done at `seen` after waiting since `asked`. `work` may be null.
+void note_reduction(BucketTimes& times, const c10d::Work* work, const EndStamp& stamp, int64_t asked, int64_t seen) {
+  times.reduction_seen_done = seen;
+  times.waited = seen - asked;
+  times.reduction_began = times.launched;
+  times.reduction_ended = seen;
+  times.end_is_exact = false;
+  if (const auto* timed = dynamic_cast<const Timed*>(work)) {
+    if (const std::optional<Interval> interval = timed->interval()) {
+      times.reduction_began = std::clamp(interval->began, times.launched, seen);
+      times.reduction_ended = std::clamp(interval->ended, times.reduction_began, seen);
+      times.end_is_exact = true;
+    }
+  } else if (stamp != nullptr) {
+    // If the callback has not written yet, it is running right now, and `seen` is the end.
+    const int64_t ended = stamp->load(std::memory_order_relaxed);
+    if (ended >= 0) times.reduction_ended = std::clamp(ended, times.launched, seen);
+    times.end_is_exact = true;
+  }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include "reducer/gradient_copy.h"
 #include "reducer/group_reductions.h"
 
 namespace ours {
@@ -27,7 +28,6 @@ Bucket::Bucket(const std::vector<size_t>& parameter_indices, const std::vector<a
                 "Parameters ", parameter_indices.front(), " and ", index,
                 " cannot share a bucket: they differ in dtype or device.");
     slot.offset = static_cast<size_t>(numel_);
-    slot.length = static_cast<size_t>(slot.parameter.numel());
     slot.strides = slot.parameter.is_non_overlapping_and_dense() ? c10::DimVector(slot.parameter.strides())
                                                                  : c10::contiguous_strides(slot.parameter.sizes());
     numel_ += slot.parameter.numel();
@@ -92,6 +92,7 @@ void Bucket::release() {
 at::Tensor Bucket::buffer_to_reduce() const { return complex_ && !sparse_ ? at::view_as_real(buffer_) : buffer_; }
 
 at::Tensor Bucket::zeros_to_reduce() const {
+  if (sparse_) return empty_sparse_gradient(slots_.front().parameter);
   const at::Tensor zeros = at::zeros({numel_}, options_);
   return complex_ ? at::view_as_real(zeros) : zeros;
 }
@@ -150,7 +151,7 @@ c10d::GradBucket Bucket::grad_bucket(size_t index, size_t count, at::Tensor tens
   for (const GradientSlot& slot : slots_) {
     if (!sparse_) {
       offsets.push_back(slot.offset);
-      lengths.push_back(slot.length);
+      lengths.push_back(static_cast<size_t>(slot.parameter.numel()));
       sizes.push_back(slot.parameter.sizes());
     }
     parameters.push_back(slot.parameter);

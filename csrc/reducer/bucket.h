@@ -6,6 +6,7 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/DimVector.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -16,7 +17,6 @@
 #include "device/device.h"
 #include "reducer/device_streams.h"
 #include "reducer/overlap.h"
-#include "reducer/reduction_end.h"
 
 namespace ours {
 
@@ -30,7 +30,6 @@ struct GradientSlot {
   at::Tensor parameter;
   /// In elements of the bucket.
   size_t offset = 0;
-  size_t length = 0;
   /// The gradient's strides, as autograd lays it out: the parameter's if those are dense, otherwise row-major.
   c10::DimVector strides;
   /// Where the gradient is written: a part of the buffer, or memory of its own.
@@ -43,20 +42,24 @@ struct GradientSlot {
   /// This rank did not use the parameter: its gradient must stay as it is if no other rank did either.
   bool kept = false;
 
-  size_t bytes() const { return length * parameter.itemsize(); }
+  size_t bytes() const { return parameter.nbytes(); }
   /// Whether `gradient` has the type and layout of the view.
   bool fits(const at::Tensor& gradient) const {
     return gradient.layout() == at::kStrided && gradient.scalar_type() == parameter.scalar_type() &&
            gradient.device() == parameter.device() && gradient.sizes() == parameter.sizes() &&
            gradient.strides() == c10::IntArrayRef(strides) && !gradient.is_conj() && !gradient.is_neg();
   }
-  /// Returns `elements`, `length` of them in one dimension, in the gradient's shape.
+  /// Returns `elements`, all of them in one dimension, in the gradient's shape.
   at::Tensor shaped(const at::Tensor& elements) const {
     return elements.as_strided(parameter.sizes(), strides, elements.storage_offset());
   }
   /// A tensor for `.grad` that shares the view's memory. Setting its `.data` leaves the view alone.
   at::Tensor gradient_view() const { return view.tensor_data(); }
 };
+
+/// The time at which a reduction ended, or -1 before that. A callback on another thread writes it, and shares it
+/// because the callback may outlive the bucket.
+using EndStamp = std::shared_ptr<std::atomic<int64_t>>;
 
 /// A gradient that waits to be copied into its slot.
 struct DeferredGradient {
@@ -106,7 +109,7 @@ class Bucket {
   /// The flat tensor that the slots' results are parts of, if the bucket is whole.
   const at::Tensor& result() const { return result_.defined() ? result_ : buffer_; }
 
-  /// A new tensor of zeros like what buffer_to_reduce() returns.
+  /// New zeros like what buffer_to_reduce() returns.
   at::Tensor zeros_to_reduce() const;
 
   bool sparse() const { return sparse_; }

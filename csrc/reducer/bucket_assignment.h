@@ -18,12 +18,8 @@ struct GradientInfo {
   bool sparse = false;
 };
 
-struct BucketAssignment {
-  /// For each bucket, the gradients in it.
-  std::vector<std::vector<size_t>> buckets;
-  /// For each bucket, the cap in bytes that closed it; 0 for a sparse gradient.
-  std::vector<int64_t> caps;
-};
+/// For each bucket, the indices of the gradients in it.
+using Buckets = std::vector<std::vector<size_t>>;
 
 /// Groups gradients into buckets.
 ///
@@ -32,14 +28,10 @@ struct BucketAssignment {
 /// is closed by caps[0], the next by caps[1] and so on; the last cap serves all further ones.
 /// Buckets come out in the order in which they closed, those that stayed open last. Without an order they are sorted by
 /// their lowest index instead. Throws InvalidArgument if `caps` is empty or `order` is no permutation.
-BucketAssignment assign_buckets(const std::vector<GradientInfo>& gradients, const std::vector<int64_t>& caps,
-                                const std::vector<size_t>& order);
+Buckets assign_buckets(const std::vector<GradientInfo>& gradients, const std::vector<int64_t>& caps,
+                       const std::vector<size_t>& order);
 
-/// Writes buckets as 1 + 2 * gradient_count integers (number of buckets, their sizes, the indices), so that every rank
-/// can receive them without knowing how many buckets there are.
-std::vector<int64_t> encode_buckets(const std::vector<std::vector<size_t>>& buckets, size_t gradient_count);
-
-/// Reads what encode_buckets wrote. Throws InvalidArgument unless each index below `gradient_count` occurs once.
-std::vector<std::vector<size_t>> decode_buckets(const std::vector<int64_t>& code, size_t gradient_count);
+/// Throws InvalidArgument unless `order` has each index below `count` once.
+void check_permutation(const std::vector<size_t>& order, size_t count);
 
 }  // namespace ours

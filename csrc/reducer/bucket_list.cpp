@@ -2,14 +2,9 @@
 
 #include <utility>
 
-#include "reducer/bucket_assignment.h"
-#include "reducer/gradient_copy.h"
-
 namespace ours {
 
-void BucketList::assign(const Indices& indices, std::optional<at::ScalarType> reduce_dtype) {
-  // Reading the code back checks that each parameter is in exactly one bucket.
-  decode_buckets(encode_buckets(indices, parameters_.size()), parameters_.size());
+void BucketList::assign(const Buckets& indices, std::optional<at::ScalarType> reduce_dtype) {
   buckets_.clear();
   auto layout = std::make_shared<BucketLayout>();
   for (const auto& parameters : indices) {
@@ -32,10 +27,7 @@ std::vector<BucketTimes> BucketList::times() const {
 std::vector<c10d::GradBucket> BucketList::zeros() const {
   std::vector<c10d::GradBucket> zeros;
   for (size_t index = 0; index < buckets_.size(); ++index) {
-    const Bucket& bucket = buckets_[index];
-    zeros.push_back(bucket.grad_bucket(
-        index, buckets_.size(),
-        bucket.sparse() ? empty_sparse_gradient(bucket.slots().front().parameter) : bucket.zeros_to_reduce()));
+    zeros.push_back(buckets_[index].grad_bucket(index, buckets_.size(), buckets_[index].zeros_to_reduce()));
   }
   return zeros;
 }

@@ -16,15 +16,12 @@ namespace ours {
 /// The buckets of a model in the order in which they are reduced, and the place of each gradient among them.
 class BucketList {
  public:
-  /// For each bucket, the parameters in it.
-  using Indices = std::vector<std::vector<size_t>>;
-
   BucketList(const std::vector<at::Tensor>& parameters, const ReducerOptions& options)
       : parameters_(parameters), options_(options), places_(parameters.size()) {}
 
-  /// Replaces all buckets by new ones. InvalidArgument unless each parameter is in exactly one. With `reduce_dtype`,
-  /// buckets are of that type instead of the parameters'.
-  void assign(const Indices& indices, std::optional<at::ScalarType> reduce_dtype);
+  /// Replaces all buckets by new ones. Each parameter is in exactly one. With `reduce_dtype`, buckets are of that type
+  /// instead of the parameters'.
+  void assign(const Buckets& indices, std::optional<at::ScalarType> reduce_dtype);
 
   Bucket& bucket_of(size_t parameter) { return buckets_[places_[parameter].bucket]; }
   /// The place of a parameter's gradient among the slots of its bucket.

@@ -5,7 +5,6 @@
 #include <numeric>
 #include <utility>
 
-#include "reducer/bucket_assignment.h"
 #include "reducer/comm_cost.h"
 
 namespace ours {
@@ -36,13 +35,18 @@ BucketPlan::BucketPlan(const std::vector<at::Tensor>& parameters, const ReducerO
   tuning_.backwards_left = kBackwardsBeforeTuning;
 }
 
-BucketPlan::Indices BucketPlan::first_buckets() {
-  if (!options_.bucket_indices.empty()) return options_.bucket_indices;
+Buckets BucketPlan::first_buckets() {
+  if (!options_.bucket_indices.empty()) {
+    std::vector<size_t> all;
+    for (const auto& bucket : options_.bucket_indices) all.insert(all.end(), bucket.begin(), bucket.end());
+    check_permutation(all, parameters_.size());
+    return options_.bucket_indices;
+  }
   // Gradients are likely to arrive in the reverse order of the parameters.
   std::vector<size_t> order(parameters_.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
   if (tuning_.enabled) choose_size(order, {});
-  return assign(order);
+  return assign(order, caps());
 }
 
 void BucketPlan::begin_backward() {
@@ -61,21 +65,20 @@ void BucketPlan::skip_backward() {
   std::iota(order_.begin(), order_.end(), size_t{0});
 }
 
-BucketPlan::Indices BucketPlan::rebuild(c10d::ProcessGroup& group, const std::vector<int64_t>& arrival_ns) {
+Buckets BucketPlan::rebuild(c10d::ProcessGroup& group, const std::vector<int64_t>& arrival_ns) {
   if (tuning_.enabled) choose_size(order_, arrival_ns);
-  auto code = encode_buckets(assign(order_), parameters_.size());
-  code.insert(code.end(), {tuning_.caps.first, tuning_.caps.others});
   // Orders of arrival differ between ranks by chance, but all must reduce the same buckets.
-  std::vector<at::Tensor> tensors{at::tensor(code, at::kLong).to(parameters_.front().device())};
+  std::vector<int64_t> decision(order_.begin(), order_.end());
+  decision.insert(decision.end(), {caps().first, caps().others});
+  std::vector<at::Tensor> tensors{at::tensor(decision, at::kLong).to(parameters_.front().device())};
   group.broadcast(tensors)->wait();
   const at::Tensor received = tensors.front().cpu();
-  const auto* data = received.const_data_ptr<int64_t>();
-  const int64_t* caps = data + received.numel() - 2;
-  Indices buckets = decode_buckets(std::vector<int64_t>(data, caps), parameters_.size());
-  tuning_.caps = {caps[0], caps[1]};
+  const auto* order = received.const_data_ptr<int64_t>();
+  const int64_t* caps = order + parameters_.size();
+  if (tuning_.enabled) tuning_.caps = {caps[0], caps[1]};
   has_rebuilt_ = true;
   order_.clear();
-  return buckets;
+  return assign({order, caps}, {caps[0], caps[1]});
 }
 
 void BucketPlan::start_anew() {
@@ -91,11 +94,14 @@ void BucketPlan::choose_size(const std::vector<size_t>& order, const std::vector
   tuning_.caps = choose_caps(profile, tuning_.cost, options_.first_bucket_bytes_cap);
 }
 
-BucketPlan::Indices BucketPlan::assign(const std::vector<size_t>& order) const {
-  std::vector<int64_t> caps = options_.bucket_bytes_cap_list;
-  if (caps.empty() && tuning_.settled()) caps = {tuning_.caps.first, tuning_.caps.others};
-  if (caps.empty()) caps = {options_.first_bucket_bytes_cap, options_.bucket_bytes_cap};
-  return assign_buckets(gradient_infos(parameters_, options_.expect_sparse_gradients), caps, order).buckets;
+BucketCaps BucketPlan::caps() const {
+  return tuning_.settled() ? tuning_.caps : BucketCaps{options_.first_bucket_bytes_cap, options_.bucket_bytes_cap};
+}
+
+Buckets BucketPlan::assign(const std::vector<size_t>& order, const BucketCaps& caps) const {
+  const std::vector<int64_t>& given = options_.bucket_bytes_cap_list;
+  return assign_buckets(gradient_infos(parameters_, options_.expect_sparse_gradients),
+                        given.empty() ? std::vector<int64_t>{caps.first, caps.others} : given, order);
 }
 
 }  // namespace ours

@@ -18,14 +18,12 @@ std::vector<GradientInfo> gradient_infos(const std::vector<at::Tensor>& paramete
 /// gradients arrived. Chooses the size of the buckets too, if it is asked to.
 class BucketPlan {
  public:
-  /// For each bucket, the parameters in it.
-  using Indices = std::vector<std::vector<size_t>>;
-
   /// Collective if the size is to be chosen, because that measures the group.
   BucketPlan(const std::vector<at::Tensor>& parameters, const ReducerOptions& options, c10d::ProcessGroup& group);
 
-  /// The buckets of the first backward.
-  Indices first_buckets();
+  /// The buckets of the first backward. InvalidArgument if the options give buckets that do not have each parameter
+  /// once.
+  Buckets first_buckets();
 
   /// Whether the buckets are still to be rebuilt.
   bool rebuilds() const { return may_rebuild_ && !has_rebuilt_; }
@@ -47,9 +45,9 @@ class BucketPlan {
   bool is_due() const { return rebuilds() && !order_.empty() && tuning_.backwards_left == 0; }
   /// How many gradients are in the order of arrival.
   size_t arrived() const { return order_.size(); }
-  /// Returns the buckets of all later backwards, which rank 0 decides. Collective. `arrival_ns` are the times of a
-  /// backward, by parameter, or empty if this rank has seen none.
-  Indices rebuild(c10d::ProcessGroup& group, const std::vector<int64_t>& arrival_ns);
+  /// Returns the buckets of all later backwards, by the order and the size that rank 0 decides. Collective.
+  /// `arrival_ns` are the times of a backward, by parameter, or empty if this rank has seen none.
+  Buckets rebuild(c10d::ProcessGroup& group, const std::vector<int64_t>& arrival_ns);
   /// Makes the next backward's order count as the first one's did.
   void start_anew();
 
@@ -57,7 +55,8 @@ class BucketPlan {
 
  private:
   void choose_size(const std::vector<size_t>& order, const std::vector<int64_t>& arrival_ns);
-  Indices assign(const std::vector<size_t>& order) const;
+  BucketCaps caps() const;
+  Buckets assign(const std::vector<size_t>& order, const BucketCaps& caps) const;
 
   const std::vector<at::Tensor>& parameters_;
   const ReducerOptions& options_;

@@ -75,8 +75,7 @@ BackwardProfile even_profile(std::vector<GradientInfo> gradients, std::vector<si
   return profile;
 }
 
-double exposed_ns(const std::vector<std::vector<size_t>>& buckets, const BackwardProfile& profile,
-                  const CommCost& cost) {
+double exposed_ns(const Buckets& buckets, const BackwardProfile& profile, const CommCost& cost) {
   double computed = 0;
   double free = 0;
   for (const auto& bucket : buckets) {
@@ -87,7 +86,7 @@ double exposed_ns(const std::vector<std::vector<size_t>>& buckets, const Backwar
   return std::max(0.0, free - computed);
 }
 
-double added_ns(const std::vector<std::vector<size_t>>& buckets, const BackwardProfile& profile, const CommCost& cost) {
+double added_ns(const Buckets& buckets, const BackwardProfile& profile, const CommCost& cost) {
   double all = 0;
   for (const auto& bucket : buckets) all += reduction_ns(bucket, profile, cost);
   const double exposed = exposed_ns(buckets, profile, cost);
@@ -100,7 +99,7 @@ BucketCaps choose_caps(const BackwardProfile& profile, const CommCost& cost, int
   double best_ns = 0;
   for (int64_t cap = kSmallestCap;; cap *= 2) {
     const BucketCaps caps{std::min(first_cap, cap), cap};
-    const auto buckets = assign_buckets(profile.gradients, {caps.first, caps.others}, profile.order).buckets;
+    const auto buckets = assign_buckets(profile.gradients, {caps.first, caps.others}, profile.order);
     const double ns = added_ns(buckets, profile, cost);
     if (best.others == 0 || ns <= best_ns * kAsGood) {
       best_ns = best.others == 0 ? ns : std::min(best_ns, ns);

@@ -47,11 +47,10 @@ BackwardProfile even_profile(std::vector<GradientInfo> gradients, std::vector<si
 
 /// Returns how long a backward with these buckets, reduced one after another in this order, lasts after the last
 /// gradient.
-double exposed_ns(const std::vector<std::vector<size_t>>& buckets, const BackwardProfile& profile,
-                  const CommCost& cost);
+double exposed_ns(const Buckets& buckets, const BackwardProfile& profile, const CommCost& cost);
 
 /// Returns what such a backward adds to the step, by the rule of choose_caps().
-double added_ns(const std::vector<std::vector<size_t>>& buckets, const BackwardProfile& profile, const CommCost& cost);
+double added_ns(const Buckets& buckets, const BackwardProfile& profile, const CommCost& cost);
 
 /// A choice of caps for assign_buckets(): the first bucket's, and that of the others.
 struct BucketCaps {

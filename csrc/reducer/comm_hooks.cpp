@@ -11,35 +11,28 @@ namespace {
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-class AllReduceHook : public c10d::CppCommHookInterface<GroupPtr> {
+class AverageHook : public c10d::CppCommHookInterface<GroupPtr> {
  public:
-  using CppCommHookInterface::CppCommHookInterface;
+  AverageHook(const GroupPtr& group, bool half) : CppCommHookInterface(group), half_(half) {}
 
   FuturePtr runHook(c10d::GradBucket& bucket) override {
-    at::Tensor tensor = bucket.getBuffer();
-    tensor.div_(state_->getSize());
-    return start_all_reduce(*state_, {tensor}, c10d::ReduceOp::SUM)->getFuture();
-  }
-};
-
-class HalfPrecisionHook : public c10d::CppCommHookInterface<GroupPtr> {
- public:
-  using CppCommHookInterface::CppCommHookInterface;
-
-  FuturePtr runHook(c10d::GradBucket& bucket) override {
-    const at::Tensor full = bucket.getBuffer();
-    at::Tensor half = full.to(at::kHalf);
+    const at::Tensor buffer = bucket.getBuffer();
+    const at::Tensor sent = half_ ? buffer.to(at::kHalf) : buffer;
     // Dividing first keeps the sum of many ranks within the narrow range.
-    half.div_(state_->getSize());
-    const FuturePtr sent = start_all_reduce(*state_, {half}, c10d::ReduceOp::SUM)->getFuture();
-    return sent->then(
-        [full, half](c10::ivalue::Future& done) -> c10::IValue {
+    sent.div_(state_->getSize());
+    const FuturePtr summed = start_all_reduce(*state_, {sent}, c10d::ReduceOp::SUM)->getFuture();
+    if (!half_) return summed;
+    return summed->then(
+        [buffer, sent](c10::ivalue::Future& done) -> c10::IValue {
           done.value();  // rethrows
-          full.copy_(half);
-          return full;
+          buffer.copy_(sent);
+          return buffer;
         },
         c10::TensorType::get());
   }
+
+ private:
+  const bool half_;
 };
 
 }  // namespace
@@ -47,9 +40,9 @@ class HalfPrecisionHook : public c10d::CppCommHookInterface<GroupPtr> {
 std::unique_ptr<c10d::CommHookInterface> make_builtin_hook(c10d::BuiltinCommHookType type, const GroupPtr& group) {
   switch (type) {
     case c10d::BuiltinCommHookType::ALLREDUCE:
-      return std::make_unique<AllReduceHook>(group);
+      return std::make_unique<AverageHook>(group, /*half=*/false);
     case c10d::BuiltinCommHookType::FP16_COMPRESS:
-      return std::make_unique<HalfPrecisionHook>(group);
+      return std::make_unique<AverageHook>(group, /*half=*/true);
   }
   TORCH_CHECK_VALUE(false, "Unknown built-in communication hook; use ALLREDUCE or FP16_COMPRESS.");
 }

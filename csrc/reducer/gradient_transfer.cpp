@@ -9,13 +9,39 @@
 #include <utility>
 
 #include "reducer/gradient_copy.h"
-#include "reducer/gradient_ownership.h"
 
 namespace ours {
+namespace {
+
+/// Whether only its parameter can see the memory of `gradient`, so that no other tensor of the program and no pending
+/// work of autograd can. For a hook on the accumulation of that gradient: `incoming` is what the hook was given;
+/// autograd keeps it until the hook returns, and it may be the same memory.
+bool is_owned_by_parameter(const at::Tensor& gradient, const at::Tensor& incoming) {
+  // A gradient with a graph of its own is part of later computations.
+  if (gradient.requires_grad()) return false;
+  size_t tensors = 1;        // those that refer to the gradient's memory
+  size_t gradient_uses = 1;  // the parameter
+  if (incoming.defined() && incoming.has_storage() && incoming.is_alias_of(gradient)) {
+    // A gradient may come as a view, as that of a transposed weight does; then the view holds its base.
+    if (incoming.is_view()) {
+      if (incoming._base().use_count() != 1) return false;
+      ++tensors;
+    }
+    if (incoming.is_same(gradient)) {
+      ++gradient_uses;
+    } else {
+      if (incoming.use_count() != 1) return false;
+      ++tensors;
+    }
+  }
+  return gradient.use_count() == gradient_uses && gradient.storage().use_count() == tensors;
+}
+
+}  // namespace
 
 bool GradientTransfer::has_gradient(const at::Tensor& parameter) const {
   bool defined = false;
-  gradients_.visit(parameter, [&](const at::Tensor& gradient) {
+  visit(parameter, [&](const at::Tensor& gradient) {
     defined = gradient.defined();
     return false;
   });
@@ -33,7 +59,7 @@ bool GradientTransfer::store(Bucket& bucket, size_t slot_index, const at::Tensor
 }
 
 void GradientTransfer::store_sparse(Bucket& bucket, const GradientSlot& slot) {
-  gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+  visit(slot.parameter, [&](at::Tensor& gradient) {
     if (!gradient.defined()) {
       bucket.set_sparse_gradient(empty_sparse_gradient(slot.parameter));
       return false;
@@ -49,7 +75,7 @@ bool GradientTransfer::store_dense(Bucket& bucket, size_t slot_index, const at::
   GradientSlot& slot = bucket.slots()[slot_index];
   slot.kept = options_.gradient_as_bucket_view && used_.may_be_unused(slot.parameter_index);
   bool reduced_in_place = false;
-  gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+  visit(slot.parameter, [&](at::Tensor& gradient) {
     if (!gradient.defined()) {
       bucket.place(*averaging_.group(), slot);
       slot.view.zero_();
@@ -152,7 +178,7 @@ void GradientTransfer::copy_deferred(Bucket& bucket) {
 
 void GradientTransfer::show_view(const GradientSlot& slot, const at::Tensor& copied) const {
   if (slot.kept) return;
-  gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+  visit(slot.parameter, [&](at::Tensor& gradient) {
     // If the program has replaced the gradient since, the end of backward reports it.
     if (!gradient.is_same(copied)) return false;
     gradient = slot.gradient_view();
@@ -163,7 +189,7 @@ void GradientTransfer::show_view(const GradientSlot& slot, const at::Tensor& cop
 void GradientTransfer::hand_over(Bucket& bucket) {
   if (bucket.sparse()) {
     GradientSlot& slot = bucket.slots().front();
-    gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+    visit(slot.parameter, [&](at::Tensor& gradient) {
       // If it is undefined, only other ranks had a gradient.
       if (gradient.defined() || bucket.buffer()._nnz() == 0) return false;
       gradient = bucket.buffer();
@@ -183,7 +209,7 @@ void GradientTransfer::hand_over(Bucket& bucket) {
 
 void GradientTransfer::hand_over_slot(const Bucket& bucket, GradientSlot& slot, std::vector<PlacedTensor>& fused) {
   const at::Tensor in_place = std::exchange(slot.in_place, {});
-  gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+  visit(slot.parameter, [&](at::Tensor& gradient) {
     if (in_place.defined()) return hand_over_in_place(slot, in_place, gradient);
     // In mixed precision the bucket cannot be viewed: its type is not that of the gradient.
     if (options_.gradient_as_bucket_view && !mixed_precision_) return hand_over_view(bucket, slot, gradient, fused);
@@ -233,7 +259,7 @@ void GradientTransfer::copy_back(const Bucket& bucket, const GradientSlot& slot,
 void GradientTransfer::move_into(Bucket& bucket) {
   if (!bucket.allocated()) return;
   for (GradientSlot& slot : bucket.slots()) {
-    gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+    visit(slot.parameter, [&](at::Tensor& gradient) {
       if (!gradient.defined() || !describe_gradient_misfit(gradient, slot.view).empty()) return false;
       copy_scaled(slot.view, gradient, 1.0);
       gradient = slot.gradient_view();
@@ -245,7 +271,7 @@ void GradientTransfer::move_into(Bucket& bucket) {
 void GradientTransfer::move_out_of_reduction(Bucket& bucket) {
   for (const GradientSlot& slot : bucket.slots()) {
     if (!slot.in_place.defined()) continue;
-    gradients_.visit(slot.parameter, [&](at::Tensor& gradient) {
+    visit(slot.parameter, [&](at::Tensor& gradient) {
       if (!gradient.defined() || !gradient.is_alias_of(slot.in_place)) return false;
       gradient = gradient.detach().clone();
       return true;

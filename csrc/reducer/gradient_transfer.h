@@ -1,21 +1,23 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/autograd/context/context.h>
 
+#include <utility>
 #include <vector>
 
 #include "reducer/averaging.h"
 #include "reducer/bucket.h"
 #include "reducer/device_copies.h"
 #include "reducer/device_streams.h"
-#include "reducer/gradient_access.h"
 #include "reducer/reducer_errors.h"
 #include "reducer/reducer_options.h"
 #include "reducer/used_map.h"
 
 namespace ours {
 
-/// Moves gradients into their buckets, and averages out of them to where the program finds its gradients.
+/// Moves gradients into their buckets, and averages out of them to where the program finds its gradients: `.grad`, or
+/// during a distributed backward (torch.distributed.autograd) its context.
 class GradientTransfer {
  public:
   GradientTransfer(const ReducerOptions& options, const Averaging& averaging, UsedMap& used, ReducerErrors& errors)
@@ -25,8 +27,10 @@ class GradientTransfer {
   void set_mixed_precision() { mixed_precision_ = true; }
 
   /// Takes the context of the distributed backward that runs on this thread, if one does.
-  void adopt_thread_context() { gradients_.adopt_thread_context(); }
-  void forget_context() { gradients_.forget_context(); }
+  void adopt_thread_context() {
+    context_ = torch::distributed::autograd::ThreadLocalDistAutogradContext::getContextPtr();
+  }
+  void forget_context() { context_.reset(); }
   bool has_gradient(const at::Tensor& parameter) const;
 
   // Into a bucket.
@@ -57,6 +61,16 @@ class GradientTransfer {
   void move_out_of_reduction(Bucket& bucket);
 
  private:
+  /// Calls visitor(at::Tensor& gradient), which returns whether it changed what the reference refers to.
+  template <typename Visitor>
+  void visit(const at::Tensor& parameter, Visitor&& visitor) const {
+    if (context_) {
+      context_->runGradCallbackForVariable(parameter, std::forward<Visitor>(visitor));
+    } else {
+      visitor(parameter.mutable_grad());
+    }
+  }
+
   void store_sparse(Bucket& bucket, const GradientSlot& slot);
   bool store_dense(Bucket& bucket, size_t slot_index, const at::Tensor& incoming, bool in_place);
   bool copy_into(Bucket& bucket, size_t slot_index, at::Tensor& gradient);
@@ -78,7 +92,7 @@ class GradientTransfer {
   const Averaging& averaging_;
   UsedMap& used_;
   ReducerErrors& errors_;
-  GradientAccess gradients_;
+  torch::distributed::autograd::ContextPtr context_;
   bool mixed_precision_ = false;
   StreamSet finished_in_;  ///< the streams in which the averages of the last backward were handed over
 };

@@ -5,6 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "reducer/bucket_assignment.h"
+
 // How much of the communication the computation of backward hid, and how much the program had to wait for. Pure
 // arithmetic.
 
@@ -29,7 +31,7 @@ struct BucketTimes {
 
 /// The buckets of a model: which parameters are in each, and its bytes.
 struct BucketLayout {
-  std::vector<std::vector<size_t>> parameters;
+  Buckets parameters;
   std::vector<int64_t> bytes;
 };
 

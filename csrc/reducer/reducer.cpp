@@ -51,7 +51,7 @@ void Reducer::attach() {
   hooks_.attach(parameters_, std::move(callback));
 }
 
-void Reducer::make_buckets(const BucketList::Indices& indices) {
+void Reducer::make_buckets(const Buckets& indices) {
   buckets_.assign(indices, mixed_precision_dtype_);
   next_bucket_ = 0;
   if (!options_.gradient_as_bucket_view) return;

@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -27,14 +28,14 @@
 
 namespace ours {
 
-/// The state of a Reducer, for the logging data.
+/// The state of a Reducer.
 struct ReducerStatus {
   int64_t iterations = 0;
   int64_t buckets_reduced = 0;
   /// Gradients that were reduced where they lay in the last backward.
   int64_t reduced_in_place = 0;
   bool has_rebuilt_buckets = false;
-  std::vector<std::vector<size_t>> bucket_indices;
+  Buckets bucket_indices;
   std::vector<int64_t> bucket_bytes;
   std::vector<size_t> unused_parameters;
   /// The parameters in the order in which their gradients arrived in the last backward.
@@ -108,7 +109,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_mixed_precision_dtype(at::ScalarType dtype);
   /// `restore` is called when all gradients have arrived, before the averages go into them.
   void set_before_hand_over(std::function<void()> restore) { before_hand_over_ = std::move(restore); }
-  void set_sample_rate(int64_t rate) { record_.timer().set_sample_rate(rate); }
+  /// Has the phases of every `rate`-th step timed (see StepRecord).
+  void set_sample_rate(int64_t rate) { record_.set_sample_rate(rate); }
   /// Adds futures that the next end of backward waits for.
   void install_futures(std::vector<FuturePtr> futures);
   /// With `required`, backward does not end by itself but by finalize_manually().
@@ -151,11 +153,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Reports.
 
   ReducerStatus status();
-  int64_t iterations() {
+  /// Whether the phases of the last step were timed, and their times.
+  bool is_sampled() {
     const Lock lock(mutex_);
-    return record_.iterations();
+    return record_.is_sampled();
   }
-  StepTimer& timer() { return record_.timer(); }
+  std::map<std::string, int64_t> phase_times() {
+    const Lock lock(mutex_);
+    return record_.phase_times();
+  }
   /// Whether no backward so far changed the set of unused parameters.
   bool graph_is_static() const { return unused_.never_changed(); }
   /// For each parameter, nanoseconds from prepare_for_backward to its gradient, in the last backward.
@@ -182,7 +188,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Reducer(std::vector<at::Tensor> parameters, GroupPtr group, ReducerOptions options);
 
   void attach();
-  void make_buckets(const BucketList::Indices& indices);
+  void make_buckets(const Buckets& indices);
   void require_idle();
 
   // Gradients in, reductions out.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "reducer/bucket_assignment.h"
 #include "reducer/program_code.h"
 
 namespace ours {
@@ -20,7 +21,7 @@ constexpr int64_t kBucketBytes = 25 * 1024 * 1024;
 /// How a Reducer works. Vectors run parallel to the parameters unless it says otherwise.
 struct ReducerOptions {
   /// The buckets of the first iteration, in the order in which they are reduced; empty: assigned by the caps below.
-  std::vector<std::vector<size_t>> bucket_indices;
+  Buckets bucket_indices;
   /// Empty: all dense.
   std::vector<bool> expect_sparse_gradients;
   /// The names in messages; empty: parameters are called by their index.

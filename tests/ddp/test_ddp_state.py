@@ -84,11 +84,11 @@ def _build_different(rank, world, kind):
 
 
 DIFFERENCES = {
-    "shape": [r"1\.weight", r"Float \[4, 3\] on rank 0", r"Float \[5, 3\] on rank 1"],
-    "dtype": [r"1\.weight", r"Float \[4, 3\] on rank 0", r"Double \[4, 3\] on rank 1"],
+    "shape": [r"1\.weight", r"float32 \[4, 3\] on rank 0", r"float32 \[5, 3\] on rank 1"],
+    "dtype": [r"1\.weight", r"float32 \[4, 3\] on rank 0", r"float64 \[4, 3\] on rank 1"],
     "count": [r"rank 0 has 4 params, while rank 1 has 6", r"2\.weight"],
-    "frozen": [r"parameter 2 \(1\.weight / 1\.bias\) is Float \[4, 4, 3, 3\] on rank 0", r"Float \[4\] on rank 1"],
-    "strides": [r"2\.weight", r"Float \[4, 4, 3, 3\] with strides \[36, 1, 12, 4\] on rank 1"],
+    "frozen": [r"parameter 2 \(1\.weight / 1\.bias\) is float32 \[4, 4, 3, 3\] on rank 0", r"float32 \[4\] on rank 1"],
+    "strides": [r"2\.weight", r"float32 \[4, 4, 3, 3\] with strides \[36, 1, 12, 4\] on rank 1"],
 }
 
 

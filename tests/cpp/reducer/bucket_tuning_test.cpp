@@ -128,7 +128,7 @@ TEST(no_other_cap_is_much_better) {
                         static_cast<double>(random.number(0, 100)) / 100};
     const BackwardProfile profile = profile_of(gradients, arrivals);
     const auto step_with = [&](int64_t cap) {
-      const auto buckets = assign_buckets(gradients, {std::min(kMiB, cap), cap}, profile.order).buckets;
+      const auto buckets = assign_buckets(gradients, {std::min(kMiB, cap), cap}, profile.order);
       double bytes = 0;
       for (const GradientInfo& gradient : gradients) bytes += static_cast<double>(gradient.bytes);
       const double latency = static_cast<double>(buckets.size()) * cost.latency_ns;
