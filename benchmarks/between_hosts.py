@@ -96,9 +96,7 @@ MOST_EXTRA_BYTES = 0.03  # of what hosts must send
 
 def parse_arguments() -> argparse.Namespace:
     """Return the checked command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = harness.argument_parser(__doc__, seconds=20, of=", per row")
     parser.add_argument("--hosts", default="2", help="numbers of hosts, as 2,4")
     parser.add_argument("--local", type=int, default=2, help="ranks on each host")
     parser.add_argument("--mbit", default="1000", help="rates of links in Mbit/s, 0 for no limit, as 1000,0")
@@ -110,14 +108,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--sizes", default="64K,25M", help="sizes of the tensor")
     parser.add_argument("--variants", default=",".join(DEFAULT_VARIANTS), help=f"of {', '.join(VARIANTS)}")
-    parser.add_argument("--time-budget", type=float, default=20, help="seconds of measuring, about, per row")
     parser.add_argument("--check", action="store_true", help="measure what TARGETS need, and exit 1 if one is missed")
-    parser.add_argument("--machine", default=harness.machine(), help="what the results say they were measured on")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
     args = parser.parse_args()
-    unknown = set(args.variants.split(",")) - set(VARIANTS)
-    if unknown:
-        parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(VARIANTS)}")
+    harness.require_known(parser, args.variants, VARIANTS)
     if args.local < 1 or args.time_budget <= 0:
         parser.error("--local and --time-budget must be positive")
     return args
@@ -318,7 +311,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if harness.is_rank():
-        rank_main()
-    else:
-        sys.exit(main())
+    harness.start(main, rank_main)

@@ -83,9 +83,7 @@ TARGETS = [
 
 def parse_arguments() -> argparse.Namespace:
     """Return the checked command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = harness.argument_parser(__doc__, seconds=300, of=", per number of ranks", picture=True)
     parser.add_argument("--ranks", help="numbers of ranks, as 2,4,8; otherwise 4")
     parser.add_argument("--collectives", help="which ones, separated by commas; otherwise all")
     parser.add_argument("--sizes", help="as 4,64K,25M; otherwise --min, four times that, and so on up to --max")
@@ -94,12 +92,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peers", help=f"of {', '.join(PEERS)}; default: those that are installed")
     parser.add_argument("--ways", help="of calling, separated by commas; otherwise loop,single")
     parser.add_argument("--reps", type=int, default=300, help="most rounds of a case")
-    parser.add_argument(
-        "--time-budget", type=float, default=300, help="seconds of measuring, about, per number of ranks"
-    )
-    parser.add_argument("--machine", default=harness.machine(), help="what the results say they were measured on")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
-    parser.add_argument("--plot", type=Path, metavar="PATH", help="write a picture (PNG, SVG or PDF) there")
     parser.add_argument("--check", action="store_true", help="measure what TARGETS need, and exit 1 if one is missed")
     parser.add_argument(
         "--load",
@@ -113,15 +105,9 @@ def parse_arguments() -> argparse.Namespace:
     args.collectives = args.collectives or ",".join(OPERATIONS)
     if args.check:
         args.ranks, args.collectives, args.sizes = "2,4,8", f"all_reduce,{BARE}", args.sizes or CHECK_SIZES
-    unknown = set(args.collectives.split(",")) - set(OPERATIONS)
-    if unknown:
-        parser.error(f"no such collective: {', '.join(sorted(unknown))}; there are {', '.join(OPERATIONS)}")
-    unknown = set((args.peers or "ours").split(",")) - set(PEERS)
-    if unknown:
-        parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
-    unknown = set(args.ways.split(",")) - set(reports.WAYS)
-    if unknown:
-        parser.error(f"no such way: {', '.join(sorted(unknown))}; there are {', '.join(reports.WAYS)}")
+    harness.require_known(parser, args.collectives, OPERATIONS)
+    harness.require_known(parser, args.peers or "ours", PEERS)
+    harness.require_known(parser, args.ways, reports.WAYS)
     if args.reps < 1 or args.time_budget <= 0:
         parser.error("--reps and --time-budget must be positive")
     return args
@@ -332,7 +318,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if harness.is_rank():
-        rank_main()
-    else:
-        sys.exit(main())
+    harness.start(main, rank_main)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from itertools import pairwise
@@ -98,35 +97,25 @@ MODELS = {"mlp": mlp, "cnn": cnn, "transformer": transformer, "many-small": many
 
 def parse_arguments() -> argparse.Namespace:
     """Return the checked command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = harness.argument_parser(__doc__, seconds=120, of=", per number of ranks", picture=True)
     parser.add_argument("--ranks", default="4", help="numbers of ranks, as 2,4")
     parser.add_argument("--models", default="mlp,cnn,transformer", help=f"of {', '.join(MODELS)}")
     parser.add_argument(
         "--variants", help=f"of {', '.join(VARIANTS)}; default: {', '.join(DEFAULT_VARIANTS)}, as installed"
     )
     parser.add_argument("--reps", type=int, default=50, help="most steps of a variant")
-    parser.add_argument(
-        "--time-budget", type=float, default=120, help="seconds of measuring, about, per number of ranks"
-    )
     parser.add_argument("--reducer-overhead", action="store_true", help="only the model of 1,000 parameters of 1 KiB")
     parser.add_argument(
         "--keep-memory", action="store_true", help="the C library returns no memory to the system, in all variants"
     )
-    parser.add_argument("--machine", default=harness.machine(), help="what the results say they were measured on")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
-    parser.add_argument("--plot", type=Path, metavar="PATH", help="write a picture (PNG, SVG or PDF) there")
     args = parser.parse_args()
     if args.reducer_overhead:
         args.models = "many-small"
     if args.variants is None:
         installed = importlib.util.find_spec("ourddp") is not None
         args.variants = ",".join(name for name in DEFAULT_VARIANTS if installed or "our" not in name)
-    for known, chosen in ((MODELS, args.models), (VARIANTS, args.variants)):
-        unknown = set(chosen.split(",")) - set(known)
-        if unknown:
-            parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
+    harness.require_known(parser, args.models, MODELS)
+    harness.require_known(parser, args.variants, VARIANTS)
     if args.reps < 1 or args.time_budget <= 0:
         parser.error("--reps and --time-budget must be positive")
     return args
@@ -251,30 +240,25 @@ def print_run(run: dict[str, Any]) -> None:
 
 def plot(report: dict[str, Any], path: Path) -> None:
     """Draw step times as bars, a row of panels for each number of ranks, each bar with its efficiency."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     panels = [(run, row) for run in report["runs"] for row in run["rows"]]
     rows, columns = len(report["runs"]), max(len(run["rows"]) for run in report["runs"])
-    figure, axes = pyplot.subplots(rows, columns, figsize=(4.2 * columns, 3.8 * rows), squeeze=False)
-    for axis, (run, row) in zip(axes.flat, panels, strict=True):
-        variants = run["variants"]
-        steps = [row["seconds"][variant]["median"] * 1e3 for variant in variants]
-        bars = axis.bar(variants, steps, color=[f"C{list(VARIANTS).index(variant)}" for variant in variants])
-        local = reports.median(row, "local")
-        labels = [f"{step:.1f}" + (f"\n{local * 1e3 / step:.0%}" if local else "") for step in steps]
-        axis.bar_label(bars, labels, fontsize=8)
-        axis.margins(y=0.2)
-        axis.tick_params(axis="x", labelrotation=20, labelsize=8)
-        axis.set_ylabel("milliseconds a step")
-        axis.set_title(f"{row['model']}, {row['bytes'] / 1e6:.0f} MB, {run['ranks']} ranks", fontsize=10)
-    figure.suptitle(f"Step time and efficiency, {report['machine']}, torch {report['torch']}")
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    title = f"Step time and efficiency, {reports.source_of(report)}"
+    with reports.picture(path, title, rows, columns, 3.8) as axes:
+        for axis, (run, row) in zip(axes, panels, strict=True):
+            _draw(axis, run, row)
+
+
+def _draw(axis: Any, run: dict[str, Any], row: dict[str, Any]) -> None:
+    variants = run["variants"]
+    steps = [row["seconds"][variant]["median"] * 1e3 for variant in variants]
+    bars = axis.bar(variants, steps, color=[f"C{list(VARIANTS).index(variant)}" for variant in variants])
+    local = reports.median(row, "local")
+    labels = [f"{step:.1f}" + (f"\n{local * 1e3 / step:.0%}" if local else "") for step in steps]
+    axis.bar_label(bars, labels, fontsize=8)
+    axis.margins(y=0.2)
+    axis.tick_params(axis="x", labelrotation=20, labelsize=8)
+    axis.set_ylabel("milliseconds a step")
+    axis.set_title(f"{row['model']}, {row['bytes'] / 1e6:.0f} MB, {run['ranks']} ranks", fontsize=10)
 
 
 def main() -> int:
@@ -297,7 +281,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if harness.is_rank():
-        rank_main()
-    else:
-        sys.exit(main())
+    harness.start(main, rank_main)

@@ -21,7 +21,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gpu_parts as parts
@@ -60,23 +59,17 @@ TARGETS = (
 
 def parse_arguments() -> argparse.Namespace:
     """Return the checked command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = harness.argument_parser(__doc__, seconds=100)
     parser.add_argument("--ranks", type=int, default=CHECKED_RANKS, help="how many; they share the GPUs that there are")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--sizes", default=SIZES, help="of all-reduce")
     parser.add_argument("--flat-sizes", default=FLAT_SIZES, help="of the gradients of a bucket")
     parser.add_argument("--layers", type=int, default=8, help="of the transformer")
     parser.add_argument("--width", type=int, default=1024, help="of the transformer, a multiple of 64")
-    parser.add_argument("--time-budget", type=float, default=100, help="seconds of measuring, about")
     parser.add_argument("--device", default="cuda", help="cpu: only to try the program out")
     parser.add_argument("--check", action="store_true", help="measure what TARGETS need, and exit 1 if one is missed")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
     args = parser.parse_args()
-    unknown = set(args.parts.split(",")) - set(PARTS)
-    if unknown:
-        parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
+    harness.require_known(parser, args.parts, PARTS)
     if args.check and args.ranks != CHECKED_RANKS:
         parser.error(f"--check is for {CHECKED_RANKS} ranks")
     if args.ranks < 2 or args.time_budget <= 0:
@@ -84,9 +77,9 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def describe_machine(device: str) -> dict[str, Any]:
-    """Return what was measured on, and with which versions."""
-    found: dict[str, Any] = {"machine": harness.machine(), "torch": torch.__version__, "device": device}
+def describe_device(device: str) -> dict[str, Any]:
+    """Return which device was measured, and with which versions."""
+    found: dict[str, Any] = {"torch": torch.__version__, "device": device}
     if device != "cuda":
         return found
     found["device"] = torch.cuda.get_device_name(0)
@@ -169,7 +162,8 @@ def why_no_nccl(args: argparse.Namespace) -> str:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Return, and print, the report of all parts."""
     chosen = args.parts.split(",")
-    report: dict[str, Any] = {**describe_machine(args.device), "ranks": args.ranks, "why_no_nccl": why_no_nccl(args)}
+    report: dict[str, Any] = {"machine": args.machine, **describe_device(args.device), "ranks": args.ranks}
+    report["why_no_nccl"] = why_no_nccl(args)
     print(f"{report['device']}, {args.ranks} ranks, torch {report['torch']}")
     if report["why_no_nccl"]:
         print(f"without NCCL: {report['why_no_nccl']}")
@@ -300,7 +294,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if harness.is_rank():
-        rank_main()
-    else:
-        sys.exit(main())
+    harness.start(main, rank_main)

@@ -7,6 +7,7 @@ into `ranks.report` comes back as the result.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import gc
 import json
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,36 @@ def _processor() -> str:
         kibibytes = int((cache / "size").read_text().strip().removesuffix("K"))
         facts.append(f"{kibibytes / 1024:g} MiB of L3")
     return f" ({', '.join(facts)})" if facts else ""
+
+
+def argument_parser(doc: str, *, seconds: float, of: str = "", picture: bool = False) -> argparse.ArgumentParser:
+    """Return a parser with the flags for how long to measure, by default `seconds` `of` something, and for the results.
+
+    Its help begins with the first paragraph of `doc`.
+    """
+    parser = argparse.ArgumentParser(
+        description=doc.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--time-budget", type=float, default=seconds, help=f"seconds of measuring, about{of}")
+    parser.add_argument("--machine", default=machine(), help="what the results say they were measured on")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
+    if picture:
+        parser.add_argument("--plot", type=Path, metavar="PATH", help="write a picture (PNG, SVG or PDF) there")
+    return parser
+
+
+def require_known(parser: argparse.ArgumentParser, chosen: str, known: Collection[str]) -> None:
+    """End the program unless each of `chosen`, separated by commas, is known."""
+    unknown = set(chosen.split(",")) - set(known)
+    if unknown:
+        parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
+
+
+def start(main: Callable[[], int], rank_main: Callable[[], None]) -> None:
+    """Run `rank_main` in the ranks that run_ranks started, and otherwise the program, which ends then."""
+    if not is_rank():
+        sys.exit(main())
+    rank_main()
 
 
 def find_mpirun() -> str | None:

@@ -199,12 +199,9 @@ def _process_group_all_reduce(b: Buffers, g: dist.ProcessGroup) -> Callable[[], 
     return call
 
 
-def _torch_gather(b: Buffers, g: dist.ProcessGroup) -> Callable[[], object]:
-    return partial(dist.gather, b.small, b.parts(b.large) if b.rank == 0 else None, group=g)
-
-
-def _torch_scatter(b: Buffers, g: dist.ProcessGroup) -> Callable[[], object]:
-    return partial(dist.scatter, b.small, b.parts(b.large) if b.rank == 0 else None, group=g)
+def _rooted(collective: Callable[..., object]) -> Callable[[Buffers, Any], Callable[[], object]]:
+    """Return torch's call of `collective` between the small buffers and the parts of rank 0's large one."""
+    return lambda b, g: partial(collective, b.small, b.parts(b.large) if b.rank == 0 else None, group=g)
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -242,14 +239,14 @@ OPERATIONS: dict[str, Operation] = {
         expected=_gathered,
     ),
     "gather": Operation(
-        torch=_torch_gather,
+        torch=_rooted(dist.gather),
         mpi=_mpi("Gather", "small", "large"),
         source="small",
         only_root=True,
         expected=_gathered,
     ),
     "scatter": Operation(
-        torch=_torch_scatter,
+        torch=_rooted(dist.scatter),
         mpi=_mpi("Scatter", "large", "small"),
         result="small",
         expected=_scattered,

@@ -7,9 +7,11 @@ one of WAYS; low and high are the 10th and 90th percentile; a peer that lacks th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,21 +91,33 @@ def print_collectives(run: dict[str, Any]) -> None:
 
 def plot_collectives(report: dict[str, Any], path: Path) -> None:
     """Draw time over size, both logarithmic, one panel for each number of ranks, collective and way of calling."""
+    # A single size, such as barrier's, makes no curve.
+    panels = [(run, case) for run in report["runs"] for case in _cases([row for row in run["rows"] if row["size"]])]
+    columns = min(4, max(1, len(panels)))
+    rows = max(1, -(-len(panels) // columns))
+    with picture(path, f"Median time of a collective, {source_of(report)}", rows, columns, 3.4) as axes:
+        for axis in axes[len(panels) :]:
+            axis.axis("off")
+        for axis, (run, case) in zip(axes, panels, strict=False):
+            _draw(axis, run, *case)
+
+
+def source_of(report: dict[str, Any]) -> str:
+    """Return what a report was measured on."""
+    return f"{report['machine']}, torch {report['torch']}"
+
+
+@contextlib.contextmanager
+def picture(path: Path, title: str, rows: int, columns: int, height: float) -> Iterator[Any]:
+    """Yield the panels of a picture, row by row, and write it to `path` when they have been drawn."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    # A single size, such as barrier's, makes no curve.
-    panels = [(run, case) for run in report["runs"] for case in _cases([row for row in run["rows"] if row["size"]])]
-    columns = min(4, max(1, len(panels)))
-    rows = max(1, -(-len(panels) // columns))
-    figure, axes = pyplot.subplots(rows, columns, figsize=(4.2 * columns, 3.4 * rows), squeeze=False)
-    for axis in axes.flat[len(panels) :]:
-        axis.axis("off")
-    for axis, (run, case) in zip(axes.flat, panels, strict=False):
-        _draw(axis, run, *case)
-    figure.suptitle(f"Median time of a collective, {report['machine']}, torch {report['torch']}")
+    figure, axes = pyplot.subplots(rows, columns, figsize=(4.2 * columns, height * rows), squeeze=False)
+    yield axes.flat
+    figure.suptitle(title)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

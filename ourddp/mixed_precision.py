@@ -43,7 +43,7 @@ def set_up(model: Any, config: Any) -> None:
         model.register_forward_hook(functools.partial(_after_attempt, watch), always_call=True)
         model.reducer._set_mixed_precision_param_dtype(config.param_dtype)
         model.reducer._set_before_hand_over(functools.partial(_restore, watch.model))
-    model.register_comm_hook(_State(model), reduce_in_mixed_precision)
+    model.register_comm_hook(weakref.ref(model), reduce_in_mixed_precision)
 
 
 def require_copyable(model: Any) -> None:
@@ -66,9 +66,9 @@ def require_copyable(model: Any) -> None:
         )
 
 
-def reduce_in_mixed_precision(state: _State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average the bucket in the precision asked for."""
-    model = state.model()
+def reduce_in_mixed_precision(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average the bucket in the precision asked for; ``state`` is a weak reference to the model."""
+    model = state()
     dtype = model.mixed_precision.reduce_dtype or model.mixed_precision.param_dtype
     if dtype is not None:
         bucket.set_buffer(bucket.buffer().to(dtype))
@@ -79,13 +79,6 @@ def reduce_in_mixed_precision(state: _State, bucket: dist.GradBucket) -> torch.f
         return bucket.buffer().div_(world_size)
 
     return model.reducer._run_allreduce_hook(bucket).then(average)
-
-
-class _State:
-    """The state of the communication hook: its model."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = weakref.ref(model)
 
 
 class _Precision:
@@ -108,7 +101,7 @@ class _Watch:
     """
 
     def __init__(self, model: Any = None) -> None:
-        self.model: Callable[[], Any] = _no_model if model is None else weakref.ref(model)
+        self.model: Callable[[], Any] = weakref.ref(model) if model is not None else lambda: None
         self.lowered = False  # by the forward that is under way, and not by an earlier one that awaits its backward
         self._task = -1
 
@@ -141,10 +134,6 @@ class _End:
 def _parameters(model: Any) -> Iterator[torch.nn.Parameter]:
     """Return the parameters that change their precision, those without a gradient included."""
     return (p for p in model.module.parameters() if not getattr(p, "_ddp_ignored", False))
-
-
-def _no_model() -> None:
-    """Stand in for a weak reference to a model."""
 
 
 def _drop_hooks(module: torch.nn.Module) -> None:
