@@ -77,12 +77,12 @@ void Averaging::set_group(GroupPtr group) {
 
 void Averaging::set_forward_work(WorkPtr work, bool use_static_world_size) {
   forward_work_ = std::move(work);
-  forward_static_world_size_ = use_static_world_size;
+  use_static_world_size_ = use_static_world_size;
 }
 
 void Averaging::decide() {
   // Ranks that have run out of input must call the same operation, and know only what was agreed beforehand.
-  const bool whole_group = !forward_work_ || forward_static_world_size_;
+  const bool whole_group = !forward_work_ || use_static_world_size_;
   divisor_ = whole_group ? group_->getSize() : active_ranks(*forward_work_);
   in_reduction_ = abilities_.average && whole_group;
   scale_ = hook_ || in_reduction_ ? 1.0 : 1.0 / divisor_;
@@ -124,7 +124,7 @@ bool Averaging::finish(Bucket& bucket) {
 Averaging::FuturePtr Averaging::run_joined(c10d::GradBucket& bucket) {
   if (hook_) return hook_->runHook(bucket);
   const at::Tensor& tensor = bucket.getBuffer();
-  const bool average = abilities_.average && joined_static_world_size_ && !tensor.is_sparse();
+  const bool average = abilities_.average && use_static_world_size_ && !tensor.is_sparse();
   return start_all_reduce(*group_, {tensor}, average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM)->getFuture();
 }
 

@@ -36,8 +36,8 @@ class Averaging {
   /// `use_static_world_size` by the size of the group nevertheless.
   void set_forward_work(WorkPtr work, bool use_static_world_size);
   void forget_forward_work() { forward_work_.reset(); }
-  /// Sets whether ranks that have run out of input take part in averages over the whole group.
-  void set_joined_division(bool use_static_world_size) { joined_static_world_size_ = use_static_world_size; }
+  /// Sets whether ranks that have run out of input count in averages.
+  void set_joined_division(bool use_static_world_size) { use_static_world_size_ = use_static_world_size; }
 
   void begin_backward() { divisor_ = 0; }
   /// Decides where this backward's gradients are divided; later calls change nothing. May wait for the forward's work.
@@ -65,8 +65,7 @@ class Averaging {
   ReductionAbilities abilities_;
   std::unique_ptr<c10d::CommHookInterface> hook_;
   WorkPtr forward_work_;
-  bool forward_static_world_size_ = true;
-  bool joined_static_world_size_ = true;
+  bool use_static_world_size_ = true;  ///< in join(): ranks without input count as well
 
   // The backward under way.
   int divisor_ = 0;  ///< 0: not decided yet

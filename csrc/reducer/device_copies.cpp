@@ -17,21 +17,16 @@ struct RealType {
 };
 
 std::optional<RealType> real_type(at::ScalarType type) {
-  switch (type) {
+  const int64_t count = c10::isComplexType(type) ? 2 : 1;
+  switch (c10::toRealValueType(type)) {
     case at::kHalf:
-      return RealType{DType::Float16, 1};
+      return RealType{DType::Float16, count};
     case at::kBFloat16:
-      return RealType{DType::BFloat16, 1};
+      return RealType{DType::BFloat16, count};
     case at::kFloat:
-      return RealType{DType::Float32, 1};
+      return RealType{DType::Float32, count};
     case at::kDouble:
-      return RealType{DType::Float64, 1};
-    case at::kComplexHalf:
-      return RealType{DType::Float16, 2};
-    case at::kComplexFloat:
-      return RealType{DType::Float32, 2};
-    case at::kComplexDouble:
-      return RealType{DType::Float64, 2};
+      return RealType{DType::Float64, count};
     default:
       return std::nullopt;
   }

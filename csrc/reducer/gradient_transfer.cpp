@@ -64,7 +64,10 @@ void GradientTransfer::store_sparse(Bucket& bucket, const GradientSlot& slot) {
       bucket.set_sparse_gradient(empty_sparse_gradient(slot.parameter));
       return false;
     }
-    if (!gradient.is_sparse()) errors_.dense_gradient(slot.parameter_index);
+    if (!gradient.is_sparse()) {
+      errors_.raise("Expected variable to have sparse gradient: ", errors_.parameter(slot.parameter_index),
+                    " got a dense one. Construct its module with sparse=False.");
+    }
     if (averaging_.sparse_divisor() != 1) gradient.div_(averaging_.sparse_divisor());
     bucket.set_sparse_gradient(gradient);
     return false;
@@ -115,7 +118,9 @@ bool GradientTransfer::copy_into(Bucket& bucket, size_t slot_index, at::Tensor& 
   GradientSlot& slot = bucket.slots()[slot_index];
   bucket.place(*averaging_.group(), slot);
   const std::string misfit = describe_gradient_misfit(gradient, slot.view);
-  if (!misfit.empty()) errors_.misfit(slot.parameter_index, misfit);
+  if (!misfit.empty()) {
+    errors_.raise("The gradient of ", errors_.parameter(slot.parameter_index), " cannot be reduced: ", misfit, ".");
+  }
   if (defers_copies(bucket)) {
     bucket.deferred.push_back({slot_index, gradient});
     return false;
@@ -212,7 +217,8 @@ void GradientTransfer::hand_over_slot(const Bucket& bucket, GradientSlot& slot, 
   visit(slot.parameter, [&](at::Tensor& gradient) {
     if (in_place.defined()) return hand_over_in_place(slot, in_place, gradient);
     // In mixed precision the bucket cannot be viewed: its type is not that of the gradient.
-    if (options_.gradient_as_bucket_view && !mixed_precision_) return hand_over_view(bucket, slot, gradient, fused);
+    const bool can_view = slot.view.scalar_type() == slot.parameter.scalar_type();
+    if (options_.gradient_as_bucket_view && can_view) return hand_over_view(bucket, slot, gradient, fused);
     if (!gradient.defined()) {
       const auto options = slot.result.options().dtype(slot.parameter.scalar_type());
       gradient = at::empty_strided(slot.view.sizes(), slot.view.strides(), options);
@@ -224,7 +230,11 @@ void GradientTransfer::hand_over_slot(const Bucket& bucket, GradientSlot& slot, 
 
 bool GradientTransfer::hand_over_in_place(const GradientSlot& slot, const at::Tensor& reduced, at::Tensor& gradient) {
   if (gradient.defined() && gradient.is_alias_of(reduced)) {
-    if (gradient._version() != slot.in_place_version) errors_.changed_during_reduction(slot.parameter_index);
+    if (gradient._version() != slot.in_place_version) {
+      errors_.raise("The gradient of ", errors_.parameter(slot.parameter_index),
+                    " was changed during backward, while it was being averaged. Change gradients after backward, or "
+                    "set OURS_REDUCE_IN_PLACE=0.");
+    }
     // Autograd has not seen the reduction: a backward that saved the gradient must be able to see the change.
     gradient.unsafeGetTensorImpl()->bump_version();
     return false;
@@ -242,7 +252,14 @@ bool GradientTransfer::hand_over_view(const Bucket& bucket, const GradientSlot& 
     gradient = slot.gradient_view();
     return true;
   }
-  if (!gradient.is_alias_of(bucket.buffer())) errors_.replaced_view(slot.parameter_index);
+  if (!gradient.is_alias_of(bucket.buffer())) {
+    errors_.raise(
+        "Detected at least one parameter gradient is not the expected DDP bucket view with "
+        "gradient_as_bucket_view=True: ",
+        errors_.parameter(slot.parameter_index),
+        ". A hook has replaced the gradient during backward; construct the module with "
+        "gradient_as_bucket_view=False, or change the gradient in place.");
+  }
   return false;
 }
 

@@ -23,9 +23,6 @@ class GradientTransfer {
   GradientTransfer(const ReducerOptions& options, const Averaging& averaging, UsedMap& used, ReducerErrors& errors)
       : options_(options), averaging_(averaging), used_(used), errors_(errors) {}
 
-  /// Buckets have another type than the parameters from now on, so gradients cannot be views of them.
-  void set_mixed_precision() { mixed_precision_ = true; }
-
   /// Takes the context of the distributed backward that runs on this thread, if one does.
   void adopt_thread_context() {
     context_ = torch::distributed::autograd::ThreadLocalDistAutogradContext::getContextPtr();
@@ -93,7 +90,6 @@ class GradientTransfer {
   UsedMap& used_;
   ReducerErrors& errors_;
   torch::distributed::autograd::ContextPtr context_;
-  bool mixed_precision_ = false;
   StreamSet finished_in_;  ///< the streams in which the averages of the last backward were handed over
 };
 

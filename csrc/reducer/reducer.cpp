@@ -65,19 +65,17 @@ bool Reducer::rebuild_buckets() {
   const Lock lock(mutex_);
   require_idle();
   if (!plan_.is_due()) return false;
-  if (plan_.arrived() != parameters_.size()) errors_.incomplete_order(plan_.arrived(), parameters_.size());
+  if (plan_.arrived() != parameters_.size()) {
+    errors_.raise("Buckets cannot be rebuilt: ", plan_.arrived(), " gradients arrived in the first iteration, ",
+                  parameters_.size(), " were expected.");
+  }
   const bool seen = record_.last_backward().iteration > 0;
   make_buckets(plan_.rebuild(*group(), seen ? record_.arrival_ns() : std::vector<int64_t>()));
   return true;
 }
 
 void Reducer::require_idle() {
-  if (!unfinished_) return;
-  std::vector<size_t> missing;
-  for (size_t index = 0; index < parameters_.size(); ++index) {
-    if (!arrived_[index]) missing.push_back(index);
-  }
-  errors_.unfinished_reduction(missing, group()->getRank(), static_graph_.enabled());
+  if (unfinished_) errors_.unfinished_reduction(arrived_, group()->getRank(), static_graph_.enabled());
 }
 
 void Reducer::register_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
@@ -94,7 +92,9 @@ void Reducer::register_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
 
 void Reducer::set_static_graph() {
   const Lock lock(mutex_);
-  if (record_.iterations() > 0) errors_.late_static_graph();
+  if (record_.iterations() > 0) {
+    errors_.raise("set_static_graph() should be called before training loop starts and after DDP is constructed.");
+  }
   static_graph_.enable();
   used_.track();
   plan_.allow_rebuilding();
@@ -103,7 +103,6 @@ void Reducer::set_static_graph() {
 void Reducer::set_mixed_precision_dtype(at::ScalarType dtype) {
   const Lock lock(mutex_);
   mixed_precision_dtype_ = dtype;
-  transfer_.set_mixed_precision();
   const std::shared_ptr<const BucketLayout> layout = buckets_.layout();
   make_buckets(layout->parameters);
 }
@@ -124,7 +123,6 @@ void Reducer::reset_state() {
   const Lock lock(mutex_);
   expects_gradients_ = false;
   unfinished_ = false;
-  all_launched_ = false;
   next_bucket_ = 0;
   std::fill(arrived_.begin(), arrived_.end(), true);
   installed_futures_.clear();
@@ -157,7 +155,6 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   record_.begin_backward();
   require_idle();
   expects_gradients_ = true;
-  all_launched_ = false;
   next_bucket_ = 0;
   averaging_.begin_backward();
   for (Bucket& bucket : buckets_) bucket.reset();
@@ -232,7 +229,11 @@ std::vector<NodePtr> Reducer::accumulators() const {
 
 bool Reducer::completes(size_t index) {
   if (!static_graph_.enabled()) return true;
-  if (static_graph_.outstanding(index) == 0) errors_.changed_static_graph(index);
+  if (static_graph_.outstanding(index) == 0) {
+    errors_.raise("Your training graph has changed in this iteration: ", errors_.parameter(index),
+                  " received more gradients than in the first iteration, e.g., it was unused then. This is not "
+                  "compatible with static_graph set to True; construct the module without it.");
+  }
   static_graph_.count_down(index);
   return static_graph_.outstanding(index) == 0;
 }
@@ -278,7 +279,6 @@ void Reducer::launch(size_t index) {
 // --- averages back ---
 
 void Reducer::on_all_launched() {
-  all_launched_ = true;
   // For a static graph, the used parameters have been known since it was recorded.
   if (used_.tracked() && !static_graph_.enabled()) used_.start_reduction(*group());
   if (!manual_finalization_) queue_finalization();
@@ -314,7 +314,6 @@ void Reducer::delay_all_reduce() {
   std::fill(arrived_.begin(), arrived_.end(), true);
   for (size_t index = 0; index < parameters_.size(); ++index) store(index, {});
   for (next_bucket_ = 0; next_bucket_ < buckets_.size(); ++next_bucket_) launch(next_bucket_);
-  all_launched_ = true;
   if (!manual_finalization_) finalize();
 }
 
@@ -325,7 +324,8 @@ void Reducer::finalize_manually() {
   TORCH_CHECK(unfinished_ || expects_gradients_,
               "There is no gradient reduction to finalize: call finalize_backward() once after each backward that "
               "synchronises gradients.");
-  TORCH_CHECK(all_launched_, "finalize_backward() was called before all gradient buckets were ready.");
+  TORCH_CHECK(next_bucket_ == buckets_.size(),
+              "finalize_backward() was called before all gradient buckets were ready.");
   record_.note_compute_ended();
   finalize();
 }
@@ -334,7 +334,6 @@ void Reducer::finalize() {
   // This comes first, so that an error below leaves a reducer that can start anew.
   expects_gradients_ = false;
   unfinished_ = false;
-  all_launched_ = false;
   in_place_.close_memory();
   const std::vector<FuturePtr> installed = std::exchange(installed_futures_, {});
   // All are awaited even if one fails, because one that still ran would write into the buckets of the next backward.

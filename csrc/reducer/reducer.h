@@ -233,8 +233,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // The backward under way.
   bool expects_gradients_ = false;
-  bool unfinished_ = false;  ///< gradients have arrived, and their averages have not been handed over
-  bool all_launched_ = false;
+  bool unfinished_ = false;    ///< gradients have arrived, and their averages have not been handed over
   size_t next_bucket_ = 0;     ///< the first that has not been launched
   std::vector<bool> arrived_;  ///< by parameter
 
