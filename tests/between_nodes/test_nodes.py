@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import backend_of, in_heap, total
-from ranks import run_ranks
+from ranks import in_ranks, run_ranks
 from torch import nn
 
 from ourddp import DistributedDataParallel
@@ -79,15 +79,12 @@ def test_subgroups_share_memory_if_two_of_their_ranks_do():
 # --- what differs for ranks of several nodes --------------------------------------------------------------------------
 
 
-def memory(rank: int, world: int) -> None:
+@in_ranks(2, fresh=True, nodes=2)
+def test_groups_without_a_heap_allocate_ordinary_memory(rank: int, world: int) -> None:
     tensor = backend_of().allocate_tensor(100_000, dtype=torch.float32, device=torch.device("cpu"))
     assert not in_heap(tensor)
     dist.all_reduce(tensor.fill_(1))
     assert tensor[-1].item() == world
-
-
-def test_groups_without_a_heap_allocate_ordinary_memory():
-    run_ranks(2, memory, nodes=2)
 
 
 def training(rank: int, world: int, options: dict[str, Any]) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import reached, threads_named
-from ranks import run_ranks
+from ranks import in_ranks
 
 from ourddp import _C
 
@@ -43,7 +43,9 @@ def wait_for(future: Future) -> Any:
     return future.value()
 
 
-def a_future_awaited_in_the_callback_of_another(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [2, 3])
+@in_ranks()
+def test_a_callback_may_wait_for_a_collective_that_was_queued_later(rank: int, world: int) -> None:
     total = float(sum(range(world)))
     with held_group() as group:
         future = dist.all_reduce(torch.full((4,), float(rank)), group=group, async_op=True).get_future()
@@ -51,11 +53,6 @@ def a_future_awaited_in_the_callback_of_another(rank: int, world: int) -> None:
         result = future.then(lambda f: f.value()[0].sum().item() + other.wait()[0].sum().item())
     assert wait_for(result) == 4 * total + 30 * total
     dist.destroy_process_group(group)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_a_callback_may_wait_for_a_collective_that_was_queued_later(rank_pool, world):
-    rank_pool(world).run(a_future_awaited_in_the_callback_of_another)
 
 
 def a_chain_of_waits(rank: int, world: int, count: int) -> None:
@@ -162,7 +159,8 @@ def test_callbacks_that_communicate_do_not_nest(rank_pool, world):
 # ---------------------------------------------------------------- transfers
 
 
-def a_transfer_awaited_in_the_callback_of_another(rank: int, world: int) -> None:
+@in_ranks(2, fresh=True)
+def test_a_callback_of_a_transfer_may_wait_for_a_later_one(rank: int, world: int) -> None:
     """The second message is sent once the callback waits for it, and no thread waits for a Work."""
     store = dist.distributed_c10d._get_default_store()
     if rank == 1:
@@ -178,7 +176,3 @@ def a_transfer_awaited_in_the_callback_of_another(rank: int, world: int) -> None
         return future.value()[0].sum().item() + second.wait()[0].sum().item()
 
     assert wait_for(first.then(sum_of_both)) == 9
-
-
-def test_a_callback_of_a_transfer_may_wait_for_a_later_one():
-    run_ranks(2, a_transfer_awaited_in_the_callback_of_another)

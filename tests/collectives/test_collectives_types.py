@@ -7,20 +7,18 @@ import torch
 import torch.distributed as dist
 from collective_model import FP8, OPS
 from probes import backend_of
+from ranks import in_ranks
 from torch.testing import assert_close
 
 
-def premul_sum(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [1, 3])
+@in_ranks(None, "nodes")
+def test_premul_sum_accepts_numbers_and_tensors(rank: int, world: int) -> None:
     for factor in (0.5, torch.tensor(0.25, dtype=torch.float64)):
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
             tensor = torch.full((5,), float(rank + 1), dtype=dtype)
             dist.all_reduce(tensor, dist._make_nccl_premul_sum(factor))
             assert_close(tensor, torch.full((5,), float(factor) * sum(range(1, world + 1)), dtype=dtype))
-
-
-@pytest.mark.parametrize("world", [1, 3])
-def test_premul_sum_accepts_numbers_and_tensors(rank_pool, world, nodes):
-    rank_pool(world, nodes=nodes).run(premul_sum)
 
 
 def half_accumulation(rank: int, world: int, one_node: bool) -> None:
@@ -70,7 +68,8 @@ def test_undefined_reductions_raise_and_name_the_alternatives(rank_pool, nodes):
     assert "float32" in first[0]
 
 
-def conjugates(rank: int, world: int) -> None:
+@in_ranks(2, "nodes")
+def test_lazy_conjugation_and_negation_are_resolved(rank: int, world: int) -> None:
     # On the backend itself, since torch's functions reinterpret complex numbers as pairs, which these views refuse.
     backend = backend_of()
     base = torch.tensor([1 + 2j, 3 - 1j]) * (rank + 1)
@@ -92,11 +91,9 @@ def conjugates(rank: int, world: int) -> None:
     assert imaginary.item() == -2.0 * world
 
 
-def test_lazy_conjugation_and_negation_are_resolved(rank_pool, nodes):
-    rank_pool(2, nodes=nodes).run(conjugates)
-
-
-def sparse_cases(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [1, 3])
+@in_ranks(None, "nodes")
+def test_sparse_all_reduce(rank: int, world: int) -> None:
     # Different numbers of entries, one rank without any, a dense dimension, duplicates.
     entries = rank * 2
     indices = torch.tensor([[i % 3, (i * rank) % 4] for i in range(entries)], dtype=torch.long).view(-1, 2).t()
@@ -115,8 +112,3 @@ def sparse_cases(rank: int, world: int) -> None:
     with pytest.raises(ValueError, match=r"to_dense"):
         backend = backend_of()
         backend.broadcast([torch.sparse_coo_tensor([[0]], [1.0], (2,), check_invariants=True)], dist.BroadcastOptions())
-
-
-@pytest.mark.parametrize("world", [1, 3])
-def test_sparse_all_reduce(rank_pool, world, nodes):
-    rank_pool(world, nodes=nodes).run(sparse_cases)

@@ -21,7 +21,7 @@ from probes import (
     threads_named,
     total,
 )
-from ranks import RankPool, run_ranks
+from ranks import RankPool, in_ranks, run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -61,7 +61,8 @@ def test_new_group(rank_pool, nodes):
     assert fourth == [10, 10, 7, 6, 7, 10]
 
 
-def reordered(rank: int, world: int) -> None:
+@in_ranks(3, "nodes", fresh=True)
+def test_errors_name_the_global_ranks_of_a_subgroup(rank: int, world: int) -> None:
     group = dist.new_group(list(reversed(range(world))), use_local_synchronization=True)
     gathered = [torch.empty(1) for _ in range(world)]
     dist.all_gather(gathered, torch.tensor([float(rank)]), group=group)
@@ -73,10 +74,6 @@ def reordered(rank: int, world: int) -> None:
             dist.all_reduce(torch.ones(rank), group=partial)
         else:
             raise dist.DistBackendError("[in group of others, whose ranks are the global ranks 1, 2]")
-
-
-def test_errors_name_the_global_ranks_of_a_subgroup(nodes):
-    run_ranks(3, reordered, nodes=nodes)
 
 
 # --- splits, merges and shrinking ------------------------------------------------------------------------------------
@@ -108,7 +105,8 @@ def test_split_group(device, nodes):
     run_ranks(4, splits, device_id=device, nodes=nodes)
 
 
-def merges(rank: int, world: int) -> None:
+@in_ranks(2, "nodes", fresh=True)
+def test_merge_remote_group(rank: int, world: int) -> None:
     store = dist.PrefixStore("merged", dist.distributed_c10d._get_default_store())
     group = dist.group.WORLD.merge_remote_group(store, world, datetime.timedelta(seconds=20), "merged")
     tensor = torch.ones(1)
@@ -116,11 +114,8 @@ def merges(rank: int, world: int) -> None:
     assert tensor.item() == world
 
 
-def test_merge_remote_group(nodes):
-    run_ranks(2, merges, nodes=nodes)
-
-
-def merges_halves(rank: int, world: int) -> None:
+@in_ranks(4, "nodes", fresh=True)
+def test_merge_of_two_halves(rank: int, world: int) -> None:
     """The halves know their global ranks; the merged group does not, since its ranks are numbered anew."""
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     store = dist.PrefixStore("merged", dist.distributed_c10d._get_default_store())
@@ -133,10 +128,6 @@ def merges_halves(rank: int, world: int) -> None:
 
         dist.all_reduce(torch.ones(1))
         assert list(json.loads(_dump_fr_trace_json(backend="ours"))["pg_config"]) == ["0"]
-
-
-def test_merge_of_two_halves(nodes):
-    run_ranks(4, merges_halves, nodes=nodes)
 
 
 def shrinks(rank: int, world: int) -> tuple[int, float]:
@@ -177,7 +168,9 @@ def test_shrink_group_with_abort_waits_for_no_operation(nodes):
 # --- devices that do not exist ---------------------------------------------------------------------------------------
 
 
-def bound_to_the_cpu(rank: int, world: int) -> None:
+@pytest.mark.skipif(not BINDS_CPUS, reason="this torch binds groups to accelerators only")
+@in_ranks(2, "nodes", fresh=True, device_id=torch.device("cpu:0"))
+def test_groups_of_some_ranks_with_a_bound_device(rank: int, world: int) -> None:
     group = dist.new_group([0])
     assert (group == dist.GroupMember.NON_GROUP_MEMBER) == (rank != 0)
     mine, _ = dist.new_subgroups(1)
@@ -188,12 +181,9 @@ def bound_to_the_cpu(rank: int, world: int) -> None:
     assert total() == world
 
 
-@pytest.mark.skipif(not BINDS_CPUS, reason="this torch binds groups to accelerators only")
-def test_groups_of_some_ranks_with_a_bound_device(nodes):
-    run_ranks(2, bound_to_the_cpu, nodes=nodes, device_id=torch.device("cpu:0"))
-
-
-def barriers_of_devices(rank: int, world: int) -> None:
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there are devices for which barriers wait")
+@in_ranks(2, "nodes")
+def test_a_barrier_may_name_devices_that_do_not_exist(rank: int, world: int) -> None:
     dist.barrier(device_ids=[rank])
     options = dist.BarrierOptions()
     options.device_ids = [rank]
@@ -203,15 +193,11 @@ def barriers_of_devices(rank: int, world: int) -> None:
     assert total() == world
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="there are devices for which barriers wait")
-def test_a_barrier_may_name_devices_that_do_not_exist(rank_pool, nodes):
-    rank_pool(2, nodes=nodes).run(barriers_of_devices)
-
-
 # --- meshes ----------------------------------------------------------------------------------------------------------
 
 
-def meshes(rank: int, world: int) -> None:
+@in_ranks(4, "nodes", fresh=True)
+def test_device_mesh_and_dtensor(rank: int, world: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
     inner, outer = mesh.get_group("inner"), mesh.get_group("outer")
     assert backend_of(inner).name() == "ours"
@@ -224,10 +210,6 @@ def meshes(rank: int, world: int) -> None:
     sharded = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
     assert torch.equal(sharded.redistribute(mesh, [Replicate(), Replicate()]).to_local(), whole)
     assert isinstance(sharded, DTensor)
-
-
-def test_device_mesh_and_dtensor(nodes):
-    run_ranks(4, meshes, nodes=nodes)
 
 
 def detailed(rank: int, world: int) -> str:
@@ -277,7 +259,8 @@ def test_a_world_of_one_needs_no_thread():
     assert run_ranks(1, lonely) == [0]
 
 
-def closed(rank: int, world: int) -> None:
+@in_ranks(2, "nodes")
+def test_destroying_a_group_completes_what_is_queued(rank: int, world: int) -> None:
     group = dist.new_group()
     work = dist.all_reduce(torch.ones(300_000), group=group, async_op=True)
     backend = backend_of(group)
@@ -287,10 +270,6 @@ def closed(rank: int, world: int) -> None:
     with pytest.raises(RuntimeError, match="was shut down"):
         backend.barrier(dist.BarrierOptions())
     assert total() == world
-
-
-def test_destroying_a_group_completes_what_is_queued(rank_pool, nodes):
-    rank_pool(2, nodes=nodes).run(closed)
 
 
 def many(rank: int, world: int) -> int:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import bytes_in_heap, in_heap
+from ranks import in_ranks
 from torch import nn
 
 from ourddp import DistributedDataParallel
@@ -48,18 +49,16 @@ def test_all_reduce_in_the_heap_equals_all_reduce(rank_pool, dtype):
     rank_pool(3, "ours").run(_reduce, dtype, 7)
 
 
-def _half_in_heap(rank, world):
+@in_ranks(3)
+def test_only_some_ranks_may_have_their_tensor_in_the_heap(rank, world):
     tensor = cpu_backend().allocate_tensor(LARGE, dtype=torch.float32, device=torch.device("cpu"))
     tensor = tensor.fill_(rank + 1) if rank else torch.ones(LARGE)
     dist.all_reduce(tensor)
     assert torch.equal(tensor, torch.full_like(tensor, sum(range(1, world + 1))))
 
 
-def test_only_some_ranks_may_have_their_tensor_in_the_heap(rank_pool):
-    rank_pool(3, "ours").run(_half_in_heap)
-
-
-def _life(rank, world):
+@in_ranks(2)
+def test_tensors_outlive_their_group_and_release_their_memory(rank, world):
     group = dist.new_group(backend="ours")
     gc.collect()
     dist.barrier()
@@ -95,11 +94,8 @@ def _life(rank, world):
     assert bytes_in_heap() == before
 
 
-def test_tensors_outlive_their_group_and_release_their_memory(rank_pool):
-    rank_pool(2, "ours").run(_life)
-
-
-def _solo(rank, world):
+@in_ranks(2)
+def test_a_group_of_one_allocates_ordinary_memory(rank, world):
     groups = [dist.new_group([r], backend="ours") for r in range(world)]
     tensor = cpu_backend(groups[rank]).allocate_tensor(10, dtype=torch.float32, device=torch.device("cpu"))
     dist.all_reduce(tensor.fill_(3), group=groups[rank])
@@ -109,10 +105,6 @@ def _solo(rank, world):
     gc.collect()
     tensor.resize_(LARGE)
     assert tensor[:10].tolist() == [3] * 10
-
-
-def test_a_group_of_one_allocates_ordinary_memory(rank_pool):
-    rank_pool(2, "ours").run(_solo)
 
 
 class Wide(nn.Module):

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import HAS_HOOKS, backend_of, failed_with, reached, total
-from ranks import run_ranks
+from ranks import in_ranks
 
 LIMIT = 0.2  # seconds: the timeout of transfers that are posted within limited()
 LARGE = 3_000_000  # elements: more than a channel, or the system, buffers for a sender
@@ -38,7 +38,9 @@ def posted_by(how: str, tensor: torch.Tensor, peer: int) -> Any:
     return work
 
 
-def unwaited_receive(rank: int, world: int, how: str) -> None:
+@pytest.mark.parametrize("how", ["irecv", "any source", "batch", "future", "callback"])
+@in_ranks(2, "nodes")
+def test_a_receive_that_nobody_waits_for_never_times_out(rank: int, world: int, how: str) -> None:
     tensor = torch.zeros(4)
     with limited():
         work = posted_by(how, tensor, 0) if rank == 1 else None
@@ -54,12 +56,8 @@ def unwaited_receive(rank: int, world: int, how: str) -> None:
     assert failed_with("SUCCESS")
 
 
-@pytest.mark.parametrize("how", ["irecv", "any source", "batch", "future", "callback"])
-def test_a_receive_that_nobody_waits_for_never_times_out(rank_pool, how, nodes):
-    rank_pool(2, nodes=nodes).run(unwaited_receive, how)
-
-
-def unwaited_send(rank: int, world: int) -> None:
+@in_ranks(2, "nodes")
+def test_a_send_that_nobody_waits_for_never_times_out(rank: int, world: int) -> None:
     with limited():
         work = dist.isend(torch.ones(LARGE), 1) if rank == 0 else None
     time.sleep(2 * LIMIT)
@@ -72,11 +70,8 @@ def unwaited_send(rank: int, world: int) -> None:
         work.wait()
 
 
-def test_a_send_that_nobody_waits_for_never_times_out(rank_pool, nodes):
-    rank_pool(2, nodes=nodes).run(unwaited_send)
-
-
-def awaited(rank: int, world: int) -> None:
+@in_ranks(2, "nodes", fresh=True)
+def test_the_timeout_of_a_receive_begins_with_the_wait(rank: int, world: int) -> None:
     if rank == 1:
         reached(lambda: not failed_with("SUCCESS"))
         return
@@ -90,11 +85,9 @@ def awaited(rank: int, world: int) -> None:
     assert not failed_with("SUCCESS")
 
 
-def test_the_timeout_of_a_receive_begins_with_the_wait(nodes):
-    run_ranks(2, awaited, nodes=nodes)
-
-
-def late_future(rank: int, world: int, batch: bool) -> None:
+@pytest.mark.parametrize("batch", [False, True])
+@in_ranks(2, "nodes")
+def test_a_future_times_out_and_leaves_the_receive_alive(rank: int, world: int, batch: bool) -> None:
     if rank == 0:
         tensor = torch.zeros(1)
         with limited():
@@ -113,11 +106,6 @@ def late_future(rank: int, world: int, batch: bool) -> None:
     else:
         work.wait()
         assert tensor.item() == 1
-
-
-@pytest.mark.parametrize("batch", [False, True])
-def test_a_future_times_out_and_leaves_the_receive_alive(rank_pool, nodes, batch):
-    rank_pool(2, nodes=nodes).run(late_future, batch)
 
 
 # --- ranks that leave ------------------------------------------------------------------------------------------------
@@ -141,7 +129,9 @@ def ping_pong(rank: int, peer: int) -> None:
             assert tensor.item() == peer
 
 
-def leaves_with(rank: int, world: int, leftover: str) -> None:
+@pytest.mark.parametrize("leftover", LEFTOVERS)
+@in_ranks(3, "nodes", fresh=True)
+def test_a_rank_that_leaves_drops_its_unmatched_transfers(rank: int, world: int, leftover: str) -> None:
     store = dist.distributed_c10d._get_default_store()
     dist.barrier()
     if rank == 1:
@@ -161,12 +151,9 @@ def leaves_with(rank: int, world: int, leftover: str) -> None:
     assert failed_with("SUCCESS")
 
 
-@pytest.mark.parametrize("leftover", LEFTOVERS)
-def test_a_rank_that_leaves_drops_its_unmatched_transfers(leftover, nodes):
-    run_ranks(3, leaves_with, leftover, nodes=nodes)
-
-
-def left_behind(rank: int, world: int, how: str) -> None:
+@pytest.mark.parametrize("how", ["recv", "send", "future"])
+@in_ranks(3, "nodes", fresh=True)
+def test_a_transfer_with_a_rank_that_has_left_fails_when_it_is_waited_for(rank: int, world: int, how: str) -> None:
     store = dist.distributed_c10d._get_default_store()
     # Ranks that have never exchanged a message may not be connected.
     if rank < 2:
@@ -189,8 +176,3 @@ def left_behind(rank: int, world: int, how: str) -> None:
         assert failed_with("SUCCESS") == (how == "future")
     store.set(f"{rank} is done", "")
     store.wait(["0 is done"])
-
-
-@pytest.mark.parametrize("how", ["recv", "send", "future"])
-def test_a_transfer_with_a_rank_that_has_left_fails_when_it_is_waited_for(how, nodes):
-    run_ranks(3, left_behind, how, nodes=nodes)

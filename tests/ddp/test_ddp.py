@@ -22,6 +22,7 @@ from ddp_cases import (
     share,
     train_and_compare,
 )
+from ranks import in_ranks
 from torch import nn
 
 from ourddp import DistributedDataParallel
@@ -92,16 +93,13 @@ def test_no_sync_accumulates(rank_pool, backend, options):
     rank_pool(2, backend).run(_accumulate, dict(options))
 
 
-def _two_forwards(rank, world):
+@in_ranks(2, "backend")
+def test_two_forwards_before_one_backward(rank, world):
     expected = reference_gradients("mlp", world, 2, lr=0.0)
     model = DistributedDataParallel(make_model("mlp"))
     losses = [loss_of(model(share(batch, rank))) for batch in batches(world, 2)]
     sum(losses).backward()
     assert_same(gradients(model), {k: expected[0][k] + expected[1][k] for k in expected[0]}, f"rank {rank}")
-
-
-def test_two_forwards_before_one_backward(rank_pool, backend):
-    rank_pool(2, backend).run(_two_forwards)
 
 
 # --- averaging -------------------------------------------------------------------------------------------------------
@@ -118,21 +116,19 @@ def test_gradients_are_equal_bit_by_bit(rank_pool, backend):
     rank_pool(3, backend).run(_same_bits, {})
 
 
-def _large_halves(rank, world):
+@in_ranks(2, "backend")
+def test_averages_of_half_precision_do_not_overflow(rank, world):
     model = DistributedDataParallel(nn.Linear(4, 4, bias=False).half())
     # The sum over the ranks is beyond float16, their average is not.
     (model(torch.full((1, 4), 40000.0 / 4, dtype=torch.half)).float().sum() * 4).backward()
     torch.testing.assert_close(model.module.weight.grad, torch.full((4, 4), 40000.0, dtype=torch.half))
 
 
-def test_averages_of_half_precision_do_not_overflow(rank_pool, backend):
-    rank_pool(2, backend).run(_large_halves)
-
-
 # --- the class -------------------------------------------------------------------------------------------------------
 
 
-def _wraps_like_torch(rank, world):
+@in_ranks(2, "backend")
+def test_it_is_torchs_class_with_another_reducer(rank, world):
     model = DistributedDataParallel(Mlp())
     assert isinstance(model, torch.nn.parallel.DistributedDataParallel)
     assert type(model.reducer).__module__.startswith("ourddp")
@@ -148,10 +144,6 @@ def _wraps_like_torch(rank, world):
     with pytest.raises(RuntimeError, match="only be called once"):
         for _ in range(2):
             model.register_comm_hook(None, lambda state, bucket: None)
-
-
-def test_it_is_torchs_class_with_another_reducer(rank_pool, backend):
-    rank_pool(2, backend).run(_wraps_like_torch)
 
 
 def _logging_keys(rank, world):

@@ -21,12 +21,23 @@ from ddp_cases import (
     share,
     train,
 )
+from ranks import in_ranks
 from torch import nn
 
 from ourddp import DistributedDataParallel
 
+PENALISED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "view": {"gradient_as_bucket_view": True},
+    "unused": {"find_unused_parameters": True},
+    "static": {"static_graph": True},
+    "static_view": {"static_graph": True, "gradient_as_bucket_view": True},
+}
 
-def _penalty(rank, world, options):
+
+@pytest.mark.parametrize("options", PENALISED.values(), ids=PENALISED)
+@in_ranks(2)
+def test_a_gradient_penalty(rank, world, options):
     """Gradients of a loss with a gradient in it, in the first step as in later ones."""
     models = (TorchDDP(make_model("mlp")), DistributedDataParallel(make_model("mlp"), **options))
     for step, batch in enumerate(batches(world, 3)):
@@ -39,21 +50,8 @@ def _penalty(rank, world, options):
         assert_same(gradients(models[1]), gradients(models[0]), f"rank {rank} step {step}")
 
 
-PENALISED: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "view": {"gradient_as_bucket_view": True},
-    "unused": {"find_unused_parameters": True},
-    "static": {"static_graph": True},
-    "static_view": {"static_graph": True, "gradient_as_bucket_view": True},
-}
-
-
-@pytest.mark.parametrize("options", PENALISED.values(), ids=PENALISED)
-def test_a_gradient_penalty(rank_pool, options):
-    rank_pool(2).run(_penalty, options)
-
-
-def _higher_order(rank, world):
+@in_ranks(2, env={"PYTHONWARNINGS": "always"})
+def test_gradients_of_averaged_gradients_are_those_of_this_rank(rank, world):
     """A backward that torch's class refuses as soon as a layer has a bias."""
     model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)))
     alone = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
@@ -76,11 +74,9 @@ def _higher_order(rank, world):
         torch.testing.assert_close(mine, theirs)
 
 
-def test_gradients_of_averaged_gradients_are_those_of_this_rank(rank_pool):
-    rank_pool(2, env={"PYTHONWARNINGS": "always"}).run(_higher_order)
-
-
-def _many_forwards(rank, world, options):
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}])
+@in_ranks(2)
+def test_forwards_before_backwards(rank, world, options):
     results = []
     for cls in CLASSES:
         model = cls(make_model("mlp"), **options)
@@ -95,11 +91,6 @@ def _many_forwards(rank, world, options):
         results.append(found)
     for step, (theirs, mine) in enumerate(zip(*results, strict=True)):
         assert_same(mine, theirs, f"rank {rank} backward {step}")
-
-
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}])
-def test_forwards_before_backwards(rank_pool, options):
-    rank_pool(2).run(_many_forwards, options)
 
 
 def _window(rank, world, view, uses):

@@ -20,13 +20,15 @@ from ddp_cases import (
 )
 from gradient_cases import inputs_of
 from gradient_cases import make_model as make_layers
+from ranks import in_ranks
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 from ourddp import DistributedDataParallel
 
 
-def _refused(rank, world):
+@in_ranks(2, backend="gloo")
+def test_hooks_are_checked(rank, world):
     model = DistributedDataParallel(nn.Linear(8, 1))
     with pytest.raises(TypeError, match="must be callable"):
         model.register_comm_hook(None, 1)
@@ -44,10 +46,6 @@ def _refused(rank, world):
     model.register_comm_hook(None, right)
     model(torch.ones(1, 8)).sum().backward()
     torch.testing.assert_close(model.module.weight.grad, torch.ones(1, 8))
-
-
-def test_hooks_are_checked(rank_pool):
-    rank_pool(2, "gloo").run(_refused)
 
 
 class Averaging:
@@ -73,7 +71,9 @@ CALLABLES = {
 }
 
 
-def _callable(rank, world, name):
+@pytest.mark.parametrize("name", CALLABLES)
+@in_ranks(2)
+def test_a_hook_is_any_callable(rank, world, name):
     hook, logged = CALLABLES[name]
     calls = []
     options = {"bucket_cap_mb": 0.002, "set_up": lambda model: model.register_comm_hook(calls, hook)}
@@ -81,12 +81,8 @@ def _callable(rank, world, name):
     assert calls
 
 
-@pytest.mark.parametrize("name", CALLABLES)
-def test_a_hook_is_any_callable(rank_pool, name):
-    rank_pool(2).run(_callable, name)
-
-
-def _nothing_is_left_of_what_is_refused(rank, world):
+@in_ranks(2)
+def test_a_hook_that_is_refused_leaves_nothing_behind(rank, world):
     def without_a_bucket(state, other):
         raise AssertionError
 
@@ -112,10 +108,6 @@ def _nothing_is_left_of_what_is_refused(rank, world):
     assert calls
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, expected[0][name])
-
-
-def test_a_hook_that_is_refused_leaves_nothing_behind(rank_pool):
-    rank_pool(2).run(_nothing_is_left_of_what_is_refused)
 
 
 def _double(state, bucket):
@@ -176,7 +168,8 @@ def test_so_is_a_built_in_one(rank_pool, options):
         assert all(torch.equal(gradient, gradient.half().float()) for gradient in found)
 
 
-def _registered_in_backward(rank, world):
+@in_ranks(2)
+def test_a_hook_in_the_midst_of_backward_is_refused(rank, world):
     model = DistributedDataParallel(make_layers(), bucket_cap_mb=0.05)
     builtin = dist.BuiltinCommHookType.ALLREDUCE
     said = []
@@ -200,11 +193,8 @@ def _registered_in_backward(rank, world):
     model.register_comm_hook([], averaging_hook)
 
 
-def test_a_hook_in_the_midst_of_backward_is_refused(rank_pool):
-    rank_pool(2).run(_registered_in_backward)
-
-
-def _optimizers_beside_a_hook(rank, world):
+@in_ranks(2)
+def test_optimizers_that_cannot_run_after_the_reduction_are_left_alone(rank, world):
     module = make_model("mlp")
     _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.05})
     model = DistributedDataParallel(module)
@@ -216,7 +206,3 @@ def _optimizers_beside_a_hook(rank, world):
     before = [parameter.clone() for parameter in module.parameters()]
     loss_of(module(inputs)).backward()
     assert not any(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
-
-
-def test_optimizers_that_cannot_run_after_the_reduction_are_left_alone(rank_pool):
-    rank_pool(2).run(_optimizers_beside_a_hook)

@@ -16,6 +16,7 @@ from ddp_cases import (
     share,
     train_and_compare,
 )
+from ranks import in_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import (
     default_hooks,
@@ -47,7 +48,8 @@ def test_a_python_hook_with_a_future(rank_pool, backend, view, static):
     rank_pool(2, backend).run(_python_hook, options)
 
 
-def _asks_for_a_report(rank, world):
+@in_ranks(2)
+def test_a_hook_may_ask_for_a_report(rank, world):
     model = DistributedDataParallel(make_model("mlp"))
     asked = []
 
@@ -61,11 +63,8 @@ def _asks_for_a_report(rank, world):
     assert len(asked) == 3
 
 
-def test_a_hook_may_ask_for_a_report(rank_pool):
-    rank_pool(2, "ours").run(_asks_for_a_report)
-
-
-def _bucket_contents(rank, world):
+@in_ranks(2, "backend")
+def test_a_hook_sees_the_local_gradients(rank, world):
     seen = []
 
     def hook(state, bucket):
@@ -88,11 +87,8 @@ def _bucket_contents(rank, world):
     assert len(seen) > 3
 
 
-def test_a_hook_sees_the_local_gradients(rank_pool, backend):
-    rank_pool(2, backend).run(_bucket_contents)
-
-
-def _failing_hook(rank, world):
+@in_ranks(2, "backend")
+def test_a_hook_that_fails_fails_backward(rank, world):
     def hook(state, bucket):
         raise ValueError("no way")
 
@@ -110,16 +106,13 @@ def _failing_hook(rank, world):
         model(torch.ones(1, 8)).sum().backward()
 
 
-def test_a_hook_that_fails_fails_backward(rank_pool, backend):
-    rank_pool(2, backend).run(_failing_hook)
-
-
 def _builtin(rank, world, name):
     kind = getattr(dist.BuiltinCommHookType, name)
     train_and_compare(rank, world, "mlp", {"set_up": lambda model: model._register_builtin_comm_hook(kind)})
 
 
-def _builtin_half(rank, world):
+@in_ranks(2, "backend")
+def test_builtin_half_precision(rank, world):
     expected = reference_gradients("mlp", world, 3, lr=0.0)
     model = DistributedDataParallel(make_model("mlp"))
     model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
@@ -136,10 +129,6 @@ def _builtin_half(rank, world):
 
 def test_builtin_all_reduce(rank_pool, backend):
     rank_pool(2, backend).run(_builtin, "ALLREDUCE")
-
-
-def test_builtin_half_precision(rank_pool, backend):
-    rank_pool(2, backend).run(_builtin_half)
 
 
 def _shipped(rank, world, name):
@@ -179,7 +168,10 @@ def test_hooks_that_torch_ships(rank_pool, backend, name):
     assert first == second
 
 
-def _fused_optimizer(rank, world, view, part):
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("part", [False, True])
+@in_ranks(2, "backend")
+def test_the_optimizer_can_run_in_backward(rank, world, view, part):
     module = make_model("mlp")
     alone = make_model("mlp")
     fused = [p for name, p in module.named_parameters() if not (part and "layers.2" in name)]
@@ -207,12 +199,6 @@ def _fused_optimizer(rank, world, view, part):
         optimizer.step()
         for mine, theirs in zip(module.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs)
-
-
-@pytest.mark.parametrize("view", [False, True])
-@pytest.mark.parametrize("part", [False, True])
-def test_the_optimizer_can_run_in_backward(rank_pool, backend, view, part):
-    rank_pool(2, backend).run(_fused_optimizer, view, part)
 
 
 def _buffer_hook(rank, world):

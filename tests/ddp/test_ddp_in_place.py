@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from ddp_cases import bitwise_equal_everywhere
 from gradient_cases import called_in_backward
-from ranks import RanksFailedError
+from ranks import RanksFailedError, in_ranks
 from torch import nn
 
 from ourddp import DistributedDataParallel
@@ -162,17 +162,14 @@ class Tied(nn.Module):
         return (self.square + self.flat.view(WIDTH, WIDTH)) * x
 
 
-def _tied(rank, world):
+@in_ranks(3)
+def test_gradients_in_shared_memory_are_averaged_once(rank, world):
     model = DistributedDataParallel(Tied())
     x = torch.arange(WIDTH * WIDTH, dtype=torch.float32).view(WIDTH, WIDTH) * (rank + 1)
     model(x).sum().backward()
     expected = x / (rank + 1) * sum(range(1, world + 1)) / world
     torch.testing.assert_close(model.module.square.grad, expected)
     torch.testing.assert_close(model.module.flat.grad, expected.view(-1))
-
-
-def test_gradients_in_shared_memory_are_averaged_once(rank_pool):
-    rank_pool(3, "ours").run(_tied)
 
 
 def _detail(rank, world):
@@ -194,7 +191,8 @@ def test_buckets_are_whole_where_c10d_compares_them(rank_pool):
     assert rank_pool(2, "ours").run(_detail) == [0] * 2
 
 
-def _unused(rank, world):
+@in_ranks(2)
+def test_unused_parameters_keep_their_gradients(rank, world):
     model = DistributedDataParallel(wide(), find_unused_parameters=True)
     layers = [0, 1] if rank == 0 else [0]
     for parameter in model.module.parameters():
@@ -208,10 +206,6 @@ def _unused(rank, world):
         torch.testing.assert_close(weights[index], alone.layers[index].weight.grad + 7, rtol=1e-4, atol=1e-5)
     # Nobody used it: what it had stays, to the bit.
     assert torch.equal(weights[2], torch.full_like(weights[2], 7.0))
-
-
-def test_unused_parameters_keep_their_gradients(rank_pool):
-    rank_pool(2, "ours").run(_unused)
 
 
 def _accumulate(rank, world):
@@ -242,7 +236,8 @@ def test_gradients_with_a_graph_of_their_own_are_left_alone(rank_pool):
     assert rank_pool(2, "ours").run(_second_derivative) == [0] * 2
 
 
-def _join(rank, world):
+@in_ranks(3)
+def test_ranks_without_input_take_part(rank, world):
     model = DistributedDataParallel(wide())
     steps = 1 + rank
     with model.join():
@@ -256,11 +251,8 @@ def _join(rank, world):
         assert_gradients(model, {name: p.grad for name, p in alone.named_parameters()})
 
 
-def test_ranks_without_input_take_part(rank_pool):
-    rank_pool(3, "ours").run(_join)
-
-
-def _replaced(rank, world):
+@in_ranks(2)
+def test_a_gradient_replaced_during_backward_gets_the_average_all_the_same(rank, world):
     model = DistributedDataParallel(wide())
     weight = model.module.layers[2].weight
 
@@ -276,11 +268,8 @@ def _replaced(rank, world):
     assert_gradients(model, average(world))
 
 
-def test_a_gradient_replaced_during_backward_gets_the_average_all_the_same(rank_pool):
-    rank_pool(2, "ours").run(_replaced)
-
-
-def _list_of_tensors(rank, world):
+@in_ranks(3)
+def test_a_list_of_tensors_is_one_message(rank, world):
     # Rank 0 cuts the ten elements in other places than the others.
     cuts = [0, 3, 3, 10] if rank == 0 else [0, 7, 9, 10]
     whole = torch.arange(10, dtype=torch.float32) * (rank + 1)
@@ -294,7 +283,3 @@ def _list_of_tensors(rank, world):
     assert torch.equal(whole, torch.arange(10, dtype=torch.float32) * (sum(range(1, world + 1)) / world))
     with pytest.raises(ValueError, match="empty"):
         dist.group.WORLD._get_backend(torch.device("cpu")).allreduce_coalesced([])
-
-
-def test_a_list_of_tensors_is_one_message(rank_pool):
-    rank_pool(3, "ours").run(_list_of_tensors)

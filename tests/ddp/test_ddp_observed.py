@@ -12,6 +12,7 @@ import torch.distributed as dist
 from ddp_cases import bitwise_equal_everywhere
 from gradient_cases import WIDTH
 from observation_cases import LAYERS, WAYS, Layers, Outer
+from ranks import in_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -54,7 +55,12 @@ def _seen(cls, way, rank, meddles):
     return seen, {name: p.grad for name, p in model.module.named_parameters()}
 
 
-def _looks(rank, world, way, meddles):
+@pytest.mark.parametrize("meddles", [False, True], ids=["reads", "changes"])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@in_ranks(2)
+def test_code_of_the_program_sees_what_it_sees_with_torchs_class(rank, world, way, meddles):
     theirs, mine = (_seen(cls, way, rank, meddles) for cls in CLASSES)
     assert mine[0], "nothing was seen"
     assert [name for name, _ in mine[0]] == [name for name, _ in theirs[0]]
@@ -65,14 +71,6 @@ def _looks(rank, world, way, meddles):
         assert bitwise_equal_everywhere(gradient)
 
 
-@pytest.mark.parametrize("meddles", [False, True], ids=["reads", "changes"])
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_code_of_the_program_sees_what_it_sees_with_torchs_class(rank_pool, way, meddles):
-    rank_pool(2).run(_looks, way, meddles)
-
-
 def _own(model, x):
     """Return the gradients of this rank alone."""
     alone = Layers()
@@ -81,7 +79,8 @@ def _own(model, x):
     return {name: p.grad for name, p in alone.named_parameters()}
 
 
-def _after_a_backward_that_brings_not_all(rank, world):
+@in_ranks(2)
+def test_between_two_backwards_of_a_step_gradients_are_those_of_the_rank(rank, world):
     """Between two backwards of one step the program sees what the first has brought."""
     model = DistributedDataParallel(Layers(), bucket_cap_mb=0.05)
     for step in range(2):
@@ -98,10 +97,6 @@ def _after_a_backward_that_brings_not_all(rank, world):
         for name, gradient in own.items():
             dist.all_reduce(gradient)
             torch.testing.assert_close(model.module.get_parameter(name).grad, gradient / world)
-
-
-def test_between_two_backwards_of_a_step_gradients_are_those_of_the_rank(rank_pool):
-    rank_pool(2).run(_after_a_backward_that_brings_not_all)
 
 
 def _before_manual_finalization(rank, world):

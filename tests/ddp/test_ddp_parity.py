@@ -21,6 +21,7 @@ from ddp_cases import (
     share,
     train,
 )
+from ranks import in_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -33,7 +34,8 @@ def test_the_signature_is_torchs():
     assert inspect.signature(DistributedDataParallel) == inspect.signature(TorchDDP)
 
 
-def _refused(rank, world):
+@in_ranks(2)
+def test_what_torch_refuses_is_refused_in_the_same_words(rank, world):
     frozen = nn.Linear(2, 2).requires_grad_(False)
     mesh = init_device_mesh("cpu", (world,))
     square = init_device_mesh("cpu", (world, 1), mesh_dim_names=("one", "two"))
@@ -54,10 +56,6 @@ def _refused(rank, world):
         theirs, mine = (outcome(lambda c=cls, m=module, o=options: c(m, **o)) for cls in CLASSES)
         assert theirs == mine
         assert theirs[0] == kind, (options, theirs)
-
-
-def test_what_torch_refuses_is_refused_in_the_same_words(rank_pool):
-    rank_pool(2).run(_refused)
 
 
 BUCKETS: dict[str, dict[str, Any]] = {
@@ -90,7 +88,8 @@ def test_the_buckets_are_torchs(rank_pool, options, name):
         assert {key: mine.get(key) for key in theirs} == theirs
 
 
-def _meshes(rank, world):
+@in_ranks(4)
+def test_groups_can_be_parts_of_a_mesh(rank, world):
     row = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("rows", "columns"))
     results = []
     for cls in CLASSES:
@@ -107,10 +106,6 @@ def _meshes(rank, world):
     assert not torch.equal(results[0]["layers.0.weight"], results[1]["layers.0.weight"])
 
 
-def test_groups_can_be_parts_of_a_mesh(rank_pool):
-    rank_pool(4).run(_meshes)
-
-
 class Delayed(nn.Module):
     """Its gradients come before that of the layer which makes its input; `frozen` has none."""
 
@@ -123,7 +118,9 @@ class Delayed(nn.Module):
         return self.layers(self.frozen(x))
 
 
-def _delayed(rank, world, everything):
+@pytest.mark.parametrize("everything", [False, True])
+@in_ranks(2)
+def test_reductions_can_be_delayed(rank, world, everything):
     histories = []
     for cls in CLASSES:
         torch.manual_seed(5)
@@ -143,11 +140,6 @@ def _delayed(rank, world, everything):
         histories.append(history)
     for step, (theirs, mine) in enumerate(zip(*histories, strict=True)):
         assert_same(mine, theirs, f"step {step}")
-
-
-@pytest.mark.parametrize("everything", [False, True])
-def test_reductions_can_be_delayed(rank_pool, everything):
-    rank_pool(2).run(_delayed, everything)
 
 
 # --- what libraries reach for ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from ddp_cases import backward, batches, bitwise_equal_everywhere, make_model, share
 from patience import check_soon
+from ranks import in_ranks
 from torch import nn
 
 from ourddp import DistributedDataParallel
@@ -42,16 +43,13 @@ def _steps(rank, world):
     return reports, logged
 
 
-def _logged_after_one_step(rank, world):
+@in_ranks(2, "backend")
+def test_the_first_step_is_logged_before_the_second(rank, world):
     model = DistributedDataParallel(make_model("mlp"))
     backward(model, next(batches(world, 1)), rank)
     logged = model._get_ddp_logging_data()
     assert logged["backward_comm_exposed_time"] == pytest.approx(model.report().exposed * 1e6, abs=1)
     assert "avg_backward_comm_exposed_time" not in logged  # no step has been sampled yet
-
-
-def test_the_first_step_is_logged_before_the_second(rank_pool, backend):
-    rank_pool(2, backend).run(_logged_after_one_step)
 
 
 def test_times_come_in_order(rank_pool, backend):

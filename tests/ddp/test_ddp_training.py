@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import QUANTISES_FOR_NCCL_ONLY
+from ranks import in_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import (
     debugging_hooks,
@@ -314,16 +315,13 @@ def test_hooks_over_gloo(rank_pool, hook):
     rank_pool(2, "gloo").run(follow_with_hook, "transformer", hook)
 
 
-def _sparse_hook(rank, world):
+@in_ranks(2)
+def test_a_hook_reduces_sparse_gradients(rank, world):
     expected, _ = one_process("sparse", torch.float32)
     _, model = distributed("sparse", torch.float32, {})
     model.register_comm_hook(None, default_hooks.allreduce_hook)
     optimizer = make_optimizer("sparse", model.parameters())
     assert averaged(train("sparse", model, optimizer, rank, world, torch.float32)) == pytest.approx(expected, rel=EXACT)
-
-
-def test_a_hook_reduces_sparse_gradients(rank_pool):
-    rank_pool(2).run(_sparse_hook)
 
 
 def _local_steps(rank, world, name):
@@ -369,7 +367,9 @@ def test_noop_leaves_each_rank_to_itself(rank_pool, name):
     assert first != second
 
 
-def _accumulate(rank, world, name):
+@pytest.mark.parametrize("name", ["transformer", "rnn", "gpt"])
+@in_ranks(4)
+def test_accumulated_gradients_equal_one_process(rank, world, name):
     """Train with two backwards a step, the first without a reduction."""
     expected, _ = one_process(name, torch.float64)
     _, model = distributed(name, torch.float64, {"bucket_cap_mb": 0.002})
@@ -387,8 +387,3 @@ def _accumulate(rank, world, name):
         optimizer.step()
         losses.append(total)
     assert averaged(losses) == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize("name", ["transformer", "rnn", "gpt"])
-def test_accumulated_gradients_equal_one_process(rank_pool, name):
-    rank_pool(4).run(_accumulate, name)

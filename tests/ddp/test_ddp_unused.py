@@ -17,6 +17,7 @@ from ddp_cases import (
     share,
     train_and_compare,
 )
+from ranks import in_ranks
 from torch import nn
 
 from ourddp import DistributedDataParallel
@@ -48,7 +49,8 @@ def test_unused_parameters_are_named(rank_pool, backend):
         assert "find_unused_parameters=True" in message
 
 
-def _output_left_out(rank, world):
+@in_ranks(2, "backend")
+def test_an_unfinished_reduction_can_be_asked_for(rank, world):
     class TwoOutputs(nn.Module):
         def __init__(self):
             super().__init__()
@@ -63,10 +65,6 @@ def _output_left_out(rank, world):
     model(torch.ones(2, 8))["one"].sum().backward()
     with pytest.raises(RuntimeError, match=r"two\.weight, two\.bias"):
         model._check_reducer_finalized()
-
-
-def test_an_unfinished_reduction_can_be_asked_for(rank_pool, backend):
-    rank_pool(2, backend).run(_output_left_out)
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.0002}])
@@ -111,7 +109,9 @@ def test_a_graph_that_changes_is_noticed(rank_pool, backend):
     assert rank_pool(2, backend).run(_changing_branch) == [[True, True, False]] * 2
 
 
-def _window(rank, world, view):
+@pytest.mark.parametrize("view", [False, True])
+@in_ranks(2, "backend")
+def test_used_means_used_since_the_last_reduction(rank, world, view):
     model = DistributedDataParallel(make_model("branches"), find_unused_parameters=True, gradient_as_bucket_view=view)
     alone = make_model("branches")
     shares = [list(batches(world, 3))[step] for step in range(3)]
@@ -129,12 +129,8 @@ def _window(rank, world, view):
     assert_same(gradients(model), gradients(alone), f"rank {rank}")
 
 
-@pytest.mark.parametrize("view", [False, True])
-def test_used_means_used_since_the_last_reduction(rank_pool, backend, view):
-    rank_pool(2, backend).run(_window, view)
-
-
-def _unused_output(rank, world):
+@in_ranks(2, "backend")
+def test_an_output_that_the_loss_does_not_use(rank, world):
     class TwoOutputs(nn.Module):
         def __init__(self):
             super().__init__()
@@ -150,10 +146,6 @@ def _unused_output(rank, world):
     # Reached by the outputs, but not by the loss: undefined gradients, which leave .grad alone.
     assert model.module.two.weight.grad is None
     torch.testing.assert_close(model.module.one.bias.grad, torch.full((3,), 6.0))
-
-
-def test_an_output_that_the_loss_does_not_use(rank_pool, backend):
-    rank_pool(2, backend).run(_unused_output)
 
 
 def _skipped(rank, world):
@@ -215,7 +207,8 @@ def test_a_static_graph_that_changes_is_refused(rank_pool, backend):
         assert "right." in message
 
 
-def _static_and_no_sync_first(rank, world):
+@in_ranks(2, "backend")
+def test_the_first_reduction_is_what_counts_for_a_static_graph(rank, world):
     expected = reference_gradients("branches", world, 3, lr=0.0)
     model = DistributedDataParallel(make_model("branches"), static_graph=True)
     for step, batch in enumerate(batches(world, 3)):
@@ -227,10 +220,6 @@ def _static_and_no_sync_first(rank, world):
             model.zero_grad()
             backward(model, batch, rank)
             assert_same(gradients(model), expected[step], f"rank {rank} step {step}")
-
-
-def test_the_first_reduction_is_what_counts_for_a_static_graph(rank_pool, backend):
-    rank_pool(2, backend).run(_static_and_no_sync_first)
 
 
 # --- checkpointing ---------------------------------------------------------------------------------------------------
@@ -261,7 +250,8 @@ def test_a_parameter_that_is_ready_twice_is_named(rank_pool, backend):
 # --- other gradients -------------------------------------------------------------------------------------------------
 
 
-def _sparse_of_one_rank(rank, world):
+@in_ranks(2, "backend")
+def test_a_sparse_gradient_that_only_one_rank_has(rank, world):
     class Optional(nn.Module):
         def __init__(self):
             super().__init__()
@@ -280,11 +270,8 @@ def _sparse_of_one_rank(rank, world):
         torch.testing.assert_close(model.module.table.weight.grad.to_dense(), expected)
 
 
-def test_a_sparse_gradient_that_only_one_rank_has(rank_pool, backend):
-    rank_pool(2, backend).run(_sparse_of_one_rank)
-
-
-def _create_graph(rank, world):
+@in_ranks(2, "backend")
+def test_gradients_of_gradients_can_be_kept(rank, world):
     model = DistributedDataParallel(nn.Linear(8, 1, bias=False))
     out = model(torch.full((1, 8), rank + 1.0))
     out.square().sum().backward(create_graph=True)
@@ -293,7 +280,3 @@ def _create_graph(rank, world):
     assert local.isfinite().all()
     expected = torch.full((1, 8), float(sum(others)) / world)
     torch.testing.assert_close(model.module.weight.grad.detach(), expected)
-
-
-def test_gradients_of_gradients_can_be_kept(rank_pool, backend):
-    rank_pool(2, backend).run(_create_graph)

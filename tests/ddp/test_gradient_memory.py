@@ -21,11 +21,18 @@ from gradient_cases import (
     weights,
 )
 from probes import bytes_in_heap, in_heap
+from ranks import in_ranks
 
 from ourddp import DistributedDataParallel
 
 
-def _plain_steps(rank, world, options):
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bucket_cap_mb": 0.1}, {"find_unused_parameters": True}, {"static_graph": True}],
+    ids=["default", "buckets", "unused", "static"],
+)
+@in_ranks(2)
+def test_gradients_are_computed_in_the_heap(rank, world, options):
     with memory_returned():
         model = DistributedDataParallel(make_model(), **options)
         before = bytes_in_heap()
@@ -41,16 +48,9 @@ def _plain_steps(rank, world, options):
         del model
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"bucket_cap_mb": 0.1}, {"find_unused_parameters": True}, {"static_graph": True}],
-    ids=["default", "buckets", "unused", "static"],
-)
-def test_gradients_are_computed_in_the_heap(rank_pool, options):
-    rank_pool(2, "ours").run(_plain_steps, options)
-
-
-def _accumulate(rank, world, set_to_none):
+@pytest.mark.parametrize("set_to_none", [True, False])
+@in_ranks(2)
+def test_accumulated_gradients_are_in_the_heap(rank, world, set_to_none):
     with memory_returned():
         model = DistributedDataParallel(make_model())
         for _ in range(3):
@@ -63,12 +63,8 @@ def _accumulate(rank, world, set_to_none):
         del model
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_accumulated_gradients_are_in_the_heap(rank_pool, set_to_none):
-    rank_pool(2, "ours").run(_accumulate, set_to_none)
-
-
-def _held(rank, world):
+@in_ranks(2)
+def test_a_gradient_that_is_held_stays_as_it_is(rank, world):
     with memory_returned():
         model = DistributedDataParallel(make_model())
         kept = []
@@ -86,11 +82,8 @@ def _held(rank, world):
         del model, kept
 
 
-def test_a_gradient_that_is_held_stays_as_it_is(rank_pool):
-    rank_pool(2, "ours").run(_held)
-
-
-def _elsewhere(rank, world):
+@in_ranks(2)
+def test_only_what_may_be_a_gradient_gets_the_memory(rank, world):
     with memory_returned():
         model = DistributedDataParallel(make_model())
         loss = model(inputs_of(rank)).square().mean()
@@ -125,11 +118,8 @@ def _elsewhere(rank, world):
         del taken, loss, tensor
 
 
-def test_only_what_may_be_a_gradient_gets_the_memory(rank_pool):
-    rank_pool(2, "ours").run(_elsewhere)
-
-
-def _profiled(rank, world):
+@in_ranks(2)
+def test_the_profiler_sees_the_memory(rank, world):
     model = DistributedDataParallel(make_model(1))
     backward(model, rank)
     model.zero_grad()
@@ -140,11 +130,8 @@ def _profiled(rank, world):
     assert usage["aten::mm"] == WEIGHT_BYTES
 
 
-def test_the_profiler_sees_the_memory(rank_pool):
-    rank_pool(2, "ours").run(_profiled)
-
-
-def _hook_later(rank, world):
+@in_ranks(2)
+def test_a_hook_makes_the_memory_return(rank, world):
     with memory_returned():
         model = DistributedDataParallel(make_model())
         backward(model, rank)
@@ -162,11 +149,8 @@ def _hook_later(rank, world):
         del model
 
 
-def test_a_hook_makes_the_memory_return(rank_pool):
-    rank_pool(2, "ours").run(_hook_later)
-
-
-def _new_group(rank, world):
+@in_ranks(2)
+def test_gradients_move_to_the_heap_of_another_group(rank, world):
     with memory_returned():
         model = DistributedDataParallel(make_model())
         for _ in range(2):
@@ -183,11 +167,8 @@ def _new_group(rank, world):
         del model
 
 
-def test_gradients_move_to_the_heap_of_another_group(rank_pool):
-    rank_pool(2, "ours").run(_new_group)
-
-
-def _fork(rank, world):
+@in_ranks(2)
+def test_what_a_forked_child_writes_stays_its_own(rank, world):
     model = DistributedDataParallel(make_model())
     backward(model, rank)
     before = [parameter.grad.clone() for parameter in model.parameters()]
@@ -198,10 +179,6 @@ def _fork(rank, world):
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert all(torch.equal(p.grad, then) for p, then in zip(model.parameters(), before, strict=True))
-
-
-def test_what_a_forked_child_writes_stays_its_own(rank_pool):
-    rank_pool(2, "ours").run(_fork)
 
 
 def _ordinary(rank, world, options):
@@ -226,17 +203,16 @@ def test_buckets_that_are_dropped_after_backward_leave_gradients_in_ordinary_mem
     rank_pool(2, "ours").run(_ordinary, {"lazy_bucket_allocation": True})
 
 
-def _over_gloo(rank, world):
+@in_ranks(2)
+def test_other_backends_leave_gradients_in_ordinary_memory(rank, world):
     gloo = dist.new_group(backend="gloo")
     _ordinary(rank, world, {"process_group": gloo})
     dist.destroy_process_group(gloo)
 
 
-def test_other_backends_leave_gradients_in_ordinary_memory(rank_pool):
-    rank_pool(2, "ours").run(_over_gloo)
-
-
-def _accumulated_without_spare(rank, world, cap, spare):
+@pytest.mark.parametrize(("cap", "spare"), [(25, True), (0.05, False)])
+@in_ranks(2)
+def test_what_is_added_to_a_gradient_gets_memory_only_where_it_is_kept(rank, world, cap, spare):
     with memory_returned():
         model = DistributedDataParallel(make_model(1), bucket_cap_mb=cap)
         (weight,) = weights(model)
@@ -250,8 +226,3 @@ def _accumulated_without_spare(rank, world, cap, spare):
         check_averages(model, world)
         handle.remove()
         del model, weight, handle
-
-
-@pytest.mark.parametrize(("cap", "spare"), [(25, True), (0.05, False)])
-def test_what_is_added_to_a_gradient_gets_memory_only_where_it_is_kept(rank_pool, cap, spare):
-    rank_pool(2, "ours").run(_accumulated_without_spare, cap, spare)

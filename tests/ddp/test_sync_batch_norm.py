@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import in_ranks
 from torch import nn
 
 import ourddp
@@ -134,7 +135,8 @@ def _large_mean(rank, world):
     assert abs(square - 1) < 1e-3
 
 
-def _no_bias(rank, world):
+@in_ranks(2)
+def test_a_layer_without_bias(rank, world):
     norm = make_norm(4, torch.float32, {})
     norm.bias = None  # later versions of torch have an argument for it
     layer = ourddp.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(norm))
@@ -142,10 +144,6 @@ def _no_bias(rank, world):
     torch.manual_seed(0)
     whole = torch.randn(4, CHANNELS, 2, 2)
     torch.testing.assert_close(layer(whole[2 * rank :][:2]), norm(whole)[2 * rank :][:2])
-
-
-def test_a_layer_without_bias(rank_pool):
-    rank_pool(2).run(_no_bias)
 
 
 def _evaluate(rank, world):
@@ -164,7 +162,8 @@ def test_evaluation_is_local(rank_pool, backend):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def _groups(rank, world):
+@in_ranks(3, "backend")
+def test_each_group_has_its_own_statistics(rank, world):
     pairs = [dist.new_group([0, 1]), dist.new_group([2])]
     group = pairs[rank // 2]
     layer = ourddp.SyncBatchNorm(CHANNELS, affine=False, process_group=group)
@@ -177,10 +176,6 @@ def _groups(rank, world):
     torch.testing.assert_close(layer.running_var, plain.running_var)
     converted = ourddp.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(2)), group)
     assert converted[0].process_group is group
-
-
-def test_each_group_has_its_own_statistics(rank_pool, backend):
-    rank_pool(3, backend).run(_groups)
 
 
 def _count_calls(rank, world):
@@ -259,15 +254,13 @@ def test_without_process_group_it_is_a_plain_batch_norm():
     assert torch.equal(layer.running_var, plain.running_var)
 
 
-def _alone(rank, world):
+@in_ranks(1)
+def test_one_rank_is_a_plain_batch_norm(rank, world):
     test_without_process_group_it_is_a_plain_batch_norm()
 
 
-def test_one_rank_is_a_plain_batch_norm(rank_pool):
-    rank_pool(1).run(_alone)
-
-
-def _train(rank, world):
+@in_ranks(3, "backend")
+def test_training_equals_one_process_with_the_whole_batch(rank, world):
     """Train a network with DistributedDataParallel, and one with plain batch norm on the whole batch."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.LazyLinear(2)).double()
@@ -291,7 +284,3 @@ def _train(rank, world):
         torch.testing.assert_close(mine, theirs)
     with pytest.raises(ValueError, match=r"SyncBatchNorm layers only work with GPU modules.*convert_sync_batchnorm"):
         ourddp.DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)))
-
-
-def test_training_equals_one_process_with_the_whole_batch(rank_pool, backend):
-    rank_pool(3, backend).run(_train)

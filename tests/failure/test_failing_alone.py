@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import HAS_HOOKS, backend_of
-from ranks import run_ranks
+from ranks import in_ranks, run_ranks
 
 
 def sparse_of_different_shapes(rank: int, world: int) -> tuple[str, str, str]:
@@ -57,16 +57,13 @@ def no_threads() -> Iterator[None]:
         libc.pthread_attr_destroy(attributes)
 
 
-def collectives_without_threads(rank: int, world: int) -> None:
+@in_ranks(2, "nodes", fresh=True)
+def test_collectives_run_on_the_caller_if_no_thread_can_be_started(rank: int, world: int) -> None:
     with no_threads():
         works = [dist.all_reduce(torch.full((3,), float(rank)), async_op=True) for _ in range(3)]
         for work in works:
             work.wait()
             assert work.result()[0][0].item() == sum(range(world))
-
-
-def test_collectives_run_on_the_caller_if_no_thread_can_be_started(nodes):
-    run_ranks(2, collectives_without_threads, nodes=nodes)
 
 
 def transfers_without_threads(rank: int, world: int) -> tuple[str, str]:

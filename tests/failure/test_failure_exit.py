@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from patience import check_soon
 from probes import reached
-from ranks import node_ids, run_ranks
+from ranks import in_ranks, node_ids, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -221,7 +221,8 @@ def test_a_program_ends_after_its_device_has_taken_part(tmp_path, act, kind):
 # --- ends of groups --------------------------------------------------------------------------------------------------
 
 
-def drop_the_group_in_a_callback(rank: int, world: int) -> None:
+@in_ranks(2, "nodes", fresh=True)
+def test_a_callback_may_destroy_the_group_of_its_own_receive(rank: int, world: int) -> None:
     holder = [dist.new_group()]
     if rank == 0:
         dist.send(torch.ones(4), 1, group=holder[0])
@@ -237,7 +238,3 @@ def drop_the_group_in_a_callback(rank: int, world: int) -> None:
     assert dropped.wait(30)
     future.wait()
     dist.barrier()
-
-
-def test_a_callback_may_destroy_the_group_of_its_own_receive(nodes):
-    run_ranks(2, drop_the_group_in_a_callback, nodes=nodes)

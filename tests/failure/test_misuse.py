@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import HAS_BACKEND_OPTIONS, HAS_HOOKS, backend_of
-from ranks import run_ranks
+from ranks import in_ranks, run_ranks
 
 import ourddp
 
@@ -64,7 +64,8 @@ def test_invalid_calls_raise_runtime_errors_as_with_gloo(rank_pool, backend):
     rank_pool(2, backend).run(misused, backend == "ours")
 
 
-def several_tensors(rank: int, world: int) -> None:
+@in_ranks(2)
+def test_all_reduce_of_several_tensors_is_refused(rank: int, world: int) -> None:
     with pytest.raises(ValueError, match=r"expected one tensor as input but got 2; .*all_reduce_coalesced"):
         dist.group.WORLD.allreduce([torch.ones(2), torch.ones(2)])
     tensors = [torch.ones(2), torch.full((3,), 2.0)]
@@ -72,19 +73,12 @@ def several_tensors(rank: int, world: int) -> None:
     assert [tensor.tolist() for tensor in tensors] == [[world] * 2, [2 * world] * 3]
 
 
-def test_all_reduce_of_several_tensors_is_refused(rank_pool):
-    rank_pool(2).run(several_tensors)
-
-
-def misuse_of_messages(rank: int, world: int) -> None:
+@in_ranks(2)
+def test_invalid_messages_raise_runtime_errors_too(rank: int, world: int) -> None:
     for call in (lambda: dist.group.WORLD.send(zeros(2), 7, 0), lambda: dist.group.WORLD.recv(zeros(2, 2), 0, 0)):
         with pytest.raises(RuntimeError) as error:
             call()
         assert isinstance(error.value, ValueError)
-
-
-def test_invalid_messages_raise_runtime_errors_too(rank_pool):
-    rank_pool(2).run(misuse_of_messages)
 
 
 def alone(rank: int, world: int) -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import backend_of, failed_with, reached, threads_named, total
-from ranks import run_ranks
+from ranks import in_ranks, run_ranks
 
 import ourddp
 
@@ -64,7 +64,10 @@ def calls_of(group: Any, rank: int, world: int) -> dict[str, Calls]:
 NAMES = list(calls_of(None, 0, 2))
 
 
-def wrong_on_rank_0(rank: int, world: int, used: bool) -> None:
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("world", [2, 4])
+@in_ranks(None, "nodes", fresh=True, timeout=120)
+def test_all_ranks_hear_of_an_invalid_call_on_one_rank(rank: int, world: int, used: bool) -> None:
     store = dist.distributed_c10d._get_default_store()
     for name in NAMES:
         # In a new group no ranks are connected; after an all-reduce all of them are.
@@ -92,12 +95,6 @@ def wrong_on_rank_0(rank: int, world: int, used: bool) -> None:
     assert total() == world
 
 
-@pytest.mark.parametrize("used", [False, True])
-@pytest.mark.parametrize("world", [2, 4])
-def test_all_ranks_hear_of_an_invalid_call_on_one_rank(world, used, nodes):
-    run_ranks(world, wrong_on_rank_0, used, nodes=nodes, timeout=120)
-
-
 def goes_on(rank: int, world: int) -> str:
     """Let rank 0 make its next call at once, in which the other ranks take no part."""
     wrong, right = calls_of(dist.group.WORLD, rank, world)["all_to_all"]
@@ -117,7 +114,8 @@ def test_a_rank_may_go_on_after_its_invalid_call(world, nodes):
     assert nodes != 1 or all("did not take part" in text for text in texts)
 
 
-def behind_others(rank: int, world: int) -> None:
+@in_ranks(2, "nodes", fresh=True)
+def test_calls_before_an_invalid_one_succeed(rank: int, world: int) -> None:
     wrong, right = calls_of(dist.group.WORLD, rank, world)["scatter"]
     tensor = torch.ones(4)
     if rank == 0:
@@ -132,10 +130,6 @@ def behind_others(rank: int, world: int) -> None:
             right()
     work.wait()
     assert tensor.tolist() == [world] * 4
-
-
-def test_calls_before_an_invalid_one_succeed(nodes):
-    run_ranks(2, behind_others, nodes=nodes)
 
 
 def wrong_everywhere(rank: int, world: int) -> None:
