@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +12,7 @@ import torch
 import torch.distributed as dist
 from patience import check_soon
 from probes import killed_in_the_middle, reached, refused_to_join, threads_named, total
+from programs import job, run_programs
 from ranks import run_ranks
 from torch import nn
 
@@ -317,27 +314,8 @@ if sys.argv[1] == "fork":
 
 
 @pytest.mark.parametrize("end", ["destroy", "leave", "fork"])
-def test_programs_end_quietly(end, tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
+def test_programs_end_quietly(end):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
-    common |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    programs = [
-        subprocess.Popen(
-            [sys.executable, str(script), end],
-            env={**common, "RANK": str(rank), "OURS_NODE_ID": str(rank), "OURS_INTERNODE": "gloo"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [program.communicate(timeout=60)[0] for program in programs]
-    finally:
-        for program in programs:
-            program.kill()
-            program.wait()
-    assert [program.returncode for program in programs] == [0, 0], outputs
-    assert outputs == ["", ""]
+    each = [{**rank, **engine} for rank, engine in zip(job(2, store), environments("ab", "gloo"), strict=True)]
+    for done in run_programs(PROGRAM, each, argv=["program", end]):
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +13,8 @@ import torch
 import torch.distributed as dist
 from patience import check_soon
 from probes import reached
+from programs import ROOT, job, run_programs
 from ranks import in_ranks, node_ids, run_ranks
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 # --- forks -----------------------------------------------------------------------------------------------------------
 
@@ -81,40 +76,12 @@ ended.append(time.time())
 """
 
 
-def run_program(tmp_path: Path, body: str, nodes: int = 1, world: int = 2) -> list[tuple[int, str, float]]:
-    """Start the program in ``world`` processes. Return each exit code, stderr, and the seconds that its end took."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(body=textwrap.dedent(body)))
-    store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "WORLD_SIZE": str(world),
-        "OMP_NUM_THREADS": "1",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(program)],
-            env={**environment, **node_ids(world, nodes)[rank], "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    results = []
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=120)
-            results.append((process.returncode, err, float(out.split()[-1]) if out.strip() else 0.0))
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return results
+def run_program(body: str, nodes: int = 1, **env: str) -> list[tuple[int, str, float]]:
+    """Run the program in two processes. Return each exit code, stderr, and the seconds that its end took."""
+    store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    each = [{**rank, **node, **env} for rank, node in zip(job(2, store), node_ids(2, nodes), strict=True)]
+    done = run_programs(PROGRAM.format(body=textwrap.dedent(body)), each)
+    return [(one.returncode, one.stderr, float(one.stdout.split()[-1]) if one.stdout else 0.0) for one in done]
 
 
 EXITS = {
@@ -153,9 +120,9 @@ EXITS = {
 
 
 @pytest.mark.parametrize("end", EXITS)
-def test_a_program_ends_quietly_and_at_once(tmp_path, end, played_nodes):
+def test_a_program_ends_quietly_and_at_once(end, played_nodes):
     def attempt() -> float:
-        results = run_program(tmp_path, EXITS[end], played_nodes)
+        results = run_program(EXITS[end], played_nodes)
         for code, err, _ in results:
             noise = [line for line in err.splitlines() if "destroy_process_group() was not called" not in line]
             assert (code, noise) == (0, [])
@@ -164,7 +131,7 @@ def test_a_program_ends_quietly_and_at_once(tmp_path, end, played_nodes):
     check_soon(1, attempt)
 
 
-def test_the_peers_notice_that_a_rank_ends_with_an_exception(tmp_path, played_nodes):
+def test_the_peers_notice_that_a_rank_ends_with_an_exception(played_nodes):
     body = """
         if rank == 0:
             ended.append(time.time())
@@ -176,7 +143,7 @@ def test_the_peers_notice_that_a_rank_ends_with_an_exception(tmp_path, played_no
         else:
             raise AssertionError("nobody noticed")
     """
-    (first, _, _), (second, err, _) = run_program(tmp_path, body, played_nodes)
+    (first, _, _), (second, err, _) = run_program(body, played_nodes)
     assert (first, second) == (3, 0), err
 
 
@@ -213,9 +180,9 @@ LAST_ACTS = {
 
 
 @pytest.mark.parametrize("act", LAST_ACTS)
-def test_a_program_ends_after_its_device_has_taken_part(tmp_path, act, kind):
+def test_a_program_ends_after_its_device_has_taken_part(act, kind):
     body = DEVICE.format(kind=kind) + LAST_ACTS[act]
-    assert [(code, err) for code, err, _ in run_program(tmp_path, body) if code != 0] == []
+    assert [(code, err) for code, err, _ in run_program(body) if code != 0] == []
 
 
 # --- ends of groups --------------------------------------------------------------------------------------------------

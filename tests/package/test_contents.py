@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from interpreter import run_python
+from programs import run_python
 from ranks import run_ranks
 
 import ourddp
