@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import (
+    CLASSES,
     averaging_hook,
     backward,
     batches,
@@ -21,31 +22,9 @@ from ddp_cases import (
 from gradient_cases import inputs_of
 from gradient_cases import make_model as make_layers
 from ranks import in_ranks
-from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 from ourddp import DistributedDataParallel
-
-
-@in_ranks(2, backend="gloo")
-def test_hooks_are_checked(rank, world):
-    model = DistributedDataParallel(nn.Linear(8, 1))
-    with pytest.raises(TypeError, match="must be callable"):
-        model.register_comm_hook(None, 1)
-
-    def wrong(state: object, bucket: int) -> torch.futures.Future[torch.Tensor]:
-        raise AssertionError
-
-    with pytest.raises(ValueError, match=r"dist\.GradBucket"):
-        model.register_comm_hook(None, wrong)
-
-    # Annotations are strings here, as this file begins with an import from __future__.
-    def right(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return averaging_hook([], bucket)
-
-    model.register_comm_hook(None, right)
-    model(torch.ones(1, 8)).sum().backward()
-    torch.testing.assert_close(model.module.weight.grad, torch.ones(1, 8))
 
 
 class Averaging:
@@ -81,7 +60,7 @@ def test_a_hook_is_any_callable(rank, world, name):
     assert calls
 
 
-@in_ranks(2)
+@in_ranks(2, "backend")
 def test_a_hook_that_is_refused_leaves_nothing_behind(rank, world):
     def without_a_bucket(state, other):
         raise AssertionError
@@ -92,7 +71,12 @@ def test_a_hook_that_is_refused_leaves_nothing_behind(rank, world):
     expected = reference_gradients("mlp", world, 1, lr=0.0)
     batch = next(batches(world, 1))
     model = DistributedDataParallel(make_model("mlp"))
-    for refused in (1, without_a_bucket, wrong, functools.partial(wrong), len):
+    with pytest.raises(TypeError, match="must be callable"):
+        model.register_comm_hook(None, 1)
+    for refused in (wrong, functools.partial(wrong)):
+        with pytest.raises(ValueError, match=r"dist\.GradBucket"):
+            model.register_comm_hook(None, refused)
+    for refused in (without_a_bucket, len):
         with pytest.raises((TypeError, ValueError, KeyError)):
             model.register_comm_hook(None, refused)
     calls = []
@@ -115,7 +99,7 @@ def _double(state, bucket):
     return averaging_hook([], bucket).then(lambda done: 2 * done.value())
 
 
-def _registered_late(rank, world, cls, options, late):
+def _registered_late(rank, cls, options, late, register):
     """Register a hook between forward and backward of step ``late``; return the gradients of all steps."""
     module = make_layers()
     model = cls(module, bucket_cap_mb=0.05, **options)
@@ -124,9 +108,9 @@ def _registered_late(rank, world, cls, options, late):
         model.zero_grad()
         loss = model(inputs_of(10 * step + rank)).square().mean()
         if step == late:
-            model.register_comm_hook(calls, _double)
+            register(model, calls)
         loss.backward()
-        found.append((list(calls), [parameter.grad.clone() for parameter in module.parameters()]))
+        found.append((bool(calls), [parameter.grad.clone() for parameter in module.parameters()]))
         calls.clear()
     return found
 
@@ -135,37 +119,21 @@ def _registered_late(rank, world, cls, options, late):
     "options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}, {"static_graph": True}]
 )
 @pytest.mark.parametrize("late", [0, 1, 2])
-def test_a_hook_between_forward_and_backward_is_used_as_torchs_class_does(rank_pool, options, late):
-    theirs, mine = (
-        rank_pool(2).run(_registered_late, cls, options, late)
-        for cls in (nn.parallel.DistributedDataParallel, DistributedDataParallel)
-    )
-    for expected, found in zip(theirs, mine, strict=True):
-        # Torch's class rebuilds the buckets of a static graph a step later.
-        assert [bool(calls) for calls, _ in found] == [bool(calls) for calls, _ in expected]
-        assert [bool(calls) for calls, _ in found] == [step >= late for step in range(4)]
-        for (_, a), (_, b) in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b)
+@in_ranks(2)
+def test_a_hook_between_forward_and_backward_is_used_as_torchs_class_does(rank, world, options, late):
+    def python(model, calls):
+        model.register_comm_hook(calls, _double)
 
+    def built_in(model, calls):
+        model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
 
-def _built_in_registered_late(rank, world, cls, options):
-    module = make_layers()
-    model = cls(module, bucket_cap_mb=0.05, **options)
-    loss = model(inputs_of(rank)).square().mean()
-    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
-    loss.backward()
-    return [parameter.grad for parameter in module.parameters()]
-
-
-@pytest.mark.parametrize("options", [{}, {"static_graph": True}])
-def test_so_is_a_built_in_one(rank_pool, options):
-    theirs, mine = (
-        rank_pool(2).run(_built_in_registered_late, cls, options)
-        for cls in (nn.parallel.DistributedDataParallel, DistributedDataParallel)
-    )
-    for expected, found in zip(theirs, mine, strict=True):
-        torch.testing.assert_close(found, expected)
-        assert all(torch.equal(gradient, gradient.half().float()) for gradient in found)
+    for register in (python, built_in):
+        theirs, mine = (_registered_late(rank, cls, options, late, register) for cls in CLASSES)
+        for step, ((called, found), (same, expected)) in enumerate(zip(mine, theirs, strict=True)):
+            assert called == same == (register is python and step >= late)
+            torch.testing.assert_close(found, expected)
+            if register is built_in and step >= late:
+                assert all(torch.equal(gradient, gradient.half().float()) for gradient in found)
 
 
 @in_ranks(2)

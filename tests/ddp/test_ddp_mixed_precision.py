@@ -12,7 +12,6 @@ from ddp_cases import backward, batches, loss_of, make_model, share
 from ranks import in_ranks
 from torch import nn
 from torch.nn.parallel.distributed import _MixedPrecision
-from torch.utils.checkpoint import checkpoint
 
 from ourddp import DistributedDataParallel
 
@@ -213,24 +212,10 @@ def test_a_backward_that_raises_leaves_full_precision(rank, world, options):
         torch.testing.assert_close(mine.grad, gradient / world)
 
 
-class Reentrant(nn.Module):
-    """Has checkpoints whose backwards run inside the model's backward."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(5)
-        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)])
-
-    def forward(self, x):
-        for index, layer in enumerate(self.layers):
-            x = checkpoint(layer, x, use_reentrant=True) if index % 2 else layer(x)
-        return x
-
-
 @in_ranks(2)
 def test_precision_stays_low_until_the_outermost_backward_ends(rank, world):
     config = CONFIGS["bf16_reduced_in_fp32"]
-    model = DistributedDataParallel(Reentrant(), mixed_precision=config, bucket_cap_mb=0.0001)
+    model = DistributedDataParallel(make_model("reentrant"), mixed_precision=config, bucket_cap_mb=0.0001)
     alone = copy.deepcopy(model.module).to(BF16)
     for batch in batches(world, 3):
         model.zero_grad()

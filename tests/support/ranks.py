@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import device_type
+import pytest
 import torch
 import torch.distributed as dist
 from hosts import Host
@@ -149,7 +150,11 @@ def _worker(
                     fn, args = pickle.loads(pipe.recv_bytes())
                 except EOFError:
                     break
-                pipe.send_bytes(pickle.dumps((True, inspect.unwrap(fn)(rank, world, *args))))
+                try:
+                    result = inspect.unwrap(fn)(rank, world, *args)
+                except pytest.skip.Exception as skipped:
+                    result = skipped
+                pipe.send_bytes(pickle.dumps((True, result)))
             if dist.is_initialized():
                 dist.destroy_process_group()
         except BaseException:  # the parent has to hear of any error
@@ -349,7 +354,9 @@ def in_ranks(
             keywords = {**pool, **{name.removeprefix("played_"): given[name] for name in fixtures}}
             ranks = RankPool(size, **keywords) if fresh else given["rank_pool"](size, **keywords)
             with ranks if fresh else contextlib.nullcontext():
-                ranks.run(test, *(given[name] for name in own), timeout=timeout)
+                for result in ranks.run(test, *(given[name] for name in own), timeout=timeout):
+                    if isinstance(result, pytest.skip.Exception):
+                        raise result
 
         wanted = [*([] if fresh else ["rank_pool"]), *([] if world else ["world"]), *fixtures, *own]
         kind = inspect.Parameter.KEYWORD_ONLY
