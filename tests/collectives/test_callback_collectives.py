@@ -264,7 +264,9 @@ def test_a_collective_that_a_callback_does_not_start_is_named(nodes, before):
         assert seconds < 6
 
 
-def different_in_callbacks(rank: int, world: int, how: str) -> tuple[str, str, float]:
+@pytest.mark.parametrize("how", ["size", "other callback"])
+@in_ranks(2, "nodes", fresh=True)
+def test_different_collectives_of_callbacks_are_a_mismatch(rank: int, world: int, how: str) -> None:
     group = dist.new_group()
 
     def call(_: Future, on: int) -> None:
@@ -274,17 +276,11 @@ def different_in_callbacks(rank: int, world: int, how: str) -> tuple[str, str, f
     dist.all_reduce(torch.ones(1), group=group)
     works = [dist.all_reduce(torch.ones(3), group=group, async_op=True) for _ in range(3)]
     futures = [work.get_future().then(lambda f, i=i: call(f, i)) for i, work in enumerate(works)]
-    return failure_of(lambda: [future.wait() for future in futures])
-
-
-@pytest.mark.parametrize("how", ["size", "other callback"])
-def test_different_collectives_of_callbacks_are_a_mismatch(nodes, how):
-    for _, text, seconds in run_ranks(2, different_in_callbacks, how, nodes=nodes):
-        assert "ranks of one group called different collectives" in text
-        assert "number 1 of those that callbacks started (by a callback on number 3)" in text
-        if how == "other callback":
-            assert "number 1 of those that callbacks started (by a callback on number 4)" in text
-        assert seconds < 5
+    _, text, seconds = failure_of(lambda: [future.wait() for future in futures])
+    assert "ranks of one group called different collectives" in text
+    assert "number 1 of those that callbacks started (by a callback on number 3)" in text
+    assert how == "size" or "number 1 of those that callbacks started (by a callback on number 4)" in text
+    assert seconds < 5
 
 
 def lonely(rank: int, world: int, ready: bool, how: str) -> tuple[str, str, float] | None:
@@ -324,7 +320,9 @@ def test_a_callback_that_waits_for_a_peer_notices_its_end(nodes, ready, how):
     assert seconds < 4
 
 
-def shared_failure(rank: int, world: int, in_callback: bool) -> list[str]:
+@pytest.mark.parametrize("in_callback", [False, True])
+@in_ranks(2, "nodes", fresh=True)
+def test_a_failure_ends_the_whole_group(rank: int, world: int, in_callback: bool) -> None:
     """An error of the program's collectives also fails those of callbacks, and the other way round."""
     group = dist.new_group()
     dist.all_reduce(torch.ones(1), group=group, async_op=True).get_future().then(
@@ -340,10 +338,5 @@ def shared_failure(rank: int, world: int, in_callback: bool) -> list[str]:
         failure_of(lambda: dist.all_reduce(torch.ones(1), group=group)),
         failure_of(fails.then(lambda _: dist.all_reduce(torch.ones(1), group=group)).wait),
     ]
-    return [first[1], *(one[1] for one in again)]
-
-
-@pytest.mark.parametrize("in_callback", [False, True])
-def test_a_failure_ends_the_whole_group(nodes, in_callback):
-    for texts in run_ranks(2, shared_failure, in_callback, nodes=nodes):
-        assert all("ranks of one group called different collectives" in text for text in texts), texts
+    for _, text, _ in (first, *again):
+        assert "ranks of one group called different collectives" in text

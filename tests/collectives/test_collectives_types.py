@@ -21,16 +21,14 @@ def test_premul_sum_accepts_numbers_and_tensors(rank: int, world: int) -> None:
             assert_close(tensor, torch.full((5,), float(factor) * sum(range(1, world + 1)), dtype=dtype))
 
 
-def half_accumulation(rank: int, world: int, one_node: bool) -> None:
+@in_ranks(7, "nodes")
+def test_half_types_are_accumulated_in_float32(rank: int, world: int) -> None:
     # In bfloat16, 256 + 1 is 256: added one by one in that type, all ones would be lost.
     tensor = torch.tensor([256.0 if rank == 0 else 1.0], dtype=torch.bfloat16)
     dist.all_reduce(tensor)
     # With several nodes, the sum of each node is rounded, too: by at most half of a unit of 2.
+    one_node = backend_of().node_sizes() == [world]
     assert abs(tensor.item() - (256.0 + world - 1)) <= (0 if one_node else 2)
-
-
-def test_half_types_are_accumulated_in_float32(rank_pool, nodes):
-    rank_pool(7, nodes=nodes).run(half_accumulation, nodes == 1)
 
 
 def undefined_reductions(rank: int, world: int) -> list[str]:

@@ -186,40 +186,33 @@ def test_traces_describe_a_call(tmp_path):
 # ---------------------------------------------------------------- timeouts
 
 
-def ephemeral(rank: int, world: int) -> list[float]:
+@pytest.mark.skipif(not HAS_HOOKS, reason="torch reports the timeout of a Work from 2.15 on")
+@in_ranks(2, fresh=True)
+def test_timeouts_of_the_call_the_group_and_ephemeral_ones(rank: int, world: int) -> None:
     group = dist.group.WORLD
-    seconds = []
 
-    def issue() -> None:
-        work = dist.barrier(async_op=True)
+    def seconds(options: dist.BarrierOptions | None = None) -> float:
+        work = group.barrier(options) if options else dist.barrier(async_op=True)
         work.wait()
-        seconds.append(work.timeout.total_seconds())
+        return work.timeout.total_seconds()
 
-    issue()
+    assert seconds() == 60
     group._add_ephemeral_timeout(timedelta(seconds=5))
     group._add_ephemeral_timeout(timedelta(seconds=2))
-    issue()
-    issue()
+    assert (seconds(), seconds()) == (67, 60)
     group.set_timeout(timedelta(seconds=30))
-    issue()
+    assert seconds() == 30
     options = dist.BarrierOptions()
     options.timeout = timedelta(seconds=9)
-    work = group.barrier(options)
-    work.wait()
-    seconds.append(work.timeout.total_seconds())
-    return seconds
-
-
-@pytest.mark.skipif(not HAS_HOOKS, reason="torch reports the timeout of a Work from 2.15 on")
-def test_timeouts_of_the_call_the_group_and_ephemeral_ones(nodes):
-    for seconds in run_ranks(2, ephemeral, pg_timeout=60, nodes=nodes):
-        assert seconds == [60, 67, 60, 30, 9]
+    assert seconds(options) == 9
 
 
 # ---------------------------------------------------------------- hooks
 
 
-def on_completion(rank: int, world: int) -> list[tuple[str, int]]:
+@pytest.mark.parametrize("world", [1, 2])
+@in_ranks(None, "nodes")
+def test_on_completion_hook_sees_every_work(rank: int, world: int) -> None:
     group = dist.new_group()
     seen: list[tuple[str, int]] = []
     group._register_on_completion_hook(lambda info: seen.append((info.op_type.name, info.seq)))
@@ -228,16 +221,12 @@ def on_completion(rank: int, world: int) -> list[tuple[str, int]]:
     dist.broadcast(torch.ones(2), 0, group=group)
     group._wait_for_pending_works()
     dist.destroy_process_group(group)
-    return seen
+    assert seen == [("ALLREDUCE", 1), ("ALLREDUCE", 2), ("ALLREDUCE", 3), ("BROADCAST", 4)]
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_on_completion_hook_sees_every_work(world, nodes):
-    for seen in run_ranks(world, on_completion, nodes=nodes):
-        assert seen == [("ALLREDUCE", 1), ("ALLREDUCE", 2), ("ALLREDUCE", 3), ("BROADCAST", 4)]
-
-
-def abort_hooks(rank: int, world: int) -> list[str]:
+@pytest.mark.skipif(not HAS_HOOKS, reason="torch has abort hooks from 2.15 on")
+@in_ranks(2, fresh=True)
+def test_abort_hooks_run_before_the_error_is_raised(rank: int, world: int) -> None:
     calls: list[str] = []
     backend = backend_of()
     assert backend.supports_abort_hooks
@@ -249,10 +238,4 @@ def abort_hooks(rank: int, world: int) -> list[str]:
     calls.append("raised")
     with pytest.raises(dist.DistBackendError):
         dist.all_reduce(torch.ones(2))
-    return calls
-
-
-@pytest.mark.skipif(not HAS_HOOKS, reason="torch has abort hooks from 2.15 on")
-def test_abort_hooks_run_before_the_error_is_raised():
-    for calls in run_ranks(2, abort_hooks):
-        assert calls == ["hook, COMM_ERROR", "raised"]
+    assert calls == ["hook, COMM_ERROR", "raised"]
