@@ -14,12 +14,13 @@ import torch.distributed as dist
 from patience import check_soon
 from probes import reached
 from programs import ROOT, job, run_programs
-from ranks import in_ranks, node_ids, run_ranks
+from ranks import in_ranks, node_ids
 
 # --- forks -----------------------------------------------------------------------------------------------------------
 
 
-def forked_child(rank: int, world: int) -> int:
+@in_ranks(2, "nodes", fresh=True)
+def test_a_forked_child_does_no_harm(rank: int, world: int) -> None:
     work = dist.all_reduce(torch.ones(1000), async_op=True)  # starts the comm thread
     work.wait()
     pid = os.fork()
@@ -51,11 +52,7 @@ def forked_child(rank: int, world: int) -> int:
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == world
-    return os.waitstatus_to_exitcode(ended[1])
-
-
-def test_a_forked_child_does_no_harm(nodes):
-    assert run_ranks(2, forked_child, nodes=nodes) == [0, 0]
+    assert os.waitstatus_to_exitcode(ended[1]) == 0
 
 
 # --- ends of programs ------------------------------------------------------------------------------------------------
