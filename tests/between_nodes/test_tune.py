@@ -85,7 +85,7 @@ def sums(rank: int, world: int) -> list[list[float]]:
 
 def test_rank_0s_table_holds_for_all():
     direct, ring, mixed = (
-        run_ranks(8, sums, nodes=4, env=[{"OURS_SELECT": rules if rank == 0 else other} for rank in range(8)])
+        run_ranks(6, sums, nodes=3, env=[{"OURS_SELECT": rules if rank == 0 else other} for rank in range(6)])
         for rules, other in (("", ""), ("all ring", "all ring"), ("all ring", "all whole"))
     )
     for results in (direct, ring, mixed):
