@@ -128,6 +128,6 @@ def join_many(rank: int, world: int) -> tuple[float, int]:
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_many_ranks_join_with_few_keys_for_each(count):
-    results = run_ranks(64, join_many, backend=None, nodes=count)
+    results = run_ranks(32, join_many, backend=None, nodes=count)
     assert max(seconds for seconds, _ in results) < 20
-    assert max(keys for _, keys in results) <= 8 * 64
+    assert max(keys for _, keys in results) <= 8 * 32

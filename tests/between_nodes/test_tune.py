@@ -137,16 +137,6 @@ def test_a_group_may_have_a_table_of_its_own():
 # --- tuning ----------------------------------------------------------------------------------------------------------
 
 
-def test_another_algorithm_is_chosen_only_where_it_is_faster_beyond_the_noise():
-    steady = [1.0, 1.01, 0.99, 1.0]
-    assert choose({"direct": steady, "ring": [0.9] * 4}, "direct") == "ring"
-    assert choose({"direct": steady, "ring": [0.97] * 4}, "direct") == "direct"
-    assert choose({"direct": steady, "ring": [1.2] * 4}, "direct") == "direct"
-    # Faster in all, but in every other round only.
-    assert choose({"direct": [1.0] * 6, "ring": [0.5, 1.1, 0.5, 1.1, 0.5, 0.6]}, "direct") == "direct"
-    assert choose({"direct": steady, "ring": [0.9] * 4, "whole": [0.8] * 4}, "direct") == "whole"
-
-
 def test_the_choice_is_what_the_file_says_of_it():
     steady = [1.0] * 6
     # The fastest in all rounds is so by chance; the second is always faster than the one built in.

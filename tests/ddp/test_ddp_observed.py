@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import bitwise_equal_everywhere
+from ddp_cases import CLASSES, TorchDDP, bitwise_equal_everywhere
 from gradient_cases import WIDTH
 from observation_cases import LAYERS, WAYS, Layers, Mode, Outer, loss_of
 from ranks import in_ranks
@@ -19,8 +19,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ourddp import DistributedDataParallel, SyncBatchNorm
-
-CLASSES = (nn.parallel.DistributedDataParallel, DistributedDataParallel)
 
 
 def _batch(rank, step):
@@ -99,7 +97,9 @@ def test_between_two_backwards_of_a_step_gradients_are_those_of_the_rank(rank, w
             torch.testing.assert_close(model.module.get_parameter(name).grad, gradient / world)
 
 
-def _before_manual_finalization(rank, world):
+@pytest.mark.skipif(not hasattr(TorchDDP, "finalize_backward"), reason="this torch has no manual finalization")
+@in_ranks(2)
+def test_before_a_backward_is_finalised_gradients_are_those_of_the_rank(rank, world):
     model = DistributedDataParallel(Layers(), bucket_cap_mb=0.05)
     model.require_manual_backward_finalization = True
     for step in range(2):
@@ -114,12 +114,6 @@ def _before_manual_finalization(rank, world):
         for name, parameter in model.module.named_parameters():
             dist.all_reduce(own[name])
             torch.testing.assert_close(parameter.grad, own[name] / world)
-
-
-def test_before_a_backward_is_finalised_gradients_are_those_of_the_rank(rank_pool):
-    if not hasattr(nn.parallel.DistributedDataParallel, "finalize_backward"):
-        pytest.skip("this torch has no manual finalization")
-    rank_pool(2).run(_before_manual_finalization)
 
 
 def plain(model):
@@ -197,9 +191,9 @@ def test_only_a_step_in_which_somebody_may_look_takes_copies(rank_pool):
     assert rank_pool(2).run(_count_in_place, hooked_once) == [[0, LAYERS]] * 2
 
 
-def _one_rank_looks(rank, world):
+@in_ranks(2)
+def test_ranks_decide_each_for_itself(rank, world):
     model = DistributedDataParallel(Layers(), bucket_cap_mb=0.05)
-    counts = []
     for step in range(2):
         model.zero_grad()
         x = _batch(rank, step)
@@ -218,9 +212,4 @@ def _one_rank_looks(rank, world):
         for name, gradient in own.items():
             dist.all_reduce(gradient)
             torch.testing.assert_close(model.module.get_parameter(name).grad, gradient / world)
-        counts.append(model.reducer._get_reduced_in_place())
-    return counts
-
-
-def test_ranks_decide_each_for_itself(rank_pool):
-    assert rank_pool(2).run(_one_rank_looks) == [[LAYERS] * 2, [0, 0]]
+        assert model.reducer._get_reduced_in_place() == (LAYERS if rank == 0 else 0)

@@ -11,7 +11,17 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import assert_same, backward, batches, gradients, loss_of, make_model, reference_gradients, share
+from ddp_cases import (
+    CLASSES,
+    assert_same,
+    backward,
+    batches,
+    gradients,
+    loss_of,
+    make_model,
+    reference_gradients,
+    share,
+)
 from ranks import in_ranks
 from torch import nn
 
@@ -37,10 +47,11 @@ def _count_nodes(counts, graph, inputs):
     return graph
 
 
-def _compiled(rank, world):
+@in_ranks(2, timeout=120)
+def test_a_compiled_model_is_split_where_torchs_is(rank, world):
     x = torch.ones(2, 256) * (rank + 1)
     counts, found = [], []
-    for cls in (torch.nn.parallel.DistributedDataParallel, DistributedDataParallel):
+    for cls in CLASSES:
         torch.compiler.reset()
         graphs: list[int] = []
         model = cls(Layers(), bucket_cap_mb=1)
@@ -54,13 +65,9 @@ def _compiled(rank, world):
         model(x).sum().backward()
         assert_same(found[-1], gradients(model), f"rank {rank}")
     assert_same(found[1], found[0], f"rank {rank}")
-    return counts
-
-
-def test_a_compiled_model_is_split_where_torchs_is(rank_pool):
-    for theirs, mine in rank_pool(2).run(_compiled, timeout=120):
-        assert mine == theirs
-        assert len(mine) > 1
+    theirs, mine = counts
+    assert mine == theirs
+    assert len(mine) > 1
 
 
 @in_ranks(2, timeout=120)

@@ -17,7 +17,7 @@ import pytest
 import torch.distributed as dist
 from patience import check_soon
 from probes import backend_of, errors_written, forbid_calls, reached, refused_to_join, total, waits_for_another_thread
-from ranks import run_ranks
+from ranks import in_ranks, run_ranks
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
 import ourddp._C as core
@@ -99,18 +99,11 @@ def test_a_rank_that_does_not_come_is_named_at_the_timeout():
         assert 1.9 < seconds < 4
 
 
-def leaderless(rank: int, world: int) -> str:
-    if rank == 0:
-        return ""
-    with pytest.raises(dist.DistBackendError) as error:
-        dist.init_process_group("ours", timeout=datetime.timedelta(seconds=1))
-    return str(error.value)
-
-
-def test_an_absent_leader_is_named_at_the_timeout():
-    for text in run_ranks(3, leaderless, backend=None)[1:]:
-        assert "rank 0" in text
-        assert "did not publish" in text
+@in_ranks(3, backend=None, fresh=True)
+def test_an_absent_leader_is_named_at_the_timeout(rank: int, world: int) -> None:
+    if rank != 0:
+        with pytest.raises(dist.DistBackendError, match=r"rank 0.*did not publish|did not publish.*rank 0"):
+            dist.init_process_group("ours", timeout=datetime.timedelta(seconds=1))
 
 
 def dies_while_others_wait(rank: int, world: int) -> tuple[str, float]:
@@ -193,34 +186,28 @@ def test_the_timeout_holds_if_the_store_does_not_answer(shrinks):
     assert seconds < 10
 
 
-def without_shared_memory(rank: int, world: int, error: int) -> tuple[str, list[int], float]:
+@pytest.mark.parametrize("error", [errno.EACCES, errno.ENOSYS, errno.EPERM])
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+@in_ranks(3, backend=None, fresh=True)
+def test_ranks_use_tcp_if_memory_cannot_be_shared(rank: int, world: int, wire: str, error: int) -> None:
+    os.environ["OURS_WIRE_DTYPE"] = wire
     forbid_calls("memfd_create", error)
     with errors_written() as errors:
         dist.init_process_group("ours")
         dist.new_group()
-    return errors(), backend_of().node_sizes(), total()
+    assert backend_of().node_sizes() == [1, 1, 1]
+    assert total() == 3
+    assert errors().count("memfd_create") == 1
+    assert os.strerror(error) in errors()
+    assert "over TCP" in errors()
 
 
-@pytest.mark.parametrize("error", [errno.EACCES, errno.ENOSYS, errno.EPERM])
-@pytest.mark.parametrize("env", [{}, {"OURS_WIRE_DTYPE": "bfloat16"}], ids=["float32", "bfloat16"])
-def test_ranks_use_tcp_if_memory_cannot_be_shared(error, env):
-    for text, sizes, sums in run_ranks(3, without_shared_memory, error, backend=None, env=env):
-        assert sizes == [1, 1, 1]
-        assert sums == 3
-        assert text.count("memfd_create") == 1
-        assert os.strerror(error) in text
-        assert "over TCP" in text
-
-
-def with_memory_that_holds_no_programs(rank: int, world: int) -> list[int]:
+@in_ranks(2, backend=None, fresh=True)
+def test_memory_is_shared_even_if_it_must_not_hold_programs(rank: int, world: int) -> None:
     forbid_calls("memfd_create", errno.EACCES, unless_flags=0x8)  # MFD_NOEXEC_SEAL
     dist.init_process_group("ours")
-    total()
-    return backend_of().node_sizes()
-
-
-def test_memory_is_shared_even_if_it_must_not_hold_programs():
-    assert run_ranks(2, with_memory_that_holds_no_programs, backend=None) == [[2], [2]]
+    assert total() == world
+    assert backend_of().node_sizes() == [2]
 
 
 @pytest.mark.parametrize(
