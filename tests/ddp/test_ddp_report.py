@@ -111,7 +111,8 @@ def test_communication_that_comes_late_is_exposed(rank_pool, backend):
     check_soon(DELAY / 2, attempt)
 
 
-def _long_backward(rank, world):
+@in_ranks(2, "backend")
+def test_communication_behind_the_computation_is_not_exposed(rank, world):
     """Train with a hook whose first bucket is reduced while the first layer's gradient is still to be computed."""
     pending = []
 
@@ -134,37 +135,27 @@ def _long_backward(rank, world):
     model.module.layers[1].register_full_backward_hook(complete)
     for batch in batches(world, 2):
         backward(model, batch, rank)
-    return model.report()
+    report = model.report()
+    check_order(report)
+    # Seen long before the end of backward looked for it.
+    assert report.buckets[0].ended < report.compute
+    assert report.buckets[0].exposed == 0
 
 
-def test_communication_behind_the_computation_is_not_exposed(rank_pool, backend):
-    for report in rank_pool(2, backend).run(_long_backward):
-        check_order(report)
-        first = report.buckets[0]
-        # Seen long before the end of backward looked for it.
-        assert first.ended < report.compute
-        assert first.exposed == 0
-
-
-def _no_sync(rank, world):
+@in_ranks(2, "backend")
+def test_a_step_without_reduction_leaves_the_report(rank, world):
     model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=SMALL)
     steps = list(batches(world, 3))
     with model.no_sync():
         backward(model, steps[0], rank)
-    before = model.report()
+    assert model.report().iteration == 0
     backward(model, steps[1], rank)
     reduced = model.report()
+    check_order(reduced)
+    assert reduced.iteration == 1  # no_sync does not count
     with model.no_sync():
         backward(model, steps[2], rank)
-    return before, reduced, model.report()
-
-
-def test_a_step_without_reduction_leaves_the_report(rank_pool, backend):
-    for before, reduced, after in rank_pool(2, backend).run(_no_sync):
-        assert before.iteration == 0
-        check_order(reduced)
-        assert reduced.iteration == 1  # no_sync does not count
-        assert after == reduced
+    assert model.report() == reduced
 
 
 def _report_of(rank, world, name, steps, options):
