@@ -26,6 +26,8 @@ def rank_pool() -> Iterator[Callable[..., RankPool]]:
     pools: dict[str, RankPool] = {}
 
     def get(world: int, backend: str | None = "ours", **keywords: Any) -> RankPool:
+        if keywords.get("nodes") == 1:
+            del keywords["nodes"]
         key = repr((world, backend, sorted(keywords.items())))
         if key not in pools:
             pools[key] = RankPool(world, backend, **keywords)

@@ -71,10 +71,10 @@ def connections() -> list[tuple[str, str]]:
     return found
 
 
-def connected_controls(rank: int, world: int) -> set[str]:
-    """Return the congestion controls of this process's TCP connections."""
+def controls(rank: int, world: int, address: str | None = None) -> set[str]:
+    """Return the congestion controls of this process's TCP connections; of those to a host, if it is given."""
     dist.all_reduce(torch.ones(100_000))
-    return {control for control, _ in connections()}
+    return {control for control, peer in connections() if address in (None, peer)}
 
 
 def test_connections_use_the_congestion_control_of_the_option():
@@ -84,16 +84,10 @@ def test_connections_use_the_congestion_control_of_the_option():
     if not others:
         pytest.skip(f"this system allows no congestion control but {usual}")
     for other in others:
-        for found in run_ranks(2, connected_controls, env={"OURS_TCP_CONGESTION": other}, nodes=2):
+        for found in run_ranks(2, controls, env={"OURS_TCP_CONGESTION": other}, nodes=2):
             assert other in found
-    for found in run_ranks(2, connected_controls, env={"OURS_TCP_CONGESTION": usual}, nodes=2):
+    for found in run_ranks(2, controls, env={"OURS_TCP_CONGESTION": usual}, nodes=2):
         assert found == {usual}
-
-
-def controls_towards(rank: int, world: int, address: str) -> set[str]:
-    """Return the congestion controls of this process's connections to a host."""
-    dist.all_reduce(torch.ones(100_000))
-    return {control for control, peer in connections() if peer == address}
 
 
 def test_near_hosts_do_not_use_bbr_by_default():
@@ -104,8 +98,8 @@ def test_near_hosts_do_not_use_bbr_by_default():
         if hosts[0].congestion_control != "bbr":
             pytest.skip("this system does not allow bbr")
         # Rank 0's only connections to the other host are those of the group.
-        found = run_ranks(2, controls_towards, hosts[1].address, nodes=hosts)[0]
+        found = run_ranks(2, controls, hosts[1].address, nodes=hosts)[0]
         assert found <= {"cubic", "reno"}, found
         assert found
         asked = {"OURS_TCP_CONGESTION": "bbr"}
-        assert run_ranks(2, controls_towards, hosts[1].address, nodes=hosts, env=asked)[0] == {"bbr"}
+        assert run_ranks(2, controls, hosts[1].address, nodes=hosts, env=asked)[0] == {"bbr"}

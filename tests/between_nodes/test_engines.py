@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_cases import trained_parameters
 from patience import check_soon
 from probes import killed_in_the_middle, reached, refused_to_join, threads_named, total
-from ranks import run_ranks
-from torch import nn
+from programs import job, run_programs
+from ranks import in_ranks, run_ranks
 
-from ourddp import DistributedDataParallel, engines
+from ourddp import engines
 
 COUNTS = (1, 1000, 4099, 5 * 2**18 + 3)  # the last is a bit more than 5 MiB of float32
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.uint8)
@@ -111,26 +108,18 @@ def test_gloo_gives_the_same_bits_on_hosts_of_their_own(network):
     assert both[0] == both[1]
 
 
-def count_of_all(rank: int, world: int) -> float:
-    return total()
-
-
-def test_names_may_be_in_capitals():
-    assert run("ab", "GLOO", count_of_all) == [2.0, 2.0]
-
-
-def several_groups(rank: int, world: int) -> list[float]:
+@in_ranks(4, env=environments("aabb", "GLOO"), fresh=True)
+def test_groups_have_engines_of_their_own_that_end_with_them(rank: int, world: int) -> None:
     """Groups across nodes have engines of their own, used in turn and after the others' end."""
     members = [[0, 2], [1, 3], [0, 1, 3], [2, 3]]
     groups = [dist.new_group(ranks) for ranks in members]
-    sums = []
     for _ in range(2):
         for group, ranks in zip(groups, members, strict=True):
             if rank in ranks:
                 tensor = torch.full((300_000,), float(rank))
                 dist.all_reduce(tensor, group=group)
                 assert tensor.eq(sum(ranks)).all()
-        sums.append(total())
+        assert total() == world
     for group, ranks in zip(groups, members, strict=True):
         if rank in ranks:
             dist.destroy_process_group(group)
@@ -139,57 +128,30 @@ def several_groups(rank: int, world: int) -> list[float]:
     assert large.eq(world).all()
     dist.destroy_process_group()
     assert reached(lambda: not threads_named("ours-engine"))
-    return sums
-
-
-def test_groups_have_engines_of_their_own_that_end_with_them():
-    assert run("aabb", "gloo", several_groups) == [[4.0, 4.0]] * 4
-
-
-def training(rank: int, world: int) -> str:
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(50, 700), nn.ReLU(), nn.Linear(700, 3)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(3):
-        inputs = torch.randn(8, 50, generator=torch.Generator().manual_seed(10 * step + rank))
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        optimizer.step()
-    return digest(*[parameter.detach() for parameter in model.parameters()])
 
 
 def test_training_gives_the_same_bits_as_over_tcp():
-    results = run("aabb", "gloo", training) + run("aabb", "tcp", training)
-    assert len(set(results)) == 1
+    over_gloo, over_tcp = (run("aabb", engine, trained_parameters, {}) for engine in ("gloo", "tcp"))
+    assert len({digest(*parameters) for parameters in over_gloo + over_tcp}) == 1
 
 
 # --- when things go wrong --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["aabb", "abc"])
-def test_a_killed_rank_is_named_at_once(layout):
-    victim = len(layout) - 1
+@pytest.mark.parametrize("layout", ["aabb", "abc", "two hosts"])
+def test_a_killed_rank_is_named_at_once(layout, request):
+    on_hosts = layout == "two hosts"
+    world = 4 if on_hosts else len(layout)
+    where = {"nodes": request.getfixturevalue("network")(2), "env": {"OURS_INTERNODE": "gloo"}} if on_hosts else {}
+    victim = world - 1
 
     def attempt() -> float:
-        results = run(layout, "gloo", killed_in_the_middle, victim, 2_000_000, 3, killed=[victim])
+        keywords = where or {"env": environments(layout, "gloo")}
+        results = run_ranks(world, killed_in_the_middle, victim, 2_000_000, 3, killed=[victim], **keywords)
         for text, _ in results[:victim]:
             assert f"rank {victim} (host" in text
-            assert "died" in text
+            assert "died" in text or on_hosts
         return max(seconds for _, seconds in results[:victim])
-
-    check_soon(1, attempt)
-
-
-def test_a_killed_rank_is_named_at_once_on_every_host(network):
-    hosts = network(2)
-
-    def attempt() -> float:
-        results = run_ranks(
-            4, killed_in_the_middle, 3, 2_000_000, 3, nodes=hosts, env={"OURS_INTERNODE": "gloo"}, killed=[3]
-        )
-        for text, _ in results[:3]:
-            assert "rank 3 (host" in text
-        return max(seconds for _, seconds in results[:3])
 
     check_soon(1, attempt)
 
@@ -210,18 +172,13 @@ def test_a_late_rank_is_named_at_the_deadline():
         assert seconds < 5
 
 
-def mismatch(rank: int, world: int) -> str:
+@in_ranks(3, env=environments("aab", "gloo"), fresh=True)
+def test_mismatches_are_found_before_anything_is_written(rank: int, world: int) -> None:
     tensor = torch.full((100_000 + (rank == 1),), 5.0)
-    with pytest.raises(dist.DistBackendError) as error:
+    with pytest.raises(dist.DistBackendError, match="100000 x float32") as error:
         dist.all_reduce(tensor)
     assert tensor.eq(5).all()
-    return str(error.value)
-
-
-def test_mismatches_are_found_before_anything_is_written():
-    for text in run("aab", "gloo", mismatch):
-        assert "100000 x float32" in text
-        assert "100001 x float32" in text
+    assert "100001 x float32" in str(error.value)
 
 
 def why_not(*names: str) -> str:
@@ -233,24 +190,18 @@ def why_not(*names: str) -> str:
     return results[0][0]
 
 
-def test_an_unknown_engine_is_an_error_on_all_ranks():
-    text = why_not("nosuch", "nosuch")
-    assert "OURS_INTERNODE='nosuch'" in text
-    assert "knows no such backend" in text
-    assert "gloo" in text
-
-
-def test_a_backend_that_cannot_send_from_cpu_memory_is_refused():
-    assert "cannot send from CPU memory" in why_not("nccl", "nccl")
-
-
-def test_a_group_cannot_be_its_own_engine():
-    assert "knows no such backend" in why_not("ours", "ours")
-
-
-def test_different_engines_are_named():
-    text = why_not("tcp", "gloo")
-    assert "OURS_INTERNODE is 'tcp' on rank 0 and 'gloo' on rank 1" in text
+@pytest.mark.parametrize(
+    ("engines_of_ranks", "words"),
+    [
+        (("nosuch", "nosuch"), ["OURS_INTERNODE='nosuch'", "knows no such backend", "gloo"]),
+        (("nccl", "nccl"), ["cannot send from CPU memory"]),
+        (("ours", "ours"), ["knows no such backend"]),
+        (("tcp", "gloo"), ["OURS_INTERNODE is 'tcp' on rank 0 and 'gloo' on rank 1"]),
+    ],
+)
+def test_an_engine_that_cannot_be_is_an_error_on_all_ranks(engines_of_ranks, words):
+    text = why_not(*engines_of_ranks)
+    assert [word for word in words if word not in text] == [], text
 
 
 # --- backends of others ----------------------------------------------------------------------------------------------
@@ -317,27 +268,8 @@ if sys.argv[1] == "fork":
 
 
 @pytest.mark.parametrize("end", ["destroy", "leave", "fork"])
-def test_programs_end_quietly(end, tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
+def test_programs_end_quietly(end):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
-    common |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    programs = [
-        subprocess.Popen(
-            [sys.executable, str(script), end],
-            env={**common, "RANK": str(rank), "OURS_NODE_ID": str(rank), "OURS_INTERNODE": "gloo"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [program.communicate(timeout=60)[0] for program in programs]
-    finally:
-        for program in programs:
-            program.kill()
-            program.wait()
-    assert [program.returncode for program in programs] == [0, 0], outputs
-    assert outputs == ["", ""]
+    each = [{**rank, **engine} for rank, engine in zip(job(2, store), environments("ab", "gloo"), strict=True)]
+    for done in run_programs(PROGRAM, each, argv=["program", end]):
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

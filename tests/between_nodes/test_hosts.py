@@ -21,29 +21,11 @@ from probes import killed_in_the_middle
 from ranks import RankPool, run_ranks
 
 
-def over_hosts(rank: int, world: int) -> list[float]:
-    results = []
+def sums_of_all_sizes(rank: int, world: int) -> None:
     for count in (1, 1000, 3_000_000):
         tensor = torch.full((count,), float(rank + 1))
         dist.all_reduce(tensor)
-        assert tensor.eq(tensor[0]).all()
-        results.append(tensor[0].item())
-    incoming = torch.empty(5)
-    works = dist.batch_isend_irecv(
-        [
-            dist.P2POp(dist.isend, torch.full((5,), float(rank)), (rank + 1) % world),
-            dist.P2POp(dist.irecv, incoming, (rank - 1) % world),
-        ]
-    )
-    for work in works:
-        work.wait()
-    dist.barrier()
-    return [*results, incoming[0].item()]
-
-
-def test_two_hosts_with_two_ranks_each(hosts):
-    results = run_ranks(4, over_hosts, nodes=hosts, pg_timeout=30)
-    assert results == [[10.0, 10.0, 10.0, float((rank - 1) % 4)] for rank in range(4)]
+        assert tensor.eq(world * (world + 1) / 2).all()
 
 
 SHAPES = [(4, 2), (5, 2), (8, 4), (8, 8)]  # ranks and nodes: 2 x 2, 3 + 2, 4 x 2, 8 x 1
@@ -54,8 +36,7 @@ SHAPES = [(4, 2), (5, 2), (8, 4), (8, 8)]  # ranks and nodes: 2 x 2, 3 + 2, 4 x 
 def test_nodes_of_any_shape(network, world, count, on_hosts):
     nodes = network(count) if on_hosts else count
     with RankPool(world, nodes=nodes) as ranks:
-        assert ranks.run(over_hosts) == [[world * (world + 1) / 2] * 3 + [float((r - 1) % world)] for r in range(world)]
-        for contract in (single_calls, uneven_sizes, ring_in_a_batch, tags_in_any_order):
+        for contract in (sums_of_all_sizes, single_calls, uneven_sizes, ring_in_a_batch, tags_in_any_order):
             ranks.run(contract)
         assert len(set(ranks.run(same_bits))) == 1
 

@@ -9,16 +9,13 @@ import ctypes
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_cases import trained_parameters
 from probes import backend_of, in_heap, total
-from ranks import run_ranks
-from torch import nn
-
-from ourddp import DistributedDataParallel
+from ranks import in_ranks, run_ranks
 
 
 def shared_memory(rank: int, world: int) -> list[str]:
@@ -56,55 +53,30 @@ def test_ranks_that_may_not_inspect_each_other_share_no_memory(users):
     check_shared(run_ranks(3, as_users, users, backend=None), "".join(chr(user) for user in users))
 
 
-def groups_within_nodes(rank: int, world: int) -> list[bool]:
-    """Return which of this rank's subgroups have shared memory."""
-    groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 2, 3])]
-    members = [[0, 1], [2, 3], [0, 2], [1, 2, 3]]
-    kinds = []
-    for group, ranks in zip(groups, members, strict=True):
+@in_ranks(4, nodes=2, fresh=True)
+def test_subgroups_share_memory_if_two_of_their_ranks_do(rank: int, world: int) -> None:
+    members = {(0, 1): True, (2, 3): True, (0, 2): False, (1, 2, 3): True}
+    groups = [dist.new_group(list(ranks)) for ranks in members]
+    for group, (ranks, share) in zip(groups, members.items(), strict=True):
         if rank in ranks:
             assert total(group, float(rank)) == sum(ranks)
-            kinds.append(backend_of(group).supports_tensor_alloc(torch.device("cpu")))
-    return kinds
-
-
-def test_subgroups_share_memory_if_two_of_their_ranks_do():
-    first, second, third, fourth = run_ranks(4, groups_within_nodes, nodes=2)
-    assert first == [True, False]
-    assert second == [True, True]
-    assert third == [True, False, True]
-    assert fourth == [True, True]
+            assert backend_of(group).supports_tensor_alloc(torch.device("cpu")) == share, ranks
 
 
 # --- what differs for ranks of several nodes --------------------------------------------------------------------------
 
 
-def memory(rank: int, world: int) -> None:
+@in_ranks(2, fresh=True, nodes=2)
+def test_groups_without_a_heap_allocate_ordinary_memory(rank: int, world: int) -> None:
     tensor = backend_of().allocate_tensor(100_000, dtype=torch.float32, device=torch.device("cpu"))
     assert not in_heap(tensor)
     dist.all_reduce(tensor.fill_(1))
     assert tensor[-1].item() == world
 
 
-def test_groups_without_a_heap_allocate_ordinary_memory():
-    run_ranks(2, memory, nodes=2)
-
-
-def training(rank: int, world: int, options: dict[str, Any]) -> list[torch.Tensor]:
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(50, 400), nn.ReLU(), nn.Linear(400, 3)), **options)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(4):
-        inputs = torch.randn(8, 50, generator=torch.Generator().manual_seed(10 * step + rank))
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        optimizer.step()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.01}])
 def test_training_gives_the_same_on_two_nodes_as_on_one(options):
-    alone, apart = (run_ranks(4, training, options, nodes=count) for count in (1, 2))
+    alone, apart = (run_ranks(4, trained_parameters, options, nodes=count) for count in (1, 2))
     for results in (alone, apart):
         for parameters in results[1:]:
             assert all(torch.equal(a, b) for a, b in zip(results[0], parameters, strict=True))
@@ -156,6 +128,6 @@ def join_many(rank: int, world: int) -> tuple[float, int]:
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_many_ranks_join_with_few_keys_for_each(count):
-    results = run_ranks(64, join_many, backend=None, nodes=count)
+    results = run_ranks(32, join_many, backend=None, nodes=count)
     assert max(seconds for seconds, _ in results) < 20
-    assert max(keys for _, keys in results) <= 8 * 64
+    assert max(keys for _, keys in results) <= 8 * 32

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from callback_schedules import run_programs
 from probes import backend_of, failed_with
-from ranks import run_ranks
+from ranks import in_ranks, run_ranks
 
 Future = torch.futures.Future
 
@@ -80,7 +80,8 @@ def test_callbacks_that_run_at_once_match_those_that_run_later(nodes, rank_pool,
     assert others == [[False] * 8]
 
 
-def several_on_one_future(rank: int, world: int) -> None:
+@in_ranks(2)
+def test_callbacks_communicate_in_the_order_in_which_they_were_attached(rank: int, world: int) -> None:
     """Attach two callbacks to a future, of which the first is slow; on rank 0 both run when they are attached."""
     held = Held(holds=rank != 0)
     seen = []
@@ -109,11 +110,8 @@ def several_on_one_future(rank: int, world: int) -> None:
     dist.destroy_process_group(held.group)
 
 
-def test_callbacks_communicate_in_the_order_in_which_they_were_attached(rank_pool):
-    rank_pool(2).run(several_on_one_future)
-
-
-def a_chain_that_goes_on_later(rank: int, world: int) -> None:
+@in_ranks(2)
+def test_a_chain_may_continue_after_another_callback_was_attached(rank: int, world: int) -> None:
     """The last callback would run where the first one ends, before its thread has come to the second."""
     held = Held(holds=True)
     seen = []
@@ -135,11 +133,8 @@ def a_chain_that_goes_on_later(rank: int, world: int) -> None:
     assert seen == [(name, world) for name in ("first", "second", "third")]
 
 
-def test_a_chain_may_continue_after_another_callback_was_attached(rank_pool):
-    rank_pool(2).run(a_chain_that_goes_on_later)
-
-
-def between_groups(rank: int, world: int) -> None:
+@in_ranks(4)
+def test_callbacks_may_communicate_in_another_group(rank: int, world: int) -> None:
     """Callbacks on futures of pairs communicate across the pairs: a hierarchical average."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
@@ -180,17 +175,14 @@ def between_groups(rank: int, world: int) -> None:
         dist.destroy_process_group(group)
 
 
-def test_callbacks_may_communicate_in_another_group(rank_pool):
-    rank_pool(4).run(between_groups)
-
-
 @pytest.mark.parametrize(("world", "nodes"), [(2, 1), (3, 1), (4, 1), (2, 2), (3, 3), (4, 2)])
 def test_random_programs_of_callbacks(rank_pool, world, nodes):
     for checked in rank_pool(world, nodes=nodes).run(run_programs, list(range(world * 100, world * 100 + 10))):
         assert checked > 100
 
 
-def left_alone(rank: int, world: int) -> None:
+@in_ranks(2)
+def test_the_end_of_a_group_waits_for_collectives_of_callbacks(rank: int, world: int) -> None:
     """A callback starts collectives for which only the end of the group waits."""
     held = Held(holds=True)
     tensors = [torch.full((2,), float(i)) for i in range(5)]
@@ -205,11 +197,8 @@ def left_alone(rank: int, world: int) -> None:
     assert [tensor[0].item() for tensor in tensors] == [world * float(i) for i in range(5)]
 
 
-def test_the_end_of_a_group_waits_for_collectives_of_callbacks(rank_pool):
-    rank_pool(2).run(left_alone)
-
-
-def batches_of_both(rank: int, world: int) -> None:
+@in_ranks(2)
+def test_collectives_of_a_callback_are_not_coalesced_by_another_thread(rank: int, world: int) -> None:
     """The main thread coalesces while a callback starts something else."""
     group = dist.new_group()
     started = threading.Event()
@@ -231,10 +220,6 @@ def batches_of_both(rank: int, world: int) -> None:
     manager.wait()
     assert (mine[0].item(), tensor[0].item()) == (world, world)
     dist.destroy_process_group(group)
-
-
-def test_collectives_of_a_callback_are_not_coalesced_by_another_thread(rank_pool):
-    rank_pool(2).run(batches_of_both)
 
 
 # ---------------------------------------------------------------- failures
@@ -279,7 +264,9 @@ def test_a_collective_that_a_callback_does_not_start_is_named(nodes, before):
         assert seconds < 6
 
 
-def different_in_callbacks(rank: int, world: int, how: str) -> tuple[str, str, float]:
+@pytest.mark.parametrize("how", ["size", "other callback"])
+@in_ranks(2, "nodes", fresh=True)
+def test_different_collectives_of_callbacks_are_a_mismatch(rank: int, world: int, how: str) -> None:
     group = dist.new_group()
 
     def call(_: Future, on: int) -> None:
@@ -289,17 +276,11 @@ def different_in_callbacks(rank: int, world: int, how: str) -> tuple[str, str, f
     dist.all_reduce(torch.ones(1), group=group)
     works = [dist.all_reduce(torch.ones(3), group=group, async_op=True) for _ in range(3)]
     futures = [work.get_future().then(lambda f, i=i: call(f, i)) for i, work in enumerate(works)]
-    return failure_of(lambda: [future.wait() for future in futures])
-
-
-@pytest.mark.parametrize("how", ["size", "other callback"])
-def test_different_collectives_of_callbacks_are_a_mismatch(nodes, how):
-    for _, text, seconds in run_ranks(2, different_in_callbacks, how, nodes=nodes):
-        assert "ranks of one group called different collectives" in text
-        assert "number 1 of those that callbacks started (by a callback on number 3)" in text
-        if how == "other callback":
-            assert "number 1 of those that callbacks started (by a callback on number 4)" in text
-        assert seconds < 5
+    _, text, seconds = failure_of(lambda: [future.wait() for future in futures])
+    assert "ranks of one group called different collectives" in text
+    assert "number 1 of those that callbacks started (by a callback on number 3)" in text
+    assert how == "size" or "number 1 of those that callbacks started (by a callback on number 4)" in text
+    assert seconds < 5
 
 
 def lonely(rank: int, world: int, ready: bool, how: str) -> tuple[str, str, float] | None:
@@ -339,7 +320,9 @@ def test_a_callback_that_waits_for_a_peer_notices_its_end(nodes, ready, how):
     assert seconds < 4
 
 
-def shared_failure(rank: int, world: int, in_callback: bool) -> list[str]:
+@pytest.mark.parametrize("in_callback", [False, True])
+@in_ranks(2, "nodes", fresh=True)
+def test_a_failure_ends_the_whole_group(rank: int, world: int, in_callback: bool) -> None:
     """An error of the program's collectives also fails those of callbacks, and the other way round."""
     group = dist.new_group()
     dist.all_reduce(torch.ones(1), group=group, async_op=True).get_future().then(
@@ -355,10 +338,5 @@ def shared_failure(rank: int, world: int, in_callback: bool) -> list[str]:
         failure_of(lambda: dist.all_reduce(torch.ones(1), group=group)),
         failure_of(fails.then(lambda _: dist.all_reduce(torch.ones(1), group=group)).wait),
     ]
-    return [first[1], *(one[1] for one in again)]
-
-
-@pytest.mark.parametrize("in_callback", [False, True])
-def test_a_failure_ends_the_whole_group(nodes, in_callback):
-    for texts in run_ranks(2, shared_failure, in_callback, nodes=nodes):
-        assert all("ranks of one group called different collectives" in text for text in texts), texts
+    for _, text, _ in (first, *again):
+        assert "ranks of one group called different collectives" in text

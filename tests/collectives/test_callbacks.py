@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import reached, threads_named
-from ranks import run_ranks
+from ranks import in_ranks
 
 from ourddp import _C
 
@@ -43,7 +43,9 @@ def wait_for(future: Future) -> Any:
     return future.value()
 
 
-def a_future_awaited_in_the_callback_of_another(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [2, 3])
+@in_ranks()
+def test_a_callback_may_wait_for_a_collective_that_was_queued_later(rank: int, world: int) -> None:
     total = float(sum(range(world)))
     with held_group() as group:
         future = dist.all_reduce(torch.full((4,), float(rank)), group=group, async_op=True).get_future()
@@ -53,16 +55,12 @@ def a_future_awaited_in_the_callback_of_another(rank: int, world: int) -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_a_callback_may_wait_for_a_collective_that_was_queued_later(rank_pool, world):
-    rank_pool(world).run(a_future_awaited_in_the_callback_of_another)
-
-
-def a_chain_of_waits(rank: int, world: int, count: int) -> None:
+@in_ranks(2)
+def test_many_callbacks_that_wait_for_each_other_leave_few_threads(rank: int, world: int) -> None:
     """Callback i waits for collective i + 1, so that all callbacks run at the same time."""
     before = len(threads_named("ours_comm"))
     with held_group() as group:
-        tensors = [torch.full((2,), float(i)) for i in range(count + 1)]
+        tensors = [torch.full((2,), float(i)) for i in range(31)]
         futures = [dist.all_reduce(t, group=group, async_op=True).get_future() for t in tensors]
         results = [
             mine.then(lambda f, other=following: f.value()[0][0].item() + other.wait()[0][0].item())
@@ -74,10 +72,6 @@ def a_chain_of_waits(rank: int, world: int, count: int) -> None:
     dist.destroy_process_group(group)
 
 
-def test_many_callbacks_that_wait_for_each_other_leave_few_threads(rank_pool):
-    rank_pool(2).run(a_chain_of_waits, 30)
-
-
 def flights() -> list[tuple[str, int]]:
     """Return the group and the number of each collective in torch's FlightRecorder."""
     from torch._C._distributed_c10d import _dump_fr_trace_json
@@ -86,7 +80,8 @@ def flights() -> list[tuple[str, int]]:
     return [(entry["process_group"][0], entry["collective_seq_id"]) for entry in entries]
 
 
-def collectives_of_two_callbacks(rank: int, world: int) -> list[str]:
+@in_ranks(2)
+def test_callbacks_issue_collectives_in_the_order_of_their_works(rank: int, world: int) -> None:
     """The first of two callbacks waits until the second could have issued a collective."""
     target = dist.new_group()
     order: list[str] = []
@@ -119,15 +114,12 @@ def collectives_of_two_callbacks(rank: int, world: int) -> list[str]:
         assert [number for name, number in flights() if name == f"{target.group_name}/callbacks"] == [1, 2]
     dist.destroy_process_group(target)
     dist.destroy_process_group(group)
-    return order
+    assert order == ["first", "second"]
 
 
-def test_callbacks_issue_collectives_in_the_order_of_their_works(rank_pool):
-    for order in rank_pool(2).run(collectives_of_two_callbacks):
-        assert order == ["first", "second"]
-
-
-def a_cascade(rank: int, world: int, count: int) -> None:
+@pytest.mark.parametrize("world", [2, 3])
+@in_ranks()
+def test_callbacks_that_communicate_do_not_nest(rank: int, world: int) -> None:
     """Every callback issues collectives and waits for them, while many others are queued."""
     depth = threading.local()
     deepest = 0
@@ -145,7 +137,7 @@ def a_cascade(rank: int, world: int, count: int) -> None:
 
     results = []
     with held_group() as group:
-        for i in range(count):
+        for i in range(40):
             future = dist.all_reduce(torch.full((2,), float(rank)), group=group, async_op=True).get_future()
             results.append(future.then(lambda f, i=i: again(f, i)))
     for i, result in enumerate(results):
@@ -154,15 +146,11 @@ def a_cascade(rank: int, world: int, count: int) -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_callbacks_that_communicate_do_not_nest(rank_pool, world):
-    rank_pool(world).run(a_cascade, 40)
-
-
 # ---------------------------------------------------------------- transfers
 
 
-def a_transfer_awaited_in_the_callback_of_another(rank: int, world: int) -> None:
+@in_ranks(2, fresh=True)
+def test_a_callback_of_a_transfer_may_wait_for_a_later_one(rank: int, world: int) -> None:
     """The second message is sent once the callback waits for it, and no thread waits for a Work."""
     store = dist.distributed_c10d._get_default_store()
     if rank == 1:
@@ -178,7 +166,3 @@ def a_transfer_awaited_in_the_callback_of_another(rank: int, world: int) -> None
         return future.value()[0].sum().item() + second.wait()[0].sum().item()
 
     assert wait_for(first.then(sum_of_both)) == 9
-
-
-def test_a_callback_of_a_transfer_may_wait_for_a_later_one():
-    run_ranks(2, a_transfer_awaited_in_the_callback_of_another)

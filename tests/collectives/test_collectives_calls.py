@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from collective_cases import single_calls
 from probes import backend_of
+from ranks import in_ranks
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -14,7 +15,8 @@ def test_coalescing_and_single_tensor_calls(rank_pool, world, nodes):
     rank_pool(world, nodes=nodes).run(single_calls)
 
 
-def functional(rank: int, world: int) -> None:
+@in_ranks(3, "nodes")
+def test_functional_collectives(rank: int, world: int) -> None:
     import torch.distributed._functional_collectives as collectives
 
     group = dist.group.WORLD
@@ -28,11 +30,8 @@ def functional(rank: int, world: int) -> None:
     assert torch.equal(torch.as_tensor(exchanged), torch.arange(float(world)))
 
 
-def test_functional_collectives(rank_pool, nodes):
-    rank_pool(3, nodes=nodes).run(functional)
-
-
-def misuse(rank: int, world: int) -> None:
+@in_ranks(2, "nodes")
+def test_invalid_arguments_raise_value_error_with_both_values(rank: int, world: int) -> None:
     group = dist.group.WORLD
     expanded = torch.zeros(1).expand(4)
     window = torch.zeros(9).as_strided((3, 4), (1, 2))
@@ -71,7 +70,3 @@ def misuse(rank: int, world: int) -> None:
         with pytest.raises(ValueError, match=text):
             call()
     dist.barrier()
-
-
-def test_invalid_arguments_raise_value_error_with_both_values(rank_pool, nodes):
-    rank_pool(2, nodes=nodes).run(misuse)

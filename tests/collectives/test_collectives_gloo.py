@@ -120,15 +120,3 @@ def compare_nested(name: str, got: Any, expected: Any) -> None:
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_call_gives_what_gloo_gives(rank_pool, world, nodes):
     assert min(rank_pool(world, nodes=nodes).run(compare_every_call)) > 20
-
-
-def exchange_lists(rank: int, world: int) -> None:
-    received = [torch.empty(2) for _ in range(world)]
-    dist.all_to_all(received, [torch.full((2,), float(rank * world + target)) for target in range(world)])
-    for source, tensor in enumerate(received):
-        assert torch.equal(tensor, torch.full((2,), float(source * world + rank)))
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_all_to_all(rank_pool, world, nodes):
-    rank_pool(world, nodes=nodes).run(exchange_lists)

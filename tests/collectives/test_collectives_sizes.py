@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from collective_cases import same_bits, uneven_sizes
-from ranks import run_ranks
+from ranks import in_ranks
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -14,7 +14,8 @@ def test_sizes_may_differ_between_ranks(rank_pool, world, nodes):
     rank_pool(world, nodes=nodes).run(uneven_sizes)
 
 
-def huge(rank: int, world: int) -> None:
+@in_ranks(2, fresh=True, timeout=200)
+def test_tensors_of_more_than_two_gibibytes(rank: int, world: int) -> None:
     count = 2**31 + 17
     tensor = torch.full((count,), rank + 1, dtype=torch.uint8)
     dist.all_reduce(tensor)
@@ -23,10 +24,6 @@ def huge(rank: int, world: int) -> None:
     tensor[-1] = 40 + rank
     dist.broadcast(tensor, 1)
     assert tensor[-1] == 41
-
-
-def test_tensors_of_more_than_two_gibibytes():
-    run_ranks(2, huge, timeout=200)
 
 
 @pytest.mark.parametrize("world", [3, 4])

@@ -7,10 +7,13 @@ import torch
 import torch.distributed as dist
 from collective_model import FP8, OPS
 from probes import backend_of
+from ranks import in_ranks
 from torch.testing import assert_close
 
 
-def premul_sum(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [1, 3])
+@in_ranks(None, "nodes")
+def test_premul_sum_accepts_numbers_and_tensors(rank: int, world: int) -> None:
     for factor in (0.5, torch.tensor(0.25, dtype=torch.float64)):
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
             tensor = torch.full((5,), float(rank + 1), dtype=dtype)
@@ -18,25 +21,18 @@ def premul_sum(rank: int, world: int) -> None:
             assert_close(tensor, torch.full((5,), float(factor) * sum(range(1, world + 1)), dtype=dtype))
 
 
-@pytest.mark.parametrize("world", [1, 3])
-def test_premul_sum_accepts_numbers_and_tensors(rank_pool, world, nodes):
-    rank_pool(world, nodes=nodes).run(premul_sum)
-
-
-def half_accumulation(rank: int, world: int, one_node: bool) -> None:
+@in_ranks(7, "nodes")
+def test_half_types_are_accumulated_in_float32(rank: int, world: int) -> None:
     # In bfloat16, 256 + 1 is 256: added one by one in that type, all ones would be lost.
     tensor = torch.tensor([256.0 if rank == 0 else 1.0], dtype=torch.bfloat16)
     dist.all_reduce(tensor)
     # With several nodes, the sum of each node is rounded, too: by at most half of a unit of 2.
+    one_node = backend_of().node_sizes() == [world]
     assert abs(tensor.item() - (256.0 + world - 1)) <= (0 if one_node else 2)
 
 
-def test_half_types_are_accumulated_in_float32(rank_pool, nodes):
-    rank_pool(7, nodes=nodes).run(half_accumulation, nodes == 1)
-
-
-def undefined_reductions(rank: int, world: int) -> list[str]:
-    texts = []
+@in_ranks(2, "nodes")
+def test_undefined_reductions_raise_and_name_the_alternatives(rank: int, world: int) -> None:
     for dtype, op in [
         (torch.float32, "BAND"),
         (torch.complex64, "MAX"),
@@ -48,12 +44,13 @@ def undefined_reductions(rank: int, world: int) -> list[str]:
             dist.group.WORLD.allreduce([tensor], dist.AllreduceOptions()) if dtype in FP8 else all_reduce_raw(
                 tensor, op
             )
-        texts.append(str(error.value))
+        if op == "BAND":
+            assert "BAND" in str(error.value)
+            assert "float32" in str(error.value)
     # The group can still be used.
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == world
-    return texts
 
 
 def all_reduce_raw(tensor: torch.Tensor, op: str) -> None:
@@ -63,14 +60,8 @@ def all_reduce_raw(tensor: torch.Tensor, op: str) -> None:
     dist.group.WORLD.allreduce([tensor], options).wait()
 
 
-def test_undefined_reductions_raise_and_name_the_alternatives(rank_pool, nodes):
-    first, second = rank_pool(2, nodes=nodes).run(undefined_reductions)
-    assert first == second
-    assert "BAND" in first[0]
-    assert "float32" in first[0]
-
-
-def conjugates(rank: int, world: int) -> None:
+@in_ranks(2, "nodes")
+def test_lazy_conjugation_and_negation_are_resolved(rank: int, world: int) -> None:
     # On the backend itself, since torch's functions reinterpret complex numbers as pairs, which these views refuse.
     backend = backend_of()
     base = torch.tensor([1 + 2j, 3 - 1j]) * (rank + 1)
@@ -92,11 +83,9 @@ def conjugates(rank: int, world: int) -> None:
     assert imaginary.item() == -2.0 * world
 
 
-def test_lazy_conjugation_and_negation_are_resolved(rank_pool, nodes):
-    rank_pool(2, nodes=nodes).run(conjugates)
-
-
-def sparse_cases(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [1, 3])
+@in_ranks(None, "nodes")
+def test_sparse_all_reduce(rank: int, world: int) -> None:
     # Different numbers of entries, one rank without any, a dense dimension, duplicates.
     entries = rank * 2
     indices = torch.tensor([[i % 3, (i * rank) % 4] for i in range(entries)], dtype=torch.long).view(-1, 2).t()
@@ -115,8 +104,3 @@ def sparse_cases(rank: int, world: int) -> None:
     with pytest.raises(ValueError, match=r"to_dense"):
         backend = backend_of()
         backend.broadcast([torch.sparse_coo_tensor([[0]], [1.0], (2,), check_invariants=True)], dist.BroadcastOptions())
-
-
-@pytest.mark.parametrize("world", [1, 3])
-def test_sparse_all_reduce(rank_pool, world, nodes):
-    rank_pool(world, nodes=nodes).run(sparse_cases)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from probes import reached, threads_named
+from probes import errors_written, reached, threads_named
 from ranks import run_ranks
 
 CAP_SYS_NICE = 23
@@ -45,16 +44,9 @@ def _communicate(rank, world):
 
 def _communicate_unprivileged(rank, world):
     _drop_the_right_to_lower_niceness()
-    with tempfile.TemporaryFile("w+") as file:
-        saved = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            result = _communicate(rank, world)
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-        file.seek(0)
-        return result[0], file.read()
+    with errors_written() as errors:
+        niceness, _ = _communicate(rank, world)
+    return niceness, errors()
 
 
 @pytest.mark.parametrize("niceness", [0, 3])

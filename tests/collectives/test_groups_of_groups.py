@@ -21,7 +21,7 @@ from probes import (
     threads_named,
     total,
 )
-from ranks import RankPool, run_ranks
+from ranks import RankPool, in_ranks, run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -30,38 +30,30 @@ from ourddp import _C as core
 # --- sub-groups ------------------------------------------------------------------------------------------------------
 
 
-def sub_groups(rank: int, world: int) -> list[float]:
-    value = rank + 1.0
-    everyone = dist.new_group()
-    named = dist.new_group(backend="ours", group_desc="named")
-    halves = [dist.new_group(range(begin, begin + world // 2)) for begin in (0, world // 2)]
-    even_and_odd = [dist.new_group(range(begin, world, 2)) for begin in (0, 1)]
-    all_but_the_third = dist.new_group([each for each in reversed(range(world)) if each != 2])
-    alone = [dist.new_group([each]) for each in range(world)]
-    mine = [everyone, named, halves[rank // (world // 2)], even_and_odd[rank % 2]]
-    sums = [total(group, value) for group in mine]
-    threads = threads_named("ours_comm")
-    work = dist.all_reduce(torch.ones(2), group=alone[rank], async_op=True)
-    assert work.is_completed()
-    assert threads_named("ours_comm") == threads, "a group of one rank needs no thread"
-    for group in (*mine, alone[rank]):
-        dist.destroy_process_group(group)
-    if rank != 2:
-        sums.append(total(all_but_the_third, value))
-        dist.destroy_process_group(all_but_the_third)
-    return [*sums, total(value=value)]
+@pytest.mark.parametrize("world", [2, 4])
+@in_ranks(None, "nodes")
+def test_new_group(rank: int, world: int) -> None:
+    half, value = world // 2, rank + 1.0
+    everyone = list(range(world))
+    lists = [everyone, everyone[:half], everyone[half:], everyone[::2], everyone[1::2]]
+    lists += [[each for each in reversed(everyone) if each != 2], *([each] for each in everyone)]
+    groups = [dist.new_group(members) for members in lists] + [dist.new_group(), dist.new_group(backend="ours")]
+    for members, group in zip([*lists, everyone, everyone], groups, strict=True):
+        if rank not in members:
+            continue
+        threads = threads_named("ours_comm")
+        assert total(group, value) == sum(each + 1 for each in members)
+        if len(members) == 1:
+            assert dist.all_reduce(torch.ones(2), group=group, async_op=True).is_completed()
+            assert threads_named("ours_comm") == threads, "a group of one rank needs no thread"
+    for members, group in zip([*lists, everyone, everyone], groups, strict=True):
+        if rank in members:
+            dist.destroy_process_group(group)
+    assert total(value=value) == world * (world + 1) / 2
 
 
-def test_new_group(rank_pool, nodes):
-    assert rank_pool(2, nodes=nodes).run(sub_groups) == [[3, 3, 1, 1, 3, 3], [3, 3, 2, 2, 3, 3]]
-    first, second, third, fourth = rank_pool(4, nodes=nodes).run(sub_groups)
-    assert first == [10, 10, 3, 4, 7, 10]
-    assert second == [10, 10, 3, 6, 7, 10]
-    assert third == [10, 10, 7, 4, 10]
-    assert fourth == [10, 10, 7, 6, 7, 10]
-
-
-def reordered(rank: int, world: int) -> None:
+@in_ranks(3, "nodes", fresh=True)
+def test_errors_name_the_global_ranks_of_a_subgroup(rank: int, world: int) -> None:
     group = dist.new_group(list(reversed(range(world))), use_local_synchronization=True)
     gathered = [torch.empty(1) for _ in range(world)]
     dist.all_gather(gathered, torch.tensor([float(rank)]), group=group)
@@ -73,10 +65,6 @@ def reordered(rank: int, world: int) -> None:
             dist.all_reduce(torch.ones(rank), group=partial)
         else:
             raise dist.DistBackendError("[in group of others, whose ranks are the global ranks 1, 2]")
-
-
-def test_errors_name_the_global_ranks_of_a_subgroup(nodes):
-    run_ranks(3, reordered, nodes=nodes)
 
 
 # --- splits, merges and shrinking ------------------------------------------------------------------------------------
@@ -108,19 +96,8 @@ def test_split_group(device, nodes):
     run_ranks(4, splits, device_id=device, nodes=nodes)
 
 
-def merges(rank: int, world: int) -> None:
-    store = dist.PrefixStore("merged", dist.distributed_c10d._get_default_store())
-    group = dist.group.WORLD.merge_remote_group(store, world, datetime.timedelta(seconds=20), "merged")
-    tensor = torch.ones(1)
-    group.allreduce([tensor]).wait()
-    assert tensor.item() == world
-
-
-def test_merge_remote_group(nodes):
-    run_ranks(2, merges, nodes=nodes)
-
-
-def merges_halves(rank: int, world: int) -> None:
+@in_ranks(4, "nodes", fresh=True)
+def test_merge_of_two_halves(rank: int, world: int) -> None:
     """The halves know their global ranks; the merged group does not, since its ranks are numbered anew."""
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     store = dist.PrefixStore("merged", dist.distributed_c10d._get_default_store())
@@ -135,21 +112,12 @@ def merges_halves(rank: int, world: int) -> None:
         assert list(json.loads(_dump_fr_trace_json(backend="ours"))["pg_config"]) == ["0"]
 
 
-def test_merge_of_two_halves(nodes):
-    run_ranks(4, merges_halves, nodes=nodes)
-
-
-def shrinks(rank: int, world: int) -> tuple[int, float]:
-    if rank == 1:
-        return -1, 0.0
-    group = dist.shrink_group([1])
-    tensor = torch.full((1,), float(rank))
-    group.allreduce([tensor]).wait()
-    return group.rank(), tensor.item()
-
-
-def test_shrink_group(nodes):
-    assert run_ranks(3, shrinks, nodes=nodes) == [(0, 2.0), (-1, 0.0), (1, 2.0)]
+@in_ranks(3, "nodes", fresh=True)
+def test_shrink_group(rank: int, world: int) -> None:
+    if rank != 1:
+        group = dist.shrink_group([1])
+        group.allreduce([tensor := torch.full((1,), float(rank))]).wait()
+        assert (group.rank(), tensor.item()) == (rank // 2, 2.0)
 
 
 def shrinks_past_a_stuck_rank(rank: int, world: int) -> float:
@@ -177,7 +145,9 @@ def test_shrink_group_with_abort_waits_for_no_operation(nodes):
 # --- devices that do not exist ---------------------------------------------------------------------------------------
 
 
-def bound_to_the_cpu(rank: int, world: int) -> None:
+@pytest.mark.skipif(not BINDS_CPUS, reason="this torch binds groups to accelerators only")
+@in_ranks(2, "nodes", fresh=True, device_id=torch.device("cpu:0"))
+def test_groups_of_some_ranks_with_a_bound_device(rank: int, world: int) -> None:
     group = dist.new_group([0])
     assert (group == dist.GroupMember.NON_GROUP_MEMBER) == (rank != 0)
     mine, _ = dist.new_subgroups(1)
@@ -188,12 +158,9 @@ def bound_to_the_cpu(rank: int, world: int) -> None:
     assert total() == world
 
 
-@pytest.mark.skipif(not BINDS_CPUS, reason="this torch binds groups to accelerators only")
-def test_groups_of_some_ranks_with_a_bound_device(nodes):
-    run_ranks(2, bound_to_the_cpu, nodes=nodes, device_id=torch.device("cpu:0"))
-
-
-def barriers_of_devices(rank: int, world: int) -> None:
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there are devices for which barriers wait")
+@in_ranks(2, "nodes")
+def test_a_barrier_may_name_devices_that_do_not_exist(rank: int, world: int) -> None:
     dist.barrier(device_ids=[rank])
     options = dist.BarrierOptions()
     options.device_ids = [rank]
@@ -203,15 +170,11 @@ def barriers_of_devices(rank: int, world: int) -> None:
     assert total() == world
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="there are devices for which barriers wait")
-def test_a_barrier_may_name_devices_that_do_not_exist(rank_pool, nodes):
-    rank_pool(2, nodes=nodes).run(barriers_of_devices)
-
-
 # --- meshes ----------------------------------------------------------------------------------------------------------
 
 
-def meshes(rank: int, world: int) -> None:
+@in_ranks(4, "nodes", fresh=True)
+def test_device_mesh_and_dtensor(rank: int, world: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
     inner, outer = mesh.get_group("inner"), mesh.get_group("outer")
     assert backend_of(inner).name() == "ours"
@@ -226,11 +189,8 @@ def meshes(rank: int, world: int) -> None:
     assert isinstance(sharded, DTensor)
 
 
-def test_device_mesh_and_dtensor(nodes):
-    run_ranks(4, meshes, nodes=nodes)
-
-
-def detailed(rank: int, world: int) -> str:
+@in_ranks(2, "nodes", backend=None, fresh=True)
+def test_detail_debug_mode(rank: int, world: int) -> None:
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     dist.init_process_group("ours")
     tensor = torch.ones(4)
@@ -250,17 +210,14 @@ def detailed(rank: int, world: int) -> str:
     ):
         work.wait()
     assert tensor[0].item() == (rank - 1) % world
-    return type(backend_of()).__name__
-
-
-def test_detail_debug_mode(nodes):
-    assert set(run_ranks(2, detailed, backend=None, nodes=nodes)) == {"_ProcessGroupWrapper"}
+    assert type(backend_of()).__name__ == "_ProcessGroupWrapper"
 
 
 # --- what groups leave behind ----------------------------------------------------------------------------------------
 
 
-def lonely(rank: int, world: int) -> int:
+@in_ranks(1, fresh=True)
+def test_a_world_of_one_needs_no_thread(rank: int, world: int) -> None:
     backend = backend_of()
     works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
     assert all(work.is_completed() for work in works)
@@ -270,14 +227,11 @@ def lonely(rank: int, world: int) -> int:
     assert failed_with("COMM_ERROR")
     with pytest.raises(dist.DistBackendError, match="aborted"):
         dist.all_reduce(torch.ones(3))
-    return len(threads_named("ours_comm"))
+    assert not threads_named("ours_comm")
 
 
-def test_a_world_of_one_needs_no_thread():
-    assert run_ranks(1, lonely) == [0]
-
-
-def closed(rank: int, world: int) -> None:
+@in_ranks(2, "nodes")
+def test_destroying_a_group_completes_what_is_queued(rank: int, world: int) -> None:
     group = dist.new_group()
     work = dist.all_reduce(torch.ones(300_000), group=group, async_op=True)
     backend = backend_of(group)
@@ -287,10 +241,6 @@ def closed(rank: int, world: int) -> None:
     with pytest.raises(RuntimeError, match="was shut down"):
         backend.barrier(dist.BarrierOptions())
     assert total() == world
-
-
-def test_destroying_a_group_completes_what_is_queued(rank_pool, nodes):
-    rank_pool(2, nodes=nodes).run(closed)
 
 
 def many(rank: int, world: int) -> int:

@@ -8,7 +8,9 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from probes import bytes_in_heap, in_heap
+from gradient_cases import WEIGHT_BYTES, backward, check_averages, make_model
+from probes import backend_of, bytes_in_heap, in_heap
+from ranks import in_ranks
 from torch import nn
 
 from ourddp import DistributedDataParallel
@@ -16,12 +18,8 @@ from ourddp import DistributedDataParallel
 LARGE = 50_000  # elements: more than goes in one synchronisation
 
 
-def cpu_backend(group: dist.ProcessGroup | None = None) -> dist._Backend:
-    return (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
-
-
 def _reduce(rank, world, dtype, count):
-    backend = cpu_backend()
+    backend = backend_of()
     assert backend.supports_tensor_alloc(torch.device("cpu"))
     tensor = backend.allocate_tensor(count, dtype=dtype, device=torch.device("cpu"))
     assert in_heap(tensor)
@@ -48,24 +46,22 @@ def test_all_reduce_in_the_heap_equals_all_reduce(rank_pool, dtype):
     rank_pool(3, "ours").run(_reduce, dtype, 7)
 
 
-def _half_in_heap(rank, world):
-    tensor = cpu_backend().allocate_tensor(LARGE, dtype=torch.float32, device=torch.device("cpu"))
+@in_ranks(3)
+def test_only_some_ranks_may_have_their_tensor_in_the_heap(rank, world):
+    tensor = backend_of().allocate_tensor(LARGE, dtype=torch.float32, device=torch.device("cpu"))
     tensor = tensor.fill_(rank + 1) if rank else torch.ones(LARGE)
     dist.all_reduce(tensor)
     assert torch.equal(tensor, torch.full_like(tensor, sum(range(1, world + 1))))
 
 
-def test_only_some_ranks_may_have_their_tensor_in_the_heap(rank_pool):
-    rank_pool(3, "ours").run(_half_in_heap)
-
-
-def _life(rank, world):
+@in_ranks(2)
+def test_tensors_outlive_their_group_and_release_their_memory(rank, world):
     group = dist.new_group(backend="ours")
     gc.collect()
     dist.barrier()
     before = bytes_in_heap()
     dist.barrier()
-    tensor = cpu_backend(group).allocate_tensor(LARGE, dtype=torch.float32, device=torch.device("cpu"))
+    tensor = backend_of(group).allocate_tensor(LARGE, dtype=torch.float32, device=torch.device("cpu"))
     assert bytes_in_heap() >= before + tensor.nbytes
     tensor.fill_(1)
     child = os.fork()
@@ -73,7 +69,7 @@ def _life(rank, world):
         # A child must neither release memory of its parent's heap nor allocate from it.
         del tensor
         gc.collect()
-        more = cpu_backend(group).allocate_tensor(LARGE, dtype=torch.float32, device=torch.device("cpu"))
+        more = backend_of(group).allocate_tensor(LARGE, dtype=torch.float32, device=torch.device("cpu"))
         os._exit(0 if not in_heap(more) else 1)
     assert os.waitpid(child, 0)[1] == 0
     tensor.resize_(2 * LARGE)
@@ -95,13 +91,10 @@ def _life(rank, world):
     assert bytes_in_heap() == before
 
 
-def test_tensors_outlive_their_group_and_release_their_memory(rank_pool):
-    rank_pool(2, "ours").run(_life)
-
-
-def _solo(rank, world):
+@in_ranks(2)
+def test_a_group_of_one_allocates_ordinary_memory(rank, world):
     groups = [dist.new_group([r], backend="ours") for r in range(world)]
-    tensor = cpu_backend(groups[rank]).allocate_tensor(10, dtype=torch.float32, device=torch.device("cpu"))
+    tensor = backend_of(groups[rank]).allocate_tensor(10, dtype=torch.float32, device=torch.device("cpu"))
     dist.all_reduce(tensor.fill_(3), group=groups[rank])
     assert tensor.tolist() == [3] * 10
     dist.destroy_process_group(groups[rank])
@@ -111,63 +104,32 @@ def _solo(rank, world):
     assert tensor[:10].tolist() == [3] * 10
 
 
-def test_a_group_of_one_allocates_ordinary_memory(rank_pool):
-    rank_pool(2, "ours").run(_solo)
+@pytest.mark.parametrize("cls", [DistributedDataParallel, nn.parallel.DistributedDataParallel])
+@in_ranks(2)
+def test_views_of_buckets_are_in_the_heap(rank, world, cls):
+    os.environ["DDP_DISABLE_COMM_MEM"] = "0"  # torch's class asks for this
+    model = cls(make_model(), bucket_cap_mb=0.1, gradient_as_bucket_view=True)
+    for step in range(3):
+        model.zero_grad(set_to_none=step != 1)
+        backward(model, rank)
+        check_averages(model, world)
+        assert all(in_heap(parameter.grad) for parameter in model.parameters())
+    assert cls is not DistributedDataParallel or model.reducer._get_reduced_in_place() == 0
 
 
-class Wide(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(128, 128) for _ in range(3)))
-
-    def forward(self, x):
-        return self.layers(x)
-
-
-def _ddp(rank, world, cls, options, hook):
+@in_ranks(2)
+def test_buckets_for_hooks_are_in_the_heap(rank, world):
     gc.collect()
     dist.barrier()
     before = bytes_in_heap()
     dist.barrier()
-    torch.manual_seed(0)
-    model = Wide()
-    alone = Wide()
-    alone.load_state_dict(model.state_dict())
-    model = cls(model, bucket_cap_mb=0.1, **options)
-    if hook:
-        model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
-    inputs = [torch.randn(4, 128, generator=torch.Generator().manual_seed(r)) for r in range(world)]
+    model = DistributedDataParallel(make_model(), bucket_cap_mb=0.1)
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
     for step in range(3):
         model.zero_grad(set_to_none=step != 1)
-        alone.zero_grad()
-        model(inputs[rank]).square().sum().backward()
-        for x in inputs:
-            (alone(x).square().sum() / world).backward()
-        for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-4, atol=1e-5)
+        backward(model, rank)
+        check_averages(model, world)
+        assert not any(in_heap(parameter.grad) for parameter in model.parameters())
     dist.barrier()
-    taken = bytes_in_heap() - before
+    assert bytes_in_heap() - before >= 3 * WEIGHT_BYTES
     dist.barrier()
-    return [in_heap(p.grad) for p in model.parameters()], taken
-
-
-def test_views_of_buckets_are_in_the_heap(rank_pool):
-    views = {"gradient_as_bucket_view": True}
-    for seen, _ in rank_pool(2, "ours").run(_ddp, DistributedDataParallel, views, False):
-        assert all(seen)
-
-
-def test_buckets_for_hooks_are_in_the_heap(rank_pool):
-    for seen, taken in rank_pool(2, "ours").run(_ddp, DistributedDataParallel, {}, True):
-        assert not any(seen)
-        assert taken >= 3 * 128 * 128 * 4
-
-
-def _stock_ddp(rank, world):
-    os.environ["DDP_DISABLE_COMM_MEM"] = "0"
-    return _ddp(rank, world, nn.parallel.DistributedDataParallel, {"gradient_as_bucket_view": True}, False)
-
-
-def test_torchs_own_ddp_gets_its_buckets_from_the_heap(rank_pool):
-    for seen, _ in rank_pool(2, "ours").run(_stock_ddp):
-        assert all(seen)

@@ -11,30 +11,18 @@ from collective_cases import ring_in_a_batch, tags_in_any_order
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from probes import backend_of
-from ranks import run_ranks
+from ranks import in_ranks
+
+import ourddp
 
 
 def test_tags_are_received_in_any_order(rank_pool, nodes):
     rank_pool(3, nodes=nodes).run(tags_in_any_order)
 
 
-def order_within_a_tag(rank: int, world: int) -> None:
-    peer = 1 - rank
-    sends = [dist.isend(torch.tensor([float(i)]), peer, tag=i % 2) for i in range(40)]
-    for tag in (1, 0):
-        for i in range(tag, 40, 2):
-            tensor = torch.empty(1)
-            dist.recv(tensor, peer, tag=tag)
-            assert tensor.item() == i
-    for work in sends:
-        work.wait()
-
-
-def test_messages_with_one_tag_keep_their_order(rank_pool, nodes):
-    rank_pool(2, nodes=nodes).run(order_within_a_tag)
-
-
-def any_source(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [2, 4])
+@in_ranks(None, "nodes")
+def test_a_receive_from_any_source_reports_the_sender(rank: int, world: int) -> None:
     if rank == 0:
         senders = []
         for _ in range(2 * (world - 1)):
@@ -54,12 +42,9 @@ def any_source(rank: int, world: int) -> None:
             dist.send(torch.ones(1), 0, tag=7)
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_a_receive_from_any_source_reports_the_sender(rank_pool, world, nodes):
-    rank_pool(world, nodes=nodes).run(any_source)
-
-
-def everyone_sends_first(rank: int, world: int, count: int) -> None:
+@pytest.mark.parametrize("count", [0, 1, 5_000, 3_000_000])
+@in_ranks(3, "nodes")
+def test_messages_of_any_size_may_cross(rank: int, world: int, count: int) -> None:
     """All ranks send before any posts a receive: that would deadlock if sends needed their receivers' attention."""
     sends = [dist.isend(torch.full((count,), float(rank)), peer) for peer in range(world) if peer != rank]
     received = {peer: torch.empty(count) for peer in range(world) if peer != rank}
@@ -70,12 +55,8 @@ def everyone_sends_first(rank: int, world: int, count: int) -> None:
     assert all(torch.equal(tensor, torch.full((count,), float(peer))) for peer, tensor in received.items())
 
 
-@pytest.mark.parametrize("count", [0, 1, 5_000, 3_000_000])
-def test_messages_of_any_size_may_cross(rank_pool, count, nodes):
-    rank_pool(3, nodes=nodes).run(everyone_sends_first, count)
-
-
-def strided(rank: int, world: int) -> None:
+@in_ranks(2, "nodes")
+def test_strides_and_scalars(rank: int, world: int) -> None:
     if rank == 0:
         dist.send(torch.arange(12.0).view(3, 4).t(), 1)
         dist.send(torch.tensor(5.0), 1)
@@ -89,16 +70,13 @@ def strided(rank: int, world: int) -> None:
         assert scalar.item() == 5.0
 
 
-def test_strides_and_scalars(rank_pool, nodes):
-    rank_pool(2, nodes=nodes).run(strided)
-
-
 @pytest.mark.parametrize("world", [2, 4])
 def test_batch_isend_irecv(rank_pool, world, nodes):
     rank_pool(world, nodes=nodes).run(ring_in_a_batch)
 
 
-def batch_after_an_exception(rank: int, world: int) -> None:
+@in_ranks(2, "nodes", fresh=True)
+def test_an_unfinished_batch_does_not_affect_the_next(rank: int, world: int) -> None:
     call, tensor = (dist.isend, torch.ones(4)) if rank == 0 else (dist.irecv, torch.zeros(4))
     with pytest.raises((RuntimeError, ValueError)):
         dist.batch_isend_irecv([dist.P2POp(call, tensor.to_sparse(), 1 - rank)])
@@ -107,11 +85,9 @@ def batch_after_an_exception(rank: int, world: int) -> None:
     assert tensor.tolist() == [1.0] * 4
 
 
-def test_an_unfinished_batch_does_not_affect_the_next(nodes):
-    run_ranks(2, batch_after_an_exception, nodes=nodes)
-
-
-def one_forward_one_backward(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [2, 4])
+@in_ranks(None, "nodes")
+def test_pipeline_traffic_does_not_deadlock(rank: int, world: int) -> None:
     """Run the traffic of the 1F1B pipeline schedule: neighbours send in both directions during collectives."""
     batches, width = 8, 20_000
     last = rank == world - 1
@@ -153,12 +129,8 @@ def one_forward_one_backward(rank: int, world: int) -> None:
         work.wait()
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_pipeline_traffic_does_not_deadlock(rank_pool, world, nodes):
-    rank_pool(world, nodes=nodes).run(one_forward_one_backward)
-
-
-def coalesced_object_and_future(rank: int, world: int) -> None:
+@in_ranks(2, "nodes")
+def test_objects_and_futures(rank: int, world: int) -> None:
     if rank == 0:
         dist.send_object_list([{"a": 1}, "text"], dst=1)
         future = dist.isend(torch.ones(4), 1).get_future()
@@ -170,10 +142,6 @@ def coalesced_object_and_future(rank: int, world: int) -> None:
         tensor = torch.empty(4)
         doubled = dist.irecv(tensor, 0).get_future().then(lambda future: future.value()[0] * 2)
         assert torch.equal(doubled.wait(), torch.full((4,), 2.0))
-
-
-def test_objects_and_futures(rank_pool, nodes):
-    rank_pool(2, nodes=nodes).run(coalesced_object_and_future)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -206,7 +174,8 @@ def exchange(rank: int, world: int, messages: list[tuple[int, int, int, int]], r
         assert torch.equal(tensor, torch.full_like(tensor, float(number)))
 
 
-def patience(rank: int, world: int) -> None:
+@in_ranks(2, "nodes")
+def test_a_wait_that_times_out_leaves_the_receive_alive(rank: int, world: int) -> None:
     if rank == 0:
         tensor = torch.empty(1)
         work = dist.irecv(tensor, 1)
@@ -221,39 +190,29 @@ def patience(rank: int, world: int) -> None:
         dist.send(torch.full((1,), 3.0), 0)
 
 
-def test_a_wait_that_times_out_leaves_the_receive_alive(rank_pool, nodes):
-    rank_pool(2, nodes=nodes).run(patience)
-
-
-def misuse(rank: int, world: int) -> None:
+@in_ranks(2, "nodes")
+def test_invalid_arguments_of_messages(rank: int, world: int) -> None:
     backend = backend_of()
     for peer, tag, text in [
         (world, 0, rf"peer is rank {world}"),
         (rank, 0, "another rank"),
         (1 - rank, -1, "tag is -1"),
     ]:
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises(ourddp.MisuseError, match=text):
             backend.send([torch.ones(1)], peer, tag)
+    with pytest.raises(ourddp.MisuseError):
+        backend.recv([torch.ones(1), torch.ones(1)], 1 - rank, 0)
     with pytest.raises(ValueError, match="share memory"):
         backend.recv([torch.zeros(1).expand(3)], 1 - rank, 0)
     dist.barrier()
 
 
-def test_invalid_arguments_of_messages(rank_pool, nodes):
-    rank_pool(2, nodes=nodes).run(misuse)
-
-
-def wrong_message(rank: int, world: int, size: int, dtype: torch.dtype) -> str:
+@pytest.mark.parametrize(("size", "dtype", "shown"), [(5, torch.float32, "5 x float32"), (4, torch.int32, "4 x int32")])
+@in_ranks(2, "nodes", fresh=True)
+def test_a_message_that_does_not_fit_fails_with_both_sizes(rank: int, world: int, size, dtype, shown) -> None:
     if rank == 0:
         dist.send(torch.zeros(4), 1)
-        return ""
-    with pytest.raises(dist.DistBackendError) as error:
-        dist.recv(torch.empty(size, dtype=dtype), 0)
-    return str(error.value)
-
-
-@pytest.mark.parametrize(("size", "dtype", "shown"), [(5, torch.float32, "5 x float32"), (4, torch.int32, "4 x int32")])
-def test_a_message_that_does_not_fit_fails_with_both_sizes(size, dtype, shown, nodes):
-    _, text = run_ranks(2, wrong_message, size, dtype, nodes=nodes)
-    assert shown in text
-    assert "4 x float32" in text
+    else:
+        with pytest.raises(dist.DistBackendError, match=shown) as error:
+            dist.recv(torch.empty(size, dtype=dtype), 0)
+        assert "4 x float32" in str(error.value)

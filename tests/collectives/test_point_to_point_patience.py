@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import HAS_HOOKS, backend_of, failed_with, reached, total
-from ranks import run_ranks
+from ranks import in_ranks
 
 LIMIT = 0.2  # seconds: the timeout of transfers that are posted within limited()
 LARGE = 3_000_000  # elements: more than a channel, or the system, buffers for a sender
@@ -26,59 +26,42 @@ def limited() -> Iterator[None]:
     backend_of().set_timeout(timedelta(seconds=60))
 
 
-def posted_by(how: str, tensor: torch.Tensor, peer: int) -> Any:
-    """Receive ``tensor`` in one of several ways, and return the Work."""
-    if how == "batch":
-        return dist.batch_isend_irecv([dist.P2POp(dist.irecv, tensor, peer)])[0]
-    work = dist.irecv(tensor, peer if how != "any source" else None)
-    if how == "future":
-        work.get_future()
-    if how == "callback":
-        work.get_future().then(lambda future: future.value())
-    return work
+def in_all_ways(tensors: list[torch.Tensor]) -> list[Any]:
+    """Receive one tensor a tag from rank 0, each in a way of its own. Return the Works."""
+    irecv, any_source, batch, future, callback = tensors
+    operation = dist.P2POp(dist.irecv, batch, 0, tag=2)
+    works = [dist.irecv(irecv, 0, tag=0), dist.irecv(any_source, tag=1), *dist.batch_isend_irecv([operation])]
+    works += [dist.irecv(future, 0, tag=3), dist.irecv(callback, 0, tag=4)]
+    works[3].get_future()
+    works[4].get_future().then(lambda future: future.value())
+    return works
 
 
-def unwaited_receive(rank: int, world: int, how: str) -> None:
-    tensor = torch.zeros(4)
+@in_ranks(2, "nodes")
+def test_a_transfer_that_nobody_waits_for_never_times_out(rank: int, world: int) -> None:
+    tensors = [torch.zeros(4) for _ in range(5)]
     with limited():
-        work = posted_by(how, tensor, 0) if rank == 1 else None
+        works = in_all_ways(tensors) if rank == 1 else [dist.isend(torch.ones(LARGE), 1, tag=9)]
     time.sleep(2 * LIMIT)
-    assert total() == world, "nobody waits for the receive, so it must not fail the group"
+    assert total() == world, "nobody waits for the transfers, so they must not fail the group"
     if rank == 0:
-        dist.send(torch.ones(4), 1)
-    dist.barrier()
-    if work is not None:
-        assert reached(work.is_completed)
+        for tag in range(5):
+            dist.send(torch.full((4,), tag + 1.0), 1, tag=tag)
+    else:
+        dist.recv(large := torch.empty(LARGE), 0, tag=9)
+        assert large.eq(1).all()
+    for number, work in enumerate(works):
+        assert reached(work.is_completed), number
         work.wait()
-        assert tensor.tolist() == [1.0] * 4
+    assert rank == 0 or [tensor.tolist() for tensor in tensors] == [[tag + 1.0] * 4 for tag in range(5)]
     assert failed_with("SUCCESS")
 
 
-@pytest.mark.parametrize("how", ["irecv", "any source", "batch", "future", "callback"])
-def test_a_receive_that_nobody_waits_for_never_times_out(rank_pool, how, nodes):
-    rank_pool(2, nodes=nodes).run(unwaited_receive, how)
-
-
-def unwaited_send(rank: int, world: int) -> None:
-    with limited():
-        work = dist.isend(torch.ones(LARGE), 1) if rank == 0 else None
-    time.sleep(2 * LIMIT)
-    assert total() == world
-    if work is None:
-        dist.recv(tensor := torch.empty(LARGE), 0)
-        assert tensor.eq(1).all()
-    else:
-        assert reached(work.is_completed)
-        work.wait()
-
-
-def test_a_send_that_nobody_waits_for_never_times_out(rank_pool, nodes):
-    rank_pool(2, nodes=nodes).run(unwaited_send)
-
-
-def awaited(rank: int, world: int) -> None:
+@in_ranks(2, "nodes", fresh=True)
+def test_the_timeout_of_a_receive_begins_with_the_wait(rank: int, world: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
     if rank == 1:
-        reached(lambda: not failed_with("SUCCESS"))
+        store.wait(["rank 0 gave up"])
         return
     with limited():
         work = dist.irecv(torch.empty(1), 1)
@@ -88,13 +71,12 @@ def awaited(rank: int, world: int) -> None:
         work.wait()
     assert time.monotonic() - began >= LIMIT
     assert not failed_with("SUCCESS")
+    store.set("rank 0 gave up", "")
 
 
-def test_the_timeout_of_a_receive_begins_with_the_wait(nodes):
-    run_ranks(2, awaited, nodes=nodes)
-
-
-def late_future(rank: int, world: int, batch: bool) -> None:
+@pytest.mark.parametrize("batch", [False, True])
+@in_ranks(2, "nodes")
+def test_a_future_times_out_and_leaves_the_receive_alive(rank: int, world: int, batch: bool) -> None:
     if rank == 0:
         tensor = torch.zeros(1)
         with limited():
@@ -115,19 +97,7 @@ def late_future(rank: int, world: int, batch: bool) -> None:
         assert tensor.item() == 1
 
 
-@pytest.mark.parametrize("batch", [False, True])
-def test_a_future_times_out_and_leaves_the_receive_alive(rank_pool, nodes, batch):
-    rank_pool(2, nodes=nodes).run(late_future, batch)
-
-
 # --- ranks that leave ------------------------------------------------------------------------------------------------
-
-LEFTOVERS: dict[str, Callable[[], Any]] = {
-    "a receive": lambda: dist.irecv(torch.zeros(1), 0),
-    "a receive from any source": lambda: dist.irecv(torch.zeros(1)),
-    "a future": lambda: dist.irecv(torch.zeros(1), 0).get_future(),
-    "a send": lambda: dist.isend(torch.ones(LARGE), 0),
-}
 
 
 def ping_pong(rank: int, peer: int) -> None:
@@ -141,14 +111,16 @@ def ping_pong(rank: int, peer: int) -> None:
             assert tensor.item() == peer
 
 
-def leaves_with(rank: int, world: int, leftover: str) -> None:
+@in_ranks(3, "nodes", fresh=True)
+def test_a_rank_that_leaves_drops_its_unmatched_transfers(rank: int, world: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     dist.barrier()
     if rank == 1:
         hooked: list[bool] = []
         if HAS_HOOKS:
             backend_of().register_abort_hook(1, lambda: hooked.append(True))
-        kept = LEFTOVERS[leftover]()
+        kept = [dist.irecv(torch.zeros(1), 0), dist.irecv(torch.zeros(1)), dist.irecv(torch.zeros(1), 0).get_future()]
+        kept.append(dist.isend(torch.ones(LARGE), 0))
         dist.destroy_process_group()
         del kept
         assert not hooked, "the program wanted the group to end, so no abort hook may run"
@@ -161,12 +133,9 @@ def leaves_with(rank: int, world: int, leftover: str) -> None:
     assert failed_with("SUCCESS")
 
 
-@pytest.mark.parametrize("leftover", LEFTOVERS)
-def test_a_rank_that_leaves_drops_its_unmatched_transfers(leftover, nodes):
-    run_ranks(3, leaves_with, leftover, nodes=nodes)
-
-
-def left_behind(rank: int, world: int, how: str) -> None:
+@pytest.mark.parametrize("how", ["recv", "send"])
+@in_ranks(3, "nodes", fresh=True)
+def test_a_transfer_with_a_rank_that_has_left_fails_when_it_is_waited_for(rank: int, world: int, how: str) -> None:
     store = dist.distributed_c10d._get_default_store()
     # Ranks that have never exchanged a message may not be connected.
     if rank < 2:
@@ -184,13 +153,12 @@ def left_behind(rank: int, world: int, how: str) -> None:
     ping_pong(rank, 2 - rank)
     assert failed_with("SUCCESS")
     if work is not None:
-        with pytest.raises(dist.DistNetworkError, match=r"rank 1 .*left the group"):
-            work.get_future().wait() if how == "future" else work.wait()
-        assert failed_with("SUCCESS") == (how == "future")
+        left = r"rank 1 .*left the group"
+        with pytest.raises(dist.DistNetworkError, match=left):
+            work.get_future().wait()
+        assert failed_with("SUCCESS"), "a future fails alone"
+        with pytest.raises(dist.DistNetworkError, match=left):
+            work.wait()
+        assert not failed_with("SUCCESS")
     store.set(f"{rank} is done", "")
     store.wait(["0 is done"])
-
-
-@pytest.mark.parametrize("how", ["recv", "send", "future"])
-def test_a_transfer_with_a_rank_that_has_left_fails_when_it_is_waited_for(how, nodes):
-    run_ranks(3, left_behind, how, nodes=nodes)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import HAS_HOOKS, HAS_WORK_EXCEPTION, backend_of
-from ranks import run_ranks
+from ranks import in_ranks, run_ranks
 
 
 def life_of_a_work(rank: int, world: int) -> None:
@@ -45,7 +45,9 @@ def test_life_of_a_work(rank_pool, world, inline, nodes):
     rank_pool(world, env={"OURS_INLINE": inline}, nodes=nodes).run(life_of_a_work)
 
 
-def chained_callbacks(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [1, 2, 4])
+@in_ranks()
+def test_callbacks_may_communicate(rank: int, world: int) -> None:
     """Callbacks run where the collective has ended, and may issue and await more collectives of the same group."""
     tensor = torch.full((4,), float(rank))
     total = float(sum(range(world)))
@@ -71,12 +73,8 @@ def chained_callbacks(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_callbacks_may_communicate(rank_pool, world):
-    rank_pool(world).run(chained_callbacks)
-
-
-def forgotten_works(rank: int, world: int) -> None:
+@in_ranks(2)
+def test_works_keep_their_tensors_alive(rank: int, world: int) -> None:
     for _ in range(50):
         dist.all_reduce(torch.ones(1000), async_op=True)  # nothing else keeps the tensor or the Work
     tensor = torch.ones(1)
@@ -84,11 +82,8 @@ def forgotten_works(rank: int, world: int) -> None:
     assert tensor.item() == world
 
 
-def test_works_keep_their_tensors_alive(rank_pool):
-    rank_pool(2).run(forgotten_works)
-
-
-def impatient(rank: int, world: int) -> None:
+@in_ranks(2)
+def test_a_wait_that_times_out_leaves_work_and_group_alive(rank: int, world: int) -> None:
     tensor = torch.full((2,), float(rank))
     gate = dist.new_group(backend="gloo")
     if rank == 0:
@@ -104,11 +99,9 @@ def impatient(rank: int, world: int) -> None:
     assert tensor[0].item() == sum(range(world))
 
 
-def test_a_wait_that_times_out_leaves_work_and_group_alive(rank_pool):
-    rank_pool(2).run(impatient)
-
-
-def groups_in_threads(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [2, 3])
+@in_ranks(fresh=True)
+def test_groups_in_several_threads(rank: int, world: int) -> None:
     """Several threads each use a group, and Python stays responsive."""
     groups = [dist.new_group() for _ in range(3)]
     failures: list[BaseException] = []
@@ -131,11 +124,6 @@ def groups_in_threads(rank: int, world: int) -> None:
         thread.join(60)
         assert not thread.is_alive()
     assert not failures, failures
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_groups_in_several_threads(world):
-    run_ranks(world, groups_in_threads)
 
 
 # ---------------------------------------------------------------- profiles and traces
@@ -167,7 +155,8 @@ def test_profiles_show_each_operation_with_its_shapes(rank_pool):
     assert sorted(second) == sorted([*common, ("ours:recv", True, [[5]])])
 
 
-def awaited_in_a_graph(rank: int, world: int) -> None:
+@in_ranks(2)
+def test_a_graph_may_wait_for_a_synchronous_call(rank: int, world: int) -> None:
     """Collectives that are issued in this context are registered with their Works, for which a compiled graph waits."""
     from torch.distributed import _functional_collectives as functional
 
@@ -175,10 +164,6 @@ def awaited_in_a_graph(rank: int, world: int) -> None:
     with functional.allow_inflight_collective_as_graph_input_ctx():
         dist.all_reduce(tensor)
     assert torch.equal(functional.wait_tensor(tensor), torch.full((3,), float(world)))
-
-
-def test_a_graph_may_wait_for_a_synchronous_call(rank_pool):
-    rank_pool(2).run(awaited_in_a_graph)
 
 
 def traced(rank: int, world: int) -> list[dict[str, Any]]:
@@ -201,40 +186,33 @@ def test_traces_describe_a_call(tmp_path):
 # ---------------------------------------------------------------- timeouts
 
 
-def ephemeral(rank: int, world: int) -> list[float]:
+@pytest.mark.skipif(not HAS_HOOKS, reason="torch reports the timeout of a Work from 2.15 on")
+@in_ranks(2, fresh=True)
+def test_timeouts_of_the_call_the_group_and_ephemeral_ones(rank: int, world: int) -> None:
     group = dist.group.WORLD
-    seconds = []
 
-    def issue() -> None:
-        work = dist.barrier(async_op=True)
+    def seconds(options: dist.BarrierOptions | None = None) -> float:
+        work = group.barrier(options) if options else dist.barrier(async_op=True)
         work.wait()
-        seconds.append(work.timeout.total_seconds())
+        return work.timeout.total_seconds()
 
-    issue()
+    assert seconds() == 60
     group._add_ephemeral_timeout(timedelta(seconds=5))
     group._add_ephemeral_timeout(timedelta(seconds=2))
-    issue()
-    issue()
+    assert (seconds(), seconds()) == (67, 60)
     group.set_timeout(timedelta(seconds=30))
-    issue()
+    assert seconds() == 30
     options = dist.BarrierOptions()
     options.timeout = timedelta(seconds=9)
-    work = group.barrier(options)
-    work.wait()
-    seconds.append(work.timeout.total_seconds())
-    return seconds
-
-
-@pytest.mark.skipif(not HAS_HOOKS, reason="torch reports the timeout of a Work from 2.15 on")
-def test_timeouts_of_the_call_the_group_and_ephemeral_ones(nodes):
-    for seconds in run_ranks(2, ephemeral, pg_timeout=60, nodes=nodes):
-        assert seconds == [60, 67, 60, 30, 9]
+    assert seconds(options) == 9
 
 
 # ---------------------------------------------------------------- hooks
 
 
-def on_completion(rank: int, world: int) -> list[tuple[str, int]]:
+@pytest.mark.parametrize("world", [1, 2])
+@in_ranks(None, "nodes")
+def test_on_completion_hook_sees_every_work(rank: int, world: int) -> None:
     group = dist.new_group()
     seen: list[tuple[str, int]] = []
     group._register_on_completion_hook(lambda info: seen.append((info.op_type.name, info.seq)))
@@ -243,16 +221,12 @@ def on_completion(rank: int, world: int) -> list[tuple[str, int]]:
     dist.broadcast(torch.ones(2), 0, group=group)
     group._wait_for_pending_works()
     dist.destroy_process_group(group)
-    return seen
+    assert seen == [("ALLREDUCE", 1), ("ALLREDUCE", 2), ("ALLREDUCE", 3), ("BROADCAST", 4)]
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_on_completion_hook_sees_every_work(world, nodes):
-    for seen in run_ranks(world, on_completion, nodes=nodes):
-        assert seen == [("ALLREDUCE", 1), ("ALLREDUCE", 2), ("ALLREDUCE", 3), ("BROADCAST", 4)]
-
-
-def abort_hooks(rank: int, world: int) -> list[str]:
+@pytest.mark.skipif(not HAS_HOOKS, reason="torch has abort hooks from 2.15 on")
+@in_ranks(2, fresh=True)
+def test_abort_hooks_run_before_the_error_is_raised(rank: int, world: int) -> None:
     calls: list[str] = []
     backend = backend_of()
     assert backend.supports_abort_hooks
@@ -264,10 +238,4 @@ def abort_hooks(rank: int, world: int) -> list[str]:
     calls.append("raised")
     with pytest.raises(dist.DistBackendError):
         dist.all_reduce(torch.ones(2))
-    return calls
-
-
-@pytest.mark.skipif(not HAS_HOOKS, reason="torch has abort hooks from 2.15 on")
-def test_abort_hooks_run_before_the_error_is_raised():
-    for calls in run_ranks(2, abort_hooks):
-        assert calls == ["hook, COMM_ERROR", "raised"]
+    assert calls == ["hook, COMM_ERROR", "raised"]

@@ -21,12 +21,23 @@ from ddp_cases import (
     share,
     train,
 )
+from ranks import in_ranks
 from torch import nn
 
 from ourddp import DistributedDataParallel
 
+PENALISED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "view": {"gradient_as_bucket_view": True},
+    "unused": {"find_unused_parameters": True},
+    "static": {"static_graph": True},
+    "static_view": {"static_graph": True, "gradient_as_bucket_view": True},
+}
 
-def _penalty(rank, world, options):
+
+@pytest.mark.parametrize("options", PENALISED.values(), ids=PENALISED)
+@in_ranks(2)
+def test_a_gradient_penalty(rank, world, options):
     """Gradients of a loss with a gradient in it, in the first step as in later ones."""
     models = (TorchDDP(make_model("mlp")), DistributedDataParallel(make_model("mlp"), **options))
     for step, batch in enumerate(batches(world, 3)):
@@ -39,21 +50,8 @@ def _penalty(rank, world, options):
         assert_same(gradients(models[1]), gradients(models[0]), f"rank {rank} step {step}")
 
 
-PENALISED: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "view": {"gradient_as_bucket_view": True},
-    "unused": {"find_unused_parameters": True},
-    "static": {"static_graph": True},
-    "static_view": {"static_graph": True, "gradient_as_bucket_view": True},
-}
-
-
-@pytest.mark.parametrize("options", PENALISED.values(), ids=PENALISED)
-def test_a_gradient_penalty(rank_pool, options):
-    rank_pool(2).run(_penalty, options)
-
-
-def _higher_order(rank, world):
+@in_ranks(2, "backend")
+def test_gradients_of_averaged_gradients_are_those_of_this_rank(rank, world):
     """A backward that torch's class refuses as soon as a layer has a bias."""
     model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)))
     alone = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
@@ -76,11 +74,9 @@ def _higher_order(rank, world):
         torch.testing.assert_close(mine, theirs)
 
 
-def test_gradients_of_averaged_gradients_are_those_of_this_rank(rank_pool):
-    rank_pool(2, env={"PYTHONWARNINGS": "always"}).run(_higher_order)
-
-
-def _many_forwards(rank, world, options):
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}])
+@in_ranks(2)
+def test_forwards_before_backwards(rank, world, options):
     results = []
     for cls in CLASSES:
         model = cls(make_model("mlp"), **options)
@@ -97,20 +93,20 @@ def _many_forwards(rank, world, options):
         assert_same(mine, theirs, f"rank {rank} backward {step}")
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}])
-def test_forwards_before_backwards(rank_pool, options):
-    rank_pool(2).run(_many_forwards, options)
-
-
-def _window(rank, world, view, uses):
+@pytest.mark.parametrize("others", [["left", "right", "left"], ["left", "left", "left"]], ids=["alike", "different"])
+@pytest.mark.parametrize("view", [False, True])
+@in_ranks(2, "backend")
+def test_used_means_used_since_the_last_reduction(rank, world, view, others):
+    """The last step of a window may not use what an earlier one has used, on this rank or on another."""
+    uses = ["left", "right", "left"] if rank == 0 else others
     results = []
     for cls in CLASSES:
         model = cls(make_model("branches"), find_unused_parameters=True, gradient_as_bucket_view=view)
         found = []
         for start in range(2):
             model.zero_grad()
-            for step, batch in enumerate(batches(world, len(uses[rank]))):
-                model.module.use = uses[rank][(step + start) % len(uses[rank])]
+            for step, batch in enumerate(batches(world, len(uses))):
+                model.module.use = uses[(step + start) % len(uses)]
                 if step < 2:
                     with model.no_sync():
                         backward(model, batch, rank)
@@ -122,15 +118,14 @@ def _window(rank, world, view, uses):
         assert_same(mine, theirs, f"rank {rank} window {window}")
 
 
+@pytest.mark.parametrize("name", ["mlp", "branches"])  # torch's class cannot join with sparse gradients
 @pytest.mark.parametrize("view", [False, True])
-def test_each_rank_may_use_other_parameters_in_each_step_of_a_window(rank_pool, view):
-    rank_pool(2).run(_window, view, [["left", "right", "left"], ["left", "left", "left"]])
-
-
-def _lazy(rank, world, options, name):
+@in_ranks(2)
+def test_buckets_that_exist_only_in_backward(rank, world, view, name):
+    options = {"find_unused_parameters": True, "gradient_as_bucket_view": view, "lazy_bucket_allocation": True}
     results = []
     for cls in CLASSES:
-        model = cls(make_model(name), lazy_bucket_allocation=True, bucket_cap_mb=0.001, **options)
+        model = cls(make_model(name), bucket_cap_mb=0.001, **known(options))
         with model.no_sync():
             backward(model, next(batches(world, 1)), rank)
         found = [train(model, rank, world)]
@@ -143,15 +138,10 @@ def _lazy(rank, world, options, name):
         assert_same(mine, theirs, f"rank {rank} part {part}")
 
 
-@pytest.mark.parametrize("name", ["mlp", "branches"])  # torch's class cannot join with sparse gradients
-@pytest.mark.parametrize("view", [False, True])
-def test_buckets_that_exist_only_in_backward(rank_pool, name, view):
-    known({"lazy_bucket_allocation": True})
-    rank_pool(2).run(_lazy, {"find_unused_parameters": True, "gradient_as_bucket_view": view}, name)
-
-
-def _sparse_join(rank, world, options):
-    model = DistributedDataParallel(make_model("sparse"), **options)
+@pytest.mark.parametrize("options", [{}, {"lazy_bucket_allocation": True}])
+@in_ranks(2, "backend")
+def test_joining_with_sparse_gradients(rank, world, options):
+    model = DistributedDataParallel(make_model("sparse"), **known(options))
     with model.join():
         for step, batch in enumerate(batches(world, 1 + rank)):
             model.zero_grad()
@@ -160,8 +150,3 @@ def _sparse_join(rank, world, options):
                 alone = make_model("sparse")
                 (loss_of(alone(share(batch, rank))) / world).backward()
                 assert_same(gradients(model), gradients(alone), f"rank {rank}")
-
-
-@pytest.mark.parametrize("option", [None, "lazy_bucket_allocation"])
-def test_joining_with_sparse_gradients(rank_pool, backend, option):
-    rank_pool(2, backend).run(_sparse_join, known({option: True} if option else {}))

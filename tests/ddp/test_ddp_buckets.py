@@ -13,6 +13,7 @@ from ddp_cases import (
     reference_gradients,
     train_and_compare,
 )
+from ranks import in_ranks
 from torch import nn
 
 from ourddp import DistributedDataParallel
@@ -55,7 +56,9 @@ def test_rank_0_decides_on_the_buckets(rank_pool, backend):
     assert set(buckets[0][-1]) <= {6, 7}
 
 
-def _rebuild_while_accumulating(rank, world, view):
+@pytest.mark.parametrize("view", [False, True])
+@in_ranks(2, "backend")
+def test_a_rebuild_loses_no_gradient(rank, world, view):
     expected = reference_gradients("mlp", world, 3, lr=0.0)
     total = {name: sum(step[name] for step in expected) for name in expected[0]}
     model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=0.002, gradient_as_bucket_view=view)
@@ -71,11 +74,8 @@ def _rebuild_while_accumulating(rank, world, view):
 
 
 @pytest.mark.parametrize("view", [False, True])
-def test_a_rebuild_loses_no_gradient(rank_pool, backend, view):
-    rank_pool(2, backend).run(_rebuild_while_accumulating, view)
-
-
-def _layout(rank, world, view):
+@in_ranks(2, "backend")
+def test_gradients_have_the_parameters_strides(rank, world, view):
     model = DistributedDataParallel(make_model("cnn"), gradient_as_bucket_view=view)
     kept = []
     for batch in batches(world, 2):
@@ -88,26 +88,3 @@ def _layout(rank, world, view):
     assert weight.grad.is_contiguous(memory_format=torch.channels_last)
     storages = {p.grad.untyped_storage().data_ptr() for p in model.parameters()}
     assert (len(storages) == 1) == view
-
-
-@pytest.mark.parametrize("view", [False, True])
-def test_gradients_have_the_parameters_strides(rank_pool, backend, view):
-    rank_pool(2, backend).run(_layout, view)
-
-
-def _overlap(rank, world):
-    model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=0.002)
-    for batch in batches(world, 3):
-        backward(model, batch, rank)
-    times = model.reducer._get_backward_times().buckets
-    assert len(times) > 2
-    for bucket in times:
-        assert 0 < bucket.first_gradient <= bucket.last_gradient <= bucket.launched <= bucket.reduction_seen_done
-        assert 0 <= bucket.waited <= bucket.reduction_seen_done - bucket.launched
-    # The first bucket is under way before the last gradient exists.
-    assert times[0].launched < times[-1].last_gradient
-    assert [bucket.launched for bucket in times] == sorted(bucket.launched for bucket in times)
-
-
-def test_reductions_start_during_backward_in_bucket_order(rank_pool, backend):
-    rank_pool(2, backend).run(_overlap)

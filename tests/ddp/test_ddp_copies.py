@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import CLASSES, assert_same, make_model, outcome, train
+from ranks import in_ranks
 
 from ourddp import DistributedDataParallel
 
@@ -38,7 +39,10 @@ COPIED: dict[str, dict[str, Any]] = {
 }
 
 
-def _copied(rank, world, options, kind):
+@pytest.mark.parametrize("kind", COPIES)
+@pytest.mark.parametrize("options", COPIED.values(), ids=COPIED)
+@in_ranks(2)
+def test_copies_go_on(rank, world, options, kind):
     """Copies of a model that has trained go on as torch's original does."""
     found = []
     for cls in CLASSES:
@@ -56,18 +60,9 @@ def _copied(rank, world, options, kind):
     assert found[3] == found[1]
 
 
-@pytest.mark.parametrize("kind", COPIES)
-@pytest.mark.parametrize("options", COPIED.values(), ids=COPIED)
-def test_copies_go_on(rank_pool, options, kind):
-    rank_pool(2).run(_copied, options, kind)
-
-
-def _copied_group(rank, world):
+@in_ranks(2)
+def test_a_model_of_another_group_cannot_be_pickled(rank, world):
     group = dist.new_group(list(range(world)))
     outcomes = [outcome(lambda c=cls: pickle.dumps(c(make_model("mlp"), process_group=group))) for cls in CLASSES]
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][0] == "RuntimeError"
-
-
-def test_a_model_of_another_group_cannot_be_pickled(rank_pool):
-    rank_pool(2).run(_copied_group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import in_ranks
 from torch import nn
 
 from ourddp import DistributedDataParallel
@@ -28,7 +29,8 @@ def check_a_good_step(model: DistributedDataParallel, rank: int, world: int) -> 
         torch.testing.assert_close(parameter.grad, total / world)
 
 
-def installed_future_fails(rank: int, world: int) -> None:
+@in_ranks(2)
+def test_an_installed_future_that_fails_does_not_fail_the_next_backward(rank: int, world: int) -> None:
     model = model_of(rank)
     good: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
@@ -43,11 +45,8 @@ def installed_future_fails(rank: int, world: int) -> None:
     check_a_good_step(model, rank, world)
 
 
-def test_an_installed_future_that_fails_does_not_fail_the_next_backward(rank_pool):
-    rank_pool(2).run(installed_future_fails)
-
-
-def hook_fails_once(rank: int, world: int) -> None:
+@in_ranks(2)
+def test_steps_after_a_failed_hook_are_right(rank: int, world: int) -> None:
     buckets: list[int] = []
     fail_at_bucket = -1
 
@@ -76,7 +75,3 @@ def hook_fails_once(rank: int, world: int) -> None:
     fail_at_bucket = -1
     for _ in range(3):
         check_a_good_step(model, rank, world)
-
-
-def test_steps_after_a_failed_hook_are_right(rank_pool):
-    rank_pool(2).run(hook_fails_once)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import (
+    CLASSES,
     averaging_hook,
     backward,
     batches,
@@ -20,34 +21,10 @@ from ddp_cases import (
 )
 from gradient_cases import inputs_of
 from gradient_cases import make_model as make_layers
-from torch import nn
+from ranks import in_ranks
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 from ourddp import DistributedDataParallel
-
-
-def _refused(rank, world):
-    model = DistributedDataParallel(nn.Linear(8, 1))
-    with pytest.raises(TypeError, match="must be callable"):
-        model.register_comm_hook(None, 1)
-
-    def wrong(state: object, bucket: int) -> torch.futures.Future[torch.Tensor]:
-        raise AssertionError
-
-    with pytest.raises(ValueError, match=r"dist\.GradBucket"):
-        model.register_comm_hook(None, wrong)
-
-    # Annotations are strings here, as this file begins with an import from __future__.
-    def right(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return averaging_hook([], bucket)
-
-    model.register_comm_hook(None, right)
-    model(torch.ones(1, 8)).sum().backward()
-    torch.testing.assert_close(model.module.weight.grad, torch.ones(1, 8))
-
-
-def test_hooks_are_checked(rank_pool):
-    rank_pool(2, "gloo").run(_refused)
 
 
 class Averaging:
@@ -73,7 +50,9 @@ CALLABLES = {
 }
 
 
-def _callable(rank, world, name):
+@pytest.mark.parametrize("name", CALLABLES)
+@in_ranks(2)
+def test_a_hook_is_any_callable(rank, world, name):
     hook, logged = CALLABLES[name]
     calls = []
     options = {"bucket_cap_mb": 0.002, "set_up": lambda model: model.register_comm_hook(calls, hook)}
@@ -81,12 +60,8 @@ def _callable(rank, world, name):
     assert calls
 
 
-@pytest.mark.parametrize("name", CALLABLES)
-def test_a_hook_is_any_callable(rank_pool, name):
-    rank_pool(2).run(_callable, name)
-
-
-def _nothing_is_left_of_what_is_refused(rank, world):
+@in_ranks(2, "backend")
+def test_a_hook_that_is_refused_leaves_nothing_behind(rank, world):
     def without_a_bucket(state, other):
         raise AssertionError
 
@@ -96,7 +71,12 @@ def _nothing_is_left_of_what_is_refused(rank, world):
     expected = reference_gradients("mlp", world, 1, lr=0.0)
     batch = next(batches(world, 1))
     model = DistributedDataParallel(make_model("mlp"))
-    for refused in (1, without_a_bucket, wrong, functools.partial(wrong), len):
+    with pytest.raises(TypeError, match="must be callable"):
+        model.register_comm_hook(None, 1)
+    for refused in (wrong, functools.partial(wrong)):
+        with pytest.raises(ValueError, match=r"dist\.GradBucket"):
+            model.register_comm_hook(None, refused)
+    for refused in (without_a_bucket, len):
         with pytest.raises((TypeError, ValueError, KeyError)):
             model.register_comm_hook(None, refused)
     calls = []
@@ -114,16 +94,12 @@ def _nothing_is_left_of_what_is_refused(rank, world):
         torch.testing.assert_close(gradient, expected[0][name])
 
 
-def test_a_hook_that_is_refused_leaves_nothing_behind(rank_pool):
-    rank_pool(2).run(_nothing_is_left_of_what_is_refused)
-
-
 def _double(state, bucket):
     state.append(bucket.index())
     return averaging_hook([], bucket).then(lambda done: 2 * done.value())
 
 
-def _registered_late(rank, world, cls, options, late):
+def _registered_late(rank, cls, options, late, register):
     """Register a hook between forward and backward of step ``late``; return the gradients of all steps."""
     module = make_layers()
     model = cls(module, bucket_cap_mb=0.05, **options)
@@ -132,9 +108,9 @@ def _registered_late(rank, world, cls, options, late):
         model.zero_grad()
         loss = model(inputs_of(10 * step + rank)).square().mean()
         if step == late:
-            model.register_comm_hook(calls, _double)
+            register(model, calls)
         loss.backward()
-        found.append((list(calls), [parameter.grad.clone() for parameter in module.parameters()]))
+        found.append((bool(calls), [parameter.grad.clone() for parameter in module.parameters()]))
         calls.clear()
     return found
 
@@ -143,40 +119,25 @@ def _registered_late(rank, world, cls, options, late):
     "options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}, {"static_graph": True}]
 )
 @pytest.mark.parametrize("late", [0, 1, 2])
-def test_a_hook_between_forward_and_backward_is_used_as_torchs_class_does(rank_pool, options, late):
-    theirs, mine = (
-        rank_pool(2).run(_registered_late, cls, options, late)
-        for cls in (nn.parallel.DistributedDataParallel, DistributedDataParallel)
-    )
-    for expected, found in zip(theirs, mine, strict=True):
-        # Torch's class rebuilds the buckets of a static graph a step later.
-        assert [bool(calls) for calls, _ in found] == [bool(calls) for calls, _ in expected]
-        assert [bool(calls) for calls, _ in found] == [step >= late for step in range(4)]
-        for (_, a), (_, b) in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b)
+@in_ranks(2)
+def test_a_hook_between_forward_and_backward_is_used_as_torchs_class_does(rank, world, options, late):
+    def python(model, calls):
+        model.register_comm_hook(calls, _double)
+
+    def built_in(model, calls):
+        model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+
+    for register in (python, built_in):
+        theirs, mine = (_registered_late(rank, cls, options, late, register) for cls in CLASSES)
+        for step, ((called, found), (same, expected)) in enumerate(zip(mine, theirs, strict=True)):
+            assert called == same == (register is python and step >= late)
+            torch.testing.assert_close(found, expected)
+            if register is built_in and step >= late:
+                assert all(torch.equal(gradient, gradient.half().float()) for gradient in found)
 
 
-def _built_in_registered_late(rank, world, cls, options):
-    module = make_layers()
-    model = cls(module, bucket_cap_mb=0.05, **options)
-    loss = model(inputs_of(rank)).square().mean()
-    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
-    loss.backward()
-    return [parameter.grad for parameter in module.parameters()]
-
-
-@pytest.mark.parametrize("options", [{}, {"static_graph": True}])
-def test_so_is_a_built_in_one(rank_pool, options):
-    theirs, mine = (
-        rank_pool(2).run(_built_in_registered_late, cls, options)
-        for cls in (nn.parallel.DistributedDataParallel, DistributedDataParallel)
-    )
-    for expected, found in zip(theirs, mine, strict=True):
-        torch.testing.assert_close(found, expected)
-        assert all(torch.equal(gradient, gradient.half().float()) for gradient in found)
-
-
-def _registered_in_backward(rank, world):
+@in_ranks(2)
+def test_a_hook_in_the_midst_of_backward_is_refused(rank, world):
     model = DistributedDataParallel(make_layers(), bucket_cap_mb=0.05)
     builtin = dist.BuiltinCommHookType.ALLREDUCE
     said = []
@@ -200,11 +161,8 @@ def _registered_in_backward(rank, world):
     model.register_comm_hook([], averaging_hook)
 
 
-def test_a_hook_in_the_midst_of_backward_is_refused(rank_pool):
-    rank_pool(2).run(_registered_in_backward)
-
-
-def _optimizers_beside_a_hook(rank, world):
+@in_ranks(2)
+def test_optimizers_that_cannot_run_after_the_reduction_are_left_alone(rank, world):
     module = make_model("mlp")
     _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.05})
     model = DistributedDataParallel(module)
@@ -216,7 +174,3 @@ def _optimizers_beside_a_hook(rank, world):
     before = [parameter.clone() for parameter in module.parameters()]
     loss_of(module(inputs)).backward()
     assert not any(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
-
-
-def test_optimizers_that_cannot_run_after_the_reduction_are_left_alone(rank_pool):
-    rank_pool(2).run(_optimizers_beside_a_hook)

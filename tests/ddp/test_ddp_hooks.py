@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import (
+    TorchDDP,
     averaging_hook,
     backward,
     batches,
+    bitwise_equal_everywhere,
     gradients,
     loss_of,
     make_model,
@@ -16,13 +18,8 @@ from ddp_cases import (
     share,
     train_and_compare,
 )
+from ranks import in_ranks
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import (
-    default_hooks,
-    post_localSGD_hook,
-    powerSGD_hook,
-    quantization_hooks,
-)
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 from ourddp import DistributedDataParallel
@@ -47,7 +44,8 @@ def test_a_python_hook_with_a_future(rank_pool, backend, view, static):
     rank_pool(2, backend).run(_python_hook, options)
 
 
-def _asks_for_a_report(rank, world):
+@in_ranks(2)
+def test_a_hook_may_ask_for_a_report(rank, world):
     model = DistributedDataParallel(make_model("mlp"))
     asked = []
 
@@ -61,11 +59,8 @@ def _asks_for_a_report(rank, world):
     assert len(asked) == 3
 
 
-def test_a_hook_may_ask_for_a_report(rank_pool):
-    rank_pool(2, "ours").run(_asks_for_a_report)
-
-
-def _bucket_contents(rank, world):
+@in_ranks(2, "backend")
+def test_a_hook_sees_the_local_gradients(rank, world):
     seen = []
 
     def hook(state, bucket):
@@ -88,11 +83,8 @@ def _bucket_contents(rank, world):
     assert len(seen) > 3
 
 
-def test_a_hook_sees_the_local_gradients(rank_pool, backend):
-    rank_pool(2, backend).run(_bucket_contents)
-
-
-def _failing_hook(rank, world):
+@in_ranks(2, "backend")
+def test_a_hook_that_fails_fails_backward(rank, world):
     def hook(state, bucket):
         raise ValueError("no way")
 
@@ -110,76 +102,10 @@ def _failing_hook(rank, world):
         model(torch.ones(1, 8)).sum().backward()
 
 
-def test_a_hook_that_fails_fails_backward(rank_pool, backend):
-    rank_pool(2, backend).run(_failing_hook)
-
-
-def _builtin(rank, world, name):
-    kind = getattr(dist.BuiltinCommHookType, name)
-    train_and_compare(rank, world, "mlp", {"set_up": lambda model: model._register_builtin_comm_hook(kind)})
-
-
-def _builtin_half(rank, world):
-    expected = reference_gradients("mlp", world, 3, lr=0.0)
-    model = DistributedDataParallel(make_model("mlp"))
-    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
-    for step, batch in enumerate(batches(world, 3)):
-        model.zero_grad()
-        backward(model, batch, rank)
-        rounded = False
-        for name, gradient in gradients(model).items():
-            torch.testing.assert_close(gradient, expected[step][name], rtol=2e-3, atol=1e-4)
-            assert torch.equal(gradient, gradient.half().float())
-            rounded = rounded or not torch.equal(gradient, expected[step][name])
-        assert rounded
-
-
-def test_builtin_all_reduce(rank_pool, backend):
-    rank_pool(2, backend).run(_builtin, "ALLREDUCE")
-
-
-def test_builtin_half_precision(rank_pool, backend):
-    rank_pool(2, backend).run(_builtin_half)
-
-
-def _shipped(rank, world, name):
-    # These start collectives from callbacks, whose order only one bucket makes certain.
-    options = {} if name in ("power_sgd", "quantised") else {"bucket_cap_mb": 0.002}
-    model = DistributedDataParallel(make_model("mlp"), **options)
-    tolerance = 2e-2
-    if name == "power_sgd":
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        tolerance = None  # low rank: only what all ranks end up with can be checked
-    elif name == "post_local_sgd":
-        state = post_localSGD_hook.PostLocalSGDState(None, dist.new_subgroups(1)[0], start_localSGD_iter=100)
-        model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
-    elif name == "quantised":
-        model.register_comm_hook(None, quantization_hooks.quantization_pertensor_hook)
-    else:
-        model.register_comm_hook(None, getattr(default_hooks, name))
-    expected = reference_gradients("mlp", world, 4, lr=0.0)
-    for step, batch in enumerate(batches(world, 4)):
-        model.zero_grad()
-        backward(model, batch, rank)
-        for key, gradient in gradients(model).items():
-            if tolerance:
-                torch.testing.assert_close(gradient, expected[step][key], rtol=tolerance, atol=tolerance)
-    return [gradient.tolist() for gradient in gradients(model).values()]
-
-
-SHIPPED = ["allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "power_sgd", "post_local_sgd", "quantised"]
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_hooks_that_torch_ships(rank_pool, backend, name):
-    if name == "quantised" and tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15):
-        pytest.skip("the hook of this torch takes the future of an all_gather for what NCCL's is")
-    first, second = rank_pool(2, backend).run(_shipped, name)
-    assert first == second
-
-
-def _fused_optimizer(rank, world, view, part):
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("part", [False, True])
+@in_ranks(2, "backend")
+def test_the_optimizer_can_run_in_backward(rank, world, view, part):
     module = make_model("mlp")
     alone = make_model("mlp")
     fused = [p for name, p in module.named_parameters() if not (part and "layers.2" in name)]
@@ -209,13 +135,8 @@ def _fused_optimizer(rank, world, view, part):
             torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("view", [False, True])
-@pytest.mark.parametrize("part", [False, True])
-def test_the_optimizer_can_run_in_backward(rank_pool, backend, view, part):
-    rank_pool(2, backend).run(_fused_optimizer, view, part)
-
-
-def _buffer_hook(rank, world):
+@in_ranks(2, "backend")
+def test_futures_of_buffer_hooks_are_awaited(rank, world):
     module = nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))
     model = DistributedDataParallel(module)
 
@@ -226,15 +147,12 @@ def _buffer_hook(rank, world):
     location = torch.nn.parallel.distributed._BufferCommHookLocation.POST_FORWARD
     model._register_buffer_comm_hook(None, add_up, location)
     model(torch.full((2, 8), rank + 1.0)).sum().backward()
-    return module[1].running_mean.tolist()
+    assert bitwise_equal_everywhere(module[1].running_mean)
 
 
-def test_futures_of_buffer_hooks_are_awaited(rank_pool, backend):
-    first, second = rank_pool(2, backend).run(_buffer_hook)
-    assert first == second
-
-
-def _manual(rank, world):
+@pytest.mark.skipif(not hasattr(TorchDDP, "finalize_backward"), reason="this torch has no manual finalization")
+@in_ranks(2, "backend")
+def test_backward_can_be_finalised_by_hand(rank, world):
     expected = reference_gradients("mlp", world, 3, lr=0.0)
     model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=0.002)
     model.require_manual_backward_finalization = True
@@ -252,9 +170,3 @@ def _manual(rank, world):
         model.finalize_backward()
         for name, gradient in gradients(model).items():
             torch.testing.assert_close(gradient, expected[step][name])
-
-
-def test_backward_can_be_finalised_by_hand(rank_pool, backend):
-    if not hasattr(torch.nn.parallel.DistributedDataParallel, "finalize_backward"):
-        pytest.skip("this torch has no manual finalization")
-    rank_pool(2, backend).run(_manual)

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import backward, batches, loss_of, make_model, share
+from ranks import in_ranks
 from torch import nn
 from torch.nn.parallel.distributed import _MixedPrecision
-from torch.utils.checkpoint import checkpoint
 
 from ourddp import DistributedDataParallel
 
@@ -109,7 +109,8 @@ def test_gradients_are_those_of_low_precision(rank_pool, backend, config, option
     assert first == second
 
 
-def _reduced_low(rank, world):
+@in_ranks(2, "backend")
+def test_the_reduction_alone_can_be_of_low_precision(rank, world):
     """Only what travels is of low precision."""
     model = DistributedDataParallel(make_model("mlp"), mixed_precision=_MixedPrecision(reduce_dtype=BF16))
     batch = next(batches(world, 1))
@@ -124,11 +125,8 @@ def _reduced_low(rank, world):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=2e-2, atol=1e-3)
 
 
-def test_the_reduction_alone_can_be_of_low_precision(rank_pool, backend):
-    rank_pool(2, backend).run(_reduced_low)
-
-
-def _evaluate_before_backward(rank, world):
+@in_ranks(2)
+def test_an_evaluation_may_come_between_forward_and_backward(rank, world):
     """Neither an evaluation nor a forward that fails comes between a forward and its backward."""
     torch.manual_seed(1)
     module = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 0), nn.Linear(0, 1))
@@ -152,10 +150,6 @@ def _evaluate_before_backward(rank, world):
             model(share(batch, rank))
         assert torch.equal(module[2].bias.grad, torch.tensor([0.1]))  # not rounded
         model.zero_grad()
-
-
-def test_an_evaluation_may_come_between_forward_and_backward(rank_pool):
-    rank_pool(2).run(_evaluate_before_backward)
 
 
 class _Trip(torch.autograd.Function):
@@ -188,7 +182,9 @@ class Tripping(nn.Module):
         return x
 
 
-def _fail_in_backward(rank, world, options):
+@pytest.mark.parametrize("options", OPTIONS)
+@in_ranks(2)
+def test_a_backward_that_raises_leaves_full_precision(rank, world, options):
     config = CONFIGS["bf16_reduced_in_fp32"]
     model = DistributedDataParallel(Tripping(), mixed_precision=config, **{"bucket_cap_mb": 0.0001, **options})
     (batch,) = batches(world, 1)
@@ -216,28 +212,10 @@ def _fail_in_backward(rank, world, options):
         torch.testing.assert_close(mine.grad, gradient / world)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-def test_a_backward_that_raises_leaves_full_precision(rank_pool, options):
-    rank_pool(2).run(_fail_in_backward, dict(options))
-
-
-class Reentrant(nn.Module):
-    """Has checkpoints whose backwards run inside the model's backward."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(5)
-        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)])
-
-    def forward(self, x):
-        for index, layer in enumerate(self.layers):
-            x = checkpoint(layer, x, use_reentrant=True) if index % 2 else layer(x)
-        return x
-
-
-def _checkpoint(rank, world):
+@in_ranks(2)
+def test_precision_stays_low_until_the_outermost_backward_ends(rank, world):
     config = CONFIGS["bf16_reduced_in_fp32"]
-    model = DistributedDataParallel(Reentrant(), mixed_precision=config, bucket_cap_mb=0.0001)
+    model = DistributedDataParallel(make_model("reentrant"), mixed_precision=config, bucket_cap_mb=0.0001)
     alone = copy.deepcopy(model.module).to(BF16)
     for batch in batches(world, 3):
         model.zero_grad()
@@ -251,11 +229,9 @@ def _checkpoint(rank, world):
             torch.testing.assert_close(mine.grad, gradient / world)
 
 
-def test_precision_stays_low_until_the_outermost_backward_ends(rank_pool):
-    rank_pool(2).run(_checkpoint)
-
-
-def _use_different_layers(rank, world, views):
+@pytest.mark.parametrize("views", [False, True])
+@in_ranks(2)
+def test_layers_that_only_others_use_get_gradients_of_full_precision(rank, world, views):
     """A rank gets gradients of full precision for what only others use, and none for what nobody uses."""
     config = CONFIGS["bf16_reduced_in_fp32" if views else "bf16"]
     module = make_model("branches")
@@ -273,12 +249,14 @@ def _use_different_layers(rank, world, views):
                 assert parameter.grad.abs().sum() > 0, name
 
 
-@pytest.mark.parametrize("views", [False, True])
-def test_layers_that_only_others_use_get_gradients_of_full_precision(rank_pool, views):
-    rank_pool(2).run(_use_different_layers, views)
+def _through_bytes(model):
+    return pickle.loads(pickle.dumps(model))
 
 
-def _copied(rank, world, copy_of, options):
+@pytest.mark.parametrize("copy_of", [_through_bytes, copy.deepcopy])
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+@in_ranks(2)
+def test_a_model_can_be_pickled_and_copied(rank, world, copy_of, options):
     """A copy trains as the model that it is of, and neither does anything to the other."""
     config = CONFIGS["bf16_reduced_in_fp32"]
     model = DistributedDataParallel(Watched(BF16, FP32), mixed_precision=config, **options)
@@ -304,17 +282,8 @@ def _copied(rank, world, copy_of, options):
     assert all(len(each._comm_hooks) == 1 for each in twins)
 
 
-def _through_bytes(model):
-    return pickle.loads(pickle.dumps(model))
-
-
-@pytest.mark.parametrize("copy_of", [_through_bytes, copy.deepcopy])
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
-def test_a_model_can_be_pickled_and_copied(rank_pool, copy_of, options):
-    rank_pool(2).run(_copied, copy_of, options)
-
-
-def _copied_alone(rank, world):
+@in_ranks(2)
+def test_the_module_inside_can_be_copied_and_the_model_after_backward(rank, world):
     model = DistributedDataParallel(make_model("mlp"), mixed_precision=CONFIGS["bf16"])
     inputs = share(next(batches(world, 1)), rank)
     for copy_of in (_through_bytes, copy.deepcopy):
@@ -328,11 +297,8 @@ def _copied_alone(rank, world):
     copy.deepcopy(model)
 
 
-def test_the_module_inside_can_be_copied_and_the_model_after_backward(rank_pool):
-    rank_pool(2).run(_copied_alone)
-
-
-def _named(rank, world):
+@in_ranks(2)
+def test_both_precisions_have_the_names_that_torch_gives_them(rank, world):
     module = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["1.weight"])
     model = DistributedDataParallel(module, mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16))
@@ -351,11 +317,9 @@ def _named(rank, world):
         module[1].weight.grad = None
 
 
-def test_both_precisions_have_the_names_that_torch_gives_them(rank_pool):
-    rank_pool(2).run(_named)
-
-
-def _search_for_unused(rank, world, views):
+@pytest.mark.parametrize("views", [False, True])
+@in_ranks(2, "backend")
+def test_unused_parameters_are_found_in_low_precision(rank, world, views):
     """Each step leaves other parameters unused; their gradients are not rounded because others are used."""
     config = CONFIGS["bf16_reduced_in_fp32"]
     module = make_model("branches")
@@ -387,8 +351,3 @@ def _search_for_unused(rank, world, views):
                 continue
             assert parameter.grad.dtype == FP32, name
             torch.testing.assert_close(parameter.grad, expected[name], msg=lambda text, name=name: f"{name}: {text}")
-
-
-@pytest.mark.parametrize("views", [False, True])
-def test_unused_parameters_are_found_in_low_precision(rank_pool, backend, views):
-    rank_pool(2, backend).run(_search_for_unused, views)

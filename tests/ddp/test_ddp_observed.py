@@ -6,18 +6,19 @@ started, as averages of which half has arrived are what it must not see.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import bitwise_equal_everywhere
+from ddp_cases import CLASSES, TorchDDP, bitwise_equal_everywhere
 from gradient_cases import WIDTH
-from observation_cases import LAYERS, WAYS, Layers, Outer
+from observation_cases import LAYERS, WAYS, Layers, Mode, Outer, loss_of
+from ranks import in_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ourddp import DistributedDataParallel, SyncBatchNorm
-
-CLASSES = (nn.parallel.DistributedDataParallel, DistributedDataParallel)
 
 
 def _batch(rank, step):
@@ -44,17 +45,20 @@ def _seen(cls, way, rank, meddles):
                 getattr(part, kind).clear()
         seen.clear()
         model.zero_grad()
-        loss = way(model, look, _batch(rank, step))
-        if isinstance(loss, tuple):
-            loss, context = loss
-            with context:
-                loss.backward()
-        else:
+        x = _batch(rank, step)
+        found = WAYS[way](model, look, x)
+        loss = found if torch.is_tensor(found) else loss_of(model, x)
+        with found if isinstance(found, Mode) else nullcontext():
             loss.backward()
     return seen, {name: p.grad for name, p in model.module.named_parameters()}
 
 
-def _looks(rank, world, way, meddles):
+@pytest.mark.parametrize("meddles", [False, True], ids=["reads", "changes"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@in_ranks(2)
+def test_code_of_the_program_sees_what_it_sees_with_torchs_class(rank, world, way, meddles):
     theirs, mine = (_seen(cls, way, rank, meddles) for cls in CLASSES)
     assert mine[0], "nothing was seen"
     assert [name for name, _ in mine[0]] == [name for name, _ in theirs[0]]
@@ -65,14 +69,6 @@ def _looks(rank, world, way, meddles):
         assert bitwise_equal_everywhere(gradient)
 
 
-@pytest.mark.parametrize("meddles", [False, True], ids=["reads", "changes"])
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_code_of_the_program_sees_what_it_sees_with_torchs_class(rank_pool, way, meddles):
-    rank_pool(2).run(_looks, way, meddles)
-
-
 def _own(model, x):
     """Return the gradients of this rank alone."""
     alone = Layers()
@@ -81,7 +77,8 @@ def _own(model, x):
     return {name: p.grad for name, p in alone.named_parameters()}
 
 
-def _after_a_backward_that_brings_not_all(rank, world):
+@in_ranks(2)
+def test_between_two_backwards_of_a_step_gradients_are_those_of_the_rank(rank, world):
     """Between two backwards of one step the program sees what the first has brought."""
     model = DistributedDataParallel(Layers(), bucket_cap_mb=0.05)
     for step in range(2):
@@ -100,11 +97,9 @@ def _after_a_backward_that_brings_not_all(rank, world):
             torch.testing.assert_close(model.module.get_parameter(name).grad, gradient / world)
 
 
-def test_between_two_backwards_of_a_step_gradients_are_those_of_the_rank(rank_pool):
-    rank_pool(2).run(_after_a_backward_that_brings_not_all)
-
-
-def _before_manual_finalization(rank, world):
+@pytest.mark.skipif(not hasattr(TorchDDP, "finalize_backward"), reason="this torch has no manual finalization")
+@in_ranks(2)
+def test_before_a_backward_is_finalised_gradients_are_those_of_the_rank(rank, world):
     model = DistributedDataParallel(Layers(), bucket_cap_mb=0.05)
     model.require_manual_backward_finalization = True
     for step in range(2):
@@ -119,12 +114,6 @@ def _before_manual_finalization(rank, world):
         for name, parameter in model.module.named_parameters():
             dist.all_reduce(own[name])
             torch.testing.assert_close(parameter.grad, own[name] / world)
-
-
-def test_before_a_backward_is_finalised_gradients_are_those_of_the_rank(rank_pool):
-    if not hasattr(nn.parallel.DistributedDataParallel, "finalize_backward"):
-        pytest.skip("this torch has no manual finalization")
-    rank_pool(2).run(_before_manual_finalization)
 
 
 def plain(model):
@@ -202,9 +191,9 @@ def test_only_a_step_in_which_somebody_may_look_takes_copies(rank_pool):
     assert rank_pool(2).run(_count_in_place, hooked_once) == [[0, LAYERS]] * 2
 
 
-def _one_rank_looks(rank, world):
+@in_ranks(2)
+def test_ranks_decide_each_for_itself(rank, world):
     model = DistributedDataParallel(Layers(), bucket_cap_mb=0.05)
-    counts = []
     for step in range(2):
         model.zero_grad()
         x = _batch(rank, step)
@@ -223,9 +212,4 @@ def _one_rank_looks(rank, world):
         for name, gradient in own.items():
             dist.all_reduce(gradient)
             torch.testing.assert_close(model.module.get_parameter(name).grad, gradient / world)
-        counts.append(model.reducer._get_reduced_in_place())
-    return counts
-
-
-def test_ranks_decide_each_for_itself(rank_pool):
-    assert rank_pool(2).run(_one_rank_looks) == [[LAYERS] * 2, [0, 0]]
+        assert model.reducer._get_reduced_in_place() == (LAYERS if rank == 0 else 0)

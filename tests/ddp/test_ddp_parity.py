@@ -21,6 +21,7 @@ from ddp_cases import (
     share,
     train,
 )
+from ranks import in_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -34,7 +35,8 @@ def test_the_signature_is_torchs():
     assert inspect.signature(DistributedDataParallel) == inspect.signature(TorchDDP)
 
 
-def _refused(rank, world):
+@in_ranks(2)
+def test_what_torch_refuses_is_refused_in_the_same_words(rank, world):
     frozen = nn.Linear(2, 2).requires_grad_(False)
     mesh = init_device_mesh("cpu", (world,))
     square = init_device_mesh("cpu", (world, 1), mesh_dim_names=("one", "two"))
@@ -57,10 +59,6 @@ def _refused(rank, world):
         assert theirs[0] == kind, (options, theirs)
 
 
-def test_what_torch_refuses_is_refused_in_the_same_words(rank_pool):
-    rank_pool(2).run(_refused)
-
-
 BUCKETS: dict[str, dict[str, Any]] = {
     "default": {},
     "one cap": {"bucket_cap_mb": 0.002},
@@ -73,25 +71,26 @@ BUCKETS: dict[str, dict[str, Any]] = {
 }
 
 
-def _logged_buckets(rank, world, options, name):
-    logged = []
-    for cls in CLASSES:
-        model = cls(make_model(name), **options)
-        train(model, rank, world)
-        model(share(next(batches(world, 1)), rank))
-        data = model._get_ddp_logging_data()
-        logged.append({key: value for key, value in data.items() if "time" not in key})
-    return logged
-
-
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 @pytest.mark.parametrize("options", BUCKETS.values(), ids=BUCKETS)
-def test_the_buckets_are_torchs(rank_pool, options, name):
-    for theirs, mine in rank_pool(2).run(_logged_buckets, known(options), name):
-        assert {key: mine.get(key) for key in theirs} == theirs
+@in_ranks(2, "backend")
+def test_what_is_logged_and_the_buckets_are_torchs(rank, world, options, name):
+    logged = []
+    for cls in CLASSES:
+        model = cls(make_model(name), **known(options))
+        train(model, rank, world)
+        model(share(next(batches(world, 1)), rank))
+        logged.append(model._get_ddp_logging_data())
+    theirs, mine = logged
+    timed = {key for key in theirs if "time" in key}
+    assert {key: mine.get(key) for key in theirs if key not in timed} == {
+        k: v for k, v in theirs.items() if k not in timed
+    }
+    assert all(mine[key] > 0 for key in timed)
 
 
-def _meshes(rank, world):
+@in_ranks(4)
+def test_groups_can_be_parts_of_a_mesh(rank, world):
     row = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("rows", "columns"))
     results = []
     for cls in CLASSES:
@@ -108,10 +107,6 @@ def _meshes(rank, world):
     assert not torch.equal(results[0]["layers.0.weight"], results[1]["layers.0.weight"])
 
 
-def test_groups_can_be_parts_of_a_mesh(rank_pool):
-    rank_pool(4).run(_meshes)
-
-
 class Delayed(nn.Module):
     """Its gradients come before that of the layer which makes its input; `frozen` has none."""
 
@@ -124,7 +119,9 @@ class Delayed(nn.Module):
         return self.layers(self.frozen(x))
 
 
-def _delayed(rank, world, everything):
+@pytest.mark.parametrize("everything", [False, True])
+@in_ranks(2)
+def test_reductions_can_be_delayed(rank, world, everything):
     histories = []
     for cls in CLASSES:
         torch.manual_seed(5)
@@ -146,11 +143,6 @@ def _delayed(rank, world, everything):
         assert_same(mine, theirs, f"step {step}")
 
 
-@pytest.mark.parametrize("everything", [False, True])
-def test_reductions_can_be_delayed(rank_pool, everything):
-    rank_pool(2).run(_delayed, everything)
-
-
 # --- what libraries reach for ----------------------------------------------------------------------------------------
 
 
@@ -159,11 +151,8 @@ def test_the_reducer_and_its_logger_have_torchs_methods(theirs, mine):
     assert {name for name in dir(theirs) if "pybind11" not in name} <= set(dir(mine))
 
 
-def _attributes(rank, world):
-    return [sorted(vars(cls(make_model("mlp")))) for cls in CLASSES]
-
-
-def test_a_model_has_torchs_attributes(rank_pool):
-    for theirs, mine in rank_pool(2).run(_attributes):
-        # torch keeps this one, which our reducer knows better, behind a property.
-        assert set(theirs) - set(mine) <= {"_static_graph_delay_allreduce_enqueued"}
+@in_ranks(2)
+def test_a_model_has_torchs_attributes(rank, world):
+    theirs, mine = (vars(cls(make_model("mlp"))) for cls in CLASSES)
+    # torch keeps this one, which our reducer knows better, behind a property.
+    assert set(theirs) - set(mine) <= {"_static_graph_delay_allreduce_enqueued"}

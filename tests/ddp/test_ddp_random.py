@@ -10,7 +10,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import CLASSES, MODELS, TorchDDP, assert_same, batches, gradients, loss_of, make_model, share
+from ddp_cases import (
+    CLASSES,
+    MODELS,
+    TorchDDP,
+    assert_same,
+    averaging_hook,
+    batches,
+    gradients,
+    loss_of,
+    make_model,
+    share,
+)
+from ranks import in_ranks
 from torch import nn
 
 # The model with gradients of 64 KiB and more, which are not copied into buckets.
@@ -60,16 +72,10 @@ def make_case(seed: int) -> Case:
     return Case(model, options, steps, choose.choice(["none", "zero", "never", "mixed"]), hook)
 
 
-# Not annotated: torch's class cannot read annotations that are strings.
-def average(state, bucket):
-    tensor = bucket.buffer() / dist.get_world_size()
-    return dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()[0])
-
-
 def _history(cls: type, case: Case, rank: int, world: int) -> list[dict[str, Any]]:
     model = cls(make_model(case.model), **case.options)
     if case.hook == "average":
-        model.register_comm_hook(None, average)
+        model.register_comm_hook([], averaging_hook)
     elif case.hook:
         model._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, case.hook))
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
@@ -96,14 +102,11 @@ def _history(cls: type, case: Case, rank: int, world: int) -> list[dict[str, Any
     return history
 
 
-def _compare(rank: int, world: int, seed: int) -> None:
-    case = make_case(seed)
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("seed", range(20))
+@in_ranks()
+def test_a_random_case(rank: int, world: int, seed: int) -> None:
+    case = make_case(seed + 1000 * world)
     theirs, mine = (_history(cls, case, rank, world) for cls in CLASSES)
     for index, (expected, actual) in enumerate(zip(theirs, mine, strict=True)):
         assert_same(actual, expected, f"{case}, rank {rank}, step {index}")
-
-
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("seed", range(20))
-def test_a_random_case(rank_pool, world, seed):
-    rank_pool(world).run(_compare, seed + 1000 * world)

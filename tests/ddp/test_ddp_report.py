@@ -8,8 +8,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import backward, batches, bitwise_equal_everywhere, make_model, share
+from ddp_cases import backward, batches, bitwise_equal_everywhere, known, make_model, share
 from patience import check_soon
+from ranks import in_ranks
 from torch import nn
 
 from ourddp import DistributedDataParallel
@@ -35,23 +36,15 @@ def check_order(report: BackwardReport) -> None:
 def _steps(rank, world):
     model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=SMALL)
     reports = [model.report()]
-    for batch in batches(world, 3):
+    for step, batch in enumerate(batches(world, 3)):
         backward(model, batch, rank)
         reports.append(model.report())
-    logged = model._get_ddp_logging_data()
+        logged = model._get_ddp_logging_data()
+        assert logged["backward_comm_exposed_time"] == pytest.approx(reports[-1].exposed * 1e6, abs=1)
+        assert ("avg_backward_comm_exposed_time" in logged) == (
+            step > 0
+        )  # of sampled steps, the first of which is over
     return reports, logged
-
-
-def _logged_after_one_step(rank, world):
-    model = DistributedDataParallel(make_model("mlp"))
-    backward(model, next(batches(world, 1)), rank)
-    logged = model._get_ddp_logging_data()
-    assert logged["backward_comm_exposed_time"] == pytest.approx(model.report().exposed * 1e6, abs=1)
-    assert "avg_backward_comm_exposed_time" not in logged  # no step has been sampled yet
-
-
-def test_the_first_step_is_logged_before_the_second(rank_pool, backend):
-    rank_pool(2, backend).run(_logged_after_one_step)
 
 
 def test_times_come_in_order(rank_pool, backend):
@@ -65,6 +58,9 @@ def test_times_come_in_order(rank_pool, backend):
         assert len(last.buckets) > 2
         for report in (first, last):
             check_order(report)
+        # The first bucket is under way before the last gradient exists, and buckets are reduced in their order.
+        assert last.buckets[0].launched < last.buckets[-1].last_gradient
+        assert [bucket.launched for bucket in last.buckets] == sorted(bucket.launched for bucket in last.buckets)
         # Autograd reaches the last layer first.
         assert set(last.buckets[0].parameters) >= {"layers.6.weight", "layers.6.bias"}
         assert "layers.0.weight" in last.buckets[-1].parameters
@@ -74,11 +70,9 @@ def test_times_come_in_order(rank_pool, backend):
         if backend == "ours":
             for before, after in zip(last.buckets, last.buckets[1:], strict=False):
                 assert before.ended <= after.began
-        assert logged["backward_comm_exposed_time"] == pytest.approx(last.exposed * 1e6, abs=1)
         assert logged["backward_comm_busy_time"] == pytest.approx(last.communication * 1e6, abs=1)
         assert len(logged["bucket_comm_times"].split(", ")) == len(last.buckets)
         assert len(logged["bucket_comm_exposed_times"].split(", ")) == len(last.buckets)
-        assert "avg_backward_comm_exposed_time" in logged  # of the sampled steps
 
 
 DELAY = 0.15
@@ -117,7 +111,8 @@ def test_communication_that_comes_late_is_exposed(rank_pool, backend):
     check_soon(DELAY / 2, attempt)
 
 
-def _long_backward(rank, world):
+@in_ranks(2, "backend")
+def test_communication_behind_the_computation_is_not_exposed(rank, world):
     """Train with a hook whose first bucket is reduced while the first layer's gradient is still to be computed."""
     pending = []
 
@@ -140,95 +135,68 @@ def _long_backward(rank, world):
     model.module.layers[1].register_full_backward_hook(complete)
     for batch in batches(world, 2):
         backward(model, batch, rank)
-    return model.report()
+    report = model.report()
+    check_order(report)
+    # Seen long before the end of backward looked for it.
+    assert report.buckets[0].ended < report.compute
+    assert report.buckets[0].exposed == 0
 
 
-def test_communication_behind_the_computation_is_not_exposed(rank_pool, backend):
-    for report in rank_pool(2, backend).run(_long_backward):
-        check_order(report)
-        first = report.buckets[0]
-        # Seen long before the end of backward looked for it.
-        assert first.ended < report.compute
-        assert first.exposed == 0
-
-
-def _no_sync(rank, world):
+@in_ranks(2, "backend")
+def test_a_step_without_reduction_leaves_the_report(rank, world):
     model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=SMALL)
     steps = list(batches(world, 3))
     with model.no_sync():
         backward(model, steps[0], rank)
-    before = model.report()
+    assert model.report().iteration == 0
     backward(model, steps[1], rank)
     reduced = model.report()
+    check_order(reduced)
+    assert reduced.iteration == 1  # no_sync does not count
     with model.no_sync():
         backward(model, steps[2], rank)
-    return before, reduced, model.report()
+    assert model.report() == reduced
 
 
-def test_a_step_without_reduction_leaves_the_report(rank_pool, backend):
-    for before, reduced, after in rank_pool(2, backend).run(_no_sync):
-        assert before.iteration == 0
-        check_order(reduced)
-        assert reduced.iteration == 1  # no_sync does not count
-        assert after == reduced
-
-
-def _unused(rank, world, options):
-    model = DistributedDataParallel(
-        make_model("branches"), find_unused_parameters=True, bucket_cap_mb=0.0001, **options
-    )
-    for batch in batches(world, 2):
+def _report_of(rank, world, name, steps, options):
+    model = DistributedDataParallel(make_model(name), **options)
+    for batch in batches(world, steps):
         backward(model, batch, rank)
     return model.report()
 
 
+UNUSED = {"find_unused_parameters": True, "bucket_cap_mb": 0.0001}
+
+
 def test_buckets_of_unused_parameters_count_as_ready_with_the_first_gradient(rank_pool, backend):
-    for report in rank_pool(2, backend).run(_unused, {}):
+    for report in rank_pool(2, backend).run(_report_of, "branches", 2, UNUSED):
         check_order(report)
         assert {name for bucket in report.buckets for name in bucket.parameters} >= {"never.weight", "left.weight"}
 
 
-def test_a_bucket_that_is_skipped_has_no_reduction(rank_pool, backend):
-    if not _takes("skip_all_reduce_unused_params"):
-        pytest.skip("this torch's class does not skip buckets")
-    for report in rank_pool(2, backend).run(_unused, {"skip_all_reduce_unused_params": True}):
+def test_buckets_of_unused_parameters_can_be_skipped(rank_pool, backend):
+    options = known({**UNUSED, "skip_all_reduce_unused_params": True})
+    for report in rank_pool(2, backend).run(_report_of, "branches", 2, options):
+        for bucket in report.buckets:
+            used = {name.split(".")[0] for name in bucket.parameters} & {"stem", "left"}
+            assert (bucket.launched is not None) == bool(used), bucket
         skipped = [bucket for bucket in report.buckets if bucket.launched is None]
-        reduced = [bucket for bucket in report.buckets if bucket.launched is not None]
         assert skipped
-        assert reduced
         for bucket in skipped:
-            assert {name.split(".")[0] for name in bucket.parameters} <= {"never", "right"}
             assert (bucket.ended, bucket.bandwidth, bucket.exposed, bucket.duration) == (None, None, 0, 0)
         assert " - " in str(report)
 
 
-def _takes(argument: str) -> bool:
-    return argument in torch.nn.parallel.DistributedDataParallel.__init__.__code__.co_varnames
-
-
-def _static(rank, world):
-    model = DistributedDataParallel(make_model("checkpoint_twice"), static_graph=True)
-    backward(model, next(iter(batches(world, 1))), rank)
-    return model.report()
-
-
 def test_the_first_step_of_a_static_graph_is_reported(rank_pool, backend):
-    for report in rank_pool(2, backend).run(_static):
+    for report in rank_pool(2, backend).run(_report_of, "checkpoint_twice", 1, {"static_graph": True}):
         check_order(report)
         # Nothing is reduced before the whole graph is known.
         assert min(bucket.launched for bucket in report.buckets) >= report.compute
         assert report.hidden == pytest.approx(0, abs=1e-6)
 
 
-def _sparse(rank, world):
-    model = DistributedDataParallel(make_model("sparse"))
-    for batch in batches(world, 2):
-        backward(model, batch, rank)
-    return model.report()
-
-
 def test_sparse_gradients_are_reported(rank_pool, backend):
-    for report in rank_pool(2, backend).run(_sparse):
+    for report in rank_pool(2, backend).run(_report_of, "sparse", 2, {}):
         check_order(report)
         assert ("table.weight",) in [bucket.parameters for bucket in report.buckets]
 
@@ -319,10 +287,10 @@ def test_a_backward_that_is_prepared_by_hand_is_reported_and_tuned_as_any(rank_p
     assert used == other == chosen
 
 
-def _forwards_of_both_kinds(rank, world):
+@in_ranks(2)
+def test_each_backward_that_reduces_counts_once(rank, world):
     model = DistributedDataParallel(make_model("mlp"))
-    counts = []
-    for by_hand in (False, True, True, False):
+    for count, by_hand in enumerate((False, True, True, False), 1):
         inputs = share(next(batches(world, 1)), rank)
         if by_hand:
             with model.no_sync():
@@ -331,9 +299,4 @@ def _forwards_of_both_kinds(rank, world):
         else:
             loss = model(inputs).sum()
         loss.backward()
-        counts.append(model.report().iteration)
-    return counts
-
-
-def test_each_backward_that_reduces_counts_once(rank_pool):
-    assert rank_pool(2).run(_forwards_of_both_kinds) == [[1, 2, 3, 4]] * 2
+        assert model.report().iteration == count

@@ -11,56 +11,44 @@ from ddp_cases import (
     bitwise_equal_everywhere,
     share,
 )
+from ranks import in_ranks
 from torch import nn
 
 from ourddp import DistributedDataParallel
 
 
-def _initial_state(rank, world, options):
+@pytest.mark.parametrize("init_sync", [True, False])
+@in_ranks(3, "backend")
+def test_rank_0s_parameters_and_buffers_are_taken_if_asked(rank, world, init_sync):
     torch.manual_seed(rank)
     module = nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))
     module[1].running_mean.fill_(rank)
-    model = DistributedDataParallel(module, **options)
-    return [value.clone() for value in model.state_dict().values()]
+    model = DistributedDataParallel(module, init_sync=init_sync)
+    equal = {name: bitwise_equal_everywhere(value) for name, value in model.module.state_dict().items()}
+    assert equal["0.weight"] == equal["1.running_mean"] == init_sync
+    assert not init_sync or all(equal.values()), equal
 
 
-def test_rank_0s_parameters_and_buffers_are_taken(rank_pool, backend):
-    first, *others = rank_pool(3, backend).run(_initial_state, {})
-    for other in others:
-        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
-
-
-def test_init_sync_can_be_left_out(rank_pool):
-    first, second = rank_pool(2, "gloo").run(_initial_state, {"init_sync": False})
-    assert not torch.equal(first[0], second[0])
-
-
-def _buffers(rank, world, broadcast):
+@pytest.mark.parametrize("broadcast", [True, False])
+@in_ranks(2, "backend")
+def test_buffers_follow_rank_0_if_asked(rank, world, broadcast):
     module = nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))
     model = DistributedDataParallel(module, broadcast_buffers=broadcast)
     for batch in batches(world, 3):
         model(share(batch, rank)).sum().backward()
     model.eval()
     model(torch.zeros(1, 8))  # takes the buffers of rank 0 as they were after its last step
-    return module[1].running_mean.clone()
+    assert bitwise_equal_everywhere(module[1].running_mean) == broadcast
 
 
-@pytest.mark.parametrize("broadcast", [True, False])
-def test_buffers_follow_rank_0_if_asked(rank_pool, backend, broadcast):
-    means = rank_pool(2, backend).run(_buffers, broadcast)
-    assert torch.equal(*means) == broadcast
-
-
-def _ignored(rank, world):
+@in_ranks(2, "backend")
+def test_ignored_parameters_stay_local(rank, world):
     module = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 3))
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["1.weight"])
     model = DistributedDataParallel(module)
     model(torch.full((1, 8), rank + 1.0)).sum().backward()
-    return bitwise_equal_everywhere(module[0].weight.grad), bitwise_equal_everywhere(module[1].weight.grad)
-
-
-def test_ignored_parameters_stay_local(rank_pool, backend):
-    assert rank_pool(2, backend).run(_ignored) == [(True, False)] * 2
+    assert bitwise_equal_everywhere(module[0].weight.grad)
+    assert not bitwise_equal_everywhere(module[1].weight.grad)
 
 
 def _build_different(rank, world, kind):
@@ -100,21 +88,14 @@ def test_models_that_differ_are_refused_everywhere(rank_pool, backend, kind):
         assert re.search(pattern, messages[0]), messages[0]
 
 
-def _other_layer(rank, world, wrapped):
+@pytest.mark.parametrize("wrapped", [False, True])
+@in_ranks(2)
+def test_a_layer_that_only_one_rank_trains_is_named(rank, world, wrapped):
     module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
     module.requires_grad_(False)
     for index in (0, 1, 2, 3) if rank == 0 else (0, 2, 3):
         module[index].requires_grad_()
-    try:
+    with pytest.raises(RuntimeError, match="rank 0 has 8 params, while rank 1 has 6") as error:
         DistributedDataParallel(nn.Sequential(module) if wrapped and rank == 1 else module)
-    except RuntimeError as error:
-        return str(error)
-    return "accepted"
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_layer_that_only_one_rank_trains_is_named(rank_pool, wrapped):
-    for message in rank_pool(2).run(_other_layer, wrapped):
-        assert "rank 0 has 8 params, while rank 1 has 6" in message
-        # The shapes do not tell which layer it is, but the names do if both ranks have the same.
-        assert message.split("has is ")[1].startswith("3.weight" if wrapped else "1.weight")
+    # The shapes do not tell which layer it is, but the names do if both ranks have the same.
+    assert str(error.value).split("has is ")[1].startswith("3.weight" if wrapped else "1.weight")

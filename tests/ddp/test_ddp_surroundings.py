@@ -11,7 +11,18 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import assert_same, backward, batches, gradients, loss_of, make_model, reference_gradients, share
+from ddp_cases import (
+    CLASSES,
+    assert_same,
+    backward,
+    batches,
+    gradients,
+    loss_of,
+    make_model,
+    reference_gradients,
+    share,
+)
+from ranks import in_ranks
 from torch import nn
 
 from ourddp import DistributedDataParallel
@@ -36,10 +47,11 @@ def _count_nodes(counts, graph, inputs):
     return graph
 
 
-def _compiled(rank, world):
+@in_ranks(2, timeout=120)
+def test_a_compiled_model_is_split_where_torchs_is(rank, world):
     x = torch.ones(2, 256) * (rank + 1)
     counts, found = [], []
-    for cls in (torch.nn.parallel.DistributedDataParallel, DistributedDataParallel):
+    for cls in CLASSES:
         torch.compiler.reset()
         graphs: list[int] = []
         model = cls(Layers(), bucket_cap_mb=1)
@@ -53,16 +65,13 @@ def _compiled(rank, world):
         model(x).sum().backward()
         assert_same(found[-1], gradients(model), f"rank {rank}")
     assert_same(found[1], found[0], f"rank {rank}")
-    return counts
+    theirs, mine = counts
+    assert mine == theirs
+    assert len(mine) > 1
 
 
-def test_a_compiled_model_is_split_where_torchs_is(rank_pool):
-    for theirs, mine in rank_pool(2).run(_compiled, timeout=120):
-        assert mine == theirs
-        assert len(mine) > 1
-
-
-def _python_reducer(rank, world):
+@in_ranks(2, timeout=120)
+def test_torchs_python_reducer_can_take_over(rank, world):
     """Let torch reduce each gradient by itself, in a way that compiled autograd can trace."""
     from torch._dynamo import config
 
@@ -79,11 +88,8 @@ def _python_reducer(rank, world):
     assert traced.reducer._get_backward_times().iteration == 0
 
 
-def test_torchs_python_reducer_can_take_over(rank_pool):
-    rank_pool(2).run(_python_reducer, timeout=120)
-
-
-def _compiled_autograd(rank, world):
+@in_ranks(2, timeout=120)
+def test_compiled_autograd_without_it_says_what_to_do(rank, world):
     model = DistributedDataParallel(make_model("mlp"))
     with (
         pytest.raises(NotImplementedError, match="python_reducer"),
@@ -92,11 +98,8 @@ def _compiled_autograd(rank, world):
         backward(model, next(batches(world, 1)), rank)
 
 
-def test_compiled_autograd_without_it_says_what_to_do(rank_pool):
-    rank_pool(2).run(_compiled_autograd, timeout=120)
-
-
-def _python_beside_backward(rank, world):
+@in_ranks(2, "backend")
+def test_backward_waits_without_the_gil(rank, world):
     """Counts what a Python thread does while backward waits for a rank that comes late."""
     model = DistributedDataParallel(nn.Linear(4, 1))
     store = dist.PrefixStore("beside_backward", dist.distributed_c10d._get_default_store())
@@ -123,10 +126,6 @@ def _python_beside_backward(rank, world):
         assert count >= 1000
 
 
-def test_backward_waits_without_the_gil(rank_pool, backend):
-    rank_pool(2, backend).run(_python_beside_backward)
-
-
 def _peer_dies(rank, world):
     model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=0.002)
     for step, batch in enumerate(batches(world, 3)):
@@ -146,7 +145,8 @@ def test_a_peer_that_dies_ends_backward_with_its_name(rank_pool):
     assert max(first, last) < 5
 
 
-def _after_an_error(rank, world):
+@in_ranks(2, "backend")
+def test_a_backward_that_failed_before_any_gradient_is_forgotten(rank, world):
     expected = reference_gradients("mlp", world, 2, lr=0.0)
     model = DistributedDataParallel(make_model("mlp"))
     first, second = batches(world, 2)
@@ -156,7 +156,3 @@ def _after_an_error(rank, world):
         loss_of(broken).backward()
     backward(model, second, rank)
     assert_same(gradients(model), expected[1], f"rank {rank}")
-
-
-def test_a_backward_that_failed_before_any_gradient_is_forgotten(rank_pool, backend):
-    rank_pool(2, backend).run(_after_an_error)

@@ -10,6 +10,7 @@ import re
 import pytest
 import torch
 from ddp_cases import assert_same, backward, batches, gradients, make_model, train_and_compare
+from ranks import in_ranks
 from torch import nn
 
 from ourddp import _C, DistributedDataParallel
@@ -145,29 +146,17 @@ def test_a_rank_without_input_settles_with_the_others(rank_pool, backend):
     assert first[0] == 64 * KIB
 
 
-def _refuse(rank, world):
-    for arguments in ({"bucket_cap_mb": "big"}, {"bucket_cap_mb": "auto", "bucket_cap_mb_list": [1, 2]}):
-        with pytest.raises(ValueError, match="bucket_cap_mb") as caught:
-            DistributedDataParallel(make_model("mlp"), **arguments)
-        yield str(caught.value)
+@in_ranks(1)
+def test_other_texts_are_refused(rank, world):
+    with pytest.raises(ValueError, match=r"^bucket_cap_mb is a number of MiB or \"auto\", not 'big'\.$"):
+        DistributedDataParallel(make_model("mlp"), bucket_cap_mb="big")
+    with pytest.raises(ValueError, match="leave bucket_cap_mb_list out"):
+        DistributedDataParallel(make_model("mlp"), bucket_cap_mb="auto", bucket_cap_mb_list=[1, 2])
 
 
-def _refused(rank, world):
-    return list(_refuse(rank, world))
-
-
-def test_other_texts_are_refused(rank_pool):
-    (messages,) = rank_pool(1).run(_refused)
-    assert messages[0] == "bucket_cap_mb is a number of MiB or \"auto\", not 'big'."
-    assert "leave bucket_cap_mb_list out" in messages[1]
-
-
-def _pickled(rank, world):
+@in_ranks(2)
+def test_a_copy_chooses_anew(rank, world):
     model = pickle.loads(pickle.dumps(DistributedDataParallel(make_model("mlp"), **AUTO)))
     for batch in batches(world, 4):
         backward(model, batch, rank)
-    return model.report().tuning.cap
-
-
-def test_a_copy_chooses_anew(rank_pool):
-    assert rank_pool(2).run(_pickled) == [64 * KIB] * 2
+    assert model.report().tuning.cap == 64 * KIB

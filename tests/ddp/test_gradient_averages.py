@@ -20,12 +20,14 @@ from gradient_cases import (
     weights,
 )
 from probes import in_heap
+from ranks import in_ranks
 from torch import nn
 
 from ourddp import DistributedDataParallel
 
 
-def _two_models(rank, world):
+@in_ranks(2)
+def test_two_models_whose_backwards_are_one(rank, world):
     with memory_returned():
         first, second = DistributedDataParallel(make_model()), DistributedDataParallel(make_model())
         for _ in range(3):
@@ -37,11 +39,8 @@ def _two_models(rank, world):
         del first, second, loss
 
 
-def test_two_models_whose_backwards_are_one(rank_pool):
-    rank_pool(2, "ours").run(_two_models)
-
-
-def _threads(rank, world):
+@in_ranks(2)
+def test_backward_in_another_thread_than_forward(rank, world):
     with memory_returned():
         model = DistributedDataParallel(make_model())
         for _ in range(3):
@@ -54,10 +53,6 @@ def _threads(rank, world):
         del model, loss, thread
 
 
-def test_backward_in_another_thread_than_forward(rank_pool):
-    rank_pool(2, "ours").run(_threads)
-
-
 class Convolution(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +63,8 @@ class Convolution(nn.Module):
         return self.second(self.first(x)).mean((2, 3))
 
 
-def _convolutions(rank, world):
+@in_ranks(2)
+def test_gradients_of_convolutions_are_in_the_heap(rank, world):
     # oneDNN takes its memory by the allocator's raw interface.
     with memory_returned():
         torch.manual_seed(0)
@@ -92,10 +88,6 @@ def _convolutions(rank, world):
         del model
 
 
-def test_gradients_of_convolutions_are_in_the_heap(rank_pool):
-    rank_pool(2, "ours").run(_convolutions)
-
-
 class Odd(nn.Module):
     """A parameter without elements that is alone in its bucket, as the only one of its dtype."""
 
@@ -108,7 +100,8 @@ class Odd(nn.Module):
         return self.layer(x) + self.empty.sum()
 
 
-def _without_elements(rank, world):
+@in_ranks(2)
+def test_a_bucket_without_elements(rank, world):
     torch.manual_seed(0)
     model = DistributedDataParallel(Odd())
     for _ in range(3):
@@ -116,10 +109,6 @@ def _without_elements(rank, world):
         backward(model, rank)
         check_averages(model, world)
         assert model.module.empty.grad.shape == (0, 5)
-
-
-def test_a_bucket_without_elements(rank_pool):
-    rank_pool(2, "ours").run(_without_elements)
 
 
 class Conjugate(nn.Module):
@@ -134,7 +123,10 @@ class Conjugate(nn.Module):
         return (self.p.conj() * x.sum() * self.factor).real.sum()
 
 
-def _conjugate(rank, world, size, options):
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}], ids=["default", "static"])
+@pytest.mark.parametrize("size", [100, 10_000, 100_000])
+@in_ranks(2)
+def test_gradients_that_are_conjugated_lazily(rank, world, size, options):
     torch.manual_seed(0)
     model = DistributedDataParallel(Conjugate(size), **options)
     for _ in range(3):
@@ -143,13 +135,8 @@ def _conjugate(rank, world, size, options):
         check_averages(model, world)
 
 
-@pytest.mark.parametrize("options", [{}, {"static_graph": True}], ids=["default", "static"])
-@pytest.mark.parametrize("size", [100, 10_000, 100_000])
-def test_gradients_that_are_conjugated_lazily(rank_pool, size, options):
-    rank_pool(2, "ours").run(_conjugate, size, options)
-
-
-def _forward_in_backward(rank, world):
+@in_ranks(2)
+def test_a_forward_in_the_midst_of_backward(rank, world):
     module = make_model()
     model = DistributedDataParallel(module)
     for step in range(3):
@@ -174,11 +161,9 @@ def _forward_in_backward(rank, world):
         check_averages(model, world)
 
 
-def test_a_forward_in_the_midst_of_backward(rank_pool):
-    rank_pool(2, "ours").run(_forward_in_backward)
-
-
-def _static_in_another_group(rank, world, options):
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["default", "views"])
+@in_ranks(2)
+def test_a_static_graph_in_another_group(rank, world, options):
     model = DistributedDataParallel(make_model(), static_graph=True, **options)
     for _ in range(2):
         group = dist.new_group(backend="ours")
@@ -193,11 +178,6 @@ def _static_in_another_group(rank, world, options):
         model.zero_grad()
         backward(model, rank)
         check_averages(model, world)
-
-
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["default", "views"])
-def test_a_static_graph_in_another_group(rank_pool, options):
-    rank_pool(2, "ours").run(_static_in_another_group, options)
 
 
 class Stumbling(nn.Module):
@@ -218,7 +198,8 @@ class Stumbling(nn.Module):
             raise ArithmeticError("stumbles")
 
 
-def _static_after_a_failure(rank, world):
+@in_ranks(2)
+def test_a_static_graph_whose_first_backward_fails(rank, world):
     module = Stumbling()
     model = DistributedDataParallel(module, static_graph=True)
     with pytest.raises(ArithmeticError, match="stumbles"):
@@ -238,7 +219,3 @@ def _alone(layers: nn.Module, world: int) -> list[torch.Tensor]:
     for rank in range(world):
         (alone(inputs_of(rank)).square().mean() / world).backward()
     return [parameter.grad for parameter in alone.parameters()]
-
-
-def test_a_static_graph_whose_first_backward_fails(rank_pool):
-    rank_pool(2, "ours").run(_static_after_a_failure)

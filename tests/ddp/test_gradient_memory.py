@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_cases import known
 from gradient_cases import (
     WEIGHT_BYTES,
     WIDTH,
@@ -21,17 +22,25 @@ from gradient_cases import (
     weights,
 )
 from probes import bytes_in_heap, in_heap
+from ranks import in_ranks
 
 from ourddp import DistributedDataParallel
 
 
-def _plain_steps(rank, world, options):
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bucket_cap_mb": 0.1}, {"find_unused_parameters": True}, {"static_graph": True}],
+    ids=["default", "buckets", "unused", "static"],
+)
+@in_ranks(2)
+def test_gradients_are_computed_in_the_heap(rank, world, options):
     with memory_returned():
         model = DistributedDataParallel(make_model(), **options)
         before = bytes_in_heap()
         for _ in range(4):
             model.zero_grad()
             backward(model, rank)
+            assert model.reducer._get_reduced_in_place() == 3
             assert all(in_heap(weight.grad) for weight in weights(model))
             check_averages(model, world)
         dist.barrier()
@@ -41,34 +50,25 @@ def _plain_steps(rank, world, options):
         del model
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"bucket_cap_mb": 0.1}, {"find_unused_parameters": True}, {"static_graph": True}],
-    ids=["default", "buckets", "unused", "static"],
-)
-def test_gradients_are_computed_in_the_heap(rank_pool, options):
-    rank_pool(2, "ours").run(_plain_steps, options)
-
-
-def _accumulate(rank, world, set_to_none):
+@pytest.mark.parametrize("set_to_none", [True, False])
+@in_ranks(2)
+def test_accumulated_gradients_are_in_the_heap(rank, world, set_to_none):
     with memory_returned():
         model = DistributedDataParallel(make_model())
-        for _ in range(3):
+        for window in range(3):
             model.zero_grad(set_to_none=set_to_none)
             for step in range(3):
                 with nullcontext() if step == 2 else model.no_sync():
                     (model(inputs_of(rank)).square().mean() / 3).backward()
+            # A gradient that Python has seen and that stays cannot be told from one that somebody holds.
+            assert model.reducer._get_reduced_in_place() == 3 or (window and not set_to_none)
             assert all(in_heap(weight.grad) for weight in weights(model))
             check_averages(model, world)
         del model
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_accumulated_gradients_are_in_the_heap(rank_pool, set_to_none):
-    rank_pool(2, "ours").run(_accumulate, set_to_none)
-
-
-def _held(rank, world):
+@in_ranks(2)
+def test_a_gradient_that_is_held_stays_as_it_is(rank, world):
     with memory_returned():
         model = DistributedDataParallel(make_model())
         kept = []
@@ -86,11 +86,8 @@ def _held(rank, world):
         del model, kept
 
 
-def test_a_gradient_that_is_held_stays_as_it_is(rank_pool):
-    rank_pool(2, "ours").run(_held)
-
-
-def _elsewhere(rank, world):
+@in_ranks(2)
+def test_only_what_may_be_a_gradient_gets_the_memory(rank, world):
     with memory_returned():
         model = DistributedDataParallel(make_model())
         loss = model(inputs_of(rank)).square().mean()
@@ -125,11 +122,8 @@ def _elsewhere(rank, world):
         del taken, loss, tensor
 
 
-def test_only_what_may_be_a_gradient_gets_the_memory(rank_pool):
-    rank_pool(2, "ours").run(_elsewhere)
-
-
-def _profiled(rank, world):
+@in_ranks(2)
+def test_the_profiler_sees_the_memory(rank, world):
     model = DistributedDataParallel(make_model(1))
     backward(model, rank)
     model.zero_grad()
@@ -140,11 +134,8 @@ def _profiled(rank, world):
     assert usage["aten::mm"] == WEIGHT_BYTES
 
 
-def test_the_profiler_sees_the_memory(rank_pool):
-    rank_pool(2, "ours").run(_profiled)
-
-
-def _hook_later(rank, world):
+@in_ranks(2)
+def test_a_hook_makes_the_memory_return(rank, world):
     with memory_returned():
         model = DistributedDataParallel(make_model())
         backward(model, rank)
@@ -162,11 +153,8 @@ def _hook_later(rank, world):
         del model
 
 
-def test_a_hook_makes_the_memory_return(rank_pool):
-    rank_pool(2, "ours").run(_hook_later)
-
-
-def _new_group(rank, world):
+@in_ranks(2)
+def test_gradients_move_to_the_heap_of_another_group(rank, world):
     with memory_returned():
         model = DistributedDataParallel(make_model())
         for _ in range(2):
@@ -183,11 +171,8 @@ def _new_group(rank, world):
         del model
 
 
-def test_gradients_move_to_the_heap_of_another_group(rank_pool):
-    rank_pool(2, "ours").run(_new_group)
-
-
-def _fork(rank, world):
+@in_ranks(2)
+def test_what_a_forked_child_writes_stays_its_own(rank, world):
     model = DistributedDataParallel(make_model())
     backward(model, rank)
     before = [parameter.grad.clone() for parameter in model.parameters()]
@@ -200,43 +185,29 @@ def _fork(rank, world):
     assert all(torch.equal(p.grad, then) for p, then in zip(model.parameters(), before, strict=True))
 
 
-def test_what_a_forked_child_writes_stays_its_own(rank_pool):
-    rank_pool(2, "ours").run(_fork)
-
-
-def _ordinary(rank, world, options):
+@pytest.mark.parametrize("option", ["process_group", "lazy_bucket_allocation"])
+@in_ranks(2)
+def test_other_backends_and_buckets_that_are_dropped_leave_gradients_in_ordinary_memory(rank, world, option):
+    options = {option: dist.new_group(backend="gloo") if option == "process_group" else True}
     gc.collect()
     dist.barrier()
     before = bytes_in_heap()
     dist.barrier()
-    model = DistributedDataParallel(make_model(), **options)
+    model = DistributedDataParallel(make_model(), **known(options))
     for _ in range(2):
         model.zero_grad()
         backward(model, rank)
         check_averages(model, world)
         assert not any(in_heap(weight.grad) for weight in weights(model))
+        assert model.reducer._get_reduced_in_place() == (0 if option == "process_group" else 3)
     dist.barrier()
     assert bytes_in_heap() - before <= world * 4096
     dist.barrier()
 
 
-def test_buckets_that_are_dropped_after_backward_leave_gradients_in_ordinary_memory(rank_pool):
-    if "lazy_bucket_allocation" not in DistributedDataParallel.__init__.__wrapped__.__code__.co_varnames:
-        pytest.skip("this torch has no lazy_bucket_allocation")
-    rank_pool(2, "ours").run(_ordinary, {"lazy_bucket_allocation": True})
-
-
-def _over_gloo(rank, world):
-    gloo = dist.new_group(backend="gloo")
-    _ordinary(rank, world, {"process_group": gloo})
-    dist.destroy_process_group(gloo)
-
-
-def test_other_backends_leave_gradients_in_ordinary_memory(rank_pool):
-    rank_pool(2, "ours").run(_over_gloo)
-
-
-def _accumulated_without_spare(rank, world, cap, spare):
+@pytest.mark.parametrize(("cap", "spare"), [(25, True), (0.05, False)])
+@in_ranks(2)
+def test_what_is_added_to_a_gradient_gets_memory_only_where_it_is_kept(rank, world, cap, spare):
     with memory_returned():
         model = DistributedDataParallel(make_model(1), bucket_cap_mb=cap)
         (weight,) = weights(model)
@@ -250,8 +221,3 @@ def _accumulated_without_spare(rank, world, cap, spare):
         check_averages(model, world)
         handle.remove()
         del model, weight, handle
-
-
-@pytest.mark.parametrize(("cap", "spare"), [(25, True), (0.05, False)])
-def test_what_is_added_to_a_gradient_gets_memory_only_where_it_is_kept(rank_pool, cap, spare):
-    rank_pool(2, "ours").run(_accumulated_without_spare, cap, spare)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_cases import bitwise_equal_everywhere
+from ranks import in_ranks
 from torch import nn
 
 import ourddp
@@ -134,7 +136,8 @@ def _large_mean(rank, world):
     assert abs(square - 1) < 1e-3
 
 
-def _no_bias(rank, world):
+@in_ranks(2)
+def test_a_layer_without_bias(rank, world):
     norm = make_norm(4, torch.float32, {})
     norm.bias = None  # later versions of torch have an argument for it
     layer = ourddp.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(norm))
@@ -144,11 +147,8 @@ def _no_bias(rank, world):
     torch.testing.assert_close(layer(whole[2 * rank :][:2]), norm(whole)[2 * rank :][:2])
 
 
-def test_a_layer_without_bias(rank_pool):
-    rank_pool(2).run(_no_bias)
-
-
-def _evaluate(rank, world):
+@in_ranks(2, "backend")
+def test_evaluation_is_local(rank, world):
     layer = ourddp.SyncBatchNorm.convert_sync_batchnorm(make_norm(4, torch.float32, {})).eval()
     plain = make_norm(4, torch.float32, {}).eval()
     untracked = ourddp.SyncBatchNorm(CHANNELS, track_running_stats=False).eval()
@@ -156,15 +156,11 @@ def _evaluate(rank, world):
         x = torch.randn(2, CHANNELS, 4, 4)
         assert torch.equal(layer(x), plain(x))
         torch.testing.assert_close(untracked(x), nn.BatchNorm2d(CHANNELS, track_running_stats=False)(x))
-    return {name: value.clone() for name, value in layer.state_dict().items()}
+    assert all(bitwise_equal_everywhere(value) for value in layer.state_dict().values())
 
 
-def test_evaluation_is_local(rank_pool, backend):
-    first, second = rank_pool(2, backend).run(_evaluate)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def _groups(rank, world):
+@in_ranks(3, "backend")
+def test_each_group_has_its_own_statistics(rank, world):
     pairs = [dist.new_group([0, 1]), dist.new_group([2])]
     group = pairs[rank // 2]
     layer = ourddp.SyncBatchNorm(CHANNELS, affine=False, process_group=group)
@@ -179,11 +175,8 @@ def _groups(rank, world):
     assert converted[0].process_group is group
 
 
-def test_each_group_has_its_own_statistics(rank_pool, backend):
-    rank_pool(3, backend).run(_groups)
-
-
-def _count_calls(rank, world):
+@in_ranks(2)
+def test_one_reduction_each_way(rank, world):
     calls = []
     plain = dist.all_reduce
 
@@ -197,20 +190,20 @@ def _count_calls(rank, world):
         ourddp.SyncBatchNorm(CHANNELS)(x).square().sum().backward()
     finally:
         dist.all_reduce = plain
-    return calls
+    assert calls == [2 * CHANNELS + 1, 2 * CHANNELS]
 
 
-def test_one_reduction_each_way(rank_pool):
-    assert rank_pool(2).run(_count_calls) == [[2 * CHANNELS + 1, 2 * CHANNELS]] * 2
-
-
-def _misuse(rank, world):
+@in_ranks(2, "backend")
+def test_what_has_no_meaning_is_refused(rank, world):
     layer = ourddp.SyncBatchNorm(CHANNELS)
-    messages = []
-    for shape in [(CHANNELS,), (2, 0), (1 - rank, CHANNELS)]:
-        with pytest.raises(ValueError, match=r".") as caught:
+    alone = rf"more than 1 value per channel.*\({1 - rank}, 3\) on rank {rank}"
+    for shape, text in [
+        ((CHANNELS,), "expected at least 2D input"),
+        ((2, 0), "channels should be non-zero"),
+        ((1 - rank, CHANNELS), alone),
+    ]:
+        with pytest.raises(ValueError, match=text):
             layer(torch.randn(shape))
-        messages.append(str(caught.value))
     empty = layer(torch.zeros(0, CHANNELS, requires_grad=True))
     empty.sum().backward()
     assert torch.equal(layer.running_var, torch.ones(CHANNELS))
@@ -218,15 +211,6 @@ def _misuse(rank, world):
     (gradient,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
-    return messages
-
-
-def test_what_has_no_meaning_is_refused(rank_pool, backend):
-    for rank, messages in enumerate(rank_pool(2, backend).run(_misuse)):
-        assert "expected at least 2D input" in messages[0]
-        assert "channels should be non-zero" in messages[1]
-        assert "more than 1 value per channel" in messages[2]
-        assert f"({1 - rank}, 3) on rank {rank}" in messages[2]
 
 
 def test_conversion_keeps_everything():
@@ -259,15 +243,13 @@ def test_without_process_group_it_is_a_plain_batch_norm():
     assert torch.equal(layer.running_var, plain.running_var)
 
 
-def _alone(rank, world):
+@in_ranks(1)
+def test_one_rank_is_a_plain_batch_norm(rank, world):
     test_without_process_group_it_is_a_plain_batch_norm()
 
 
-def test_one_rank_is_a_plain_batch_norm(rank_pool):
-    rank_pool(1).run(_alone)
-
-
-def _train(rank, world):
+@in_ranks(3, "backend")
+def test_training_equals_one_process_with_the_whole_batch(rank, world):
     """Train a network with DistributedDataParallel, and one with plain batch norm on the whole batch."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.LazyLinear(2)).double()
@@ -291,7 +273,3 @@ def _train(rank, world):
         torch.testing.assert_close(mine, theirs)
     with pytest.raises(ValueError, match=r"SyncBatchNorm layers only work with GPU modules.*convert_sync_batchnorm"):
         ourddp.DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)))
-
-
-def test_training_equals_one_process_with_the_whole_batch(rank_pool, backend):
-    rank_pool(3, backend).run(_train)

@@ -13,27 +13,23 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import HAS_HOOKS, backend_of
-from ranks import run_ranks
+from ranks import in_ranks
 
 
-def sparse_of_different_shapes(rank: int, world: int) -> tuple[str, str, str]:
+@pytest.mark.parametrize("world", [2, 3])
+@in_ranks(None, "nodes", fresh=True)
+def test_sparse_tensors_of_different_shapes_fail_the_group_on_all_ranks(rank: int, world: int) -> None:
     indices, size = torch.tensor([[0], [1]]), (3, 4 if rank == world - 1 else 5)
     tensor = torch.sparse_coo_tensor(indices, torch.ones(1), size, check_invariants=True)
-    with pytest.raises(dist.DistBackendError) as error:
+    with pytest.raises(dist.DistBackendError, match=rf"rank 0 has \(3, 5\).*rank {world - 1} has \(3, 4\)") as error:
         dist.all_reduce(tensor)
     assert torch.equal(tensor.coalesce().values(), torch.ones(1))
     with pytest.raises(dist.DistBackendError) as again:
         dist.barrier()
-    return str(error.value), str(again.value), backend_of().failure()
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_sparse_tensors_of_different_shapes_fail_the_group_on_all_ranks(world, nodes):
-    for text, again, failure in run_ranks(world, sparse_of_different_shapes, nodes=nodes):
-        assert re.search(rf"rank 0 has \(3, 5\).*rank {world - 1} has \(3, 4\)", text)
-        assert failure in text
-        assert failure
-        assert failure in again
+    failure = backend_of().failure()
+    assert failure
+    assert failure in str(error.value)
+    assert failure in str(again.value)
 
 
 # ---------------------------------------------------------------- no more threads
@@ -57,7 +53,8 @@ def no_threads() -> Iterator[None]:
         libc.pthread_attr_destroy(attributes)
 
 
-def collectives_without_threads(rank: int, world: int) -> None:
+@in_ranks(2, "nodes", fresh=True)
+def test_collectives_run_on_the_caller_if_no_thread_can_be_started(rank: int, world: int) -> None:
     with no_threads():
         works = [dist.all_reduce(torch.full((3,), float(rank)), async_op=True) for _ in range(3)]
         for work in works:
@@ -65,11 +62,8 @@ def collectives_without_threads(rank: int, world: int) -> None:
             assert work.result()[0][0].item() == sum(range(world))
 
 
-def test_collectives_run_on_the_caller_if_no_thread_can_be_started(nodes):
-    run_ranks(2, collectives_without_threads, nodes=nodes)
-
-
-def transfers_without_threads(rank: int, world: int) -> tuple[str, str]:
+@in_ranks(2, fresh=True)  # over TCP the peers hear of it only at their timeout, since telling them takes a thread, too
+def test_a_transfer_without_the_thread_that_it_needs_fails_the_group(rank: int, world: int) -> None:
     with no_threads():
         if rank == 0:
             first, second = torch.empty(3), torch.empty(3)
@@ -81,52 +75,37 @@ def transfers_without_threads(rank: int, world: int) -> tuple[str, str]:
         else:
             with pytest.raises(dist.DistBackendError) as error:
                 dist.all_reduce(torch.ones(1))
-        with pytest.raises(dist.DistBackendError) as again:
+        with pytest.raises(dist.DistBackendError, match="cannot start a thread"):
             dist.barrier()
-    return str(error.value), str(again.value)
+    assert re.search(r"rank 0 \(host [^ ]+, pid \d+\) cannot start a thread", str(error.value)), error.value
 
 
-def test_a_transfer_without_the_thread_that_it_needs_fails_the_group():
-    # Over TCP the peers hear of it only at their timeout, since telling them takes a thread, too.
-    for text, again in run_ranks(2, transfers_without_threads):
-        assert re.search(r"rank 0 \(host [^ ]+, pid \d+\) cannot start a thread", text), text
-        assert "cannot start a thread" in again
-
-
-def abort_hooks_without_threads(rank: int, world: int) -> list[str]:
+@pytest.mark.skipif(not HAS_HOOKS, reason="torch has abort hooks from 2.15 on")
+@in_ranks(2, fresh=True)
+def test_abort_hooks_run_if_no_thread_can_be_started(rank: int, world: int) -> None:
     calls: list[str] = []
     backend_of().register_abort_hook(1, lambda: calls.append("hook"))
     with no_threads(), pytest.raises(dist.DistBackendError):
         dist.all_reduce(torch.ones(2 + rank))
-    calls.append("raised")
-    return calls
-
-
-@pytest.mark.skipif(not HAS_HOOKS, reason="torch has abort hooks from 2.15 on")
-def test_abort_hooks_run_if_no_thread_can_be_started():
-    for calls in run_ranks(2, abort_hooks_without_threads):
-        assert calls == ["hook", "raised"]
+    assert calls == ["hook"]
 
 
 # ---------------------------------------------------------------- waits without an end
 
 
-def endless_waits(rank: int, world: int, timeout: timedelta) -> None:
+@pytest.mark.parametrize("days", [107_700, timedelta.max.days])  # just beyond 63 bits of nanoseconds, and the longest
+@in_ranks(2, "nodes", fresh=True)
+def test_a_timeout_beyond_the_range_of_the_clock_means_never(rank: int, world: int, days: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     tensor = torch.full((2,), float(rank))
     if rank == 0:
         for i, work in enumerate([dist.all_reduce(tensor, async_op=True), dist.irecv(torch.empty(1), 1)]):
             # Only after the wait has begun, which would otherwise return at once.
             threading.Timer(0.2, store.set, (f"go on {i}", "")).start()
-            work.wait(timeout)
+            work.wait(timedelta(days=days))
     else:
         store.wait(["go on 0"])
         dist.all_reduce(tensor)
         store.wait(["go on 1"])
         dist.send(torch.ones(1), 0)
     assert tensor[0].item() == sum(range(world))
-
-
-@pytest.mark.parametrize("days", [107_700, timedelta.max.days])  # just beyond 63 bits of nanoseconds, and the longest
-def test_a_timeout_beyond_the_range_of_the_clock_means_never(days, nodes):
-    run_ranks(2, endless_waits, timedelta(days=days), nodes=nodes)

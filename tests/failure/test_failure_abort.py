@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from patience import check_soon
 from probes import backend_of, failed_with, reached, threads_named, waits_for_another_thread, waits_for_peers
-from ranks import run_ranks
+from ranks import in_ranks, run_ranks
 
 
 def aborted(rank: int, world: int, what: str) -> tuple[float, str]:
@@ -67,13 +67,10 @@ def test_abort_frees_every_waiter_within_100_ms(what, nodes):
     check_soon(0.1, attempt)
 
 
-def abort_all(rank: int, world: int) -> None:
+@in_ranks(2, "nodes", fresh=True)
+def test_torch_can_abort_all_groups(rank: int, world: int) -> None:
     work = dist.all_reduce(torch.ones(4), async_op=True) if rank == 0 else None
     dist.distributed_c10d._abort_process_group()
     if work is not None:
         with pytest.raises(dist.DistBackendError):
             work.wait()
-
-
-def test_torch_can_abort_all_groups(nodes):
-    run_ranks(2, abort_all, nodes=nodes)

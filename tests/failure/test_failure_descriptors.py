@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import backend_of, forbid_calls
-from ranks import run_ranks
+from ranks import in_ranks, run_ranks
 
 EMFILE = "Too many open files"
 
@@ -30,7 +30,8 @@ def use_up_descriptors(hard: int | None = None) -> list[int]:
             return taken
 
 
-def wait_for_a_slow_peer(rank: int, world: int) -> float:
+@in_ranks(2, backend=None, fresh=True)
+def test_a_live_peer_does_not_count_as_dead_when_descriptors_run_out(rank: int, world: int) -> None:
     if rank == 0:
         forbid_calls("pidfd_open")
     dist.init_process_group("ours")
@@ -41,20 +42,15 @@ def wait_for_a_slow_peer(rank: int, world: int) -> float:
         # Long enough for rank 0 to check several times whether its peer lives.
         store.get("has no descriptors")
         time.sleep(0.3)
-        dist.all_reduce(tensor)
-        return tensor[0].item()
-    taken = use_up_descriptors()
-    store.set("has no descriptors", "")
+    taken = use_up_descriptors() if rank == 0 else []
+    if rank == 0:
+        store.set("has no descriptors", "")
     try:
         dist.all_reduce(tensor)
     finally:
         for descriptor in taken:
             os.close(descriptor)
-    return tensor[0].item()
-
-
-def test_a_live_peer_does_not_count_as_dead_when_descriptors_run_out():
-    assert run_ranks(2, wait_for_a_slow_peer, backend=None) == [2, 2]
+    assert tensor[0].item() == 2
 
 
 def first_contact(rank: int, world: int, poor: int) -> tuple[str, float]:
@@ -85,8 +81,8 @@ def test_all_ranks_name_a_rank_without_descriptors(poor):
         assert seconds < 10
 
 
-def raise_the_limit(rank: int, world: int) -> int:
-    """Connect to the other ranks when the soft limit leaves no descriptors. Return the limit afterwards."""
+@in_ranks(3, nodes=3, fresh=True)
+def test_a_group_that_needs_more_descriptors_raises_the_soft_limit(rank: int, world: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = use_up_descriptors(hard)
     tensor = torch.ones(4)
@@ -94,29 +90,16 @@ def raise_the_limit(rank: int, world: int) -> int:
     assert tensor[0].item() == world
     for descriptor in taken:
         os.close(descriptor)
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
 
 
-def test_a_group_that_needs_more_descriptors_raises_the_soft_limit():
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert run_ranks(3, raise_the_limit, nodes=3) == [hard] * 3
-
-
-def count_pidfds(rank: int, world: int) -> tuple[int, int]:
+@in_ranks(3, fresh=True)
+def test_groups_of_the_same_processes_share_their_pidfds(rank: int, world: int) -> None:
     def pidfds() -> int:
-        return sum("pidfd" in os.readlink(f"/proc/self/fd/{name}") for name in live_descriptors())
+        paths = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return sum("pidfd" in os.readlink(path) for path in paths if os.path.lexists(path))
 
-    def live_descriptors() -> list[str]:
-        return [name for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")]
-
-    before = pidfds()
+    assert pidfds() == 2
     groups = [dist.new_group() for _ in range(5)]
-    for group in groups:
-        assert backend_of(group).failure() == ""
-    return before, pidfds()
-
-
-def test_groups_of_the_same_processes_share_their_pidfds():
-    for before, after in run_ranks(3, count_pidfds):
-        assert before == 2
-        assert after == before
+    assert not any(backend_of(group).failure() for group in groups)
+    assert pidfds() == 2

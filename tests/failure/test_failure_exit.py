@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,15 +13,14 @@ import torch
 import torch.distributed as dist
 from patience import check_soon
 from probes import reached
-from ranks import node_ids, run_ranks
-
-ROOT = Path(__file__).resolve().parents[2]
-
+from programs import ROOT, job, run_programs
+from ranks import in_ranks, node_ids
 
 # --- forks -----------------------------------------------------------------------------------------------------------
 
 
-def forked_child(rank: int, world: int) -> int:
+@in_ranks(2, "nodes", fresh=True)
+def test_a_forked_child_does_no_harm(rank: int, world: int) -> None:
     work = dist.all_reduce(torch.ones(1000), async_op=True)  # starts the comm thread
     work.wait()
     pid = os.fork()
@@ -56,11 +52,7 @@ def forked_child(rank: int, world: int) -> int:
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == world
-    return os.waitstatus_to_exitcode(ended[1])
-
-
-def test_a_forked_child_does_no_harm(nodes):
-    assert run_ranks(2, forked_child, nodes=nodes) == [0, 0]
+    assert os.waitstatus_to_exitcode(ended[1]) == 0
 
 
 # --- ends of programs ------------------------------------------------------------------------------------------------
@@ -81,40 +73,12 @@ ended.append(time.time())
 """
 
 
-def run_program(tmp_path: Path, body: str, nodes: int = 1, world: int = 2) -> list[tuple[int, str, float]]:
-    """Start the program in ``world`` processes. Return each exit code, stderr, and the seconds that its end took."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(body=textwrap.dedent(body)))
-    store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "WORLD_SIZE": str(world),
-        "OMP_NUM_THREADS": "1",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(program)],
-            env={**environment, **node_ids(world, nodes)[rank], "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    results = []
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=120)
-            results.append((process.returncode, err, float(out.split()[-1]) if out.strip() else 0.0))
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return results
+def run_program(body: str, nodes: int = 1, **env: str) -> list[tuple[int, str, float]]:
+    """Run the program in two processes. Return each exit code, stderr, and the seconds that its end took."""
+    store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    each = [{**rank, **node, **env} for rank, node in zip(job(2, store), node_ids(2, nodes), strict=True)]
+    done = run_programs(PROGRAM.format(body=textwrap.dedent(body)), each)
+    return [(one.returncode, one.stderr, float(one.stdout.split()[-1]) if one.stdout else 0.0) for one in done]
 
 
 EXITS = {
@@ -153,9 +117,9 @@ EXITS = {
 
 
 @pytest.mark.parametrize("end", EXITS)
-def test_a_program_ends_quietly_and_at_once(tmp_path, end, played_nodes):
+def test_a_program_ends_quietly_and_at_once(end, played_nodes):
     def attempt() -> float:
-        results = run_program(tmp_path, EXITS[end], played_nodes)
+        results = run_program(EXITS[end], played_nodes)
         for code, err, _ in results:
             noise = [line for line in err.splitlines() if "destroy_process_group() was not called" not in line]
             assert (code, noise) == (0, [])
@@ -164,7 +128,7 @@ def test_a_program_ends_quietly_and_at_once(tmp_path, end, played_nodes):
     check_soon(1, attempt)
 
 
-def test_the_peers_notice_that_a_rank_ends_with_an_exception(tmp_path, played_nodes):
+def test_the_peers_notice_that_a_rank_ends_with_an_exception(played_nodes):
     body = """
         if rank == 0:
             ended.append(time.time())
@@ -176,7 +140,7 @@ def test_the_peers_notice_that_a_rank_ends_with_an_exception(tmp_path, played_no
         else:
             raise AssertionError("nobody noticed")
     """
-    (first, _, _), (second, err, _) = run_program(tmp_path, body, played_nodes)
+    (first, _, _), (second, err, _) = run_program(body, played_nodes)
     assert (first, second) == (3, 0), err
 
 
@@ -213,15 +177,16 @@ LAST_ACTS = {
 
 
 @pytest.mark.parametrize("act", LAST_ACTS)
-def test_a_program_ends_after_its_device_has_taken_part(tmp_path, act, kind):
+def test_a_program_ends_after_its_device_has_taken_part(act, kind):
     body = DEVICE.format(kind=kind) + LAST_ACTS[act]
-    assert [(code, err) for code, err, _ in run_program(tmp_path, body) if code != 0] == []
+    assert [(code, err) for code, err, _ in run_program(body) if code != 0] == []
 
 
 # --- ends of groups --------------------------------------------------------------------------------------------------
 
 
-def drop_the_group_in_a_callback(rank: int, world: int) -> None:
+@in_ranks(2, "nodes", fresh=True)
+def test_a_callback_may_destroy_the_group_of_its_own_receive(rank: int, world: int) -> None:
     holder = [dist.new_group()]
     if rank == 0:
         dist.send(torch.ones(4), 1, group=holder[0])
@@ -237,7 +202,3 @@ def drop_the_group_in_a_callback(rank: int, world: int) -> None:
     assert dropped.wait(30)
     future.wait()
     dist.barrier()
-
-
-def test_a_callback_may_destroy_the_group_of_its_own_receive(nodes):
-    run_ranks(2, drop_the_group_in_a_callback, nodes=nodes)

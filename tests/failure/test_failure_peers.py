@@ -51,7 +51,7 @@ def die_in_a_loop(rank: int, world: int, victim: int, asynchronous: bool) -> dic
     raise AssertionError("nobody noticed")
 
 
-@pytest.mark.parametrize(("world", "kills", "count"), [(2, 4, 1), (4, 50, 1), (4, 8, 2)])
+@pytest.mark.parametrize(("world", "kills", "count"), [(2, 4, 1), (4, 8, 1), (4, 8, 2)])
 def test_survivors_name_a_killed_rank_within_a_second(world, kills, count):
     def attempt(kill: int) -> float:
         victim = kill % world
@@ -63,18 +63,13 @@ def test_survivors_name_a_killed_rank_within_a_second(world, kills, count):
             assert f"rank {victim}" in result["failure"]
         return max(result["seconds"] for result in survivors)
 
+    before = set(os.listdir("/dev/shm"))
     # On a busy machine some attempts may be late. If many are, the machine is not the reason.
     late = [kill for kill in range(kills) if attempt(kill) >= 1]
-    assert len(late) <= max(1, kills // 10), late
+    assert len(late) <= 1, late
     for kill in late:
         check_soon(1, functools.partial(attempt, kill))
-
-
-def test_a_killed_rank_leaves_nothing_in_dev_shm():
-    before = set(os.listdir("/dev/shm"))
-    run_ranks(3, die_in_a_loop, 1, True, killed=[1])
-    ours = [name for name in set(os.listdir("/dev/shm")) - before if "ours" in name]
-    assert ours == []
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "ours" in name], "the dead left memory behind"
 
 
 def die_in_p2p(rank: int, world: int) -> tuple[str, float]:

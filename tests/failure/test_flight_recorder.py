@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import reached
-from ranks import run_ranks
+from ranks import in_ranks, run_ranks
 
 from ourddp import _C
 
@@ -52,7 +52,7 @@ def all_calls(rank: int, world: int) -> list[dict[str, Any]]:
     return entries()
 
 
-def test_every_call_is_recorded():
+def test_every_call_is_recorded_under_a_name_that_torchs_analyser_knows():
     first, second = run_ranks(2, all_calls)
     assert [entry["profiling_name"].removeprefix("ours:") for entry in first] == [
         "all_reduce",
@@ -83,37 +83,26 @@ def test_every_call_is_recorded():
     assert [entry["collective_seq_id"] for entry in first] == [*range(1, 13), 12, 12]
     assert [entry["p2p_seq_id"] for entry in first[-3:]] == [0, 1, 2]
     assert [entry["is_p2p"] for entry in first[-3:]] == [False, True, True]
-
-
-def test_torchs_analyser_knows_every_name():
     types = pytest.importorskip("torch.distributed.flight_recorder.components.types")
-    for recorded in run_ranks(2, all_calls):
-        for entry in recorded:
-            event = {**entry, "process_group": tuple(entry["process_group"])}
-            types.Op(event, {"0": {0, 1}}, "0")  # raises for an unknown name
+    for entry in (*first, *second):
+        event = {**entry, "process_group": tuple(entry["process_group"])}
+        types.Op(event, {"0": {0, 1}}, "0")  # raises for an unknown name
 
 
-def under_way(rank: int, world: int) -> list[dict[str, Any]]:
-    """Let rank 1 come after rank 0 has read its own entries, and return these."""
+@in_ranks(2, fresh=True)
+def test_an_operation_that_waits_for_a_peer_is_recorded_as_started(rank: int, world: int) -> None:
+    """Let rank 1 come after rank 0 has read its own entries."""
     store = dist.distributed_c10d._get_default_store()
-    recorded = []
-    if rank == 0:
-        work = dist.all_reduce(torch.ones(1), async_op=True)
-        assert reached(lambda: [entry["state"] for entry in entries()] == ["started"])
-        recorded = entries()
-        store.set("looked", "1")
-        work.wait()
-    else:
+    if rank == 1:
         store.wait(["looked"])
-        dist.all_reduce(torch.ones(1))
-    return recorded
-
-
-def test_an_operation_that_waits_for_a_peer_is_recorded_as_started():
-    (entry,), _ = run_ranks(2, under_way)
-    assert entry["state"] == "started"
-    assert not entry["retired"]
-    assert "duration_ms" not in entry
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    if rank == 0:
+        assert reached(lambda: [entry["state"] for entry in entries()] == ["started"])
+        (entry,) = entries()
+        assert not entry["retired"]
+        assert "duration_ms" not in entry
+        store.set("looked", "1")
+    work.wait()
 
 
 def overflowing(rank: int, world: int) -> list[dict[str, Any]]:
@@ -132,23 +121,19 @@ def test_nothing_is_recorded_if_the_user_switches_it_off():
     assert run_ranks(2, overflowing, env={"TORCH_FR_BUFFER_SIZE": "0"}) == [[], []]
 
 
-def reset(rank: int, world: int) -> list[dict[str, Any]]:
+@in_ranks(2, fresh=True)
+def test_a_reset_forgets_earlier_entries(rank: int, world: int) -> None:
     from torch._C._distributed_c10d import _reset_fr_trace
 
     dist.all_reduce(torch.ones(1))
     _reset_fr_trace("ours")
     dist.all_reduce(torch.ones(2))
-    return entries()
+    assert [(entry["input_sizes"], entry["state"]) for entry in entries()] == [([[2]], "completed")]
 
 
-def test_a_reset_forgets_earlier_entries():
-    (entry,), _ = run_ranks(2, reset)
-    assert entry["input_sizes"] == [[2]]
-    assert entry["state"] == "completed"
-
-
-def beside_a_hook(rank: int, world: int) -> list[dict[str, Any]]:
-    """Record with torch's hook, which torch attaches if another backend of the group cannot record itself."""
+@in_ranks(2, fresh=True)
+def test_a_hook_of_torch_does_not_double_the_entries(rank: int, world: int) -> None:
+    """Torch attaches its hook if another backend of the group cannot record itself."""
     from torch._C._distributed_c10d import FlightRecorderHook
 
     group = dist.new_group([0, 1])
@@ -156,15 +141,9 @@ def beside_a_hook(rank: int, world: int) -> list[dict[str, Any]]:
     for _ in range(2):
         dist.all_reduce(torch.ones(3), group=group)
     dist.all_reduce(torch.ones(1))
-    recorded = entries()
+    assert [entry["input_sizes"] for entry in entries()] == [[[3]], [[3]], [[1]]]
+    assert {entry["state"] for entry in entries()} == {"completed"}
     hook.remove()
-    return recorded
-
-
-def test_a_hook_of_torch_does_not_double_the_entries():
-    recorded, _ = run_ranks(2, beside_a_hook)
-    assert [entry["input_sizes"] for entry in recorded] == [[[3]], [[3]], [[1]]]
-    assert {entry["state"] for entry in recorded} == {"completed"}
 
 
 def failing(rank: int, world: int) -> None:

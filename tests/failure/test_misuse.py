@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import HAS_BACKEND_OPTIONS, HAS_HOOKS, backend_of
-from ranks import run_ranks
+from ranks import in_ranks
 
 import ourddp
 
@@ -47,7 +47,9 @@ MISUSES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def misused(rank: int, world: int, ours: bool) -> None:
+@in_ranks(2, "backend")
+def test_invalid_calls_raise_runtime_errors_as_with_gloo(rank: int, world: int, backend: str) -> None:
+    ours = backend == "ours"
     group = dist.group.WORLD
     assert issubclass(ourddp.MisuseError, ValueError)
     assert issubclass(ourddp.MisuseError, RuntimeError)
@@ -60,11 +62,8 @@ def misused(rank: int, world: int, ours: bool) -> None:
                 work.wait()  # before torch 2.15, Gloo checks some of them only when it runs them
 
 
-def test_invalid_calls_raise_runtime_errors_as_with_gloo(rank_pool, backend):
-    rank_pool(2, backend).run(misused, backend == "ours")
-
-
-def several_tensors(rank: int, world: int) -> None:
+@in_ranks(2)
+def test_all_reduce_of_several_tensors_is_refused(rank: int, world: int) -> None:
     with pytest.raises(ValueError, match=r"expected one tensor as input but got 2; .*all_reduce_coalesced"):
         dist.group.WORLD.allreduce([torch.ones(2), torch.ones(2)])
     tensors = [torch.ones(2), torch.full((3,), 2.0)]
@@ -72,50 +71,26 @@ def several_tensors(rank: int, world: int) -> None:
     assert [tensor.tolist() for tensor in tensors] == [[world] * 2, [2 * world] * 3]
 
 
-def test_all_reduce_of_several_tensors_is_refused(rank_pool):
-    rank_pool(2).run(several_tensors)
-
-
-def misuse_of_messages(rank: int, world: int) -> None:
-    for call in (lambda: dist.group.WORLD.send(zeros(2), 7, 0), lambda: dist.group.WORLD.recv(zeros(2, 2), 0, 0)):
-        with pytest.raises(RuntimeError) as error:
-            call()
-        assert isinstance(error.value, ValueError)
-
-
-def test_invalid_messages_raise_runtime_errors_too(rank_pool):
-    rank_pool(2).run(misuse_of_messages)
-
-
-def alone(rank: int, world: int) -> str:
+@in_ranks(2)
+def test_the_error_for_an_absent_rank_has_the_words_of_other_backends(rank: int, world: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     if rank == 1:
         store.wait(["rank 0 gave up"])
-        return ""
+        return
     group = dist.PrefixStore("never joined", store)
-    with pytest.raises(dist.DistBackendError) as error:
+    with pytest.raises(dist.DistBackendError, match="timeout after 10ms"):
         dist.group.WORLD.merge_remote_group(group, world, timedelta(milliseconds=10), "alone")
     store.set("rank 0 gave up", "")
     if HAS_BACKEND_OPTIONS:
         assert backend_of().options._timeout == timedelta(seconds=60)  # the short timeout was the child's alone
-    return str(error.value)
-
-
-def test_the_error_for_an_absent_rank_has_the_words_of_other_backends(rank_pool):
-    assert "timeout after 10ms" in rank_pool(2).run(alone)[0]
-
-
-def gone(rank: int, world: int, call: str) -> str:
-    if rank == 1:
-        dist.barrier()
-        dist.destroy_process_group()
-        return ""
-    dist.barrier()
-    with pytest.raises(RuntimeError) as error:
-        dist.recv(torch.ones(1), 1) if call == "recv" else dist.all_reduce(torch.ones(1))
-    return str(error.value)
 
 
 @pytest.mark.parametrize("call", ["recv", "all_reduce"])
-def test_the_error_for_a_lost_peer_has_the_words_of_gloo(call, nodes):
-    assert "Connection closed by peer" in run_ranks(2, gone, call, nodes=nodes)[0]
+@in_ranks(2, "nodes", fresh=True)
+def test_the_error_for_a_lost_peer_has_the_words_of_gloo(rank: int, world: int, call: str) -> None:
+    dist.barrier()
+    if rank == 1:
+        dist.destroy_process_group()
+        return
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        dist.recv(torch.ones(1), 1) if call == "recv" else dist.all_reduce(torch.ones(1))

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import backend_of, failed_with, reached, threads_named, total
-from ranks import run_ranks
+from ranks import in_ranks
 
 import ourddp
 
@@ -64,7 +64,10 @@ def calls_of(group: Any, rank: int, world: int) -> dict[str, Calls]:
 NAMES = list(calls_of(None, 0, 2))
 
 
-def wrong_on_rank_0(rank: int, world: int, used: bool) -> None:
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("world", [2, 4])
+@in_ranks(None, "nodes", fresh=True, timeout=120)
+def test_all_ranks_hear_of_an_invalid_call_on_one_rank(rank: int, world: int, used: bool) -> None:
     store = dist.distributed_c10d._get_default_store()
     for name in NAMES:
         # In a new group no ranks are connected; after an all-reduce all of them are.
@@ -92,32 +95,22 @@ def wrong_on_rank_0(rank: int, world: int, used: bool) -> None:
     assert total() == world
 
 
-@pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("world", [2, 4])
-def test_all_ranks_hear_of_an_invalid_call_on_one_rank(world, used, nodes):
-    run_ranks(world, wrong_on_rank_0, used, nodes=nodes, timeout=120)
-
-
-def goes_on(rank: int, world: int) -> str:
+@in_ranks(None, "nodes", fresh=True)
+def test_a_rank_may_go_on_after_its_invalid_call(rank: int, world: int) -> None:
     """Let rank 0 make its next call at once, in which the other ranks take no part."""
     wrong, right = calls_of(dist.group.WORLD, rank, world)["all_to_all"]
     if rank == 0:
         with pytest.raises(ValueError, match="same size"):
             wrong()
-    with pytest.raises(dist.DistBackendError) as error:
-        dist.barrier() if rank == 0 else right()
-    return str(error.value)
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_a_rank_may_go_on_after_its_invalid_call(world, nodes):
-    texts = run_ranks(world, goes_on, nodes=nodes)
     # Over TCP a rank may first see that another rank's call differs from its own.
-    assert all("did not take part in all_to_all number 1" in text or "called different" in text for text in texts)
-    assert nodes != 1 or all("did not take part" in text for text in texts)
+    other = "" if backend_of().node_sizes() == [world] else "|called different"
+    with pytest.raises(dist.DistBackendError, match=f"did not take part in all_to_all number 1{other}"):
+        dist.barrier() if rank == 0 else right()
 
 
-def behind_others(rank: int, world: int) -> None:
+@in_ranks(2, "nodes", fresh=True)
+def test_calls_before_an_invalid_one_succeed(rank: int, world: int) -> None:
     wrong, right = calls_of(dist.group.WORLD, rank, world)["scatter"]
     tensor = torch.ones(4)
     if rank == 0:
@@ -134,11 +127,9 @@ def behind_others(rank: int, world: int) -> None:
     assert tensor.tolist() == [world] * 4
 
 
-def test_calls_before_an_invalid_one_succeed(nodes):
-    run_ranks(2, behind_others, nodes=nodes)
-
-
-def wrong_everywhere(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [1, 2, 4])
+@in_ranks(None, "nodes")
+def test_an_invalid_call_on_all_ranks_leaves_the_group_usable(rank: int, world: int) -> None:
     for name in NAMES:
         if name in ("gather", "scatter"):
             continue
@@ -152,8 +143,3 @@ def wrong_everywhere(rank: int, world: int) -> None:
     with pytest.raises(ourddp.MisuseError):
         wrong()
     assert backend_of().failure() == ""
-
-
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_an_invalid_call_on_all_ranks_leaves_the_group_usable(rank_pool, world, nodes):
-    rank_pool(world, nodes=nodes if world > 1 else 1).run(wrong_everywhere)

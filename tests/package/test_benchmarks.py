@@ -8,6 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,20 @@ def run_benchmark(name: str, *flags: str) -> str:
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """``ended(name, *flags)`` runs a benchmark in this process; returns its status, its output and its errors."""
+
+    def run(name: str, *flags: str) -> tuple[int, str, str]:
+        monkeypatch.syspath_prepend(str(BENCHMARKS))
+        monkeypatch.setattr(sys, "argv", [name, *flags])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
+        return end.value.code, *capsys.readouterr()
+
+    return run
 
 
 def check_png(path: Path) -> None:
@@ -122,19 +137,11 @@ def report_of(seconds: dict[int, dict[str, float]], ranks: int) -> dict[str, Any
     ],
 )
 def test_targets_are_judged_by_their_numbers(
-    ours: dict[str, float],
-    verdict: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    ours: dict[str, float], verdict: list[str], tmp_path: Path, ended: Any
 ) -> None:
     (tmp_path / "r.json").write_text(json.dumps(report_of({4: ours}, ranks=4)))
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.setattr(sys, "argv", ["collectives.py", "--check", "--load", str(tmp_path / "r.json")])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(BENCHMARKS / "collectives.py"), run_name="__main__")
-    assert ended.value.code == int("FAIL" in verdict)
-    output = capsys.readouterr().out
+    status, output, _ = ended("collectives.py", "--check", "--load", str(tmp_path / "r.json"))
+    assert status == int("FAIL" in verdict)
     for way in ("loop", "single"):
         lines = [line for line in output.splitlines() if re.match(rf"[A-Z]{{4}}  \w+, 4 ranks, +4 B, {way}:", line)]
         assert [line.split()[0] for line in lines] == verdict
@@ -240,26 +247,17 @@ def test_between_hosts_judges_its_targets(monkeypatch: pytest.MonkeyPatch, capsy
     assert len(missed) == 6  # both shares of the line rate, 2.5 times Gloo's speed instead of 3, and three rows' bytes
 
 
-def test_gpu_refuses_to_check_other_numbers_of_ranks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--check", "--ranks", "2"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(BENCHMARKS / "gpu.py"), run_name="__main__")
-    assert ended.value.code == 2
-    assert "--check is for 4 ranks" in capsys.readouterr().err
+def test_gpu_refuses_to_check_other_numbers_of_ranks(ended: Any) -> None:
+    status, _, errors = ended("gpu.py", "--check", "--ranks", "2")
+    assert status == 2
+    assert "--check is for 4 ranks" in errors
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_gpu_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.setattr(sys, "argv", ["gpu.py"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(BENCHMARKS / "gpu.py"), run_name="__main__")
-    shown = capsys.readouterr()
-    assert (ended.value.code, shown.out) == (2, "")
-    assert "finds no GPU" in shown.err
+def test_gpu_needs_a_gpu(ended: Any) -> None:
+    status, output, errors = ended("gpu.py")
+    assert (status, output) == (2, "")
+    assert "finds no GPU" in errors
 
 
 def test_gpu_runs_on_the_cpu_for_a_try(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 import torch
-from interpreter import run_python
+from programs import run_python
 
 import ourddp
 from ourddp import _C, _build_info, info

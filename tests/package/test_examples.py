@@ -11,7 +11,6 @@ import json
 import os
 import re
 import runpy
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,25 +21,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from programs import environment, job, run_file, run_programs
 from ranks import RankPool
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 GLOO = ("--backend", "gloo", "--ddp", "torch")
 OURS = ("--backend", "ours", "--ddp", "ours")
-SMALL_GPT = (
-    "--corpus",
-    "20000",
-    "--context",
-    "32",
-    "--width",
-    "32",
-    "--layers",
-    "2",
-    "--sample",
-    "40",
-    "--epochs",
-    "2",
-)
+SMALL = {"corpus": 20_000, "context": 32, "width": 32, "layers": 2, "sample": 40, "epochs": 2}
+SMALL_GPT = tuple(word for name, value in SMALL.items() for word in (f"--{name}", str(value)))
 TIMEOUT = 120
 
 Run = Callable[..., str]
@@ -68,24 +56,6 @@ def run_example(rank_pool: Callable[..., RankPool]) -> Run:
         return outputs[0]
 
     return run
-
-
-def run_program(*command: str) -> tuple[int, str]:
-    """Return the status and the output of a command. Every process that it has started is killed afterwards."""
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=TIMEOUT)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return process.returncode, output
 
 
 def read_epochs(path: Path) -> list[dict[str, Any]]:
@@ -207,24 +177,29 @@ def test_gpt_learns_resumes_and_writes(tmp_path: Path, run_example: Run) -> None
     sample = output.rpartition("\n\n")[2]
     assert sample.startswith("def ")
     assert len(sample) > 20
+    [(status, output)] = run_file(EXAMPLES / "train_gpt.py", *flags, "--resume", "--width", "64")
+    assert status == 1
+    assert "was made with --width 32, this run has --width 64" in output
+    assert "Traceback" not in output
 
 
 def test_torchrun_with_default_flags() -> None:
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    status, output = run_program(*torchrun, str(EXAMPLES / "train.py"), "--epochs", "1")
-    assert status == 0, output
-    assert "2 ranks, 1438 images to train on, 359 held out" in output
-    assert re.search(r"epoch +1 .* images/s\nheld-out accuracy: ", output)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [*torchrun, str(EXAMPLES / "train.py"), "--epochs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment(), check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks, 1438 images to train on, 359 held out" in done.stdout
+    assert re.search(r"epoch +1 .* images/s\nheld-out accuracy: ", done.stdout)
 
 
 def test_train_runs_without_torchrun_and_refuses_another_seed(tmp_path: Path) -> None:
     flags = ("--epochs", "1", "--checkpoint", str(tmp_path / "checkpoint.pt"))
-    status, output = run_program(str(EXAMPLES / "train.py"), *flags)
+    [(status, output)] = run_file(EXAMPLES / "train.py", *flags)
     assert status == 0, output
     assert "1 ranks, 1438 images" in output
-    status, output = run_program(str(EXAMPLES / "train.py"), *flags, "--resume", "--seed", "2")
     refusal = "was made with --seed 0, this run has --seed 2: use the same, or start without --resume"
-    assert (status, output) == (1, f"{tmp_path / 'checkpoint.pt'} {refusal}\n")
+    again = run_file(EXAMPLES / "train.py", *flags, "--resume", "--seed", "2")
+    assert again == [(1, f"{tmp_path / 'checkpoint.pt'} {refusal}\n")]
 
 
 class Group:
@@ -267,42 +242,27 @@ def test_a_file_that_is_not_a_checkpoint_is_refused(tmp_path: Path, monkeypatch:
         common.load_checkpoint(args, ())
 
 
-def test_a_checkpoint_with_another_width_is_refused(tmp_path: Path) -> None:
-    flags = (*SMALL_GPT, "--epochs", "1", "--sample", "0", "--checkpoint", str(tmp_path / "checkpoint.pt"))
-    program = str(EXAMPLES / "train_gpt.py")
-    status, output = run_program(program, *flags)
-    assert status == 0, output
-    status, output = run_program(program, *flags, "--resume", "--width", "64")
-    assert status == 1
-    assert "was made with --width 32, this run has --width 64" in output
-    assert "Traceback" not in output
+# Interrupts each rank as a terminal does, when rank 0 has printed that an epoch is over.
+INTERRUPTED = """
+import io, os, runpy, signal, sys, threading, torch.distributed as dist
+def store():
+    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+def interrupt():
+    store().wait(["all ranks are training"])
+    os.kill(os.getpid(), signal.SIGINT)
+class Output(io.StringIO):
+    def write(self, text):
+        if text.startswith("epoch"):
+            store().set("all ranks are training", "")
+sys.stdout = Output()
+threading.Thread(target=interrupt).start()
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def test_an_interrupt_prints_one_line_for_each_rank() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    job = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "LOCAL_WORLD_SIZE": "4"}
-    job["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    command = [sys.executable, str(EXAMPLES / "train.py"), "--epochs", "1000000"]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(4)
-    ]
-    try:
-        for line in ranks[0].stdout:  # type: ignore[union-attr]
-            if line.startswith("epoch"):  # all ranks are training
-                break
-        for process in ranks:
-            process.send_signal(signal.SIGINT)
-        errors = [process.communicate(timeout=TIMEOUT)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    assert errors == [f"rank {rank}: interrupted\n" for rank in range(4)]
-    assert all(process.returncode != 0 for process in ranks)
+    done = run_programs(INTERRUPTED, job(4, store), argv=[str(EXAMPLES / "train.py"), "--epochs", "1000000"])
+    assert [one.stderr for one in done] == [f"rank {rank}: interrupted\n" for rank in range(4)]
+    assert all(one.returncode != 0 for one in done)

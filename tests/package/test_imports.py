@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from interpreter import run_python
+from programs import run_python
 
 from ourddp import _build_info, info
 

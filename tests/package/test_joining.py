@@ -15,9 +15,9 @@ import time
 
 import pytest
 import torch.distributed as dist
-from patience import check_soon
+from patience import check_soon, with_growing_timeouts
 from probes import backend_of, errors_written, forbid_calls, reached, refused_to_join, total, waits_for_another_thread
-from ranks import run_ranks
+from ranks import in_ranks, run_ranks
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
 import ourddp._C as core
@@ -42,22 +42,20 @@ def test_environment(world):
     assert run_ranks(world, init_from_environment, free_port(), backend=None) == [world] * world
 
 
-def init_from_urls(rank: int, world: int, urls: list[str]) -> list[float]:
-    """Make one group after another, each from a URL of its own."""
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    sums = []
-    for url in urls:
-        url = url.replace("MASTER_ADDR", os.environ["MASTER_ADDR"])
-        dist.init_process_group("ours", init_method=url, rank=rank, world_size=world)
-        sums.append(total())
-        dist.destroy_process_group()
-    return sums
-
-
 @pytest.mark.parametrize("world", [1, 3])
 def test_urls(world, tmp_path, nodes):
     urls = [f"file://{tmp_path}/store", f"tcp://MASTER_ADDR:{free_port()}", f"file://{tmp_path}/another"]
-    assert run_ranks(world, init_from_urls, urls, backend=None, nodes=nodes) == [[world] * 3] * world
+    run_ranks(world, init_from_urls, urls, backend=None, nodes=nodes)
+
+
+def init_from_urls(rank: int, world: int, urls: list[str]) -> None:
+    """Make one group after another, each from a URL of its own."""
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    for url in urls:
+        url = url.replace("MASTER_ADDR", os.environ["MASTER_ADDR"])
+        dist.init_process_group("ours", init_method=url, rank=rank, world_size=world)
+        assert total() == world
+        dist.destroy_process_group()
 
 
 def init_from_one_store(rank: int, world: int, path: str) -> list[float]:
@@ -83,34 +81,30 @@ def test_a_store_can_serve_several_groups_in_turn(tmp_path, kind, nodes):
 # --- ranks that do not come ------------------------------------------------------------------------------------------
 
 
-def alone(rank: int, world: int) -> tuple[str, float]:
+def alone(rank: int, world: int, timeout: int) -> tuple[str, float]:
     if rank == world - 1:
         return "", 0.0
     start = time.monotonic()
     with pytest.raises(dist.DistBackendError) as error:
-        dist.init_process_group("ours", timeout=datetime.timedelta(seconds=2))
+        dist.init_process_group("ours", timeout=datetime.timedelta(seconds=timeout))
     return str(error.value), time.monotonic() - start
 
 
 def test_a_rank_that_does_not_come_is_named_at_the_timeout():
-    for text, seconds in run_ranks(3, alone, backend=None)[:2]:
-        assert "rank 2" in text
-        assert "2000ms" in text
-        assert 1.9 < seconds < 4
+    def attempt(timeout: int) -> None:
+        for text, seconds in run_ranks(3, alone, timeout, backend=None)[:2]:
+            assert "rank 2" in text
+            assert f"{timeout}000ms" in text
+            assert timeout - 0.1 < seconds < timeout + 2
+
+    with_growing_timeouts(attempt, (2, 8))
 
 
-def leaderless(rank: int, world: int) -> str:
-    if rank == 0:
-        return ""
-    with pytest.raises(dist.DistBackendError) as error:
-        dist.init_process_group("ours", timeout=datetime.timedelta(seconds=1))
-    return str(error.value)
-
-
-def test_an_absent_leader_is_named_at_the_timeout():
-    for text in run_ranks(3, leaderless, backend=None)[1:]:
-        assert "rank 0" in text
-        assert "did not publish" in text
+@in_ranks(3, backend=None, fresh=True)
+def test_an_absent_leader_is_named_at_the_timeout(rank: int, world: int) -> None:
+    if rank != 0:
+        with pytest.raises(dist.DistBackendError, match=r"rank 0.*did not publish|did not publish.*rank 0"):
+            dist.init_process_group("ours", timeout=datetime.timedelta(seconds=1))
 
 
 def dies_while_others_wait(rank: int, world: int) -> tuple[str, float]:
@@ -193,34 +187,28 @@ def test_the_timeout_holds_if_the_store_does_not_answer(shrinks):
     assert seconds < 10
 
 
-def without_shared_memory(rank: int, world: int, error: int) -> tuple[str, list[int], float]:
+@pytest.mark.parametrize("error", [errno.EACCES, errno.ENOSYS, errno.EPERM])
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+@in_ranks(3, backend=None, fresh=True)
+def test_ranks_use_tcp_if_memory_cannot_be_shared(rank: int, world: int, wire: str, error: int) -> None:
+    os.environ["OURS_WIRE_DTYPE"] = wire
     forbid_calls("memfd_create", error)
     with errors_written() as errors:
         dist.init_process_group("ours")
         dist.new_group()
-    return errors(), backend_of().node_sizes(), total()
+    assert backend_of().node_sizes() == [1, 1, 1]
+    assert total() == 3
+    assert errors().count("memfd_create") == 1
+    assert os.strerror(error) in errors()
+    assert "over TCP" in errors()
 
 
-@pytest.mark.parametrize("error", [errno.EACCES, errno.ENOSYS, errno.EPERM])
-@pytest.mark.parametrize("env", [{}, {"OURS_WIRE_DTYPE": "bfloat16"}], ids=["float32", "bfloat16"])
-def test_ranks_use_tcp_if_memory_cannot_be_shared(error, env):
-    for text, sizes, sums in run_ranks(3, without_shared_memory, error, backend=None, env=env):
-        assert sizes == [1, 1, 1]
-        assert sums == 3
-        assert text.count("memfd_create") == 1
-        assert os.strerror(error) in text
-        assert "over TCP" in text
-
-
-def with_memory_that_holds_no_programs(rank: int, world: int) -> list[int]:
+@in_ranks(2, backend=None, fresh=True)
+def test_memory_is_shared_even_if_it_must_not_hold_programs(rank: int, world: int) -> None:
     forbid_calls("memfd_create", errno.EACCES, unless_flags=0x8)  # MFD_NOEXEC_SEAL
     dist.init_process_group("ours")
-    total()
-    return backend_of().node_sizes()
-
-
-def test_memory_is_shared_even_if_it_must_not_hold_programs():
-    assert run_ranks(2, with_memory_that_holds_no_programs, backend=None) == [[2], [2]]
+    assert total() == world
+    assert backend_of().node_sizes() == [2]
 
 
 @pytest.mark.parametrize(

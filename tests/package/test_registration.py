@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import HAS_BACKEND_OPTIONS, backend_of, failed_with, total
-from ranks import run_ranks
+from ranks import in_ranks, run_ranks
 
 import ourddp
 import ourddp._C as core
@@ -46,7 +46,9 @@ def test_mixed_backends():
     assert run_ranks(2, sum_and_name, backend="cpu:ours,cuda:gloo") == [(3.0, "ours")] * 2
 
 
-def identity(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [1, 2, 3])
+@in_ranks()
+def test_identity(rank: int, world: int) -> None:
     group = dist.group.WORLD
     backend = backend_of()
     assert isinstance(backend, core.ProcessGroupOurs)
@@ -58,11 +60,6 @@ def identity(rank: int, world: int) -> None:
     assert backend.supports_splitting
     assert backend.supports_coalescing
     assert failed_with("SUCCESS")
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_identity(rank_pool, world):
-    rank_pool(world).run(identity)
 
 
 def make_without_import(world: int, tmp_path: Path) -> subprocess.CompletedProcess[str]:

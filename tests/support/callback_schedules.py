@@ -1,13 +1,8 @@
-"""Random programs whose callbacks start collectives: all ranks run the same program, with different timing.
-
-``python tests/support/callback_schedules.py --schedules 1000`` runs 1000 in shared memory and 1000 over TCP.
-"""
+"""Random programs whose callbacks start collectives: all ranks run the same program, with different timing."""
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks import RankPool
 
 KINDS = ["all_reduce", "broadcast", "all_gather", "reduce_scatter"]
 MOST_BUCKETS = 8
@@ -155,28 +149,3 @@ def run_programs(rank: int, world: int, seeds: list[int]) -> int:
     for group in groups:
         dist.destroy_process_group(group)
     return checked
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--schedules", type=int, default=1000, help="programs over each transport")
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--batch", type=int, default=25, help="programs of one group")
-    arguments = parser.parse_args()
-    for transport in ["shared memory", "TCP"]:
-        pools = [RankPool(world, nodes=1 if transport == "shared memory" else world) for world in (2, 3, 4)]
-        checked = done = 0
-        while done < arguments.schedules:
-            pool = pools[done // arguments.batch % len(pools)]
-            last = min(done + arguments.batch, arguments.schedules)
-            checked += sum(pool.run(run_programs, list(range(arguments.first + done, arguments.first + last))))
-            done = last
-            print(f"{transport}: {done} programs, {checked} correct results", flush=True)
-        for pool in pools:
-            pool.close()
-
-
-if __name__ == "__main__":
-    sys.modules["callback_schedules"] = sys.modules["__main__"]
-    run_programs.__module__ = "callback_schedules"
-    main()

@@ -253,6 +253,19 @@ def train(model: nn.Module, rank: int, world: int, steps: int = 3) -> dict[str, 
     return gradients(model)
 
 
+def trained_parameters(rank: int, world: int, options: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the parameters after some steps of a model with a large layer."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(50, 700), nn.ReLU(), nn.Linear(700, 3)), **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        inputs = torch.randn(8, 50, generator=torch.Generator().manual_seed(10 * step + rank))
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
 def outcome(function: Callable[[], Any]) -> tuple[str, str]:
     """Return the type and the text of what ``function`` raises, or of the last warning that it gives."""
     with warnings.catch_warnings(record=True) as caught:

@@ -10,11 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import programs
+
 TIMEOUT = 120
 GRACE = 10
 SEGMENTS = ("sm_segment.*", "mpich_shm_*")  # Open MPI's and MPICH's
-# The beginnings of the variables that launchers set for the processes that they start.
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "PRTE_", "SLURM_", "MPI_", "TORCHELASTIC_")
 
 
 def find(tool: str) -> str | None:
@@ -24,10 +24,9 @@ def find(tool: str) -> str | None:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment without a launcher's variables, and with ``variables``."""
-    mine = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    """Return an environment without a launcher's variables, and with ``variables``, for mpirun by any user."""
     as_root = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
-    return {**mine, **as_root, **variables}
+    return programs.environment(**as_root, **variables)
 
 
 def is_open_mpi(mpirun: str) -> bool:

@@ -56,107 +56,58 @@ class Layers(nn.Module):
         return x
 
 
-def weight_of(model):
-    return model.module.layers[0].weight
+def hooked(x, name, look):
+    """Return what the model may have for its input, with a hook of the node that computes it."""
+    before = x * 1
+    getattr(before.grad_fn, name)(look)
+    return before
 
 
-def hook_of_the_wrapper(model, look, x):
-    model.register_full_backward_hook(look)
-    return model(x).square().sum()
-
-
-def old_hook_of_a_layer(model, look, x):
-    model.module.layers[0].register_backward_hook(look)
-    return model(x).square().sum()
-
-
-def hook_of_a_layer(model, look, x):
-    model.module.layers[0].register_full_backward_pre_hook(look)
-    return model(x).square().sum()
-
-
-def hook_of_a_module_around(model, look, x):
+def of_a_module_around(model, look, x):
     outer = Outer(model)
     outer.register_full_backward_hook(look)
     return outer(x).square().sum()
 
 
-def hook_of_a_module_before(model, look, x):
+def of_a_module_before(model, look, x):
     outer = Outer(model)
     outer.before.register_full_backward_pre_hook(look)
     return outer(x).square().sum()
 
 
-def hook_of_all_modules(model, look, x):
+def of_all_modules(model, look, x):
     handle = GLOBAL_HOOKS.register_module_full_backward_hook(look)
     try:
-        return model(x).square().sum()
+        return loss_of(model, x)
     finally:
         handle.remove()
 
 
-def hook_of_the_input(model, look, x):
-    x.register_hook(look)
-    return model(x).square().sum()
-
-
-def hook_of_an_activation(model, look, x):
+def of_an_activation(model, look, x):
     def between(activation):
         activation.register_hook(look)
         return activation
 
     model.module.between = between
-    return model(x).square().sum()
 
 
-def hook_before_a_node(model, look, x):
-    before = x * 1
-    before.grad_fn.register_prehook(look)
-    return model(before).square().sum()
-
-
-def hook_after_a_node(model, look, x):
-    before = x * 1
-    before.grad_fn.register_hook(look)
-    return model(before).square().sum()
-
-
-def hook_of_a_parameter(model, look, x):
-    weight_of(model).register_hook(look)
-    return model(x).square().sum()
-
-
-def hook_after_accumulation(model, look, x):
-    weight_of(model).register_post_accumulate_grad_hook(look)
-    return model(x).square().sum()
-
-
-def hook_of_an_accumulator(model, look, x):
-    weight = weight_of(model)
-    accumulator = weight.expand_as(weight).grad_fn.next_functions[0][0]
-    accumulator.register_hook(look)
-    model.accumulator = accumulator
-    return model(x).square().sum()
-
-
-def hook_of_several_tensors(model, look, x):
-    register_multi_grad_hook([layer.weight for layer in model.module.layers[1:]], look)
-    return model(x).square().sum()
-
-
-def function_before(model, look, x):
-    return model(Calls.apply(x, look)).square().sum()
+def of_an_accumulator(model, look, x):
+    weight = model.module.layers[0].weight
+    model.accumulator = weight.expand_as(weight).grad_fn.next_functions[0][0]
+    model.accumulator.register_hook(look)
 
 
 def function_inside(model, look, x):
     model.module.between = lambda activation: Calls.apply(activation, look)
-    return model(x).square().sum()
 
 
 def function_beside(model, look, x):
     # Nodes that are made earlier run later.
     beside = Calls.apply(x, look)
-    return model(x).square().sum() + beside.sum()
+    return loss_of(model, x) + beside.sum()
+
+
+IDENTITY = "(Tensor x) -> Tensor"
 
 
 def backward_of_a_new_operator(model, look, x):
@@ -167,10 +118,7 @@ def backward_of_a_new_operator(model, look, x):
         return gradient
 
     identity.register_autograd(backward)
-    return model(identity(x)).square().sum()
-
-
-IDENTITY = "(Tensor x) -> Tensor"
+    return loss_of(model, identity(x))
 
 
 def backward_inside_backward(model, look, x):
@@ -178,7 +126,7 @@ def backward_inside_backward(model, look, x):
         y.register_hook(look)
         return y * 1
 
-    return model(checkpoint(run, x, use_reentrant=True)).square().sum()
+    return loss_of(model, checkpoint(run, x, use_reentrant=True))
 
 
 def backward_of_a_checkpoint_first(model, look, x):
@@ -186,7 +134,6 @@ def backward_of_a_checkpoint_first(model, look, x):
     layers = model.module.layers
     first, last = layers[:2], layers[2]
     model.module.forward = lambda x: checkpoint(last, first(Calls.apply(x, look)), use_reentrant=True)
-    return model(x).square().sum()
 
 
 def end_of_backward(model, look, x):
@@ -206,7 +153,7 @@ def communication_hook_of_another(model, look, x):
 
     other.register_comm_hook(None, hook)
     model.__dict__["other"] = other
-    return model(other(x)).square().sum()
+    return loss_of(model, other(x))
 
 
 class Mode(TorchDispatchMode):
@@ -224,31 +171,42 @@ class Mode(TorchDispatchMode):
 
 def mode_of_dispatch(model, look, x):
     model.module.between = torch.tanh
-    return model(x).square().sum(), Mode(look)
+    return Mode(look)
 
 
-WAYS = [
-    hook_of_the_wrapper,
-    old_hook_of_a_layer,
-    hook_of_a_layer,
-    hook_of_a_module_around,
-    hook_of_a_module_before,
-    hook_of_all_modules,
-    hook_of_the_input,
-    hook_of_an_activation,
-    hook_before_a_node,
-    hook_after_a_node,
-    hook_of_a_parameter,
-    hook_after_accumulation,
-    hook_of_an_accumulator,
-    hook_of_several_tensors,
-    function_before,
-    function_inside,
-    function_beside,
-    backward_of_a_new_operator,
-    backward_inside_backward,
-    backward_of_a_checkpoint_first,
-    end_of_backward,
-    communication_hook_of_another,
-    mode_of_dispatch,
-]
+def first(model):
+    return model.module.layers[0]
+
+
+def loss_of(model, x):
+    return model(x).square().sum()
+
+
+# Each has ``look`` called in backward. It returns the loss if that is not loss_of(model, x), or the mode of backward.
+WAYS = {
+    "hook of the wrapper": lambda model, look, x: model.register_full_backward_hook(look),
+    "old hook of a layer": lambda model, look, x: first(model).register_backward_hook(look),
+    "hook of a layer": lambda model, look, x: first(model).register_full_backward_pre_hook(look),
+    "hook of a module around": of_a_module_around,
+    "hook of a module before": of_a_module_before,
+    "hook of all modules": of_all_modules,
+    "hook of the input": lambda model, look, x: x.register_hook(look),
+    "hook of an activation": of_an_activation,
+    "hook before a node": lambda model, look, x: loss_of(model, hooked(x, "register_prehook", look)),
+    "hook after a node": lambda model, look, x: loss_of(model, hooked(x, "register_hook", look)),
+    "hook of a parameter": lambda model, look, x: first(model).weight.register_hook(look),
+    "hook after accumulation": lambda model, look, x: first(model).weight.register_post_accumulate_grad_hook(look),
+    "hook of an accumulator": of_an_accumulator,
+    "hook of several tensors": lambda model, look, x: register_multi_grad_hook(
+        [layer.weight for layer in model.module.layers[1:]], look
+    ),
+    "function before": lambda model, look, x: loss_of(model, Calls.apply(x, look)),
+    "function inside": function_inside,
+    "function beside": function_beside,
+    "backward of a new operator": backward_of_a_new_operator,
+    "backward inside backward": backward_inside_backward,
+    "backward of a checkpoint first": backward_of_a_checkpoint_first,
+    "end of backward": end_of_backward,
+    "communication hook of another": communication_hook_of_another,
+    "mode of dispatch": mode_of_dispatch,
+}

@@ -5,6 +5,8 @@ each, and returns the four results. ``RankPool`` keeps the processes for many su
 does not have to start processes for each case. Whatever goes wrong, no process is left behind, and the error shows the
 tracebacks of all ranks.
 
+``@in_ranks(4)`` makes a test of a function ``test_something(rank, world)`` that each of four ranks runs.
+
 ``fn`` must be a function at the top level of a module, and its arguments and result must be picklable. The processes
 come from a fork server that has loaded torch. They end without Python's finalisation: a test of how a program exits has
 to start one with ``subprocess``.
@@ -19,6 +21,7 @@ import contextlib
 import datetime
 import faulthandler
 import functools
+import inspect
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -36,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import device_type
+import pytest
 import torch
 import torch.distributed as dist
 from hosts import Host
@@ -146,7 +150,11 @@ def _worker(
                     fn, args = pickle.loads(pipe.recv_bytes())
                 except EOFError:
                     break
-                pipe.send_bytes(pickle.dumps((True, fn(rank, world, *args))))
+                try:
+                    result = inspect.unwrap(fn)(rank, world, *args)
+                except pytest.skip.Exception as skipped:
+                    result = skipped
+                pipe.send_bytes(pickle.dumps((True, result)))
             if dist.is_initialized():
                 dist.destroy_process_group()
         except BaseException:  # the parent has to hear of any error
@@ -325,3 +333,34 @@ def run_ranks(
     """Call ``fn(rank, world, *args)`` in ``world`` new processes. RankPool describes the keywords and errors."""
     with RankPool(world, backend, **pool) as ranks:
         return ranks.run(fn, *args, timeout=timeout, killed=killed)
+
+
+def in_ranks(
+    world: int | None = None, *fixtures: str, fresh: bool = False, timeout: float = 60, **pool: Any
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a test of a function ``fn(rank, world, ...)``, which each of ``world`` ranks runs.
+
+    What ``fn`` takes beside its rank and the world comes from the test's marks and fixtures, as ``world`` does if it is
+    not given here. ``fixtures`` say what ranks there are: "backend", "nodes" or "played_nodes". Tests share processes,
+    unless they want ``fresh`` ones. RankPool describes the other keywords.
+    """
+
+    def decorate(fn: Callable[..., Any]) -> Callable[..., None]:
+        own = list(inspect.signature(fn).parameters)[2:]
+
+        @functools.wraps(fn)
+        def test(**given: Any) -> None:
+            size = given["world"] if world is None else world
+            keywords = {**pool, **{name.removeprefix("played_"): given[name] for name in fixtures}}
+            ranks = RankPool(size, **keywords) if fresh else given["rank_pool"](size, **keywords)
+            with ranks if fresh else contextlib.nullcontext():
+                for result in ranks.run(test, *(given[name] for name in own), timeout=timeout):
+                    if isinstance(result, pytest.skip.Exception):
+                        raise result
+
+        wanted = [*([] if fresh else ["rank_pool"]), *([] if world else ["world"]), *fixtures, *own]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        test.__signature__ = inspect.Signature(inspect.Parameter(name, kind) for name in dict.fromkeys(wanted))
+        return test
+
+    return decorate
