@@ -35,10 +35,10 @@ class Inbox {
 
   /// Appends the receives that have their message to `ended`. Returns false if there are none.
   bool collect(Messages& ended);
-  /// Appends the receives that still wait for a message.
-  void append_posted(Messages& posted) const;
-  /// Takes out all receives. From then on no message is arriving.
-  Messages take_all();
+  /// The receives that still wait for a message.
+  Messages posted() const;
+  /// Drops all receives but those that collect() gives. From then on no message is arriving.
+  void clear();
   bool empty() const;
 
  private:

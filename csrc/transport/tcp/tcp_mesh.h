@@ -17,7 +17,7 @@ namespace ours {
 
 /// One rank's part in a group over TCP. It connects to a peer when the peer is first needed.
 ///
-/// Nothing runs in the background: the threads that are in a call (TcpCall, TcpMonitor, TcpMessages) move everything
+/// Nothing runs in the background: the threads that are in a call (TcpCall, TcpMessages, a monitored barrier) move everything
 /// forward. There are two exceptions: in a group that failed, a thread tells the peers why, and after a refused call
 /// a thread lets peers connect until this rank makes another call.
 ///
