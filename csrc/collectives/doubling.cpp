@@ -1,5 +1,7 @@
 #include "collectives/doubling.h"
 
+#include "collectives/partial_sums.h"
+
 namespace ours {
 
 namespace {
@@ -13,7 +15,6 @@ constexpr uint16_t kFirstExchange = 2;
 void Doubling::reduce(std::byte* mine, std::byte* theirs, size_t count, DType dtype, const Reduction& reduction,
                       const Wait& wait) {
   const size_t bytes = count * size_of(dtype);
-  const size_t parts = tcp_.parts(bytes);
   int power = 1;
   while (power * 2 <= size()) power *= 2;
   const int pairs = size() - power;
@@ -22,13 +23,12 @@ void Doubling::reduce(std::byte* mine, std::byte* theirs, size_t count, DType dt
     const void* const only = mine;
     if (count != 0) ours::reduce(mine, &only, 1, count, dtype, how);
   };
-  Reduction sum = reduction;
-  if (reduction.kind == ReduceKind::PremulSum || reduction.kind == ReduceKind::Avg) sum.kind = ReduceKind::Sum;
+  const Reduction sum = plain(reduction);
   if (reduction.kind == ReduceKind::PremulSum) reduce_one(reduction);
 
-  size_t sent = 0, received = 0;
-  const auto all_sent = [&] { return sent == parts; };
-  const auto all_received = [&] { return received == parts; };
+  Tally sent, received;
+  const auto all_sent = [&] { return sent.complete(); };
+  const auto all_received = [&] { return received.complete(); };
   const auto combine = [&](bool theirs_first) {
     const void* const sources[2] = {theirs_first ? theirs : mine, theirs_first ? mine : theirs};
     if (count != 0) ours::reduce(mine, sources, 2, count, dtype, sum);
@@ -36,13 +36,13 @@ void Doubling::reduce(std::byte* mine, std::byte* theirs, size_t count, DType dt
 
   const bool paired = place_ < 2 * pairs;
   if (paired && place_ % 2 == 0) {
-    tcp_.send({rank_of(place_ + 1), kFold, bytes}, mine, &sent);
+    tcp_.send({rank_of(place_ + 1), kFold, bytes}, mine, sent);
     wait(all_sent);
-    tcp_.receive({rank_of(place_ + 1), kUnfold, bytes}, mine, &received);
+    tcp_.receive({rank_of(place_ + 1), kUnfold, bytes}, mine, received);
     return wait(all_received);
   }
   if (paired) {
-    tcp_.receive({rank_of(place_ - 1), kFold, bytes}, theirs, &received);
+    tcp_.receive({rank_of(place_ - 1), kFold, bytes}, theirs, received);
     wait(all_received);
     combine(true);
   }
@@ -51,9 +51,8 @@ void Doubling::reduce(std::byte* mine, std::byte* theirs, size_t count, DType dt
   uint16_t phase = kFirstExchange;
   for (int bit = 1; bit < power; bit *= 2, ++phase) {
     const int peer = rank_of(place_of(number ^ bit));
-    sent = received = 0;
-    tcp_.send({peer, phase, bytes}, mine, &sent);
-    tcp_.receive({peer, phase, bytes}, theirs, &received);
+    tcp_.send({peer, phase, bytes}, mine, sent);
+    tcp_.receive({peer, phase, bytes}, theirs, received);
     wait(all_received);
     // What is sent must not change on its way.
     wait(all_sent);
@@ -61,8 +60,7 @@ void Doubling::reduce(std::byte* mine, std::byte* theirs, size_t count, DType dt
   }
   if (reduction.kind == ReduceKind::Avg) reduce_one(reduction);
   if (!paired) return;
-  sent = 0;
-  tcp_.send({rank_of(place_ - 1), kUnfold, bytes}, mine, &sent);
+  tcp_.send({rank_of(place_ - 1), kUnfold, bytes}, mine, sent);
   wait(all_sent);
 }
 

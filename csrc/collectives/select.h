@@ -98,8 +98,8 @@ class Selection {
   static Rule parse_rule(const std::string& text);
   static void parse_condition(const std::string& word, Rule& rule);
 
-  std::vector<Rule> own_;
-  std::vector<Rule> built_in_;
+  std::vector<Rule> rules_;
+  size_t own_ = 0;  ///< how many of them are the user's; the built-in ones follow
 };
 
 /// The rules that OURS_SELECT gives: its text, or, if it has a slash, the content of the file of that name. Throws

@@ -28,7 +28,7 @@ void exchange(HierarchicalRun& run, const ExchangePlan& plan) {
     node::check_published_sizes(run.rounds, run.running.record);
   });
 
-  size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
+  Tally sent, received;
   for (int i = 1; i < run.map.size(); ++i) {
     const int to = (run.map.rank() + i) % run.map.size();
     const int from = (run.map.rank() - i + run.map.size()) % run.map.size();
@@ -43,8 +43,7 @@ void exchange(HierarchicalRun& run, const ExchangePlan& plan) {
       std::memcpy(copy, data, span->bytes);
       data = copy;
     }
-    run.tcp.send({to, 0, span->bytes}, data, &sent);
-    to_send += run.tcp.parts(span->bytes);
+    run.tcp.send({to, 0, span->bytes}, data, sent);
   }
 
   std::vector<Source> unseen = sources;
@@ -66,12 +65,11 @@ void exchange(HierarchicalRun& run, const ExchangePlan& plan) {
   run.agree();
 
   for (const Source& from : sources) {
-    run.tcp.receive({from.rank, 0, from.span.bytes}, from.span.data, &received);
-    to_receive += run.tcp.parts(from.span.bytes);
+    run.tcp.receive({from.rank, 0, from.span.bytes}, from.span.data, received);
   }
   run.push();
   run.in_node([&] { run.node.exchange(run.running.call, inside); });
-  run.wait([&] { return sent == to_send && received == to_receive; }, false);
+  run.wait([&] { return sent.complete() && received.complete(); }, false);
 }
 
 }  // namespace ours::hierarchical

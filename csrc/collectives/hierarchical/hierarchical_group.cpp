@@ -32,8 +32,13 @@ HierarchicalGroup::HierarchicalGroup(Topology topology, std::shared_ptr<NodeSess
       flat_(mesh_),
       watch_(map_, session_),
       selection_(Selection::parse(mesh_->plan().rules)),
-      parts_{map_,   node_,    mesh_->plan(),
-             watch_, scratch_, plan.rails > 0 ? std::min(map_.least_local(), plan.rails) : map_.least_local()} {}
+      parts_{map_,
+             node_,
+             node_.rounds(),
+             mesh_->plan(),
+             watch_,
+             scratch_,
+             plan.rails > 0 ? std::min(map_.least_local(), plan.rails) : map_.least_local()} {}
 
 void HierarchicalGroup::check_usable(const Call& /*call*/) {
   share_failure();

@@ -45,11 +45,15 @@ void reduce(HierarchicalRun& run, const Selection& selection, const ours::Reduci
   const DType dtype = run.running.call.dtype;
   Reducing job{asked.in, asked.out, dtype, asked.reduction, asked.root < 0 ? -1 : run.map.node_of(asked.root), dtype};
   const Algorithm chosen = choose(run, selection, job);
-  if (chosen == Algorithm::Whole || chosen == Algorithm::Doubling) {
-    return reduce_short(run, job, chosen == Algorithm::Doubling);
+  switch (chosen) {
+    case Algorithm::Whole:
+    case Algorithm::Doubling:
+      return reduce_short(run, job, chosen);
+    case Algorithm::Direct:
+    case Algorithm::Ring:
+      job.travels = travelling_type(job, run.plan.wire);
+      return reduce_long(run, job, chosen);
   }
-  job.travels = travelling_type(job, run.plan.wire);
-  reduce_long(run, job, chosen == Algorithm::Ring);
 }
 
 }  // namespace ours::hierarchical

@@ -4,6 +4,7 @@
 #include "collectives/doubling.h"
 #include "collectives/hierarchical/hierarchical_algorithms.h"
 #include "collectives/partial_sums.h"
+#include "common/error.h"
 
 // Short arrays: every rank writes its input into its stage. After one synchronisation the node's leader reduces all
 // stages, sends the sum to all other leaders and reduces theirs; if nodes are many, leaders exchange their sums by
@@ -22,16 +23,15 @@ void exchange_whole(HierarchicalRun& run, const Reducing& job, std::byte* sums, 
   const std::vector<int>& leaders = run.map.leaders();
   const size_t nodes = leaders.size();
   const auto here = static_cast<size_t>(run.map.here());
-  size_t sent = 0, received = 0;
+  Tally sent, received;
   for (size_t i = 1; i < nodes; ++i) {
-    run.tcp.send({leaders[(here + i) % nodes], 0, bytes}, sums + here * bytes, &sent);
+    run.tcp.send({leaders[(here + i) % nodes], 0, bytes}, sums + here * bytes, sent);
   }
   for (size_t i = 1; i < nodes; ++i) {
     const size_t from = (here + nodes - i) % nodes;
-    run.tcp.receive({leaders[from], 0, bytes}, sums + from * bytes, &received);
+    run.tcp.receive({leaders[from], 0, bytes}, sums + from * bytes, received);
   }
-  const size_t all = (nodes - 1) * run.tcp.parts(bytes);
-  run.wait([&] { return sent == all && received == all; });
+  run.wait([&] { return sent.complete() && received.complete(); });
   Sources sources(run.map.nodes());
   for (size_t node = 0; node < nodes; ++node) sources.data()[node] = sums + node * bytes;
   if (count == 0) return;
@@ -55,24 +55,39 @@ void exchange_doubling(HierarchicalRun& run, const Reducing& job, std::byte* sum
   if (bytes != 0) std::memcpy(result, sum, bytes);
 }
 
+/// How leaders exchange their sums, and the leader's memory for that.
+struct Exchange {
+  void (*run)(HierarchicalRun& run, const Reducing& job, std::byte* sums, std::byte* result);
+  size_t held;  ///< sums
+  size_t own;   ///< which of them is this node's
+};
+
+Exchange exchange_by(Algorithm algorithm, const NodeMap& map) {
+  switch (algorithm) {
+    case Algorithm::Whole:
+      return {exchange_whole, static_cast<size_t>(map.nodes()), static_cast<size_t>(map.here())};
+    case Algorithm::Doubling:
+      return {exchange_doubling, 2, 0};
+    case Algorithm::Direct:
+    case Algorithm::Ring:
+      break;
+  }
+  throw Error(std::string(name_of(algorithm)) + " has no exchange among leaders");
+}
+
 }  // namespace
 
-void reduce_short(HierarchicalRun& run, const Reducing& job, bool doubling) {
+void reduce_short(HierarchicalRun& run, const Reducing& job, Algorithm algorithm) {
   const size_t element = job.element();
   const size_t count = job.in.count();
   const size_t bytes = count * element;
-  // The leader's memory: the sums of all nodes; or its own and another's, and then the result.
-  const size_t held = doubling ? 2 : static_cast<size_t>(run.map.nodes());
-  std::byte* const sums = run.scratch.take((held + 1) * bytes);
-  std::byte* const own = doubling ? sums : sums + static_cast<size_t>(run.map.here()) * bytes;
+  const Exchange exchange = exchange_by(algorithm, run.map);
+  // The sums, and then the result.
+  std::byte* const sums = run.scratch.take((exchange.held + 1) * bytes);
+  std::byte* const own = sums + exchange.own * bytes;
   const Reduction inside = within_node(job.reduction, job.travels);
-  const auto exchange = [&](std::byte* result) {
-    (doubling ? exchange_doubling : exchange_whole)(run, job, sums, result);
-  };
   const auto give = [&](const std::byte* result) {
-    if (job.out == nullptr) return;
-    job.out->visit(
-        0, count, [&](std::byte* data, size_t at, size_t n) { std::memcpy(data, result + at * element, n * element); });
+    if (job.out != nullptr) job.out->copy_in(0, count, result);
   };
 
   NodeRounds& rounds = run.rounds;
@@ -82,8 +97,8 @@ void reduce_short(HierarchicalRun& run, const Reducing& job, bool doubling) {
     const Pieces sum(own, count, element);
     const Pieces* const to = run.map.is_leader() ? &sum : nullptr;
     run.in_node([&] { run.node.reduce(run.running.call, ours::Reducing{job.in, to, inside, 0}); });
-    std::byte* const result = sums + held * bytes;
-    if (run.map.is_leader()) exchange(result);
+    std::byte* const result = sums + exchange.held * bytes;
+    if (run.map.is_leader()) exchange.run(run, job, sums, result);
     run.in_node([&] { run.node.broadcast(run.running.call, Span{result, bytes}, 0); });
     return give(result);
   }
@@ -94,7 +109,7 @@ void reduce_short(HierarchicalRun& run, const Reducing& job, bool doubling) {
     Sources stages(rounds.size());
     for (int r = 0; r < rounds.size(); ++r) stages.data()[r] = rounds.stage_of(r);
     if (count != 0) ours::reduce(own, stages.data(), rounds.size(), count, job.dtype, inside);
-    exchange(rounds.next_stage());
+    exchange.run(run, job, sums, rounds.next_stage());
   }
   run.sync();
   give(rounds.stage_of(0));

@@ -17,6 +17,7 @@ namespace ours {
 struct HierarchicalParts {
   const NodeMap& map;
   NodeGroup& node;
+  NodeRounds& rounds;
   const TcpPlan& plan;
   NodeWatch& watch;
   Scratch& scratch;
@@ -24,18 +25,9 @@ struct HierarchicalParts {
 };
 
 /// An operation of such a group while it is under way on this rank, with its two halves, the node and the network.
-class HierarchicalRun {
- public:
+struct HierarchicalRun : HierarchicalParts {
   HierarchicalRun(const Running& operation, TcpCall& call, const HierarchicalParts& parts)
-      : running(operation),
-        tcp(call),
-        map(parts.map),
-        node(parts.node),
-        rounds(parts.node.rounds()),
-        plan(parts.plan),
-        scratch(parts.scratch),
-        rails(parts.rails),
-        watch_(parts.watch) {}
+      : HierarchicalParts(parts), running(operation), tcp(call) {}
 
   /// The node's first synchronisation, which compares its ranks' calls.
   void open();
@@ -60,15 +52,6 @@ class HierarchicalRun {
 
   const Running& running;
   TcpCall& tcp;
-  const NodeMap& map;
-  NodeGroup& node;
-  NodeRounds& rounds;
-  const TcpPlan& plan;
-  Scratch& scratch;
-  const int rails;
-
- private:
-  NodeWatch& watch_;
 };
 
 }  // namespace ours

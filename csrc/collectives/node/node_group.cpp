@@ -38,11 +38,17 @@ void NodeGroup::do_reduce(const Running& run, const Reducing& job) {
   rounds_.reserve();
   const size_t bytes = job.in.count() * size_of(run.call.dtype);
   // An array that does not fit into a stage takes several rounds, whatever the table says.
-  if (bytes <= rounds_.chunk_bytes() && reductions_.choose(bytes) == Algorithm::Whole) {
-    node::reduce_whole(rounds_, run, job);
-  } else {
-    node::reduce_direct(rounds_, run, job);
+  const Algorithm chosen = bytes <= rounds_.chunk_bytes() ? reductions_.choose(bytes) : Algorithm::Direct;
+  switch (chosen) {
+    case Algorithm::Whole:
+      return node::reduce_whole(rounds_, run, job);
+    case Algorithm::Direct:
+      return node::reduce_direct(rounds_, run, job);
+    case Algorithm::Doubling:
+    case Algorithm::Ring:
+      break;
   }
+  throw Error(std::string("no node reduces by the algorithm ") + name_of(chosen));
 }
 
 void NodeGroup::do_reduce_scatter(const Running& run, const Scattering& job) {

@@ -23,6 +23,7 @@ constexpr uint8_t kUniform = 1;
 /// The round in which ranks say that they have begun, before those in which they confirm.
 constexpr uint32_t kBegun = 0;
 constexpr uint32_t kConfirming = 1;
+
 }  // namespace
 
 void exchange(TcpRun& run, const ExchangePlan& plan) {
@@ -32,7 +33,7 @@ void exchange(TcpRun& run, const ExchangePlan& plan) {
   std::vector<std::vector<std::byte>> copies;
   const bool uniform = own && plan.is_uniform(own->bytes);
   if (ranks > 1) run.tcp.agree(kBegun, static_cast<int>((me + 1) % ranks));
-  size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
+  Tally sent, received;
   struct Source {
     int rank;
     Span span;
@@ -49,8 +50,7 @@ void exchange(TcpRun& run, const ExchangePlan& plan) {
         copies.emplace_back(static_cast<const std::byte*>(data), static_cast<const std::byte*>(data) + span->bytes);
         data = copies.back().data();
       }
-      run.tcp.send({static_cast<int>(to), 0, span->bytes, uniform ? kUniform : uint8_t{0}}, data, &sent);
-      to_send += run.tcp.parts(span->bytes);
+      run.tcp.send({static_cast<int>(to), 0, span->bytes, uniform ? kUniform : uint8_t{0}}, data, sent);
     }
   }
 
@@ -71,16 +71,15 @@ void exchange(TcpRun& run, const ExchangePlan& plan) {
     return begun && unseen.empty();
   });
   if (!all_uniform) {
-    Dissemination confirmed(run.tcp, run.rank, run.size, kConfirming);
+    Dissemination confirmed(run.tcp, run.all, run.rank, kConfirming);
     run.tcp.run([&] { return confirmed.advance(); });
   }
 
   for (const Source& from : sources) {
-    run.tcp.receive({from.rank, 0, from.span.bytes}, from.span.data, &received);
-    to_receive += run.tcp.parts(from.span.bytes);
+    run.tcp.receive({from.rank, 0, from.span.bytes}, from.span.data, received);
   }
   plan.copy_own(me);
-  run.tcp.run([&] { return sent == to_send && received == to_receive; });
+  run.tcp.run([&] { return sent.complete() && received.complete(); });
 }
 
 }  // namespace ours::tcp

@@ -64,7 +64,7 @@ class Barrier final : public MonitoredBarrier {
     } catch (const Error& e) {
       // The verdict of rank 0 is a timeout, too.
       return dynamic_cast<const TimeoutError*>(&e) != nullptr && !(rank == 0 && mesh_.failure().failed()) ? kLate
-                                                                                                           : e.what();
+                                                                                                          : e.what();
     }
   }
 

@@ -44,19 +44,16 @@ void reduce_whole(TcpRun& run, const Array& array) {
   std::byte* const all = run.scratch.take(ranks * bytes);
   // Sent from a copy, since the result may overwrite the input before all of it is sent.
   if (bytes != 0) std::memcpy(all + me * bytes, array.in, bytes);
-  size_t sent = 0;
-  size_t received = 0;
-  size_t parts = 0;
+  Tally sent, received;
   for (size_t i = 1; i < ranks; ++i) {
     const auto to = static_cast<int>((me + i) % ranks);
-    run.tcp.send({to, kInputs, bytes}, all + me * bytes, &sent);
+    run.tcp.send({to, kInputs, bytes}, all + me * bytes, sent);
   }
   for (size_t i = 1; i < ranks; ++i) {
     const size_t from = (me + ranks - i) % ranks;
-    run.tcp.receive({static_cast<int>(from), kInputs, bytes}, all + from * bytes, &received);
-    parts += run.tcp.parts(bytes);
+    run.tcp.receive({static_cast<int>(from), kInputs, bytes}, all + from * bytes, received);
   }
-  run.tcp.run([&] { return sent == parts && received == parts; });
+  run.tcp.run([&] { return sent.complete() && received.complete(); });
   if (array.out == nullptr || array.count == 0) return;
   std::vector<const void*> sources(ranks);
   for (size_t r = 0; r < ranks; ++r) sources[r] = all + r * bytes;
@@ -81,29 +78,27 @@ void reduce_direct(TcpRun& run, const Slices& job) {
     return memory + ((part % window) * (ranks - 1) + (peer < me ? peer : peer - 1)) * chunk;
   };
 
-  size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
-  std::vector<size_t> arrived(own_parts, 0);
+  Tally sent, received;
+  std::vector<Tally> arrived(own_parts);
   size_t posted = 0, reduced = 0;
   const auto bytes_of = [&](size_t r) { return job.counts[r] * element; };
 
   // Each begins with the next rank, so that they do not all send to the same one at once.
   for (size_t i = 1; i < ranks; ++i) {
     const size_t to = (me + i) % ranks;
-    run.tcp.send({static_cast<int>(to), kInputs, bytes_of(to)}, job.inputs[to], &sent);
-    to_send += run.tcp.parts(bytes_of(to));
+    run.tcp.send({static_cast<int>(to), kInputs, bytes_of(to)}, job.inputs[to], sent);
   }
   const auto post = [&] {
     for (; posted < own_parts && posted < reduced + window; ++posted) {
       for (size_t i = 1; i < ranks; ++i) {
         const size_t from = (me + i) % ranks;
         run.tcp.receive_part({static_cast<int>(from), kInputs, own_bytes}, posted, place(posted, from),
-                             &arrived[posted]);
+                             arrived[posted]);
       }
       if (posted + 1 < own_parts || !reads) continue;
       for (size_t i = 1; i < ranks; ++i) {
         const size_t from = (me + i) % ranks;
-        run.tcp.receive({static_cast<int>(from), kResults, bytes_of(from)}, job.outputs[from], &received);
-        to_receive += run.tcp.parts(bytes_of(from));
+        run.tcp.receive({static_cast<int>(from), kResults, bytes_of(from)}, job.outputs[from], received);
       }
     }
   };
@@ -115,19 +110,17 @@ void reduce_direct(TcpRun& run, const Slices& job) {
       ours::reduce(result + bytes.begin, sources.data(), run.size, bytes.size() / element, job.dtype, job.reduction);
     }
     for (const int reader : job.readers) {
-      if (reader == run.rank) continue;
-      run.tcp.send_part({reader, kResults, own_bytes}, part, result + bytes.begin, &sent);
-      ++to_send;
+      if (reader != run.rank) run.tcp.send_part({reader, kResults, own_bytes}, part, result + bytes.begin, sent);
     }
   };
 
   post();
   run.tcp.run([&] {
-    while (reduced < own_parts && arrived[reduced] == ranks - 1) {
+    while (reduced < own_parts && arrived[reduced].complete()) {
       reduce_part(reduced++);
       post();
     }
-    return reduced == own_parts && sent == to_send && received == to_receive;
+    return reduced == own_parts && sent.complete() && received.complete();
   });
 }
 

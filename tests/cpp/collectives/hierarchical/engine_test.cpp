@@ -206,11 +206,11 @@ TEST(a_peer_that_leaves_after_its_last_header_is_named) {
   board->hold();
   run_ranks(2, [&](int rank) {
     std::vector<std::byte> data(kBytes);
-    size_t done = 0;
+    Tally tally;
     TcpMesh& mesh = *meshes[static_cast<size_t>(rank)];
     if (rank == 1) {
       TcpCall call(mesh, facts_of_test());
-      call.send({0, 0, kBytes}, data.data(), &done);
+      call.send({0, 0, kBytes}, data.data(), tally);
       // Both ends have begun: the header is with rank 0, whose connections have nothing left to wait for.
       call.run([&] { return board->under_way() == 2; });
       call.without_lock([&] { mesh.leave(); });
@@ -218,8 +218,8 @@ TEST(a_peer_that_leaves_after_its_last_header_is_named) {
     }
     const std::string message = CHECK_THROWS(PeerError, {
       TcpCall call(mesh, facts_of_test());
-      call.receive({1, 0, kBytes}, data.data(), &done);
-      call.run([&] { return done == 1; });
+      call.receive({1, 0, kBytes}, data.data(), tally);
+      call.run([&] { return tally.complete(); });
     });
     CHECK_CONTAINS(message, "rank 1 (host ");
     CHECK_CONTAINS(message, "left the group");
@@ -247,13 +247,13 @@ std::string receive_from_puppet(bool has_engine, const std::function<void(FrameH
       return;
     }
     std::vector<std::byte> data(kBytes, std::byte{5});
-    size_t done = 0;
+    Tally tally;
     message = CHECK_THROWS(Error, {
       TcpCall call(*mesh, facts_of_test());
-      call.receive({0, 0, kBytes}, data.data(), &done);
-      call.run([&] { return done == 1; });
+      call.receive({0, 0, kBytes}, data.data(), tally);
+      call.run([&] { return tally.complete(); });
     });
-    CHECK_EQ(done, size_t{0});
+    CHECK_EQ(tally.done, size_t{0});
     for (const std::byte byte : data) CHECK(byte == std::byte{5});
   });
   return message;
