@@ -1,7 +1,5 @@
 #pragma once
 
-#include <memory>
-
 #include "collectives/hierarchical/hierarchical_run.h"
 #include "collectives/hierarchical/rail.h"
 #include "collectives/select.h"

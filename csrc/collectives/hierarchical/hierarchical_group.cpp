@@ -28,7 +28,7 @@ HierarchicalGroup::HierarchicalGroup(Topology topology, std::shared_ptr<NodeSess
     : map_(map_of(std::move(topology), *session, *mesh)),
       session_(std::move(session)),
       mesh_(std::move(mesh)),
-      node_(session_, plan.write_around),
+      node_(session_, mesh_->plan().rules, plan.write_around),
       flat_(mesh_),
       watch_(map_, session_),
       selection_(Selection::parse(mesh_->plan().rules)),

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 
 #include "collectives/tcp/dissemination.h"
 #include "collectives/tcp/tcp_algorithms.h"

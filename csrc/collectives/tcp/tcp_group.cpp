@@ -45,8 +45,7 @@ void TcpGroup::monitored_barrier(const Call& call, bool wait_all_ranks) {
 }
 
 void TcpGroup::abort(const std::string& reason) {
-  mesh_->fail(FailureKind::Aborted,
-              mesh_->describe_self() + " aborted the group" + (reason.empty() ? "" : ": " + reason));
+  mesh_->fail(FailureKind::Aborted, aborted(mesh_->describe_self(), reason));
 }
 
 void TcpGroup::fail(const std::exception_ptr& error) noexcept { mesh_->fail(error); }

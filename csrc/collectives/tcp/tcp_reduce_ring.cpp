@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 
 #include "collectives/partial_sums.h"
 #include "collectives/tcp/tcp_algorithms.h"

@@ -12,9 +12,6 @@ namespace ours {
 /// last moves, so that all can decide without asking.
 int better_core(const std::vector<int>& cores, int rank, const std::vector<int>& allowed);
 
-/// Cores that the calling thread may run on; empty if the system does not say.
-std::vector<int> allowed_cores();
-
 /// Moves the calling thread to `core` and leaves it free to be moved on as before. Returns false if the system
 /// refuses.
 bool move_to_core(int core);

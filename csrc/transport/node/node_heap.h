@@ -3,10 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "common/fd.h"

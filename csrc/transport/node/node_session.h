@@ -30,7 +30,6 @@ struct NodeConfig {
   size_t chunk_bytes;
   size_t small_bytes;  ///< arrays up to this are reduced with one synchronisation; 0: as the table of algorithms says
   size_t ring_bytes;
-  std::string rules{};  ///< the user's rules of that table (Selection), before the built-in ones
 
   /// From OURS_CHUNK_BYTES and OURS_SMALL_BYTES, with defaults for `ranks`.
   static NodeConfig from_options(int ranks);
@@ -95,7 +94,6 @@ class NodeSession {
   /// Null if the system has no memory of that kind to share.
   const std::shared_ptr<NodeHeap>& heap() const { return heap_; }
 
-  std::string rules() const { return header().rules; }
   SegmentHeader& header() const { return *at<SegmentHeader>(0); }
   RankBlock& block(int rank) const { return *at<RankBlock>(layout_.blocks() + rank * sizeof(RankBlock)); }
   RankBlock& self() const { return block(rank_); }

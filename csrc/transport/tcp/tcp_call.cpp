@@ -124,10 +124,8 @@ std::string TcpCall::names_of(const std::vector<uint32_t>& ranks) {
 
 void TcpCall::time_out() {
   const std::string names = endpoint_.names_of(causes());
-  endpoint_.raise(FailureKind::Timeout,
-                  what() + ": Timed out waiting " + std::to_string(facts_.deadline.timeout().count()) + "ms on " +
-                      mesh_.describe_self() + " for " + (names.empty() ? "nobody that is known" : names) +
-                      ". Are they still computing (raise the timeout), stopped, or on another code path?");
+  endpoint_.raise(FailureKind::Timeout, timed_out(what(), facts_.deadline, mesh_.describe_self(),
+                                                  names.empty() ? "nobody that is known" : names));
 }
 
 void TcpCall::run(const std::function<bool()>& step) {

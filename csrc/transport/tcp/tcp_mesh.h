@@ -41,8 +41,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   /// called in the same way on all ranks, before the mesh is used.
   void set_engine(std::shared_ptr<Engine> engine, size_t least_bytes = kLeastEngineBytes);
 
-  /// Names all ranks, "(host node1, pid 4711)" each, for messages about those with which this rank never
-  /// communicates. Must be called before the mesh is used.
+  /// Names all ranks for messages, "(host node1, pid 4711)" each. Must be called before the mesh is used.
   void introduce(std::vector<std::string> names);
 
   /// The number of open connections, including those for control.

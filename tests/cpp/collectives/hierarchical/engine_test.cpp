@@ -21,6 +21,7 @@ using std::chrono::seconds;
 using testing::call_of;
 using testing::connect_engines;
 using testing::loopback_config;
+using testing::join_others;
 using testing::make_meshes;
 using testing::MapKeys;
 using testing::Puppet;
@@ -235,7 +236,7 @@ std::string receive_from_puppet(bool has_engine, const std::function<void(FrameH
   right.total = right.bytes = kBytes;
   const auto keys = std::make_shared<MapKeys>();
   Puppet puppet(2, keys);
-  const auto mesh = TcpMesh::join(1, 2, keys, loopback_config(), Deadline::after(seconds(10)));
+  const auto mesh = join_others(2, keys).back();
   if (has_engine) mesh->set_engine(std::make_shared<SwitchboardEngine>(1, std::make_shared<Switchboard>(true)));
   std::string message;
   run_ranks(2, [&](int rank) {
@@ -281,7 +282,7 @@ TEST(headers_that_do_not_suit_the_engine_are_refused) {
 TEST(a_peer_that_dies_while_an_engine_has_its_data_is_named) {
   const auto keys = std::make_shared<MapKeys>();
   Puppet puppet(2, keys);
-  const auto mesh = TcpMesh::join(1, 2, keys, loopback_config(), Deadline::after(seconds(10)));
+  const auto mesh = join_others(2, keys).back();
   const auto board = std::make_shared<Switchboard>(false);
   mesh->set_engine(std::make_shared<SwitchboardEngine>(1, board));
   run_ranks(2, [&](int rank) {

@@ -135,6 +135,7 @@ void live(Board& board, int rank, int victim, size_t count) {
   const auto deadline = Deadline::after(seconds(30));
   const auto keys = std::make_shared<BoardKeys>(board);
   const auto mesh = TcpMesh::join(rank, 4, keys, loopback_config(), deadline);
+  mesh->introduce(std::vector<std::string>(4, testing::own_name()));
   const std::string place = "memory" + std::to_string(rank / 2);
   std::shared_ptr<NodeSession> session;
   if (rank % 2 == 0) {
