@@ -75,14 +75,8 @@ struct Planner {
 };
 
 /// Says how two plans disagree: "rank 1 sends 8 bytes to rank 0, which expects 4, in ...".
-struct SizesDiffer {
-  std::string sender;
-  std::string receiver;
-  uint64_t sent;
-  uint64_t expected;
-
-  std::string in(const CallRecord& record) const;
-};
+std::string sizes_disagree(const std::string& sender, uint64_t sent, const std::string& receiver, uint64_t expected,
+                           const CallRecord& record);
 
 /// tables[r] is what rank r's plan wrote with write_sizes(). Throws MismatchError, the same on all ranks, unless each
 /// message has the size that its receiver expects. Returns the bytes of the longest message between two ranks.

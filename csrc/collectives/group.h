@@ -47,8 +47,7 @@ struct Running {
 ///
 /// Errors before any byte of a result is written: InvalidArgument (this call has no meaning, found locally),
 /// MismatchError (ranks called different things, or one refused its call; thrown on every rank). Later: TimeoutError,
-/// PeerError, AbortedError. After any error but InvalidArgument the group has failed: every later call throws the
-/// same error again.
+/// PeerError, AbortedError. After any error but InvalidArgument every later call throws the same error again.
 ///
 /// In-place use (in == out, or an input span equal to its own rank's output span) is allowed everywhere.
 ///

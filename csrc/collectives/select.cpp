@@ -35,8 +35,8 @@ all direct                               # and of long ones everybody reduces a 
 constexpr std::array kAlgorithms = {"whole", "doubling", "direct", "ring"};
 constexpr std::array kOperations = {"all_reduce", "reduce", "reduce_scatter", "all_gather", "node_reduce"};
 constexpr std::array kKeyNames = {"nodes", "local", "bytes", "sent", "read"};
-static_assert(kAlgorithms.size() == static_cast<size_t>(Algorithm::Ring) + 1, "a name for each Algorithm");
-static_assert(kOperations.size() == static_cast<size_t>(Selectable::NodeReduce) + 1, "a name for each Selectable");
+static_assert(kAlgorithms.size() == static_cast<size_t>(Algorithm::Last) + 1, "a name for each Algorithm");
+static_assert(kOperations.size() == static_cast<size_t>(Selectable::Last) + 1, "a name for each Selectable");
 
 template <class Names>
 std::string listed_names(const Names& names) {
@@ -136,9 +136,11 @@ bool Selection::Rule::applies(const SelectionCase& call) const {
   // The ranks' inputs to all_gather may differ in size, and then ranks would choose differently.
   if (call.operation == Selectable::AllGather && has_sizes()) return false;
   std::array<uint64_t, kKeys> values = {static_cast<uint64_t>(call.nodes), static_cast<uint64_t>(call.local)};
-  std::array<uint64_t, 3> factors = multiples(call.nodes, call.local);
-  std::transform(factors.begin(), factors.end(), values.begin() + kBytes,
-                 [&](uint64_t factor) { return call.bytes > UINT64_MAX / factor ? UINT64_MAX : call.bytes * factor; });
+  const std::array<uint64_t, 3> factors = multiples(call.nodes, call.local);
+  std::transform(factors.begin(), factors.end(), values.begin() + kBytes, [&](uint64_t factor) {
+    uint64_t product = 0;
+    return __builtin_mul_overflow(uint64_t{call.bytes}, factor, &product) ? UINT64_MAX : product;
+  });
   return std::equal(values.begin(), values.end(), ranges.begin(),
                     [](uint64_t value, const Range& range) { return value >= range.least && value <= range.most; });
 }

@@ -80,20 +80,24 @@ struct Ops {
   };
 
   // A NaN in `a` is kept; a NaN in `b` fails the comparison and is taken.
-  static OURS_INLINE V first_if(decltype(V{} < V{}) precedes, V a, V b) {
-    if constexpr (std::is_floating_point_v<T>) {
-      return (precedes | (a != a)) ? a : b;
-    } else {
-      return precedes ? a : b;
-    }
-  }
-
   struct Min : Operation {
-    static OURS_INLINE V combine(V a, V b) { return first_if(a < b, a, b); }
+    static OURS_INLINE V combine(V a, V b) {
+      if constexpr (std::is_floating_point_v<T>) {
+        return ((a < b) | (a != a)) ? a : b;
+      } else {
+        return a < b ? a : b;
+      }
+    }
   };
 
   struct Max : Operation {
-    static OURS_INLINE V combine(V a, V b) { return first_if(a > b, a, b); }
+    static OURS_INLINE V combine(V a, V b) {
+      if constexpr (std::is_floating_point_v<T>) {
+        return ((a > b) | (a != a)) ? a : b;
+      } else {
+        return a > b ? a : b;
+      }
+    }
   };
 
   struct And : Operation {

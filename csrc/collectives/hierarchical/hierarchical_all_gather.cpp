@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "collectives/hierarchical/hierarchical_algorithms.h"
-#include "collectives/tcp/tcp_sizes.h"
+#include "collectives/tcp/equal_sizes.h"
 #include "common/partition.h"
 
 // all_gather over several nodes: a rank sends its block to one rank of each other node, which shares it with its
@@ -30,10 +30,7 @@ void agree_on_sizes(HierarchicalRun& run, const std::vector<uint64_t>& sizes) {
     run.tcp.mismatch(sizes_differ(run.rounds.session().describe(0), *differs.first, run.rounds.session().describe(r),
                                   *differs.second, run.tcp.describe(from), run.running.record));
   }
-  if (run.map.is_leader()) {
-    compare_sizes(run.tcp, run.map.leaders(), run.map.here(), sizes, run.running.record,
-                  [&](const std::function<bool()>& done) { run.wait(done); });
-  }
+  if (run.map.is_leader()) compare_sizes(run.leaders(), sizes, run.running.record);
   run.agree();
 }
 

@@ -53,9 +53,8 @@ void exchange(HierarchicalRun& run, const ExchangePlan& plan) {
     if (header == nullptr) return false;
     run.tcp.expect(from.rank, false);
     if (header->total == from.span.bytes) return true;
-    const SizesDiffer differ{run.tcp.describe(from.rank), run.tcp.describe(run.map.rank()), header->total,
-                             from.span.bytes};
-    run.tcp.mismatch(differ.in(run.running.record));
+    run.tcp.mismatch(sizes_disagree(run.tcp.describe(from.rank), header->total, run.tcp.describe(run.map.rank()),
+                                    from.span.bytes, run.running.record));
   };
   run.wait([&] {
     unseen.erase(std::remove_if(unseen.begin(), unseen.end(), look), unseen.end());

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "collectives/hierarchical/hierarchical_algorithms.h"
-#include "collectives/tcp/tcp_facts.h"
+#include "collectives/tcp/tcp_run.h"
 #include "common/error.h"
 
 namespace ours {
@@ -118,7 +118,7 @@ void HierarchicalGroup::monitored_barrier(const Call& call, bool wait_all_ranks)
 // --- failures --------------------------------------------------------------------------------------------------------
 
 void HierarchicalGroup::share_failure() const noexcept {
-  const TcpFailure& outside = mesh_->failure();
+  const GroupFailure& outside = mesh_->failure();
   NodeFailure& inside = session_->failure();
   if (session_->in_child() || (!outside.failed() && !inside.failed())) return;
   try {

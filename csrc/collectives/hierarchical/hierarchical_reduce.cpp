@@ -3,16 +3,15 @@
 // all_reduce and reduce over several nodes. The table of algorithms (select.h) says what counts as short
 // (hierarchical_reduce_short.cpp) and what as long (hierarchical_reduce_long.cpp).
 //
-// An element is summed in the order of ranks within a node, and then in that of nodes, whatever the size of the
-// array, so the bits are always the same. There are two exceptions: doubling adds up nodes as a tree, and a ring
-// begins with another node for each part. An average divides once, in the end; only float16 is multiplied by the
-// inverse within the node, since its sum could be out of range. Sums of a node travel in the type of the call: a half
-// type is rounded once more for each node, or exchange. With OURS_WIRE_DTYPE, those of long float32 arrays are
-// rounded, too; around a ring the error would grow with every node, so these arrays go directly.
+// An element is summed in the order of ranks within a node, and then in that of nodes, whatever the size of the array.
+// There are two exceptions: doubling adds up nodes as a tree, and a ring begins with another node for each part. An
+// average divides once, in the end; only float16 is multiplied by the inverse within the node, since its sum could be
+// out of range. Sums of a node travel in the type of the call: a half type is rounded once more for each node, or
+// exchange. With OURS_WIRE_DTYPE, those of long float32 arrays are rounded, too; around a ring the error would grow
+// with every node, so these arrays go directly.
 //
-// Nothing is written before all nodes are known to have made the same call. Results depend on messages from all
-// nodes; each message begins with what was called, and no rank sends one before it has compared its call with those
-// of its node.
+// Nothing is written before all nodes are known to have made the same call: results depend on messages from all nodes,
+// each of which begins with what was called, and no rank sends one before its node has compared its calls.
 
 namespace ours::hierarchical {
 

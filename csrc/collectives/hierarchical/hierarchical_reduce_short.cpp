@@ -1,57 +1,40 @@
 #include <cstring>
 
-#include "collectives/doubling.h"
 #include "collectives/hierarchical/hierarchical_algorithms.h"
 #include "collectives/partial_sums.h"
+#include "collectives/short_reductions.h"
 #include "common/error.h"
 
 // Short arrays: every rank writes its input into its stage. After one synchronisation the node's leader reduces all
-// stages, sends the sum to all other leaders and reduces theirs; if nodes are many, leaders exchange their sums by
-// recursive doubling (doubling.h). After a second synchronisation, all ranks read the result. That takes the time of
-// one message, or of log2(nodes), and two synchronisations of the node. An array that does not fit into a stage is
-// reduced to the leader, and sent from it, by collectives of the node.
+// stages, and the leaders exchange their sums (short_reductions.h). After a second synchronisation, all ranks read the
+// result. An array that does not fit into a stage is reduced to the leader, and sent from it, by collectives of the
+// node.
 
 namespace ours::hierarchical {
 
 namespace {
 
+ShortArray array_of(const Reducing& job) {
+  return {job.in.count(), job.dtype, between_nodes(job.reduction, job.travels)};
+}
+
 /// An exchange among leaders: `sums` has one sum for each node; this node's is already there.
 void exchange_whole(HierarchicalRun& run, const Reducing& job, std::byte* sums, std::byte* result) {
-  const size_t count = job.in.count();
-  const size_t bytes = count * job.element();
-  const std::vector<int>& leaders = run.map.leaders();
-  const size_t nodes = leaders.size();
-  const auto here = static_cast<size_t>(run.map.here());
-  Tally sent, received;
-  for (size_t i = 1; i < nodes; ++i) {
-    run.tcp.send({leaders[(here + i) % nodes], 0, bytes}, sums + here * bytes, sent);
-  }
-  for (size_t i = 1; i < nodes; ++i) {
-    const size_t from = (here + nodes - i) % nodes;
-    run.tcp.receive({leaders[from], 0, bytes}, sums + from * bytes, received);
-  }
-  run.wait([&] { return sent.complete() && received.complete(); });
-  Sources sources(run.map.nodes());
-  for (size_t node = 0; node < nodes; ++node) sources.data()[node] = sums + node * bytes;
-  if (count == 0) return;
-  ours::reduce(result, sources.data(), run.map.nodes(), count, job.dtype, between_nodes(job.reduction, job.travels));
+  reduce_whole(run.leaders(), array_of(job), sums, result);
 }
 
 /// An exchange among leaders; behind the sum there is as much room again.
 void exchange_doubling(HierarchicalRun& run, const Reducing& job, std::byte* sum, std::byte* result) {
-  const size_t count = job.in.count();
-  const size_t bytes = count * job.element();
-  const std::vector<int>& leaders = run.map.leaders();
-  const size_t nodes = leaders.size();
-  const auto here = static_cast<size_t>(run.map.here());
+  const Members leaders = run.leaders();
+  const ShortArray array = array_of(job);
   // Calls of other sizes may go other ways, on which their messages do not meet these. If any nodes differ, some node
   // differs from the next one, so each compares with its neighbour.
-  if (nodes > 1) run.tcp.agree(0, leaders[(here + 1) % nodes]);
-  Doubling(run.tcp, leaders, run.map.here())
-      .reduce(sum, sum + bytes, count, job.dtype, between_nodes(job.reduction, job.travels),
-              [&](const std::function<bool()>& done) { run.wait(done); });
-  if (nodes > 1) run.wait([&] { return run.tcp.agreed(0, leaders[(here + nodes - 1) % nodes]); });
-  if (bytes != 0) std::memcpy(result, sum, bytes);
+  if (leaders.size() > 1) run.tcp.agree(0, leaders.rank_at(leaders.place + 1));
+  reduce_by_doubling(leaders, array, sum, sum + array.bytes());
+  if (leaders.size() > 1) {
+    run.wait([&] { return run.tcp.agreed(0, leaders.rank_at(leaders.place + leaders.size() - 1)); });
+  }
+  if (array.count != 0) std::memcpy(result, sum, array.bytes());
 }
 
 /// How leaders exchange their sums, and the leader's memory for that.

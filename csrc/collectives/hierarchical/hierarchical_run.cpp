@@ -18,7 +18,7 @@ void HierarchicalRun::sync() {
 
 void HierarchicalRun::agree() {
   if (map.is_leader()) {
-    Dissemination all(tcp, map.leaders(), map.here());
+    Dissemination all(leaders());
     wait([&] { return all.advance(); });
   }
   sync();

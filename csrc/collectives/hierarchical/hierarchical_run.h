@@ -5,6 +5,7 @@
 #include "collectives/group.h"
 #include "collectives/hierarchical/node_map.h"
 #include "collectives/hierarchical/node_watch.h"
+#include "collectives/members.h"
 #include "collectives/node/node_group.h"
 #include "collectives/scratch.h"
 #include "transport/tcp/tcp_call.h"
@@ -27,6 +28,11 @@ struct HierarchicalParts {
 struct HierarchicalRun : HierarchicalParts {
   HierarchicalRun(const Running& operation, TcpCall& call, const HierarchicalParts& parts)
       : HierarchicalParts(parts), running(operation), tcp(call) {}
+
+  /// The leaders of all nodes; only on one of them.
+  Members leaders() {
+    return {tcp, map.leaders(), static_cast<size_t>(map.here()), [this](const auto& done) { wait(done); }};
+  }
 
   /// The node's first synchronisation, which compares its ranks' calls.
   void open();

@@ -12,9 +12,9 @@
 
 namespace ours {
 
-/// Matches the messages that arrive at one rank with its receives. A message is taken in once a receive is posted for
-/// it, or for another message of the same sender; in the latter case it is set aside in memory, so that tags may be
-/// received in any order. The code that moves the bytes asks the inbox where they belong. Not thread-safe.
+/// Matches the messages that arrive at one rank with its receives, and says where their bytes belong. A message is
+/// taken in once a receive is posted for it, or for another message of the same sender; in the latter case it is set
+/// aside in memory, so that tags may be received in any order. Not thread-safe.
 class Inbox {
  public:
   /// `describe` names a rank in error messages.

@@ -1,27 +1,27 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <utility>
 
-#include "transport/tcp/tcp_call.h"
+#include "collectives/members.h"
 
 namespace ours {
 
-/// The ranks of a list, of which this one is members[place], tell each other that they are in a call: in round k, each
-/// tells the member 2^k places further on and hears from the one 2^k places before it, so that after log2(size) rounds
-/// it has heard from all, directly or through others (Hensgen, Finkel and Manber 1988, "Two algorithms for barrier
-/// synchronization"). Each checks that the others' calls are its own.
+/// Members of a call tell each other that they are in it: in round k, each tells the member 2^k places further on and
+/// hears from the one 2^k places before it, so that after log2(size) rounds it has heard from all, directly or through
+/// others (Hensgen, Finkel and Manber 1988, "Two algorithms for barrier synchronization"). Each checks that the others'
+/// calls are its own.
 class Dissemination {
  public:
   /// Rounds are numbered from `first`, so that a call may have several disseminations.
-  Dissemination(TcpCall& tcp, const std::vector<int>& members, int place, uint32_t first = 0)
-      : tcp_(tcp), members_(members), place_(static_cast<size_t>(place)), round_(first) {
+  explicit Dissemination(Members members, uint32_t first = 0) : members_(std::move(members)), round_(first) {
     begin_round();
   }
 
   /// Goes on as far as possible without waiting; returns true once all have been heard from.
   bool advance() {
-    while (distance_ < members_.size() && tcp_.agreed(round_, rank_at(place_ + members_.size() - distance_))) {
+    while (distance_ < members_.size() &&
+           members_.tcp.agreed(round_, members_.rank_at(members_.place + members_.size() - distance_))) {
       ++round_;
       distance_ *= 2;
       begin_round();
@@ -31,13 +31,10 @@ class Dissemination {
 
  private:
   void begin_round() {
-    if (distance_ < members_.size()) tcp_.agree(round_, rank_at(place_ + distance_));
+    if (distance_ < members_.size()) members_.tcp.agree(round_, members_.rank_at(members_.place + distance_));
   }
-  int rank_at(size_t place) const { return members_[place % members_.size()]; }
 
-  TcpCall& tcp_;
-  const std::vector<int>& members_;
-  const size_t place_;
+  const Members members_;
   uint32_t round_;
   size_t distance_ = 1;
 };

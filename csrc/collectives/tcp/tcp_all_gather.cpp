@@ -1,6 +1,6 @@
 #include "collectives/tcp/dissemination.h"
+#include "collectives/tcp/equal_sizes.h"
 #include "collectives/tcp/tcp_algorithms.h"
-#include "collectives/tcp/tcp_sizes.h"
 
 // all_gather among many ranks, around a ring like that of tcp_reduce_ring.cpp: in step t, rank r gets the block of
 // rank r - 1 - t from rank r - 1, and sends it on in the next step. Before that, each rank compares the sizes it
@@ -17,9 +17,8 @@ void all_gather(TcpRun& run, const ExchangePlan& plan) {
 
   std::vector<uint64_t> sizes;
   for (size_t r = 0; r < ranks; ++r) sizes.push_back(plan.received(r));
-  compare_sizes(run.tcp, run.all, run.rank, sizes, run.running.record,
-                [&](const std::function<bool()>& done) { run.tcp.run(done); });
-  Dissemination all(run.tcp, run.all, run.rank);
+  compare_sizes(run.members(), sizes, run.running.record);
+  Dissemination all(run.members());
 
   const size_t steps = ranks - 1;
   const auto block_of = [&](size_t step) { return (me + ranks - 1 - step) % ranks; };

@@ -16,7 +16,7 @@ namespace ours::tcp {
 void broadcast(TcpRun& run, const ExchangePlan& plan) {
   const Span buffer = plan.buffer();
   const int root = plan.root;
-  Dissemination all(run.tcp, run.all, run.rank);
+  Dissemination all(run.members());
 
   const size_t parts = run.tcp.parts(buffer.bytes);
   const int place = (run.rank - root + run.size) % run.size;

@@ -8,10 +8,10 @@
 // few ranks. Every rank sends at once to all that it has something for, beginning with the next rank, so that they do
 // not all send to the same one. Each message goes directly from its owner to its reader: no byte travels twice.
 //
-// A rank must get from another exactly as much as it expects; if any does not, no rank may have written anything. So
-// a rank first looks at the headers of all messages that come to it, leaving the data where it is. Then all confirm
-// by a dissemination that they found what they expected, and only then is the data read. If every rank sees every
-// other's header, and all say that they send and expect the same size everywhere, there is nothing to confirm.
+// If any rank does not get as much as it expects, no rank may have written anything. So a rank first looks at the
+// headers of all messages that come to it, leaving the data where it is. Then all confirm by a dissemination that they
+// found what they expected, and only then is the data read. If every rank sees every other's header, and all say that
+// they send and expect the same size everywhere, there is nothing to confirm.
 
 namespace ours::tcp {
 
@@ -61,8 +61,8 @@ void exchange(TcpRun& run, const ExchangePlan& plan) {
     if (header == nullptr) return false;
     all_uniform = all_uniform && header->detail == kUniform;
     if (header->total == from.span.bytes) return true;
-    const SizesDiffer differ{run.tcp.describe(from.rank), run.tcp.describe(run.rank), header->total, from.span.bytes};
-    run.tcp.mismatch(differ.in(run.running.record));
+    run.tcp.mismatch(sizes_disagree(run.tcp.describe(from.rank), header->total, run.tcp.describe(run.rank),
+                                    from.span.bytes, run.running.record));
   };
   run.tcp.run([&] {
     begun = begun || run.tcp.agreed(kBegun, static_cast<int>((me + ranks - 1) % ranks));
@@ -70,7 +70,7 @@ void exchange(TcpRun& run, const ExchangePlan& plan) {
     return begun && unseen.empty();
   });
   if (!all_uniform) {
-    Dissemination confirmed(run.tcp, run.all, run.rank, kConfirming);
+    Dissemination confirmed(run.members(), kConfirming);
     run.tcp.run([&] { return confirmed.advance(); });
   }
 

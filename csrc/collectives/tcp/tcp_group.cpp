@@ -15,7 +15,7 @@ TcpGroup::TcpGroup(std::shared_ptr<TcpMesh> mesh)
 
 void TcpGroup::do_barrier(const Running& run) {
   TcpRun now = run_of(run);
-  Dissemination all(now.tcp, all_, rank());
+  Dissemination all(now.members());
   now.tcp.run([&] { return all.advance(); });
 }
 

@@ -1,19 +1,30 @@
 #include <cstring>
 
-#include "collectives/doubling.h"
 #include "collectives/partial_sums.h"
+#include "collectives/short_reductions.h"
 #include "collectives/tcp/tcp_algorithms.h"
 #include "common/partition.h"
 
 // The table of algorithms (select.h) says which algorithm reduces what: among few ranks, every rank talks to every
-// other (tcp_reduce_direct.cpp); among many, small messages are reduced by recursive doubling (doubling.h) and large
-// ones around a ring.
+// other (tcp_reduce_direct.cpp); among many, small messages are reduced by recursive doubling (short_reductions.h) and
+// large ones around a ring.
 //
 // Data that lies in several places is packed into one before, and unpacked afterwards.
 
 namespace ours::tcp {
 
 namespace {
+
+/// `count` elements at `in`; `out` is null where the result is not wanted.
+struct Array {
+  DType dtype;
+  const Reduction& reduction;
+  const std::byte* in;
+  std::byte* out;
+  size_t count;
+
+  size_t bytes() const { return count * size_of(dtype); }
+};
 
 Algorithm choose(const TcpRun& run, const Selection& selection, Selectable operation, size_t bytes) {
   // Every rank has a node of its own.
@@ -24,10 +35,16 @@ void reduce_doubling(TcpRun& run, const Array& array) {
   const size_t bytes = array.bytes();
   std::byte* const mine = run.scratch.take(2 * bytes);
   if (bytes != 0) std::memcpy(mine, array.in, bytes);
-  Doubling(run.tcp, run.all, run.rank)
-      .reduce(mine, mine + bytes, array.count, array.dtype, array.reduction,
-              [&](const std::function<bool()>& done) { run.tcp.run(done); });
+  reduce_by_doubling(run.members(), {array.count, array.dtype, array.reduction}, mine, mine + bytes);
   if (bytes != 0 && array.out != nullptr) std::memcpy(array.out, mine, bytes);
+}
+
+void reduce_whole(TcpRun& run, const Array& array) {
+  const size_t bytes = array.bytes();
+  std::byte* const all = run.scratch.take(run.all.size() * bytes);
+  // Sent from a copy, since the result may overwrite the input before all of it is sent.
+  if (bytes != 0) std::memcpy(all + static_cast<size_t>(run.rank) * bytes, array.in, bytes);
+  ours::reduce_whole(run.members(), {array.count, array.dtype, array.reduction}, all, array.out);
 }
 
 Slices slices_of(const TcpRun& run, const Array& array, int root) {

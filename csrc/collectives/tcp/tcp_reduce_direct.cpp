@@ -1,19 +1,13 @@
 #include <algorithm>
-#include <cstring>
 
 #include "collectives/tcp/tcp_algorithms.h"
 #include "common/partition.h"
 
-// Reductions among few ranks, in which every rank talks to every other.
-//
-// Small messages: every rank sends its whole input to every other, and reduces all of them for itself. That takes one
-// message's time, and more arithmetic than needed.
-//
-// Large messages: a reduce-scatter and an all-gather (Rabenseifner 2004), both direct: rank r gets slice r of all
-// others' inputs, reduces it, and sends the result to all. Each rank sends 2 (P - 1) / P of the message, which is the
-// minimum, like a ring; but there are no partial sums as in a ring, and no roundings of them. Slices travel in parts.
-// While the last parts of the inputs are on their way, the first results are, too: the links stay busy in both
-// directions.
+// Reductions of large arrays among few ranks, in which every rank talks to every other: a reduce-scatter and an
+// all-gather (Rabenseifner 2004), both direct. Rank r gets slice r of all others' inputs, reduces it, and sends the
+// result to all. Each rank sends 2 (P - 1) / P of the message, which is the minimum, like a ring, but without partial
+// sums and their roundings. Slices travel in parts: while the last parts of the inputs are on their way, the first
+// results are, too.
 //
 // Each element is reduced in the order of ranks, in one go: the bits are those of shared memory, whatever the size of
 // the message and wherever it is cut.
@@ -36,29 +30,6 @@ constexpr size_t kWindowBytes = 4 * 1024 * 1024;
 constexpr size_t kLeastWindow = 2;
 
 }  // namespace
-
-void reduce_whole(TcpRun& run, const Array& array) {
-  const auto ranks = static_cast<size_t>(run.size);
-  const auto me = static_cast<size_t>(run.rank);
-  const size_t bytes = array.bytes();
-  std::byte* const all = run.scratch.take(ranks * bytes);
-  // Sent from a copy, since the result may overwrite the input before all of it is sent.
-  if (bytes != 0) std::memcpy(all + me * bytes, array.in, bytes);
-  Tally sent, received;
-  for (size_t i = 1; i < ranks; ++i) {
-    const auto to = static_cast<int>((me + i) % ranks);
-    run.tcp.send({to, kInputs, bytes}, all + me * bytes, sent);
-  }
-  for (size_t i = 1; i < ranks; ++i) {
-    const size_t from = (me + ranks - i) % ranks;
-    run.tcp.receive({static_cast<int>(from), kInputs, bytes}, all + from * bytes, received);
-  }
-  run.tcp.run([&] { return sent.complete() && received.complete(); });
-  if (array.out == nullptr || array.count == 0) return;
-  std::vector<const void*> sources(ranks);
-  for (size_t r = 0; r < ranks; ++r) sources[r] = all + r * bytes;
-  ours::reduce(array.out, sources.data(), run.size, array.count, array.dtype, array.reduction);
-}
 
 void reduce_direct(TcpRun& run, const Slices& job) {
   const auto ranks = static_cast<size_t>(run.size);

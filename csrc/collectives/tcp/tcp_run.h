@@ -3,12 +3,16 @@
 #include <vector>
 
 #include "collectives/group.h"
+#include "collectives/members.h"
 #include "collectives/scratch.h"
-#include "collectives/tcp/tcp_facts.h"
 #include "transport/tcp/tcp_call.h"
 #include "transport/tcp/tcp_mesh.h"
 
 namespace ours {
+
+/// What a call over TCP has to know of an operation: the data that its peers compare, and how to describe a
+/// difference.
+TcpCall::Facts facts_of(TcpMesh& mesh, const Running& run);
 
 /// An operation of a TcpGroup while it is under way on this rank: what its algorithms work with.
 struct TcpRun {
@@ -20,6 +24,11 @@ struct TcpRun {
         all(ranks),
         rank(mesh.rank()),
         size(mesh.size()) {}
+
+  /// All ranks.
+  Members members() {
+    return {tcp, all, static_cast<size_t>(rank), [this](const std::function<bool()>& done) { tcp.run(done); }};
+  }
 
   const Running& running;
   TcpCall tcp;

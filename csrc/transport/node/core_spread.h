@@ -16,9 +16,9 @@ int better_core(const std::vector<int>& cores, int rank, const std::vector<int>&
 /// refuses.
 bool move_to_core(int core);
 
-/// Spreads the ranks of a node over its cores at the start of a collective. The scheduler leaves three of four ranks
-/// on one of two cores for tens of milliseconds, because a rank that yields while it waits looks as busy to it as one
-/// that works. If other programs make the scheduler undo the move, it is tried less and less often.
+/// Spreads the ranks of a node over its cores at the start of a collective. The scheduler may leave three of four ranks
+/// on one of two cores, because to it a rank that yields looks as busy as one that works. If other programs make the
+/// scheduler undo the move, it is tried less and less often.
 class CoreSpread {
  public:
   explicit CoreSpread(NodeSession& session);

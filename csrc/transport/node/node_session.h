@@ -48,9 +48,8 @@ class NodeLookout {
   virtual std::string culprits(const std::vector<int>& absent) = 0;
 };
 
-/// One group's ranks on one node, and the shared memory between them. The leader creates the segment and publishes
-/// its address(); the others open it. Sharing the same memory is proved, not assumed: the boot id must agree, and
-/// then a nonce from the address must be found in the mapping.
+/// One group's ranks on one node, and the shared memory between them. The leader creates the segment and publishes its
+/// address(); the others open it, and must find a nonce from the address in the mapping.
 class NodeSession {
  public:
   /// The leader's side. Rank numbers are positions in the group, 0 <= rank < size; any of them can lead.
@@ -102,9 +101,9 @@ class NodeSession {
     return reinterpret_cast<T*>(memory_->data() + offset);
   }
 
-  /// Says that the node's ranks are only a part of the group. `numbers` are their numbers in the group, by which
-  /// messages name them. `lookout`, which may be null and must stay until the next call of this function, is asked
-  /// during waits. Called before any other thread uses the session.
+  /// Says that the node's ranks are only a part of the group, in which they have these `numbers`. `lookout`, which may
+  /// be null and must stay until the next call of this function, is asked during waits. Called before any other thread
+  /// uses the session.
   void widen(std::vector<int> numbers, NodeLookout* lookout);
   NodeLookout* lookout() const { return lookout_; }
 

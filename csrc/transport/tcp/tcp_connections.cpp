@@ -30,7 +30,7 @@ std::string error_text(const TcpStream& stream) {
 
 }  // namespace
 
-TcpConnections::TcpConnections(const TcpSelf& self, const TcpConfig& config, const TcpFailure& failure,
+TcpConnections::TcpConnections(const TcpSelf& self, const TcpConfig& config, const GroupFailure& failure,
                                TcpPoller& poller, Owner& owner, TcpCard& card)
     : self_(self),
       failure_(failure),

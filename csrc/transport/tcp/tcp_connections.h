@@ -6,19 +6,16 @@
 #include <string>
 #include <vector>
 
+#include "transport/group_failure.h"
 #include "transport/tcp/tcp_acceptor.h"
 #include "transport/tcp/tcp_congestion.h"
-#include "transport/tcp/tcp_failure.h"
 #include "transport/tcp/tcp_poller.h"
 
 namespace ours {
 
-/// The connections of one rank to its peers: for each peer one for control and some for data. A rank that needs a
-/// peer connects to it, one connection for each stream, and tries the peer's addresses in turn. The peer may do so at
-/// the same time; then the lower rank insists on its own attempt and the higher one gives up its own. To make this
-/// rare, the higher rank begins a moment later.
-///
-/// Used with the mesh's lock held.
+/// The connections of one rank to its peers: for each peer one for control and some for data. A rank that needs a peer
+/// connects to it and tries its addresses in turn. The peer may do so at the same time; then the lower rank insists on
+/// its own attempt and the higher one, which begins a moment later, gives up its own. Used with the mesh's lock held.
 class TcpConnections final : private TcpAcceptor::Host {
  public:
   /// Takes the frames that arrive, and learns what becomes of the connections.
@@ -36,7 +33,7 @@ class TcpConnections final : private TcpAcceptor::Host {
 
   /// Listens; `card` gets the addresses. `self` may get its secret and its number of streams later, but before the
   /// first connection. Throws Error.
-  TcpConnections(const TcpSelf& self, const TcpConfig& config, const TcpFailure& failure, TcpPoller& poller,
+  TcpConnections(const TcpSelf& self, const TcpConfig& config, const GroupFailure& failure, TcpPoller& poller,
                  Owner& owner, TcpCard& card);
 
   /// The ranks to which there are streams, open or not.
@@ -134,7 +131,7 @@ class TcpConnections final : private TcpAcceptor::Host {
   void open(Slot& slot, TcpHandshake& handshake);
 
   const TcpSelf& self_;
-  const TcpFailure& failure_;
+  const GroupFailure& failure_;
   TcpPoller& poller_;
   Owner& owner_;
   const TcpCongestion congestion_;

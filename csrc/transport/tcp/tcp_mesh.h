@@ -65,7 +65,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   const TcpPlan& plan() const { return plan_; }
   /// The addresses at which this rank can be reached, as published.
   const TcpCard& card() const { return shared_.card; }
-  const TcpFailure& failure() const { return shared_.failure; }
+  const GroupFailure& failure() const { return shared_.failure; }
   bool has_left() const { return shared_.left.load(); }
   /// True in a forked child of the process that joined.
   bool in_child() const { return !owner_.is_here(); }

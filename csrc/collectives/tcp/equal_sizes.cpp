@@ -1,4 +1,4 @@
-#include "collectives/tcp/tcp_sizes.h"
+#include "collectives/tcp/equal_sizes.h"
 
 #include <algorithm>
 #include <cstring>
@@ -19,26 +19,24 @@ std::string sizes_differ(const std::string& a, uint64_t bytes_a, const std::stri
          ". Make the sizes of the tensors agree on all ranks";
 }
 
-void compare_sizes(TcpCall& tcp, const std::vector<int>& members, int place, const std::vector<uint64_t>& sizes,
-                   const CallRecord& record, const std::function<void(const std::function<bool()>&)>& wait) {
-  const auto count = static_cast<int>(members.size());
-  if (count == 1) return;
-  const int next = members[static_cast<size_t>((place + 1) % count)];
-  const int before = members[static_cast<size_t>((place + count - 1) % count)];
+void compare_sizes(const Members& members, const std::vector<uint64_t>& sizes, const CallRecord& record) {
+  if (members.size() == 1) return;
+  TcpCall& tcp = members.tcp;
+  const int before = members.rank_at(members.place + members.size() - 1);
   const size_t bytes = sizes.size() * sizeof(uint64_t);
   std::byte* const ours = tcp.keep(bytes);
   std::byte* const incoming = tcp.keep(bytes);
   std::memcpy(ours, sizes.data(), bytes);
   Tally tally;
-  tcp.send({next, kSizes, bytes}, ours, tally);
+  tcp.send({members.rank_at(members.place + 1), kSizes, bytes}, ours, tally);
   tcp.receive({before, kSizes, bytes}, incoming, tally);
-  wait([&] { return tally.complete(); });
+  members.wait([&] { return tally.complete(); });
   std::vector<uint64_t> theirs(sizes.size());
   std::memcpy(theirs.data(), incoming, bytes);
   const auto differs = std::mismatch(sizes.begin(), sizes.end(), theirs.begin());
   if (differs.first == sizes.end()) return;
   const auto from = static_cast<int>(differs.first - sizes.begin());
-  tcp.mismatch(sizes_differ(tcp.describe(members[static_cast<size_t>(place)]), *differs.first, tcp.describe(before),
+  tcp.mismatch(sizes_differ(tcp.describe(members.rank_at(members.place)), *differs.first, tcp.describe(before),
                             *differs.second, tcp.describe(from), record));
 }
 
