@@ -105,7 +105,8 @@ ExchangePlan Planner::all_to_all(const std::vector<ConstSpan>& inputs, const std
   return checked(std::move(plan));
 }
 
-std::string SizesDiffer::in(const CallRecord& record) const {
+std::string sizes_disagree(const std::string& sender, uint64_t sent, const std::string& receiver, uint64_t expected,
+                           const CallRecord& record) {
   return sender + " sends " + std::to_string(sent) + " bytes to " + receiver + ", which expects " +
          std::to_string(expected) + ", in " + describe_record(record) +
          ". Make the sizes of the tensors agree on all ranks";
@@ -121,8 +122,8 @@ size_t check_sizes(const std::vector<const uint64_t*>& tables, const std::functi
       const uint64_t sent = tables[from][to];
       const uint64_t expected = tables[to][ranks + from];
       if (sent != expected) {
-        const SizesDiffer differ{describe(static_cast<int>(from)), describe(static_cast<int>(to)), sent, expected};
-        throw MismatchError(differ.in(record));
+        throw MismatchError(
+            sizes_disagree(describe(static_cast<int>(from)), sent, describe(static_cast<int>(to)), expected, record));
       }
       most = std::max<size_t>(most, sent);
     }

@@ -17,7 +17,7 @@ namespace ours {
 enum class Movement : uint8_t { Broadcast, AllGather, Gather, Scatter, AllToAll };
 
 /// What one rank sends to each rank of its group, itself included, and receives from each in one of these
-/// collectives. All of them are one exchange, which an engine needs to implement only once; it may treat some
+/// collectives. All of them are one exchange, which a kind of group implements only once; it may treat some
 /// movements specially. Pure data: the memory is the caller's. Planner makes it.
 struct ExchangePlan {
   Movement movement;
@@ -42,7 +42,7 @@ struct ExchangePlan {
   /// Whether what comes from `peer` overwrites what is sent to it, so that a copy must be sent.
   bool overlaps(size_t peer) const;
 
-  /// Whether all ranks send and receive a message of `bytes`, which allows some engines a shorter way.
+  /// Whether all ranks send and receive a message of `bytes`, which allows some kinds of groups a shorter way.
   bool is_uniform(size_t bytes) const;
 
   /// Copies what rank `self`, to which this plan belongs, sends to itself. For host memory.
@@ -75,14 +75,8 @@ struct Planner {
 };
 
 /// Says how two plans disagree: "rank 1 sends 8 bytes to rank 0, which expects 4, in ...".
-struct SizesDiffer {
-  std::string sender;
-  std::string receiver;
-  uint64_t sent;
-  uint64_t expected;
-
-  std::string in(const CallRecord& record) const;
-};
+std::string sizes_disagree(const std::string& sender, uint64_t sent, const std::string& receiver, uint64_t expected,
+                           const CallRecord& record);
 
 /// tables[r] is what rank r's plan wrote with write_sizes(). Throws MismatchError, the same on all ranks, unless each
 /// message has the size that its receiver expects. Returns the bytes of the longest message between two ranks.

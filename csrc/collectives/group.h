@@ -47,14 +47,13 @@ struct Running {
 ///
 /// Errors before any byte of a result is written: InvalidArgument (this call has no meaning, found locally),
 /// MismatchError (ranks called different things, or one refused its call; thrown on every rank). Later: TimeoutError,
-/// PeerError, AbortedError. After any error but InvalidArgument the group has failed: every later call throws the
-/// same error again.
+/// PeerError, AbortedError. After any error but InvalidArgument every later call throws the same error again.
 ///
 /// In-place use (in == out, or an input span equal to its own rank's output span) is allowed everywhere.
 ///
 /// This class does what every operation has in common: it checks the arguments, records what was called for the
-/// comparison with the peers, and turns what the engine throws into the group's failure. An engine implements four
-/// do_ functions.
+/// comparison with the peers, and turns what is thrown into the group's failure. A kind of group implements four do_
+/// functions.
 class Group {
  public:
   virtual ~Group() = default;
@@ -62,7 +61,7 @@ class Group {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // The operations, in the form in which engines get them.
+  // The operations, in the form in which kinds of groups get them.
   void barrier(const Call& call);
   void reduce(const Call& call, const Reducing& job);
   /// `counts` must agree on all ranks.
@@ -137,13 +136,14 @@ class Group {
   /// Throws the failure of the group, if there is one; called before each operation.
   virtual void check_usable(const Call& call) = 0;
 
-  // An engine's part of each operation. The arguments of this rank have been checked; those of peers have not.
+  // The part of each operation that a kind of group implements. The arguments of this rank have been checked; those of
+  // peers have not.
   virtual void do_barrier(const Running& run) = 0;
   virtual void do_reduce(const Running& run, const Reducing& job) = 0;
   virtual void do_reduce_scatter(const Running& run, const Scattering& job) = 0;
   virtual void do_exchange(const Running& run, const ExchangePlan& plan) = 0;
 
-  /// Calls body(), which is one of the above. Whatever it throws becomes the failure of the group. An engine that
+  /// Calls body(), which is one of the above. Whatever it throws becomes the failure of the group. A kind of group that
   /// does more around all of its operations overrides this.
   virtual void guarded(const Running& run, const std::function<void()>& body);
 

@@ -27,6 +27,7 @@ enum class Op : uint8_t {
   Send,
   Recv,
   RecvAnySource,
+  Last = RecvAnySource
 };
 
 /// torch.distributed's name of the call, e.g. "all_reduce".

@@ -24,9 +24,12 @@ Reduction within_node(const Reduction& reduction, DType travels) {
 }
 
 Reduction between_nodes(const Reduction& reduction, DType travels) {
+  return reduction.kind == ReduceKind::PremulSum || divides_first(reduction, travels) ? plain(reduction) : reduction;
+}
+
+Reduction plain(const Reduction& reduction) {
   Reduction result = reduction;
-  const bool scaled = reduction.kind == ReduceKind::PremulSum || divides_first(reduction, travels);
-  if (scaled) result.kind = ReduceKind::Sum;
+  if (reduction.kind == ReduceKind::PremulSum || reduction.kind == ReduceKind::Avg) result.kind = ReduceKind::Sum;
   return result;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <vector>
 
 #include "collectives/spans.h"
@@ -65,6 +66,16 @@ class Pieces {
       visit(piece->data + (begin - piece->begin) * element_, begin - origin, last - begin);
       begin = last;
     }
+  }
+
+  /// Copies the elements [begin, end) from, or to, memory in which they lie one after the other.
+  void copy_in(size_t begin, size_t end, const std::byte* from) const {
+    visit(begin, end,
+          [&](std::byte* data, size_t at, size_t n) { std::memcpy(data, from + at * element_, n * element_); });
+  }
+  void copy_out(size_t begin, size_t end, std::byte* to) const {
+    visit(begin, end,
+          [&](const std::byte* data, size_t at, size_t n) { std::memcpy(to + at * element_, data, n * element_); });
   }
 
  private:

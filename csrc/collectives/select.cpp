@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "common/error.h"
+#include "common/listed.h"
 
 namespace ours {
 
@@ -30,16 +31,40 @@ all sent<=64K whole                      # few: short messages go to everybody
 all direct                               # and of long ones everybody reduces a slice
 )";
 
-constexpr std::array<const char*, 4> kAlgorithms = {"whole", "doubling", "direct", "ring"};
-constexpr std::array<const char*, 5> kOperations = {"all_reduce", "reduce", "reduce_scatter", "all_gather",
-                                                    "node_reduce"};
-constexpr std::array<const char*, 5> kKeyNames = {"nodes", "local", "bytes", "sent", "read"};
-constexpr const char* kForm =
-    "; a rule is an operation (all, all_reduce, reduce, reduce_scatter, all_gather, node_reduce), conditions (nodes, "
-    "local, bytes, sent or read with <=, >= or = and a number, suffix K, M or G allowed), and an algorithm (whole, "
-    "doubling, direct, ring)";
-/// More than any table needs, with comments.
-constexpr size_t kMaxFile = 64 * 1024;
+// In the order of the enums.
+constexpr std::array kAlgorithms = {"whole", "doubling", "direct", "ring"};
+constexpr std::array kOperations = {"all_reduce", "reduce", "reduce_scatter", "all_gather", "node_reduce"};
+constexpr std::array kKeyNames = {"nodes", "local", "bytes", "sent", "read"};
+static_assert(kAlgorithms.size() == static_cast<size_t>(Algorithm::Last) + 1, "a name for each Algorithm");
+static_assert(kOperations.size() == static_cast<size_t>(Selectable::Last) + 1, "a name for each Selectable");
+
+template <class Names>
+std::string listed_names(const Names& names) {
+  return listed(names, [](const char* name) { return std::string(name); });
+}
+
+/// What a rule looks like, for messages.
+std::string form() {
+  return "; a rule is an operation (all, " + listed_names(kOperations) + "), conditions (" + listed_names(kKeyNames) +
+         " with <=, >= or = and a number, suffix K, M or G allowed), and an algorithm (" + listed_names(kAlgorithms) +
+         ")";
+}
+
+/// The text of a table in a file.
+std::string content_of(const std::string& path) {
+  constexpr size_t kMaxFile = 64 * 1024;  // more than any table needs, with comments
+  std::ifstream file(path, std::ios::binary);
+  std::string text(kMaxFile + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  const int error = errno;
+  if (!file.is_open() || file.bad()) {
+    throw InvalidArgument("cannot read the table of algorithms: " + std::generic_category().message(error) +
+                          ". Correct the variable, or write the file with 'python -m ourddp tune'");
+  }
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (text.size() > kMaxFile) throw InvalidArgument("it is longer than any table: 64 KiB");
+  return text;
+}
 
 template <class Names>
 std::optional<size_t> find(const Names& names, const std::string& word) {
@@ -79,6 +104,11 @@ bool can(Selectable operation, Algorithm algorithm) {
   return reduces || algorithm == Algorithm::Direct || algorithm == Algorithm::Ring;
 }
 
+/// `bytes`, `sent` and `read`, as multiples of the bytes of a call.
+std::array<uint64_t, 3> multiples(int nodes, int local) {
+  return {1, static_cast<uint64_t>(std::max(nodes - 1, 1)), static_cast<uint64_t>(std::max(local, 1))};
+}
+
 }  // namespace
 
 const char* name_of(Algorithm algorithm) { return kAlgorithms.at(static_cast<size_t>(algorithm)); }
@@ -87,8 +117,8 @@ const char* name_of(Selectable operation) { return kOperations.at(static_cast<si
 Selectable selectable_of(const std::string& name) {
   const auto found = find(kOperations, name);
   if (!found) {
-    throw InvalidArgument("there is no choice of algorithms for '" + name +
-                          "'; there is for all_reduce, reduce, reduce_scatter, all_gather and node_reduce");
+    throw InvalidArgument("there is no choice of algorithms for '" + name + "'; there is for " +
+                          listed_names(kOperations));
   }
   return static_cast<Selectable>(*found);
 }
@@ -105,16 +135,14 @@ bool Selection::Rule::applies(const SelectionCase& call) const {
   if (!meant) return false;
   // The ranks' inputs to all_gather may differ in size, and then ranks would choose differently.
   if (call.operation == Selectable::AllGather && has_sizes()) return false;
-  const auto others = static_cast<uint64_t>(std::max(call.nodes - 1, 1));
-  const uint64_t bytes = call.bytes;
-  const auto times = [bytes](uint64_t factor) { return bytes > UINT64_MAX / factor ? UINT64_MAX : bytes * factor; };
-  const std::array<uint64_t, kKeys> values = {static_cast<uint64_t>(call.nodes), static_cast<uint64_t>(call.local),
-                                              bytes, times(others),
-                                              times(static_cast<uint64_t>(std::max(call.local, 1)))};
-  for (size_t key = 0; key < kKeys; ++key) {
-    if (values.at(key) < ranges.at(key).least || values.at(key) > ranges.at(key).most) return false;
-  }
-  return true;
+  std::array<uint64_t, kKeys> values = {static_cast<uint64_t>(call.nodes), static_cast<uint64_t>(call.local)};
+  const std::array<uint64_t, 3> factors = multiples(call.nodes, call.local);
+  std::transform(factors.begin(), factors.end(), values.begin() + kBytes, [&](uint64_t factor) {
+    uint64_t product = 0;
+    return __builtin_mul_overflow(uint64_t{call.bytes}, factor, &product) ? UINT64_MAX : product;
+  });
+  return std::equal(values.begin(), values.end(), ranges.begin(),
+                    [](uint64_t value, const Range& range) { return value >= range.least && value <= range.most; });
 }
 
 std::string Selection::Rule::text() const {
@@ -161,7 +189,11 @@ Selection::Rule Selection::parse_rule(const std::string& text) {
   if (!algorithm) throw InvalidArgument("the algorithm is missing");
   rule.algorithm = static_cast<Algorithm>(*algorithm);
   if (rule.operation && !can(*rule.operation, rule.algorithm)) {
-    const char* const others = rule.operation == Selectable::NodeReduce ? "whole and direct" : "direct and ring";
+    std::string others;
+    for (size_t other = 0; other < kAlgorithms.size(); ++other) {
+      const bool has = can(*rule.operation, static_cast<Algorithm>(other));
+      if (has) others += (others.empty() ? "" : " and ") + std::string(kAlgorithms.at(other));
+    }
     throw InvalidArgument(words.front() + " has the algorithms " + others + " only");
   }
   if (rule.operation == Selectable::AllGather && rule.has_sizes()) {
@@ -184,7 +216,7 @@ std::vector<Selection::Rule> Selection::parse_rules(const std::string& text) {
         rules.push_back(parse_rule(part));
       } catch (const InvalidArgument& e) {
         throw InvalidArgument("line " + std::to_string(number) + " of the table of algorithms, '" + part +
-                              "': " + e.what() + kForm);
+                              "': " + e.what() + form());
       }
       if (hash < line.size()) rules.back().comment = line.substr(hash);
     }
@@ -195,8 +227,9 @@ std::vector<Selection::Rule> Selection::parse_rules(const std::string& text) {
 Selection Selection::parse(const std::string& rules) {
   static const std::vector<Rule> kRules = parse_rules(kBuiltIn);
   Selection selection;
-  selection.own_ = parse_rules(rules);
-  selection.built_in_ = kRules;
+  selection.rules_ = parse_rules(rules);
+  selection.own_ = selection.rules_.size();
+  selection.rules_.insert(selection.rules_.end(), kRules.begin(), kRules.end());
   const size_t length = selection.rules().size();
   if (length > kMaxRules) {
     throw InvalidArgument("the table of algorithms has " + std::to_string(length) +
@@ -206,26 +239,21 @@ Selection Selection::parse(const std::string& rules) {
 }
 
 Algorithm Selection::choose(const SelectionCase& call) const {
-  for (const auto* rules : {&own_, &built_in_}) {
-    for (const Rule& rule : *rules) {
-      if (rule.applies(call)) return rule.algorithm;
-    }
+  for (const Rule& rule : rules_) {
+    if (rule.applies(call)) return rule.algorithm;
   }
   return Algorithm::Direct;
 }
 
 Selection::BySize Selection::by_size(Selectable operation, int nodes, int local) const {
-  const auto others = static_cast<uint64_t>(std::max(nodes - 1, 1));
-  const std::array<uint64_t, kKeys> factors = {0, 0, 1, others, static_cast<uint64_t>(std::max(local, 1))};
+  const std::array<uint64_t, 3> factors = multiples(nodes, local);
   // The sizes after which a condition may begin or cease to hold.
   std::vector<size_t> ends = {SIZE_MAX};
-  for (const auto* rules : {&own_, &built_in_}) {
-    for (const Rule& rule : *rules) {
-      for (size_t key = kBytes; key < kKeys; ++key) {
-        const Range& range = rule.ranges.at(key);
-        if (range.least != 0) ends.push_back((range.least - 1) / factors.at(key));
-        if (range.most != UINT64_MAX) ends.push_back(range.most / factors.at(key));
-      }
+  for (const Rule& rule : rules_) {
+    for (size_t key = kBytes; key < kKeys; ++key) {
+      const Range& range = rule.ranges.at(key);
+      if (range.least != 0) ends.push_back((range.least - 1) / factors.at(key - kBytes));
+      if (range.most != UINT64_MAX) ends.push_back(range.most / factors.at(key - kBytes));
     }
   }
   std::sort(ends.begin(), ends.end());
@@ -241,46 +269,29 @@ Selection::BySize Selection::by_size(Selectable operation, int nodes, int local)
 
 std::string Selection::rules() const {
   std::string text;
-  for (const Rule& rule : own_) text += (text.empty() ? "" : ";") + rule.text();
+  for (size_t i = 0; i < own_; ++i) text += (i == 0 ? "" : ";") + rules_[i].text();
   return text;
 }
 
 std::string Selection::table() const {
   constexpr size_t kColumn = 48;
   std::string text;
-  const auto show = [&](const Rule& rule, const std::string& otherwise) {
+  for (size_t i = 0; i < rules_.size(); ++i) {
+    const Rule& rule = rules_[i];
     std::string line = rule.text();
     line.resize(std::max(line.size() + 1, kColumn), ' ');
-    text += line + (rule.comment.empty() ? otherwise : rule.comment) + "\n";
-  };
-  for (const Rule& rule : own_) show(rule, "# yours");
-  for (const Rule& rule : built_in_) show(rule, "");
+    text += line + (rule.comment.empty() && i < own_ ? "# yours" : rule.comment) + "\n";
+  }
   return text;
 }
 
 Selection selection_from(const std::string& option) {
-  if (option.find('/') == std::string::npos) {
-    try {
-      return Selection::parse(option);
-    } catch (const InvalidArgument& e) {
-      throw InvalidArgument(std::string("OURS_SELECT: ") + e.what() + ". The name of a file must have a slash");
-    }
-  }
-  std::ifstream file(option, std::ios::binary);
-  std::string text(kMaxFile + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  const int error = errno;
-  if (!file.is_open() || file.bad()) {
-    throw InvalidArgument("OURS_SELECT: cannot read the table of algorithms '" + option +
-                          "': " + std::generic_category().message(error) +
-                          ". Correct the variable, or write the file with 'python -m ourddp tune'");
-  }
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kMaxFile) throw InvalidArgument("OURS_SELECT: '" + option + "' is longer than any table: 64 KiB");
+  const bool is_file = option.find('/') != std::string::npos;
   try {
-    return Selection::parse(text);
+    return Selection::parse(is_file ? content_of(option) : option);
   } catch (const InvalidArgument& e) {
-    throw InvalidArgument("OURS_SELECT: '" + option + "': " + e.what());
+    throw InvalidArgument("OURS_SELECT: " + (is_file ? "'" + option + "': " : "") + e.what() +
+                          (is_file ? "" : ". The name of a file must have a slash"));
   }
 }
 

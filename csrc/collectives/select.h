@@ -15,12 +15,13 @@ enum class Algorithm : uint8_t {
   Doubling,  ///< pairs exchange everything, log2(nodes) times
   Direct,    ///< every rank reduces a slice of everything, sent to it and from it directly
   Ring,      ///< the same, by neighbours
+  Last = Ring
 };
 const char* name_of(Algorithm algorithm);
 
 /// The operations that have a choice; ReduceScatter and AllGather only if every rank has a node of its own.
 /// NodeReduce is all_reduce and reduce among the ranks of one node.
-enum class Selectable : uint8_t { AllReduce, Reduce, ReduceScatter, AllGather, NodeReduce };
+enum class Selectable : uint8_t { AllReduce, Reduce, ReduceScatter, AllGather, NodeReduce, Last = NodeReduce };
 const char* name_of(Selectable operation);
 /// Throws InvalidArgument that lists the names.
 Selectable selectable_of(const std::string& name);
@@ -39,9 +40,8 @@ struct SelectionCase {
 ///   all_reduce nodes>=8 bytes<=64K doubling   # one rule a line, or between semicolons
 ///
 /// A rule has an operation, or `all` for those that go between nodes; conditions (nodes, local, bytes, sent, read
-/// with <=, >= or =; suffixes K, M, G); and the algorithm. If every rank sends everything to every other, a rank
-/// sends `sent` bytes to other nodes, which is bytes times (nodes - 1), and reads `read` bytes in its own, which is
-/// bytes times local.
+/// with <=, >= or =; suffixes K, M, G); and the algorithm. `sent` is bytes times (nodes - 1) and `read` bytes times
+/// local: what a rank sends to other nodes, and reads in its own, if every rank sends everything to every other.
 class Selection {
  public:
   /// The most bytes of rules without comments: they are published in the store.
@@ -98,8 +98,8 @@ class Selection {
   static Rule parse_rule(const std::string& text);
   static void parse_condition(const std::string& word, Rule& rule);
 
-  std::vector<Rule> own_;
-  std::vector<Rule> built_in_;
+  std::vector<Rule> rules_;
+  size_t own_ = 0;  ///< how many of them are the user's; the built-in ones follow
 };
 
 /// The rules that OURS_SELECT gives: its text, or, if it has a slash, the content of the file of that name. Throws

@@ -2,11 +2,9 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
-#include <vector>
 
 #include "transport/engine.h"
 

@@ -1,76 +1,20 @@
 #include "kernels/plan.h"
 
-#include <string>
-
-#include "common/error.h"
+#include <iterator>
 
 namespace ours::kernels {
 namespace {
 
-Element element_of(DType dtype) {
-  switch (dtype) {
-    case DType::Bool:
-      return Element::Bool;
-    case DType::UInt8:
-      return Element::U8;
-    case DType::Int8:
-      return Element::I8;
-    case DType::UInt16:
-      return Element::U16;
-    case DType::Int16:
-      return Element::I16;
-    case DType::UInt32:
-      return Element::U32;
-    case DType::Int32:
-      return Element::I32;
-    case DType::UInt64:
-      return Element::U64;
-    case DType::Int64:
-      return Element::I64;
-    case DType::Float16:
-      return Element::F16;
-    case DType::BFloat16:
-      return Element::BF16;
-    case DType::Float32:
-      return Element::F32;
-    case DType::Float64:
-      return Element::F64;
-    case DType::Complex32:
-      return Element::C32;
-    case DType::Complex64:
-      return Element::C64;
-    case DType::Complex128:
-      return Element::C128;
-    default:
-      // Unreachable, since check_supported() refuses the other types.
-      throw InvalidArgument(std::string("dtype ") + name_of(dtype) + " cannot be reduced");
-  }
-}
+// A type that can be reduced has the same number as an Element.
+static_assert(static_cast<int>(DType::Bool) == static_cast<int>(Element::Bool) &&
+              static_cast<int>(DType::Int64) == static_cast<int>(Element::I64) &&
+              static_cast<int>(DType::Float64) == static_cast<int>(Element::F64) &&
+              static_cast<int>(DType::Complex128) == static_cast<int>(Element::C128));
 
-Combine combine_of(ReduceKind kind) {
-  switch (kind) {
-    case ReduceKind::Avg:
-      return Combine::SumDivided;
-    case ReduceKind::Product:
-      return Combine::Product;
-    case ReduceKind::Min:
-      return Combine::Min;
-    case ReduceKind::Max:
-      return Combine::Max;
-    case ReduceKind::BitAnd:
-      return Combine::And;
-    case ReduceKind::BitOr:
-      return Combine::Or;
-    case ReduceKind::BitXor:
-      return Combine::Xor;
-    case ReduceKind::PremulSum:
-      return Combine::PremulSum;
-    case ReduceKind::Sum:
-    case ReduceKind::None:
-      break;
-  }
-  return Combine::Sum;
-}
+// In the order of ReduceKind.
+constexpr Combine kCombines[] = {Combine::Sum, Combine::Sum, Combine::SumDivided, Combine::Product, Combine::Min,
+                                 Combine::Max, Combine::And, Combine::Or,         Combine::Xor,     Combine::PremulSum};
+static_assert(std::size(kCombines) == static_cast<size_t>(ReduceKind::PremulSum) + 1);
 
 Combine bool_combine_of(ReduceKind kind) {
   switch (kind) {
@@ -85,19 +29,11 @@ Combine bool_combine_of(ReduceKind kind) {
   }
 }
 
+/// The unsigned type of a signed one; other types are returned as they are.
 Element unsigned_of(Element element) {
-  switch (element) {
-    case Element::I8:
-      return Element::U8;
-    case Element::I16:
-      return Element::U16;
-    case Element::I32:
-      return Element::U32;
-    case Element::I64:
-      return Element::U64;
-    default:
-      return element;
-  }
+  const bool is_signed =
+      element == Element::I8 || element == Element::I16 || element == Element::I32 || element == Element::I64;
+  return is_signed ? static_cast<Element>(static_cast<int>(element) - 1) : element;
 }
 
 /// The type of a complex number's parts; other types are returned as they are.
@@ -123,8 +59,8 @@ bool is_power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
 }  // namespace
 
 ReducePlan plan_reduction(DType dtype, size_t count, const Reduction& reduction) {
-  const Element element = element_of(dtype);
-  ReducePlan p{element, combine_of(reduction.kind), count, reduction.factor};
+  const auto element = static_cast<Element>(dtype);
+  ReducePlan p{element, kCombines[static_cast<size_t>(reduction.kind)], count, reduction.factor};
   if (element == Element::Bool) {
     p.combine = bool_combine_of(reduction.kind);
     return p;

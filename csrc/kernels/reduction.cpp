@@ -1,76 +1,33 @@
+#include <iterator>
 #include <string>
+#include <vector>
 
 #include "common/error.h"
+#include "common/listed.h"
 #include "kernels/reduce.h"
 
 namespace ours {
 namespace {
 
-constexpr ReduceKind kAllKinds[] = {ReduceKind::Sum,   ReduceKind::Avg,    ReduceKind::Product,
-                                    ReduceKind::Min,   ReduceKind::Max,    ReduceKind::BitAnd,
-                                    ReduceKind::BitOr, ReduceKind::BitXor, ReduceKind::PremulSum};
+// In the order of ReduceKind.
+constexpr const char* kNames[] = {"NONE", "SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"};
+static_assert(std::size(kNames) == static_cast<size_t>(ReduceKind::PremulSum) + 1, "a name for each ReduceKind");
 
 enum class Family { Bool, Integer, Floating, Complex, Unreducible };
 
 Family family_of(DType dtype) {
-  switch (dtype) {
-    case DType::Bool:
-      return Family::Bool;
-    case DType::UInt8:
-    case DType::Int8:
-    case DType::UInt16:
-    case DType::Int16:
-    case DType::UInt32:
-    case DType::Int32:
-    case DType::UInt64:
-    case DType::Int64:
-      return Family::Integer;
-    case DType::Float16:
-    case DType::BFloat16:
-    case DType::Float32:
-    case DType::Float64:
-      return Family::Floating;
-    case DType::Complex32:
-    case DType::Complex64:
-    case DType::Complex128:
-      return Family::Complex;
-    case DType::Float8E4M3FN:
-    case DType::Float8E5M2:
-    case DType::Float8E4M3FNUZ:
-    case DType::Float8E5M2FNUZ:
-    case DType::Float8E8M0FNU:
-    case DType::Opaque8:
-      return Family::Unreducible;
-  }
-  return Family::Unreducible;
+  // DType lists the types by family.
+  if (dtype == DType::Bool) return Family::Bool;
+  if (dtype <= DType::Int64) return Family::Integer;
+  if (dtype <= DType::Float64) return Family::Floating;
+  return dtype <= DType::Complex128 ? Family::Complex : Family::Unreducible;
 }
 
 }  // namespace
 
 const char* name_of(ReduceKind kind) {
-  switch (kind) {
-    case ReduceKind::None:
-      return "NONE";
-    case ReduceKind::Sum:
-      return "SUM";
-    case ReduceKind::Avg:
-      return "AVG";
-    case ReduceKind::Product:
-      return "PRODUCT";
-    case ReduceKind::Min:
-      return "MIN";
-    case ReduceKind::Max:
-      return "MAX";
-    case ReduceKind::BitAnd:
-      return "BAND";
-    case ReduceKind::BitOr:
-      return "BOR";
-    case ReduceKind::BitXor:
-      return "BXOR";
-    case ReduceKind::PremulSum:
-      return "PREMUL_SUM";
-  }
-  return "UNKNOWN";
+  const auto index = static_cast<size_t>(kind);
+  return index < std::size(kNames) ? kNames[index] : "UNKNOWN";
 }
 
 bool is_supported(ReduceKind kind, DType dtype) {
@@ -99,10 +56,11 @@ bool is_supported(ReduceKind kind, DType dtype) {
 
 void check_supported(ReduceKind kind, DType dtype) {
   if (is_supported(kind, dtype)) return;
-  std::string known;
-  for (ReduceKind other : kAllKinds) {
-    if (is_supported(other, dtype)) known += (known.empty() ? "" : ", ") + std::string(name_of(other));
+  std::vector<std::string> names;
+  for (size_t other = 0; other < std::size(kNames); ++other) {
+    if (is_supported(static_cast<ReduceKind>(other), dtype)) names.emplace_back(kNames[other]);
   }
+  const std::string known = listed(names, [](const std::string& name) { return name; });
   const std::string type = name_of(dtype);
   const std::string advice =
       known.empty() ? type + " tensors can be moved but not reduced; convert to float16, bfloat16 or float32 first"

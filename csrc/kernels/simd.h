@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 // Vectors of Isa::kBytes bytes, by the compilers' vector extension, and codecs that load and store each element type.
 // Every template has Isa as a parameter, so that a file that includes this under a `target` pragma gets instantiations

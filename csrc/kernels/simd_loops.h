@@ -246,24 +246,14 @@ struct Loops {
   template <class C>
   static Loop floating(Combine combine) {
     using O = Ops<Isa, typename C::Scalar>;
-    switch (combine) {
-      case Combine::Sum:
-        return Reducer<Isa, C, typename O::Sum>::run;
-      case Combine::SumScaled:
-        return Reducer<Isa, C, typename O::SumScaled>::run;
-      case Combine::SumDivided:
-        return Reducer<Isa, C, typename O::SumDivided>::run;
-      case Combine::PremulSum:
-        return Reducer<Isa, C, typename O::PremulSum>::run;
-      case Combine::Product:
-        return Reducer<Isa, C, typename O::Product>::run;
-      case Combine::Min:
-        return Reducer<Isa, C, typename O::Min>::run;
-      case Combine::Max:
-        return Reducer<Isa, C, typename O::Max>::run;
-      default:
-        return nullptr;
-    }
+    // In the order of Combine, up to the bitwise operations.
+    static constexpr Loop kLoops[] = {
+        Reducer<Isa, C, typename O::Sum>::run,        Reducer<Isa, C, typename O::SumScaled>::run,
+        Reducer<Isa, C, typename O::SumDivided>::run, Reducer<Isa, C, typename O::PremulSum>::run,
+        Reducer<Isa, C, typename O::Product>::run,    Reducer<Isa, C, typename O::Min>::run,
+        Reducer<Isa, C, typename O::Max>::run};
+    static_assert(sizeof(kLoops) / sizeof(Loop) == static_cast<size_t>(Combine::And));
+    return combine < Combine::And ? kLoops[static_cast<size_t>(combine)] : nullptr;
   }
 
   template <class C>
@@ -273,41 +263,25 @@ struct Loops {
   }
 
   static Loop find(Element element, Combine combine) {
-    switch (element) {
-      case Element::Bool:
-        return bitwise<BoolBytes<Isa>>(combine);
-      case Element::U8:
-        return integer<uint8_t>(combine);
-      case Element::I8:
-        return integer<int8_t>(combine);
-      case Element::U16:
-        return integer<uint16_t>(combine);
-      case Element::I16:
-        return integer<int16_t>(combine);
-      case Element::U32:
-        return integer<uint32_t>(combine);
-      case Element::I32:
-        return integer<int32_t>(combine);
-      case Element::U64:
-        return integer<uint64_t>(combine);
-      case Element::I64:
-        return integer<int64_t>(combine);
-      case Element::F16:
-        return floating<HalfFloat<Isa>>(combine);
-      case Element::BF16:
-        return floating<BrainFloat<Isa>>(combine);
-      case Element::F32:
-        return floating<Plain<Isa, float>>(combine);
-      case Element::F64:
-        return floating<Plain<Isa, double>>(combine);
-      case Element::C32:
-        return complex<HalfPairs<Isa>>(combine);
-      case Element::C64:
-        return complex<ComplexNumber<Isa, float>>(combine);
-      case Element::C128:
-        return complex<ComplexNumber<Isa, double>>(combine);
-    }
-    return nullptr;
+    // In the order of Element.
+    static constexpr Loop (*kLoops[])(Combine) = {bitwise<BoolBytes<Isa>>,
+                                                  integer<uint8_t>,
+                                                  integer<int8_t>,
+                                                  integer<uint16_t>,
+                                                  integer<int16_t>,
+                                                  integer<uint32_t>,
+                                                  integer<int32_t>,
+                                                  integer<uint64_t>,
+                                                  integer<int64_t>,
+                                                  floating<HalfFloat<Isa>>,
+                                                  floating<BrainFloat<Isa>>,
+                                                  floating<Plain<Isa, float>>,
+                                                  floating<Plain<Isa, double>>,
+                                                  complex<HalfPairs<Isa>>,
+                                                  complex<ComplexNumber<Isa, float>>,
+                                                  complex<ComplexNumber<Isa, double>>};
+    static_assert(sizeof(kLoops) / sizeof(kLoops[0]) == static_cast<size_t>(Element::C128) + 1);
+    return kLoops[static_cast<size_t>(element)](combine);
   }
 
   static void copy_stream(char* dst, const char* src, size_t bytes) {

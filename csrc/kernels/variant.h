@@ -11,7 +11,8 @@
 
 namespace ours::kernels {
 
-/// The types that loops know. Complex types are pairs of their parts, except in products.
+/// The types that loops know, in the order of DType; a signed type follows its unsigned one. Complex types are pairs
+/// of their parts, except in products.
 enum class Element : uint8_t {
   Bool,
   U8,
@@ -60,8 +61,9 @@ struct Variant {
 /// For any CPU, with vectors of 16 bytes, which are SSE2 on x86.
 const Variant& portable_variant();
 
-/// Null if the program was built for another architecture, or runs on a CPU without these instructions.
-const Variant* neon_variant();
+/// On aarch64.
+const Variant& neon_variant();
+/// On x86-64; null on a CPU without these instructions.
 const Variant* avx2_variant();
 const Variant* avx512_variant();
 

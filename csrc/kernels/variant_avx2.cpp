@@ -66,12 +66,4 @@ const Variant* avx2_variant() {
 
 }  // namespace ours::kernels
 
-#else
-
-namespace ours::kernels {
-
-const Variant* avx2_variant() { return nullptr; }
-
-}  // namespace ours::kernels
-
 #endif

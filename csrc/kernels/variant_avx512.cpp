@@ -65,12 +65,4 @@ const Variant* avx512_variant() {
 
 }  // namespace ours::kernels
 
-#else
-
-namespace ours::kernels {
-
-const Variant* avx512_variant() { return nullptr; }
-
-}  // namespace ours::kernels
-
 #endif

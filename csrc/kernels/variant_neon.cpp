@@ -33,15 +33,7 @@ constexpr Variant kVariant{"neon", Loops<Neon>::find, Loops<Neon>::copy_stream, 
 
 }  // namespace
 
-const Variant* neon_variant() { return &kVariant; }
-
-}  // namespace ours::kernels
-
-#else
-
-namespace ours::kernels {
-
-const Variant* neon_variant() { return nullptr; }
+const Variant& neon_variant() { return kVariant; }
 
 }  // namespace ours::kernels
 

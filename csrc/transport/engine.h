@@ -8,11 +8,9 @@
 
 namespace ours {
 
-/// Moves the payloads of a group's messages between nodes in place of the mesh's own data connections: MPI, or
-/// another backend of torch.distributed. The connections of the mesh still carry the header of each message, so the
-/// checks of calls, the order of messages, agreements, and the propagation of failures do not depend on the engine.
-///
-/// Calls come from one thread at a time.
+/// Moves the payloads of a group's messages between nodes: MPI, or another backend of torch.distributed. The mesh's own
+/// connections still carry the headers, so checks, the order of messages and the propagation of failures do not depend
+/// on the engine. Calls come from one thread at a time.
 class Engine {
  public:
   /// One message on its way. Destroying it ends it: its memory is not touched afterwards.

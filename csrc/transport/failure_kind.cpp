@@ -36,4 +36,19 @@ FailureKind kind_of(const std::exception_ptr& error, std::string& message) {
   return FailureKind::System;
 }
 
+std::string timed_out(const std::string& what, Deadline deadline, const std::string& self, const std::string& names) {
+  return what + ": Timed out waiting " + std::to_string(deadline.timeout().count()) + "ms on " + self + " for " +
+         names + ". Are they still computing (raise the timeout), stopped, or on another code path?";
+}
+
+std::string lost_peer(const std::string& peer, const std::string& how, const std::string& when,
+                      const std::string& self) {
+  return peer + ' ' + how + when + "; noticed by " + self +
+         ". The group cannot be used any more; make a new one without it";
+}
+
+std::string aborted(const std::string& self, const std::string& reason) {
+  return self + " aborted the group" + (reason.empty() ? "" : ": " + reason);
+}
+
 }  // namespace ours

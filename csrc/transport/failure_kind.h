@@ -4,6 +4,8 @@
 #include <exception>
 #include <string>
 
+#include "common/deadline.h"
+
 namespace ours {
 
 /// The errors that end a group, as they travel between ranks.
@@ -14,5 +16,14 @@ enum class FailureKind : uint32_t { None, System, Mismatch, Timeout, Peer, Abort
 
 /// The kind of `error`; None for InvalidArgument, which is no failure of the group. `message` gets its text.
 FailureKind kind_of(const std::exception_ptr& error, std::string& message);
+
+// What the failures of all kinds of groups say. `self` and the other ranks are named as "rank 2 (host node1, pid 17)".
+
+/// `names`: the ranks for which `self` waited in `what`.
+std::string timed_out(const std::string& what, Deadline deadline, const std::string& self, const std::string& names);
+/// `how`: why `peer` will never come ("died"); `when`: " during all_reduce number 3", or nothing.
+std::string lost_peer(const std::string& peer, const std::string& how, const std::string& when,
+                      const std::string& self);
+std::string aborted(const std::string& self, const std::string& reason);
 
 }  // namespace ours

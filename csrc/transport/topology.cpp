@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <map>
 #include <sstream>
 
 #include "common/error.h"
 #include "common/siphash.h"
-#include "transport/tcp/tcp_wire.h"
 
 namespace ours {
 
@@ -67,6 +67,13 @@ std::string Topology::text() const {
 int Topology::local_rank_of(int rank) const {
   const std::vector<int>& members = ranks_of(node_of(rank));
   return static_cast<int>(std::lower_bound(members.begin(), members.end(), rank) - members.begin());
+}
+
+std::string machine_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  file >> id;
+  return id.empty() ? "unknown" : id;
 }
 
 std::string node_identity(const std::string& node_id) {

@@ -37,6 +37,14 @@ class Topology {
   std::vector<std::vector<int>> members_;
 };
 
+/// "(host node1, pid 4711)"
+inline std::string process_name(const std::string& host, int pid) {
+  return "(host " + host + ", pid " + std::to_string(pid) + ")";
+}
+
+/// Equal for all processes under one kernel, which may have the same loopback.
+std::string machine_id();
+
 /// A word that is equal for processes that may share memory. It stands for their kernel, their process namespace, and
 /// `node_id`, which is OURS_NODE_ID.
 std::string node_identity(const std::string& node_id);

@@ -24,8 +24,8 @@ namespace {
 constexpr int kMostFetched = 64;
 
 Connections connect_within_node(Rendezvous& rendezvous, const Topology& topology, const std::string& rules) {
-  const auto session = rendezvous.open_node(topology, rules);
-  return {make_node_group(session), make_node_point_to_point(session)};
+  const auto session = rendezvous.open_node(topology);
+  return {std::make_shared<NodeGroup>(session, rules), make_node_point_to_point(session)};
 }
 
 /// TCP connections among all ranks, including those of one node.
@@ -105,7 +105,7 @@ Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology, cons
   if (topology.nodes() == topology.size() && !converts) {
     return {std::make_shared<TcpGroup>(meshes.calls), std::move(messages)};
   }
-  auto session = rendezvous.open_node(topology, meshes.calls->plan().rules);
+  auto session = rendezvous.open_node(topology);
   return {std::make_shared<HierarchicalGroup>(topology, std::move(session), meshes.calls), std::move(messages)};
 }
 

@@ -107,7 +107,7 @@ int Rendezvous::find_leader(const NodeProbe& probe) {
               " have come together. Does another job use the same store?");
 }
 
-std::shared_ptr<NodeSession> Rendezvous::open_node(const Topology& topology, const std::string& rules) {
+std::shared_ptr<NodeSession> Rendezvous::open_node(const Topology& topology) {
   const int leader = topology.leader_of(meeting_.rank);
   const int local = topology.local_rank_of(meeting_.rank);
   const auto count = static_cast<int>(topology.ranks_of(topology.node_of(meeting_.rank)).size());
@@ -115,9 +115,7 @@ std::shared_ptr<NodeSession> Rendezvous::open_node(const Topology& topology, con
   std::shared_ptr<NodeSession> session;
   try {
     if (leader == meeting_.rank) {
-      NodeConfig config = NodeConfig::from_options(count);
-      config.rules = rules;
-      session = NodeSession::create(local, count, config);
+      session = NodeSession::create(local, count, NodeConfig::from_options(count));
       keys_.set(key, session->address());
     } else {
       const auto late = [&] {

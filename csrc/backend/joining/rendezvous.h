@@ -42,8 +42,8 @@ class Rendezvous {
   Topology find_topology(std::string& rules);
 
   /// Makes the memory of this rank's node; returns when all ranks of the node have attached. The session's ranks are
-  /// those of the node, in their order. `rules`: of the table of algorithms, from the node's leader.
-  std::shared_ptr<NodeSession> open_node(const Topology& topology, const std::string& rules);
+  /// those of the node, in their order.
+  std::shared_ptr<NodeSession> open_node(const Topology& topology);
 
   /// A store for this attempt alone, which all ranks open under the same `name`.
   StorePtr store(const std::string& name) const;

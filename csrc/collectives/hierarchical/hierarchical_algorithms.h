@@ -1,7 +1,5 @@
 #pragma once
 
-#include <memory>
-
 #include "collectives/hierarchical/hierarchical_run.h"
 #include "collectives/hierarchical/rail.h"
 #include "collectives/select.h"
@@ -25,11 +23,11 @@ struct Reducing {
 /// all_reduce and reduce, by the algorithm that the table gives. hierarchical_reduce.cpp
 void reduce(HierarchicalRun& run, const Selection& selection, const ours::Reducing& job);
 
-/// Leaders combine the nodes' sums, each with all others or by doubling. hierarchical_reduce_short.cpp
-void reduce_short(HierarchicalRun& run, const Reducing& job, bool doubling);
+/// Leaders combine the nodes' sums: Whole or Doubling. hierarchical_reduce_short.cpp
+void reduce_short(HierarchicalRun& run, const Reducing& job, Algorithm algorithm);
 
-/// Rails reduce slices, directly or around a ring. hierarchical_reduce_long.cpp
-void reduce_long(HierarchicalRun& run, const Reducing& job, bool ring);
+/// Rails reduce slices: Direct or Ring. hierarchical_reduce_long.cpp
+void reduce_long(HierarchicalRun& run, const Reducing& job, Algorithm algorithm);
 /// Takes a long message through the node's stages. hierarchical_reduce_staged.cpp
 class Stages;
 void reduce_staged(HierarchicalRun& run, Stages& stages, Rail* rail);

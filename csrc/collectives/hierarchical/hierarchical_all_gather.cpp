@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <cstring>
 
 #include "collectives/hierarchical/hierarchical_algorithms.h"
+#include "collectives/tcp/equal_sizes.h"
 #include "common/partition.h"
 
 // all_gather over several nodes: a rank sends its block to one rank of each other node, which shares it with its
@@ -13,17 +13,6 @@
 namespace ours::hierarchical {
 
 namespace {
-
-constexpr uint16_t kBlocks = 0;
-/// The first phase of the sizes; there is one for each round.
-constexpr uint16_t kSizes = 1;
-
-std::string sizes_differ(const std::string& a, uint64_t bytes_a, const std::string& b, uint64_t bytes_b,
-                         const std::string& from, const CallRecord& record) {
-  return a + " expects " + std::to_string(bytes_a) + " bytes from " + from + ", " + b + " expects " +
-         std::to_string(bytes_b) + " bytes, in " + describe_record(record) +
-         ". Make the sizes of the tensors agree on all ranks";
-}
 
 void agree_on_sizes(HierarchicalRun& run, const std::vector<uint64_t>& sizes) {
   const size_t bytes = sizes.size() * sizeof(uint64_t);
@@ -41,31 +30,8 @@ void agree_on_sizes(HierarchicalRun& run, const std::vector<uint64_t>& sizes) {
     run.tcp.mismatch(sizes_differ(run.rounds.session().describe(0), *differs.first, run.rounds.session().describe(r),
                                   *differs.second, run.tcp.describe(from), run.running.record));
   }
-  if (run.map.is_leader()) {
-    // A dissemination: after round k, a leader's sizes are known to be those of 2^(k + 1) nodes.
-    uint16_t phase = kSizes;
-    std::byte* const ours = run.tcp.keep(bytes);
-    std::memcpy(ours, sizes.data(), bytes);
-    std::byte* const incoming = run.tcp.keep(bytes);
-    std::vector<uint64_t> theirs(sizes.size());
-    for (int distance = 1; distance < run.map.nodes(); distance *= 2, ++phase) {
-      const int to = run.map.leaders()[static_cast<size_t>((run.map.here() + distance) % run.map.nodes())];
-      const int from =
-          run.map.leaders()[static_cast<size_t>((run.map.here() - distance + run.map.nodes()) % run.map.nodes())];
-      size_t sent = 0, received = 0;
-      run.tcp.send({to, phase, bytes}, ours, &sent);
-      run.tcp.receive({from, phase, bytes}, incoming, &received);
-      const size_t parts = run.tcp.parts(bytes);
-      run.wait([&] { return sent == parts && received == parts; });
-      std::memcpy(theirs.data(), incoming, bytes);
-      const auto differs = std::mismatch(sizes.begin(), sizes.end(), theirs.begin());
-      if (differs.first == sizes.end()) continue;
-      run.tcp.mismatch(sizes_differ(run.tcp.describe(run.map.rank()), *differs.first, run.tcp.describe(from),
-                                    *differs.second, run.tcp.describe(static_cast<int>(differs.first - sizes.begin())),
-                                    run.running.record));
-    }
-  }
-  run.sync();
+  if (run.map.is_leader()) compare_sizes(run.leaders(), sizes, run.running.record);
+  run.agree();
 }
 
 }  // namespace
@@ -82,12 +48,11 @@ void all_gather(HierarchicalRun& run, const ExchangePlan& plan) {
 
   const size_t chunk = run.plan.chunk_bytes;
   const size_t batch = run.batch_bytes() / chunk;
-  size_t sent = 0, to_send = 0;
-  std::vector<std::vector<size_t>> arrived(static_cast<size_t>(run.map.size()));  // by rank and batch
+  Tally sent;
+  std::vector<std::vector<Tally>> arrived(static_cast<size_t>(run.map.size()));  // by rank and batch
   for (int i = 1; i < run.map.nodes(); ++i) {
     const std::vector<int>& to = run.map.ranks_of((run.map.here() + i) % run.map.nodes());
-    run.tcp.send({to[static_cast<size_t>(run.map.local()) % to.size()], kBlocks, input.bytes}, input.data, &sent);
-    to_send += run.tcp.parts(input.bytes);
+    run.tcp.send({to[static_cast<size_t>(run.map.local()) % to.size()], 0, input.bytes}, input.data, sent);
   }
   for (int i = 1; i < run.map.nodes(); ++i) {
     const std::vector<int>& from = run.map.ranks_of((run.map.here() - i + run.map.nodes()) % run.map.nodes());
@@ -95,10 +60,10 @@ void all_gather(HierarchicalRun& run, const ExchangePlan& plan) {
       const auto source = static_cast<size_t>(from[k]);
       const Span block = outputs[source];
       const size_t parts = run.tcp.parts(block.bytes);
-      arrived[source].assign(piece_count(parts, batch), 0);
+      arrived[source].resize(piece_count(parts, batch));
       for (size_t part = 0; part < parts; ++part) {
-        run.tcp.receive_part({from[k], kBlocks, block.bytes}, part, static_cast<std::byte*>(block.data) + part * chunk,
-                             &arrived[source][part / batch]);
+        run.tcp.receive_part({from[k], 0, block.bytes}, part, static_cast<std::byte*>(block.data) + part * chunk,
+                             arrived[source][part / batch]);
       }
     }
   }
@@ -119,8 +84,7 @@ void all_gather(HierarchicalRun& run, const ExchangePlan& plan) {
     for (size_t b = 0; b < batches; ++b) {
       if (waits) {
         const auto& here = arrived[static_cast<size_t>(from[first + me])];
-        const size_t parts = run.tcp.parts(blocks[me].bytes);
-        run.wait([&] { return b >= here.size() || here[b] == piece_of(parts, batch, b).size(); });
+        run.wait([&] { return b >= here.size() || here[b].complete(); });
       }
       if (run.rounds.size() == 1) continue;
       std::vector<Span> some;
@@ -138,7 +102,7 @@ void all_gather(HierarchicalRun& run, const ExchangePlan& plan) {
     const std::vector<int>& from = run.map.ranks_of((run.map.here() - i + run.map.nodes()) % run.map.nodes());
     for (size_t first = 0; first < from.size(); first += run.map.members().size()) share(from, first, false);
   }
-  run.wait([&] { return sent == to_send; }, false);
+  run.wait([&] { return sent.complete(); }, false);
 }
 
 }  // namespace ours::hierarchical

@@ -47,13 +47,14 @@ void broadcast(HierarchicalRun& run, const ExchangePlan& plan) {
   auto* const data = static_cast<std::byte*>(buffer.data);
 
   Links links;
-  std::vector<size_t> arrived(parts, 0);
-  size_t sent = 0, passed_on = 0;
+  std::vector<Tally> arrived(parts);
+  Tally sent;
+  size_t passed_on = 0;
   const auto rank_at = [&](int place) { return holder_on((place + first) % run.map.nodes()); };
   const auto pass_on = [&](size_t end) {
-    for (; passed_on < end && (links.parent < 0 || arrived[passed_on] == 1); ++passed_on) {
+    for (; passed_on < end && arrived[passed_on].complete(); ++passed_on) {
       for (const int child : links.children) {
-        run.tcp.send_part({rank_at(child), 0, buffer.bytes}, passed_on, data + passed_on * chunk, &sent);
+        run.tcp.send_part({rank_at(child), 0, buffer.bytes}, passed_on, data + passed_on * chunk, sent);
       }
     }
   };
@@ -61,7 +62,7 @@ void broadcast(HierarchicalRun& run, const ExchangePlan& plan) {
     links = links_of((run.map.here() - first + run.map.nodes()) % run.map.nodes(), run.map.nodes(),
                      parts >= static_cast<size_t>(run.map.nodes()));
     for (size_t part = 0; links.parent >= 0 && part < parts; ++part) {
-      run.tcp.receive_part({rank_at(links.parent), 0, buffer.bytes}, part, data + part * chunk, &arrived[part]);
+      run.tcp.receive_part({rank_at(links.parent), 0, buffer.bytes}, part, data + part * chunk, arrived[part]);
     }
     pass_on(links.parent < 0 ? parts : 0);
     run.push();
@@ -80,7 +81,7 @@ void broadcast(HierarchicalRun& run, const ExchangePlan& plan) {
     const Span some{data + from, std::min(end * chunk, buffer.bytes) - from};
     run.in_node([&] { run.node.broadcast(run.running.call, some, holder); });
   }
-  run.wait([&] { return sent == parts * links.children.size(); }, false);
+  run.wait([&] { return sent.complete(); }, false);
 }
 
 }  // namespace ours::hierarchical

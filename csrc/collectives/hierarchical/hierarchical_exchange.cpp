@@ -28,7 +28,7 @@ void exchange(HierarchicalRun& run, const ExchangePlan& plan) {
     node::check_published_sizes(run.rounds, run.running.record);
   });
 
-  size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
+  Tally sent, received;
   for (int i = 1; i < run.map.size(); ++i) {
     const int to = (run.map.rank() + i) % run.map.size();
     const int from = (run.map.rank() - i + run.map.size()) % run.map.size();
@@ -43,8 +43,7 @@ void exchange(HierarchicalRun& run, const ExchangePlan& plan) {
       std::memcpy(copy, data, span->bytes);
       data = copy;
     }
-    run.tcp.send({to, 0, span->bytes}, data, &sent);
-    to_send += run.tcp.parts(span->bytes);
+    run.tcp.send({to, 0, span->bytes}, data, sent);
   }
 
   std::vector<Source> unseen = sources;
@@ -54,9 +53,8 @@ void exchange(HierarchicalRun& run, const ExchangePlan& plan) {
     if (header == nullptr) return false;
     run.tcp.expect(from.rank, false);
     if (header->total == from.span.bytes) return true;
-    const SizesDiffer differ{run.tcp.describe(from.rank), run.tcp.describe(run.map.rank()), header->total,
-                             from.span.bytes};
-    run.tcp.mismatch(differ.in(run.running.record));
+    run.tcp.mismatch(sizes_disagree(run.tcp.describe(from.rank), header->total, run.tcp.describe(run.map.rank()),
+                                    from.span.bytes, run.running.record));
   };
   run.wait([&] {
     unseen.erase(std::remove_if(unseen.begin(), unseen.end(), look), unseen.end());
@@ -66,12 +64,11 @@ void exchange(HierarchicalRun& run, const ExchangePlan& plan) {
   run.agree();
 
   for (const Source& from : sources) {
-    run.tcp.receive({from.rank, 0, from.span.bytes}, from.span.data, &received);
-    to_receive += run.tcp.parts(from.span.bytes);
+    run.tcp.receive({from.rank, 0, from.span.bytes}, from.span.data, received);
   }
   run.push();
   run.in_node([&] { run.node.exchange(run.running.call, inside); });
-  run.wait([&] { return sent == to_send && received == to_receive; }, false);
+  run.wait([&] { return sent.complete() && received.complete(); }, false);
 }
 
 }  // namespace ours::hierarchical

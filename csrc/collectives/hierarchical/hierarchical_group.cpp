@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "collectives/hierarchical/hierarchical_algorithms.h"
-#include "collectives/tcp/tcp_facts.h"
+#include "collectives/tcp/tcp_run.h"
 #include "common/error.h"
 
 namespace ours {
@@ -28,12 +28,17 @@ HierarchicalGroup::HierarchicalGroup(Topology topology, std::shared_ptr<NodeSess
     : map_(map_of(std::move(topology), *session, *mesh)),
       session_(std::move(session)),
       mesh_(std::move(mesh)),
-      node_(session_, plan.write_around),
+      node_(session_, mesh_->plan().rules, plan.write_around),
       flat_(mesh_),
       watch_(map_, session_),
       selection_(Selection::parse(mesh_->plan().rules)),
-      parts_{map_,   node_,    mesh_->plan(),
-             watch_, scratch_, plan.rails > 0 ? std::min(map_.least_local(), plan.rails) : map_.least_local()} {}
+      parts_{map_,
+             node_,
+             node_.rounds(),
+             mesh_->plan(),
+             watch_,
+             scratch_,
+             plan.rails > 0 ? std::min(map_.least_local(), plan.rails) : map_.least_local()} {}
 
 void HierarchicalGroup::check_usable(const Call& /*call*/) {
   share_failure();
@@ -113,7 +118,7 @@ void HierarchicalGroup::monitored_barrier(const Call& call, bool wait_all_ranks)
 // --- failures --------------------------------------------------------------------------------------------------------
 
 void HierarchicalGroup::share_failure() const noexcept {
-  const TcpFailure& outside = mesh_->failure();
+  const GroupFailure& outside = mesh_->failure();
   NodeFailure& inside = session_->failure();
   if (session_->in_child() || (!outside.failed() && !inside.failed())) return;
   try {

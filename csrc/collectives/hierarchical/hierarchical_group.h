@@ -21,13 +21,11 @@
 
 namespace ours {
 
-/// Collectives of ranks on several nodes: shared memory within a node, TCP between nodes, and no byte twice over the
-/// network. Nodes may have different numbers of ranks. The mesh covers all ranks of the group, so that errors name
-/// them by their numbers in it; but it only makes the connections that an algorithm needs, which are between nodes.
+/// Collectives of ranks on several nodes, by the algorithms of hierarchical_algorithms.h: shared memory within a node,
+/// TCP between nodes, and no byte twice over the network. Nodes may have different numbers of ranks.
 ///
 /// Each operation begins with a synchronisation within the node, which compares what its ranks called, and goes on
-/// with messages between nodes, which compare what the nodes called. So all ranks find a mismatch before anything is
-/// written. The algorithms are those of hierarchical_algorithms.h.
+/// with messages between nodes, which compare what the nodes called, before anything is written.
 class HierarchicalGroup final : public Group {
  public:
   struct Plan {

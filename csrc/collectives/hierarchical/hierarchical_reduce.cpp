@@ -3,16 +3,15 @@
 // all_reduce and reduce over several nodes. The table of algorithms (select.h) says what counts as short
 // (hierarchical_reduce_short.cpp) and what as long (hierarchical_reduce_long.cpp).
 //
-// An element is summed in the order of ranks within a node, and then in that of nodes, whatever the size of the
-// array, so the bits are always the same. There are two exceptions: doubling adds up nodes as a tree, and a ring
-// begins with another node for each part. An average divides once, in the end; only float16 is multiplied by the
-// inverse within the node, since its sum could be out of range. Sums of a node travel in the type of the call: a half
-// type is rounded once more for each node, or exchange. With OURS_WIRE_DTYPE, those of long float32 arrays are
-// rounded, too; around a ring the error would grow with every node, so these arrays go directly.
+// An element is summed in the order of ranks within a node, and then in that of nodes, whatever the size of the array.
+// There are two exceptions: doubling adds up nodes as a tree, and a ring begins with another node for each part. An
+// average divides once, in the end; only float16 is multiplied by the inverse within the node, since its sum could be
+// out of range. Sums of a node travel in the type of the call: a half type is rounded once more for each node, or
+// exchange. With OURS_WIRE_DTYPE, those of long float32 arrays are rounded, too; around a ring the error would grow
+// with every node, so these arrays go directly.
 //
-// Nothing is written before all nodes are known to have made the same call. Results depend on messages from all
-// nodes; each message begins with what was called, and no rank sends one before it has compared its call with those
-// of its node.
+// Nothing is written before all nodes are known to have made the same call: results depend on messages from all nodes,
+// each of which begins with what was called, and no rank sends one before its node has compared its calls.
 
 namespace ours::hierarchical {
 
@@ -45,11 +44,15 @@ void reduce(HierarchicalRun& run, const Selection& selection, const ours::Reduci
   const DType dtype = run.running.call.dtype;
   Reducing job{asked.in, asked.out, dtype, asked.reduction, asked.root < 0 ? -1 : run.map.node_of(asked.root), dtype};
   const Algorithm chosen = choose(run, selection, job);
-  if (chosen == Algorithm::Whole || chosen == Algorithm::Doubling) {
-    return reduce_short(run, job, chosen == Algorithm::Doubling);
+  switch (chosen) {
+    case Algorithm::Whole:
+    case Algorithm::Doubling:
+      return reduce_short(run, job, chosen);
+    case Algorithm::Direct:
+    case Algorithm::Ring:
+      job.travels = travelling_type(job, run.plan.wire);
+      return reduce_long(run, job, chosen);
   }
-  job.travels = travelling_type(job, run.plan.wire);
-  reduce_long(run, job, chosen == Algorithm::Ring);
 }
 
 }  // namespace ours::hierarchical

@@ -1,5 +1,3 @@
-#include <cstring>
-
 #include "collectives/hierarchical/hierarchical_algorithms.h"
 #include "collectives/partial_sums.h"
 
@@ -33,9 +31,7 @@ class Buffers {
     if (job_.out == nullptr) return;
     if (job_.out != &job_.in) {
       // Only a rank that is alone on its node gets here.
-      return job_.out->visit(slice.begin, slice.end, [&](std::byte* data, size_t at, size_t n) {
-        std::memcpy(data, from + at * element_, n * element_);
-      });
+      return job_.out->copy_in(slice.begin, slice.end, from);
     }
     for (size_t at = slice.begin; at < slice.end;) {
       const size_t count = all_.find(at, slice.end);

@@ -3,6 +3,7 @@
 #include "collectives/hierarchical/rail_direct.h"
 #include "collectives/hierarchical/rail_ring.h"
 #include "collectives/partial_sums.h"
+#include "common/error.h"
 
 // Long arrays take three steps: a reduce-scatter in the node, which gives each rank a slice; an all-reduce of the
 // slice among the ranks of equal place on all nodes, called a rail (rail_direct.h, or rail_ring.h for many nodes);
@@ -19,7 +20,8 @@ namespace ours::hierarchical {
 namespace {
 
 /// Makes this rank's rail, without its memory; null if the rank is on none.
-std::unique_ptr<Rail> make_rail(HierarchicalRun& run, const Reducing& job, const RailSlices& slices, bool ring) {
+std::unique_ptr<Rail> make_rail(HierarchicalRun& run, const Reducing& job, const RailSlices& slices,
+                                Algorithm algorithm) {
   const int local = run.map.local();
   if (local >= slices.rails) return nullptr;
   const Reduction between = between_nodes(job.reduction, job.travels);
@@ -27,12 +29,20 @@ std::unique_ptr<Rail> make_rail(HierarchicalRun& run, const Reducing& job, const
   for (int node = 0; node < run.map.nodes(); ++node) {
     work.peers.push_back(run.map.ranks_of(node)[static_cast<size_t>(local)]);
   }
-  if (ring) return std::make_unique<RailRing>(run.tcp, std::move(work));
-  return std::make_unique<RailDirect>(run.tcp, std::move(work));
+  switch (algorithm) {
+    case Algorithm::Direct:
+      return std::make_unique<RailDirect>(run.tcp, std::move(work));
+    case Algorithm::Ring:
+      return std::make_unique<RailRing>(run.tcp, std::move(work));
+    case Algorithm::Whole:
+    case Algorithm::Doubling:
+      break;
+  }
+  throw Error(std::string(name_of(algorithm)) + " has no rails");
 }
 
-size_t chunk_bytes(const HierarchicalRun& run, bool ring) {
-  if (!ring) return 2 * run.plan.chunk_bytes;
+size_t chunk_bytes(const HierarchicalRun& run, Algorithm algorithm) {
+  if (algorithm != Algorithm::Ring) return 2 * run.plan.chunk_bytes;
   const auto rails = static_cast<size_t>(run.rails);
   return RailRing::chunk_bytes(run.plan.chunk_bytes, static_cast<size_t>(run.map.nodes()), rails);
 }
@@ -45,10 +55,10 @@ void give_scratch(HierarchicalRun& run, Rail& rail) {
   rail.use(memory, rail.slice_bytes(), memory + slices);
 }
 
-void reduce_long(HierarchicalRun& run, const Reducing& job, bool ring) {
+void reduce_long(HierarchicalRun& run, const Reducing& job, Algorithm algorithm) {
   NodeRounds& rounds = run.rounds;
   const size_t element = job.element();
-  const RailSlices slices{job.in.count(), chunk_bytes(run, ring) / element, run.rails, kCacheLine / element};
+  const RailSlices slices{job.in.count(), chunk_bytes(run, algorithm) / element, run.rails, kCacheLine / element};
   rounds.write().begin();
   rounds.note_use(job.in, element);
   if (job.out != nullptr && job.out != &job.in) rounds.note_use(*job.out, element);
@@ -62,7 +72,7 @@ void reduce_long(HierarchicalRun& run, const Reducing& job, bool ring) {
     if (!alone) stages.copy_in(0);
   }
   run.open();
-  const std::unique_ptr<Rail> rail = make_rail(run, job, slices, ring);
+  const std::unique_ptr<Rail> rail = make_rail(run, job, slices, algorithm);
   const int in_heap = rounds.places().ranks();
   if (alone || in_heap == rounds.size()) {
     if (rail != nullptr) give_scratch(run, *rail);

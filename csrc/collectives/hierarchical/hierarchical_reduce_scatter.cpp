@@ -26,7 +26,7 @@ void reduce_scatter(HierarchicalRun& run, const Scattering& job) {
 
   // The sums of all nodes for this rank, followed by those that it sends.
   std::byte* const sums = run.tcp.keep(hosts * mine * element);
-  size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
+  Tally sent, received;
   const auto message = [&](int peer, size_t b, size_t count) {
     return TcpCall::Message{peer, static_cast<uint16_t>(b), count * element, 0, static_cast<uint32_t>(b)};
   };
@@ -38,9 +38,7 @@ void reduce_scatter(HierarchicalRun& run, const Scattering& job) {
     const int from = theirs[place_here % theirs.size()];
     for (size_t b = 0; b < batches(mine); ++b) {
       const Slice piece = piece_of(mine, batch, b);
-      const TcpCall::Message some = message(from, b, piece.size());
-      run.tcp.receive(some, sums + (node * mine + piece.begin) * element, &received);
-      to_receive += run.tcp.parts(some.bytes);
+      run.tcp.receive(message(from, b, piece.size()), sums + (node * mine + piece.begin) * element, received);
     }
   }
 
@@ -68,9 +66,7 @@ void reduce_scatter(HierarchicalRun& run, const Scattering& job) {
                                 within_node(job.reduction, dtype));
       });
       if (own || reader(place_here) < 0 || b >= batches(count_of(place_here))) continue;
-      const TcpCall::Message sum = message(reader(place_here), b, piece.size());
-      run.tcp.send(sum, to + piece.begin * element, &sent);
-      to_send += run.tcp.parts(sum.bytes);
+      run.tcp.send(message(reader(place_here), b, piece.size()), to + piece.begin * element, sent);
       run.push();
     }
   };
@@ -79,7 +75,7 @@ void reduce_scatter(HierarchicalRun& run, const Scattering& job) {
     for (size_t first = 0; first < readers.size(); first += locals) reduce_for(readers, first, false);
   }
   reduce_for(run.map.members(), 0, true);
-  run.wait([&] { return sent == to_send && received == to_receive; }, false);
+  run.wait([&] { return sent.complete() && received.complete(); }, false);
   std::vector<const void*> sources;
   sources.reserve(hosts);
   for (size_t node = 0; node < hosts; ++node) sources.push_back(sums + node * mine * element);

@@ -1,78 +1,75 @@
-#include <algorithm>
 #include <cstring>
 
-#include "collectives/doubling.h"
 #include "collectives/hierarchical/hierarchical_algorithms.h"
 #include "collectives/partial_sums.h"
+#include "collectives/short_reductions.h"
+#include "common/error.h"
 
 // Short arrays: every rank writes its input into its stage. After one synchronisation the node's leader reduces all
-// stages, sends the sum to all other leaders and reduces theirs; if nodes are many, leaders exchange their sums by
-// recursive doubling (doubling.h). After a second synchronisation, all ranks read the result. That takes the time of
-// one message, or of log2(nodes), and two synchronisations of the node. An array that does not fit into a stage is
-// reduced to the leader, and sent from it, by collectives of the node.
+// stages, and the leaders exchange their sums (short_reductions.h). After a second synchronisation, all ranks read the
+// result. An array that does not fit into a stage is reduced to the leader, and sent from it, by collectives of the
+// node.
 
 namespace ours::hierarchical {
 
 namespace {
 
+ShortArray array_of(const Reducing& job) {
+  return {job.in.count(), job.dtype, between_nodes(job.reduction, job.travels)};
+}
+
 /// An exchange among leaders: `sums` has one sum for each node; this node's is already there.
 void exchange_whole(HierarchicalRun& run, const Reducing& job, std::byte* sums, std::byte* result) {
-  const size_t count = job.in.count();
-  const size_t bytes = count * job.element();
-  const std::vector<int>& leaders = run.map.leaders();
-  const size_t nodes = leaders.size();
-  const auto here = static_cast<size_t>(run.map.here());
-  size_t sent = 0, received = 0;
-  for (size_t i = 1; i < nodes; ++i) {
-    run.tcp.send({leaders[(here + i) % nodes], 0, bytes}, sums + here * bytes, &sent);
-  }
-  for (size_t i = 1; i < nodes; ++i) {
-    const size_t from = (here + nodes - i) % nodes;
-    run.tcp.receive({leaders[from], 0, bytes}, sums + from * bytes, &received);
-  }
-  const size_t all = (nodes - 1) * run.tcp.parts(bytes);
-  run.wait([&] { return sent == all && received == all; });
-  Sources sources(run.map.nodes());
-  for (size_t node = 0; node < nodes; ++node) sources.data()[node] = sums + node * bytes;
-  if (count == 0) return;
-  ours::reduce(result, sources.data(), run.map.nodes(), count, job.dtype, between_nodes(job.reduction, job.travels));
+  reduce_whole(run.leaders(), array_of(job), sums, result);
 }
 
 /// An exchange among leaders; behind the sum there is as much room again.
 void exchange_doubling(HierarchicalRun& run, const Reducing& job, std::byte* sum, std::byte* result) {
-  const size_t count = job.in.count();
-  const size_t bytes = count * job.element();
-  const std::vector<int>& leaders = run.map.leaders();
-  const size_t nodes = leaders.size();
-  const auto here = static_cast<size_t>(run.map.here());
+  const Members leaders = run.leaders();
+  const ShortArray array = array_of(job);
   // Calls of other sizes may go other ways, on which their messages do not meet these. If any nodes differ, some node
   // differs from the next one, so each compares with its neighbour.
-  if (nodes > 1) run.tcp.agree(0, leaders[(here + 1) % nodes]);
-  Doubling(run.tcp, leaders, run.map.here())
-      .reduce(sum, sum + bytes, count, job.dtype, between_nodes(job.reduction, job.travels),
-              [&](const std::function<bool()>& done) { run.wait(done); });
-  if (nodes > 1) run.wait([&] { return run.tcp.agreed(0, leaders[(here + nodes - 1) % nodes]); });
-  if (bytes != 0) std::memcpy(result, sum, bytes);
+  if (leaders.size() > 1) run.tcp.agree(0, leaders.rank_at(leaders.place + 1));
+  reduce_by_doubling(leaders, array, sum, sum + array.bytes());
+  if (leaders.size() > 1) {
+    run.wait([&] { return run.tcp.agreed(0, leaders.rank_at(leaders.place + leaders.size() - 1)); });
+  }
+  if (array.count != 0) std::memcpy(result, sum, array.bytes());
+}
+
+/// How leaders exchange their sums, and the leader's memory for that.
+struct Exchange {
+  void (*run)(HierarchicalRun& run, const Reducing& job, std::byte* sums, std::byte* result);
+  size_t held;  ///< sums
+  size_t own;   ///< which of them is this node's
+};
+
+Exchange exchange_by(Algorithm algorithm, const NodeMap& map) {
+  switch (algorithm) {
+    case Algorithm::Whole:
+      return {exchange_whole, static_cast<size_t>(map.nodes()), static_cast<size_t>(map.here())};
+    case Algorithm::Doubling:
+      return {exchange_doubling, 2, 0};
+    case Algorithm::Direct:
+    case Algorithm::Ring:
+      break;
+  }
+  throw Error(std::string(name_of(algorithm)) + " has no exchange among leaders");
 }
 
 }  // namespace
 
-void reduce_short(HierarchicalRun& run, const Reducing& job, bool doubling) {
+void reduce_short(HierarchicalRun& run, const Reducing& job, Algorithm algorithm) {
   const size_t element = job.element();
   const size_t count = job.in.count();
   const size_t bytes = count * element;
-  // The leader's memory: the sums of all nodes; or its own and another's, and then the result.
-  const size_t held = doubling ? 2 : static_cast<size_t>(run.map.nodes());
-  std::byte* const sums = run.scratch.take((held + 1) * bytes);
-  std::byte* const own = doubling ? sums : sums + static_cast<size_t>(run.map.here()) * bytes;
+  const Exchange exchange = exchange_by(algorithm, run.map);
+  // The sums, and then the result.
+  std::byte* const sums = run.scratch.take((exchange.held + 1) * bytes);
+  std::byte* const own = sums + exchange.own * bytes;
   const Reduction inside = within_node(job.reduction, job.travels);
-  const auto exchange = [&](std::byte* result) {
-    (doubling ? exchange_doubling : exchange_whole)(run, job, sums, result);
-  };
   const auto give = [&](const std::byte* result) {
-    if (job.out == nullptr) return;
-    job.out->visit(
-        0, count, [&](std::byte* data, size_t at, size_t n) { std::memcpy(data, result + at * element, n * element); });
+    if (job.out != nullptr) job.out->copy_in(0, count, result);
   };
 
   NodeRounds& rounds = run.rounds;
@@ -82,8 +79,8 @@ void reduce_short(HierarchicalRun& run, const Reducing& job, bool doubling) {
     const Pieces sum(own, count, element);
     const Pieces* const to = run.map.is_leader() ? &sum : nullptr;
     run.in_node([&] { run.node.reduce(run.running.call, ours::Reducing{job.in, to, inside, 0}); });
-    std::byte* const result = sums + held * bytes;
-    if (run.map.is_leader()) exchange(result);
+    std::byte* const result = sums + exchange.held * bytes;
+    if (run.map.is_leader()) exchange.run(run, job, sums, result);
     run.in_node([&] { run.node.broadcast(run.running.call, Span{result, bytes}, 0); });
     return give(result);
   }
@@ -94,7 +91,7 @@ void reduce_short(HierarchicalRun& run, const Reducing& job, bool doubling) {
     Sources stages(rounds.size());
     for (int r = 0; r < rounds.size(); ++r) stages.data()[r] = rounds.stage_of(r);
     if (count != 0) ours::reduce(own, stages.data(), rounds.size(), count, job.dtype, inside);
-    exchange(rounds.next_stage());
+    exchange.run(run, job, sums, rounds.next_stage());
   }
   run.sync();
   give(rounds.stage_of(0));

@@ -6,11 +6,11 @@
 
 // Long arrays through the node's stages.
 //
-// A round is what lies between two synchronisations. In round q, this rank reduces its portion of what round q - 1
-// staged, hands a chunk's slice to its rail once it is complete, copies results out that were published in round q -
-// 1, stages the next portion, and publishes its results of the round `delay` before, for which the rail has had the
-// time of several chunks. If a rail's slots are where its results are read, publishing copies nothing; then there is
-// one slot more than chunks under way, since the others read one while the next is filled.
+// In round q, between two synchronisations, this rank reduces its portion of what round q - 1 staged, hands a chunk's
+// slice to its rail once it is complete, copies results out that were published in round q - 1, stages the next
+// portion, and publishes its results of the round `delay` before, for which the rail has had the time of several
+// chunks. If a rail's slots are where its results are read, publishing copies nothing; then there is one slot more than
+// chunks under way, since the others read one while the next is filled.
 
 namespace ours::hierarchical {
 

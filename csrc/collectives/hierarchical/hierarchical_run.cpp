@@ -18,7 +18,7 @@ void HierarchicalRun::sync() {
 
 void HierarchicalRun::agree() {
   if (map.is_leader()) {
-    Dissemination all(tcp, map.leaders(), map.here());
+    Dissemination all(leaders());
     wait([&] { return all.advance(); });
   }
   sync();
@@ -27,7 +27,7 @@ void HierarchicalRun::agree() {
 void HierarchicalRun::wait(const std::function<bool()>& done, bool needs_node) {
   tcp.run([&] {
     if (done()) return true;
-    if (needs_node) watch_.look_at_node();
+    if (needs_node) watch.look_at_node();
     return false;
   });
 }

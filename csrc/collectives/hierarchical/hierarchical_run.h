@@ -1,11 +1,11 @@
 #pragma once
 
-#include <cstdint>
 #include <functional>
 
 #include "collectives/group.h"
 #include "collectives/hierarchical/node_map.h"
 #include "collectives/hierarchical/node_watch.h"
+#include "collectives/members.h"
 #include "collectives/node/node_group.h"
 #include "collectives/scratch.h"
 #include "transport/tcp/tcp_call.h"
@@ -17,6 +17,7 @@ namespace ours {
 struct HierarchicalParts {
   const NodeMap& map;
   NodeGroup& node;
+  NodeRounds& rounds;
   const TcpPlan& plan;
   NodeWatch& watch;
   Scratch& scratch;
@@ -24,18 +25,14 @@ struct HierarchicalParts {
 };
 
 /// An operation of such a group while it is under way on this rank, with its two halves, the node and the network.
-class HierarchicalRun {
- public:
+struct HierarchicalRun : HierarchicalParts {
   HierarchicalRun(const Running& operation, TcpCall& call, const HierarchicalParts& parts)
-      : running(operation),
-        tcp(call),
-        map(parts.map),
-        node(parts.node),
-        rounds(parts.node.rounds()),
-        plan(parts.plan),
-        scratch(parts.scratch),
-        rails(parts.rails),
-        watch_(parts.watch) {}
+      : HierarchicalParts(parts), running(operation), tcp(call) {}
+
+  /// The leaders of all nodes; only on one of them.
+  Members leaders() {
+    return {tcp, map.leaders(), static_cast<size_t>(map.here()), [this](const auto& done) { wait(done); }};
+  }
 
   /// The node's first synchronisation, which compares its ranks' calls.
   void open();
@@ -60,15 +57,6 @@ class HierarchicalRun {
 
   const Running& running;
   TcpCall& tcp;
-  const NodeMap& map;
-  NodeGroup& node;
-  NodeRounds& rounds;
-  const TcpPlan& plan;
-  Scratch& scratch;
-  const int rails;
-
- private:
-  NodeWatch& watch_;
 };
 
 }  // namespace ours

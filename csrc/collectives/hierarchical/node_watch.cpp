@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/listed.h"
+
 namespace ours {
 
 NodeWatch::NodeWatch(const NodeMap& map, std::shared_ptr<NodeSession> session)
@@ -58,16 +60,12 @@ void NodeWatch::look_around(const std::vector<int>& absent) {
 }
 
 std::string NodeWatch::culprits(const std::vector<int>& absent) {
-  std::string names;
-  std::vector<uint32_t> elsewhere;
+  std::vector<uint32_t> here, elsewhere;
   for (const uint32_t rank : causes_of(absent)) {
-    const auto number = static_cast<int>(rank);
-    if (map_.node_of(number) != map_.here()) {
-      elsewhere.push_back(rank);
-    } else {
-      names += (names.empty() ? "" : ", ") + session_->describe(map_.local_rank_of(number));
-    }
+    (map_.node_of(static_cast<int>(rank)) == map_.here() ? here : elsewhere).push_back(rank);
   }
+  const std::string names =
+      listed(here, [this](uint32_t rank) { return session_->describe(map_.local_rank_of(static_cast<int>(rank))); });
   if (elsewhere.empty() || call_ == nullptr) return names;
   return (names.empty() ? "" : names + ", ") + call_->names_of(elsewhere);
 }

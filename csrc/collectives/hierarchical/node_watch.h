@@ -12,9 +12,9 @@
 
 namespace ours {
 
-/// Joins waiting in a node with waiting for the network: a rank that waits for its node's ranks looks after its
-/// connections from time to time, and one that waits for the network looks after its node. So a failure anywhere
-/// reaches all ranks. If a rank is late because it waits for another node, that node is blamed and not the rank.
+/// A rank that waits for its node's ranks looks after its connections from time to time, and one that waits for the
+/// network looks after its node. So a failure anywhere reaches all ranks. If a rank is late because it waits for
+/// another node, that node is blamed and not the rank.
 class NodeWatch final : public NodeLookout {
  public:
   /// Looks out for the session until it ends.

@@ -47,7 +47,7 @@ void RailDirect::advance() {
 bool RailDirect::done(size_t chunk) {
   if (next_ <= chunk + kLag) return false;
   State& now = state(chunk);
-  if (now.results != now.to_get || now.sent != now.to_send) return false;
+  if (!now.results.complete() || !now.sent.complete()) return false;
   if (converts() && !now.widened) {
     widen(reinterpret_cast<float*>(slot(chunk)), travelling(chunk), job_.travels,
           job_.slices.of(chunk, job_.rail).size());
@@ -63,20 +63,16 @@ void RailDirect::exchange_parts(size_t chunk) {
   for (size_t i = 1; i < nodes(); ++i) {
     const size_t to = (me + i) % nodes();
     const Slice part = part_of(chunk, to);
-    const TcpCall::Message parts = message(to, chunk, false, part.size());
     std::byte* const data = travelling(chunk) + part.begin * travelling_element_;
     if (converts()) {
       narrow(data, reinterpret_cast<const float*>(slot(chunk)) + part.begin, job_.travels, part.size());
     }
-    tcp_.send(parts, data, &now.sent);
-    now.to_send += tcp_.parts(parts.bytes);
+    tcp_.send(message(to, chunk, false, part.size()), data, now.sent);
   }
   const size_t mine = part_of(chunk, me).size();
   for (size_t i = 1; i < nodes(); ++i) {
     const size_t from = (me + i) % nodes();
-    const TcpCall::Message parts = message(from, chunk, false, mine);
-    tcp_.receive(parts, input(chunk, from), &now.arrived);
-    now.to_arrive += tcp_.parts(parts.bytes);
+    tcp_.receive(message(from, chunk, false, mine), input(chunk, from), now.arrived);
   }
 }
 
@@ -94,17 +90,13 @@ void RailDirect::reduce_part(size_t chunk) {
   }
   for (size_t i = 1; i < nodes(); ++i) {
     const size_t to = (me + i) % nodes();
-    if (!reads(to)) continue;
-    const TcpCall::Message results = message(to, chunk, true, mine.size());
-    tcp_.send(results, result, &now.sent);
-    now.to_send += tcp_.parts(results.bytes);
+    if (reads(to)) tcp_.send(message(to, chunk, true, mine.size()), result, now.sent);
   }
   for (size_t i = 1; i < nodes() && reads(me); ++i) {
     const size_t from = (me + i) % nodes();
     const Slice part = part_of(chunk, from);
-    const TcpCall::Message results = message(from, chunk, true, part.size());
-    tcp_.receive(results, travelling(chunk) + part.begin * travelling_element_, &now.results);
-    now.to_get += tcp_.parts(results.bytes);
+    std::byte* const data = travelling(chunk) + part.begin * travelling_element_;
+    tcp_.receive(message(from, chunk, true, part.size()), data, now.results);
   }
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <vector>
 
 #include "collectives/hierarchical/rail.h"
@@ -35,17 +34,16 @@ class RailDirect final : public Rail {
   static constexpr size_t kLag = (window() - 1) / 2;
 
   struct State {
-    // Counted in parts of messages, as in TcpCall.
-    size_t arrived = 0, to_arrive = 0;  ///< inputs of this rank's part
-    size_t results = 0, to_get = 0;
-    size_t sent = 0, to_send = 0;
+    Tally arrived;  ///< inputs of this rank's part
+    Tally results;
+    Tally sent;
     bool widened = false;  ///< the results are in the slot as float32
   };
 
   bool converts() const { return job_.travels != job_.dtype; }
   bool reads(size_t node) const { return job_.reader < 0 || job_.reader == static_cast<int>(node); }
   bool may_tick() const { return next_ < kLag || next_ - kLag >= chunks_ || all_here(next_ - kLag); }
-  bool all_here(size_t chunk) const { return state(chunk).arrived == state(chunk).to_arrive; }
+  bool all_here(size_t chunk) const { return state(chunk).arrived.complete(); }
   /// Sends the parts of chunk next_ and the results of chunk next_ - kLag.
   void tick();
   void exchange_parts(size_t chunk);

@@ -1,5 +1,7 @@
 #include "collectives/hierarchical/rail_ring.h"
 
+#include "collectives/partial_sums.h"
+
 namespace ours {
 
 RailRing::RailRing(TcpCall& tcp, Job job)
@@ -7,10 +9,9 @@ RailRing::RailRing(TcpCall& tcp, Job job)
       part_bytes_(whole_lines(part_of(0, 0).size() * element_)),
       // Spread so that a chunk's last step comes before the first one of the chunk that begins when it is done.
       stagger_(piece_count(steps(), std::min(slots_, window()))),
-      partial_(job_.reduction),
+      partial_(plain(job_.reduction)),
       states_(slots_) {
   slot_work_bytes_ = 2 * part_bytes_;
-  if (partial_.kind == ReduceKind::Avg) partial_.kind = ReduceKind::Sum;
 }
 
 void RailRing::next(Place& place) const {
@@ -61,9 +62,8 @@ bool RailRing::post() {
     const size_t step = step_of(posting_);
     // The data of the step before the last has been added up, so its place is free.
     if (step >= 2 && now.taken < step - 1) return moved;
-    now.arrived[step % 2] = 0;
     tcp_.receive(message(before, posting_.chunk, step, received_part(step)), incoming(posting_.chunk, step),
-                 &now.arrived[step % 2]);
+                 now.arrived[step % 2]);
     ++now.posted;
   }
   return moved;
@@ -75,7 +75,7 @@ bool RailRing::take() {
     State& now = state(taking_.chunk);
     const size_t step = step_of(taking_);
     const Slice part = part_of(taking_.chunk, received_part(step));
-    if (now.posted <= step || now.arrived[step % 2] < tcp_.parts(part.size() * element_)) return moved;
+    if (now.posted <= step || !now.arrived[step % 2].complete()) return moved;
     if (reduces(step) && !part.empty()) {
       std::byte* const own = slot(taking_.chunk) + part.begin * element_;
       const void* const sources[2] = {incoming(taking_.chunk, step), own};
@@ -95,9 +95,8 @@ bool RailRing::send() {
     const size_t step = step_of(sending_);
     if (now.taken < step) return moved;
     const Slice part = part_of(sending_.chunk, sent_part(step));
-    const TcpCall::Message some = message(after, sending_.chunk, step, sent_part(step));
-    tcp_.send(some, slot(sending_.chunk) + part.begin * element_, &now.sent);
-    now.to_send += tcp_.parts(some.bytes);
+    tcp_.send(message(after, sending_.chunk, step, sent_part(step)), slot(sending_.chunk) + part.begin * element_,
+              now.sent);
     ++now.passed_on;
   }
   return moved;
@@ -106,7 +105,7 @@ bool RailRing::send() {
 bool RailRing::done(size_t chunk) {
   if (begun_ <= chunk) return false;
   const State& now = state(chunk);
-  return now.taken == steps() && now.passed_on == steps() && now.sent == now.to_send;
+  return now.taken == steps() && now.passed_on == steps() && now.sent.complete();
 }
 
 }  // namespace ours

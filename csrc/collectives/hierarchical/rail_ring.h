@@ -47,9 +47,8 @@ class RailRing final : public Rail {
   };
 
   struct State {
-    // Counted in parts of messages, as in TcpCall.
-    size_t arrived[2] = {0, 0};  ///< in even and odd steps
-    size_t sent = 0, to_send = 0;
+    Tally arrived[2];  ///< in even and odd steps
+    Tally sent;
     // How many receives of steps have been posted so far.
     size_t posted = 0;
     size_t taken = 0;
@@ -79,7 +78,7 @@ class RailRing final : public Rail {
   const size_t stagger_;  ///< ticks between the beginnings of two chunks
   size_t begun_ = 0;
   Place posting_, taking_, sending_;
-  Reduction partial_;
+  const Reduction partial_;
   std::vector<State> states_;
 };
 

@@ -77,23 +77,20 @@ bool Inbox::collect(Messages& ended) {
   return true;
 }
 
-void Inbox::append_posted(Messages& posted) const {
-  posted.insert(posted.end(), receives_.begin(), receives_.end());
+Messages Inbox::posted() const {
+  Messages posted(receives_.begin(), receives_.end());
   for (const Source& in : sources_) {
     if (in.receive) posted.push_back(in.receive);
     for (const Early& early : in.early) {
       if (early.receive) posted.push_back(early.receive);
     }
   }
+  return posted;
 }
 
-Messages Inbox::take_all() {
-  Messages all;
-  append_posted(all);
-  collect(all);
+void Inbox::clear() {
   receives_.clear();
   for (Source& in : sources_) in = Source();
-  return all;
 }
 
 bool Inbox::empty() const {

@@ -12,9 +12,9 @@
 
 namespace ours {
 
-/// Matches the messages that arrive at one rank with its receives. A message is taken in once a receive is posted for
-/// it, or for another message of the same sender; in the latter case it is set aside in memory, so that tags may be
-/// received in any order. The code that moves the bytes asks the inbox where they belong. Not thread-safe.
+/// Matches the messages that arrive at one rank with its receives, and says where their bytes belong. A message is
+/// taken in once a receive is posted for it, or for another message of the same sender; in the latter case it is set
+/// aside in memory, so that tags may be received in any order. Not thread-safe.
 class Inbox {
  public:
   /// `describe` names a rank in error messages.
@@ -35,10 +35,10 @@ class Inbox {
 
   /// Appends the receives that have their message to `ended`. Returns false if there are none.
   bool collect(Messages& ended);
-  /// Appends the receives that still wait for a message.
-  void append_posted(Messages& posted) const;
-  /// Takes out all receives. From then on no message is arriving.
-  Messages take_all();
+  /// The receives that still wait for a message.
+  Messages posted() const;
+  /// Drops all receives but those that collect() gives. From then on no message is arriving.
+  void clear();
   bool empty() const;
 
  private:

@@ -4,7 +4,6 @@
 
 #include "common/background_thread.h"
 #include "common/error.h"
-#include "common/interrupts.h"
 
 namespace ours {
 

@@ -18,9 +18,8 @@
 namespace ours {
 
 /// The messages of one rank, over any carrier. The thread that posts a transfer tries to complete it at once. What is
-/// left is moved by the threads that wait for transfers, or otherwise by a background thread, which is started when
-/// it is first needed; while that one is in a callback, by another. These threads share the ownership, so that the
-/// last user may drop this object on any thread, also in a callback, without joining them.
+/// left is moved by the threads that wait for transfers, or otherwise by a background thread; while that one is in a
+/// callback, by another. These threads share the ownership, so that the last user may drop this object on any thread.
 class PostedMessages final : public PointToPoint, public std::enable_shared_from_this<PostedMessages> {
  public:
   explicit PostedMessages(std::unique_ptr<MessageCarrier> carrier) : carrier_(std::move(carrier)) {}

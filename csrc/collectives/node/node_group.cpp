@@ -7,21 +7,17 @@ namespace ours {
 
 namespace {
 
-/// The choice that the node's leader has made: by OURS_SMALL_BYTES, or by the table.
-Selection::BySize reductions_of(const NodeSession& session) {
+/// By OURS_SMALL_BYTES of the node's leader, or by the table.
+Selection::BySize reductions_of(const NodeSession& session, const std::string& rules) {
   const uint64_t small = session.header().small_bytes;
   const std::string own = "node_reduce bytes<=" + std::to_string(small) + " whole;node_reduce direct";
-  return Selection::parse(small != 0 ? own : session.rules()).by_size(Selectable::NodeReduce, 1, session.size());
+  return Selection::parse(small != 0 ? own : rules).by_size(Selectable::NodeReduce, 1, session.size());
 }
 
 }  // namespace
 
-NodeGroup::NodeGroup(std::shared_ptr<NodeSession> session, Setting write_around)
-    : session_(std::move(session)), rounds_(session_, write_around), reductions_(reductions_of(*session_)) {}
-
-std::shared_ptr<Group> make_node_group(std::shared_ptr<NodeSession> session) {
-  return std::make_shared<NodeGroup>(std::move(session));
-}
+NodeGroup::NodeGroup(std::shared_ptr<NodeSession> session, const std::string& rules, Setting write_around)
+    : session_(std::move(session)), rounds_(session_, write_around), reductions_(reductions_of(*session_, rules)) {}
 
 void NodeGroup::guarded(const Running& /*run*/, const std::function<void()>& body) {
   rounds_.places().forget();
@@ -38,11 +34,17 @@ void NodeGroup::do_reduce(const Running& run, const Reducing& job) {
   rounds_.reserve();
   const size_t bytes = job.in.count() * size_of(run.call.dtype);
   // An array that does not fit into a stage takes several rounds, whatever the table says.
-  if (bytes <= rounds_.chunk_bytes() && reductions_.choose(bytes) == Algorithm::Whole) {
-    node::reduce_whole(rounds_, run, job);
-  } else {
-    node::reduce_direct(rounds_, run, job);
+  const Algorithm chosen = bytes <= rounds_.chunk_bytes() ? reductions_.choose(bytes) : Algorithm::Direct;
+  switch (chosen) {
+    case Algorithm::Whole:
+      return node::reduce_whole(rounds_, run, job);
+    case Algorithm::Direct:
+      return node::reduce_direct(rounds_, run, job);
+    case Algorithm::Doubling:
+    case Algorithm::Ring:
+      break;
   }
+  throw Error(std::string("no node reduces by the algorithm ") + name_of(chosen));
 }
 
 void NodeGroup::do_reduce_scatter(const Running& run, const Scattering& job) {
@@ -68,8 +70,7 @@ std::shared_ptr<void> NodeGroup::allocate(size_t bytes) {
 }
 
 void NodeGroup::abort(const std::string& reason) {
-  session_->failure().fail(FailureKind::Aborted,
-                           session_->describe(rank()) + " aborted the group" + (reason.empty() ? "" : ": " + reason));
+  session_->failure().fail(FailureKind::Aborted, aborted(session_->describe(rank()), reason));
 }
 
 void NodeGroup::refuse(const Call& call, const std::string& why) noexcept {

@@ -15,7 +15,9 @@ namespace ours {
 /// Collectives of ranks that share memory: the algorithms of node_algorithms.h, over common rounds.
 class NodeGroup final : public Group {
  public:
-  explicit NodeGroup(std::shared_ptr<NodeSession> session, Setting write_around = options().write_around);
+  /// `rules`: the user's rules of the table of algorithms, the same on all ranks.
+  explicit NodeGroup(std::shared_ptr<NodeSession> session, const std::string& rules = "",
+                     Setting write_around = options().write_around);
 
   int rank() const override { return session_->rank(); }
   int size() const override { return session_->size(); }
@@ -48,7 +50,5 @@ class NodeGroup final : public Group {
   const Selection::BySize reductions_;
   uint32_t monitored_ = 0;  ///< monitored barriers so far
 };
-
-std::shared_ptr<Group> make_node_group(std::shared_ptr<NodeSession> session);
 
 }  // namespace ours

@@ -1,5 +1,8 @@
 #include "collectives/node/node_messages.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "collectives/messages/posted_messages.h"
 #include "common/error.h"
 
@@ -7,6 +10,106 @@ namespace ours {
 
 std::shared_ptr<PointToPoint> make_node_point_to_point(std::shared_ptr<NodeSession> session) {
   return std::make_shared<PostedMessages>(std::make_unique<NodeMessages>(std::move(session)));
+}
+
+NodeMessages::NodeMessages(std::shared_ptr<NodeSession> session)
+    : session_(std::move(session)),
+      inbox_(session_->rank(), session_->size(), [this](int rank) { return session_->describe(rank); }) {
+  for (int r = 0; r < size(); ++r) {
+    out_.push_back({Channel(*session_, session_->rank(), r)});
+    in_.push_back({Channel(*session_, r, session_->rank())});
+  }
+}
+
+void NodeMessages::add(const std::shared_ptr<Message>& message) {
+  if (message->op != Op::Send) return inbox_.add(message);
+  const auto to = static_cast<size_t>(message->peer);
+  Outgoing& out = out_[to];
+  if (!out.reserved) {
+    const NodeLayout& layout = session_->layout();
+    session_->memory()->reserve(layout.channel(static_cast<size_t>(session_->rank()), to), layout.channel_stride());
+    out.reserved = true;
+  }
+  out.sends.push_back(message);
+}
+
+bool NodeMessages::progress(Messages& ended) {
+  bool moved = false;
+  for (int r = 0; r < size(); ++r) {
+    moved = push(r, ended) || moved;
+    moved = pull(r) || moved;
+  }
+  return inbox_.collect(ended) || moved;
+}
+
+bool NodeMessages::push(int to, Messages& ended) {
+  auto& [channel, reserved, sends] = out_[static_cast<size_t>(to)];
+  bool moved = false;
+  while (!sends.empty()) {
+    Message& message = *sends.front();
+    if (!message.header_sent) {
+      const MessageHeader header = message.header();
+      if (channel.writable() < sizeof(header)) break;
+      channel.write(&header, sizeof(header));
+      message.header_sent = true;
+      moved = true;
+    }
+    const size_t n = channel.write(message.data + message.moved, message.bytes - message.moved);
+    message.moved += n;
+    moved = moved || n != 0;
+    if (message.moved < message.bytes) break;
+    ended.push_back(std::move(sends.front()));
+    sends.pop_front();
+  }
+  if (moved) signal(session_->block(to).doorbell);
+  return moved;
+}
+
+bool NodeMessages::pull(int from) {
+  Incoming& in = in_[static_cast<size_t>(from)];
+  bool moved = false;
+  while (inbox_.is_arriving(from) || begin(from)) {
+    const size_t n = in.channel.read(inbox_.place(from) + in.moved, in.bytes - in.moved);
+    in.moved += n;
+    moved = true;
+    if (in.moved < in.bytes) {
+      moved = n != 0;
+      break;
+    }
+    inbox_.complete(from);
+  }
+  if (moved) signal(session_->block(from).doorbell);
+  return moved;
+}
+
+bool NodeMessages::begin(int from) {
+  Incoming& in = in_[static_cast<size_t>(from)];
+  MessageHeader header;
+  if (in.channel.readable() < sizeof(header)) return false;
+  in.channel.peek(&header, sizeof(header));
+  if (!inbox_.begin(from, header)) return false;
+  in.channel.skip(sizeof(header));
+  in.bytes = header.bytes;
+  in.moved = 0;
+  return true;
+}
+
+Messages NodeMessages::take_all() {
+  Messages all = posted();
+  inbox_.collect(all);
+  inbox_.clear();
+  for (Outgoing& out : out_) out.sends.clear();
+  return all;
+}
+
+Messages NodeMessages::posted() const {
+  Messages all = inbox_.posted();
+  for (const Outgoing& out : out_) all.insert(all.end(), out.sends.begin(), out.sends.end());
+  return all;
+}
+
+bool NodeMessages::empty() const {
+  return inbox_.empty() && std::all_of(out_.begin(), out_.end(), [](const Outgoing& out) { return out.sends.empty(); });
 }
 
 bool NodeMessages::rest(const std::function<bool()>& ready) {
@@ -19,23 +122,16 @@ bool NodeMessages::rest(const std::function<bool()>& ready) {
 
 void NodeMessages::check_can_complete(const Message& message) {
   int absent = 0;
-  int last = -1;
   for (int r = 0; r < size(); ++r) {
     if (r == session_->rank() || (message.peer != r && message.peer != kAnySource)) continue;
     // What the peer sent before it ended may still be on its way to us.
-    if (session_->absence(r) == nullptr || (message.op != Op::Send && queue_.has_input(r))) continue;
-    last = r;
-    if (message.peer == r || session_->block(r).state.load() != kLeft) {
-      absent = size() - 1;
-      break;
-    }
-    ++absent;
+    const char* const why = session_->absence(r);
+    if (why == nullptr || (message.op != Op::Send && in_[static_cast<size_t>(r)].channel.readable() != 0)) continue;
+    const std::string gone = session_->describe(r) + ' ' + why;
+    if (session_->block(r).state.load() != kLeft) throw PeerError(gone);
+    // A receive from any source can go on until the last peer has left.
+    if (message.peer == r || ++absent == size() - 1) throw PeerLeftError(gone);
   }
-  // A receive from any source can go on until the last peer has left.
-  if (absent < size() - 1 || last < 0) return;
-  const std::string why = session_->describe(last) + ' ' + session_->absence(last);
-  if (session_->block(last).state.load() == kLeft) throw PeerLeftError(why);
-  throw PeerError(why);
 }
 
 }  // namespace ours

@@ -1,26 +1,30 @@
 #pragma once
 
+#include <deque>
 #include <memory>
+#include <vector>
 
+#include "collectives/messages/inbox.h"
 #include "collectives/messages/message_carrier.h"
-#include "collectives/messages/message_queue.h"
+#include "transport/node/channel.h"
 #include "transport/node/node_session.h"
 
 namespace ours {
 
-/// Messages between ranks that share memory.
+/// Messages between ranks that share memory. On a channel, a message is a header followed by its bytes. A message that
+/// the inbox does not take in yet stays in the channel, which holds its sender back.
 class NodeMessages final : public MessageCarrier {
  public:
-  explicit NodeMessages(std::shared_ptr<NodeSession> session) : session_(std::move(session)), queue_(*session_) {}
+  explicit NodeMessages(std::shared_ptr<NodeSession> session);
 
   int size() const override { return session_->size(); }
   std::string describe_self() const override { return session_->describe(session_->rank()); }
 
-  void add(const std::shared_ptr<Message>& message) override { queue_.add(message); }
-  bool progress(Messages& ended) override { return queue_.progress(ended); }
-  Messages take_all() override { return queue_.take_all(); }
-  Messages posted() const override { return queue_.posted(); }
-  bool empty() const override { return queue_.empty(); }
+  void add(const std::shared_ptr<Message>& message) override;
+  bool progress(Messages& ended) override;
+  Messages take_all() override;
+  Messages posted() const override;
+  bool empty() const override;
   void check_can_complete(const Message& message) override;
 
   void check() override { session_->failure().check(); }
@@ -36,10 +40,27 @@ class NodeMessages final : public MessageCarrier {
   void leave() noexcept override {}  // the session's other users do
 
  private:
+  struct Outgoing {
+    Channel channel;
+    bool reserved = false;                         ///< its memory was taken
+    std::deque<std::shared_ptr<Message>> sends{};  ///< in the order posted
+  };
+  struct Incoming {
+    Channel channel;
+    size_t bytes = 0;  ///< of the message that is arriving,
+    size_t moved = 0;  ///< and how many of them are here
+  };
+
   SleepWord& doorbell() const { return session_->self().doorbell; }
+  bool push(int to, Messages& ended);
+  bool pull(int from);
+  /// Takes the next header from the channel if its message is to be taken in.
+  bool begin(int from);
 
   const std::shared_ptr<NodeSession> session_;
-  MessageQueue queue_;
+  std::vector<Outgoing> out_;  // by destination
+  std::vector<Incoming> in_;   // by source
+  Inbox inbox_;
 };
 
 std::shared_ptr<PointToPoint> make_node_point_to_point(std::shared_ptr<NodeSession> session);

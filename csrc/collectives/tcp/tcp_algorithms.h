@@ -15,20 +15,6 @@ namespace ours::tcp {
 void reduce(TcpRun& run, const Selection& selection, const Reducing& job);
 void reduce_scatter(TcpRun& run, const Selection& selection, const Scattering& job);
 
-/// `count` elements at `in`; `out` is null where the result is not wanted.
-struct Array {
-  DType dtype;
-  const Reduction& reduction;
-  const std::byte* in;
-  std::byte* out;
-  size_t count;
-
-  size_t bytes() const { return count * size_of(dtype); }
-};
-
-/// Every rank reduces the whole of a small array. tcp_reduce_direct.cpp
-void reduce_whole(TcpRun& run, const Array& array);
-
 /// An array in as many slices as there are ranks; each rank reduces one of them.
 struct Slices {
   DType dtype;

@@ -16,7 +16,7 @@ namespace ours::tcp {
 void broadcast(TcpRun& run, const ExchangePlan& plan) {
   const Span buffer = plan.buffer();
   const int root = plan.root;
-  Dissemination all(run.tcp, run.rank, run.size);
+  Dissemination all(run.members());
 
   const size_t parts = run.tcp.parts(buffer.bytes);
   const int place = (run.rank - root + run.size) % run.size;
@@ -34,11 +34,12 @@ void broadcast(TcpRun& run, const ExchangePlan& plan) {
 
   auto* const data = static_cast<std::byte*>(buffer.data);
   const size_t chunk = run.plan.chunk_bytes;
-  size_t sent = 0, passed_on = 0;
-  std::vector<size_t> arrived(parts, 0);
+  Tally sent;
+  size_t passed_on = 0;
+  std::vector<Tally> arrived(parts);
   const auto pass_on = [&] {
     for (const int child : children) {
-      run.tcp.send_part({child, 0, buffer.bytes}, passed_on, data + passed_on * chunk, &sent);
+      run.tcp.send_part({child, 0, buffer.bytes}, passed_on, data + passed_on * chunk, sent);
     }
     ++passed_on;
   };
@@ -50,12 +51,12 @@ void broadcast(TcpRun& run, const ExchangePlan& plan) {
       if (!agreed) return false;
       if (parent >= 0) {
         for (size_t part = 0; part < parts; ++part) {
-          run.tcp.receive_part({parent, 0, buffer.bytes}, part, data + part * chunk, &arrived[part]);
+          run.tcp.receive_part({parent, 0, buffer.bytes}, part, data + part * chunk, arrived[part]);
         }
       }
     }
-    while (passed_on < parts && arrived[passed_on] == 1) pass_on();
-    return passed_on == parts && sent == parts * children.size();
+    while (passed_on < parts && arrived[passed_on].complete()) pass_on();
+    return passed_on == parts && sent.complete();
   });
 }
 

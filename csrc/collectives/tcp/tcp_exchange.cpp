@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 
 #include "collectives/tcp/dissemination.h"
 #include "collectives/tcp/tcp_algorithms.h"
@@ -9,10 +8,10 @@
 // few ranks. Every rank sends at once to all that it has something for, beginning with the next rank, so that they do
 // not all send to the same one. Each message goes directly from its owner to its reader: no byte travels twice.
 //
-// A rank must get from another exactly as much as it expects; if any does not, no rank may have written anything. So
-// a rank first looks at the headers of all messages that come to it, leaving the data where it is. Then all confirm
-// by a dissemination that they found what they expected, and only then is the data read. If every rank sees every
-// other's header, and all say that they send and expect the same size everywhere, there is nothing to confirm.
+// If any rank does not get as much as it expects, no rank may have written anything. So a rank first looks at the
+// headers of all messages that come to it, leaving the data where it is. Then all confirm by a dissemination that they
+// found what they expected, and only then is the data read. If every rank sees every other's header, and all say that
+// they send and expect the same size everywhere, there is nothing to confirm.
 
 namespace ours::tcp {
 
@@ -23,6 +22,7 @@ constexpr uint8_t kUniform = 1;
 /// The round in which ranks say that they have begun, before those in which they confirm.
 constexpr uint32_t kBegun = 0;
 constexpr uint32_t kConfirming = 1;
+
 }  // namespace
 
 void exchange(TcpRun& run, const ExchangePlan& plan) {
@@ -32,7 +32,7 @@ void exchange(TcpRun& run, const ExchangePlan& plan) {
   std::vector<std::vector<std::byte>> copies;
   const bool uniform = own && plan.is_uniform(own->bytes);
   if (ranks > 1) run.tcp.agree(kBegun, static_cast<int>((me + 1) % ranks));
-  size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
+  Tally sent, received;
   struct Source {
     int rank;
     Span span;
@@ -49,8 +49,7 @@ void exchange(TcpRun& run, const ExchangePlan& plan) {
         copies.emplace_back(static_cast<const std::byte*>(data), static_cast<const std::byte*>(data) + span->bytes);
         data = copies.back().data();
       }
-      run.tcp.send({static_cast<int>(to), 0, span->bytes, uniform ? kUniform : uint8_t{0}}, data, &sent);
-      to_send += run.tcp.parts(span->bytes);
+      run.tcp.send({static_cast<int>(to), 0, span->bytes, uniform ? kUniform : uint8_t{0}}, data, sent);
     }
   }
 
@@ -62,8 +61,8 @@ void exchange(TcpRun& run, const ExchangePlan& plan) {
     if (header == nullptr) return false;
     all_uniform = all_uniform && header->detail == kUniform;
     if (header->total == from.span.bytes) return true;
-    const SizesDiffer differ{run.tcp.describe(from.rank), run.tcp.describe(run.rank), header->total, from.span.bytes};
-    run.tcp.mismatch(differ.in(run.running.record));
+    run.tcp.mismatch(sizes_disagree(run.tcp.describe(from.rank), header->total, run.tcp.describe(run.rank),
+                                    from.span.bytes, run.running.record));
   };
   run.tcp.run([&] {
     begun = begun || run.tcp.agreed(kBegun, static_cast<int>((me + ranks - 1) % ranks));
@@ -71,16 +70,15 @@ void exchange(TcpRun& run, const ExchangePlan& plan) {
     return begun && unseen.empty();
   });
   if (!all_uniform) {
-    Dissemination confirmed(run.tcp, run.rank, run.size, kConfirming);
+    Dissemination confirmed(run.members(), kConfirming);
     run.tcp.run([&] { return confirmed.advance(); });
   }
 
   for (const Source& from : sources) {
-    run.tcp.receive({from.rank, 0, from.span.bytes}, from.span.data, &received);
-    to_receive += run.tcp.parts(from.span.bytes);
+    run.tcp.receive({from.rank, 0, from.span.bytes}, from.span.data, received);
   }
   plan.copy_own(me);
-  run.tcp.run([&] { return sent == to_send && received == to_receive; });
+  run.tcp.run([&] { return sent.complete() && received.complete(); });
 }
 
 }  // namespace ours::tcp

@@ -1,5 +1,6 @@
 #include "collectives/tcp/tcp_group.h"
 
+#include <numeric>
 #include <utility>
 
 #include "collectives/tcp/dissemination.h"
@@ -8,26 +9,28 @@
 namespace ours {
 
 TcpGroup::TcpGroup(std::shared_ptr<TcpMesh> mesh)
-    : mesh_(std::move(mesh)), selection_(Selection::parse(mesh_->plan().rules)) {}
+    : mesh_(std::move(mesh)), selection_(Selection::parse(mesh_->plan().rules)), all_(static_cast<size_t>(size())) {
+  std::iota(all_.begin(), all_.end(), 0);
+}
 
 void TcpGroup::do_barrier(const Running& run) {
-  TcpRun now(*mesh_, run, scratch_);
-  Dissemination all(now.tcp, rank(), size());
+  TcpRun now = run_of(run);
+  Dissemination all(now.members());
   now.tcp.run([&] { return all.advance(); });
 }
 
 void TcpGroup::do_reduce(const Running& run, const Reducing& job) {
-  TcpRun now(*mesh_, run, scratch_);
+  TcpRun now = run_of(run);
   tcp::reduce(now, selection_, job);
 }
 
 void TcpGroup::do_reduce_scatter(const Running& run, const Scattering& job) {
-  TcpRun now(*mesh_, run, scratch_);
+  TcpRun now = run_of(run);
   tcp::reduce_scatter(now, selection_, job);
 }
 
 void TcpGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
-  TcpRun now(*mesh_, run, scratch_);
+  TcpRun now = run_of(run);
   if (plan.movement == Movement::Broadcast) return tcp::broadcast(now, plan);
   const bool gathers = plan.movement == Movement::AllGather;
   if (gathers && selection_.choose({Selectable::AllGather, size(), 1, 0}) == Algorithm::Ring) {
@@ -42,8 +45,7 @@ void TcpGroup::monitored_barrier(const Call& call, bool wait_all_ranks) {
 }
 
 void TcpGroup::abort(const std::string& reason) {
-  mesh_->fail(FailureKind::Aborted,
-              mesh_->describe_self() + " aborted the group" + (reason.empty() ? "" : ": " + reason));
+  mesh_->fail(FailureKind::Aborted, aborted(mesh_->describe_self(), reason));
 }
 
 void TcpGroup::fail(const std::exception_ptr& error) noexcept { mesh_->fail(error); }

@@ -7,6 +7,7 @@
 #include "collectives/group.h"
 #include "collectives/scratch.h"
 #include "collectives/select.h"
+#include "collectives/tcp/tcp_run.h"
 #include "transport/tcp/tcp_mesh.h"
 
 namespace ours {
@@ -40,9 +41,12 @@ class TcpGroup final : public Group {
   void do_exchange(const Running& run, const ExchangePlan& plan) override;
 
  private:
+  TcpRun run_of(const Running& run) { return {*mesh_, run, scratch_, all_}; }
+
   const std::shared_ptr<TcpMesh> mesh_;
   const Selection selection_;
   Scratch scratch_;
+  std::vector<int> all_;    ///< the ranks, 0 to size() - 1
   uint64_t monitored_ = 0;  ///< monitored barriers so far
 };
 

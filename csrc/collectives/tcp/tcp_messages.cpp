@@ -131,15 +131,15 @@ Messages TcpMessages::take_all() {
   const TcpMesh::Lock lock = mesh_->lock();
   // The streams must not touch the memory of messages that have ended.
   for (const int rank : connections_.met()) connections_.data(rank, 0).forget();
-  Messages all = inbox_.take_all();
-  for (const Outgoing& one : sends_) all.push_back(one.message);
+  Messages all = posted();
+  inbox_.collect(all);
+  inbox_.clear();
   sends_.clear();
   return all;
 }
 
 Messages TcpMessages::posted() const {
-  Messages all;
-  inbox_.append_posted(all);
+  Messages all = inbox_.posted();
   for (const Outgoing& one : sends_) all.push_back(one.message);
   return all;
 }

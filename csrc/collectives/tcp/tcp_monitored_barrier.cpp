@@ -1,53 +1,85 @@
+#include <algorithm>
+
+#include "collectives/monitored_barrier.h"
 #include "collectives/tcp/tcp_algorithms.h"
 #include "common/error.h"
-#include "transport/tcp/tcp_monitor.h"
 
-// monitored_barrier is independent of the numbers of the other calls: a rank that hangs in one of them must be
-// reported missing here. All tell rank 0 that they have arrived; rank 0 waits for all and then tells them its
-// verdict. Programs match the texts of these errors, so they keep the words of torch.distributed.
+// The messages travel on the connections for control, beside those of a call that is under way on another thread.
 
 namespace ours::tcp {
 
-void monitored_barrier(TcpMesh& mesh, const Call& call, uint64_t number, bool wait_all_ranks) {
-  const std::string within = " in " + std::to_string(call.deadline.timeout().count()) + " ms";
-  TcpMonitor monitor(mesh, call.deadline, number);
-  if (mesh.rank() != 0) {
-    const std::string why = monitor.await(0, true);
-    if (why.empty()) return;
-    const std::string message =
-        "Rank " + std::to_string(mesh.rank()) +
-        " successfully reached monitoredBarrier, but received errors while waiting for send/recv "
-        "from rank 0: " +
-        (why == TcpMonitor::kLate ? monitor.describe(0) + " did not answer" + within : why);
-    mesh.fail(FailureKind::Timeout, message);
-    throw TimeoutError(message);
+namespace {
+
+std::string what() { return "monitored_barrier"; }
+
+/// Holds the mesh's lock while it lives, except while it waits.
+class Barrier final : public MonitoredBarrier {
+ public:
+  Barrier(TcpMesh& mesh, Deadline deadline, uint64_t number)
+      : MonitoredBarrier(mesh.rank(), mesh.size()),
+        mesh_(mesh),
+        endpoint_(mesh.endpoint()),
+        deadline_(deadline),
+        number_(number),
+        lock_(mesh.lock()) {
+    // A call on another thread may have to look around while this one holds the mesh.
+    mesh_.wake();
   }
 
-  if (call.deadline.passed()) {
-    const std::string message = "Rank 0 timed out in monitoredBarrier" + within +
-                                ", before any other rank could be waited for; raise the timeout";
-    mesh.fail(FailureKind::Timeout, message);
-    throw TimeoutError(message);
+ protected:
+  std::string describe(int rank) override { return mesh_.describe(rank); }
+  void check() override { mesh_.failure().check(); }
+  void fail(const std::string& message) override { mesh_.fail(FailureKind::Timeout, message); }
+
+  void announce() override {
+    FrameHeader header;
+    header.kind = FrameKind::Monitor;
+    header.call = number_;
+    for (int r = 0; r < size_; ++r) {
+      if ((r == 0) != (rank_ == 0)) endpoint_.connections().control(r).post_send(header, std::string());
+    }
+    try {
+      endpoint_.progress();
+    } catch (const Error&) {
+      // The wait that follows, or the next call, will learn of the failure.
+    }
   }
-  std::string missing, details;
-  for (int r = 1; r < mesh.size() && (missing.empty() || wait_all_ranks); ++r) {
-    const std::string why = monitor.await(r, false);
-    if (why.empty()) continue;
-    missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-    details += "; " + monitor.describe(r) + (why == TcpMonitor::kLate ? " did not arrive" : ": " + why);
+
+  std::string await(int rank) override {
+    const TcpConnections& connections = endpoint_.connections();
+    try {
+      Interrupts interrupts;
+      endpoint_.reach(lock_, rank, deadline_, what);
+      while (true) {
+        const bool moved = endpoint_.progress();
+        if (endpoint_.calls().reached_monitor(rank, number_)) return "";
+        if (connections.left(rank)) return describe(rank) + ' ' + connections.absence(rank);
+        endpoint_.check();
+        const auto now = Clock::now();
+        if (now >= deadline_.at()) return kLate;
+        endpoint_.check_interrupts(lock_, interrupts, what);
+        if (moved || connections.anything_ready()) continue;
+        endpoint_.sleep(lock_, std::min<Clock::duration>(deadline_.at() - now, kLookAround));
+      }
+    } catch (const Error& e) {
+      // The verdict of rank 0 is a timeout, too.
+      return dynamic_cast<const TimeoutError*>(&e) != nullptr && !(rank == 0 && mesh_.failure().failed()) ? kLate
+                                                                                                          : e.what();
+    }
   }
-  if (missing.empty()) {
-    for (int r = 1; r < mesh.size(); ++r) monitor.tell(r);
-    monitor.flush();
-    return;
-  }
-  const FailureKind kind = mesh.failure().kind();
-  if (kind != FailureKind::None && kind != FailureKind::Timeout) mesh.failure().check();
-  const std::string message = (wait_all_ranks ? "Ranks " : "Rank ") + missing + " failed to pass monitoredBarrier" +
-                              within + details + (wait_all_ranks ? "" : "; later ranks were not waited for");
-  mesh.fail(FailureKind::Timeout, message);
-  // This is not the group's failure: ranks that waited as long as this one may have recorded theirs first.
-  throw TimeoutError(message);
+
+ private:
+  TcpMesh& mesh_;
+  TcpEndpoint& endpoint_;
+  const Deadline deadline_;
+  const uint64_t number_;
+  TcpMesh::Lock lock_;
+};
+
+}  // namespace
+
+void monitored_barrier(TcpMesh& mesh, const Call& call, uint64_t number, bool wait_all_ranks) {
+  Barrier(mesh, call.deadline, number).run(call, wait_all_ranks);
 }
 
 }  // namespace ours::tcp

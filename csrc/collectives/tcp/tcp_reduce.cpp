@@ -1,20 +1,30 @@
 #include <cstring>
-#include <numeric>
 
-#include "collectives/doubling.h"
 #include "collectives/partial_sums.h"
+#include "collectives/short_reductions.h"
 #include "collectives/tcp/tcp_algorithms.h"
 #include "common/partition.h"
 
 // The table of algorithms (select.h) says which algorithm reduces what: among few ranks, every rank talks to every
-// other (tcp_reduce_direct.cpp); among many, small messages are reduced by recursive doubling (doubling.h) and large
-// ones around a ring.
+// other (tcp_reduce_direct.cpp); among many, small messages are reduced by recursive doubling (short_reductions.h) and
+// large ones around a ring.
 //
 // Data that lies in several places is packed into one before, and unpacked afterwards.
 
 namespace ours::tcp {
 
 namespace {
+
+/// `count` elements at `in`; `out` is null where the result is not wanted.
+struct Array {
+  DType dtype;
+  const Reduction& reduction;
+  const std::byte* in;
+  std::byte* out;
+  size_t count;
+
+  size_t bytes() const { return count * size_of(dtype); }
+};
 
 Algorithm choose(const TcpRun& run, const Selection& selection, Selectable operation, size_t bytes) {
   // Every rank has a node of its own.
@@ -25,27 +35,28 @@ void reduce_doubling(TcpRun& run, const Array& array) {
   const size_t bytes = array.bytes();
   std::byte* const mine = run.scratch.take(2 * bytes);
   if (bytes != 0) std::memcpy(mine, array.in, bytes);
-  std::vector<int> all(static_cast<size_t>(run.size));
-  std::iota(all.begin(), all.end(), 0);
-  Doubling(run.tcp, all, run.rank)
-      .reduce(mine, mine + bytes, array.count, array.dtype, array.reduction,
-              [&](const std::function<bool()>& done) { run.tcp.run(done); });
+  reduce_by_doubling(run.members(), {array.count, array.dtype, array.reduction}, mine, mine + bytes);
   if (bytes != 0 && array.out != nullptr) std::memcpy(array.out, mine, bytes);
+}
+
+void reduce_whole(TcpRun& run, const Array& array) {
+  const size_t bytes = array.bytes();
+  std::byte* const all = run.scratch.take(run.all.size() * bytes);
+  // Sent from a copy, since the result may overwrite the input before all of it is sent.
+  if (bytes != 0) std::memcpy(all + static_cast<size_t>(run.rank) * bytes, array.in, bytes);
+  ours::reduce_whole(run.members(), {array.count, array.dtype, array.reduction}, all, array.out);
 }
 
 Slices slices_of(const TcpRun& run, const Array& array, int root) {
   constexpr size_t kAlign = 64;
   const size_t element = size_of(array.dtype);
-  Slices slices{array.dtype, array.reduction, {}, {}, {}, {root}};
+  Slices slices{array.dtype, array.reduction, {}, {}, {}, root < 0 ? run.all : std::vector<int>{root}};
   for (int r = 0; r < run.size; ++r) {
     const Slice slice = slice_of(array.count, run.size, r, kAlign / element);
     slices.inputs.push_back(array.in + slice.begin * element);
     slices.counts.push_back(slice.size());
     slices.outputs.push_back(array.out == nullptr ? nullptr : array.out + slice.begin * element);
   }
-  if (root >= 0) return slices;
-  slices.readers.resize(static_cast<size_t>(run.size));
-  std::iota(slices.readers.begin(), slices.readers.end(), 0);
   return slices;
 }
 
@@ -79,13 +90,10 @@ void reduce(TcpRun& run, const Selection& selection, const Reducing& job) {
   }
   // Kept until all sends from it and receives into it have ended, however the call ends.
   std::byte* const packed = run.tcp.keep(count * element);
-  job.in.visit(0, count,
-               [&](std::byte* data, size_t at, size_t n) { std::memcpy(packed + at * element, data, n * element); });
+  job.in.copy_out(0, count, packed);
   std::byte* const to = job.out == nullptr ? nullptr : packed;
   reduce_array(run, selection, {dtype, job.reduction, packed, to, count}, job.root);
-  if (job.out == nullptr) return;
-  job.out->visit(0, count,
-                 [&](std::byte* data, size_t at, size_t n) { std::memcpy(data, packed + at * element, n * element); });
+  if (job.out != nullptr) job.out->copy_in(0, count, packed);
 }
 
 void reduce_scatter(TcpRun& run, const Selection& selection, const Scattering& job) {

@@ -1,19 +1,13 @@
 #include <algorithm>
-#include <cstring>
 
 #include "collectives/tcp/tcp_algorithms.h"
 #include "common/partition.h"
 
-// Reductions among few ranks, in which every rank talks to every other.
-//
-// Small messages: every rank sends its whole input to every other, and reduces all of them for itself. That takes one
-// message's time, and more arithmetic than needed.
-//
-// Large messages: a reduce-scatter and an all-gather (Rabenseifner 2004), both direct: rank r gets slice r of all
-// others' inputs, reduces it, and sends the result to all. Each rank sends 2 (P - 1) / P of the message, which is the
-// minimum, like a ring; but there are no partial sums as in a ring, and no roundings of them. Slices travel in parts.
-// While the last parts of the inputs are on their way, the first results are, too: the links stay busy in both
-// directions.
+// Reductions of large arrays among few ranks, in which every rank talks to every other: a reduce-scatter and an
+// all-gather (Rabenseifner 2004), both direct. Rank r gets slice r of all others' inputs, reduces it, and sends the
+// result to all. Each rank sends 2 (P - 1) / P of the message, which is the minimum, like a ring, but without partial
+// sums and their roundings. Slices travel in parts: while the last parts of the inputs are on their way, the first
+// results are, too.
 //
 // Each element is reduced in the order of ranks, in one go: the bits are those of shared memory, whatever the size of
 // the message and wherever it is cut.
@@ -37,32 +31,6 @@ constexpr size_t kLeastWindow = 2;
 
 }  // namespace
 
-void reduce_whole(TcpRun& run, const Array& array) {
-  const auto ranks = static_cast<size_t>(run.size);
-  const auto me = static_cast<size_t>(run.rank);
-  const size_t bytes = array.bytes();
-  std::byte* const all = run.scratch.take(ranks * bytes);
-  // Sent from a copy, since the result may overwrite the input before all of it is sent.
-  if (bytes != 0) std::memcpy(all + me * bytes, array.in, bytes);
-  size_t sent = 0;
-  size_t received = 0;
-  size_t parts = 0;
-  for (size_t i = 1; i < ranks; ++i) {
-    const auto to = static_cast<int>((me + i) % ranks);
-    run.tcp.send({to, kInputs, bytes}, all + me * bytes, &sent);
-  }
-  for (size_t i = 1; i < ranks; ++i) {
-    const size_t from = (me + ranks - i) % ranks;
-    run.tcp.receive({static_cast<int>(from), kInputs, bytes}, all + from * bytes, &received);
-    parts += run.tcp.parts(bytes);
-  }
-  run.tcp.run([&] { return sent == parts && received == parts; });
-  if (array.out == nullptr || array.count == 0) return;
-  std::vector<const void*> sources(ranks);
-  for (size_t r = 0; r < ranks; ++r) sources[r] = all + r * bytes;
-  ours::reduce(array.out, sources.data(), run.size, array.count, array.dtype, array.reduction);
-}
-
 void reduce_direct(TcpRun& run, const Slices& job) {
   const auto ranks = static_cast<size_t>(run.size);
   const auto me = static_cast<size_t>(run.rank);
@@ -81,29 +49,27 @@ void reduce_direct(TcpRun& run, const Slices& job) {
     return memory + ((part % window) * (ranks - 1) + (peer < me ? peer : peer - 1)) * chunk;
   };
 
-  size_t sent = 0, to_send = 0, received = 0, to_receive = 0;
-  std::vector<size_t> arrived(own_parts, 0);
+  Tally sent, received;
+  std::vector<Tally> arrived(own_parts);
   size_t posted = 0, reduced = 0;
   const auto bytes_of = [&](size_t r) { return job.counts[r] * element; };
 
   // Each begins with the next rank, so that they do not all send to the same one at once.
   for (size_t i = 1; i < ranks; ++i) {
     const size_t to = (me + i) % ranks;
-    run.tcp.send({static_cast<int>(to), kInputs, bytes_of(to)}, job.inputs[to], &sent);
-    to_send += run.tcp.parts(bytes_of(to));
+    run.tcp.send({static_cast<int>(to), kInputs, bytes_of(to)}, job.inputs[to], sent);
   }
   const auto post = [&] {
     for (; posted < own_parts && posted < reduced + window; ++posted) {
       for (size_t i = 1; i < ranks; ++i) {
         const size_t from = (me + i) % ranks;
         run.tcp.receive_part({static_cast<int>(from), kInputs, own_bytes}, posted, place(posted, from),
-                             &arrived[posted]);
+                             arrived[posted]);
       }
       if (posted + 1 < own_parts || !reads) continue;
       for (size_t i = 1; i < ranks; ++i) {
         const size_t from = (me + i) % ranks;
-        run.tcp.receive({static_cast<int>(from), kResults, bytes_of(from)}, job.outputs[from], &received);
-        to_receive += run.tcp.parts(bytes_of(from));
+        run.tcp.receive({static_cast<int>(from), kResults, bytes_of(from)}, job.outputs[from], received);
       }
     }
   };
@@ -115,19 +81,17 @@ void reduce_direct(TcpRun& run, const Slices& job) {
       ours::reduce(result + bytes.begin, sources.data(), run.size, bytes.size() / element, job.dtype, job.reduction);
     }
     for (const int reader : job.readers) {
-      if (reader == run.rank) continue;
-      run.tcp.send_part({reader, kResults, own_bytes}, part, result + bytes.begin, &sent);
-      ++to_send;
+      if (reader != run.rank) run.tcp.send_part({reader, kResults, own_bytes}, part, result + bytes.begin, sent);
     }
   };
 
   post();
   run.tcp.run([&] {
-    while (reduced < own_parts && arrived[reduced] == ranks - 1) {
+    while (reduced < own_parts && arrived[reduced].complete()) {
       reduce_part(reduced++);
       post();
     }
-    return reduced == own_parts && sent == to_send && received == to_receive;
+    return reduced == own_parts && sent.complete() && received.complete();
   });
 }
 

@@ -1,6 +1,6 @@
 #include <algorithm>
-#include <cstring>
 
+#include "collectives/partial_sums.h"
 #include "collectives/tcp/tcp_algorithms.h"
 #include "common/partition.h"
 
@@ -23,20 +23,6 @@
 namespace ours::tcp {
 
 namespace {
-
-/// The reduction of partial sums.
-Reduction partial(const Reduction& reduction) {
-  Reduction sum = reduction;
-  if (reduction.kind == ReduceKind::Avg || reduction.kind == ReduceKind::PremulSum) sum.kind = ReduceKind::Sum;
-  return sum;
-}
-
-/// The reduction of the last two values of an element.
-Reduction last(const Reduction& reduction) {
-  Reduction result = reduction;
-  if (reduction.kind == ReduceKind::PremulSum) result.kind = ReduceKind::Sum;
-  return result;
-}
 
 /// One part of the incoming data: its step, and its number in that step's slice.
 struct Cursor {
@@ -61,13 +47,9 @@ void reduce_ring(TcpRun& run, const Slices& job) {
   const int before = static_cast<int>((me + ranks - 1) % ranks);
   const size_t gathering = job.outputs[next] == nullptr ? 0 : ranks - 1;  // steps of the all-gather
   const size_t steps = ranks - 1 + gathering;
-  // The slice sent in step t. What is received in step t is sent in the next.
-  const auto slice_at = [&](size_t step) {
-    return step < ranks - 1 ? (me + 2 * ranks - 1 - step) % ranks : (me + 2 * ranks - (step - (ranks - 1))) % ranks;
-  };
-  const auto slice_from = [&](size_t step) {
-    return step < ranks - 1 ? (me + 2 * ranks - 2 - step) % ranks : (me + 2 * ranks - 1 - (step - (ranks - 1))) % ranks;
-  };
+  // The slice sent in a step: partial sums go around once, and then the results. What is received is sent next.
+  const auto slice_at = [&](size_t step) { return (me + 2 * ranks - 1 - step) % ranks; };
+  const auto slice_from = [&](size_t step) { return slice_at(step + 1); };
 
   // PREMUL_SUM multiplies each input once, before anything is added.
   std::vector<const std::byte*> inputs = job.inputs;
@@ -88,13 +70,13 @@ void reduce_ring(TcpRun& run, const Slices& job) {
   std::byte* const sums = run.scratch.take(2 * longest + 2 * chunk);
   const auto buffer = [&](size_t step) { return sums + (step % 2) * (longest + chunk); };
 
-  std::vector<std::vector<size_t>> arrived(steps), sent(steps);
+  std::vector<std::vector<Tally>> arrived(steps), sent(steps);
   for (size_t t = 0; t < steps; ++t) {
-    arrived[t].assign(run.tcp.parts(bytes_of(slice_from(t))), 0);
-    sent[t].assign(run.tcp.parts(bytes_of(slice_at(t))), 0);
+    arrived[t].resize(run.tcp.parts(bytes_of(slice_from(t))));
+    sent[t].resize(run.tcp.parts(bytes_of(slice_at(t))));
   }
   const auto send = [&](size_t step, size_t part, const std::byte* data) {
-    run.tcp.send_part({next, static_cast<uint16_t>(step), bytes_of(slice_at(step))}, part, data, &sent[step][part]);
+    run.tcp.send_part({next, static_cast<uint16_t>(step), bytes_of(slice_at(step))}, part, data, sent[step][part]);
   };
 
   Cursor posted, done;
@@ -106,13 +88,13 @@ void reduce_ring(TcpRun& run, const Slices& job) {
       std::byte* to = nullptr;
       if (step < ranks - 1) {
         // A buffer is free once the part that lay there two steps ago has been sent on.
-        const bool free = step < 2 || part >= sent[step - 1].size() || sent[step - 1][part] == 1;
+        const bool free = step < 2 || part >= sent[step - 1].size() || sent[step - 1][part].done == 1;
         if (!free) return;
         to = buffer(step) + part * chunk;
       } else {
         to = job.outputs[slice] + part * chunk;
       }
-      run.tcp.receive_part({before, static_cast<uint16_t>(step), bytes_of(slice)}, part, to, &arrived[step][part]);
+      run.tcp.receive_part({before, static_cast<uint16_t>(step), bytes_of(slice)}, part, to, arrived[step][part]);
       if (++posted.part < arrived[step].size()) continue;
       posted = {step + 1, 0};
     }
@@ -128,7 +110,7 @@ void reduce_ring(TcpRun& run, const Slices& job) {
       const void* const sources[2] = {sum, inputs[slice] + bytes.begin};
       if (!bytes.empty()) {
         ours::reduce(to, sources, 2, bytes.size() / element, job.dtype,
-                     final ? last(job.reduction) : partial(job.reduction));
+                     final ? between_nodes(job.reduction, job.dtype) : plain(job.reduction));
       }
       result = to;
     } else {
@@ -140,15 +122,15 @@ void reduce_ring(TcpRun& run, const Slices& job) {
   for (size_t part = 0; part < sent[0].size(); ++part) send(0, part, inputs[slice_at(0)] + part * chunk);
   post();
   run.tcp.run([&] {
-    while (done.step < steps && arrived[done.step][done.part] == 1) {
+    while (done.step < steps && arrived[done.step][done.part].done == 1) {
       take(done.step, done.part);
       if (++done.part < arrived[done.step].size()) continue;
       done = {done.step + 1, 0};
     }
     post();
     if (done.step < steps) return false;
-    return std::all_of(sent.begin(), sent.end(), [](const std::vector<size_t>& step) {
-      return std::all_of(step.begin(), step.end(), [](size_t count) { return count == 1; });
+    return std::all_of(sent.begin(), sent.end(), [](const std::vector<Tally>& step) {
+      return std::all_of(step.begin(), step.end(), [](const Tally& part) { return part.complete(); });
     });
   });
 }

@@ -2,11 +2,12 @@
 #include <atomic>
 #include <climits>
 #include <cstring>
+#include <future>
+#include <thread>
 
 #include "common/error.h"
 #include "engines/mpi/buffers.h"
 #include "engines/mpi/process.h"
-#include "engines/mpi/wait.h"
 #include "engines/mpi_meeting.h"
 #include "engines/mpi_plan.h"
 
@@ -16,6 +17,18 @@ namespace {
 
 /// How long a message waits for another thread's call of MPI. Only the making of a group takes long.
 constexpr std::chrono::milliseconds kBeginTimeout = std::chrono::minutes(5);
+
+/// Runs `call`, which may never return, in a thread of its own. Returns whether it has returned before the deadline,
+/// and throws what it throws. `call` must own what it uses.
+template <class Call>
+bool wait_for(Call call, Deadline deadline) {
+  std::packaged_task<void()> task(std::move(call));
+  std::future<void> end = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (end.wait_until(deadline.at()) != std::future_status::ready) return false;
+  end.get();
+  return true;
+}
 
 /// The communicator of a group, which its engine and its messages share.
 class Communicator {

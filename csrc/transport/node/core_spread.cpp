@@ -24,16 +24,6 @@ int better_core(const std::vector<int>& cores, int rank, const std::vector<int>&
   return on(mine) - on(best) >= 2 ? best : -1;
 }
 
-std::vector<int> allowed_cores() {
-  cpu_set_t set;
-  std::vector<int> cores;
-  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &set)) cores.push_back(core);
-  }
-  return cores;
-}
-
 bool move_to_core(int core) {
   cpu_set_t before;
   cpu_set_t there;

@@ -12,16 +12,13 @@ namespace ours {
 /// last moves, so that all can decide without asking.
 int better_core(const std::vector<int>& cores, int rank, const std::vector<int>& allowed);
 
-/// Cores that the calling thread may run on; empty if the system does not say.
-std::vector<int> allowed_cores();
-
 /// Moves the calling thread to `core` and leaves it free to be moved on as before. Returns false if the system
 /// refuses.
 bool move_to_core(int core);
 
-/// Spreads the ranks of a node over its cores at the start of a collective. The scheduler leaves three of four ranks
-/// on one of two cores for tens of milliseconds, because a rank that yields while it waits looks as busy to it as one
-/// that works. If other programs make the scheduler undo the move, it is tried less and less often.
+/// Spreads the ranks of a node over its cores at the start of a collective. The scheduler may leave three of four ranks
+/// on one of two cores, because to it a rank that yields looks as busy as one that works. If other programs make the
+/// scheduler undo the move, it is tried less and less often.
 class CoreSpread {
  public:
   explicit CoreSpread(NodeSession& session);

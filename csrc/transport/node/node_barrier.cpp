@@ -1,5 +1,7 @@
 #include "transport/node/node_barrier.h"
 
+#include "common/listed.h"
+
 namespace ours {
 
 void NodeBarrier::sync(Deadline deadline, uint64_t call, const std::function<std::string()>& what) {
@@ -38,7 +40,6 @@ void NodeBarrier::look_around(Deadline deadline, uint64_t call, const std::funct
   session_.failure().check();
   // All absent ranks, not only the one awaited first: it may be busy for long while another has died.
   std::vector<int> absent;
-  std::string names;
   for (int r = 0; r < session_.size(); ++r) {
     if (arrived(r, epoch_)) continue;
     const std::string refusal = session_.refusal(r, call);
@@ -46,17 +47,16 @@ void NodeBarrier::look_around(Deadline deadline, uint64_t call, const std::funct
     const char* why = session_.absence(r);
     // The rank may have arrived, and then ended, since we last looked.
     if (why != nullptr && !arrived(r, epoch_)) session_.lost(r, why, what());
-    names += (absent.empty() ? "" : ", ") + session_.describe(r);
     absent.push_back(r);
   }
   if (absent.empty()) return;
   if (session_.lookout() != nullptr) session_.lookout()->look_around(absent);
   if (!deadline.passed()) return;
-  if (session_.lookout() != nullptr) names = session_.lookout()->culprits(absent);
+  const std::string names = session_.lookout() != nullptr
+                                ? session_.lookout()->culprits(absent)
+                                : listed(absent, [this](int r) { return session_.describe(r); });
   session_.failure().raise(FailureKind::Timeout,
-                           what() + ": Timed out waiting " + std::to_string(deadline.timeout().count()) + "ms on " +
-                               session_.describe(session_.rank()) + " for " + names +
-                               ". Are they still computing (raise the timeout), stopped, or on another code path?");
+                           timed_out(what(), deadline, session_.describe(session_.rank()), names));
 }
 
 }  // namespace ours

@@ -9,10 +9,10 @@
 
 namespace ours {
 
-/// Synchronises the ranks of a group on one node. All ranks count the same synchronisations, and all may read what a
-/// rank published before arriving at number e from sync e on, until they arrive at e + 1. Hence everything published
-/// lies in two places, used in turn: a rank that writes for e + 1 knows that all have passed e, so no rank still
-/// reads what was written for e - 1. No operation needs a closing synchronisation.
+/// Synchronises the ranks of a group on one node. What a rank published before synchronisation e may be read until the
+/// reader arrives at e + 1. Everything published lies in two places, used in turn: a rank that writes for e + 1 knows
+/// that all have passed e, so none still reads what was written for e - 1. No operation needs a closing
+/// synchronisation.
 class NodeBarrier {
  public:
   explicit NodeBarrier(NodeSession& session) : session_(session) {}

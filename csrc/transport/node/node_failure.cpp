@@ -17,14 +17,7 @@ constexpr uint32_t kReadable = 2;
 
 void NodeFailure::fail(FailureKind kind, const std::string& message) noexcept {
   adopt();
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (kind_ == FailureKind::None) {
-      kind_ = kind;
-      message_ = message;
-    }
-    known_.store(true, std::memory_order_release);
-  }
+  own_.record(kind, message);
   uint32_t expected = kNoFailure;
   if (header_.failure_state.compare_exchange_strong(expected, kWriting)) {
     header_.failure_kind = static_cast<uint32_t>(kind);
@@ -44,17 +37,12 @@ void NodeFailure::fail(const std::exception_ptr& error) noexcept {
 }
 
 void NodeFailure::adopt() {
-  if (known_.load(std::memory_order_acquire)) return;
-  if (header_.failure_state.load(std::memory_order_acquire) != kReadable) return;
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (kind_ == FailureKind::None) {
-    kind_ = static_cast<FailureKind>(header_.failure_kind);
-    message_.assign(header_.failure_message, ::strnlen(header_.failure_message, sizeof(header_.failure_message)));
-  }
-  known_.store(true, std::memory_order_release);
+  if (own_.failed() || !told()) return;
+  own_.record(static_cast<FailureKind>(header_.failure_kind),
+              {header_.failure_message, ::strnlen(header_.failure_message, sizeof(header_.failure_message))});
 }
 
-bool NodeFailure::failed() const { return known_.load(std::memory_order_acquire) || told(); }
+bool NodeFailure::failed() const { return own_.failed() || told(); }
 
 bool NodeFailure::told() const {
   // Sequentially consistent: see HeapPlaces::withdraw().
@@ -62,8 +50,8 @@ bool NodeFailure::told() const {
 }
 
 void NodeFailure::check() {
-  if (!failed()) return;
-  throw_as(kind(), message());
+  adopt();
+  own_.check();
 }
 
 void NodeFailure::raise(FailureKind kind, const std::string& message) {
@@ -73,14 +61,12 @@ void NodeFailure::raise(FailureKind kind, const std::string& message) {
 
 FailureKind NodeFailure::kind() {
   adopt();
-  std::lock_guard<std::mutex> lock(mutex_);
-  return kind_;
+  return own_.kind();
 }
 
 std::string NodeFailure::message() {
   adopt();
-  std::lock_guard<std::mutex> lock(mutex_);
-  return message_;
+  return own_.message();
 }
 
 }  // namespace ours

@@ -1,11 +1,9 @@
 #pragma once
 
-#include <atomic>
 #include <exception>
-#include <mutex>
 #include <string>
 
-#include "transport/failure_kind.h"
+#include "transport/group_failure.h"
 #include "transport/node/node_layout.h"
 
 namespace ours {
@@ -45,10 +43,7 @@ class NodeFailure {
   SegmentHeader& header_;
   RankBlock* blocks_;
   int ranks_;
-  std::atomic<bool> known_{false};
-  std::mutex mutex_;  // guards the two below
-  FailureKind kind_ = FailureKind::None;
-  std::string message_;
+  GroupFailure own_;
 };
 
 }  // namespace ours

@@ -3,10 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "common/fd.h"
@@ -15,10 +13,8 @@
 namespace ours {
 
 /// Memory for tensors that the peers of a node can read and write where it lies, so that a reduction needs no copies.
-/// One sparse file, made by the leader, holds an arena for each rank. A rank gives out pieces of its own arena, and
-/// maps all arenas when it first does. Pages cost nothing until they are given out, and are returned when they are
-/// freed. Whole huge pages that are given out, in one piece or in several, can be moved onto huge pages. Safe to use
-/// from any thread.
+/// One sparse file, made by the leader, holds an arena for each rank, which gives out pieces of it. Pages cost nothing
+/// until they are given out, and are returned when they are freed. Safe to use from any thread.
 class NodeHeap {
  public:
   static constexpr uint64_t kNowhere = ~uint64_t{0};
@@ -46,10 +42,9 @@ class NodeHeap {
   /// Where [data, data + bytes) lies in this rank's arena; kNowhere unless all of it was given out as one piece.
   uint64_t offset_of(const void* data, size_t bytes) const;
 
-  /// Makes the pages of [offset, offset + bytes) in this rank's arena private, so that later writes of peers no
-  /// longer reach it. Addresses and contents stay, and other threads may write there meanwhile. For a group that has
-  /// failed: the range is not given out again, and peers may read zeros there. Pages that the system cannot make
-  /// private stay shared.
+  /// For a group that has failed: makes the pages of [offset, offset + bytes) in this rank's arena private, so that
+  /// later writes of peers no longer reach it. Addresses and contents stay, and other threads may write there
+  /// meanwhile. The range is not given out again. Pages that the system cannot make private stay shared.
   void withdraw(uint64_t offset, size_t bytes) noexcept;
 
   /// The address here of an offset in `rank`'s arena. Throws SystemError if there is no address space for it.
@@ -66,9 +61,8 @@ class NodeHeap {
   /// Maps [begin, end) of `rank`'s arena anew: what this process writes there from now on is private. Other threads
   /// may use the memory meanwhile. Returns false if the system refuses.
   bool map_own(int rank, uint64_t begin, uint64_t end) noexcept;
-  /// Moves the huge pages that are full now that [offset, offset + bytes) has been taken. Each page is moved only
-  /// once: moving takes so long that it pays only for memory that stays, not for memory that is freed again and
-  /// again.
+  /// Moves the huge pages that are full now that [offset, offset + bytes) has been taken, each only once: moving pays
+  /// only for memory that stays.
   void move_full_pages(uint64_t offset, size_t bytes);
   void give_back_pages(uint64_t offset, size_t bytes);
   uint64_t take(size_t bytes);

@@ -12,18 +12,14 @@
 //
 //   SegmentHeader | RankBlock[ranks] | tables[ranks] | stages[ranks] | channels[ranks][ranks]
 //
-// A rank writes the data of its own block, table, stage and outgoing channels. It touches only counters of others: it
-// rings doorbells, counts itself among sleepers, and says how far it has read an incoming channel. The failure record
-// in the header is written once, by the first rank that fails.
+// A rank writes the data of its own block, table, stage and outgoing channels; of others it touches only counters. The
+// failure record in the header is written once, by the first rank that fails.
 
 namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 10;
-
-/// Bytes of the rules by which algorithms are chosen, with a terminator.
-constexpr size_t kMostRules = 4097;
+constexpr uint32_t kSegmentVersion = 11;
 
 /// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
@@ -79,7 +75,7 @@ struct alignas(alignof(Arrival)) RankBlock {
   /// Whether the rank has measured that it is faster to write what ranks share around their caches.
   std::atomic<bool> around_is_faster;
   /// The ranks outside the node for which this rank waits, as numbers in the group, and the call in which it waits;
-  /// -1 ends a shorter list. Its node's ranks, which may wait for this one, name those in errors.
+  /// -1 ends a shorter list. Errors of its node's ranks blame those.
   std::atomic<uint64_t> blame_call;
   std::atomic<int32_t> blamed[kMostBlamed];
   std::atomic<uint32_t> state;  ///< RankState
@@ -106,7 +102,6 @@ struct SegmentHeader {
   uint64_t chunk_bytes;
   uint64_t ring_bytes;
   uint64_t small_bytes;
-  char rules[kMostRules];
   int32_t leader_pid;
   int32_t heap_fd;                         ///< the leader's descriptor of the heap's file; < 0: there is none
   alignas(kCacheLine) SleepWord attached;  ///< number of ranks that have attached

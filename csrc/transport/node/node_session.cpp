@@ -8,25 +8,19 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <optional>
 #include <sstream>
 
 #include "common/descriptors.h"
+#include "common/listed.h"
 #include "common/machine_share.h"
 #include "common/options.h"
 #include "common/own_name.h"
+#include "transport/topology.h"
 
 namespace ours {
 
 namespace {
-
-std::string boot_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
-  return id.empty() ? "unknown" : id;
-}
 
 WaitPolicy wait_policy_for(bool have_own_cores) {
   // The scheduler now and then puts even ranks that could have a core each on the same one. So every rank yields
@@ -135,11 +129,6 @@ std::shared_ptr<NodeSession> NodeSession::create(int rank, int size, const NodeC
   header->chunk_bytes = config.chunk_bytes;
   header->ring_bytes = config.ring_bytes;
   header->small_bytes = config.small_bytes;
-  if (config.rules.size() >= sizeof(header->rules)) {
-    throw Error("the table of algorithms (OURS_SELECT) is too long: it has " + std::to_string(config.rules.size()) +
-                " characters, and at most " + std::to_string(sizeof(header->rules) - 1) + " are allowed");
-  }
-  std::memcpy(header->rules, config.rules.c_str(), config.rules.size() + 1);
   if (::getrandom(header->nonce, sizeof(header->nonce), 0) != sizeof(header->nonce)) {
     throw SystemError("cannot draw a nonce (getrandom)", errno);
   }
@@ -154,7 +143,7 @@ std::shared_ptr<NodeSession> NodeSession::open(int rank, int size, const std::st
   if (address.node_id != options().node_id) {
     throw NotSameNode("OURS_NODE_ID is '" + options().node_id + "' here and '" + address.node_id + "' there");
   }
-  if (address.boot != boot_id()) throw NotSameNode("the two run under different kernels (boot ids differ)");
+  if (address.boot != machine_id()) throw NotSameNode("the two run under different kernels (boot ids differ)");
   std::shared_ptr<SharedMemory> memory;
   try {
     memory = SharedMemory::open("/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd));
@@ -201,7 +190,7 @@ void NodeSession::attach() {
 std::string NodeSession::address() const {
   Address address;
   address.node_id = options().node_id;
-  address.boot = boot_id();
+  address.boot = machine_id();
   address.pid = owner_.pid();
   address.fd = memory_->fd();
   std::memcpy(address.nonce, header().nonce, sizeof(address.nonce));
@@ -218,12 +207,12 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
     failure_->check();
     check_interrupts(interrupts, [] { return std::string("the making of the group"); });
     if (!deadline.passed()) return;
-    std::string absent;
+    std::vector<int> absent;
     for (int r = 0; r < size_; ++r) {
-      if (block(r).state.load() == kAbsent) absent += (absent.empty() ? "" : ", ") + std::to_string(r);
+      if (block(r).state.load() == kAbsent) absent.push_back(r);
     }
     throw TimeoutError("not all ranks joined the group within " + std::to_string(deadline.timeout().count()) +
-                       " ms; absent: rank " + absent + ". Were they started, and did they fail?");
+                       " ms; absent: rank " + listed(absent) + ". Were they started, and did they fail?");
   });
   want_descriptors(static_cast<size_t>(size_));
   std::vector<CoreShare> shares;
@@ -267,9 +256,9 @@ bool NodeSession::in_child() const { return !owner_.is_here(); }
 
 std::string NodeSession::describe(int rank) const {
   const RankBlock& peer = block(rank);
-  std::string name = "rank " + std::to_string(number_of(rank));
-  if (peer.state.load(std::memory_order_acquire) == kAbsent) return name;
-  return name + " (host " + peer.host + ", pid " + std::to_string(peer.pid) + ")";
+  const std::string name = "rank " + std::to_string(number_of(rank));
+  const bool known = peer.state.load(std::memory_order_acquire) != kAbsent;
+  return known ? name + ' ' + process_name(peer.host, peer.pid) : name;
 }
 
 void NodeSession::widen(std::vector<int> numbers, NodeLookout* lookout) {
@@ -292,9 +281,7 @@ void NodeSession::check_interrupts(Interrupts& interrupts, const std::function<s
 }
 
 void NodeSession::lost(int rank, const char* why, const std::string& what) {
-  failure_->raise(FailureKind::Peer, describe(rank) + ' ' + why + " during " + what + "; noticed by " +
-                                         describe(rank_) +
-                                         ". The group cannot be used any more; make a new one without it");
+  failure_->raise(FailureKind::Peer, lost_peer(describe(rank), why, " during " + what, describe(rank_)));
 }
 
 }  // namespace ours

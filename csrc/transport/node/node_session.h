@@ -30,7 +30,6 @@ struct NodeConfig {
   size_t chunk_bytes;
   size_t small_bytes;  ///< arrays up to this are reduced with one synchronisation; 0: as the table of algorithms says
   size_t ring_bytes;
-  std::string rules{};  ///< the user's rules of that table (Selection), before the built-in ones
 
   /// From OURS_CHUNK_BYTES and OURS_SMALL_BYTES, with defaults for `ranks`.
   static NodeConfig from_options(int ranks);
@@ -49,9 +48,8 @@ class NodeLookout {
   virtual std::string culprits(const std::vector<int>& absent) = 0;
 };
 
-/// One group's ranks on one node, and the shared memory between them. The leader creates the segment and publishes
-/// its address(); the others open it. Sharing the same memory is proved, not assumed: the boot id must agree, and
-/// then a nonce from the address must be found in the mapping.
+/// One group's ranks on one node, and the shared memory between them. The leader creates the segment and publishes its
+/// address(); the others open it, and must find a nonce from the address in the mapping.
 class NodeSession {
  public:
   /// The leader's side. Rank numbers are positions in the group, 0 <= rank < size; any of them can lead.
@@ -95,7 +93,6 @@ class NodeSession {
   /// Null if the system has no memory of that kind to share.
   const std::shared_ptr<NodeHeap>& heap() const { return heap_; }
 
-  std::string rules() const { return header().rules; }
   SegmentHeader& header() const { return *at<SegmentHeader>(0); }
   RankBlock& block(int rank) const { return *at<RankBlock>(layout_.blocks() + rank * sizeof(RankBlock)); }
   RankBlock& self() const { return block(rank_); }
@@ -104,9 +101,9 @@ class NodeSession {
     return reinterpret_cast<T*>(memory_->data() + offset);
   }
 
-  /// Says that the node's ranks are only a part of the group. `numbers` are their numbers in the group, by which
-  /// messages name them. `lookout`, which may be null and must stay until the next call of this function, is asked
-  /// during waits. Called before any other thread uses the session.
+  /// Says that the node's ranks are only a part of the group, in which they have these `numbers`. `lookout`, which may
+  /// be null and must stay until the next call of this function, is asked during waits. Called before any other thread
+  /// uses the session.
   void widen(std::vector<int> numbers, NodeLookout* lookout);
   NodeLookout* lookout() const { return lookout_; }
 

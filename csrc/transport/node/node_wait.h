@@ -12,9 +12,8 @@
 namespace ours {
 
 /// How a rank waits for another. It stays awake for a while, since a running peer answers within microseconds, and
-/// waking a sleeper, or worse an idle core of a virtual machine, costs ten times that. It yields its core all the
-/// time, and sleeps as soon as a yield shows that another thread computes there, so that it takes no core from
-/// others.
+/// waking a sleeper costs ten times that. It yields its core all the time, and sleeps as soon as a yield shows that
+/// another thread computes there.
 struct WaitPolicy {
   std::chrono::microseconds awake{500};  ///< in this rank's own time, without that of others on a yielded core
   std::chrono::microseconds spin{0};     ///< first part of `awake`, in which the core is kept instead of yielded
@@ -37,8 +36,8 @@ inline void relax_cpu() {
 #endif
 }
 
-/// Gives `word` a new value and wakes its sleepers. The store and the read of `sleepers` are sequentially consistent,
-/// as are the sleeper's announcement and its read of the value. One of the two sees the other, so no wake-up is lost.
+/// Gives `word` a new value and wakes its sleepers. All four operations, here and in wait_on(), are sequentially
+/// consistent: either this sees the sleeper or the sleeper sees the value, so no wake-up is lost.
 inline void signal(SleepWord& word, uint32_t value) {
   word.value.store(value, std::memory_order_seq_cst);
   if (word.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(word.value);

@@ -10,15 +10,21 @@
 
 namespace ours {
 
+std::vector<int> allowed_cores() {
+  cpu_set_t set;
+  std::vector<int> cores;
+  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  }
+  return cores;
+}
+
 CoreShare own_share() {
   static_assert(CPU_SETSIZE == kMostCores);
   CoreShare share{};
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof(set), &set) == 0) {
-    for (size_t core = 0; core < kMostCores; ++core) {
-      if (CPU_ISSET(core, &set)) share.allowed[core / 64] |= uint64_t{1} << core % 64;
-    }
+  for (const int core : allowed_cores()) {
+    share.allowed[static_cast<size_t>(core) / 64] |= uint64_t{1} << static_cast<size_t>(core) % 64;
   }
   constexpr auto kMost = static_cast<double>(std::numeric_limits<uint32_t>::max());
   share.quota = static_cast<uint32_t>(std::min(cpu_quota(), kMost));

@@ -16,6 +16,9 @@ struct CoreShare {
   uint32_t quota;                                 ///< whole CPUs' time that its cgroups leave it; they may share them
 };
 
+/// CPUs that the calling thread may run on; empty if the system does not say.
+std::vector<int> allowed_cores();
+
 /// The share of this process.
 CoreShare own_share();
 

@@ -11,12 +11,9 @@
 
 namespace ours {
 
-/// Listens for peers, and does the handshakes with the processes that connect.
-///
-/// A process that connects is a stranger until it has proved otherwise, and costs a descriptor for a few seconds.
-/// There is room for all connections that the group can have and some more. When that room is taken, a stranger that
-/// has said nothing for a while makes way for the next one, and the others wait in the system's queue. So peers that
-/// are not slow never push each other out, however many come at a time.
+/// Listens for peers, and does the handshakes with the processes that connect, which are strangers until they have
+/// proved otherwise. There is room for all connections that the group can have and some more. When it is taken, a
+/// stranger that has said nothing for a while makes way for the next one, and the others wait in the system's queue.
 class TcpAcceptor {
  public:
   /// Decides about the peers that connect.

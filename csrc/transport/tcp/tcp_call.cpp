@@ -66,9 +66,11 @@ std::byte* TcpCall::keep(size_t bytes) {
 
 void TcpCall::reach(int peer) { endpoint_.reach(lock_, peer, facts_.deadline, facts_.what); }
 
-void TcpCall::send_part(const Message& message, size_t part, const void* part_data, size_t* done) {
+void TcpCall::send_part(const Message& message, size_t part, const void* part_data, Tally& tally) {
   reach(message.peer);
   FrameHeader frame = header(message, part);
+  size_t* done = &tally.done;
+  ++tally.posted;
   if (goes_by_engine(frame)) {
     const auto announcement = endpoint_.payloads()->send(message.peer, part_data, frame.bytes, done);
     frame.engine_number = announcement.number;
@@ -77,24 +79,23 @@ void TcpCall::send_part(const Message& message, size_t part, const void* part_da
   stream(message, part).post_send(frame, part_data, done);
 }
 
-void TcpCall::receive_part(const Message& message, size_t part, void* part_data, size_t* done) {
+void TcpCall::receive_part(const Message& message, size_t part, void* part_data, Tally& tally) {
   reach(message.peer);
   FrameHeader frame = header(message, part);
   frame.engine_number = goes_by_engine(frame) ? 1 : 0;  // some number
-  stream(message, part).post_receive(frame, part_data, done);
+  ++tally.posted;
+  stream(message, part).post_receive(frame, part_data, &tally.done);
 }
 
-void TcpCall::send(const Message& message, const void* data, size_t* done) {
+void TcpCall::send(const Message& message, const void* data, Tally& tally) {
   for (size_t part = 0; part < parts(message.bytes); ++part) {
-    const size_t begin = piece_of(message.bytes, mesh_.plan().chunk_bytes, part).begin;
-    send_part(message, part, static_cast<const std::byte*>(data) + begin, done);
+    send_part(message, part, static_cast<const std::byte*>(data) + part * mesh_.plan().chunk_bytes, tally);
   }
 }
 
-void TcpCall::receive(const Message& message, void* data, size_t* done) {
+void TcpCall::receive(const Message& message, void* data, Tally& tally) {
   for (size_t part = 0; part < parts(message.bytes); ++part) {
-    const size_t begin = piece_of(message.bytes, mesh_.plan().chunk_bytes, part).begin;
-    receive_part(message, part, static_cast<std::byte*>(data) + begin, done);
+    receive_part(message, part, static_cast<std::byte*>(data) + part * mesh_.plan().chunk_bytes, tally);
   }
 }
 
@@ -123,10 +124,8 @@ std::string TcpCall::names_of(const std::vector<uint32_t>& ranks) {
 
 void TcpCall::time_out() {
   const std::string names = endpoint_.names_of(causes());
-  endpoint_.raise(FailureKind::Timeout,
-                  what() + ": Timed out waiting " + std::to_string(facts_.deadline.timeout().count()) + "ms on " +
-                      mesh_.describe_self() + " for " + (names.empty() ? "nobody that is known" : names) +
-                      ". Are they still computing (raise the timeout), stopped, or on another code path?");
+  endpoint_.raise(FailureKind::Timeout, timed_out(what(), facts_.deadline, mesh_.describe_self(),
+                                                  names.empty() ? "nobody that is known" : names));
 }
 
 void TcpCall::run(const std::function<bool()>& step) {

@@ -11,6 +11,14 @@
 
 namespace ours {
 
+/// Counts the parts of messages that were posted, and those that are done.
+struct Tally {
+  size_t posted = 0;
+  size_t done = 0;
+
+  bool complete() const { return done == posted; }
+};
+
 /// One collective call of this rank. It numbers the call and checks that what arrives belongs to the same call on the
 /// peers. It holds the mesh's lock while it lives, except in without_lock() and while run() sleeps. Buffers and
 /// counters given to it must outlive it.
@@ -35,14 +43,14 @@ class TcpCall {
   /// The number of parts in which a message travels; at least one, so that an empty one is checked, too.
   size_t parts(size_t bytes) const;
 
-  /// Posts the part or all parts; *done is incremented for each that the system has taken.
-  void send(const Message& message, const void* data, size_t* done);
-  void send_part(const Message& message, size_t part, const void* part_data, size_t* done);
+  /// Posts the part or all parts; a part is done when the system has taken it.
+  void send(const Message& message, const void* data, Tally& tally);
+  void send_part(const Message& message, size_t part, const void* part_data, Tally& tally);
 
-  /// Posts the part or all parts; *done is incremented for each that has arrived. The number of a part determines its
-  /// stream, on which it comes after those posted before.
-  void receive(const Message& message, void* data, size_t* done);
-  void receive_part(const Message& message, size_t part, void* part_data, size_t* done);
+  /// Posts the part or all parts; a part is done when it has arrived. The number of a part determines its stream, on
+  /// which it comes after those posted before.
+  void receive(const Message& message, void* data, Tally& tally);
+  void receive_part(const Message& message, size_t part, void* part_data, Tally& tally);
 
   /// The header of the next message from `peer` for which no receive was posted, once it has arrived; otherwise null.
   const FrameHeader* next_from(int peer);

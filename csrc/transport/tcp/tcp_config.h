@@ -8,7 +8,7 @@
 namespace ours {
 
 /// Settings that must be equal on all ranks of a group. Those of rank 0 hold, since the environments of ranks may
-/// differ.
+/// differ, and travel as the terms of the group; the rules are known to all ranks before.
 struct TcpPlan {
   int streams = 1;                    ///< connections that share the bytes between two ranks
   size_t chunk_bytes = 256 * 1024;    ///< the parts in which large messages travel; a multiple of 64

@@ -8,11 +8,10 @@ namespace ours {
 /// Chooses the congestion control of connections: the one that was asked for, otherwise the system's. If the system's
 /// is BBR, connections with short round trips get a loss-based one instead.
 ///
-/// BBR keeps as much under way as its best rate and its shortest round trip ask for. In one building that round trip
-/// takes microseconds, while collectives, in which all ranks send at once, fill the links' queues for milliseconds. A
-/// connection that keeps so little under way and meets such a queue measures a low rate, paces itself by that, and
-/// measures a lower one. All ranks wait for the slowest connection: the more there are, the longer. Between sites,
-/// where the round trip is longer than the queues and single packets get lost, BBR is the better choice.
+/// BBR keeps as much under way as its best rate and its shortest round trip ask for. In one building that takes
+/// microseconds, while collectives fill the links' queues for milliseconds: a connection that meets such a queue
+/// measures a low rate, paces itself by that, and measures a lower one. All ranks wait for the slowest connection.
+/// Between sites, where the round trip is longer than the queues and single packets get lost, BBR is the better choice.
 class TcpCongestion {
  public:
   /// The names that a system offers.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <system_error>
 
 #include "common/descriptors.h"
 #include "transport/tcp/tcp_socket.h"
@@ -25,15 +24,13 @@ constexpr int kRefusedRounds = 2;
 /// How long to wait for the last word of a dying rank, which comes on another connection than its data.
 constexpr std::chrono::milliseconds kGrace{300};
 
-std::string text_of(int error) { return std::generic_category().message(error); }
-
 std::string error_text(const TcpStream& stream) {
-  return stream.error() == 0 ? "" : " (" + text_of(stream.error()) + ")";
+  return stream.error() == 0 ? "" : " (" + text_of_error(stream.error()) + ")";
 }
 
 }  // namespace
 
-TcpConnections::TcpConnections(const TcpSelf& self, const TcpConfig& config, const TcpFailure& failure,
+TcpConnections::TcpConnections(const TcpSelf& self, const TcpConfig& config, const GroupFailure& failure,
                                TcpPoller& poller, Owner& owner, TcpCard& card)
     : self_(self),
       failure_(failure),
@@ -53,7 +50,7 @@ TcpConnections::Peer& TcpConnections::peer(int rank) {
     peer = std::make_unique<Peer>();
     met_.push_back(rank);
     for (int stream = 0; stream < self_.streams; ++stream) {
-      peer->slots.push_back(std::make_unique<Slot>(rank, stream > 0, owner_));
+      peer->slots.push_back(std::make_unique<Slot>(rank, stream, owner_));
     }
   }
   return *peer;
@@ -73,7 +70,6 @@ void TcpConnections::need(int rank) {
 
 void TcpConnections::need(int rank, const TcpCard& card) {
   Peer& peer = this->peer(rank);
-  if (peer.name.empty()) peer.name = card.name();
   peer.addresses.clear();
   for (const bool loopback : {false, true}) {
     for (const SocketAddress& address : card.addresses) {
@@ -99,34 +95,30 @@ void TcpConnections::begin_missing(int rank) {
   for (int stream = 0; stream < end; ++stream) {
     Slot& slot = *peer.slots[static_cast<size_t>(stream)];
     if (slot.stream.is_open() || slot.attempt || slot.inbound) continue;
-    slot.attempt = std::make_unique<Attempt>();
+    slot.attempt.emplace();
     slot.attempt->next = Clock::now();
     if (self_.rank > rank) slot.attempt->next += kHigherRankWaits;
-    attempts_.emplace_back(rank, stream);
+    attempts_.push_back(&slot);
   }
 }
 
 bool TcpConnections::advance_attempts() {
   bool moved = false;
-  for (size_t i = 0; i < attempts_.size();) {
-    const auto [rank, stream] = attempts_[i];
-    moved = advance_attempt(rank, stream) || moved;
-    if (slot(rank, stream).attempt) {
-      ++i;
-    } else {
-      attempts_.erase(attempts_.begin() + static_cast<std::ptrdiff_t>(i));
-    }
+  // By index: an open control connection begins further attempts.
+  for (size_t i = 0; i < attempts_.size(); ++i) {
+    if (attempts_[i]->attempt) moved = advance_attempt(*attempts_[i]) || moved;
   }
+  const auto ended = [](const Slot* slot) { return !slot->attempt; };
+  attempts_.erase(std::remove_if(attempts_.begin(), attempts_.end(), ended), attempts_.end());
   return moved;
 }
 
-bool TcpConnections::advance_attempt(int rank, int stream) {
-  Slot& slot = this->slot(rank, stream);
+bool TcpConnections::advance_attempt(Slot& slot) {
   Attempt& attempt = *slot.attempt;
   const auto now = Clock::now();
   if (!attempt.handshake) {
     if (now < attempt.next) return false;
-    if (!begin_attempt(rank, stream)) return true;
+    if (!begin_attempt(slot)) return true;
   }
   TcpHandshake& handshake = *attempt.handshake;
   const bool was_connected = handshake.connected();
@@ -134,46 +126,44 @@ bool TcpConnections::advance_attempt(int rank, int stream) {
   if (state == TcpHandshake::State::Done) {
     TcpHandshake done = std::move(handshake);
     slot.attempt.reset();
-    open(rank, stream, done);
+    open(slot, done);
     return true;
   }
   if (state == TcpHandshake::State::Broken) {
     const std::string reason = handshake.reason();
-    next_address(rank, stream, reason, handshake.refused());
+    next_address(slot, reason, handshake.refused());
     return true;
   }
   if (!was_connected && handshake.connected()) {
-    attempt.next = now + (peer(rank).addresses.size() > 1 ? Clock::duration(kWordsLimit) : Clock::duration(kForever));
+    const bool has_others = peer(slot.rank).addresses.size() > 1;
+    attempt.next = now + (has_others ? Clock::duration(kWordsLimit) : Clock::duration(kForever));
   }
   if (now < attempt.next) return false;
-  next_address(rank, stream, handshake.connected() ? "connected, but nobody speaks" : "no answer", false);
+  next_address(slot, handshake.connected() ? "connected, but nobody speaks" : "no answer", false);
   return true;
 }
 
-bool TcpConnections::begin_attempt(int rank, int stream) {
-  Attempt& attempt = *slot(rank, stream).attempt;
-  ProcessFd fd = begin_connecting(peer(rank).addresses[attempt.address], congestion_.at_first());
+bool TcpConnections::begin_attempt(Slot& slot) {
+  ProcessFd fd = begin_connecting(peer(slot.rank).addresses[slot.attempt->address], congestion_.at_first());
   if (!fd.valid()) {
     const int error = errno;
-    if (is_lack_of_descriptors(error) && !failure_.failed()) lacks_descriptors("connect to " + describe(rank), error);
-    next_address(rank, stream, text_of(error), error == ECONNREFUSED);
+    const bool is_lack = is_lack_of_descriptors(error) && !failure_.failed();
+    if (is_lack) lacks_descriptors("connect to " + describe(slot.rank), error);
+    next_address(slot, text_of_error(error), error == ECONNREFUSED);
     return false;
   }
   tune_connection(fd.get());
   const int number = fd.get();
-  attempt.handshake.emplace(std::move(fd), self_, rank, stream);
-  attempt.next = Clock::now() + kConnectLimit;
+  slot.attempt->handshake.emplace(std::move(fd), self_, slot.rank, slot.number);
+  slot.attempt->next = Clock::now() + kConnectLimit;
   poller_.watch_handshake(number);
   return true;
 }
 
-void TcpConnections::next_address(int rank, int stream, const std::string& reason, bool refused) {
-  Attempt& attempt = *slot(rank, stream).attempt;
-  const Peer& peer = this->peer(rank);
-  if (failure_.failed() || peer.left) {
-    slot(rank, stream).attempt.reset();
-    return;
-  }
+void TcpConnections::next_address(Slot& slot, const std::string& reason, bool refused) {
+  const Peer& peer = this->peer(slot.rank);
+  if (failure_.failed() || peer.left) return slot.attempt.reset();
+  Attempt& attempt = *slot.attempt;
   attempt.handshake.reset();
   if (attempt.address == 0) {
     attempt.tried.clear();
@@ -187,7 +177,7 @@ void TcpConnections::next_address(int rank, int stream, const std::string& reaso
   attempt.next += kBetweenRounds;
   const bool nobody = attempt.refused == peer.addresses.size();
   if (++attempt.rounds >= kRefusedRounds && nobody) {
-    owner_.lost(rank, "left the group or died: nobody answers at " + attempt.tried);
+    owner_.lost(slot.rank, "left the group or died: nobody answers at " + attempt.tried);
   }
 }
 
@@ -205,34 +195,30 @@ bool TcpConnections::admit(TcpHandshake& handshake) {
     const bool insists = self_.rank < handshake.peer() && slot.attempt->rounds == 0;
     if (insists) return false;
     slot.attempt.reset();
-    const std::pair<int, int> mine(handshake.peer(), handshake.stream());
-    attempts_.erase(std::remove(attempts_.begin(), attempts_.end(), mine), attempts_.end());
   }
   slot.inbound = true;
   return true;
 }
 
 void TcpConnections::admitted(TcpHandshake& handshake, bool done) {
-  slot(handshake.peer(), handshake.stream()).inbound = false;
+  Slot& slot = this->slot(handshake.peer(), handshake.stream());
+  slot.inbound = false;
   if (done) {
-    open(handshake.peer(), handshake.stream(), handshake);
+    open(slot, handshake);
   } else {
     begin_missing(handshake.peer());
   }
 }
 
-void TcpConnections::open(int rank, int stream, TcpHandshake& handshake) {
-  Slot& slot = this->slot(rank, stream);
-  Peer& peer = this->peer(rank);
-  if (peer.name.empty()) peer.name = process_name(handshake.peer_host(), handshake.peer_pid());
-  open_.emplace_back(rank, &slot.stream);
+void TcpConnections::open(Slot& slot, TcpHandshake& handshake) {
+  open_.push_back(&slot);
   slot.stream.open(handshake.take_fd());
   poller_.watch_stream(slot.stream);
   if (!congestion_.settle(slot.stream.fd())) unsettled_.push_back(&slot.stream);
-  if (stream != 0) return;
+  if (slot.number != 0) return;
   limit_silence(slot.stream.fd());
-  owner_.opened(rank);
-  begin_missing(rank);
+  owner_.opened(slot.rank);
+  begin_missing(slot.rank);
 }
 
 void TcpConnections::settle_congestion() {
@@ -244,7 +230,7 @@ void TcpConnections::settle_congestion() {
 
 bool TcpConnections::lacks_descriptors(const std::string& purpose, int error) {
   if (failure_.failed()) return spare_descriptor();
-  owner_.raise(FailureKind::System, self_.describe() + " cannot " + purpose + ": " + text_of(error) +
+  owner_.raise(FailureKind::System, self_.describe() + " cannot " + purpose + ": " + text_of_error(error) +
                                         ". To be connected to all others of the group takes a rank up to " +
                                         std::to_string(self_.most_connections()) + " descriptors. " +
                                         describe_descriptors());
@@ -256,12 +242,11 @@ bool TcpConnections::spare_descriptor() {
     spare_.reset();
     return true;
   }
-  const auto needless = std::find_if(open_.begin(), open_.end(), [this](const auto& one) {
-    const auto [rank, stream] = one;
-    return stream != &control(rank) || (owner_.is_done_with(rank) && !stream->has_sends());
+  const auto needless = std::find_if(open_.begin(), open_.end(), [this](const Slot* slot) {
+    return slot->number != 0 || (owner_.is_done_with(slot->rank) && !slot->stream.has_sends());
   });
   if (needless == open_.end()) return false;
-  needless->second->finish();
+  (*needless)->stream.finish();
   open_.erase(needless);
   return true;
 }
@@ -273,7 +258,8 @@ bool TcpConnections::advance() {
   bool moved = advance_handshakes();
   // By index: what arrives may open further streams.
   for (size_t i = 0; i < open_.size(); ++i) {
-    if (open_[i].second->ready()) moved = open_[i].second->advance() || moved;
+    TcpStream& stream = open_[i]->stream;
+    if (stream.ready()) moved = stream.advance() || moved;
   }
   return moved;
 }
@@ -286,7 +272,7 @@ bool TcpConnections::advance_handshakes() {
 
 bool TcpConnections::anything_ready() const {
   return poller_.listeners_moved || poller_.handshakes_moved ||
-         std::any_of(open_.begin(), open_.end(), [](const auto& one) { return one.second->ready(); });
+         std::any_of(open_.begin(), open_.end(), [](const Slot* slot) { return slot->stream.ready(); });
 }
 
 bool TcpConnections::flush_control() {
@@ -303,8 +289,8 @@ bool TcpConnections::flush_control() {
 
 void TcpConnections::for_each_control(const std::function<void(int, TcpStream&)>& body) {
   for (size_t i = 0; i < open_.size(); ++i) {
-    const auto [rank, stream] = open_[i];
-    if (stream == &control(rank) && !stream->ended()) body(rank, *stream);
+    Slot& slot = *open_[i];
+    if (slot.number == 0 && !slot.stream.ended()) body(slot.rank, slot.stream);
   }
 }
 
@@ -315,14 +301,11 @@ void TcpConnections::forget() {
 }
 
 void TcpConnections::close() noexcept {
-  for (const auto& one : open_) one.second->finish();
+  for (Slot* slot : open_) slot->stream.finish();
   open_.clear();
+  for (Slot* slot : attempts_) slot->attempt.reset();
   attempts_.clear();
   acceptor_.close();
-  for (auto& peer : peers_) {
-    if (!peer) continue;
-    for (auto& slot : peer->slots) slot->attempt.reset();
-  }
 }
 
 // --- peers that are gone ---------------------------------------------------------------------------------------------
@@ -364,10 +347,7 @@ bool TcpConnections::has_posted(int rank) const {
 
 std::string TcpConnections::describe(int rank) const {
   if (rank == self_.rank) return self_.describe();
-  const Peer* const peer = find(rank);
-  std::string name = peer == nullptr ? "" : peer->name;
-  if (name.empty() && !introduced_.empty()) name = introduced_[static_cast<size_t>(rank)];
-  return "rank " + std::to_string(rank) + (name.empty() ? "" : " " + name);
+  return "rank " + std::to_string(rank) + (names_.empty() ? "" : ' ' + names_[static_cast<size_t>(rank)]);
 }
 
 }  // namespace ours

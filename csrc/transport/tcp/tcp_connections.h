@@ -4,22 +4,18 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "transport/group_failure.h"
 #include "transport/tcp/tcp_acceptor.h"
 #include "transport/tcp/tcp_congestion.h"
-#include "transport/tcp/tcp_failure.h"
 #include "transport/tcp/tcp_poller.h"
 
 namespace ours {
 
-/// The connections of one rank to its peers: for each peer one for control and some for data. A rank that needs a
-/// peer connects to it, one connection for each stream, and tries the peer's addresses in turn. The peer may do so at
-/// the same time; then the lower rank insists on its own attempt and the higher one gives up its own. To make this
-/// rare, the higher rank begins a moment later.
-///
-/// Used with the mesh's lock held.
+/// The connections of one rank to its peers: for each peer one for control and some for data. A rank that needs a peer
+/// connects to it and tries its addresses in turn. The peer may do so at the same time; then the lower rank insists on
+/// its own attempt and the higher one, which begins a moment later, gives up its own. Used with the mesh's lock held.
 class TcpConnections final : private TcpAcceptor::Host {
  public:
   /// Takes the frames that arrive, and learns what becomes of the connections.
@@ -37,7 +33,7 @@ class TcpConnections final : private TcpAcceptor::Host {
 
   /// Listens; `card` gets the addresses. `self` may get its secret and its number of streams later, but before the
   /// first connection. Throws Error.
-  TcpConnections(const TcpSelf& self, const TcpConfig& config, const TcpFailure& failure, TcpPoller& poller,
+  TcpConnections(const TcpSelf& self, const TcpConfig& config, const GroupFailure& failure, TcpPoller& poller,
                  Owner& owner, TcpCard& card);
 
   /// The ranks to which there are streams, open or not.
@@ -84,7 +80,7 @@ class TcpConnections final : private TcpAcceptor::Host {
   /// Whether something is posted on a data stream.
   bool has_posted(int rank) const;
 
-  void introduce(std::vector<std::string> names) { introduced_ = std::move(names); }
+  void introduce(std::vector<std::string> names) { names_ = std::move(names); }
   /// "rank 2 (host node1, pid 4711)", as far as it is known.
   std::string describe(int rank) const;
 
@@ -99,15 +95,17 @@ class TcpConnections final : private TcpAcceptor::Host {
     std::string tried;   ///< in the last round
   };
   struct Slot {
-    Slot(int rank, bool data, TcpStream::Handler& handler) : stream(rank, data, handler) {}
+    Slot(int rank, int number, TcpStream::Handler& handler)
+        : rank(rank), number(number), stream(rank, number > 0, handler) {}
+    const int rank;
+    const int number;  ///< 0 is for control
     TcpStream stream;
-    std::unique_ptr<Attempt> attempt;
+    std::optional<Attempt> attempt;
     bool inbound = false;  ///< a handshake that the peer began was admitted
   };
   struct Peer {
     std::vector<std::unique_ptr<Slot>> slots;  ///< control first
     std::vector<SocketAddress> addresses;
-    std::string name;     ///< "(host node1, pid 4711)", or empty
     bool needed = false;  ///< by this rank, which connects if the peer does not
     std::optional<Clock::time_point> left;
     std::optional<Clock::time_point> broken;  ///< when a data stream was found to have ended
@@ -126,14 +124,14 @@ class TcpConnections final : private TcpAcceptor::Host {
   TcpStream& stream(int rank, int stream) { return slot(rank, stream).stream; }
   void begin_missing(int rank);
   bool advance_attempts();
-  bool advance_attempt(int rank, int stream);
-  bool begin_attempt(int rank, int stream);
+  bool advance_attempt(Slot& slot);
+  bool begin_attempt(Slot& slot);
   /// Ends the handshake, if there is one, so `reason` must not refer to a part of it.
-  void next_address(int rank, int stream, const std::string& reason, bool refused);
-  void open(int rank, int stream, TcpHandshake& handshake);
+  void next_address(Slot& slot, const std::string& reason, bool refused);
+  void open(Slot& slot, TcpHandshake& handshake);
 
   const TcpSelf& self_;
-  const TcpFailure& failure_;
+  const GroupFailure& failure_;
   TcpPoller& poller_;
   Owner& owner_;
   const TcpCongestion congestion_;
@@ -141,11 +139,11 @@ class TcpConnections final : private TcpAcceptor::Host {
   ProcessFd spare_;  ///< given up when descriptors run out, to tell one more peer of the failure
   const std::string machine_;
   std::vector<std::unique_ptr<Peer>> peers_;
-  std::vector<std::string> introduced_;  ///< the names of all ranks, or empty
+  std::vector<std::string> names_;  ///< of all ranks, "(host node1, pid 4711)" each; or empty
   std::vector<int> met_;
-  std::vector<std::pair<int, TcpStream*>> open_;  ///< all open streams and whose they are
-  std::vector<std::pair<int, int>> attempts_;     ///< rank and stream of each attempt
-  std::vector<TcpStream*> unsettled_;             ///< open streams whose congestion control may change
+  std::vector<Slot*> open_;            ///< those with an open stream
+  std::vector<Slot*> attempts_;        ///< those with an attempt, and perhaps some that had one
+  std::vector<TcpStream*> unsettled_;  ///< open streams whose congestion control may change
 };
 
 }  // namespace ours

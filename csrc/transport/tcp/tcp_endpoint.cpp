@@ -261,9 +261,7 @@ void TcpEndpoint::raise_mismatch(const std::string& message) {
 }
 
 void TcpEndpoint::lost(int rank, const std::string& how) {
-  raise(FailureKind::Peer, connections_.describe(rank) + ' ' + how + calls_.during() + "; noticed by " +
-                               shared_.self.describe() +
-                               ". The group cannot be used any more; make a new one without it");
+  raise(FailureKind::Peer, lost_peer(connections_.describe(rank), how, calls_.during(), shared_.self.describe()));
 }
 
 void TcpEndpoint::refuse(uint64_t number, const std::string& why) {

@@ -10,13 +10,13 @@
 
 #include "common/deadline.h"
 #include "common/interrupts.h"
+#include "transport/group_failure.h"
 #include "transport/key_values.h"
 #include "transport/node/node_wait.h"
 #include "transport/tcp/tcp_call_state.h"
 #include "transport/tcp/tcp_config.h"
 #include "transport/tcp/tcp_connections.h"
 #include "transport/tcp/tcp_engine_payloads.h"
-#include "transport/tcp/tcp_failure.h"
 #include "transport/tcp/tcp_failure_propagation.h"
 #include "transport/tcp/tcp_poller.h"
 
@@ -38,9 +38,8 @@ class WithoutLock {
   std::unique_lock<std::mutex>& lock_;
 };
 
-/// The part of a mesh that a thread may use only while it holds the lock: it moves everything forward, and finds out
-/// what is wrong. Each peer has one connection for control (failures, farewells), which is always read, and some for
-/// data, which are read only as far as their data is wanted.
+/// Moves everything of a mesh forward, and finds out what is wrong. The connections for control (failures, farewells)
+/// are always read, those for data only as far as their data is wanted.
 ///
 /// All functions but wake() must be called with the lock held. Those that take a Lock release it while they wait, so
 /// another thread may have moved things when they return. They throw the group's failure.
@@ -52,11 +51,11 @@ class TcpEndpoint final : private TcpConnections::Owner {
   /// State that the endpoint shares with its mesh.
   struct Shared {
     Shared(TcpSelf self, std::shared_ptr<KeyValues> keys)
-        : self(std::move(self)), card{this->self.host, this->self.pid, machine_id(), {}}, keys(std::move(keys)) {}
+        : self(std::move(self)), card{machine_id(), {}}, keys(std::move(keys)) {}
     TcpSelf self;
     TcpCard card;  ///< what this rank publishes
     const std::shared_ptr<KeyValues> keys;
-    TcpFailure failure;
+    GroupFailure failure;
     std::atomic<bool> left{false};
   };
 
@@ -110,8 +109,7 @@ class TcpEndpoint final : private TcpConnections::Owner {
   /// "rank 2 (host node1, pid 4711), rank 3", from what is already known of them; asks nothing over the network.
   std::string names_of(const std::vector<uint32_t>& ranks) const;
   /// The ranks for which this rank waits. These may themselves be waiting, so when half of the time has passed, ranks
-  /// tell their neighbours that they wait and for which ranks, and pass on what they are told. In the end all know
-  /// the ranks that are really absent.
+  /// tell their neighbours for which ranks they wait, and pass on what they are told.
   std::vector<uint32_t> causes();
   void declare_waiting();
 

@@ -1,6 +1,5 @@
 #include "transport/tcp/tcp_engine_payloads.h"
 
-#include <algorithm>
 #include <exception>
 
 namespace ours {

@@ -5,8 +5,8 @@
 
 namespace ours {
 
-TcpFailurePropagation::TcpFailurePropagation(const TcpFailure& failure, TcpConnections& connections, TcpPoller& poller,
-                                             int own_rank, int size)
+TcpFailurePropagation::TcpFailurePropagation(const GroupFailure& failure, TcpConnections& connections,
+                                             TcpPoller& poller, int own_rank, int size)
     : failure_(failure), connections_(connections), poller_(poller), told_(static_cast<size_t>(size)) {
   told_[static_cast<size_t>(own_rank)] = true;
 }

@@ -4,19 +4,18 @@
 #include <mutex>
 #include <vector>
 
+#include "transport/group_failure.h"
 #include "transport/tcp/tcp_connections.h"
-#include "transport/tcp/tcp_failure.h"
 #include "transport/tcp/tcp_poller.h"
 
 namespace ours {
 
-/// Passes the failure of a rank's group on to its peers. A rank whose group fails says so on all its connections;
-/// each rank that hears it fails too and does the same. So the failure reaches every rank that is in a call along the
-/// very connections that it waits on. A rank that comes later connects to one that has already failed, and the thread
-/// in that rank's run() tells it. Used with the mesh's lock held.
+/// Passes the failure of a rank's group on to its peers. A rank whose group fails says so on all its connections, and
+/// each rank that hears it does the same. So the failure reaches every rank that is in a call along the connections
+/// that it waits on. A rank that connects later is told by the thread in run(). Used with the mesh's lock held.
 class TcpFailurePropagation {
  public:
-  TcpFailurePropagation(const TcpFailure& failure, TcpConnections& connections, TcpPoller& poller, int own_rank,
+  TcpFailurePropagation(const GroupFailure& failure, TcpConnections& connections, TcpPoller& poller, int own_rank,
                         int size);
 
   /// Tells the connected peers that have not been told.
@@ -29,7 +28,7 @@ class TcpFailurePropagation {
  private:
   bool all_know();
 
-  const TcpFailure& failure_;
+  const GroupFailure& failure_;
   TcpConnections& connections_;
   TcpPoller& poller_;
   std::vector<bool> told_;  ///< by rank; this one knows

@@ -5,17 +5,11 @@
 
 #include <cerrno>
 #include <cstring>
-#include <system_error>
 
 #include "common/error.h"
+#include "transport/tcp/tcp_socket.h"
 
 namespace ours {
-
-namespace {
-
-std::string text_of_errno(int error) { return std::generic_category().message(error); }
-
-}  // namespace
 
 Nonce draw_nonce() {
   Nonce nonce;
@@ -63,13 +57,13 @@ void TcpHandshake::finish_connecting() {
   length = sizeof(error);
   ::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
   refused_ = error == ECONNREFUSED;
-  if (error != 0) broken(text_of_errno(error));
+  if (error != 0) broken(text_of_error(error));
 }
 
 void TcpHandshake::write() {
   const ssize_t sent = ::send(fd_.get(), out_.data(), out_.size(), MSG_NOSIGNAL);
   if (sent < 0) {
-    if (errno != EAGAIN && errno != EINTR) broken(text_of_errno(errno));
+    if (errno != EAGAIN && errno != EINTR) broken(text_of_error(errno));
     return;
   }
   out_.erase(0, static_cast<size_t>(sent));
@@ -81,7 +75,7 @@ void TcpHandshake::read() {
   // Reads not a byte more than the message, because what follows is for the stream.
   const ssize_t got = ::recv(fd_.get(), buffer, expected_ - in_.size(), 0);
   if (got < 0) {
-    if (errno != EAGAIN && errno != EINTR) broken(text_of_errno(errno));
+    if (errno != EAGAIN && errno != EINTR) broken(text_of_error(errno));
     return;
   }
   if (got == 0) {
@@ -102,8 +96,6 @@ void TcpHandshake::received() {
     }
     peer_ = static_cast<int>(hello.from);
     stream_ = static_cast<int>(hello.stream);
-    peer_host_ = text_of(hello.host);
-    peer_pid_ = hello.pid;
     hello_ = hello.nonce;
     step_ = Step::Judge;
     return;
@@ -120,9 +112,7 @@ void TcpHandshake::received() {
     hello.from = static_cast<uint32_t>(self_.rank);
     hello.to = static_cast<uint32_t>(peer_);
     hello.stream = static_cast<uint32_t>(stream_);
-    hello.pid = self_.pid;
     hello.nonce = hello_ = draw_nonce();
-    set_text(hello.host, self_.host);
     hello.proof = proof_of(self_.secret, challenge_, hello);
     say(&hello, sizeof(hello), Step::Receive);
     hear(sizeof(Welcome));
@@ -134,15 +124,11 @@ void TcpHandshake::received() {
     broken("a rank of another group answers there");
     return;
   }
-  peer_host_ = text_of(welcome.host);
-  peer_pid_ = welcome.pid;
   step_ = Step::Done;
 }
 
 void TcpHandshake::accept() {
   Welcome welcome;
-  welcome.pid = self_.pid;
-  set_text(welcome.host, self_.host);
   welcome.proof = proof_of(self_.secret, challenge_, hello_, welcome);
   say(&welcome, sizeof(welcome), Step::Done);
 }

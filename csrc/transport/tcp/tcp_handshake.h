@@ -51,8 +51,6 @@ class TcpHandshake {
   ProcessFd take_fd() { return std::move(fd_); }
   int peer() const { return peer_; }
   int stream() const { return stream_; }
-  const std::string& peer_host() const { return peer_host_; }
-  int32_t peer_pid() const { return peer_pid_; }
   /// The reason why the handshake failed.
   const std::string& reason() const { return reason_; }
 
@@ -76,8 +74,6 @@ class TcpHandshake {
   int peer_ = -1;
   int stream_ = -1;
   bool refused_ = false;
-  std::string peer_host_;
-  int32_t peer_pid_ = 0;
   std::string reason_;
   Nonce challenge_{};
   Nonce hello_{};

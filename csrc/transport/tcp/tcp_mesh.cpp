@@ -10,8 +10,7 @@
 namespace ours {
 
 TcpMesh::TcpMesh(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpConfig& config)
-    : shared_(TcpSelf{rank, size, 1 + config.plan.streams, host_name().substr(0, kHostBytes - 1), owner_.pid(), {}},
-              std::move(keys)),
+    : shared_(TcpSelf{rank, size, 1 + config.plan.streams, host_name(), owner_.pid(), {}}, std::move(keys)),
       plan_(config.plan),
       endpoint_(shared_, config, [this] { propagate_failure(); }) {}
 
@@ -25,6 +24,7 @@ std::shared_ptr<TcpMesh> TcpMesh::join(int rank, int size, const std::shared_ptr
   self.secret = terms.secret;
   self.streams = terms.plan.streams + 1;
   mesh->plan_ = terms.plan;
+  mesh->plan_.rules = config.plan.rules;
   want_descriptors(self.most_connections());
   return mesh;
 }

@@ -17,9 +17,9 @@ namespace ours {
 
 /// One rank's part in a group over TCP. It connects to a peer when the peer is first needed.
 ///
-/// Nothing runs in the background: the threads that are in a call (TcpCall, TcpMonitor, TcpMessages) move everything
-/// forward. There are two exceptions: in a group that failed, a thread tells the peers why, and after a refused call
-/// a thread lets peers connect until this rank makes another call.
+/// Nothing runs in the background: the threads that are in a call (TcpCall, TcpMessages, a monitored barrier) move
+/// everything forward. There are two exceptions: in a group that failed, a thread tells the peers why, and after a
+/// refused call a thread lets peers connect until this rank makes another call.
 ///
 /// The lock: the functions of the mesh may be called from any thread, including by an abort, and take the lock
 /// themselves for as long as they need it. The endpoint may be used only by a thread that holds lock(). That thread
@@ -41,8 +41,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   /// called in the same way on all ranks, before the mesh is used.
   void set_engine(std::shared_ptr<Engine> engine, size_t least_bytes = kLeastEngineBytes);
 
-  /// Names all ranks, "(host node1, pid 4711)" each, for messages about those with which this rank never
-  /// communicates. Must be called before the mesh is used.
+  /// Names all ranks for messages, "(host node1, pid 4711)" each. Must be called before the mesh is used.
   void introduce(std::vector<std::string> names);
 
   /// The number of open connections, including those for control.
@@ -66,7 +65,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   const TcpPlan& plan() const { return plan_; }
   /// The addresses at which this rank can be reached, as published.
   const TcpCard& card() const { return shared_.card; }
-  const TcpFailure& failure() const { return shared_.failure; }
+  const GroupFailure& failure() const { return shared_.failure; }
   bool has_left() const { return shared_.left.load(); }
   /// True in a forked child of the process that joined.
   bool in_child() const { return !owner_.is_here(); }

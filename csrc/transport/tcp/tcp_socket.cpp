@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <string>
+#include <system_error>
 
 #include "common/descriptors.h"
 #include "common/error.h"
@@ -30,6 +31,8 @@ uint32_t any_number() {
 }
 
 }  // namespace
+
+std::string text_of_error(int error) { return std::generic_category().message(error); }
 
 bool use_congestion_control(int fd, const std::string& name) {
   return name.empty() ||

@@ -8,6 +8,9 @@
 
 namespace ours {
 
+/// The system's words for an errno.
+std::string text_of_error(int error);
+
 /// Returns a non-blocking socket that listens at `address`, on a port of the range. Its connections have the
 /// congestion control of that name, or the system's if it is empty. Throws a SystemError that says what was tried.
 ProcessFd listen_at(const SocketAddress& address, const PortRange& ports, const std::string& congestion = "");

@@ -1,8 +1,6 @@
 #include "transport/tcp/tcp_wire.h"
 
-#include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 
 #include "common/error.h"
@@ -11,7 +9,7 @@ namespace ours {
 
 namespace {
 
-constexpr const char* kTag = "ours-tcp1";
+constexpr const char* kTag = "ours-tcp2";
 constexpr size_t kMaxText = 8 * 1024;
 constexpr size_t kMaxAddresses = 64;
 
@@ -52,13 +50,6 @@ bool is_sound(const Welcome& welcome, const SipKey& secret, const Nonce& challen
   return welcome.magic == kTcpMagic && welcome.proof == proof_of(secret, challenge, hello, welcome);
 }
 
-std::string text_of(const char (&field)[kHostBytes]) { return {field, ::strnlen(field, kHostBytes)}; }
-
-void set_text(char (&field)[kHostBytes], const std::string& text) {
-  std::memset(field, 0, kHostBytes);
-  std::memcpy(field, text.data(), std::min(text.size(), kHostBytes - 1));
-}
-
 const char* fault_of(const FrameHeader& header, bool data) {
   if (header.magic != kTcpMagic) return "it does not begin as a message does";
   if (header.engine_number != 0 && header.kind != FrameKind::Data) return "no data, and yet not here";
@@ -86,18 +77,11 @@ const char* fault_of(const FrameHeader& header, bool data) {
   return data ? "control on a connection for data" : nullptr;
 }
 
-std::string machine_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  file >> id;
-  return id.empty() ? "unknown" : id;
-}
-
 std::string card_key(int rank) { return "card/" + std::to_string(rank); }
 
 std::string TcpCard::text() const {
   std::ostringstream out;
-  out << kTag << ' ' << pid << ' ' << machine << ' ' << host;
+  out << kTag << ' ' << machine;
   for (const SocketAddress& address : addresses) out << ' ' << address.text();
   return out.str();
 }
@@ -106,7 +90,7 @@ TcpCard TcpCard::parse(const std::string& text) {
   TcpCard card;
   std::istringstream in(text.size() <= kMaxText ? text : "");
   std::string tag;
-  in >> tag >> card.pid >> card.machine >> card.host;
+  in >> tag >> card.machine;
   if (!in || tag != kTag) malformed("card of a rank", text);
   for (std::string word; in >> word;) {
     const auto address = SocketAddress::parse(word);
@@ -121,8 +105,7 @@ std::string TcpTerms::text() const {
   std::ostringstream out;
   out << kTag << ' ' << std::hex;
   for (const uint8_t byte : secret) out << (byte >> 4) << (byte & 15);
-  out << std::dec << ' ' << plan.streams << ' ' << plan.chunk_bytes << ' ' << static_cast<int>(plan.wire) << ' '
-      << plan.rules;
+  out << std::dec << ' ' << plan.streams << ' ' << plan.chunk_bytes << ' ' << static_cast<int>(plan.wire);
   return out.str();
 }
 
@@ -139,9 +122,6 @@ TcpTerms TcpTerms::parse(const std::string& text) {
     malformed("terms of a group", "(not shown: they hold its secret)");
   }
   terms.plan.wire = static_cast<WireType>(wire);
-  // The remaining field, which is checked where it is used.
-  in.get();
-  std::getline(in, terms.plan.rules, '\0');
   for (size_t i = 0; i < terms.secret.size(); ++i) {
     terms.secret[i] = static_cast<uint8_t>(std::stoul(secret.substr(2 * i, 2), nullptr, 16));
   }

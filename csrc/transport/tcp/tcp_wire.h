@@ -3,13 +3,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/siphash.h"
 #include "common/socket_address.h"
 #include "transport/tcp/tcp_config.h"
+#include "transport/topology.h"
 
 // The messages between two ranks, and what they publish in the store. Everything that comes from the network is
 // checked here: magic, version, kinds, lengths. Numbers travel in the byte order of the machine; the magic reveals a
@@ -18,8 +18,7 @@
 namespace ours {
 
 constexpr uint32_t kTcpMagic = 0x7063746f;  // "otcp"
-constexpr uint32_t kTcpVersion = 1;
-constexpr size_t kHostBytes = 64;
+constexpr uint32_t kTcpVersion = 2;
 
 using Nonce = std::array<uint8_t, 16>;
 
@@ -40,16 +39,14 @@ struct Hello {
   uint32_t from = 0;
   uint32_t to = 0;
   uint32_t stream = 0;
-  int32_t pid = 0;
+  uint32_t unused = 0;
   Nonce nonce{};
-  char host[kHostBytes] = {};
   uint64_t proof = 0;
 };
 
 struct Welcome {
   uint32_t magic = kTcpMagic;
-  int32_t pid = 0;
-  char host[kHostBytes] = {};
+  uint32_t version = kTcpVersion;
   uint64_t proof = 0;
 };
 
@@ -61,10 +58,6 @@ bool is_sound(const Challenge& challenge);
 /// Whether it is a hello to rank `to` in a group of `size` ranks with `streams` streams, and its proof is right.
 bool is_sound(const Hello& hello, const SipKey& secret, const Nonce& challenge, int to, int size, int streams);
 bool is_sound(const Welcome& welcome, const SipKey& secret, const Nonce& challenge, const Nonce& hello);
-
-/// The text of a field that may lack its terminator.
-std::string text_of(const char (&field)[kHostBytes]);
-void set_text(char (&field)[kHostBytes], const std::string& text);
 
 // --- frames ----------------------------------------------------------------------------------------------------------
 
@@ -96,7 +89,7 @@ struct FrameHeader {
   Signature signature{};
 };
 
-static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 112 && sizeof(Welcome) == 80 && sizeof(FrameHeader) == 88);
+static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 48 && sizeof(Welcome) == 16 && sizeof(FrameHeader) == 88);
 
 /// The number of bytes that follow the header on its connection.
 inline uint64_t following_bytes(const FrameHeader& header) { return header.engine_number == 0 ? header.bytes : 0; }
@@ -109,28 +102,17 @@ const char* fault_of(const FrameHeader& header, bool data);
 constexpr const char* kTermsKey = "terms";
 std::string card_key(int rank);
 
-/// Equal for all processes under one kernel, which may have the same loopback.
-std::string machine_id();
-
-/// "(host node1, pid 4711)"
-inline std::string process_name(const std::string& host, int32_t pid) {
-  return "(host " + host + ", pid " + std::to_string(pid) + ")";
-}
-
-/// How a rank can be reached, and its name in messages.
+/// How a rank can be reached.
 struct TcpCard {
-  std::string host;
-  int32_t pid = 0;
   std::string machine;  ///< equal on ranks that run under one kernel
   std::vector<SocketAddress> addresses;
 
-  std::string name() const { return process_name(host, pid); }
   std::string text() const;
   /// Throws Error unless `text` is a card of this version.
   static TcpCard parse(const std::string& text);
 };
 
-/// The terms that rank 0 sets for its group.
+/// The terms that rank 0 sets for its group, without the rules.
 struct TcpTerms {
   SipKey secret{};
   TcpPlan plan;

@@ -41,7 +41,7 @@ inline GroupKind node_kind(const std::string& name, Setting write_around) {
               const auto session = r == 0 ? leader : std::make_shared<NodeSession>(r, ranks, leader->memory());
               makers.emplace_back([session, write_around] {
                 session->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
-                return std::make_shared<NodeGroup>(session, write_around);
+                return std::make_shared<NodeGroup>(session, "", write_around);
               });
             }
             return makers;

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <unistd.h>
-
 #include <functional>
 #include <map>
 #include <memory>
@@ -63,8 +61,6 @@ inline std::vector<std::function<std::shared_ptr<Group>()>> make_hierarchical(
   }
   if (!config.rules.empty()) tcp.plan.rules = config.rules;
   const auto meshes = make_meshes(ranks, tcp);
-  const std::string name = "(host here, pid " + std::to_string(::getpid()) + ")";
-  for (const auto& mesh : meshes) mesh->introduce(std::vector<std::string>(static_cast<size_t>(ranks), name));
   if (config.engine_polls) connect_engines(meshes, *config.engine_polls);
   std::vector<std::function<std::shared_ptr<Group>()>> makers;
   for (size_t r = 0; r < sessions.size(); ++r) {

@@ -24,8 +24,6 @@ class Puppet {
     self_.streams = terms_.plan.streams + 1;
     listener_ = listen_at(*SocketAddress::parse("127.0.0.1"), PortRange{});
     TcpCard card;
-    card.host = self_.host;
-    card.pid = self_.pid;
     card.machine = machine_id();
     card.addresses = {local_address(listener_.get())};
     keys_->set(card_key(0), card.text());
@@ -77,6 +75,9 @@ inline Meshes join_others(int n, const std::shared_ptr<MapKeys>& keys) {
   Meshes meshes(1);
   for (int r = 1; r < n; ++r) {
     meshes.push_back(TcpMesh::join(r, n, keys, loopback_config(), Deadline::after(std::chrono::seconds(10))));
+    std::vector<std::string> names(static_cast<size_t>(n), own_name());
+    names[0] = "(host puppet, pid 4711)";
+    meshes.back()->introduce(names);
   }
   return meshes;
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -50,11 +52,15 @@ inline TcpConfig loopback_config(const std::string& interface = "127.0.0.1") {
 
 using Meshes = std::vector<std::shared_ptr<TcpMesh>>;
 
+/// How the mesh names this process.
+inline std::string own_name() { return process_name("here", ::getpid()); }
+
 /// Meshes of `n` ranks of one process.
 inline Meshes make_meshes(int n, const TcpConfig& config, const std::shared_ptr<KeyValues>& keys) {
   Meshes meshes;
   for (int r = 0; r < n; ++r) {
     meshes.push_back(TcpMesh::join(r, n, keys, config, Deadline::after(std::chrono::seconds(30))));
+    meshes.back()->introduce(std::vector<std::string>(static_cast<size_t>(n), own_name()));
   }
   return meshes;
 }

@@ -20,6 +20,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::call_of;
 using testing::connect_engines;
+using testing::join_others;
 using testing::loopback_config;
 using testing::make_meshes;
 using testing::MapKeys;
@@ -206,11 +207,11 @@ TEST(a_peer_that_leaves_after_its_last_header_is_named) {
   board->hold();
   run_ranks(2, [&](int rank) {
     std::vector<std::byte> data(kBytes);
-    size_t done = 0;
+    Tally tally;
     TcpMesh& mesh = *meshes[static_cast<size_t>(rank)];
     if (rank == 1) {
       TcpCall call(mesh, facts_of_test());
-      call.send({0, 0, kBytes}, data.data(), &done);
+      call.send({0, 0, kBytes}, data.data(), tally);
       // Both ends have begun: the header is with rank 0, whose connections have nothing left to wait for.
       call.run([&] { return board->under_way() == 2; });
       call.without_lock([&] { mesh.leave(); });
@@ -218,8 +219,8 @@ TEST(a_peer_that_leaves_after_its_last_header_is_named) {
     }
     const std::string message = CHECK_THROWS(PeerError, {
       TcpCall call(mesh, facts_of_test());
-      call.receive({1, 0, kBytes}, data.data(), &done);
-      call.run([&] { return done == 1; });
+      call.receive({1, 0, kBytes}, data.data(), tally);
+      call.run([&] { return tally.complete(); });
     });
     CHECK_CONTAINS(message, "rank 1 (host ");
     CHECK_CONTAINS(message, "left the group");
@@ -235,7 +236,7 @@ std::string receive_from_puppet(bool has_engine, const std::function<void(FrameH
   right.total = right.bytes = kBytes;
   const auto keys = std::make_shared<MapKeys>();
   Puppet puppet(2, keys);
-  const auto mesh = TcpMesh::join(1, 2, keys, loopback_config(), Deadline::after(seconds(10)));
+  const auto mesh = join_others(2, keys).back();
   if (has_engine) mesh->set_engine(std::make_shared<SwitchboardEngine>(1, std::make_shared<Switchboard>(true)));
   std::string message;
   run_ranks(2, [&](int rank) {
@@ -247,13 +248,13 @@ std::string receive_from_puppet(bool has_engine, const std::function<void(FrameH
       return;
     }
     std::vector<std::byte> data(kBytes, std::byte{5});
-    size_t done = 0;
+    Tally tally;
     message = CHECK_THROWS(Error, {
       TcpCall call(*mesh, facts_of_test());
-      call.receive({0, 0, kBytes}, data.data(), &done);
-      call.run([&] { return done == 1; });
+      call.receive({0, 0, kBytes}, data.data(), tally);
+      call.run([&] { return tally.complete(); });
     });
-    CHECK_EQ(done, size_t{0});
+    CHECK_EQ(tally.done, size_t{0});
     for (const std::byte byte : data) CHECK(byte == std::byte{5});
   });
   return message;
@@ -281,7 +282,7 @@ TEST(headers_that_do_not_suit_the_engine_are_refused) {
 TEST(a_peer_that_dies_while_an_engine_has_its_data_is_named) {
   const auto keys = std::make_shared<MapKeys>();
   Puppet puppet(2, keys);
-  const auto mesh = TcpMesh::join(1, 2, keys, loopback_config(), Deadline::after(seconds(10)));
+  const auto mesh = join_others(2, keys).back();
   const auto board = std::make_shared<Switchboard>(false);
   mesh->set_engine(std::make_shared<SwitchboardEngine>(1, board));
   run_ranks(2, [&](int rank) {

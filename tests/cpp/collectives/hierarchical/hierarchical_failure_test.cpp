@@ -135,6 +135,12 @@ void live(Board& board, int rank, int victim, size_t count) {
   const auto deadline = Deadline::after(seconds(30));
   const auto keys = std::make_shared<BoardKeys>(board);
   const auto mesh = TcpMesh::join(rank, 4, keys, loopback_config(), deadline);
+  keys->set("pid" + std::to_string(rank), std::to_string(::getpid()));
+  std::vector<std::string> names;
+  for (int r = 0; r < 4; ++r) {
+    names.push_back(process_name("here", std::stoi(keys->get("pid" + std::to_string(r), deadline))));
+  }
+  mesh->introduce(names);
   const std::string place = "memory" + std::to_string(rank / 2);
   std::shared_ptr<NodeSession> session;
   if (rank % 2 == 0) {

@@ -104,7 +104,7 @@ TEST(an_abort_from_another_thread_frees_the_waiter_within_100_ms) {
 TEST(a_rank_that_leaves_while_its_failure_is_recorded_still_tells_it) {
   const auto meshes = make_meshes(2);
   // The listener runs between the record of the failure and all that follows it.
-  const_cast<TcpFailure&>(meshes[0]->failure()).set_listener([&](FailureKind, const std::string&) {
+  const_cast<GroupFailure&>(meshes[0]->failure()).set_listener([&](FailureKind, const std::string&) {
     meshes[0]->leave();
   });
   run_ranks(2, [&](int rank) {

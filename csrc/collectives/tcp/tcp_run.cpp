@@ -1,4 +1,4 @@
-#include "collectives/tcp/tcp_facts.h"
+#include "collectives/tcp/tcp_run.h"
 
 #include <cstring>
 

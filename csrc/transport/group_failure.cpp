@@ -1,8 +1,8 @@
-#include "transport/tcp/tcp_failure.h"
+#include "transport/group_failure.h"
 
 namespace ours {
 
-bool TcpFailure::record(FailureKind kind, const std::string& message) {
+bool GroupFailure::record(FailureKind kind, const std::string& message) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (kind_ != FailureKind::None || kind == FailureKind::None) return false;
@@ -14,17 +14,17 @@ bool TcpFailure::record(FailureKind kind, const std::string& message) {
   return true;
 }
 
-FailureKind TcpFailure::kind() const {
+FailureKind GroupFailure::kind() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return kind_;
 }
 
-std::string TcpFailure::message() const {
+std::string GroupFailure::message() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return message_;
 }
 
-void TcpFailure::check() const {
+void GroupFailure::check() const {
   if (!failed()) return;
   throw_as(kind(), message());
 }

@@ -9,9 +9,9 @@
 
 namespace ours {
 
-/// The failure that ended a group whose ranks share no memory: the first that this rank found or heard of. From then
-/// on every call throws the same error. Thread-safe.
-class TcpFailure {
+/// The failure that ended a group: the first that this rank found or heard of. From then on every call throws the same
+/// error. Thread-safe.
+class GroupFailure {
  public:
   using Listener = std::function<void(FailureKind, const std::string&)>;
 

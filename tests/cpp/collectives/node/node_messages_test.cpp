@@ -1,4 +1,4 @@
-#include "collectives/messages/message_queue.h"
+#include "collectives/node/node_messages.h"
 
 #include "support/node_ranks.h"
 
@@ -11,10 +11,10 @@ std::shared_ptr<Message> message_of(Op op, std::vector<int>& data, int peer) {
 }
 
 // After a failure all messages are taken out while another thread may still be moving them.
-TEST(a_queue_that_lost_its_messages_writes_nowhere) {
+TEST(a_carrier_that_lost_its_messages_writes_nowhere) {
   auto leader = NodeSession::create(0, 2, NodeConfig{4096, 1024, 4096});
   auto other = std::make_shared<NodeSession>(1, 2, leader->memory());
-  MessageQueue sender(*leader), receiver(*other);
+  NodeMessages sender(leader), receiver(other);
   std::vector<int> data(10000, 5), target(data.size());
   Messages ended;
   sender.add(message_of(Op::Send, data, 1));
