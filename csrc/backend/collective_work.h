@@ -5,26 +5,13 @@
 #include <optional>
 #include <vector>
 
+#include "backend/collective.h"
 #include "backend/comm_queue.h"
 #include "backend/device/device_call.h"
 #include "backend/work.h"
 #include "collectives/group.h"
 
 namespace ours {
-
-/// A collective to run: its tensors, what to do with them, and how it was called.
-struct Collective {
-  DType dtype = DType::UInt8;
-  std::vector<at::Tensor> inputs;
-  std::vector<std::vector<at::Tensor>> outputs;
-  /// Does the operation, and owns all tensors that it touches.
-  std::function<void(Group&, const Call&)> body;
-  /// For a collective that works on the CPU without tensors: it runs after the current stream of this device.
-  std::optional<at::Device> behind{};
-  Op op{};  ///< this field and the following ones are filled in by launch()
-  bool async_op = true;
-  std::chrono::milliseconds timeout{-1};  ///< < 0: the group's timeout
-};
 
 /// A collective of a group, which the group's CommQueue runs.
 class CollectiveWork final : public OursWork {

@@ -57,6 +57,12 @@ uint64_t GroupStatus::number_in_callback(const Origin& origin, uint64_t count) c
   return ours::number_in_callback(origin.order == callbacks ? origin.number : 0, count);
 }
 
+std::optional<FlightLog::Entry> GroupStatus::record(const CallTrace& call, std::chrono::milliseconds timeout) const {
+  record_call(call);
+  if (!flights) return std::nullopt;
+  return flights->issued(call, timeout);
+}
+
 void GroupStatus::fail_group(const std::exception_ptr& error) {
   const std::lock_guard<std::mutex> lock(connections_mutex_);
   failure_ = error;

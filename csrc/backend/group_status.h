@@ -63,6 +63,9 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   /// group.
   uint64_t number_in_callback(const Origin& origin, uint64_t count) const;
 
+  /// Tells profilers and the FlightRecorder that an operation is about to be issued.
+  std::optional<FlightLog::Entry> record(const CallTrace& call, std::chrono::milliseconds timeout) const;
+
   /// Null if operations are not recorded. Set before any Work is made.
   std::unique_ptr<FlightLog> flights;
 

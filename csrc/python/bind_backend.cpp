@@ -20,7 +20,7 @@ using GroupOptions = ProcessGroupOurs::Options;
 void close_groups_at_exit() {
   py::module_::import("atexit").attr("register")(py::cpp_function([] {
     py::gil_scoped_release unlocked;
-    GroupRegistry::instance().close_all();
+    Lane::close_all();
   }));
 }
 
