@@ -29,8 +29,6 @@ uint64_t random_key_base() {
 GroupStatus::GroupStatus(std::chrono::milliseconds timeout, std::string where)
     : timeouts(timeout), where_(std::move(where)), key_base_(random_key_base()) {}
 
-bool GroupStatus::is_forked_child() const { return !owner_.is_here(); }
-
 void GroupStatus::check_usable() const {
   TORCH_CHECK(!is_forked_child(), "this process (pid ", ::getpid(),
               ") was forked from the one that made the process group (pid ", owner_.pid(),

@@ -176,8 +176,8 @@ c10d::ErrorType ProcessGroupOurs::getError() {
 
 #ifdef C10D_BACKEND_HAS_HOOKS
 void ProcessGroupOurs::registerCompletionHook(int64_t id, c10d::CompletionHook hook) {
-  status_->completion_hooks.add(id, [hook = std::move(hook)](const Completion& completion) {
-    hook(c10d::CompletionHookArgs{completion.key, completion.duration_ms});
+  status_->completion_hooks.add(id, [hook = std::move(hook)](uint64_t key, float duration_ms) {
+    hook(c10d::CompletionHookArgs{key, duration_ms});
   });
 }
 #endif
@@ -188,7 +188,7 @@ void ProcessGroupOurs::registerOnCompletionHook(std::function<void(std::shared_p
   // Shared, since the hook may own Python objects, which cannot be copied without the GIL.
   auto shared = std::make_shared<std::function<void(std::shared_ptr<c10d::WorkInfo>)>>(std::move(hook));
   onCompletionHook_ = [shared](std::shared_ptr<c10d::WorkInfo> info) { (*shared)(std::move(info)); };
-  status_->set_on_completion(onCompletionHook_);
+  status_->on_completion = onCompletionHook_;
 }
 
 // ---- calls
