@@ -117,8 +117,9 @@ Collective describe_all_gathers(const Caller& me, const Tensors& outputs, const 
   return all_gather_each(inputs, wholes, {outputs});
 }
 
-Collective describe_all_gather_coalesced(const Caller& me, const TensorLists& outputs, const Tensors& inputs,
+Collective describe_all_gather_coalesced(const Caller& caller, const TensorLists& outputs, const Tensors& inputs,
                                          const c10d::AllgatherOptions& /*opts*/) {
+  const Caller me{"all_gather_coalesced", caller.rank, caller.size};  // the Op is that of another call, too
   TORCH_CHECK_VALUE(!inputs.empty(), me.call, ": the list of inputs is empty; pass at least one");
   check_list_size(me, outputs.size(), "output");
   TensorLists by_input(inputs.size());

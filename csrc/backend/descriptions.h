@@ -30,7 +30,7 @@ Collective describe_all_gather(const Caller& me, const TensorLists& outputs, con
 Collective describe_all_gathers(const Caller& me, const Tensors& outputs, const Tensors& inputs,
                                 const c10d::AllgatherOptions& opts);
 /// outputs[r][i] gets input i of rank r.
-Collective describe_all_gather_coalesced(const Caller& me, const TensorLists& outputs, const Tensors& inputs,
+Collective describe_all_gather_coalesced(const Caller& caller, const TensorLists& outputs, const Tensors& inputs,
                                          const c10d::AllgatherOptions& opts);
 Collective describe_gather(const Caller& me, const TensorLists& outputs, const Tensors& inputs,
                            const c10d::GatherOptions& opts);

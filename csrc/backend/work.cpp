@@ -152,16 +152,16 @@ void OursWork::interrupt(const std::string& name) const {
       Error(describe_interrupt(describe_own(rank_), name, std::string("while it waited for ") + name_of(op_)))));
 }
 
-bool OursWork::await(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds timeout,
-                     const std::function<bool()>& ended) {
+bool OursWork::await_done(std::chrono::milliseconds timeout) {
   const Deadline deadline = timeout.count() > 0 ? Deadline::after(timeout) : Deadline::never();
-  const std::string name = await_interruptibly(cv_, lock, deadline, ended);
+  std::unique_lock<std::mutex> lock(mutex_);
+  const std::string name = await_interruptibly(cv_, lock, deadline, [this] { return done(); });
+  lock.unlock();
   if (!name.empty()) {
-    lock.unlock();
     interrupt(name);
     throw_interrupt();
   }
-  return ended();
+  return done();
 }
 
 void OursWork::throw_wait_timeout(std::chrono::milliseconds waited) const {

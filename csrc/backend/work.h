@@ -90,9 +90,9 @@ class OursWork : public c10d::Work, public Timed {
   /// Throws what a signal handler raised while this thread waited; otherwise rethrows the Work's error, if it has one.
   void rethrow() const;
 
-  /// Waits with a lock of mutex_ until `ended` holds, which cv_ signals. Returns false if `timeout` (0: none) passed
-  /// first. If a signal handler raises, fails the group and throws that.
-  bool await(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds timeout, const std::function<bool()>& ended);
+  /// Waits until the Work is done. Returns false if `timeout` (0: none) passed first. If a signal handler raises, fails
+  /// the group and throws that.
+  bool await_done(std::chrono::milliseconds timeout);
 
   [[noreturn]] void throw_wait_timeout(std::chrono::milliseconds waited) const;
 

@@ -24,10 +24,7 @@ Span DeviceTransferWork::memory() const {
 
 bool DeviceTransferWork::wait(std::chrono::milliseconds timeout) {
   if (timeout.count() <= 0) limit_->start();
-  std::unique_lock<std::mutex> lock(mutex_);
-  const bool in_time = await(lock, timeout, [this] { return done(); });
-  lock.unlock();
-  if (!in_time) throw_wait_timeout(timeout);
+  if (!await_done(timeout)) throw_wait_timeout(timeout);
   rethrow();
   return true;
 }
@@ -35,8 +32,7 @@ bool DeviceTransferWork::wait(std::chrono::milliseconds timeout) {
 void DeviceTransferWork::synchronize() {
   if (done()) return;
   limit_->start();
-  std::unique_lock<std::mutex> lock(mutex_);
-  await(lock, kNoTimeout, [this] { return done(); });
+  await_done(kNoTimeout);
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> DeviceTransferWork::getFuture() {
