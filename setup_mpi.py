@@ -22,6 +22,11 @@ def flag(name: str, default: str, accepted: tuple[str, ...]) -> str:
     return value
 
 
+def wish_for(name: str) -> str:
+    """Return whether the optional engine ``name`` is wanted: ``auto``, ``0`` or ``1``."""
+    return flag(f"OURS_WITH_{name}", "auto", ("auto", "0", "1"))
+
+
 def first_file(candidates: list[Path]) -> str:
     """Return the first of ``candidates`` that is a file, or an empty string."""
     return next((str(path) for path in candidates if path.is_file()), "")
@@ -36,6 +41,9 @@ class Mpi:
     include_dirs: list[str]
     library_dirs: list[str]
     libraries: list[str]
+
+    def __str__(self) -> str:
+        return f"{self.version} ({self.wrapper})"
 
     def runtime_dirs(self, in_place: bool) -> list[str]:
         """Return the folders in which the library looks for MPI's libraries when it is loaded.

@@ -51,6 +51,9 @@ class CollectiveWork(Work):
 class CoalescedWork(Work):
     """Several operations that are waited for as one."""
 
+class DeviceTransferWork(Work):
+    """A send or a receive of a device's tensor."""
+
 class ProcessGroupOurs(Backend):
     """The c10d backend "ours": collectives and messages of tensors on the CPU and one device."""
 

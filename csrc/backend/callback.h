@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ours {
@@ -23,9 +24,9 @@ struct Origin {
 
 /// A callback on the future of a collective, from the moment it is attached until it has returned.
 ///
-/// What callbacks communicate must not depend on timing: a callback runs at once if its future is complete when it is
-/// attached, and later on another thread otherwise. So the callbacks of a group are kept in the order in which they
-/// would run if all of them ran at once, and a callback communicates only after all callbacks before it have returned.
+/// A callback runs at once if its future is complete when it is attached, and later on another thread otherwise. So
+/// that what callbacks communicate does not depend on that, they are kept in the order in which they would run if all
+/// ran at once, and a callback communicates only after all before it have returned.
 class Callback {
  public:
   /// Called when the callback is attached, on the thread that attaches it.
@@ -38,31 +39,20 @@ class Callback {
   /// The callback that the calling thread runs; null if it runs none.
   static Callback* current() { return running(); }
 
-  /// Marks the calling thread as running `callback`, which counts as returned when this object is destroyed.
+  /// Marks the calling thread as running `callback`, which counts as returned when this object is destroyed; or as
+  /// running none (null), when what it does meanwhile is not a callback's doing.
   class Running {
    public:
-    explicit Running(Callback& callback) : callback_(callback), before_(running()) { running() = &callback; }
+    explicit Running(Callback* callback) : callback_(callback), before_(std::exchange(running(), callback)) {}
     ~Running() {
       running() = before_;
-      callback_.leave();
+      if (callback_ != nullptr) callback_->leave();
     }
     Running(const Running&) = delete;
     Running& operator=(const Running&) = delete;
 
    private:
-    Callback& callback_;
-    Callback* const before_;
-  };
-
-  /// Marks the calling thread as running no callback: what it does meanwhile is not the callback's doing.
-  class Outside {
-   public:
-    Outside() : before_(running()) { running() = nullptr; }
-    ~Outside() { running() = before_; }
-    Outside(const Outside&) = delete;
-    Outside& operator=(const Outside&) = delete;
-
-   private:
+    Callback* const callback_;
     Callback* const before_;
   };
 
@@ -92,9 +82,8 @@ class CallbackOrder {
   /// `ranks`: the global ranks of the group's members; empty if unknown.
   CallbackOrder(std::string group, std::vector<uint64_t> ranks);
 
-  /// The name that the ranks of group `other` use for this order in the names of lanes. It contains this group's name
-  /// only if all of them are members of this group: otherwise they may be members of different groups here, and need a
-  /// name that is the same for all of them.
+  /// The name of the lane of group `other` for this order. It contains this group's name only if all ranks of `other`
+  /// are members of this group: otherwise they may be in different groups here, and need a name that all of them know.
   std::string name_for(const CallbackOrder& other) const;
 
   /// Waits until all bodies that were handed over have ended, or a signal handler has raised. Returns at once inside a

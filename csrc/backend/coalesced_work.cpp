@@ -88,4 +88,31 @@ c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
   return combined;
 }
 
+void Coalescing::start() {
+  // An exception may have cut a batch short, so that nothing ended it. Its Works are dropped outside the lock.
+  std::vector<WorkPtr> stale;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  stale.swap(works_[std::this_thread::get_id()]);
+}
+
+bool Coalescing::add(const WorkPtr& work) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = works_.find(std::this_thread::get_id());
+  if (found == works_.end()) return false;
+  found->second.push_back(work);
+  return true;
+}
+
+Coalescing::WorkPtr Coalescing::end() {
+  std::vector<WorkPtr> works;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = works_.find(std::this_thread::get_id());
+    TORCH_CHECK(found != works_.end(), "endCoalescing() was called without startCoalescing()");
+    works = std::move(found->second);
+    works_.erase(found);
+  }
+  return c10::make_intrusive<CoalescedWork>(std::move(works));
+}
+
 }  // namespace ours

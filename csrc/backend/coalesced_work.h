@@ -1,6 +1,9 @@
 #pragma once
 
+#include <map>
+#include <mutex>
 #include <optional>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
@@ -35,6 +38,21 @@ class CoalescedWork final : public c10d::Work {
 
  private:
   const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+/// Collects the Works that a thread issues between startCoalescing() and endCoalescing().
+class Coalescing {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  void start();
+  /// Returns whether this thread is collecting, and then keeps `work`.
+  bool add(const WorkPtr& work);
+  WorkPtr end();
+
+ private:
+  std::mutex mutex_;
+  std::map<std::thread::id, std::vector<WorkPtr>> works_;  // guarded by mutex_; by collecting thread
 };
 
 }  // namespace ours

@@ -1,7 +1,6 @@
 #include "backend/collective_work.h"
 
 #include "backend/errors.h"
-#include "backend/unlocked.h"
 #include "common/interrupts.h"
 
 namespace ours {
@@ -23,7 +22,7 @@ void CollectiveWork::set_sequence(uint64_t count) {
 
 bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   // The host cannot wait for what is part of a graph, however long it may take.
-  if (device_call_ && device_call_->is_enqueued() && (timeout.count() <= 0 || device_call_->is_captured())) {
+  if (is_enqueued() && (timeout.count() <= 0 || device_call_->is_captured())) {
     device_call_->block_current_stream();
     if (done()) rethrow();
     return true;
@@ -35,15 +34,10 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
 
 void CollectiveWork::synchronize() {
   if (!device_call_) return;
-  if (device_call_->is_enqueued()) return device_call_->block_current_stream();
+  if (is_enqueued()) return device_call_->block_current_stream();
   if (done()) return;
-  run_unlocked([this] { queue_->wait(*this, kNoTimeout); });
+  queue_->wait(*this, kNoTimeout);
   throw_interrupt();
-}
-
-c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
-  if (!device_call_ || !device_call_->is_enqueued()) return OursWork::getFuture();
-  return completed_future([this](const std::function<void()>& complete) { device_call_->on_stream(complete); });
 }
 
 std::vector<at::Device> CollectiveWork::devices() const {
@@ -81,15 +75,9 @@ void CollectiveWork::execute() noexcept {
   complete(error);
 }
 
-void CollectiveWork::run_callbacks() noexcept {
-  // The future of a failed Work has only an error, and the device may refuse any request.
-  if (!device_call_ || exception()) return OursWork::run_callbacks();
-  try {
-    // The future notes the current stream, and makes those of its callbacks wait for that one: no other may be held up.
-    device_call_->on_stream([this] { OursWork::run_callbacks(); });
-  } catch (const std::exception& e) {
-    TORCH_WARN("the callbacks on the future of ", name_of(op_), " did not run: ", e.what());
-  }
+void CollectiveWork::in_stream(const std::function<void()>& body) const {
+  if (!device_call_) return body();
+  device_call_->on_stream(body);
 }
 
 }  // namespace ours

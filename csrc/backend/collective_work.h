@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "backend/collective.h"
 #include "backend/comm_queue.h"
 #include "backend/device/device_call.h"
 #include "backend/work.h"
@@ -12,37 +13,19 @@
 
 namespace ours {
 
-/// A collective to run: its tensors, what to do with them, and how it was called.
-struct Collective {
-  DType dtype = DType::UInt8;
-  std::vector<at::Tensor> inputs;
-  std::vector<std::vector<at::Tensor>> outputs;
-  /// Does the operation, and owns all tensors that it touches.
-  std::function<void(Group&, const Call&)> body;
-  /// For a collective that works on the CPU without tensors: it runs after the current stream of this device.
-  std::optional<at::Device> behind{};
-  Op op{};  ///< this field and the following ones are filled in by launch()
-  bool async_op = true;
-  std::chrono::milliseconds timeout{-1};  ///< < 0: the group's timeout
-};
-
 /// A collective of a group, which the group's CommQueue runs.
 class CollectiveWork final : public OursWork {
  public:
   CollectiveWork(Collective collective, std::shared_ptr<Group> group, std::shared_ptr<CommQueue> queue,
                  std::shared_ptr<GroupStatus> status);
 
-  /// Blocks until the operation has ended and throws its error. If the operation is enqueued on a device (DeviceCall)
-  /// and no timeout is given, it makes the current stream wait instead, and throws the error if there is one by now.
-  /// A `timeout` (0: none) that passes first throws too, and leaves the operation and the group as they are.
+  /// Blocks until the operation has ended and throws its error. If it is enqueued on a device (DeviceCall) and there is
+  /// no `timeout` (0), makes the current stream wait instead, and throws an error that is there by now. A timeout that
+  /// passes first throws too, and leaves the operation and the group as they are.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
   /// Like wait(), but does not throw, for device tensors; does nothing for those of the CPU.
   void synchronize() override;
-
-  /// If the operation is enqueued on a device, the future is complete at once: callbacks run in streams that come
-  /// after it.
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   /// For device tensors: sets their part in the device's order of work. Called before execute().
   void set_device_call(std::unique_ptr<DeviceCall> call) { device_call_ = std::move(call); }
@@ -64,12 +47,14 @@ class CollectiveWork final : public OursWork {
   void execute() noexcept;
 
   using OursWork::has_callbacks;
-  void run_callbacks() noexcept;
+  using OursWork::run_callbacks;
 
  protected:
   /// Returns the device even if there is no output, because callbacks must not run in the stream in which the future
   /// is completed.
   std::vector<at::Device> devices() const override;
+  void in_stream(const std::function<void()>& body) const override;
+  bool is_enqueued() const override { return device_call_ && device_call_->is_enqueued(); }
 
  private:
   const DType dtype_;

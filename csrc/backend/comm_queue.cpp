@@ -92,7 +92,7 @@ void CommQueue::await_returning_server(Lock& lock) {
 }
 
 void CommQueue::run(const WorkPtr& work, Lock& lock) {
-  const Callback::Outside outside;
+  const Callback::Running none(nullptr);
   const bool nested = running_;
   running_ = true;
   runner_ = std::this_thread::get_id();

@@ -15,15 +15,13 @@ namespace ours {
 
 class CollectiveWork;
 
-/// Runs the collectives of a group one after another, in the order in which they were submitted. A collective runs on
+/// Runs the collectives of a lane one after another, in the order in which they were submitted. A collective runs on
 /// the caller's thread if the caller would wait for it anyway and nothing is queued before it, or on a thread that
-/// waits for a collective while no thread runs one, or otherwise on a comm thread. The first comm thread starts with
-/// the first Work that needs one. Comm threads share the ownership of the queue, so that it can be dropped on any
-/// thread without joining them.
+/// waits for a collective while no thread runs one, or otherwise on a comm thread. Comm threads start when they are
+/// needed, and share the ownership of the queue, so that it can be dropped on any thread without joining them.
 ///
-/// Callbacks run on the thread that ran their Work. That thread leaves the queue to others meanwhile, so that a
-/// callback may wait for any other collective. Callbacks begin in the order of their Works, and may overlap. What they
-/// submit goes to another queue (see callback.h).
+/// Callbacks run on the thread that ran their Work, in the order of their Works, and may overlap. That thread leaves
+/// the queue to others meanwhile, so that a callback may wait for any other collective.
 class CommQueue : public std::enable_shared_from_this<CommQueue> {
  public:
   using WorkPtr = c10::intrusive_ptr<CollectiveWork>;
@@ -70,8 +68,8 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   void run_callbacks(CollectiveWork& work, Lock& lock);
   void run_next(Lock& lock);
 
-  /// Whether this thread may run the next Work: no thread runs one, or this thread does (in a hook that waits). A
-  /// callback leaves that to other threads if there can be any, because the next Work's callbacks would run inside it.
+  /// Whether this thread may run the next Work: no thread runs one, or this one does, in a hook that waits. A callback
+  /// leaves that to other threads if there can be any: otherwise the next Work's callbacks would run inside it.
   bool may_run() const { return running_ ? runner_ == std::this_thread::get_id() : !in_callback() || no_thread_; }
 
   /// Whether the calling thread runs the callbacks of a Work, or a callback that ran as soon as it was attached.

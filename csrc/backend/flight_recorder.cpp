@@ -85,7 +85,7 @@ class TorchFlightLog final : public FlightLog {
   /// records everything.
   void introduce(const CallTrace& call) {
     introduced_ = true;
-    name_ = {call.group_name, call.group_description};
+    name_ = {call.group.name, call.group.description};
     for (const Recorder::Entry& entry : recorder_.entries_) {
       const bool foreign = entry.pg_id_ < kFirstGroup;
       hooked_ = hooked_ || (foreign && entry.pg_name_ == name_ && entry.time_created_ >= made_);
@@ -159,7 +159,7 @@ class TorchFlightLog final : public FlightLog {
 
   /// " 0->1" for a send and " 1<-0" for a receive, by which PyTorch's analyser matches them.
   static std::string route(const CallTrace& call, int peer) {
-    return ' ' + std::to_string(call.rank) + (call.op == Op::Send ? "->" : "<-") +
+    return ' ' + std::to_string(call.group.rank) + (call.op == Op::Send ? "->" : "<-") +
            (peer == kAnySource ? "?" : std::to_string(peer));
   }
 

@@ -36,8 +36,7 @@ class FlightLog {
   /// Records that an operation is issued, with the calling thread's stack (which takes the GIL for a moment).
   virtual std::optional<Entry> issued(const CallTrace& call, std::chrono::milliseconds timeout) = 0;
 
-  /// Record that the operation begins to run, and that it has succeeded. An operation that fails or hangs stays as it
-  /// is.
+  /// Record that the operation begins to run, and that it has succeeded. One that fails or hangs stays as it is.
   virtual void started(const Entry& entry) = 0;
   virtual void completed(const Entry& entry, float duration_ms) = 0;
 

@@ -29,8 +29,6 @@ uint64_t random_key_base() {
 GroupStatus::GroupStatus(std::chrono::milliseconds timeout, std::string where)
     : timeouts(timeout), where_(std::move(where)), key_base_(random_key_base()) {}
 
-bool GroupStatus::is_forked_child() const { return !owner_.is_here(); }
-
 void GroupStatus::check_usable() const {
   TORCH_CHECK(!is_forked_child(), "this process (pid ", ::getpid(),
               ") was forked from the one that made the process group (pid ", owner_.pid(),
@@ -55,6 +53,12 @@ std::exception_ptr GroupStatus::note_error(const std::exception_ptr& error) {
 
 uint64_t GroupStatus::number_in_callback(const Origin& origin, uint64_t count) const {
   return ours::number_in_callback(origin.order == callbacks ? origin.number : 0, count);
+}
+
+std::optional<FlightLog::Entry> GroupStatus::record(const CallTrace& call, std::chrono::milliseconds timeout) const {
+  record_call(call);
+  if (!flights) return std::nullopt;
+  return flights->issued(call, timeout);
 }
 
 void GroupStatus::fail_group(const std::exception_ptr& error) {

@@ -23,15 +23,13 @@ namespace ours {
 /// it. It owns neither threads nor connections.
 class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
  public:
-  using OnCompletion = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
-
   /// `where` is appended to the errors of this group, for instance to name its ranks.
   GroupStatus(std::chrono::milliseconds timeout, std::string where);
 
   /// Throws RuntimeError in a forked child, in a signal handler, and after shutdown().
   void check_usable() const;
 
-  bool is_forked_child() const;
+  bool is_forked_child() const { return !owner_.is_here(); }
 
   void set_closed() { closed_.store(true); }
   bool is_closed() const { return closed_.load(); }
@@ -63,16 +61,18 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   /// group.
   uint64_t number_in_callback(const Origin& origin, uint64_t count) const;
 
+  /// Tells profilers and the FlightRecorder that an operation is about to be issued.
+  std::optional<FlightLog::Entry> record(const CallTrace& call, std::chrono::milliseconds timeout) const;
+
   /// Null if operations are not recorded. Set before any Work is made.
   std::unique_ptr<FlightLog> flights;
 
   Timeouts timeouts;
   HookTable<> abort_hooks;
-  HookTable<const Completion&> completion_hooks;
+  HookTable<uint64_t, float> completion_hooks;  ///< of a Work that has succeeded: its key, and milliseconds
 
-  /// Sets the function that is called for every Work that succeeds; at most one. Called before any Work is made.
-  void set_on_completion(OnCompletion hook) { on_completion_ = std::make_unique<OnCompletion>(std::move(hook)); }
-  const OnCompletion* on_completion() const { return on_completion_.get(); }
+  /// Called for every Work that succeeds, unless it is empty. Set before any Work is made.
+  std::function<void(std::shared_ptr<c10d::WorkInfo>)> on_completion;
 
   /// Fails all connections of the group with this error, here and on the peers.
   void fail_group(const std::exception_ptr& error);
@@ -86,7 +86,6 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   std::atomic<uint64_t> next_key_{1};
   std::atomic<bool> closed_{false};
   std::atomic<c10d::ErrorType> error_{c10d::ErrorType::SUCCESS};
-  std::unique_ptr<OnCompletion> on_completion_;
   std::mutex hooks_mutex_;
   std::condition_variable hooks_returned_;
   bool hooks_running_ = false;  // guarded by hooks_mutex_

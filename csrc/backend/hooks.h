@@ -61,9 +61,4 @@ class HookTable {
   std::atomic<bool> empty_{true};
 };
 
-struct Completion {
-  uint64_t key;
-  float duration_ms;
-};
-
 }  // namespace ours

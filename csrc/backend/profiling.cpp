@@ -2,6 +2,7 @@
 
 #include <ATen/record_function.h>
 
+#include <iterator>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 #include <tuple>
 
@@ -35,6 +36,7 @@ const OpFacts& op_facts(Op op) {
       {OpType::RECV, "ours:recv", "recv", "ours:recv"},
       {OpType::RECVANYSOURCE, "ours:recvAnySource", "recv_any_source", "ours:recv"},
   };
+  static_assert(std::size(kFacts) == kOps, "every Op has a row");
   return kFacts[static_cast<size_t>(op)];
 }
 
@@ -62,17 +64,17 @@ std::pair<int, int> start_and_stride(const std::vector<uint64_t>& ranks) {
 
 void record_call(const CallTrace& trace) {
   if (!at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION)) return;
-  const auto [start, stride] = start_and_stride(trace.global_ranks);
+  const auto [start, stride] = start_and_stride(trace.group.global_ranks);
   std::vector<at::Tensor> outputs;
   for (const auto& list : trace.outputs) outputs.insert(outputs.end(), list.begin(), list.end());
   const at::ScalarType dtype = !trace.inputs.empty() ? trace.inputs.front().scalar_type()
                                : !outputs.empty()    ? outputs.front().scalar_type()
                                                      : at::kByte;
-  const auto name = std::make_tuple(trace.group_name, trace.group_description);
+  const auto name = std::make_tuple(trace.group.name, trace.group.description);
   const auto sequence = std::make_tuple(static_cast<int64_t>(trace.sequence), c10d::isP2POp(op_facts(trace.op).type));
-  RECORD_PARAM_COMMS_DATA(sequence, name, trace.inputs, outputs, trace.rank, op_facts(trace.op).trace_name,
+  RECORD_PARAM_COMMS_DATA(sequence, name, trace.inputs, outputs, trace.group.rank, op_facts(trace.op).trace_name,
                           elements(trace.inputs), elements(outputs), dtype, std::vector<int64_t>(),
-                          std::vector<int64_t>(), start, stride, trace.size);
+                          std::vector<int64_t>(), start, stride, trace.group.size);
 }
 
 }  // namespace ours

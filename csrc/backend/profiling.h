@@ -19,15 +19,20 @@ struct OpFacts {
 
 const OpFacts& op_facts(Op op);
 
-/// A call, as record_param_comms and the FlightRecorder record it.
-struct CallTrace {
-  Op op;
-  uint64_t sequence;
-  const std::string& group_name;
-  const std::string& group_description;
+/// A group, as records of its calls name it.
+struct GroupNames {
+  const std::string& name;
+  const std::string& description;
   int rank;
   int size;
   const std::vector<uint64_t>& global_ranks;
+};
+
+/// A call, as record_param_comms and the FlightRecorder record it.
+struct CallTrace {
+  const GroupNames& group;
+  Op op;
+  uint64_t sequence;
   const std::vector<at::Tensor>& inputs;
   const std::vector<std::vector<at::Tensor>>& outputs;
   std::optional<int> peer;  ///< of a transfer; kAnySource for RecvAnySource

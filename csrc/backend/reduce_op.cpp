@@ -2,34 +2,29 @@
 
 #include <ATen/ops/item.h>
 
+#include <utility>
+
 #include "common/error.h"
 
 namespace ours {
 
 namespace {
 
+constexpr std::pair<c10d::ReduceOp::RedOpType, ReduceKind> kKinds[] = {
+    {c10d::ReduceOp::SUM, ReduceKind::Sum},
+    {c10d::ReduceOp::AVG, ReduceKind::Avg},
+    {c10d::ReduceOp::PRODUCT, ReduceKind::Product},
+    {c10d::ReduceOp::MIN, ReduceKind::Min},
+    {c10d::ReduceOp::MAX, ReduceKind::Max},
+    {c10d::ReduceOp::BAND, ReduceKind::BitAnd},
+    {c10d::ReduceOp::BOR, ReduceKind::BitOr},
+    {c10d::ReduceOp::BXOR, ReduceKind::BitXor},
+    {c10d::ReduceOp::PREMUL_SUM, ReduceKind::PremulSum},
+};
+
 ReduceKind kind_of(c10d::ReduceOp::RedOpType type) {
-  switch (type) {
-    case c10d::ReduceOp::SUM:
-      return ReduceKind::Sum;
-    case c10d::ReduceOp::AVG:
-      return ReduceKind::Avg;
-    case c10d::ReduceOp::PRODUCT:
-      return ReduceKind::Product;
-    case c10d::ReduceOp::MIN:
-      return ReduceKind::Min;
-    case c10d::ReduceOp::MAX:
-      return ReduceKind::Max;
-    case c10d::ReduceOp::BAND:
-      return ReduceKind::BitAnd;
-    case c10d::ReduceOp::BOR:
-      return ReduceKind::BitOr;
-    case c10d::ReduceOp::BXOR:
-      return ReduceKind::BitXor;
-    case c10d::ReduceOp::PREMUL_SUM:
-      return ReduceKind::PremulSum;
-    default:
-      break;
+  for (const auto& [torch, kind] : kKinds) {
+    if (torch == type) return kind;
   }
   TORCH_CHECK_VALUE(false, "unknown reduce operation number ", static_cast<int>(type),
                     "; use a member of torch.distributed.ReduceOp");

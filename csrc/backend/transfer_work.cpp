@@ -79,12 +79,8 @@ bool TransferWork::wait(std::chrono::milliseconds timeout) {
     const std::shared_ptr<PointToPoint> p2p = p2p_.lock();
     if (transfer && p2p) p2p->wait(*transfer);
   }
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto ended = [this] { return done(); };
   // Even without a timeout, since another thread may have finished the transfer and not yet called end().
-  const bool in_time = await(lock, timeout, ended);
-  lock.unlock();
-  if (!in_time) throw_wait_timeout(timeout);
+  if (!await_done(timeout)) throw_wait_timeout(timeout);
   rethrow();
   return true;
 }

@@ -32,8 +32,8 @@ class TransferWork final : public OursWork {
   /// Waits like CollectiveWork::wait(). The transfer's own timeout starts with the first wait without a `timeout`.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
-  /// Like OursWork::getFuture(), but the future ends with an error when the transfer's timeout has passed since the
-  /// first call, or when the peer has left. The transfer and the group go on.
+  /// The future ends with an error when the transfer's timeout has passed since the first call, or when the peer has
+  /// left. The transfer and the group go on.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   /// The sender's rank in the group, once a receive is done.

@@ -35,24 +35,15 @@ std::vector<at::Tensor> OursWork::result() {
 c10::intrusive_ptr<c10::ivalue::Future> OursWork::getFuture() {
   std::lock_guard<std::mutex> lock(future_mutex_);
   if (future_) return future_;
-  future_ = make_future();
-  // Nobody has a callback on it yet, so this runs no foreign code under the lock.
-  if (done()) settle(*future_);
-  return future_;
-}
-
-c10::intrusive_ptr<c10::ivalue::Future> OursWork::make_future() const {
   c10::TypePtr type = c10::ListType::create(c10::TensorType::get());
   if (outputs_.size() > 1) type = c10::ListType::create(type);
-  return c10::make_intrusive<c10::ivalue::Future>(type, devices());
-}
-
-c10::intrusive_ptr<c10::ivalue::Future> OursWork::completed_future(
-    const std::function<void(const std::function<void()>&)>& in_streams) {
-  std::lock_guard<std::mutex> lock(future_mutex_);
-  if (future_) return future_;
-  future_ = make_future();
-  in_streams([this] { settle(*future_); });  // nor here
+  future_ = c10::make_intrusive<c10::ivalue::Future>(type, devices());
+  // Nobody has a callback on it yet, so this runs no foreign code under the lock.
+  if (is_enqueued()) {
+    in_stream([this] { settle(*future_); });
+  } else if (done()) {
+    settle(*future_);
+  }
   return future_;
 }
 
@@ -112,9 +103,12 @@ bool OursWork::has_callbacks() {
 
 void OursWork::run_callbacks() noexcept {
   if (!has_callbacks()) return;
-  const Callback::Outside outside;
+  const Callback::Running none(nullptr);
   try {
-    settle(*future_);  // never replaced once it is set
+    // The future of a failed Work has only an error, and the device may refuse any request. Otherwise the future notes
+    // the current stream, and makes those of its callbacks wait for that one: no other may be held up.
+    if (exception()) return settle(*future_);  // never replaced once it is set
+    in_stream([this] { settle(*future_); });
   } catch (const std::exception& e) {
     TORCH_WARN("a callback on the future of ", name_of(op_), " raised: ", e.what());
   }
@@ -131,18 +125,18 @@ void OursWork::watch_future(TransferLimit& limit) {
   limit.watch([weak](const std::exception_ptr& error) {
     const auto self = weak.lock();
     if (!self || !self->has_callbacks()) return;
-    const Callback::Outside outside;
+    const Callback::Running none(nullptr);
     self->future_->setErrorIfNeeded(to_torch(error, self->status_->where()));
   });
 }
 
 void OursWork::tell_hooks() noexcept {
   if (flight_) status_->flights->completed(*flight_, getDuration());
-  if (!status_->completion_hooks.empty()) status_->completion_hooks.call(Completion{key_, getDuration()});
-  const GroupStatus::OnCompletion* hook = status_->on_completion();
-  if (hook == nullptr) return;
+  status_->completion_hooks.call(key_, getDuration());
+  if (!status_->on_completion) return;
   try {
-    (*hook)(std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, started_, ended_, ended_ - started_));
+    status_->on_completion(
+        std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, started_, ended_, ended_ - started_));
   } catch (const std::exception& e) {
     TORCH_WARN("the on-completion hook raised after ", name_of(op_), ": ", e.what());
   }
@@ -158,16 +152,16 @@ void OursWork::interrupt(const std::string& name) const {
       Error(describe_interrupt(describe_own(rank_), name, std::string("while it waited for ") + name_of(op_)))));
 }
 
-bool OursWork::await(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds timeout,
-                     const std::function<bool()>& ended) {
+bool OursWork::await_done(std::chrono::milliseconds timeout) {
   const Deadline deadline = timeout.count() > 0 ? Deadline::after(timeout) : Deadline::never();
-  const std::string name = await_interruptibly(cv_, lock, deadline, ended);
+  std::unique_lock<std::mutex> lock(mutex_);
+  const std::string name = await_interruptibly(cv_, lock, deadline, [this] { return done(); });
+  lock.unlock();
   if (!name.empty()) {
-    lock.unlock();
     interrupt(name);
     throw_interrupt();
   }
-  return ended();
+  return done();
 }
 
 void OursWork::throw_wait_timeout(std::chrono::milliseconds waited) const {

@@ -29,8 +29,9 @@ class OursWork : public c10d::Work, public Timed {
   /// it. Throws for lists of lists; use getFuture() for those.
   std::vector<at::Tensor> result() override;
 
-  /// A future that completes with the Work, with its error if it fails. Callbacks run on the thread that completes the
-  /// Work, which must not hold up anything that they may wait for.
+  /// A future that completes with the Work, with its error if it fails; or at once if the Work is enqueued on a device:
+  /// callbacks run in streams that come after it. They run on the thread that completes the Work, which must not hold
+  /// up anything that they may wait for.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   /// The operation's duration in milliseconds.
@@ -57,6 +58,12 @@ class OursWork : public c10d::Work, public Timed {
   /// The devices whose streams have to run callbacks after the Work: those of the outputs; empty for the CPU.
   virtual std::vector<at::Device> devices() const;
 
+  /// Calls `body`, which completes the future, with the stream as the current one that callbacks have to come after.
+  virtual void in_stream(const std::function<void()>& body) const { body(); }
+
+  /// Whether that stream comes after the Work even before the host knows that it has ended.
+  virtual bool is_enqueued() const { return false; }
+
   using Outputs = std::vector<std::vector<at::Tensor>>;
 
   /// The shapes of `inputs` appear in profiles. `requested_timeout` < 0: the group's timeout.
@@ -68,11 +75,6 @@ class OursWork : public c10d::Work, public Timed {
 
   /// Ends the Work, except for its future. Called once. `error` may be one of the torch-free layers.
   void complete(const std::exception_ptr& error) noexcept;
-
-  /// The future, which is complete: `in_streams` calls what completes it with the streams as the current ones that
-  /// callbacks have to come after.
-  c10::intrusive_ptr<c10::ivalue::Future> completed_future(
-      const std::function<void(const std::function<void()>&)>& in_streams);
 
   /// After complete(): whether there is a future that has yet to be completed.
   bool has_callbacks();
@@ -88,16 +90,15 @@ class OursWork : public c10d::Work, public Timed {
   /// Throws what a signal handler raised while this thread waited; otherwise rethrows the Work's error, if it has one.
   void rethrow() const;
 
-  /// Waits with a lock of mutex_ until `ended` holds, which cv_ signals. Returns false if `timeout` (0: none) passed
-  /// first. If a signal handler raises, fails the group and throws that.
-  bool await(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds timeout, const std::function<bool()>& ended);
+  /// Waits until the Work is done. Returns false if `timeout` (0: none) passed first. If a signal handler raises, fails
+  /// the group and throws that.
+  bool await_done(std::chrono::milliseconds timeout);
 
   [[noreturn]] void throw_wait_timeout(std::chrono::milliseconds waited) const;
 
   const Op op_;
 
  private:
-  c10::intrusive_ptr<c10::ivalue::Future> make_future() const;
   void settle(c10::ivalue::Future& future) const;
   void tell_hooks() noexcept;
 

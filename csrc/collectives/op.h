@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace ours {
@@ -29,6 +30,8 @@ enum class Op : uint8_t {
   RecvAnySource,
   Last = RecvAnySource
 };
+
+constexpr size_t kOps = static_cast<size_t>(Op::RecvAnySource) + 1;
 
 /// torch.distributed's name of the call, e.g. "all_reduce".
 const char* name_of(Op op);

@@ -5,8 +5,8 @@
 
 namespace ours {
 
-/// Starts a detached thread that runs `body` with all signals blocked, since signals have to arrive on the main thread,
-/// where Python's handlers run. `body` must own what it uses and must not throw. `name`, which debuggers show, has at
+/// Starts a detached thread that runs `body`, which must own what it uses and must not throw. Signals are blocked
+/// there, since they have to arrive on the main thread, where Python's handlers run. `name` is for debuggers, with at
 /// most 15 characters. Throws std::system_error if no thread can be started.
 void start_background_thread(const char* name, std::function<void()> body);
 

@@ -14,16 +14,14 @@ bool huge_pages_allowed();
 /// each MiB. Memory that cannot be moved stays where it is.
 void move_to_huge_pages(void* data, size_t bytes);
 
-/// Moves large buffers that are used repeatedly onto huge pages (Linux >= 6.1, MADV_COLLAPSE). A gradient bucket of 25
-/// MiB is 6,400 ordinary pages, which overflow the processor's TLB, and its prefetchers stop at the end of each. Only
-/// huge pages that fit wholly into the buffer are used, so that it takes no more memory; its contents, addresses and
-/// owner stay the same. Nothing happens if the administrator has switched huge pages off.
+/// Moves large buffers that are used repeatedly onto huge pages (Linux >= 6.1, MADV_COLLAPSE), unless the administrator
+/// has switched them off. A gradient bucket of 25 MiB is 6,400 ordinary pages, which overflow the processor's TLB, and
+/// its prefetchers stop at the end of each. The buffer takes no more memory and keeps its contents and addresses.
 class HugePages {
  public:
   explicit HugePages(bool enabled);
 
-  /// Records that the buffer is used. At its third use it is moved, once, which takes about a millisecond for each MiB.
-  /// Errors are ignored: the buffer keeps ordinary pages.
+  /// Records that the buffer is used. It is moved at its third use, once.
   void note_use(const void* data, size_t bytes);
 
   static constexpr size_t kLeastBytes = size_t{4} << 20;

@@ -13,8 +13,8 @@ struct Interrupt {
   std::exception_ptr error;  ///< what to throw to the interrupted caller
 };
 
-/// Sets the function that runs the program's handlers of signals that have arrived, if the calling thread is the one on
-/// which they run. The layer of the language that has such handlers calls this; otherwise no wait is ever interrupted.
+/// Sets the function that runs the program's handlers of signals that have arrived, if they run on the calling thread.
+/// Until the layer of the language that has handlers calls this, no wait is interrupted.
 void set_interrupt_check(Interrupt (*check)());
 
 /// Lets signal handlers run now and then during a wait, so that a program can be interrupted. Use one object for each
@@ -25,9 +25,9 @@ class Interrupts {
 
   bool due();
 
-  /// Runs handlers if it is time. Returns the name of what one of them has raised, or an empty string. If it has
-  /// raised, the wait must end with an error, and throw_interrupt() throws what was raised. The caller must hold no
-  /// lock that a handler might need.
+  /// Runs handlers if it is time. Returns the name of what one of them has raised, or an empty string. If one has, the
+  /// wait must end with an error, and throw_interrupt() throws what was raised. Called without locks that a handler
+  /// might need.
   std::string look();
 
  private:

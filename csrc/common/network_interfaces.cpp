@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <sstream>
 
 #include "common/error.h"
 #include "common/fd.h"
@@ -23,7 +24,7 @@ void add(Addresses& to, const SocketAddress& address) {
   if (std::find(to.begin(), to.end(), address) == to.end()) to.push_back(address);
 }
 
-std::string list(const std::vector<InterfaceAddress>& all) {
+std::string shown(const std::vector<InterfaceAddress>& all) {
   if (all.empty()) return "none";
   return listed(all, [](const InterfaceAddress& one) { return one.name + ' ' + one.address.host(); });
 }
@@ -76,10 +77,9 @@ Addresses match_addresses(const std::string& wanted, const std::vector<Interface
     return network ? network->contains(one.address) : item == one.name;
   };
   std::vector<std::string> items;
-  for (size_t begin = others ? 1 : 0; begin <= wanted.size();) {
-    const size_t comma = std::min(wanted.find(',', begin), wanted.size());
-    if (comma > begin) items.push_back(wanted.substr(begin, comma - begin));
-    begin = comma + 1;
+  std::istringstream list(wanted.substr(others ? 1 : 0));
+  for (std::string item; std::getline(list, item, ',');) {
+    if (!item.empty()) items.push_back(item);
   }
   Addresses found;
   if (others) {
@@ -95,7 +95,7 @@ Addresses match_addresses(const std::string& wanted, const std::vector<Interface
     }
   }
   if (found.empty()) {
-    throw InvalidArgument("no usable network address matches '" + wanted + "'; this machine has: " + list(all) +
+    throw InvalidArgument("no usable network address matches '" + wanted + "'; this machine has: " + shown(all) +
                           ". Give names of interfaces, networks such as 10.0.0.0/8, or ^ and a list of those to avoid");
   }
   return found;
@@ -105,12 +105,12 @@ Addresses addresses_towards(const std::string& master, const std::vector<Interfa
   if (master.empty()) return everything(all);
   Addresses found;
   std::string tried;
-  for (const SocketAddress& target : SocketAddress::resolve(master, 0)) {
+  for (const SocketAddress& target : SocketAddress::resolve(master)) {
     tried += (tried.empty() ? "" : ", ") + target.host();
     if (const auto source = route_source(target)) add(found, *source);
   }
   if (found.empty()) {
-    throw Error("no route to the master '" + master + "' (tried " + tried + "); this machine has: " + list(all) +
+    throw Error("no route to the master '" + master + "' (tried " + tried + "); this machine has: " + shown(all) +
                 ". Is the master's address right, and is the network up?");
   }
   const bool own = std::all_of(found.begin(), found.end(), [](const auto& address) { return address.is_loopback(); });

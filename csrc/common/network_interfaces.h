@@ -22,10 +22,9 @@ std::vector<InterfaceAddress> interface_addresses();
 std::vector<SocketAddress> match_addresses(const std::string& wanted, const std::vector<InterfaceAddress>& all);
 
 /// The addresses at which peers that know `master`, a name or an address, can reach this machine: the local end of the
-/// route to it, then the other addresses of the same interface, so that both address families are included. If the
-/// master's name leads to this machine's own loopback, as a line like "127.0.1.1 thishost" in /etc/hosts makes it, the
-/// route says nothing about other machines: then, and without a master, the addresses of all interfaces, with loopback
-/// last. Throws Error, which lists the addresses tried.
+/// route to it, then the other addresses of the same interface, so that both address families are included. Without a
+/// master, or if its name leads to this machine's loopback (as "127.0.1.1 thishost" in /etc/hosts does), the addresses
+/// of all interfaces, with loopback last. Throws Error, which lists the addresses tried.
 std::vector<SocketAddress> addresses_towards(const std::string& master, const std::vector<InterfaceAddress>& all);
 
 }  // namespace ours

@@ -63,8 +63,7 @@ std::optional<std::vector<int>> parse_cpus(const std::string& text) {
 }
 
 /// Variables with these prefixes are read when the package is built, or by its tests and benchmarks.
-constexpr const char* kOfOthers[] = {"OURS_WITH_", "OURS_WERROR", "OURS_CUDA_ARCHITECTURES", "OURS_TEST_",
-                                     "OURS_BENCHMARK_"};
+constexpr const char* kOfOthers[] = {"OURS_WITH_", "OURS_WERROR", "OURS_TEST_", "OURS_BENCHMARK_"};
 
 /// The edit distance of two texts (Levenshtein).
 size_t edits_between(const std::string& a, const std::string& b) {
@@ -87,222 +86,156 @@ std::string join(const std::vector<int>& numbers) {
   return text;
 }
 
-/// The words for an enumeration's values, in order.
-template <typename Enum>
-const std::vector<std::string>& words();
-
-template <>
-const std::vector<std::string>& words<Setting>() {
-  static const std::vector<std::string> kWords = {"auto", "0", "1"};
-  return kWords;
+/// Two ports such as "20000-20999", or nothing. An empty text is any port.
+std::optional<PortRange> parse_ports(const std::string& text) {
+  if (text.empty()) return PortRange{};
+  const size_t dash = std::min(text.find('-'), text.size());
+  const auto first = parse_integer(text.substr(0, dash), 1, UINT16_MAX);
+  if (!first || dash == text.size()) return std::nullopt;
+  const auto last = parse_integer(text.substr(dash + 1), *first, UINT16_MAX);
+  if (!last) return std::nullopt;
+  return PortRange{static_cast<uint16_t>(*first), static_cast<uint16_t>(*last)};
 }
 
-template <>
-const std::vector<std::string>& words<bool>() {
-  static const std::vector<std::string> kWords = {"0", "1"};
-  return kWords;
+std::string show_ports(const PortRange& range) {
+  return range.first == 0 ? "" : std::to_string(range.first) + '-' + std::to_string(range.last);
 }
 
-template <>
-const std::vector<std::string>& words<WireType>() {
-  static const std::vector<std::string> kWords = {"float32", "bfloat16", "float16"};
-  return kWords;
+/// A name of letters, digits, `_` and `-`, in small letters, or nothing.
+std::optional<std::string> parse_name(const std::string& text) {
+  const auto fits = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '-'; };
+  if (text.empty() || !std::all_of(text.begin(), text.end(), fits)) return std::nullopt;
+  std::string name;
+  for (const unsigned char c : text) name += static_cast<char>(std::tolower(c));
+  return name;
 }
 
-template <>
-const std::vector<std::string>& words<CheckTime>() {
-  static const std::vector<std::string> kWords = {"after", "before"};
-  return kWords;
-}
+// A row for each kind of field. `parse` returns nothing for a text that is not accepted.
 
-template <>
-const std::vector<std::string>& words<DeviceEngine>() {
-  static const std::vector<std::string> kWords = {"auto", "nccl", "ipc", "staging"};
-  return kWords;
-}
-
-// One pair of functions for each kind of field. Field is a pointer to a member of Options.
-
-template <auto Field, int64_t Low, int64_t High>
-OptionRow integer_row(const char* name, const char* accepted, const char* help) {
-  return {name, accepted, help,
-          [](const std::string& text, Options& options) {
-            const auto value = parse_integer(text, Low, High);
-            if (value) options.*Field = *value;
+template <class Value, class Parse, class Show>
+OptionRow row(const char* name, Value Options::* field, std::string accepted, const char* help, Parse parse,
+              Show show) {
+  return {name, std::move(accepted), help,
+          [=](const std::string& text, Options& options) {
+            std::optional<Value> value = parse(text);
+            if (value) options.*field = std::move(*value);
             return value.has_value();
           },
-          [](const Options& options) { return std::to_string(options.*Field); }};
+          [=](const Options& options) { return show(options.*field); }};
 }
 
-template <auto Field>
-OptionRow bytes_row(const char* name, const char* help) {
-  return {name, "bytes up to 1G (suffix K, M or G allowed), 0 = automatic", help,
-          [](const std::string& text, Options& options) {
-            const auto value = parse_bytes(text);
-            if (value) options.*Field = *value;
-            return value.has_value();
-          },
-          [](const Options& options) { return std::to_string(options.*Field); }};
+std::string show_number(int64_t number) { return std::to_string(number); }
+
+OptionRow integer_row(const char* name, int64_t Options::* field, int64_t low, int64_t high, const char* accepted,
+                      const char* help) {
+  const auto parse = [=](const std::string& text) { return parse_integer(text, low, high); };
+  return row(name, field, accepted, help, parse, show_number);
 }
 
-template <auto Field>
-OptionRow word_row(const char* name, const char* accepted, const char* help) {
-  using Enum = std::decay_t<decltype(std::declval<Options>().*Field)>;
-  return {name, accepted, help,
-          [](const std::string& text, Options& options) {
-            const auto found = std::find(words<Enum>().begin(), words<Enum>().end(), text);
-            if (found == words<Enum>().end()) return false;
-            options.*Field = static_cast<Enum>(found - words<Enum>().begin());
-            return true;
-          },
-          [](const Options& options) { return words<Enum>()[static_cast<size_t>(options.*Field)]; }};
+OptionRow bytes_row(const char* name, int64_t Options::* field, const char* help) {
+  return row(name, field, "bytes up to 1G (suffix K, M or G allowed), 0 = automatic", help, parse_bytes, show_number);
 }
 
-template <auto Field>
-OptionRow cpus_row(const char* name, const char* help) {
-  return {name, "CPU numbers and ranges such as 0-3,8, or empty", help,
-          [](const std::string& text, Options& options) {
-            auto cpus = parse_cpus(text);
-            if (cpus) options.*Field = std::move(*cpus);
-            return cpus.has_value();
-          },
-          [](const Options& options) { return join(options.*Field); }};
+std::string same(const std::string& text) { return text; }
+
+OptionRow text_row(const char* name, std::string Options::* field, const char* accepted, const char* help) {
+  return row(name, field, accepted, help, same, same);
 }
 
-template <auto Field>
-OptionRow ports_row(const char* name, const char* help) {
-  return {name, "two ports such as 20000-20999, or empty", help,
-          [](const std::string& text, Options& options) {
-            PortRange range;
-            if (!text.empty()) {
-              const size_t dash = std::min(text.find('-'), text.size());
-              const auto first = parse_integer(text.substr(0, dash), 1, UINT16_MAX);
-              if (!first || dash == text.size()) return false;
-              const auto last = parse_integer(text.substr(dash + 1), *first, UINT16_MAX);
-              if (!last) return false;
-              range = {static_cast<uint16_t>(*first), static_cast<uint16_t>(*last)};
-            }
-            options.*Field = range;
-            return true;
-          },
-          [](const Options& options) {
-            const PortRange& range = options.*Field;
-            return range.first == 0 ? "" : std::to_string(range.first) + '-' + std::to_string(range.last);
-          }};
-}
+// The words for the values of an enumeration, or of a bool, in order.
+constexpr std::array kSwitch = {"0", "1"};
+constexpr std::array kSettings = {"auto", "0", "1"};
+constexpr std::array kCheckTimes = {"after", "before"};
+constexpr std::array kWireTypes = {"float32", "bfloat16", "float16"};
+constexpr std::array kEngines = {"auto", "nccl", "ipc", "staging"};
 
-template <auto Field>
-OptionRow text_row(const char* name, const char* accepted, const char* help) {
-  return {name, accepted, help,
-          [](const std::string& text, Options& options) {
-            options.*Field = text;
-            return true;
-          },
-          [](const Options& options) { return options.*Field; }};
-}
-
-template <auto Field>
-OptionRow name_row(const char* name, const char* accepted, const char* help) {
-  return {name, accepted, help,
-          [](const std::string& text, Options& options) {
-            const auto fits = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '-'; };
-            if (text.empty() || !std::all_of(text.begin(), text.end(), fits)) return false;
-            (options.*Field).clear();
-            for (const unsigned char c : text) (options.*Field) += static_cast<char>(std::tolower(c));
-            return true;
-          },
-          [](const Options& options) { return options.*Field; }};
+template <class Enum, size_t N>
+OptionRow word_row(const char* name, Enum Options::* field, const std::array<const char*, N>& words, const char* help) {
+  std::string accepted = words[0];
+  for (size_t i = 1; i < N; ++i) accepted += (i + 1 < N ? ", " : " or ") + std::string(words[i]);
+  const auto parse = [words](const std::string& text) -> std::optional<Enum> {
+    const auto found = std::find(words.begin(), words.end(), text);
+    if (found == words.end()) return std::nullopt;
+    return static_cast<Enum>(found - words.begin());
+  };
+  const auto show = [words](Enum value) { return std::string(words[static_cast<size_t>(value)]); };
+  return row(name, field, accepted, help, parse, show);
 }
 
 }  // namespace
 
-const char* name_of(DeviceEngine engine) { return words<DeviceEngine>()[static_cast<size_t>(engine)].c_str(); }
+const char* name_of(DeviceEngine engine) { return kEngines[static_cast<size_t>(engine)]; }
 
 const std::vector<OptionRow>& option_rows() {
   static const std::vector<OptionRow> kRows = {
-      integer_row<&Options::yield_us, 0, 1'000'000>("OURS_YIELD_US", "0 to 1000000",
-                                                    "Microseconds for which a waiting rank keeps yielding its core "
-                                                    "before it sleeps. It sleeps at once where something else "
-                                                    "computes on that core."),
-      word_row<&Options::spin>(
-          "OURS_SPIN", "auto, 0 or 1",
-          "Whether a waiting rank spins instead of yielding its core. auto: for its first 2 us, and only where "
-          "every rank of the node has a core of its own."),
-      bytes_row<&Options::chunk_bytes>("OURS_CHUNK_BYTES",
-                                       "Bytes of its tensor that a rank puts into shared memory at a time."),
-      bytes_row<&Options::small_bytes>("OURS_SMALL_BYTES", "Largest message that is reduced with one synchronisation."),
-      cpus_row<&Options::comm_thread_affinity>(
-          "OURS_COMM_THREAD_AFFINITY",
-          "CPUs on which the communication threads may run; empty: wherever the rank may."),
-      integer_row<&Options::comm_nice, -20, 19>(
-          "OURS_COMM_NICE", "-20 to 19",
+      integer_row("OURS_YIELD_US", &Options::yield_us, 0, 1'000'000, "0 to 1000000",
+                  "Microseconds for which a waiting rank keeps yielding its core before it sleeps. It sleeps at once "
+                  "where something else computes on that core."),
+      word_row("OURS_SPIN", &Options::spin, kSettings,
+               "Whether a waiting rank spins instead of yielding its core. auto: for its first 2 us, and only where "
+               "every rank of the node has a core of its own."),
+      bytes_row("OURS_CHUNK_BYTES", &Options::chunk_bytes,
+                "Bytes of its tensor that a rank puts into shared memory at a time."),
+      bytes_row("OURS_SMALL_BYTES", &Options::small_bytes, "Largest message that is reduced with one synchronisation."),
+      row("OURS_COMM_THREAD_AFFINITY", &Options::comm_thread_affinity, "CPU numbers and ranges such as 0-3,8, or empty",
+          "CPUs on which the communication threads may run; empty: wherever the rank may.", parse_cpus, join),
+      integer_row(
+          "OURS_COMM_NICE", &Options::comm_nice, -20, 19, "-20 to 19",
           "Added to the niceness of the thread that starts the communication threads. A positive value leaves the "
           "cores to computing threads; a negative one takes them first, for which the process needs permission."),
-      word_row<&Options::inline_calls>(
-          "OURS_INLINE", "0 or 1", "Whether synchronous calls run on the caller's own thread when nothing is queued."),
-      word_row<&Options::blocking_wait>("OURS_BLOCKING_WAIT", "0 or 1",
-                                        "Whether waiting for a collective that NCCL does makes the host wait until it "
-                                        "has ended, and throws its error "
-                                        "there. With 0 only the current stream waits."),
-      word_row<&Options::check>(
-          "OURS_CHECK", "after or before",
-          "When ranks compare their calls of collectives that NCCL does. after: in the background. before: before the "
-          "call, while the host waits, which shows where a program goes wrong."),
-      word_row<&Options::spread>("OURS_SPREAD", "0 or 1",
-                                 "Whether ranks that share a core move apart at the start of a collective."),
-      word_row<&Options::huge_pages>(
-          "OURS_HUGE_PAGES", "0 or 1",
-          "Whether memory for gradients, and tensors of 4 MiB and more that are used repeatedly, are moved onto huge "
-          "pages where the system has them."),
-      word_row<&Options::reduce_in_place>(
-          "OURS_REDUCE_IN_PLACE", "0 or 1",
-          "Whether DistributedDataParallel averages large gradients in their own memory while backward goes on. "
-          "With 0 they change only when backward ends."),
-      word_row<&Options::write_around>(
-          "OURS_WRITE_AROUND", "auto, 0 or 1",
-          "Whether a rank bypasses its cache when it writes what its peers read next. auto measures both; bypassing is "
-          "faster where the ranks' cores have different last-level caches."),
-      text_row<&Options::node_id>("OURS_NODE_ID", "any text, or empty",
-                                  "Ranks with different texts count as being on different nodes, even if they could "
-                                  "share memory. Ranks with the same text still have to prove that they do."),
-      text_row<&Options::interface>(
-          "OURS_INTERFACE", "interfaces, networks, addresses, or empty",
-          "The addresses at which ranks on other nodes reach this one: interfaces (eth0), networks (10.0.0.0/8) or "
-          "addresses, separated by commas; ^ before the list means all others. Empty: the interface that the route "
-          "to the master starts from."),
-      name_row<&Options::internode>(
-          "OURS_INTERNODE", "tcp, mpi, or the name of a backend of torch.distributed such as gloo",
+      word_row("OURS_INLINE", &Options::inline_calls, kSwitch,
+               "Whether synchronous calls run on the caller's own thread when nothing is queued."),
+      word_row("OURS_BLOCKING_WAIT", &Options::blocking_wait, kSwitch,
+               "Whether waiting for a collective that NCCL does makes the host wait until it has ended, and throws its "
+               "error there. With 0 only the current stream waits."),
+      word_row("OURS_CHECK", &Options::check, kCheckTimes,
+               "When ranks compare their calls of collectives that NCCL does. after: in the background. before: before "
+               "the call, while the host waits, which shows where a program goes wrong."),
+      word_row("OURS_SPREAD", &Options::spread, kSwitch,
+               "Whether ranks that share a core move apart at the start of a collective."),
+      word_row("OURS_HUGE_PAGES", &Options::huge_pages, kSwitch,
+               "Whether memory for gradients, and tensors of 4 MiB and more that are used repeatedly, are moved onto "
+               "huge pages where the system has them."),
+      word_row("OURS_REDUCE_IN_PLACE", &Options::reduce_in_place, kSwitch,
+               "Whether DistributedDataParallel averages large gradients in their own memory while backward goes on. "
+               "With 0 they change only when backward ends."),
+      word_row("OURS_WRITE_AROUND", &Options::write_around, kSettings,
+               "Whether a rank bypasses its cache when it writes what its peers read next. auto measures both; "
+               "bypassing is faster where the ranks' cores have different last-level caches."),
+      text_row("OURS_NODE_ID", &Options::node_id, "any text, or empty",
+               "Ranks with different texts count as being on different nodes, even if they could share memory. Ranks "
+               "with the same text still have to prove that they do."),
+      text_row("OURS_INTERFACE", &Options::interface, "interfaces, networks, addresses, or empty",
+               "The addresses at which ranks on other nodes reach this one: interfaces (eth0), networks (10.0.0.0/8) "
+               "or addresses, separated by commas; ^ before the list means all others. Empty: the interface that the "
+               "route to the master starts from."),
+      row("OURS_INTERNODE", &Options::internode, "tcp, mpi, or the name of a backend of torch.distributed such as gloo",
           "What moves the data of collectives between nodes. Small messages and agreements always go over TCP. It must "
-          "be the same on all ranks."),
-      ports_row<&Options::port_range>(
-          "OURS_PORT_RANGE",
-          "Ports on which ranks wait for ranks of other nodes, two for each group and address. Empty: any free port."),
-      integer_row<&Options::tcp_streams, 0, 16>(
-          "OURS_TCP_STREAMS", "0 to 16, 0 = automatic",
-          "TCP connections that share the bytes of collectives between two ranks of "
-          "different nodes. Rank 0's value holds for its group."),
-      text_row<&Options::tcp_congestion>(
-          "OURS_TCP_CONGESTION", "a name such as cubic or dctcp, or empty",
-          "Congestion control for what this rank sends to other nodes: one of those that `sysctl "
-          "net.ipv4.tcp_allowed_congestion_control` lists. Empty: the system's. If that is `bbr`, connections whose "
-          "round trip takes a millisecond or less get `cubic` or `reno`, because `bbr` is slow there."),
-      word_row<&Options::wire_type>(
-          "OURS_WIRE_DTYPE", "float32, bfloat16 or float16",
-          "The type in which the float32 sums of long all_reduces and reduces travel between nodes. The half types "
-          "halve the bytes and round each node's sum and the result once; sums are still computed in float32. Rank 0's "
-          "value holds for its group."),
-      text_row<&Options::select>(
-          "OURS_SELECT", "rules, the path of a file of them, or empty",
-          "Which algorithms are used within and between nodes: rules such as `all_reduce nodes>=8 bytes<=64K "
-          "doubling`, separated "
-          "by semicolons, or the path (with a slash) of a file of such lines, which `python -m ourddp tune` writes. "
-          "They come before the built-in rules; `python -m ourddp select` prints all of them. Rank 0's rules hold "
-          "for its group."),
-      word_row<&Options::device_engine>(
-          "OURS_DEVICE_ENGINE", "auto, nccl, ipc or staging",
-          "What moves the data of CUDA tensors: NCCL (nccl), the devices' memory mapped by all ranks of one node "
-          "(ipc), or the memory of the hosts (staging). auto: nccl where each rank has a device of its own, otherwise "
-          "ipc where all ranks are on one node, otherwise staging. It must be the same on all ranks."),
+          "be the same on all ranks.",
+          parse_name, same),
+      row("OURS_PORT_RANGE", &Options::port_range, "two ports such as 20000-20999, or empty",
+          "Ports on which ranks wait for ranks of other nodes, two for each group and address. Empty: any free port.",
+          parse_ports, show_ports),
+      integer_row("OURS_TCP_STREAMS", &Options::tcp_streams, 0, 16, "0 to 16, 0 = automatic",
+                  "TCP connections that share the bytes of collectives between two ranks of different nodes. Rank 0's "
+                  "value holds for its group."),
+      text_row("OURS_TCP_CONGESTION", &Options::tcp_congestion, "a name such as cubic or dctcp, or empty",
+               "Congestion control for what this rank sends to other nodes: one of those that `sysctl "
+               "net.ipv4.tcp_allowed_congestion_control` lists. Empty: the system's. If that is `bbr`, connections "
+               "whose round trip takes a millisecond or less get `cubic` or `reno`, because `bbr` is slow there."),
+      word_row("OURS_WIRE_DTYPE", &Options::wire_type, kWireTypes,
+               "The type in which the float32 sums of long all_reduces and reduces travel between nodes. The half "
+               "types halve the bytes and round each node's sum and the result once; sums are still computed in "
+               "float32. Rank 0's value holds for its group."),
+      text_row("OURS_SELECT", &Options::select, "rules, the path of a file of them, or empty",
+               "Which algorithms are used within and between nodes: rules such as `all_reduce nodes>=8 bytes<=64K "
+               "doubling`, separated by semicolons, or the path (with a slash) of a file of such lines, which `python "
+               "-m ourddp tune` writes. They come before the built-in rules; `python -m ourddp select` prints all of "
+               "them. Rank 0's rules hold for its group."),
+      word_row("OURS_DEVICE_ENGINE", &Options::device_engine, kEngines,
+               "What moves the data of CUDA tensors: NCCL (nccl), the devices' memory mapped by all ranks of one node "
+               "(ipc), or the memory of the hosts (staging). auto: nccl where each rank has a device of its own, "
+               "otherwise ipc where all ranks are on one node, otherwise staging. It must be the same on all ranks."),
   };
   return kRows;
 }

@@ -57,12 +57,12 @@ struct Options {
 /// An environment variable: its name, what it accepts and means, and how to parse and print it.
 struct OptionRow {
   const char* name;
-  const char* accepted;
+  std::string accepted;
   const char* help;
   /// Stores `text` into its field. Returns false if the text is not what `accepted` says.
-  bool (*parse)(const std::string& text, Options& options);
+  std::function<bool(const std::string& text, Options& options)> parse;
   /// The field's value, as it would be written in the environment.
-  std::string (*show)(const Options& options);
+  std::function<std::string(const Options& options)> show;
 };
 
 const std::vector<OptionRow>& option_rows();

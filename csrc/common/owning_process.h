@@ -7,8 +7,8 @@
 
 namespace ours {
 
-/// Remembers the process that made an object. A forked child has a copy of everything, and must not touch what belongs
-/// to its parent. The check needs no system call, as getpid() would.
+/// Remembers the process that made an object, since a forked child must not touch its copy of what belongs to its
+/// parent. The check needs no system call, as getpid() would.
 class OwningProcess {
  public:
   OwningProcess() : forks_(forks()), pid_(::getpid()) {}

@@ -6,9 +6,9 @@
 
 namespace ours {
 
-/// A file descriptor that belongs to this process alone: forked children close their copies as soon as they start.
-/// Otherwise, after a rank has died, a worker that it had forked would keep its connections open, and the peers would
-/// not notice the death. Move-only. In a child, the parent's objects refer to nothing.
+/// A file descriptor that forked children close as soon as they start. Otherwise a worker that a rank has forked would
+/// keep the rank's connections open after its death, and the peers would not notice. Move-only. In a child, the
+/// parent's objects refer to nothing.
 class ProcessFd {
  public:
   ProcessFd() = default;

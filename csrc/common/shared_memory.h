@@ -20,13 +20,13 @@ class MemoryRefused : public SystemError {
 /// `name` is for people who look into /proc. Throws MemoryRefused or SystemError.
 Fd make_memory_file(const char* name, size_t bytes);
 
-/// Allocates the memory of [offset, offset + bytes) of such a file now. It does so in pieces, since a signal may
-/// interrupt and undo each of them: with a profiler's timer, a piece that takes longer than the timer's period would
-/// never succeed. Throws SystemError if there is not enough memory; then nothing is allocated.
+/// Allocates the memory of [offset, offset + bytes) of such a file now. Throws SystemError if there is not enough;
+/// then nothing is allocated.
 void reserve_memory(int fd, size_t offset, size_t bytes);
 
-/// Does the same by calls of `take(offset, bytes)`, which returns 0, or sets errno like fallocate(). Returns 0 or the
-/// errno.
+/// Does that by calls of `take(offset, bytes)`, which returns 0, or sets errno like fallocate(). Returns 0 or the
+/// errno. It takes small pieces, since a signal interrupts and undoes each: with a profiler's timer, a piece that takes
+/// longer than the timer's period would never succeed.
 int reserve_in_pieces(size_t offset, size_t bytes, const std::function<int(size_t, size_t)>& take);
 
 /// A mapping of an unnamed memory file (memfd). It vanishes with its last user, however that one ends, and is

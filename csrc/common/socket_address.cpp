@@ -74,7 +74,7 @@ std::optional<SocketAddress> SocketAddress::from(const sockaddr* address, sockle
   return result;
 }
 
-std::vector<SocketAddress> SocketAddress::resolve(const std::string& host, uint16_t port) {
+std::vector<SocketAddress> SocketAddress::resolve(const std::string& host) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -84,7 +84,7 @@ std::vector<SocketAddress> SocketAddress::resolve(const std::string& host, uint1
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
   std::vector<SocketAddress> all;
   for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
-    if (const auto address = from(info->ai_addr, info->ai_addrlen)) all.push_back(address->with_port(port));
+    if (const auto address = from(info->ai_addr, info->ai_addrlen)) all.push_back(*address);
   }
   return all;
 }

@@ -18,8 +18,8 @@ class SocketAddress {
   /// Nothing for other address families, and for a length that does not fit.
   static std::optional<SocketAddress> from(const sockaddr* address, socklen_t length);
 
-  /// All addresses of `host`, a name or an address. Throws Error with the resolver's reason.
-  static std::vector<SocketAddress> resolve(const std::string& host, uint16_t port);
+  /// All addresses of `host`, a name or an address, with port 0. Throws Error with the resolver's reason.
+  static std::vector<SocketAddress> resolve(const std::string& host);
 
   int family() const { return storage_.ss_family; }
   uint16_t port() const;

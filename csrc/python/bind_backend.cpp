@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include "backend/process_group.h"
-#include "backend/unlocked.h"
 #include "common/interrupts.h"
 #include "python/bind.h"
 
@@ -20,15 +19,8 @@ using GroupOptions = ProcessGroupOurs::Options;
 void close_groups_at_exit() {
   py::module_::import("atexit").attr("register")(py::cpp_function([] {
     py::gil_scoped_release unlocked;
-    GroupRegistry::instance().close_all();
+    Lane::close_all();
   }));
-}
-
-void run_without_gil(const std::function<void()>& wait) {
-  // Threads of torch's and of this library do not hold the GIL.
-  if (PyGILState_Check() == 0) return wait();
-  py::gil_scoped_release unlocked;
-  wait();
 }
 
 /// Python runs signal handlers on its main thread, when that thread asks for it.
@@ -65,7 +57,6 @@ void bind_backend(py::module_& module) {
   // That module registers the base classes and the types of arguments.
   const py::module_ c10d = py::module_::import("torch._C._distributed_c10d");
   close_groups_at_exit();
-  set_unlocker(run_without_gil);
   set_interrupt_check(run_signal_handlers);
 
   auto group = py::class_<ProcessGroupOurs, c10d::Backend, c10::intrusive_ptr<ProcessGroupOurs>>(

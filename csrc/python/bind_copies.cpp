@@ -45,21 +45,19 @@ std::shared_ptr<Device> find_copier(c10::Device device) {
 }
 
 void bind_copies(py::module_& module) {
-  module.def(
-      "flatten",
-      [](const at::Tensor& flat, const std::vector<at::Tensor>& tensors, double scale) {
-        copy_all(flatten, flat, tensors, scale);
-      },
-      py::arg("flat"), py::arg("tensors"), py::arg("scale") = 1.0, NoGil(),
-      "Copy the tensors, multiplied by scale, one after another into the contiguous tensor flat, with one kernel. All "
-      "are dense and on one device. Raises ValueError otherwise.");
-  module.def(
-      "unflatten",
-      [](const at::Tensor& flat, const std::vector<at::Tensor>& tensors, double scale) {
-        copy_all(unflatten, flat, tensors, scale);
-      },
-      py::arg("flat"), py::arg("tensors"), py::arg("scale") = 1.0, NoGil(),
-      "The reverse of flatten(): copy the parts of flat, multiplied by scale, into the tensors.");
+  const auto bind = [&module](const char* name, Copy copy, const char* what) {
+    module.def(
+        name,
+        [copy](const at::Tensor& flat, const std::vector<at::Tensor>& tensors, double scale) {
+          copy_all(copy, flat, tensors, scale);
+        },
+        py::arg("flat"), py::arg("tensors"), py::arg("scale") = 1.0, NoGil(), what);
+  };
+  bind("flatten", flatten,
+       "Copy the tensors, multiplied by scale, one after another into the contiguous tensor flat, with one kernel. All "
+       "are dense and on one device. Raises ValueError otherwise.");
+  bind("unflatten", unflatten,
+       "The reverse of flatten(): copy the parts of flat, multiplied by scale, into the tensors.");
 }
 
 }  // namespace ours

@@ -51,7 +51,7 @@ void bind_engines(py::module_& module) {
   module.def(
       "set_backend_maker",
       [](py::object obstacle, py::object make) {
-        set_backend_maker(std::make_shared<PythonBackendMaker>(std::move(obstacle), std::move(make)));
+        set_backend_maker(std::make_unique<PythonBackendMaker>(std::move(obstacle), std::move(make)));
       },
       py::arg("obstacle"), py::arg("make"),
       "Set how the backend that OURS_INTERNODE names is made: obstacle(name) returns why it cannot be made, or an "

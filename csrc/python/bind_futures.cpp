@@ -14,6 +14,7 @@
 #include "backend/callback.h"
 #include "backend/coalesced_work.h"
 #include "backend/collective_work.h"
+#include "backend/device/device_transfer_work.h"
 #include "python/bind.h"
 
 // Futures of collectives that know which callback they run. c10's futures cannot be derived from, and run a callback at
@@ -70,24 +71,14 @@ class Attaching {
 /// polymorphic; with enable_shared_from_this here it asks this class.
 class OrderedFuture : public PyFuture, public std::enable_shared_from_this<OrderedFuture> {
  public:
-  /// `patience`: how long callbacks wait for those before them.
-  OrderedFuture(FuturePtr future, Origin origin, std::chrono::milliseconds patience)
-      : PyFuture(std::move(future)), origin_(std::move(origin)), patience_(patience) {}
+  OrderedFuture(FuturePtr future, Origin from, std::chrono::milliseconds limit)
+      : PyFuture(std::move(future)), origin(std::move(from)), patience(limit) {}
 
-  std::shared_ptr<OrderedFuture> then(py::function body) {
-    auto child = fut->createInstance(c10::PyObjectType::get());
-    attach(std::move(body), child);
-    return std::make_shared<OrderedFuture>(std::move(child), origin_, patience_);
-  }
-
-  void add_done_callback(py::function body) { attach(std::move(body), nullptr); }
-
- private:
-  void attach(py::function body, FuturePtr child);
-
-  const Origin origin_;
-  const std::chrono::milliseconds patience_;
+  const Origin origin;                       ///< of callbacks on it
+  const std::chrono::milliseconds patience;  ///< how long callbacks wait for those before them
 };
+
+using OrderedFuturePtr = std::shared_ptr<OrderedFuture>;
 
 /// A callback of the program, which has its place in the order from the moment it is attached. It begins when those
 /// before it have returned, since programs expect that callbacks do not overlap: torch's hooks that step ZeRO's
@@ -95,13 +86,8 @@ class OrderedFuture : public PyFuture, public std::enable_shared_from_this<Order
 class Step : public std::enable_shared_from_this<Step> {
  public:
   /// `child` gets the result of `body`; null if nobody wants it.
-  Step(py::function body, FuturePtr parent, FuturePtr child, Origin origin, std::chrono::milliseconds patience)
-      : callback_(origin),
-        body_(std::move(body)),
-        parent_(std::move(parent)),
-        child_(std::move(child)),
-        origin_(std::move(origin)),
-        patience_(patience) {}
+  Step(py::function body, OrderedFuturePtr parent, FuturePtr child)
+      : callback_(parent->origin), body_(std::move(body)), parent_(std::move(parent)), child_(std::move(child)) {}
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
   ~Step() {
@@ -142,35 +128,42 @@ class Step : public std::enable_shared_from_this<Step> {
 
   c10::IValue call() {
     // If its turn does not come, the callbacks after it stop waiting for it.
-    const Callback::Running running(callback_);
-    callback_.await_turn(patience_);
-    parent_->wait();  // it is complete; this makes the streams of this thread, which may be another one, come after it
+    const Callback::Running running(&callback_);
+    callback_.await_turn(parent_->patience);
+    // It is complete; this makes the streams of this thread, which may be another one, come after it.
+    parent_->fut->wait();
     const py::gil_scoped_acquire locked;
     try {
-      const py::object result = body_(std::make_shared<OrderedFuture>(parent_, origin_, patience_));
-      return torch::jit::toIValue(result, c10::PyObjectType::get());
+      return torch::jit::toIValue(body_(parent_), c10::PyObjectType::get());
     } catch (const py::error_already_set& e) {
       // As text only: Python's exception could be dropped on any thread.
-      TORCH_CHECK(false, "a callback on the future of collective number ", origin_.number, " raised ", e.what());
+      TORCH_CHECK(false, "a callback on the future of collective number ", parent_->origin.number, " raised ",
+                  e.what());
     }
   }
 
   Callback callback_;
   py::function body_;
-  const FuturePtr parent_;
+  const OrderedFuturePtr parent_;
   const FuturePtr child_;
-  const Origin origin_;
-  const std::chrono::milliseconds patience_;
 };
 
-void OrderedFuture::attach(py::function body, FuturePtr child) {
-  auto step = std::make_shared<Step>(std::move(body), fut, std::move(child), origin_, patience_);
+void attach(const OrderedFuturePtr& to, py::function body, FuturePtr child) {
+  auto step = std::make_shared<Step>(std::move(body), to, std::move(child));
   const py::gil_scoped_release unlocked;
   const Attaching now(true);
-  fut->addCallback([step = std::move(step)](c10::ivalue::Future&) { step->begin(); });
+  to->fut->addCallback([step = std::move(step)](c10::ivalue::Future&) { step->begin(); });
 }
 
-std::shared_ptr<OrderedFuture> future_of(CollectiveWork& work) {
+OrderedFuturePtr then(const OrderedFuturePtr& self, py::function body) {
+  auto child = self->fut->createInstance(c10::PyObjectType::get());
+  attach(self, std::move(body), child);
+  return std::make_shared<OrderedFuture>(std::move(child), self->origin, self->patience);
+}
+
+void add_done_callback(const OrderedFuturePtr& self, py::function body) { attach(self, std::move(body), nullptr); }
+
+OrderedFuturePtr future_of(CollectiveWork& work) {
   return std::make_shared<OrderedFuture>(work.getFuture(), work.origin(), work.getTimeout());
 }
 
@@ -186,6 +179,19 @@ py::object future_of_several(CoalescedWork& work) {
 PYBIND11_DECLARE_HOLDER_TYPE(T, ours::WorkHolder<T>, true)
 
 namespace ours {
+namespace {
+
+/// torch's binding of synchronize() holds the GIL, since with other backends only streams wait there; but here the host
+/// may wait, and the Work's end may need the GIL to drop Python tensors.
+template <class T>
+py::class_<T, c10d::Work, WorkHolder<T>> bind_work(py::module_& module, const char* name, const char* what) {
+  py::class_<T, c10d::Work, WorkHolder<T>> bound(module, name, what);
+  bound.def("synchronize", &T::synchronize, py::call_guard<py::gil_scoped_release>(),
+            "Wait like wait(), but raise nothing.");
+  return bound;
+}
+
+}  // namespace
 
 void bind_futures(py::module_& module) {
   // That module registers the base classes.
@@ -194,15 +200,15 @@ void bind_futures(py::module_& module) {
       module, "OrderedFuture",
       "The future of a collective. Callbacks on it may start other collectives. These are matched across ranks by the "
       "order in which the callbacks were attached, not by when they run.")
-      .def("then", &OrderedFuture::then, py::arg("callback"),
+      .def("then", &then, py::arg("callback"),
            "Call callback(future) when the future is complete, or now if it is. Returns the future of the result.")
-      .def("add_done_callback", &OrderedFuture::add_done_callback, py::arg("callback"),
+      .def("add_done_callback", &add_done_callback, py::arg("callback"),
            "Call callback(future) when the future is complete, or now if it is.");
-  py::class_<CollectiveWork, c10d::Work, WorkHolder<CollectiveWork>>(module, "CollectiveWork", "A collective.")
+  bind_work<CollectiveWork>(module, "CollectiveWork", "A collective.")
       .def("get_future", &future_of, "The future of the outputs.");
-  py::class_<CoalescedWork, c10d::Work, WorkHolder<CoalescedWork>>(module, "CoalescedWork",
-                                                                   "Several operations that are waited for as one.")
+  bind_work<CoalescedWork>(module, "CoalescedWork", "Several operations that are waited for as one.")
       .def("get_future", &future_of_several, "The future of all outputs.");
+  bind_work<DeviceTransferWork>(module, "DeviceTransferWork", "A send or a receive of a device's tensor.");
 }
 
 }  // namespace ours

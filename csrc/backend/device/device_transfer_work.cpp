@@ -1,7 +1,5 @@
 #include "backend/device/device_transfer_work.h"
 
-#include "backend/unlocked.h"
-
 namespace ours {
 
 DeviceTransferWork::DeviceTransferWork(const TransferRequest& request, int rank, std::shared_ptr<GroupStatus> status,
@@ -26,10 +24,7 @@ Span DeviceTransferWork::memory() const {
 
 bool DeviceTransferWork::wait(std::chrono::milliseconds timeout) {
   if (timeout.count() <= 0) limit_->start();
-  std::unique_lock<std::mutex> lock(mutex_);
-  const bool in_time = await(lock, timeout, [this] { return done(); });
-  lock.unlock();
-  if (!in_time) throw_wait_timeout(timeout);
+  if (!await_done(timeout)) throw_wait_timeout(timeout);
   rethrow();
   return true;
 }
@@ -37,25 +32,13 @@ bool DeviceTransferWork::wait(std::chrono::milliseconds timeout) {
 void DeviceTransferWork::synchronize() {
   if (done()) return;
   limit_->start();
-  run_unlocked([this] {
-    std::unique_lock<std::mutex> lock(mutex_);
-    await(lock, kNoTimeout, [this] { return done(); });
-  });
+  await_done(kNoTimeout);
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> DeviceTransferWork::getFuture() {
   auto future = OursWork::getFuture();
   watch_future(*limit_);
   return future;
-}
-
-void DeviceTransferWork::run_callbacks() noexcept {
-  if (exception()) return OursWork::run_callbacks();
-  try {
-    order_->on_stream([this] { OursWork::run_callbacks(); });
-  } catch (const std::exception& e) {
-    TORCH_WARN("the callbacks on the future of ", name_of(op_), " did not run: ", e.what());
-  }
 }
 
 }  // namespace ours

@@ -27,11 +27,9 @@ class DeviceTransferWork final : public OursWork {
   /// The sender's rank in the group, once a receive is done.
   int sourceRank() const override { return source_; }
 
-  /// Like CollectiveWork's, in a stream of the group's own.
-  void run_callbacks() noexcept;
-
  protected:
   std::vector<at::Device> devices() const override { return {order_->device()}; }
+  void in_stream(const std::function<void()>& body) const override { order_->on_stream(body); }
 
  private:
   friend class DeviceTransfers;

@@ -23,11 +23,6 @@ namespace {
 /// In groups of up to this size, each rank fetches the addresses of all others at once; in larger ones, when needed.
 constexpr int kMostFetched = 64;
 
-Connections connect_within_node(Rendezvous& rendezvous, const Topology& topology, const std::string& rules) {
-  const auto session = rendezvous.open_node(topology);
-  return {std::make_shared<NodeGroup>(session, rules), make_node_point_to_point(session)};
-}
-
 /// TCP connections among all ranks, including those of one node.
 struct Meshes {
   std::shared_ptr<TcpMesh> calls;
@@ -120,7 +115,10 @@ Connections connect_ranks(const Meeting& meeting) {
       rendezvous.emplace(meeting);
       std::string rules = rules_of(*rendezvous);
       const Topology topology = rendezvous->find_topology(rules);
-      if (topology.nodes() == 1) return connect_within_node(*rendezvous, topology, rules);
+      if (topology.nodes() == 1) {
+        const auto session = rendezvous->open_node(topology);
+        return Connections{std::make_shared<NodeGroup>(session, rules), make_node_point_to_point(session)};
+      }
       return connect_nodes(*rendezvous, topology, rules);
     } catch (const Error&) {
       if (was_interrupted() && rendezvous) {

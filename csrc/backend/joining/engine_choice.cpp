@@ -1,8 +1,7 @@
 #include "backend/joining/engine_choice.h"
 
 #include <algorithm>
-#include <mutex>
-#include <utility>
+#include <atomic>
 
 #include "common/error.h"
 #include "common/options.h"
@@ -18,26 +17,14 @@ constexpr const char* kMpi = "mpi";
 // Gloo releases its memory when it is aborted, and its end waits for nobody.
 constexpr const char* kGloo = "gloo";
 
-struct Makers {
-  std::mutex mutex;
-  std::shared_ptr<BackendMaker> maker;  // guarded by mutex
-
-  std::shared_ptr<BackendMaker> get() {
-    const std::lock_guard<std::mutex> lock(mutex);
-    return maker;
-  }
-};
-
-Makers& makers() {
-  static Makers* const kMakers = new Makers;  // never destroyed: what Python gave must not outlive Python
-  return *kMakers;
-}
+/// Never deleted, since what Python gave must not outlive Python.
+std::atomic<BackendMaker*> backend_maker{nullptr};
 
 std::string obstacle(const std::string& name) {
   if (name == kTcp) return "";
   if (name == kMpi) return mpi_obstacle();
-  const auto maker = makers().get();
-  if (!maker) return "there is no maker of backends; import ourddp first, or call set_backend_maker()";
+  BackendMaker* const maker = backend_maker;
+  if (maker == nullptr) return "there is no maker of backends; import ourddp first, or call set_backend_maker()";
   return maker->obstacle(name);
 }
 
@@ -69,15 +56,12 @@ std::shared_ptr<Engine> make_c10d_engine(const Rendezvous& rendezvous, const std
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(rendezvous.deadline().at() - Clock::now());
   request.timeout = std::max(left, std::chrono::milliseconds(1));
   if (!card.addresses.empty()) request.address = card.addresses.front().host();
-  return std::make_shared<C10dEngine>(name, makers().get()->make(request), name == kGloo);
+  return std::make_shared<C10dEngine>(name, backend_maker.load()->make(request), name == kGloo);
 }
 
 }  // namespace
 
-void set_backend_maker(std::shared_ptr<BackendMaker> maker) {
-  const std::lock_guard<std::mutex> lock(makers().mutex);
-  makers().maker = std::move(maker);
-}
+void set_backend_maker(std::unique_ptr<BackendMaker> maker) { backend_maker = maker.release(); }
 
 void agree_on_engine(Rendezvous& rendezvous) {
   const std::string& name = options().internode;

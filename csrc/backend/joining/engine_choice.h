@@ -32,8 +32,8 @@ class BackendMaker {
   virtual c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) = 0;
 };
 
-/// Called before groups are made that need a backend. Null: there is no maker.
-void set_backend_maker(std::shared_ptr<BackendMaker> maker);
+/// Called before groups are made that need a backend. The maker is never deleted.
+void set_backend_maker(std::unique_ptr<BackendMaker> maker);
 
 /// Returns when all ranks have called it. Throws the same Error on all of them if OURS_INTERNODE names different
 /// engines on two ranks, or one that a rank cannot use.

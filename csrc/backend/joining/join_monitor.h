@@ -11,8 +11,7 @@
 namespace ours {
 
 /// Watches for what can keep the ranks of a new group from coming together: an error that a rank reports, or the death
-/// of a rank. Each rank announces itself in the store and watches the ranks of its machine. The first rank that notices
-/// a death reports it to all. The threads that ask the store use this object one at a time.
+/// of a rank, which the ranks of its machine notice and report.
 class JoinMonitor {
  public:
   /// `prefix` begins this attempt's keys. `self` names this rank, as in "rank 2 (host node1, pid 4711)". `group` is the

@@ -29,16 +29,15 @@ struct Meeting {
 /// them throw the same Error if one calls fail(), PeerError if one dies (see JoinMonitor), and, after the timeout, a
 /// TimeoutError that names the absent ranks, whether or not the store answers.
 ///
-/// Keys in the store: a counter for each rank numbers the attempts, so that a store can be used again after a group
-/// was destroyed. Each attempt has one key for each rank, one for each rank and step, one for each node, two for each
-/// machine, and at most one for an error.
+/// A counter for each rank in the store numbers the attempts, so that a store can be used again after a group was
+/// destroyed.
 class Rendezvous {
  public:
   explicit Rendezvous(const Meeting& meeting);
 
-  /// Finds out which ranks share memory. This is proved and not assumed: each rank has read a random number in the
-  /// memory of its node's leader. A rank that cannot read it is a node of its own, even if its machine looks the
-  /// same. `rules`: of the table of algorithms; those of rank 0 take the place of this rank's.
+  /// Finds out which ranks share memory: those that have read a random number in the memory of their node's leader. A
+  /// rank that cannot read it is a node of its own. `rules`: of the table of algorithms; those of rank 0 take the place
+  /// of this rank's.
   Topology find_topology(std::string& rules);
 
   /// Makes the memory of this rank's node; returns when all ranks of the node have attached. The session's ranks are

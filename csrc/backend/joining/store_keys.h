@@ -21,10 +21,10 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 void run_inquiry(const StorePtr& store, Deadline deadline, const std::function<void()>& look_around,
                  std::function<void(c10d::Store&, const std::atomic<bool>&)> question);
 
-/// Asks a store, and returns the answer of `question`. That runs on a thread of its own, since a store may never
-/// answer: its server may be stopped, or the server's machine gone. `question` gets the store, and a flag that is set
-/// when the answer is not needed any more. Throws Error if the store fails or a signal handler raises something, and
-/// TimeoutError after the deadline. `look_around` is called about every 50 ms, and may throw to end the wait.
+/// Asks a store on a thread of its own, since its server may be stopped or gone, and returns the answer of `question`.
+/// That gets the store, and a flag that is set when the answer is not needed any more. Throws Error if the store fails
+/// or a signal handler raises something, and TimeoutError after the deadline. `look_around` is called about every 50
+/// ms, and may throw to end the wait.
 template <class Question>
 auto ask_store(const StorePtr& store, Deadline deadline, Question question,
                const std::function<void()>& look_around = {}) {

@@ -4,8 +4,7 @@
 
 #include <algorithm>
 
-#include "backend/process_group.h"
-#include "backend/reduce_op.h"
+#include "backend/descriptions.h"
 #include "backend/tensors.h"
 #include "common/error.h"
 
@@ -88,28 +87,23 @@ void all_reduce_sparse(Group& group, const Call& call, const at::Tensor& input, 
 
 }  // namespace
 
-ProcessGroupOurs::WorkPtr ProcessGroupOurs::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return launch(Op::AllReduceSparse, opts, [&] {
-    const at::Tensor& tensor = only(tensors, "all_reduce", "input");
-    TORCH_CHECK_VALUE(tensor.layout() == at::kSparse, "all_reduce of sparse tensors: the tensor has layout ",
-                      tensor.layout(), "; pass a sparse_coo tensor");
-    return describe_sparse(tensor, opts.reduceOp);
-  });
-}
-
-Collective ProcessGroupOurs::describe_sparse(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+Collective describe_all_reduce_sparse(const Caller& me, const Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  const at::Tensor& tensor = only(me, tensors, "input");
+  const c10d::ReduceOp::RedOpType op = opts.reduceOp.op_;
+  TORCH_CHECK_VALUE(tensor.layout() == at::kSparse, me.call, ": the tensor has layout ", tensor.layout(),
+                    "; pass a sparse_coo tensor");
   TORCH_CHECK_VALUE(
-      tensor.device().is_cpu(), "all_reduce: the tensor is on ", tensor.device(),
+      tensor.device().is_cpu(), me.call, ": the tensor is on ", tensor.device(),
       ", but sparse tensors are reduced on the cpu only; move it with .cpu(), or make it dense with .to_dense()");
-  TORCH_CHECK_VALUE(op.op_ == c10d::ReduceOp::SUM || op.op_ == c10d::ReduceOp::AVG,
-                    "all_reduce of a sparse tensor can SUM and AVG only; for other operations use .to_dense()");
-  TORCH_CHECK_VALUE(op.op_ == c10d::ReduceOp::SUM || tensor.is_floating_point() || tensor.is_complex(),
-                    "all_reduce of a sparse tensor can AVG floating point and complex numbers only, not ",
+  TORCH_CHECK_VALUE(op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG, me.call,
+                    ": a sparse tensor can be reduced with SUM and AVG only; for other operations use .to_dense()");
+  TORCH_CHECK_VALUE(op == c10d::ReduceOp::SUM || tensor.is_floating_point() || tensor.is_complex(), me.call,
+                    ": AVG of a sparse tensor is for floating point and complex numbers only, not ",
                     tensor.scalar_type(), "; use SUM");
-  TORCH_CHECK_VALUE(tensor.dim() <= kMaxDims, "all_reduce of a sparse tensor with ", tensor.dim(),
+  TORCH_CHECK_VALUE(tensor.dim() <= kMaxDims, me.call, ": the sparse tensor has ", tensor.dim(),
                     " dimensions; at most ", kMaxDims, " are supported");
   const DType dtype = dtype_of(tensor);
-  const bool average = op.op_ == c10d::ReduceOp::AVG;
+  const bool average = op == c10d::ReduceOp::AVG;
   at::Tensor input = tensor.detach().coalesce();
   return {dtype, {tensor}, {{tensor}}, [input, tensor, average](Group& group, const Call& call) {
             all_reduce_sparse(group, call, input, tensor, average);

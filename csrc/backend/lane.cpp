@@ -1,0 +1,240 @@
+#include "backend/lane.h"
+
+#include <algorithm>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "backend/argument_checks.h"
+#include "backend/device/enqueued_call.h"
+#include "backend/device/host_call.h"
+#include "backend/errors.h"
+#include "backend/joining/connect.h"
+#include "common/error.h"
+#include "common/options.h"
+
+namespace ours {
+
+namespace {
+
+/// How long the end of a group or program waits for a running callback, and for the abort hooks of a failed group.
+constexpr std::chrono::milliseconds kCallbackPatience{5000};
+constexpr std::chrono::milliseconds kHookPatience{15000};
+
+/// How long the end of a program waits for peers that have yet to join the last operations of its devices.
+constexpr std::chrono::milliseconds kLastPatience{5000};
+
+/// All lanes of this process. Never destroyed, since threads may outlive static destructors.
+struct Registry {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Lane>> lanes;  // guarded by mutex
+
+  static Registry& instance() {
+    static Registry* const registry = new Registry;
+    return *registry;
+  }
+
+  void add(const std::shared_ptr<Lane>& lane) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    lanes.erase(std::remove_if(lanes.begin(), lanes.end(), [](const auto& known) { return known.expired(); }),
+                lanes.end());
+    lanes.push_back(lane);
+  }
+};
+
+}  // namespace
+
+Lane::Lane(std::shared_ptr<GroupStatus> state, std::shared_ptr<Group> ranks, std::shared_ptr<PointToPoint> p2p)
+    : status(std::move(state)),
+      queue(std::make_shared<CommQueue>(options().comm_thread_affinity, options().comm_nice)),
+      group(std::move(ranks)),
+      messages(std::move(p2p)),
+      devices(std::make_shared<DeviceContext>(group)),
+      transfers(std::make_shared<DeviceTransfers>(devices, messages, status)) {}
+
+std::shared_ptr<Lane> Lane::open(const Meeting& meeting, std::shared_ptr<GroupStatus> status) {
+  Connections made = connect_ranks(meeting);
+  std::shared_ptr<Lane> lane(new Lane(std::move(status), std::move(made.group), std::move(made.messages)));
+  lane->status->add_connection(lane->group);
+  Registry::instance().add(lane);
+  return lane;
+}
+
+Lane::~Lane() {
+  if (status->is_forked_child()) {
+    static_cast<void>(new auto(std::make_tuple(status, queue, group, messages, devices, transfers)));
+  } else {
+    close();
+  }
+}
+
+// ---- what runs over it
+
+uint64_t Lane::next_number(const Callback* callback) const {
+  const uint64_t count = queue->last_sequence() + 1;
+  return callback == nullptr ? count : status->number_in_callback(callback->origin(), count);
+}
+
+c10::intrusive_ptr<CollectiveWork> Lane::start(Collective collective, const GroupNames& names,
+                                               const Callback* callback) {
+  const std::chrono::milliseconds timeout = collective.timeout;
+  const at::Device device = collective.behind
+                                ? *collective.behind
+                                : common_device(name_of(collective.op), collective.inputs, collective.outputs);
+  std::unique_lock<std::recursive_mutex> order;
+  if (!device.is_cpu()) {
+    if (!collective.behind) connect_device(device, timeout, names, callback);
+    order = std::unique_lock<std::recursive_mutex>(devices->order());
+  }
+  const uint64_t number = next_number(callback);
+  std::unique_ptr<DeviceCall> on_device;
+  if (!device.is_cpu()) {
+    on_device = device_call(collective, {collective.op, collective.dtype, number, Deadline::after(timeout)});
+  }
+  // A rank alone waits for nobody, so a thread would gain nothing. A device's work, though, the caller need not wait
+  // for.
+  const bool may_run_here = !on_device && (group->size() == 1 || (!collective.async_op && options().inline_calls));
+  const auto flight =
+      status->record({names, collective.op, number, collective.inputs, collective.outputs, std::nullopt}, timeout);
+  auto work = c10::make_intrusive<CollectiveWork>(std::move(collective), group, queue, status);
+  work->set_flight(flight);
+  if (callback != nullptr) work->set_origin(callback->origin());
+  const bool captured = on_device && on_device->is_captured();
+  if (on_device) work->set_device_call(std::move(on_device));
+  if (captured) {
+    order.unlock();  // hooks may call the group
+    work->complete_captured();
+  } else {
+    queue->submit(work, may_run_here);
+  }
+  return work;
+}
+
+void Lane::refuse(Op op, const std::string& why, const Callback* callback) {
+  Collective refused;
+  refused.op = op;
+  refused.body = [why](Group&, const Call&) { throw InvalidArgument(why); };
+  auto work = c10::make_intrusive<CollectiveWork>(std::move(refused), group, queue, status);
+  if (callback != nullptr) work->set_origin(callback->origin());
+  queue->submit(work, options().inline_calls);
+}
+
+c10::intrusive_ptr<OursWork> Lane::post(TransferRequest request, const GroupNames& names) {
+  request.sequence = transfer_count_.fetch_add(1) + 1;
+  const std::chrono::milliseconds timeout = status->timeouts.get();
+  const auto record = [&] {
+    const bool sends = request.op == Op::Send;
+    const Tensors tensors{request.tensor};
+    return status->record({names, request.op, request.sequence, sends ? tensors : Tensors(),
+                           sends ? TensorLists() : TensorLists{tensors}, request.peer},
+                          timeout);
+  };
+  if (request.tensor.device().is_cpu()) {
+    request.flight = record();
+    return TransferWork::post(request, group->rank(), messages, status);
+  }
+  const auto work = with_torch_errors(status->where(), [&] {
+    devices->check_alive({request.op, DType::UInt8, request.sequence, Deadline::after(timeout)});
+    return transfers->make(request, group->rank());
+  });
+  work->set_flight(record());
+  transfers->start(work);
+  return work;
+}
+
+std::unique_ptr<DeviceCall> Lane::device_call(const Collective& collective, const Call& call) const {
+  return with_torch_errors(status->where(), [&]() -> std::unique_ptr<DeviceCall> {
+    // Where streams wait they hear of no error: of a group that has failed the caller has to hear now.
+    devices->check_alive(call);
+    const char* const name = name_of(collective.op);
+    if (collective.behind) {
+      devices->use(*collective.behind);
+      return std::make_unique<HostCall>(devices, name, HostCall::Where::OnHost);
+    }
+    auto enqueues = std::dynamic_pointer_cast<EnqueueGroup>(devices->made_group());
+    if (!enqueues || options().check == CheckTime::Before) {
+      return std::make_unique<HostCall>(devices, name, HostCall::Where::OnDevice);
+    }
+    return std::make_unique<EnqueuedCall>(devices, std::move(enqueues), collective.body, call);
+  });
+}
+
+void Lane::connect_device(at::Device device, std::chrono::milliseconds timeout, const GroupNames& names,
+                          const Callback* callback) {
+  with_torch_errors(status->where(), [&] { devices->use(device); });
+  if (devices->made_group()) return;
+  // In the order of the collectives, as all that ranks do together. The host waits.
+  Collective meeting;
+  meeting.body = [devices = devices](Group&, const Call& call) { devices->make_group(call); };
+  meeting.op = Op::Barrier;
+  meeting.async_op = false;
+  meeting.timeout = timeout;
+  start(std::move(meeting), names, callback)->wait();
+}
+
+// ---- how it ends
+
+void Lane::abort(const std::string& reason) const {
+  status->set_aborted();
+  group->abort(reason);
+  devices->abort(reason);
+}
+
+void Lane::drain(Deadline deadline) const noexcept {
+  try {
+    if (!devices->device() || status->error() != c10d::ErrorType::SUCCESS || !group->failure().empty()) return;
+    queue->wait_idle(std::chrono::duration_cast<std::chrono::milliseconds>(deadline.at() - Clock::now()));
+  } catch (const std::exception& e) {
+    TORCH_WARN("waiting for the last operations of a process group: ", e.what());
+  }
+}
+
+void Lane::close() const noexcept {
+  status->set_closed();
+  try {
+    if (queue->busy()) {
+      abort("it was destroyed, or its program ended, with operations under way");
+    } else if (messages->busy() || transfers->busy()) {
+      // They end with an error here, which concerns no other rank. The peers may go on among themselves.
+      status->set_aborted();
+    }
+    messages->close();
+    transfers->close();
+    devices->leave();
+    group->leave();
+    queue->stop();
+  } catch (const std::exception& e) {
+    TORCH_WARN("closing a process group: ", e.what());
+  }
+}
+
+void Lane::wait_closed() const noexcept {
+  try {
+    queue->wait_stopped(kCallbackPatience);
+    messages->wait_closed(kCallbackPatience);
+    transfers->wait_closed(kCallbackPatience);
+  } catch (const std::exception& e) {
+    TORCH_WARN("waiting for a closed process group: ", e.what());
+  }
+}
+
+void Lane::close_all() noexcept {
+  std::vector<std::shared_ptr<Lane>> lanes;
+  {
+    Registry& registry = Registry::instance();
+    const std::lock_guard<std::mutex> lock(registry.mutex);
+    for (const auto& known : registry.lanes) {
+      auto lane = known.lock();
+      if (lane && !lane->status->is_forked_child()) lanes.push_back(std::move(lane));
+    }
+    registry.lanes.clear();
+  }
+  // All are closed before any is waited for, since a callback of one may wait for another.
+  const Deadline deadline = Deadline::after(kLastPatience);
+  for (const auto& lane : lanes) lane->drain(deadline);
+  for (const auto& lane : lanes) lane->close();
+  for (const auto& lane : lanes) lane->wait_closed();
+  for (const auto& lane : lanes) lane->status->wait_for_abort_hooks(kHookPatience);
+}
+
+}  // namespace ours
