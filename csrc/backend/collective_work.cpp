@@ -35,7 +35,10 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
 
 void CollectiveWork::synchronize() {
   if (!device_call_) return;
-  if (device_call_->is_enqueued()) return device_call_->block_current_stream();
+  if (device_call_->is_enqueued()) {
+    wait();
+    return;
+  }
   if (done()) return;
   run_unlocked([this] { queue_->wait(*this, kNoTimeout); });
   throw_interrupt();

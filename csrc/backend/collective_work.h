@@ -37,7 +37,8 @@ class CollectiveWork final : public OursWork {
   /// A `timeout` (0: none) that passes first throws too, and leaves the operation and the group as they are.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
-  /// Like wait(), but does not throw, for device tensors; does nothing for those of the CPU.
+  /// Like wait() for device tensors, but throws no error of an operation that the host waits for; does nothing for
+  /// those of the CPU.
   void synchronize() override;
 
   /// If the operation is enqueued on a device, the future is complete at once: callbacks run in streams that come

@@ -39,6 +39,10 @@ void GroupParts::drain(Deadline deadline) const noexcept {
 void GroupParts::close() const noexcept {
   status->set_closed();
   try {
+    // wait() may have returned before the operation failed.
+    if (devices->enqueues() && !group->failure().empty() && !status->told.exchange(true)) {
+      TORCH_WARN("a process group ends that has failed, and no call told of it: ", group->failure());
+    }
     if (queue->busy()) {
       abort("it was destroyed, or its program ended, with operations under way");
     } else if (messages->busy() || transfers->busy()) {

@@ -66,6 +66,9 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   /// Null if operations are not recorded. Set before any Work is made.
   std::unique_ptr<FlightLog> flights;
 
+  /// Whether a call has thrown what ended the group, or the user has ended it.
+  std::atomic<bool> told{false};
+
   Timeouts timeouts;
   HookTable<> abort_hooks;
   HookTable<const Completion&> completion_hooks;

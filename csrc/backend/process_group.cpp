@@ -227,6 +227,8 @@ c10::intrusive_ptr<CollectiveWork> ProcessGroupOurs::start(Collective collective
 
 void ProcessGroupOurs::refuse(Op op, const std::string& why) {
   if (status_->is_forked_child() || status_->is_closed() || in_signal_handler()) return;
+  // What peers capture has no number.
+  if (devices_->is_capturing()) return;
   Collective refused{};
   refused.op = op;
   refused.body = [why](Group&, const Call&) { throw InvalidArgument(why); };
@@ -245,6 +247,7 @@ at::Device ProcessGroupOurs::place_of(const Collective& collective) {
 std::unique_ptr<DeviceCall> ProcessGroupOurs::device_call(const Collective& collective, const Call& call) {
   return with_torch_errors(status_->where(), [&]() -> std::unique_ptr<DeviceCall> {
     // Where streams wait they hear of no error: of a group that has failed the caller has to hear now.
+    if (!devices_->host().failure().empty()) status_->told = true;
     devices_->check_alive(call);
     const char* const name = name_of(collective.op);
     if (collective.behind) {

@@ -99,12 +99,12 @@ bool CudaDevice::is_capturing(StreamHandle stream) const {
   return status != cudaStreamCaptureStatusNone;
 }
 
-std::shared_ptr<void> CudaDevice::pinned_memory(size_t bytes) {
+std::shared_ptr<void> CudaDevice::make_pinned(size_t bytes) {
   const ContextGuard guard(context_);
-  return make_pinned(bytes, context_);
+  return pinned_block(bytes, context_);
 }
 
-std::shared_ptr<void> CudaDevice::memory(size_t bytes) {
+std::shared_ptr<void> CudaDevice::make_memory(size_t bytes) {
   const ContextGuard guard(context_);
   return memory_->make(bytes);
 }

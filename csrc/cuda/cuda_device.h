@@ -26,8 +26,6 @@ class CudaDevice : public Device {
   std::unique_ptr<DeviceEvent> make_event() override;
   bool is_capturing(StreamHandle stream) const override;
 
-  std::shared_ptr<void> pinned_memory(size_t bytes) override;
-  std::shared_ptr<void> memory(size_t bytes) override;
   MemoryHandle share(const void* memory) override;
   std::shared_ptr<void> map(const MemoryHandle& handle) override;
 
@@ -42,6 +40,8 @@ class CudaDevice : public Device {
   CUcontext context() const { return context_; }
 
  private:
+  std::shared_ptr<void> make_pinned(size_t bytes) override;
+  std::shared_ptr<void> make_memory(size_t bytes) override;
   void load_kernels() const;
 
   int index_;

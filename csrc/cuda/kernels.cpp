@@ -12,10 +12,9 @@ std::vector<const void*> all_kernels() {
       add(find_reduce_kernel(static_cast<Element>(e), static_cast<Combine>(c)).function);
     }
   }
-  for (const size_t unit : {1, 2, 4, 8}) add(find_copy_kernel(unit).function);
   for (int from = 0; from <= static_cast<int>(DType::Opaque8); ++from) {
     for (int to = 0; to <= static_cast<int>(DType::Opaque8); ++to) {
-      add(find_conversion_kernel(static_cast<DType>(from), static_cast<DType>(to)).function);
+      add(find_flat_kernel(static_cast<DType>(from), static_cast<DType>(to)).function);
     }
   }
   return all;

@@ -27,8 +27,7 @@ inline ReduceKernel find_reduce_kernel(Element element, Combine combine) {
   return found.function != nullptr ? found : find_floating_kernel(element, combine);
 }
 
-FlatKernel find_copy_kernel(size_t unit);
-FlatKernel find_conversion_kernel(DType from, DType to);
+FlatKernel find_flat_kernel(DType from, DType to);
 
 /// All kernels. CUDA loads a kernel when it is first asked for, and may wait for the device then.
 std::vector<const void*> all_kernels();

@@ -35,7 +35,7 @@ const ProcessToken& own_token() {
 
 }  // namespace
 
-std::shared_ptr<void> make_pinned(size_t bytes, CUcontext context) {
+std::shared_ptr<void> pinned_block(size_t bytes, CUcontext context) {
   void* memory = nullptr;
   const size_t some = std::max<size_t>(bytes, 1);
   check(cudaHostAlloc(&memory, some, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");

@@ -13,7 +13,7 @@
 namespace ours::cuda {
 
 /// Pinned memory of the host, zeroed.
-std::shared_ptr<void> make_pinned(size_t bytes, CUcontext context);
+std::shared_ptr<void> pinned_block(size_t bytes, CUcontext context);
 
 /// Memory of one device, in units that CUDA does not share among allocations, since other processes map whole units.
 class OwnMemory : public std::enable_shared_from_this<OwnMemory> {

@@ -6,6 +6,7 @@
 #include <deque>
 #include <thread>
 
+#include "common/interrupts.h"
 #include "support/device_ranks.h"
 #include "support/patience.h"
 
@@ -370,6 +371,88 @@ TEST(nccl_work_can_be_captured_unless_it_needs_memory_of_the_group) {
     self.device->set_capturing(self.group->stream(), false);
     self.group->barrier(call_of(Op::Barrier, DType::UInt8, 4));
   });
+}
+
+/// Waits until the fake has been asked for something.
+void await_call(FakeNccl& api, const std::string& name) {
+  while (api.calls()[name] == 0) std::this_thread::yield();
+}
+
+TEST(nccl_group_waits_for_no_memory_that_the_device_frees) {
+  run_ranks(2, 4096, [](Rank& self) {
+    const auto idle = std::make_shared<testing::StandInPoint>();
+    self.device->before("free", [idle] { idle->wait(); });
+    const auto began = Clock::now();
+    self.group.reset();
+    CHECK(Clock::now() - began < std::chrono::seconds(20));
+    idle->reach();
+  });
+}
+
+TEST(nccl_call_that_is_stuck_is_ended_by_an_abort) {
+  const auto errors = run_ranks_catching(2, 4096, [](Rank& self) {
+    if (self.group->rank() == 1) {
+      while (self.group->failure().empty()) std::this_thread::yield();
+      return;
+    }
+    self.api->connect_when(std::make_shared<testing::StandInPoint>(), true);
+    std::thread aborter([&] {
+      await_call(*self.api, "all_reduce");
+      self.group->abort("enough");
+    });
+    float x = 1;
+    try {
+      enqueue_sum(self, x, sum_call(1));
+    } catch (const Error&) {
+      aborter.join();
+      throw;
+    }
+  });
+  CHECK_CONTAINS(message_of(errors[0]), "enough");
+}
+
+TEST(nccl_that_takes_long_to_connect_hears_of_timeouts_and_signals) {
+  for (const bool signal : {false, true}) {
+    run_ranks(1, 4096, [&](Rank& self) {
+      self.api->connect_when(std::make_shared<testing::StandInPoint>(), false);
+      if (signal)
+        set_interrupt_check([] { return Interrupt{"KeyboardInterrupt", std::make_exception_ptr(Error("Ctrl-C"))}; });
+      float x = 1;
+      const auto call = sum_call(1, signal ? std::chrono::milliseconds(60000) : std::chrono::milliseconds(100));
+      const std::string message = CHECK_THROWS(Error, enqueue_sum(self, x, call));
+      set_interrupt_check(nullptr);
+      CHECK_CONTAINS(message, signal ? "rank 0 was interrupted (KeyboardInterrupt) while NCCL began all_reduce"
+                                     : "NCCL did not begin all_reduce number 1");
+      if (signal) CHECK_THROWS(Error, throw_interrupt());
+      CHECK_EQ(ends_of(*self.api, "abort"), 1);
+    });
+  }
+}
+
+TEST(nccl_graphs_end_with_an_abort_and_outlive_a_group_that_is_left) {
+  for (const bool aborts : {true, false}) {
+    run_ranks(2, 4096, [&](Rank& self) {
+      const auto graph_is_gone = std::make_shared<testing::StandInPoint>();
+      if (!aborts) self.api->set_on_end([graph_is_gone] { graph_is_gone->wait(); });
+      float x = 1;
+      self.device->set_capturing(nullptr, true);
+      enqueue_sum(self, x, sum_call(1));
+      self.device->synchronize(self.group->stream());
+      self.device->set_capturing(nullptr, false);
+      self.group->barrier(call_of(Op::Barrier, DType::UInt8, 1));
+      if (aborts) {
+        self.group->abort("enough");  // though nothing is under way
+        CHECK_EQ(ends_of(*self.api, "abort"), 1);
+      }
+      const auto began = Clock::now();
+      self.group.reset();
+      CHECK(Clock::now() - began < std::chrono::seconds(20));
+      if (aborts) return;
+      CHECK_EQ(self.api->calls()["finalize"] + self.api->calls()["abort"] + self.api->calls()["destroy"], 0);
+      graph_is_gone->reach();
+      CHECK_EQ(ends_of(*self.api, "destroy"), 1);
+    });
+  }
 }
 
 }  // namespace

@@ -179,8 +179,6 @@ TEST(device_refuses_reductions_without_meaning) {
   CHECK_THROWS(InvalidArgument, reduce(source, DType::Float32, {ReduceKind::Avg, 0, 1.0}));
   CHECK_THROWS(InvalidArgument,
                on.device->flatten(on.at(0), DType::Int32, {{on.at(0), 0, 1}}, DType::Float32, 1.0, on.stream()));
-  CHECK_THROWS(InvalidArgument,
-               on.device->flatten(on.at(0), DType::Int32, {{on.at(0), 0, 1}}, DType::Int32, 2.0, on.stream()));
 }
 
 }  // namespace

@@ -134,7 +134,6 @@ TEST(ipc_heap_grows_and_its_memory_is_zero_again) {
         };
         uint64_t seq = 0;
         std::vector<std::shared_ptr<float>> kept;
-        // Two segments of 32 MiB, and one that is larger.
         const size_t large = size_t{9} << 20;
         for (const size_t count : {size_t{6} << 20, size_t{6} << 20, large}) {
           if (rank.number() == 1) kept.push_back(allocate(1));
@@ -264,8 +263,8 @@ TEST(let_go_board_is_one_for_all_who_open_it) {
   const auto first = LetGoBoard::create(3);
   const auto second = LetGoBoard::open(first->path(), 3);
   CHECK(second != nullptr);
-  CHECK(LetGoBoard::open(first->path(), 4) == nullptr);
-  CHECK(LetGoBoard::open("/proc/self/fd/none", 3) == nullptr);
+  CHECK_THROWS(SystemError, LetGoBoard::open(first->path(), 4));
+  CHECK_THROWS(SystemError, LetGoBoard::open("/proc/self/fd/none", 3));
   CHECK(first->have_all_finished_calls_of(0));
   first->finish_call(0);
   second->finish_call(1);
@@ -276,21 +275,6 @@ TEST(let_go_board_is_one_for_all_who_open_it) {
   CHECK(!first->is_free(0));
   second->let_go(1);
   CHECK(first->is_free(0) && !first->is_free(1));
-}
-
-TEST(free_ranges_are_reused_and_joined) {
-  FreeRanges ranges(100);
-  CHECK_EQ(ranges.take(40).value(), uint64_t{0});
-  CHECK_EQ(ranges.take(30).value(), uint64_t{40});
-  CHECK_EQ(ranges.take(30).value(), uint64_t{70});
-  CHECK(!ranges.take(1).has_value());
-  CHECK(ranges.holds(40, 30) && ranges.holds(69, 1) && !ranges.holds(69, 2));
-  ranges.give(0);
-  ranges.give(70);
-  CHECK(!ranges.take(41).has_value());
-  CHECK(!ranges.holds(0, 1));
-  ranges.give(40);
-  CHECK_EQ(ranges.take(100).value(), uint64_t{0});
 }
 
 }  // namespace
