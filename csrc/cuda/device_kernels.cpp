@@ -25,7 +25,26 @@ void launch_moves(CUcontext context, const std::vector<Move>& moves, DType from,
   for (const FlatLaunch& one : launches) launch(kernel.function, one.task, one.blocks, stream);
 }
 
+/// Loads a kernel, if there is one.
+void load(const void* kernel) {
+  cudaFuncAttributes attributes{};
+  if (kernel != nullptr) check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+}
+
 }  // namespace
+
+void CudaDevice::load_kernels() const {
+  for (int element = 0; element <= static_cast<int>(Element::C128); ++element) {
+    for (int combine = 0; combine <= static_cast<int>(Combine::Xor); ++combine) {
+      load(find_reduce_kernel(static_cast<Element>(element), static_cast<Combine>(combine)).function);
+    }
+  }
+  for (int from = 0; from <= static_cast<int>(DType::Opaque8); ++from) {
+    for (int to = 0; to <= static_cast<int>(DType::Opaque8); ++to) {
+      load(find_flat_kernel(static_cast<DType>(from), static_cast<DType>(to)).function);
+    }
+  }
+}
 
 void CudaDevice::reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count,
                         DType dtype, const Reduction& reduction, StreamHandle stream) {

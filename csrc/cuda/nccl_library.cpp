@@ -1,7 +1,6 @@
 #include "cuda/nccl_library.h"
 
 #include <dlfcn.h>
-#include <link.h>
 
 #include <utility>
 
@@ -21,30 +20,8 @@ struct Functions : NcclFunctions {
   std::string obstacle;
 };
 
-/// The place of NCCL in torch's wheels: site-packages/torch/lib/libc10.so is beside site-packages/nvidia/nccl.
-std::string beside_torch() {
-  std::string found;
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void* result) {
-        const std::string path = info->dlpi_name == nullptr ? "" : info->dlpi_name;
-        const size_t at = path.rfind("/torch/lib/libc10.so");
-        if (at == std::string::npos) return 0;
-        *static_cast<std::string*>(result) = path.substr(0, at) + "/nvidia/nccl/lib/libnccl.so.2";
-        return 1;
-      },
-      &found);
-  return found;
-}
-
-/// Never closed. Uses the library that torch has loaded, if it has: two of them in a process would both want the
-/// device.
-void* open_library() {
-  constexpr const char* kName = "libnccl.so.2";
-  if (void* loaded = dlopen(kName, RTLD_NOW | RTLD_NOLOAD)) return loaded;
-  const std::string wheel = beside_torch();
-  void* library = wheel.empty() ? nullptr : dlopen(wheel.c_str(), RTLD_NOW | RTLD_LOCAL);
-  return library != nullptr ? library : dlopen(kName, RTLD_NOW | RTLD_LOCAL);
-}
+/// Never closed. This is the library that torch has loaded, as a program with tensors of CUDA has a torch for CUDA.
+void* open_library() { return dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL); }
 
 Functions load() {
   Functions f{};

@@ -11,21 +11,14 @@ namespace ours {
 namespace {
 
 constexpr size_t kSegmentAlign = size_t{2} << 20;
-/// The bytes that are copied from the host to make zeros; the rest is copied from these.
-constexpr size_t kZeros = 64 * 1024;
-constexpr std::chrono::seconds kZeroTimeout{60};
+constexpr std::chrono::seconds kClearing{60};
 
 size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 }  // namespace
 
 DeviceHeap::DeviceHeap(std::shared_ptr<Device> device, std::shared_ptr<LetGoBoard> board, int rank)
-    : device_(std::move(device)),
-      board_(std::move(board)),
-      rank_(rank),
-      stream_(device_->make_stream()),
-      zeroed_(device_->make_event()),
-      zeros_(device_->pinned_memory(kZeros)) {}
+    : device_(std::move(device)), board_(std::move(board)), rank_(rank), stream_(device_->make_stream()) {}
 
 DeviceHeap::~DeviceHeap() {
   auto memory = std::make_shared<std::vector<Segment>>(std::move(segments_));
@@ -63,21 +56,11 @@ std::shared_ptr<void> DeviceHeap::allocate(size_t bytes) {
     const std::lock_guard<std::mutex> lock(heap->mutex_);
     heap->segments_[number].in_use = false;
   });
-  zero(static_cast<std::byte*>(whole.get()), rounded);
+  device_->clear(whole.get(), rounded, stream_->handle());
+  const auto cleared = device_->make_event();
+  cleared->record(stream_->handle());
+  wait_reached(*cleared, Deadline::after(kClearing), nullptr, "the clearing of memory of the device");
   return whole;
-}
-
-void DeviceHeap::zero(std::byte* data, size_t bytes) {
-  const std::lock_guard<std::mutex> lock(zero_mutex_);
-  size_t done = std::min(bytes, kZeros);
-  device_->copy(data, zeros_.get(), done, stream_->handle());
-  while (done < bytes) {
-    const size_t more = std::min(done, bytes - done);
-    device_->copy(data + done, data, more, stream_->handle());
-    done += more;
-  }
-  zeroed_->record(stream_->handle());
-  wait_reached(*zeroed_, Deadline::after(kZeroTimeout), [] {}, "the making of zeros for memory of the device");
 }
 
 std::optional<DevicePlace> DeviceHeap::place_of(const void* data, size_t bytes) const {

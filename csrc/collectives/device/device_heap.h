@@ -30,11 +30,11 @@ class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
   DeviceHeap& operator=(const DeviceHeap&) = delete;
   ~DeviceHeap();
 
-  /// Returns zeroed memory, aligned to a page, which keeps the heap alive. All use of it on any stream must have
+  /// Returns cleared memory, aligned to a page, which keeps the heap alive. All use of it on any stream must have
   /// ended before it is dropped.
   std::shared_ptr<void> allocate(size_t bytes);
 
-  /// The stream in which memory is zeroed.
+  /// The stream in which memory is cleared.
   StreamHandle stream() const { return stream_->handle(); }
 
   /// Adds a segment that is in use for good, and returns its number.
@@ -63,17 +63,13 @@ class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
 
   /// The number of a free segment of at least that size, which is in use now.
   std::optional<uint64_t> take(size_t bytes);
-  void zero(std::byte* data, size_t bytes);
 
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<LetGoBoard> board_;
   const int rank_;
   mutable std::mutex mutex_;  // guards the segments
   std::vector<Segment> segments_;
-  std::mutex zero_mutex_;  // guards the making of zeros
   const std::unique_ptr<DeviceStream> stream_;
-  const std::unique_ptr<DeviceEvent> zeroed_;
-  const std::shared_ptr<void> zeros_;
 };
 
 }  // namespace ours

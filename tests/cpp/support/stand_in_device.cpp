@@ -145,8 +145,6 @@ void StandInDevice::push(const char* call, StreamHandle stream, int StandInCount
   const std::lock_guard<std::mutex> lock(mutex_);
   StandInQueue& queue = queue_of(stream);
   ++(counts_.*counter);
-  const bool moves_data = counter != &StandInCounts::records && counter != &StandInCounts::event_waits;
-  if (moves_data && delay_.count() != 0) queue.push([delay = delay_] { std::this_thread::sleep_for(delay); });
   queue.push(std::move(work));
 }
 
@@ -160,6 +158,10 @@ void StandInDevice::copy(void* to, const void* from, size_t bytes, StreamHandle 
   push("copy", stream, &StandInCounts::copies, [=] {
     if (bytes != 0) std::memcpy(to, from, bytes);
   });
+}
+
+void StandInDevice::clear(void* memory, size_t bytes, StreamHandle stream) {
+  push("clear", stream, &StandInCounts::clears, [=] { std::memset(memory, 0, bytes); });
 }
 
 void StandInDevice::reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count,
@@ -209,11 +211,6 @@ std::unique_ptr<StoppedStream> StandInDevice::stop(StreamHandle stream) {
   const auto point = std::make_shared<StandInPoint>();
   run(stream, [point] { point->wait(); });
   return std::make_unique<StoppedStream>(point);
-}
-
-void StandInDevice::slow_down(std::chrono::microseconds delay) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  delay_ = delay;
 }
 
 void StandInDevice::set_capturing(StreamHandle stream, bool capturing) {

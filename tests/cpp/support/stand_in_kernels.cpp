@@ -41,8 +41,7 @@ cuda::ReduceLaunch reduce_on_cpu(const std::vector<void*>& results, const std::v
                                  size_t count, DType dtype, const Reduction& reduction) {
   using Table = cuda::ReduceTable<MakeReduce>;
   const kernels::ReducePlan plan = kernels::plan_reduction(dtype, count, reduction);
-  auto kernel = Table::find_integer(plan.element, plan.combine);
-  if (kernel.run == nullptr) kernel = Table::find_floating(plan.element, plan.combine);
+  const auto kernel = Table::find(plan.element, plan.combine);
   const cuda::ReduceLaunch launch = cuda::plan_launch(results, sources, plan, kernel.shape);
   kernel.run(launch);
   return launch;

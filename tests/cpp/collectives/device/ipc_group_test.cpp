@@ -172,29 +172,6 @@ TEST(ipc_reduces_where_only_some_ranks_have_their_data_in_the_heap) {
       });
 }
 
-TEST(ipc_sums_have_the_bits_of_shared_memory) {
-  const size_t count = 20011;
-  const auto inputs_of = [&](int rank) {
-    std::vector<float> data(count);
-    for (size_t i = 0; i < count; ++i) data[i] = 1.0f / static_cast<float>(i * 3 + static_cast<size_t>(rank) * 7 + 1);
-    return data;
-  };
-  std::vector<std::vector<float>> inputs;
-  std::vector<const void*> sources;
-  for (int r = 0; r < 3; ++r) inputs.push_back(inputs_of(r));
-  for (const auto& input : inputs) sources.push_back(input.data());
-  std::vector<float> expected(count);
-  const Reduction average{ReduceKind::Avg, 3, 1.0};
-  reduce(expected.data(), sources.data(), 3, count, DType::Float32, average);
-  run_ipc(
-      3, [](int r) { return std::to_string(r); }, 4096,
-      [&](DeviceRank& rank) {
-        std::vector<float> data = inputs[static_cast<size_t>(rank.number())];
-        rank.group->all_reduce(all_reduce_call(0), data.data(), data.data(), count, average);
-        CHECK(data == expected);
-      });
-}
-
 TEST(ipc_takes_more_steps_where_a_device_has_little_memory) {
   const auto devices = [](int rank) {
     testing::StandInOptions options;
@@ -209,21 +186,6 @@ TEST(ipc_takes_more_steps_where_a_device_has_little_memory) {
     // 60 MiB were halved until they fitted; a third of the result is 1.25 MiB.
     CHECK_EQ(rank.device->counts().reductions, rank.number() == 0 ? 4 : 0);
   });
-}
-
-TEST(ipc_launches_nothing_where_calls_differ) {
-  run_ipc(
-      3, [](int) { return "a"; }, 4096,
-      [](DeviceRank& rank) {
-        const auto data = in_heap(*rank.group, 10);
-        const std::string message = CHECK_THROWS(
-            MismatchError,
-            rank.group->all_reduce(all_reduce_call(4), data.get(), data.get(), rank.number() == 1 ? 9 : 10, sum_of(3)));
-        CHECK_CONTAINS(message, "rank 0, rank 2 called all_reduce number 4 (SUM, 10 x float32); rank 1 called");
-        CHECK_EQ(rank.device->counts().reductions, 0);
-        CHECK(std::vector<float>(data.get(), data.get() + 10) == values(rank.number(), 10));
-        CHECK(rank.group->allocate(1) == nullptr);
-      });
 }
 
 TEST(ipc_memory_is_kept_until_the_peers_have_let_go_of_it) {
