@@ -24,8 +24,7 @@ constexpr std::chrono::microseconds kNap{20};
 NcclGroup::NcclGroup(std::shared_ptr<NcclApi> api, std::shared_ptr<Group> host, std::shared_ptr<Device> device,
                      size_t scratch_bytes)
     : EnqueueGroup(std::move(host), std::move(device)), api_(std::move(api)), scratch_bytes_(scratch_bytes) {
-  scratch_ = this->device().memory(scratch_bytes_);
-  joined_ = this->device().memory(scratch_bytes_);
+  scratch_ = this->device().memory(2 * scratch_bytes_);
 }
 
 std::shared_ptr<NcclGroup> NcclGroup::make(std::shared_ptr<NcclApi> api, std::shared_ptr<Group> host,
@@ -122,7 +121,6 @@ void NcclGroup::let_go() noexcept {
     end_communicator(comm, in_order ? End::Destroy : End::Abort, waits_for_graphs ? kNoPatience : kFreeing);
   }
   release(std::move(scratch_));
-  release(std::move(joined_));
 }
 
 void NcclGroup::end_communicator(NcclComm comm, End how, std::chrono::milliseconds patience) noexcept {

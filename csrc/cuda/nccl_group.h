@@ -76,7 +76,7 @@ class NcclGroup final : public EnqueueGroup {
   void refuse_capture(const Running& run);
   std::byte* scratch() const { return static_cast<std::byte*>(scratch_.get()); }
   /// The memory in which pieces are brought together.
-  std::byte* joined() const { return static_cast<std::byte*>(joined_.get()); }
+  std::byte* joined() const { return scratch() + scratch_bytes_; }
 
   void reduce_to(const Running& run, const Whole& job);
   void reduce_joined(const Running& run, const Reducing& job, Slice part);
@@ -94,7 +94,7 @@ class NcclGroup final : public EnqueueGroup {
   const size_t scratch_bytes_;
   std::atomic<NcclComm> comm_{nullptr};  ///< null before it is made, and once it was dropped, on any thread
   NcclPlace at_{};
-  std::shared_ptr<void> scratch_, joined_;
+  std::shared_ptr<void> scratch_;  ///< of scratch_bytes_, twice
 };
 
 }  // namespace ours::cuda

@@ -90,7 +90,7 @@ class DeviceGroupBase : public Group {
   const OwningProcess owner_;
   std::atomic<bool> left_{false};
   /// Held while an operation is under way. Recursive, since a signal handler that runs in one may end the group.
-  std::recursive_timed_mutex busy_;
+  std::recursive_mutex busy_;
   bool settled_ = false;     ///< at the last look; guarded by busy_
   bool has_let_go_ = false;  ///< guarded by busy_
 };

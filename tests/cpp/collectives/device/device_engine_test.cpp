@@ -138,17 +138,18 @@ TEST(device_group_of_parts_of_one_device_goes_through_the_host) {
 
 TEST(device_group_goes_through_the_host_where_a_rank_cannot_map_its_peers_memory) {
   for (const DeviceEngine wish : {DeviceEngine::Auto, DeviceEngine::Ipc}) {
-    run_making(3, wish, [](int) { return testing::StandInOptions{0, "a"}; },
-               [&](const Make& make, Group& host, testing::StandInDevice& device) {
-                 if (host.rank() == 1) device.fail_next_call("not permitted");
-                 if (wish == DeviceEngine::Ipc) {
-                   CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, make(Library())), "not permitted");
-                   return;
-                 }
-                 const MadeDeviceGroup made = make(Library());
-                 CHECK_EQ(made.choice.engine, DeviceEngine::Staging);
-                 CHECK_CONTAINS(made.choice.why, "no ipc: on rank 1: ");
-               });
+    run_making(
+        3, wish, [](int) { return testing::StandInOptions{0, "a"}; },
+        [&](const Make& make, Group& host, testing::StandInDevice& device) {
+          if (host.rank() == 1) device.fail_next_call("not permitted");
+          if (wish == DeviceEngine::Ipc) {
+            CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, make(Library())), "not permitted");
+            return;
+          }
+          const MadeDeviceGroup made = make(Library());
+          CHECK_EQ(made.choice.engine, DeviceEngine::Staging);
+          CHECK_CONTAINS(made.choice.why, "no ipc: on rank 1: ");
+        });
   }
 }
 
