@@ -34,7 +34,10 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
 
 void CollectiveWork::synchronize() {
   if (!device_call_) return;
-  if (is_enqueued()) return device_call_->block_current_stream();
+  if (is_enqueued()) {
+    wait();
+    return;
+  }
   if (done()) return;
   queue_->wait(*this, kNoTimeout);
   throw_interrupt();

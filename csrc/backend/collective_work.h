@@ -24,7 +24,8 @@ class CollectiveWork final : public OursWork {
   /// passes first throws too, and leaves the operation and the group as they are.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
-  /// Like wait(), but does not throw, for device tensors; does nothing for those of the CPU.
+  /// Like wait() for device tensors, but throws no error of an operation that the host waits for; does nothing for
+  /// those of the CPU.
   void synchronize() override;
 
   /// For device tensors: sets their part in the device's order of work. Called before execute().

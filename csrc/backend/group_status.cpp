@@ -103,6 +103,7 @@ void GroupStatus::wait_for_abort_hooks(std::chrono::milliseconds limit) {
 }
 
 void GroupStatus::set_aborted() {
+  told = true;
   auto none = c10d::ErrorType::SUCCESS;
   error_.compare_exchange_strong(none, c10d::ErrorType::COMM_ERROR);
 }

@@ -67,6 +67,9 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   /// Null if operations are not recorded. Set before any Work is made.
   std::unique_ptr<FlightLog> flights;
 
+  /// Whether a call has thrown what ended the group, or the user has ended it.
+  std::atomic<bool> told{false};
+
   Timeouts timeouts;
   HookTable<> abort_hooks;
   HookTable<uint64_t, float> completion_hooks;  ///< of a Work that has succeeded: its key, and milliseconds

@@ -24,10 +24,16 @@ constexpr std::chrono::milliseconds kHookPatience{15000};
 /// How long the end of a program waits for peers that have yet to join the last operations of its devices.
 constexpr std::chrono::milliseconds kLastPatience{5000};
 
-/// All lanes of this process. Never destroyed, since threads may outlive static destructors.
+/// All lanes of this process, with the status of their groups, which abort hooks that run keep longer. Never
+/// destroyed, since threads may outlive static destructors.
 struct Registry {
+  struct Known {
+    std::weak_ptr<Lane> lane;
+    std::weak_ptr<GroupStatus> status;
+  };
+
   std::mutex mutex;
-  std::vector<std::weak_ptr<Lane>> lanes;  // guarded by mutex
+  std::vector<Known> lanes;  // guarded by mutex
 
   static Registry& instance() {
     static Registry* const registry = new Registry;
@@ -36,9 +42,9 @@ struct Registry {
 
   void add(const std::shared_ptr<Lane>& lane) {
     const std::lock_guard<std::mutex> lock(mutex);
-    lanes.erase(std::remove_if(lanes.begin(), lanes.end(), [](const auto& known) { return known.expired(); }),
+    lanes.erase(std::remove_if(lanes.begin(), lanes.end(), [](const auto& known) { return known.status.expired(); }),
                 lanes.end());
-    lanes.push_back(lane);
+    lanes.push_back({lane, lane->status});
   }
 };
 
@@ -111,6 +117,8 @@ c10::intrusive_ptr<CollectiveWork> Lane::start(Collective collective, const Grou
 }
 
 void Lane::refuse(Op op, const std::string& why, const Callback* callback) {
+  // What peers capture has no number.
+  if (devices->is_capturing()) return;
   Collective refused;
   refused.op = op;
   refused.body = [why](Group&, const Call&) { throw InvalidArgument(why); };
@@ -145,6 +153,7 @@ c10::intrusive_ptr<OursWork> Lane::post(TransferRequest request, const GroupName
 std::unique_ptr<DeviceCall> Lane::device_call(const Collective& collective, const Call& call) const {
   return with_torch_errors(status->where(), [&]() -> std::unique_ptr<DeviceCall> {
     // Where streams wait they hear of no error: of a group that has failed the caller has to hear now.
+    if (!group->failure().empty()) status->told = true;
     devices->check_alive(call);
     const char* const name = name_of(collective.op);
     if (collective.behind) {
@@ -192,6 +201,10 @@ void Lane::drain(Deadline deadline) const noexcept {
 void Lane::close() const noexcept {
   status->set_closed();
   try {
+    // wait() may have returned before the operation failed.
+    if (devices->enqueues() && !group->failure().empty() && !status->told.exchange(true)) {
+      TORCH_WARN("a process group ends that has failed, and no call told of it: ", group->failure());
+    }
     if (queue->busy()) {
       abort("it was destroyed, or its program ended, with operations under way");
     } else if (messages->busy() || transfers->busy()) {
@@ -220,12 +233,15 @@ void Lane::wait_closed() const noexcept {
 
 void Lane::close_all() noexcept {
   std::vector<std::shared_ptr<Lane>> lanes;
+  std::vector<std::shared_ptr<GroupStatus>> statuses;
   {
     Registry& registry = Registry::instance();
     const std::lock_guard<std::mutex> lock(registry.mutex);
     for (const auto& known : registry.lanes) {
-      auto lane = known.lock();
-      if (lane && !lane->status->is_forked_child()) lanes.push_back(std::move(lane));
+      auto status = known.status.lock();
+      if (!status || status->is_forked_child()) continue;
+      statuses.push_back(std::move(status));
+      if (auto lane = known.lane.lock()) lanes.push_back(std::move(lane));
     }
     registry.lanes.clear();
   }
@@ -234,7 +250,7 @@ void Lane::close_all() noexcept {
   for (const auto& lane : lanes) lane->drain(deadline);
   for (const auto& lane : lanes) lane->close();
   for (const auto& lane : lanes) lane->wait_closed();
-  for (const auto& lane : lanes) lane->status->wait_for_abort_hooks(kHookPatience);
+  for (const auto& status : statuses) status->wait_for_abort_hooks(kHookPatience);
 }
 
 }  // namespace ours

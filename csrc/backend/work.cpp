@@ -144,7 +144,10 @@ void OursWork::tell_hooks() noexcept {
 
 void OursWork::rethrow() const {
   throw_interrupt();
-  if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+  if (const std::exception_ptr error = exception()) {
+    status_->told = true;
+    std::rethrow_exception(error);
+  }
 }
 
 void OursWork::interrupt(const std::string& name) const {

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/convert.h"
+
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -66,11 +68,9 @@ OURS_BOTH float float_of_half(uint16_t half) {
 #if defined(__CUDA_ARCH__)
   return __half2float(__ushort_as_half(half));
 #else
-  const uint32_t magnitude = half & 0x7fffu, sign = (half & 0x8000u) << 16;
-  if (magnitude > 0x7bffu) return bits_as<float>(sign | 0x7f800000u | magnitude << 13);
-  // With the smallest exponent the value is n * 2^-24, which the product of normal numbers gives exactly.
-  const auto value = bits_as<float>(magnitude << 13) * bits_as<float>(0x77800000u);  // 2^112
-  return bits_as<float>(bits_as<uint32_t>(value) | sign);
+  float x = 0;
+  widen(&x, &half, DType::Float16, 1);
+  return x;
 #endif
 }
 
@@ -78,20 +78,9 @@ OURS_BOTH uint16_t half_of_float(float x) {
 #if defined(__CUDA_ARCH__)
   return __half_as_ushort(__float2half_rn(x));
 #else
-  const auto bits = bits_as<uint32_t>(x);
-  const uint32_t magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
-  uint32_t half = 0;
-  if (magnitude > 0x7f800000u) {
-    half = 0x7fffu;
-  } else if (magnitude > 0x477fefffu) {
-    half = 0x7c00u;
-  } else if (magnitude < 0x38800000u) {
-    // Adding 0.5 rounds at 2^-24, the unit of subnormal numbers.
-    half = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000u;
-  } else {
-    half = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-  }
-  return static_cast<uint16_t>(half | sign);
+  uint16_t half = 0;
+  narrow(&half, &x, DType::Float16, 1);
+  return half;
 #endif
 }
 
@@ -101,9 +90,9 @@ OURS_BOTH uint16_t brain_of_float(float x) {
 #if defined(__CUDA_ARCH__)
   return __bfloat16_as_ushort(__float2bfloat16_rn(x));
 #else
-  const auto bits = bits_as<uint32_t>(x);
-  if (x != x) return 0x7fffu;
-  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+  uint16_t brain = 0;
+  narrow(&brain, &x, DType::BFloat16, 1);
+  return brain;
 #endif
 }
 

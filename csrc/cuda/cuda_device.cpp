@@ -3,7 +3,6 @@
 #include <fstream>
 #include <utility>
 
-#include "cuda/kernels.h"
 #include "cuda/streams.h"
 
 namespace ours::cuda {
@@ -59,15 +58,7 @@ CudaDevice::CudaDevice(int index) : index_(index), context_(retain_context(index
     if (other != index) check(cudaDeviceCanAccessPeer(&can, index, other), "cudaDeviceCanAccessPeer");
     peers_[uuid_of(other)] = can != 0;
   }
-  memory_ = std::make_shared<OwnMemory>(context_);
   load_kernels();
-}
-
-void CudaDevice::load_kernels() const {
-  for (const void* kernel : all_kernels()) {
-    cudaFuncAttributes attributes{};
-    check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
-  }
 }
 
 bool CudaDevice::reaches(const std::string& identity) const {
@@ -99,20 +90,17 @@ bool CudaDevice::is_capturing(StreamHandle stream) const {
   return status != cudaStreamCaptureStatusNone;
 }
 
-std::shared_ptr<void> CudaDevice::pinned_memory(size_t bytes) {
+std::shared_ptr<void> CudaDevice::make_pinned(size_t bytes) {
   const ContextGuard guard(context_);
-  return make_pinned(bytes, context_);
+  return pinned_block(bytes, context_);
 }
 
-std::shared_ptr<void> CudaDevice::memory(size_t bytes) {
+std::shared_ptr<void> CudaDevice::make_memory(size_t bytes) {
   const ContextGuard guard(context_);
-  return memory_->make(bytes);
+  return device_block(bytes, context_);
 }
 
 MemoryHandle CudaDevice::share(const void* memory) {
-  if (!memory_->is_beginning(memory)) {
-    throw DeviceError("only the beginning of memory of this device's own can be shared");
-  }
   const ContextGuard guard(context_);
   return share_block(memory);
 }
@@ -126,6 +114,11 @@ void CudaDevice::copy(void* to, const void* from, size_t bytes, StreamHandle str
   if (bytes == 0) return;
   const ContextGuard guard(context_);
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)), "cudaMemcpyAsync");
+}
+
+void CudaDevice::clear(void* memory, size_t bytes, StreamHandle stream) {
+  const ContextGuard guard(context_);
+  check(cudaMemsetAsync(memory, 0, bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
 }
 
 }  // namespace ours::cuda

@@ -26,12 +26,11 @@ class CudaDevice : public Device {
   std::unique_ptr<DeviceEvent> make_event() override;
   bool is_capturing(StreamHandle stream) const override;
 
-  std::shared_ptr<void> pinned_memory(size_t bytes) override;
-  std::shared_ptr<void> memory(size_t bytes) override;
   MemoryHandle share(const void* memory) override;
   std::shared_ptr<void> map(const MemoryHandle& handle) override;
 
   void copy(void* to, const void* from, size_t bytes, StreamHandle stream) override;
+  void clear(void* memory, size_t bytes, StreamHandle stream) override;
   void reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count, DType dtype,
               const Reduction& reduction, StreamHandle stream) override;
   void flatten(void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type, double scale,
@@ -42,6 +41,8 @@ class CudaDevice : public Device {
   CUcontext context() const { return context_; }
 
  private:
+  std::shared_ptr<void> make_pinned(size_t bytes) override;
+  std::shared_ptr<void> make_memory(size_t bytes) override;
   void load_kernels() const;
 
   int index_;
@@ -49,7 +50,6 @@ class CudaDevice : public Device {
   int priority_ = 0;             ///< the priority of our streams
   std::string identity_, hardware_;
   std::map<std::string, bool> peers_;  ///< by identity, for the devices that this process sees
-  std::shared_ptr<OwnMemory> memory_;
 };
 
 }  // namespace ours::cuda

@@ -1,5 +1,3 @@
-#include <utility>
-
 #include "cuda/cuda_device.h"
 #include "cuda/flat_launch.h"
 #include "cuda/kernels.h"
@@ -11,12 +9,6 @@
 namespace ours::cuda {
 namespace {
 
-struct FindFlatKernel {
-  using Kernel = FlatKernel;
-  static Kernel copy(size_t unit) { return find_copy_kernel(unit); }
-  static Kernel conversion(DType from, DType to) { return find_conversion_kernel(from, to); }
-};
-
 template <class Task>
 void launch(const void* kernel, const Task& task, size_t blocks, StreamHandle stream) {
   void* parameters[] = {const_cast<Task*>(&task)};
@@ -25,13 +17,34 @@ void launch(const void* kernel, const Task& task, size_t blocks, StreamHandle st
         "cudaLaunchKernel");
 }
 
-void launch_moves(CUcontext context, std::vector<Move> moves, DType from, DType to, double scale, StreamHandle stream) {
-  const FlatPlan<FindFlatKernel> plan(std::move(moves), from, to, scale);
+void launch_moves(CUcontext context, const std::vector<Move>& moves, DType from, DType to, double scale,
+                  StreamHandle stream) {
+  const FlatKernel kernel = find_flat_kernel(from, to);
+  const std::vector<FlatLaunch> launches = plan_launches(moves, scale, kernel.shape);
   const ContextGuard guard(context);
-  for (const FlatLaunch& one : plan.launches) launch(plan.kernel.function, one.task, one.blocks, stream);
+  for (const FlatLaunch& one : launches) launch(kernel.function, one.task, one.blocks, stream);
+}
+
+/// Loads a kernel, if there is one.
+void load(const void* kernel) {
+  cudaFuncAttributes attributes{};
+  if (kernel != nullptr) check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
 }
 
 }  // namespace
+
+void CudaDevice::load_kernels() const {
+  for (int element = 0; element <= static_cast<int>(Element::C128); ++element) {
+    for (int combine = 0; combine <= static_cast<int>(Combine::Xor); ++combine) {
+      load(find_reduce_kernel(static_cast<Element>(element), static_cast<Combine>(combine)).function);
+    }
+  }
+  for (int from = 0; from <= static_cast<int>(DType::Opaque8); ++from) {
+    for (int to = 0; to <= static_cast<int>(DType::Opaque8); ++to) {
+      load(find_flat_kernel(static_cast<DType>(from), static_cast<DType>(to)).function);
+    }
+  }
+}
 
 void CudaDevice::reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count,
                         DType dtype, const Reduction& reduction, StreamHandle stream) {
@@ -46,13 +59,13 @@ void CudaDevice::reduce(const std::vector<void*>& results, const std::vector<con
 
 void CudaDevice::flatten(void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
                          double scale, StreamHandle stream) {
-  check_conversion(flat_type, piece_type, scale);
+  check_conversion(flat_type, piece_type);
   launch_moves(context_, moves_into(flat, flat_type, pieces), piece_type, flat_type, scale, stream);
 }
 
 void CudaDevice::unflatten(const void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
                            double scale, StreamHandle stream) {
-  check_conversion(flat_type, piece_type, scale);
+  check_conversion(flat_type, piece_type);
   launch_moves(context_, moves_out_of(flat, flat_type, pieces), flat_type, piece_type, scale, stream);
 }
 

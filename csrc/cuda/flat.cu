@@ -18,8 +18,6 @@ struct MakeKernel {
 
 }  // namespace
 
-FlatKernel find_copy_kernel(size_t unit) { return FlatTable<MakeKernel>::find_copy(unit); }
-
-FlatKernel find_conversion_kernel(DType from, DType to) { return FlatTable<MakeKernel>::find_conversion(from, to); }
+FlatKernel find_flat_kernel(DType from, DType to) { return FlatTable<MakeKernel>::find(from, to); }
 
 }  // namespace ours::cuda

@@ -26,21 +26,10 @@ struct FlatTask {
 };
 static_assert(sizeof(FlatTask) <= 4096, "parameters of a kernel");
 
-/// Copies bits as they are.
-template <class Bits>
-struct CopySpec {
-  using In = Bits;
-  using Out = Bits;
-  struct Convert {
-    OURS_BOTH explicit Convert(double) {}
-    OURS_BOTH Out operator()(In x) const { return x; }
-  };
-};
-
 /// Multiplies in float32, or in float64 if one of the types is that, and rounds once; to a half type by way of
 /// float32.
 template <class FromCodec, class ToCodec>
-struct ConvertSpec {
+struct FlatSpec {
   using In = typename FromCodec::Stored;
   using Out = typename ToCodec::Stored;
   using Target = typename ToCodec::Value;

@@ -40,12 +40,6 @@ std::vector<Move> moves_out_of(const void* flat, DType flat_type, const std::vec
   return moves;
 }
 
-size_t copy_unit(const std::vector<Move>& moves, size_t bytes) {
-  uintptr_t all = bytes | sizeof(uint64_t);
-  for (const Move& move : moves) all |= address_of(move.from) | address_of(move.to);
-  return all & (~all + 1);
-}
-
 std::vector<FlatLaunch> plan_launches(const std::vector<Move>& moves, double scale, const FlatShape& shape) {
   std::vector<FlatLaunch> launches;
   for (const Move& move : moves) {

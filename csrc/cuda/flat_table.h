@@ -10,52 +10,30 @@
 
 namespace ours::cuda {
 
-/// Make::make<Spec>() for a copy in units of that many bytes, or for a conversion; an empty result if there is none.
+/// Make::make<Spec>() for a pair of floating-point types; an empty result for others.
 template <class Make>
 struct FlatTable {
   using Made = typename Make::Made;
 
-  static Made find_copy(size_t unit) {
-    switch (unit) {
-      case 1:
-        return Make::template make<CopySpec<uint8_t>>();
-      case 2:
-        return Make::template make<CopySpec<uint16_t>>();
-      case 4:
-        return Make::template make<CopySpec<uint32_t>>();
-      case 8:
-        return Make::template make<CopySpec<uint64_t>>();
-      default:
-        return Made{};
-    }
+  static Made find(DType from, DType to) {
+    return pick(from, [&](auto from_codec) {
+      using From = decltype(from_codec);
+      return pick(to, [](auto to_codec) { return Make::template make<FlatSpec<From, decltype(to_codec)>>(); });
+    });
   }
 
-  static Made find_conversion(DType from, DType to) {
-    switch (from) {
+ private:
+  template <class Use>
+  static Made pick(DType type, const Use& use) {
+    switch (type) {
       case DType::Float16:
-        return conversion_of<Half>(to);
+        return use(Half{});
       case DType::BFloat16:
-        return conversion_of<Brain>(to);
+        return use(Brain{});
       case DType::Float32:
-        return conversion_of<Plain<float>>(to);
+        return use(Plain<float>{});
       case DType::Float64:
-        return conversion_of<Plain<double>>(to);
-      default:
-        return Made{};
-    }
-  }
-
-  template <class From>
-  static Made conversion_of(DType to) {
-    switch (to) {
-      case DType::Float16:
-        return Make::template make<ConvertSpec<From, Half>>();
-      case DType::BFloat16:
-        return Make::template make<ConvertSpec<From, Brain>>();
-      case DType::Float32:
-        return Make::template make<ConvertSpec<From, Plain<float>>>();
-      case DType::Float64:
-        return Make::template make<ConvertSpec<From, Plain<double>>>();
+        return use(Plain<double>{});
       default:
         return Made{};
     }

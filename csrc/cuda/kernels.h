@@ -1,7 +1,5 @@
 #pragma once
 
-#include <vector>
-
 #include "cuda/flat_table.h"
 #include "cuda/reduce_table.h"
 
@@ -19,18 +17,8 @@ struct FlatKernel {
   FlatShape shape;
 };
 
-/// Has no function if the element has no such operation.
-ReduceKernel find_integer_kernel(Element element, Combine combine);
-ReduceKernel find_floating_kernel(Element element, Combine combine);
-inline ReduceKernel find_reduce_kernel(Element element, Combine combine) {
-  const ReduceKernel found = find_integer_kernel(element, combine);
-  return found.function != nullptr ? found : find_floating_kernel(element, combine);
-}
-
-FlatKernel find_copy_kernel(size_t unit);
-FlatKernel find_conversion_kernel(DType from, DType to);
-
-/// All kernels. CUDA loads a kernel when it is first asked for, and may wait for the device then.
-std::vector<const void*> all_kernels();
+/// Has no function if the element has no such operation, or the types cannot be converted.
+ReduceKernel find_reduce_kernel(Element element, Combine combine);
+FlatKernel find_flat_kernel(DType from, DType to);
 
 }  // namespace ours::cuda

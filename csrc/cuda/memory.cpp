@@ -35,7 +35,7 @@ const ProcessToken& own_token() {
 
 }  // namespace
 
-std::shared_ptr<void> make_pinned(size_t bytes, CUcontext context) {
+std::shared_ptr<void> pinned_block(size_t bytes, CUcontext context) {
   void* memory = nullptr;
   const size_t some = std::max<size_t>(bytes, 1);
   check(cudaHostAlloc(&memory, some, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
@@ -43,24 +43,10 @@ std::shared_ptr<void> make_pinned(size_t bytes, CUcontext context) {
   return {memory, [context](void* pinned) { end_quietly(context, [&] { return cudaFreeHost(pinned); }); }};
 }
 
-std::shared_ptr<void> OwnMemory::make(size_t bytes) {
+std::shared_ptr<void> device_block(size_t bytes, CUcontext context) {
   void* memory = nullptr;
   check(cudaMalloc(&memory, std::max<size_t>(1, piece_count(bytes, kUnit)) * kUnit), "cudaMalloc");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  all_.insert(memory);
-  return {memory, [self = shared_from_this()](void* own) {
-            if (is_forked_child()) return;  // its lock may be held by a thread that the child does not have
-            {
-              const std::lock_guard<std::mutex> forgetting(self->mutex_);
-              self->all_.erase(own);
-            }
-            end_quietly(self->context_, [&] { return cudaFree(own); });
-          }};
-}
-
-bool OwnMemory::is_beginning(const void* memory) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return all_.count(memory) != 0;
+  return {memory, [context](void* own) { end_quietly(context, [&] { return cudaFree(own); }); }};
 }
 
 MemoryHandle share_block(const void* memory) {

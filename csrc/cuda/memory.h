@@ -2,8 +2,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <mutex>
-#include <set>
 
 #include "cuda/driver.h"
 #include "device/device.h"
@@ -13,22 +11,10 @@
 namespace ours::cuda {
 
 /// Pinned memory of the host, zeroed.
-std::shared_ptr<void> make_pinned(size_t bytes, CUcontext context);
+std::shared_ptr<void> pinned_block(size_t bytes, CUcontext context);
 
-/// Memory of one device, in units that CUDA does not share among allocations, since other processes map whole units.
-class OwnMemory : public std::enable_shared_from_this<OwnMemory> {
- public:
-  explicit OwnMemory(CUcontext context) : context_(context) {}
-
-  std::shared_ptr<void> make(size_t bytes);
-  /// Whether this is the beginning of memory that make() returned and that still exists.
-  bool is_beginning(const void* memory);
-
- private:
-  const CUcontext context_;
-  std::mutex mutex_;
-  std::set<const void*> all_;  // guarded by mutex_
-};
+/// Memory of the device, in units that CUDA does not share among allocations, since other processes map whole units.
+std::shared_ptr<void> device_block(size_t bytes, CUcontext context);
 
 /// What another process needs to map `memory`, which must be the beginning of memory of this process.
 MemoryHandle share_block(const void* memory);

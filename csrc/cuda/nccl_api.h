@@ -30,8 +30,7 @@ class NcclApi {
   virtual ~NcclApi() = default;
 
   virtual NcclId make_id() = 0;
-  /// Sets `comm` as soon as there is one, even if it throws later.
-  virtual void init(int ranks, const NcclId& id, int rank, NcclComm& comm) = 0;
+  virtual NcclComm init(int ranks, const NcclId& id, int rank) = 0;
   /// Whether the last call has been done, or given to the stream. Throws if the communicator has failed.
   virtual bool ready(NcclComm comm) = 0;
   /// Begins an orderly end; destroy() must follow once ready().

@@ -1,10 +1,13 @@
 #include "cuda/nccl_group.h"
 
 #include <algorithm>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "common/background_thread.h"
+#include "common/interrupts.h"
+#include "device/deferred_release.h"
 
 namespace ours::cuda {
 namespace {
@@ -13,6 +16,7 @@ namespace {
 constexpr std::chrono::milliseconds kFarewell{200};
 // NCCL frees a communicator in less time, unless it waits for a peer that has died, or for a device that hangs.
 constexpr std::chrono::milliseconds kFreeing{1000};
+constexpr std::chrono::milliseconds kNoPatience{0};
 constexpr std::chrono::microseconds kNap{20};
 
 }  // namespace
@@ -20,8 +24,7 @@ constexpr std::chrono::microseconds kNap{20};
 NcclGroup::NcclGroup(std::shared_ptr<NcclApi> api, std::shared_ptr<Group> host, std::shared_ptr<Device> device,
                      size_t scratch_bytes)
     : EnqueueGroup(std::move(host), std::move(device)), api_(std::move(api)), scratch_bytes_(scratch_bytes) {
-  scratch_ = this->device().memory(scratch_bytes_);
-  joined_ = this->device().memory(scratch_bytes_);
+  scratch_ = this->device().memory(2 * scratch_bytes_);
 }
 
 std::shared_ptr<NcclGroup> NcclGroup::make(std::shared_ptr<NcclApi> api, std::shared_ptr<Group> host,
@@ -38,19 +41,30 @@ void NcclGroup::connect(Deadline deadline) {
     NcclId id{};
     if (rank() == 0) id = api_->make_id();
     host().broadcast(call, Span{id.data(), id.size()}, 0);
-    api_->init(size(), id, rank(), comm_);
-    at_ = {comm_, stream()};
+    at_ = {api_->init(size(), id, rank()), stream()};
+    comm_ = at_.comm;
     give(run, [] {});
   });
 }
 
+bool NcclGroup::is_ready(const Call& call) {
+  if (const NcclComm comm = comm_) return api_->ready(comm);
+  check_usable(call);
+  throw AbortedError("the communicator of NCCL was aborted");
+}
+
 void NcclGroup::give(const Running& run, const std::function<void()>& calls) {
-  calls();
-  while (!api_->ready(comm_)) {
-    check_peers(run.call);
+  if (comm_ != nullptr) calls();
+  Interrupts interrupts;
+  while (!is_ready(run.call)) {
+    check_usable(run.call);
+    const auto what = [&] { return describe_record(run.record) + " on rank " + std::to_string(rank()); };
+    if (const std::string name = interrupts.look(); !name.empty()) {
+      throw Error(describe_interrupt("rank " + std::to_string(rank()), name, "while NCCL began " + what()));
+    }
     if (run.call.deadline.passed()) {
-      throw TimeoutError("NCCL did not begin " + describe_record(run.record) + " on rank " + std::to_string(rank()) +
-                         " within " + std::to_string(run.call.deadline.timeout().count()) +
+      throw TimeoutError("NCCL did not begin " + what() + " within " +
+                         std::to_string(run.call.deadline.timeout().count()) +
                          " ms: a peer is late, or cannot be reached by it (NCCL_DEBUG=INFO says more)");
     }
     std::this_thread::sleep_for(kNap);
@@ -75,7 +89,7 @@ void NcclGroup::give_group(const Running& run, const std::function<void()>& call
 }
 
 void NcclGroup::check_engine() {
-  if (comm_ != nullptr) api_->ready(comm_);
+  if (const NcclComm comm = comm_) api_->ready(comm);
 }
 
 void NcclGroup::copy(void* to, const void* from, size_t bytes) {
@@ -90,33 +104,46 @@ void NcclGroup::refuse_capture(const Running& run) {
                         "graph. Keep it out of what is captured");
 }
 
-void NcclGroup::drop(bool in_order) noexcept {
-  if (comm_ == nullptr) return;
-  try {
-    const auto end = [api = api_, comm = std::exchange(comm_, nullptr), in_order] {
-      if (in_order) return api->destroy(comm);
-      api->abort(comm);
-    };
-    if (ends_in_background("ours_nccl_end", end, kFreeing)) return;
-  } catch (const std::exception&) {
-    // No more threads can be started, and on this one the call might never return.
-  }
-  leave_stream_behind();
+void NcclGroup::abort(const std::string& reason) {
+  EnqueueGroup::abort(reason);
+  if (!in_child()) stop();
+}
+
+void NcclGroup::stop_device_work() noexcept {
+  if (const NcclComm comm = comm_.exchange(nullptr)) end_communicator(comm, End::Abort, kFreeing);
 }
 
 void NcclGroup::let_go() noexcept {
-  if (comm_ != nullptr) drop(comes_to_an_end());
+  if (const NcclComm comm = comm_.exchange(nullptr)) {
+    // NCCL does not end a communicator before the graphs that use it, which may still run.
+    const bool waits_for_graphs = was_captured() && host().failure().empty();
+    const bool in_order = waits_for_graphs || comes_to_an_end(comm);
+    end_communicator(comm, in_order ? End::Destroy : End::Abort, waits_for_graphs ? kNoPatience : kFreeing);
+  }
   release(std::move(scratch_));
-  release(std::move(joined_));
 }
 
-bool NcclGroup::comes_to_an_end() noexcept {
+void NcclGroup::end_communicator(NcclComm comm, End how, std::chrono::milliseconds patience) noexcept {
+  // NCCL uses the stream until it has ended.
+  const auto end = [api = api_, comm, how, stream = own_stream()] {
+    if (how == End::Destroy) return api->destroy(comm);
+    api->abort(comm);
+  };
+  try {
+    ends_in_background("ours_nccl_end", end, patience);
+  } catch (const std::system_error&) {
+    // No more threads can be started, and on this one the call might never return.
+    release_when([] { return false; }, own_stream());
+  }
+}
+
+bool NcclGroup::comes_to_an_end(NcclComm comm) noexcept {
   // The ranks of a failed group do not all come to an orderly end.
   if (!host().failure().empty()) return false;
   try {
-    api_->finalize(comm_);
+    api_->finalize(comm);
     const Deadline farewell = Deadline::after(kFarewell);
-    while (!api_->ready(comm_)) {
+    while (!api_->ready(comm)) {
       if (farewell.passed()) return false;
       std::this_thread::sleep_for(kNap);
     }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 
@@ -29,15 +31,20 @@ class NcclGroup final : public EnqueueGroup {
                                          size_t scratch_bytes = kScratchBytes);
   ~NcclGroup() override { end(); }
 
+  /// Ends graphs that are being replayed, too, of which nothing else knows.
+  void abort(const std::string& reason) override;
+
  protected:
   void do_reduce(const Running& run, const Reducing& job) override;
   void do_reduce_scatter(const Running& run, const Scattering& job) override;
   void do_exchange(const Running& run, const ExchangePlan& plan) override;
   void check_engine() override;
-  void stop_device_work() noexcept override { drop(false); }
+  void stop_device_work() noexcept override;
   void let_go() noexcept override;
 
  private:
+  enum class End { Destroy, Abort };
+
   /// A reduction to `root`, or to all (-1). `out` has a meaning only on ranks that get the result.
   struct Whole {
     const void* in;
@@ -51,23 +58,25 @@ class NcclGroup final : public EnqueueGroup {
             size_t scratch_bytes);
   void connect(Deadline deadline);
 
-  /// Makes `calls` of NCCL, and returns once the stream has got them.
+  /// Whether the last call of NCCL has been given to the stream. Throws if the communicator has failed or was aborted.
+  bool is_ready(const Call& call);
+  /// Makes `calls` of NCCL, and returns once the stream has got them. NCCL connects the ranks for the first calls, and
+  /// the host waits for that.
   void give(const Running& run, const std::function<void()>& calls);
   /// Does the same for calls that begin all at once.
   void give_group(const Running& run, const std::function<void()>& calls);
   void copy(void* to, const void* from, size_t bytes);
   /// Whether the communicator, with those of the peers, comes to an orderly end.
-  bool comes_to_an_end() noexcept;
-  /// Frees the communicator if it has come to an orderly end, otherwise aborts it; what takes too long is left
-  /// behind.
-  void drop(bool in_order) noexcept;
+  bool comes_to_an_end(NcclComm comm) noexcept;
+  /// Ends the communicator on a thread of its own, which is left behind if that takes longer than `patience`.
+  void end_communicator(NcclComm comm, End how, std::chrono::milliseconds patience) noexcept;
 
   /// Throws InvalidArgument if the stream is being captured: a replay of the graph would use the memory below beside
   /// other operations.
   void refuse_capture(const Running& run);
   std::byte* scratch() const { return static_cast<std::byte*>(scratch_.get()); }
   /// The memory in which pieces are brought together.
-  std::byte* joined() const { return static_cast<std::byte*>(joined_.get()); }
+  std::byte* joined() const { return scratch() + scratch_bytes_; }
 
   void reduce_to(const Running& run, const Whole& job);
   void reduce_joined(const Running& run, const Reducing& job, Slice part);
@@ -83,9 +92,9 @@ class NcclGroup final : public EnqueueGroup {
 
   const std::shared_ptr<NcclApi> api_;
   const size_t scratch_bytes_;
-  NcclComm comm_ = nullptr;  ///< null before it is made, and once it was dropped
+  std::atomic<NcclComm> comm_{nullptr};  ///< null before it is made, and once it was dropped, on any thread
   NcclPlace at_{};
-  std::shared_ptr<void> scratch_, joined_;
+  std::shared_ptr<void> scratch_;  ///< of scratch_bytes_, twice
 };
 
 }  // namespace ours::cuda

@@ -1,9 +1,7 @@
 #include "cuda/nccl_library.h"
 
 #include <dlfcn.h>
-#include <link.h>
 
-#include <cstring>
 #include <utility>
 
 #include "cuda/cuda_device.h"
@@ -22,30 +20,8 @@ struct Functions : NcclFunctions {
   std::string obstacle;
 };
 
-/// The place of NCCL in torch's wheels: site-packages/torch/lib/libc10.so is beside site-packages/nvidia/nccl.
-std::string beside_torch() {
-  std::string found;
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void* result) {
-        const std::string path = info->dlpi_name == nullptr ? "" : info->dlpi_name;
-        const size_t at = path.rfind("/torch/lib/libc10.so");
-        if (at == std::string::npos) return 0;
-        *static_cast<std::string*>(result) = path.substr(0, at) + "/nvidia/nccl/lib/libnccl.so.2";
-        return 1;
-      },
-      &found);
-  return found;
-}
-
-/// Never closed. Uses the library that torch has loaded, if it has: two of them in a process would both want the
-/// device.
-void* open_library() {
-  constexpr const char* kName = "libnccl.so.2";
-  if (void* loaded = dlopen(kName, RTLD_NOW | RTLD_NOLOAD)) return loaded;
-  const std::string wheel = beside_torch();
-  void* library = wheel.empty() ? nullptr : dlopen(wheel.c_str(), RTLD_NOW | RTLD_LOCAL);
-  return library != nullptr ? library : dlopen(kName, RTLD_NOW | RTLD_LOCAL);
-}
+/// Never closed. This is the library that torch has loaded, as a program with tensors of CUDA has a torch for CUDA.
+void* open_library() { return dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL); }
 
 Functions load() {
   Functions f{};
@@ -88,97 +64,72 @@ const Functions& functions() {
   return kFunctions;
 }
 
-static_assert(sizeof(ncclUniqueId) == sizeof(NcclId));
-
-ncclDataType_t type_of(NcclType type) { return static_cast<ncclDataType_t>(type); }
-ncclRedOp_t op_of(NcclOp op) { return static_cast<ncclRedOp_t>(op); }
-ncclComm_t comm_of(NcclComm comm) { return static_cast<ncclComm_t>(comm); }
-cudaStream_t stream_of(const NcclPlace& at) { return static_cast<cudaStream_t>(at.stream); }
-
 /// Makes every call with the device's context; the operation may be under way when the call returns.
 class RealNccl : public NcclApi {
  public:
   explicit RealNccl(CUcontext context) : context_(context), nccl_(functions()) {}
 
   NcclId make_id() override {
-    ncclUniqueId made{};
-    call("ncclGetUniqueId", nullptr, [&] { return nccl_.get_unique_id(&made); });
     NcclId id{};
-    std::memcpy(id.data(), &made, sizeof(made));
+    call("ncclGetUniqueId", nullptr, nccl_.get_unique_id, &id);
     return id;
   }
-  void init(int ranks, const NcclId& id, int rank, NcclComm& comm) override {
-    ncclUniqueId made{};
-    std::memcpy(&made, id.data(), sizeof(made));
+  NcclComm init(int ranks, const NcclId& id, int rank) override {
     ncclConfig_t config;
     config.blocking = 0;
-    call("ncclCommInitRankConfig", nullptr, [&] {
-      ncclComm_t begun = nullptr;
-      const ncclResult_t result = nccl_.init(&begun, ranks, made, rank, &config);
-      comm = begun;
-      return result;
-    });
+    NcclComm begun = nullptr;
+    call("ncclCommInitRankConfig", nullptr, nccl_.init, &begun, ranks, id, rank, &config);
+    return begun;
   }
   bool ready(NcclComm comm) override {
     ncclResult_t state = ncclSuccess;
-    call("ncclCommGetAsyncError", comm, [&] { return nccl_.async_error(comm_of(comm), &state); });
+    call("ncclCommGetAsyncError", comm, nccl_.async_error, comm, &state);
     check_result("an operation of NCCL", comm, state);
     return state != ncclInProgress;
   }
-  void finalize(NcclComm comm) override {
-    call("ncclCommFinalize", comm, [&] { return nccl_.finalize(comm_of(comm)); });
-  }
+  void finalize(NcclComm comm) override { call("ncclCommFinalize", comm, nccl_.finalize, comm); }
   void destroy(NcclComm comm) noexcept override {
-    end_quietly(context_, [&] { return nccl_.destroy(comm_of(comm)); });
+    end_quietly(context_, [&] { return nccl_.destroy(comm); });
   }
   void abort(NcclComm comm) noexcept override {
-    end_quietly(context_, [&] { return nccl_.abort(comm_of(comm)); });
+    end_quietly(context_, [&] { return nccl_.abort(comm); });
   }
-  void begin_group() override {
-    call("ncclGroupStart", nullptr, [&] { return nccl_.group_start(); });
-  }
-  void end_group() override {
-    call("ncclGroupEnd", nullptr, [&] { return nccl_.group_end(); });
-  }
+  void begin_group() override { call("ncclGroupStart", nullptr, nccl_.group_start); }
+  void end_group() override { call("ncclGroupEnd", nullptr, nccl_.group_end); }
 
   void all_reduce(const void* in, void* out, size_t count, NcclType type, NcclOp op, NcclPlace at) override {
-    call("ncclAllReduce", at.comm,
-         [&] { return nccl_.all_reduce(in, out, count, type_of(type), op_of(op), comm_of(at.comm), stream_of(at)); });
+    call("ncclAllReduce", at.comm, nccl_.all_reduce, in, out, count, type, op, at.comm, at.stream);
   }
   void reduce(const void* in, void* out, size_t count, NcclType type, NcclOp op, int root, NcclPlace at) override {
-    call("ncclReduce", at.comm,
-         [&] { return nccl_.reduce(in, out, count, type_of(type), op_of(op), root, comm_of(at.comm), stream_of(at)); });
+    call("ncclReduce", at.comm, nccl_.reduce, in, out, count, type, op, root, at.comm, at.stream);
   }
   void reduce_scatter(const void* in, void* out, size_t count, NcclType type, NcclOp op, NcclPlace at) override {
-    call("ncclReduceScatter", at.comm, [&] {
-      return nccl_.reduce_scatter(in, out, count, type_of(type), op_of(op), comm_of(at.comm), stream_of(at));
-    });
+    call("ncclReduceScatter", at.comm, nccl_.reduce_scatter, in, out, count, type, op, at.comm, at.stream);
   }
   void broadcast(void* buffer, size_t bytes, int root, NcclPlace at) override {
-    call("ncclBroadcast", at.comm,
-         [&] { return nccl_.broadcast(buffer, buffer, bytes, ncclUint8, root, comm_of(at.comm), stream_of(at)); });
+    call("ncclBroadcast", at.comm, nccl_.broadcast, buffer, buffer, bytes, kBytes, root, at.comm, at.stream);
   }
   void all_gather(const void* in, void* out, size_t bytes, NcclPlace at) override {
-    call("ncclAllGather", at.comm,
-         [&] { return nccl_.all_gather(in, out, bytes, ncclUint8, comm_of(at.comm), stream_of(at)); });
+    call("ncclAllGather", at.comm, nccl_.all_gather, in, out, bytes, kBytes, at.comm, at.stream);
   }
   void send(const void* data, size_t bytes, int to, NcclPlace at) override {
-    call("ncclSend", at.comm, [&] { return nccl_.send(data, bytes, ncclUint8, to, comm_of(at.comm), stream_of(at)); });
+    call("ncclSend", at.comm, nccl_.send, data, bytes, kBytes, to, at.comm, at.stream);
   }
   void receive(void* data, size_t bytes, int from, NcclPlace at) override {
-    call("ncclRecv", at.comm,
-         [&] { return nccl_.receive(data, bytes, ncclUint8, from, comm_of(at.comm), stream_of(at)); });
+    call("ncclRecv", at.comm, nccl_.receive, data, bytes, kBytes, from, at.comm, at.stream);
   }
 
  private:
-  template <class Calls>
-  void call(const char* name, NcclComm comm, const Calls& calls) const {
+  static constexpr NcclType kBytes = NcclType::UInt8;
+
+  template <class Function, class... Arguments>
+  void call(const char* name, NcclComm comm, Function function, Arguments... arguments) const {
     const ContextGuard guard(context_);
-    check_result(name, comm, calls());
+    check_result(name, comm, function(arguments...));
   }
   void check_result(const char* name, NcclComm comm, ncclResult_t result) const {
     if (result == ncclSuccess || result == ncclInProgress) return;
-    const char* last = nccl_.last_error(comm_of(comm));
+    const char* last = nccl_.last_error(comm);
     throw DeviceError(std::string(name) + " failed: " + nccl_.error_string(result) +
                       (last == nullptr || *last == '\0' ? "" : std::string(" (") + last + ")") +
                       ". NCCL_DEBUG=INFO says more");

@@ -71,8 +71,7 @@ struct ReduceTable {
     return combine == Combine::Product ? make<Codec, ComplexProduct>() : Made{};
   }
 
-  /// Split into two halves, which are compiled at the same time.
-  static Made find_integer(Element element, Combine combine) {
+  static Made find(Element element, Combine combine) {
     switch (element) {
       case Element::Bool:
         return bitwise<BoolByte, BoolWord>(combine);
@@ -92,13 +91,6 @@ struct ReduceTable {
         return integer<uint64_t>(combine);
       case Element::I64:
         return integer<int64_t>(combine);
-      default:
-        return Made{};
-    }
-  }
-
-  static Made find_floating(Element element, Combine combine) {
-    switch (element) {
       case Element::F16:
         return floating<Half>(combine);
       case Element::BF16:

@@ -4,11 +4,17 @@
 #include <exception>
 #include <iterator>
 #include <mutex>
+#include <system_error>
 #include <utility>
+
+#include "common/background_thread.h"
 
 namespace ours {
 
 namespace {
+
+/// How long an owner waits for memory to be freed, so that it usually can be used again at once.
+constexpr std::chrono::milliseconds kFreeing{20};
 
 struct Deferred {
   std::function<bool()> is_over;
@@ -35,6 +41,19 @@ struct Registry {
 };
 
 }  // namespace
+
+std::shared_ptr<void> end_aside(std::shared_ptr<void> owned) {
+  void* const data = owned.get();
+  auto end = [owned = std::move(owned)](void*) mutable noexcept {
+    const auto last = std::make_shared<std::shared_ptr<void>>(std::move(owned));
+    try {
+      ends_in_background("ours_free", [last] { last->reset(); }, kFreeing);
+    } catch (const std::system_error&) {
+      release_when([] { return false; }, last);  // no thread can be started
+    }
+  };
+  return {data, std::move(end)};
+}
 
 void release_when(std::function<bool()> is_over, std::shared_ptr<void> owned) noexcept {
   if (!owned) return;

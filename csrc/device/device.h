@@ -68,6 +68,11 @@ struct FlatPiece {
 /// The most ranks that can take part in a reduction on a device.
 constexpr int kMostDeviceRanks = 64;
 
+/// Returns `owned` with an owner that destroys it on a thread of its own, and waits only a moment for that. To free or
+/// unmap memory, an accelerator may wait for all that it has under way, and so for kernels that wait for peers: a
+/// thread on which a peer depends must not wait for them.
+std::shared_ptr<void> end_aside(std::shared_ptr<void> owned);
+
 /// One accelerator, seen from one process. All methods may be called from any thread, throw DeviceError, and leave
 /// the thread's current device as it was.
 ///
@@ -89,11 +94,11 @@ class Device : public std::enable_shared_from_this<Device> {
   /// Whether `stream` is being captured into a graph.
   virtual bool is_capturing(StreamHandle stream) const = 0;
 
-  /// Host memory that the device copies from and to by itself (pinned). Zeroed, aligned to 64 bytes. Freeing this or
-  /// memory() may wait for work that the device has under way.
-  virtual std::shared_ptr<void> pinned_memory(size_t bytes) = 0;
+  /// Host memory that the device copies from and to by itself (pinned). Zeroed, aligned to 64 bytes. It and memory()
+  /// may be dropped on any thread (see end_aside()).
+  std::shared_ptr<void> pinned_memory(size_t bytes) { return end_aside(make_pinned(bytes)); }
   /// Memory of the device that other processes of the node can map. Contents are undefined.
-  virtual std::shared_ptr<void> memory(size_t bytes) = 0;
+  std::shared_ptr<void> memory(size_t bytes) { return end_aside(make_memory(bytes)); }
   /// Returns a handle to share `memory`, which must be the very beginning of what memory() of this device returned.
   virtual MemoryHandle share(const void* memory) = 0;
   /// Maps memory that a process has shared of a device that this one reaches. Memory of this process itself keeps its
@@ -103,6 +108,9 @@ class Device : public std::enable_shared_from_this<Device> {
   /// Copies between any two of: memory of devices, pinned memory.
   virtual void copy(void* to, const void* from, size_t bytes, StreamHandle stream) = 0;
 
+  /// Sets memory of the device to zero.
+  virtual void clear(void* memory, size_t bytes, StreamHandle stream) = 0;
+
   /// Like reduce() of kernels/reduce.h, but for device memory: the same order and results, written to each of
   /// `results`. A result may be equal to one of the sources, but may not overlap one otherwise. At most
   /// kMostDeviceRanks of each.
@@ -110,14 +118,17 @@ class Device : public std::enable_shared_from_this<Device> {
                       DType dtype, const Reduction& reduction, StreamHandle stream) = 0;
 
   /// flat[p.offset + i] = p.data[i] * scale, rounded to `flat_type`, for each piece p, with one kernel for many
-  /// pieces. The two types may differ, and `scale` may differ from 1, only for Float16, BFloat16, Float32 and
-  /// Float64. The product is computed in float32, or in float64 if one of the types is that. Equal types are copied
-  /// bit by bit if `scale` is 1.
+  /// pieces. The types are Float16, BFloat16, Float32 or Float64. The product is computed in float32, or in float64 if
+  /// one of the types is that.
   virtual void flatten(void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
                        double scale, StreamHandle stream) = 0;
   /// The other way: p.data[i] = flat[p.offset + i] * scale, rounded to `piece_type`.
   virtual void unflatten(const void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
                          double scale, StreamHandle stream) = 0;
+
+ private:
+  virtual std::shared_ptr<void> make_pinned(size_t bytes) = 0;
+  virtual std::shared_ptr<void> make_memory(size_t bytes) = 0;
 };
 
 /// Returns once `event` is reached. Calls `look_around`, which may throw to end the wait, about every millisecond.

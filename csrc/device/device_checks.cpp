@@ -25,11 +25,10 @@ void check_device_reduction(size_t results, size_t sources, DType dtype, const R
   }
 }
 
-void check_conversion(DType flat_type, DType piece_type, double scale) {
+void check_conversion(DType flat_type, DType piece_type) {
   if (is_float(flat_type) && is_float(piece_type)) return;
-  if (flat_type == piece_type && scale == 1.0) return;
   throw InvalidArgument(std::string("a device does not convert between ") + name_of(piece_type) + " and " +
-                        name_of(flat_type) + (scale == 1.0 ? "" : " with a factor"));
+                        name_of(flat_type));
 }
 
 }  // namespace ours

@@ -37,6 +37,10 @@ def test_mismatches(kind, case, env):
     run_ranks(2, case, kind, backend=spec(kind), env=env)
 
 
+def test_an_error_that_no_call_tells(standin):
+    run_ranks(2, device_trouble.an_error_that_no_call_tells, standin, backend=spec(standin), env=NCCL)
+
+
 @pytest.mark.parametrize("case", [device_trouble.nobody_comes, device_trouble.the_work_before_takes_too_long])
 def test_timeouts(kind, case):
     with_growing_timeouts(lambda timeout: run_ranks(2, case, kind, backend=spec(kind), pg_timeout=timeout))

@@ -144,6 +144,26 @@ def test_the_peers_notice_that_a_rank_ends_with_an_exception(played_nodes):
     assert (first, second) == (3, 0), err
 
 
+def test_a_program_ends_after_the_abort_hooks_of_a_group_that_is_gone():
+    """Otherwise a hook would need the GIL while Python ends, which crashes the process now and then."""
+    body = """
+        group = dist.new_group()
+        def slowly():
+            time.sleep(1)
+            print("hooked", file=sys.stderr, flush=True)
+        group._get_backend(torch.device("cpu")).register_abort_hook(1, slowly)
+        dist.barrier()
+        try:
+            dist.all_reduce(torch.ones(1 + rank), group=group)
+        except RuntimeError:
+            dist.destroy_process_group(group)
+            del group
+        else:
+            raise AssertionError("the ranks' sizes differ")
+    """
+    assert [(code, "hooked" in err) for code, err, _ in run_program(body)] == [(0, True)] * 2
+
+
 DEVICE = f"""
         sys.path.insert(0, {str(ROOT / "tests" / "support")!r})
         import device_type

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from datetime import timedelta
 
 import device_type
@@ -91,6 +92,14 @@ def a_capture_takes_collectives(rank: int, world: int, kind: str) -> None:
         work = dist.broadcast(x, 0, async_op=True)
         assert work.wait()
         assert work.is_completed()
+        dropped = torch.ones(4, device=device)
+        kept = weakref.ref(dropped)
+        dist.all_reduce(dropped, async_op=True)
+        del dropped
+        assert kept() is not None  # or its memory could serve the rest of the graph
+        if rank == 0:  # which is no call that the others would miss
+            with pytest.raises(ValueError, match="move them to one device"):
+                dist.all_gather([torch.empty(4) for _ in range(world)], x)
         with pytest.raises(RuntimeError, match=r"barrier of tensors on .* cannot be captured"):
             dist.barrier()
     finally:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import tempfile
 import threading
 import time
 import weakref
@@ -180,6 +181,27 @@ def what_a_failure_keeps_goes_with_its_group(rank: int, world: int, kind: str) -
     while kept() is not None:
         assert time.monotonic() < until, "the tensor is still there"
         time.sleep(0.001)
+
+
+def an_error_that_no_call_tells(rank: int, world: int, kind: str) -> None:
+    """The operation failed after its wait() had returned, and then the group ended: this is told once."""
+    device = here(kind)
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(4, device=device), group=group)
+    dist.all_reduce(torch.ones(4 + rank, device=device), group=group)
+    before = os.dup(2)
+    with tempfile.TemporaryFile("w+") as told:
+        os.dup2(told.fileno(), 2)
+        try:
+            dist.destroy_process_group(group)
+            del group
+            gc.collect()
+        finally:
+            os.dup2(before, 2)
+        told.seek(0)
+        text = told.read()
+    assert text.count("no call told of it") == 1, text
+    assert "different collectives" in text
 
 
 def calls_of_the_cpu_and_a_device(rank: int, world: int, kind: str) -> None:

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "collectives/device/device_group.h"
+#include "collectives/device/enqueue_group.h"
 #include "collectives/group.h"
 #include "device/device_library.h"
 
@@ -35,6 +36,8 @@ class DeviceContext {
   Device& accelerator() const { return *accelerator_; }
   /// The stream that is torch's current one on the calling thread.
   StreamHandle current_stream() const;
+  /// Whether that is being captured into a graph. Callable before use().
+  bool is_capturing() const { return device() && accelerator_->is_capturing(current_stream()); }
   /// A stream of the group's own, which torch never gives to its users: for what a collective has torch do.
   StreamHandle own_stream() const { return stream_->handle(); }
   /// A stream of the device in torch's terms.
@@ -48,6 +51,9 @@ class DeviceContext {
 
   /// The Group, or null if it has not been made yet. Callable from any thread.
   std::shared_ptr<Group> made_group() const;
+
+  /// Whether collectives go on while their callers do.
+  bool enqueues() const { return std::dynamic_pointer_cast<EnqueueGroup>(made_group()) != nullptr; }
 
   /// Held from when a collective is given to the device until it has its place in the queue, so that queue and device
   /// have the same order. Recursive, because the queue may run hooks at once, which start more collectives.

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include "device/deferred_release.h"
@@ -12,6 +13,7 @@ namespace {
 
 /// Must be shorter than the time within which abort() has to free all waiters.
 constexpr std::chrono::milliseconds kPatience{50};
+constexpr std::chrono::microseconds kNap{100};
 
 }  // namespace
 
@@ -35,7 +37,7 @@ void DeviceGroupBase::check_usable(const Call& call) {
 void DeviceGroupBase::guarded(const Running& run, const std::function<void()>& body) {
   const Call& call = run.call;
   {
-    std::unique_lock<std::mutex> lock(busy_);
+    std::unique_lock<std::recursive_mutex> lock(busy_);
     check_not_left();  // checked again, since nobody can leave once the lock is held
     try {
       run_past_misuse(call, body);
@@ -51,17 +53,25 @@ void DeviceGroupBase::guarded(const Running& run, const std::function<void()>& b
 
 void DeviceGroupBase::fail_operation() noexcept {
   host_->fail(std::current_exception());  // the peers first, since they wait
-  {
-    const std::lock_guard<std::mutex> lock(busy_);
-    stop_device_work();
-    settle();
-  }
+  stop();
+  settle();
   let_go_if_left();
+}
+
+void DeviceGroupBase::stop() noexcept {
+  // A thread that looks around sees the failure, and comes out of its operation. One that is stuck in a call of the
+  // accelerator's does so only when its work is stopped.
+  std::unique_lock<std::recursive_mutex> lock(busy_, std::try_to_lock);
+  for (const Deadline patience = Deadline::after(kPatience); !lock && !patience.passed();) {
+    std::this_thread::sleep_for(kNap);
+    static_cast<void>(lock.try_lock());
+  }
+  stop_device_work();
 }
 
 void DeviceGroupBase::unless_busy(const std::function<void()>& body) {
   {
-    const std::unique_lock<std::mutex> lock(busy_, std::try_to_lock);
+    const std::unique_lock<std::recursive_mutex> lock(busy_, std::try_to_lock);
     if (!lock) return;
     body();
   }
@@ -107,7 +117,7 @@ void DeviceGroupBase::leave() noexcept {
 void DeviceGroupBase::let_go_if_left() noexcept {
   if (!left_) return;
   // If an operation is under way on another thread, that thread checks this when the operation ends.
-  const std::unique_lock<std::mutex> lock(busy_, std::try_to_lock);
+  const std::unique_lock<std::recursive_mutex> lock(busy_, std::try_to_lock);
   if (!lock || has_let_go_) return;
   has_let_go_ = true;
   if (in_child()) return;

@@ -59,7 +59,10 @@ class DeviceGroupBase : public Group {
   /// Throws the failure of the group, if there is one.
   void check_peers(const Call& call) const;
 
-  /// Called when an operation has failed and the peers have been told: ends what waits for peers on the device.
+  /// Calls stop_device_work(), if need be while another thread is stuck in an operation.
+  void stop() noexcept;
+  /// Called when the group has failed and the peers have been told: ends what waits for peers on the device, and what
+  /// a thread is stuck in. Called by several threads at a time.
   virtual void stop_device_work() noexcept {}
   /// Called once, after the last operation, to release() what the device or peers may still touch. Not in a forked
   /// child, which shares nothing with them.
@@ -86,7 +89,8 @@ class DeviceGroupBase : public Group {
   const std::shared_ptr<Device> device_;
   const OwningProcess owner_;
   std::atomic<bool> left_{false};
-  std::mutex busy_;          ///< held while an operation is under way
+  /// Held while an operation is under way. Recursive, since a signal handler that runs in one may end the group.
+  std::recursive_mutex busy_;
   bool settled_ = false;     ///< at the last look; guarded by busy_
   bool has_let_go_ = false;  ///< guarded by busy_
 };

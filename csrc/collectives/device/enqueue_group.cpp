@@ -3,8 +3,6 @@
 #include <exception>
 #include <utility>
 
-#include "device/deferred_release.h"
-
 namespace ours {
 
 EnqueueGroup::EnqueueGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device)
@@ -20,6 +18,7 @@ EnqueueGroup::Enqueued EnqueueGroup::enqueue(const Call& call, StreamHandle afte
   DeviceGroupBase::guarded({call, record_of(call)}, [&] {
     before_->record(after);
     before_->block(stream_);
+    captured_ = captured_ || device().is_capturing(stream_);
     enqueued_ = &enqueued;
     try {
       body();
@@ -88,10 +87,6 @@ void EnqueueGroup::await(const Call& call, DeviceEvent& done, const std::functio
   wait_reached(done, call.deadline, look_around,
                std::string("the device's part of ") + name_of(call.op) + " number " + std::to_string(call.seq) +
                    " on rank " + std::to_string(rank()));
-}
-
-void EnqueueGroup::leave_stream_behind() noexcept {
-  release_when([] { return false; }, std::move(own_stream_));
 }
 
 }  // namespace ours

@@ -58,17 +58,21 @@ class EnqueueGroup : public DeviceGroupBase {
   /// Throws if the library that does the work has failed. Called now and then while an operation is under way.
   virtual void check_engine() {}
 
-  /// Never destroys the stream, because something that cannot be ended still uses it.
-  void leave_stream_behind() noexcept;
+  /// Keeps the stream, for what may outlive the group.
+  std::shared_ptr<DeviceStream> own_stream() const { return own_stream_; }
+
+  /// Whether any work was captured into a graph, which may run at any time as long as it exists.
+  bool was_captured() const { return captured_; }
 
  private:
   void compare(const Call& call, const Claim& claim) const;
   void await(const Call& call, DeviceEvent& done, const std::function<void()>& check_engine) const;
 
-  std::shared_ptr<DeviceStream> own_stream_;
+  const std::shared_ptr<DeviceStream> own_stream_;
   const StreamHandle stream_;
   const std::unique_ptr<DeviceEvent> before_;
   Enqueued* enqueued_ = nullptr;  ///< within enqueue()
+  bool captured_ = false;         ///< as enqueued_, guarded by the lock of guarded()
 };
 
 }  // namespace ours

@@ -47,7 +47,7 @@ IpcGroup::~IpcGroup() {
 void IpcGroup::guarded(const Running& run, const std::function<void()>& body) {
   DeviceGroupBase::guarded(run, [&] {
     body();
-    if (board_) board_->finish_call(rank());
+    board_->finish_call(rank());
   });
 }
 
@@ -107,7 +107,7 @@ struct Use {
 
   ~Use() {
     mapped.reset();
-    if (board) board->let_go(rank);
+    board->let_go(rank);
   }
 };
 
@@ -117,7 +117,7 @@ void IpcGroup::let_go() noexcept {
   // The process may end next, and with it the stage from which peers are still copying the last results, so wait for
   // as long as a copy takes.
   const auto patience = Deadline::after(kLastCopies);
-  while (board_ && !board_->have_all_finished_calls_of(rank()) && failure().empty() && !patience.passed()) {
+  while (!board_->have_all_finished_calls_of(rank()) && failure().empty() && !patience.passed()) {
     std::this_thread::yield();
   }
   auto use = std::make_shared<Use>();
@@ -125,7 +125,7 @@ void IpcGroup::let_go() noexcept {
   use->own = heap_;
   use->board = board_;
   use->rank = rank();
-  release(std::move(use));
+  release(end_aside(std::move(use)));
 }
 
 }  // namespace ours

@@ -76,12 +76,17 @@ class IpcGroup final : public DeviceGroupBase {
   Slice share_of(size_t count, size_t element) const;
 
   // Reductions (ipc_reduce.cpp, ipc_reduce_scatter.cpp, ipc_heap_reduce.cpp).
+  /// What happens to chunk k of data that goes through the stages.
+  struct Rounds {
+    size_t chunks;
+    std::function<void(size_t k)> copy_in;
+    std::function<void(size_t k)> reduce;
+    std::function<void(size_t k)> copy_out;
+  };
   /// Has chunk 0 in this rank's stage.
-  void begin_staged(const Running& run, const Reducing& job);
-  void copy_in(const Running& run, const Reducing& job, size_t k);
-  void copy_out(const Running& run, const Reducing& job, size_t k);
-  void reduce_chunk(const Running& run, const Reducing& job, size_t k);
-  size_t per_chunk(const Running& run) const { return slot_bytes_ / size_of(run.call.dtype); }
+  void begin_rounds(const Running& run, const Rounds& rounds);
+  /// All that follows the synchronisation after it.
+  void finish_rounds(const Running& run, const Rounds& rounds);
   /// The places of the data in the heap, one after the other; empty if it does not lie there.
   Words places_of(const Pieces& data, size_t element) const;
   void reduce_in_heap(const Running& run, const Reducing& job, const std::vector<Words>& opened, const Words& mine);

@@ -22,13 +22,13 @@ void make_stage(DeviceHeap& heap, size_t bytes) {
   }
 }
 
-/// Returns the device's reason if it refuses `attempt`, otherwise an empty string.
+/// Returns the reason if `attempt` fails, otherwise an empty string.
 template <class Attempt>
 std::string refusal(Attempt&& attempt) {
   try {
     attempt();
     return "";
-  } catch (const DeviceError& e) {
+  } catch (const Error& e) {
     return e.what();
   }
 }
@@ -50,8 +50,9 @@ IpcMemory share_device_memory(Group& host, const std::shared_ptr<Device>& device
   memory.identities = gather_texts(host, call, device->identity());
   if (rank == 0) memory.board = LetGoBoard::create(host.size());
   const std::string path = gather_texts(host, call, rank == 0 ? memory.board->path() : std::string())[0];
-  if (rank != 0) memory.board = LetGoBoard::open(path, host.size());
-
+  const auto open_board = [&] {
+    if (rank != 0) memory.board = LetGoBoard::open(path, host.size());
+  };
   const auto make_heap = [&] {
     memory.heap = std::make_shared<DeviceHeap>(device, memory.board, rank);
     make_stage(*memory.heap, stage_bytes);
@@ -59,6 +60,8 @@ IpcMemory share_device_memory(Group& host, const std::shared_ptr<Device>& device
   const auto map_all = [&] {
     for (int r = 0; r < host.size(); ++r) memory.mapped->at(r, DevicePlace{});
   };
+  memory.why_not = first_of(gather_texts(host, call, refusal(open_board)));
+  if (!memory.why_not.empty()) return memory;
   memory.why_not = first_of(gather_texts(host, call, refusal(make_heap)));
   if (memory.why_not.empty()) {
     memory.mapped = std::make_unique<MappedMemory>(device, memory.heap, rank, host.size());
@@ -71,7 +74,7 @@ IpcMemory share_device_memory(Group& host, const std::shared_ptr<Device>& device
   }
   if (!memory.why_not.empty()) {
     memory.mapped.reset();
-    if (memory.board) memory.board->let_go(rank);
+    memory.board->let_go(rank);
   }
   return memory;
 }

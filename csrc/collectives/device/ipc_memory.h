@@ -13,8 +13,8 @@ namespace ours {
 /// The memory of a group whose ranks map each other's.
 struct IpcMemory {
   std::vector<std::string> identities;  ///< the devices, by rank
-  std::shared_ptr<LetGoBoard> board;    ///< null where it cannot be reached
-  std::shared_ptr<DeviceHeap> heap;     ///< with one segment, which is the rank's stage
+  std::shared_ptr<LetGoBoard> board;
+  std::shared_ptr<DeviceHeap> heap;  ///< with one segment, which is the rank's stage
   std::unique_ptr<MappedMemory> mapped;
   size_t stage_bytes = 0;  ///< every rank's stage has at least this many
   /// Empty if all ranks have mapped the stages of all; otherwise the reason, the same on all ranks. What the devices

@@ -17,10 +17,34 @@
 namespace ours {
 
 void IpcGroup::do_reduce(const Running& run, const Reducing& job) {
-  const bool in_place = job.out == &job.in;
-  const Words places = in_place ? places_of(job.in, size_of(run.call.dtype)) : Words{};
+  const size_t element = size_of(run.call.dtype), per_chunk = slot_bytes_ / element;
+  const auto chunk_of = [&](size_t k) { return piece_of(job.in.count(), per_chunk, k); };
+  const auto copy_in = [&](size_t k) {
+    std::byte* const to = slot(rank(), next_slot_ + k);
+    job.in.visit(chunk_of(k).begin, chunk_of(k).end,
+                 [&](const std::byte* data, size_t at, size_t n) { copy(to + at * element, data, n * element); });
+  };
+  const auto copy_out = [&](size_t k) {
+    if (job.out == nullptr) return;
+    const std::byte* const from = slot(job.root < 0 ? driver_of(rank()) : job.root, next_slot_ + k);
+    job.out->visit(chunk_of(k).begin, chunk_of(k).end,
+                   [&](std::byte* data, size_t at, size_t n) { copy(data, from + at * element, n * element); });
+  };
+  const auto reduce_chunk = [&](size_t k) {
+    const Slice share = share_of(chunk_of(k).size(), element);
+    if (share.empty()) return;
+    const auto place = [&](int r) { return slot(r, next_slot_ + k) + share.begin * element; };
+    std::vector<const void*> sources;
+    std::vector<void*> results;
+    for (int r = 0; r < size(); ++r) sources.push_back(place(r));
+    for (const int r : job.root < 0 ? drivers_ : std::vector<int>{job.root}) results.push_back(place(r));
+    device().reduce(results, sources, share.size(), run.call.dtype, job.reduction, kernels_->handle());
+  };
+  const Rounds rounds{std::max<size_t>(piece_count(job.in.count(), per_chunk), 1), copy_in, reduce_chunk, copy_out};
+
+  const Words places = job.out == &job.in ? places_of(job.in, element) : Words{};
   const bool staged = places.empty();
-  if (staged) begin_staged(run, job);
+  if (staged) begin_rounds(run, rounds);
   const std::vector<Words> opened =
       open(run, staged ? Words(kPlaceWords + 1) : Words{places.size() / kPlaceWords, places[0], places[1], places[2]});
   const auto in_heap = [](const Words& words) { return words[0] != 0; };
@@ -28,58 +52,30 @@ void IpcGroup::do_reduce(const Running& run, const Reducing& job) {
   if (std::any_of(opened.begin(), opened.end(), in_heap)) {
     // Some ranks' data lies in the heap, but not all ranks': these now copy theirs into their stages, too, and
     // synchronise again.
-    if (!staged) begin_staged(run, job);
+    if (!staged) begin_rounds(run, rounds);
     open(run, {});
   }
+  finish_rounds(run, rounds);
+}
 
-  const size_t chunks = std::max<size_t>(piece_count(job.in.count(), per_chunk(run)), 1);
-  for (size_t k = 0; k < chunks; ++k) {
-    reduce_chunk(run, job, k);
-    if (k > 0) copy_out(run, job, k - 1);
-    if (k + 1 < chunks) copy_in(run, job, k + 1);
+void IpcGroup::begin_rounds(const Running& run, const Rounds& rounds) {
+  rounds.copy_in(0);
+  wait_copied(run);
+}
+
+void IpcGroup::finish_rounds(const Running& run, const Rounds& rounds) {
+  for (size_t k = 0; k < rounds.chunks; ++k) {
+    rounds.reduce(k);
+    if (k > 0) rounds.copy_out(k - 1);
+    if (k + 1 < rounds.chunks) rounds.copy_in(k + 1);
     wait_copied(run);
     wait_reduced(run);
     // All ranks have reduced chunk k, copied chunk k - 1 out and chunk k + 1 in.
     sync(run);
   }
-  copy_out(run, job, chunks - 1);
+  rounds.copy_out(rounds.chunks - 1);
   wait_copied(run);
-  next_slot_ += chunks;
-}
-
-void IpcGroup::begin_staged(const Running& run, const Reducing& job) {
-  copy_in(run, job, 0);
-  wait_copied(run);
-}
-
-void IpcGroup::copy_in(const Running& run, const Reducing& job, size_t k) {
-  const Slice chunk = piece_of(job.in.count(), per_chunk(run), k);
-  const size_t element = size_of(run.call.dtype);
-  std::byte* const to = slot(rank(), next_slot_ + k);
-  job.in.visit(chunk.begin, chunk.end,
-               [&](const std::byte* data, size_t at, size_t n) { copy(to + at * element, data, n * element); });
-}
-
-void IpcGroup::copy_out(const Running& run, const Reducing& job, size_t k) {
-  if (job.out == nullptr) return;
-  const Slice chunk = piece_of(job.out->count(), per_chunk(run), k);
-  const size_t element = size_of(run.call.dtype);
-  const std::byte* const from = slot(job.root < 0 ? driver_of(rank()) : job.root, next_slot_ + k);
-  job.out->visit(chunk.begin, chunk.end,
-                 [&](std::byte* data, size_t at, size_t n) { copy(data, from + at * element, n * element); });
-}
-
-void IpcGroup::reduce_chunk(const Running& run, const Reducing& job, size_t k) {
-  const size_t element = size_of(run.call.dtype);
-  const Slice share = share_of(piece_of(job.in.count(), per_chunk(run), k).size(), element);
-  if (share.empty()) return;
-  const auto place = [&](int r) { return slot(r, next_slot_ + k) + share.begin * element; };
-  std::vector<const void*> sources;
-  std::vector<void*> results;
-  sources.reserve(static_cast<size_t>(size()));
-  for (int r = 0; r < size(); ++r) sources.push_back(place(r));
-  for (const int r : job.root < 0 ? drivers_ : std::vector<int>{job.root}) results.push_back(place(r));
-  device().reduce(results, sources, share.size(), run.call.dtype, job.reduction, kernels_->handle());
+  next_slot_ += rounds.chunks;
 }
 
 }  // namespace ours

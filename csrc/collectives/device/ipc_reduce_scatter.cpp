@@ -53,20 +53,10 @@ void IpcGroup::do_reduce_scatter(const Running& run, const Scattering& job) {
     }
   };
 
-  copy_in(0);
-  wait_copied(run);
+  const Rounds rounds{chunks, copy_in, reduce_chunk, copy_out};
+  begin_rounds(run, rounds);
   open(run, {});
-  for (size_t k = 0; k < chunks; ++k) {
-    reduce_chunk(k);
-    if (k > 0) copy_out(k - 1);
-    if (k + 1 < chunks) copy_in(k + 1);
-    wait_copied(run);
-    wait_reduced(run);
-    sync(run);
-  }
-  copy_out(chunks - 1);
-  wait_copied(run);
-  next_slot_ += chunks;
+  finish_rounds(run, rounds);
 }
 
 }  // namespace ours

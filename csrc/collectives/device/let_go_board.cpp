@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <utility>
 
 #include "common/error.h"
@@ -16,13 +17,9 @@ std::shared_ptr<LetGoBoard> LetGoBoard::create(int ranks) {
 }
 
 std::shared_ptr<LetGoBoard> LetGoBoard::open(const std::string& path, int ranks) {
-  try {
-    auto memory = SharedMemory::open(path);
-    if (memory->bytes() != bytes_for(ranks)) return nullptr;
-    return std::make_shared<LetGoBoard>(std::move(memory), ranks);
-  } catch (const SystemError&) {
-    return nullptr;
-  }
+  auto memory = SharedMemory::open(path);
+  if (memory->bytes() != bytes_for(ranks)) throw SystemError("the board at " + path + " has another size", EINVAL);
+  return std::make_shared<LetGoBoard>(std::move(memory), ranks);
 }
 
 std::string LetGoBoard::path() const {

@@ -13,13 +13,13 @@ namespace ours {
 /// go of it; anything else is undefined behaviour. The end of a group does not wait for its peers, so the memory is
 /// released later (deferred_release.h), when this board of flags, which the ranks of a node share, says so.
 ///
-/// Each rank writes how many calls it has finished, and that it has let go of its peers' memory. A rank that cannot
-/// reach the board, or has died, never does, and its peers keep their memory until they end.
+/// Each rank writes how many calls it has finished, and that it has let go of its peers' memory. A rank that has died
+/// never does, and its peers keep their memory until they end.
 class LetGoBoard {
  public:
   /// Makes the board; called on one rank.
   static std::shared_ptr<LetGoBoard> create(int ranks);
-  /// Opens the board at the creator's path(), on the other ranks; null if it cannot be opened.
+  /// Opens the board at the creator's path(), on the other ranks. Throws SystemError.
   static std::shared_ptr<LetGoBoard> open(const std::string& path, int ranks);
 
   explicit LetGoBoard(std::shared_ptr<SharedMemory> memory, int ranks) : memory_(std::move(memory)), ranks_(ranks) {}

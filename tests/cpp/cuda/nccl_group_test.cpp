@@ -1,11 +1,10 @@
 #include "cuda/nccl_group.h"
 
-#include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <thread>
 
+#include "common/interrupts.h"
 #include "support/device_ranks.h"
 #include "support/patience.h"
 
@@ -48,31 +47,6 @@ void run_ranks(int ranks, size_t scratch, const std::function<void(Rank&)>& fn) 
   for (const auto& error : errors) {
     if (error) throw testing::Failure(message_of(error));
   }
-}
-
-TEST(nccl_serves_a_single_rank) {
-  run_ranks(1, 4096, [](Rank& self) {
-    std::vector<float> in{1, 2, 3}, out(3);
-    const ConstSpan from{in.data(), 12};
-    const Span to{out.data(), 12};
-    uint64_t calls = 0;
-    const auto check = [&] {
-      CHECK(out == in);
-      out.assign(3, -1);
-      ++calls;
-    };
-    const Reduction sum{ReduceKind::Sum, 1, 1.0};
-    self.group->all_reduce(call_of(Op::AllReduce, DType::Float32, calls), in.data(), out.data(), 3, sum);
-    check();
-    self.group->reduce_scatter(call_of(Op::ReduceScatter, DType::Float32, calls), {in.data()}, {3}, out.data(), sum);
-    check();
-    self.group->gather(call_of(Op::Gather, DType::Float32, calls), from, {to}, 0);
-    check();
-    self.group->scatter(call_of(Op::Scatter, DType::Float32, calls), {from}, to, 0);
-    check();
-    self.group->all_to_all(call_of(Op::AllToAll, DType::Float32, calls), {from}, {to});
-    check();
-  });
 }
 
 TEST(nccl_gets_the_reductions_that_mean_the_same) {
@@ -169,22 +143,6 @@ TEST(nccl_leaves_in_an_orderly_way) {
   }
 }
 
-TEST(nccl_is_not_called_where_ranks_call_different_things) {
-  const auto errors = run_ranks_catching(2, NcclGroup::kScratchBytes, [](Rank& self) {
-    std::vector<float> data(10);
-    const size_t count = self.group->rank() == 0 ? 10 : 9;
-    const auto call = call_of(Op::AllReduce, DType::Float32, 1);
-    try {
-      self.group->all_reduce(call, data.data(), data.data(), count, {});
-    } catch (const MismatchError&) {
-      CHECK_EQ(self.api->calls()["all_reduce"], 0);
-      CHECK_EQ(ends_of(*self.api, "abort"), 1);
-      throw;
-    }
-  });
-  for (const auto& error : errors) CHECK_CONTAINS(message_of(error), "different collectives");
-}
-
 TEST(nccl_that_fails_on_one_rank_fails_on_all) {
   std::vector<std::shared_ptr<FakeNccl>> apis(3);
   const auto errors = run_ranks_catching(3, NcclGroup::kScratchBytes, [&](Rank& self) {
@@ -197,25 +155,6 @@ TEST(nccl_that_fails_on_one_rank_fails_on_all) {
   });
   for (const auto& error : errors) CHECK_CONTAINS(message_of(error), "network error");
   for (const auto& api : apis) CHECK_EQ(ends_of(*api, "abort"), 1);
-}
-
-TEST(nccl_that_waits_for_a_stuck_stream_is_aborted) {
-  testing::with_growing_timeouts([](std::chrono::milliseconds timeout) {
-    const auto began = Clock::now();
-    // The device still works on it when the ranks have given up and gone.
-    static std::deque<std::array<float, 2>> kept;
-    std::array<float, 2>& data = kept.emplace_back();
-    const auto errors = run_ranks_catching(2, NcclGroup::kScratchBytes, [&](Rank& self) {
-      float& x = data.at(static_cast<size_t>(self.group->rank()));
-      // Rank 1's device is extremely slow.
-      if (self.group->rank() == 1) self.device->slow_down(std::chrono::seconds(2));
-      const auto call = call_of(Op::AllReduce, DType::Float32, 1, timeout);
-      self.group->all_reduce(call, &x, &x, 1, {ReduceKind::PremulSum, 2, 2.0});
-    });
-    CHECK(Clock::now() - began < std::chrono::seconds(30));
-    const std::string expected = "within " + std::to_string(timeout.count()) + " ms";
-    for (const auto& error : errors) CHECK_CONTAINS(message_of(error), expected);
-  });
 }
 
 /// One of two ranks in a sum of one number.
@@ -244,18 +183,6 @@ TEST(nccl_that_does_not_come_to_an_end_is_left_behind) {
       while (self.api->calls()[end] == 0) std::this_thread::yield();
     });
   }
-}
-
-TEST(nccl_waits_no_longer_once_the_group_is_aborted) {
-  const auto errors = run_ranks_catching(2, NcclGroup::kScratchBytes, [](Rank& self) {
-    if (self.group->rank() == 1) {
-      self.group->abort("enough");
-      return;
-    }
-    float x = 1;
-    self.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 1), &x, &x, 1, {});
-  });
-  CHECK_CONTAINS(message_of(errors[0]), "enough");
 }
 
 // ---- enqueued
@@ -370,6 +297,88 @@ TEST(nccl_work_can_be_captured_unless_it_needs_memory_of_the_group) {
     self.device->set_capturing(self.group->stream(), false);
     self.group->barrier(call_of(Op::Barrier, DType::UInt8, 4));
   });
+}
+
+/// Waits until the fake has been asked for something.
+void await_call(FakeNccl& api, const std::string& name) {
+  while (api.calls()[name] == 0) std::this_thread::yield();
+}
+
+TEST(nccl_group_waits_for_no_memory_that_the_device_frees) {
+  run_ranks(2, 4096, [](Rank& self) {
+    const auto idle = std::make_shared<testing::StandInPoint>();
+    self.device->before("free", [idle] { idle->wait(); });
+    const auto began = Clock::now();
+    self.group.reset();
+    CHECK(Clock::now() - began < std::chrono::seconds(20));
+    idle->reach();
+  });
+}
+
+TEST(nccl_call_that_is_stuck_is_ended_by_an_abort) {
+  const auto errors = run_ranks_catching(2, 4096, [](Rank& self) {
+    if (self.group->rank() == 1) {
+      while (self.group->failure().empty()) std::this_thread::yield();
+      return;
+    }
+    self.api->connect_when(std::make_shared<testing::StandInPoint>(), true);
+    std::thread aborter([&] {
+      await_call(*self.api, "all_reduce");
+      self.group->abort("enough");
+    });
+    float x = 1;
+    try {
+      enqueue_sum(self, x, sum_call(1));
+    } catch (const Error&) {
+      aborter.join();
+      throw;
+    }
+  });
+  CHECK_CONTAINS(message_of(errors[0]), "enough");
+}
+
+TEST(nccl_that_takes_long_to_connect_hears_of_timeouts_and_signals) {
+  for (const bool signal : {false, true}) {
+    run_ranks(1, 4096, [&](Rank& self) {
+      self.api->connect_when(std::make_shared<testing::StandInPoint>(), false);
+      if (signal)
+        set_interrupt_check([] { return Interrupt{"KeyboardInterrupt", std::make_exception_ptr(Error("Ctrl-C"))}; });
+      float x = 1;
+      const auto call = sum_call(1, signal ? std::chrono::milliseconds(60000) : std::chrono::milliseconds(100));
+      const std::string message = CHECK_THROWS(Error, enqueue_sum(self, x, call));
+      set_interrupt_check(nullptr);
+      CHECK_CONTAINS(message, signal ? "rank 0 was interrupted (KeyboardInterrupt) while NCCL began all_reduce"
+                                     : "NCCL did not begin all_reduce number 1");
+      if (signal) CHECK_THROWS(Error, throw_interrupt());
+      CHECK_EQ(ends_of(*self.api, "abort"), 1);
+    });
+  }
+}
+
+TEST(nccl_graphs_end_with_an_abort_and_outlive_a_group_that_is_left) {
+  for (const bool aborts : {true, false}) {
+    run_ranks(2, 4096, [&](Rank& self) {
+      const auto graph_is_gone = std::make_shared<testing::StandInPoint>();
+      if (!aborts) self.api->set_on_end([graph_is_gone] { graph_is_gone->wait(); });
+      float x = 1;
+      self.device->set_capturing(nullptr, true);
+      enqueue_sum(self, x, sum_call(1));
+      self.device->synchronize(self.group->stream());
+      self.device->set_capturing(nullptr, false);
+      self.group->barrier(call_of(Op::Barrier, DType::UInt8, 1));
+      if (aborts) {
+        self.group->abort("enough");  // though nothing is under way
+        CHECK_EQ(ends_of(*self.api, "abort"), 1);
+      }
+      const auto began = Clock::now();
+      self.group.reset();
+      CHECK(Clock::now() - began < std::chrono::seconds(20));
+      if (aborts) return;
+      CHECK_EQ(self.api->calls()["finalize"] + self.api->calls()["abort"] + self.api->calls()["destroy"], 0);
+      graph_is_gone->reach();
+      CHECK_EQ(ends_of(*self.api, "destroy"), 1);
+    });
+  }
 }
 
 }  // namespace

@@ -70,7 +70,6 @@ static_assert(kOurs.version == NCCL_VERSION(2, 18, 0));
 #define CHECK_VALUE(ours, theirs) static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
 CHECK_VALUE(ours::cuda::ncclSuccess, ::ncclSuccess);
 CHECK_VALUE(ours::cuda::ncclInProgress, ::ncclInProgress);
-CHECK_VALUE(ours::cuda::ncclUint8, ::ncclUint8);
 CHECK_VALUE(NcclType::Int8, ::ncclInt8);
 CHECK_VALUE(NcclType::UInt8, ::ncclUint8);
 CHECK_VALUE(NcclType::Int32, ::ncclInt32);

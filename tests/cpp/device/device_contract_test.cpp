@@ -163,7 +163,6 @@ TEST(device_memory_that_this_process_shared_is_where_it_was) {
   const auto mapped = on.device->map(handle);
   CHECK_EQ(mapped.get(), static_cast<void*>(on.at(1)));
   CHECK(on.device->share(on.at(0)) != handle);
-  CHECK_THROWS(DeviceError, on.device->share(on.at(0) + 16));
 }
 
 TEST(device_refuses_reductions_without_meaning) {
@@ -179,8 +178,6 @@ TEST(device_refuses_reductions_without_meaning) {
   CHECK_THROWS(InvalidArgument, reduce(source, DType::Float32, {ReduceKind::Avg, 0, 1.0}));
   CHECK_THROWS(InvalidArgument,
                on.device->flatten(on.at(0), DType::Int32, {{on.at(0), 0, 1}}, DType::Float32, 1.0, on.stream()));
-  CHECK_THROWS(InvalidArgument,
-               on.device->flatten(on.at(0), DType::Int32, {{on.at(0), 0, 1}}, DType::Int32, 2.0, on.stream()));
 }
 
 }  // namespace

@@ -106,17 +106,17 @@ NcclId FakeNccl::make_id() {
   return id;
 }
 
-void FakeNccl::init(int ranks, const NcclId& id, int rank, NcclComm& comm) {
+NcclComm FakeNccl::init(int ranks, const NcclId& id, int rank) {
   if (!meeting_) meeting_ = std::make_shared<Meeting>(SharedMemory::open(id.data()));
   meeting_->ranks = static_cast<size_t>(ranks);
   rank_ = rank;
-  comm = meeting_.get();
+  return meeting_.get();
 }
 
 bool FakeNccl::ready(NcclComm) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!failure_.empty()) throw DeviceError(failure_);
-  return ++asked_ % 2 == 0;
+  return (!connected_ || stuck_ || connected_->reached()) && ++asked_ % 2 == 0;
 }
 
 void FakeNccl::abort(NcclComm) noexcept {
@@ -136,6 +136,11 @@ void FakeNccl::end(const char* name) noexcept {
 
 void FakeNccl::add(const Operation& operation, const char* name, NcclPlace at) {
   count(name);
+  const bool stuck = [&] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return stuck_;
+  }();
+  if (stuck) meeting_->await_abort(static_cast<size_t>(rank_));
   batch_.push_back(operation);
   stream_ = at.stream;
   if (!grouped_) run(std::exchange(batch_, {}), stream_);

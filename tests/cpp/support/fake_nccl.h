@@ -34,6 +34,13 @@ class FakeNccl : public cuda::NcclApi {
   }
   /// `call` runs when NCCL is told to free the communicator, before it does.
   void set_on_end(std::function<void()> call) { on_end_ = std::move(call); }
+  /// From now on operations take until `connected` is reached, to begin; or, if they are `stuck`, to return from their
+  /// call, unless the communicator is aborted.
+  void connect_when(std::shared_ptr<StandInPoint> connected, bool stuck) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    connected_ = std::move(connected);
+    stuck_ = stuck;
+  }
   /// How often each operation was called.
   std::map<std::string, int> calls() {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -41,7 +48,7 @@ class FakeNccl : public cuda::NcclApi {
   }
 
   NcclId make_id() override;
-  void init(int ranks, const NcclId& id, int rank, NcclComm& comm) override;
+  NcclComm init(int ranks, const NcclId& id, int rank) override;
   bool ready(NcclComm comm) override;
   void finalize(NcclComm) override { count("finalize"); }
   void destroy(NcclComm) noexcept override { end("destroy"); }
@@ -102,6 +109,8 @@ class FakeNccl : public cuda::NcclApi {
   std::mutex mutex_;
   std::map<std::string, int> calls_;
   std::string failure_;
+  std::shared_ptr<StandInPoint> connected_;
+  bool stuck_ = false;
   std::function<void()> on_end_;
   int asked_ = 0;
   bool grouped_ = false;

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "device/device_checks.h"
-#include "support/stand_in_flat.h"
+#include "support/cuda_on_cpu.h"
 #include "support/stand_in_memory.h"
 
 namespace ours::testing {
@@ -29,6 +29,7 @@ class StandInEvent : public DeviceEvent {
 
   void record(StreamHandle stream) override {
     auto point = std::make_shared<StandInPoint>();
+    captured_ = device_->is_capturing(stream);
     device_->push("record", stream, &StandInCounts::records, [point] { point->reach(); });
     point_ = std::move(point);
   }
@@ -40,12 +41,14 @@ class StandInEvent : public DeviceEvent {
     const auto wait = [point = point_] {
       if (point != nullptr) point->wait();
     };
+    if (captured_) device_->set_capturing(stream, true);
     device_->push("block", stream, &StandInCounts::event_waits, wait);
   }
 
  private:
   std::shared_ptr<StandInDevice> device_;
   std::shared_ptr<StandInPoint> point_;
+  bool captured_ = false;
 };
 
 StandInDevice::StandInDevice(const StandInOptions& options) : options_(options) {
@@ -95,15 +98,23 @@ bool StandInDevice::is_capturing(StreamHandle stream) const {
   return capturing_.count(stream) != 0;
 }
 
-std::shared_ptr<void> StandInDevice::pinned_memory(size_t bytes) {
+std::shared_ptr<void> StandInDevice::make_pinned(size_t bytes) {
   check_making("pinned_memory");
-  return stand_in_memory(bytes, 0);
+  return freed_after_a_look(stand_in_memory(bytes, 0));
 }
 
-std::shared_ptr<void> StandInDevice::memory(size_t bytes) {
+std::shared_ptr<void> StandInDevice::make_memory(size_t bytes) {
   check_making("memory");
   if (options_.most_memory != 0 && bytes > options_.most_memory) throw DeviceOutOfMemory("memory: there is no more");
-  return stand_in_memory(bytes, 0xa5);
+  return freed_after_a_look(stand_in_memory(bytes, 0xa5));
+}
+
+std::shared_ptr<void> StandInDevice::freed_after_a_look(std::shared_ptr<void> memory) const {
+  void* const data = memory.get();
+  return {data, [memory = std::move(memory), state = state_](void*) mutable {
+            state->pause("free");
+            memory.reset();
+          }};
 }
 
 MemoryHandle StandInDevice::share(const void* memory) {
@@ -134,8 +145,6 @@ void StandInDevice::push(const char* call, StreamHandle stream, int StandInCount
   const std::lock_guard<std::mutex> lock(mutex_);
   StandInQueue& queue = queue_of(stream);
   ++(counts_.*counter);
-  const bool moves_data = counter != &StandInCounts::records && counter != &StandInCounts::event_waits;
-  if (moves_data && delay_.count() != 0) queue.push([delay = delay_] { std::this_thread::sleep_for(delay); });
   queue.push(std::move(work));
 }
 
@@ -151,38 +160,28 @@ void StandInDevice::copy(void* to, const void* from, size_t bytes, StreamHandle 
   });
 }
 
+void StandInDevice::clear(void* memory, size_t bytes, StreamHandle stream) {
+  push("clear", stream, &StandInCounts::clears, [=] { std::memset(memory, 0, bytes); });
+}
+
 void StandInDevice::reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count,
                            DType dtype, const Reduction& reduction, StreamHandle stream) {
   check_device_reduction(results.size(), sources.size(), dtype, reduction);
-  // Computed once, since the first result may overwrite a source that the others would need.
-  push("reduce", stream, &StandInCounts::reductions, [=] {
-    ours::reduce(results[0], sources.data(), static_cast<int>(sources.size()), count, dtype, reduction);
-    for (size_t r = 1; r < results.size(); ++r) {
-      if (count != 0 && results[r] != results[0]) std::memcpy(results[r], results[0], count * size_of(dtype));
-    }
-  });
+  push("reduce", stream, &StandInCounts::reductions, [=] { reduce_on_cpu(results, sources, count, dtype, reduction); });
 }
 
 void StandInDevice::flatten(void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
                             double scale, StreamHandle stream) {
-  check_conversion(flat_type, piece_type, scale);
-  push("flatten", stream, &StandInCounts::flattens, [=] {
-    for (const FlatPiece& p : pieces) {
-      char* place = static_cast<char*>(flat) + p.offset * size_of(flat_type);
-      convert_scaled(place, flat_type, p.data, piece_type, p.count, scale);
-    }
-  });
+  check_conversion(flat_type, piece_type);
+  push("flatten", stream, &StandInCounts::flattens,
+       [=] { move_on_cpu(cuda::moves_into(flat, flat_type, pieces), piece_type, flat_type, scale); });
 }
 
 void StandInDevice::unflatten(const void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
                               double scale, StreamHandle stream) {
-  check_conversion(flat_type, piece_type, scale);
-  push("unflatten", stream, &StandInCounts::unflattens, [=] {
-    for (const FlatPiece& p : pieces) {
-      const char* place = static_cast<const char*>(flat) + p.offset * size_of(flat_type);
-      convert_scaled(p.data, piece_type, place, flat_type, p.count, scale);
-    }
-  });
+  check_conversion(flat_type, piece_type);
+  push("unflatten", stream, &StandInCounts::unflattens,
+       [=] { move_on_cpu(cuda::moves_out_of(flat, flat_type, pieces), flat_type, piece_type, scale); });
 }
 
 void StandInDevice::run(StreamHandle stream, std::function<void()> work) {
@@ -214,17 +213,12 @@ std::unique_ptr<StoppedStream> StandInDevice::stop(StreamHandle stream) {
   return std::make_unique<StoppedStream>(point);
 }
 
-void StandInDevice::slow_down(std::chrono::microseconds delay) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  delay_ = delay;
-}
-
 void StandInDevice::set_capturing(StreamHandle stream, bool capturing) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (capturing) {
     capturing_.insert(stream);
   } else {
-    capturing_.erase(stream);
+    capturing_.clear();
   }
 }
 

@@ -30,7 +30,7 @@ struct StandInOptions {
 
 /// How often the device was asked for each kind of work.
 struct StandInCounts {
-  int copies = 0, reductions = 0, flattens = 0, unflattens = 0, records = 0, event_waits = 0;
+  int copies = 0, clears = 0, reductions = 0, flattens = 0, unflattens = 0, records = 0, event_waits = 0;
   int made = 0;  ///< streams, events, memory; and memory that was mapped
 };
 
@@ -65,12 +65,11 @@ class StandInDevice : public Device {
   std::unique_ptr<DeviceEvent> make_event() override;
   bool is_capturing(StreamHandle stream) const override;
 
-  std::shared_ptr<void> pinned_memory(size_t bytes) override;
-  std::shared_ptr<void> memory(size_t bytes) override;
   MemoryHandle share(const void* memory) override;
   std::shared_ptr<void> map(const MemoryHandle& handle) override;
 
   void copy(void* to, const void* from, size_t bytes, StreamHandle stream) override;
+  void clear(void* memory, size_t bytes, StreamHandle stream) override;
   void reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count, DType dtype,
               const Reduction& reduction, StreamHandle stream) override;
   void flatten(void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type, double scale,
@@ -88,14 +87,13 @@ class StandInDevice : public Device {
   bool idle(StreamHandle stream);
   /// Stops the stream until the returned object is told to let it go on, or dropped.
   std::unique_ptr<StoppedStream> stop(StreamHandle stream);
-  /// Every copy, reduction, flatten and unflatten takes that much longer from now on.
-  void slow_down(std::chrono::microseconds delay);
+  /// Begins a capture, which streams that wait for `stream` join, or ends all of them.
   void set_capturing(StreamHandle stream, bool capturing);
   /// The next call that can throw a DeviceError does so.
   void fail_next_call(const std::string& why) { state_->fail_next_call(why); }
   /// Makes the next call throw InvalidArgument, as if the device could not take its arguments.
   void refuse_next_call(const std::string& why) { state_->refuse_next_call(why); }
-  /// From now on `call`, a method of that name, runs `what` first, which may take its time.
+  /// From now on `call`, a method of that name or "free", runs `what` first, which may take its time.
   void before(const std::string& call, std::function<void()> what) { state_->before(call, std::move(what)); }
   /// From now on every call throws DeviceError, and so do events that are asked.
   void fail(const std::string& why) { state_->fail(why); }
@@ -106,6 +104,10 @@ class StandInDevice : public Device {
   friend class StandInEvent;
 
   explicit StandInDevice(const StandInOptions& options);
+  std::shared_ptr<void> make_pinned(size_t bytes) override;
+  std::shared_ptr<void> make_memory(size_t bytes) override;
+  /// Runs what before("free") says first.
+  std::shared_ptr<void> freed_after_a_look(std::shared_ptr<void> memory) const;
   void check_making(const char* call);
   /// Throws DeviceError if there is no such stream (any more).
   StandInQueue& queue_of(StreamHandle stream) const;
@@ -116,7 +118,6 @@ class StandInDevice : public Device {
   const std::shared_ptr<StandInState> state_ = std::make_shared<StandInState>();
   mutable std::mutex mutex_;
   StandInCounts counts_;
-  std::chrono::microseconds delay_{0};
   std::map<StreamHandle, StandInQueue*> streams_;  ///< null: the default stream
   std::set<StreamHandle> capturing_;
   std::vector<std::unique_ptr<StandInQueue>> queues_;  ///< the first is the default stream's

@@ -6,15 +6,18 @@ namespace ours::testing {
 
 void StandInState::check(const char* call) {
   check_alive();
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (slow_call_ == call) {
-    const std::function<void()> what = what_slow_call_waits_for_;
-    lock.unlock();
-    what();
-    lock.lock();
-  }
+  pause(call);
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (!next_refusal_.empty()) throw InvalidArgument(std::string(call) + ": " + std::exchange(next_refusal_, ""));
   if (!next_failure_.empty()) throw DeviceError(std::string(call) + ": " + std::exchange(next_failure_, ""));
+}
+
+void StandInState::pause(const char* call) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (slow_call_ != call) return;
+  const std::function<void()> what = what_slow_call_waits_for_;
+  lock.unlock();
+  what();
 }
 
 void StandInState::check_alive() {

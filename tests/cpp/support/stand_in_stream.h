@@ -18,6 +18,8 @@ class StandInState {
  public:
   /// Throws DeviceError if the device has failed, or if `call` is to fail.
   void check(const char* call);
+  /// Runs what before() has set for `call`.
+  void pause(const char* call);
   void fail_next_call(std::string why);
   void refuse_next_call(std::string why);
   void before(std::string call, std::function<void()> what);

@@ -11,7 +11,6 @@ namespace ours {
 namespace {
 
 using testing::call_of;
-using testing::make_device;
 
 /// Ranks on these devices, each of which reaches all others.
 std::vector<DeviceFacts> facts_of(const std::vector<std::string>& devices, DeviceEngine wish = DeviceEngine::Auto) {
@@ -72,35 +71,51 @@ TEST(device_engine_of_parts_of_one_device_is_not_nccl) {
   CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, engine_of(1, facts)), "have parts of one device");
 }
 
+/// A library without devices; `why_no_vendor` may throw.
 class Library final : public DeviceLibrary {
  public:
+  explicit Library(std::function<std::string()> why_no_vendor = [] { return "there is none in tests"; })
+      : why_no_vendor_(std::move(why_no_vendor)) {}
   std::string describe() const override { return "a library"; }
   std::vector<std::string> device_names() const override { return {}; }
   std::shared_ptr<Device> device(int) override { throw DeviceError("it has none"); }
-  std::string why_no_vendor_group() const override { return "there is none in tests"; }
+  std::string why_no_vendor_group() const override { return why_no_vendor_(); }
   std::shared_ptr<Group> make_vendor_group(std::shared_ptr<Group>, std::shared_ptr<Device>, Deadline) override {
-    throw DeviceError(why_no_vendor_group());
+    throw DeviceError("two ranks use one device");
   }
   std::string vendor_version() const override { return ""; }
+
+ private:
+  const std::function<std::string()> why_no_vendor_;
 };
+
+/// Runs fn(make, host, device, rank) on ranks, where make(library) makes the group.
+using Make = std::function<MadeDeviceGroup(Library&& library)>;
+void run_making(int ranks, DeviceEngine wish, const std::function<testing::StandInOptions(int rank)>& devices,
+                const std::function<void(const Make& make, Group& host, testing::StandInDevice& device)>& fn) {
+  const auto hosts = testing::node_kind("", Setting::Auto).make(ranks, 4096);
+  testing::run_ranks(ranks, [&](int rank) {
+    const auto host = hosts[static_cast<size_t>(rank)]();
+    const auto device = testing::StandInDevice::make(devices(rank));
+    const auto make = [&](Library&& library) {
+      return make_device_group(host, device, library, call_of(Op::AllReduce, DType::Float32, 0), wish);
+    };
+    fn(make, *host, *device);
+  });
+}
+
+testing::StandInOptions shared_by_two(int rank) { return {0, rank < 2 ? "a" : "b"}; }
 
 TEST(device_group_is_of_the_chosen_engine_on_all_ranks) {
   for (const DeviceEngine wish : {DeviceEngine::Auto, DeviceEngine::Staging, DeviceEngine::Nccl}) {
-    const auto hosts = testing::node_kind("", Setting::Auto).make(3, 4096);
-    testing::run_ranks(3, [&](int rank) {
-      const auto host = hosts[static_cast<size_t>(rank)]();
-      Library library;
-      const auto device = make_device(rank < 2 ? "a" : "b");
-      const auto make = [&] {
-        return make_device_group(host, device, library, call_of(Op::AllReduce, DType::Float32, 0), wish);
-      };
+    run_making(3, wish, shared_by_two, [&](const Make& make, Group& host, auto&) {
       if (wish == DeviceEngine::Nccl) {
-        CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, make()), "there is none in tests");
+        CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, make(Library())), "there is none in tests");
         // The group lives on.
-        host->barrier(call_of(Op::Barrier, DType::UInt8, 1));
+        host.barrier(call_of(Op::Barrier, DType::UInt8, 1));
         return;
       }
-      const MadeDeviceGroup made = make();
+      const MadeDeviceGroup made = make(Library());
       CHECK_EQ(made.choice.engine, wish == DeviceEngine::Auto ? DeviceEngine::Ipc : DeviceEngine::Staging);
       CHECK_EQ(dynamic_cast<IpcGroup*>(made.group.get()) != nullptr, wish == DeviceEngine::Auto);
       float x = 1;
@@ -111,75 +126,40 @@ TEST(device_group_is_of_the_chosen_engine_on_all_ranks) {
 }
 
 TEST(device_group_of_parts_of_one_device_goes_through_the_host) {
-  struct WithVendor final : DeviceLibrary {
-    std::string describe() const override { return ""; }
-    std::vector<std::string> device_names() const override { return {}; }
-    std::shared_ptr<Device> device(int) override { return nullptr; }
-    std::string why_no_vendor_group() const override { return ""; }
-    std::shared_ptr<Group> make_vendor_group(std::shared_ptr<Group>, std::shared_ptr<Device>, Deadline) override {
-      throw DeviceError("two ranks use one device");
-    }
-    std::string vendor_version() const override { return ""; }
-  };
-  const auto hosts = testing::node_kind("", Setting::Auto).make(2, 4096);
-  testing::run_ranks(2, [&](int rank) {
-    WithVendor library;
-    testing::StandInOptions options;
-    options.identity = "part " + std::to_string(rank);
+  const auto part = [](int rank) {
+    testing::StandInOptions options{0, "part " + std::to_string(rank), false};
     options.hardware = "a";
-    options.reaches_others = false;
-    const MadeDeviceGroup made =
-        make_device_group(hosts[static_cast<size_t>(rank)](), testing::StandInDevice::make(options), library,
-                          call_of(Op::AllReduce, DType::Float32, 0), DeviceEngine::Auto);
-    CHECK_EQ(made.choice.engine, DeviceEngine::Staging);
+    return options;
+  };
+  run_making(2, DeviceEngine::Auto, part, [](const Make& make, Group&, auto&) {
+    CHECK_EQ(make(Library([] { return ""; })).choice.engine, DeviceEngine::Staging);
   });
 }
 
 TEST(device_group_goes_through_the_host_where_a_rank_cannot_map_its_peers_memory) {
   for (const DeviceEngine wish : {DeviceEngine::Auto, DeviceEngine::Ipc}) {
-    const auto hosts = testing::node_kind("", Setting::Auto).make(3, 4096);
-    testing::run_ranks(3, [&](int rank) {
-      const auto host = hosts[static_cast<size_t>(rank)]();
-      Library library;
-      const auto device = make_device("a");
-      if (rank == 1) device->fail_next_call("not permitted");
-      const auto make = [&] {
-        return make_device_group(host, device, library, call_of(Op::AllReduce, DType::Float32, 0), wish);
-      };
-      if (wish == DeviceEngine::Ipc) {
-        CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, make()), "not permitted");
-        return;
-      }
-      const MadeDeviceGroup made = make();
-      CHECK_EQ(made.choice.engine, DeviceEngine::Staging);
-      CHECK_CONTAINS(made.choice.why, "no ipc: on rank 1: ");
-    });
+    run_making(
+        3, wish, [](int) { return testing::StandInOptions{0, "a"}; },
+        [&](const Make& make, Group& host, testing::StandInDevice& device) {
+          if (host.rank() == 1) device.fail_next_call("not permitted");
+          if (wish == DeviceEngine::Ipc) {
+            CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, make(Library())), "not permitted");
+            return;
+          }
+          const MadeDeviceGroup made = make(Library());
+          CHECK_EQ(made.choice.engine, DeviceEngine::Staging);
+          CHECK_CONTAINS(made.choice.why, "no ipc: on rank 1: ");
+        });
   }
 }
 
 TEST(device_group_that_one_rank_cannot_make_fails_on_all) {
-  const auto hosts = testing::node_kind("", Setting::Auto).make(2, 4096);
-  testing::run_ranks(2, [&](int rank) {
-    struct Deaf final : DeviceLibrary {
-      explicit Deaf(bool deaf) : deaf(deaf) {}
-      std::string describe() const override { return ""; }
-      std::vector<std::string> device_names() const override { return {}; }
-      std::shared_ptr<Device> device(int) override { return nullptr; }
-      std::string why_no_vendor_group() const override {
-        if (deaf) throw DeviceError("the driver does not answer");
-        return "";
-      }
-      std::shared_ptr<Group> make_vendor_group(std::shared_ptr<Group>, std::shared_ptr<Device>, Deadline) override {
-        return nullptr;
-      }
-      std::string vendor_version() const override { return ""; }
-      bool deaf;
-    } library(rank == 1);
-    const auto host = hosts[static_cast<size_t>(rank)]();
-    const auto device = make_device("a");
-    const std::string message = CHECK_THROWS(
-        Error, make_device_group(host, device, library, call_of(Op::AllReduce, DType::Float32, 0), DeviceEngine::Auto));
-    CHECK_CONTAINS(message, "the driver does not answer");
+  run_making(2, DeviceEngine::Auto, shared_by_two, [](const Make& make, Group& host, auto&) {
+    const auto deaf = [rank = host.rank()]() -> std::string {
+      if (rank == 1) throw DeviceError("the driver does not answer");
+      return "";
+    };
+    CHECK_CONTAINS(CHECK_THROWS(Error, make(Library(deaf))), "the driver does not answer");
   });
 }
 

@@ -38,9 +38,12 @@ void on_both(const std::function<void(const MakeOnDevice& make)>& test) {
 
 TEST(a_device_that_fails_is_heard_of_by_all_ranks) {
   on_both([](const MakeOnDevice& make) {
-    run_on_devices(3, one_queue, make, [](DeviceRank& rank) {
+    std::atomic<int> reduced{0};
+    run_on_devices(3, one_queue, make, [&](DeviceRank& rank) {
       std::vector<float> data(5000, 1.0f);
       reduce(*rank.group, data, 0);
+      ++reduced;
+      while (reduced < 3 && rank.group->failure().empty()) std::this_thread::yield();
       if (rank.number() == 1) rank.device->fail("Xid 79: it has fallen off the bus");
       const std::string message = CHECK_THROWS(Error, reduce(*rank.group, data, 1));
       CHECK_CONTAINS(message, "it has fallen off the bus");

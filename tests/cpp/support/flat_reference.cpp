@@ -1,4 +1,4 @@
-#include "support/stand_in_flat.h"
+#include "support/flat_reference.h"
 
 #include <cstring>
 #include <vector>
@@ -50,9 +50,7 @@ void store(void* to, DType type, const std::vector<float>& values) {
 
 void convert_scaled(void* to, DType to_type, const void* from, DType from_type, size_t count, double scale) {
   if (count == 0) return;
-  if (to_type == from_type && scale == 1.0) {
-    std::memcpy(to, from, count * size_of(to_type));
-  } else if (to_type == DType::Float64 || from_type == DType::Float64) {
+  if (to_type == DType::Float64 || from_type == DType::Float64) {
     std::vector<double> values = as_doubles(from, from_type, count);
     for (double& x : values) x *= scale;
     if (to_type == DType::Float64) {
