@@ -2,7 +2,7 @@
 
 #include "common/error.h"
 #include "common/shared_memory.h"
-#include "support/limited_process.h"
+#include "support/children.h"
 #include "support/testing.h"
 
 namespace ours {

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "support/limited_process.h"
+#include "support/children.h"
 #include "support/testing.h"
 
 namespace ours {

@@ -7,7 +7,7 @@
 #include <cerrno>
 
 #include "common/error.h"
-#include "support/limited_process.h"
+#include "support/children.h"
 #include "support/testing.h"
 
 namespace ours {

@@ -42,9 +42,9 @@ TEST(without_a_thread_for_it_a_transfer_ends_once_and_fails_the_group) {
     std::vector<int> data(8);
     // The ranks themselves are threads.
     ++ranks;
-    while (ranks.load() < 2) std::this_thread::yield();
+    testing::wait_until([&] { return ranks == 2; });
     if (session->rank() == 1) {
-      while (!session->failure().failed()) std::this_thread::yield();
+      testing::wait_until([&] { return session->failure().failed(); });
       const std::string message = CHECK_THROWS(Error, port.wait(port.send(data, 0)));
       CHECK_CONTAINS(message, "cannot start a thread");
       return;

@@ -74,14 +74,14 @@ TEST(shared_writes_of_all_ranks_go_the_way_that_one_of_them_wants) {
     uint64_t seq = 0;
     for (const bool wanted : {false, true, false}) {
       if (session->rank() == 1) session->self().around_is_faster.store(wanted);
-      group.barrier(testing::call_of(Op::Barrier, DType::UInt8, seq++));
+      testing::barrier(group, seq++);
       automatic.begin();
       cached.begin();
       around.begin();
       CHECK_EQ(automatic.around(), wanted);
       CHECK(!cached.around());
       CHECK(around.around());
-      group.barrier(testing::call_of(Op::Barrier, DType::UInt8, seq++));
+      testing::barrier(group, seq++);
     }
   });
 }

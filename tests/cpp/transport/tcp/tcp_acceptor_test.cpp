@@ -3,7 +3,6 @@
 #include <random>
 #include <vector>
 
-#include "support/groups.h"
 #include "support/tcp_ranks.h"
 #include "transport/tcp/tcp_handshake.h"
 #include "transport/tcp/tcp_socket.h"
@@ -14,7 +13,6 @@ namespace ours {
 namespace {
 
 using std::chrono::seconds;
-using testing::call_of;
 using testing::loopback_config;
 using testing::make_meshes;
 using testing::MapKeys;
@@ -40,8 +38,7 @@ TEST(strangers_and_port_scans_do_no_harm) {
     TcpGroup group(meshes[static_cast<size_t>(rank)]);
     for (uint64_t seq = 0; seq < 3; ++seq) {
       std::vector<float> data(10000, 1.0f);
-      group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq, seconds(20)), data.data(), data.data(), data.size(),
-                       Reduction{ReduceKind::Sum, 3, 1.0});
+      testing::sum(group, seq, data, seconds(20));
       CHECK_EQ(data[9999], 3.0f);
     }
   });
@@ -50,7 +47,7 @@ TEST(strangers_and_port_scans_do_no_harm) {
 TEST(peers_that_come_all_at_a_time_are_all_let_in) {
   constexpr int kRanks = 101;
   const auto keys = std::make_shared<MapKeys>();
-  const auto mesh = TcpMesh::join(0, kRanks, keys, loopback_config(), Deadline::after(seconds(10)));
+  const auto mesh = testing::join_mesh(0, kRanks, keys);
   const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));
   std::vector<TcpSelf> peers;
   for (int r = 1; r < kRanks; ++r) peers.push_back({r, kRanks, terms.plan.streams + 1, "host", 1, terms.secret});
@@ -74,7 +71,7 @@ TEST(peers_that_come_all_at_a_time_are_all_let_in) {
 
 TEST(strangers_that_say_nothing_make_way_for_peers) {
   const auto keys = std::make_shared<MapKeys>();
-  const auto mesh = TcpMesh::join(0, 2, keys, loopback_config(), Deadline::after(seconds(10)));
+  const auto mesh = testing::join_mesh(0, 2, keys);
   const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));
   std::vector<ProcessFd> strangers;
   for (int i = 0; i < 150; ++i) strangers.push_back(intrude(mesh));
