@@ -1,10 +1,9 @@
 #include <algorithm>
-#include <thread>
 #include <vector>
 
 #include "engines/mpi_plan.h"
 #include "support/mpi_ranks.h"
-#include "support/testing.h"
+#include "support/ranks.h"
 
 namespace ours {
 namespace {
@@ -108,23 +107,12 @@ TEST(engine_a_send_that_ends_does_not_read_its_memory_any_more) {
 }
 
 TEST(engine_groups_are_made_and_used_by_two_threads_at_once) {
-  std::string errors[2];
-  std::thread threads[2];
-  for (int which = 0; which < 2; ++which) {
-    threads[which] = std::thread([&, which] {
-      try {
-        for (int round = 0; round < 5; ++round) {
-          const auto engine = open_engine("thread" + std::to_string(which) + "round" + std::to_string(round));
-          exchange_all(*engine, world_rank(), world_size(), 0);
-        }
-      } catch (const std::exception& e) {
-        errors[which] = e.what();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  CHECK_EQ(errors[0], "");
-  CHECK_EQ(errors[1], "");
+  testing::run_ranks(2, [](int thread) {
+    for (int round = 0; round < 5; ++round) {
+      const auto engine = open_engine("thread" + std::to_string(thread) + "round" + std::to_string(round));
+      exchange_all(*engine, world_rank(), world_size(), 0);
+    }
+  });
 }
 
 TEST(engine_groups_of_some_ranks_in_another_order) {

@@ -3,12 +3,12 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <thread>
 
 #include "engines/mpi/process.h"
 #include "engines/mpi_plan.h"
+#include "support/children.h"
 #include "support/mpi_ranks.h"
-#include "support/testing.h"
+#include "support/ranks.h"
 
 // Each of these needs processes of its own, since MPI starts once in a process: one name is given to each run.
 
@@ -34,21 +34,11 @@ TEST(process_with_mpi_for_a_thread_at_a_time) {
   start_mpi(MPI_THREAD_SERIALIZED);
   std::unique_ptr<Engine> engines[2];
   for (int which = 0; which < 2; ++which) engines[which] = open_engine("serialized" + std::to_string(which));
-  std::string errors[2];
-  std::thread threads[2];
-  for (int which = 0; which < 2; ++which) {
-    threads[which] = std::thread([&, which] {
-      try {
-        for (uint32_t round = 0; round < 10; ++round) {
-          exchange_all(*engines[which], world_rank(), world_size(), round * 100);
-        }
-      } catch (const std::exception& e) {
-        errors[which] = e.what();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  CHECK_EQ(errors[0] + errors[1], "");
+  testing::run_ranks(2, [&](int thread) {
+    for (uint32_t round = 0; round < 10; ++round) {
+      exchange_all(*engines[thread], world_rank(), world_size(), round * 100);
+    }
+  });
   for (auto& engine : engines) engine.reset();
   MPI_Finalize();
 }
@@ -108,19 +98,11 @@ TEST(process_forks_with_a_group) {
 
 TEST(process_forks_before_it_has_a_group) {
   start_mpi(MPI_THREAD_MULTIPLE);
-  const pid_t child = fork();
-  if (child == 0) {
-    std::string refusal;
-    try {
-      mpi::Process::get().introduce(testing::meeting_of("child", world_rank(), world_size()));
-    } catch (const Error& e) {
-      refusal = e.what();
-    }
-    _exit(refusal == "MPI cannot be used in a child that was forked after MPI was started" ? 0 : 1);
-  }
-  int status = -1;
-  CHECK_EQ(waitpid(child, &status, 0), child);
-  CHECK_EQ(status, 0);
+  CHECK(testing::in_child([] {
+    const auto meeting = testing::meeting_of("child", world_rank(), world_size());
+    return CHECK_THROWS(Error, mpi::Process::get().introduce(meeting)) ==
+           "MPI cannot be used in a child that was forked after MPI was started";
+  }));
   exchange_all(*open_engine("parent"), world_rank(), world_size(), 0);
   MPI_Finalize();
 }
