@@ -11,17 +11,8 @@
 // The contract of Group, which every kind of group keeps (support/groups.h), with ranks as threads: what calls give.
 // The contract of what goes wrong is in group_failure_contract_test.cpp.
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::barrier;
-using testing::call_of;
-using testing::const_span;
-using testing::fraction;
-using testing::GroupKind;
-using testing::run_groups;
-using testing::span;
-using testing::sum;
 
 constexpr size_t kChunks[] = {4096, 0};
 
@@ -134,10 +125,10 @@ CONTRACT(reductions_of_all_types_equal_the_reference) {
         for (const size_t count : {size_t{3}, size_t{700}}) {
           std::vector<std::vector<char>> inputs;
           std::vector<const char*> sources;
-          for (int r = 0; r < group.size(); ++r) inputs.push_back(testing::exact_values(dtype, how.kind, r, count));
+          for (int r = 0; r < group.size(); ++r) inputs.push_back(exact_values(dtype, how.kind, r, count));
           for (const auto& one : inputs) sources.push_back(one.data());
           std::vector<char> expected(count * size_of(dtype));
-          testing::reference_reduce(expected.data(), sources, count, dtype, how);
+          reference_reduce(expected.data(), sources, count, dtype, how);
           std::vector<char> data = inputs[static_cast<size_t>(group.rank())];
           group.all_reduce(call_of(Op::AllReduce, dtype, seq++), data.data(), data.data(), count, how);
           CHECK(data == expected);
@@ -150,17 +141,17 @@ CONTRACT(reductions_of_all_types_equal_the_reference) {
 CONTRACT(averages_of_float16_are_in_range_where_their_sums_are_not) {
   run_groups(kind, 4, 4096, [&](Group& group) {
     for (const size_t count : {size_t{1}, size_t{30011}}) {
-      std::vector<uint16_t> data(count, testing::encode_16(40000.0f, 10));
+      std::vector<uint16_t> data(count, encode_16(40000.0f, 10));
       group.all_reduce(call_of(Op::AllReduce, DType::Float16, count), data.data(), data.data(), count,
                        Reduction{ReduceKind::Avg, 4, 1.0});
-      for (const uint16_t x : data) CHECK_EQ(testing::decode_16(x, 10), 40000.0f);
+      for (const uint16_t x : data) CHECK_EQ(decode_16(x, 10), 40000.0f);
     }
   });
 }
 
 /// The average in the promised order: first over each node's ranks, then over nodes.
 std::vector<float> average_in_order(const GroupKind& kind, int ranks, size_t count) {
-  const Topology topology = testing::topology_of(ranks, kind.node_of ? kind.node_of : [](int) { return 0; });
+  const Topology topology = topology_of(ranks, kind.node_of ? kind.node_of : [](int) { return 0; });
   std::vector<float> average(count);
   for (size_t i = 0; i < count; ++i) {
     for (int node = 0; node < topology.nodes(); ++node) {
@@ -357,11 +348,11 @@ CONTRACT(a_rank_that_is_done_with_a_call_holds_up_nobody) {
       for (int seq = 1; seq <= 3; ++seq) {
         call_in_turn(group, which, static_cast<uint64_t>(seq), 100, 0);
         ++done;
-        testing::wait_until([&] { return done >= seq * kRanks; });
+        wait_until([&] { return done >= seq * kRanks; });
       }
     });
   }
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

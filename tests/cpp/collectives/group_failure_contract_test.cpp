@@ -8,16 +8,10 @@
 
 // The contract of Group (see group_contract_test.cpp): what ranks hear when something goes wrong.
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 using std::chrono::milliseconds;
-using testing::barrier;
-using testing::call_of;
-using testing::GroupKind;
-using testing::run_groups;
-using testing::wait_until;
-using testing::with_growing_timeouts;
 
 /// What a rank calls, which differs among ranks, and some words of the error that all get.
 struct Mismatch {
@@ -139,7 +133,7 @@ int64_t abort_waiters(const GroupKind& kind) {
 }
 
 CONTRACT(an_abort_frees_the_waiters_of_all_ranks_within_100_ms) {
-  testing::check_soon(milliseconds(100), [&] { return abort_waiters(kind); });
+  check_soon(milliseconds(100), [&] { return abort_waiters(kind); });
 }
 
 CONTRACT(an_error_between_operations_fails_the_group_unless_it_is_misuse) {
@@ -176,7 +170,7 @@ CONTRACT(a_call_that_some_refuse_fails_the_group_and_one_that_all_refuse_does_no
 CONTRACT(a_rank_that_leaves_is_named_but_its_last_contribution_counts) {
   run_groups(kind, 2, 4096, [&](Group& group) {
     std::vector<float> data{1};
-    testing::sum(group, 0, data);
+    sum(group, 0, data);
     CHECK_EQ(data[0], 2.0f);
     if (group.rank() == 1) return group.leave();
     const std::string message = CHECK_THROWS(PeerError, barrier(group, 1));
@@ -204,4 +198,4 @@ CONTRACT(monitored_barrier_names_the_first_or_all_missing_ranks) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

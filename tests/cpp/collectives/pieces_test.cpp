@@ -4,7 +4,7 @@
 
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 /// `whole` cut at `cuts`, the last piece to the end.
@@ -48,4 +48,4 @@ TEST(pieces_give_every_element_once_and_in_order) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -9,7 +9,7 @@
 #include "support/children.h"
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 TEST(dtype_sizes_and_names_are_those_of_pytorch) {
@@ -49,9 +49,9 @@ TEST(deadline_passes_and_keeps_its_timeout) {
 TEST(a_forked_child_is_not_the_owning_process) {
   const OwningProcess owner;
   CHECK(owner.is_here());
-  CHECK(testing::in_child([&] { return !owner.is_here() && OwningProcess().is_here(); }));
+  CHECK(in_child([&] { return !owner.is_here() && OwningProcess().is_here(); }));
   CHECK(owner.is_here());
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

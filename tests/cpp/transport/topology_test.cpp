@@ -5,7 +5,7 @@
 #include "support/testing.h"
 #include "transport/node/node_probe.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 TEST(nodes_are_numbered_by_their_lowest_ranks) {
@@ -69,8 +69,8 @@ TEST(a_probe_is_believed_only_where_its_number_is_found) {
 TEST(a_probe_is_found_from_another_process) {
   const NodeProbe probe;
   const std::string address = probe.address();
-  CHECK(testing::in_child([&] { return NodeProbe::obstacle(address).empty(); }));
+  CHECK(in_child([&] { return NodeProbe::obstacle(address).empty(); }));
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

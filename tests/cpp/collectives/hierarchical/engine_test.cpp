@@ -12,20 +12,11 @@
 // Groups whose payloads an engine carries. The contract of groups runs over them as well (support/groups.h); here is
 // the rest.
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using testing::connect_engines;
-using testing::make_engine;
-using testing::make_meshes;
-using testing::MapKeys;
-using testing::Puppet;
-using testing::run_ranks;
-using testing::sum;
-using testing::Switchboard;
-using testing::wait_until;
 
 TEST(an_engine_carries_what_is_long_enough) {
   for (const bool polls : {false, true}) {
@@ -35,9 +26,9 @@ TEST(an_engine_carries_what_is_long_enough) {
       TcpGroup group(meshes[static_cast<size_t>(rank)]);
       std::vector<float> few(10, 1.0f), many(700001, 1.0f);
       sum(group, 0, few);
-      testing::barrier(group, 1);
+      barrier(group, 1);
       CHECK_EQ(board->arrived(), size_t{0});
-      testing::barrier(group, 2);
+      barrier(group, 2);
       sum(group, 3, many);
       for (const float x : many) CHECK_EQ(x, 3.0f);
     });
@@ -68,15 +59,15 @@ TEST(an_engine_that_fails_is_named_on_all_ranks) {
 
 /// Checked by AddressSanitizer: an engine's transfers touch their memory when they end.
 TEST(memory_of_a_call_that_fails_is_there_until_the_engine_lets_go) {
-  for (const testing::GroupKind& kind : testing::group_kinds()) {
+  for (const GroupKind& kind : group_kinds()) {
     if (kind.name.find("engine") == std::string::npos) continue;
     std::atomic<int> ended{0};
-    testing::run_groups(kind, 4, 4096, [&](Group& group) {
+    run_groups(kind, 4, 4096, [&](Group& group) {
       // Rank 3 does not come.
       if (group.rank() == 3) return wait_until([&] { return ended == 3; });
       const std::vector<float> in(20000, 1.0f);
       std::vector<float> out(in.size());
-      const Call call = testing::call_of(Op::ReduceScatter, DType::Float32, 0, milliseconds(300));
+      const Call call = call_of(Op::ReduceScatter, DType::Float32, 0, milliseconds(300));
       CHECK_THROWS(Error,
                    group.reduce_scatter(call, std::vector<const void*>(4, in.data()), std::vector<size_t>(4, in.size()),
                                         out.data(), Reduction{ReduceKind::PremulSum, 4, 0.5}));
@@ -132,7 +123,7 @@ TEST(an_abort_ends_transfers_within_100_ms) {
     return std::max(freed[0], freed[1]) - aborted.load();
   };
   for (const bool polls : {false, true}) {
-    testing::check_soon(milliseconds(100), [&] { return abort_one(polls); });
+    check_soon(milliseconds(100), [&] { return abort_one(polls); });
   }
 }
 
@@ -190,7 +181,7 @@ std::string receive_from_puppet(bool has_engine, const std::function<void(FrameH
   right.total = right.bytes = kBytes;
   const auto keys = std::make_shared<MapKeys>();
   Puppet puppet(2, keys);
-  const auto mesh = testing::join_mesh(1, 2, keys);
+  const auto mesh = join_mesh(1, 2, keys);
   if (has_engine) mesh->set_engine(make_engine(1, std::make_shared<Switchboard>(true)));
   std::string message;
   run_ranks(2, [&](int rank) {
@@ -236,7 +227,7 @@ TEST(headers_that_do_not_suit_the_engine_are_refused) {
 TEST(a_peer_that_dies_while_an_engine_has_its_data_is_named) {
   const auto keys = std::make_shared<MapKeys>();
   Puppet puppet(2, keys);
-  const auto mesh = testing::join_mesh(1, 2, keys);
+  const auto mesh = join_mesh(1, 2, keys);
   const auto board = std::make_shared<Switchboard>(false);
   mesh->set_engine(make_engine(1, board));
   run_ranks(2, [&](int rank) {
@@ -256,4 +247,4 @@ TEST(a_peer_that_dies_while_an_engine_has_its_data_is_named) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

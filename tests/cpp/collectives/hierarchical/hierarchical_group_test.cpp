@@ -7,15 +7,8 @@
 
 // Tests of groups over several nodes beyond the contract of groups (group_contract_test.cpp).
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::barrier;
-using testing::call_of;
-using testing::HierarchicalConfig;
-using testing::HierarchicalRanks;
-using testing::NodeOf;
-using testing::sum;
 
 const NodeOf kPairs = [](int r) { return r / 2; };
 const NodeOf kTriples = [](int r) { return r / 3; };
@@ -89,7 +82,7 @@ TEST(halves_on_the_wire_keep_the_promised_error_and_the_same_bits) {
 TEST(a_node_with_little_memory_works_with_others) {
   HierarchicalRanks ranks(4, kPairs);
   // The first node's chunks are smaller than a short message.
-  const auto sessions = testing::make_sessions(2, 4096);
+  const auto sessions = make_sessions(2, 4096);
   std::copy(sessions.begin(), sessions.end(), ranks.sessions.begin());
   ranks.run([](HierarchicalGroup& group) {
     uint64_t seq = 0;
@@ -144,20 +137,20 @@ TEST(connections_are_made_between_nodes_only) {
 }
 
 TEST(parts_of_another_group_are_refused) {
-  const Topology topology = testing::topology_of(2, [](int r) { return r; });
-  const auto sessions = testing::make_sessions(2, 0);
-  const auto meshes = testing::make_meshes(2);
+  const Topology topology = topology_of(2, [](int r) { return r; });
+  const auto sessions = make_sessions(2, 0);
+  const auto meshes = make_meshes(2);
   CHECK_CONTAINS(CHECK_THROWS(Error, HierarchicalGroup(topology, sessions[0], meshes[0])), "rank 0 of 2");
 }
 
 TEST(a_rank_that_is_absent_from_a_long_reduction_is_named_on_all_nodes) {
   // Rank 3 is no leader: only rank 1 waits for it, on a rail or in the node, and all others wait for rank 1.
   for (const NodeOf& node_of : {NodeOf([](int r) { return r % 2; }), kPairs}) {
-    testing::with_growing_timeouts([&](std::chrono::milliseconds timeout) {
+    with_growing_timeouts([&](std::chrono::milliseconds timeout) {
       HierarchicalRanks(6, node_of).run([&](HierarchicalGroup& group) {
         std::vector<float> data(1 << 18, 1.0f);
         sum(group, 0, data);
-        if (group.rank() == 3) return testing::wait_until([&] { return !group.failure().empty(); });
+        if (group.rank() == 3) return wait_until([&] { return !group.failure().empty(); });
         const std::string message = CHECK_THROWS(TimeoutError, sum(group, 1, data, timeout));
         CHECK_CONTAINS(message, "all_reduce number 1");
         CHECK_CONTAINS(message, " for rank 3 (host ");
@@ -168,4 +161,4 @@ TEST(a_rank_that_is_absent_from_a_long_reduction_is_named_on_all_nodes) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

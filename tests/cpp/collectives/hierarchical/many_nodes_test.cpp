@@ -7,15 +7,8 @@
 // The algorithms for many nodes: doubling and rings. The table of algorithms makes few nodes use them, too, and so the
 // contract of groups (group_contract_test.cpp).
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::call_of;
-using testing::fraction;
-using testing::HierarchicalConfig;
-using testing::HierarchicalRanks;
-using testing::NodeOf;
-using testing::sum;
 
 using Results = std::vector<std::vector<float>>;
 
@@ -98,7 +91,7 @@ TEST(halves_on_the_wire_go_directly) {
     HierarchicalRanks(
         4, [](int r) { return r; }, config)
         .run([&](HierarchicalGroup& group) {
-          std::vector<float> data = testing::fractions(group.rank(), results[0].size());
+          std::vector<float> data = fractions(group.rank(), results[0].size());
           sum(group, 0, data);
           if (group.rank() == 1) results[ring] = data;
         });
@@ -124,7 +117,7 @@ std::vector<size_t> connections_of(int nodes, const std::string& rules) {
     connections[at] = ranks.meshes[at]->connections();
     // A barrier would make further connections.
     ++counted;
-    testing::wait_until([&] { return counted == 2 * nodes; });
+    wait_until([&] { return counted == 2 * nodes; });
   });
   return connections;
 }
@@ -157,4 +150,4 @@ TEST(nodes_that_choose_differently_find_out) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

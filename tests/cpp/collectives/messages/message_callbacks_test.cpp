@@ -5,17 +5,8 @@
 
 // Callbacks of messages, which may wait for other messages and close their group.
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::Carrier;
-using testing::kCarriers;
-using testing::numbers;
-using testing::Port;
-using testing::Rank;
-using testing::run_ranks;
-using testing::run_sessions;
-using testing::wait_until;
 
 const std::vector<int> kSent = numbers(1, 8);
 
@@ -104,7 +95,7 @@ TEST(a_callback_may_wait_for_the_callback_of_what_ended_with_it) {
       port.recv(got[1], 0, 1, callbacks.waiting());
       port.recv(got[2], 0, 2, callbacks.awaited());
       // Holds up the background thread until both can be found.
-      port.p2p->recv(testing::span(got[0]), DType::Int32, 0, 0, testing::soon(), [&](const Transfer&) {
+      port.p2p->recv(span(got[0]), DType::Int32, 0, 0, soon(), [&](const Transfer&) {
         wait_until([&] { return sent.load(); });
         return nullptr;
       });
@@ -180,4 +171,4 @@ TEST(closing_ends_what_is_posted_and_the_thread_even_from_a_callback) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -7,15 +7,8 @@
 // The contract of PointToPoint, with any carrier of messages and ranks as threads. The rings in shared memory hold 4
 // KiB.
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::make_meshes;
-using testing::numbers;
-using testing::Port;
-using testing::Rank;
-using testing::run_ranks;
-using testing::wait_until;
 
 TEST(messages_of_all_sizes_arrive_in_order) {
   run_ranks(2, [](const Rank& self) {
@@ -117,7 +110,7 @@ TEST(a_receive_times_out_and_one_from_a_rank_that_left_fails) {
     const auto limit = std::make_shared<TransferLimit>(std::chrono::milliseconds(100));
     auto transfer = p2p->recv(Span{&x, 4}, DType::Int32, 1, 0, limit, nullptr);
     p2p->wait(*transfer);
-    CHECK_CONTAINS(testing::message_of(transfer->error()), "100ms");
+    CHECK_CONTAINS(message_of(transfer->error()), "100ms");
   });
 
   run_ranks(2, [](const Rank& self) {
@@ -195,7 +188,7 @@ TEST(messages_over_tcp_fail_with_their_group) {
   const auto calls = make_meshes(2);
   const auto messages = make_meshes(2);
   for (size_t r = 0; r < 2; ++r) TcpMesh::share_failures(messages[r], calls[r]);
-  testing::run_ranks(2, [&](int rank) {
+  run_ranks(2, [&](int rank) {
     const auto r = static_cast<size_t>(rank);
     TcpGroup group(calls[r]);
     Port port(make_tcp_point_to_point(messages[r], calls[r]));
@@ -224,14 +217,14 @@ class KeysWaitedFor final : public KeyValues {
   std::atomic<bool> waited_for{false};
 
  private:
-  testing::MapKeys keys_;
+  MapKeys keys_;
 };
 
 TEST(a_message_to_a_rank_that_is_not_there_yet_holds_up_no_other) {
   const auto keys = std::make_shared<KeysWaitedFor>();
-  const auto join = [&](int rank) { return make_tcp_point_to_point(testing::join_mesh(rank, 2, keys), nullptr); };
+  const auto join = [&](int rank) { return make_tcp_point_to_point(join_mesh(rank, 2, keys), nullptr); };
   Port early(join(0));
-  testing::run_ranks(2, [&](int thread) {
+  run_ranks(2, [&](int thread) {
     const auto sent = numbers(1, 100);
     if (thread == 0) return early.wait(early.send(sent, 1));
     wait_until([&] { return keys->waited_for.load(); });
@@ -248,4 +241,4 @@ TEST(a_message_to_a_rank_that_is_not_there_yet_holds_up_no_other) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -10,14 +10,8 @@
 // A rank stops in the middle of writing a result into its peers' tensors, and goes on after they have given up on it
 // and use their tensors for something else.
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::call_of;
-using testing::HeldWrite;
-using testing::run_ranks;
-using testing::Sessions;
-using testing::wait_until;
 
 using Groups = std::vector<std::shared_ptr<Group>>;
 
@@ -103,13 +97,13 @@ Groups groups_of(const Sessions& sessions) {
 
 TEST(a_late_writer_within_a_node_reaches_nobodys_tensors) {
   for (int ranks : {2, 3}) {
-    const Sessions sessions = testing::make_sessions(ranks, 0);
+    const Sessions sessions = make_sessions(ranks, 0);
     check_late_writer(groups_of(sessions), sessions, ranks);
   }
 }
 
 TEST(a_late_writer_among_several_nodes_reaches_nobodys_tensors) {
-  const testing::HierarchicalRanks ranks(4, [](int r) { return r / 2; });
+  const HierarchicalRanks ranks(4, [](int r) { return r / 2; });
   Groups groups;
   for (int rank = 0; rank < 4; ++rank) groups.push_back(ranks.group(rank));
   check_late_writer(groups, ranks.sessions, 2);
@@ -117,7 +111,7 @@ TEST(a_late_writer_among_several_nodes_reaches_nobodys_tensors) {
 
 // Only some tensors are in the heap, so all ranks' data goes through other memory.
 TEST(tensors_that_no_peer_writes_to_stay_shared_when_a_reduction_fails) {
-  const Sessions sessions = testing::make_sessions(2, 0);
+  const Sessions sessions = make_sessions(2, 0);
   const Groups groups = groups_of(sessions);
   std::vector<float> ordinary(kCount);
   auto* const page = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(ordinary.data()) + 4095) / 4096 * 4096);
@@ -150,4 +144,4 @@ TEST(tensors_that_no_peer_writes_to_stay_shared_when_a_reduction_fails) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -11,19 +11,11 @@
 
 // Ranks of groups over TCP die, leave, are late, or send noise.
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using testing::barrier;
-using testing::join_mesh;
-using testing::join_others;
-using testing::make_meshes;
-using testing::MapKeys;
-using testing::Puppet;
-using testing::run_ranks;
-using testing::sum;
 
 /// Returns the nanoseconds from a death until the last peer has heard of it.
 int64_t death_of_a_peer(bool abruptly) {
@@ -52,7 +44,7 @@ int64_t death_of_a_peer(bool abruptly) {
 
 TEST(a_peer_that_dies_is_named_at_once_on_all_ranks) {
   for (const bool abruptly : {false, true}) {
-    testing::check_soon(seconds(1), [abruptly] { return death_of_a_peer(abruptly); });
+    check_soon(seconds(1), [abruptly] { return death_of_a_peer(abruptly); });
   }
 }
 
@@ -108,7 +100,7 @@ TEST(random_bytes_on_a_connection_fail_the_group_and_nothing_else) {
       }
       try {
         puppet.connect(1);
-      } catch (const testing::Failure&) {
+      } catch (const Failure&) {
         return;  // the machine is busy, and the other end had given up
       }
       std::vector<std::byte> noise(random() % 2000 + 200);
@@ -130,7 +122,7 @@ TEST(random_bytes_on_a_connection_fail_the_group_and_nothing_else) {
 }
 
 TEST(a_silent_peer_is_named_at_the_deadline) {
-  testing::with_growing_timeouts([](milliseconds timeout) {
+  with_growing_timeouts([](milliseconds timeout) {
     const auto keys = std::make_shared<MapKeys>();
     Puppet puppet(3, keys);
     const auto meshes = join_others(3, keys);
@@ -166,7 +158,7 @@ TEST(a_rank_that_waits_for_an_address_can_be_aborted) {
       began = true;
       CHECK_THROWS(AbortedError, barrier(group, 0));
     } else {
-      testing::wait_until([&] { return began.load(); });
+      wait_until([&] { return began.load(); });
       group.abort("enough");
     }
   });
@@ -177,7 +169,7 @@ class SilentKeys final : public KeyValues {
  public:
   void set(const std::string& key, const std::string& value) override { keys_.set(key, value); }
   std::string get(const std::string& key, Deadline deadline) override {
-    if (silent_) throw testing::Failure("somebody waits for the store without end");
+    if (silent_) throw Failure("somebody waits for the store without end");
     return keys_.get(key, deadline);
   }
   std::string await(const std::string& key, Deadline deadline, const std::function<void()>& look_around) override {
@@ -197,7 +189,7 @@ class SilentKeys final : public KeyValues {
 
 TEST(a_store_that_does_not_answer_delays_no_timeout_and_an_absent_rank_is_named_all_the_same) {
   const auto keys = std::make_shared<SilentKeys>();
-  testing::Meshes meshes;
+  Meshes meshes;
   for (int r = 0; r < 2; ++r) {
     meshes.push_back(join_mesh(r, 3, keys));
     meshes.back()->introduce({"(host a, pid 1)", "(host b, pid 2)", "(host c, pid 3)"});
@@ -215,4 +207,4 @@ TEST(a_store_that_does_not_answer_delays_no_timeout_and_an_absent_rank_is_named_
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

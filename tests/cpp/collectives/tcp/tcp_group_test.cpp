@@ -15,16 +15,8 @@
 
 // Tests of groups over TCP beyond the contract of groups (group_contract_test.cpp).
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::barrier;
-using testing::call_of;
-using testing::loopback_config;
-using testing::make_meshes;
-using testing::MapKeys;
-using testing::run_ranks;
-using testing::sum;
 
 bool has_ipv6() {
   const auto all = interface_addresses();
@@ -43,10 +35,10 @@ TEST(ranks_meet_over_either_family_and_over_both) {
   if (has_ipv6()) worlds.insert(worlds.end(), {{"::1"}, {"127.0.0.1", "::1", "lo"}});
   for (const auto& interfaces : worlds) {
     const auto keys = std::make_shared<MapKeys>();
-    testing::Meshes meshes;
+    Meshes meshes;
     for (int r = 0; r < 3; ++r) {
       const auto& interface = interfaces[static_cast<size_t>(r) % interfaces.size()];
-      meshes.push_back(testing::join_mesh(r, 3, keys, loopback_config(interface)));
+      meshes.push_back(join_mesh(r, 3, keys, loopback_config(interface)));
     }
     run_ranks(3, [&](int rank) {
       TcpGroup group(meshes[static_cast<size_t>(rank)]);
@@ -158,7 +150,7 @@ TEST(connections_are_made_where_they_are_needed) {
 }
 
 TEST(groups_of_one_process_do_not_mind_each_other) {
-  std::vector<testing::Meshes> rails;
+  std::vector<Meshes> rails;
   for (int rail = 0; rail < 3; ++rail) rails.push_back(make_meshes(2));
   run_ranks(6, [&](int thread) {
     TcpGroup group(rails[static_cast<size_t>(thread % 3)][static_cast<size_t>(thread / 3)]);
@@ -184,7 +176,7 @@ TEST(a_monitored_barrier_may_be_called_beside_a_collective_that_hangs) {
 
 TEST(a_forked_child_has_no_part_in_its_parents_group) {
   TcpGroup group(make_meshes(1)[0]);
-  CHECK(testing::in_child([&] {
+  CHECK(in_child([&] {
     const std::string message = CHECK_THROWS(Error, barrier(group, 0));
     group.leave();
     return message.find("forked") != std::string::npos;
@@ -215,4 +207,4 @@ TEST(a_forked_child_does_not_keep_its_parents_descriptors) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -12,15 +12,8 @@
 
 // Each of these needs processes of its own, since MPI starts once in a process: one name is given to each run.
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::exchange_all;
-using testing::meet;
-using testing::open_engine;
-using testing::start_mpi;
-using testing::world_rank;
-using testing::world_size;
 
 TEST(process_with_mpi_for_one_thread_is_refused) {
   start_mpi(MPI_THREAD_SINGLE);
@@ -34,7 +27,7 @@ TEST(process_with_mpi_for_a_thread_at_a_time) {
   start_mpi(MPI_THREAD_SERIALIZED);
   std::unique_ptr<Engine> engines[2];
   for (int which = 0; which < 2; ++which) engines[which] = open_engine("serialized" + std::to_string(which));
-  testing::run_ranks(2, [&](int thread) {
+  run_ranks(2, [&](int thread) {
     for (uint32_t round = 0; round < 10; ++round) {
       exchange_all(*engines[thread], world_rank(), world_size(), round * 100);
     }
@@ -91,15 +84,15 @@ TEST(process_forks_with_a_group) {
   CHECK_EQ(status, 0);
   const char mine = 'a';
   const auto sent = engine->send((world_rank() + world_size() - 1) % world_size(), 0, &mine, 1);
-  testing::finish(*transfer);
-  testing::finish(*sent);
+  finish(*transfer);
+  finish(*sent);
   CHECK_EQ(byte, 'a');
 }
 
 TEST(process_forks_before_it_has_a_group) {
   start_mpi(MPI_THREAD_MULTIPLE);
-  CHECK(testing::in_child([] {
-    const auto meeting = testing::meeting_of("child", world_rank(), world_size());
+  CHECK(in_child([] {
+    const auto meeting = meeting_of("child", world_rank(), world_size());
     return CHECK_THROWS(Error, mpi::Process::get().introduce(meeting)) ==
            "MPI cannot be used in a child that was forked after MPI was started";
   }));
@@ -115,7 +108,7 @@ TEST(process_leaves_a_message_behind) {
 }
 
 TEST(process_ends_with_a_message_under_way) {
-  testing::end_together();
+  end_together();
   static char byte;
   // As in a thread that goes on while the process ends.
   static auto* under_way = open_engine("under way")->receive((world_rank() + 1) % world_size(), 0, &byte, 1).release();
@@ -123,7 +116,7 @@ TEST(process_ends_with_a_message_under_way) {
 }
 
 TEST(process_waits_for_nobody_who_does_not_come) {
-  auto meeting = testing::meeting_of("never", world_rank(), world_size());
+  auto meeting = meeting_of("never", world_rank(), world_size());
   meeting.deadline = Deadline::after(std::chrono::milliseconds(300));
   // Rank 1 says that it takes part, and then does not: MPI_Init waits for it in vain.
   if (world_rank() == 1) {
@@ -151,4 +144,4 @@ TEST(process_that_mpirun_did_not_start) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

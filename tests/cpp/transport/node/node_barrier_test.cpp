@@ -6,10 +6,8 @@
 
 #include "support/node_ranks.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::run_sessions;
 
 // Plain, unsynchronised memory in two places, used in turn: ThreadSanitizer proves or refutes the barrier's promise.
 TEST(barrier_orders_what_is_published_in_two_places_by_turns) {
@@ -37,11 +35,11 @@ TEST(barrier_notices_a_rank_that_left_while_another_is_late) {
       barrier.sync(Deadline::after(std::chrono::seconds(60)), 1, [] { return std::string("a test"); });
     };
     if (session->rank() == 3) return session->leave();
-    if (session->rank() == 1) testing::wait_until([&] { return raised == 2; });
+    if (session->rank() == 1) wait_until([&] { return raised == 2; });
     CHECK_CONTAINS(CHECK_THROWS(PeerError, sync()), "rank 3");
     ++raised;
   });
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

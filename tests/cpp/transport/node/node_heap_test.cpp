@@ -17,11 +17,8 @@
 #include "support/children.h"
 #include "support/node_ranks.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::in_child;
-using testing::run_sessions;
 
 constexpr size_t kPage = 4096;
 
@@ -127,11 +124,11 @@ TEST(heap_of_a_peer_is_seen_where_it_says) {
     std::byte* const mine = heap.allocate(kPage);
     mine[5] = static_cast<std::byte>(session->rank() + 1);
     session->self().heap_parts[0] = heap.offset_of(mine + 5, 1);
-    testing::barrier(group, 0);
+    barrier(group, 0);
     for (int r = 0; r < 3; ++r) {
       CHECK(*heap.at(r, session->block(r).heap_parts[0]) == static_cast<std::byte>(r + 1));
     }
-    testing::barrier(group, 1);
+    barrier(group, 1);
   });
 }
 
@@ -209,7 +206,7 @@ TEST(heap_withdraws_without_a_second_copy_and_without_a_moment_in_which_writes_a
       }
     } while (!stop);
   });
-  testing::wait_until([&] { return begun != 0; });
+  wait_until([&] { return begun != 0; });
   two.heap->withdraw(0, kBytes);
   stop = true;
   writer.join();
@@ -242,7 +239,7 @@ TEST(all_reduce_in_the_heap_of_more_pieces_than_can_be_published_is_done_by_copy
     std::fill_n(data, 2 * count, 1.0);
     std::vector<Span> pieces;
     for (size_t i = 0; i < count; ++i) pieces.push_back({data + 2 * i, 2 * sizeof(double)});
-    group.all_reduce(testing::call_of(Op::AllReduce, DType::Float64, 0), pieces, Reduction{ReduceKind::Sum, 2, 1.0});
+    group.all_reduce(call_of(Op::AllReduce, DType::Float64, 0), pieces, Reduction{ReduceKind::Sum, 2, 1.0});
     for (size_t i = 0; i < 2 * count; ++i) CHECK_EQ(data[i], 2.0);
   });
 }
@@ -255,4 +252,4 @@ TEST(a_group_that_has_failed_gives_out_no_memory_that_peers_may_still_write_to) 
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

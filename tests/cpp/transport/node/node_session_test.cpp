@@ -2,7 +2,7 @@
 
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 TEST(a_session_opens_by_its_address_and_refuses_a_wrong_nonce) {
@@ -33,4 +33,4 @@ TEST(a_group_that_takes_more_memory_than_there_is_is_refused_before_any_is_taken
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing
