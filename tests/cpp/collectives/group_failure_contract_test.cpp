@@ -91,6 +91,7 @@ CONTRACT(a_timeout_names_who_is_absent_and_reaches_all) {
   with_growing_timeouts([&](milliseconds timeout) {
     // Not all ranks wait for rank 3 itself; some wait for those that do.
     run_groups(kind, kind.many_threads ? 4 : 7, 4096, [&](Group& group) {
+      barrier(group, 6);  // so that all are connected, and know each other's hosts
       // Comes only after the others have given up.
       if (group.rank() == 3) wait_until([&] { return !group.failure().empty(); });
       const std::string message = CHECK_THROWS(TimeoutError, barrier(group, 7, timeout));
