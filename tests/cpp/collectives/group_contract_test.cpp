@@ -79,8 +79,8 @@ CONTRACT(all_reduce_and_reduce_equal_the_sum_for_all_sizes) {
 
 CONTRACT(all_reduce_takes_pieces_wherever_they_lie_and_however_ranks_cut) {
   for (const size_t count : {size_t{0}, size_t{5}, size_t{1000}, size_t{40007}}) {
-    // All pieces in the group's memory, some ranks' pieces, or none.
-    for (const int with_memory : {3, 1, 0}) {
+    // So many ranks have their pieces in the group's memory, and the next rank some of them.
+    for (const int with_memory : {3, 2, 1, 0}) {
       run_groups(kind, 3, 4096, [&](Group& group) {
         // Rank 0 has one piece; the others have several, which grow, and empty ones between them.
         std::vector<Memory> memory;
@@ -89,7 +89,8 @@ CONTRACT(all_reduce_takes_pieces_wherever_they_lie_and_however_ranks_cut) {
         for (size_t at = 0, n = 0; at < count; at += n) {
           n = rank == 0 ? count : std::min(count - at, 1 + (at + 7) * (rank + 2) / 3);
           // Not at the beginning of a page, so that a mix-up of pieces shows.
-          float* const data = memory.emplace_back(group, n + 1, group.rank() < with_memory).data + 1;
+          const bool from_group = group.rank() < with_memory || (group.rank() == with_memory && at <= 100);
+          float* const data = memory.emplace_back(group, n + 1, from_group).data + 1;
           pieces.push_back({data, n * sizeof(float)});
           if (rank > 0) pieces.push_back(Span{});
         }

@@ -13,27 +13,6 @@ namespace {
 const NodeOf kPairs = [](int r) { return r / 2; };
 const NodeOf kTriples = [](int r) { return r / 3; };
 
-TEST(long_reductions_take_data_in_stages_or_in_the_heap_as_each_node_likes) {
-  HierarchicalRanks(5, kPairs).run([](HierarchicalGroup& group) {
-    // Ranks 0 and 1 have their data in the heap, and of the others only rank 2: one node reduces in place and one in
-    // stages.
-    constexpr size_t kCount = 300007;
-    for (uint64_t round = 0; round < 3; ++round) {
-      const auto heap = group.rank() < 3 ? group.allocate(kCount * sizeof(float)) : nullptr;
-      std::vector<float> own(kCount);
-      auto* const data = heap ? static_cast<float*>(heap.get()) : own.data();
-      for (size_t i = 0; i < kCount; ++i) data[i] = static_cast<float>((i + static_cast<size_t>(group.rank())) % 13);
-      group.all_reduce(call_of(Op::AllReduce, DType::Float32, round), data, data, kCount,
-                       Reduction{ReduceKind::Sum, 5, 1.0});
-      for (size_t i = 0; i < kCount; i += 101) {
-        float expected = 0;
-        for (size_t r = 0; r < 5; ++r) expected += static_cast<float>((i + r) % 13);
-        CHECK_EQ(data[i], expected);
-      }
-    }
-  });
-}
-
 TEST(halves_on_the_wire_keep_the_promised_error_and_the_same_bits) {
   constexpr size_t kCount = 200003;
   constexpr int kRanks = 5;
