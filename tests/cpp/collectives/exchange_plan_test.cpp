@@ -7,7 +7,7 @@
 #include "common/error.h"
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 using Sizes = std::vector<uint64_t>;
@@ -146,4 +146,4 @@ TEST(sizes_that_differ_are_told_from_the_tables) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -2,13 +2,10 @@
 
 #include <numeric>
 
-#include "support/node_ranks.h"
+#include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::call_of;
-using testing::run_sessions;
 
 /// `whole` cut at `cuts`, the last piece to the end.
 std::vector<Span> cut(std::vector<float>& whole, const std::vector<size_t>& cuts) {
@@ -50,41 +47,5 @@ TEST(pieces_give_every_element_once_and_in_order) {
   CHECK_EQ(Pieces(std::vector<Span>{}, 4).count(), size_t{0});
 }
 
-TEST(all_reduce_of_pieces_does_not_mind_where_ranks_cut) {
-  for (size_t chunk : {size_t{4096}, size_t{0}}) {
-    for (size_t count : {size_t{0}, size_t{1}, size_t{100}, size_t{5000}, size_t{70001}}) {
-      run_sessions(3, chunk, [&](std::shared_ptr<NodeSession> session) {
-        NodeGroup group(session);
-        const auto rank = static_cast<size_t>(group.rank());
-        std::vector<float> data(count);
-        for (size_t i = 0; i < count; ++i) data[i] = static_cast<float>(i % 97 + rank);
-        std::vector<size_t> cuts;
-        for (size_t at = 0; at < count; at += 1 + (at + 1) * (rank + 1)) cuts.push_back(at);
-        group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0), cut(data, cuts),
-                         Reduction{ReduceKind::Sum, 3, 1.0});
-        for (size_t i = 0; i < count; ++i) CHECK_EQ(data[i], static_cast<float>(3 * (i % 97) + 3));
-      });
-    }
-  }
-}
-
-TEST(all_reduce_of_pieces_agrees_with_one_of_a_whole) {
-  run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
-    NodeGroup group(session);
-    std::vector<float> data(3000, 1.0f);
-    const Call call = call_of(Op::AllReduce, DType::Float32, 0);
-    const Reduction sum{ReduceKind::Sum, 2, 1.0};
-    if (group.rank() == 0) {
-      group.all_reduce(call, cut(data, {7, 2000}), sum);
-    } else {
-      group.all_reduce(call, data.data(), data.data(), data.size(), sum);
-    }
-    for (const float x : data) CHECK_EQ(x, 2.0f);
-    // The total number of elements must agree.
-    std::vector<float> more(group.rank() == 0 ? 10 : 11);
-    CHECK_THROWS(MismatchError, group.all_reduce(call_of(Op::AllReduce, DType::Float32, 1), cut(more, {3}), sum));
-  });
-}
-
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -6,7 +6,7 @@
 #include "common/error.h"
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 constexpr size_t kSmall = 64 * 1024;
@@ -182,4 +182,4 @@ TEST(what_is_no_rule_is_refused_with_what_is_accepted) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -6,7 +6,7 @@
 #include "common/socket_address.h"
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 SocketAddress address(const std::string& text) {
@@ -97,4 +97,4 @@ TEST(siphash_gives_the_published_values) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -2,16 +2,11 @@
 
 #include "common/error.h"
 #include "common/shared_memory.h"
-#include "support/limited_process.h"
+#include "support/children.h"
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::in_child;
-using testing::limit_descriptors;
-using testing::open_null;
-using testing::use_up_descriptors;
 
 TEST(the_soft_limit_of_descriptors_is_raised_where_more_are_needed) {
   const auto soft_limit = [] {
@@ -44,4 +39,4 @@ TEST(a_lack_of_descriptors_is_told_with_the_limit) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -9,7 +9,7 @@
 
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 constexpr size_t kBytes = size_t{8} << 20;
@@ -101,4 +101,4 @@ TEST(huge_pages_of_memory_that_is_gone_are_no_error) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -13,7 +13,7 @@
 
 // What cgroups leave a process, read from files of the tests' own.
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 /// A folder that plays the root of a system, with these files.
@@ -21,7 +21,7 @@ class Root {
  public:
   explicit Root(const std::map<std::string, std::string>& files) {
     char name[] = "/tmp/ours-root-XXXXXX";
-    if (::mkdtemp(name) == nullptr) throw testing::Failure("cannot make a folder");
+    if (::mkdtemp(name) == nullptr) throw Failure("cannot make a folder");
     path_ = name;
     for (const auto& [file, text] : files) {
       const std::filesystem::path path = path_ + file;
@@ -98,4 +98,4 @@ TEST(a_cgroup_over_its_limit_has_no_room) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

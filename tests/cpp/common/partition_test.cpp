@@ -4,7 +4,7 @@
 
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 void check_cover(size_t count, int parts, size_t align) {
@@ -72,4 +72,4 @@ TEST(pieces_cover_every_count_once) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -5,16 +5,11 @@
 
 #include <vector>
 
-#include "support/limited_process.h"
+#include "support/children.h"
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::in_child;
-using testing::limit_descriptors;
-using testing::open_null;
-using testing::use_up_descriptors;
 
 TEST(process_watch_sees_the_end_of_a_process_that_nobody_reaped) {
   int pipe_ends[2];
@@ -58,4 +53,4 @@ TEST(watches_of_one_process_share_a_descriptor) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -7,13 +7,11 @@
 #include <cerrno>
 
 #include "common/error.h"
-#include "support/limited_process.h"
+#include "support/children.h"
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::in_child;
 
 TEST(shared_memory_is_private_unnamed_and_shared_by_its_path) {
   auto memory = SharedMemory::create(8192);
@@ -76,4 +74,4 @@ TEST(memory_of_a_rank_alone_has_no_file) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

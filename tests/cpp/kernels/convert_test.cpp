@@ -11,7 +11,7 @@
 #include "support/reduce_reference.h"
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 using kernels::Element;
@@ -69,8 +69,8 @@ TEST(float32_becomes_the_nearest_half_and_back) {
         std::vector<uint16_t> halves;
         const std::vector<float> back = narrow_and_widen(*variant, fraction_bits, values, halves);
         for (size_t i = 0; i < count; ++i) {
-          CHECK_EQ(halves[i], testing::encode_16(values[i], fraction_bits));
-          CHECK_EQ(back[i], testing::decode_16(halves[i], fraction_bits));
+          CHECK_EQ(halves[i], encode_16(values[i], fraction_bits));
+          CHECK_EQ(back[i], decode_16(halves[i], fraction_bits));
         }
       }
       std::vector<uint16_t> halves;
@@ -86,4 +86,4 @@ TEST(only_half_types_are_converted) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

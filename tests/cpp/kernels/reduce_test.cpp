@@ -11,7 +11,7 @@
 #include "support/reduce_reference.h"
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 using kernels::reduce_by;
@@ -72,7 +72,7 @@ class Case {
 
   std::vector<char> expected(const Reduction& reduction) const {
     std::vector<char> result(bytes_ + 1);  // data() is never null
-    testing::reference_reduce(result.data(), srcs_, count_, dtype_, reduction);
+    reference_reduce(result.data(), srcs_, count_, dtype_, reduction);
     return result;
   }
 
@@ -98,9 +98,9 @@ class Case {
     switch (dtype_) {
       case DType::Float16:
       case DType::Complex32:
-        return put([](float x) { return testing::encode_16(x, 10); });
+        return put([](float x) { return encode_16(x, 10); });
       case DType::BFloat16:
-        return put([](float x) { return testing::encode_16(x, 7); });
+        return put([](float x) { return encode_16(x, 7); });
       case DType::Float32:
       case DType::Complex64:
         return put([](float x) { return x; });
@@ -131,8 +131,8 @@ TEST(reduce_equals_the_reference_for_every_dtype_op_and_variant) {
           for (bool stream : {false, true}) {
             std::memset(c.dst(), 0x33, c.bytes());
             c.run(*variant, reduction, stream);
-            if (!testing::same_values(c.dst(), expected.data(), c.bytes(), dtype) || !c.guards_intact()) {
-              testing::fail(__FILE__, __LINE__, describe(dtype, reduction, sources, count) + ", " + variant->name);
+            if (!same_values(c.dst(), expected.data(), c.bytes(), dtype) || !c.guards_intact()) {
+              fail(__FILE__, __LINE__, describe(dtype, reduction, sources, count) + ", " + variant->name);
             }
           }
         }
@@ -150,8 +150,8 @@ TEST(reduce_in_place_of_any_source) {
         Case c(random, dtype, 3, 777);
         const auto expected = c.expected(reduction);
         c.run(*variant, reduction, target == 1, c.src(target), 0, c.count());
-        if (!testing::same_values(c.src(target), expected.data(), c.bytes(), dtype)) {
-          testing::fail(__FILE__, __LINE__, describe(dtype, reduction, 3, 777) + ", " + variant->name);
+        if (!same_values(c.src(target), expected.data(), c.bytes(), dtype)) {
+          fail(__FILE__, __LINE__, describe(dtype, reduction, 3, 777) + ", " + variant->name);
         }
       }
     }
@@ -174,7 +174,7 @@ TEST(reduce_of_pieces_equals_reduce_of_the_whole) {
         begin = end;
       }
       if (std::memcmp(whole.data(), c.dst(), c.bytes()) != 0) {
-        testing::fail(__FILE__, __LINE__, describe(dtype, reduction, 4, 2000) + ", " + variant->name);
+        fail(__FILE__, __LINE__, describe(dtype, reduction, 4, 2000) + ", " + variant->name);
       }
     }
   });
@@ -197,11 +197,11 @@ TEST(reduce_propagates_nan_from_either_side) {
       CHECK(std::isnan(reduce_two<double>(*variant, DType::Float64, kind, 1.0, nan)));
       for (uint16_t half_nan : {0x7c01, 0x7e00, 0xfe00, 0x7fff}) {
         const auto out = reduce_two<uint16_t>(*variant, DType::Float16, kind, half_nan, 0x3c00);
-        CHECK(std::isnan(testing::decode_16(out, 10)));
+        CHECK(std::isnan(decode_16(out, 10)));
       }
       for (uint16_t brain_nan : {0x7f81, 0x7fc0, 0xffff}) {
         const auto out = reduce_two<uint16_t>(*variant, DType::BFloat16, kind, 0x3f80, brain_nan);
-        CHECK(std::isnan(testing::decode_16(out, 7)));
+        CHECK(std::isnan(decode_16(out, 7)));
       }
     }
   }
@@ -233,12 +233,12 @@ TEST(reduce_keeps_every_half_and_rounds_sums_once) {
       const void* srcs[] = {all.data()};
       reduce_by(*variant, out.data(), srcs, 1, all.size(), dtype, {ReduceKind::Sum, 1, 1.0}, false);
       for (size_t i = 0; i < all.size(); ++i) {
-        if (!std::isnan(testing::decode_16(all[i], fraction_bits))) CHECK_EQ(out[i], all[i]);
+        if (!std::isnan(decode_16(all[i], fraction_bits))) CHECK_EQ(out[i], all[i]);
       }
       // 1 + 2^-11 + 2^-11 (or 2^-8) is a tie twice when rounded after each addition, but representable when summed in
       // float32.
-      const uint16_t one = testing::encode_16(1.0f, fraction_bits);
-      const uint16_t half_ulp = testing::encode_16(std::ldexp(1.0f, -fraction_bits - 1), fraction_bits);
+      const uint16_t one = encode_16(1.0f, fraction_bits);
+      const uint16_t half_ulp = encode_16(std::ldexp(1.0f, -fraction_bits - 1), fraction_bits);
       const void* three[] = {&one, &half_ulp, &half_ulp};
       uint16_t sum = 0;
       reduce_by(*variant, &sum, three, 3, 1, dtype, {ReduceKind::Sum, 3, 1.0}, false);
@@ -284,4 +284,4 @@ TEST(copy_stream_copies_every_length_and_nothing_else) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -7,11 +7,9 @@
 #include "reducer/random_models.h"
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
-using testing::RandomModel;
-using testing::RandomModels;
 using Kind = std::pair<int, int>;
 
 constexpr int kModels = 300;
@@ -96,4 +94,4 @@ TEST(a_wrong_order_is_refused) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

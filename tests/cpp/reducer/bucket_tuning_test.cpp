@@ -6,10 +6,8 @@
 #include "reducer/random_models.h"
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::RandomModels;
 
 constexpr int64_t kKiB = 1024;
 constexpr int64_t kMiB = 1024 * kKiB;
@@ -145,4 +143,4 @@ TEST(no_other_cap_is_much_better) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

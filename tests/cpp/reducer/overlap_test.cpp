@@ -2,7 +2,7 @@
 
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 using Times = std::vector<int64_t>;
@@ -45,4 +45,4 @@ TEST(reductions_at_the_same_time_count_once) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

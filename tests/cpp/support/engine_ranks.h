@@ -1,10 +1,7 @@
 #pragma once
 
-#include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
@@ -14,9 +11,7 @@
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
-#include "common/error.h"
 #include "support/tcp_ranks.h"
 #include "transport/engine.h"
 
@@ -34,70 +29,24 @@ class Switchboard {
   };
   using EndPtr = std::shared_ptr<End>;
 
-  explicit Switchboard(bool polls) : polls_(polls) {
-    if (!polls) thread_ = std::thread([this] { deliver_until_stopped(); });
-  }
-  ~Switchboard() {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      stopped_ = true;
-      changed_.notify_all();
-    }
-    if (thread_.joinable()) thread_.join();
-  }
+  explicit Switchboard(bool polls);
+  ~Switchboard();
 
   bool polls() const { return polls_; }
 
   /// From now on nothing arrives any more, and a rank that asks hears nothing.
-  void hold() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    held_ = true;
-  }
+  void hold();
   /// Once this many more messages have arrived, everything that `rank` does with its engine throws.
-  void fail_after(int messages, int rank) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    left_ = messages;
-    failing_ = rank;
-  }
+  void fail_after(int messages, int rank);
   /// The number of messages that have arrived.
-  size_t arrived() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return arrived_;
-  }
+  size_t arrived();
   /// The number of messages that have been begun, and have neither ended nor arrived.
-  size_t under_way() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    size_t all = 0;
-    for (const auto& one : pairs_) all += one.second.sent.size() + one.second.wanted.size();
-    return all;
-  }
+  size_t under_way();
 
-  void begin(int from, int to, bool sends, const EndPtr& end) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    check(sends ? from : to);
-    Pair& pair = pairs_[{from, to}];
-    (sends ? pair.sent : pair.wanted).push_back(end);
-    changed_.notify_all();
-  }
-  bool done(int rank, int from, int to, const EndPtr& end) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    check(rank);
-    // Delivered only sometimes, so that a rank has to ask again.
-    if (polls_ && random_() % 3 != 0) deliver(pairs_[{from, to}]);
-    return end->done;
-  }
-  void drop(int from, int to, const EndPtr& end) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    // An engine may use the memory until now, so it must exist. The answer to what was sent may have come there.
-    if (end->bytes != 0) static_cast<void>(*static_cast<const volatile std::byte*>(end->data));
-    Pair& pair = pairs_[{from, to}];
-    for (auto* ends : {&pair.sent, &pair.wanted})
-      ends->erase(std::remove(ends->begin(), ends->end(), end), ends->end());
-  }
-  void set_waker(int rank, std::function<void()> wake) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    wakers_[rank] = std::move(wake);
-  }
+  void begin(int from, int to, bool sends, const EndPtr& end);
+  bool done(int rank, int from, int to, const EndPtr& end);
+  void drop(int from, int to, const EndPtr& end);
+  void set_waker(int rank, std::function<void()> wake);
 
  private:
   struct Pair {
@@ -105,47 +54,9 @@ class Switchboard {
     std::deque<EndPtr> wanted;
   };
 
-  void check(int rank) const {
-    if (failing_ == rank && left_ == 0) throw Error("the cable was cut");
-  }
-
-  bool deliver(Pair& pair) {
-    if (held_ || pair.sent.empty() || pair.wanted.empty()) return false;
-    if (left_ > 0) --left_;
-    const EndPtr from = pair.sent.front();
-    const EndPtr to = pair.wanted.front();
-    if (from->number != to->number || from->bytes != to->bytes) {
-      std::fprintf(stderr, "switchboard: message %u of %zu bytes meets %u of %zu\n", from->number, from->bytes,
-                   to->number, to->bytes);
-      std::abort();
-    }
-    std::memcpy(to->data, from->data, from->bytes);
-    from->done = to->done = true;
-    pair.sent.pop_front();
-    pair.wanted.pop_front();
-    ++arrived_;
-    return true;
-  }
-
-  void deliver_until_stopped() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (!stopped_) {
-      std::vector<std::map<std::pair<int, int>, Pair>::iterator> ready;
-      for (auto one = pairs_.begin(); one != pairs_.end(); ++one) {
-        if (!one->second.sent.empty() && !one->second.wanted.empty()) ready.push_back(one);
-      }
-      if (ready.empty() || held_) {
-        changed_.wait(lock);
-        continue;
-      }
-      // A random pair, regardless of which was first.
-      const auto chosen = ready[random_() % ready.size()];
-      deliver(chosen->second);
-      for (const int rank : {chosen->first.first, chosen->first.second}) {
-        if (wakers_[rank]) wakers_[rank]();
-      }
-    }
-  }
+  void check(int rank) const;
+  bool deliver(Pair& pair);
+  void deliver_until_stopped();
 
   const bool polls_;
   std::mutex mutex_;
@@ -161,51 +72,9 @@ class Switchboard {
   std::thread thread_;
 };
 
-class SwitchboardEngine final : public Engine {
- public:
-  SwitchboardEngine(int rank, std::shared_ptr<Switchboard> board) : rank_(rank), board_(std::move(board)) {}
-  ~SwitchboardEngine() override { board_->set_waker(rank_, nullptr); }
-
-  std::string name() const override { return "switchboard"; }
-  std::unique_ptr<Engine::Transfer> send(int peer, uint32_t number, const void* data, size_t bytes) override {
-    return begin(rank_, peer, true, {number, const_cast<void*>(data), bytes});
-  }
-  std::unique_ptr<Engine::Transfer> receive(int peer, uint32_t number, void* data, size_t bytes) override {
-    return begin(peer, rank_, false, {number, data, bytes});
-  }
-  void set_waker(std::function<void()> wake) override { board_->set_waker(rank_, std::move(wake)); }
-  bool polls() const override { return board_->polls(); }
-  void close() noexcept override {}
-
- private:
-  struct Transfer final : Engine::Transfer {
-    Transfer(SwitchboardEngine& engine, int from, int to, Switchboard::EndPtr end)
-        : rank(engine.rank_), from(from), to(to), board(engine.board_), end(std::move(end)) {}
-    ~Transfer() override { board->drop(from, to, end); }
-    bool done() override { return board->done(rank, from, to, end); }
-
-    const int rank, from, to;
-    const std::shared_ptr<Switchboard> board;
-    const Switchboard::EndPtr end;
-  };
-
-  std::unique_ptr<Engine::Transfer> begin(int from, int to, bool sends, const Switchboard::End& end) {
-    auto shared = std::make_shared<Switchboard::End>(end);
-    board_->begin(from, to, sends, shared);
-    return std::make_unique<Transfer>(*this, from, to, std::move(shared));
-  }
-
-  const int rank_;
-  const std::shared_ptr<Switchboard> board_;
-};
+std::shared_ptr<Engine> make_engine(int rank, const std::shared_ptr<Switchboard>& board);
 
 /// Gives the ranks' meshes engines that carry payloads of at least `least_bytes`.
-inline std::shared_ptr<Switchboard> connect_engines(const Meshes& meshes, bool polls, size_t least_bytes = 64) {
-  const auto board = std::make_shared<Switchboard>(polls);
-  for (const auto& mesh : meshes) {
-    mesh->set_engine(std::make_shared<SwitchboardEngine>(mesh->rank(), board), least_bytes);
-  }
-  return board;
-}
+std::shared_ptr<Switchboard> connect_engines(const Meshes& meshes, bool polls, size_t least_bytes = 64);
 
 }  // namespace ours::testing

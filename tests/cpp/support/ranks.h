@@ -1,14 +1,8 @@
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <functional>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "support/testing.h"
@@ -16,67 +10,17 @@
 namespace ours::testing {
 
 /// Runs fn(rank) for rank 0..n-1, each on a thread of its own, and returns what each threw (null: nothing). Threads
-/// cannot be stopped from outside, so if some are not back after `limit`, the process ends with a message that names
-/// them: a deadlock fails the run instead of hanging it.
-inline std::vector<std::exception_ptr> run_ranks_catching(int n, const std::function<void(int)>& fn,
-                                                          std::chrono::seconds limit = std::chrono::seconds(120)) {
-  std::vector<std::exception_ptr> errors(static_cast<size_t>(n));
-  std::vector<bool> done(static_cast<size_t>(n), false);
-  int running = n;
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < n; ++rank) {
-    threads.emplace_back([&, rank] {
-      std::exception_ptr error;
-      try {
-        fn(rank);
-      } catch (...) {
-        error = std::current_exception();
-      }
-      std::lock_guard<std::mutex> lock(mutex);
-      errors[static_cast<size_t>(rank)] = error;
-      done[static_cast<size_t>(rank)] = true;
-      --running;
-      changed.notify_all();
-    });
-  }
-  {
-    // wait_until on the system clock, because ThreadSanitizer of older compilers does not know the steady clock's wait.
-    std::unique_lock<std::mutex> lock(mutex);
-    if (!changed.wait_until(lock, std::chrono::system_clock::now() + limit, [&] { return running == 0; })) {
-      std::fprintf(stderr, "run_ranks: still running after %lld s: ranks", static_cast<long long>(limit.count()));
-      for (int rank = 0; rank < n; ++rank) {
-        if (!done[static_cast<size_t>(rank)]) std::fprintf(stderr, " %d", rank);
-      }
-      std::fprintf(stderr, " of %d\n", n);
-      std::abort();
-    }
-  }
-  for (auto& thread : threads) thread.join();
-  return errors;
-}
+/// cannot be stopped from outside, so if some are not back after two minutes, the process ends with a message that
+/// names them: a deadlock fails the run instead of hanging it.
+std::vector<std::exception_ptr> run_ranks_catching(int n, const std::function<void(int)>& fn);
 
-inline std::string message_of(const std::exception_ptr& error) {
-  if (!error) return "";
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return e.what();
-  } catch (...) {
-    return "(not a std::exception)";
-  }
-}
+/// The message of an exception; empty if there is none.
+std::string message_of(const std::exception_ptr& error);
 
 /// Runs fn(rank) for n ranks as threads; fails with the messages of all ranks that threw.
-inline void run_ranks(int n, const std::function<void(int)>& fn,
-                      std::chrono::seconds limit = std::chrono::seconds(120)) {
-  const auto errors = run_ranks_catching(n, fn, limit);
-  std::string messages;
-  for (size_t rank = 0; rank < errors.size(); ++rank) {
-    if (errors[rank]) messages += "\n    rank " + std::to_string(rank) + ": " + message_of(errors[rank]);
-  }
-  if (!messages.empty()) throw Failure("of " + std::to_string(n) + " ranks failed:" + messages);
-}
+void run_ranks(int n, const std::function<void(int)>& fn);
+
+/// Returns when `state` does; fails after a minute.
+void wait_until(const std::function<bool()>& state);
 
 }  // namespace ours::testing

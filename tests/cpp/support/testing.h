@@ -1,12 +1,10 @@
 #pragma once
 
 #include <functional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
 // A few macros instead of a test framework: TEST(name) { ... } defines a test, CHECK, CHECK_EQ and CHECK_THROWS end it
 // with an exception when they fail. They may be used on any thread whose exceptions the test collects (see ranks.h).
@@ -18,49 +16,34 @@ class Failure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-struct Test {
-  std::string name;
-  std::function<void()> body;
-};
-
-inline std::vector<Test>& tests() {
-  static std::vector<Test> all;
-  return all;
-}
-
 struct Registration {
-  Registration(const char* name, std::function<void()> body) { tests().push_back({name, std::move(body)}); }
+  Registration(const char* name, void (*body)());
 };
 
-template <class T, class = void>
-struct IsPrintable : std::false_type {};
-template <class T>
-struct IsPrintable<T, std::void_t<decltype(std::declval<std::ostream&>() << std::declval<const T&>())>>
-    : std::true_type {};
+std::string show(double value);
 
 template <class T>
 std::string show(const T& value) {
-  std::ostringstream out;
   if constexpr (std::is_enum_v<T>) {
-    out << static_cast<long long>(value);
+    return std::to_string(static_cast<long long>(value));
   } else if constexpr (std::is_integral_v<T>) {
-    out << +value;  // characters as numbers
-  } else if constexpr (IsPrintable<T>::value) {
-    out.precision(17);
-    out << value;
+    return std::to_string(value);  // characters as numbers
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return show(static_cast<double>(value));
+  } else if constexpr (std::is_convertible_v<T, std::string_view>) {
+    return std::string(std::string_view(value));
   } else {
-    out << "(a value of " << sizeof(T) << " bytes)";
+    return "(a value of " + std::to_string(sizeof(T)) + " bytes)";
   }
-  return out.str();
 }
 
-[[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
-  throw Failure(std::string(file) + ":" + std::to_string(line) + ": " + what);
-}
+[[noreturn]] void fail(const char* file, int line, const std::string& what);
+[[noreturn]] void fail_equal(const char* text, const std::string& a, const std::string& b, const char* file, int line);
+void check_contains(const std::string& text, const std::string& part, const char* file, int line);
 
 template <class A, class B>
 void check_equal(const A& a, const B& b, const char* text, const char* file, int line) {
-  if (!(a == b)) fail(file, line, std::string(text) + ": " + show(a) + " != " + show(b));
+  if (!(a == b)) fail_equal(text, show(a), show(b), file, line);
 }
 
 /// Runs `body`; returns the message of the E that it throws. Fails if it throws something else or nothing.
@@ -74,10 +57,6 @@ std::string message_of(const std::function<void()>& body, const char* type, cons
     fail(file, line, std::string("expected ") + type + ", caught: " + e.what());
   }
   fail(file, line, std::string("expected ") + type + ", nothing was thrown");
-}
-
-inline void check_contains(const std::string& text, const std::string& part, const char* file, int line) {
-  if (text.find(part) == std::string::npos) fail(file, line, "\"" + part + "\" is not in \"" + text + "\"");
 }
 
 }  // namespace ours::testing

@@ -1,13 +1,11 @@
 #include "transport/topology.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "common/error.h"
+#include "support/children.h"
 #include "support/testing.h"
 #include "transport/node/node_probe.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 TEST(nodes_are_numbered_by_their_lowest_ranks) {
@@ -71,12 +69,8 @@ TEST(a_probe_is_believed_only_where_its_number_is_found) {
 TEST(a_probe_is_found_from_another_process) {
   const NodeProbe probe;
   const std::string address = probe.address();
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(NodeProbe::obstacle(address).empty() ? 0 : 1);
-  int status = -1;
-  CHECK_EQ(::waitpid(child, &status, 0), child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(in_child([&] { return NodeProbe::obstacle(address).empty(); }));
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

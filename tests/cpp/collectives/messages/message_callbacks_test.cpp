@@ -5,113 +5,104 @@
 
 // Callbacks of messages, which may wait for other messages and close their group.
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
-using testing::Carrier;
-using testing::numbers;
-using testing::Port;
-using testing::Rank;
-using testing::run_ranks;
-using testing::run_sessions;
-using testing::soon;
+const std::vector<int> kSent = numbers(1, 8);
 
 // Two receives end together, and the callback of the first waits for the second.
 TEST(a_callback_may_wait_for_another_transfer) {
   run_ranks(2, [](const Rank& self) {
     Port port(self.p2p);
-    const std::vector<int> data = numbers(1, 8);
     if (self.rank == 0) {
-      port.wait(port.send(data, 1, 1));
-      port.wait(port.send(data, 1, 2));
+      for (const int tag : {1, 2}) port.wait(port.send(kSent, 1, tag));
       return;
     }
     std::vector<int> first(8), second(8);
-    std::shared_ptr<Transfer> later;
     std::atomic<bool> waited{false};
-    const Span into{first.data(), first.size() * sizeof(int)};
     // When they are posted in this order, the two messages are found in the channel together.
-    later = port.recv(second, 0, 2);
-    auto transfer = port.p2p->recv(into, DType::Int32, 0, 1, soon(), [&](const Transfer&) {
-      return [&] {
-        port.p2p->wait(*later);
-        waited.store(true);
-      };
+    const auto later = port.recv(second, 0, 2);
+    const auto earlier = port.recv(first, 0, 1, [&] {
+      port.p2p->wait(*later);
+      waited = true;
     });
-    port.wait(transfer);
+    port.wait(earlier);
     port.wait(later);
-    while (!waited.load()) std::this_thread::yield();
-    CHECK(first == data && second == data);
+    wait_until([&] { return waited.load(); });
+    CHECK(first == kSent && second == kSent);
   });
 }
 
 // The callback of the first receive waits for a second one, whose message is sent then, and no thread is in wait().
 TEST(a_callback_may_wait_for_what_only_the_background_moves) {
-  for (const Carrier carrier : {Carrier::Node, Carrier::Tcp}) {
+  for (const Carrier carrier : kCarriers) {
     std::atomic<bool> began{false}, ended{false};
     run_ranks(carrier, 2, [&](const Rank& self) {
       Port port(self.p2p);
-      const auto data = numbers(1, 8);
       if (self.rank == 0) {
-        port.wait(port.send(data, 1, 1));
-        while (!began.load()) std::this_thread::yield();
-        port.wait(port.send(data, 1, 2));
-        return;
+        port.wait(port.send(kSent, 1, 1));
+        wait_until([&] { return began.load(); });
+        return port.wait(port.send(kSent, 1, 2));
       }
       std::vector<int> first(8), second(8);
       const auto later = port.recv(second, 0, 2);
-      const auto transfer = port.p2p->recv(Span{first.data(), 32}, DType::Int32, 0, 1, soon(), [&](const Transfer&) {
-        return [&] {
-          began.store(true);
-          const Deadline end = Deadline::after(std::chrono::minutes(1));
-          while (!later->done() && !end.passed()) std::this_thread::yield();
-          ended.store(true);
-        };
+      const auto earlier = port.recv(first, 0, 1, [&] {
+        began = true;
+        const Deadline end = Deadline::after(std::chrono::minutes(1));
+        while (!later->done() && !end.passed()) std::this_thread::yield();
+        ended = true;
       });
-      while (!ended.load()) std::this_thread::yield();
-      CHECK(transfer->done() && later->done());
-      CHECK(first == data && second == data);
+      wait_until([&] { return ended.load(); });
+      CHECK(earlier->done() && later->done());
+      CHECK(first == kSent && second == kSent);
       port.p2p->close();
       CHECK(port.p2p->wait_closed(std::chrono::seconds(30)));
     });
   }
 }
 
+/// Two callbacks, one of which waits for the other.
+struct Callbacks {
+  std::function<void()> waiting() {
+    return [this] {
+      const Deadline end = Deadline::after(std::chrono::minutes(1));
+      while (!called && !end.passed()) std::this_thread::yield();
+      ended = true;
+    };
+  }
+  std::function<void()> awaited() {
+    return [this] { called = true; };
+  }
+
+  std::atomic<bool> called{false}, ended{false};
+};
+
 // Two receives are found together, and the callback of the first waits for that of the second.
 TEST(a_callback_may_wait_for_the_callback_of_what_ended_with_it) {
-  for (const Carrier carrier : {Carrier::Node, Carrier::Tcp}) {
-    std::atomic<bool> posted{false}, sent{false}, called{false}, ended{false};
+  for (const Carrier carrier : kCarriers) {
+    Callbacks callbacks;
+    std::atomic<bool> posted{false}, sent{false};
     run_ranks(carrier, 2, [&](const Rank& self) {
       Port port(self.p2p);
-      const auto data = numbers(1, 8);
+      const auto wait_for_end = [&] { wait_until([&] { return callbacks.ended.load(); }); };
       if (self.rank == 0) {
-        while (!posted.load()) std::this_thread::yield();
-        for (int tag : {0, 1, 2}) port.wait(port.send(data, 1, tag));
-        sent.store(true);
-        while (!ended.load()) std::this_thread::yield();
-        return;
+        wait_until([&] { return posted.load(); });
+        for (int tag : {0, 1, 2}) port.wait(port.send(kSent, 1, tag));
+        sent = true;
+        return wait_for_end();
       }
       std::vector<std::vector<int>> got(3, std::vector<int>(8));
-      const auto post = [&](size_t tag, const TransferDone& done) {
-        port.p2p->recv(Span{got[tag].data(), 32}, DType::Int32, 0, static_cast<int>(tag), soon(), done);
-      };
-      post(1, [&](const Transfer&) {
-        return [&] {
-          const Deadline end = Deadline::after(std::chrono::minutes(1));
-          while (!called.load() && !end.passed()) std::this_thread::yield();
-          ended.store(true);
-        };
-      });
-      post(2, [&](const Transfer&) { return [&] { called.store(true); }; });
+      port.recv(got[1], 0, 1, callbacks.waiting());
+      port.recv(got[2], 0, 2, callbacks.awaited());
       // Holds up the background thread until both can be found.
-      post(0, [&](const Transfer&) {
-        while (!sent.load()) std::this_thread::yield();
+      port.p2p->recv(span(got[0]), DType::Int32, 0, 0, soon(), [&](const Transfer&) {
+        wait_until([&] { return sent.load(); });
         return nullptr;
       });
-      posted.store(true);
-      while (!ended.load()) std::this_thread::yield();
-      CHECK(called.load());
-      for (const auto& one : got) CHECK(one == data);
+      posted = true;
+      wait_for_end();
+      CHECK(callbacks.called.load());
+      for (const auto& one : got) CHECK(one == kSent);
     });
   }
 }
@@ -121,21 +112,11 @@ TEST(closing_runs_callbacks_that_wait_for_each_other) {
   run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
     Port port(session);
     std::vector<int> got(8);
-    std::atomic<bool> called{false};
-    std::atomic<bool> ended{false};
-    const auto post = [&](int tag, TransferDone done) {
-      port.p2p->recv(Span{got.data(), 32}, DType::Int32, 1 - session->rank(), tag, soon(), std::move(done));
-    };
-    post(1, [&](const Transfer&) {
-      return [&] {
-        const Deadline end = Deadline::after(std::chrono::minutes(1));
-        while (!called.load() && !end.passed()) std::this_thread::yield();
-        ended.store(true);
-      };
-    });
-    post(2, [&](const Transfer&) { return [&] { called.store(true); }; });
+    Callbacks callbacks;
+    port.recv(got, 1 - session->rank(), 1, callbacks.waiting());
+    port.recv(got, 1 - session->rank(), 2, callbacks.awaited());
     port.p2p->close();
-    CHECK(ended.load() && called.load());
+    CHECK(callbacks.ended.load() && callbacks.called.load());
   });
 }
 
@@ -143,70 +124,51 @@ TEST(closing_runs_callbacks_that_wait_for_each_other) {
 TEST(a_callback_that_waits_runs_no_other_inside) {
   run_ranks(2, [](const Rank& self) {
     Port port(self.p2p);
-    const std::vector<int> data = numbers(1, 8);
     if (self.rank == 1) {
-      port.wait(port.send(data, 0, 1));
-      port.wait(port.send(data, 0, 2));
+      for (const int tag : {1, 2}) port.wait(port.send(kSent, 0, tag));
       return;
     }
     thread_local bool inside = false;
     std::vector<int> first(8), second(8);
     std::atomic<bool> nested{false};
     std::atomic<int> called{0};
-    const auto recv = [&](std::vector<int>& into, int tag, TransferDone done) {
-      return port.p2p->recv(Span{into.data(), 32}, DType::Int32, 1, tag, soon(), std::move(done));
-    };
-    const auto later = recv(second, 2, [&](const Transfer&) {
-      return [&] {
-        nested.store(inside);
-        ++called;
-      };
+    const auto later = port.recv(second, 1, 2, [&] {
+      nested = inside;
+      ++called;
     });
-    const auto earlier = recv(first, 1, [&](const Transfer&) {
-      return [&] {
-        inside = true;
-        port.wait(later);
-        const Deadline end = Deadline::after(std::chrono::minutes(1));
-        while (called.load() == 0 && !end.passed()) std::this_thread::yield();
-        inside = false;
-        ++called;
-      };
+    const auto earlier = port.recv(first, 1, 1, [&] {
+      inside = true;
+      port.wait(later);
+      const Deadline end = Deadline::after(std::chrono::minutes(1));
+      while (called == 0 && !end.passed()) std::this_thread::yield();
+      inside = false;
+      ++called;
     });
     port.wait(earlier);
-    while (called.load() < 2) std::this_thread::yield();
+    wait_until([&] { return called == 2; });
     CHECK(!nested.load());
-    CHECK(first == data && second == data);
+    CHECK(first == kSent && second == kSent);
   });
 }
 
 TEST(closing_ends_what_is_posted_and_the_thread_even_from_a_callback) {
   run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
-    if (session->rank() == 1) {
-      Port port(session);
-      const std::vector<int> data = numbers(1, 8);
-      port.wait(port.send(data, 0));
-      return;
-    }
-    auto p2p = make_node_point_to_point(session);
+    Port port(session);
+    if (session->rank() == 1) return port.wait(port.send(kSent, 0));
     std::vector<int> got(8), never(8);
-    const auto soon = std::make_shared<TransferLimit>(std::chrono::seconds(60));
-    auto pending = p2p->recv(Span{never.data(), 32}, DType::Int32, 1, 9, soon, nullptr);
-    CHECK(p2p->busy());
+    const auto pending = port.recv(never, 1, 9);
+    CHECK(port.p2p->busy());
     std::atomic<bool> dropped{false};
-    auto posting = p2p;  // the call below must not lose its object
-    auto transfer = posting->recv(Span{got.data(), 32}, DType::Int32, 1, 0, soon, [&](const Transfer&) {
-      return [&] {
-        p2p->close();
-        p2p.reset();
-        dropped.store(true);
-      };
+    const auto transfer = port.recv(got, 1, 0, [&] {
+      port.p2p->close();
+      port.p2p.reset();
+      dropped = true;
     });
-    posting.reset();
-    while (!dropped.load()) std::this_thread::yield();
+    wait_until([&] { return dropped.load(); });
     CHECK(pending->done() && pending->error() != nullptr);
     CHECK(!transfer->error());
   });
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

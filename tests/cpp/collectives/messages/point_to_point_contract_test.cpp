@@ -1,20 +1,14 @@
 #include <atomic>
-#include <thread>
 
+#include "collectives/tcp/tcp_messages.h"
 #include "support/message_ranks.h"
+#include "support/tcp_ranks.h"
 
 // The contract of PointToPoint, with any carrier of messages and ranks as threads. The rings in shared memory hold 4
 // KiB.
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::make_meshes;
-using testing::numbers;
-using testing::Port;
-using testing::Rank;
-using testing::run_ranks;
-using testing::soon;
 
 TEST(messages_of_all_sizes_arrive_in_order) {
   run_ranks(2, [](const Rank& self) {
@@ -89,7 +83,7 @@ TEST(both_directions_at_once_do_not_deadlock_and_complete_in_the_background) {
     for (int r = 0; r < 3; ++r) all.push_back(port.recv(in[static_cast<size_t>(r)], r));
     // No thread waits, so the background threads must move the messages.
     for (const auto& transfer : all) {
-      while (!transfer->done()) std::this_thread::yield();
+      wait_until([&] { return transfer->done(); });
       CHECK(!transfer->error());
     }
     for (int r = 0; r < 3; ++r) CHECK(in[static_cast<size_t>(r)] == numbers(r * 3 + self.rank, 20000));
@@ -103,8 +97,8 @@ TEST(a_message_that_does_not_fit_fails_both_sides) {
     std::vector<int> data(self.rank == 0 ? 5000000 : 4999999);
     const auto transfer = self.rank == 0 ? port.send(data, 1, 3) : port.recv(data, 0, 3);
     const std::string message = CHECK_THROWS(MismatchError, port.wait(transfer));
-    CHECK(message.find("4999999 x int32") != std::string::npos);
-    CHECK(message.find("5000000 x int32") != std::string::npos);
+    CHECK_CONTAINS(message, "4999999 x int32");
+    CHECK_CONTAINS(message, "5000000 x int32");
   });
 }
 
@@ -116,8 +110,7 @@ TEST(a_receive_times_out_and_one_from_a_rank_that_left_fails) {
     const auto limit = std::make_shared<TransferLimit>(std::chrono::milliseconds(100));
     auto transfer = p2p->recv(Span{&x, 4}, DType::Int32, 1, 0, limit, nullptr);
     p2p->wait(*transfer);
-    CHECK(transfer->error() != nullptr);
-    CHECK(testing::message_of(transfer->error()).find("100ms") != std::string::npos);
+    CHECK_CONTAINS(message_of(transfer->error()), "100ms");
   });
 
   run_ranks(2, [](const Rank& self) {
@@ -131,8 +124,7 @@ TEST(a_receive_times_out_and_one_from_a_rank_that_left_fails) {
     std::vector<int> got(10);
     port.wait(port.recv(got, 1));  // sent before it left
     CHECK(got == data);
-    const std::string message = CHECK_THROWS(PeerError, port.wait(port.recv(got, 1)));
-    CHECK(message.find("left the group") != std::string::npos);
+    CHECK_CONTAINS(CHECK_THROWS(PeerError, port.wait(port.recv(got, 1))), "left the group");
   });
 }
 
@@ -169,10 +161,9 @@ TEST(messages_may_be_posted_while_the_background_rests) {
       all.push_back(port.recv(in[i], 1 - self.rank));
       all.push_back(port.send(out[i], 1 - self.rank));
     }
-    const Deadline end = Deadline::after(std::chrono::seconds(30));
     for (const auto& transfer : all) {
-      while (!transfer->done() && !end.passed()) std::this_thread::yield();
-      CHECK(transfer->done() && !transfer->error());
+      wait_until([&] { return transfer->done(); });
+      CHECK(!transfer->error());
     }
     CHECK(in == out);
   });
@@ -197,7 +188,7 @@ TEST(messages_over_tcp_fail_with_their_group) {
   const auto calls = make_meshes(2);
   const auto messages = make_meshes(2);
   for (size_t r = 0; r < 2; ++r) TcpMesh::share_failures(messages[r], calls[r]);
-  testing::run_ranks(2, [&](int rank) {
+  run_ranks(2, [&](int rank) {
     const auto r = static_cast<size_t>(rank);
     TcpGroup group(calls[r]);
     Port port(make_tcp_point_to_point(messages[r], calls[r]));
@@ -226,20 +217,17 @@ class KeysWaitedFor final : public KeyValues {
   std::atomic<bool> waited_for{false};
 
  private:
-  testing::MapKeys keys_;
+  MapKeys keys_;
 };
 
 TEST(a_message_to_a_rank_that_is_not_there_yet_holds_up_no_other) {
   const auto keys = std::make_shared<KeysWaitedFor>();
-  const auto join = [&](int rank) {
-    const auto deadline = Deadline::after(std::chrono::seconds(30));
-    return make_tcp_point_to_point(TcpMesh::join(rank, 2, keys, testing::loopback_config(), deadline), nullptr);
-  };
+  const auto join = [&](int rank) { return make_tcp_point_to_point(join_mesh(rank, 2, keys), nullptr); };
   Port early(join(0));
-  testing::run_ranks(2, [&](int thread) {
+  run_ranks(2, [&](int thread) {
     const auto sent = numbers(1, 100);
     if (thread == 0) return early.wait(early.send(sent, 1));
-    while (!keys->waited_for) std::this_thread::yield();
+    wait_until([&] { return keys->waited_for.load(); });
     std::vector<int> data(100);
     const auto received = early.recv(data, 0);
     const auto own = numbers(2, 100);
@@ -253,4 +241,4 @@ TEST(a_message_to_a_rank_that_is_not_there_yet_holds_up_no_other) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -2,7 +2,7 @@
 
 #include "support/node_ranks.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 std::shared_ptr<Message> message_of(Op op, std::vector<int>& data, int peer) {
@@ -31,4 +31,4 @@ TEST(a_carrier_that_lost_its_messages_writes_nowhere) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

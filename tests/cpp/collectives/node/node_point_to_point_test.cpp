@@ -6,12 +6,8 @@
 
 // Messages in shared memory when no thread can be started. The contract is in point_to_point_contract_test.cpp.
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::Port;
-using testing::run_sessions;
-using testing::soon;
 
 // While it lives, no thread can be started, because new ones would get a stack larger than the address space.
 class NoThreads {
@@ -42,9 +38,9 @@ TEST(without_a_thread_for_it_a_transfer_ends_once_and_fails_the_group) {
     std::vector<int> data(8);
     // The ranks themselves are threads.
     ++ranks;
-    while (ranks.load() < 2) std::this_thread::yield();
+    wait_until([&] { return ranks == 2; });
     if (session->rank() == 1) {
-      while (!session->failure().failed()) std::this_thread::yield();
+      wait_until([&] { return session->failure().failed(); });
       const std::string message = CHECK_THROWS(Error, port.wait(port.send(data, 0)));
       CHECK_CONTAINS(message, "cannot start a thread");
       return;
@@ -69,4 +65,4 @@ TEST(without_a_thread_for_it_a_transfer_ends_once_and_fails_the_group) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -5,7 +5,7 @@
 
 #include "support/node_ranks.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 using std::chrono::microseconds;
@@ -66,7 +66,7 @@ TEST(shared_writes_of_few_bytes_tell_nothing) {
 }
 
 TEST(shared_writes_of_all_ranks_go_the_way_that_one_of_them_wants) {
-  testing::run_sessions(3, 4096, [](std::shared_ptr<NodeSession> session) {
+  run_sessions(3, 4096, [](std::shared_ptr<NodeSession> session) {
     SharedWrite automatic(*session, Setting::Auto);
     SharedWrite cached(*session, Setting::Off);
     SharedWrite around(*session, Setting::On);
@@ -74,14 +74,14 @@ TEST(shared_writes_of_all_ranks_go_the_way_that_one_of_them_wants) {
     uint64_t seq = 0;
     for (const bool wanted : {false, true, false}) {
       if (session->rank() == 1) session->self().around_is_faster.store(wanted);
-      group.barrier(testing::call_of(Op::Barrier, DType::UInt8, seq++));
+      barrier(group, seq++);
       automatic.begin();
       cached.begin();
       around.begin();
       CHECK_EQ(automatic.around(), wanted);
       CHECK(!cached.around());
       CHECK(around.around());
-      group.barrier(testing::call_of(Op::Barrier, DType::UInt8, seq++));
+      barrier(group, seq++);
     }
   });
 }
@@ -106,4 +106,4 @@ TEST(shared_writes_copy_every_size_and_alignment) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

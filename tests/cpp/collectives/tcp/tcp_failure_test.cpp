@@ -6,23 +6,16 @@
 #include <thread>
 
 #include "common/interval.h"
-#include "support/groups.h"
 #include "support/patience.h"
 #include "support/tcp_puppet.h"
 
-// Ranks of groups over TCP die, abort, leave, or send noise.
+// Ranks of groups over TCP die, leave, are late, or send noise.
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using testing::call_of;
-using testing::join_others;
-using testing::make_meshes;
-using testing::MapKeys;
-using testing::Puppet;
-using testing::run_ranks;
 
 /// Returns the nanoseconds from a death until the last peer has heard of it.
 int64_t death_of_a_peer(bool abruptly) {
@@ -40,20 +33,18 @@ int64_t death_of_a_peer(bool abruptly) {
     }
     TcpGroup group(meshes[static_cast<size_t>(rank)]);
     std::vector<float> data(1 << 20, 1.0f);
-    const std::string message =
-        CHECK_THROWS(PeerError, group.all_reduce(call_of(Op::AllReduce, DType::Float32, 3), data.data(), data.data(),
-                                                 data.size(), Reduction{ReduceKind::Sum, 4, 1.0}));
+    const std::string message = CHECK_THROWS(PeerError, sum(group, 3, data));
     noticed[static_cast<size_t>(rank)] = steady_ns();
     CHECK_CONTAINS(message, "rank 0 (host puppet, pid 4711) died");
     CHECK_CONTAINS(message, "all_reduce number 3");
-    CHECK_EQ(CHECK_THROWS(PeerError, group.barrier(call_of(Op::Barrier, DType::UInt8, 4))), message);
+    CHECK_EQ(CHECK_THROWS(PeerError, barrier(group, 4)), message);
   });
   return *std::max_element(noticed.begin(), noticed.end()) - died;
 }
 
 TEST(a_peer_that_dies_is_named_at_once_on_all_ranks) {
   for (const bool abruptly : {false, true}) {
-    testing::check_soon(seconds(1), [abruptly] { return death_of_a_peer(abruptly); });
+    check_soon(seconds(1), [abruptly] { return death_of_a_peer(abruptly); });
   }
 }
 
@@ -69,36 +60,9 @@ TEST(a_death_far_away_reaches_ranks_that_never_spoke_with_the_dead) {
     }
     TcpGroup group(meshes[static_cast<size_t>(rank)]);
     const auto start = Clock::now();
-    CHECK_CONTAINS(CHECK_THROWS(PeerError, group.barrier(call_of(Op::Barrier, DType::UInt8, 0))), "rank 0");
+    CHECK_CONTAINS(CHECK_THROWS(PeerError, barrier(group, 0)), "rank 0");
     CHECK(Clock::now() - start < seconds(5));
   });
-}
-
-/// Returns the nanoseconds from an abort until the waiter has heard of it.
-int64_t abort_from_another_thread() {
-  const auto meshes = make_meshes(2);
-  std::atomic<bool> waits{false};
-  std::atomic<int64_t> aborted{0}, freed{0};
-  TcpGroup other(meshes[1]);
-  run_ranks(2, [&](int rank) {
-    if (rank == 1) {
-      while (!waits) std::this_thread::yield();
-      // Awake at first, asleep later: both have to be woken.
-      std::this_thread::sleep_for(milliseconds(30));
-      aborted = steady_ns();
-      meshes[0]->fail(FailureKind::Aborted, "enough");
-      return;
-    }
-    TcpGroup group(meshes[0]);
-    waits = true;
-    CHECK_THROWS(AbortedError, group.barrier(call_of(Op::Barrier, DType::UInt8, 0)));
-    freed = steady_ns();
-  });
-  return freed.load() - aborted.load();
-}
-
-TEST(an_abort_from_another_thread_frees_the_waiter_within_100_ms) {
-  testing::check_soon(milliseconds(100), abort_from_another_thread);
 }
 
 TEST(a_rank_that_leaves_while_its_failure_is_recorded_still_tells_it) {
@@ -110,15 +74,11 @@ TEST(a_rank_that_leaves_while_its_failure_is_recorded_still_tells_it) {
   run_ranks(2, [&](int rank) {
     TcpGroup group(meshes[static_cast<size_t>(rank)]);
     std::vector<float> data(1000, 1.0f);
-    const auto reduce = [&](uint64_t seq) {
-      group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq), data.data(), data.data(), data.size(),
-                       Reduction{ReduceKind::Sum, 2, 1.0});
-    };
-    reduce(0);
+    sum(group, 0, data);
     if (rank == 0) {
       meshes[0]->fail(FailureKind::Aborted, "enough");
     } else {
-      CHECK_CONTAINS(CHECK_THROWS(AbortedError, reduce(1)), "enough");
+      CHECK_CONTAINS(CHECK_THROWS(AbortedError, sum(group, 1, data)), "enough");
     }
   });
 }
@@ -132,17 +92,15 @@ TEST(random_bytes_on_a_connection_fail_the_group_and_nothing_else) {
     TcpGroup group(join_others(2, keys)[1]);
     run_ranks(2, [&](int rank) {
       if (rank == 1) {
-        float data[64] = {};
+        std::vector<float> data(64);
         // Whatever came, this ends in time and with one of our errors.
-        const std::string message =
-            CHECK_THROWS(Error, group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0, milliseconds(100)), data,
-                                                 data, 64, Reduction{ReduceKind::Sum, 2, 1.0}));
+        const std::string message = CHECK_THROWS(Error, sum(group, 0, data, milliseconds(100)));
         understood += message.find("makes no sense") != std::string::npos ? 1 : 0;
         return;
       }
       try {
         puppet.connect(1);
-      } catch (const testing::Failure&) {
+      } catch (const Failure&) {
         return;  // the machine is busy, and the other end had given up
       }
       std::vector<std::byte> noise(random() % 2000 + 200);
@@ -163,5 +121,90 @@ TEST(random_bytes_on_a_connection_fail_the_group_and_nothing_else) {
   CHECK(understood > 20);
 }
 
+TEST(a_silent_peer_is_named_at_the_deadline) {
+  with_growing_timeouts([](milliseconds timeout) {
+    const auto keys = std::make_shared<MapKeys>();
+    Puppet puppet(3, keys);
+    const auto meshes = join_others(3, keys);
+    run_ranks(3, [&](int rank) {
+      if (rank == 0) {
+        puppet.connect(1);
+        puppet.connect(2);
+        return;
+      }
+      TcpGroup group(meshes[static_cast<size_t>(rank)]);
+      std::vector<float> data(1 << 16, 1.0f);
+      const auto start = Clock::now();
+      const std::string message = CHECK_THROWS(TimeoutError, sum(group, 0, data, timeout));
+      CHECK_CONTAINS(message, "for rank 0 (host puppet, pid 4711)");
+      CHECK(message.find("rank 2 (") == std::string::npos || message.find("rank 1 (") == std::string::npos);
+      CHECK(Clock::now() - start < timeout + seconds(2));
+    });
+  });
+}
+
+TEST(a_rank_that_never_came_is_named) {
+  TcpGroup group(join_mesh(0, 3, std::make_shared<MapKeys>()));
+  const std::string message = CHECK_THROWS(TimeoutError, barrier(group, 0, milliseconds(100)));
+  CHECK_CONTAINS(message, "barrier number 0");
+  CHECK_CONTAINS(message, "for rank 1, which has not published its address");
+}
+
+TEST(a_rank_that_waits_for_an_address_can_be_aborted) {
+  TcpGroup group(join_mesh(0, 2, std::make_shared<MapKeys>()));
+  std::atomic<bool> began{false};
+  run_ranks(2, [&](int thread) {
+    if (thread == 0) {
+      began = true;
+      CHECK_THROWS(AbortedError, barrier(group, 0));
+    } else {
+      wait_until([&] { return began.load(); });
+      group.abort("enough");
+    }
+  });
+}
+
+/// Keys of a store whose process is stopped once all ranks have joined, so that it answers no request.
+class SilentKeys final : public KeyValues {
+ public:
+  void set(const std::string& key, const std::string& value) override { keys_.set(key, value); }
+  std::string get(const std::string& key, Deadline deadline) override {
+    if (silent_) throw Failure("somebody waits for the store without end");
+    return keys_.get(key, deadline);
+  }
+  std::string await(const std::string& key, Deadline deadline, const std::function<void()>& look_around) override {
+    while (silent_) {
+      look_around();
+      if (deadline.passed()) throw TimeoutError("no answer");
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    return keys_.get(key, deadline);
+  }
+  void fall_silent() { silent_ = true; }
+
+ private:
+  MapKeys keys_;
+  std::atomic<bool> silent_{false};
+};
+
+TEST(a_store_that_does_not_answer_delays_no_timeout_and_an_absent_rank_is_named_all_the_same) {
+  const auto keys = std::make_shared<SilentKeys>();
+  Meshes meshes;
+  for (int r = 0; r < 2; ++r) {
+    meshes.push_back(join_mesh(r, 3, keys));
+    meshes.back()->introduce({"(host a, pid 1)", "(host b, pid 2)", "(host c, pid 3)"});
+  }
+  // No two of the three ranks have met.
+  keys->fall_silent();
+  const auto start = Clock::now();
+  run_ranks(2, [&](int rank) {
+    TcpGroup group(meshes[static_cast<size_t>(rank)]);
+    std::vector<float> data(1, 1.0f);
+    const std::string text = CHECK_THROWS(TimeoutError, sum(group, 0, data, milliseconds(300)));
+    CHECK_CONTAINS(text, rank == 0 ? "for rank 1 (host b, pid 2)" : "for rank 2 (host c, pid 3)");
+  });
+  CHECK(Clock::now() - start < seconds(10));
+}
+
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -5,28 +5,18 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cmath>
 #include <fstream>
-#include <mutex>
-#include <thread>
 
 #include "common/network_interfaces.h"
 #include "common/process_fd.h"
-#include "support/groups.h"
+#include "support/children.h"
+#include "support/tcp_ranks.h"
 #include "transport/tcp/tcp_socket.h"
 
 // Tests of groups over TCP beyond the contract of groups (group_contract_test.cpp).
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::call_of;
-using testing::loopback_config;
-using testing::make_meshes;
-using testing::MapKeys;
-using testing::run_groups;
-using testing::run_ranks;
 
 bool has_ipv6() {
   const auto all = interface_addresses();
@@ -36,23 +26,19 @@ bool has_ipv6() {
 void check_sum(Group& group, uint64_t seq, size_t count = 5000) {
   std::vector<float> data(count, static_cast<float>(group.rank() + 1));
   const int ranks = group.size();
-  group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq), data.data(), data.data(), count,
-                   Reduction{ReduceKind::Sum, ranks, 1.0});
+  sum(group, seq, data);
   for (const float x : data) CHECK_EQ(x, static_cast<float>(ranks * (ranks + 1) / 2));
 }
 
 TEST(ranks_meet_over_either_family_and_over_both) {
-  const std::vector<std::vector<std::string>> worlds =
-      has_ipv6()
-          ? std::vector<std::vector<std::string>>{{""}, {"127.0.0.1"}, {"::1"}, {"lo"}, {"127.0.0.1", "::1", "lo"}}
-          : std::vector<std::vector<std::string>>{{""}, {"127.0.0.1"}, {"lo"}};
+  std::vector<std::vector<std::string>> worlds = {{""}, {"127.0.0.1"}, {"lo"}};
+  if (has_ipv6()) worlds.insert(worlds.end(), {{"::1"}, {"127.0.0.1", "::1", "lo"}});
   for (const auto& interfaces : worlds) {
     const auto keys = std::make_shared<MapKeys>();
-    std::vector<std::shared_ptr<TcpMesh>> meshes;
+    Meshes meshes;
     for (int r = 0; r < 3; ++r) {
       const auto& interface = interfaces[static_cast<size_t>(r) % interfaces.size()];
-      meshes.push_back(
-          TcpMesh::join(r, 3, keys, loopback_config(interface), Deadline::after(std::chrono::seconds(10))));
+      meshes.push_back(join_mesh(r, 3, keys, loopback_config(interface)));
     }
     run_ranks(3, [&](int rank) {
       TcpGroup group(meshes[static_cast<size_t>(rank)]);
@@ -163,83 +149,8 @@ TEST(connections_are_made_where_they_are_needed) {
   for (const size_t count : connections) CHECK_EQ(count, size_t{4});
 }
 
-template <class T>
-std::vector<std::vector<T>> results_of(const testing::GroupKind& kind, int ranks, DType dtype, const Reduction& how,
-                                       size_t count, const std::function<T(int, size_t)>& value) {
-  std::vector<std::vector<T>> results(static_cast<size_t>(ranks));
-  run_groups(kind, ranks, 4096, [&](Group& group) {
-    std::vector<T> data(count);
-    for (size_t i = 0; i < count; ++i) data[i] = value(group.rank(), i);
-    group.all_reduce(call_of(Op::AllReduce, dtype, 0), data.data(), data.data(), count, how);
-    results[static_cast<size_t>(group.rank())] = data;
-  });
-  return results;
-}
-
-float odd_value(int rank, size_t i) { return 1.0f / static_cast<float>(i * 3 + static_cast<size_t>(rank) * 7 + 1); }
-
-TEST(direct_reductions_have_the_bits_of_shared_memory) {
-  const std::function<float(int, size_t)> value = odd_value;
-  // Any bits will do, except those of infinities.
-  const std::function<uint16_t(int, size_t)> half = [](int rank, size_t i) {
-    return static_cast<uint16_t>((i * 40503u + static_cast<unsigned>(rank) * 977u) & 0xBBFFu);
-  };
-  for (const size_t count : {size_t{1}, size_t{250}, size_t{30011}}) {
-    for (const ReduceKind kind : {ReduceKind::Sum, ReduceKind::Avg, ReduceKind::PremulSum, ReduceKind::Max}) {
-      const Reduction how{kind, 5, 0.7};
-      const auto expected = results_of<float>(testing::group_kinds()[0], 5, DType::Float32, how, count, value);
-      const auto halves = results_of<uint16_t>(testing::group_kinds()[0], 5, DType::BFloat16, how, count, half);
-      const auto kinds = {testing::tcp_kind("one stream", 1, false), testing::tcp_kind("two streams", 2, false)};
-      for (const auto& tcp : kinds) {
-        for (const auto& result : results_of<float>(tcp, 5, DType::Float32, how, count, value)) {
-          CHECK(result == expected[0]);
-        }
-        for (const auto& result : results_of<uint16_t>(tcp, 5, DType::BFloat16, how, count, half)) {
-          CHECK(result == halves[0]);
-        }
-      }
-    }
-  }
-}
-
-TEST(reductions_among_many_ranks_agree_on_all_of_them) {
-  for (const int ranks : {2, 3, 5, 8, 13}) {
-    // Small arrays are doubled, large ones go around the ring.
-    for (const size_t count : {size_t{0}, size_t{7}, size_t{255}, size_t{9001}}) {
-      for (const ReduceKind kind : {ReduceKind::Sum, ReduceKind::Avg, ReduceKind::PremulSum, ReduceKind::Min}) {
-        const auto results = results_of<float>(testing::tcp_kind("ring", 1, true), ranks, DType::Float32,
-                                               Reduction{kind, ranks, 0.5}, count, odd_value);
-        for (const auto& result : results) CHECK(result == results[0]);
-        for (size_t i = 0; i < count; ++i) {
-          double expected = kind == ReduceKind::Min ? 1e9 : 0;
-          for (int r = 0; r < ranks; ++r) {
-            const double x = odd_value(r, i);
-            expected = kind == ReduceKind::Min ? std::min(expected, x) : expected + x;
-          }
-          if (kind == ReduceKind::Avg) expected /= ranks;
-          if (kind == ReduceKind::PremulSum) expected *= 0.5;
-          CHECK(std::abs(results[0][i] - expected) <= 1e-6 * expected);
-        }
-      }
-    }
-  }
-}
-
-TEST(averages_of_float16_are_in_range_where_their_sums_are_not) {
-  const std::function<uint16_t(int, size_t)> large = [](int, size_t) { return uint16_t{0x7753}; };  // 30,000
-  for (const bool ring : {false, true}) {
-    for (const size_t count : {size_t{1}, size_t{30011}}) {
-      const Reduction average{ReduceKind::Avg, 5, 1.0};
-      const auto kind = testing::tcp_kind("tcp", 1, ring);
-      for (const auto& result : results_of<uint16_t>(kind, 5, DType::Float16, average, count, large)) {
-        for (const uint16_t value : result) CHECK(value >= 0x7751 && value <= 0x7755);
-      }
-    }
-  }
-}
-
 TEST(groups_of_one_process_do_not_mind_each_other) {
-  std::vector<testing::Meshes> rails;
+  std::vector<Meshes> rails;
   for (int rail = 0; rail < 3; ++rail) rails.push_back(make_meshes(2));
   run_ranks(6, [&](int thread) {
     TcpGroup group(rails[static_cast<size_t>(thread % 3)][static_cast<size_t>(thread / 3)]);
@@ -254,34 +165,23 @@ TEST(a_monitored_barrier_may_be_called_beside_a_collective_that_hangs) {
   run_ranks(3, [&](int thread) {
     const auto call = call_of(Op::MonitoredBarrier, DType::UInt8, 1);
     // Rank 0 waits in a barrier to which rank 1 comes only after the monitored one.
-    if (thread == 0) first.barrier(call_of(Op::Barrier, DType::UInt8, 0));
+    if (thread == 0) barrier(first, 0);
     if (thread == 1) first.monitored_barrier(call, false);
     if (thread == 2) {
       second.monitored_barrier(call, false);
-      second.barrier(call_of(Op::Barrier, DType::UInt8, 0));
+      barrier(second, 0);
     }
   });
 }
 
 TEST(a_forked_child_has_no_part_in_its_parents_group) {
-  const auto meshes = make_meshes(1);
-  {
-    TcpGroup group(meshes[0]);
-    const pid_t child = ::fork();
-    if (child == 0) {
-      try {
-        group.barrier(call_of(Op::Barrier, DType::UInt8, 0));
-      } catch (const Error& e) {
-        group.leave();
-        ::_exit(std::string(e.what()).find("forked") != std::string::npos ? 0 : 2);
-      }
-      ::_exit(1);
-    }
-    int status = -1;
-    CHECK_EQ(::waitpid(child, &status, 0), child);
-    CHECK_EQ(status, 0);
-    group.barrier(call_of(Op::Barrier, DType::UInt8, 0));
-  }
+  TcpGroup group(make_meshes(1)[0]);
+  CHECK(in_child([&] {
+    const std::string message = CHECK_THROWS(Error, barrier(group, 0));
+    group.leave();
+    return message.find("forked") != std::string::npos;
+  }));
+  barrier(group, 0);
 }
 
 TEST(a_forked_child_does_not_keep_its_parents_descriptors) {
@@ -306,45 +206,5 @@ TEST(a_forked_child_does_not_keep_its_parents_descriptors) {
   CHECK_EQ(status, 0);
 }
 
-// A rank that is done may not touch the group again for long, so no other rank may depend on it.
-TEST(a_rank_that_is_done_with_a_call_holds_up_nobody) {
-  constexpr int kRanks = 4;
-  const std::vector<std::function<void(Group&, uint64_t)>> calls{
-      [](Group& group, uint64_t seq) { group.barrier(call_of(Op::Barrier, DType::UInt8, seq)); },
-      [](Group& group, uint64_t seq) {
-        int data = 5;
-        group.broadcast(call_of(Op::Broadcast, DType::Int32, seq), Span{&data, sizeof(data)}, 0);
-      },
-      [](Group& group, uint64_t seq) {
-        int mine = group.rank();
-        std::vector<int> all(kRanks);
-        std::vector<Span> outputs;
-        for (int& one : all) outputs.push_back(Span{&one, sizeof(one)});
-        if (group.rank() != 0) outputs.clear();
-        group.gather(call_of(Op::Gather, DType::Int32, seq), ConstSpan{&mine, sizeof(mine)}, outputs, 0);
-      },
-      [](Group& group, uint64_t seq) {
-        std::vector<float> data(100, 1.0f);
-        group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq), data.data(), data.data(), data.size(),
-                         Reduction{ReduceKind::Sum, kRanks, 1.0});
-      }};
-  for (const auto& call : calls) {
-    for (int round = 0; round < 8; ++round) {
-      const auto meshes = make_meshes(kRanks);
-      std::atomic<int> done{0};
-      run_ranks(kRanks, [&](int rank) {
-        TcpGroup group(meshes[static_cast<size_t>(rank)]);
-        for (int seq = 1; seq <= 3; ++seq) {
-          call(group, static_cast<uint64_t>(seq));
-          ++done;
-          const Deadline soon = Deadline::after(std::chrono::seconds(20));
-          while (done.load() < seq * kRanks && !soon.passed()) std::this_thread::yield();
-          CHECK(done.load() >= seq * kRanks);
-        }
-      });
-    }
-  }
-}
-
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -1,21 +1,12 @@
 #include <algorithm>
-#include <thread>
 #include <vector>
 
 #include "engines/mpi_plan.h"
 #include "support/mpi_ranks.h"
-#include "support/testing.h"
+#include "support/ranks.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::contents;
-using testing::exchange_all;
-using testing::finish;
-using testing::meet;
-using testing::open_engine;
-using testing::world_rank;
-using testing::world_size;
 
 TEST(engine_name_says_which_mpi_it_is) {
   const auto engine = open_engine("name");
@@ -43,12 +34,12 @@ TEST(engine_a_slow_peer_does_not_hold_up_another) {
     const auto early = engine->receive(2, 0, second.data(), second.size());
     finish(*early);
     CHECK(!late->done());
-    testing::keys_of("order")->set("go", "");
+    keys_of("order")->set("go", "");
     finish(*late);
     CHECK(first == contents(1, 0, 0, first.size()));
     CHECK(second == contents(2, 0, 0, second.size()));
   } else if (world_rank() < 3) {
-    if (world_rank() == 1) testing::keys_of("order")->get("go", testing::soon());
+    if (world_rank() == 1) keys_of("order")->get("go", soon());
     const auto data = contents(world_rank(), 0, 0, first.size());
     finish(*engine->send(0, 0, data.data(), data.size()));
   }
@@ -86,19 +77,19 @@ TEST(engine_a_send_that_ends_does_not_read_its_memory_any_more) {
   if (world_rank() == 0) {
     std::vector<char> received(expected.size());
     const auto transfer = engine->receive(1, 0, received.data(), received.size());
-    testing::keys_of("abandoned")->set("posted", "");
+    keys_of("abandoned")->set("posted", "");
     finish(*transfer);
     CHECK(received == expected);
-    testing::keys_of("abandoned")->set("received", "");
+    keys_of("abandoned")->set("received", "");
   } else if (world_rank() == 1) {
     // Other groups' messages move this one along as well.
-    testing::keys_of("abandoned")->get("posted", testing::soon());
+    keys_of("abandoned")->get("posted", soon());
     std::vector<char> never(1);
     const auto other = engine->receive(0, 99, never.data(), 1);
     for (bool received = false; !received;) {
       CHECK(!other->done());
       try {
-        testing::keys_of("abandoned")->get("received", Deadline::after(std::chrono::milliseconds(0)));
+        keys_of("abandoned")->get("received", Deadline::after(std::chrono::milliseconds(0)));
         received = true;
       } catch (const TimeoutError&) {
       }
@@ -108,30 +99,19 @@ TEST(engine_a_send_that_ends_does_not_read_its_memory_any_more) {
 }
 
 TEST(engine_groups_are_made_and_used_by_two_threads_at_once) {
-  std::string errors[2];
-  std::thread threads[2];
-  for (int which = 0; which < 2; ++which) {
-    threads[which] = std::thread([&, which] {
-      try {
-        for (int round = 0; round < 5; ++round) {
-          const auto engine = open_engine("thread" + std::to_string(which) + "round" + std::to_string(round));
-          exchange_all(*engine, world_rank(), world_size(), 0);
-        }
-      } catch (const std::exception& e) {
-        errors[which] = e.what();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  CHECK_EQ(errors[0], "");
-  CHECK_EQ(errors[1], "");
+  run_ranks(2, [](int thread) {
+    for (int round = 0; round < 5; ++round) {
+      const auto engine = open_engine("thread" + std::to_string(thread) + "round" + std::to_string(round));
+      exchange_all(*engine, world_rank(), world_size(), 0);
+    }
+  });
 }
 
 TEST(engine_groups_of_some_ranks_in_another_order) {
   if (world_size() < 3 || world_rank() == 0) return;
   const int size = world_size() - 1;
   const int rank = size - world_rank();  // the last is rank 0
-  const std::unique_ptr<Engine> engine(ours_open_mpi_engine(testing::meeting_of("some", rank, size)));
+  const std::unique_ptr<Engine> engine(ours_open_mpi_engine(meeting_of("some", rank, size)));
   exchange_all(*engine, rank, size, 0);
 }
 
@@ -145,7 +125,7 @@ TEST(engine_nothing_is_sent_after_the_end) {
 }
 
 TEST(engine_a_rank_without_mpi_fails_all) {
-  const auto meeting = testing::meeting_of("without", world_rank(), world_size());
+  const auto meeting = meeting_of("without", world_rank(), world_size());
   const auto message = CHECK_THROWS(
       Error, if (world_rank() == 1) { mpi::agree(meeting, mpi::RankInfo::failure("there is none")); } else {
         ours_open_mpi_engine(meeting);
@@ -154,7 +134,7 @@ TEST(engine_a_rank_without_mpi_fails_all) {
 }
 
 TEST(engine_who_does_not_come_is_named) {
-  auto meeting = testing::meeting_of("late", world_rank(), world_size());
+  auto meeting = meeting_of("late", world_rank(), world_size());
   meeting.deadline = Deadline::after(std::chrono::milliseconds(50));
   if (world_rank() == 0) {
     const auto message = CHECK_THROWS(TimeoutError, ours_open_mpi_engine(meeting));
@@ -171,4 +151,4 @@ TEST(engine_many_groups_come_and_go) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

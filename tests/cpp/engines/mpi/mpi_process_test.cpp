@@ -3,24 +3,17 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <thread>
 
 #include "engines/mpi/process.h"
 #include "engines/mpi_plan.h"
+#include "support/children.h"
 #include "support/mpi_ranks.h"
-#include "support/testing.h"
+#include "support/ranks.h"
 
 // Each of these needs processes of its own, since MPI starts once in a process: one name is given to each run.
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::exchange_all;
-using testing::meet;
-using testing::open_engine;
-using testing::start_mpi;
-using testing::world_rank;
-using testing::world_size;
 
 TEST(process_with_mpi_for_one_thread_is_refused) {
   start_mpi(MPI_THREAD_SINGLE);
@@ -34,21 +27,11 @@ TEST(process_with_mpi_for_a_thread_at_a_time) {
   start_mpi(MPI_THREAD_SERIALIZED);
   std::unique_ptr<Engine> engines[2];
   for (int which = 0; which < 2; ++which) engines[which] = open_engine("serialized" + std::to_string(which));
-  std::string errors[2];
-  std::thread threads[2];
-  for (int which = 0; which < 2; ++which) {
-    threads[which] = std::thread([&, which] {
-      try {
-        for (uint32_t round = 0; round < 10; ++round) {
-          exchange_all(*engines[which], world_rank(), world_size(), round * 100);
-        }
-      } catch (const std::exception& e) {
-        errors[which] = e.what();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  CHECK_EQ(errors[0] + errors[1], "");
+  run_ranks(2, [&](int thread) {
+    for (uint32_t round = 0; round < 10; ++round) {
+      exchange_all(*engines[thread], world_rank(), world_size(), round * 100);
+    }
+  });
   for (auto& engine : engines) engine.reset();
   MPI_Finalize();
 }
@@ -101,26 +84,18 @@ TEST(process_forks_with_a_group) {
   CHECK_EQ(status, 0);
   const char mine = 'a';
   const auto sent = engine->send((world_rank() + world_size() - 1) % world_size(), 0, &mine, 1);
-  testing::finish(*transfer);
-  testing::finish(*sent);
+  finish(*transfer);
+  finish(*sent);
   CHECK_EQ(byte, 'a');
 }
 
 TEST(process_forks_before_it_has_a_group) {
   start_mpi(MPI_THREAD_MULTIPLE);
-  const pid_t child = fork();
-  if (child == 0) {
-    std::string refusal;
-    try {
-      mpi::Process::get().introduce(testing::meeting_of("child", world_rank(), world_size()));
-    } catch (const Error& e) {
-      refusal = e.what();
-    }
-    _exit(refusal == "MPI cannot be used in a child that was forked after MPI was started" ? 0 : 1);
-  }
-  int status = -1;
-  CHECK_EQ(waitpid(child, &status, 0), child);
-  CHECK_EQ(status, 0);
+  CHECK(in_child([] {
+    const auto meeting = meeting_of("child", world_rank(), world_size());
+    return CHECK_THROWS(Error, mpi::Process::get().introduce(meeting)) ==
+           "MPI cannot be used in a child that was forked after MPI was started";
+  }));
   exchange_all(*open_engine("parent"), world_rank(), world_size(), 0);
   MPI_Finalize();
 }
@@ -133,7 +108,7 @@ TEST(process_leaves_a_message_behind) {
 }
 
 TEST(process_ends_with_a_message_under_way) {
-  testing::end_together();
+  end_together();
   static char byte;
   // As in a thread that goes on while the process ends.
   static auto* under_way = open_engine("under way")->receive((world_rank() + 1) % world_size(), 0, &byte, 1).release();
@@ -141,7 +116,7 @@ TEST(process_ends_with_a_message_under_way) {
 }
 
 TEST(process_waits_for_nobody_who_does_not_come) {
-  auto meeting = testing::meeting_of("never", world_rank(), world_size());
+  auto meeting = meeting_of("never", world_rank(), world_size());
   meeting.deadline = Deadline::after(std::chrono::milliseconds(300));
   // Rank 1 says that it takes part, and then does not: MPI_Init waits for it in vain.
   if (world_rank() == 1) {
@@ -169,4 +144,4 @@ TEST(process_that_mpirun_did_not_start) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

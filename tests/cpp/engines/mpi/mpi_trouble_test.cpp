@@ -40,14 +40,8 @@ extern "C" int MPI_Comm_create_group(MPI_Comm comm, MPI_Group group, int tag, MP
   return PMPI_Comm_create_group(comm, group, tag, created);
 }
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::exchange_all;
-using testing::open_engine;
-using testing::start_mpi;
-using testing::world_rank;
-using testing::world_size;
 
 void creation_fails(const std::string& name) {
   g_trouble = Trouble::CreationFails;
@@ -80,7 +74,7 @@ class HangingGroup {
   explicit HangingGroup(Trouble trouble) {
     g_trouble = trouble;
     thread_ = std::thread([this] {
-      auto meeting = testing::meeting_of("hangs", world_rank(), world_size());
+      auto meeting = meeting_of("hangs", world_rank(), world_size());
       meeting.deadline = Deadline::after(std::chrono::milliseconds(1500));
       try {
         ours_open_mpi_engine(meeting);
@@ -88,7 +82,7 @@ class HangingGroup {
         error_ = e.what();
       }
     });
-    const Deadline deadline = testing::soon();
+    const Deadline deadline = soon();
     while (!g_hanging && !deadline.passed()) std::this_thread::yield();
   }
   ~HangingGroup() {
@@ -108,7 +102,7 @@ class HangingGroup {
 };
 
 TEST(process_for_a_thread_at_a_time_does_not_wait_for_a_creation_that_hangs) {
-  testing::end_together();
+  end_together();
   start_mpi(MPI_THREAD_SERIALIZED);
   const int peer = world_rank() ^ 1;
   auto engine = open_engine("good");
@@ -127,7 +121,7 @@ TEST(process_for_a_thread_at_a_time_does_not_wait_for_a_creation_that_hangs) {
 }
 
 TEST(process_for_all_threads_goes_on_after_a_creation_that_hangs) {
-  testing::end_together();
+  end_together();
   const auto engine = open_engine("good");
   HangingGroup hanging(Trouble::CreationHangs);
   exchange_all(*engine, world_rank(), world_size(), 0);
@@ -138,7 +132,7 @@ TEST(process_for_all_threads_goes_on_after_a_creation_that_hangs) {
 
 TEST(process_does_not_wait_for_another_thread_that_starts_mpi) {
   HangingGroup hanging(Trouble::StartHangs);
-  auto meeting = testing::meeting_of("second", world_rank(), world_size());
+  auto meeting = meeting_of("second", world_rank(), world_size());
   meeting.deadline = Deadline::after(std::chrono::milliseconds(100));
   const auto message = CHECK_THROWS(TimeoutError, ours_open_mpi_engine(meeting));
   CHECK_CONTAINS(message, "another thread of this process is initialising MPI, and was not done within 100 ms");
@@ -146,4 +140,4 @@ TEST(process_does_not_wait_for_another_thread_that_starts_mpi) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -6,10 +6,8 @@
 
 #include "support/node_ranks.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::run_sessions;
 
 std::byte pattern(size_t i) { return static_cast<std::byte>((i * 2654435761u) >> 13 & 255); }
 
@@ -66,4 +64,4 @@ TEST(channel_is_safe_between_one_writer_and_one_reader) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

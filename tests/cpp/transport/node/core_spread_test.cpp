@@ -9,10 +9,8 @@
 #include "support/node_ranks.h"
 #include "transport/node/node_barrier.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::run_sessions;
 
 TEST(the_last_rank_of_a_crowded_core_moves_to_the_emptiest) {
   const std::vector<int> two{0, 1};
@@ -63,4 +61,4 @@ TEST(of_ranks_on_one_core_the_last_moves) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

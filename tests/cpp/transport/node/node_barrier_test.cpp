@@ -1,14 +1,13 @@
 #include "transport/node/node_barrier.h"
 
 #include <array>
+#include <atomic>
 #include <vector>
 
 #include "support/node_ranks.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::run_sessions;
 
 // Plain, unsynchronised memory in two places, used in turn: ThreadSanitizer proves or refutes the barrier's promise.
 TEST(barrier_orders_what_is_published_in_two_places_by_turns) {
@@ -27,5 +26,20 @@ TEST(barrier_orders_what_is_published_in_two_places_by_turns) {
   });
 }
 
+// Rank 3 is gone while rank 1 still computes: ranks 0 and 2 must hear of it without waiting for rank 1.
+TEST(barrier_notices_a_rank_that_left_while_another_is_late) {
+  std::atomic<int> raised{0};
+  run_sessions(4, 4096, [&](std::shared_ptr<NodeSession> session) {
+    NodeBarrier barrier(*session);
+    const auto sync = [&] {
+      barrier.sync(Deadline::after(std::chrono::seconds(60)), 1, [] { return std::string("a test"); });
+    };
+    if (session->rank() == 3) return session->leave();
+    if (session->rank() == 1) wait_until([&] { return raised == 2; });
+    CHECK_CONTAINS(CHECK_THROWS(PeerError, sync()), "rank 3");
+    ++raised;
+  });
+}
+
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

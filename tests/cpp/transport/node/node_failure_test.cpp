@@ -7,10 +7,8 @@
 #include "support/node_ranks.h"
 #include "transport/node/node_wait.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::run_sessions;
 
 TEST(the_first_failure_is_everyones_failure) {
   std::vector<std::string> messages(4);
@@ -41,4 +39,4 @@ TEST(a_failure_longer_than_the_segment_holds_is_cut_for_peers) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -1,7 +1,6 @@
 #include "transport/node/node_heap.h"
 
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -15,13 +14,11 @@
 
 #include "common/error.h"
 #include "common/huge_pages.h"
+#include "support/children.h"
 #include "support/node_ranks.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
-
-using testing::call_of;
-using testing::run_sessions;
 
 constexpr size_t kPage = 4096;
 
@@ -127,11 +124,11 @@ TEST(heap_of_a_peer_is_seen_where_it_says) {
     std::byte* const mine = heap.allocate(kPage);
     mine[5] = static_cast<std::byte>(session->rank() + 1);
     session->self().heap_parts[0] = heap.offset_of(mine + 5, 1);
-    group.barrier(call_of(Op::Barrier, DType::UInt8, 0));
+    barrier(group, 0);
     for (int r = 0; r < 3; ++r) {
       CHECK(*heap.at(r, session->block(r).heap_parts[0]) == static_cast<std::byte>(r + 1));
     }
-    group.barrier(call_of(Op::Barrier, DType::UInt8, 1));
+    barrier(group, 1);
   });
 }
 
@@ -175,16 +172,12 @@ TEST(heap_keeps_what_was_withdrawn_from_peers_and_gives_it_back) {
   for (size_t i = 0; i < kPage; ++i) CHECK_EQ(before[i], std::byte{8});
 
   // A child sees the contents, and has its own copy.
-  const pid_t child = ::fork();
-  if (child == 0) {
+  CHECK(in_child([&] {
     const bool same = data[kPage] == static_cast<std::byte>(kPage % 251) && before[0] == std::byte{8};
     std::memset(data, 1, kBytes);
     std::memset(before, 1, kPage);
-    ::_exit(same ? 0 : 1);
-  }
-  int status = 0;
-  CHECK_EQ(::waitpid(child, &status, 0), child);
-  CHECK_EQ(status, 0);
+    return same;
+  }));
   CHECK_EQ(data[kPage], static_cast<std::byte>(kPage % 251));
   CHECK_EQ(before[0], std::byte{8});
 
@@ -213,7 +206,7 @@ TEST(heap_withdraws_without_a_second_copy_and_without_a_moment_in_which_writes_a
       }
     } while (!stop);
   });
-  while (begun == 0) std::this_thread::yield();
+  wait_until([&] { return begun != 0; });
   two.heap->withdraw(0, kBytes);
   stop = true;
   writer.join();
@@ -228,104 +221,13 @@ TEST(heap_outlives_the_group_and_is_left_alone_by_forked_children) {
     memory = NodeGroup(session).allocate(100);
   }
   std::memset(memory.get(), 7, 100);
-  const pid_t child = ::fork();
-  if (child == 0) {
+  CHECK(in_child([&] {
     const bool same = static_cast<char*>(memory.get())[99] == 7;
     std::memset(memory.get(), 8, 100);
     memory.reset();
-    ::_exit(same ? 0 : 1);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  CHECK_EQ(status, 0);
+    return same;
+  }));
   for (size_t i = 0; i < 100; ++i) CHECK(static_cast<char*>(memory.get())[i] == 7);
-}
-
-/// all_reduce of `count` elements, `shift` elements into the ranks' memory; the ranks in `ordinary` have no heap
-/// memory.
-void check_all_reduce(int ranks, size_t count, size_t shift, const std::vector<int>& ordinary) {
-  run_sessions(ranks, 4096, [&](std::shared_ptr<NodeSession> session) {
-    NodeGroup group(session);
-    const bool in_heap = std::find(ordinary.begin(), ordinary.end(), session->rank()) == ordinary.end();
-    const size_t bytes = (count + 2 * shift) * sizeof(float);
-    std::vector<float> own(in_heap ? 0 : count + 2 * shift);
-    const std::shared_ptr<void> memory = in_heap ? group.allocate(bytes) : nullptr;
-    float* const whole = in_heap ? static_cast<float*>(memory.get()) : own.data();
-    float* const data = whole + shift;
-    for (uint64_t seq = 0; seq < 3; ++seq) {
-      for (size_t i = 0; i < shift; ++i) whole[i] = data[count + i] = -1;
-      for (size_t i = 0; i < count; ++i)
-        data[i] = 1.0f / static_cast<float>(3 * i + 7 * static_cast<size_t>(session->rank()) + 1);
-      group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq), data, data, count,
-                       Reduction{ReduceKind::Avg, ranks, 1.0});
-      for (size_t i = 0; i < count; ++i) {
-        float sum = 0;
-        for (int r = 0; r < ranks; ++r) sum += 1.0f / static_cast<float>(3 * i + 7 * static_cast<size_t>(r) + 1);
-        // Exact to the bit, as everywhere: in the order of ranks.
-        CHECK_EQ(data[i], ranks == 3 ? sum / 3.0f : sum * (1.0f / static_cast<float>(ranks)));
-      }
-      for (size_t i = 0; i < shift; ++i) CHECK(whole[i] == -1 && data[count + i] == -1);
-    }
-  });
-}
-
-TEST(all_reduce_in_the_heap_gives_the_same_bits) {
-  for (int ranks : {2, 3, 4}) {
-    for (size_t count : {size_t{1}, size_t{300}, size_t{5000}, size_t{100003}}) check_all_reduce(ranks, count, 3, {});
-  }
-}
-
-TEST(all_reduce_in_the_heap_of_some_ranks_only_is_done_by_copying) {
-  for (const std::vector<int>& ordinary : {std::vector<int>{0}, {1, 2}, {0, 1, 2}}) {
-    for (size_t count : {size_t{100}, size_t{5000}}) check_all_reduce(3, count, 1, ordinary);
-  }
-}
-
-/// Ranks cut the array in different places, and the pieces are scattered over their heaps; rank `ordinary` has one
-/// outside its heap.
-void check_all_reduce_of_pieces(int ranks, size_t count, int ordinary) {
-  run_sessions(ranks, 4096, [&](std::shared_ptr<NodeSession> session) {
-    NodeGroup group(session);
-    const auto rank = static_cast<size_t>(session->rank());
-    std::vector<std::shared_ptr<void>> memory;
-    std::vector<float> own(session->rank() == ordinary ? count : 0);
-    std::vector<Span> pieces;
-    for (size_t at = 0; at < count;) {
-      const size_t n = std::min(count - at, 1 + (at + 7) * (rank + 2) / 3);
-      memory.push_back(group.allocate((n + 1) * sizeof(float)));
-      // Not at the beginning of a page, so that a mix-up of pieces shows.
-      float* const data = static_cast<float*>(memory.back().get()) + 1;
-      pieces.push_back({!own.empty() && at > 100 ? own.data() + at : data, n * sizeof(float)});
-      pieces.push_back({nullptr, 0});
-      at += n;
-    }
-    for (uint64_t seq = 0; seq < 3; ++seq) {
-      size_t i = 0;
-      for (const Span& piece : pieces) {
-        auto* const data = static_cast<float*>(piece.data);
-        for (size_t k = 0; k < piece.bytes / sizeof(float); ++k) data[k] = static_cast<float>(i++ % 1009 + rank * seq);
-      }
-      group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq), pieces, Reduction{ReduceKind::Sum, ranks, 1.0});
-      i = 0;
-      const auto all = static_cast<float>(ranks);
-      const float added = static_cast<float>(seq) * all * (all - 1) / 2;
-      for (const Span& piece : pieces) {
-        const auto* const data = static_cast<const float*>(piece.data);
-        for (size_t k = 0; k < piece.bytes / sizeof(float); ++k) {
-          CHECK_EQ(data[k], static_cast<float>(i++ % 1009) * all + added);
-        }
-      }
-    }
-  });
-}
-
-TEST(all_reduce_of_pieces_in_the_heap_finds_each_where_it_lies) {
-  for (int ranks : {2, 4}) {
-    for (size_t count : {size_t{2000}, size_t{200001}}) {
-      check_all_reduce_of_pieces(ranks, count, -1);
-      check_all_reduce_of_pieces(ranks, count, 1);
-    }
-  }
 }
 
 TEST(all_reduce_in_the_heap_of_more_pieces_than_can_be_published_is_done_by_copying) {
@@ -349,19 +251,5 @@ TEST(a_group_that_has_failed_gives_out_no_memory_that_peers_may_still_write_to) 
   CHECK(group.allocate(100) == nullptr);
 }
 
-TEST(all_reduce_in_the_heap_finds_mismatches_before_writing) {
-  const auto errors = testing::run_sessions_catching(2, 4096, [](std::shared_ptr<NodeSession> session) {
-    NodeGroup group(session);
-    const size_t count = 5000 + static_cast<size_t>(session->rank());
-    const std::shared_ptr<void> memory = group.allocate(count * sizeof(float));
-    auto* const data = static_cast<float*>(memory.get());
-    std::fill_n(data, count, 5.0f);
-    CHECK_THROWS(MismatchError, group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0), data, data, count,
-                                                 Reduction{ReduceKind::Sum, 2, 1.0}));
-    for (size_t i = 0; i < count; ++i) CHECK_EQ(data[i], 5.0f);
-  });
-  for (const auto& error : errors) CHECK_EQ(testing::message_of(error), std::string());
-}
-
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -1,8 +1,31 @@
-#include "common/error.h"
-#include "support/node_ranks.h"
+#include "transport/node/node_session.h"
 
-namespace ours {
+#include "support/testing.h"
+
+namespace ours::testing {
 namespace {
+
+TEST(a_session_opens_by_its_address_and_refuses_a_wrong_nonce) {
+  auto leader = NodeSession::create(0, 2, NodeConfig{4096, 1024, 4096});
+  std::string wrong = leader->address();
+  const auto bracket = wrong.find(" [");
+  wrong[bracket - 1] = wrong[bracket - 1] == '0' ? '1' : '0';
+  CHECK_THROWS(NotSameNode, NodeSession::open(1, 2, wrong));
+  CHECK_THROWS(Error, NodeSession::open(1, 3, leader->address()));
+  CHECK_THROWS(Error, NodeSession::open(1, 2, "nonsense"));
+  auto other = NodeSession::open(1, 2, leader->address());
+  CHECK(other->memory()->data() != leader->memory()->data());
+  CHECK_THROWS(Error, NodeSession::open(1, 2, leader->address()));  // taken
+  other->self().monitor.value.store(77);
+  CHECK_EQ(leader->block(1).monitor.value.load(), 77u);
+}
+
+TEST(attaching_waits_and_names_the_absent) {
+  auto leader = NodeSession::create(1, 3, NodeConfig{4096, 1024, 4096});
+  const std::string message =
+      CHECK_THROWS(TimeoutError, leader->wait_attached(Deadline::after(std::chrono::milliseconds(100)), [] {}));
+  CHECK_CONTAINS(message, "absent: rank 0, 2");
+}
 
 TEST(a_group_that_takes_more_memory_than_there_is_is_refused_before_any_is_taken) {
   const NodeConfig config{size_t{1} << 40, 4096, 4096};
@@ -10,4 +33,4 @@ TEST(a_group_that_takes_more_memory_than_there_is_is_refused_before_any_is_taken
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

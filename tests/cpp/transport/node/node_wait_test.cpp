@@ -4,7 +4,7 @@
 
 #include "support/ranks.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 TEST(a_sleeper_is_woken_by_every_signal) {
@@ -15,7 +15,7 @@ TEST(a_sleeper_is_woken_by_every_signal) {
   const Deadline deadline = Deadline::after(std::chrono::seconds(60));
   std::atomic<int> overslept{0};
   constexpr uint32_t kRounds = 500;
-  testing::run_ranks(2, [&](int rank) {
+  run_ranks(2, [&](int rank) {
     for (uint32_t i = 1; i <= kRounds; ++i) {
       SleepWord& mine = rank == 0 ? ping : pong;
       SleepWord& other = rank == 0 ? pong : ping;
@@ -31,4 +31,4 @@ TEST(a_sleeper_is_woken_by_every_signal) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -4,7 +4,7 @@
 
 #include "support/testing.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 /// Ranks, each of which may run on the cores given for it.
@@ -33,4 +33,4 @@ TEST(ranks_have_cores_of_their_own_if_there_is_one_for_each) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

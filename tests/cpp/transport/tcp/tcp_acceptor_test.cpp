@@ -3,22 +3,16 @@
 #include <random>
 #include <vector>
 
-#include "support/groups.h"
 #include "support/tcp_ranks.h"
 #include "transport/tcp/tcp_handshake.h"
 #include "transport/tcp/tcp_socket.h"
 
 // Peers, strangers, and strangers that pretend to be peers connect to a rank.
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 using std::chrono::seconds;
-using testing::call_of;
-using testing::loopback_config;
-using testing::make_meshes;
-using testing::MapKeys;
-using testing::run_ranks;
 
 /// A connection of a stranger.
 ProcessFd intrude(const std::shared_ptr<TcpMesh>& mesh) { return begin_connecting(mesh->card().addresses[0]); }
@@ -40,8 +34,7 @@ TEST(strangers_and_port_scans_do_no_harm) {
     TcpGroup group(meshes[static_cast<size_t>(rank)]);
     for (uint64_t seq = 0; seq < 3; ++seq) {
       std::vector<float> data(10000, 1.0f);
-      group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq, seconds(20)), data.data(), data.data(), data.size(),
-                       Reduction{ReduceKind::Sum, 3, 1.0});
+      sum(group, seq, data, seconds(20));
       CHECK_EQ(data[9999], 3.0f);
     }
   });
@@ -50,7 +43,7 @@ TEST(strangers_and_port_scans_do_no_harm) {
 TEST(peers_that_come_all_at_a_time_are_all_let_in) {
   constexpr int kRanks = 101;
   const auto keys = std::make_shared<MapKeys>();
-  const auto mesh = TcpMesh::join(0, kRanks, keys, loopback_config(), Deadline::after(seconds(10)));
+  const auto mesh = join_mesh(0, kRanks, keys);
   const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));
   std::vector<TcpSelf> peers;
   for (int r = 1; r < kRanks; ++r) peers.push_back({r, kRanks, terms.plan.streams + 1, "host", 1, terms.secret});
@@ -65,7 +58,7 @@ TEST(peers_that_come_all_at_a_time_are_all_let_in) {
     going = false;
     for (TcpHandshake& handshake : handshakes) {
       const auto state = handshake.advance();
-      if (state == TcpHandshake::State::Broken) throw testing::Failure("a peer was refused: " + handshake.reason());
+      if (state == TcpHandshake::State::Broken) throw Failure("a peer was refused: " + handshake.reason());
       going = going || state == TcpHandshake::State::Going;
     }
   }
@@ -74,7 +67,7 @@ TEST(peers_that_come_all_at_a_time_are_all_let_in) {
 
 TEST(strangers_that_say_nothing_make_way_for_peers) {
   const auto keys = std::make_shared<MapKeys>();
-  const auto mesh = TcpMesh::join(0, 2, keys, loopback_config(), Deadline::after(seconds(10)));
+  const auto mesh = join_mesh(0, 2, keys);
   const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));
   std::vector<ProcessFd> strangers;
   for (int i = 0; i < 150; ++i) strangers.push_back(intrude(mesh));
@@ -110,4 +103,4 @@ TEST(a_peer_that_does_not_know_the_secret_or_means_another_rank_is_refused) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

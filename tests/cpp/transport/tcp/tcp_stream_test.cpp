@@ -11,7 +11,7 @@
 
 // One connection whose other end writes pieces of any size.
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 class Strict final : public TcpStream::Handler {
@@ -128,4 +128,4 @@ TEST(a_message_that_is_not_the_next_one_is_refused) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

@@ -7,7 +7,7 @@
 #include "support/testing.h"
 #include "transport/tcp/tcp_handshake.h"
 
-namespace ours {
+namespace ours::testing {
 namespace {
 
 TEST(headers_from_the_wire_are_checked) {
@@ -57,4 +57,4 @@ TEST(what_lies_in_the_store_is_checked) {
 }
 
 }  // namespace
-}  // namespace ours
+}  // namespace ours::testing

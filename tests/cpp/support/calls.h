@@ -1,0 +1,38 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "collectives/group.h"
+
+// Calls of groups that many tests make.
+
+namespace ours::testing {
+
+inline Call call_of(Op op, DType dtype, uint64_t seq, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+  return Call{op, dtype, seq, Deadline::after(timeout)};
+}
+
+void barrier(Group& group, uint64_t seq, std::chrono::milliseconds timeout = std::chrono::seconds(60));
+
+/// Adds up the ranks' data, in place.
+void sum(Group& group, uint64_t seq, std::vector<float>& data,
+         std::chrono::milliseconds timeout = std::chrono::seconds(60));
+
+template <class T>
+Span span(std::vector<T>& data) {
+  return {data.data(), data.size() * sizeof(T)};
+}
+template <class T>
+ConstSpan const_span(const std::vector<T>& data) {
+  return {data.data(), data.size() * sizeof(T)};
+}
+
+/// A rank's numbers, whose sums are rounded, so that their bits depend on the order.
+inline float fraction(int rank, size_t i) {
+  return 1.0f / static_cast<float>(i * 3 + static_cast<size_t>(rank) * 7 + 1);
+}
+std::vector<float> fractions(int rank, size_t count);
+
+}  // namespace ours::testing

@@ -1,0 +1,107 @@
+#include "support/groups.h"
+
+#include <atomic>
+
+#include "support/engine_ranks.h"
+
+namespace ours::testing {
+
+GroupKind node_kind(const std::string& name, Setting write_around) {
+  return {name, [write_around](int ranks, size_t chunk) {
+            std::vector<std::function<std::shared_ptr<Group>()>> makers;
+            for (const auto& session : make_sessions(ranks, chunk)) {
+              makers.emplace_back([=] { return std::make_shared<NodeGroup>(session, "", write_around); });
+            }
+            return makers;
+          }};
+}
+
+GroupKind tcp_kind(const std::string& name, int streams, bool ring, std::optional<bool> engine_polls) {
+  const auto make = [streams, ring, engine_polls](int ranks, size_t chunk) {
+    TcpConfig config = loopback_config();
+    config.plan.streams = streams;
+    if (chunk != 0) config.plan.chunk_bytes = chunk;
+    // Small messages use another algorithm, and among many ranks that means another order.
+    const std::string small = chunk != 0 ? "1K" : "64K";
+    config.plan.rules = "all sent<=" + small + " whole;all direct";
+    if (ring) config.plan.rules = "all nodes=1 direct;all bytes<=" + small + " doubling;all ring";
+    std::vector<std::function<std::shared_ptr<Group>()>> makers;
+    const auto meshes = make_meshes(ranks, config);
+    if (engine_polls) connect_engines(meshes, *engine_polls);
+    for (const auto& mesh : meshes) makers.emplace_back([mesh] { return std::make_shared<TcpGroup>(mesh); });
+    return makers;
+  };
+  GroupKind kind{name, make};
+  kind.in_order = !ring;
+  return kind;
+}
+
+GroupKind hierarchical_kind(const std::string& name, int rails, const NodeOf& node_of, const std::string& rules,
+                            std::optional<bool> engine_polls) {
+  const auto make = [rails, node_of, rules, engine_polls](int ranks, size_t chunk) {
+    HierarchicalConfig config;
+    config.engine_polls = engine_polls;
+    config.rails = rails;
+    config.rules = rules;
+    config.chunk = chunk;
+    const auto all = std::make_shared<HierarchicalRanks>(ranks, node_of, config);
+    std::vector<std::function<std::shared_ptr<Group>()>> makers;
+    for (int rank = 0; rank < ranks; ++rank) makers.emplace_back([all, rank] { return all->group(rank); });
+    return makers;
+  };
+  GroupKind kind{name, make, !rules.empty()};
+  kind.in_order = rules.empty();
+  kind.node_of = node_of;
+  return kind;
+}
+
+const std::vector<GroupKind>& group_kinds() {
+  const NodeOf alone = [](int r) { return r; };
+  const NodeOf pairs = [](int r) { return r / 2; };
+  const NodeOf turns = [](int r) { return r % 3; };
+  const NodeOf uneven = [](int r) { return r < 2 ? 0 : r < 5 ? 1 : r; };
+  static const std::vector<GroupKind> kKinds = {
+      node_kind("shared memory", Setting::Auto),
+      node_kind("shared memory, around the cache", Setting::On),
+      tcp_kind("tcp, direct", 1, false),
+      tcp_kind("tcp, direct, 3 streams", 3, false),
+      tcp_kind("tcp, ring", 1, true),
+      tcp_kind("tcp, ring, 2 streams", 2, true),
+      hierarchical_kind("2 a node", 0, pairs),
+      hierarchical_kind("4 a node, 1 rail", 1, [](int r) { return r / 4; }),
+      hierarchical_kind("3 nodes by turns", 0, turns),
+      hierarchical_kind("3 and 1 a node", 0, [](int r) { return r < 3 ? 0 : r; }),
+      hierarchical_kind("1 a node", 0, alone),
+      hierarchical_kind("2 a node, around a ring", 0, pairs, "all ring"),
+      hierarchical_kind("1 a node, short ones doubled", 0, alone, "all bytes<=1K doubling;all ring"),
+      hierarchical_kind("2, 3 and 1 a node, doubled", 0, uneven, "all doubling"),
+      tcp_kind("an engine that polls, direct", 2, false, true),
+      tcp_kind("an engine with threads, ring", 2, true, false),
+      hierarchical_kind("2 a node, an engine that polls", 0, pairs, "", true),
+      hierarchical_kind("3 nodes by turns, an engine with threads", 0, turns, "", false)};
+  return kKinds;
+}
+
+void run_groups(const GroupKind& kind, int ranks, size_t chunk, const std::function<void(Group&)>& fn) {
+  const auto makers = kind.make(ranks, chunk);
+  std::atomic<int> made{0};
+  try {
+    run_ranks(ranks, [&](int rank) {
+      std::shared_ptr<Group> group;
+      try {
+        group = makers[static_cast<size_t>(rank)]();
+      } catch (...) {
+        ++made;
+        throw;
+      }
+      // A rank that aborts at once must not disturb those that are still being connected.
+      ++made;
+      wait_until([&] { return made == ranks; });
+      fn(*group);
+    });
+  } catch (const Failure& e) {
+    throw Failure(kind.name + ": " + e.what());
+  }
+}
+
+}  // namespace ours::testing

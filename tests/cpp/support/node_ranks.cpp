@@ -1,0 +1,18 @@
+#include "support/node_ranks.h"
+
+namespace ours::testing {
+
+Sessions make_sessions(int n, size_t chunk) {
+  const NodeConfig config = chunk == 0 ? NodeConfig::from_options(n) : NodeConfig{chunk, chunk / 4, 4096};
+  Sessions sessions{NodeSession::create(0, n, config)};
+  for (int r = 1; r < n; ++r) sessions.push_back(std::make_shared<NodeSession>(r, n, sessions[0]->memory()));
+  for (const auto& session : sessions) session->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
+  return sessions;
+}
+
+void run_sessions(int n, size_t chunk, const std::function<void(std::shared_ptr<NodeSession>)>& fn) {
+  const Sessions sessions = make_sessions(n, chunk);
+  run_ranks(n, [&](int rank) { fn(sessions[static_cast<size_t>(rank)]); });
+}
+
+}  // namespace ours::testing
