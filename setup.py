@@ -125,10 +125,11 @@ CUDA, CUDA_REPORT = chosen("CUDA", lambda: setup_cuda.find_cuda(setup_cuda.find_
 MODULE, MPI_LIBRARY, CUDA_LIBRARY = "ourddp._C", "ourddp._mpi", "ourddp._cuda"
 ENGINES = {"CUDA": CUDA_REPORT, "MPI": MPI_REPORT}
 # The files that need no torch, which are a part of all three.
-CORE = [f"{layer}/**/*.cpp" for layer in ("common", "kernels", "device", "transport", "collectives")] + [
-    "engines/mpi_*.cpp"
+CORE = [
+    *(f"{layer}/**/*.cpp" for layer in ("common", "kernels", "device", "transport", "collectives")),
+    "engines/*.cpp",
 ]
-NEEDS_TORCH = ["engines/c10d_*.cpp", *(f"{layer}/**/*.cpp" for layer in ("backend", "reducer", "python"))]
+NEEDS_TORCH = ["engines/c10d/*.cpp", *(f"{layer}/**/*.cpp" for layer in ("backend", "reducer", "python"))]
 
 
 class BuildExtension(build_ext):

@@ -5,7 +5,7 @@
 
 #include "common/error.h"
 #include "common/options.h"
-#include "engines/c10d_engine.h"
+#include "engines/c10d/c10d_engine.h"
 #include "engines/mpi_engine.h"
 
 namespace ours {

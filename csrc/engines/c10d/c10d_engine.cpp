@@ -1,4 +1,4 @@
-#include "engines/c10d_engine.h"
+#include "engines/c10d/c10d_engine.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
