@@ -28,10 +28,11 @@ enum class Op : uint8_t {
   Send,
   Recv,
   RecvAnySource,
-  Last = RecvAnySource
+  Shift,
+  Last = Shift
 };
 
-constexpr size_t kOps = static_cast<size_t>(Op::RecvAnySource) + 1;
+constexpr size_t kOps = static_cast<size_t>(Op::Last) + 1;
 
 /// torch.distributed's name of the call, e.g. "all_reduce".
 const char* name_of(Op op);
