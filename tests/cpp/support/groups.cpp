@@ -6,25 +6,32 @@
 
 namespace ours::testing {
 
-GroupKind node_kind(const std::string& name, Setting write_around) {
-  return {name, [write_around](int ranks, size_t chunk) {
+namespace {
+
+const std::string kDirect = "all sent<=SMALL whole;all direct";
+const std::string kRing = "all nodes=1 direct;all bytes<=SMALL doubling;all ring";
+
+}  // namespace
+
+GroupKind node_kind(const std::string& name, Setting write_around, const std::string& rules) {
+  return {name, [write_around, rules](int ranks, size_t chunk) {
             std::vector<std::function<std::shared_ptr<Group>()>> makers;
             for (const auto& session : make_sessions(ranks, chunk)) {
-              makers.emplace_back([=] { return std::make_shared<NodeGroup>(session, "", write_around); });
+              makers.emplace_back([=] { return std::make_shared<NodeGroup>(session, rules, write_around); });
             }
             return makers;
           }};
 }
 
-GroupKind tcp_kind(const std::string& name, int streams, bool ring, std::optional<bool> engine_polls) {
-  const auto make = [streams, ring, engine_polls](int ranks, size_t chunk) {
+GroupKind tcp_kind(const std::string& name, int streams, const std::string& rules, std::optional<bool> engine_polls) {
+  const auto make = [streams, rules, engine_polls](int ranks, size_t chunk) {
     TcpConfig config = loopback_config();
     config.plan.streams = streams;
     if (chunk != 0) config.plan.chunk_bytes = chunk;
-    // Small messages use another algorithm, and among many ranks that means another order.
-    const std::string small = chunk != 0 ? "1K" : "64K";
-    config.plan.rules = "all sent<=" + small + " whole;all direct";
-    if (ring) config.plan.rules = "all nodes=1 direct;all bytes<=" + small + " doubling;all ring";
+    // Among many ranks another algorithm means another order of sums.
+    const std::string small = "SMALL";
+    config.plan.rules = rules;
+    config.plan.rules.replace(rules.find(small), small.size(), chunk != 0 ? "1K" : "64K");
     std::vector<std::function<std::shared_ptr<Group>()>> makers;
     const auto meshes = make_meshes(ranks, config);
     if (engine_polls) connect_engines(meshes, *engine_polls);
@@ -32,7 +39,7 @@ GroupKind tcp_kind(const std::string& name, int streams, bool ring, std::optiona
     return makers;
   };
   GroupKind kind{name, make};
-  kind.in_order = !ring;
+  kind.in_order = rules != kRing;
   return kind;
 }
 
@@ -63,10 +70,10 @@ const std::vector<GroupKind>& group_kinds() {
   static const std::vector<GroupKind> kKinds = {
       node_kind("shared memory", Setting::Auto),
       node_kind("shared memory, around the cache", Setting::On),
-      tcp_kind("tcp, direct", 1, false),
-      tcp_kind("tcp, direct, 3 streams", 3, false),
-      tcp_kind("tcp, ring", 1, true),
-      tcp_kind("tcp, ring, 2 streams", 2, true),
+      tcp_kind("tcp, direct", 1, kDirect),
+      tcp_kind("tcp, direct, 3 streams", 3, kDirect),
+      tcp_kind("tcp, ring", 1, kRing),
+      tcp_kind("tcp, ring, 2 streams", 2, kRing),
       hierarchical_kind("2 a node", 0, pairs),
       hierarchical_kind("4 a node, 1 rail", 1, [](int r) { return r / 4; }),
       hierarchical_kind("3 nodes by turns", 0, turns),
@@ -75,8 +82,8 @@ const std::vector<GroupKind>& group_kinds() {
       hierarchical_kind("2 a node, around a ring", 0, pairs, "all ring"),
       hierarchical_kind("1 a node, short ones doubled", 0, alone, "all bytes<=1K doubling;all ring"),
       hierarchical_kind("2, 3 and 1 a node, doubled", 0, uneven, "all doubling"),
-      tcp_kind("an engine that polls, direct", 2, false, true),
-      tcp_kind("an engine with threads, ring", 2, true, false),
+      tcp_kind("an engine that polls, direct", 2, kDirect, true),
+      tcp_kind("an engine with threads, ring", 2, kRing, false),
       hierarchical_kind("2 a node, an engine that polls", 0, pairs, "", true),
       hierarchical_kind("3 nodes by turns, an engine with threads", 0, turns, "", false)};
   return kKinds;

@@ -30,10 +30,12 @@ struct GroupKind {
   NodeOf node_of = nullptr;
 };
 
-GroupKind node_kind(const std::string& name, Setting write_around);
+GroupKind node_kind(const std::string& name, Setting write_around, const std::string& rules = "");
 
-/// If `engine_polls` has a value, an engine carries the payloads.
-GroupKind tcp_kind(const std::string& name, int streams, bool ring, std::optional<bool> engine_polls = std::nullopt);
+/// `rules`: for the table of algorithms, with SMALL for what counts as short. If `engine_polls` has a value, an engine
+/// carries the payloads.
+GroupKind tcp_kind(const std::string& name, int streams, const std::string& rules,
+                   std::optional<bool> engine_polls = std::nullopt);
 
 GroupKind hierarchical_kind(const std::string& name, int rails, const NodeOf& node_of, const std::string& rules = "",
                             std::optional<bool> engine_polls = std::nullopt);
