@@ -15,7 +15,8 @@ enum class Algorithm : uint8_t {
   Doubling,  ///< pairs exchange everything, log2(nodes) times
   Direct,    ///< every rank reduces a slice of everything, sent to it and from it directly
   Ring,      ///< the same, by neighbours
-  Last = Ring
+  Star,      ///< one rank gets everything, and sends the result to all
+  Last = Star
 };
 const char* name_of(Algorithm algorithm);
 

@@ -39,12 +39,13 @@ void reduce_doubling(TcpRun& run, const Array& array) {
   if (bytes != 0 && array.out != nullptr) std::memcpy(array.out, mine, bytes);
 }
 
-void reduce_whole(TcpRun& run, const Array& array) {
+/// `reduce_all`: an algorithm for which a rank has room for the arrays of all.
+void reduce_in_room_for_all(TcpRun& run, const Array& array, decltype(ours::reduce_whole)& reduce_all) {
   const size_t bytes = array.bytes();
   std::byte* const all = run.scratch.take(run.all.size() * bytes);
   // Sent from a copy, since the result may overwrite the input before all of it is sent.
   if (bytes != 0) std::memcpy(all + static_cast<size_t>(run.rank) * bytes, array.in, bytes);
-  ours::reduce_whole(run.members(), {array.count, array.dtype, array.reduction}, all, array.out);
+  reduce_all(run.members(), {array.count, array.dtype, array.reduction}, all, array.out);
 }
 
 Slices slices_of(const TcpRun& run, const Array& array, int root) {
@@ -66,7 +67,9 @@ void reduce_array(TcpRun& run, const Selection& selection, const Array& array, i
   Array stepped{array.dtype, in_steps, array.in, array.out, array.count};
   switch (choose(run, selection, operation, array.bytes())) {
     case Algorithm::Whole:
-      return reduce_whole(run, array);
+      return reduce_in_room_for_all(run, array, ours::reduce_whole);
+    case Algorithm::Star:
+      return reduce_in_room_for_all(run, array, ours::reduce_star);
     case Algorithm::Doubling:
       return reduce_doubling(run, stepped);
     case Algorithm::Direct:
