@@ -213,9 +213,6 @@ const std::vector<OptionRow>& option_rows() {
           "What moves the data of collectives between nodes. Small messages and agreements always go over TCP. It must "
           "be the same on all ranks.",
           parse_name, same),
-      bytes_row("OURS_ENGINE_BYTES", &Options::engine_bytes,
-                "The shortest message between nodes that OURS_INTERNODE moves; shorter ones go over TCP. Rank 0's value "
-                "holds for its group."),
       row("OURS_PORT_RANGE", &Options::port_range, "two ports such as 20000-20999, or empty",
           "Ports on which ranks wait for ranks of other nodes, two for each group and address. Empty: any free port.",
           parse_ports, show_ports),

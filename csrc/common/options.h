@@ -46,7 +46,6 @@ struct Options {
   std::string node_id;
   std::string interface;
   std::string internode = "tcp";
-  int64_t engine_bytes = 0;  // 0: chosen automatically
   PortRange port_range;
   int64_t tcp_streams = 0;     // 0: chosen automatically
   std::string tcp_congestion;  // empty: the system's

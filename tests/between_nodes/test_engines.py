@@ -104,14 +104,6 @@ def test_gloo_gives_the_same_bits_as_tcp(layout):
     assert over_gloo == over_tcp
 
 
-def test_rank_0_says_which_messages_an_engine_moves():
-    """Both ranks have the same limit, or else one would send by TCP what the other awaits from the engine."""
-    for first, used in (("1G", "False"), ("4K", "True")):
-        env = [{"OURS_ENGINE_BYTES": limit} for limit in (first, "1M")]
-        env = [{**one, **other} for one, other in zip(environments("ab", "gloo"), env, strict=True)]
-        assert [one["threads"] for one in run_ranks(2, all_calls, env=env)] == [used] * 2
-
-
 def test_gloo_gives_the_same_bits_on_hosts_of_their_own(network):
     both = []
     for engine in ("tcp", "gloo"):

@@ -37,7 +37,6 @@ def test_options_have_defaults():
         ("OURS_TCP_CONGESTION", "reno", "reno"),
         ("OURS_INTERNODE", "gloo", "gloo"),
         ("OURS_INTERNODE", "spool", "spool"),
-        ("OURS_ENGINE_BYTES", "64K", "65536"),
         ("OURS_INTERNODE", "My_Backend-2", "my_backend-2"),
     ],
 )
@@ -57,7 +56,6 @@ def test_options_are_parsed(name, text, shown):
         ("OURS_SPIN", "yes"),
         ("OURS_CHUNK_BYTES", "4m"),
         ("OURS_CHUNK_BYTES", "M"),
-        ("OURS_ENGINE_BYTES", "a few"),
         ("OURS_SMALL_BYTES", "99999999999999G"),
         ("OURS_CHUNK_BYTES", "100G"),
         ("OURS_CHUNK_BYTES", "1025M"),

@@ -87,8 +87,7 @@ Meshes join_meshes(Rendezvous& rendezvous, const std::string& rules) {
     for (const auto& keys : {keys_of_calls, keys_of_messages}) keys->fetch(cards, rendezvous.deadline());
   }
   // The messages of send() and recv() stay with TCP, since engines cannot tell which of several arrives first.
-  if (auto engine = make_engine(rendezvous, meshes.calls->card()))
-    meshes.calls->set_engine(std::move(engine), meshes.calls->plan().engine_bytes);
+  if (auto engine = make_engine(rendezvous, meshes.calls->card())) meshes.calls->set_engine(std::move(engine));
   return meshes;
 }
 

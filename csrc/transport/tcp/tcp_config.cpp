@@ -11,7 +11,6 @@ TcpConfig TcpConfig::from_options(const std::string& master) {
   config.congestion = options.tcp_congestion;
   config.plan.wire = options.wire_type;
   if (options.tcp_streams != 0) config.plan.streams = static_cast<int>(options.tcp_streams);
-  if (options.engine_bytes != 0) config.plan.engine_bytes = static_cast<size_t>(options.engine_bytes);
   return config;
 }
 

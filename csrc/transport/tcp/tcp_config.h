@@ -13,7 +13,6 @@ struct TcpPlan {
   int streams = 1;                    ///< connections that share the bytes between two ranks
   size_t chunk_bytes = 256 * 1024;    ///< the parts in which large messages travel; a multiple of 64
   WireType wire = WireType::Float32;  ///< see OURS_WIRE_DTYPE
-  size_t engine_bytes = 4096;         ///< the shortest payload that an engine moves
   std::string rules;  ///< the user's rules of the table of algorithms (Selection), before the built-in ones
 };
 

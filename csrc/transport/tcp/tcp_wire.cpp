@@ -105,8 +105,7 @@ std::string TcpTerms::text() const {
   std::ostringstream out;
   out << kTag << ' ' << std::hex;
   for (const uint8_t byte : secret) out << (byte >> 4) << (byte & 15);
-  out << std::dec << ' ' << plan.streams << ' ' << plan.chunk_bytes << ' ' << static_cast<int>(plan.wire) << ' '
-      << plan.engine_bytes;
+  out << std::dec << ' ' << plan.streams << ' ' << plan.chunk_bytes << ' ' << static_cast<int>(plan.wire);
   return out.str();
 }
 
@@ -115,7 +114,7 @@ TcpTerms TcpTerms::parse(const std::string& text) {
   std::istringstream in(text.size() <= kMaxText ? text : "");
   std::string tag, secret;
   int wire = 0;
-  in >> tag >> secret >> terms.plan.streams >> terms.plan.chunk_bytes >> wire >> terms.plan.engine_bytes;
+  in >> tag >> secret >> terms.plan.streams >> terms.plan.chunk_bytes >> wire;
   const bool digits = secret.find_first_not_of("0123456789abcdef") == std::string::npos;
   if (!in || tag != kTag || secret.size() != 2 * terms.secret.size() || !digits || terms.plan.streams < 1 ||
       terms.plan.streams > 16 || terms.plan.chunk_bytes < 64 || terms.plan.chunk_bytes % 64 != 0 || wire < 0 ||
