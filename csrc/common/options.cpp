@@ -209,7 +209,7 @@ const std::vector<OptionRow>& option_rows() {
                "The addresses at which ranks on other nodes reach this one: interfaces (eth0), networks (10.0.0.0/8) "
                "or addresses, separated by commas; ^ before the list means all others. Empty: the interface that the "
                "route to the master starts from."),
-      row("OURS_INTERNODE", &Options::internode, "tcp, mpi, spool, or the name of a backend of torch.distributed such as gloo",
+      row("OURS_INTERNODE", &Options::internode, "tcp, mpi, or the name of a backend of torch.distributed such as gloo",
           "What moves the data of collectives between nodes. Small messages and agreements always go over TCP. It must "
           "be the same on all ranks.",
           parse_name, same),

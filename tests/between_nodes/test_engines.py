@@ -90,11 +90,6 @@ def all_calls(rank: int, world: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_spool_gives_the_same_bits_as_tcp(layout):
-    assert run(layout, "spool", all_calls) == run(layout, "tcp", all_calls)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_gloo_gives_the_same_bits_as_tcp(layout):
     over_tcp = run(layout, "tcp", all_calls)
     over_gloo = run(layout, "gloo", all_calls)

@@ -36,7 +36,6 @@ def test_options_have_defaults():
         ("OURS_TCP_STREAMS", "4", "4"),
         ("OURS_TCP_CONGESTION", "reno", "reno"),
         ("OURS_INTERNODE", "gloo", "gloo"),
-        ("OURS_INTERNODE", "spool", "spool"),
         ("OURS_INTERNODE", "My_Backend-2", "my_backend-2"),
     ],
 )

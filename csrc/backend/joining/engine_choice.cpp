@@ -7,7 +7,6 @@
 #include "common/options.h"
 #include "engines/c10d/c10d_engine.h"
 #include "engines/mpi_engine.h"
-#include "engines/spool_engine.h"
 
 namespace ours {
 
@@ -15,7 +14,6 @@ namespace {
 
 constexpr const char* kTcp = "tcp";
 constexpr const char* kMpi = "mpi";
-constexpr const char* kSpool = "spool";
 // Gloo releases its memory when it is aborted, and its end waits for nobody.
 constexpr const char* kGloo = "gloo";
 
@@ -23,7 +21,7 @@ constexpr const char* kGloo = "gloo";
 std::atomic<BackendMaker*> backend_maker{nullptr};
 
 std::string obstacle(const std::string& name) {
-  if (name == kTcp || name == kSpool) return "";
+  if (name == kTcp) return "";
   if (name == kMpi) return mpi_obstacle();
   BackendMaker* const maker = backend_maker;
   if (maker == nullptr) return "there is no maker of backends; import ourddp first, or call set_backend_maker()";
@@ -91,14 +89,9 @@ std::shared_ptr<Engine> make_engine(Rendezvous& rendezvous, const TcpCard& card)
   const Meeting& meeting = rendezvous.meeting();
   std::shared_ptr<Engine> engine;
   try {
-    if (name == kMpi) {
-      engine =
-          make_mpi_engine(meeting.rank, meeting.size, meeting.group, rendezvous.keys("mpi"), rendezvous.deadline());
-    } else if (name == kSpool) {
-      engine = make_spool_engine(meeting.rank, rendezvous.keys("spool"), rendezvous.deadline());
-    } else {
-      engine = make_c10d_engine(rendezvous, name, card);
-    }
+    engine = name == kMpi ? make_mpi_engine(meeting.rank, meeting.size, meeting.group, rendezvous.keys("mpi"),
+                                            rendezvous.deadline())
+                          : make_c10d_engine(rendezvous, name, card);
   } catch (const std::exception& e) {
     rendezvous.fail("OURS_INTERNODE='" + name + "': " + rendezvous.describe_self() + " cannot make it for " +
                     rendezvous.meeting().group + ": " + e.what());
