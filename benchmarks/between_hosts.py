@@ -62,7 +62,6 @@ VARIANTS = {
     # What scale.py predicts.
     "whole": Variant("ours", {"OURS_SELECT": "all whole"}),
     "doubling": Variant("ours", {"OURS_SELECT": "all doubling"}),
-    "star": Variant("ours", {"OURS_SELECT": "all star"}),
     "direct": Variant("ours", {"OURS_SELECT": "all direct"}),
     "ring": Variant("ours", {"OURS_SELECT": "all ring"}),
     "flat ring": Variant("ours", {"OURS_SELECT": "all ring"}, flat=True),

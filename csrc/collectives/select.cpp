@@ -32,7 +32,7 @@ all direct                               # and of long ones everybody reduces a 
 )";
 
 // In the order of the enums.
-constexpr std::array kAlgorithms = {"whole", "doubling", "direct", "ring", "star"};
+constexpr std::array kAlgorithms = {"whole", "doubling", "direct", "ring"};
 constexpr std::array kOperations = {"all_reduce", "reduce", "reduce_scatter", "all_gather", "node_reduce"};
 constexpr std::array kKeyNames = {"nodes", "local", "bytes", "sent", "read"};
 static_assert(kAlgorithms.size() == static_cast<size_t>(Algorithm::Last) + 1, "a name for each Algorithm");
@@ -99,9 +99,7 @@ std::string show_number(uint64_t value) {
 }
 
 bool can(Selectable operation, Algorithm algorithm) {
-  if (operation == Selectable::NodeReduce) {
-    return algorithm == Algorithm::Whole || algorithm == Algorithm::Direct || algorithm == Algorithm::Star;
-  }
+  if (operation == Selectable::NodeReduce) return algorithm == Algorithm::Whole || algorithm == Algorithm::Direct;
   const bool reduces = operation == Selectable::AllReduce || operation == Selectable::Reduce;
   return reduces || algorithm == Algorithm::Direct || algorithm == Algorithm::Ring;
 }

@@ -15,8 +15,7 @@ enum class Algorithm : uint8_t {
   Doubling,  ///< pairs exchange everything, log2(nodes) times
   Direct,    ///< every rank reduces a slice of everything, sent to it and from it directly
   Ring,      ///< the same, by neighbours
-  Star,      ///< one rank gets everything, and sends the result to all
-  Last = Star
+  Last = Ring
 };
 const char* name_of(Algorithm algorithm);
 

@@ -1,7 +1,5 @@
 #include "collectives/short_reductions.h"
 
-#include <cstring>
-
 #include "collectives/partial_sums.h"
 #include "collectives/sources.h"
 
@@ -31,38 +29,6 @@ void reduce_whole(const Members& members, const ShortArray& array, std::byte* al
   Sources sources(ranks);
   for (size_t place = 0; place < members.size(); ++place) sources.data()[place] = all + place * bytes;
   reduce(result, sources.data(), ranks, array.count, array.dtype, array.reduction);
-}
-
-void reduce_star(const Members& members, const ShortArray& array, std::byte* all, void* result) {
-  constexpr uint16_t kToFirst = 0;
-  constexpr uint16_t kFromFirst = 1;
-  const size_t bytes = array.bytes();
-  std::byte* const mine = all + members.place * bytes;
-  Tally sent, received;
-  const auto all_sent = [&] { return sent.complete(); };
-  const auto all_received = [&] { return received.complete(); };
-  if (members.place == 0) {
-    Sources sources(static_cast<int>(members.size()));
-    sources.data()[0] = mine;
-    for (size_t from = 1; from < members.size(); ++from) {
-      sources.data()[from] = all + from * bytes;
-      members.tcp.receive({members.rank_at(from), kToFirst, bytes}, all + from * bytes, received);
-    }
-    members.wait(all_received);
-    if (array.count != 0) {
-      reduce(mine, sources.data(), static_cast<int>(members.size()), array.count, array.dtype, array.reduction);
-    }
-    for (size_t to = 1; to < members.size(); ++to) {
-      members.tcp.send({members.rank_at(to), kFromFirst, bytes}, mine, sent);
-    }
-    members.wait(all_sent);
-  } else {
-    members.tcp.send({members.rank_at(0), kToFirst, bytes}, mine, sent);
-    members.wait(all_sent);
-    members.tcp.receive({members.rank_at(0), kFromFirst, bytes}, mine, received);
-    members.wait(all_received);
-  }
-  if (result != nullptr && bytes != 0) std::memcpy(result, mine, bytes);
 }
 
 void reduce_by_doubling(const Members& members, const ShortArray& array, std::byte* mine, std::byte* theirs) {

@@ -23,10 +23,6 @@ struct ShortArray {
 /// null.
 void reduce_whole(const Members& members, const ShortArray& array, std::byte* all, void* result);
 
-/// The first member gets all arrays, reduces them, and sends the result to the others. `all` and `result` are those of
-/// reduce_whole().
-void reduce_star(const Members& members, const ShortArray& array, std::byte* all, void* result);
-
 /// Takes log2(P) exchanges (Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations
 /// in MPICH"): in step k, members whose numbers differ in bit k exchange what they have and both reduce it. If P is no
 /// power of two, the first members are paired beforehand: the even one of a pair gives its input to the odd one, and

@@ -47,7 +47,6 @@ void reduce(HierarchicalRun& run, const Selection& selection, const ours::Reduci
   switch (chosen) {
     case Algorithm::Whole:
     case Algorithm::Doubling:
-    case Algorithm::Star:
       return reduce_short(run, job, chosen);
     case Algorithm::Direct:
     case Algorithm::Ring:

@@ -36,7 +36,6 @@ std::unique_ptr<Rail> make_rail(HierarchicalRun& run, const Reducing& job, const
       return std::make_unique<RailRing>(run.tcp, std::move(work));
     case Algorithm::Whole:
     case Algorithm::Doubling:
-    case Algorithm::Star:
       break;
   }
   throw Error(std::string(name_of(algorithm)) + " has no rails");

@@ -23,11 +23,6 @@ void exchange_whole(HierarchicalRun& run, const Reducing& job, std::byte* sums, 
   reduce_whole(run.leaders(), array_of(job), sums, result);
 }
 
-/// The same at the first leader.
-void exchange_star(HierarchicalRun& run, const Reducing& job, std::byte* sums, std::byte* result) {
-  reduce_star(run.leaders(), array_of(job), sums, result);
-}
-
 /// An exchange among leaders; behind the sum there is as much room again.
 void exchange_doubling(HierarchicalRun& run, const Reducing& job, std::byte* sum, std::byte* result) {
   const Members leaders = run.leaders();
@@ -53,8 +48,6 @@ Exchange exchange_by(Algorithm algorithm, const NodeMap& map) {
   switch (algorithm) {
     case Algorithm::Whole:
       return {exchange_whole, static_cast<size_t>(map.nodes()), static_cast<size_t>(map.here())};
-    case Algorithm::Star:
-      return {exchange_star, static_cast<size_t>(map.nodes()), static_cast<size_t>(map.here())};
     case Algorithm::Doubling:
       return {exchange_doubling, 2, 0};
     case Algorithm::Direct:

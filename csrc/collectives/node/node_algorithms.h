@@ -11,9 +11,6 @@ namespace ours::node {
 /// Every rank reduces the whole array, which must fit into a stage. node_reduce_whole.cpp
 void reduce_whole(NodeRounds& rounds, const Running& run, const Reducing& job);
 
-/// Rank 0 reduces the whole array, which must fit into a stage. node_reduce_star.cpp
-void reduce_star(NodeRounds& rounds, const Running& run, const Reducing& job);
-
 /// Every rank reduces a slice of each chunk, or of the buffers where they lie. node_reduce_direct.cpp
 void reduce_direct(NodeRounds& rounds, const Running& run, const Reducing& job);
 

@@ -40,8 +40,6 @@ void NodeGroup::do_reduce(const Running& run, const Reducing& job) {
       return node::reduce_whole(rounds_, run, job);
     case Algorithm::Direct:
       return node::reduce_direct(rounds_, run, job);
-    case Algorithm::Star:
-      return node::reduce_star(rounds_, run, job);
     case Algorithm::Doubling:
     case Algorithm::Ring:
       break;

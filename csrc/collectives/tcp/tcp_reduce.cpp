@@ -39,13 +39,12 @@ void reduce_doubling(TcpRun& run, const Array& array) {
   if (bytes != 0 && array.out != nullptr) std::memcpy(array.out, mine, bytes);
 }
 
-/// `reduce_all`: an algorithm for which a rank has room for the arrays of all.
-void reduce_in_room_for_all(TcpRun& run, const Array& array, decltype(ours::reduce_whole)& reduce_all) {
+void reduce_whole(TcpRun& run, const Array& array) {
   const size_t bytes = array.bytes();
   std::byte* const all = run.scratch.take(run.all.size() * bytes);
   // Sent from a copy, since the result may overwrite the input before all of it is sent.
   if (bytes != 0) std::memcpy(all + static_cast<size_t>(run.rank) * bytes, array.in, bytes);
-  reduce_all(run.members(), {array.count, array.dtype, array.reduction}, all, array.out);
+  ours::reduce_whole(run.members(), {array.count, array.dtype, array.reduction}, all, array.out);
 }
 
 Slices slices_of(const TcpRun& run, const Array& array, int root) {
@@ -67,9 +66,7 @@ void reduce_array(TcpRun& run, const Selection& selection, const Array& array, i
   Array stepped{array.dtype, in_steps, array.in, array.out, array.count};
   switch (choose(run, selection, operation, array.bytes())) {
     case Algorithm::Whole:
-      return reduce_in_room_for_all(run, array, ours::reduce_whole);
-    case Algorithm::Star:
-      return reduce_in_room_for_all(run, array, ours::reduce_star);
+      return reduce_whole(run, array);
     case Algorithm::Doubling:
       return reduce_doubling(run, stepped);
     case Algorithm::Direct:

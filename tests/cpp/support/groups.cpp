@@ -70,8 +70,6 @@ const std::vector<GroupKind>& group_kinds() {
   static const std::vector<GroupKind> kKinds = {
       node_kind("shared memory", Setting::Auto),
       node_kind("shared memory, around the cache", Setting::On),
-      node_kind("shared memory, short ones at one rank", Setting::Auto, "node_reduce star"),
-      tcp_kind("tcp, short ones at one rank", 1, "all bytes<=SMALL star;all direct"),
       tcp_kind("tcp, direct", 1, kDirect),
       tcp_kind("tcp, direct, 3 streams", 3, kDirect),
       tcp_kind("tcp, ring", 1, kRing),
@@ -84,7 +82,6 @@ const std::vector<GroupKind>& group_kinds() {
       hierarchical_kind("2 a node, around a ring", 0, pairs, "all ring"),
       hierarchical_kind("1 a node, short ones doubled", 0, alone, "all bytes<=1K doubling;all ring"),
       hierarchical_kind("2, 3 and 1 a node, doubled", 0, uneven, "all doubling"),
-      hierarchical_kind("2, 3 and 1 a node, short ones at one rank", 0, uneven, "all bytes<=1K star;all direct"),
       tcp_kind("an engine that polls, direct", 2, kDirect, true),
       tcp_kind("an engine with threads, ring", 2, kRing, false),
       hierarchical_kind("2 a node, an engine that polls", 0, pairs, "", true),
