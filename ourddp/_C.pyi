@@ -71,9 +71,6 @@ class ProcessGroupOurs(Backend):
     def node_sizes(self) -> list[int]:
         """Return how many ranks each node has."""
 
-    def shift(self, output: Tensor, input: Tensor) -> Work:
-        """Send ``input`` to the next rank, and receive from the rank before into ``output``."""
-
     def perform_nocolor_split(self, device: object) -> None:
         """Do nothing: what new_group() of a bound group calls on the ranks that are not in the new one."""
 

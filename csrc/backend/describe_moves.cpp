@@ -223,19 +223,6 @@ Collective describe_all_to_all_single(const Caller& me, const at::Tensor& output
           }};
 }
 
-Collective describe_shift(const Caller& me, const at::Tensor& output, const at::Tensor& input,
-                          const c10d::AllToAllOptions& /*opts*/) {
-  check_pair(me, output, input);
-  const at::Tensor source = input.is_alias_of(output) ? input.clone() : input;
-  return {dtype_of(input),
-          {input},
-          {{output}},
-          [source = contiguous_source(source), results = outputs_of({output})](Group& group, const Call& call) {
-            group.shift(call, const_span(source), results.front().span());
-            commit_all(results);
-          }};
-}
-
 TransferRequest describe_transfer(const Caller& me, Op op, const Tensors& tensors, int peer, int tag) {
   const bool sends = op == Op::Send;
   const at::Tensor& tensor = only(me, tensors, sends ? "input" : "output");

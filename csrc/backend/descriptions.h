@@ -44,9 +44,6 @@ Collective describe_all_to_all(const Caller& me, const Tensors& outputs, const T
 Collective describe_all_to_all_single(const Caller& me, const at::Tensor& output, const at::Tensor& input,
                                       const std::vector<int64_t>& output_splits,
                                       const std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts);
-/// `output` gets the tensor of the rank before.
-Collective describe_shift(const Caller& me, const at::Tensor& output, const at::Tensor& input,
-                          const c10d::AllToAllOptions& opts);
 TransferRequest describe_transfer(const Caller& me, Op op, const Tensors& tensors, int peer, int tag);
 
 // ---- synchronising (describe_barriers.cpp)

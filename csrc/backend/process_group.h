@@ -167,10 +167,6 @@ class ProcessGroupOurs final : public c10d::Backend {
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
     return launch(Op::AllToAll, describe_all_to_all, opts, outputs, inputs);
   }
-  /// `output` gets the tensor of the rank before.
-  WorkPtr shift(const at::Tensor& output, const at::Tensor& input, const c10d::AllToAllOptions& opts) {
-    return launch(Op::Shift, describe_shift, opts, output, input);
-  }
   WorkPtr all_to_all_single(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                             std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
     return launch(Op::AllToAllSingle, describe_all_to_all_single, opts, output, input, output_splits, input_splits);

@@ -35,7 +35,6 @@ const OpFacts& op_facts(Op op) {
       {OpType::SEND, "ours:send", "send", "ours:send"},
       {OpType::RECV, "ours:recv", "recv", "ours:recv"},
       {OpType::RECVANYSOURCE, "ours:recvAnySource", "recv_any_source", "ours:recv"},
-      {OpType::COALESCED, "ours:shift", "shift", "ours:shift"},
   };
   static_assert(std::size(kFacts) == kOps, "every Op has a row");
   return kFacts[static_cast<size_t>(op)];

@@ -105,13 +105,6 @@ ExchangePlan Planner::all_to_all(const std::vector<ConstSpan>& inputs, const std
   return checked(std::move(plan));
 }
 
-ExchangePlan Planner::shift(ConstSpan input, Span output) const {
-  ExchangePlan plan = empty(Movement::Shift, -1);
-  plan.sends[static_cast<size_t>((rank + 1) % size)] = input;
-  plan.receives[static_cast<size_t>((rank + size - 1) % size)] = output;
-  return checked(std::move(plan));
-}
-
 std::string sizes_disagree(const std::string& sender, uint64_t sent, const std::string& receiver, uint64_t expected,
                            const CallRecord& record) {
   return sender + " sends " + std::to_string(sent) + " bytes to " + receiver + ", which expects " +

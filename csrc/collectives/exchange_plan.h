@@ -14,14 +14,14 @@
 namespace ours {
 
 /// The collectives that move data unchanged.
-enum class Movement : uint8_t { Broadcast, AllGather, Gather, Scatter, AllToAll, Shift };
+enum class Movement : uint8_t { Broadcast, AllGather, Gather, Scatter, AllToAll };
 
 /// What one rank sends to each rank of its group, itself included, and receives from each in one of these
 /// collectives. All of them are one exchange, which a kind of group implements only once; it may treat some
 /// movements specially. Pure data: the memory is the caller's. Planner makes it.
 struct ExchangePlan {
   Movement movement;
-  int root = -1;  ///< -1 where there is none
+  int root = -1;  ///< -1 for AllGather and AllToAll, which have none
   /// One entry for each rank. An empty message differs from none: its receiver expects it, and compares its size.
   std::vector<std::optional<ConstSpan>> sends;
   std::vector<std::optional<Span>> receives;
@@ -67,8 +67,6 @@ struct Planner {
   /// `inputs` only counts on the root.
   ExchangePlan scatter(const std::vector<ConstSpan>& inputs, Span output, int root) const;
   ExchangePlan all_to_all(const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) const;
-  /// The buffers must not overlap.
-  ExchangePlan shift(ConstSpan input, Span output) const;
 
  private:
   ExchangePlan empty(Movement movement, int root) const;

@@ -97,8 +97,6 @@ class Group {
   void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) {
     exchange(call, planner(call).all_to_all(inputs, outputs));
   }
-  /// `input` goes to the next rank; `output` comes from the rank before. They must not overlap.
-  void shift(const Call& call, ConstSpan input, Span output) { exchange(call, planner(call).shift(input, output)); }
 
   /// Waits until every rank has arrived; on timeout throws TimeoutError that names the first absent rank, or all of
   /// them. Independent of the other collectives: a rank that hangs in one of them is found missing here. May run

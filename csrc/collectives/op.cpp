@@ -28,8 +28,7 @@ constexpr const char* kNames[] = {"barrier",
                                   "monitored_barrier",
                                   "send",
                                   "recv",
-                                  "recv (from any source)",
-                                  "shift"};
+                                  "recv (from any source)"};
 static_assert(std::size(kNames) == static_cast<size_t>(Op::Last) + 1, "a name for each Op");
 
 }  // namespace

@@ -28,11 +28,10 @@ enum class Op : uint8_t {
   Send,
   Recv,
   RecvAnySource,
-  Shift,
-  Last = Shift
+  Last = RecvAnySource
 };
 
-constexpr size_t kOps = static_cast<size_t>(Op::Last) + 1;
+constexpr size_t kOps = static_cast<size_t>(Op::RecvAnySource) + 1;
 
 /// torch.distributed's name of the call, e.g. "all_reduce".
 const char* name_of(Op op);

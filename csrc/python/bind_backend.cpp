@@ -68,13 +68,6 @@ void bind_backend(py::module_& module) {
   group.def("device_engine", &ProcessGroupOurs::device_engine,
             "What moves the data of tensors on this rank's device, and why; empty until it is first needed.");
   group.def(
-      "shift",
-      [](ProcessGroupOurs& self, const at::Tensor& output, const at::Tensor& input) {
-        return self.shift(output, input, {});
-      },
-      py::arg("output"), py::arg("input"), py::call_guard<py::gil_scoped_release>(),
-      "Send `input` to the next rank, and receive from the rank before into `output`. Returns a Work.");
-  group.def(
       "perform_nocolor_split", [](const ProcessGroupOurs&, const py::object& /*device*/) {}, py::arg("device"),
       "Called by new_group() of a group that is bound to a device, on the ranks that are not in the new group. They "
       "have nothing to do here.");

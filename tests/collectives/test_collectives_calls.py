@@ -16,19 +16,6 @@ def test_coalescing_and_single_tensor_calls(rank_pool, world, nodes):
 
 
 @in_ranks(3, "nodes")
-def test_shift(rank: int, world: int) -> None:
-    mine = torch.arange(6.0).reshape(2, 3).t() * rank
-    other = torch.zeros(3, 2)
-    backend_of().shift(other, mine).wait()
-    before = (rank - 1) % world
-    assert torch.equal(other, torch.arange(6.0).reshape(2, 3).t() * before)
-    backend_of().shift(other, other).wait()
-    assert torch.equal(other, torch.arange(6.0).reshape(2, 3).t() * ((before - 1) % world))
-    with pytest.raises(ValueError, match="shift"):
-        backend_of().shift(other, mine.to(torch.int32))
-
-
-@in_ranks(3, "nodes")
 def test_functional_collectives(rank: int, world: int) -> None:
     import torch.distributed._functional_collectives as collectives
 

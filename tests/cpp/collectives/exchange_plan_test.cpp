@@ -53,15 +53,6 @@ TEST(plan_of_an_all_gather_with_uneven_and_empty_sizes) {
   CHECK(sizes_of(second) == (Sizes{0, 0, 0, 4, 0, 5}));
 }
 
-TEST(plan_of_a_shift) {
-  std::array<char, 9> data{};
-  const ExchangePlan last = Planner{Op::Shift, 2, 3}.shift({data.data(), 4}, {data.data() + 4, 5});
-  CHECK(sizes_of(last) == (Sizes{4, 0, 0, 0, 5, 0}));
-  const ExchangePlan alone = Planner{Op::Shift, 0, 1}.shift({data.data(), 4}, {data.data() + 4, 4});
-  CHECK(sizes_of(alone) == (Sizes{4, 4}));
-  CHECK_THROWS(InvalidArgument, (Planner{Op::Shift, 0, 1}.shift({data.data(), 4}, {data.data() + 4, 5})));
-}
-
 TEST(plans_of_gather_and_scatter_are_each_others_mirror) {
   std::array<char, 6> data{};
   const std::vector<Span> outputs = {{data.data(), 1}, {data.data() + 1, 2}, {data.data() + 3, 3}};

@@ -266,12 +266,6 @@ CONTRACT(data_moves_to_where_it_should) {
         for (int r = 0; r < ranks; ++r)
           CHECK(receives[static_cast<size_t>(r)] == values(r * ranks + me, size_of_part(r, me)));
 
-        // Each rank's array has another size.
-        const int before = (me + ranks - 1) % ranks;
-        std::vector<float> shifted(count + static_cast<size_t>(before), -1.0f);
-        group.shift(call_of(Op::Shift, DType::Float32, seq++), const_span(mine), span(shifted));
-        CHECK(shifted == values(before, count + static_cast<size_t>(before)));
-
         std::vector<float> got(size_of_part(root, me), -1.0f);
         group.scatter(call_of(Op::Scatter, DType::Float32, seq++), me == root ? inputs : std::vector<ConstSpan>{},
                       span(got), root);
