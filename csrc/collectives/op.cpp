@@ -29,7 +29,7 @@ constexpr const char* kNames[] = {"barrier",
                                   "send",
                                   "recv",
                                   "recv (from any source)"};
-static_assert(std::size(kNames) == static_cast<size_t>(Op::Last) + 1, "a name for each Op");
+static_assert(std::size(kNames) == kOps, "a name for each Op");
 
 }  // namespace
 

@@ -31,7 +31,7 @@ enum class Op : uint8_t {
   Last = RecvAnySource
 };
 
-constexpr size_t kOps = static_cast<size_t>(Op::RecvAnySource) + 1;
+constexpr size_t kOps = static_cast<size_t>(Op::Last) + 1;
 
 /// torch.distributed's name of the call, e.g. "all_reduce".
 const char* name_of(Op op);
