@@ -5,9 +5,8 @@
 
 First the GPU's memory is measured with torch's copy_, in bytes read and written a second. An all-reduce of S bytes
 among P ranks of one GPU has to read and write S bytes for each: its floor is the time of 2 P S bytes. Then all-reduce
-is timed, and with rank 0 alone the copies of gradients into a bucket and back: by torch, tensor by tensor or as one
-call, and by the package's kernels. At last a transformer is trained under bfloat16 autocast. NCCL takes part where it
-works: where ranks share a GPU, as far as its version has NCCL_MULTI_RANK_GPU_ENABLE.
+is timed, and at last a transformer is trained under bfloat16 autocast. NCCL takes part where it works: where ranks
+share a GPU, as far as its version has NCCL_MULTI_RANK_GPU_ENABLE.
 
 `--check` measures what TARGETS need, and exits with 1 if one is missed. Without a GPU the exit status is 2; `--device
 cpu` tries the program out.
@@ -28,9 +27,8 @@ import harness
 import report as reports
 import torch
 
-PARTS = ("all_reduce", "flat", "ddp")
+PARTS = ("all_reduce", "ddp")
 SIZES = "64K,1M,16M,100M,256M"
-FLAT_SIZES = "16M,64M,256M"
 PROBE_TIMEOUT = 90
 # That TARGETS are for.
 CHECKED_RANKS = 4
@@ -50,8 +48,6 @@ TARGETS = (
     Target("all_reduce", "100M: ours over the floor", 2.0, at_most=True),
     Target("all_reduce", "100M: ours heap over the floor", 2.0, at_most=True),
     Target("all_reduce", "100M: gloo over ours", 20.0),
-    Target("flat", "flatten, share of a copy's rate", 0.8),
-    Target("flat", "unflatten, share of a copy's rate", 0.8),
     Target("ddp", "torch+gloo over ourddp+ours", 2.0),
     Target("ddp", "ourddp+ours, distance from one process", parts.MOST_APART, at_most=True),
 )
@@ -63,7 +59,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=CHECKED_RANKS, help="how many; they share the GPUs that there are")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--sizes", default=SIZES, help="of all-reduce")
-    parser.add_argument("--flat-sizes", default=FLAT_SIZES, help="of the gradients of a bucket")
     parser.add_argument("--layers", type=int, default=8, help="of the transformer")
     parser.add_argument("--width", type=int, default=1024, help="of the transformer, a multiple of 64")
     parser.add_argument("--device", default="cuda", help="cpu: only to try the program out")
@@ -107,8 +102,6 @@ def rank_main() -> None:
             ranks.report = parts.why_no_nccl(ranks, accelerator)
         elif plan["part"] == "all_reduce":
             ranks.report = rank_all_reduce(ranks, accelerator)
-        elif plan["part"] == "flat":
-            ranks.report = rank_flat(ranks, accelerator)
         else:
             ranks.show("training")
             ranks.report = parts.measure_training(ranks, accelerator, plan["variants"], plan["budget"])
@@ -125,16 +118,6 @@ def rank_all_reduce(ranks: harness.Ranks, accelerator: parts.Accelerator) -> dic
         budget = plan["budget"] / len(plan["sizes"])
         rows.append(parts.measure_all_reduce(ranks, accelerator, groups, size, budget))
     return {"copied_bytes_per_second": speed, "rows": rows}
-
-
-def rank_flat(ranks: harness.Ranks, accelerator: parts.Accelerator) -> list[dict[str, Any]]:
-    """Return the rows of all sizes and types of a bucket."""
-    rows = []
-    for size in ranks.plan["sizes"]:
-        for dtype in (torch.float32, torch.bfloat16):
-            measure = parts.alone(ranks, lambda s=size, d=dtype: parts.measure_flat(accelerator, s, d, rounds=10))
-            rows.append(measure)
-    return rows
 
 
 # --- outside of them -------------------------------------------------------------------------------------------------
@@ -176,10 +159,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         report["all_reduce"] = run_part("all_reduce", args, **plan)
         add_floors(report)
         print_all_reduce(report["all_reduce"])
-    if "flat" in chosen:
-        sizes = [reports.parse_size(size) for size in args.flat_sizes.split(",")]
-        report["flat"] = run_part("flat", args, sizes=sizes)
-        print_flat(report["flat"])
     if "ddp" in chosen:
         variants = ["ourddp+ours", "torch+gloo", *(f"torch+{name}" for name in nccl)]
         report["ddp"] = run_part("ddp", args, variants=variants, budget=budget)
@@ -204,21 +183,6 @@ def print_all_reduce(found: dict[str, Any]) -> None:
         cells = [f"{reports.show_seconds(time)} {time / row['floor']:.2f}x" if time else "-" for time in times]
         lines.append([reports.show_size(row["size"]), reports.show_seconds(row["floor"]), *cells])
     reports.print_table(["size", "floor", *names], lines)
-
-
-def print_flat(rows: list[dict[str, Any]]) -> None:
-    """Print the rates of each way to copy gradients."""
-    print("\ngradients of float32 to a bucket and back, GB/s read and written; share of a copy's")
-    lines = []
-    for row in rows:
-        rates = {name: row["bytes"] / seconds["median"] for name, seconds in row["seconds"].items()}
-        cells = [f"{rate / 1e9:.0f} {rate / rates['copy']:.0%}" for rate in rates.values()]
-        lines.append([f"{reports.show_size(row['size'])}, {row['dtype'].removeprefix('torch.')}", *cells])
-        if row["why_not_fused"]:
-            lines[-1] += ["-"] * 2
-    reports.print_table(["gradients, bucket", *rows[0]["seconds"], *["-"] * (5 - len(rows[0]["seconds"]))], lines)
-    for why in dict.fromkeys(row["why_not_fused"] for row in rows if row["why_not_fused"]):
-        print(f"without the package's kernels: {why}")
 
 
 def print_training(row: dict[str, Any]) -> None:
@@ -246,13 +210,6 @@ def values_of(report: dict[str, Any], target: Target) -> list[tuple[str, float]]
         top = reports.median(row, over)
         bottom = row["floor"] if under == "the floor" else reports.median(row, under)
         return [("", top / bottom)] if top and bottom else []
-    if target.part == "flat":
-        kind = name.split(",")[0]
-        return [
-            (f"{reports.show_size(row['size'])} to {row['dtype'].removeprefix('torch.')}", copied / fused)
-            for row in report["flat"]
-            if (fused := reports.median(row, kind)) and (copied := reports.median(row, "copy"))
-        ]
     if " over " in name:
         slow, fast = (reports.median(report["ddp"], variant) for variant in name.split(" over "))
         return [("", slow / fast)] if slow and fast else []
@@ -286,7 +243,7 @@ def main() -> int:
         )
         return 2
     if args.check:
-        args.parts, args.sizes, args.flat_sizes = ",".join(PARTS), SIZES, FLAT_SIZES
+        args.parts, args.sizes = ",".join(PARTS), SIZES
     report = measure(args)
     if args.json:
         reports.write_json(report, args.json)

@@ -1,11 +1,11 @@
-"""What a rank of benchmarks/gpu.py measures: copies, all-reduce, gradients to and from buckets, training steps."""
+"""What a rank of benchmarks/gpu.py measures: copies, all-reduce, training steps."""
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from itertools import cycle
 from typing import Any
 
 import harness
@@ -17,10 +17,8 @@ from torch import nn
 Action = Callable[[], object]
 
 COPIED_BYTES = 512 << 20
-ROTATED_BYTES = 512 << 20  # so many are touched before any again: more than a cache holds
 CALLS = 20  # that are timed together, so that the host is ahead of the device
 HELD_CYCLES = 20_000_000  # the device waits about ten milliseconds, while the host tells it what to do
-PIECES = (1 << 20, 1 << 18, 1 << 10)  # elements, as weights and biases have them
 SEQUENCES, TOKENS, WORDS = 8, 128, 8192
 CHECKED_STEPS = 3
 MOST_APART = 0.02  # bfloat16, and attention that adds up in any order
@@ -52,39 +50,28 @@ class Accelerator:
 
         return act
 
-    def seconds(self, actions: list[Action]) -> float:
-        """Return what the device takes for one of the actions, which are called one after another."""
-        calls = [action for action, _ in zip(cycle(actions), range(CALLS), strict=False)]
+    def seconds(self, action: Action) -> float:
+        """Return what the device takes for the action, which is called several times."""
         if not self.on_gpu:
             start = time.perf_counter()
-            for call in calls:
-                call()
+            for _ in range(CALLS):
+                action()
             return (time.perf_counter() - start) / CALLS
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(HELD_CYCLES)
         begin.record()
-        for call in calls:
-            call()
+        for _ in range(CALLS):
+            action()
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / 1e3 / CALLS
-
-    def in_turns(self, actions: dict[str, list[Action]], rounds: int) -> dict[str, dict[str, float]]:
-        """Return the summaries of the actions' times, of which each gets one a round."""
-        times: dict[str, list[float]] = {name: [] for name in actions}
-        for turn in range(1 + rounds):  # the first one warms up
-            for name, calls in actions.items():
-                seconds = self.seconds(calls)
-                if turn:
-                    times[name].append(seconds)
-        return {name: reports.summary(column) for name, column in times.items()}
 
 
 def measure_copies(accelerator: Accelerator, size: int) -> float:
     """Return the bytes per second, read and written, of torch's copy_."""
     source, target = (torch.ones(size // 4, device=accelerator.device) for _ in range(2))
-    (times,) = accelerator.in_turns({"copy": [partial(target.copy_, source)]}, rounds=10).values()
-    return 2 * size / times["median"]
+    times = [accelerator.seconds(partial(target.copy_, source)) for _ in range(11)]
+    return 2 * size / statistics.median(times[1:])  # the first one warms up
 
 
 def alone(ranks: harness.Ranks, action: Callable[[], Any]) -> Any:
@@ -154,53 +141,6 @@ def measure_all_reduce(
     actions = all_reduces(ranks, accelerator, groups, size)
     times = ranks.measure(actions, budget=budget, least=5, most=200)
     return {"size": size, "seconds": {name: reports.summary(column) for name, column in times.items()}}
-
-
-# --- gradients to and from buckets -----------------------------------------------------------------------------------
-
-
-def piece_sizes(count: int) -> list[int]:
-    """Return the elements of pieces that are `count` together."""
-    sizes = []
-    for size in cycle(PIECES):
-        sizes.append(min(size, count - sum(sizes)))
-        if sum(sizes) == count:
-            return sizes
-    raise AssertionError
-
-
-def flat_copies(size: int, dtype: torch.dtype, device: torch.device) -> Iterator[dict[str, Action]]:
-    """Return copies of gradients of `size` bytes to a bucket of `dtype` and back, each of other memory."""
-    from ourddp import _C
-
-    count = size // 4
-    for _ in range(-(-ROTATED_BYTES // (2 * size))):
-        pieces = list(torch.ones(count, device=device).split(piece_sizes(count)))
-        flat = torch.empty(count, dtype=dtype, device=device)
-        views = list(flat.split(piece_sizes(count)))
-        yield {
-            "copy": partial(flat.copy_, torch.ones(count, device=device)),
-            "foreach": partial(torch._foreach_copy_, views, pieces),
-            "foreach back": partial(torch._foreach_copy_, pieces, views),
-            "flatten": partial(_C.flatten, flat, pieces),
-            "unflatten": partial(_C.unflatten, flat, pieces),
-        }
-
-
-def measure_flat(accelerator: Accelerator, size: int, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
-    """Return the row of one size: torch's copies one by one and all together, and the package's kernels."""
-    sets = list(flat_copies(size, dtype, accelerator.device))
-    why = ""
-    try:
-        sets[0]["flatten"]()
-    except RuntimeError as error:
-        why = str(error).splitlines()[0]
-        for copies in sets:
-            del copies["flatten"], copies["unflatten"]
-    actions = {name: [copies[name] for copies in sets] for name in sets[0]}
-    seconds = accelerator.in_turns(actions, rounds)
-    moved = size + size // 4 * dtype.itemsize
-    return {"size": size, "dtype": str(dtype), "bytes": moved, "why_not_fused": why, "seconds": seconds}
 
 
 # --- training --------------------------------------------------------------------------------------------------------

@@ -276,12 +276,3 @@ class BucketTuning:
     def cap(self) -> int: ...
     @property
     def first_cap(self) -> int: ...
-
-def flatten(flat: Tensor, tensors: Sequence[Tensor], scale: float = 1.0) -> None:
-    """Copy the tensors, times ``scale``, side by side into ``flat``, with one kernel in the current stream.
-
-    Raises RuntimeError where no library of this package serves the device.
-    """
-
-def unflatten(flat: Tensor, tensors: Sequence[Tensor], scale: float = 1.0) -> None:
-    """Copy the other way."""

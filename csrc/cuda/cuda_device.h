@@ -33,10 +33,6 @@ class CudaDevice : public Device {
   void clear(void* memory, size_t bytes, StreamHandle stream) override;
   void reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count, DType dtype,
               const Reduction& reduction, StreamHandle stream) override;
-  void flatten(void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type, double scale,
-               StreamHandle stream) override;
-  void unflatten(const void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
-                 double scale, StreamHandle stream) override;
 
   CUcontext context() const { return context_; }
 

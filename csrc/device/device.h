@@ -58,13 +58,6 @@ class DeviceEvent {
   virtual void block(StreamHandle stream) = 0;
 };
 
-/// `count` elements at some address, and their place in a flat array.
-struct FlatPiece {
-  void* data = nullptr;
-  size_t offset = 0;  ///< in elements of the flat array
-  size_t count = 0;
-};
-
 /// The most ranks that can take part in a reduction on a device.
 constexpr int kMostDeviceRanks = 64;
 
@@ -116,15 +109,6 @@ class Device : public std::enable_shared_from_this<Device> {
   /// kMostDeviceRanks of each.
   virtual void reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count,
                       DType dtype, const Reduction& reduction, StreamHandle stream) = 0;
-
-  /// flat[p.offset + i] = p.data[i] * scale, rounded to `flat_type`, for each piece p, with one kernel for many
-  /// pieces. The types are Float16, BFloat16, Float32 or Float64. The product is computed in float32, or in float64 if
-  /// one of the types is that.
-  virtual void flatten(void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
-                       double scale, StreamHandle stream) = 0;
-  /// The other way: p.data[i] = flat[p.offset + i] * scale, rounded to `piece_type`.
-  virtual void unflatten(const void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
-                         double scale, StreamHandle stream) = 0;
 
  private:
   virtual std::shared_ptr<void> make_pinned(size_t bytes) = 0;

@@ -6,13 +6,6 @@
 #include "device/device.h"
 
 namespace ours {
-namespace {
-
-bool is_float(DType type) {
-  return type == DType::Float16 || type == DType::BFloat16 || type == DType::Float32 || type == DType::Float64;
-}
-
-}  // namespace
 
 void check_device_reduction(size_t results, size_t sources, DType dtype, const Reduction& reduction) {
   check_supported(reduction.kind, dtype);
@@ -23,12 +16,6 @@ void check_device_reduction(size_t results, size_t sources, DType dtype, const R
   if (reduction.kind == ReduceKind::Avg && reduction.ranks < 1) {
     throw InvalidArgument("AVG needs the number of ranks, got " + std::to_string(reduction.ranks));
   }
-}
-
-void check_conversion(DType flat_type, DType piece_type) {
-  if (is_float(flat_type) && is_float(piece_type)) return;
-  throw InvalidArgument(std::string("a device does not convert between ") + name_of(piece_type) + " and " +
-                        name_of(flat_type));
 }
 
 }  // namespace ours

@@ -12,7 +12,4 @@ namespace ours {
 /// Throws InvalidArgument unless Device::reduce() has a meaning for that many results and sources.
 void check_device_reduction(size_t results, size_t sources, DType dtype, const Reduction& reduction);
 
-/// Throws InvalidArgument unless flatten() and unflatten() have a meaning for these types.
-void check_conversion(DType flat_type, DType piece_type);
-
 }  // namespace ours

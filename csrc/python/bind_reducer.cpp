@@ -201,7 +201,6 @@ void bind_reducer(py::module_& module) {
   // The GIL is released here and not by a call guard, under which pybind11 would register the new object without it.
   const auto create = [](std::vector<at::Tensor> parameters, Reducer::GroupPtr group, ReducerOptions options) {
     const py::gil_scoped_release released;
-    options.find_device = find_copier;
     options.is_library_code = is_library_function;
     return Reducer::create(std::move(parameters), std::move(group), std::move(options));
   };

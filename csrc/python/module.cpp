@@ -45,5 +45,4 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   ours::bind_engines(module);
   ours::bind_devices(module);
   ours::bind_reducer(module);
-  ours::bind_copies(module);
 }

@@ -82,7 +82,6 @@ void Bucket::place(c10d::ProcessGroup& group, GradientSlot& slot) {
 
 void Bucket::release() {
   buffer_.reset();
-  result_.reset();
   for (GradientSlot& slot : slots_) {
     slot.view.reset();
     slot.result.reset();
@@ -136,7 +135,6 @@ void Bucket::set_result(const at::Tensor& reduced) {
   const at::Tensor flat = in_place || !complex_ || !reduced.is_floating_point()
                               ? reduced.reshape({-1})
                               : at::view_as_complex(reduced.reshape({-1, 2}));
-  result_ = in_place ? at::Tensor() : flat;
   for (GradientSlot& slot : slots_) {
     slot.result =
         in_place ? slot.view : slot.shaped(flat.narrow(0, static_cast<int64_t>(slot.offset), slot.parameter.numel()));

@@ -14,7 +14,6 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <vector>
 
-#include "device/device.h"
 #include "reducer/device_streams.h"
 #include "reducer/overlap.h"
 
@@ -106,8 +105,6 @@ class Bucket {
   std::vector<at::Tensor> pieces_to_reduce() const;
   /// Takes what a reduction of buffer_to_reduce() returned for the slots' results. RuntimeError if its size is wrong.
   void set_result(const at::Tensor& reduced);
-  /// The flat tensor that the slots' results are parts of, if the bucket is whole.
-  const at::Tensor& result() const { return result_.defined() ? result_ : buffer_; }
 
   /// New zeros like what buffer_to_reduce() returns.
   at::Tensor zeros_to_reduce() const;
@@ -127,8 +124,6 @@ class Bucket {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   /// The gradients to be copied at once.
   std::vector<DeferredGradient> deferred;
-  /// The library that copies them, and averages back; null: ATen does.
-  std::shared_ptr<Device> copier;
   /// The streams in which gradients were computed.
   StreamSet streams;
   EndStamp end_stamp;
@@ -143,7 +138,6 @@ class Bucket {
   int64_t bytes_ = 0;
   at::TensorOptions options_;
   at::Tensor buffer_;
-  at::Tensor result_;  ///< if it is not the buffer
   std::vector<GradientSlot> slots_;
 };
 

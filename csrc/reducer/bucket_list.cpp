@@ -9,9 +9,8 @@ void BucketList::assign(const Buckets& indices, std::optional<at::ScalarType> re
   auto layout = std::make_shared<BucketLayout>();
   for (const auto& parameters : indices) {
     for (size_t slot = 0; slot < parameters.size(); ++slot) places_[parameters[slot]] = {buckets_.size(), slot};
-    Bucket& bucket =
+    const Bucket& bucket =
         buckets_.emplace_back(parameters, parameters_, options_.is_sparse(parameters.front()), reduce_dtype);
-    if (options_.find_device) bucket.copier = options_.find_device(bucket.device());
     layout->parameters.push_back(parameters);
     layout->bytes.push_back(bucket.bytes());
   }

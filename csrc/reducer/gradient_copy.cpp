@@ -1,6 +1,8 @@
 #include "reducer/gradient_copy.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -64,6 +66,18 @@ void copy_scaled(const at::Tensor& destination, const at::Tensor& source, double
     destination.copy_(source, /*non_blocking=*/true);
     destination.mul_(scale);
   }
+}
+
+void TensorCopies::add(const at::Tensor& destination, const at::Tensor& source) {
+  destinations_.push_back(destination);
+  sources_.push_back(source.detach());
+}
+
+void TensorCopies::run(double scale) const {
+  if (destinations_.empty()) return;
+  const at::NoGradGuard no_grad;
+  at::_foreach_copy_(destinations_, sources_, /*non_blocking=*/true);
+  if (scale != 1.0) at::_foreach_mul_(destinations_, scale);
 }
 
 std::string describe_gradient_misfit(const at::Tensor& gradient, const at::Tensor& view) {

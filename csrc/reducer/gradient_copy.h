@@ -2,6 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+#include <vector>
+
 namespace ours {
 
 /// Computes destination = source * scale, without recording anything for autograd.
@@ -9,6 +12,19 @@ namespace ours {
 /// Small CPU tensors of equal layout are copied directly. A model with a thousand small parameters would otherwise
 /// spend its step in the dispatcher.
 void copy_scaled(const at::Tensor& destination, const at::Tensor& source, double scale);
+
+/// Copies between tensors of one device that are made together, in few kernels.
+class TensorCopies {
+ public:
+  void add(const at::Tensor& destination, const at::Tensor& source);
+  /// Computes destination = source * scale for each pair, in the current stream. Nothing is recorded for autograd,
+  /// which sees that the destinations change.
+  void run(double scale) const;
+
+ private:
+  std::vector<at::Tensor> destinations_;
+  std::vector<at::Tensor> sources_;
+};
 
 /// Returns in words why `gradient` cannot go into a bucket through `view` (dtype, device, number of elements), or an
 /// empty text if it can.

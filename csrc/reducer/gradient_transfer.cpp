@@ -1,7 +1,5 @@
 #include "reducer/gradient_transfer.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
@@ -132,7 +130,7 @@ bool GradientTransfer::copy_into(Bucket& bucket, size_t slot_index, at::Tensor& 
 }
 
 bool GradientTransfer::defers_copies(const Bucket& bucket) const {
-  return bucket.copier != nullptr || (options_.batched_grad_copy && !options_.gradient_as_bucket_view);
+  return !bucket.device().is_cpu() || (options_.batched_grad_copy && !options_.gradient_as_bucket_view);
 }
 
 void GradientTransfer::complete(Bucket& bucket) {
@@ -154,27 +152,9 @@ void GradientTransfer::order_streams(Bucket& bucket) {
 
 void GradientTransfer::copy_deferred(Bucket& bucket) {
   if (bucket.deferred.empty()) return;
-  const double scale = averaging_.scale();
-  std::vector<PlacedTensor> fused;
-  std::vector<at::Tensor> views;
-  std::vector<at::Tensor> gradients;
-  for (const auto& [index, gradient] : bucket.deferred) {
-    const GradientSlot& slot = bucket.slots()[index];
-    if (bucket.copier != nullptr && can_place(gradient, slot.view)) {
-      fused.push_back({gradient, static_cast<int64_t>(slot.offset)});
-    } else {
-      views.push_back(slot.view);
-      gradients.push_back(gradient.detach());
-    }
-  }
-  if (!fused.empty()) flatten(*bucket.copier, bucket.buffer(), fused, scale);
-  if (!views.empty()) {
-    const at::NoGradGuard no_grad;
-    at::_foreach_copy_(views, gradients);
-    if (scale != 1.0) {
-      for (const at::Tensor& view : views) view.mul_(scale);
-    }
-  }
+  TensorCopies copies;
+  for (const auto& [index, gradient] : bucket.deferred) copies.add(bucket.slots()[index].view, gradient);
+  copies.run(averaging_.scale());
   if (options_.gradient_as_bucket_view) {
     for (const auto& [index, gradient] : bucket.deferred) show_view(bucket.slots()[index], gradient);
   }
@@ -203,27 +183,27 @@ void GradientTransfer::hand_over(Bucket& bucket) {
     return;
   }
   note_finished(bucket);
-  std::vector<PlacedTensor> fused;
+  TensorCopies copies;
   for (GradientSlot& slot : bucket.slots()) {
     // A parameter that no rank used keeps its gradient, or the lack of one.
-    if (!used_.unused_everywhere(slot.parameter_index)) hand_over_slot(bucket, slot, fused);
+    if (!used_.unused_everywhere(slot.parameter_index)) hand_over_slot(bucket, slot, copies);
   }
-  if (bucket.copier != nullptr) unflatten(*bucket.copier, bucket.result(), fused, 1.0);
+  copies.run(1.0);
   keep_for_current_stream(bucket.buffer());
 }
 
-void GradientTransfer::hand_over_slot(const Bucket& bucket, GradientSlot& slot, std::vector<PlacedTensor>& fused) {
+void GradientTransfer::hand_over_slot(const Bucket& bucket, GradientSlot& slot, TensorCopies& copies) {
   const at::Tensor in_place = std::exchange(slot.in_place, {});
   visit(slot.parameter, [&](at::Tensor& gradient) {
     if (in_place.defined()) return hand_over_in_place(slot, in_place, gradient);
     // In mixed precision the bucket cannot be viewed: its type is not that of the gradient.
     const bool can_view = slot.view.scalar_type() == slot.parameter.scalar_type();
-    if (options_.gradient_as_bucket_view && can_view) return hand_over_view(bucket, slot, gradient, fused);
+    if (options_.gradient_as_bucket_view && can_view) return hand_over_view(bucket, slot, gradient, copies);
     if (!gradient.defined()) {
       const auto options = slot.result.options().dtype(slot.parameter.scalar_type());
       gradient = at::empty_strided(slot.view.sizes(), slot.view.strides(), options);
     }
-    copy_back(bucket, slot, gradient, fused);
+    copy_back(slot, gradient, copies);
     return true;
   });
 }
@@ -246,8 +226,8 @@ bool GradientTransfer::hand_over_in_place(const GradientSlot& slot, const at::Te
 }
 
 bool GradientTransfer::hand_over_view(const Bucket& bucket, const GradientSlot& slot, at::Tensor& gradient,
-                                      std::vector<PlacedTensor>& fused) {
-  if (!slot.result.is_alias_of(slot.view)) copy_back(bucket, slot, slot.view, fused);
+                                      TensorCopies& copies) {
+  if (!slot.result.is_alias_of(slot.view)) copy_back(slot, slot.view, copies);
   if (!gradient.defined() || slot.kept) {
     gradient = slot.gradient_view();
     return true;
@@ -263,13 +243,12 @@ bool GradientTransfer::hand_over_view(const Bucket& bucket, const GradientSlot& 
   return false;
 }
 
-void GradientTransfer::copy_back(const Bucket& bucket, const GradientSlot& slot, const at::Tensor& gradient,
-                                 std::vector<PlacedTensor>& fused) const {
-  const bool whole = bucket.copier != nullptr && slot.result.is_alias_of(bucket.result());
-  if (whole && gradient.scalar_type() == slot.parameter.scalar_type() && can_place(gradient, slot.result)) {
-    fused.push_back({gradient, static_cast<int64_t>(slot.offset)});
-  } else {
+void GradientTransfer::copy_back(const GradientSlot& slot, const at::Tensor& gradient, TensorCopies& copies) {
+  // The operators on lists do not write to conjugated tensors.
+  if (gradient.is_cpu() || gradient.is_conj() || gradient.is_neg()) {
     copy_scaled(gradient, slot.result, 1.0);
+  } else {
+    copies.add(gradient, slot.result);
   }
 }
 

@@ -4,12 +4,11 @@
 #include <torch/csrc/distributed/autograd/context/context.h>
 
 #include <utility>
-#include <vector>
 
 #include "reducer/averaging.h"
 #include "reducer/bucket.h"
-#include "reducer/device_copies.h"
 #include "reducer/device_streams.h"
+#include "reducer/gradient_copy.h"
 #include "reducer/reducer_errors.h"
 #include "reducer/reducer_options.h"
 #include "reducer/used_map.h"
@@ -78,12 +77,10 @@ class GradientTransfer {
   void copy_deferred(Bucket& bucket);
   void show_view(const GradientSlot& slot, const at::Tensor& copied) const;
 
-  void hand_over_slot(const Bucket& bucket, GradientSlot& slot, std::vector<PlacedTensor>& fused);
+  void hand_over_slot(const Bucket& bucket, GradientSlot& slot, TensorCopies& copies);
   bool hand_over_in_place(const GradientSlot& slot, const at::Tensor& reduced, at::Tensor& gradient);
-  bool hand_over_view(const Bucket& bucket, const GradientSlot& slot, at::Tensor& gradient,
-                      std::vector<PlacedTensor>& fused);
-  void copy_back(const Bucket& bucket, const GradientSlot& slot, const at::Tensor& gradient,
-                 std::vector<PlacedTensor>& fused) const;
+  bool hand_over_view(const Bucket& bucket, const GradientSlot& slot, at::Tensor& gradient, TensorCopies& copies);
+  static void copy_back(const GradientSlot& slot, const at::Tensor& gradient, TensorCopies& copies);
 
   const ReducerOptions& options_;
   const Averaging& averaging_;

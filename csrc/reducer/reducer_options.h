@@ -1,10 +1,6 @@
 #pragma once
 
-#include <c10/core/Device.h>
-
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,8 +8,6 @@
 #include "reducer/program_code.h"
 
 namespace ours {
-
-class Device;
 
 constexpr int64_t kFirstBucketBytes = 1024 * 1024;
 constexpr int64_t kBucketBytes = 25 * 1024 * 1024;
@@ -41,16 +35,13 @@ struct ReducerOptions {
   bool gradient_as_bucket_view = false;
   /// Do not reduce a bucket if this rank uses none of its parameters. The ranks must agree on these buckets.
   bool skip_all_reduce_unused_params = false;
-  /// Copy a bucket's gradients at once when all have arrived: fewer kernel launches on an accelerator. A device that
-  /// `find_device` finds always does.
+  /// Copy a bucket's gradients at once when all have arrived: fewer kernel launches on an accelerator, where this is
+  /// always done.
   bool batched_grad_copy = false;
   /// Allocate a bucket with its first gradient, and drop it after backward.
   bool lazy_bucket_allocation = false;
   /// False: something else reduces gradients, and autograd is left alone.
   bool attach_to_autograd = true;
-  /// Finds the library that copies gradients on a device of torch's with one kernel for a bucket. ATen copies if this
-  /// is null or returns null.
-  std::function<std::shared_ptr<Device>(c10::Device)> find_device;
   /// See backward_runs_no_program_code().
   IsLibraryCode is_library_code;
 

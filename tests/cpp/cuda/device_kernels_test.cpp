@@ -1,10 +1,11 @@
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <string>
 
+#include "kernels/convert.h"
 #include "support/device_contract.h"
-#include "support/flat_reference.h"
 #include "support/reduce_reference.h"
 #include "support/testing.h"
 
@@ -42,10 +43,17 @@ std::vector<char> fill(std::mt19937& random, DType dtype, size_t count, size_t b
                      : dtype == DType::Complex64  ? DType::Float32
                      : dtype == DType::Complex128 ? DType::Float64
                                                   : dtype;
-  std::uniform_real_distribution<double> uniform(-2.0, 2.0);
-  std::vector<double> values(data.size() / size_of(part));
-  for (double& x : values) x = uniform(random);
-  testing::convert_scaled(data.data(), part, values.data(), DType::Float64, values.size(), 1.0);
+  std::uniform_real_distribution<float> uniform(-2.0F, 2.0F);
+  std::vector<float> values(data.size() / size_of(part));
+  for (float& x : values) x = uniform(random);
+  if (part == DType::Float64) {
+    const std::vector<double> doubles(values.begin(), values.end());
+    std::memcpy(data.data(), doubles.data(), data.size());
+  } else if (part == DType::Float32) {
+    std::memcpy(data.data(), values.data(), data.size());
+  } else {
+    narrow(data.data(), values.data(), part, values.size());
+  }
   return data;
 }
 
@@ -149,77 +157,6 @@ TEST(device_reduce_takes_as_many_as_it_says) {
     std::memcpy(&x, got.data() + 4 * i, sizeof(x));
     CHECK_EQ(x, 64);
   }
-}
-
-/// Pieces of odd sizes, one behind the other in memory; their places in a flat array have gaps between them.
-struct Layout {
-  std::vector<size_t> counts, piece_at, flat_at;  // in elements
-  size_t pieces_end = 0, flat_end = 0;
-};
-
-Layout make_layout(std::mt19937& random, size_t pieces, size_t most) {
-  Layout l;
-  for (size_t i = 0; i < pieces; ++i) {
-    l.counts.push_back(i % 13 == 12 ? 0 : 1 + random() % most);
-    l.piece_at.push_back(l.pieces_end);
-    l.flat_at.push_back(l.flat_end);
-    l.pieces_end += l.counts.back() + random() % 3;
-    l.flat_end += l.counts.back() + random() % 2;
-  }
-  return l;
-}
-
-void check_flatten(OnDevice& on, std::mt19937& random, DType flat_type, DType piece_type, double scale,
-                   const Layout& l) {
-  const size_t piece_size = size_of(piece_type), flat_size = size_of(flat_type);
-  const auto pieces_before = fill(random, piece_type, l.pieces_end + 1, random() % 2);
-  const auto flat_before = fill(random, flat_type, l.flat_end + 1, random() % 2);
-  CHECK(std::max(pieces_before.size(), flat_before.size()) <= kBytes);
-  std::vector<FlatPiece> pieces;
-  auto flat_after = flat_before, pieces_after = pieces_before;
-  for (size_t i = 0; i < l.counts.size(); ++i) {
-    pieces.push_back({on.at(0) + l.piece_at[i] * piece_size, l.flat_at[i], l.counts[i]});
-    testing::convert_scaled(flat_after.data() + l.flat_at[i] * flat_size, flat_type,
-                            pieces_before.data() + l.piece_at[i] * piece_size, piece_type, l.counts[i], scale);
-    testing::convert_scaled(pieces_after.data() + l.piece_at[i] * piece_size, piece_type,
-                            flat_before.data() + l.flat_at[i] * flat_size, flat_type, l.counts[i], scale);
-  }
-  const std::string what = std::string(name_of(piece_type)) + " in " + name_of(flat_type);
-  on.put(on.at(0), pieces_before.data(), pieces_before.size());
-  on.put(on.at(1), flat_before.data(), flat_before.size());
-  on.device->flatten(on.at(1), flat_type, pieces, piece_type, scale, on.stream());
-  auto got = on.get(on.at(1), flat_after.size());
-  if (!testing::same_values(got.data(), flat_after.data(), got.size(), flat_type)) {
-    testing::fail(__FILE__, __LINE__, "flatten: " + what);
-  }
-  on.put(on.at(1), flat_before.data(), flat_before.size());
-  on.device->unflatten(on.at(1), flat_type, pieces, piece_type, scale, on.stream());
-  got = on.get(on.at(0), pieces_after.size());
-  if (!testing::same_values(got.data(), pieces_after.data(), got.size(), piece_type)) {
-    testing::fail(__FILE__, __LINE__, "unflatten: " + what);
-  }
-}
-
-TEST(device_flatten_converts_between_all_floats) {
-  OnDevice on(kBytes, 2);
-  std::mt19937 random(3);
-  for (DType flat_type : kFloats) {
-    for (DType piece_type : kFloats) {
-      for (double scale : {1.0, 0.25, 1.0 / 3}) {
-        check_flatten(on, random, flat_type, piece_type, scale, make_layout(random, 30, 200));
-      }
-    }
-  }
-}
-
-TEST(device_flatten_of_many_pieces_of_one_and_of_none) {
-  OnDevice on(kBytes, 2);
-  std::mt19937 random(5);
-  check_flatten(on, random, DType::Float32, DType::BFloat16, 0.5, make_layout(random, 2000, 8));
-  check_flatten(on, random, DType::Float32, DType::Float32, 1.0, {{15000}, {0}, {0}, 15000, 15000});
-  check_flatten(on, random, DType::Float32, DType::Float16, 1.0, {{15000}, {8}, {4}, 15008, 15004});
-  on.device->flatten(on.at(1), DType::Float32, {}, DType::Float32, 1.0, on.stream());
-  on.finish();
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 namespace ours {
 namespace {
 
-using testing::move_on_cpu;
 using testing::reduce_on_cpu;
 
 TEST(cuda_launch_has_vectors_wherever_it_can) {
@@ -35,19 +34,6 @@ TEST(cuda_launch_has_vectors_wherever_it_can) {
   CHECK_EQ(launch(0, 0, 0).blocks, 0u);
   const auto crooked = [&] { reduce_on_cpu({base}, {reinterpret_cast<char*>(base) + 2}, 4, DType::Float32, {}); };
   CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, crooked()), "multiple of 4 bytes");
-}
-
-TEST(cuda_flatten_takes_one_launch_for_many_pieces) {
-  std::vector<float> from(1000, 3), to(1000);
-  std::vector<FlatPiece> pieces;
-  for (size_t i = 0; i < 1000; ++i) pieces.push_back({&from[i], i, 1});
-  CHECK_EQ(move_on_cpu(cuda::moves_into(to.data(), DType::Float32, pieces), DType::Float32, DType::Float32, 1.0), 8u);
-  CHECK(to == from);
-  CHECK_EQ(move_on_cpu({}, DType::Float32, DType::Float32, 1.0), 0u);
-  auto* const crooked = reinterpret_cast<char*>(from.data()) + 2;
-  CHECK_CONTAINS(
-      CHECK_THROWS(InvalidArgument, move_on_cpu({{crooked, crooked + 10, 1}}, DType::Float32, DType::Float16, 1.0)),
-      "copy the tensor first");
 }
 
 }  // namespace

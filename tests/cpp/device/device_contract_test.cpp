@@ -176,8 +176,6 @@ TEST(device_refuses_reductions_without_meaning) {
   CHECK_THROWS(InvalidArgument, reduce({}, DType::Float32, {}));
   CHECK_THROWS(InvalidArgument, reduce(std::vector<const void*>(65, on.at(0)), DType::Float32, {}));
   CHECK_THROWS(InvalidArgument, reduce(source, DType::Float32, {ReduceKind::Avg, 0, 1.0}));
-  CHECK_THROWS(InvalidArgument,
-               on.device->flatten(on.at(0), DType::Int32, {{on.at(0), 0, 1}}, DType::Float32, 1.0, on.stream()));
 }
 
 }  // namespace

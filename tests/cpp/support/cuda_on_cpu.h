@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "cuda/flat_launch.h"
 #include "cuda/reduce_launch.h"
 
 // The kernels of csrc/cuda on the CPU: each thread runs the same code, one thread after the other.
@@ -11,8 +10,5 @@ namespace ours::testing {
 
 cuda::ReduceLaunch reduce_on_cpu(const std::vector<void*>& results, const std::vector<const void*>& sources,
                                  size_t count, DType dtype, const Reduction& reduction);
-
-/// Returns the number of launches.
-size_t move_on_cpu(const std::vector<cuda::Move>& moves, DType from, DType to, double scale);
 
 }  // namespace ours::testing

@@ -170,20 +170,6 @@ void StandInDevice::reduce(const std::vector<void*>& results, const std::vector<
   push("reduce", stream, &StandInCounts::reductions, [=] { reduce_on_cpu(results, sources, count, dtype, reduction); });
 }
 
-void StandInDevice::flatten(void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
-                            double scale, StreamHandle stream) {
-  check_conversion(flat_type, piece_type);
-  push("flatten", stream, &StandInCounts::flattens,
-       [=] { move_on_cpu(cuda::moves_into(flat, flat_type, pieces), piece_type, flat_type, scale); });
-}
-
-void StandInDevice::unflatten(const void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
-                              double scale, StreamHandle stream) {
-  check_conversion(flat_type, piece_type);
-  push("unflatten", stream, &StandInCounts::unflattens,
-       [=] { move_on_cpu(cuda::moves_out_of(flat, flat_type, pieces), flat_type, piece_type, scale); });
-}
-
 void StandInDevice::run(StreamHandle stream, std::function<void()> work) {
   const std::lock_guard<std::mutex> lock(mutex_);
   queue_of(stream).push(std::move(work));

@@ -30,7 +30,7 @@ struct StandInOptions {
 
 /// How often the device was asked for each kind of work.
 struct StandInCounts {
-  int copies = 0, clears = 0, reductions = 0, flattens = 0, unflattens = 0, records = 0, event_waits = 0;
+  int copies = 0, clears = 0, reductions = 0, records = 0, event_waits = 0;
   int made = 0;  ///< streams, events, memory; and memory that was mapped
 };
 
@@ -72,10 +72,6 @@ class StandInDevice : public Device {
   void clear(void* memory, size_t bytes, StreamHandle stream) override;
   void reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count, DType dtype,
               const Reduction& reduction, StreamHandle stream) override;
-  void flatten(void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type, double scale,
-               StreamHandle stream) override;
-  void unflatten(const void* flat, DType flat_type, const std::vector<FlatPiece>& pieces, DType piece_type,
-                 double scale, StreamHandle stream) override;
 
   // For tests. All may be called from any thread.
 

@@ -127,8 +127,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     const c10::DeviceIndex index = current_device();
     return device(index).stop(handle_of(current_stream(index)));
   });
-  module.def("flattens", [] { return device(current_device()).counts().flattens; });
-  module.def("unflattens", [] { return device(current_device()).counts().unflattens; });
   module.def(
       "synchronize", [] { synchronize(current_device()); }, pybind11::call_guard<pybind11::gil_scoped_release>());
 }
