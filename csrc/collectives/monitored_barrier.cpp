@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "common/error.h"
-#include "common/listed.h"
 
 // Programs match the texts of these errors, so they keep the words of torch.distributed.
 
@@ -29,12 +28,12 @@ void MonitoredBarrier::run(const Call& call, bool wait_all_ranks) {
     time_out("Rank 0 timed out in monitoredBarrier" + within +
              ", before any other rank could be waited for; raise the timeout");
   }
-  std::vector<int> missing;
+  std::string missing;  // all of them, since programs read this text
   std::string details;
   for (int r = 1; r < size_ && (missing.empty() || wait_all_ranks); ++r) {
     const std::string why = await(r);
     if (why.empty()) continue;
-    missing.push_back(r);
+    missing += (missing.empty() ? "" : ", ") + std::to_string(r);
     details += "; " + (why == kLate ? describe(r) + " did not arrive" : why);
   }
   if (missing.empty()) return announce();
@@ -43,8 +42,8 @@ void MonitoredBarrier::run(const Call& call, bool wait_all_ranks) {
   } catch (const TimeoutError&) {
     // Of a rank that waited as long as this one, which knows more.
   }
-  time_out((wait_all_ranks ? "Ranks " : "Rank ") + listed(missing) + " failed to pass monitoredBarrier" + within +
-           details + (wait_all_ranks ? "" : "; later ranks were not waited for"));
+  time_out((wait_all_ranks ? "Ranks " : "Rank ") + missing + " failed to pass monitoredBarrier" + within + details +
+           (wait_all_ranks ? "" : "; later ranks were not waited for"));
 }
 
 }  // namespace ours

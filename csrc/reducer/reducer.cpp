@@ -257,7 +257,8 @@ void Reducer::store(size_t index, const at::Tensor& incoming) {
 
 void Reducer::launch_ready_buckets() {
   // In bucket order, whatever order they fill up in: collectives must be called in the same order on every rank.
-  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].ready()) launch(next_bucket_++);
+  // A bucket that could not be launched is not behind us, so that the step cannot be finished without it.
+  for (; next_bucket_ < buckets_.size() && buckets_[next_bucket_].ready(); ++next_bucket_) launch(next_bucket_);
   if (next_bucket_ == buckets_.size()) on_all_launched();
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from unittest import mock
 
 import pytest
 import torch
@@ -107,14 +108,14 @@ def test_a_group_of_one_allocates_ordinary_memory(rank, world):
 @pytest.mark.parametrize("cls", [DistributedDataParallel, nn.parallel.DistributedDataParallel])
 @in_ranks(2)
 def test_views_of_buckets_are_in_the_heap(rank, world, cls):
-    os.environ["DDP_DISABLE_COMM_MEM"] = "0"  # torch's class asks for this
-    model = cls(make_model(), bucket_cap_mb=0.1, gradient_as_bucket_view=True)
-    for step in range(3):
-        model.zero_grad(set_to_none=step != 1)
-        backward(model, rank)
-        check_averages(model, world)
-        assert all(in_heap(parameter.grad) for parameter in model.parameters())
-    assert cls is not DistributedDataParallel or model.reducer._get_reduced_in_place() == 0
+    with mock.patch.dict(os.environ, {"DDP_DISABLE_COMM_MEM": "0"}):  # torch's class asks for this
+        model = cls(make_model(), bucket_cap_mb=0.1, gradient_as_bucket_view=True)
+        for step in range(3):
+            model.zero_grad(set_to_none=step != 1)
+            backward(model, rank)
+            check_averages(model, world)
+            assert all(in_heap(parameter.grad) for parameter in model.parameters())
+        assert cls is not DistributedDataParallel or model.reducer._get_reduced_in_place() == 0
 
 
 @in_ranks(2)

@@ -170,3 +170,21 @@ def test_backward_can_be_finalised_by_hand(rank, world):
         model.finalize_backward()
         for name, gradient in gradients(model).items():
             torch.testing.assert_close(gradient, expected[step][name])
+
+
+@pytest.mark.skipif(not hasattr(TorchDDP, "finalize_backward"), reason="this torch has no manual finalization")
+@in_ranks(2, "backend")
+def test_backward_cannot_be_finalised_if_a_bucket_was_not_launched(rank, world):
+    model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=0.002)
+    model.require_manual_backward_finalization = True
+
+    def hook(state, bucket):
+        if bucket.is_last():
+            raise ValueError("no room")
+        return averaging_hook([], bucket)
+
+    model.register_comm_hook(None, hook)
+    with pytest.raises(ValueError, match="no room"):
+        loss_of(model(share(batches(world, 1)[0], rank))).backward()
+    with pytest.raises(RuntimeError, match="before all gradient buckets were ready"):
+        model.finalize_backward()

@@ -88,15 +88,16 @@ def a_capture_takes_collectives(rank: int, world: int, kind: str) -> None:
     dist.all_reduce(x)
     module.set_capturing(True)
     try:
-        dist.all_reduce(x)
-        work = dist.broadcast(x, 0, async_op=True)
-        assert work.wait()
-        assert work.is_completed()
+        # The first call of the capture, with which the group's stream joins it.
         dropped = torch.ones(4, device=device)
         kept = weakref.ref(dropped)
         dist.all_reduce(dropped, async_op=True)
         del dropped
         assert kept() is not None  # or its memory could serve the rest of the graph
+        dist.all_reduce(x)
+        work = dist.broadcast(x, 0, async_op=True)
+        assert work.wait()
+        assert work.is_completed()
         if rank == 0:  # which is no call that the others would miss
             with pytest.raises(ValueError, match="move them to one device"):
                 dist.all_gather([torch.empty(4) for _ in range(world)], x)

@@ -11,19 +11,20 @@ EnqueuedCall::EnqueuedCall(std::shared_ptr<DeviceContext> context, std::shared_p
       group_(std::move(group)),
       captured_(this->context().accelerator().is_capturing(this->context().current_stream())),
       blocks_host_(options().blocking_wait && !captured_) {
-  if (captured_) {
-    // The graph's memory of a tensor that is dropped meanwhile must not serve other work of the same graph.
-    const auto is_over = [group = group_, device = this->context().accelerator().shared_from_this()] {
-      return !device->is_capturing(group->stream());
-    };
-    release_when(is_over, std::make_shared<Body>(body));
-  }
   try {
     enqueued_ =
         group_->enqueue(call, this->context().current_stream(), [&] { on_stream([&] { body(*group_, call); }); });
   } catch (...) {
     if (captured_) throw;  // nothing will ask for it later
     error_ = std::current_exception();
+  }
+  if (captured_) {
+    // The graph's memory of a tensor that is dropped meanwhile must not serve other work of the same graph.
+    // The group's stream has joined the capture by now.
+    const auto is_over = [group = group_, device = this->context().accelerator().shared_from_this()] {
+      return !device->is_capturing(group->stream());
+    };
+    release_when(is_over, std::make_shared<Body>(body));
   }
 }
 

@@ -40,7 +40,8 @@ std::optional<uint64_t> DeviceHeap::take(size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Segment* best = nullptr;
   for (Segment& segment : segments_) {
-    if (segment.in_use || segment.bytes < bytes) continue;
+    // A small tensor must not keep the segment of a large one.
+    if (segment.in_use || segment.bytes < bytes || segment.bytes / 2 > bytes) continue;
     if (best == nullptr || segment.bytes < best->bytes) best = &segment;
   }
   if (best == nullptr) return std::nullopt;

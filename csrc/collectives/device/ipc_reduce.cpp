@@ -34,9 +34,9 @@ void IpcGroup::do_reduce(const Running& run, const Reducing& job) {
     const Slice share = share_of(chunk_of(k).size(), element);
     if (share.empty()) return;
     const auto place = [&](int r) { return slot(r, next_slot_ + k) + share.begin * element; };
-    std::vector<const void*> sources;
+    std::vector<const void*> sources(static_cast<size_t>(size()));
     std::vector<void*> results;
-    for (int r = 0; r < size(); ++r) sources.push_back(place(r));
+    for (int r = 0; r < size(); ++r) sources[static_cast<size_t>(r)] = place(r);
     for (const int r : job.root < 0 ? drivers_ : std::vector<int>{job.root}) results.push_back(place(r));
     device().reduce(results, sources, share.size(), run.call.dtype, job.reduction, kernels_->handle());
   };

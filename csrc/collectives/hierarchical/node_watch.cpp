@@ -64,7 +64,7 @@ std::string NodeWatch::culprits(const std::vector<int>& absent) {
   for (const uint32_t rank : causes_of(absent)) {
     (map_.node_of(static_cast<int>(rank)) == map_.here() ? here : elsewhere).push_back(rank);
   }
-  const std::string names =
+  std::string names =
       listed(here, [this](uint32_t rank) { return session_->describe(map_.local_rank_of(static_cast<int>(rank))); });
   if (elsewhere.empty() || call_ == nullptr) return names;
   return (names.empty() ? "" : names + ", ") + call_->names_of(elsewhere);

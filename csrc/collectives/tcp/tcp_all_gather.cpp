@@ -15,8 +15,8 @@ void all_gather(TcpRun& run, const ExchangePlan& plan) {
   const int before = static_cast<int>((me + ranks - 1) % ranks);
   const size_t chunk = run.plan.chunk_bytes;
 
-  std::vector<uint64_t> sizes;
-  for (size_t r = 0; r < ranks; ++r) sizes.push_back(plan.received(r));
+  std::vector<uint64_t> sizes(ranks);
+  for (size_t r = 0; r < ranks; ++r) sizes[r] = plan.received(r);
   compare_sizes(run.members(), sizes, run.running.record);
   Dissemination all(run.members());
 

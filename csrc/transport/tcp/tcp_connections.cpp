@@ -95,7 +95,7 @@ void TcpConnections::begin_missing(int rank) {
   for (int stream = 0; stream < end; ++stream) {
     Slot& slot = *peer.slots[static_cast<size_t>(stream)];
     if (slot.stream.is_open() || slot.attempt || slot.inbound) continue;
-    slot.attempt.emplace();
+    slot.attempt = std::make_unique<Attempt>();
     slot.attempt->next = Clock::now();
     if (self_.rank > rank) slot.attempt->next += kHigherRankWaits;
     attempts_.push_back(&slot);

@@ -100,7 +100,7 @@ class TcpConnections final : private TcpAcceptor::Host {
     const int rank;
     const int number;  ///< 0 is for control
     TcpStream stream;
-    std::optional<Attempt> attempt;
+    std::unique_ptr<Attempt> attempt;
     bool inbound = false;  ///< a handshake that the peer began was admitted
   };
   struct Peer {

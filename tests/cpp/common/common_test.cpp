@@ -16,13 +16,13 @@ TEST(dtype_sizes_and_names_are_those_of_pytorch) {
   CHECK_EQ(size_of(DType::BFloat16), 2u);
   CHECK_EQ(size_of(DType::Complex128), 16u);
   CHECK_EQ(size_of(DType::Float8E8M0FNU), 1u);
-  CHECK_EQ(name_of(DType::BFloat16), "bfloat16");
-  CHECK_EQ(name_of(DType::Float8E4M3FN), "float8_e4m3fn");
+  CHECK_EQ(std::string(name_of(DType::BFloat16)), "bfloat16");
+  CHECK_EQ(std::string(name_of(DType::Float8E4M3FN)), "float8_e4m3fn");
 }
 
 TEST(dtype_from_a_corrupt_message_is_named_unknown) {
   CHECK_EQ(size_of(static_cast<DType>(200)), 0u);
-  CHECK_EQ(name_of(static_cast<DType>(200)), "unknown");
+  CHECK_EQ(std::string(name_of(static_cast<DType>(200))), "unknown");
 }
 
 TEST(system_error_says_what_and_why) {

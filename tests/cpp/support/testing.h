@@ -43,6 +43,7 @@ void check_contains(const std::string& text, const std::string& part, const char
 
 template <class A, class B>
 void check_equal(const A& a, const B& b, const char* text, const char* file, int line) {
+  static_assert(!std::is_same_v<A, const char*>, "addresses would be compared; make it a std::string");
   if (!(a == b)) fail_equal(text, show(a), show(b), file, line);
 }
 
