@@ -185,6 +185,6 @@ def test_backward_cannot_be_finalised_if_a_bucket_was_not_launched(rank, world):
 
     model.register_comm_hook(None, hook)
     with pytest.raises(ValueError, match="no room"):
-        loss_of(model(share(batches(world, 1)[0], rank))).backward()
+        loss_of(model(share(next(iter(batches(world, 1))), rank))).backward()
     with pytest.raises(RuntimeError, match="before all gradient buckets were ready"):
         model.finalize_backward()
