@@ -162,8 +162,9 @@ def _before_forward(watch: _Watch, module: torch.nn.Module, *_: object) -> None:
             continue
         if parameter.grad is not None and parameter.grad.dtype != parameter.dtype:
             _lower_gradient(parameter)
-        # The reducer's own hooks are on the accumulators of full precision.
-        if parameter.requires_grad and not _awaits_gradient(parameter):
+        # The reducer's own hooks are on the accumulators of full precision, which serve where that is low already.
+        has_two = parameter._fp_param.dtype != parameter.dtype
+        if parameter.requires_grad and has_two and not _awaits_gradient(parameter):
             accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
             hook = functools.partial(_on_gradient, watch, parameter._ddp_precision.index)
             parameter._ddp_precision.hook = (accumulator, accumulator.register_hook(hook))

@@ -351,3 +351,22 @@ def test_unused_parameters_are_found_in_low_precision(rank, world, views):
                 continue
             assert parameter.grad.dtype == FP32, name
             torch.testing.assert_close(parameter.grad, expected[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("views", [False, True])
+@in_ranks(2, "backend")
+def test_a_layer_may_be_of_low_precision_outside_as_well(rank, world, views):
+    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2).to(BF16))
+    options = {"gradient_as_bucket_view": views, "bucket_cap_mb": 0.001}
+    model = DistributedDataParallel(module, mixed_precision=CONFIGS["bf16"], **options)
+    inputs = torch.arange(8.0).view(2, 4) / 8 + rank
+    for _ in range(2):
+        model.zero_grad()
+        alone = copy.deepcopy(module).to(BF16)
+        alone(inputs.to(BF16)).float().sum().backward()
+        model(inputs).float().sum().backward()
+        for mine, own in zip(module.parameters(), alone.parameters(), strict=True):
+            expected = own.grad.float()
+            dist.all_reduce(expected)
+            assert mine.grad.dtype == mine.dtype
+            torch.testing.assert_close(mine.grad.float(), expected / world, rtol=2e-2, atol=1e-3)
