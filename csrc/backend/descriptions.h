@@ -7,7 +7,7 @@
 #include "backend/transfer_work.h"
 
 // What each call is: functions that check its arguments, and return what to do with its tensors. They run nothing, and
-// know nothing of the process group but who calls. All of them throw ValueError.
+// know nothing of the process group but the calling rank. All of them throw ValueError.
 
 namespace ours {
 

@@ -37,13 +37,14 @@ c10::intrusive_ptr<c10::ivalue::Future> OursWork::getFuture() {
   if (future_) return future_;
   c10::TypePtr type = c10::ListType::create(c10::TensorType::get());
   if (outputs_.size() > 1) type = c10::ListType::create(type);
-  future_ = c10::make_intrusive<c10::ivalue::Future>(type, devices());
+  auto future = c10::make_intrusive<c10::ivalue::Future>(type, devices());
   // Nobody has a callback on it yet, so this runs no foreign code under the lock.
   if (is_enqueued()) {
-    in_stream([this] { settle(*future_); });
+    in_stream([&] { settle(*future); });
   } else if (done()) {
-    settle(*future_);
+    settle(*future);
   }
+  future_ = std::move(future);  // not before, since a stream may refuse, and the next call must not find it unsettled
   return future_;
 }
 

@@ -1,6 +1,6 @@
 #include "collectives/monitored_barrier.h"
 
-#include <vector>
+#include <string>
 
 #include "common/error.h"
 

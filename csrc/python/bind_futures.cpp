@@ -187,7 +187,7 @@ template <class T>
 py::class_<T, c10d::Work, WorkHolder<T>> bind_work(py::module_& module, const char* name, const char* what) {
   py::class_<T, c10d::Work, WorkHolder<T>> bound(module, name, what);
   bound.def("synchronize", &T::synchronize, py::call_guard<py::gil_scoped_release>(),
-            "Wait like wait(), but raise nothing.");
+            "Wait until the current stream may use results on a device. What went wrong is for wait() to raise.");
   return bound;
 }
 
