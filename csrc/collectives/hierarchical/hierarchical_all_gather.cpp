@@ -31,7 +31,7 @@ void agree_on_sizes(HierarchicalRun& run, const std::vector<uint64_t>& sizes) {
                                   *differs.second, run.tcp.describe(from), run.running.record));
   }
   if (run.map.is_leader()) compare_sizes(run.leaders(), sizes, run.running.record);
-  run.agree();
+  run.sync();
 }
 
 }  // namespace

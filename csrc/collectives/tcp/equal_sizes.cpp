@@ -7,7 +7,7 @@ namespace ours {
 
 namespace {
 
-/// The phase of the tables of sizes; those of blocks are small numbers.
+/// The phase of the first tables of sizes; later ones count down. Those of blocks are small numbers.
 constexpr uint16_t kSizes = UINT16_MAX;
 
 }  // namespace
@@ -20,24 +20,26 @@ std::string sizes_differ(const std::string& a, uint64_t bytes_a, const std::stri
 }
 
 void compare_sizes(const Members& members, const std::vector<uint64_t>& sizes, const CallRecord& record) {
-  if (members.size() == 1) return;
   TcpCall& tcp = members.tcp;
-  const int before = members.rank_at(members.place + members.size() - 1);
   const size_t bytes = sizes.size() * sizeof(uint64_t);
   std::byte* const ours = tcp.keep(bytes);
   std::byte* const incoming = tcp.keep(bytes);
   std::memcpy(ours, sizes.data(), bytes);
-  Tally tally;
-  tcp.send({members.rank_at(members.place + 1), kSizes, bytes}, ours, tally);
-  tcp.receive({before, kSizes, bytes}, incoming, tally);
-  members.wait([&] { return tally.complete(); });
   std::vector<uint64_t> theirs(sizes.size());
-  std::memcpy(theirs.data(), incoming, bytes);
-  const auto differs = std::mismatch(sizes.begin(), sizes.end(), theirs.begin());
-  if (differs.first == sizes.end()) return;
-  const auto from = static_cast<int>(differs.first - sizes.begin());
-  tcp.mismatch(sizes_differ(tcp.describe(members.rank_at(members.place)), *differs.first, tcp.describe(before),
-                            *differs.second, tcp.describe(from), record));
+  uint16_t phase = kSizes;
+  for (size_t distance = 1; distance < members.size(); distance *= 2, --phase) {
+    const int before = members.rank_at(members.place + members.size() - distance);
+    Tally tally;
+    tcp.send({members.rank_at(members.place + distance), phase, bytes}, ours, tally);
+    tcp.receive({before, phase, bytes}, incoming, tally);
+    members.wait([&] { return tally.complete(); });
+    std::memcpy(theirs.data(), incoming, bytes);
+    const auto differs = std::mismatch(sizes.begin(), sizes.end(), theirs.begin());
+    if (differs.first == sizes.end()) continue;
+    const auto from = static_cast<int>(differs.first - sizes.begin());
+    tcp.mismatch(sizes_differ(tcp.describe(members.rank_at(members.place)), *differs.first, tcp.describe(before),
+                              *differs.second, tcp.describe(from), record));
+  }
 }
 
 }  // namespace ours

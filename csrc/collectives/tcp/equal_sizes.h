@@ -13,9 +13,8 @@ namespace ours {
 std::string sizes_differ(const std::string& a, uint64_t bytes_a, const std::string& b, uint64_t bytes_b,
                          const std::string& from, const CallRecord& record);
 
-/// Compares the sizes that this member expects, one for each rank, with those of the member before it, and fails the
-/// group if they differ. If any two members expect different sizes, so do two neighbours; a dissemination afterwards
-/// lets all know.
+/// Returns once all members are known to expect the same sizes, of which there is one for each rank; fails the group if
+/// they do not. It is a dissemination (see dissemination.h) of the sizes, which also says that all are in the call.
 void compare_sizes(const Members& members, const std::vector<uint64_t>& sizes, const CallRecord& record);
 
 }  // namespace ours

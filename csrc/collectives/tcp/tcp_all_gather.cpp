@@ -1,10 +1,9 @@
-#include "collectives/tcp/dissemination.h"
 #include "collectives/tcp/equal_sizes.h"
 #include "collectives/tcp/tcp_algorithms.h"
 
 // all_gather among many ranks, around a ring like that of tcp_reduce_ring.cpp: in step t, rank r gets the block of
-// rank r - 1 - t from rank r - 1, and sends it on in the next step. Before that, each rank compares the sizes it
-// expects with its neighbour's, and then all confirm that they agree.
+// rank r - 1 - t from rank r - 1, and sends it on in the next step. Before that, all ranks compare the sizes that they
+// expect.
 
 namespace ours::tcp {
 
@@ -18,13 +17,11 @@ void all_gather(TcpRun& run, const ExchangePlan& plan) {
   std::vector<uint64_t> sizes(ranks);
   for (size_t r = 0; r < ranks; ++r) sizes[r] = plan.received(r);
   compare_sizes(run.members(), sizes, run.running.record);
-  Dissemination all(run.members());
 
   const size_t steps = ranks - 1;
   const auto block_of = [&](size_t step) { return (me + ranks - 1 - step) % ranks; };
   Tally sent;
   if (steps > 0) run.tcp.send({next, 0, plan.sent(me)}, plan.sends[me]->data, sent);
-  run.tcp.run([&] { return all.advance(); });
   std::vector<std::vector<Tally>> arrived(steps);
   for (size_t step = 0; step < steps; ++step) {
     const Span block = *plan.receives[block_of(step)];
