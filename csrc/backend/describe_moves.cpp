@@ -14,12 +14,12 @@ struct AllGather {
   std::vector<Output> results;  ///< one for each rank, or a single one for all
 };
 
-/// results[i] gets input i of all ranks.
-Collective all_gather_each(const Tensors& inputs, const TensorLists& results, TensorLists outputs) {
-  std::vector<AllGather> steps;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    steps.push_back({dtype_of(inputs[i]), contiguous_source(inputs[i]), outputs_of(results[i])});
-  }
+/// `results` get `input` of all ranks.
+AllGather all_gather_of(const at::Tensor& input, std::vector<Output> results) {
+  return {dtype_of(input), contiguous_source(input), std::move(results)};
+}
+
+Collective all_gather_each(std::vector<AllGather> steps, const Tensors& inputs, TensorLists outputs) {
   return {steps.front().dtype, inputs, std::move(outputs), [steps = std::move(steps)](Group& group, const Call& call) {
             for (const AllGather& step : steps) {
               Call one = call;
@@ -102,19 +102,19 @@ Collective describe_all_gather(const Caller& me, const TensorLists& outputs, con
   check_outputs(me, list);
   check_same_dtype(me, list.front(), input);
   check_own_part(me, input.numel(), list[me.place()].numel());
-  return all_gather_each(inputs, outputs, outputs);
+  return all_gather_each({all_gather_of(input, outputs_of(list))}, inputs, outputs);
 }
 
 Collective describe_all_gathers(const Caller& me, const Tensors& outputs, const Tensors& inputs,
                                 const c10d::AllgatherOptions& /*opts*/) {
   check_as_many(me, outputs, inputs);
-  TensorLists wholes;
+  std::vector<AllGather> steps;
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_pair(me, outputs[i], inputs[i]);
     check_parts(me, outputs[i], inputs[i], "output");
-    wholes.push_back({outputs[i]});
+    steps.push_back(all_gather_of(inputs[i], {Output(outputs[i])}));
   }
-  return all_gather_each(inputs, wholes, {outputs});
+  return all_gather_each(std::move(steps), inputs, {outputs});
 }
 
 Collective describe_all_gather_coalesced(const Caller& caller, const TensorLists& outputs, const Tensors& inputs,
@@ -130,8 +130,12 @@ Collective describe_all_gather_coalesced(const Caller& caller, const TensorLists
       by_input[i].push_back(list[i]);
     }
   }
-  for (size_t i = 0; i < inputs.size(); ++i) check_own_part(me, inputs[i].numel(), outputs[me.place()][i].numel());
-  return all_gather_each(inputs, by_input, outputs);
+  std::vector<AllGather> steps;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_own_part(me, inputs[i].numel(), outputs[me.place()][i].numel());
+    steps.push_back(all_gather_of(inputs[i], outputs_of(by_input[i])));
+  }
+  return all_gather_each(std::move(steps), inputs, outputs);
 }
 
 Collective describe_gather(const Caller& me, const TensorLists& outputs, const Tensors& inputs,

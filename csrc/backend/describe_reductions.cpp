@@ -20,32 +20,28 @@ struct ReduceScatter {
   Output result;
 };
 
-Collective reduce_scatter_each(const Caller& me, const Tensors& outputs, const TensorLists& inputs,
-                               const c10d::ReduceOp& op) {
-  Collective collective;
-  collective.outputs = {outputs};
-  std::vector<ReduceScatter> steps;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const DType dtype = dtype_of(outputs[i]);
-    steps.push_back({dtype, reduction_of(op, dtype, me.size), contiguous_sources(inputs[i]), Output(outputs[i])});
-    collective.inputs.insert(collective.inputs.end(), inputs[i].begin(), inputs[i].end());
-  }
-  collective.dtype = steps.front().dtype;
-  collective.body = [steps = std::move(steps)](Group& group, const Call& call) {
-    for (const ReduceScatter& step : steps) {
-      Call one = call;
-      one.dtype = step.dtype;
-      std::vector<const void*> data;
-      std::vector<size_t> counts;
-      for (const ConstSpan& source : rank_spans(step.sources, group.size())) {
-        data.push_back(source.data);
-        counts.push_back(source.bytes / size_of(step.dtype));
-      }
-      group.reduce_scatter(one, data, counts, step.result.span().data, step.reduction);
-      step.result.commit();
-    }
-  };
-  return collective;
+ReduceScatter reduce_scatter_of(const Caller& me, Tensors sources, const at::Tensor& output, const c10d::ReduceOp& op) {
+  const DType dtype = dtype_of(output);
+  return {dtype, reduction_of(op, dtype, me.size), std::move(sources), Output(output)};
+}
+
+Collective reduce_scatter_each(std::vector<ReduceScatter> steps, const Tensors& inputs, const Tensors& outputs) {
+  return {steps.front().dtype, inputs, {outputs}, [steps = std::move(steps)](Group& group, const Call& call) {
+            for (const ReduceScatter& step : steps) {
+              Call one = call;
+              one.dtype = step.dtype;
+              std::vector<const void*> data;
+              std::vector<size_t> counts;
+              data.reserve(static_cast<size_t>(group.size()));
+              counts.reserve(static_cast<size_t>(group.size()));
+              for (const ConstSpan& source : rank_spans(step.sources, group.size())) {
+                data.push_back(source.data);
+                counts.push_back(source.bytes / size_of(step.dtype));
+              }
+              group.reduce_scatter(one, data, counts, step.result.span().data, step.reduction);
+              step.result.commit();
+            }
+          }};
 }
 
 }  // namespace
@@ -119,19 +115,19 @@ Collective describe_reduce_scatter(const Caller& me, const Tensors& outputs, con
   check_output(me, output, "output");
   check_same_dtype(me, output, list.front());
   check_own_part(me, list[me.place()].numel(), output.numel());
-  return reduce_scatter_each(me, outputs, inputs, opts.reduceOp);
+  return reduce_scatter_each({reduce_scatter_of(me, contiguous_sources(list), output, opts.reduceOp)}, list, outputs);
 }
 
 Collective describe_reduce_scatters(const Caller& me, const Tensors& outputs, const Tensors& inputs,
                                     const c10d::ReduceScatterOptions& opts) {
   check_as_many(me, outputs, inputs);
-  TensorLists wholes;
+  std::vector<ReduceScatter> steps;
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_pair(me, outputs[i], inputs[i]);
     check_parts(me, inputs[i], outputs[i], "input");
-    wholes.push_back({inputs[i]});
+    steps.push_back(reduce_scatter_of(me, {contiguous_source(inputs[i])}, outputs[i], opts.reduceOp));
   }
-  return reduce_scatter_each(me, outputs, wholes, opts.reduceOp);
+  return reduce_scatter_each(std::move(steps), inputs, outputs);
 }
 
 }  // namespace ours
