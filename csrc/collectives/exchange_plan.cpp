@@ -13,6 +13,19 @@ void check_root(int root, int size) {
                         " ranks; give a rank of the group, 0 to " + std::to_string(size - 1));
 }
 
+bool ExchangePlan::is_common() const {
+  switch (movement) {
+    case Movement::Scatter:
+    case Movement::AllToAll:
+      return false;
+    case Movement::Broadcast:
+    case Movement::AllGather:
+    case Movement::Gather:
+      break;
+  }
+  return true;
+}
+
 void ExchangePlan::write_sizes(uint64_t* table) const {
   for (size_t r = 0; r < sends.size(); ++r) {
     table[r] = sent(r);

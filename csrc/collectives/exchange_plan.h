@@ -27,7 +27,7 @@ struct ExchangePlan {
   std::vector<std::optional<Span>> receives;
 
   /// Whether a rank sends the same bytes to all other ranks that it sends anything to.
-  bool is_common() const { return movement != Movement::Scatter && movement != Movement::AllToAll; }
+  bool is_common() const;
 
   /// In bytes; 0 where there is no message.
   size_t sent(size_t to) const { return sends[to].value_or(ConstSpan{}).bytes; }

@@ -52,7 +52,7 @@ struct Running {
 /// In-place use (in == out, or an input span equal to its own rank's output span) is allowed everywhere.
 ///
 /// This class does what every operation has in common: it checks the arguments, records what was called for the
-/// comparison with the peers, and turns what is thrown into the group's failure. A kind of group implements four do_
+/// comparison with the peers, and turns what is thrown into the group's failure. A kind of group implements the do_
 /// functions.
 class Group {
  public:

@@ -5,7 +5,7 @@
 
 namespace ours {
 
-/// The operation a rank called, as it travels in fingerprints and appears in messages (the values are protocol).
+/// The operation that a rank called, as it travels in records and appears in messages (the values are protocol).
 enum class Op : uint8_t {
   Barrier,
   AllReduce,
@@ -33,7 +33,7 @@ enum class Op : uint8_t {
 
 constexpr size_t kOps = static_cast<size_t>(Op::Last) + 1;
 
-/// torch.distributed's name of the call, e.g. "all_reduce".
+/// The call in messages, by torch.distributed's name where it has one: "all_reduce".
 const char* name_of(Op op);
 
 }  // namespace ours

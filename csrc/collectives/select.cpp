@@ -99,9 +99,18 @@ std::string show_number(uint64_t value) {
 }
 
 bool can(Selectable operation, Algorithm algorithm) {
-  if (operation == Selectable::NodeReduce) return algorithm == Algorithm::Whole || algorithm == Algorithm::Direct;
-  const bool reduces = operation == Selectable::AllReduce || operation == Selectable::Reduce;
-  return reduces || algorithm == Algorithm::Direct || algorithm == Algorithm::Ring;
+  const bool reduces_between_nodes = operation == Selectable::AllReduce || operation == Selectable::Reduce;
+  switch (algorithm) {
+    case Algorithm::Whole:
+      return reduces_between_nodes || operation == Selectable::NodeReduce;
+    case Algorithm::Doubling:
+      return reduces_between_nodes;
+    case Algorithm::Direct:
+      return true;
+    case Algorithm::Ring:
+      return operation != Selectable::NodeReduce;
+  }
+  return false;
 }
 
 /// `bytes`, `sent` and `read`, as multiples of the bytes of a call.

@@ -19,7 +19,7 @@ enum class Algorithm : uint8_t {
 };
 const char* name_of(Algorithm algorithm);
 
-/// The operations that have a choice; ReduceScatter and AllGather only if every rank has a node of its own.
+/// The operations that have a choice; ReduceScatter and AllGather only in a TcpGroup.
 /// NodeReduce is all_reduce and reduce among the ranks of one node.
 enum class Selectable : uint8_t { AllReduce, Reduce, ReduceScatter, AllGather, NodeReduce, Last = NodeReduce };
 const char* name_of(Selectable operation);

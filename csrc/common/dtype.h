@@ -5,7 +5,7 @@
 
 namespace ours {
 
-/// Element types. Their numbers travel in fingerprints, and so are part of the protocol between ranks.
+/// Element types. Their numbers travel in records, and so are part of the protocol between ranks.
 enum class DType : uint8_t {
   Bool,
   UInt8,

@@ -100,7 +100,9 @@ void HierarchicalGroup::do_exchange(const Running& run, const ExchangePlan& plan
       return hierarchical::broadcast(now, plan);
     case Movement::AllGather:
       return hierarchical::all_gather(now, plan);
-    default:
+    case Movement::Gather:
+    case Movement::Scatter:
+    case Movement::AllToAll:
       return hierarchical::exchange(now, plan);
   }
 }

@@ -4,9 +4,9 @@
 // (hierarchical_reduce_short.cpp) and what as long (hierarchical_reduce_long.cpp).
 //
 // An element is summed in the order of ranks within a node, and then in that of nodes, whatever the size of the array.
-// There are two exceptions: doubling adds up nodes as a tree, and a ring begins with another node for each part. An
-// average divides once, in the end; only float16 is multiplied by the inverse within the node, since its sum could be
-// out of range. Sums of a node travel in the type of the call: a half type is rounded once more for each node, or
+// The exceptions are doubling, which adds up nodes as a tree, and a ring, which begins with another node for each part.
+// An average divides once, in the end; only float16 is multiplied by the inverse within the node, since its sum could
+// be out of range. Sums of a node travel in the type of the call: a half type is rounded once more for each node, or
 // exchange. With OURS_WIRE_DTYPE, those of long float32 arrays are rounded, too; around a ring the error would grow
 // with every node, so these arrays go directly.
 //
@@ -28,12 +28,18 @@ Algorithm choose(const HierarchicalRun& run, const Selection& selection, const R
   const Selectable operation = job.reader < 0 ? Selectable::AllReduce : Selectable::Reduce;
   const int nodes = run.map.nodes();
   const Algorithm chosen = selection.choose({operation, nodes, run.map.most_local(), job.in.count() * job.element()});
-  const bool cut = chosen == Algorithm::Direct || chosen == Algorithm::Ring;
-  // Nothing would be sent for an empty array, so ranks would not compare their calls.
-  if (cut && job.in.count() == 0) return Algorithm::Doubling;
-  // A ring converts nothing, and needs at least two nodes.
   const bool converts = travelling_type(job, run.plan.wire) != job.dtype;
-  if (chosen == Algorithm::Ring && (nodes == 1 || converts)) return Algorithm::Direct;
+  switch (chosen) {
+    case Algorithm::Whole:
+    case Algorithm::Doubling:
+      break;
+    case Algorithm::Direct:
+    case Algorithm::Ring:
+      // Nothing would be sent for an empty array, so ranks would not compare their calls.
+      if (job.in.count() == 0) return Algorithm::Doubling;
+      // A ring converts nothing, and needs at least two nodes.
+      if (nodes == 1 || converts) return Algorithm::Direct;
+  }
   return chosen;
 }
 

@@ -42,9 +42,16 @@ std::unique_ptr<Rail> make_rail(HierarchicalRun& run, const Reducing& job, const
 }
 
 size_t chunk_bytes(const HierarchicalRun& run, Algorithm algorithm) {
-  if (algorithm != Algorithm::Ring) return 2 * run.plan.chunk_bytes;
-  const auto rails = static_cast<size_t>(run.rails);
-  return RailRing::chunk_bytes(run.plan.chunk_bytes, static_cast<size_t>(run.map.nodes()), rails);
+  switch (algorithm) {
+    case Algorithm::Ring:
+      return RailRing::chunk_bytes(run.plan.chunk_bytes, static_cast<size_t>(run.map.nodes()),
+                                   static_cast<size_t>(run.rails));
+    case Algorithm::Direct:
+    case Algorithm::Whole:
+    case Algorithm::Doubling:
+      break;
+  }
+  return 2 * run.plan.chunk_bytes;
 }
 
 }  // namespace

@@ -7,7 +7,7 @@ namespace ours {
 
 namespace {
 
-/// The phase of the first tables of sizes; later ones count down. Those of blocks are small numbers.
+/// The phase of the first tables of sizes; later ones count down, while the phases of blocks count up from 0.
 constexpr uint16_t kSizes = UINT16_MAX;
 
 }  // namespace

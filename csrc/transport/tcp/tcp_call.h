@@ -29,6 +29,8 @@ class TcpCall {
   /// One message, which travels in parts of at most plan().chunk_bytes. Both ends must describe it alike.
   struct Message {
     int peer;
+    /// Tells the messages from one rank to another within a call apart. The receiver compares it with that of the
+    /// receive that comes next; both ranks post their messages in the same order.
     uint16_t phase;
     size_t bytes;
     uint8_t detail = 0;  ///< to be seen by the receiver in next_from()

@@ -31,7 +31,8 @@ GroupKind tcp_kind(const std::string& name, int streams, const std::string& rule
     // Among many ranks another algorithm means another order of sums.
     const std::string small = "SMALL";
     config.plan.rules = rules;
-    config.plan.rules.replace(rules.find(small), small.size(), chunk != 0 ? "1K" : "64K");
+    const size_t at = rules.find(small);
+    if (at != std::string::npos) config.plan.rules.replace(at, small.size(), chunk != 0 ? "1K" : "64K");
     std::vector<std::function<std::shared_ptr<Group>()>> makers;
     const auto meshes = make_meshes(ranks, config);
     if (engine_polls) connect_engines(meshes, *engine_polls);
@@ -39,7 +40,7 @@ GroupKind tcp_kind(const std::string& name, int streams, const std::string& rule
     return makers;
   };
   GroupKind kind{name, make};
-  kind.in_order = rules != kRing;
+  kind.in_order = rules == kDirect;  // others add up in an order of their own
   return kind;
 }
 
