@@ -1,4 +1,4 @@
-"""A c10d backend and a DistributedDataParallel reducer that make one machine fast.
+"""A c10d backend and a DistributedDataParallel reducer for fast training on one machine or several.
 
 Importing this package registers the backend: ``torch.distributed.init_process_group("ours")``.
 """

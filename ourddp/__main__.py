@@ -35,15 +35,15 @@ def _parser() -> argparse.ArgumentParser:
     shows = {
         "info": "how ourddp was built, what this node offers, which backends torch has",
         "options": "the environment variables and the values in force",
-        "select": "the table of algorithms in force between nodes; OURS_SELECT changes it",
+        "select": "the table of algorithms in force within and between nodes; OURS_SELECT changes it",
     }
     for name, text in shows.items():
         command = commands.add_parser(name, help=text)
         form = command.add_mutually_exclusive_group()
-        form.add_argument("--json", action="store_true", help="print it for programs")
+        form.add_argument("--json", action="store_true", help="print JSON")
         if name == "options":
             form.add_argument("--markdown", action="store_true", help="print the page docs/options.md")
-    tune.add_arguments(commands.add_parser("tune", help="measure the algorithms between nodes, and write such a table"))
+    tune.add_arguments(commands.add_parser("tune", help="measure the algorithms between nodes, and write a table"))
     return parser
 
 

@@ -34,8 +34,8 @@ def table(found: Sequence[Measurement], nodes: int, local: int) -> str:
         f"# Written by python -m ourddp tune, {now}.",
         f"# {nodes} nodes of up to {local} ranks, {dist.get_world_size()} in all; ourddp {ourddp.__version__}, "
         f"torch {torch.__version__}, {platform.platform()}.",
-        "# Medians of all_reduce. Another algorithm than the one built in is chosen where it is more than",
-        f"# {SPEEDUP:g} times as fast in all rounds, which are shown, and in those of even and of odd numbers alone.",
+        "# Median times of all_reduce over all rounds. The built-in choice is replaced where another algorithm is more",
+        f"# than {SPEEDUP:g} times as fast by three medians: of all rounds, of the even ones and of the odd ones.",
         *(f"# {line}" for line in describe(found)),
         *rules(found, nodes, local),
     ]
@@ -83,10 +83,10 @@ def describe(found: Sequence[Measurement]) -> list[str]:
 
 
 def choose(times: dict[str, list[float]], built_in: str) -> str:
-    """Return the fastest of the algorithms that are more than SPEEDUP times as fast as the one built in, or that one.
+    """Return the fastest algorithm that beats ``built_in`` by more than SPEEDUP, or ``built_in`` if there is none.
 
-    It must be that fast in all rounds together, and in the even and the odd ones by themselves, as noise seldom comes
-    twice. ``times`` are the seconds of each algorithm's rounds, two or more.
+    It has to win by the median of all rounds and by those of the even and the odd ones, since noise is unlikely to
+    favour it in both. ``times`` are the seconds of each algorithm's rounds, two or more.
     """
 
     def medians(name: str) -> list[float]:

@@ -36,9 +36,9 @@ class DistributedDataParallel(_TorchDDP):
     a subclass; it works over any process group. Over ``ours`` and ``nccl`` gradients are averaged inside the reduction;
     over other backends they are divided on their way into the bucket.
 
-    With ``bucket_cap_mb="auto"`` a size is chosen that suits the group and the model. The constructor measures what
-    reductions cost, and the fourth forward applies the choice. With ``find_unused_parameters`` buckets stay as they
-    are, so the constructor does. :meth:`report` and the logging data tell the size.
+    With ``bucket_cap_mb="auto"`` the bucket size is tuned to the group and the model: the constructor measures what
+    reductions cost, and the fourth forward rebuilds the buckets accordingly. With ``find_unused_parameters`` buckets
+    are never rebuilt, so the constructor chooses the size right away. :meth:`report` and the logging data show it.
 
     Raises:
         RuntimeError: At construction, if the ranks' models differ; the message names the parameter, both shapes and the
@@ -183,7 +183,8 @@ class DistributedDataParallel(_TorchDDP):
 
     @property
     def _static_graph_delay_allreduce_enqueued(self) -> bool:
-        # The reducer's own record counts, as a backward without a reduction, in no_sync say, records nothing.
+        # Ask the reducer: a backward without a reduction (in no_sync(), for example) records nothing, whatever torch
+        # sets.
         return self.reducer._static_graph_recorded()
 
     @_static_graph_delay_allreduce_enqueued.setter

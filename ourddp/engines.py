@@ -46,7 +46,10 @@ def make(name: str, store: dist.Store, rank: int, size: int, timeout: timedelta,
         from torch._C._distributed_c10d import ProcessGroupUCC
 
         return ProcessGroupUCC(store, rank, size, timeout=timeout)
-    raise ValueError(f"torch says of the backend {name} neither that it is one of its own nor how to make it")
+    raise ValueError(
+        f"cannot create the backend {name}: it is not built into this torch, and no package has registered it; "
+        "import the package that provides it, or choose another for OURS_INTERNODE"
+    )
 
 
 def _is_available(name: str) -> bool:

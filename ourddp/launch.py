@@ -21,28 +21,30 @@ LOOPBACK = "127.0.0.1"
 class Launch:
     """A process's place in its job."""
 
-    launcher: str  #: "torchrun", "Open MPI", "Hydra", "Slurm", or "none" for a process of its own
+    launcher: str  #: "torchrun", "Open MPI", "Hydra", "Slurm", or "none" if there was no launcher
     rank: int  #: 0 to world_size - 1
     world_size: int  #: processes of the job
     local_rank: int  #: 0 to local_world_size - 1
     local_world_size: int  #: processes of the job on this node
     master_addr: str  #: where rank 0 can be reached
-    master_port: int  #: where rank 0 listens; 0 for a process of its own
+    master_port: int  #: where rank 0 listens; 0 if there was no launcher
 
 
 def init(backend: str | None = "ours", *, timeout: datetime.timedelta | None = None, **options: Any) -> Launch:
     """Join the job that torchrun, mpirun, mpiexec or srun started this process in, and return its place there.
 
     ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` are set as
-    torchrun sets them; those that are set already stay. A process that none of them started becomes a job of one rank,
-    and its environment stays as it is, because the processes that it starts are no part of that job. ``timeout`` and
-    other keyword arguments are those of ``torch.distributed.init_process_group``.
+    torchrun sets them, unless they are set already. A process that was started without a launcher becomes a job of one
+    rank; its environment is left alone, because its child processes do not belong to that job. ``timeout`` and other
+    keyword arguments are those of ``torch.distributed.init_process_group``.
 
     Raises RuntimeError if the group exists already, and ValueError, which names the variable to set, if the environment
     is incomplete or contradicts itself.
     """
     if dist.is_initialized():
-        raise RuntimeError("the default process group exists already: call ourddp.init() once, and first")
+        raise RuntimeError(
+            "the default process group exists already: call ourddp.init() once, and not init_process_group()"
+        )
     launch = find(os.environ)
     if launch.launcher != "none":
         export(launch, os.environ)
@@ -121,7 +123,10 @@ def _hydra(environment: Mapping[str, str]) -> Launch:
     local_size = _number(environment, "MPI_LOCALNRANKS")
     one_node = size == local_size
     if not one_node and not environment.get("MASTER_PORT"):
-        raise ValueError("mpiexec tells its processes no job number: give them one with -genv MASTER_PORT <port>")
+        raise ValueError(
+            "mpiexec does not tell its processes which job they belong to, so no port can be derived from that: "
+            "set one with mpiexec -genv MASTER_PORT <port>"
+        )
     return Launch(
         "Hydra",
         _number(environment, "PMI_RANK"),
@@ -164,7 +169,7 @@ def first_host(nodes: str) -> str:
             break
     host = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", nodes[:end])
     if not host or depth != 0:
-        raise ValueError(f"{nodes!r} is no list of hosts as Slurm writes it: set MASTER_ADDR to the host of rank 0")
+        raise ValueError(f"{nodes!r} is not a Slurm host list: set MASTER_ADDR to the host of rank 0")
     return host
 
 
@@ -187,7 +192,7 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
     except ValueError:
         number = -1
     if number < 0:
-        state = "not set" if text is None else f"{text!r}, which is no number"
+        state = "not set" if text is None else f"{text!r}, which is not a non-negative integer"
         raise ValueError(f"{name} is {state}: start the ranks with torchrun, mpirun, mpiexec or srun")
     return number
 

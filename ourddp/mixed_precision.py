@@ -162,7 +162,7 @@ def _before_forward(watch: _Watch, module: torch.nn.Module, *_: object) -> None:
             continue
         if parameter.grad is not None and parameter.grad.dtype != parameter.dtype:
             _lower_gradient(parameter)
-        # The reducer's own hooks are on the accumulators of full precision, which serve where that is low already.
+        # The reducer's hooks are on the full-precision accumulators, which autograd uses if both precisions are equal.
         has_two = parameter._fp_param.dtype != parameter.dtype
         if parameter.requires_grad and has_two and not _awaits_gradient(parameter):
             accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
@@ -177,7 +177,7 @@ def _lower(parameter: Any) -> None:
 
 
 def _lower_gradient(parameter: Any) -> None:
-    """Give the gradient low precision, as autograd adds up in one only. Keeps all bits in case nothing is added."""
+    """Lower the gradient's precision so that autograd can add to it; keep the original in case nothing is added."""
     gradient, full = parameter.grad, parameter.grad.data
     gradient.data = full.to(parameter.dtype)
     parameter._ddp_precision.gradient = (gradient, full, gradient._version)

@@ -1,4 +1,4 @@
-"""Whether all ranks wrap the same model."""
+"""Checks that all ranks wrap the same model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _difference(zero: tuple[list[str], list[str]], other: tuple[list[str], list[
 
 
 def _first_only_in(longer: list[str], shorter: list[str]) -> str:
-    """Return the first name that only ``longer`` has, or that of its first place too many if the names tell nothing."""
+    """Return the first name that only ``longer`` has, or if names do not tell, the one after the end of ``shorter``."""
     known = set(shorter)
     missing = [name for name in longer if name not in known]
     return missing[0] if len(missing) == len(longer) - len(shorter) else longer[len(shorter)]

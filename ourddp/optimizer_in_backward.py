@@ -21,7 +21,7 @@ def set_up(model: Any) -> None:
         RuntimeError: If the model has a communication hook: this is one.
 
     """
-    # A program that gave the optimizers has loaded this; at the top, it would add a second to all `import ourddp`.
+    # Already loaded by a program that uses such optimizers. At the top it would add a second to every import of ourddp.
     from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
     # This comes first, because the hook may be refused.

@@ -57,8 +57,8 @@ class Tuning:
 
     ``cap`` is the size in bytes that a bucket is filled to, ``first_cap`` that of the first one. Both are 0 while
     ``backwards_left`` more backwards have to be observed. A reduction of n bytes takes about ``latency`` microseconds
-    plus n divided by ``bandwidth``, in gigabytes (1e9) a second, as measured when the model was built. ``slowdown`` is
-    the share of that time, 0 to 1, by which a computation that goes on meanwhile takes longer.
+    plus n divided by ``bandwidth``, in gigabytes (1e9) a second, as measured when the model was built. ``slowdown``,
+    0 to 1, is the share of that time by which a reduction delays a concurrent computation.
     """
 
     cap: int
@@ -77,8 +77,8 @@ class Tuning:
 
     def __str__(self) -> str:
         group = (
-            f"reductions take {self.latency:.0f} us and 1 s for each {self.bandwidth:.2f} GB, and "
-            f"slow computation down by {self.slowdown:.0%} of that"
+            f"a reduction takes {self.latency:.0f} us plus its size at {self.bandwidth:.2f} GB/s, and delays "
+            f"concurrent computation by {self.slowdown:.0%} of that time"
         )
         if self.cap == 0:
             return f'bucket_cap_mb="auto": to be chosen after {self.backwards_left} more backwards; {group}'
@@ -91,9 +91,9 @@ class BackwardReport:
 
     Backward begins when forward hands over its outputs, so the loss is part of it. ``compute`` tells when autograd had
     computed all gradients, ``total`` when the averages were ready for the optimizer. During ``communication``
-    milliseconds at least one reduction was under way. ``iteration`` counts from 1 on: forwards outside ``no_sync()``,
-    and backwards without one that a program has prepared by the reducer's ``prepare_for_backward()``. Before the first
-    such backward it is 0, all times are 0 and there are no buckets. ``tuning`` is None without
+    milliseconds at least one reduction was under way. ``iteration`` counts, from 1, forwards outside ``no_sync()``,
+    and also backwards that a program prepares by calling the reducer's ``prepare_for_backward()`` without such a
+    forward. Before the first reduction it is 0, all times are 0 and there are no buckets. ``tuning`` is None without
     ``bucket_cap_mb="auto"``.
     """
 

@@ -102,8 +102,8 @@ class SyncBatchNorm(nn.SyncBatchNorm):
 class _Normalise(torch.autograd.Function):
     """Normalises over all ranks; also returns mean and variance (C,) and the number of values per channel, in float64.
 
-    Ranks add up sums and sums of squares in float64. Each rank computes these from its own mean and variance, which are
-    accurate in the input's precision, so that the squares of large means cancel without a loss.
+    The all-reduce adds up sums and sums of squares in float64. Each rank derives its own from its local mean and
+    variance, which are computed in float32 or better, so that little precision is lost when the mean is large.
     """
 
     @staticmethod

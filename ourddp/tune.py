@@ -190,21 +190,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--output", Path, Path("ours-select.txt"), "PATH", "where to write"),
         ("--time-budget", float, 60.0, "SECONDS", "how long it may take"),
         ("--most-bytes", int, 64 << 20, "BYTES", "the largest array"),
-        ("--nodes", int, 2, "N", "as how many nodes the ranks of --ranks count"),
+        ("--nodes", int, 2, "N", "with --ranks: how many nodes to simulate"),
     ]
     for name, kind, default, unit, text in rows:
         parser.add_argument(name, type=kind, default=default, metavar=unit, help=f"{text} (default: %(default)s)")
-    parser.add_argument("--ranks", type=int, metavar="N", help="start so many ranks here, for a try (default: none)")
+    parser.add_argument("--ranks", type=int, metavar="N", help="trial run: start N ranks on this machine")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Tune as the command line says; return the exit status, 1 with a sentence on stderr if that failed."""
     if arguments.most_bytes < LEAST_BYTES or arguments.time_budget <= 0:
-        print(f"--most-bytes must be {LEAST_BYTES} and more, --time-budget more than 0", file=sys.stderr)
+        print(f"--most-bytes must be at least {LEAST_BYTES}, and --time-budget greater than 0", file=sys.stderr)
         return 1
     if arguments.ranks is not None:
         if not 2 <= arguments.nodes <= arguments.ranks:
-            print("--nodes must be 2 and more, and --ranks as many or more", file=sys.stderr)
+            print("--nodes must be at least 2, and --ranks at least as many as --nodes", file=sys.stderr)
             return 1
         return _start(arguments)
     here = launch.init()

@@ -14,7 +14,7 @@ _logger = logging.getLogger("ourddp")
 
 
 def take_auto(arguments: MutableMapping[str, Any]) -> bool:
-    """Return whether the constructor's arguments ask for buckets of a chosen size; the default then stands in for it.
+    """Return whether ``arguments`` ask for ``bucket_cap_mb="auto"``, and replace that by the default.
 
     Raises:
         ValueError: If ``bucket_cap_mb`` is another text than "auto", or is "auto" beside a ``bucket_cap_mb_list``.
@@ -32,7 +32,7 @@ def take_auto(arguments: MutableMapping[str, Any]) -> bool:
 
 
 def watch(model: Any) -> None:
-    """Tell ``model``, a DistributedDataParallel, what size its reducer chooses once it has; rank 0 logs it then."""
+    """Set and log (on rank 0) the bucket size of ``model``, a DistributedDataParallel, when its reducer chooses one."""
     if _settle(model):
         return
     reference = weakref.ref(model)

@@ -89,18 +89,18 @@ void check_parts(const Caller& me, const at::Tensor& whole, const at::Tensor& pa
 }
 
 void check_own_part(const Caller& me, int64_t sent, int64_t expected) {
-  TORCH_CHECK_VALUE(sent == expected, me.call, ": rank ", me.rank, " gives itself an input of ", sent,
-                    " elements, but its output for it has ", expected, "; give them the same size");
+  TORCH_CHECK_VALUE(sent == expected, me.call, ": rank ", me.rank, "'s own part has ", sent,
+                    " elements in the input but ", expected, " in the output; make the sizes equal");
 }
 
 void check_as_many(const Caller& me, const Tensors& outputs, const Tensors& inputs) {
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), me.call, ": got ", outputs.size(),
-                    " outputs and ", inputs.size(), " inputs; give as many of both, and at least one");
+                    " outputs and ", inputs.size(), " inputs; pass equally many, and at least one of each");
 }
 
 void check_list_size(const Caller& me, size_t size, const char* role) {
   TORCH_CHECK_VALUE(size == static_cast<size_t>(me.size), me.call, ": the ", role, " list has ", size,
-                    " tensors in a group of ", me.size, " ranks; give one for each rank");
+                    " tensors, but the group has ", me.size, " ranks; pass one tensor per rank");
 }
 
 int checked_root(const Caller& me, int64_t root, int64_t root_tensor) {
@@ -112,7 +112,7 @@ int checked_root(const Caller& me, int64_t root, int64_t root_tensor) {
 
 const at::Tensor& only(const Caller& me, const Tensors& tensors, const char* role) {
   TORCH_CHECK_VALUE(tensors.size() == 1, me.call, ": expected one tensor as ", role, " but got ", tensors.size(),
-                    "; a process drives one device, so pass one");
+                    "; lists with one tensor per device are not supported");
   return tensors.front();
 }
 

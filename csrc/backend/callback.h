@@ -15,18 +15,18 @@ namespace ours {
 
 class CallbackOrder;
 
-/// Where the callbacks on a future belong: in the order of which group, and with which of its collectives. A callback
-/// that was attached inside another one belongs where the outermost one does.
+/// The group and the collective whose future callbacks are attached to. A callback that is attached inside another one
+/// has the origin of the outermost one.
 struct Origin {
   std::shared_ptr<CallbackOrder> order;
   uint64_t number = 0;
 };
 
-/// A callback on the future of a collective, from the moment it is attached until it has returned.
+/// A callback on the future of a collective, from when it is attached until it has returned.
 ///
-/// A callback runs at once if its future is complete when it is attached, and later on another thread otherwise. So
-/// that what callbacks communicate does not depend on that, they are kept in the order in which they would run if all
-/// ran at once, and a callback communicates only after all before it have returned.
+/// A callback runs immediately if its future is already complete, and otherwise later, on another thread. To make the
+/// order of the collectives in callbacks the same on all ranks, callbacks are kept in the order in which they would run
+/// if every future were already complete, and each one communicates only once all before it have returned.
 class Callback {
  public:
   /// Called when the callback is attached, on the thread that attaches it.

@@ -40,7 +40,7 @@ class Gathering {
         await_interruptibly(pending.ended, lock, deadline, [&] { return pending.ranks.empty() || pending.error; });
     if (!interrupt.empty()) {
       throw Error(describe_interrupt(describe_own(self), interrupt,
-                                     "while it waited for its peers to start what a callback of its own had started"));
+                                     "while it waited for its peers to start the same collective in their callbacks"));
     }
     if (pending.error) std::rethrow_exception(pending.error);
     return pending.ranks;

@@ -11,10 +11,11 @@
 
 namespace ours {
 
-/// The lanes for what callbacks start. It cannot be numbered with what the program calls, because which of the two
-/// comes first depends on when the future was complete. So it goes through connections of its own, used in the order
-/// in which the callbacks were attached. Callbacks on the futures of another group have another lane here, since
-/// nothing says which of the two groups' callbacks come first.
+/// The lanes for collectives that are started inside callbacks. These cannot share sequence numbers with the
+/// collectives that the program starts, because whether a callback runs before or after the program's next call is a
+/// matter of timing, which differs between ranks. So they use connections of their own, in the order in which the
+/// callbacks were attached. Callbacks on another group's futures get a separate lane, since the callbacks of two groups
+/// have no common order.
 class CallbackLanes {
  public:
   /// `meeting`: where the ranks of `whole`, the lane for what the program calls, have met.

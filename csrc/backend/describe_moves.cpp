@@ -62,7 +62,7 @@ std::vector<int64_t> split_sizes(const Caller& me, const at::Tensor& tensor, con
                     splits.size(), " entries in a group of ", me.size, " ranks; give one for each rank");
   int64_t sum = 0;
   for (const int64_t split : splits) {
-    TORCH_CHECK_VALUE(split >= 0, me.call, ": ", role, "_split_sizes contains ", split, "; sizes are not negative");
+    TORCH_CHECK_VALUE(split >= 0, me.call, ": ", role, "_split_sizes contains ", split, "; sizes must be >= 0");
     sum += split;
   }
   TORCH_CHECK_VALUE(sum == rows, me.call, ": ", role, "_split_sizes add up to ", sum, ", but dimension 0 of the ", role,
@@ -232,9 +232,9 @@ TransferRequest describe_transfer(const Caller& me, Op op, const Tensors& tensor
   const at::Tensor& tensor = only(me, tensors, sends ? "input" : "output");
   (sends ? check_dense : check_output)(me, tensor, "tensor");
   TORCH_CHECK_VALUE(op == Op::RecvAnySource || (peer >= 0 && peer < me.size && peer != me.rank), me.call,
-                    ": the peer is rank ", peer, ", but this is rank ", me.rank, " of ", me.size,
-                    "; give another rank of the group");
-  TORCH_CHECK_VALUE(tag >= 0, me.call, ": the tag is ", tag, "; tags are not negative");
+                    ": the peer is rank ", peer, ", but must be another rank than this one (", me.rank,
+                    ") in a group of ", me.size, " ranks");
+  TORCH_CHECK_VALUE(tag >= 0, me.call, ": the tag is ", tag, "; tags must be >= 0");
   return {op, tensor, peer, tag, 0, std::nullopt};
 }
 

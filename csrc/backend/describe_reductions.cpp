@@ -49,8 +49,7 @@ Collective reduce_scatter_each(std::vector<ReduceScatter> steps, const Tensors& 
 Collective describe_all_reduce(const Caller& me, const Tensors& tensors, const c10d::AllreduceOptions& opts) {
   // Gloo also adds up the tensors of a rank, and NCCL refuses them. A program that passes a list mostly means neither.
   TORCH_CHECK_VALUE(tensors.size() == 1, me.call, ": expected one tensor as input but got ", tensors.size(),
-                    "; a process drives one device, so pass one, or several to all_reduce_coalesced, which reduces "
-                    "each by itself");
+                    "; use all_reduce_coalesced to reduce several");
   const at::Tensor& tensor = tensors.front();
   check_output(me, tensor, "tensor");
   const DType dtype = dtype_of(tensor);

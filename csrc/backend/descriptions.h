@@ -6,8 +6,9 @@
 #include "backend/collective.h"
 #include "backend/transfer_work.h"
 
-// What each call is: functions that check its arguments, and return what to do with its tensors. They run nothing, and
-// know nothing of the process group but the calling rank. All of them throw ValueError.
+// One function per c10d call, which checks the arguments and returns a description of the operation. None of them
+// communicates or touches the process group; all they know of it is the caller's rank and the group's size. They throw
+// ValueError if an argument is invalid.
 
 namespace ours {
 
@@ -18,7 +19,7 @@ Collective describe_all_reduce_sparse(const Caller& me, const Tensors& tensors, 
 Collective describe_reduce(const Caller& me, const Tensors& tensors, const c10d::ReduceOptions& opts);
 Collective describe_reduce_scatter(const Caller& me, const Tensors& outputs, const TensorLists& inputs,
                                    const c10d::ReduceScatterOptions& opts);
-/// Each output gets this rank's part of the input at its place, after the others.
+/// Reduce-scatters each input into the output of the same index, one after another.
 Collective describe_reduce_scatters(const Caller& me, const Tensors& outputs, const Tensors& inputs,
                                     const c10d::ReduceScatterOptions& opts);
 
@@ -26,7 +27,7 @@ Collective describe_reduce_scatters(const Caller& me, const Tensors& outputs, co
 Collective describe_broadcast(const Caller& me, const Tensors& tensors, const c10d::BroadcastOptions& opts);
 Collective describe_all_gather(const Caller& me, const TensorLists& outputs, const Tensors& inputs,
                                const c10d::AllgatherOptions& opts);
-/// Each output gets the inputs of all ranks at its place, after the others.
+/// All-gathers each input into the output of the same index, one after another.
 Collective describe_all_gathers(const Caller& me, const Tensors& outputs, const Tensors& inputs,
                                 const c10d::AllgatherOptions& opts);
 /// outputs[r][i] gets input i of rank r.

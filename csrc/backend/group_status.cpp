@@ -35,8 +35,8 @@ void GroupStatus::check_usable() const {
               ") and cannot use the parent's connections. Start workers with multiprocessing's 'spawn' or "
               "'forkserver', or call init_process_group in the child");
   TORCH_CHECK(!in_signal_handler(),
-              "a signal handler runs in the middle of an operation of this process and cannot communicate before that "
-              "has ended: let the handler set a flag, and look at it between operations");
+              "a signal handler that interrupted an operation cannot use the process group, because that operation "
+              "has not finished: set a flag in the handler, and check it between operations");
   TORCH_CHECK(!closed_.load(), "this process group was shut down", where_,
               "; make a new one with init_process_group or new_group");
 }

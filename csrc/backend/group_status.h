@@ -19,8 +19,8 @@
 
 namespace ours {
 
-/// The state of a group, and who is told when it changes. The process group shares it with its Works, which may outlive
-/// it. It owns neither threads nor connections.
+/// The state of a process group, and the hooks that run when it changes. The group shares it with its Works, which may
+/// outlive the group. It owns neither threads nor connections.
 class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
  public:
   /// `where` is appended to the errors of this group, for instance to name its ranks.
@@ -34,8 +34,8 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   void set_closed() { closed_.store(true); }
   bool is_closed() const { return closed_.load(); }
 
-  /// Records an error that ended an operation. Unless the call was merely invalid, the group has failed now, and the
-  /// abort hooks run. Returns the error in the type that PyTorch users catch.
+  /// Records an error that ended an operation. The first one that is not just an invalid argument fails the group and
+  /// runs the abort hooks. Returns the error as the type that PyTorch users catch.
   std::exception_ptr note_error(const std::exception_ptr& error);
 
   /// Adds a connection between the same ranks, which fails when the group fails; at once if it has failed already.
@@ -67,7 +67,7 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   /// Null if operations are not recorded. Set before any Work is made.
   std::unique_ptr<FlightLog> flights;
 
-  /// Whether a call has thrown what ended the group, or the user has ended it.
+  /// Whether the user knows that the group has ended: a call has thrown the error, or the user aborted the group.
   std::atomic<bool> told{false};
 
   Timeouts timeouts;

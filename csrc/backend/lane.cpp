@@ -194,7 +194,7 @@ void Lane::drain(Deadline deadline) const noexcept {
     if (!devices->device() || status->error() != c10d::ErrorType::SUCCESS || !group->failure().empty()) return;
     queue->wait_idle(std::chrono::duration_cast<std::chrono::milliseconds>(deadline.at() - Clock::now()));
   } catch (const std::exception& e) {
-    TORCH_WARN("waiting for the last operations of a process group: ", e.what());
+    TORCH_WARN("cannot wait for the last operations of a process group: ", e.what());
   }
 }
 
@@ -203,10 +203,10 @@ void Lane::close() const noexcept {
   try {
     // wait() may have returned before the operation failed.
     if (devices->enqueues() && !group->failure().empty() && !status->told.exchange(true)) {
-      TORCH_WARN("a process group ends that has failed, and no call told of it: ", group->failure());
+      TORCH_WARN("a process group was destroyed after a failure that no call had reported: ", group->failure());
     }
     if (queue->busy()) {
-      abort("it was destroyed, or its program ended, with operations under way");
+      abort("the group was destroyed, or the process exited, while operations were still pending");
     } else if (messages->busy() || transfers->busy()) {
       // They end with an error here, which concerns no other rank. The peers may go on among themselves.
       status->set_aborted();
@@ -217,7 +217,7 @@ void Lane::close() const noexcept {
     group->leave();
     queue->stop();
   } catch (const std::exception& e) {
-    TORCH_WARN("closing a process group: ", e.what());
+    TORCH_WARN("cannot close a process group cleanly: ", e.what());
   }
 }
 
@@ -227,7 +227,7 @@ void Lane::wait_closed() const noexcept {
     messages->wait_closed(kCallbackPatience);
     transfers->wait_closed(kCallbackPatience);
   } catch (const std::exception& e) {
-    TORCH_WARN("waiting for a closed process group: ", e.what());
+    TORCH_WARN("cannot wait for the threads of a closed process group: ", e.what());
   }
 }
 

@@ -285,7 +285,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::shrink(
   }
   const auto found = std::find(members.begin(), members.end(), rank_);
   TORCH_CHECK_VALUE(found != members.end(), "shrink: rank ", rank_,
-                    " is to be excluded; only the remaining ranks call shrink");
+                    " is in ranks_to_exclude; only the ranks that remain may call shrink_group()");
   name_members(*options, *options_, members);
   // Without that flag, operations under way, which may wait for an excluded rank, have until their timeout to end.
   if ((shrink_flags & kShrinkAbort) != 0) abort_all("shrink_group() was called with SHRINK_ABORT");

@@ -34,7 +34,7 @@ double factor_of(const c10d::ReduceOp& op) {
   // This is the name in all supported versions of torch.
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK_VALUE(supplement != nullptr,
-                    "ReduceOp.PREMUL_SUM comes without its factor; make it with "
+                    "ReduceOp.PREMUL_SUM has no factor; create it with "
                     "torch.distributed._make_nccl_premul_sum(factor)");
   if (!supplement->tensor_factor.defined()) return supplement->double_factor;
   TORCH_CHECK_VALUE(supplement->tensor_factor.device().is_cpu(), "the factor of ReduceOp.PREMUL_SUM is on ",

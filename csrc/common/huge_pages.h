@@ -7,7 +7,7 @@ namespace ours {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-/// Whether the system has huge pages, and its administrator has not switched them off.
+/// Whether the kernel has transparent huge pages and the administrator has not switched them off.
 bool huge_pages_allowed();
 
 /// Moves [data, data + bytes) onto huge pages, as far as whole huge pages fit into it; takes about a millisecond for
@@ -21,7 +21,7 @@ class HugePages {
  public:
   explicit HugePages(bool enabled);
 
-  /// Records that the buffer is used. It is moved at its third use, once.
+  /// Counts a use of the buffer, and moves it at the third one. Ignores small buffers.
   void note_use(const void* data, size_t bytes);
 
   static constexpr size_t kLeastBytes = size_t{4} << 20;

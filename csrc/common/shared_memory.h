@@ -20,8 +20,8 @@ class MemoryRefused : public SystemError {
 /// `name` is for people who look into /proc. Throws MemoryRefused or SystemError.
 Fd make_memory_file(const char* name, size_t bytes);
 
-/// Allocates the memory of [offset, offset + bytes) of such a file now. Throws SystemError if there is not enough;
-/// then nothing is allocated.
+/// Allocates [offset, offset + bytes) of such a file now. If there is not enough memory, frees the whole range,
+/// contents included, and throws SystemError.
 void reserve_memory(int fd, size_t offset, size_t bytes);
 
 /// Does that by calls of `take(offset, bytes)`, which returns 0, or sets errno like fallocate(). Returns 0 or the
@@ -50,8 +50,8 @@ class SharedMemory {
   size_t bytes() const { return bytes_; }
   int fd() const { return fd_.get(); }
 
-  /// Allocates the memory of [offset, offset + bytes) now, so that a later access cannot end in SIGBUS. Throws
-  /// SystemError if there is not enough memory.
+  /// Allocates [offset, offset + bytes) now, so that a later access cannot raise SIGBUS. Throws SystemError if there is
+  /// not enough memory. Does nothing if the memory has no file.
   void reserve(size_t offset, size_t bytes);
 
  private:

@@ -15,7 +15,7 @@ Bucket::Bucket(const std::vector<size_t>& parameter_indices, const std::vector<a
                std::optional<at::ScalarType> reduce_dtype)
     : sparse_(sparse) {
   TORCH_CHECK(!parameter_indices.empty(), "A bucket needs at least one parameter.");
-  TORCH_CHECK(!sparse || parameter_indices.size() == 1, "A sparse gradient shares no bucket.");
+  TORCH_CHECK(!sparse || parameter_indices.size() == 1, "A sparse gradient must have a bucket of its own.");
   const at::Tensor& first = parameters.at(parameter_indices.front());
   options_ = first.options().requires_grad(false).memory_format(std::nullopt);
   if (reduce_dtype) options_ = options_.dtype(*reduce_dtype);

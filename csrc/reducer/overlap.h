@@ -7,8 +7,8 @@
 
 #include "reducer/bucket_assignment.h"
 
-// How much of the communication the computation of backward hid, and how much the program had to wait for. Pure
-// arithmetic.
+// How much of the communication was hidden behind the computation of backward, and how much was exposed, so that the
+// program had to wait for it. Pure arithmetic.
 
 namespace ours {
 
@@ -50,12 +50,9 @@ struct BackwardTimes {
   std::vector<BucketTimes> buckets;
 };
 
-/// For each bucket, the nanoseconds after the end of the computation in which its reduction was all that was going
-/// on.
-///
-/// Reductions run one after another, so a bucket is charged for the time from the end of those before it to its own
-/// end. The sum is the time in which the program had nothing else to do; the rest of busy_time() was hidden behind
-/// the computation, which it may have slowed down.
+/// For each bucket, its exposed time: the nanoseconds after the end of the computation in which backward waited for it.
+/// Reductions run one after another, so a bucket's time counts from the end of those before it. The rest of busy_time()
+/// was hidden behind the computation, which it may have slowed down.
 std::vector<int64_t> exposed_times(const BackwardTimes& times);
 
 /// The nanoseconds in which at least one reduction was under way.

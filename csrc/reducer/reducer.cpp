@@ -84,8 +84,8 @@ void Reducer::register_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
               "register_comm_hook or register_builtin_comm_hook can only be called once: a communication hook is "
               "registered already.");
   TORCH_CHECK(!unfinished_,
-              "A communication hook cannot be registered while gradients are being reduced, as some of them have gone "
-              "without it. Register it before backward begins.");
+              "A communication hook cannot be registered while gradients are being reduced, because some have already "
+              "been reduced without it. Register it before backward begins.");
   averaging_.set_hook(std::move(hook));
   hooks_.set_runs_program_code();
 }

@@ -32,7 +32,7 @@ namespace ours {
 struct ReducerStatus {
   int64_t iterations = 0;
   int64_t buckets_reduced = 0;
-  /// Gradients that were reduced where they lay in the last backward.
+  /// How many gradients the last backward reduced in place, without copying them into a bucket.
   int64_t reduced_in_place = 0;
   bool has_rebuilt_buckets = false;
   Buckets bucket_indices;
@@ -46,19 +46,22 @@ struct ReducerStatus {
 
 /// Averages gradients over a process group while backward is still running.
 ///
-/// The life of a step: prepare_for_forward; forward; prepare_for_backward; backward, in which autograd calls back for
-/// each gradient, full buckets are reduced in bucket order, and the last callback of backward waits for the reductions
-/// and hands the averages to the parameters. A step without prepare_for_backward only accumulates. A program may call
-/// prepare_for_backward alone, for the last of several micro-batches say; the step counts all the same. The first
-/// step's buckets follow the order of the parameters; the second step's follow the order in which the gradients
-/// arrived, as seen by rank 0. Calls are safe from any thread, and none of them needs Python.
+/// A step is prepare_for_forward(), forward, prepare_for_backward() and backward. During backward, autograd reports
+/// each gradient, and full buckets are reduced in bucket order; its final callback waits for the reductions and writes
+/// the averages to the parameters' gradients. Without prepare_for_backward() a step only accumulates gradients.
+/// prepare_for_backward() may also be called without prepare_for_forward(), for example for the last of several
+/// micro-batches; that counts as a step, too.
+///
+/// The first buckets are those of the options. Without find_unused_parameters, or with a static graph, they are rebuilt
+/// once, in the order in which gradients arrived on rank 0. All functions are thread-safe, and none of them needs the
+/// GIL.
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   using FuturePtr = Averaging::FuturePtr;
   using GroupPtr = Averaging::GroupPtr;
 
-  /// `parameters` all require a gradient, and are the same list in the same order on every rank of `group`.
-  /// RuntimeError or InvalidArgument if `options` do not fit them.
+  /// All of `parameters` must require gradients, and every rank of `group` must pass the same ones in the same order.
+  /// Throws RuntimeError or InvalidArgument if `options` do not match them.
   static std::shared_ptr<Reducer> create(std::vector<at::Tensor> parameters, GroupPtr group, ReducerOptions options);
 
   // The step.
@@ -87,7 +90,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void delay_all_reduce();
   /// Assigns the buckets in the order of arrival, once. Returns whether it did. Collective when it does.
   bool rebuild_buckets();
-  /// RuntimeError unless the last backward has been finalised.
+  /// Throws RuntimeError unless the last backward has been finalised.
   void check_finalized() {
     const Lock lock(mutex_);
     require_idle();
@@ -95,17 +98,18 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // Settings.
 
-  /// RuntimeError if there is a hook already, or while gradients are being reduced. A hook that is registered between
-  /// forward and backward holds for that backward.
+  /// Throws RuntimeError if there is a hook already, or while gradients are being reduced. A hook registered between
+  /// forward and backward applies to that backward.
   void register_hook(std::unique_ptr<c10d::CommHookInterface> hook);
   void set_static_graph();
   /// Whether the backward under way has nothing to record: the static graph is known, or no parameter is reached, as
   /// in torch.autograd.grad() with respect to the input.
   bool static_graph_recorded() const { return static_graph_.recorded() || !hooks_.will_call(); }
-  /// Says that averages are consumed during backward, so that they need not be handed to the parameters.
+  /// Declares that the averages are used up during backward, so that they are not copied into the parameters'
+  /// gradients.
   void set_optimizer_in_backward() { optimizer_in_backward_ = true; }
-  /// Says that gradients arrive in `dtype`, which buckets then have too. Averages go into gradients of the parameters'
-  /// precision.
+  /// Declares that gradients arrive in `dtype`, and gives the buckets that type. The averages are converted to the
+  /// parameters' precision.
   void set_mixed_precision_dtype(at::ScalarType dtype);
   /// `restore` is called when all gradients have arrived, before the averages go into them.
   void set_before_hand_over(std::function<void()> restore) { before_hand_over_ = std::move(restore); }

@@ -45,7 +45,7 @@ class StepRecord {
   /// For each parameter, nanoseconds from the beginning of the last backward to its gradient.
   const std::vector<int64_t>& arrival_ns() const { return arrival_ns_; }
   int64_t buckets_reduced() const { return buckets_reduced_; }
-  /// How many gradients the last backward reduced where they lay.
+  /// How many gradients the last backward reduced in place, without copying them into a bucket.
   int64_t reduced_in_place() const { return reduced_in_place_; }
   /// The last backward that ended in a reduction.
   const BackwardTimes& last_backward() const { return last_backward_; }
@@ -53,8 +53,8 @@ class StepRecord {
   bool is_sampled() const {
     return timer_ && iterations_ > 0 && (iterations_ <= 10 || iterations_ % sample_rate_ == 0);
   }
-  /// The phases of the last sampled step, under torch's names: how many nanoseconds each took, and when each began and
-  /// ended. Those that have not been seen are left out.
+  /// The durations of the phases of the last sampled step, and when they began and ended, in nanoseconds, by the names
+  /// that torch's logging data uses. Phases that were not recorded are left out.
   std::map<std::string, int64_t> phase_times();
 
  private:
@@ -63,7 +63,7 @@ class StepRecord {
   void stamp(Event event) {
     if (is_sampled()) timer_->record(event);
   }
-  /// Makes `event` one that was never seen.
+  /// Clears the timestamp of `event`.
   void forget(Event event) {
     if (timer_) timer_->getTimeRef(event) = c10d::kUnsetTime;
   }
@@ -71,7 +71,7 @@ class StepRecord {
   std::unique_ptr<c10d::Timer> timer_;  ///< null if c10d has none for the device
   int64_t sample_rate_ = 100;
   int64_t iterations_ = 0;
-  bool forward_counted_ = false;  ///< the backward to come is that of a forward that has been counted
+  bool forward_counted_ = false;  ///< the next backward belongs to a forward that has already counted the step
   std::vector<size_t> ready_order_;
   std::vector<int64_t> arrival_ns_;
   int64_t buckets_reduced_ = 0;

@@ -8,8 +8,8 @@
 
 namespace ours {
 
-/// A store through which the ranks of one group exchange texts before they are connected. No other group, and no
-/// earlier attempt to make this one, uses the same keys. Callable from several threads at once.
+/// A key-value store through which the ranks of a group exchange strings before they are connected. Its keys are not
+/// shared with other groups, or with earlier attempts to create this one. Thread-safe.
 class KeyValues {
  public:
   virtual ~KeyValues() = default;

@@ -152,8 +152,11 @@ def test_tasks_of_nodes():
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({**TORCHRUN, "WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', which is no number"),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "-4"}, "OMPI_COMM_WORLD_SIZE is '-4', which is no number"),
+        ({**TORCHRUN, "WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', which is not a non-negative integer"),
+        (
+            {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "-4"},
+            "OMPI_COMM_WORLD_SIZE is '-4', which is not a non-negative integer",
+        ),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPI_LOCALNRANKS is not set: start the ranks with"),
         ({**TORCHRUN, "RANK": "5", "WORLD_SIZE": "2"}, "RANK is 5 and WORLD_SIZE is 2: ranks are numbered from 0 to 1"),
         ({**TORCHRUN, "LOCAL_RANK": "4"}, "LOCAL_RANK is 4 and LOCAL_WORLD_SIZE is 4"),
@@ -208,7 +211,9 @@ def test_a_process_without_a_launcher_keeps_its_environment():
 
 def test_a_second_init_is_refused():
     script = "import ourddp\nourddp.init()\ntry:\n    ourddp.init()\nexcept RuntimeError as e:\n    print(e)\n"
-    assert printed(script) == [["the default process group exists already: call ourddp.init() once, and first"]]
+    assert printed(script) == [
+        ["the default process group exists already: call ourddp.init() once, and not init_process_group()"]
+    ]
 
 
 def test_torchrun_starts_a_job(tmp_path):

@@ -200,7 +200,7 @@ def an_error_that_no_call_tells(rank: int, world: int, kind: str) -> None:
             os.dup2(before, 2)
         told.seek(0)
         text = told.read()
-    assert text.count("no call told of it") == 1, text
+    assert text.count("no call had reported") == 1, text
     assert "different collectives" in text
 
 

@@ -35,9 +35,9 @@ class Rendezvous {
  public:
   explicit Rendezvous(const Meeting& meeting);
 
-  /// Finds out which ranks share memory: those that have read a random number in the memory of their node's leader. A
-  /// rank that cannot read it is a node of its own. `rules`: of the table of algorithms; those of rank 0 take the place
-  /// of this rank's.
+  /// Finds out which ranks share memory: a rank joins the first leader whose memory it can read (a random number there
+  /// proves it), and leads a node of its own if there is none. Replaces `rules`, this rank's rules of the table of
+  /// algorithms, with those of rank 0.
   Topology find_topology(std::string& rules);
 
   /// Makes the memory of this rank's node; returns when all ranks of the node have attached. The session's ranks are

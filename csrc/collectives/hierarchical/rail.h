@@ -11,13 +11,13 @@
 
 namespace ours {
 
-/// How an array is divided between nodes: into chunks, of which each rail has a slice. Pure arithmetic, the same on
-/// all ranks.
+/// How an array is divided between rails: into chunks, each of which is cut into one slice per rail. Pure arithmetic,
+/// with the same result on all ranks.
 struct RailSlices {
   size_t count;      ///< elements of the array
   size_t per_chunk;  ///< elements
   int rails;
-  size_t align;  ///< in elements: of slices' ends
+  size_t align;  ///< slices end at multiples of so many elements
 
   size_t chunks() const { return piece_count(count, per_chunk); }
 
@@ -40,10 +40,10 @@ class Rail {
     std::vector<int> peers;  ///< the rail's rank on each node
     int node;                ///< this rank's place among them
     int rail;
-    int reader;  ///< the node that wants the results; -1: all do
+    int reader;  ///< the node that gets the results; -1: all nodes
     DType dtype;
-    DType travels;        ///< dtype, or a half type of float32
-    Reduction reduction;  ///< between_nodes()
+    DType travels;        ///< the type on the wire: dtype, or a 16-bit type if that is float32
+    Reduction reduction;  ///< the result of between_nodes()
     RailSlices slices;
   };
 
@@ -55,8 +55,8 @@ class Rail {
   /// How many chunks may be under way: chunk t - window() must be done() before slot(t) is filled, and used before
   /// the next one is. A chunk may need the others of its window to begin before it is done().
   ///
-  /// With three, the parts of one are on their way beside the results of another. More took longer when four ranks
-  /// share a cache.
+  /// With three, the parts of one chunk travel while the results of another do. A larger window was slower when four
+  /// ranks shared a cache.
   static constexpr size_t window() { return 3; }
 
   /// How many slots there are at most: chunk t is still read in its slot while that of t + window() is filled.

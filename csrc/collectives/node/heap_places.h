@@ -20,8 +20,8 @@ class HeapPlaces {
  public:
   HeapPlaces(NodeSession& session, const NodeBarrier& barrier) : session_(session), barrier_(barrier) {}
 
-  /// With the next synchronisation, publishes where `data` lies and returns true, or publishes that it does not lie
-  /// in the heap and returns false.
+  /// Publishes, as of the next synchronisation, where `data` lies in the heap. Returns false, and publishes that it is
+  /// not there, if a part of it lies elsewhere or it has too many pieces.
   bool publish(const Pieces& data, size_t element);
   /// Publishes that this rank's data does not lie in the heap.
   void publish_none();
@@ -49,8 +49,8 @@ class HeapPlaces {
   std::optional<uint32_t> published_;  ///< the number of the synchronisation
 };
 
-/// The buffers of a node's ranks as one array: this rank's own, and those that the peers published. A rank that is
-/// alone on its node, or that reads no other rank's buffer, has only its own.
+/// Walks the buffers of a node's ranks in parallel: this rank's own, and those that its peers published. With `ranks` =
+/// 1, for a rank that reads no other's buffer, only its own.
 class HeapBuffers {
  public:
   HeapBuffers(const HeapPlaces& places, int rank, int ranks, const Pieces& own, size_t element);

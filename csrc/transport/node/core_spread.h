@@ -7,13 +7,12 @@
 
 namespace ours {
 
-/// The core that rank `rank` should move to, or -1 to stay, given the cores that the ranks are on: the one of
-/// `allowed` with the fewest ranks, if that makes the busiest less busy. If several ranks are on a core, only the
-/// last moves, so that all can decide without asking.
+/// The core that rank `rank` should move to, or -1 to stay, given each rank's current core: the core in `allowed` with
+/// the fewest ranks, if it has at least two fewer than the rank's own. Only the highest rank on a core moves, so that
+/// all ranks can decide without communicating.
 int better_core(const std::vector<int>& cores, int rank, const std::vector<int>& allowed);
 
-/// Moves the calling thread to `core` and leaves it free to be moved on as before. Returns false if the system
-/// refuses.
+/// Moves the calling thread to `core`, then restores its affinity mask. Returns false if the system refuses.
 bool move_to_core(int core);
 
 /// Spreads the ranks of a node over its cores at the start of a collective. The scheduler may leave three of four ranks
@@ -36,10 +35,10 @@ class CoreSpread {
   }
 
   NodeSession& session_;
-  int fair_;  ///< ranks on a core where they are spread evenly
+  int fair_;  ///< the most ranks on one core when they are spread evenly
   Clock::time_point next_{};
   Clock::duration pause_{};
-  bool moved_ = false;  ///< when it last looked for a better core
+  bool moved_ = false;  ///< whether the last search for a better core led to a move
 };
 
 }  // namespace ours

@@ -75,7 +75,7 @@ class NodeSession {
   /// Tells the peers that this rank has left. Never blocks; does nothing in a forked child.
   void leave() noexcept;
 
-  /// Tells the peers, when they look, that this rank does not make the call of that number, and why. Never blocks.
+  /// Leaves a note for the peers that this rank will not make call number `call`, and why. Never blocks.
   void refuse(uint64_t call, const std::string& why) noexcept;
 
   /// The reason that `rank` has left for not making the call of that number; empty if it has left none.
@@ -90,7 +90,7 @@ class NodeSession {
   const WaitPolicy& wait_policy() const { return wait_policy_; }
   const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
   NodeFailure& failure() { return *failure_; }
-  /// Null if the system has no memory of that kind to share.
+  /// Null if the heap's file could not be created or opened; tensors are then copied through the segment.
   const std::shared_ptr<NodeHeap>& heap() const { return heap_; }
 
   SegmentHeader& header() const { return *at<SegmentHeader>(0); }
@@ -101,9 +101,9 @@ class NodeSession {
     return reinterpret_cast<T*>(memory_->data() + offset);
   }
 
-  /// Says that the node's ranks are only a part of the group, in which they have these `numbers`. `lookout`, which may
-  /// be null and must stay until the next call of this function, is asked during waits. Called before any other thread
-  /// uses the session.
+  /// Makes the node's ranks a part of a larger group, in which they are ranks `numbers`. Waits consult `lookout`, which
+  /// may be null, and which must outlive the session or the next call of widen(). Must be called before other threads
+  /// use the session.
   void widen(std::vector<int> numbers, NodeLookout* lookout);
   NodeLookout* lookout() const { return lookout_; }
 
@@ -121,8 +121,8 @@ class NodeSession {
   /// under way.
   void check_interrupts(Interrupts& interrupts, const std::function<std::string()>& what);
 
-  /// Makes it the failure of the group, and throws it, that `rank` will never arrive for that reason. `what` was
-  /// under way.
+  /// Fails the group and throws PeerError: `rank` will never arrive, because of `why` (see absence()). `what` names the
+  /// operation that was waiting.
   [[noreturn]] void lost(int rank, const char* why, const std::string& what);
 
  private:
@@ -136,7 +136,7 @@ class NodeSession {
   std::shared_ptr<NodeHeap> heap_;
   std::unique_ptr<NodeFailure> failure_;
   std::vector<ProcessWatch> watches_;
-  size_t refusals_ = 0;       ///< so far
+  size_t refusals_ = 0;       ///< how many refuse() has made
   std::vector<int> numbers_;  ///< in the group, where it is larger than the node
   NodeLookout* lookout_ = nullptr;
   OwningProcess owner_;

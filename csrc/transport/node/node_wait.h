@@ -11,9 +11,9 @@
 
 namespace ours {
 
-/// How a rank waits for another. It stays awake for a while, since a running peer answers within microseconds, and
-/// waking a sleeper costs ten times that. It yields its core all the time, and sleeps as soon as a yield shows that
-/// another thread computes there.
+/// How a rank waits for another. It stays awake for a while, since a running peer answers within microseconds and
+/// waking a sleeper takes ten times as long. After `spin` it keeps yielding its core, and it sleeps as soon as a yield
+/// shows that another thread needs the core.
 struct WaitPolicy {
   std::chrono::microseconds awake{500};  ///< in this rank's own time, without that of others on a yielded core
   std::chrono::microseconds spin{0};     ///< first part of `awake`, in which the core is kept instead of yielded
@@ -84,8 +84,8 @@ class Awake {
   Clock::duration used_{0};
 };
 
-/// Returns once ready() holds, which must follow from a change of `word`. Calls look_around() after every sleep; it
-/// throws to end the wait.
+/// Returns once ready() holds; it may become true only through a change of `word`. Calls look_around() after every
+/// sleep, which may throw to end the wait, and must once the deadline has passed.
 template <class Ready, class LookAround>
 void wait_on(SleepWord& word, const WaitPolicy& policy, Deadline deadline, Ready&& ready, LookAround&& look_around) {
   if (ready()) return;

@@ -8,9 +8,10 @@ namespace ours {
 /// Chooses the congestion control of connections: the one that was asked for, otherwise the system's. If the system's
 /// is BBR, connections with short round trips get a loss-based one instead.
 ///
-/// BBR keeps as much under way as its best rate and its shortest round trip ask for. In one building that takes
-/// microseconds, while collectives fill the links' queues for milliseconds: a connection that meets such a queue
-/// measures a low rate, paces itself by that, and measures a lower one. All ranks wait for the slowest connection.
+/// BBR keeps one bandwidth-delay product in flight: its highest measured rate times its minimum round trip. Within a
+/// data centre round trips take microseconds, while collectives fill the queues of links for milliseconds: a
+/// connection that meets such a queue measures a low rate, paces itself by it, and then measures a still lower one.
+/// All ranks wait for the slowest connection.
 /// Between sites, where the round trip is longer than the queues and single packets get lost, BBR is the better choice.
 class TcpCongestion {
  public:
@@ -35,8 +36,8 @@ class TcpCongestion {
     return round_trip <= longest_ ? near_ : far_;
   }
 
-  /// Gives an open connection the congestion control that suits the shortest round trip it has seen. Returns false if
-  /// that may still change, because queues may have hidden how near the peer is.
+  /// Sets an open connection's congestion control by its minimum round-trip time. Returns false if a later call may
+  /// choose differently, because queueing may so far have hidden that the peer is near.
   bool settle(int fd) const;
 
  private:
