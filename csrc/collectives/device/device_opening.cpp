@@ -113,8 +113,8 @@ Words table_of(const ExchangePlan& plan) {
 
 size_t SizeTables::check(const CallRecord& record) const {
   std::vector<const uint64_t*> tables;
-  tables.reserve(opened_.size());
-  for (const Words& words : opened_) tables.push_back(words.data() + words.size() - 2 * opened_.size());
+  tables.reserve(tables_.size());
+  for (const Words& table : tables_) tables.push_back(table.data());
   return check_sizes(tables, [](int r) { return rank_name(static_cast<size_t>(r)); }, record);
 }
 

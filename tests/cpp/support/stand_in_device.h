@@ -28,10 +28,9 @@ struct StandInOptions {
   std::string hardware = {};
 };
 
-/// How often the device was asked for each kind of work.
+/// How often the device was given each kind of work.
 struct StandInCounts {
-  int copies = 0, clears = 0, reductions = 0, records = 0, event_waits = 0;
-  int made = 0;  ///< streams, events, memory; and memory that was mapped
+  int copies = 0, reductions = 0;
 };
 
 /// A stream that waits for the host.
@@ -69,7 +68,6 @@ class StandInDevice : public Device {
   std::shared_ptr<void> map(const MemoryHandle& handle) override;
 
   void copy(void* to, const void* from, size_t bytes, StreamHandle stream) override;
-  void clear(void* memory, size_t bytes, StreamHandle stream) override;
   void reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count, DType dtype,
               const Reduction& reduction, StreamHandle stream) override;
 
@@ -104,10 +102,9 @@ class StandInDevice : public Device {
   std::shared_ptr<void> make_memory(size_t bytes) override;
   /// Runs what before("free") says first.
   std::shared_ptr<void> freed_after_a_look(std::shared_ptr<void> memory) const;
-  void check_making(const char* call);
   /// Throws DeviceError if there is no such stream (any more).
   StandInQueue& queue_of(StreamHandle stream) const;
-  void push(const char* call, StreamHandle stream, int StandInCounts::* counter, std::function<void()> work);
+  void push(const char* call, StreamHandle stream, std::function<void()> work, int* counter = nullptr);
   void forget(StreamHandle stream);
 
   const StandInOptions options_;

@@ -1,8 +1,11 @@
 #include "collectives/device/device_engine.h"
 
+#include <thread>
+
 #include "collectives/device/device_group.h"
 #include "collectives/device/ipc_group.h"
 #include "collectives/device/staging_group.h"
+#include "device/deferred_release.h"
 #include "support/device_ranks.h"
 
 // All ranks must choose the same engine to move the data of devices.
@@ -136,21 +139,29 @@ TEST(device_group_of_parts_of_one_device_goes_through_the_host) {
   });
 }
 
-TEST(device_group_goes_through_the_host_where_a_rank_cannot_map_its_peers_memory) {
+TEST(device_group_goes_through_the_host_where_a_rank_cannot_share_its_memory_or_map_its_peers) {
+  const size_t kept_before = count_deferred();
+  const std::string calls[] = {"memory", "map"};
   for (const DeviceEngine wish : {DeviceEngine::Auto, DeviceEngine::Ipc}) {
-    run_making(
-        3, wish, [](int) { return testing::StandInOptions{0, "a"}; },
-        [&](const Make& make, Group& host, testing::StandInDevice& device) {
-          if (host.rank() == 1) device.fail_next_call("not permitted");
-          if (wish == DeviceEngine::Ipc) {
-            CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, make(Library())), "not permitted");
-            return;
-          }
-          const MadeDeviceGroup made = make(Library());
-          CHECK_EQ(made.choice.engine, DeviceEngine::Staging);
-          CHECK_CONTAINS(made.choice.why, "no ipc: on rank 1: ");
-        });
+    for (const std::string& call : calls) {
+      run_making(
+          3, wish, [](int) { return testing::StandInOptions{0, "a"}; },
+          [&](const Make& make, Group& host, testing::StandInDevice& device) {
+            if (host.rank() == 1) device.before(call, [] { throw DeviceError("not permitted"); });
+            if (wish == DeviceEngine::Ipc) {
+              CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, make(Library())), "on rank 1: not permitted");
+              return;
+            }
+            const MadeDeviceGroup made = make(Library());
+            CHECK_EQ(made.choice.engine, DeviceEngine::Staging);
+            CHECK_CONTAINS(made.choice.why, "no ipc: on rank 1: not permitted");
+          });
+    }
   }
+  // The other ranks' stages are released.
+  const auto limit = Deadline::after(std::chrono::seconds(30));
+  for (; count_deferred() != kept_before && !limit.passed(); std::this_thread::yield()) release_deferred();
+  CHECK_EQ(count_deferred(), kept_before);
 }
 
 TEST(device_group_that_one_rank_cannot_make_fails_on_all) {
