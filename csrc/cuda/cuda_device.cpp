@@ -90,7 +90,7 @@ const ProcessToken& own_token() {
 
 }  // namespace
 
-CudaDevice::CudaDevice(int index) : index_(index), context_(retain_context(index)), identity_(uuid_of(index)) {
+CudaDevice::CudaDevice(int index) : context_(retain_context(index)), identity_(uuid_of(index)) {
   const ContextGuard guard(context_);
   hardware_ = hardware_of(index);
   int lowest = 0;

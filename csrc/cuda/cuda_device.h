@@ -16,7 +16,6 @@ class CudaDevice : public Device {
   /// Opens the device: makes its context, and loads all kernels.
   explicit CudaDevice(int index);
 
-  int index() const override { return index_; }
   std::string identity() const override { return identity_; }
   std::string hardware() const override { return hardware_; }
   bool reaches(const std::string& identity) const override { return reached_.count(identity) != 0; }
@@ -38,7 +37,6 @@ class CudaDevice : public Device {
   std::shared_ptr<void> make_pinned(size_t bytes) override;
   std::shared_ptr<void> make_memory(size_t bytes) override;
 
-  int index_;
   CUcontext context_ = nullptr;  ///< never released
   int priority_ = 0;             ///< the priority of our streams
   std::string identity_, hardware_;

@@ -74,7 +74,6 @@ class Device : public std::enable_shared_from_this<Device> {
  public:
   virtual ~Device() = default;
 
-  virtual int index() const = 0;
   /// A UUID: the same in all processes that see the same device, and different for every other device.
   virtual std::string identity() const = 0;
   /// The board that the device is, or is a part of (MIG): the same for all devices of that board in all processes,

@@ -53,8 +53,7 @@ bool same_call(const Words& a, const Words& b) { return std::equal(a.begin(), a.
                       ". All ranks must make the same calls in the same order");
 }
 
-}  // namespace
-
+/// Returns all ranks' words, by rank: counts[r] words of rank r. `mine` are this rank's.
 std::vector<Words> gather_words(Group& host, const Call& call, const Words& mine, const std::vector<size_t>& counts) {
   // An extra byte. It makes what is gathered here differ in length from what a peer that takes another way gathers
   // under the same name, unless its elements are bytes.
@@ -77,6 +76,8 @@ std::vector<Words> gather_words(Group& host, const Call& call, const Words& mine
   }
   return all;
 }
+
+}  // namespace
 
 std::vector<std::string> gather_texts(Group& host, const Call& call, const std::string& mine) {
   const auto ranks = static_cast<size_t>(host.size());

@@ -14,9 +14,6 @@ namespace ours {
 
 using Words = std::vector<uint64_t>;
 
-/// Returns all ranks' words, by rank: counts[r] words of rank r. `mine` are this rank's.
-std::vector<Words> gather_words(Group& host, const Call& call, const Words& mine, const std::vector<size_t>& counts);
-
 /// Returns all ranks' texts, by rank.
 std::vector<std::string> gather_texts(Group& host, const Call& call, const std::string& mine);
 

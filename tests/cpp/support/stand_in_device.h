@@ -16,7 +16,6 @@
 namespace ours::testing {
 
 struct StandInOptions {
-  int index = 0;
   std::string identity = "stand-in-0";
   /// Whether it can use the memory of devices with other identities.
   bool reaches_others = true;
@@ -55,7 +54,6 @@ class StandInDevice : public Device {
   static std::shared_ptr<StandInDevice> make(const StandInOptions& options = {});
   ~StandInDevice() override;
 
-  int index() const override { return options_.index; }
   std::string identity() const override { return options_.identity; }
   std::string hardware() const override { return options_.hardware.empty() ? options_.identity : options_.hardware; }
   bool reaches(const std::string& identity) const override;

@@ -107,7 +107,7 @@ void run_making(int ranks, DeviceEngine wish, const std::function<testing::Stand
   });
 }
 
-testing::StandInOptions shared_by_two(int rank) { return {0, rank < 2 ? "a" : "b"}; }
+testing::StandInOptions shared_by_two(int rank) { return {rank < 2 ? "a" : "b"}; }
 
 TEST(device_group_is_of_the_chosen_engine_on_all_ranks) {
   for (const DeviceEngine wish : {DeviceEngine::Auto, DeviceEngine::Staging, DeviceEngine::Nccl}) {
@@ -130,7 +130,7 @@ TEST(device_group_is_of_the_chosen_engine_on_all_ranks) {
 
 TEST(device_group_of_parts_of_one_device_goes_through_the_host) {
   const auto part = [](int rank) {
-    testing::StandInOptions options{0, "part " + std::to_string(rank), false};
+    testing::StandInOptions options{"part " + std::to_string(rank), false};
     options.hardware = "a";
     return options;
   };
@@ -145,7 +145,7 @@ TEST(device_group_goes_through_the_host_where_a_rank_cannot_share_its_memory_or_
   for (const DeviceEngine wish : {DeviceEngine::Auto, DeviceEngine::Ipc}) {
     for (const std::string& call : calls) {
       run_making(
-          3, wish, [](int) { return testing::StandInOptions{0, "a"}; },
+          3, wish, [](int) { return testing::StandInOptions{"a"}; },
           [&](const Make& make, Group& host, testing::StandInDevice& device) {
             if (host.rank() == 1) device.before(call, [] { throw DeviceError("not permitted"); });
             if (wish == DeviceEngine::Ipc) {
