@@ -81,11 +81,7 @@ class StandInDevice : public Device {
   std::unique_ptr<StoppedStream> stop(StreamHandle stream);
   /// Begins a capture, which streams that wait for `stream` join, or ends all of them.
   void set_capturing(StreamHandle stream, bool capturing);
-  /// The next call that can throw a DeviceError does so.
-  void fail_next_call(const std::string& why) { state_->fail_next_call(why); }
-  /// Makes the next call throw InvalidArgument, as if the device could not take its arguments.
-  void refuse_next_call(const std::string& why) { state_->refuse_next_call(why); }
-  /// From now on `call`, a method of that name or "free", runs `what` first, which may take its time.
+  /// From now on `call`, a method of that name or "free", runs `what` first, which may take its time, or throw.
   void before(const std::string& call, std::function<void()> what) { state_->before(call, std::move(what)); }
   /// From now on every call throws DeviceError, and so do events that are asked.
   void fail(const std::string& why) { state_->fail(why); }

@@ -1,7 +1,5 @@
 #include "collectives/device/device_engine.h"
 
-#include <thread>
-
 #include "collectives/device/device_group.h"
 #include "collectives/device/ipc_group.h"
 #include "collectives/device/staging_group.h"
@@ -33,7 +31,6 @@ TEST(device_engine_is_the_best_that_is_possible) {
   CHECK_EQ(engine_of(3, facts_of({"a", "b", "c"})), DeviceEngine::Nccl);
   CHECK_EQ(engine_of(1, facts_of({"a", "b", "a"})), DeviceEngine::Ipc);
   CHECK_EQ(engine_of(1, facts_of({"a", "a", "a"})), DeviceEngine::Ipc);
-  CHECK_EQ(engine_of(1, facts_of({"a"})), DeviceEngine::Ipc);
   CHECK_EQ(engine_of(2, facts_of({"a", "b", "a"})), DeviceEngine::Staging);
   CHECK_EQ(engine_of(1, facts_of(std::vector<std::string>(65, "a"))), DeviceEngine::Staging);
   CHECK_EQ(engine_of(1, facts_of(std::vector<std::string>(64, "a"))), DeviceEngine::Ipc);
@@ -159,9 +156,10 @@ TEST(device_group_goes_through_the_host_where_a_rank_cannot_share_its_memory_or_
     }
   }
   // The other ranks' stages are released.
-  const auto limit = Deadline::after(std::chrono::seconds(30));
-  for (; count_deferred() != kept_before && !limit.passed(); std::this_thread::yield()) release_deferred();
-  CHECK_EQ(count_deferred(), kept_before);
+  testing::wait_until([&] {
+    release_deferred();
+    return count_deferred() == kept_before;
+  });
 }
 
 TEST(device_group_that_one_rank_cannot_make_fails_on_all) {

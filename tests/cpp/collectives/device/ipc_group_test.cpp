@@ -1,7 +1,6 @@
 #include "collectives/device/ipc_group.h"
 
 #include <atomic>
-#include <thread>
 
 #include "device/deferred_release.h"
 #include "support/device_ranks.h"
@@ -90,11 +89,6 @@ TEST(ipc_takes_more_steps_where_a_device_has_little_memory) {
 TEST(ipc_memory_is_kept_until_the_peers_have_let_go_of_it) {
   const size_t kept_before = count_deferred();
   std::atomic<int> step{0};
-  const auto await = [&](const std::function<bool()>& reached) {
-    const auto limit = Deadline::after(std::chrono::seconds(30));
-    while (!reached() && !limit.passed()) std::this_thread::yield();
-    CHECK(reached());
-  };
   run_ipc(
       2, [](int) { return "a"; }, 4096,
       [&](DeviceRank& rank) {
@@ -103,16 +97,16 @@ TEST(ipc_memory_is_kept_until_the_peers_have_let_go_of_it) {
         if (rank.number() == 0) {
           rank.group.reset();
           // Rank 1 has mapped the memory that rank 0 left.
-          await([&] { return count_deferred() == kept_before + 1; });
+          testing::wait_until([&] { return count_deferred() == kept_before + 1; });
           release_deferred();
           CHECK_EQ(count_deferred(), kept_before + 1);
           step = 1;
         } else {
-          await([&] { return step == 1; });
+          testing::wait_until([&] { return step == 1; });
           rank.group.reset();
         }
       });
-  await([&] {
+  testing::wait_until([&] {
     release_deferred();
     return count_deferred() == kept_before;
   });
