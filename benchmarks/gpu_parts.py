@@ -95,35 +95,15 @@ def why_no_nccl(ranks: harness.Ranks, accelerator: Accelerator) -> str:
         return str(error).strip().splitlines()[-1]
 
 
-def heap_tensor(group: dist.ProcessGroup, count: int, device: torch.device) -> torch.Tensor | None:
-    """Return a tensor in memory that the backend reduces without copies, or None where it has no such.
-
-    On a device it has such from its first collective on.
-    """
-    backend = group._get_backend(device)
-    if not backend.supports_tensor_alloc(device):
-        return None
-    if device.type != "cpu" and not backend.device_engine().startswith("ipc"):
-        return None
-    tensor: torch.Tensor = backend.allocate_tensor(count, dtype=torch.float32, device=device)
-    return tensor
-
-
 def all_reduces(
     ranks: harness.Ranks, accelerator: Accelerator, groups: dict[str, dist.ProcessGroup], size: int
 ) -> dict[str, Action]:
     """Return each variant's all-reduce of float32, which has been seen to add up."""
-    count, device = size // 4, accelerator.device
-    tensors = {name: torch.empty(count, device=device) for name in groups}
+    tensors = {name: torch.empty(size // 4, device=accelerator.device) for name in groups}
     actions = {
         name: accelerator.finished(partial(dist.all_reduce, tensor, group=groups[name]))
         for name, tensor in tensors.items()
     }
-    actions["ours"]()
-    heap = heap_tensor(groups["ours"], count, device)
-    if ranks.agree(int(heap is not None)) and heap is not None:
-        tensors["ours heap"] = heap
-        actions["ours heap"] = accelerator.finished(partial(dist.all_reduce, heap, group=groups["ours"]))
     for name, action in actions.items():
         tensors[name].fill_(ranks.rank + 1)
         action()

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/ops/empty.h>
+
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -10,7 +12,7 @@
 #include "backend/callback_lanes.h"
 #include "backend/coalesced_work.h"
 #include "backend/descriptions.h"
-#include "backend/device/device_memory.h"
+#include "backend/device/device_context.h"
 #include "backend/errors.h"
 #include "backend/heap_allocator.h"
 #include "backend/lane.h"
@@ -58,12 +60,10 @@ class ProcessGroupOurs final : public c10d::Backend {
   // ---- memory that needs no copies in all_reduce
   bool supportsTensorAlloc(c10::DeviceIndex) override { return lane_->group->allocates(); }
   std::shared_ptr<c10::Allocator> getMemAllocator() override { return allocator_; }
-  /// A tensor with one dimension of `size` elements of options.dtype(), and undefined contents. On a device it is
-  /// memory of the group once a collective of that device, or init_process_group(device_id=...), has set up the group's
-  /// allocator.
+  /// A tensor with one dimension of `size` elements of options.dtype(), and undefined contents. On a device it has
+  /// torch's memory, which is no slower there.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
-    return options.device().is_cpu() ? allocator_->tensor(size, options)
-                                     : make_device_tensor(lane_->devices, size, options);
+    return options.device().is_cpu() ? allocator_->tensor(size, options) : at::empty({size}, options);
   }
 
   /// Sets up what collectives of tensors on `device` need; otherwise the first of them does it. All ranks call it.

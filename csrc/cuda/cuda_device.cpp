@@ -1,9 +1,17 @@
 #include "cuda/cuda_device.h"
 
+#include <algorithm>
+#include <array>
+#include <cstring>
 #include <fstream>
+#include <random>
 #include <utility>
 
+#include "common/partition.h"
+#include "cuda/kernels.h"
+#include "cuda/reduce_launch.h"
 #include "cuda/streams.h"
+#include "device/device_checks.h"
 
 namespace ours::cuda {
 namespace {
@@ -44,9 +52,45 @@ CUcontext retain_context(int index) {
   return context;
 }
 
+/// Loads all kernels, since CUDA may wait for the device when it loads one.
+void load_kernels() {
+  for (int element = 0; element <= static_cast<int>(Element::C128); ++element) {
+    for (int combine = 0; combine <= static_cast<int>(Combine::Xor); ++combine) {
+      const ReduceKernel kernel = find_reduce_kernel(static_cast<Element>(element), static_cast<Combine>(combine));
+      cudaFuncAttributes attributes{};
+      if (kernel.function == nullptr) continue;
+      check(cudaFuncGetAttributes(&attributes, kernel.function), "cudaFuncGetAttributes");
+    }
+  }
+}
+
+/// The unit of memory that CUDA does not share among allocations: other processes map whole units.
+constexpr size_t kUnit = size_t{2} << 20;
+
+/// Tells this process's memory from that of others.
+using ProcessToken = std::array<unsigned char, 16>;
+
+/// The content of a MemoryHandle.
+struct SharedBlock {
+  cudaIpcMemHandle_t ipc;
+  ProcessToken process;
+  const void* address;  ///< in the process that shared it
+};
+static_assert(sizeof(SharedBlock) <= sizeof(MemoryHandle), "it has to fit");
+
+const ProcessToken& own_token() {
+  static const ProcessToken kToken = [] {
+    std::random_device random;
+    ProcessToken token{};
+    for (unsigned char& byte : token) byte = static_cast<unsigned char>(random());
+    return token;
+  }();
+  return kToken;
+}
+
 }  // namespace
 
-CudaDevice::CudaDevice(int index) : index_(index), context_(retain_context(index)), identity_(uuid_of(index)) {
+CudaDevice::CudaDevice(int index) : context_(retain_context(index)), identity_(uuid_of(index)) {
   const ContextGuard guard(context_);
   hardware_ = hardware_of(index);
   int lowest = 0;
@@ -56,14 +100,9 @@ CudaDevice::CudaDevice(int index) : index_(index), context_(retain_context(index
   for (int other = 0; other < count; ++other) {
     int can = other == index ? 1 : 0;
     if (other != index) check(cudaDeviceCanAccessPeer(&can, index, other), "cudaDeviceCanAccessPeer");
-    peers_[uuid_of(other)] = can != 0;
+    if (can != 0) reached_.insert(uuid_of(other));
   }
   load_kernels();
-}
-
-bool CudaDevice::reaches(const std::string& identity) const {
-  const auto found = peers_.find(identity);
-  return found != peers_.end() && found->second;
 }
 
 std::unique_ptr<DeviceStream> CudaDevice::make_stream() {
@@ -92,22 +131,40 @@ bool CudaDevice::is_capturing(StreamHandle stream) const {
 
 std::shared_ptr<void> CudaDevice::make_pinned(size_t bytes) {
   const ContextGuard guard(context_);
-  return pinned_block(bytes, context_);
+  void* memory = nullptr;
+  const size_t some = std::max<size_t>(bytes, 1);
+  check(cudaHostAlloc(&memory, some, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
+  std::memset(memory, 0, some);
+  return {memory, [context = context_](void* own) { end_quietly(context, [&] { return cudaFreeHost(own); }); }};
 }
 
 std::shared_ptr<void> CudaDevice::make_memory(size_t bytes) {
   const ContextGuard guard(context_);
-  return device_block(bytes, context_);
+  void* memory = nullptr;
+  check(cudaMalloc(&memory, std::max<size_t>(1, piece_count(bytes, kUnit)) * kUnit), "cudaMalloc");
+  return {memory, [context = context_](void* own) { end_quietly(context, [&] { return cudaFree(own); }); }};
 }
 
 MemoryHandle CudaDevice::share(const void* memory) {
   const ContextGuard guard(context_);
-  return share_block(memory);
+  SharedBlock block{};
+  check(cudaIpcGetMemHandle(&block.ipc, const_cast<void*>(memory)), "cudaIpcGetMemHandle");
+  block.process = own_token();
+  block.address = memory;
+  MemoryHandle handle{};
+  std::memcpy(handle.data(), &block, sizeof(block));
+  return handle;
 }
 
 std::shared_ptr<void> CudaDevice::map(const MemoryHandle& handle) {
+  SharedBlock block{};
+  std::memcpy(&block, handle.data(), sizeof(block));
+  // CUDA refuses to map memory of the same process.
+  if (block.process == own_token()) return {const_cast<void*>(block.address), [](void*) {}};
   const ContextGuard guard(context_);
-  return map_block(handle, context_);
+  void* mapped = nullptr;
+  check(cudaIpcOpenMemHandle(&mapped, block.ipc, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+  return {mapped, [context = context_](void* of) { end_quietly(context, [&] { return cudaIpcCloseMemHandle(of); }); }};
 }
 
 void CudaDevice::copy(void* to, const void* from, size_t bytes, StreamHandle stream) {
@@ -116,9 +173,18 @@ void CudaDevice::copy(void* to, const void* from, size_t bytes, StreamHandle str
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)), "cudaMemcpyAsync");
 }
 
-void CudaDevice::clear(void* memory, size_t bytes, StreamHandle stream) {
+void CudaDevice::reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count,
+                        DType dtype, const Reduction& reduction, StreamHandle stream) {
+  check_device_reduction(results.size(), sources.size(), dtype, reduction);
+  const kernels::ReducePlan plan = kernels::plan_reduction(dtype, count, reduction);
+  const ReduceKernel kernel = find_reduce_kernel(plan.element, plan.combine);
+  ReduceLaunch planned = plan_launch(results, sources, plan, kernel.shape);
+  if (planned.blocks == 0) return;
   const ContextGuard guard(context_);
-  check(cudaMemsetAsync(memory, 0, bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
+  void* parameters[] = {&planned.task};
+  check(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(planned.blocks)), dim3(kThreads), parameters, 0,
+                         static_cast<cudaStream_t>(stream)),
+        "cudaLaunchKernel");
 }
 
 }  // namespace ours::cuda

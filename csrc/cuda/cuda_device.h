@@ -1,11 +1,11 @@
 #pragma once
 
-#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
-#include "cuda/memory.h"
+#include "cuda/driver.h"
 #include "device/device.h"
 
 namespace ours::cuda {
@@ -13,14 +13,12 @@ namespace ours::cuda {
 /// A CUDA device, with the primary context that the program uses too.
 class CudaDevice : public Device {
  public:
-  /// Opens the device: makes its context, and loads all kernels, since CUDA may wait for the device when it loads
-  /// one.
+  /// Opens the device: makes its context, and loads all kernels.
   explicit CudaDevice(int index);
 
-  int index() const override { return index_; }
   std::string identity() const override { return identity_; }
   std::string hardware() const override { return hardware_; }
-  bool reaches(const std::string& identity) const override;
+  bool reaches(const std::string& identity) const override { return reached_.count(identity) != 0; }
 
   std::unique_ptr<DeviceStream> make_stream() override;
   std::unique_ptr<DeviceEvent> make_event() override;
@@ -30,7 +28,6 @@ class CudaDevice : public Device {
   std::shared_ptr<void> map(const MemoryHandle& handle) override;
 
   void copy(void* to, const void* from, size_t bytes, StreamHandle stream) override;
-  void clear(void* memory, size_t bytes, StreamHandle stream) override;
   void reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count, DType dtype,
               const Reduction& reduction, StreamHandle stream) override;
 
@@ -39,13 +36,11 @@ class CudaDevice : public Device {
  private:
   std::shared_ptr<void> make_pinned(size_t bytes) override;
   std::shared_ptr<void> make_memory(size_t bytes) override;
-  void load_kernels() const;
 
-  int index_;
   CUcontext context_ = nullptr;  ///< never released
   int priority_ = 0;             ///< the priority of our streams
   std::string identity_, hardware_;
-  std::map<std::string, bool> peers_;  ///< by identity, for the devices that this process sees
+  std::set<std::string> reached_;  ///< the identities of the devices that this process sees and this one reaches
 };
 
 }  // namespace ours::cuda

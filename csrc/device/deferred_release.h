@@ -11,7 +11,7 @@
 // needs them. They are set aside here, and destroyed once it is certain that nothing touches them any more.
 //
 // Nothing waits for that, and there is no thread: each of these calls checks what is set aside, and a group checks
-// when it ends and when it is asked for memory. What is still in use at the end of the process goes with it.
+// when it is made and when it ends. What is still in use at the end of the process goes with it.
 
 namespace ours {
 

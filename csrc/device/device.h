@@ -74,7 +74,6 @@ class Device : public std::enable_shared_from_this<Device> {
  public:
   virtual ~Device() = default;
 
-  virtual int index() const = 0;
   /// A UUID: the same in all processes that see the same device, and different for every other device.
   virtual std::string identity() const = 0;
   /// The board that the device is, or is a part of (MIG): the same for all devices of that board in all processes,
@@ -100,9 +99,6 @@ class Device : public std::enable_shared_from_this<Device> {
 
   /// Copies between any two of: memory of devices, pinned memory.
   virtual void copy(void* to, const void* from, size_t bytes, StreamHandle stream) = 0;
-
-  /// Sets memory of the device to zero.
-  virtual void clear(void* memory, size_t bytes, StreamHandle stream) = 0;
 
   /// Like reduce() of kernels/reduce.h, but for device memory: the same order and results, written to each of
   /// `results`. A result may be equal to one of the sources, but may not overlap one otherwise. At most

@@ -24,7 +24,8 @@ ReductionAbilities abilities_of(c10d::ProcessGroup& group, at::Device device) {
   // divide a bucket into different pieces.
   const bool compared = c10d::debug_level() == c10d::DebugLevel::Detail;
   // Peers cannot reach gradients in the memory of an accelerator.
-  return {ours || name == "nccl", ours && !compared && device.is_cpu(), ours && allocates};
+  const bool shares = ours && device.is_cpu();
+  return {ours || name == "nccl", shares && !compared, shares && allocates};
 }
 
 std::shared_ptr<c10::Allocator> heap_of(c10d::ProcessGroup& group, at::Device device) {

@@ -28,9 +28,8 @@ def listed(rank: int, world: int, kind: str) -> None:
     assert all(facts["devices"])
 
 
-@pytest.mark.parametrize("case", [device_cases.memory_of_the_group, device_cases.memory_that_another_thread_drops])
-def test_memory_of_the_group(rank_pool, kind, case):
-    rank_pool(2, f"cpu:ours,{kind}:ours").run(case, kind)
+def test_tensors_of_the_backend(rank_pool, kind):
+    rank_pool(2, f"cpu:ours,{kind}:ours").run(device_cases.tensors_of_the_backend, kind)
 
 
 def test_capture_is_refused(rank_pool, standin):

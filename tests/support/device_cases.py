@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
-import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -218,55 +215,12 @@ def bound_to_a_device(rank: int, world: int, kind: str) -> None:
     dist.destroy_process_group()
 
 
-def memory_of_the_group(rank: int, world: int, kind: str) -> None:
-    """Tensors that the backend gives for a device are of that device."""
+def tensors_of_the_backend(rank: int, world: int, kind: str) -> None:
+    """The backend allocates tensors for a device, too."""
     device = here(kind)
-    dist.all_reduce(torch.ones(1, device=device))
-    dist.barrier()  # until then, what gives the memory may not be there
     backend = dist.group.WORLD._get_backend(device)
-    tensor = backend.allocate_tensor(1000, dtype=torch.float32, device=device)
-    assert (tensor.device, tensor.shape, tensor.dtype) == (device, (1000,), torch.float32)
-    tensor.fill_(rank)
-    dist.all_reduce(tensor)
-    assert tensor.cpu().eq(sum(range(world))).all()
-    assert backend.allocate_tensor(10, dtype=torch.float32, device=torch.device("cpu")).is_cpu
-    if backend.device_engine().startswith("ipc"):
-        with stopped(kind):  # what the stream has yet to come to may use the memory
-            place = tensor.data_ptr()
-            del tensor
-            assert backend.allocate_tensor(1000, dtype=torch.float32, device=device).data_ptr() != place
-        torch.accelerator.synchronize()
-        # Soon, since a thread of ours may be the last to drop it.
-        until = time.monotonic() + 30
-        places: list[int] = []
-        while place not in places:
-            assert time.monotonic() < until
-            again = [backend.allocate_tensor(1000, dtype=torch.float32, device=device) for _ in range(3)]
-            places = [one.data_ptr() for one in again]
-
-
-def memory_that_another_thread_drops(rank: int, world: int, kind: str) -> None:
-    """Memory of the group is not given again before the stream in which it was given has come so far."""
-    device = here(kind)
-    dist.all_reduce(torch.ones(1, device=device))
-    dist.barrier()
-    backend = dist.group.WORLD._get_backend(device)
-    assert backend.device_engine().startswith("ipc")
-    with torch.Stream(device=device):
+    for _ in range(2):  # before the device's group is made, and after
         tensor = backend.allocate_tensor(1000, dtype=torch.float32, device=device)
-        place = tensor.data_ptr()
-        with stopped(kind) as first:
-            work = dist.all_reduce(tensor, async_op=True)
-            with stopped(kind) as second:
-                taken = torch.empty(1000, device=device).copy_(tensor)
-                gone = threading.Event()
-                weakref.finalize(tensor, gone.set).atexit = False
-                del tensor
-                first.go_on()
-                work.wait()
-                del work
-                assert gone.wait(30)  # what kept its tensor has let it go
-                others = [backend.allocate_tensor(1000, dtype=torch.float32, device=device) for _ in range(10)]
-                assert place not in [one.data_ptr() for one in others]
-                second.go_on()
-        assert taken.cpu().shape == (1000,)
+        assert (tensor.device, tensor.shape, tensor.dtype) == (device, (1000,), torch.float32)
+        dist.all_reduce(tensor.fill_(rank))
+        assert tensor.cpu().eq(sum(range(world))).all()

@@ -19,7 +19,7 @@ void check_wishes(const std::vector<DeviceFacts>& facts) {
   }
 }
 
-}  // namespace
+// Why an engine cannot be used, or empty.
 
 std::string why_no_nccl(const std::vector<DeviceFacts>& facts) {
   std::map<std::string, size_t> owners;
@@ -49,6 +49,8 @@ std::string why_no_ipc(int nodes, const std::vector<DeviceFacts>& facts) {
   return facts[0].why_not_mapped;
 }
 
+}  // namespace
+
 DeviceChoice choose_device_engine(int nodes, const std::vector<DeviceFacts>& facts) {
   check_wishes(facts);
   const std::string no_nccl = why_no_nccl(facts);
@@ -68,11 +70,8 @@ DeviceChoice choose_device_engine(int nodes, const std::vector<DeviceFacts>& fac
     case DeviceEngine::Auto:
       break;
   }
-  // A single rank needs no library to reach peers.
-  if (facts.size() > 1 && no_nccl.empty()) return {DeviceEngine::Nccl, "each rank has a device of its own"};
-  if (no_ipc.empty())
-    return {DeviceEngine::Ipc,
-            "all ranks reach each other's devices; no NCCL: " + (no_nccl.empty() ? "there is one rank" : no_nccl)};
+  if (no_nccl.empty()) return {DeviceEngine::Nccl, "each rank has a device of its own"};
+  if (no_ipc.empty()) return {DeviceEngine::Ipc, "all ranks reach each other's devices; no NCCL: " + no_nccl};
   return {DeviceEngine::Staging, "no NCCL: " + no_nccl + "; no ipc: " + no_ipc};
 }
 

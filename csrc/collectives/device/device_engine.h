@@ -32,8 +32,4 @@ struct DeviceChoice {
 /// ("ipc"); otherwise through the memory of the hosts ("staging").
 DeviceChoice choose_device_engine(int nodes, const std::vector<DeviceFacts>& facts);
 
-/// Why an engine cannot be used, or empty.
-std::string why_no_nccl(const std::vector<DeviceFacts>& facts);
-std::string why_no_ipc(int nodes, const std::vector<DeviceFacts>& facts);
-
 }  // namespace ours

@@ -40,9 +40,9 @@ MadeDeviceGroup make_device_group(const std::shared_ptr<Group>& host, const std:
     const auto nodes = static_cast<int>(host->node_sizes().size());
     DeviceChoice choice = choose_device_engine(nodes, facts);
     if (choice.engine == DeviceEngine::Ipc) {
-      IpcMemory memory = share_device_memory(*host, device, call, IpcGroup::kStageBytes);
-      if (memory.why_not.empty()) return {std::make_shared<IpcGroup>(host, device, std::move(memory)), choice};
-      facts[0].why_not_mapped = memory.why_not;
+      auto memory = IpcMemory::share(*host, device, call, IpcGroup::kStageBytes);
+      if (memory->why_not().empty()) return {std::make_shared<IpcGroup>(host, device, std::move(memory)), choice};
+      facts[0].why_not_mapped = memory->why_not();
       choice = choose_device_engine(nodes, facts);
     }
     if (choice.engine == DeviceEngine::Nccl) return {library.make_vendor_group(host, device, call.deadline), choice};

@@ -53,8 +53,7 @@ bool same_call(const Words& a, const Words& b) { return std::equal(a.begin(), a.
                       ". All ranks must make the same calls in the same order");
 }
 
-}  // namespace
-
+/// Returns all ranks' words, by rank: counts[r] words of rank r. `mine` are this rank's.
 std::vector<Words> gather_words(Group& host, const Call& call, const Words& mine, const std::vector<size_t>& counts) {
   // An extra byte. It makes what is gathered here differ in length from what a peer that takes another way gathers
   // under the same name, unless its elements are bytes.
@@ -77,6 +76,8 @@ std::vector<Words> gather_words(Group& host, const Call& call, const Words& mine
   }
   return all;
 }
+
+}  // namespace
 
 std::vector<std::string> gather_texts(Group& host, const Call& call, const std::string& mine) {
   const auto ranks = static_cast<size_t>(host.size());
@@ -113,8 +114,8 @@ Words table_of(const ExchangePlan& plan) {
 
 size_t SizeTables::check(const CallRecord& record) const {
   std::vector<const uint64_t*> tables;
-  tables.reserve(opened_.size());
-  for (const Words& words : opened_) tables.push_back(words.data() + words.size() - 2 * opened_.size());
+  tables.reserve(tables_.size());
+  for (const Words& table : tables_) tables.push_back(table.data());
   return check_sizes(tables, [](int r) { return rank_name(static_cast<size_t>(r)); }, record);
 }
 

@@ -14,9 +14,6 @@ namespace ours {
 
 using Words = std::vector<uint64_t>;
 
-/// Returns all ranks' words, by rank: counts[r] words of rank r. `mine` are this rank's.
-std::vector<Words> gather_words(Group& host, const Call& call, const Words& mine, const std::vector<size_t>& counts);
-
 /// Returns all ranks' texts, by rank.
 std::vector<std::string> gather_texts(Group& host, const Call& call, const std::string& mine);
 
@@ -28,25 +25,19 @@ std::vector<Words> open_call(Group& host, const Running& run, const Words& mine 
 /// For open_call(): the sizes in bytes of what this rank sends to each rank and expects from it.
 Words table_of(const ExchangePlan& plan);
 
-/// All ranks' tables of sizes, each at the end of the words that its rank sent.
+/// All ranks' tables of sizes, by rank.
 class SizeTables {
  public:
-  explicit SizeTables(const std::vector<Words>& opened) : opened_(opened) {}
+  explicit SizeTables(const std::vector<Words>& tables) : tables_(tables) {}
 
-  size_t sent(size_t from, size_t to) const { return entry(from, to); }
-  size_t expected(size_t to, size_t from) const { return entry(to, opened_.size() + from); }
+  size_t sent(size_t from, size_t to) const { return tables_[from][to]; }
 
   /// Throws MismatchError, the same on all ranks, if a rank sends another a size that the receiver does not expect.
   /// Returns the most bytes that any rank sends to another.
   size_t check(const CallRecord& record) const;
 
  private:
-  size_t entry(size_t rank, size_t place) const {
-    const Words& words = opened_[rank];
-    return words[words.size() - 2 * opened_.size() + place];
-  }
-
-  const std::vector<Words>& opened_;
+  const std::vector<Words>& tables_;
 };
 
 }  // namespace ours

@@ -1,8 +1,11 @@
 #include "collectives/device/ipc_memory.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "collectives/device/device_opening.h"
+#include "device/deferred_release.h"
 
 namespace ours {
 
@@ -11,72 +14,79 @@ namespace {
 /// With a smaller stage, going through the host is just as good.
 constexpr size_t kLeastStage = size_t{3} << 19;
 
-void make_stage(DeviceHeap& heap, size_t bytes) {
+/// What a rank tells its peers of its stage.
+struct Offer {
+  size_t bytes;
+  MemoryHandle handle;
+};
+
+/// Makes memory of at most `bytes`, which are lowered if the device has no room.
+std::shared_ptr<void> make_stage(Device& device, size_t& bytes) {
+  release_deferred();  // peers may have let go of an earlier group's stage meanwhile
   for (;; bytes /= 2) {
     try {
-      heap.add_segment(bytes);
-      return;
+      return device.memory(bytes);
     } catch (const DeviceOutOfMemory&) {
       if (bytes / 2 < kLeastStage) throw;
     }
   }
 }
 
-/// Returns the reason if `attempt` fails, otherwise an empty string.
+/// All ranks try something: returns why the first one that fails has failed, or an empty string.
 template <class Attempt>
-std::string refusal(Attempt&& attempt) {
+std::string first_refusal(Group& host, const Call& call, Attempt&& attempt) {
+  std::string mine;
   try {
     attempt();
-    return "";
   } catch (const Error& e) {
-    return e.what();
+    mine = "on rank " + std::to_string(host.rank()) + ": " + e.what();
   }
-}
-
-/// The reason of the first rank that has one.
-std::string first_of(const std::vector<std::string>& reasons) {
-  for (size_t r = 0; r < reasons.size(); ++r) {
-    if (!reasons[r].empty()) return "on rank " + std::to_string(r) + ": " + reasons[r];
+  for (std::string& refusal : gather_texts(host, call, mine)) {
+    if (!refusal.empty()) return std::move(refusal);
   }
   return "";
 }
 
 }  // namespace
 
-IpcMemory share_device_memory(Group& host, const std::shared_ptr<Device>& device, const Call& call,
-                              size_t stage_bytes) {
-  IpcMemory memory;
-  const int rank = host.rank();
-  memory.identities = gather_texts(host, call, device->identity());
-  if (rank == 0) memory.board = LetGoBoard::create(host.size());
-  const std::string path = gather_texts(host, call, rank == 0 ? memory.board->path() : std::string())[0];
-  const auto open_board = [&] {
-    if (rank != 0) memory.board = LetGoBoard::open(path, host.size());
-  };
-  const auto make_heap = [&] {
-    memory.heap = std::make_shared<DeviceHeap>(device, memory.board, rank);
-    make_stage(*memory.heap, stage_bytes);
-  };
-  const auto map_all = [&] {
-    for (int r = 0; r < host.size(); ++r) memory.mapped->at(r, DevicePlace{});
-  };
-  memory.why_not = first_of(gather_texts(host, call, refusal(open_board)));
-  if (!memory.why_not.empty()) return memory;
-  memory.why_not = first_of(gather_texts(host, call, refusal(make_heap)));
-  if (memory.why_not.empty()) {
-    memory.mapped = std::make_unique<MappedMemory>(device, memory.heap, rank, host.size());
-    memory.mapped->learn(host, call, std::vector<size_t>(static_cast<size_t>(host.size()), 1));
-    memory.stage_bytes = stage_bytes;
-    for (int r = 0; r < host.size(); ++r) {
-      memory.stage_bytes = std::min(memory.stage_bytes, memory.mapped->segment_bytes(r, 0));
+std::shared_ptr<IpcMemory> IpcMemory::share(Group& host, const std::shared_ptr<Device>& device, const Call& call,
+                                            size_t stage_bytes) {
+  auto made = std::make_shared<IpcMemory>(host.rank());
+  IpcMemory& memory = *made;
+  std::shared_ptr<IpcMemory> shared(end_aside(std::move(made)), &memory);
+  memory.make_and_map(host, *device, call, stage_bytes);
+  return shared;
+}
+
+void IpcMemory::make_and_map(Group& host, Device& device, const Call& call, size_t stage_bytes) {
+  identities_ = gather_texts(host, call, device.identity());
+  if (rank_ == 0) board_ = LetGoBoard::create(host.size());
+  const std::string path = gather_texts(host, call, rank_ == 0 ? board_->path() : "")[0];
+  Offer mine{stage_bytes, {}};
+  why_not_ = first_refusal(host, call, [&] {
+    if (rank_ != 0) board_ = LetGoBoard::open(path, host.size());
+    own_ = make_stage(device, mine.bytes);
+    mine.handle = device.share(own_.get());
+  });
+  if (!why_not_.empty()) return own_.reset();  // nobody has mapped it
+  const std::vector<std::string> offers =
+      gather_texts(host, call, std::string(reinterpret_cast<const char*>(&mine), sizeof(mine)));
+  stage_bytes_ = stage_bytes;
+  why_not_ = first_refusal(host, call, [&] {
+    for (const std::string& text : offers) {
+      Offer offer{};
+      std::memcpy(&offer, text.data(), sizeof(offer));
+      stage_bytes_ = std::min(stage_bytes_, offer.bytes);
+      stages_.push_back(device.map(offer.handle));
     }
-    memory.why_not = first_of(gather_texts(host, call, refusal(map_all)));
-  }
-  if (!memory.why_not.empty()) {
-    memory.mapped.reset();
-    memory.board->let_go(rank);
-  }
-  return memory;
+  });
+}
+
+IpcMemory::~IpcMemory() {
+  if (!owner_.is_here() || !board_) return;
+  stages_.clear();
+  board_->let_go(rank_);
+  release_when([board = board_, rank = rank_] { return board->have_peers_let_go(rank); }, std::move(own_));
 }
 
 }  // namespace ours

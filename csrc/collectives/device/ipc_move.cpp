@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "collectives/device/device_opening.h"
 #include "collectives/device/ipc_group.h"
 
 // The collectives that move data unchanged work as in shared memory (node_exchange.cpp): each rank has bytes for some
@@ -19,7 +20,7 @@ void IpcGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
   const size_t window = plan.is_common() ? slot_bytes_ : std::max<size_t>(slot_bytes_ / ranks, 1);
   // The pieces k that a rank sends lie in this order; if they are equal, there is only one.
   const auto copy_in = [&](size_t k) {
-    std::byte* to = slot(rank(), next_slot_ + k);
+    std::byte* to = slot(rank(), k);
     for (size_t d = 0; d < ranks; ++d) {
       const Slice piece = piece_of(plan.sent(d), window, k);
       if (d == me || piece.empty()) continue;
@@ -30,7 +31,7 @@ void IpcGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
   };
   copy_in(0);
   wait_copied(run);
-  const std::vector<Words> opened = open(run, table_of(plan));
+  const std::vector<Words> opened = open_call(host(), run, table_of(plan));
   const SizeTables tables(opened);
   const size_t rounds = std::max<size_t>(piece_count(tables.check(run.record), window), 1);
 
@@ -44,8 +45,8 @@ void IpcGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
       for (size_t d = 0; !plan.is_common() && d < me; ++d) {
         if (d != s) before += piece_of(tables.sent(s, d), window, k).size();
       }
-      copy(static_cast<std::byte*>(plan.receives[s]->data) + piece.begin,
-           slot(static_cast<int>(s), next_slot_ + k) + before, piece.size());
+      copy(static_cast<std::byte*>(plan.receives[s]->data) + piece.begin, slot(static_cast<int>(s), k) + before,
+           piece.size());
     }
   };
   const auto& own = plan.sends[me];
@@ -57,9 +58,9 @@ void IpcGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
     if (k + 1 < rounds) copy_in(k + 1);
     wait_copied(run);
     // All ranks have copied piece k out and piece k + 1 into their slots.
-    if (k + 1 < rounds) sync(run);
+    if (k + 1 < rounds) host().barrier(run.call);
   }
-  next_slot_ += rounds;
+  end_call(rounds);
 }
 
 }  // namespace ours

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -10,9 +11,8 @@
 namespace ours {
 
 std::shared_ptr<LetGoBoard> LetGoBoard::create(int ranks) {
-  const size_t bytes = bytes_for(ranks);
-  auto memory = SharedMemory::create(bytes);
-  memory->reserve(0, bytes);
+  auto memory = SharedMemory::create(bytes_for(ranks));
+  memory->reserve(0, bytes_for(ranks));
   return std::make_shared<LetGoBoard>(std::move(memory), ranks);
 }
 
@@ -26,21 +26,12 @@ std::string LetGoBoard::path() const {
   return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(memory_->fd());
 }
 
-bool LetGoBoard::is_free(int owner) const noexcept {
+uint64_t LetGoBoard::least_of_peers(int rank) const noexcept {
+  uint64_t least = kHasLetGo;
   for (int r = 0; r < ranks_; ++r) {
-    if (r != owner && flag(r).load(std::memory_order_acquire) == 0) return false;
+    if (r != rank) least = std::min(least, of(r).load(std::memory_order_acquire));
   }
-  return true;
-}
-
-bool LetGoBoard::have_all_finished_calls_of(int rank) const noexcept {
-  const uint32_t finished = calls(rank).load(std::memory_order_relaxed);
-  for (int r = 0; r < ranks_; ++r) {
-    if (flag(r).load(std::memory_order_acquire) != 0) continue;
-    // Signed, because the counters wrap.
-    if (static_cast<int32_t>(calls(r).load(std::memory_order_acquire) - finished) < 0) return false;
-  }
-  return true;
+  return least;
 }
 
 }  // namespace ours

@@ -1,7 +1,6 @@
 #include "support/device_contract.h"
 
 #include <cstdint>
-#include <thread>
 
 #include "support/testing.h"
 
@@ -100,24 +99,6 @@ TEST(device_wait_gives_up_in_time_and_looks_around) {
   const auto began = Clock::now();
   CHECK_THROWS(PeerError, wait_reached(*event, Deadline::after(milliseconds(30000)), end, "it"));
   CHECK(Clock::now() - began < milliseconds(10000));
-}
-
-TEST(device_wait_returns_when_another_thread_removes_the_obstacle) {
-  OnDevice on(kBytes);
-  const auto event = on.device->make_event();
-  const auto obstacle = testing::put_obstacle(on.stream());
-  event->record(on.stream());
-  bool looked = false;
-  std::thread opener;
-  wait_reached(
-      *event, Deadline::after(milliseconds(30000)),
-      [&] {
-        if (!looked) opener = std::thread([&] { obstacle->remove(); });
-        looked = true;
-      },
-      "it");
-  CHECK(looked);
-  opener.join();
 }
 
 TEST(device_event_makes_one_stream_wait_for_another) {

@@ -33,32 +33,22 @@ struct DeviceRank {
 using MakeOnDevice = std::function<std::shared_ptr<Group>(std::shared_ptr<Group> host, std::shared_ptr<Device> device)>;
 
 /// Runs fn on ranks with such devices, whose groups `make` makes over shared memory.
-inline std::vector<std::exception_ptr> run_on_devices_catching(int ranks,
-                                                               const std::function<StandInOptions(int rank)>& devices,
-                                                               const MakeOnDevice& make,
-                                                               const std::function<void(DeviceRank&)>& fn) {
+inline void run_on_devices(int ranks, const std::function<StandInOptions(int rank)>& devices, const MakeOnDevice& make,
+                           const std::function<void(DeviceRank&)>& fn) {
   const auto hosts = node_kind("", Setting::Auto).make(ranks, 0);
-  return run_ranks_catching(ranks, [&](int rank) {
+  run_ranks(ranks, [&](int rank) {
     const auto device = StandInDevice::make(devices(rank));
     DeviceRank self{device, make(hosts[static_cast<size_t>(rank)](), device), rank};
     fn(self);
   });
 }
 
-inline void run_on_devices(int ranks, const std::function<StandInOptions(int rank)>& devices, const MakeOnDevice& make,
-                           const std::function<void(DeviceRank&)>& fn) {
-  const auto errors = run_on_devices_catching(ranks, devices, make, fn);
-  for (size_t r = 0; r < errors.size(); ++r) {
-    if (errors[r]) throw Failure("rank " + std::to_string(r) + ": " + message_of(errors[r]));
-  }
-}
-
 /// Slots have that many bytes; 0 means the default.
 inline MakeOnDevice ipc_maker(size_t slot) {
   return [slot](std::shared_ptr<Group> host, std::shared_ptr<Device> device) {
     const size_t stage = slot == 0 ? IpcGroup::kStageBytes : IpcGroup::kSlots * slot;
-    IpcMemory memory = share_device_memory(*host, device, call_of(Op::Barrier, DType::UInt8, 0), stage);
-    CHECK_EQ(memory.why_not, std::string());
+    auto memory = IpcMemory::share(*host, device, call_of(Op::Barrier, DType::UInt8, 0), stage);
+    CHECK_EQ(memory->why_not(), std::string());
     return std::make_shared<IpcGroup>(std::move(host), std::move(device), std::move(memory));
   };
 }

@@ -30,7 +30,7 @@ class StandInEvent : public DeviceEvent {
   void record(StreamHandle stream) override {
     auto point = std::make_shared<StandInPoint>();
     captured_ = device_->is_capturing(stream);
-    device_->push("record", stream, &StandInCounts::records, [point] { point->reach(); });
+    device_->push("record", stream, [point] { point->reach(); });
     point_ = std::move(point);
   }
   bool reached() override {
@@ -42,7 +42,7 @@ class StandInEvent : public DeviceEvent {
       if (point != nullptr) point->wait();
     };
     if (captured_) device_->set_capturing(stream, true);
-    device_->push("block", stream, &StandInCounts::event_waits, wait);
+    device_->push("block", stream, wait);
   }
 
  private:
@@ -68,7 +68,7 @@ bool StandInDevice::reaches(const std::string& identity) const {
 }
 
 std::unique_ptr<DeviceStream> StandInDevice::make_stream() {
-  check_making("make_stream");
+  state_->check("make_stream");
   auto stream = std::make_unique<StandInStream>(std::static_pointer_cast<StandInDevice>(Device::shared_from_this()));
   const std::lock_guard<std::mutex> lock(mutex_);
   StandInQueue* queue = nullptr;
@@ -89,7 +89,7 @@ std::unique_ptr<DeviceStream> StandInDevice::make_stream() {
 }
 
 std::unique_ptr<DeviceEvent> StandInDevice::make_event() {
-  check_making("make_event");
+  state_->check("make_event");
   return std::make_unique<StandInEvent>(std::static_pointer_cast<StandInDevice>(Device::shared_from_this()));
 }
 
@@ -99,12 +99,12 @@ bool StandInDevice::is_capturing(StreamHandle stream) const {
 }
 
 std::shared_ptr<void> StandInDevice::make_pinned(size_t bytes) {
-  check_making("pinned_memory");
+  state_->check("pinned_memory");
   return freed_after_a_look(stand_in_memory(bytes, 0));
 }
 
 std::shared_ptr<void> StandInDevice::make_memory(size_t bytes) {
-  check_making("memory");
+  state_->check("memory");
   if (options_.most_memory != 0 && bytes > options_.most_memory) throw DeviceOutOfMemory("memory: there is no more");
   return freed_after_a_look(stand_in_memory(bytes, 0xa5));
 }
@@ -123,14 +123,8 @@ MemoryHandle StandInDevice::share(const void* memory) {
 }
 
 std::shared_ptr<void> StandInDevice::map(const MemoryHandle& handle) {
-  check_making("map");
+  state_->check("map");
   return map_stand_in_memory(handle);
-}
-
-void StandInDevice::check_making(const char* call) {
-  state_->check(call);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  ++counts_.made;
 }
 
 StandInQueue& StandInDevice::queue_of(StreamHandle stream) const {
@@ -139,13 +133,11 @@ StandInQueue& StandInDevice::queue_of(StreamHandle stream) const {
   return *found->second;
 }
 
-void StandInDevice::push(const char* call, StreamHandle stream, int StandInCounts::* counter,
-                         std::function<void()> work) {
+void StandInDevice::push(const char* call, StreamHandle stream, std::function<void()> work, int* counter) {
   state_->check(call);
   const std::lock_guard<std::mutex> lock(mutex_);
-  StandInQueue& queue = queue_of(stream);
-  ++(counts_.*counter);
-  queue.push(std::move(work));
+  queue_of(stream).push(std::move(work));
+  if (counter != nullptr) ++*counter;
 }
 
 void StandInDevice::forget(StreamHandle stream) {
@@ -155,19 +147,17 @@ void StandInDevice::forget(StreamHandle stream) {
 }
 
 void StandInDevice::copy(void* to, const void* from, size_t bytes, StreamHandle stream) {
-  push("copy", stream, &StandInCounts::copies, [=] {
+  const auto work = [=] {
     if (bytes != 0) std::memcpy(to, from, bytes);
-  });
-}
-
-void StandInDevice::clear(void* memory, size_t bytes, StreamHandle stream) {
-  push("clear", stream, &StandInCounts::clears, [=] { std::memset(memory, 0, bytes); });
+  };
+  push("copy", stream, work, &counts_.copies);
 }
 
 void StandInDevice::reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count,
                            DType dtype, const Reduction& reduction, StreamHandle stream) {
   check_device_reduction(results.size(), sources.size(), dtype, reduction);
-  push("reduce", stream, &StandInCounts::reductions, [=] { reduce_on_cpu(results, sources, count, dtype, reduction); });
+  const auto work = [=] { reduce_on_cpu(results, sources, count, dtype, reduction); };
+  push("reduce", stream, work, &counts_.reductions);
 }
 
 void StandInDevice::run(StreamHandle stream, std::function<void()> work) {

@@ -16,7 +16,6 @@
 namespace ours::testing {
 
 struct StandInOptions {
-  int index = 0;
   std::string identity = "stand-in-0";
   /// Whether it can use the memory of devices with other identities.
   bool reaches_others = true;
@@ -28,10 +27,9 @@ struct StandInOptions {
   std::string hardware = {};
 };
 
-/// How often the device was asked for each kind of work.
+/// How often the device was given each kind of work.
 struct StandInCounts {
-  int copies = 0, clears = 0, reductions = 0, records = 0, event_waits = 0;
-  int made = 0;  ///< streams, events, memory; and memory that was mapped
+  int copies = 0, reductions = 0;
 };
 
 /// A stream that waits for the host.
@@ -56,7 +54,6 @@ class StandInDevice : public Device {
   static std::shared_ptr<StandInDevice> make(const StandInOptions& options = {});
   ~StandInDevice() override;
 
-  int index() const override { return options_.index; }
   std::string identity() const override { return options_.identity; }
   std::string hardware() const override { return options_.hardware.empty() ? options_.identity : options_.hardware; }
   bool reaches(const std::string& identity) const override;
@@ -69,7 +66,6 @@ class StandInDevice : public Device {
   std::shared_ptr<void> map(const MemoryHandle& handle) override;
 
   void copy(void* to, const void* from, size_t bytes, StreamHandle stream) override;
-  void clear(void* memory, size_t bytes, StreamHandle stream) override;
   void reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count, DType dtype,
               const Reduction& reduction, StreamHandle stream) override;
 
@@ -85,11 +81,7 @@ class StandInDevice : public Device {
   std::unique_ptr<StoppedStream> stop(StreamHandle stream);
   /// Begins a capture, which streams that wait for `stream` join, or ends all of them.
   void set_capturing(StreamHandle stream, bool capturing);
-  /// The next call that can throw a DeviceError does so.
-  void fail_next_call(const std::string& why) { state_->fail_next_call(why); }
-  /// Makes the next call throw InvalidArgument, as if the device could not take its arguments.
-  void refuse_next_call(const std::string& why) { state_->refuse_next_call(why); }
-  /// From now on `call`, a method of that name or "free", runs `what` first, which may take its time.
+  /// From now on `call`, a method of that name or "free", runs `what` first, which may take its time, or throw.
   void before(const std::string& call, std::function<void()> what) { state_->before(call, std::move(what)); }
   /// From now on every call throws DeviceError, and so do events that are asked.
   void fail(const std::string& why) { state_->fail(why); }
@@ -104,10 +96,9 @@ class StandInDevice : public Device {
   std::shared_ptr<void> make_memory(size_t bytes) override;
   /// Runs what before("free") says first.
   std::shared_ptr<void> freed_after_a_look(std::shared_ptr<void> memory) const;
-  void check_making(const char* call);
   /// Throws DeviceError if there is no such stream (any more).
   StandInQueue& queue_of(StreamHandle stream) const;
-  void push(const char* call, StreamHandle stream, int StandInCounts::* counter, std::function<void()> work);
+  void push(const char* call, StreamHandle stream, std::function<void()> work, int* counter = nullptr);
   void forget(StreamHandle stream);
 
   const StandInOptions options_;

@@ -43,7 +43,6 @@ class StandInLibrary : public DeviceLibrary {
     auto& device = devices_[index];
     if (device == nullptr) {
       StandInOptions options;
-      options.index = index;
       options.identity = all[static_cast<size_t>(index)];
       options.reaches_others = std::getenv("STAND_IN_ISOLATED") == nullptr;
       device = StandInDevice::make(options);

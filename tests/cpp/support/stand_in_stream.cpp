@@ -7,15 +7,12 @@ namespace ours::testing {
 void StandInState::check(const char* call) {
   check_alive();
   pause(call);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (!next_refusal_.empty()) throw InvalidArgument(std::string(call) + ": " + std::exchange(next_refusal_, ""));
-  if (!next_failure_.empty()) throw DeviceError(std::string(call) + ": " + std::exchange(next_failure_, ""));
 }
 
 void StandInState::pause(const char* call) {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (slow_call_ != call) return;
-  const std::function<void()> what = what_slow_call_waits_for_;
+  if (call_ != call) return;
+  const std::function<void()> what = before_call_;
   lock.unlock();
   what();
 }
@@ -25,20 +22,10 @@ void StandInState::check_alive() {
   if (!failure_.empty()) throw DeviceError(failure_);
 }
 
-void StandInState::fail_next_call(std::string why) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  next_failure_ = std::move(why);
-}
-
-void StandInState::refuse_next_call(std::string why) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  next_refusal_ = std::move(why);
-}
-
 void StandInState::before(std::string call, std::function<void()> what) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  slow_call_ = std::move(call);
-  what_slow_call_waits_for_ = std::move(what);
+  call_ = std::move(call);
+  before_call_ = std::move(what);
 }
 
 void StandInState::fail(std::string why) {

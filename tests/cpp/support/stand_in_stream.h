@@ -16,20 +16,18 @@ namespace ours::testing {
 /// The state that a stand-in device shares with its streams and events.
 class StandInState {
  public:
-  /// Throws DeviceError if the device has failed, or if `call` is to fail.
+  /// Throws DeviceError if the device has failed, and runs what before() has set for `call`.
   void check(const char* call);
   /// Runs what before() has set for `call`.
   void pause(const char* call);
-  void fail_next_call(std::string why);
-  void refuse_next_call(std::string why);
   void before(std::string call, std::function<void()> what);
   void fail(std::string why);
   void check_alive();
 
  private:
   std::mutex mutex_;
-  std::string next_failure_, next_refusal_, failure_, slow_call_;
-  std::function<void()> what_slow_call_waits_for_;
+  std::string failure_, call_;
+  std::function<void()> before_call_;
 };
 
 /// A thread that does one thing after the other.

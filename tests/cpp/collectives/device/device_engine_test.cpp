@@ -3,6 +3,7 @@
 #include "collectives/device/device_group.h"
 #include "collectives/device/ipc_group.h"
 #include "collectives/device/staging_group.h"
+#include "device/deferred_release.h"
 #include "support/device_ranks.h"
 
 // All ranks must choose the same engine to move the data of devices.
@@ -30,7 +31,6 @@ TEST(device_engine_is_the_best_that_is_possible) {
   CHECK_EQ(engine_of(3, facts_of({"a", "b", "c"})), DeviceEngine::Nccl);
   CHECK_EQ(engine_of(1, facts_of({"a", "b", "a"})), DeviceEngine::Ipc);
   CHECK_EQ(engine_of(1, facts_of({"a", "a", "a"})), DeviceEngine::Ipc);
-  CHECK_EQ(engine_of(1, facts_of({"a"})), DeviceEngine::Ipc);
   CHECK_EQ(engine_of(2, facts_of({"a", "b", "a"})), DeviceEngine::Staging);
   CHECK_EQ(engine_of(1, facts_of(std::vector<std::string>(65, "a"))), DeviceEngine::Staging);
   CHECK_EQ(engine_of(1, facts_of(std::vector<std::string>(64, "a"))), DeviceEngine::Ipc);
@@ -104,7 +104,7 @@ void run_making(int ranks, DeviceEngine wish, const std::function<testing::Stand
   });
 }
 
-testing::StandInOptions shared_by_two(int rank) { return {0, rank < 2 ? "a" : "b"}; }
+testing::StandInOptions shared_by_two(int rank) { return {rank < 2 ? "a" : "b"}; }
 
 TEST(device_group_is_of_the_chosen_engine_on_all_ranks) {
   for (const DeviceEngine wish : {DeviceEngine::Auto, DeviceEngine::Staging, DeviceEngine::Nccl}) {
@@ -127,7 +127,7 @@ TEST(device_group_is_of_the_chosen_engine_on_all_ranks) {
 
 TEST(device_group_of_parts_of_one_device_goes_through_the_host) {
   const auto part = [](int rank) {
-    testing::StandInOptions options{0, "part " + std::to_string(rank), false};
+    testing::StandInOptions options{"part " + std::to_string(rank), false};
     options.hardware = "a";
     return options;
   };
@@ -136,21 +136,30 @@ TEST(device_group_of_parts_of_one_device_goes_through_the_host) {
   });
 }
 
-TEST(device_group_goes_through_the_host_where_a_rank_cannot_map_its_peers_memory) {
+TEST(device_group_goes_through_the_host_where_a_rank_cannot_share_its_memory_or_map_its_peers) {
+  const size_t kept_before = count_deferred();
+  const std::string calls[] = {"memory", "map"};
   for (const DeviceEngine wish : {DeviceEngine::Auto, DeviceEngine::Ipc}) {
-    run_making(
-        3, wish, [](int) { return testing::StandInOptions{0, "a"}; },
-        [&](const Make& make, Group& host, testing::StandInDevice& device) {
-          if (host.rank() == 1) device.fail_next_call("not permitted");
-          if (wish == DeviceEngine::Ipc) {
-            CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, make(Library())), "not permitted");
-            return;
-          }
-          const MadeDeviceGroup made = make(Library());
-          CHECK_EQ(made.choice.engine, DeviceEngine::Staging);
-          CHECK_CONTAINS(made.choice.why, "no ipc: on rank 1: ");
-        });
+    for (const std::string& call : calls) {
+      run_making(
+          3, wish, [](int) { return testing::StandInOptions{"a"}; },
+          [&](const Make& make, Group& host, testing::StandInDevice& device) {
+            if (host.rank() == 1) device.before(call, [] { throw DeviceError("not permitted"); });
+            if (wish == DeviceEngine::Ipc) {
+              CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, make(Library())), "on rank 1: not permitted");
+              return;
+            }
+            const MadeDeviceGroup made = make(Library());
+            CHECK_EQ(made.choice.engine, DeviceEngine::Staging);
+            CHECK_CONTAINS(made.choice.why, "no ipc: on rank 1: not permitted");
+          });
+    }
   }
+  // The other ranks' stages are released.
+  testing::wait_until([&] {
+    release_deferred();
+    return count_deferred() == kept_before;
+  });
 }
 
 TEST(device_group_that_one_rank_cannot_make_fails_on_all) {
