@@ -50,32 +50,29 @@ void run_ranks(int ranks, size_t scratch, const std::function<void(Rank&)>& fn) 
 }
 
 TEST(nccl_gets_the_reductions_that_mean_the_same) {
-  const auto sum = nccl_reduction_of(DType::BFloat16, {ReduceKind::Sum, 4, 1.0}, 4);
+  const auto made = [](DType dtype, ReduceKind kind, int divisor = 4, double factor = 1.0) {
+    return nccl_reduction_of(dtype, {kind, divisor, factor}, 4);
+  };
+  const auto sum = made(DType::BFloat16, ReduceKind::Sum);
   CHECK(sum && sum->type == NcclType::BFloat16 && sum->op == NcclOp::Sum && sum->units == 1);
   CHECK(!sum->prepare && !sum->finish);
-  const auto complex = nccl_reduction_of(DType::Complex128, {ReduceKind::Avg, 4, 1.0}, 4);
+  const auto complex = made(DType::Complex128, ReduceKind::Avg);
   CHECK(complex && complex->type == NcclType::Float64 && complex->op == NcclOp::Avg && complex->units == 2);
   // With another divisor, or integers, the sum is divided here.
-  const auto other = nccl_reduction_of(DType::Float32, {ReduceKind::Avg, 3, 1.0}, 4);
+  const auto other = made(DType::Float32, ReduceKind::Avg, 3);
   CHECK(other && other->op == NcclOp::Sum && other->finish && other->finish->ranks == 3);
-  const auto integer = nccl_reduction_of(DType::Int64, {ReduceKind::Avg, 4, 1.0}, 4);
+  const auto integer = made(DType::Int64, ReduceKind::Avg);
   CHECK(integer && integer->op == NcclOp::Sum && integer->finish->kind == ReduceKind::Avg);
-  const auto premul = nccl_reduction_of(DType::Float16, {ReduceKind::PremulSum, 4, 0.5}, 4);
+  const auto premul = made(DType::Float16, ReduceKind::PremulSum, 4, 0.5);
   CHECK(premul && premul->op == NcclOp::Sum && premul->prepare->factor == 0.5);
-  const auto any = nccl_reduction_of(DType::Bool, {ReduceKind::Sum, 4, 1.0}, 4);
+  const auto any = made(DType::Bool, ReduceKind::Sum);
   CHECK(any && any->type == NcclType::UInt8 && any->op == NcclOp::Max && any->finish);
-  const auto every = nccl_reduction_of(DType::Bool, {ReduceKind::Product, 4, 1.0}, 4);
-  CHECK(every && every->op == NcclOp::Min);
-  CHECK(nccl_reduction_of(DType::UInt8, {ReduceKind::Max, 4, 1.0}, 4)->op == NcclOp::Max);
-}
+  CHECK(made(DType::Bool, ReduceKind::Product)->op == NcclOp::Min);
+  CHECK(made(DType::UInt8, ReduceKind::Max)->op == NcclOp::Max);
 
-TEST(nccl_does_not_get_the_others) {
-  CHECK(!nccl_reduction_of(DType::Int16, {ReduceKind::Sum, 4, 1.0}, 4));
-  CHECK(!nccl_reduction_of(DType::Int32, {ReduceKind::BitXor, 4, 1.0}, 4));
-  CHECK(!nccl_reduction_of(DType::Bool, {ReduceKind::BitXor, 4, 1.0}, 4));
-  CHECK(!nccl_reduction_of(DType::Complex64, {ReduceKind::Product, 4, 1.0}, 4));
-  CHECK(!nccl_reduction_of(DType::Float32, {ReduceKind::Max, 4, 1.0}, 4));
-  CHECK(!nccl_reduction_of(DType::Float8E5M2, {ReduceKind::Sum, 4, 1.0}, 4));
+  CHECK(!made(DType::Int16, ReduceKind::Sum) && !made(DType::Float8E5M2, ReduceKind::Sum));
+  CHECK(!made(DType::Int32, ReduceKind::BitXor) && !made(DType::Bool, ReduceKind::BitXor));
+  CHECK(!made(DType::Complex64, ReduceKind::Product) && !made(DType::Float32, ReduceKind::Max));
 }
 
 TEST(nccl_reduces_what_it_can_and_gathers_the_rest_in_steps) {
@@ -115,31 +112,17 @@ TEST(nccl_refuses_what_a_device_cannot_reduce_for_so_many_ranks) {
   });
 }
 
-/// How often NCCL has been told to end in that way. Waits for the first time, since a busy machine may hold up the
-/// thread.
-int ends_of(FakeNccl& api, const std::string& how) {
+/// How often NCCL has been called in that way. Waits for the first time.
+int calls_of(FakeNccl& nccl, const std::string& name) {
   const Deadline deadline = Deadline::after(std::chrono::seconds(30));
-  while (api.calls()[how] == 0 && !deadline.passed()) std::this_thread::yield();
-  return api.calls()[how];
-}
-
-TEST(nccl_leaves_in_an_orderly_way) {
-  std::vector<std::shared_ptr<FakeNccl>> apis(2);
-  run_ranks(2, NcclGroup::kScratchBytes, [&](Rank& self) {
-    apis[static_cast<size_t>(self.group->rank())] = self.nccl;
-    self.group->barrier(call_of(Op::Barrier, DType::UInt8, 1));
-  });
-  for (const auto& api : apis) {
-    CHECK_EQ(api->calls()["finalize"], 1);
-    CHECK_EQ(ends_of(*api, "destroy"), 1);
-    CHECK_EQ(api->calls()["abort"], 0);
-  }
+  while (nccl.calls()[name] == 0 && !deadline.passed()) std::this_thread::yield();
+  return nccl.calls()[name];
 }
 
 TEST(nccl_that_fails_on_one_rank_fails_on_all) {
-  std::vector<std::shared_ptr<FakeNccl>> apis(3);
+  std::vector<std::shared_ptr<FakeNccl>> fakes(3);
   const auto errors = run_ranks_catching(3, NcclGroup::kScratchBytes, [&](Rank& self) {
-    apis[static_cast<size_t>(self.group->rank())] = self.nccl;
+    fakes[static_cast<size_t>(self.group->rank())] = self.nccl;
     float x = 1;
     if (self.group->rank() == 1) self.nccl->fail("remote process exited or there was a network error");
     self.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 1), &x, &x, 1, {ReduceKind::Sum, 3, 1.0});
@@ -147,7 +130,7 @@ TEST(nccl_that_fails_on_one_rank_fails_on_all) {
     self.group->barrier(call_of(Op::Barrier, DType::UInt8, 2));
   });
   for (const auto& error : errors) CHECK_CONTAINS(message_of(error), "network error");
-  for (const auto& api : apis) CHECK_EQ(ends_of(*api, "abort"), 1);
+  for (const auto& fake : fakes) CHECK_EQ(calls_of(*fake, "abort"), 1);
 }
 
 /// One of two ranks in a sum of one number.
@@ -156,7 +139,7 @@ void sum_one(Rank& self) {
   self.group->all_reduce(call_of(Op::AllReduce, DType::Float32, 1), &x, &x, 1, {ReduceKind::Sum, 2, 1.0});
 }
 
-TEST(nccl_that_does_not_come_to_an_end_is_left_behind) {
+TEST(nccl_is_ended_in_an_orderly_way_or_aborted_and_left_behind_if_that_takes_long) {
   for (const bool fails : {true, false}) {
     const std::string end = fails ? "abort" : "destroy";
     run_ranks(2, NcclGroup::kScratchBytes, [&](Rank& self) {
@@ -173,7 +156,9 @@ TEST(nccl_that_does_not_come_to_an_end_is_left_behind) {
       CHECK(Clock::now() - began < std::chrono::seconds(30));
       CHECK_EQ(self.nccl->calls()[end], 0);
       enough->reach();
-      while (self.nccl->calls()[end] == 0) std::this_thread::yield();
+      CHECK_EQ(calls_of(*self.nccl, end), 1);
+      CHECK_EQ(self.nccl->calls()["finalize"], fails ? 0 : 1);
+      CHECK_EQ(self.nccl->calls()["abort"] + self.nccl->calls()["destroy"], 1);
     });
   }
 }
@@ -273,11 +258,6 @@ TEST(nccl_work_can_be_captured_unless_it_needs_memory_of_the_group) {
   });
 }
 
-/// Waits until the fake has been asked for something.
-void await_call(FakeNccl& api, const std::string& name) {
-  while (api.calls()[name] == 0) std::this_thread::yield();
-}
-
 TEST(nccl_group_waits_for_no_memory_that_the_device_frees) {
   run_ranks(2, 4096, [](Rank& self) {
     const auto idle = std::make_shared<testing::StandInPoint>();
@@ -298,7 +278,7 @@ TEST(nccl_call_that_is_stuck_is_ended_by_an_abort_and_is_the_last) {
       }
       self.nccl->connect_when(std::make_shared<testing::StandInPoint>(), true);
       std::thread aborter([&] {
-        await_call(*self.nccl, stuck);
+        calls_of(*self.nccl, stuck);
         self.group->abort("enough");
       });
       float x[2] = {};
@@ -330,7 +310,7 @@ TEST(nccl_that_takes_long_to_connect_hears_of_timeouts_and_signals) {
       CHECK_CONTAINS(message, signal ? "rank 0 was interrupted (KeyboardInterrupt) while NCCL began all_reduce"
                                      : "NCCL did not begin all_reduce number 1");
       if (signal) CHECK_THROWS(Error, throw_interrupt());
-      CHECK_EQ(ends_of(*self.nccl, "abort"), 1);
+      CHECK_EQ(calls_of(*self.nccl, "abort"), 1);
     });
   }
 }
@@ -348,7 +328,7 @@ TEST(nccl_graphs_end_with_an_abort_and_outlive_a_group_that_is_left) {
       self.group->barrier(call_of(Op::Barrier, DType::UInt8, 1));
       if (aborts) {
         self.group->abort("enough");  // though nothing is under way
-        CHECK_EQ(ends_of(*self.nccl, "abort"), 1);
+        CHECK_EQ(calls_of(*self.nccl, "abort"), 1);
       }
       const auto began = Clock::now();
       self.group.reset();
@@ -356,7 +336,7 @@ TEST(nccl_graphs_end_with_an_abort_and_outlive_a_group_that_is_left) {
       if (aborts) return;
       CHECK_EQ(self.nccl->calls()["finalize"] + self.nccl->calls()["abort"] + self.nccl->calls()["destroy"], 0);
       graph_is_gone->reach();
-      CHECK_EQ(ends_of(*self.nccl, "destroy"), 1);
+      CHECK_EQ(calls_of(*self.nccl, "destroy"), 1);
     });
   }
 }
