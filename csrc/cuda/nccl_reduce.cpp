@@ -102,6 +102,7 @@ void NcclGroup::prepare(void* to, const void* from, size_t count, DType dtype, c
 
 /// Brings all ranks' inputs to the ranks that get the result.
 void NcclGroup::reduce_gathered(const Running& run, const Whole& job) {
+  constexpr NcclType kBytes = NcclType::UInt8;
   const size_t element = size_of(run.call.dtype);
   const bool mine = job.root < 0 || job.root == rank();
   refuse_capture(run);
@@ -109,19 +110,18 @@ void NcclGroup::reduce_gathered(const Running& run, const Whole& job) {
   for (size_t k = 0; k < piece_count(job.count, step); ++k) {
     const Slice part = piece_of(job.count, step, k);
     const size_t bytes = part.size() * element;
-    std::vector<const void*> inputs;
+    const void* const in = at(job.in, part.begin * element);
+    const auto slot = [&](int r) { return scratch() + static_cast<size_t>(r) * bytes; };
     give_group(run, [&] {
-      for (int peer = 0; peer < size(); ++peer) {
-        if (job.root < 0 || job.root == peer) {
-          invoke(nccl_->send, at(job.in, part.begin * element), bytes, NcclType::UInt8, peer, comm(), stream());
-        }
-        if (!mine) continue;
-        std::byte* const slot = scratch() + static_cast<size_t>(peer) * bytes;
-        invoke(nccl_->receive, slot, bytes, NcclType::UInt8, peer, comm(), stream());
-        inputs.push_back(slot);
+      if (job.root < 0) return invoke(nccl_->all_gather, in, scratch(), bytes, kBytes, comm(), stream());
+      invoke(nccl_->send, in, bytes, kBytes, job.root, comm(), stream());
+      for (int peer = 0; mine && peer < size(); ++peer) {
+        invoke(nccl_->receive, slot(peer), bytes, kBytes, peer, comm(), stream());
       }
     });
     if (!mine) continue;
+    std::vector<const void*> inputs;
+    for (int r = 0; r < size(); ++r) inputs.push_back(slot(r));
     void* const out = at(job.out, part.begin * element);
     device().reduce({out}, inputs, part.size(), run.call.dtype, job.reduction, stream());
   }
