@@ -113,8 +113,8 @@ void NcclGroup::give_group(const Running& run, const std::function<void()>& call
 }
 
 void NcclGroup::check_engine() {
-  const std::lock_guard<std::mutex> lock(calling_);
-  if (comm_ != nullptr) is_ready(comm_);
+  const std::unique_lock<std::mutex> lock(calling_, std::try_to_lock);
+  if (const NcclComm comm = comm_; lock && comm != nullptr) is_ready(comm);
 }
 
 void NcclGroup::copy(void* to, const void* from, size_t bytes) {
@@ -134,20 +134,21 @@ void NcclGroup::abort(const std::string& reason) {
   if (!in_child()) stop_device_work();
 }
 
-void NcclGroup::stop_device_work() noexcept {
+NcclComm NcclGroup::take_communicator() noexcept {
   const NcclComm comm = comm_.exchange(nullptr);
-  if (comm == nullptr) return;
-  // Calls that are under way use the communicator, so they have to come to an end before it is freed. But one that is
-  // stuck does so only with the abort, which NCCL allows meanwhile.
-  for (const Deadline patience = Deadline::after(kCalling); !patience.passed();) {
+  for (const Deadline patience = Deadline::after(kCalling); comm != nullptr && !patience.passed();) {
     if (const std::unique_lock<std::mutex> lock(calling_, std::try_to_lock); lock) break;
     std::this_thread::sleep_for(kNap);
   }
-  end_communicator(comm, nccl_->abort, kFreeing);
+  return comm;
+}
+
+void NcclGroup::stop_device_work() noexcept {
+  if (const NcclComm comm = take_communicator()) end_communicator(comm, nccl_->abort, kFreeing);
 }
 
 void NcclGroup::let_go() noexcept {
-  if (const NcclComm comm = comm_.exchange(nullptr)) {
+  if (const NcclComm comm = take_communicator()) {
     if (!can_be_destroyed(comm)) {
       end_communicator(comm, nccl_->abort, kFreeing);
     } else {

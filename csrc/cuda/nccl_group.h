@@ -77,6 +77,9 @@ class NcclGroup final : public EnqueueGroup {
   /// Does the same for calls that begin all at once.
   void give_group(const Running& run, const std::function<void()>& calls);
   void copy(void* to, const void* from, size_t bytes);
+  /// Drops the communicator and returns it, so that it can be freed: no call uses it any more, unless one is stuck,
+  /// which ends only with an abort, and NCCL allows that. Null if there is none any more.
+  NcclComm take_communicator() noexcept;
   /// Whether an orderly end is possible: prepares it, with those of the peers.
   bool can_be_destroyed(NcclComm comm) noexcept;
   /// Calls `how`, destroy or abort, on a thread of its own, which is left behind if that takes longer than `patience`.
@@ -102,7 +105,7 @@ class NcclGroup final : public EnqueueGroup {
   const std::shared_ptr<const Nccl> nccl_;
   const size_t scratch_bytes_;
   std::atomic<NcclComm> comm_{nullptr};  ///< null before it is made, and once it was dropped, on any thread
-  /// Held during calls that use the communicator, and by a thread that has dropped it before it frees it.
+  /// Held during calls that use the communicator, and for a moment by a thread that has dropped it.
   std::mutex calling_;
   std::shared_ptr<void> scratch_;  ///< of scratch_bytes_, twice
 };

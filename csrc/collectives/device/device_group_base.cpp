@@ -56,15 +56,6 @@ void DeviceGroupBase::fail_operation() noexcept {
   let_go_if_left();
 }
 
-void DeviceGroupBase::unless_busy(const std::function<void()>& body) {
-  {
-    const std::unique_lock<std::recursive_mutex> lock(busy_, std::try_to_lock);
-    if (!lock) return;
-    body();
-  }
-  let_go_if_left();
-}
-
 void DeviceGroupBase::run_past_misuse(const Call& call, const std::function<void()>& body) const {
   try {
     body();

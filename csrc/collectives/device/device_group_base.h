@@ -50,9 +50,6 @@ class DeviceGroupBase : public Group {
   /// is under way.
   void fail_operation() noexcept;
 
-  /// Runs `body` unless an operation is under way in guarded().
-  void unless_busy(const std::function<void()>& body);
-
   /// Returns once the device has come to the event; throws the host group's failure. `doing`: "a copy", for messages.
   void wait(DeviceEvent& event, const Running& run, const char* doing);
 
