@@ -50,12 +50,14 @@ void Group::barrier(const Call& call) {
 
 void Group::reduce(const Call& call, const Reducing& job) {
   check_supported(job.reduction.kind, call.dtype);
+  check_possible(call.dtype, job.reduction);
   const Running run{call, record_of(call, job.in.count(), job.reduction, job.root)};
   operate(run, [&] { do_reduce(run, job); });
 }
 
 void Group::reduce_scatter(const Call& call, const Scattering& job) {
   check_supported(job.reduction.kind, call.dtype);
+  check_possible(call.dtype, job.reduction);
   check_reduce_scatter(job, size());
   const size_t sum = std::accumulate(job.counts.begin(), job.counts.end(), size_t{0});
   const Running run{call, record_of(call, sum, job.reduction, -1), fingerprint_of(job.counts)};

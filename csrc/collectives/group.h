@@ -136,6 +136,9 @@ class Group {
   /// Throws the failure of the group, if there is one; called before each operation.
   virtual void check_usable(const Call& call) = 0;
 
+  /// Throws InvalidArgument, the same on all ranks, if this kind of group cannot do the reduction.
+  virtual void check_possible(DType /*dtype*/, const Reduction& /*reduction*/) const {}
+
   // The part of each operation that a kind of group implements. The arguments of this rank have been checked; those of
   // peers have not.
   virtual void do_barrier(const Running& run) = 0;

@@ -19,7 +19,7 @@ const int kWatched = pthread_atfork(nullptr, nullptr, [] { forked_child.store(tr
 std::string advice(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation:
-      return ". Lower the batch size or OURS_CHUNK_BYTES, or run fewer processes on the device";
+      return ". Lower the batch size, or run fewer processes on the device";
     case cudaErrorInsufficientDriver:
       return ". There is no driver, or it is older than this CUDA: nvidia-smi shows which";
     case cudaErrorNoDevice:

@@ -1,11 +1,14 @@
 #pragma once
 
 #include <array>
+#include <climits>
 #include <cstddef>
-#include <memory>
-#include <string>
+#include <functional>
 
 #include "device/device.h"
+
+// The part of NCCL's interface that is used, as it has been since 2.18. No nccl.h is needed to build; which NCCL there
+// is turns out at run time. A communicator and a stream are pointers, and an id is a struct of bytes.
 
 namespace ours::cuda {
 
@@ -15,42 +18,65 @@ using NcclComm = void*;
 // The values are NCCL's own.
 enum class NcclType : int { Int8, UInt8, Int32, UInt32, Int64, UInt64, Float16, Float32, Float64, BFloat16 };
 enum class NcclOp : int { Sum, Product, Max, Min, Avg };
+enum ncclResult_t : int { ncclSuccess = 0, ncclInProgress = 7 };  // all others are errors, which NCCL can name
 
-/// The communicator and stream of an operation.
-struct NcclPlace {
-  NcclComm comm;
-  StreamHandle stream;
+/// Newer versions have more fields, and recognise by size and version what they are given. INT_MIN and null let NCCL
+/// decide.
+struct ncclConfig_t {
+  size_t size = sizeof(ncclConfig_t);
+  unsigned int magic = 0xcafebeef;
+  unsigned int version = 21800;
+  int blocking = INT_MIN;
+  int cgaClusterSize = INT_MIN;
+  int minCTAs = INT_MIN;
+  int maxCTAs = INT_MIN;
+  const char* netName = nullptr;
+  int splitShare = INT_MIN;
 };
 
-/// The part of NCCL that is used; tests have another implementation. Nothing here waits for peers: an operation may
-/// be under way when its call returns, and until ready(), only abort() may be called with the communicator. Throws
-/// DeviceError.
-class NcclApi {
- public:
-  virtual ~NcclApi() = default;
+/// A function with the name that it has in NCCL's library.
+template <class Signature>
+struct NcclFunction {
+  const char* name;
+  std::function<Signature> run = nullptr;
+};
 
-  virtual NcclId make_id() = 0;
-  virtual NcclComm init(int ranks, const NcclId& id, int rank) = 0;
-  /// Whether the last call has been done, or given to the stream. Throws if the communicator has failed.
-  virtual bool ready(NcclComm comm) = 0;
-  /// Begins an orderly end; destroy() must follow once ready().
-  virtual void finalize(NcclComm comm) = 0;
-  virtual void destroy(NcclComm comm) noexcept = 0;
-  /// Ends kernels that wait for peers, and frees everything. This and destroy() may take long, or never return: they
-  /// wait for the device, and for the other ranks of the node to call them as well. Callable from any thread.
-  virtual void abort(NcclComm comm) noexcept = 0;
+/// The functions that are used; those of the tests are others. A communicator does not block: an operation may be
+/// under way when its call returns. Only abort() may be called while another thread is in a call, and nothing after
+/// it. destroy() and abort() may take long, or never return, since they wait for the device, and for the other ranks of
+/// the node to call them as well.
+struct Nccl {
+  template <class... Parameters>
+  using Call = NcclFunction<ncclResult_t(Parameters...)>;
+  template <class... Rest>
+  using Collective = Call<const void* /*in*/, void* /*out*/, size_t /*count of each*/, NcclType, Rest...>;
 
-  /// The calls of this thread between begin_group() and end_group() begin all at once, with end_group().
-  virtual void begin_group() = 0;
-  virtual void end_group() = 0;
+  Call<int*> get_version{"ncclGetVersion"};
+  Call<NcclId*> get_unique_id{"ncclGetUniqueId"};
+  Call<NcclComm*, int /*ranks*/, NcclId, int /*rank*/, ncclConfig_t*> init{"ncclCommInitRankConfig"};
+  Call<NcclComm, ncclResult_t*> async_error{"ncclCommGetAsyncError"};
+  Call<NcclComm> finalize{"ncclCommFinalize"};
+  Call<NcclComm> destroy{"ncclCommDestroy"};
+  Call<NcclComm> abort{"ncclCommAbort"};
+  Call<> group_start{"ncclGroupStart"};
+  Call<> group_end{"ncclGroupEnd"};
+  Collective<NcclOp, NcclComm, StreamHandle> all_reduce{"ncclAllReduce"};
+  Collective<NcclOp, int /*root*/, NcclComm, StreamHandle> reduce{"ncclReduce"};
+  Collective<NcclOp, NcclComm, StreamHandle> reduce_scatter{"ncclReduceScatter"};
+  Collective<int /*root*/, NcclComm, StreamHandle> broadcast{"ncclBroadcast"};
+  Collective<NcclComm, StreamHandle> all_gather{"ncclAllGather"};
+  Call<const void*, size_t, NcclType, int /*to*/, NcclComm, StreamHandle> send{"ncclSend"};
+  Call<void*, size_t, NcclType, int /*from*/, NcclComm, StreamHandle> receive{"ncclRecv"};
+  NcclFunction<const char*(ncclResult_t)> error_string{"ncclGetErrorString"};
+  NcclFunction<const char*(NcclComm)> last_error{"ncclGetLastError"};
 
-  virtual void all_reduce(const void* in, void* out, size_t count, NcclType type, NcclOp op, NcclPlace at) = 0;
-  virtual void reduce(const void* in, void* out, size_t count, NcclType type, NcclOp op, int root, NcclPlace at) = 0;
-  virtual void reduce_scatter(const void* in, void* out, size_t count, NcclType type, NcclOp op, NcclPlace at) = 0;
-  virtual void broadcast(void* buffer, size_t bytes, int root, NcclPlace at) = 0;
-  virtual void all_gather(const void* in, void* out, size_t bytes, NcclPlace at) = 0;
-  virtual void send(const void* data, size_t bytes, int to, NcclPlace at) = 0;
-  virtual void receive(void* data, size_t bytes, int from, NcclPlace at) = 0;
+  /// Calls visit(function) for each of them.
+  template <class Visit>
+  void visit(const Visit& visit) {
+    const auto each = [&](auto&... functions) { (visit(functions), ...); };
+    each(get_version, get_unique_id, init, async_error, finalize, destroy, abort, group_start, group_end, all_reduce,
+         reduce, reduce_scatter, broadcast, all_gather, send, receive, error_string, last_error);
+  }
 };
 
 }  // namespace ours::cuda

@@ -1,6 +1,5 @@
 #include "cuda/nccl_group.h"
 
-#include <algorithm>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -17,19 +16,21 @@ constexpr std::chrono::milliseconds kFarewell{200};
 // NCCL frees a communicator in less time, unless it waits for a peer that has died, or for a device that hangs.
 constexpr std::chrono::milliseconds kFreeing{1000};
 constexpr std::chrono::milliseconds kNoPatience{0};
+// A call takes longer only if it is stuck. Shorter than the time within which abort() has to free all waiters.
+constexpr std::chrono::milliseconds kCalling{50};
 constexpr std::chrono::microseconds kNap{20};
 
 }  // namespace
 
-NcclGroup::NcclGroup(std::shared_ptr<NcclApi> api, std::shared_ptr<Group> host, std::shared_ptr<Device> device,
+NcclGroup::NcclGroup(std::shared_ptr<const Nccl> nccl, std::shared_ptr<Group> host, std::shared_ptr<Device> device,
                      size_t scratch_bytes)
-    : EnqueueGroup(std::move(host), std::move(device)), api_(std::move(api)), scratch_bytes_(scratch_bytes) {
+    : EnqueueGroup(std::move(host), std::move(device)), nccl_(std::move(nccl)), scratch_bytes_(scratch_bytes) {
   scratch_ = this->device().memory(2 * scratch_bytes_);
 }
 
-std::shared_ptr<NcclGroup> NcclGroup::make(std::shared_ptr<NcclApi> api, std::shared_ptr<Group> host,
+std::shared_ptr<NcclGroup> NcclGroup::make(std::shared_ptr<const Nccl> nccl, std::shared_ptr<Group> host,
                                            std::shared_ptr<Device> device, Deadline deadline, size_t scratch_bytes) {
-  std::shared_ptr<NcclGroup> group(new NcclGroup(std::move(api), std::move(host), std::move(device), scratch_bytes));
+  std::shared_ptr<NcclGroup> group(new NcclGroup(std::move(nccl), std::move(host), std::move(device), scratch_bytes));
   group->connect(deadline);
   return group;
 }
@@ -39,24 +40,48 @@ void NcclGroup::connect(Deadline deadline) {
   const Running run{call, record_of(call)};
   DeviceGroupBase::guarded(run, [&] {
     NcclId id{};
-    if (rank() == 0) id = api_->make_id();
+    if (rank() == 0) invoke(nccl_->get_unique_id, &id);
     host().broadcast(call, Span{id.data(), id.size()}, 0);
-    at_ = {api_->init(size(), id, rank()), stream()};
-    comm_ = at_.comm;
+    ncclConfig_t config;
+    config.blocking = 0;
+    NcclComm begun = nullptr;
+    invoke(nccl_->init, &begun, size(), id, rank(), &config);
+    comm_ = begun;
     give(run, [] {});
   });
 }
 
-bool NcclGroup::is_ready(const Call& call) {
-  if (const NcclComm comm = comm_) return api_->ready(comm);
-  check_usable(call);
+void NcclGroup::check(const char* what, ncclResult_t result) const {
+  if (result == ncclSuccess || result == ncclInProgress) return;
+  const char* const last = nccl_->last_error.run(nullptr);  // NCCL does not use the communicator here
+  throw DeviceError(std::string(what) + " failed: " + nccl_->error_string.run(result) +
+                    (last == nullptr || *last == '\0' ? "" : std::string(" (") + last + ")") +
+                    ". NCCL_DEBUG=INFO says more");
+}
+
+NcclComm NcclGroup::comm() const {
+  if (const NcclComm comm = comm_) return comm;
   throw AbortedError("the communicator of NCCL was aborted");
 }
 
+bool NcclGroup::is_ready(NcclComm comm) const {
+  ncclResult_t state = ncclSuccess;
+  invoke(nccl_->async_error, comm, &state);
+  check("an operation of NCCL", state);
+  return state != ncclInProgress;
+}
+
 void NcclGroup::give(const Running& run, const std::function<void()>& calls) {
-  if (comm_ != nullptr) calls();
+  const auto locked = [&](const auto& body) {
+    const std::lock_guard<std::mutex> lock(calling_);
+    return body();
+  };
+  locked([&] {
+    comm();
+    calls();
+  });
   Interrupts interrupts;
-  while (!is_ready(run.call)) {
+  while (!locked([&] { return is_ready(comm()); })) {
     check_usable(run.call);
     const auto what = [&] { return describe_record(run.record) + " on rank " + std::to_string(rank()); };
     if (const std::string name = interrupts.look(); !name.empty()) {
@@ -73,23 +98,23 @@ void NcclGroup::give(const Running& run, const std::function<void()>& calls) {
 
 void NcclGroup::give_group(const Running& run, const std::function<void()>& calls) {
   give(run, [&] {
-    api_->begin_group();
+    invoke(nccl_->group_start);
     try {
       calls();
+      comm();
     } catch (...) {
-      try {
-        api_->end_group();  // otherwise the thread's later calls would be taken for part of it
-      } catch (const DeviceError&) {
-        // The first error is the one to report.
-      }
+      // Otherwise the thread's later calls would be taken for part of the group. But this uses the communicator, which
+      // may have been freed while a call was stuck.
+      if (comm_ != nullptr) static_cast<void>(nccl_->group_end.run());
       throw;
     }
-    api_->end_group();
+    invoke(nccl_->group_end);
   });
 }
 
 void NcclGroup::check_engine() {
-  if (const NcclComm comm = comm_) api_->ready(comm);
+  const std::unique_lock<std::mutex> lock(calling_, std::try_to_lock);
+  if (const NcclComm comm = comm_; lock && comm != nullptr) is_ready(comm);
 }
 
 void NcclGroup::copy(void* to, const void* from, size_t bytes) {
@@ -106,28 +131,43 @@ void NcclGroup::refuse_capture(const Running& run) {
 
 void NcclGroup::abort(const std::string& reason) {
   EnqueueGroup::abort(reason);
-  if (!in_child()) stop();
+  if (!in_child()) stop_device_work();
+}
+
+NcclComm NcclGroup::take_communicator() noexcept {
+  const NcclComm comm = comm_.exchange(nullptr);
+  for (const Deadline patience = Deadline::after(kCalling); comm != nullptr && !patience.passed();) {
+    if (const std::unique_lock<std::mutex> lock(calling_, std::try_to_lock); lock) break;
+    std::this_thread::sleep_for(kNap);
+  }
+  return comm;
 }
 
 void NcclGroup::stop_device_work() noexcept {
-  if (const NcclComm comm = comm_.exchange(nullptr)) end_communicator(comm, End::Abort, kFreeing);
+  if (const NcclComm comm = take_communicator()) end_communicator(comm, nccl_->abort, kFreeing);
 }
 
 void NcclGroup::let_go() noexcept {
-  if (const NcclComm comm = comm_.exchange(nullptr)) {
-    // NCCL does not end a communicator before the graphs that use it, which may still run.
-    const bool waits_for_graphs = was_captured() && host().failure().empty();
-    const bool in_order = waits_for_graphs || comes_to_an_end(comm);
-    end_communicator(comm, in_order ? End::Destroy : End::Abort, waits_for_graphs ? kNoPatience : kFreeing);
+  if (const NcclComm comm = take_communicator()) {
+    if (!can_be_destroyed(comm)) {
+      end_communicator(comm, nccl_->abort, kFreeing);
+    } else {
+      // NCCL does not end a communicator before the graphs that use it, which may still run.
+      end_communicator(comm, nccl_->destroy, was_captured() ? kNoPatience : kFreeing);
+    }
   }
   release(std::move(scratch_));
 }
 
-void NcclGroup::end_communicator(NcclComm comm, End how, std::chrono::milliseconds patience) noexcept {
+void NcclGroup::end_communicator(NcclComm comm, const Nccl::Call<NcclComm>& how,
+                                 std::chrono::milliseconds patience) noexcept {
   // NCCL uses the stream until it has ended.
-  const auto end = [api = api_, comm, how, stream = own_stream()] {
-    if (how == End::Destroy) return api->destroy(comm);
-    api->abort(comm);
+  const auto end = [nccl = nccl_, comm, &how, stream = own_stream()] {
+    try {
+      how.run(comm);
+    } catch (const std::exception&) {
+      // There is no context any more, and so nothing to free.
+    }
   };
   try {
     ends_in_background("ours_nccl_end", end, patience);
@@ -137,13 +177,13 @@ void NcclGroup::end_communicator(NcclComm comm, End how, std::chrono::millisecon
   }
 }
 
-bool NcclGroup::comes_to_an_end(NcclComm comm) noexcept {
+bool NcclGroup::can_be_destroyed(NcclComm comm) noexcept {
   // The ranks of a failed group do not all come to an orderly end.
   if (!host().failure().empty()) return false;
   try {
-    api_->finalize(comm);
+    if (!was_captured()) invoke(nccl_->finalize, comm);  // it would wait for graphs
     const Deadline farewell = Deadline::after(kFarewell);
-    while (!api_->ready(comm)) {
+    while (!is_ready(comm)) {
       if (farewell.passed()) return false;
       std::this_thread::sleep_for(kNap);
     }

@@ -6,12 +6,21 @@
 // The collectives that move data unchanged. Data is sent as bytes, so all types work.
 
 namespace ours::cuda {
+namespace {
+
+constexpr NcclType kBytes = NcclType::UInt8;
+
+}  // namespace
 
 void NcclGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
   if (plan.movement == Movement::Broadcast) {
     claim(run);
     const Span& buffer = plan.buffer();
-    if (buffer.bytes != 0) give(run, [&] { api_->broadcast(buffer.data, buffer.bytes, plan.root, at_); });
+    if (buffer.bytes != 0) {
+      give(run, [&] {
+        invoke(nccl_->broadcast, buffer.data, buffer.data, buffer.bytes, kBytes, plan.root, comm(), stream());
+      });
+    }
     return;
   }
   claim(run, table_of(plan));
@@ -21,7 +30,10 @@ void NcclGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
   if (plan.movement != Movement::AllGather || !even) return exchange_directly(run, plan);
   if (run.call.op != Op::AllGatherSingle) return all_gather_even(run, plan);
   // All outputs are parts of one tensor.
-  if (bytes != 0) give(run, [&] { api_->all_gather(plan.sends[0]->data, plan.receives[0]->data, bytes, at_); });
+  if (bytes == 0) return;
+  give(run, [&] {
+    invoke(nccl_->all_gather, plan.sends[0]->data, plan.receives[0]->data, bytes, kBytes, comm(), stream());
+  });
 }
 
 /// Only the rank itself knows where its outputs lie, so all ranks gather into the scratch memory, in the same steps.
@@ -32,7 +44,7 @@ void NcclGroup::all_gather_even(const Running& run, const ExchangePlan& plan) {
   for (size_t k = 0; k < piece_count(input.bytes, step); ++k) {
     const Slice part = piece_of(input.bytes, step, k);
     const std::byte* const mine = static_cast<const std::byte*>(input.data) + part.begin;
-    give(run, [&] { api_->all_gather(mine, scratch(), part.size(), at_); });
+    give(run, [&] { invoke(nccl_->all_gather, mine, scratch(), part.size(), kBytes, comm(), stream()); });
     for (size_t r = 0; r < plan.receives.size(); ++r) {
       copy(static_cast<std::byte*>(plan.receives[r]->data) + part.begin, scratch() + r * part.size(), part.size());
     }
@@ -46,8 +58,9 @@ void NcclGroup::exchange_directly(const Running& run, const ExchangePlan& plan) 
     for (int peer = 0; peer < size(); ++peer) {
       const auto p = static_cast<size_t>(peer);
       if (p == me) continue;
-      if (plan.sent(p) != 0) api_->send(plan.sends[p]->data, plan.sent(p), peer, at_);
-      if (plan.received(p) != 0) api_->receive(plan.receives[p]->data, plan.received(p), peer, at_);
+      if (plan.sent(p) != 0) invoke(nccl_->send, plan.sends[p]->data, plan.sent(p), kBytes, peer, comm(), stream());
+      if (plan.received(p) == 0) continue;
+      invoke(nccl_->receive, plan.receives[p]->data, plan.received(p), kBytes, peer, comm(), stream());
     }
   });
   if (plan.sends[me] && plan.receives[me]) copy(plan.receives[me]->data, plan.sends[me]->data, plan.sent(me));

@@ -3,7 +3,7 @@
 #include "common/partition.h"
 #include "cuda/nccl_group.h"
 
-// Uses NCCL's reductions where it has them. Otherwise NCCL brings all inputs together, in steps that fit into the
+// Uses NCCL's reductions where it has them. Otherwise NCCL only brings the inputs together, in steps that fit into the
 // scratch memory, and the device's kernels reduce them in the order of ranks.
 
 namespace ours::cuda {
@@ -21,6 +21,14 @@ size_t slot_count(size_t scratch, size_t slots, size_t element) {
 }
 
 }  // namespace
+
+void NcclGroup::check_possible(DType dtype, const Reduction& reduction) const {
+  if (size() <= kMostDeviceRanks || nccl_reduction_of(dtype, reduction, size())) return;
+  throw InvalidArgument(std::string("NCCL does not have ") + name_of(reduction.kind) + " of " + name_of(dtype) +
+                        ", which a device does for at most " + std::to_string(kMostDeviceRanks) +
+                        " ranks, and the group has " + std::to_string(size()) +
+                        ". Reduce over smaller groups, one after the other, or set OURS_DEVICE_ENGINE=staging");
+}
 
 void NcclGroup::do_reduce(const Running& run, const Reducing& job) {
   claim(run);
@@ -79,9 +87,9 @@ void NcclGroup::reduce_by_nccl(const Running& run, const Whole& job, const NcclR
     give(run, [&] {
       const size_t units = part.size() * how.units;
       if (job.root < 0) {
-        api_->all_reduce(in, out, units, how.type, how.op, at_);
+        invoke(nccl_->all_reduce, in, out, units, how.type, how.op, comm(), stream());
       } else {
-        api_->reduce(in, out, units, how.type, how.op, job.root, at_);
+        invoke(nccl_->reduce, in, out, units, how.type, how.op, job.root, comm(), stream());
       }
     });
     if (how.finish && mine) prepare(out, out, part.size(), run.call.dtype, *how.finish);
@@ -92,52 +100,40 @@ void NcclGroup::prepare(void* to, const void* from, size_t count, DType dtype, c
   if (count != 0) device().reduce({to}, {from}, count, dtype, reduction, stream());
 }
 
+/// Brings all ranks' inputs to the ranks that get the result.
 void NcclGroup::reduce_gathered(const Running& run, const Whole& job) {
+  constexpr NcclType kBytes = NcclType::UInt8;
   const size_t element = size_of(run.call.dtype);
+  const bool mine = job.root < 0 || job.root == rank();
   refuse_capture(run);
   const size_t step = slot_count(scratch_bytes_, static_cast<size_t>(size()), element);
   for (size_t k = 0; k < piece_count(job.count, step); ++k) {
     const Slice part = piece_of(job.count, step, k);
-    const void* in = at(job.in, part.begin * element);
-    give(run, [&] { api_->all_gather(in, scratch(), part.size() * element, at_); });
-    if (job.root >= 0 && job.root != rank()) continue;
-    fold(at(job.out, part.begin * element), part.size(), part.size() * element, run, job.reduction);
+    const size_t bytes = part.size() * element;
+    const void* const in = at(job.in, part.begin * element);
+    const auto slot = [&](int r) { return scratch() + static_cast<size_t>(r) * bytes; };
+    give_group(run, [&] {
+      if (job.root < 0) return invoke(nccl_->all_gather, in, scratch(), bytes, kBytes, comm(), stream());
+      invoke(nccl_->send, in, bytes, kBytes, job.root, comm(), stream());
+      for (int peer = 0; mine && peer < size(); ++peer) {
+        invoke(nccl_->receive, slot(peer), bytes, kBytes, peer, comm(), stream());
+      }
+    });
+    if (!mine) continue;
+    std::vector<const void*> inputs;
+    for (int r = 0; r < size(); ++r) inputs.push_back(slot(r));
+    void* const out = at(job.out, part.begin * element);
+    device().reduce({out}, inputs, part.size(), run.call.dtype, job.reduction, stream());
   }
-}
-
-/// Reduces `count` elements of each rank, which lie `stride` bytes apart in the scratch memory. If there are more
-/// sources than the device takes, the result of one batch becomes the first source of the next.
-void NcclGroup::fold(void* result, size_t count, size_t stride, const Running& run, const Reduction& reduction) {
-  if (count == 0) return;
-  const auto ranks = static_cast<size_t>(size());
-  Reduction partial = reduction;
-  if (partial.kind == ReduceKind::Avg) partial.kind = ReduceKind::Sum;
-  Reduction last = reduction;
-  if (reduction.kind == ReduceKind::PremulSum && size() > kMostDeviceRanks) {
-    // Each source is multiplied only once, however many batches it goes through.
-    for (size_t r = 0; r < ranks; ++r) {
-      prepare(scratch() + r * stride, scratch() + r * stride, count, run.call.dtype, reduction);
-    }
-    partial.kind = last.kind = ReduceKind::Sum;
-  }
-  std::vector<const void*> sources;
-  for (size_t r = 0; r < ranks; ++r) {
-    sources.push_back(scratch() + r * stride);
-    if (sources.size() == kMostDeviceRanks && r + 1 < ranks) {
-      device().reduce({scratch()}, sources, count, run.call.dtype, partial, stream());
-      sources = {scratch()};
-    }
-  }
-  device().reduce({result}, sources, count, run.call.dtype, last, stream());
 }
 
 void NcclGroup::do_reduce_scatter(const Running& run, const Scattering& job) {
   claim(run);
   const auto how = nccl_reduction_of(run.call.dtype, job.reduction, size());
-  if (how && !how->prepare) {
-    scatter_by_nccl(run, job, *how);
-  } else {
-    scatter_exchanged(run, job);
+  if (how && !how->prepare) return scatter_by_nccl(run, job, *how);
+  for (int root = 0; root < size(); ++root) {
+    const auto r = static_cast<size_t>(root);
+    reduce_to(run, {job.inputs[r], job.out, job.counts[r], job.reduction, root});
   }
 }
 
@@ -145,43 +141,21 @@ void NcclGroup::scatter_by_nccl(const Running& run, const Scattering& job, const
   const size_t mine = job.counts[static_cast<size_t>(rank())];
   if (run.call.op == Op::ReduceScatterSingle) {  // all inputs are parts of one tensor, of the same size
     if (mine == 0) return;
-    give(run, [&] { api_->reduce_scatter(job.inputs[0], job.out, mine * how.units, how.type, how.op, at_); });
+    const size_t units = mine * how.units;
+    give(run,
+         [&] { invoke(nccl_->reduce_scatter, job.inputs[0], job.out, units, how.type, how.op, comm(), stream()); });
   } else {
     give_group(run, [&] {
       for (int root = 0; root < size(); ++root) {
         const auto r = static_cast<size_t>(root);
-        void* to = root == rank() ? job.out : nullptr;
-        if (job.counts[r] == 0) continue;
-        api_->reduce(job.inputs[r], to, job.counts[r] * how.units, how.type, how.op, root, at_);
+        void* const to = root == rank() ? job.out : nullptr;
+        const size_t units = job.counts[r] * how.units;
+        if (units == 0) continue;
+        invoke(nccl_->reduce, job.inputs[r], to, units, how.type, how.op, root, comm(), stream());
       }
     });
   }
   if (how.finish) prepare(job.out, job.out, mine, run.call.dtype, *how.finish);
-}
-
-void NcclGroup::scatter_exchanged(const Running& run, const Scattering& job) {
-  const std::vector<const void*>& inputs = job.inputs;
-  const std::vector<size_t>& counts = job.counts;
-  const size_t element = size_of(run.call.dtype);
-  refuse_capture(run);
-  const size_t step = slot_count(scratch_bytes_, static_cast<size_t>(size()), element);
-  const size_t mine = counts[static_cast<size_t>(rank())];
-  const size_t rounds = piece_count(*std::max_element(counts.begin(), counts.end()), step);
-  for (size_t k = 0; k < rounds; ++k) {
-    const Slice part = piece_of(mine, step, k);
-    const size_t stride = part.size() * element;
-    give_group(run, [&] {
-      for (int peer = 0; peer < size(); ++peer) {
-        const auto p = static_cast<size_t>(peer);
-        const Slice theirs = piece_of(counts[p], step, k);
-        if (!theirs.empty()) {
-          api_->send(at(inputs[p], theirs.begin * element), theirs.size() * element, peer, at_);
-        }
-        if (!part.empty()) api_->receive(scratch() + p * stride, stride, peer, at_);
-      }
-    });
-    if (!part.empty()) fold(at(job.out, part.begin * element), part.size(), stride, run, job.reduction);
-  }
 }
 
 }  // namespace ours::cuda

@@ -1,47 +1,26 @@
 #include "cuda/nccl_reduction.h"
 
+#include <algorithm>
+#include <iterator>
+
 namespace ours::cuda {
 namespace {
 
 struct Units {
+  DType dtype;
   NcclType type;
-  size_t count;
-  bool floating;
+  size_t count = 1;
+
+  bool floating() const { return type >= NcclType::Float16; }
 };
 
-std::optional<Units> units_of(DType dtype) {
-  switch (dtype) {
-    case DType::Bool:
-    case DType::UInt8:
-      return Units{NcclType::UInt8, 1, false};
-    case DType::Int8:
-      return Units{NcclType::Int8, 1, false};
-    case DType::UInt32:
-      return Units{NcclType::UInt32, 1, false};
-    case DType::Int32:
-      return Units{NcclType::Int32, 1, false};
-    case DType::UInt64:
-      return Units{NcclType::UInt64, 1, false};
-    case DType::Int64:
-      return Units{NcclType::Int64, 1, false};
-    case DType::Float16:
-      return Units{NcclType::Float16, 1, true};
-    case DType::BFloat16:
-      return Units{NcclType::BFloat16, 1, true};
-    case DType::Float32:
-      return Units{NcclType::Float32, 1, true};
-    case DType::Float64:
-      return Units{NcclType::Float64, 1, true};
-    case DType::Complex32:
-      return Units{NcclType::Float16, 2, true};
-    case DType::Complex64:
-      return Units{NcclType::Float32, 2, true};
-    case DType::Complex128:
-      return Units{NcclType::Float64, 2, true};
-    default:
-      return std::nullopt;
-  }
-}
+constexpr Units kUnits[] = {{DType::UInt8, NcclType::UInt8},          {DType::Int8, NcclType::Int8},
+                            {DType::UInt32, NcclType::UInt32},        {DType::Int32, NcclType::Int32},
+                            {DType::UInt64, NcclType::UInt64},        {DType::Int64, NcclType::Int64},
+                            {DType::Float16, NcclType::Float16},      {DType::BFloat16, NcclType::BFloat16},
+                            {DType::Float32, NcclType::Float32},      {DType::Float64, NcclType::Float64},
+                            {DType::Complex32, NcclType::Float16, 2}, {DType::Complex64, NcclType::Float32, 2},
+                            {DType::Complex128, NcclType::Float64, 2}};
 
 /// Any byte but 0 is true: the maximum is true if one of them is, the minimum if all are. The result is made 0 or 1.
 std::optional<NcclReduction> bool_reduction(ReduceKind kind) {
@@ -64,15 +43,16 @@ std::optional<NcclReduction> bool_reduction(ReduceKind kind) {
 
 std::optional<NcclReduction> nccl_reduction_of(DType dtype, const Reduction& reduction, int ranks) {
   if (dtype == DType::Bool) return bool_reduction(reduction.kind);
-  const std::optional<Units> units = units_of(dtype);
-  if (!units) return std::nullopt;
+  const auto* const units =
+      std::find_if(std::begin(kUnits), std::end(kUnits), [&](const Units& row) { return row.dtype == dtype; });
+  if (units == std::end(kUnits)) return std::nullopt;
   NcclReduction made{units->type, NcclOp::Sum, units->count, std::nullopt, std::nullopt};
   switch (reduction.kind) {
     case ReduceKind::Sum:
       return made;
     case ReduceKind::Avg:
       // NCCL's average of integers is not a truncating division of the sum, at least not in all versions.
-      if (units->floating && reduction.ranks == ranks) {
+      if (units->floating() && reduction.ranks == ranks) {
         made.op = NcclOp::Avg;
       } else {
         made.finish = reduction;
@@ -87,7 +67,7 @@ std::optional<NcclReduction> nccl_reduction_of(DType dtype, const Reduction& red
     case ReduceKind::Min:
     case ReduceKind::Max:
       made.op = reduction.kind == ReduceKind::Min ? NcclOp::Min : NcclOp::Max;
-      return units->floating ? std::nullopt : std::optional(made);
+      return units->floating() ? std::nullopt : std::optional(made);
     default:
       return std::nullopt;
   }

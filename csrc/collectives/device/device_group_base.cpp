@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <exception>
-#include <thread>
 #include <utility>
 
 #include "device/deferred_release.h"
@@ -11,9 +10,8 @@ namespace ours {
 
 namespace {
 
-/// Must be shorter than the time within which abort() has to free all waiters.
+/// How long the end of a group waits for the device.
 constexpr std::chrono::milliseconds kPatience{50};
-constexpr std::chrono::microseconds kNap{100};
 
 }  // namespace
 
@@ -53,28 +51,8 @@ void DeviceGroupBase::guarded(const Running& run, const std::function<void()>& b
 
 void DeviceGroupBase::fail_operation() noexcept {
   host_->fail(std::current_exception());  // the peers first, since they wait
-  stop();
-  settle();
-  let_go_if_left();
-}
-
-void DeviceGroupBase::stop() noexcept {
-  // A thread that looks around sees the failure, and comes out of its operation. One that is stuck in a call of the
-  // accelerator's does so only when its work is stopped.
-  std::unique_lock<std::recursive_mutex> lock(busy_, std::try_to_lock);
-  for (const Deadline patience = Deadline::after(kPatience); !lock && !patience.passed();) {
-    std::this_thread::sleep_for(kNap);
-    static_cast<void>(lock.try_lock());
-  }
   stop_device_work();
-}
-
-void DeviceGroupBase::unless_busy(const std::function<void()>& body) {
-  {
-    const std::unique_lock<std::recursive_mutex> lock(busy_, std::try_to_lock);
-    if (!lock) return;
-    body();
-  }
+  settle();
   let_go_if_left();
 }
 

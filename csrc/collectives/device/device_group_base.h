@@ -50,19 +50,14 @@ class DeviceGroupBase : public Group {
   /// is under way.
   void fail_operation() noexcept;
 
-  /// Runs `body` unless an operation is under way in guarded().
-  void unless_busy(const std::function<void()>& body);
-
   /// Returns once the device has come to the event; throws the host group's failure. `doing`: "a copy", for messages.
   void wait(DeviceEvent& event, const Running& run, const char* doing);
 
   /// Throws the failure of the group, if there is one.
   void check_peers(const Call& call) const;
 
-  /// Calls stop_device_work(), if need be while another thread is stuck in an operation.
-  void stop() noexcept;
   /// Called when the group has failed and the peers have been told: ends what waits for peers on the device, and what
-  /// a thread is stuck in. Called by several threads at a time.
+  /// a thread is stuck in. Called by several threads at a time, also while an operation is under way.
   virtual void stop_device_work() noexcept {}
   /// Called once, after the last operation, to release() what the device or peers may still touch. Not in a forked
   /// child, which shares nothing with them.

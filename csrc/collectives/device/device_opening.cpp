@@ -55,25 +55,15 @@ bool same_call(const Words& a, const Words& b) { return std::equal(a.begin(), a.
 
 /// Returns all ranks' words, by rank: counts[r] words of rank r. `mine` are this rank's.
 std::vector<Words> gather_words(Group& host, const Call& call, const Words& mine, const std::vector<size_t>& counts) {
-  // An extra byte. It makes what is gathered here differ in length from what a peer that takes another way gathers
-  // under the same name, unless its elements are bytes.
-  constexpr size_t kMark = 1;
-  std::vector<std::vector<std::byte>> buffers;
-  std::vector<Span> outputs;
-  buffers.reserve(counts.size());
-  for (const size_t count : counts) {
-    buffers.emplace_back(count * sizeof(uint64_t) + kMark);
-    outputs.push_back({buffers.back().data(), buffers.back().size()});
-  }
-  const Span own = outputs[static_cast<size_t>(host.rank())];
-  if (!mine.empty()) std::memcpy(own.data, mine.data(), mine.size() * sizeof(uint64_t));
-  host.all_gather(call, ConstSpan{own.data, own.bytes}, outputs);
   std::vector<Words> all;
-  all.reserve(counts.size());
-  for (size_t r = 0; r < counts.size(); ++r) {
-    all.emplace_back(counts[r]);
-    if (counts[r] != 0) std::memcpy(all[r].data(), buffers[r].data(), counts[r] * sizeof(uint64_t));
+  std::vector<Span> outputs;
+  for (const size_t count : counts) {
+    Words& words = all.emplace_back(count);
+    outputs.push_back({words.data(), count * sizeof(uint64_t)});
   }
+  const auto me = static_cast<size_t>(host.rank());
+  std::copy(mine.begin(), mine.end(), all[me].begin());
+  host.all_gather(call, ConstSpan{outputs[me].data, outputs[me].bytes}, outputs);
   return all;
 }
 

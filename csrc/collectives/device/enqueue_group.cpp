@@ -41,7 +41,7 @@ void EnqueueGroup::watch(const Call& call, const Enqueued& enqueued) {
   check_peers(call);
   try {
     for (const Claim& claim : enqueued.claims) compare(call, claim);
-    await(call, *enqueued.done, [this] { unless_busy([this] { check_engine(); }); });
+    await(call, *enqueued.done);
   } catch (...) {
     fail_operation();
     check_peers(call);
@@ -55,7 +55,7 @@ void EnqueueGroup::guarded(const Running& run, const std::function<void()>& body
     body();
     const auto done = device().make_event();
     done->record(stream_);
-    await(run.call, *done, [this] { check_engine(); });
+    await(run.call, *done);
   });
 }
 
@@ -79,7 +79,7 @@ void EnqueueGroup::compare(const Call& call, const Claim& claim) const {
   if (!claim.sizes.empty()) SizeTables(opened).check(record);
 }
 
-void EnqueueGroup::await(const Call& call, DeviceEvent& done, const std::function<void()>& check_engine) const {
+void EnqueueGroup::await(const Call& call, DeviceEvent& done) {
   const auto look_around = [&] {
     check_peers(call);
     check_engine();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -55,7 +56,8 @@ class EnqueueGroup : public DeviceGroupBase {
   /// Takes the last claim back, before the operation has given stream() any work: it will not be done.
   void withdraw_claim() noexcept;
 
-  /// Throws if the library that does the work has failed. Called now and then while an operation is under way.
+  /// Throws if the library that does the work has failed. Called now and then until an operation is done, maybe while
+  /// another thread begins one.
   virtual void check_engine() {}
 
   /// Keeps the stream, for what may outlive the group.
@@ -66,7 +68,7 @@ class EnqueueGroup : public DeviceGroupBase {
 
  private:
   void compare(const Call& call, const Claim& claim) const;
-  void await(const Call& call, DeviceEvent& done, const std::function<void()>& check_engine) const;
+  void await(const Call& call, DeviceEvent& done);
 
   const std::shared_ptr<DeviceStream> own_stream_;
   const StreamHandle stream_;

@@ -1,56 +1,47 @@
 #pragma once
 
-#include <functional>
+#include <cstddef>
 #include <memory>
 #include <vector>
 
 #include "collectives/device/device_group_base.h"
-#include "collectives/device/staging_pipeline.h"
-#include "collectives/pieces.h"
 
 namespace ours {
 
-/// Collectives over device memory that go through the memory of the host: chunks come down into pinned memory, the
-/// host group works on them there, and the results go up, all at the same time (StagingPipeline). Works wherever the
-/// host group does.
+/// Collectives over device memory that go through the memory of the host. An operation copies all of this rank's
+/// inputs into pinned memory, lets the host group do the same operation there, which also compares the ranks' calls,
+/// and copies the results back. It works wherever the host group does.
 ///
-/// Data that fits into one chunk takes one call of the host group, which compares it with the peers' calls. Longer
-/// data, and every operation whose sizes no single rank knows, begins with a comparison of the whole.
-///
-/// The operations: staging_reduce.cpp, staging_move.cpp.
+/// It is meant for ranks that the network or the host's memory slows down more than these copies do.
 class StagingGroup final : public DeviceGroupBase {
  public:
-  static constexpr size_t kChunkBytes = size_t{4} << 20;
+  static constexpr size_t kKeptBytes = size_t{1} << 30;
 
-  /// A step takes `chunk_bytes` of a rank's input and gives it at most as many of output. All ranks must pass the
-  /// same.
-  StagingGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device, size_t chunk_bytes = kChunkBytes);
-  ~StagingGroup() override;
+  /// The pinned memory grows to what the largest call needs. If that is more than `kept_bytes`, it shrinks again with
+  /// the next call that needs less than half of it.
+  StagingGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device, size_t kept_bytes = kKeptBytes);
+  ~StagingGroup() override { end(); }
 
-  std::vector<StreamHandle> streams() const override { return pipeline_.streams(); }
+  std::vector<StreamHandle> streams() const override { return {stream_->handle()}; }
 
  protected:
   void do_reduce(const Running& run, const Reducing& job) override;
   void do_reduce_scatter(const Running& run, const Scattering& job) override;
   void do_exchange(const Running& run, const ExchangePlan& plan) override;
-  void let_go() noexcept override;
+  void let_go() noexcept override { release(std::move(memory_)); }
 
  private:
-  void broadcast_chunks(const Running& run, const ExchangePlan& plan);
-  /// For operations whose sizes only some ranks know: opens the call, and returns the most bytes from one rank to
-  /// another.
-  size_t agree_on_sizes(const Running& run, const ExchangePlan& plan);
-  void exchange_windows(const Running& run, const ExchangePlan& plan, size_t most);
-  void copy(void* to, const void* from, size_t bytes, StreamHandle stream);
+  /// Returns pinned memory of at least `bytes`, which no earlier operation uses any more. Throws DeviceOutOfMemory.
+  std::byte* room(size_t bytes);
+  void copy(void* to, const void* from, size_t bytes);
+  /// Returns when the copies are done.
+  void finish_copies(const Running& run, const char* doing);
 
-  /// Each rank has the same share of a chunk.
-  size_t window_bytes() const;
-  /// Room for a chunk, and for a window for each rank that sends to this one and for each that receives from it.
-  size_t slot_bytes() const;
-  StagingPipeline::Job job_of(const Running& run);
-
-  const size_t chunk_bytes_;
-  StagingPipeline pipeline_;
+  const size_t kept_bytes_;
+  const std::unique_ptr<DeviceStream> stream_;
+  const std::unique_ptr<DeviceEvent> copied_;
+  std::shared_ptr<void> memory_;
+  size_t memory_bytes_ = 0;
 };
 
 }  // namespace ours

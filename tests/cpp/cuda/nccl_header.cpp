@@ -1,16 +1,16 @@
-// The compiler compares csrc/cuda/nccl_abi.h with NCCL's own header; nothing of it is run. tests/package/test_build.py
+// The compiler compares csrc/cuda/nccl_api.h with NCCL's own header; nothing of it is run. tests/package/test_build.py
 // compiles it if there is such a header.
 
 #include <nccl.h>
 
 #include <type_traits>
 
-#include "cuda/nccl_abi.h"
 #include "cuda/nccl_api.h"
 
 namespace {
 
-using ours::cuda::NcclFunctions;
+using ours::cuda::Nccl;
+using ours::cuda::NcclFunction;
 using ours::cuda::NcclOp;
 using ours::cuda::NcclType;
 
@@ -20,14 +20,15 @@ constexpr bool kAlike =
     sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B> && std::is_class_v<A> == std::is_class_v<B>;
 
 template <class Ours, class... OurArguments, class Theirs, class... Arguments>
-constexpr bool called_alike(Ours (*)(OurArguments...), Theirs (*)(Arguments...)) {
+constexpr bool called_alike(const NcclFunction<Ours(OurArguments...)>*, Theirs (*)(Arguments...)) {
   if constexpr (sizeof...(OurArguments) == sizeof...(Arguments)) {
     return kAlike<Ours, Theirs> && (kAlike<OurArguments, Arguments> && ...);
   }
   return false;
 }
 
-#define CHECK_CALL(ours, theirs) static_assert(called_alike(decltype(NcclFunctions::ours){}, decltype(&theirs){}))
+#define CHECK_CALL(ours, theirs) \
+  static_assert(called_alike(static_cast<decltype(Nccl::ours)*>(nullptr), decltype(&theirs){}))
 CHECK_CALL(get_version, ncclGetVersion);
 CHECK_CALL(get_unique_id, ncclGetUniqueId);
 CHECK_CALL(init, ncclCommInitRankConfig);

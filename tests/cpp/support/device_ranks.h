@@ -53,17 +53,18 @@ inline MakeOnDevice ipc_maker(size_t slot) {
   };
 }
 
-inline MakeOnDevice staging_maker(size_t chunk) {
-  return [chunk](std::shared_ptr<Group> host, std::shared_ptr<Device> device) {
+/// `kept`: how much pinned memory a group always keeps; 0 means the default.
+inline MakeOnDevice staging_maker(size_t kept) {
+  return [kept](std::shared_ptr<Group> host, std::shared_ptr<Device> device) {
     return std::make_shared<StagingGroup>(std::move(host), std::move(device),
-                                          chunk == 0 ? StagingGroup::kChunkBytes : chunk);
+                                          kept == 0 ? StagingGroup::kKeptBytes : kept);
   };
 }
 
 inline MakeOnDevice nccl_maker(size_t scratch) {
   return [scratch](std::shared_ptr<Group> host, std::shared_ptr<Device> device) -> std::shared_ptr<Group> {
-    auto api = std::make_shared<FakeNccl>(std::static_pointer_cast<StandInDevice>(device));
-    return cuda::NcclGroup::make(std::move(api), std::move(host), std::move(device),
+    auto nccl = std::make_shared<FakeNccl>(std::static_pointer_cast<StandInDevice>(device));
+    return cuda::NcclGroup::make(std::move(nccl), std::move(host), std::move(device),
                                  Deadline::after(std::chrono::seconds(60)),
                                  scratch == 0 ? cuda::NcclGroup::kScratchBytes : scratch);
   };

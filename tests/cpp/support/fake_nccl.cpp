@@ -10,11 +10,16 @@
 
 namespace ours::testing {
 
+using cuda::ncclInProgress;
+using cuda::ncclResult_t;
+using cuda::ncclSuccess;
+
 namespace {
 
 constexpr size_t kMostRanks = 80;
 constexpr size_t kMostOperations = 256;
-constexpr size_t kSlot = size_t{40} << 20;  // unused pages take no memory
+constexpr size_t kSlot = size_t{40} << 20;              // unused pages take no memory
+constexpr auto kFailed = static_cast<ncclResult_t>(6);  // a remote process
 
 std::pair<DType, size_t> element_of(NcclType type) {
   static constexpr DType kTypes[] = {DType::Int8,   DType::UInt8,   DType::Int32,   DType::UInt32,  DType::Int64,
@@ -97,44 +102,83 @@ struct FakeNccl::Meeting {
   size_t ranks = 0;
 };
 
-/// The path of the memory in which the ranks meet.
-NcclId FakeNccl::make_id() {
-  meeting_ = std::make_shared<Meeting>(SharedMemory::create(Meeting::bytes()));
-  const std::string path = "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(meeting_->memory->fd());
-  NcclId id{};
-  std::memcpy(id.data(), path.data(), path.size());
-  return id;
+FakeNccl::FakeNccl(std::shared_ptr<StandInDevice> device) : device_(std::move(device)) {
+  // The path of the memory in which the ranks meet.
+  get_unique_id.run = [this](NcclId* id) {
+    meeting_ = std::make_shared<Meeting>(SharedMemory::create(Meeting::bytes()));
+    const std::string path = "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(meeting_->memory->fd());
+    std::memcpy(id->data(), path.data(), path.size());
+    return ncclSuccess;
+  };
+  init.run = [this](NcclComm* comm, int ranks, const NcclId& id, int rank, cuda::ncclConfig_t*) {
+    if (!meeting_) meeting_ = std::make_shared<Meeting>(SharedMemory::open(id.data()));
+    meeting_->ranks = static_cast<size_t>(ranks);
+    rank_ = rank;
+    *comm = meeting_.get();
+    return ncclInProgress;
+  };
+  async_error.run = [this](NcclComm, ncclResult_t* now) {
+    *now = state();
+    return ncclSuccess;
+  };
+  error_string.run = [](ncclResult_t) { return "the fake was told to fail"; };
+  last_error.run = [this](NcclComm) { return failure_.c_str(); };
+  finalize.run = [this](NcclComm) {
+    count("finalize");
+    return ncclInProgress;
+  };
+  destroy.run = [this](NcclComm) { return end("destroy"); };
+  abort.run = [this](NcclComm) { return end("abort"); };
+  group_start.run = [this] {
+    grouped_ = true;
+    return ncclSuccess;
+  };
+  group_end.run = [this] { return end_group(); };
+  all_reduce.run = [this](const void* in, void* out, size_t n, NcclType type, NcclOp op, NcclComm, StreamHandle s) {
+    return add("all_reduce", {Kind::AllReduce, in, out, n, type, op, -1}, s);
+  };
+  reduce.run = [this](const void* in, void* out, size_t n, NcclType type, NcclOp op, int root, NcclComm,
+                      StreamHandle s) { return add("reduce", {Kind::Reduce, in, out, n, type, op, root}, s); };
+  reduce_scatter.run = [this](const void* in, void* out, size_t n, NcclType type, NcclOp op, NcclComm, StreamHandle s) {
+    return add("reduce_scatter", {Kind::ReduceScatter, in, out, n, type, op, -1}, s);
+  };
+  broadcast.run = [this](const void* in, void* out, size_t n, NcclType type, int root, NcclComm, StreamHandle s) {
+    return add("broadcast", {Kind::Broadcast, in, out, n, type, NcclOp::Sum, root}, s);
+  };
+  all_gather.run = [this](const void* in, void* out, size_t n, NcclType type, NcclComm, StreamHandle s) {
+    return add("all_gather", {Kind::AllGather, in, out, n, type, NcclOp::Sum, -1}, s);
+  };
+  send.run = [this](const void* data, size_t n, NcclType type, int to, NcclComm, StreamHandle s) {
+    return add("send", {Kind::Send, data, nullptr, n, type, NcclOp::Sum, to}, s);
+  };
+  receive.run = [this](void* data, size_t n, NcclType type, int from, NcclComm, StreamHandle s) {
+    return add("receive", {Kind::Receive, nullptr, data, n, type, NcclOp::Sum, from}, s);
+  };
 }
 
-NcclComm FakeNccl::init(int ranks, const NcclId& id, int rank) {
-  if (!meeting_) meeting_ = std::make_shared<Meeting>(SharedMemory::open(id.data()));
-  meeting_->ranks = static_cast<size_t>(ranks);
-  rank_ = rank;
-  return meeting_.get();
-}
-
-bool FakeNccl::ready(NcclComm) {
+ncclResult_t FakeNccl::state() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!failure_.empty()) throw DeviceError(failure_);
-  return (!connected_ || stuck_ || connected_->reached()) && ++asked_ % 2 == 0;
+  if (freed_) ++calls_["use after abort"];
+  if (!failure_.empty()) return kFailed;
+  return (!connected_ || stuck_ || connected_->reached()) && ++asked_ % 2 == 0 ? ncclSuccess : ncclInProgress;
 }
 
-void FakeNccl::abort(NcclComm) noexcept {
-  end("abort");
-  meeting_->head().aborted[static_cast<size_t>(rank_)] = true;
+ncclResult_t FakeNccl::end(const char* name) {
+  if (on_end_) on_end_();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++calls_[freed_ ? "use after abort" : name];
+  freed_ = true;
+  if (name == std::string("abort")) meeting_->head().aborted[static_cast<size_t>(rank_)] = true;
+  return ncclSuccess;
 }
 
-void FakeNccl::count(const char* name) noexcept {
+void FakeNccl::count(const char* name) {
   const std::lock_guard<std::mutex> lock(mutex_);
   ++calls_[name];
+  if (freed_) ++calls_["use after abort"];
 }
 
-void FakeNccl::end(const char* name) noexcept {
-  if (on_end_) on_end_();
-  count(name);
-}
-
-void FakeNccl::add(const Operation& operation, const char* name, NcclPlace at) {
+ncclResult_t FakeNccl::add(const char* name, const Operation& operation, StreamHandle stream) {
   count(name);
   const bool stuck = [&] {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -142,13 +186,16 @@ void FakeNccl::add(const Operation& operation, const char* name, NcclPlace at) {
   }();
   if (stuck) meeting_->await_abort(static_cast<size_t>(rank_));
   batch_.push_back(operation);
-  stream_ = at.stream;
+  stream_ = stream;
   if (!grouped_) run(std::exchange(batch_, {}), stream_);
+  return ncclInProgress;
 }
 
-void FakeNccl::end_group() {
+ncclResult_t FakeNccl::end_group() {
+  if (!batch_.empty()) count("group_end");
   grouped_ = false;
   if (!batch_.empty()) run(std::exchange(batch_, {}), stream_);
+  return ncclInProgress;
 }
 
 /// The result for `rank` of its operation number `index`; messages are numbered by pair.

@@ -55,8 +55,8 @@ class StandInLibrary : public DeviceLibrary {
   }
   std::shared_ptr<Group> make_vendor_group(std::shared_ptr<Group> host, std::shared_ptr<Device> device,
                                            Deadline deadline) override {
-    auto api = std::make_shared<FakeNccl>(std::static_pointer_cast<StandInDevice>(device));
-    return cuda::NcclGroup::make(std::move(api), std::move(host), std::move(device), deadline);
+    auto nccl = std::make_shared<FakeNccl>(std::static_pointer_cast<StandInDevice>(device));
+    return cuda::NcclGroup::make(std::move(nccl), std::move(host), std::move(device), deadline);
   }
   std::string vendor_version() const override { return ""; }
 

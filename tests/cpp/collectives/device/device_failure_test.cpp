@@ -54,30 +54,26 @@ TEST(a_device_that_fails_is_heard_of_by_all_ranks) {
 }
 
 TEST(a_call_that_a_device_refuses_fails_the_group) {
-  on_both([](const MakeOnDevice& make) {
-    run_on_devices(2, one_queue, make, [](DeviceRank& rank) {
-      if (rank.number() == 0) rank.device->before("copy", [] { throw DeviceError("out of memory"); });
-      std::vector<float> data(100, 1.0f);
-      CHECK_CONTAINS(CHECK_THROWS(Error, reduce(*rank.group, data, 0)), "out of memory");
-    });
-  });
-}
-
-TEST(what_a_device_cannot_take_is_no_mistake_that_peers_could_ignore) {
+  // What a device cannot take is no mistake of the caller's that peers could ignore.
   const std::pair<MakeOnDevice, std::string> refused[] = {
       {ipc_maker(4096), "copy"}, {staging_maker(4096), "copy"}, {nccl_maker(4096), "reduce"}};
   for (const auto& [make, what] : refused) {
-    run_on_devices(2, one_queue, make, [what = what](DeviceRank& rank) {
-      const auto refuse = [] { throw InvalidArgument("the address is crooked"); };
-      if (rank.number() == 1) rank.device->before(what, refuse);
-      float x = 1;
-      const Reduction scaled{ReduceKind::PremulSum, 2, 0.5};  // NCCL gets it from a kernel of the device
-      const auto call = call_of(Op::AllReduce, DType::Float32, 0);
-      const std::string message = CHECK_THROWS(Error, rank.group->all_reduce(call, &x, &x, 1, scaled));
-      CHECK_CONTAINS(message, "all_reduce on rank 1: ");
-      CHECK_CONTAINS(message, "the address is crooked");
-      CHECK_EQ(rank.group->failure(), message);
-    });
+    for (const bool misuse : {false, true}) {
+      run_on_devices(2, one_queue, make, [&, what = what](DeviceRank& rank) {
+        const auto refuse = [misuse] {
+          if (misuse) throw InvalidArgument("the address is crooked");
+          throw DeviceError("out of memory");
+        };
+        if (rank.number() == 1) rank.device->before(what, refuse);
+        float x = 1;
+        const Reduction scaled{ReduceKind::PremulSum, 2, 0.5};  // NCCL gets it from a kernel of the device
+        const auto call = call_of(Op::AllReduce, DType::Float32, 0);
+        const std::string message = CHECK_THROWS(Error, rank.group->all_reduce(call, &x, &x, 1, scaled));
+        CHECK_CONTAINS(message, misuse ? "all_reduce on rank 1: " : "out of memory");
+        if (misuse) CHECK_CONTAINS(message, "the address is crooked");
+        CHECK_EQ(rank.group->failure(), message);
+      });
+    }
   }
 }
 
