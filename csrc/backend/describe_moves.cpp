@@ -231,7 +231,7 @@ TransferRequest describe_transfer(const Caller& me, Op op, const Tensors& tensor
                     ": the peer is rank ", peer, ", but this is rank ", me.rank, " of ", me.size,
                     "; give another rank of the group");
   TORCH_CHECK_VALUE(tag >= 0, me.call, ": the tag is ", tag, "; tags are not negative");
-  return {op, tensor, peer, tag, 0, std::nullopt};
+  return {op, tensor, peer, tag, me.rank, 0};
 }
 
 }  // namespace ours
