@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -155,21 +156,28 @@ def test_abort_of_what_waits_for_a_stuck_stream(rank: int, world: int, kind: str
     assert x.cpu() is not None
 
 
-def the_work_before_takes_too_long(rank: int, world: int, kind: str) -> None:
+def the_work_before_takes_too_long(rank: int, world: int, kind: str, sends: bool = False) -> None:
     device = here(kind)
     x = torch.ones(4, device=device)
     dist.all_reduce(x)
     with stopped(kind) as stop:
-        work = dist.all_reduce(x, async_op=True)
-        with pytest.raises(RuntimeError, match="the work on the device that all_reduce comes after"):
-            work.wait(timedelta(seconds=30))
+        work = dist.isend(x, 1 - rank) if sends else dist.all_reduce(x, async_op=True)
+        with pytest.raises(
+            RuntimeError, match=f"the work on the device that {'send' if sends else 'all_reduce'} comes"
+        ):
+            work.wait(*([] if sends else [timedelta(seconds=30)]))  # the time of a send runs from this
         stop.go_on()
     assert x.cpu() is not None
 
 
 @pytest.mark.parametrize(
     ("case", "env"),
-    [(nobody_comes, "ipc"), (nobody_comes, "nccl"), (the_work_before_takes_too_long, "ipc")],
+    [
+        (nobody_comes, "ipc"),
+        (nobody_comes, "nccl"),
+        (the_work_before_takes_too_long, "ipc"),
+        (functools.partial(the_work_before_takes_too_long, sends=True), "ipc"),
+    ],
     indirect=["env"],
 )
 def test_timeouts(kind, backend, env, case):
