@@ -235,7 +235,7 @@ TransferRequest describe_transfer(const Caller& me, Op op, const Tensors& tensor
                     ": the peer is rank ", peer, ", but must be another rank than this one (", me.rank,
                     ") in a group of ", me.size, " ranks");
   TORCH_CHECK_VALUE(tag >= 0, me.call, ": the tag is ", tag, "; tags must be >= 0");
-  return {op, tensor, peer, tag, 0, std::nullopt};
+  return {op, tensor, peer, tag, me.rank, 0};
 }
 
 }  // namespace ours

@@ -56,7 +56,7 @@ Lane::Lane(std::shared_ptr<GroupStatus> state, std::shared_ptr<Group> ranks, std
       group(std::move(ranks)),
       messages(std::move(p2p)),
       devices(std::make_shared<DeviceContext>(group)),
-      transfers(std::make_shared<DeviceTransfers>(devices, messages, status)) {}
+      transfers(std::make_shared<DeviceTransfers>()) {}
 
 std::shared_ptr<Lane> Lane::open(const Meeting& meeting, std::shared_ptr<GroupStatus> status) {
   Connections made = connect_ranks(meeting);
@@ -130,23 +130,19 @@ void Lane::refuse(Op op, const std::string& why, const Callback* callback) {
 c10::intrusive_ptr<OursWork> Lane::post(TransferRequest request, const GroupNames& names) {
   request.sequence = transfer_count_.fetch_add(1) + 1;
   const std::chrono::milliseconds timeout = status->timeouts.get();
-  const auto record = [&] {
-    const bool sends = request.op == Op::Send;
-    const Tensors tensors{request.tensor};
-    return status->record({names, request.op, request.sequence, sends ? tensors : Tensors(),
-                           sends ? TensorLists() : TensorLists{tensors}, request.peer},
-                          timeout);
-  };
-  if (request.tensor.device().is_cpu()) {
-    request.flight = record();
-    return TransferWork::post(request, group->rank(), messages, status);
-  }
-  const auto work = with_torch_errors(status->where(), [&] {
+  const auto work = with_torch_errors(status->where(), [&]() -> c10::intrusive_ptr<TransferWork> {
+    const at::Device device = request.tensor.device();
+    if (device.is_cpu()) return c10::make_intrusive<TransferWork>(request, messages, status);
     devices->check_alive({request.op, DType::UInt8, request.sequence, Deadline::after(timeout)});
-    return transfers->make(request, group->rank());
+    devices->use(device);
+    return c10::make_intrusive<DeviceTransferWork>(request, messages, status, devices, transfers);
   });
-  work->set_flight(record());
-  transfers->start(work);
+  const bool sends = request.op == Op::Send;
+  const Tensors tensors{request.tensor};
+  work->set_flight(status->record({names, request.op, request.sequence, sends ? tensors : Tensors(),
+                                   sends ? TensorLists() : TensorLists{tensors}, request.peer},
+                                  timeout));
+  work->start();
   return work;
 }
 

@@ -7,7 +7,7 @@
 #include "backend/collective_work.h"
 #include "backend/comm_queue.h"
 #include "backend/device/device_context.h"
-#include "backend/device/device_transfer.h"
+#include "backend/device/device_transfers.h"
 #include "backend/group_status.h"
 #include "backend/joining/rendezvous.h"
 #include "collectives/group.h"

@@ -1,58 +1,66 @@
 #include "backend/transfer_work.h"
 
 #include "backend/errors.h"
+#include "common/error.h"
 
 namespace ours {
 
-TransferWork::TransferWork(const TransferRequest& request, int rank, std::weak_ptr<PointToPoint> p2p,
+TransferWork::TransferWork(const TransferRequest& request, std::weak_ptr<PointToPoint> messages,
                            std::shared_ptr<GroupStatus> status)
-    : OursWork(request.op, rank, std::move(status), {request.tensor},
+    : OursWork(request.op, request.rank, std::move(status), {request.tensor},
                request.op == Op::Send ? Outputs{} : Outputs{{request.tensor}}, std::chrono::milliseconds(-1)),
+      peer_(request.peer),
+      tag_(request.tag),
       limit_(std::make_shared<TransferLimit>(getTimeout())),
-      p2p_(std::move(p2p)) {
+      input_(sends() ? contiguous_source(request.tensor) : at::Tensor()),
+      output_(sends() ? Output() : Output(request.tensor)),
+      dtype_(dtype_of(request.tensor)),
+      messages_(std::move(messages)) {
   set_sequence(request.sequence);
-  set_flight(request.flight);
-  if (request.op == Op::Send) {
-    input_ = contiguous_source(request.tensor);
-  } else {
-    output_ = Output(request.tensor);
-  }
 }
 
-c10::intrusive_ptr<TransferWork> TransferWork::post(const TransferRequest& request, int rank,
-                                                    const std::shared_ptr<PointToPoint>& p2p,
-                                                    const std::shared_ptr<GroupStatus>& status) {
-  const DType dtype = dtype_of(request.tensor);
-  auto work = c10::make_intrusive<TransferWork>(request, rank, p2p, status);
-  work->set_started();
-  const TransferDone done = [work](const Transfer& transfer) { return work->end(transfer); };
-  std::shared_ptr<Transfer> transfer;
+void TransferWork::start() {
+  set_started();
   try {
-    transfer = request.op == Op::Send
-                   ? p2p->send(const_span(work->input_), dtype, request.peer, request.tag, work->limit_, done)
-                   : p2p->recv(work->output_.span(), dtype, request.peer, request.tag, work->limit_, done);
+    begin();
   } catch (...) {
     const auto error = std::current_exception();
-    work->complete(error);
-    work->run_callbacks();
-    if (error_type_of(error) == c10d::ErrorType::SUCCESS) work->rethrow();
-    return work;
+    end(error);
+    if (error_type_of(error) == c10d::ErrorType::SUCCESS) rethrow();
   }
-  std::lock_guard<std::mutex> lock(work->transfer_mutex_);
-  if (!work->done()) work->transfer_ = std::move(transfer);
-  return work;
 }
 
-TransferCallbacks TransferWork::end(const Transfer& transfer) noexcept {
-  std::exception_ptr error = transfer.error();
-  source_.store(transfer.source());
-  if (!error && op_ != Op::Send) {
+void TransferWork::begin() {
+  // A send only reads this memory.
+  post(sends() ? Span{const_cast<void*>(input_.const_data_ptr()), bytes_of(input_)} : output_.span());
+}
+
+void TransferWork::post(Span memory) {
+  const std::shared_ptr<PointToPoint> messages = messages_.lock();
+  if (!messages) throw AbortedError("the process group is gone");
+  const TransferDone done = [self = c10::intrusive_ptr<TransferWork>::reclaim_copy(this)](const Transfer& transfer) {
+    self->source_.store(transfer.source());
+    return self->message_ended(transfer.error());
+  };
+  std::shared_ptr<Transfer> transfer =
+      sends() ? messages->send({memory.data, memory.bytes}, dtype_, peer_, tag_, limit_, done)
+              : messages->recv(memory, dtype_, peer_, tag_, limit_, done);
+  std::lock_guard<std::mutex> lock(transfer_mutex_);
+  if (!this->done()) transfer_ = std::move(transfer);
+}
+
+TransferCallbacks TransferWork::message_ended(std::exception_ptr error) noexcept {
+  if (!error && !sends()) {
     try {
       output_.commit();
     } catch (...) {
       error = std::current_exception();
     }
   }
+  return end(error);
+}
+
+TransferCallbacks TransferWork::end(const std::exception_ptr& error) noexcept {
   complete(error);
   {
     // The transfer owns this Work through its callback: this breaks the cycle.
@@ -71,15 +79,16 @@ c10::intrusive_ptr<c10::ivalue::Future> TransferWork::getFuture() {
 
 bool TransferWork::wait(std::chrono::milliseconds timeout) {
   if (!done() && timeout.count() <= 0) {
+    limit_->start();
     std::shared_ptr<Transfer> transfer;
     {
       std::lock_guard<std::mutex> lock(transfer_mutex_);
       transfer = transfer_;
     }
-    const std::shared_ptr<PointToPoint> p2p = p2p_.lock();
-    if (transfer && p2p) p2p->wait(*transfer);
+    const std::shared_ptr<PointToPoint> messages = messages_.lock();
+    if (transfer && messages) messages->wait(*transfer);
   }
-  // Even without a timeout, since another thread may have finished the transfer and not yet called end().
+  // Even without a timeout, since the Work may end after its message, and on another thread.
   if (!await_done(timeout)) throw_wait_timeout(timeout);
   rethrow();
   return true;

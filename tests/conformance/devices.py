@@ -37,7 +37,7 @@ def cpu_for(device: Any) -> Any:
 
 
 class NoStream:
-    """Stands for a CUDA stream: everything issued to it has already happened."""
+    """Stands for a CUDA stream, or an event: everything issued to it has already happened."""
 
     device = _CPU
     cuda_stream = 0
@@ -59,47 +59,27 @@ class NoStream:
         """Return an event that has already happened."""
         return event or NoEvent()
 
-    def synchronize(self) -> None:
-        """Return at once: there is nothing to wait for."""
-
-    wait_event = wait_stream = lambda self, *_, **__: None
+    wait_event = wait_stream = record = wait = synchronize = lambda self, *_, **__: None
 
 
-class NoEvent:
+class NoEvent(NoStream):
     """Stands for a CUDA event that has already happened."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        """Accept and ignore whatever an event is made from."""
-
-    def query(self) -> bool:
-        """Say that the event has happened."""
-        return True
 
     def elapsed_time(self, _: NoEvent) -> float:
         """Milliseconds between two events, none."""
         return 0.0
 
-    record = wait = synchronize = lambda self, *_, **__: None
 
+def _translated(function: Callable[..., Any], place: int | None = None) -> Callable[..., Any]:
+    """Return the function with its keyword ``device``, or its argument at that place, read as the CPU."""
 
-def _device_keyword(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def translated(*args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs:
             kwargs["device"] = cpu_for(kwargs["device"])
+        if place is not None and len(args) > place:
+            args = (*args[:place], cpu_for(args[place]), *args[place + 1 :])
         return function(*args, **kwargs)
-
-    return translated
-
-
-def _first_argument(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def translated(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if args:
-            args = (cpu_for(args[0]), *args[1:])
-        if "device" in kwargs:
-            kwargs["device"] = cpu_for(kwargs["device"])
-        return method(self, *args, **kwargs)
 
     return translated
 
@@ -135,15 +115,15 @@ def patch_ddp(ddp_class: type) -> None:
 def install(device_count: int) -> None:
     """Patch torch in this process so that ``device_count`` GPUs seem to be there and all of them are the CPU."""
     for name in _FACTORIES:
-        setattr(torch, name, _device_keyword(getattr(torch, name)))
+        setattr(torch, name, _translated(getattr(torch, name)))
     for name in _TENSOR_FACTORIES:
-        setattr(torch.Tensor, name, _device_keyword(getattr(torch.Tensor, name)))
+        setattr(torch.Tensor, name, _translated(getattr(torch.Tensor, name)))
     for owner in (torch.Tensor, torch.nn.Module):
-        owner.to = _first_argument(owner.to)
+        owner.to = _translated(owner.to, 1)
         owner.cuda = lambda self, *_, **__: self
 
-    torch.Stream = NoStream
-    torch.Event = NoEvent
+    torch.Stream = torch.cuda.Stream = NoStream
+    torch.Event = torch.cuda.Event = NoEvent
     for module in (torch.cuda, torch.accelerator):
         module.device_count = _constant(device_count)
         module.synchronize = _constant(None)
@@ -152,6 +132,4 @@ def install(device_count: int) -> None:
     torch.cuda.set_device = _constant(None)
     torch.cuda.current_device = _constant(0)
     torch.cuda.default_stream = lambda *_: NoStream()
-    torch.cuda.Stream = NoStream
-    torch.cuda.Event = NoEvent
     torch.cuda.stream = _in_no_stream

@@ -2,27 +2,79 @@
 
 from __future__ import annotations
 
-import device_cases
 import pytest
-
-# Which ranks share a device, and what moves the data then; the stand-in devices believe what they are told.
-SETTINGS = {
-    "a device each": {},
-    "one device": {"STAND_IN_IDENTITIES": "0"},
-    "two devices": {"STAND_IN_IDENTITIES": "0,1"},
-    "staging": {"OURS_DEVICE_ENGINE": "staging"},
-    "NCCL": {"STAND_IN_NCCL": "1"},
-    "NCCL, compared before": {"STAND_IN_NCCL": "1", "OURS_CHECK": "before"},
-}
+import torch
+import torch.distributed as dist
+from device_cases import ENVIRONMENTS, here, poisoned, values
+from ranks import in_ranks
 
 
-def spec(kind: str) -> str:
-    return f"cpu:ours,{kind}:ours"
+def results(x: torch.Tensor, world: int) -> dict[str, list[torch.Tensor]]:
+    """Call every collective with ``x``, on whichever device that is; return the outputs of each."""
+    rank = dist.get_rank()
+    rows = [x + i for i in range(world)]
+    given: dict[str, list[torch.Tensor]] = {}
+
+    def out(name: str, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        return given.setdefault(name, list(tensors))
+
+    def blank() -> list[torch.Tensor]:
+        return [poisoned(x) for _ in range(world)]
+
+    dist.all_reduce(*out("all_reduce", x.clone()))
+    dist.all_reduce(*out("all_reduce, strided", torch.stack([x, x], dim=-1)[..., 0]))
+    dist.reduce(*(out("reduce", x.clone()) if rank == world - 1 else [x.clone()]), dst=world - 1)
+    dist.broadcast(*out("broadcast", x.clone() if rank == 0 else poisoned(x)), src=0)
+    dist.all_gather(out("all_gather", *blank()), x)
+    dist.all_gather_into_tensor(*out("all_gather_single", torch.cat(blank())), x)
+    dist.gather(x, out("gather", *blank()) if rank == 0 else None, dst=0)
+    dist.scatter(*out("scatter", poisoned(x)), rows if rank == 0 else None, src=0)
+    dist.reduce_scatter(*out("reduce_scatter", poisoned(x)), rows)
+    dist.reduce_scatter_tensor(*out("reduce_scatter_single", poisoned(x)), torch.cat([x] * world))
+    dist.all_to_all(out("all_to_all", *blank()), rows)
+    # The last rank gets one element more from each rank than from the one before.
+    flat = x.reshape(-1)[: world + rank].contiguous()
+    sent = [1 + rank if i == world - 1 else 1 for i in range(world)]
+    expected = [r + 1 if rank == world - 1 else 1 for r in range(world)]
+    (output,) = out("all_to_all_single", poisoned(flat.new_empty(sum(expected))))
+    dist.all_to_all_single(output, flat, expected, sent)
+    with dist._coalescing_manager(async_ops=True, device=x.device) as works:
+        for tensor in out("coalesced", x.clone(), x + 1):
+            dist.all_reduce(tensor)
+    works.wait()
+    return given
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_results_are_the_cpus(rank_pool, kind, world, setting):
-    if world == 4 and kind != "cuda":
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.cpu().contiguous().view(torch.uint8)
+
+
+@pytest.fixture(params=[1, 2, 3, 4])
+def world(request: pytest.FixtureRequest, kind: str) -> int:
+    if request.param == 4 and kind != "cuda":
         pytest.skip("four ranks show no more than three do on devices that are threads")
-    rank_pool(world, spec(kind), env=SETTINGS[setting]).run(device_cases.same_as_on_the_cpu, kind, timeout=120)
+    return request.param
+
+
+@pytest.mark.parametrize("env", [name for name in ENVIRONMENTS if name != "nccl, blocking"], indirect=True)
+@in_ranks(None, "backend", "env", timeout=120)
+def test_results_are_the_cpus(rank: int, world: int, kind: str) -> None:
+    device = here(kind)
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.complex64):
+        for shape in ((5, 7), (3000, 40)):
+            x = values(shape, dtype, rank)
+            got = results(x.to(device), world)
+            for name, expected in results(x, world).items():
+                for g, e in zip(got[name], expected, strict=True):
+                    assert g.device == device
+                    assert torch.equal(bits(g), bits(e)), f"{name} of {shape} {dtype}"
+    for op in (dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT, dist._make_nccl_premul_sum(0.3)):
+        x = values((1000,), torch.float32, rank)
+        y = x.to(device)
+        dist.all_reduce(x, op)
+        dist.all_reduce(y, op)
+        assert torch.equal(bits(y), bits(x))
+    empty = torch.empty(0, 3, device=device)
+    dist.all_reduce(empty)
+    dist.broadcast(empty, 0)
+    dist.all_gather([torch.empty_like(empty) for _ in range(world)], empty)

@@ -2,18 +2,120 @@
 
 from __future__ import annotations
 
-import device_trouble
+import threading
+import time
+from datetime import timedelta
+
 import pytest
-
-CASES = [
-    (device_trouble.messages_around_a_ring, 3),
-    (device_trouble.messages_from_anyone, 3),
-    (device_trouble.nobody_waits_for_a_receive, 2),
-    (device_trouble.no_message_holds_up_another, 2),
-    (device_trouble.a_group_ends_after_its_messages, 2),
-]
+import torch
+import torch.distributed as dist
+from device_cases import here, poisoned, stopped, values
+from ranks import in_ranks
 
 
-@pytest.mark.parametrize(("case", "world"), CASES, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_messages(rank_pool, kind, case, world, played_nodes):
-    rank_pool(world, f"cpu:ours,{kind}:ours", nodes=played_nodes).run(case, kind)
+@in_ranks(3, "backend", "played_nodes")
+def test_messages_around_a_ring(rank: int, world: int, kind: str) -> None:
+    """Sends and receives in batches, of strided tensors too, from any source, and between devices and CPUs."""
+    device = here(kind)
+    after, before = (rank + 1) % world, (rank - 1) % world
+    for shape in ((0,), (3,), (700, 90)):
+        x = values(shape, torch.float32, rank).to(device)
+        y = poisoned(x)
+        wide = torch.stack([y, y], dim=-1)
+        operations = [
+            dist.P2POp(dist.isend, x, after, tag=1),
+            dist.P2POp(dist.irecv, y, before, tag=1),
+            dist.P2POp(dist.isend, x, after, tag=2),
+            dist.P2POp(dist.irecv, wide[..., 1], before, tag=2),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        expected = values(shape, torch.float32, before)
+        assert torch.equal(y.cpu(), expected)
+        assert torch.equal(wide[..., 1].cpu(), expected)
+    works = [dist.isend(torch.full((5,), float(rank), device=device), after, tag=tag) for tag in (3, 4)]
+    host, anyones = torch.empty(5), poisoned(torch.empty(5, device=device))
+    dist.recv(host, before, tag=3)
+    assert dist.recv(anyones, tag=4) == before
+    for work in works:
+        work.wait()
+    assert host.eq(before).all()
+    assert anyones.cpu().eq(before).all()
+
+
+@in_ranks(2, "backend", "played_nodes")
+def test_nobody_waits_for_a_receive(rank: int, world: int, kind: str) -> None:
+    """The time of a receive runs from the wait, and a group may end with one that nobody answers."""
+    device = here(kind)
+    group = dist.new_group()
+    backend = group._get_backend(device)
+    x = poisoned(torch.empty(3, device=device))
+    backend.set_timeout(timedelta(seconds=0.2))
+    work = dist.irecv(x, 0, group=group) if rank == 1 else None
+    backend.set_timeout(timedelta(seconds=60))
+    time.sleep(0.5)
+    dist.all_reduce(y := torch.ones(3, device=device), group=group)
+    assert y.cpu().eq(world).all()
+    if work is None:
+        dist.send(y, 1, group=group)
+        dist.barrier(group=group)
+    else:
+        dist.barrier(group=group)
+        work.wait()
+        assert x.cpu().eq(world).all()
+        never = dist.irecv(x, 0, tag=9, group=group)
+    dist.barrier(group=group)
+    dist.destroy_process_group(group)
+    if rank == 1:
+        with pytest.raises(RuntimeError):
+            never.wait(timedelta(seconds=30))
+
+
+@in_ranks(2, "backend", "played_nodes")
+def test_no_message_holds_up_another(rank: int, world: int, kind: str) -> None:
+    """A receive whose sender is late, or a send whose input is, waits alone; sends with one tag stay in order."""
+    device = here(kind)
+    peer = 1 - rank
+    late, other = torch.empty(10, device=device), torch.empty(10, device=device)
+    waiting = dist.irecv(late, peer, tag=1)
+    stream = torch.Stream(device=device)
+    with stream, stopped(kind) as stop:
+        x = torch.full((10,), 1.0, device=device)
+        held_up = dist.isend(x, peer, tag=1)
+        with torch.Stream(device=device):
+            behind = dist.isend(torch.full((10,), 2.0, device=device), peer, tag=1)
+            dist.isend(torch.full((10,), 3.0, device=device), peer, tag=2)
+            work = dist.irecv(other, peer, tag=2)
+            assert work.wait(timedelta(seconds=30))
+            assert other.cpu().eq(3).all()
+            second = torch.empty(10, device=device)
+            last = dist.irecv(second, peer, tag=1)
+        assert not waiting.is_completed()
+        assert not held_up.is_completed()
+        assert not behind.is_completed()
+        dist.all_reduce(torch.ones(1))  # the peer has seen that, too
+        stop.go_on()
+    for work in (waiting, held_up, behind, last):
+        assert work.wait(timedelta(seconds=30))
+    assert late.cpu().eq(1).all()
+    assert second.cpu().eq(2).all()
+
+
+@in_ranks(2, "backend", "played_nodes")
+def test_a_group_ends_after_its_messages(rank: int, world: int, kind: str) -> None:
+    """A group may be destroyed when send() has returned, although the peer has yet to receive the message."""
+    device = here(kind)
+    group = dist.new_group()
+    x = torch.full((1000,), float(rank + 1), device=device)
+    y = poisoned(x)
+    dist.barrier(group=group)
+    with stopped(kind) as stop:
+        if rank == 0:
+            threading.Timer(0.2, stop.go_on).start()
+            dist.send(x, 1, group=group)
+        else:
+            stop.go_on()
+            dist.recv(y, 0, group=group)
+        dist.destroy_process_group(group)
+    if rank == 1:
+        assert y.cpu().eq(1).all()

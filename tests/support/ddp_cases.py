@@ -162,12 +162,12 @@ def loss_of(output: torch.Tensor) -> torch.Tensor:
 
 def backward(model: nn.Module, batch: torch.Tensor, rank: int) -> None:
     """Run the model forward and backward on this rank's share of a global batch."""
-    loss_of(model(share(batch, rank))).backward()
+    loss_of(model(share(batch, rank).to(next(model.parameters()).device))).backward()
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
     return {
-        name.removeprefix("module."): None if p.grad is None else p.grad.detach().to_dense().clone()
+        name.removeprefix("module."): None if p.grad is None else p.grad.detach().to_dense().cpu().clone()
         for name, p in model.named_parameters()
     }
 
@@ -191,29 +191,52 @@ def reference_gradients(name: str, world: int, steps: int, lr: float = 0.05) -> 
     return history
 
 
-def assert_same(actual: dict[str, torch.Tensor | None], expected: dict[str, torch.Tensor | None], where: str) -> None:
+def assert_same(
+    actual: dict[str, torch.Tensor | None],
+    expected: dict[str, torch.Tensor | None],
+    where: str,
+    tolerance: tuple[float, float] = (1e-4, 1e-6),
+) -> None:
+    rtol, atol = tolerance
     for name, gradient in expected.items():
         mine = actual[name]
         assert (mine is None) == (gradient is None), f"{where}: {name} is {mine}, expected {gradient}"
         if gradient is not None:
-            torch.testing.assert_close(mine, gradient, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{where} {n}: {m}")
+            torch.testing.assert_close(mine, gradient, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{where} {n}: {m}")
 
 
-def train_and_compare(rank: int, world: int, name: str, options: dict, steps: int = 4, zero: bool = True) -> dict:
-    """Train the named model in several processes and compare each step's gradients with one process."""
+def train_and_compare(
+    rank: int, world: int, name: str, options: dict, steps: int = 4, zero: bool = True, **how: Any
+) -> dict:
+    """Train the named model in several processes and compare each step's gradients with one process on the CPU.
+
+    ``how`` may have a ``device``, and the ``tolerance`` of the comparison.
+    """
     expected = reference_gradients(name, world, steps)
     set_up = options.pop("set_up", None)
-    model = DistributedDataParallel(make_model(name), **options)
+    model = DistributedDataParallel(make_model(name).to(how.pop("device", "cpu")), **options)
     if set_up:
         set_up(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     for step, batch in enumerate(batches(world, steps)):
         optimizer.zero_grad(set_to_none=zero)
         backward(model, batch, rank)
-        assert_same(gradients(model), expected[step], f"rank {rank} step {step}")
+        assert_same(gradients(model), expected[step], f"rank {rank} step {step}", **how)
         optimizer.step()
     model._check_reducer_finalized()
     return {"buckets": model.reducer._get_backward_times().parameters, "logged": model._get_ddp_logging_data()}
+
+
+def check_uneven_join(rank: int, whole: bool, device: torch.device | str = "cpu") -> None:
+    """Average over two ranks, of which the second has an input more."""
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False).to(device))
+    history = []
+    with model.join(divide_by_initial_world_size=whole):
+        for _ in range(2 + rank):
+            model.zero_grad()
+            model(torch.full((1, 1), 1.0 + rank).to(device)).sum().backward()
+            history.append(model.module.weight.grad.item())
+    assert history == [1.5, 1.5, 1.0 if whole else 2.0][: 2 + rank]
 
 
 def averaging_hook(state, bucket):

@@ -34,31 +34,24 @@ def missing_tool() -> str | None:
     return next((tool for tool in tools if shutil.which(tool) is None), None)
 
 
-def _compile(source: Path, target: Path) -> None:
+def _compile(library: Path, target: Path) -> None:
     from torch.utils import cpp_extension  # takes its time, which ranks that compile nothing shall not lose
 
+    standard = (
+        "c++20" if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12) else "c++17"
+    )  # of torch's headers
     includes = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
-    command = [*os.environ.get("CXX", "c++").split(), "-O1", "-g0", "-fPIC", "-c", str(source), "-o", str(target)]
-    command += [_standard(), "-pthread", f"-DTORCH_EXTENSION_NAME={MODULE}", "-DTORCH_API_INCLUDE_EXTENSION_H"]
+    folders = [*cpp_extension.library_paths(), str(library.parent)]
+    command = [*os.environ.get("CXX", "c++").split(), f"-std={standard}", "-O1", "-g0", "-fPIC", "-pthread", "-shared"]
+    command += [f"-DTORCH_EXTENSION_NAME={MODULE}", "-DTORCH_API_INCLUDE_EXTENSION_H"]
     command += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'cpp'}"]
     command += [word for path in includes for word in ("-isystem", path)]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
-
-
-def _standard() -> str:
-    """Return the flag for the language that this torch's headers are written in."""
-    return "-std=c++20" if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12) else "-std=c++17"
-
-
-def _link(objects: list[Path], library: Path, target: Path) -> None:
-    from torch.utils import cpp_extension
-
-    folders = [*cpp_extension.library_paths(), str(library.parent)]
-    command = [*os.environ.get("CXX", "c++").split(), "-shared", "-o", str(target), *map(str, objects)]
-    command += [f"-l:{library.name}", *[f"-L{folder}" for folder in folders]]
-    command += [f"-Wl,-rpath,{folder}" for folder in folders]
-    command += ["-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-pthread"]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+    command += [*map(str, sorted(SOURCES.glob("*.cpp"))), "-o", str(target), f"-l:{library.name}"]
+    command += [flag for folder in folders for flag in (f"-L{folder}", f"-Wl,-rpath,{folder}")]
+    command += ["-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    if made.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}\n{made.stderr[-5000:]}")
 
 
 @functools.cache
@@ -95,14 +88,7 @@ def _module(folder: Path, library: Path) -> Path:
     if target.is_file():
         return target
     target.parent.mkdir(exist_ok=True)
-    objects = []
-    try:
-        for source in sorted(SOURCES.glob("*.cpp")):
-            objects.append(target.parent / f"{source.stem}.o")
-            _compile(source, objects[-1])
-        _link(objects, library, target)
-    except subprocess.CalledProcessError as error:
-        raise RuntimeError(f"{' '.join(error.cmd)}\n{error.stderr[-5000:]}") from error
+    _compile(library, target)
     return target
 
 

@@ -32,7 +32,8 @@ void DeviceContext::use(at::Device device) {
   library_ = &device_library_of(device.type());
   accelerator_ = library_->device(device.index());
   stream_ = accelerator_->make_stream();
-  transfer_stream_ = accelerator_->make_stream();
+  send_stream_ = accelerator_->make_stream();
+  receive_stream_ = accelerator_->make_stream();
   device_ = device;
 }
 
@@ -72,7 +73,7 @@ std::string DeviceContext::engine() const {
 }
 
 void DeviceContext::release_after_failure(std::shared_ptr<void> owned) const noexcept {
-  std::vector<StreamHandle> streams{stream_->handle(), transfer_stream_->handle()};
+  std::vector<StreamHandle> streams{own_stream(), send_stream(), receive_stream()};
   if (const auto group = std::dynamic_pointer_cast<DeviceGroupBase>(made_group())) {
     for (const StreamHandle stream : group->streams()) streams.push_back(stream);
   }

@@ -42,8 +42,9 @@ class DeviceContext {
   StreamHandle own_stream() const { return stream_->handle(); }
   /// A stream of the device in torch's terms.
   c10::Stream torch_stream(StreamHandle stream) const;
-  /// The stream of the copies of sends and receives.
-  StreamHandle transfer_stream() const { return transfer_stream_->handle(); }
+  /// The streams of the copies of sends and of receives: two, since devices copy both ways at a time.
+  StreamHandle send_stream() const { return send_stream_->handle(); }
+  StreamHandle receive_stream() const { return receive_stream_->handle(); }
 
   /// Makes the Group for the device's memory, unless it exists. Called at the same place in the order of collectives
   /// on all ranks.
@@ -83,7 +84,8 @@ class DeviceContext {
   DeviceLibrary* library_ = nullptr;  // set with device_, as those below
   std::shared_ptr<Device> accelerator_;
   std::shared_ptr<DeviceStream> stream_;
-  std::shared_ptr<DeviceStream> transfer_stream_;
+  std::shared_ptr<DeviceStream> send_stream_;
+  std::shared_ptr<DeviceStream> receive_stream_;
   MadeDeviceGroup made_;  // guarded by mutex_; once there, its group stays
 };
 

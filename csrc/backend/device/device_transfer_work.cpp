@@ -1,44 +1,116 @@
 #include "backend/device/device_transfer_work.h"
 
+#include <ATen/ops/empty.h>
+#include <c10/core/StreamGuard.h>
+
+#include <system_error>
+#include <tuple>
+
+#include "backend/device/device_transfers.h"
+#include "common/background_thread.h"
+
 namespace ours {
 
-DeviceTransferWork::DeviceTransferWork(const TransferRequest& request, int rank, std::shared_ptr<GroupStatus> status,
-                                       const std::shared_ptr<DeviceContext>& context)
-    : OursWork(request.op, rank, std::move(status), {request.tensor},
-               request.op == Op::Send ? Outputs{} : Outputs{{request.tensor}}, std::chrono::milliseconds(-1)),
-      dtype_(dtype_of(request.tensor)),
-      limit_(std::make_shared<TransferLimit>(getTimeout())),
-      peer_(request.peer),
-      tag_(request.tag),
-      input_(request.op == Op::Send ? contiguous_source(request.tensor) : at::Tensor()),
-      output_(request.op == Op::Send ? Output() : Output(request.tensor)),
-      order_(std::make_unique<HostCall>(context, name_of(request.op), HostCall::Where::OnDevice)) {
-  set_sequence(request.sequence);
+DeviceTransferWork::DeviceTransferWork(const TransferRequest& request, const std::shared_ptr<PointToPoint>& messages,
+                                       std::shared_ptr<GroupStatus> status,
+                                       const std::shared_ptr<DeviceContext>& context,
+                                       std::shared_ptr<DeviceTransfers> transfers)
+    : TransferWork(request, messages, std::move(status)),
+      transfers_(std::move(transfers)),
+      order_(context, name_of(request.op), HostCall::Where::OnDevice) {}
+
+void DeviceTransferWork::begin() {
+  const auto bytes = static_cast<int64_t>(sends() ? bytes_of(input_) : output_.span().bytes);
+  pinned_ = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+  if (!sends()) return post(span(pinned_));
+  transfers_->add(DeviceTransfers::WorkPtr::reclaim_copy(this));
 }
 
-Span DeviceTransferWork::memory() const {
-  if (!sends()) return output_.span();
-  // A send only reads this memory.
-  return {const_cast<void*>(input_.const_data_ptr()), bytes_of(input_)};
+TransferCallbacks DeviceTransferWork::message_ended(std::exception_ptr error) noexcept {
+  if (!error && !sends()) {
+    try {
+      transfers_->add(DeviceTransfers::WorkPtr::reclaim_copy(this));
+      return nullptr;
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  finish(error);
+  return nullptr;
 }
 
-bool DeviceTransferWork::wait(std::chrono::milliseconds timeout) {
-  if (timeout.count() <= 0) limit_->start();
-  if (!await_done(timeout)) throw_wait_timeout(timeout);
-  rethrow();
-  return true;
+bool DeviceTransferWork::is_copied() {
+  if (!copied_) {
+    if (!order_.reached()) {
+      check_wait();
+      return false;
+    }
+    copy();
+  }
+  return copied_->reached();
+}
+
+void DeviceTransferWork::check_wait() const {
+  const std::string failure = order_.context().host().failure();
+  if (!failure.empty()) throw AbortedError(failure);
+  if (status().is_closed()) throw AbortedError("the process group was shut down with transfers under way");
+  if (limit_->passed()) {
+    throw TimeoutError(std::string("the work on the device that ") + name_of(op_) +
+                       " comes after was not done within " + std::to_string(limit_->timeout().count()) +
+                       " ms. Raise the timeout if that may take longer");
+  }
+}
+
+void DeviceTransferWork::copy() {
+  DeviceContext& context = order_.context();
+  Device& device = context.accelerator();
+  const StreamHandle stream = sends() ? context.send_stream() : context.receive_stream();
+  const Span host = span(pinned_);
+  copied_ = device.make_event();
+  if (sends()) {
+    device.copy(host.data, input_.const_data_ptr(), host.bytes, stream);
+  } else {
+    device.copy(output_.span().data, host.data, host.bytes, stream);
+    const c10::StreamGuard guard(context.torch_stream(stream));
+    output_.commit();
+  }
+  copied_->record(stream);
+}
+
+void DeviceTransferWork::go_on(std::exception_ptr error) noexcept {
+  if (!error && sends()) {
+    try {
+      return post(span(pinned_));
+    } catch (...) {
+      error = std::current_exception();
+    }
+  } else if (error && copied_) {
+    const std::tuple touched(pinned_, input_, output_);
+    order_.context().release_after_failure(std::make_shared<std::decay_t<decltype(touched)>>(touched));
+  }
+  finish(error);
+}
+
+void DeviceTransferWork::finish(const std::exception_ptr& error) noexcept {
+  pinned_.reset();
+  const TransferCallbacks callbacks = end(error);
+  if (!callbacks) return;
+  try {
+    start_background_thread("ours_callbacks", callbacks);
+  } catch (const std::system_error&) {
+    callbacks();
+  }
+}
+
+std::optional<DeviceTransferWork::Destination> DeviceTransferWork::destination() const {
+  if (!sends()) return std::nullopt;
+  return Destination(peer_, tag_);
 }
 
 void DeviceTransferWork::synchronize() {
   if (done()) return;
   limit_->start();
   await_done(kNoTimeout);
-}
-
-c10::intrusive_ptr<c10::ivalue::Future> DeviceTransferWork::getFuture() {
-  auto future = OursWork::getFuture();
-  watch_future(*limit_);
-  return future;
 }
 
 }  // namespace ours

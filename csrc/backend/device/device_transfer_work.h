@@ -1,52 +1,56 @@
 #pragma once
 
-#include <atomic>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "backend/device/host_call.h"
-#include "backend/tensors.h"
 #include "backend/transfer_work.h"
-#include "backend/work.h"
 
 namespace ours {
 
-/// One send or receive of a device tensor; DeviceTransfers moves it.
-class DeviceTransferWork final : public OursWork {
- public:
-  /// Made at the call, on the caller's thread. Throws RuntimeError if the current stream is being captured.
-  DeviceTransferWork(const TransferRequest& request, int rank, std::shared_ptr<GroupStatus> status,
-                     const std::shared_ptr<DeviceContext>& context);
+class DeviceTransfers;
 
-  /// Like CollectiveWork::wait. The transfer's own time runs from the first wait without a `timeout`.
-  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+/// A send or a receive of a device tensor, through pinned memory and the messages of the CPU. A send copies when the
+/// device has come to the call's place in the current stream, and then posts the message. A receive posts it at the
+/// call, so that receives are matched in the order of calls, and then copies, behind that place as well.
+class DeviceTransferWork final : public TransferWork {
+ public:
+  using Destination = std::pair<int, int>;  ///< rank and tag
+
+  /// Made at the call, on the caller's thread. Throws RuntimeError if the current stream is being captured.
+  DeviceTransferWork(const TransferRequest& request, const std::shared_ptr<PointToPoint>& messages,
+                     std::shared_ptr<GroupStatus> status, const std::shared_ptr<DeviceContext>& context,
+                     std::shared_ptr<DeviceTransfers> transfers);
+
   void synchronize() override;
 
-  /// The same as TransferWork::getFuture.
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-
-  /// The sender's rank in the group, once a receive is done.
-  int sourceRank() const override { return source_; }
+  // ---- for DeviceTransfers, on its thread
+  /// Whether the device has copied, which it is asked for as soon as that is possible. Throws if it cannot.
+  bool is_copied();
+  /// Called when is_copied() has returned true, or with the `error` that it has thrown.
+  void go_on(std::exception_ptr error) noexcept;
+  /// Of a send.
+  std::optional<Destination> destination() const;
 
  protected:
-  std::vector<at::Device> devices() const override { return {order_->device()}; }
-  void in_stream(const std::function<void()>& body) const override { order_->on_stream(body); }
+  void begin() override;
+  TransferCallbacks message_ended(std::exception_ptr error) noexcept override;
+  std::vector<at::Device> devices() const override { return {order_.device()}; }
+  void in_stream(const std::function<void()>& body) const override { order_.on_stream(body); }
 
  private:
-  friend class DeviceTransfers;
+  /// Throws if the wait for the place in the stream has to end.
+  void check_wait() const;
+  void copy();
+  /// Ends the Work, whose callbacks get a thread of their own, since they may wait for other transfers.
+  void finish(const std::exception_ptr& error) noexcept;
 
-  bool sends() const { return op_ == Op::Send; }
-  /// The contiguous device memory that is sent or received.
-  Span memory() const;
-
-  const DType dtype_;
-  const TransferLimitPtr limit_;
-  const int peer_;
-  const int tag_;
-  const at::Tensor input_;  // for a send
-  const Output output_;     // for a receive
-  // Made after the tensors, so that it comes after the copies that they ask torch for.
-  const std::unique_ptr<HostCall> order_;
-  std::atomic<int> source_{-1};
+  const std::shared_ptr<DeviceTransfers> transfers_;
+  // Made after the tensors of TransferWork, so that it comes after the copies that they ask torch for.
+  HostCall order_;
+  at::Tensor pinned_;                    // torch's allocator uses its memory again as soon as this is dropped
+  std::unique_ptr<DeviceEvent> copied_;  // once the device has been asked to copy
 };
 
 }  // namespace ours
