@@ -115,7 +115,7 @@ def test_no_two_files_have_the_same_name():
     names = Counter(
         path.name for folder in ("csrc", "tests") for path in (ROOT / folder).rglob("*.*") if is_source(path)
     )
-    assert [name for name, count in names.items() if count > 1 and name != "__init__.py"] == []
+    assert [name for name, count in names.items() if count > 1 and name not in ("__init__.py", "conftest.py")] == []
 
 
 def is_source(path: Path) -> bool:
