@@ -174,9 +174,11 @@ const std::vector<OptionRow>& option_rows() {
       word_row("OURS_SPIN", &Options::spin, kSettings,
                "Whether a waiting rank spins instead of yielding its core. auto: for its first 2 us, and only where "
                "every rank of the node has a core of its own."),
-      bytes_row("OURS_CHUNK_BYTES", &Options::chunk_bytes,
-                "Bytes of its tensor that a rank puts into shared memory at a time."),
-      bytes_row("OURS_SMALL_BYTES", &Options::small_bytes, "Largest message that is reduced with one synchronisation."),
+      bytes_row(
+          "OURS_CHUNK_BYTES", &Options::chunk_bytes,
+          "Bytes of its tensor that a rank puts into shared memory at a time. Give all ranks of a node the same."),
+      bytes_row("OURS_SMALL_BYTES", &Options::small_bytes,
+                "Largest message that is reduced with one synchronisation. Give all ranks of a node the same."),
       row("OURS_COMM_THREAD_AFFINITY", &Options::comm_thread_affinity, "CPU numbers and ranges such as 0-3,8, or empty",
           "CPUs on which the communication threads may run; empty: wherever the rank may.", parse_cpus, join),
       integer_row(
