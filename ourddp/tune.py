@@ -194,7 +194,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ]
     for name, kind, default, unit, text in rows:
         parser.add_argument(name, type=kind, default=default, metavar=unit, help=f"{text} (default: %(default)s)")
-    parser.add_argument("--ranks", type=int, metavar="N", help="trial run: start N ranks on this machine")
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="trial run: start N ranks on this machine (default: none)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -55,7 +55,7 @@ def test_invalid_arguments_raise_value_error_with_both_values(rank: int, world: 
         (lambda: dist.reduce_scatter_tensor(torch.zeros(2), torch.zeros(2 * world + 2)), rf"{2 * world + 2} elements"),
         (
             lambda: group.allgather([[torch.zeros(1)] * (world + 1)], [torch.zeros(1)]),
-            rf"has {world + 1} tensors in a group of {world}",
+            rf"has {world + 1} tensors, but the group has {world} ranks",
         ),
         (
             lambda: dist.all_to_all_single(torch.zeros(world + 1), torch.zeros(world + 1)),

@@ -101,7 +101,7 @@ def test_a_rank_may_go_on_after_its_invalid_call(rank: int, world: int) -> None:
     """Let rank 0 make its next call at once, in which the other ranks take no part."""
     wrong, right = calls_of(dist.group.WORLD, rank, world)["all_to_all"]
     if rank == 0:
-        with pytest.raises(ValueError, match="same size"):
+        with pytest.raises(ValueError, match="make the sizes equal"):
             wrong()
     # Over TCP a rank may first see that another rank's call differs from its own.
     other = "" if backend_of().node_sizes() == [world] else "|called different"
@@ -115,7 +115,7 @@ def test_calls_before_an_invalid_one_succeed(rank: int, world: int) -> None:
     tensor = torch.ones(4)
     if rank == 0:
         work = dist.all_reduce(tensor, async_op=True)
-        with pytest.raises(ValueError, match="same size"):
+        with pytest.raises(ValueError, match="make the sizes equal"):
             wrong()
         dist.distributed_c10d._get_default_store().set("refused", "")
     else:

@@ -18,6 +18,7 @@ memory. ``nodes=hosts`` (see hosts.py) also gives them networks of their own.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import faulthandler
 import functools
@@ -127,6 +128,13 @@ def _make_store(nodes: Nodes) -> tuple[dist.TCPStore, str]:
         return make.result(), first.address
 
 
+@dataclasses.dataclass(frozen=True)
+class Skip:
+    """What a rank returns whose function skips the test."""
+
+    why: str
+
+
 def _worker(
     pipe: multiprocessing.connection.Connection,
     rank: int,
@@ -153,7 +161,7 @@ def _worker(
                 try:
                     result = inspect.unwrap(fn)(rank, world, *args)
                 except pytest.skip.Exception as skipped:
-                    result = skipped
+                    result = Skip(str(skipped))  # the exception itself cannot be pickled
                 pipe.send_bytes(pickle.dumps((True, result)))
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -355,8 +363,8 @@ def in_ranks(
             ranks = RankPool(size, **keywords) if fresh else given["rank_pool"](size, **keywords)
             with ranks if fresh else contextlib.nullcontext():
                 for result in ranks.run(test, *(given[name] for name in own), timeout=timeout):
-                    if isinstance(result, pytest.skip.Exception):
-                        raise result
+                    if isinstance(result, Skip):
+                        pytest.skip(result.why)
 
         wanted = [*([] if fresh else ["rank_pool"]), *([] if world else ["world"]), *fixtures, *own]
         kind = inspect.Parameter.KEYWORD_ONLY
