@@ -35,10 +35,10 @@ void IpcGroup::reduce_slots(const Running& run, const Reduction& reduction, size
                             const std::vector<int>& to) {
   if (elements.empty()) return;
   const auto place = [&](int r) { return slot(r, k) + elements.begin * size_of(run.call.dtype); };
-  std::vector<const void*> sources;
-  std::vector<void*> results;
-  for (int r = 0; r < size(); ++r) sources.push_back(place(r));
-  for (const int r : to) results.push_back(place(r));
+  std::vector<const void*> sources(static_cast<size_t>(size()));
+  std::vector<void*> results(to.size());
+  for (int r = 0; r < size(); ++r) sources[static_cast<size_t>(r)] = place(r);
+  std::transform(to.begin(), to.end(), results.begin(), place);
   device().reduce(results, sources, elements.size(), run.call.dtype, reduction, kernels_->handle());
 }
 
