@@ -203,7 +203,7 @@ void Lane::close() const noexcept {
     }
     if (queue->busy()) {
       abort("the group was destroyed, or the process exited, while operations were still pending");
-    } else if (messages->busy() || transfers->busy()) {
+    } else if (transfers->busy() || messages->busy() || transfers->busy()) {  // they move from one to the other
       // They end with an error here, which concerns no other rank. The peers may go on among themselves.
       status->set_aborted();
     }

@@ -105,7 +105,7 @@ void NcclGroup::give_group(const Running& run, const std::function<void()>& call
     } catch (...) {
       // Otherwise the thread's later calls would be taken for part of the group. But this uses the communicator, which
       // may have been freed while a call was stuck.
-      if (comm_ != nullptr) static_cast<void>(nccl_->group_end.run());
+      if (!was_stuck_) static_cast<void>(nccl_->group_end.run());
       throw;
     }
     invoke(nccl_->group_end);
@@ -136,9 +136,10 @@ void NcclGroup::abort(const std::string& reason) {
 
 NcclComm NcclGroup::take_communicator() noexcept {
   const NcclComm comm = comm_.exchange(nullptr);
-  for (const Deadline patience = Deadline::after(kCalling); comm != nullptr && !patience.passed();) {
+  for (const Deadline patience = Deadline::after(kCalling); comm != nullptr && !was_stuck_;) {
     if (const std::unique_lock<std::mutex> lock(calling_, std::try_to_lock); lock) break;
     std::this_thread::sleep_for(kNap);
+    was_stuck_ = patience.passed();
   }
   return comm;
 }

@@ -107,7 +107,8 @@ class NcclGroup final : public EnqueueGroup {
   std::atomic<NcclComm> comm_{nullptr};  ///< null before it is made, and once it was dropped, on any thread
   /// Held during calls that use the communicator, and for a moment by a thread that has dropped it.
   std::mutex calling_;
-  std::shared_ptr<void> scratch_;  ///< of scratch_bytes_, twice
+  std::atomic<bool> was_stuck_{false};  ///< a call was under way when the communicator was dropped, and did not return
+  std::shared_ptr<void> scratch_;       ///< of scratch_bytes_, twice
 };
 
 }  // namespace ours::cuda

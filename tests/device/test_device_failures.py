@@ -105,6 +105,19 @@ def test_calls_of_the_cpu_and_a_device(rank: int, world: int, kind: str) -> None
         dist.all_reduce(x, async_op=True).wait(timedelta(seconds=30))
 
 
+@IPC_AND_NCCL
+@in_ranks(2, "backend", "env", fresh=True)
+def test_an_all_gather_of_the_cpu_is_not_taken_for_what_ranks_agree_on(rank: int, world: int, kind: str) -> None:
+    """It has the size of the words by which the ranks of a device compare their calls."""
+    x = torch.ones(9, dtype=torch.int64, device=here(kind))
+    out = torch.empty(2 * 9, dtype=torch.int64, device=x.device)
+    dist.all_gather_into_tensor(out, x)
+    if rank == 0:
+        x, out = x.cpu(), out.cpu()
+    with pytest.raises(RuntimeError):
+        dist.all_gather_into_tensor(out, x, async_op=True).wait(timedelta(seconds=30))
+
+
 def nobody_comes(rank: int, world: int, kind: str) -> None:
     device = here(kind)
     x = torch.ones(4, device=device)

@@ -55,15 +55,19 @@ bool same_call(const Words& a, const Words& b) { return std::equal(a.begin(), a.
 
 /// Returns all ranks' words, by rank: counts[r] words of rank r. `mine` are this rank's.
 std::vector<Words> gather_words(Group& host, const Call& call, const Words& mine, const std::vector<size_t>& counts) {
+  // An extra byte makes the length differ from that of what a peer gathers under the same name by mistake, from its
+  // CPU, unless its elements are bytes.
+  constexpr size_t kMark = 1;
   std::vector<Words> all;
   std::vector<Span> outputs;
   for (const size_t count : counts) {
-    Words& words = all.emplace_back(count);
-    outputs.push_back({words.data(), count * sizeof(uint64_t)});
+    Words& words = all.emplace_back(count + 1);
+    outputs.push_back({words.data(), count * sizeof(uint64_t) + kMark});
   }
   const auto me = static_cast<size_t>(host.rank());
   std::copy(mine.begin(), mine.end(), all[me].begin());
   host.all_gather(call, ConstSpan{outputs[me].data, outputs[me].bytes}, outputs);
+  for (Words& words : all) words.pop_back();
   return all;
 }
 

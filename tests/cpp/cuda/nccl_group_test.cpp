@@ -285,6 +285,27 @@ TEST(nccl_call_that_is_stuck_is_ended_by_an_abort_and_is_the_last) {
   }
 }
 
+TEST(nccl_group_of_calls_is_closed_if_an_abort_comes_in_between) {
+  run_ranks(2, 4096, [&](Rank& self) {
+    float x[2] = {};
+    const auto call = call_of(Op::AllToAll, DType::Float32, 1);
+    std::thread aborter;
+    self.nccl->set_on_send([&] {
+      aborter = std::thread([&] { self.group->abort("enough"); });
+      while (self.group->failure().empty()) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // less than for what is stuck
+    });
+    const std::vector<Span> out{{&x[0], 4}, {&x[1], 4}};
+    try {
+      self.group->enqueue(call, nullptr, [&] { self.group->all_to_all(call, {{&x[0], 4}, {&x[1], 4}}, out); });
+    } catch (const Error&) {
+      // Unless the abort comes after the last call.
+    }
+    if (aborter.joinable()) aborter.join();  // the peer may have been first
+    CHECK(!self.nccl->is_grouped());
+  });
+}
+
 TEST(nccl_that_takes_long_to_connect_hears_of_timeouts_and_signals) {
   for (const bool signal : {false, true}) {
     run_ranks(1, 4096, [&](Rank& self) {

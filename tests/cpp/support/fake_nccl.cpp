@@ -185,6 +185,7 @@ ncclResult_t FakeNccl::add(const char* name, const Operation& operation, StreamH
     return stuck_;
   }();
   if (stuck) meeting_->await_abort(static_cast<size_t>(rank_));
+  if (operation.kind == Kind::Send && on_send_) std::exchange(on_send_, nullptr)();
   batch_.push_back(operation);
   stream_ = stream;
   if (!grouped_) run(std::exchange(batch_, {}), stream_);

@@ -33,6 +33,9 @@ class FakeNccl : public cuda::Nccl {
   }
   /// `call` runs when NCCL is told to free the communicator, before it does.
   void set_on_end(std::function<void()> call) { on_end_ = std::move(call); }
+  void set_on_send(std::function<void()> call) { on_send_ = std::move(call); }
+  /// Whether a group of calls was begun and not ended.
+  bool is_grouped() const { return grouped_; }
   /// From now on operations take until `connected` is reached, to begin; or, if they are `stuck`, to return from their
   /// call, unless the communicator is aborted.
   void connect_when(std::shared_ptr<StandInPoint> connected, bool stuck) {
@@ -82,7 +85,7 @@ class FakeNccl : public cuda::Nccl {
   std::shared_ptr<StandInPoint> connected_;
   bool stuck_ = false;
   bool freed_ = false;
-  std::function<void()> on_end_;
+  std::function<void()> on_end_, on_send_;
   int asked_ = 0;
   bool grouped_ = false;
   Batch batch_;
