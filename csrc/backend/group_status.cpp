@@ -44,7 +44,8 @@ void GroupStatus::check_usable() const {
 std::exception_ptr GroupStatus::note_error(const std::exception_ptr& error) {
   const c10d::ErrorType type = error_type_of(error);
   auto none = c10d::ErrorType::SUCCESS;
-  if (type != none && error_.compare_exchange_strong(none, type)) {
+  // What ends because this rank closes the group concerns no other: the peers may go on among themselves.
+  if (type != none && !closed_ && error_.compare_exchange_strong(none, type)) {
     fail_group(error);
     run_abort_hooks();
   }

@@ -34,8 +34,8 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   void set_closed() { closed_.store(true); }
   bool is_closed() const { return closed_.load(); }
 
-  /// Records an error that ended an operation. The first one that is not just an invalid argument fails the group and
-  /// runs the abort hooks. Returns the error as the type that PyTorch users catch.
+  /// Records an error that ended an operation. The first one that is not just an invalid argument fails the group,
+  /// unless that is closed, and runs the abort hooks. Returns the error as the type that PyTorch users catch.
   std::exception_ptr note_error(const std::exception_ptr& error);
 
   /// Adds a connection between the same ranks, which fails when the group fails; at once if it has failed already.

@@ -56,7 +56,7 @@ Lane::Lane(std::shared_ptr<GroupStatus> state, std::shared_ptr<Group> ranks, std
       group(std::move(ranks)),
       messages(std::move(p2p)),
       devices(std::make_shared<DeviceContext>(group)),
-      transfers(std::make_shared<DeviceTransfers>()) {}
+      transfers(std::make_shared<DeviceTransfers>(messages)) {}
 
 std::shared_ptr<Lane> Lane::open(const Meeting& meeting, std::shared_ptr<GroupStatus> status) {
   Connections made = connect_ranks(meeting);
@@ -203,9 +203,6 @@ void Lane::close() const noexcept {
     }
     if (queue->busy()) {
       abort("the group was destroyed, or the process exited, while operations were still pending");
-    } else if (transfers->busy() || messages->busy() || transfers->busy()) {  // they move from one to the other
-      // They end with an error here, which concerns no other rank. The peers may go on among themselves.
-      status->set_aborted();
     }
     messages->close();
     transfers->close();
@@ -220,8 +217,8 @@ void Lane::close() const noexcept {
 void Lane::wait_closed() const noexcept {
   try {
     queue->wait_stopped(kCallbackPatience);
+    transfers->wait_closed(kCallbackPatience);  // it hands callbacks over to the messages
     messages->wait_closed(kCallbackPatience);
-    transfers->wait_closed(kCallbackPatience);
   } catch (const std::exception& e) {
     TORCH_WARN("cannot wait for the threads of a closed process group: ", e.what());
   }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -119,3 +120,47 @@ def test_a_group_ends_after_its_messages(rank: int, world: int, kind: str) -> No
         dist.destroy_process_group(group)
     if rank == 1:
         assert y.cpu().eq(1).all()
+
+
+@in_ranks(2, "backend", "played_nodes")
+def test_a_future_that_waits_for_the_device_ends(rank: int, world: int, kind: str) -> None:
+    """The future of a send ends with an error when its time is over, although nobody waits; the send goes on."""
+    device = here(kind)
+    group = dist.new_group()
+    backend = group._get_backend(device)
+    if rank == 0:
+        with stopped(kind) as stop:
+            backend.set_timeout(timedelta(seconds=0.2))
+            work = dist.isend(torch.ones(4, device=device), 1, group=group)
+            with pytest.raises(RuntimeError, match="work on the device that send comes after"):
+                work.get_future().wait()
+            backend.set_timeout(timedelta(seconds=60))
+            assert not work.is_completed()
+            stop.go_on()
+        assert work.wait(timedelta(seconds=30))
+    else:
+        y = torch.zeros(4, device=device)
+        dist.recv(y, 0, group=group)
+        assert y.cpu().eq(1).all()
+    dist.barrier(group=group)
+
+
+@in_ranks(2, "backend", "played_nodes")
+def test_callbacks_of_messages_may_wait_for_messages(rank: int, world: int, kind: str) -> None:
+    """Those of a CPU's tensor for a device's, and the other way round."""
+    device = here(kind)
+    peer = 1 - rank
+    late = {at: torch.zeros(4, device=at) for at in (device, torch.device("cpu"))}
+    waits = {at: dist.irecv(x, peer, tag=5) for at, x in late.items()}
+    results = {}
+
+    def wait_for(at: torch.device) -> Callable[[torch.futures.Future], bool]:
+        return lambda _: waits[at].wait(timedelta(seconds=30))
+
+    for mine, others in zip(late, reversed(late), strict=True):
+        x = torch.zeros(4, device=mine)
+        results[mine] = dist.irecv(x, peer, tag=6).get_future().then(wait_for(others))
+        dist.send(torch.ones(4, device=mine), peer, tag=6)
+    for at in late:
+        dist.send(torch.ones(4, device=at), peer, tag=5)
+    assert all(result.wait() for result in results.values())

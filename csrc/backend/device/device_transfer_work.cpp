@@ -3,11 +3,9 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
 
-#include <system_error>
 #include <tuple>
 
 #include "backend/device/device_transfers.h"
-#include "common/background_thread.h"
 
 namespace ours {
 
@@ -50,14 +48,18 @@ bool DeviceTransferWork::is_copied() {
   return copied_->reached();
 }
 
-void DeviceTransferWork::check_wait() const {
+void DeviceTransferWork::check_wait() {
   const std::string failure = order_.context().host().failure();
   if (!failure.empty()) throw AbortedError(failure);
   if (status().is_closed()) throw AbortedError("the process group was shut down with transfers under way");
-  if (limit_->passed()) {
-    throw TimeoutError(std::string("the work on the device that ") + name_of(op_) +
-                       " comes after was not done within " + std::to_string(limit_->timeout().count()) +
-                       " ms. Raise the timeout if that may take longer");
+  const auto late = [this] {
+    return TimeoutError(std::string("the work on the device that ") + name_of(op_) +
+                        " comes after was not done within " + std::to_string(limit_->timeout().count()) +
+                        " ms. Raise the timeout if that may take longer");
+  };
+  if (limit_->passed()) throw late();
+  if (auto tell = limit_->take_late(false)) {
+    transfers_->call([tell = std::move(tell), error = std::make_exception_ptr(late())] { tell(error); });
   }
 }
 
@@ -93,13 +95,7 @@ void DeviceTransferWork::go_on(std::exception_ptr error) noexcept {
 
 void DeviceTransferWork::finish(const std::exception_ptr& error) noexcept {
   pinned_.reset();
-  const TransferCallbacks callbacks = end(error);
-  if (!callbacks) return;
-  try {
-    start_background_thread("ours_callbacks", callbacks);
-  } catch (const std::system_error&) {
-    callbacks();
-  }
+  if (TransferCallbacks callbacks = end(error)) transfers_->call(std::move(callbacks));
 }
 
 std::optional<DeviceTransferWork::Destination> DeviceTransferWork::destination() const {

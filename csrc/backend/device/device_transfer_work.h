@@ -40,10 +40,10 @@ class DeviceTransferWork final : public TransferWork {
   void in_stream(const std::function<void()>& body) const override { order_.on_stream(body); }
 
  private:
-  /// Throws if the wait for the place in the stream has to end.
-  void check_wait() const;
+  /// Throws if the wait for the place in the stream has to end; or lets only the future's callbacks have the error.
+  void check_wait();
   void copy();
-  /// Ends the Work, whose callbacks get a thread of their own, since they may wait for other transfers.
+  /// Ends the Work, and has its callbacks called.
   void finish(const std::exception_ptr& error) noexcept;
 
   const std::shared_ptr<DeviceTransfers> transfers_;

@@ -34,13 +34,7 @@ void DeviceTransfers::add(WorkPtr work) {
   if (!running_) start_background_thread("ours_transfer", [self = shared_from_this()] { self->run(); });
   running_ = true;
   added_.push_back(std::move(work));
-  ++waiting_;
   changed_.notify_all();
-}
-
-bool DeviceTransfers::busy() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return waiting_ > 0;
 }
 
 void DeviceTransfers::close() noexcept {
@@ -56,6 +50,7 @@ void DeviceTransfers::wait_closed(std::chrono::milliseconds limit) {
 }
 
 void DeviceTransfers::run() {
+  leave_callbacks_to_other_threads();
   std::list<WorkPtr> copying;
   while (take_added(copying)) {
     HeldUp held_up;
@@ -67,10 +62,6 @@ void DeviceTransfers::run() {
       }
       const WorkPtr work = std::move(*next);
       next = copying.erase(next);
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        --waiting_;
-      }
       work->go_on(error);
     }
   }

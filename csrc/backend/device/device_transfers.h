@@ -17,12 +17,15 @@ class DeviceTransfers : public std::enable_shared_from_this<DeviceTransfers> {
  public:
   using WorkPtr = c10::intrusive_ptr<DeviceTransferWork>;
 
+  /// `messages`: those of the group.
+  explicit DeviceTransfers(std::shared_ptr<PointToPoint> messages) : messages_(std::move(messages)) {}
+
   /// Calls go_on() of `work` when the device has copied, or has failed to. Sends are added in the order of calls. Never
   /// blocks. Throws std::system_error if no thread can be started.
   void add(WorkPtr work);
 
-  /// Whether any of these still waits for the device.
-  bool busy() const;
+  /// Runs callbacks of these on another thread, since they may wait for more of these.
+  void call(TransferCallbacks callbacks) { messages_->call(std::move(callbacks)); }
 
   /// The thread ends when nothing is left, which is soon in a group that is closed.
   void close() noexcept;
@@ -35,10 +38,10 @@ class DeviceTransfers : public std::enable_shared_from_this<DeviceTransfers> {
   /// thread is to end.
   bool take_added(std::list<WorkPtr>& copying);
 
-  mutable std::mutex mutex_;  // guards all below
+  const std::shared_ptr<PointToPoint> messages_;
+  std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::list<WorkPtr> added_;
-  size_t waiting_ = 0;  // in added_, and on the thread
   std::thread::id thread_;
   bool running_ = false;
   bool closed_ = false;

@@ -30,6 +30,9 @@ using TransferCallbacks = std::function<void()>;
 /// callbacks that it returns are called next on that thread, while other threads move the other transfers.
 using TransferDone = std::function<TransferCallbacks(const Transfer&)>;
 
+/// From now on the calling thread runs no callbacks of transfers, since it must not wait for what these wait for.
+void leave_callbacks_to_other_threads();
+
 /// Messages between two ranks of a group, matched by (source, tag) in the order sent. Independent of the collectives'
 /// order. A message whose size or dtype differs from the receive that it matches fails the receive with a MismatchError
 /// that names both.
@@ -47,8 +50,8 @@ class PointToPoint {
   /// passed. Does not throw the transfer's error.
   virtual void wait(Transfer& transfer) = 0;
 
-  /// Whether anything posted has not ended.
-  virtual bool busy() = 0;
+  /// Runs `callbacks` like those of a transfer that has just ended, on another thread, and after close() as well.
+  virtual void call(TransferCallbacks callbacks) = 0;
 
   /// Ends everything posted here with an error, while the peers may go on among themselves, and lets background
   /// threads end without waiting for them. What is posted later fails. May be called more than once.

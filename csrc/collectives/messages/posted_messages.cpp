@@ -1,6 +1,7 @@
 #include "collectives/messages/posted_messages.h"
 
 #include <system_error>
+#include <utility>
 
 #include "common/background_thread.h"
 #include "common/error.h"
@@ -9,14 +10,16 @@ namespace ours {
 
 namespace {
 
-/// Whether this thread is in a callback of a transfer. If so, it runs no other callbacks, since these might wait for
-/// the one below them on the stack.
-bool& in_callback() {
+/// Whether this thread runs no callbacks if another thread can. Inside a callback it must not, since others might wait
+/// for the one below them on the stack.
+bool& leaves_callbacks() {
   thread_local bool inside = false;
   return inside;
 }
 
 }  // namespace
+
+void leave_callbacks_to_other_threads() { leaves_callbacks() = true; }
 
 std::shared_ptr<Transfer> PostedMessages::send(ConstSpan buffer, DType dtype, int dst, int tag, TransferLimitPtr limit,
                                                TransferDone done) {
@@ -66,7 +69,7 @@ void PostedMessages::wait(Transfer& transfer) {
   if (transfer.done()) return;
   static_cast<Message&>(transfer).limit->start();
   Lock lock(mutex_);
-  if (in_callback() && others_move()) {
+  if (leaves_callbacks() && others_move()) {
     lock.unlock();
     Interrupts interrupts;
     while (!transfer.done()) {
@@ -85,9 +88,11 @@ void PostedMessages::wait(Transfer& transfer) {
   if (!idle()) leave_to_background(lock);
 }
 
-bool PostedMessages::busy() {
+void PostedMessages::call(TransferCallbacks callbacks) {
   Lock lock(mutex_);
-  return !carrier_->empty() || !ended_.empty();
+  callbacks_.push_back(std::move(callbacks));
+  carrier_->ring();  // a thread that moves messages may be at rest
+  if (drivers_ == 0) leave_to_background(lock);
 }
 
 void PostedMessages::close() noexcept {
@@ -187,7 +192,7 @@ bool PostedMessages::finish_ended(Lock& lock, int* counter) {
   }
   // Another thread may be asleep in wait() for one of these messages.
   carrier_->ring();
-  if (callbacks_.empty() || (in_callback() && others_move())) return true;
+  if (callbacks_.empty() || (leaves_callbacks() && others_move())) return true;
   run_callbacks(lock, counter);
   return true;
 }
@@ -206,10 +211,9 @@ void PostedMessages::run_callbacks(Lock& lock, int* counter) {
       }
     }
     lock.unlock();
-    const bool nested = in_callback();
-    in_callback() = true;
+    const bool nested = std::exchange(leaves_callbacks(), true);
     call();
-    in_callback() = nested;
+    leaves_callbacks() = nested;
     call = nullptr;  // may drop the last reference to a Work, so not under the lock
     lock.lock();
   }

@@ -29,7 +29,7 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
   std::shared_ptr<Transfer> recv(Span buffer, DType dtype, int src, int tag, TransferLimitPtr limit,
                                  TransferDone done) override;
   void wait(Transfer& transfer) override;
-  bool busy() override;
+  void call(TransferCallbacks callbacks) override;
   void close() noexcept override;
   bool wait_closed(std::chrono::milliseconds limit) override;
 

@@ -151,13 +151,91 @@ TEST(a_callback_that_waits_runs_no_other_inside) {
   });
 }
 
+// The receive completes as soon as it is posted, since its message came before one that has been received.
+TEST(a_thread_may_leave_callbacks_to_others) {
+  for (const Carrier carrier : kCarriers) {
+    std::atomic<bool> ended{false};
+    run_ranks(carrier, 2, [&](const Rank& self) {
+      Port port(self.p2p);
+      if (self.rank == 0) {
+        for (const int tag : {1, 2}) port.wait(port.send(kSent, 1, tag));
+        return wait_until([&] { return ended.load(); });
+      }
+      std::vector<int> first(8), second(8);
+      port.wait(port.recv(second, 0, 2));
+      std::thread::id caller;
+      std::thread poster([&] {
+        leave_callbacks_to_other_threads();
+        CHECK(port.recv(first, 0, 1,
+                        [&] {
+                          caller = std::this_thread::get_id();
+                          ended = true;
+                        })
+                  ->done());
+        wait_until([&] { return ended.load(); });
+        CHECK(caller != std::this_thread::get_id());
+      });
+      poster.join();
+      CHECK(first == kSent);
+    });
+  }
+}
+
+// Nobody waits for a message, or somebody rests in the wait for one, or the messages are closed.
+TEST(callbacks_that_are_handed_over_run_on_another_thread) {
+  run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
+    Port port(session);
+    if (session->rank() == 1) {
+      std::vector<int> go(8);
+      port.wait(port.recv(go, 0, 1));
+      return port.wait(port.send(kSent, 0));
+    }
+    std::thread::id caller;
+    std::atomic<int> calls{0};
+    const auto hand_over = [&] {
+      const int before = calls;
+      port.p2p->call([&] {
+        caller = std::this_thread::get_id();
+        ++calls;
+      });
+      wait_until([&] { return calls == before + 1; });
+      CHECK(caller != std::this_thread::get_id());
+    };
+    hand_over();
+    std::vector<int> got(8);
+    std::thread waiter([&] { port.wait(port.recv(got, 1)); });
+    hand_over();
+    port.wait(port.send(kSent, 1, 1));
+    waiter.join();
+    port.p2p->close();
+    hand_over();
+    CHECK(port.p2p->wait_closed(std::chrono::seconds(30)));
+  });
+}
+
+// Whoever closes the messages waits for callbacks that still run.
+TEST(waiting_for_the_end_waits_for_callbacks_that_were_handed_over) {
+  run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
+    Port port(session);
+    std::atomic<bool> begun{false}, go{false};
+    port.p2p->call([&] {
+      begun = true;
+      wait_until([&] { return go.load(); });
+    });
+    wait_until([&] { return begun.load(); });
+    port.p2p->close();
+    CHECK(!port.p2p->wait_closed(std::chrono::milliseconds(1)));
+    go = true;
+    CHECK(port.p2p->wait_closed(std::chrono::seconds(30)));
+  });
+}
+
 TEST(closing_ends_what_is_posted_and_the_thread_even_from_a_callback) {
   run_sessions(2, 4096, [](std::shared_ptr<NodeSession> session) {
     Port port(session);
     if (session->rank() == 1) return port.wait(port.send(kSent, 0));
     std::vector<int> got(8), never(8);
     const auto pending = port.recv(never, 1, 9);
-    CHECK(port.p2p->busy());
     std::atomic<bool> dropped{false};
     const auto transfer = port.recv(got, 1, 0, [&] {
       port.p2p->close();
