@@ -223,3 +223,22 @@ def test_a_callback_may_destroy_the_group_of_its_own_receive(rank: int, world: i
     assert dropped.wait(30)
     future.wait()
     dist.barrier()
+
+
+@in_ranks(3, "nodes")
+def test_a_group_may_be_destroyed_before_its_messages_have_come(rank: int, world: int) -> None:
+    """They end with an error at the rank that destroys it, and its peers still reach each other."""
+    group = dist.new_group()
+    dist.barrier(group=group)
+    if rank == 2:
+        pending = dist.irecv(torch.zeros(4), 0, group=group)
+        dist.destroy_process_group(group)
+        with pytest.raises(RuntimeError):
+            pending.wait()
+    dist.barrier()
+    x = torch.full((4,), float(rank))
+    if rank == 0:
+        dist.send(x, 1, group=group)
+    elif rank == 1:
+        dist.recv(x, 0, group=group)
+        assert x.eq(0).all()
