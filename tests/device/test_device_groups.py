@@ -6,7 +6,7 @@ import device_cases
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import in_ranks, run_ranks
 
 from ourddp import _C
 
@@ -17,26 +17,29 @@ def test_a_group_is_bound_to_a_device(kind, world):
     run_ranks(world, device_cases.bound_to_a_device, kind, backend=None, env=env)
 
 
-def test_the_devices_are_listed(rank_pool, kind):
-    rank_pool(2, f"cpu:ours,{kind}:ours").run(listed, kind)
-
-
-def listed(rank: int, world: int, kind: str) -> None:
+@in_ranks(2, "backend")
+def test_the_devices_are_listed(rank: int, world: int, kind: str) -> None:
     facts = _C.device_facts(kind)
     assert (facts["obstacle"], facts["device_obstacle"]) == ("", "")
     assert len(facts["devices"]) == (8 if kind == device_cases.device_type.NAME else torch.cuda.device_count())
     assert all(facts["devices"])
 
 
-def test_tensors_of_the_backend(rank_pool, kind):
-    rank_pool(2, f"cpu:ours,{kind}:ours").run(device_cases.tensors_of_the_backend, kind)
+@in_ranks(2, "backend")
+def test_tensors_of_the_backend(rank: int, world: int, kind: str) -> None:
+    """The backend allocates tensors for a device, too."""
+    device = device_cases.here(kind)
+    backend = dist.group.WORLD._get_backend(device)
+    for _ in range(2):  # before the device's group is made, and after
+        tensor = backend.allocate_tensor(1000, dtype=torch.float32, device=device)
+        assert (tensor.device, tensor.shape, tensor.dtype) == (device, (1000,), torch.float32)
+        dist.all_reduce(tensor.fill_(rank))
+        assert tensor.cpu().eq(sum(range(world))).all()
 
 
-def test_capture_is_refused(rank_pool, standin):
-    rank_pool(2, f"cpu:ours,{standin}:ours").run(while_capturing)
-
-
-def while_capturing(rank: int, world: int) -> None:
+@pytest.mark.parametrize("kind", [device_cases.device_type.NAME])
+@in_ranks(2, "backend")
+def test_capture_is_refused(rank: int, world: int, standin: str) -> None:
     module = device_cases.device_type.load()
     device = device_cases.here(device_cases.device_type.NAME)
     x = torch.ones(4, device=device)

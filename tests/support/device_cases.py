@@ -95,14 +95,3 @@ def bound_to_a_device(rank: int, world: int, kind: str) -> None:
     dist.all_gather_object(objects, {"rank": rank})
     assert [one["rank"] for one in objects] == list(range(world))
     dist.destroy_process_group()
-
-
-def tensors_of_the_backend(rank: int, world: int, kind: str) -> None:
-    """The backend allocates tensors for a device, too."""
-    device = here(kind)
-    backend = dist.group.WORLD._get_backend(device)
-    for _ in range(2):  # before the device's group is made, and after
-        tensor = backend.allocate_tensor(1000, dtype=torch.float32, device=device)
-        assert (tensor.device, tensor.shape, tensor.dtype) == (device, (1000,), torch.float32)
-        dist.all_reduce(tensor.fill_(rank))
-        assert tensor.cpu().eq(sum(range(world))).all()

@@ -41,26 +41,6 @@ DeviceLibrary& device_library_of(c10::DeviceType type) {
                     "init_process_group(\"cpu:ours,cuda:nccl\")");
 }
 
-DeviceReport report_devices(c10::DeviceType type) {
-  DeviceReport facts;
-  DeviceLibrary* library = nullptr;
-  try {
-    library = &device_library_of(type);
-  } catch (const Error& e) {
-    facts.obstacle = e.what();
-    return facts;
-  }
-  facts.library = library->describe();
-  facts.vendor_version = library->vendor_version();
-  facts.vendor_obstacle = library->why_no_vendor_group();
-  try {
-    facts.devices = library->device_names();
-  } catch (const DeviceError& e) {
-    facts.device_obstacle = e.what();
-  }
-  return facts;
-}
-
 void use_device_library(c10::DeviceType type, const std::string& path) {
   const std::lock_guard<std::mutex> lock(paths().mutex);
   paths().by_type[type] = path;

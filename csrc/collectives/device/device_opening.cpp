@@ -106,10 +106,10 @@ Words table_of(const ExchangePlan& plan) {
   return table;
 }
 
-size_t SizeTables::check(const CallRecord& record) const {
+size_t check_tables(const std::vector<Words>& opened, const CallRecord& record) {
   std::vector<const uint64_t*> tables;
-  tables.reserve(tables_.size());
-  for (const Words& table : tables_) tables.push_back(table.data());
+  tables.reserve(opened.size());
+  for (const Words& table : opened) tables.push_back(table.data());
   return check_sizes(tables, [](int r) { return rank_name(static_cast<size_t>(r)); }, record);
 }
 

@@ -25,19 +25,8 @@ std::vector<Words> open_call(Group& host, const Running& run, const Words& mine 
 /// For open_call(): the sizes in bytes of what this rank sends to each rank and expects from it.
 Words table_of(const ExchangePlan& plan);
 
-/// All ranks' tables of sizes, by rank.
-class SizeTables {
- public:
-  explicit SizeTables(const std::vector<Words>& tables) : tables_(tables) {}
-
-  size_t sent(size_t from, size_t to) const { return tables_[from][to]; }
-
-  /// Throws MismatchError, the same on all ranks, if a rank sends another a size that the receiver does not expect.
-  /// Returns the most bytes that any rank sends to another.
-  size_t check(const CallRecord& record) const;
-
- private:
-  const std::vector<Words>& tables_;
-};
+/// Throws MismatchError, the same on all ranks, if a rank sends another a size that the receiver does not expect, by
+/// all ranks' tables. Returns the most bytes that any rank sends to another.
+size_t check_tables(const std::vector<Words>& opened, const CallRecord& record);
 
 }  // namespace ours

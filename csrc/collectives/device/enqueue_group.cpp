@@ -76,7 +76,7 @@ void EnqueueGroup::compare(const Call& call, const Claim& claim) const {
   // Named after this call of the body, which may make several.
   const Call part{static_cast<Op>(record.op), static_cast<DType>(record.dtype), call.seq, call.deadline};
   const std::vector<Words> opened = open_call(host(), {part, record, claim.fingerprint}, claim.sizes);
-  if (!claim.sizes.empty()) SizeTables(opened).check(record);
+  if (!claim.sizes.empty()) check_tables(opened, record);
 }
 
 void EnqueueGroup::await(const Call& call, DeviceEvent& done) {

@@ -31,9 +31,8 @@ void IpcGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
   };
   copy_in(0);
   wait_copied(run);
-  const std::vector<Words> opened = open_call(host(), run, table_of(plan));
-  const SizeTables tables(opened);
-  const size_t rounds = std::max<size_t>(piece_count(tables.check(run.record), window), 1);
+  const std::vector<Words> tables = open_call(host(), run, table_of(plan));
+  const size_t rounds = std::max<size_t>(piece_count(check_tables(tables, run.record), window), 1);
 
   const auto copy_out = [&](size_t k) {
     // Each begins with the next rank, so that they do not all read from the same device at once.
@@ -43,7 +42,7 @@ void IpcGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
       if (piece.empty()) continue;
       size_t before = 0;
       for (size_t d = 0; !plan.is_common() && d < me; ++d) {
-        if (d != s) before += piece_of(tables.sent(s, d), window, k).size();
+        if (d != s) before += piece_of(tables[s][d], window, k).size();
       }
       copy(static_cast<std::byte*>(plan.receives[s]->data) + piece.begin, slot(static_cast<int>(s), k) + before,
            piece.size());

@@ -146,18 +146,5 @@ TEST(device_memory_that_this_process_shared_is_where_it_was) {
   CHECK(on.device->share(on.at(0)) != handle);
 }
 
-TEST(device_refuses_reductions_without_meaning) {
-  OnDevice on(kBytes);
-  const std::vector<void*> result = {on.at(0)};
-  const std::vector<const void*> source = {on.at(0)};
-  const auto reduce = [&](const std::vector<const void*>& sources, DType dtype, const Reduction& reduction) {
-    on.device->reduce(result, sources, 1, dtype, reduction, on.stream());
-  };
-  CHECK_THROWS(InvalidArgument, reduce(source, DType::Float32, {ReduceKind::BitAnd, 1, 1.0}));
-  CHECK_THROWS(InvalidArgument, reduce({}, DType::Float32, {}));
-  CHECK_THROWS(InvalidArgument, reduce(std::vector<const void*>(65, on.at(0)), DType::Float32, {}));
-  CHECK_THROWS(InvalidArgument, reduce(source, DType::Float32, {ReduceKind::Avg, 0, 1.0}));
-}
-
 }  // namespace
 }  // namespace ours

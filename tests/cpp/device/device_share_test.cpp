@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <thread>
 
+#include "common/shared_memory.h"
 #include "support/device_contract.h"
 #include "support/testing.h"
 
@@ -21,24 +23,6 @@ using testing::OnDevice;
 constexpr const char* kHandleVariable = "DEVICE_TEST_HANDLE";
 constexpr const char* kChild = "device_child_writes_what_its_parent_reads";
 constexpr size_t kBytes = size_t{3} << 20;  // more than one large page
-
-std::string to_text(const MemoryHandle& handle) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (const unsigned char byte : handle) {
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
-}
-
-MemoryHandle from_text(const std::string& text) {
-  MemoryHandle handle{};
-  for (size_t i = 0; i < handle.size(); ++i) {
-    handle[i] = static_cast<unsigned char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
-  }
-  return handle;
-}
 
 /// The exit status of this program with `argument`, or -1 if it had to be killed.
 int run_self(const char* argument) {
@@ -60,7 +44,11 @@ TEST(device_memory_can_be_written_by_another_process) {
   OnDevice on(kBytes);
   const std::vector<char> before(kBytes, 'p');
   on.put(on.at(0), before.data(), kBytes);
-  setenv(kHandleVariable, to_text(on.device->share(on.at(0))).c_str(), 1);
+  const MemoryHandle handle = on.device->share(on.at(0));
+  const auto told = SharedMemory::create(handle.size());
+  std::memcpy(told->data(), handle.data(), handle.size());
+  const std::string path = "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(told->fd());
+  setenv(kHandleVariable, path.c_str(), 1);
   const int status = run_self(kChild);
   unsetenv(kHandleVariable);
   CHECK_EQ(status, 0);
@@ -71,10 +59,12 @@ TEST(device_memory_can_be_written_by_another_process) {
 }
 
 TEST(device_child_writes_what_its_parent_reads) {
-  const char* text = std::getenv(kHandleVariable);
-  if (text == nullptr) return;
+  const char* path = std::getenv(kHandleVariable);
+  if (path == nullptr) return;
   OnDevice on(kBytes);
-  const auto mapped = on.device->map(from_text(text));
+  MemoryHandle handle{};
+  std::memcpy(handle.data(), SharedMemory::open(path)->data(), handle.size());
+  const auto mapped = on.device->map(handle);
   auto* data = static_cast<char*>(mapped.get());
   CHECK(on.get(data, kBytes) == std::vector<char>(kBytes, 'p'));
   const char mark = 'c';

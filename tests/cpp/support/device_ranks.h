@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,9 +17,7 @@ namespace ours::testing {
 
 /// The device of a rank. Ranks with the same identity share one, as processes do, each with a view of its own.
 inline std::shared_ptr<StandInDevice> make_device(const std::string& identity) {
-  StandInOptions options;
-  options.identity = identity;
-  return StandInDevice::make(options);
+  return StandInDevice::make(StandInOptions{identity});
 }
 
 /// A rank of a test that uses its device.
@@ -29,6 +28,13 @@ struct DeviceRank {
   int number() const { return number_; }
   int number_;
 };
+
+/// How often the device is given work of that name ("reduce", "copy") from now on.
+inline std::shared_ptr<const std::atomic<int>> count_calls(StandInDevice& device, const std::string& name) {
+  auto calls = std::make_shared<std::atomic<int>>(0);
+  device.before(name, [calls] { ++*calls; });
+  return calls;
+}
 
 using MakeOnDevice = std::function<std::shared_ptr<Group>(std::shared_ptr<Group> host, std::shared_ptr<Device> device)>;
 
@@ -118,12 +124,7 @@ inline MakeOnDevice enqueued_nccl_maker(size_t scratch) {
 /// `devices`: the identity of each rank's.
 inline void run_ipc(int ranks, const std::function<std::string(int rank)>& devices, size_t slot,
                     const std::function<void(DeviceRank&)>& fn) {
-  const auto options = [&](int rank) {
-    StandInOptions made;
-    made.identity = devices(rank);
-    return made;
-  };
-  run_on_devices(ranks, options, ipc_maker(slot), fn);
+  run_on_devices(ranks, [&](int rank) { return StandInOptions{devices(rank)}; }, ipc_maker(slot), fn);
 }
 
 /// Groups over host memory that pass for groups over device memory: a stand-in device works on host memory, so

@@ -193,9 +193,10 @@ ncclResult_t FakeNccl::add(const char* name, const Operation& operation, StreamH
 }
 
 ncclResult_t FakeNccl::end_group() {
-  if (!batch_.empty()) count("group_end");
   grouped_ = false;
-  if (!batch_.empty()) run(std::exchange(batch_, {}), stream_);
+  if (batch_.empty()) return ncclInProgress;
+  count("group_end");
+  run(std::exchange(batch_, {}), stream_);
   return ncclInProgress;
 }
 

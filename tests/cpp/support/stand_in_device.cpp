@@ -7,7 +7,6 @@
 #include <thread>
 #include <utility>
 
-#include "device/device_checks.h"
 #include "support/cuda_on_cpu.h"
 #include "support/stand_in_memory.h"
 
@@ -72,18 +71,14 @@ std::unique_ptr<DeviceStream> StandInDevice::make_stream() {
   auto stream = std::make_unique<StandInStream>(std::static_pointer_cast<StandInDevice>(Device::shared_from_this()));
   const std::lock_guard<std::mutex> lock(mutex_);
   StandInQueue* queue = nullptr;
-  if (options_.queues != 0 && queues_.size() > static_cast<size_t>(options_.queues)) {
-    queue = queues_[1 + made_ % static_cast<size_t>(options_.queues)].get();
-  } else {
-    const auto used = [&](const StandInQueue* one) {
-      return std::any_of(streams_.begin(), streams_.end(), [&](const auto& entry) { return entry.second == one; });
-    };
-    for (const auto& one : queues_) {
-      if (options_.queues == 0 && !used(one.get()) && one->idle()) queue = one.get();
-    }
-    if (queue == nullptr) queue = queues_.emplace_back(std::make_unique<StandInQueue>(state_)).get();
+  const auto used = [&](const StandInQueue* one) {
+    return std::any_of(streams_.begin(), streams_.end(), [&](const auto& entry) { return entry.second == one; });
+  };
+  for (const auto& one : queues_) {
+    const bool shared = options_.one_queue && one != queues_.front();
+    if (shared || (!used(one.get()) && one->idle())) queue = one.get();
   }
-  ++made_;
+  if (queue == nullptr) queue = queues_.emplace_back(std::make_unique<StandInQueue>(state_)).get();
   streams_[stream->handle()] = queue;
   return stream;
 }
@@ -133,11 +128,10 @@ StandInQueue& StandInDevice::queue_of(StreamHandle stream) const {
   return *found->second;
 }
 
-void StandInDevice::push(const char* call, StreamHandle stream, std::function<void()> work, int* counter) {
+void StandInDevice::push(const char* call, StreamHandle stream, std::function<void()> work) {
   state_->check(call);
   const std::lock_guard<std::mutex> lock(mutex_);
   queue_of(stream).push(std::move(work));
-  if (counter != nullptr) ++*counter;
 }
 
 void StandInDevice::forget(StreamHandle stream) {
@@ -150,14 +144,13 @@ void StandInDevice::copy(void* to, const void* from, size_t bytes, StreamHandle 
   const auto work = [=] {
     if (bytes != 0) std::memcpy(to, from, bytes);
   };
-  push("copy", stream, work, &counts_.copies);
+  push("copy", stream, work);
 }
 
 void StandInDevice::reduce(const std::vector<void*>& results, const std::vector<const void*>& sources, size_t count,
                            DType dtype, const Reduction& reduction, StreamHandle stream) {
-  check_device_reduction(results.size(), sources.size(), dtype, reduction);
   const auto work = [=] { reduce_on_cpu(results, sources, count, dtype, reduction); };
-  push("reduce", stream, work, &counts_.reductions);
+  push("reduce", stream, work);
 }
 
 void StandInDevice::run(StreamHandle stream, std::function<void()> work) {
@@ -178,11 +171,6 @@ void StandInDevice::synchronize(StreamHandle stream) {
   }
 }
 
-bool StandInDevice::idle(StreamHandle stream) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return queue_of(stream).idle();
-}
-
 std::unique_ptr<StoppedStream> StandInDevice::stop(StreamHandle stream) {
   const auto point = std::make_shared<StandInPoint>();
   run(stream, [point] { point->wait(); });
@@ -196,11 +184,6 @@ void StandInDevice::set_capturing(StreamHandle stream, bool capturing) {
   } else {
     capturing_.clear();
   }
-}
-
-StandInCounts StandInDevice::counts() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return counts_;
 }
 
 }  // namespace ours::testing

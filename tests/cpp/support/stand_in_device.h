@@ -19,17 +19,12 @@ struct StandInOptions {
   std::string identity = "stand-in-0";
   /// Whether it can use the memory of devices with other identities.
   bool reaches_others = true;
-  /// The number of threads of all streams together, since streams share queues of the hardware; 0: one thread each.
-  int queues = 0;
+  /// Whether all streams share one thread, as streams may share a queue of the hardware.
+  bool one_queue = false;
   /// The most bytes that memory() gives; 0: no limit.
   size_t most_memory = 0;
   /// Empty if the device is not part of a board.
   std::string hardware = {};
-};
-
-/// How often the device was given each kind of work.
-struct StandInCounts {
-  int copies = 0, reductions = 0;
 };
 
 /// A stream that waits for the host.
@@ -75,8 +70,6 @@ class StandInDevice : public Device {
   void run(StreamHandle stream, std::function<void()> work);
   /// Waits until all that the stream was given is done; ends the process if that takes a minute.
   void synchronize(StreamHandle stream);
-  /// Whether the stream has nothing to do.
-  bool idle(StreamHandle stream);
   /// Stops the stream until the returned object is told to let it go on, or dropped.
   std::unique_ptr<StoppedStream> stop(StreamHandle stream);
   /// Begins a capture, which streams that wait for `stream` join, or ends all of them.
@@ -85,7 +78,6 @@ class StandInDevice : public Device {
   void before(const std::string& call, std::function<void()> what) { state_->before(call, std::move(what)); }
   /// From now on every call throws DeviceError, and so do events that are asked.
   void fail(const std::string& why) { state_->fail(why); }
-  StandInCounts counts() const;
 
  private:
   friend class StandInStream;
@@ -98,17 +90,15 @@ class StandInDevice : public Device {
   std::shared_ptr<void> freed_after_a_look(std::shared_ptr<void> memory) const;
   /// Throws DeviceError if there is no such stream (any more).
   StandInQueue& queue_of(StreamHandle stream) const;
-  void push(const char* call, StreamHandle stream, std::function<void()> work, int* counter = nullptr);
+  void push(const char* call, StreamHandle stream, std::function<void()> work);
   void forget(StreamHandle stream);
 
   const StandInOptions options_;
   const std::shared_ptr<StandInState> state_ = std::make_shared<StandInState>();
   mutable std::mutex mutex_;
-  StandInCounts counts_;
   std::map<StreamHandle, StandInQueue*> streams_;  ///< null: the default stream
   std::set<StreamHandle> capturing_;
   std::vector<std::unique_ptr<StandInQueue>> queues_;  ///< the first is the default stream's
-  size_t made_ = 0;
 };
 
 }  // namespace ours::testing

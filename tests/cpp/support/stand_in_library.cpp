@@ -13,7 +13,6 @@
 // The stand-in devices as a library that the package can load in place of the accelerator's (make stand_in). Processes
 // see the same devices; which of them are one and the same is said by the environment:
 //   STAND_IN_IDENTITIES=a,a,b   device 0 and 1 are the same, 2 is another; default: eight different ones
-//   STAND_IN_ISOLATED=1         none can use the memory of another
 //   STAND_IN_NCCL=1             there is a fake NCCL
 
 namespace ours::testing {
@@ -41,12 +40,7 @@ class StandInLibrary : public DeviceLibrary {
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     auto& device = devices_[index];
-    if (device == nullptr) {
-      StandInOptions options;
-      options.identity = all[static_cast<size_t>(index)];
-      options.reaches_others = std::getenv("STAND_IN_ISOLATED") == nullptr;
-      device = StandInDevice::make(options);
-    }
+    if (device == nullptr) device = StandInDevice::make(StandInOptions{all[static_cast<size_t>(index)]});
     return device;
   }
 

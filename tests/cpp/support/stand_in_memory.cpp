@@ -20,7 +20,6 @@ struct Shared {
   pid_t pid;
   int fd;
   void* address;
-  size_t bytes;
 };
 static_assert(sizeof(Shared) <= sizeof(MemoryHandle), "it has to fit");
 
@@ -60,7 +59,7 @@ MemoryHandle share_stand_in_memory(const void* memory) {
   const std::lock_guard<std::mutex> lock(registry().mutex);
   const auto found = registry().all.find(memory);
   if (found == registry().all.end()) throw DeviceError("share: this is not the beginning of memory of the device");
-  const Shared shared{::getpid(), found->second->fd(), found->second->data(), found->second->bytes()};
+  const Shared shared{::getpid(), found->second->fd(), found->second->data()};
   MemoryHandle handle{};
   std::memcpy(handle.data(), &shared, sizeof(shared));
   return handle;

@@ -55,18 +55,9 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
   void block(void* event, const c10::Stream& stream) const override {
     if (event != nullptr) static_cast<ours::DeviceEvent*>(event)->block(handle_of(stream));
   }
-  bool queryEvent(void* event) const override {
-    return event == nullptr || static_cast<ours::DeviceEvent*>(event)->reached();
-  }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<ours::DeviceEvent*>(event);
   }
-  void synchronizeEvent(void* event) const override {
-    if (event == nullptr) return;
-    const auto limit = ours::Deadline::after(std::chrono::minutes(1));
-    while (!queryEvent(event)) TORCH_CHECK(!limit.passed(), "an event was not reached within a minute");
-  }
-  bool queryStream(const c10::Stream& s) const override { return device(s.device_index()).idle(handle_of(s)); }
   void synchronizeStream(const c10::Stream& s) const override { device(s.device_index()).synchronize(handle_of(s)); }
   void synchronizeDevice(const c10::DeviceIndex index) const override { synchronize(index); }
   void recordDataPtrOnStream(const c10::DataPtr& memory, const c10::Stream& stream) const override {

@@ -22,7 +22,7 @@ using testing::StandInOptions;
 StandInOptions one_queue(int) {
   // All streams of a rank's device wait for each other.
   StandInOptions options;
-  options.queues = 1;
+  options.one_queue = true;
   return options;
 }
 

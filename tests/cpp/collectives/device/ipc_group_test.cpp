@@ -12,6 +12,7 @@ namespace ours {
 namespace {
 
 using testing::call_of;
+using testing::count_calls;
 using testing::DeviceRank;
 using testing::run_ipc;
 
@@ -40,14 +41,15 @@ TEST(ipc_has_one_driver_a_device_whose_kernels_share_the_elements) {
         4, [&](int r) { return std::to_string(r % devices); }, 0,
         [&](DeviceRank& rank) {
           uint64_t seq = 0;
+          const auto reductions = count_calls(*rank.device, "reduce");
           for (const size_t count : {size_t{0}, size_t{1}, size_t{5}, size_t{4097}}) {
-            const int before = rank.device->counts().reductions;
+            const int before = *reductions;
             std::vector<float> data = values(rank.number(), count);
             rank.group->all_reduce(all_reduce_call(seq++), data.data(), data.data(), count, sum_of(4));
             CHECK(data == sums(4, count));
             // A share ends at a multiple of 16 bytes, so five elements make two shares.
             const int shares = std::min<int>(devices, static_cast<int>((count + 3) / 4));
-            CHECK_EQ(rank.device->counts().reductions - before, rank.number() < shares ? 1 : 0);
+            CHECK_EQ(*reductions - before, rank.number() < shares ? 1 : 0);
           }
         });
   }
@@ -57,6 +59,7 @@ TEST(ipc_scatters_a_reduction_by_one_kernel_a_device) {
   run_ipc(
       4, [](int r) { return r < 3 ? "a" : "b"; }, 0,
       [](DeviceRank& rank) {
+        const auto reductions = count_calls(*rank.device, "reduce");
         const std::vector<size_t> counts{100, 7, 0, 50};
         std::vector<std::vector<float>> data;
         std::vector<const void*> inputs;
@@ -66,7 +69,7 @@ TEST(ipc_scatters_a_reduction_by_one_kernel_a_device) {
         rank.group->reduce_scatter(call_of(Op::ReduceScatter, DType::Float32, 0), inputs, counts, out.data(),
                                    sum_of(4));
         CHECK(out == sums(4, out.size()));
-        CHECK_EQ(rank.device->counts().reductions, rank.number() == 0 || rank.number() == 3 ? 1 : 0);
+        CHECK_EQ(reductions->load(), rank.number() == 0 || rank.number() == 3 ? 1 : 0);
       });
 }
 
@@ -77,12 +80,13 @@ TEST(ipc_takes_more_steps_where_a_device_has_little_memory) {
     return options;
   };
   testing::run_on_devices(3, devices, testing::ipc_maker(0), [](DeviceRank& rank) {
+    const auto reductions = count_calls(*rank.device, "reduce");
     const size_t count = size_t{1} << 20;
     std::vector<float> data = values(rank.number(), count);
     rank.group->all_reduce(all_reduce_call(0), data.data(), data.data(), count, sum_of(3));
     CHECK(data == sums(3, count));
     // 60 MiB were halved until they fitted; a third of the result is 1.25 MiB.
-    CHECK_EQ(rank.device->counts().reductions, rank.number() == 0 ? 4 : 0);
+    CHECK_EQ(reductions->load(), rank.number() == 0 ? 4 : 0);
   });
 }
 

@@ -44,12 +44,6 @@ TEST(cuda_knows_a_stream_that_is_captured) {
   cudaStreamDestroy(stream);
 }
 
-TEST(cuda_refuses_addresses_that_do_not_fit_their_elements) {
-  OnDevice on(4096);
-  const auto crooked = [&] { on.device->reduce({on.at(0) + 2}, {on.at(0) + 2}, 1, DType::Float32, {}, on.stream()); };
-  CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, crooked()), "multiple of 4 bytes");
-}
-
 /// Seconds that `work` takes on the device; the best of several times.
 template <class Work>
 double seconds_of(OnDevice& on, const Work& work) {
