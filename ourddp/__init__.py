@@ -8,7 +8,16 @@ from __future__ import annotations
 from ourddp import _elsewhere
 
 __version__ = "0.1.0"
-__all__ = ["DistributedDataParallel", "Launch", "MisuseError", "SyncBatchNorm", "__version__", "init", "register"]
+__all__ = [
+    "DataParallel",
+    "DistributedDataParallel",
+    "Launch",
+    "MisuseError",
+    "SyncBatchNorm",
+    "__version__",
+    "init",
+    "register",
+]
 
 if _elsewhere.is_built(_elsewhere.HERE):
     import torch
@@ -22,6 +31,7 @@ if _elsewhere.is_built(_elsewhere.HERE):
         )
 
     from ourddp._C import MisuseError
+    from ourddp.data_parallel import DataParallel
     from ourddp.distributed import DistributedDataParallel
     from ourddp.launch import Launch, init
     from ourddp.registration import register
