@@ -60,17 +60,18 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def process_group(args: argparse.Namespace) -> Iterator[tuple[int, int]]:
+def process_group(backend: str, *files: Path | None) -> Iterator[tuple[int, int]]:
     """Join the job that torchrun, mpirun or srun started, or make one of a single rank; yield (rank, number of ranks).
 
     Gives each rank its share of the cores: more threads than cores make every rank wait for the others' threads. Ends
-    the program with a line from rank 0 if something is Refused, such as a file that cannot be written.
+    the program with a line from rank 0 if something is Refused, such as one of the `files`, which rank 0 must be able
+    to write.
     """
     interrupts.in_one_line()
-    launch = ourddp.init(args.backend)
+    launch = ourddp.init(backend)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // launch.local_world_size))
     try:
-        check_files(args.checkpoint, args.metrics)
+        check_files(*files)
         yield launch.rank, launch.world_size
     except Refused as refused:
         if launch.rank == 0:

@@ -37,7 +37,7 @@ def split_digits(seed: int) -> tuple[Subset, Subset]:
     return Subset(dataset, order[held_out:]), Subset(dataset, order[:held_out])
 
 
-def make_model() -> nn.Module:
+def make_model(dropout: float = 0.25) -> nn.Module:
     """Return a network from images (N, 1, 8, 8) to the logits of ten digits (N, 10)."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
@@ -46,7 +46,7 @@ def make_model() -> nn.Module:
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Dropout(0.25),
+        nn.Dropout(dropout),
         nn.Linear(64 * 4 * 4, 128),
         nn.ReLU(),
         nn.Linear(128, 10),
@@ -123,7 +123,7 @@ def main() -> None:
     )
     parser.add_argument("--warmup-epochs", type=float, default=3, help="epochs in which the rate rises from --lr")
     args = common.parse(parser)
-    with common.process_group(args) as (rank, ranks):
+    with common.process_group(args.backend, args.checkpoint, args.metrics) as (rank, ranks):
         train(args, rank, ranks)
 
 

@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--prompt", default="def ", help="what the sample begins with")
     parser.add_argument("--sample", type=int, default=300, help="bytes to write at the end")
     args = common.parse(parser)
-    with common.process_group(args) as (rank, ranks):
+    with common.process_group(args.backend, args.checkpoint, args.metrics) as (rank, ranks):
         train(args, rank, ranks)
 
 

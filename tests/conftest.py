@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import device_type
+import example_programs
 import pytest
 import torch
 from hosts import Host, linked_hosts, why_no_hosts
@@ -36,6 +37,12 @@ def rank_pool() -> Iterator[Callable[..., RankPool]]:
     yield get
     for pool in pools.values():
         pool.close()
+
+
+@pytest.fixture(scope="session")
+def run_example(rank_pool: Callable[..., RankPool]) -> example_programs.Run:
+    """Return a function ``run_example(name, ranks, *flags)``, which runs an example and returns what rank 0 prints."""
+    return example_programs.runner(rank_pool)
 
 
 @pytest.fixture(scope="session")

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
-import importlib
-import io
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -21,41 +17,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from example_programs import EXAMPLES, Run, import_example
 from programs import environment, job, run_file, run_programs
-from ranks import RankPool
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 GLOO = ("--backend", "gloo", "--ddp", "torch")
 OURS = ("--backend", "ours", "--ddp", "ours")
 SMALL = {"corpus": 20_000, "context": 32, "width": 32, "layers": 2, "sample": 40, "epochs": 2}
 SMALL_GPT = tuple(word for name, value in SMALL.items() for word in (f"--{name}", str(value)))
 TIMEOUT = 120
-
-Run = Callable[..., str]
-
-
-def run_main(rank: int, world: int, port: int, name: str, flags: tuple[str, ...]) -> str:
-    """Run an example like `python name flags`, and return what it prints."""
-    os.environ["MASTER_PORT"] = str(port)  # of this run's own store
-    sys.argv = [name, "--no-progress", *flags]
-    if str(EXAMPLES) not in sys.path:
-        sys.path.insert(0, str(EXAMPLES))
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-    return output.getvalue()
-
-
-@pytest.fixture(scope="module")
-def run_example(rank_pool: Callable[..., RankPool]) -> Run:
-    """`run_example(name, ranks, *flags)` returns what rank 0 prints."""
-
-    def run(name: str, ranks: int, *flags: str) -> str:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        outputs = rank_pool(ranks, None).run(run_main, store.port, name, flags, timeout=TIMEOUT)
-        assert outputs[1:] == [""] * (ranks - 1)  # only rank 0 prints
-        return outputs[0]
-
-    return run
 
 
 def read_epochs(path: Path) -> list[dict[str, Any]]:
@@ -158,12 +127,6 @@ def test_a_learning_rate_rises_and_falls() -> None:
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[100] == 0
     assert common.learning_rate(0, 100, start=2.0, peak=2.0, warm_up=0) == 2
-
-
-def import_example(name: str) -> Any:
-    with pytest.MonkeyPatch.context() as context:
-        context.syspath_prepend(str(EXAMPLES))
-        return importlib.import_module(name)
 
 
 def test_gpt_learns_resumes_and_writes(tmp_path: Path, run_example: Run) -> None:

@@ -1,0 +1,146 @@
+"""The examples that each show one way of parallel training."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from example_programs import EXAMPLES, Run, import_example
+from programs import run_file
+from ranks import in_ranks
+
+SHORT = ("--steps", "16", "--batch-size", "12")
+EXACT = {
+    "one process",
+    "DataParallel",
+    "DistributedDataParallel",
+    "fully sharded",
+    "parameter server, sync",
+    "central storage",
+}
+
+
+def loss_in(output: str) -> float:
+    found = re.search(r"loss ([\d.]+)", output)
+    assert found is not None, output
+    return float(found[1])
+
+
+def test_all_ways_that_wait_for_each_other_have_the_losses_of_one_process(run_example: Run, tmp_path: Path) -> None:
+    files = ("--metrics", str(tmp_path / "losses.json"), "--plot", str(tmp_path / "losses.png"))
+    output = run_example("compare.py", 4, *SHORT, *files)
+    losses = json.loads((tmp_path / "losses.json").read_text())
+    assert losses.keys() > EXACT
+    for name, curve in losses.items():
+        assert len(curve) == 16
+        if name in EXACT:
+            assert curve == pytest.approx(losses["one process"], rel=1e-4), name
+        else:
+            assert min(curve) < curve[0], name  # it learns
+        assert f"| {name} | " in output
+    # What a rank keeps, in KiB: all ways but one keep everything.
+    kept = {
+        row[1]: float(row[2].replace(",", "")) for row in re.finditer(r"\| ([^|]+) \| [^|]+ \| ([\d,]+) KiB", output)
+    }
+    assert kept["fully sharded"] == pytest.approx(kept["DistributedDataParallel"] / 4, rel=0.02)
+    assert kept["DataParallel"] == pytest.approx(kept["one process"] * 4, rel=0.01)
+    assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "bounded"])
+def test_parameter_servers(run_example: Run, mode: str) -> None:
+    flags = ("--steps", "60", "--batch-size", "12", "--servers", "2", "--mode", mode)
+    assert loss_in(run_example("parameter_server.py", 4, *flags)) < 2.2  # guessing costs log(10) = 2.3
+
+
+@pytest.mark.parametrize("way", ["periodic", "gossip"])
+def test_local_sgd(run_example: Run, way: str) -> None:
+    assert loss_in(run_example("local_sgd.py", 3, "--steps", "90", "--batch-size", "12", "--way", way)) < 2.2
+
+
+def test_central_storage(run_example: Run) -> None:
+    assert loss_in(run_example("central_storage.py", 2, "--steps", "90", "--batch-size", "12")) < 2.2
+
+
+def test_data_parallel_counts_its_transfers(run_example: Run) -> None:
+    output = run_example("data_parallel.py", 1, *SHORT, "--replicas", "3")
+    # Two replicas beside the first, each with 8 parameters of 605,224 bytes in all.
+    for kind in ("parameters", "gradients"):
+        assert re.search(rf"^{kind} +16 tensors, +1,210,448 bytes$", output, re.M)
+
+
+def test_sharding_changes_the_memory_and_not_the_loss(run_example: Run) -> None:
+    flags = ("--steps", "6", "--batch-size", "8", "--width", "32", "--corpus", "20000")
+    whole = run_example("sharded.py", 4, *flags, "--way", "ddp")
+    kept = {}
+    for way in ("ddp", "zero", "fsdp"):
+        output = run_example("sharded.py", 4, *flags, "--way", way)
+        assert loss_in(output) == pytest.approx(loss_in(whole), rel=1e-4)
+        kept[way] = {what: int(size.replace(",", "")) for what, size in re.findall(r"(\w+) ([\d,]+) bytes", output)}
+    for what in ("parameters", "gradients", "optimizer"):
+        assert kept["fsdp"][what] == pytest.approx(kept["ddp"][what] / 4, rel=0.1)
+    assert kept["zero"]["optimizer"] == pytest.approx(kept["ddp"]["optimizer"] / 4, rel=0.25)
+
+
+def test_a_sharded_checkpoint_continues_with_other_ranks(run_example: Run, tmp_path: Path) -> None:
+    flags = ("--batch-size", "8", "--width", "32", "--corpus", "20000", "--checkpoint", str(tmp_path / "checkpoint"))
+    first = run_example("sharded.py", 4, *flags, "--steps", "6", "--way", "fsdp")
+    again = run_example("sharded.py", 2, *flags, "--steps", "6", "--way", "ddp")
+    assert loss_in(again) < loss_in(first)
+
+
+def test_a_server_lets_no_worker_get_further_ahead_than_the_bound() -> None:
+    server = import_example("parameter_server")
+    steps = [3, 5, 4]
+    assert [server.may_go_on(steps, worker, 1) for worker in range(3)] == [True, False, True]
+    assert [server.may_go_on(steps, worker, 0) for worker in range(3)] == [True, False, False]
+    assert all(server.may_go_on(steps, worker, None) for worker in range(3))
+
+
+@in_ranks(3)
+def test_a_slow_worker_stalls_no_other_of_an_asynchronous_server(rank: int, world: int) -> None:
+    server, ways = import_example("parameter_server"), import_example("ways")
+    store = dist.distributed_c10d._get_default_store()
+    images, labels = torch.ones(2, 1, 8, 8), torch.tensor([1, 2])
+    model = ways.model(0)
+    if rank == 2:
+        start = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+        server.Server(start, 2, 0.1, "async", 0).serve(5)
+        return
+    if rank == 1:
+        store.wait(["rank 0 has taken all its steps"])
+    worker = server.Worker(model, [2])
+    for _ in range(5):
+        worker.step(images, labels)
+    if rank == 0:
+        store.set("rank 0 has taken all its steps", "")
+
+
+def test_gossip_meets_every_rank_in_turn() -> None:
+    partner_of = import_example("local_sgd").partner_of
+    for ranks in (1, 2, 3, 4, 7):
+        for step in range(ranks):
+            pairs = [partner_of(rank, ranks, step) for rank in range(ranks)]
+            assert [pairs[other] for other in pairs] == list(range(ranks))
+        assert all(
+            {partner_of(rank, ranks, step) for step in range(ranks)} == set(range(ranks)) for rank in range(ranks)
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "refusal"),
+    [
+        ("parameter_server.py", (), "1 ranks cannot be 1 servers and at least one worker"),
+        ("sharded.py", ("--way", "zero", "--checkpoint", "x"), "use --way fsdp"),
+        ("compare.py", (), "one rank has nothing to compare"),
+    ],
+)
+def test_what_is_impossible_is_refused_in_one_line(name: str, flags: tuple[str, ...], refusal: str) -> None:
+    [(status, output)] = run_file(EXAMPLES / name, *flags)
+    assert status == 1
+    assert refusal in output
+    assert output.count("\n") == 1
