@@ -17,7 +17,8 @@ using NcclComm = void*;
 
 // The values are NCCL's own.
 enum class NcclType : int { Int8, UInt8, Int32, UInt32, Int64, UInt64, Float16, Float32, Float64, BFloat16 };
-enum class NcclOp : int { Sum, Product, Max, Min, Avg };
+enum class NcclOp : int { Sum, Product, Max, Min, Avg };  // and those that were made
+enum class NcclScalar : int { OnDevice, OnHost };
 enum ncclResult_t : int { ncclSuccess = 0, ncclInProgress = 7 };  // all others are errors, which NCCL can name
 
 /// Newer versions have more fields, and recognise by size and version what they are given. INT_MIN and null let NCCL
@@ -67,6 +68,9 @@ struct Nccl {
   Collective<NcclComm, StreamHandle> all_gather{"ncclAllGather"};
   Call<const void*, size_t, NcclType, int /*to*/, NcclComm, StreamHandle> send{"ncclSend"};
   Call<void*, size_t, NcclType, int /*from*/, NcclComm, StreamHandle> receive{"ncclRecv"};
+  Call<NcclOp*, void* /*factor*/, NcclType, NcclScalar /*where the factor is*/, NcclComm> make_premul_sum{
+      "ncclRedOpCreatePreMulSum"};
+  Call<NcclOp, NcclComm> drop_op{"ncclRedOpDestroy"};
   NcclFunction<const char*(ncclResult_t)> error_string{"ncclGetErrorString"};
   NcclFunction<const char*(NcclComm)> last_error{"ncclGetLastError"};
 
@@ -75,7 +79,8 @@ struct Nccl {
   void visit(const Visit& visit) {
     const auto each = [&](auto&... functions) { (visit(functions), ...); };
     each(get_version, get_unique_id, init, async_error, finalize, destroy, abort, group_start, group_end, all_reduce,
-         reduce, reduce_scatter, broadcast, all_gather, send, receive, error_string, last_error);
+         reduce, reduce_scatter, broadcast, all_gather, send, receive, make_premul_sum, drop_op, error_string,
+         last_error);
   }
 };
 

@@ -22,15 +22,9 @@ constexpr std::chrono::microseconds kNap{20};
 
 }  // namespace
 
-NcclGroup::NcclGroup(std::shared_ptr<const Nccl> nccl, std::shared_ptr<Group> host, std::shared_ptr<Device> device,
-                     size_t scratch_bytes)
-    : EnqueueGroup(std::move(host), std::move(device)), nccl_(std::move(nccl)), scratch_bytes_(scratch_bytes) {
-  scratch_ = this->device().memory(2 * scratch_bytes_);
-}
-
 std::shared_ptr<NcclGroup> NcclGroup::make(std::shared_ptr<const Nccl> nccl, std::shared_ptr<Group> host,
-                                           std::shared_ptr<Device> device, Deadline deadline, size_t scratch_bytes) {
-  std::shared_ptr<NcclGroup> group(new NcclGroup(std::move(nccl), std::move(host), std::move(device), scratch_bytes));
+                                           std::shared_ptr<Device> device, Deadline deadline) {
+  std::shared_ptr<NcclGroup> group(new NcclGroup(std::move(nccl), std::move(host), std::move(device)));
   group->connect(deadline);
   return group;
 }
@@ -47,7 +41,7 @@ void NcclGroup::connect(Deadline deadline) {
     NcclComm begun = nullptr;
     invoke(nccl_->init, &begun, size(), id, rank(), &config);
     comm_ = begun;
-    give(run, [] {});
+    wait_begun(run);
   });
 }
 
@@ -72,16 +66,31 @@ bool NcclGroup::is_ready(NcclComm comm) const {
 }
 
 void NcclGroup::give(const Running& run, const std::function<void()>& calls) {
-  const auto locked = [&](const auto& body) {
+  {
     const std::lock_guard<std::mutex> lock(calling_);
-    return body();
-  };
-  locked([&] {
     comm();
-    calls();
-  });
+    invoke(nccl_->group_start);
+    try {
+      calls();
+      comm();
+    } catch (...) {
+      // Otherwise the thread's later calls would be taken for part of the group. But this uses the communicator, which
+      // may have been freed while a call was stuck.
+      if (!was_stuck_) static_cast<void>(nccl_->group_end.run());
+      throw;
+    }
+    invoke(nccl_->group_end);
+  }
+  wait_begun(run);
+}
+
+void NcclGroup::wait_begun(const Running& run) {
+  const auto has_begun = [&] {
+    const std::lock_guard<std::mutex> lock(calling_);
+    return is_ready(comm());
+  };
   Interrupts interrupts;
-  while (!locked([&] { return is_ready(comm()); })) {
+  while (!has_begun()) {
     check_usable(run.call);
     const auto what = [&] { return describe_record(run.record) + " on rank " + std::to_string(rank()); };
     if (const std::string name = interrupts.look(); !name.empty()) {
@@ -96,37 +105,9 @@ void NcclGroup::give(const Running& run, const std::function<void()>& calls) {
   }
 }
 
-void NcclGroup::give_group(const Running& run, const std::function<void()>& calls) {
-  give(run, [&] {
-    invoke(nccl_->group_start);
-    try {
-      calls();
-      comm();
-    } catch (...) {
-      // Otherwise the thread's later calls would be taken for part of the group. But this uses the communicator, which
-      // may have been freed while a call was stuck.
-      if (!was_stuck_) static_cast<void>(nccl_->group_end.run());
-      throw;
-    }
-    invoke(nccl_->group_end);
-  });
-}
-
 void NcclGroup::check_engine() {
   const std::unique_lock<std::mutex> lock(calling_, std::try_to_lock);
   if (const NcclComm comm = comm_; lock && comm != nullptr) is_ready(comm);
-}
-
-void NcclGroup::copy(void* to, const void* from, size_t bytes) {
-  if (bytes != 0 && to != from) device().copy(to, from, bytes, stream());
-}
-
-void NcclGroup::refuse_capture(const Running& run) {
-  if (!device().is_capturing(stream())) return;
-  withdraw_claim();
-  throw InvalidArgument(std::string(name_of(run.call.op)) +
-                        " with these arguments goes through memory of the group's, and cannot be captured into a "
-                        "graph. Keep it out of what is captured");
 }
 
 void NcclGroup::abort(const std::string& reason) {
@@ -157,7 +138,6 @@ void NcclGroup::let_go() noexcept {
       end_communicator(comm, nccl_->destroy, was_captured() ? kNoPatience : kFreeing);
     }
   }
-  release(std::move(scratch_));
 }
 
 void NcclGroup::end_communicator(NcclComm comm, const Nccl::Call<NcclComm>& how,

@@ -1,6 +1,3 @@
-#include <algorithm>
-
-#include "common/partition.h"
 #include "cuda/nccl_group.h"
 
 // The collectives that move data unchanged. Data is sent as bytes, so all types work.
@@ -16,45 +13,31 @@ void NcclGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
   if (plan.movement == Movement::Broadcast) {
     claim(run);
     const Span& buffer = plan.buffer();
-    if (buffer.bytes != 0) {
-      give(run, [&] {
-        invoke(nccl_->broadcast, buffer.data, buffer.data, buffer.bytes, kBytes, plan.root, comm(), stream());
-      });
-    }
-    return;
+    return give(run, [&] { broadcast(buffer.data, buffer, plan.root); });
   }
   claim(run, table_of(plan));
-  const size_t bytes = plan.received(0);
-  const bool even = std::all_of(plan.receives.begin(), plan.receives.end(),
-                                [&](const auto& receive) { return receive && receive->bytes == bytes; });
-  if (plan.movement != Movement::AllGather || !even) return exchange_directly(run, plan);
-  if (run.call.op != Op::AllGatherSingle) return all_gather_even(run, plan);
-  // All outputs are parts of one tensor.
-  if (bytes == 0) return;
+  if (plan.movement != Movement::AllGather) return exchange_directly(run, plan);
+  const ConstSpan& input = *plan.sends[0];
   give(run, [&] {
-    invoke(nccl_->all_gather, plan.sends[0]->data, plan.receives[0]->data, bytes, kBytes, comm(), stream());
+    if (run.call.op == Op::AllGatherSingle && input.bytes != 0) {  // all outputs are equal parts of one tensor
+      return invoke(nccl_->all_gather, input.data, plan.receives[0]->data, input.bytes, kBytes, comm(), stream());
+    }
+    for (int root = 0; root < size(); ++root) {
+      broadcast(input.data, *plan.receives[static_cast<size_t>(root)], root);
+    }
   });
 }
 
-/// Only the rank itself knows where its outputs lie, so all ranks gather into the scratch memory, in the same steps.
-void NcclGroup::all_gather_even(const Running& run, const ExchangePlan& plan) {
-  refuse_capture(run);
-  const ConstSpan& input = *plan.sends[0];
-  const size_t step = std::max<size_t>(scratch_bytes_ / plan.receives.size(), 1);
-  for (size_t k = 0; k < piece_count(input.bytes, step); ++k) {
-    const Slice part = piece_of(input.bytes, step, k);
-    const std::byte* const mine = static_cast<const std::byte*>(input.data) + part.begin;
-    give(run, [&] { invoke(nccl_->all_gather, mine, scratch(), part.size(), kBytes, comm(), stream()); });
-    for (size_t r = 0; r < plan.receives.size(); ++r) {
-      copy(static_cast<std::byte*>(plan.receives[r]->data) + part.begin, scratch() + r * part.size(), part.size());
-    }
-  }
+/// `from` only counts on the root.
+void NcclGroup::broadcast(const void* from, const Span& to, int root) {
+  if (to.bytes == 0) return;
+  invoke(nccl_->broadcast, root == rank() ? from : to.data, to.data, to.bytes, kBytes, root, comm(), stream());
 }
 
 /// Sends one message from each rank to each, all at once; a rank copies what it sends to itself.
 void NcclGroup::exchange_directly(const Running& run, const ExchangePlan& plan) {
   const auto me = static_cast<size_t>(rank());
-  give_group(run, [&] {
+  give(run, [&] {
     for (int peer = 0; peer < size(); ++peer) {
       const auto p = static_cast<size_t>(peer);
       if (p == me) continue;
@@ -63,7 +46,9 @@ void NcclGroup::exchange_directly(const Running& run, const ExchangePlan& plan) 
       invoke(nccl_->receive, plan.receives[p]->data, plan.received(p), kBytes, peer, comm(), stream());
     }
   });
-  if (plan.sends[me] && plan.receives[me]) copy(plan.receives[me]->data, plan.sends[me]->data, plan.sent(me));
+  if (!plan.sends[me] || !plan.receives[me] || plan.sent(me) == 0) return;
+  if (plan.receives[me]->data == plan.sends[me]->data) return;
+  device().copy(plan.receives[me]->data, plan.sends[me]->data, plan.sent(me), stream());
 }
 
 }  // namespace ours::cuda

@@ -59,7 +59,7 @@ std::optional<NcclReduction> nccl_reduction_of(DType dtype, const Reduction& red
       }
       return made;
     case ReduceKind::PremulSum:
-      made.prepare = reduction;
+      made.factor = reduction.factor;
       return made;
     case ReduceKind::Product:
       made.op = NcclOp::Product;
@@ -67,7 +67,7 @@ std::optional<NcclReduction> nccl_reduction_of(DType dtype, const Reduction& red
     case ReduceKind::Min:
     case ReduceKind::Max:
       made.op = reduction.kind == ReduceKind::Min ? NcclOp::Min : NcclOp::Max;
-      return units->floating() ? std::nullopt : std::optional(made);
+      return made;
     default:
       return std::nullopt;
   }

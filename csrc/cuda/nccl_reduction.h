@@ -12,17 +12,15 @@ namespace ours::cuda {
 struct NcclReduction {
   NcclType type;
   NcclOp op;
-  size_t units;                      ///< values of that type in an element
-  std::optional<Reduction> prepare;  ///< what Device::reduce() makes of each input first
-  std::optional<Reduction> finish;   ///< and of the result
+  size_t units;                     ///< values of that type in an element
+  std::optional<double> factor;     ///< what NCCL multiplies each input by
+  std::optional<Reduction> finish;  ///< what Device::reduce() makes of the result
 };
 
-/// Empty if NCCL lacks the reduction or defines it differently: bitwise operations, 16-bit integers, products of
-/// complex numbers, and the minimum and maximum of floats (whose NaNs NCCL drops). Then all inputs are brought
-/// together, and Device::reduce() does it.
+/// Empty if NCCL lacks the reduction: bitwise operations, 16-bit integers, and products of complex numbers.
 ///
 /// NCCL adds up in an order of its own, in steps that are rounded to the type, so results of floats differ from those
-/// of the other engines in their last bits.
+/// of the other engines in their last bits. Its minimum and maximum of floats may drop NaNs.
 std::optional<NcclReduction> nccl_reduction_of(DType dtype, const Reduction& reduction, int ranks);
 
 }  // namespace ours::cuda

@@ -119,6 +119,7 @@ def test_a_capture_takes_collectives(rank: int, world: int, kind: str) -> None:
         del dropped
         assert kept() is not None  # or its memory could serve the rest of the graph
         dist.all_reduce(x)
+        dist.all_gather([torch.empty_like(x) for _ in range(world)], x)
         work = dist.broadcast(x, 0, async_op=True)
         assert work.wait()
         assert work.is_completed()

@@ -49,8 +49,9 @@ bool same_call(const Words& a, const Words& b) { return std::equal(a.begin(), a.
     }
     calls += " called " + describe_record(unpack(opened[r]));
   }
-  throw MismatchError("ranks of one group called different collectives: " + calls +
-                      ". All ranks must make the same calls in the same order");
+  throw MismatchError(
+      "ranks of one group called different collectives: " + calls +
+      ". All ranks must make the same calls in the same order, with lists of tensors of the same sizes");
 }
 
 /// Returns all ranks' words, by rank: counts[r] words of rank r. `mine` are this rank's.

@@ -65,10 +65,6 @@ void EnqueueGroup::claim(const Running& run, Words sizes) {
   enqueued_->claims.push_back(std::move(made));
 }
 
-void EnqueueGroup::withdraw_claim() noexcept {
-  if (enqueued_ != nullptr) enqueued_->claims.pop_back();
-}
-
 void EnqueueGroup::compare(const Call& call, const Claim& claim) const {
   if (size() == 1) return;
   CallRecord record = claim.record;

@@ -52,8 +52,6 @@ class EnqueueGroup : public DeviceGroupBase {
   /// Every operation calls this before it gives stream() its work. Compares with the peers what all ranks called,
   /// either now or in watch(). Throws MismatchError.
   void claim(const Running& run, Words sizes = {});
-  /// Takes the last claim back, before the operation has given stream() any work: it will not be done.
-  void withdraw_claim() noexcept;
 
   /// Throws if the library that does the work has failed. Called now and then until an operation is done, maybe while
   /// another thread begins one.

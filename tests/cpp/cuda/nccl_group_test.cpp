@@ -30,20 +30,20 @@ struct Rank {
   std::shared_ptr<NcclGroup> group;
 };
 
-std::vector<std::exception_ptr> run_ranks_catching(int ranks, size_t scratch, const std::function<void(Rank&)>& fn) {
+std::vector<std::exception_ptr> run_ranks_catching(int ranks, const std::function<void(Rank&)>& fn) {
   const auto hosts = testing::node_kind("", Setting::Auto).make(ranks, 0);
   return testing::run_ranks_catching(ranks, [&](int rank) {
     Rank self;
     self.device = make_device(std::to_string(rank));
-    self.nccl = std::make_shared<FakeNccl>(self.device);
+    self.nccl = std::make_shared<FakeNccl>(self.device, ranks);
     self.group = NcclGroup::make(self.nccl, hosts[static_cast<size_t>(rank)](), self.device,
-                                 Deadline::after(std::chrono::seconds(60)), scratch);
+                                 Deadline::after(std::chrono::seconds(60)));
     fn(self);
   });
 }
 
-void run_ranks(int ranks, size_t scratch, const std::function<void(Rank&)>& fn) {
-  const auto errors = run_ranks_catching(ranks, scratch, fn);
+void run_ranks(int ranks, const std::function<void(Rank&)>& fn) {
+  const auto errors = run_ranks_catching(ranks, fn);
   for (const auto& error : errors) {
     if (error) throw testing::Failure(message_of(error));
   }
@@ -55,7 +55,7 @@ TEST(nccl_gets_the_reductions_that_mean_the_same) {
   };
   const auto sum = made(DType::BFloat16, ReduceKind::Sum);
   CHECK(sum && sum->type == NcclType::BFloat16 && sum->op == NcclOp::Sum && sum->units == 1);
-  CHECK(!sum->prepare && !sum->finish);
+  CHECK(!sum->factor && !sum->finish);
   const auto complex = made(DType::Complex128, ReduceKind::Avg);
   CHECK(complex && complex->type == NcclType::Float64 && complex->op == NcclOp::Avg && complex->units == 2);
   // With another divisor, or integers, the sum is divided here.
@@ -64,7 +64,7 @@ TEST(nccl_gets_the_reductions_that_mean_the_same) {
   const auto integer = made(DType::Int64, ReduceKind::Avg);
   CHECK(integer && integer->op == NcclOp::Sum && integer->finish->kind == ReduceKind::Avg);
   const auto premul = made(DType::Float16, ReduceKind::PremulSum, 4, 0.5);
-  CHECK(premul && premul->op == NcclOp::Sum && premul->prepare->factor == 0.5);
+  CHECK(premul && premul->op == NcclOp::Sum && *premul->factor == 0.5);
   const auto any = made(DType::Bool, ReduceKind::Sum);
   CHECK(any && any->type == NcclType::UInt8 && any->op == NcclOp::Max && any->finish);
   CHECK(made(DType::Bool, ReduceKind::Product)->op == NcclOp::Min);
@@ -72,29 +72,17 @@ TEST(nccl_gets_the_reductions_that_mean_the_same) {
 
   CHECK(!made(DType::Int16, ReduceKind::Sum) && !made(DType::Float8E5M2, ReduceKind::Sum));
   CHECK(!made(DType::Int32, ReduceKind::BitXor) && !made(DType::Bool, ReduceKind::BitXor));
-  CHECK(!made(DType::Complex64, ReduceKind::Product) && !made(DType::Float32, ReduceKind::Max));
+  CHECK(!made(DType::Complex64, ReduceKind::Product));
 }
 
-TEST(nccl_reduces_what_it_can_and_gathers_the_rest_in_steps) {
-  run_ranks(3, 4096, [](Rank& self) {
-    const std::vector<int16_t> data(5001, 5);
-    std::vector<int16_t> out(5001);
-    const Call call = call_of(Op::AllReduce, DType::Int16, 1);
-    self.group->all_reduce(call, data.data(), out.data(), out.size(), {ReduceKind::Avg, 3, 1.0});
-    CHECK(out == data);
-    CHECK(self.nccl->calls()["all_gather"] > 5);
-    // Only the rank that gets the result gets the inputs.
-    const Call to_one = call_of(Op::Reduce, DType::Int16, 2);
-    self.group->reduce(to_one, data.data(), out.data(), out.size(), {ReduceKind::Max, 3, 1.0}, 1);
-    const int steps = self.nccl->calls()["send"];
-    CHECK(steps > 5);
-    CHECK_EQ(self.nccl->calls()["receive"], self.group->rank() == 1 ? 3 * steps : 0);
-    CHECK_EQ(self.nccl->calls()["reduce"], 0);
-    std::vector<float> values(3000, 2), result(3000);
-    self.group->reduce(call_of(Op::Reduce, DType::Float32, 3), values.data(), result.data(), values.size(),
-                       {ReduceKind::PremulSum, 3, 0.25}, 1);
-    if (self.group->rank() == 1) CHECK(result == std::vector<float>(3000, 1.5f));
-    CHECK(self.nccl->calls()["reduce"] > 1);
+TEST(nccl_scales_by_an_operation_of_its_own_which_is_dropped) {
+  run_ranks(2, [](Rank& self) {
+    std::vector<double> values(300, 2);
+    self.group->all_reduce(call_of(Op::AllReduce, DType::Float64, 1), values.data(), values.data(), values.size(),
+                           {ReduceKind::PremulSum, 2, 0.1});
+    CHECK(values == std::vector<double>(300, 2 * 0.1 + 2 * 0.1));
+    CHECK_EQ(self.nccl->calls()["ncclRedOpCreatePreMulSum"], 1);
+    CHECK_EQ(self.nccl->calls()["ncclRedOpDestroy"], 1);
   });
 }
 
@@ -107,7 +95,7 @@ int calls_of(FakeNccl& nccl, const std::string& name) {
 
 TEST(nccl_that_fails_on_one_rank_fails_on_all) {
   std::vector<std::shared_ptr<FakeNccl>> fakes(3);
-  const auto errors = run_ranks_catching(3, NcclGroup::kScratchBytes, [&](Rank& self) {
+  const auto errors = run_ranks_catching(3, [&](Rank& self) {
     fakes[static_cast<size_t>(self.group->rank())] = self.nccl;
     float x = 1;
     if (self.group->rank() == 1) self.nccl->fail("remote process exited or there was a network error");
@@ -116,7 +104,7 @@ TEST(nccl_that_fails_on_one_rank_fails_on_all) {
     self.group->barrier(call_of(Op::Barrier, DType::UInt8, 2));
   });
   for (const auto& error : errors) CHECK_CONTAINS(message_of(error), "network error");
-  for (const auto& fake : fakes) CHECK_EQ(calls_of(*fake, "abort"), 1);
+  for (const auto& fake : fakes) CHECK_EQ(calls_of(*fake, "ncclCommAbort"), 1);
 }
 
 /// One of two ranks in a sum of one number.
@@ -127,10 +115,10 @@ void sum_one(Rank& self) {
 
 TEST(nccl_is_ended_in_an_orderly_way_or_aborted_and_left_behind_if_that_takes_long) {
   for (const bool fails : {true, false}) {
-    const std::string end = fails ? "abort" : "destroy";
-    run_ranks(2, NcclGroup::kScratchBytes, [&](Rank& self) {
+    const std::string end = fails ? "ncclCommAbort" : "ncclCommDestroy";
+    run_ranks(2, [&](Rank& self) {
       const auto enough = std::make_shared<testing::StandInPoint>();
-      self.nccl->set_on_end([enough] { enough->wait(); });
+      self.nccl->before(end, [enough] { enough->wait(); });
       const auto began = Clock::now();
       if (fails) {
         self.nccl->fail("unhandled cuda error");
@@ -143,8 +131,8 @@ TEST(nccl_is_ended_in_an_orderly_way_or_aborted_and_left_behind_if_that_takes_lo
       CHECK_EQ(self.nccl->calls()[end], 0);
       enough->reach();
       CHECK_EQ(calls_of(*self.nccl, end), 1);
-      CHECK_EQ(self.nccl->calls()["finalize"], fails ? 0 : 1);
-      CHECK_EQ(self.nccl->calls()["abort"] + self.nccl->calls()["destroy"], 1);
+      CHECK_EQ(self.nccl->calls()["ncclCommFinalize"], fails ? 0 : 1);
+      CHECK_EQ(self.nccl->calls()["ncclCommAbort"] + self.nccl->calls()["ncclCommDestroy"], 1);
     });
   }
 }
@@ -164,7 +152,7 @@ Call sum_call(uint64_t seq, std::chrono::milliseconds timeout = std::chrono::sec
 
 TEST(nccl_enqueues_without_waiting_for_device_or_peers) {
   std::atomic<bool> enqueued{false};
-  run_ranks(2, NcclGroup::kScratchBytes, [&](Rank& self) {
+  run_ranks(2, [&](Rank& self) {
     float x = 1;
     if (self.group->rank() == 1) {
       while (!enqueued) std::this_thread::yield();
@@ -183,7 +171,7 @@ TEST(nccl_enqueues_without_waiting_for_device_or_peers) {
 }
 
 TEST(nccl_work_may_be_part_of_calls_with_different_names) {
-  run_ranks(2, NcclGroup::kScratchBytes, [](Rank& self) {
+  run_ranks(2, [](Rank& self) {
     float x = 1;
     const auto call = sum_call(1);
     const auto enqueued = self.group->enqueue(call, nullptr, [&] {
@@ -198,7 +186,7 @@ TEST(nccl_work_may_be_part_of_calls_with_different_names) {
 
 TEST(nccl_work_of_which_a_peer_is_late_is_stopped_after_the_timeout) {
   testing::with_growing_timeouts([](std::chrono::milliseconds timeout) {
-    run_ranks(2, NcclGroup::kScratchBytes, [&](Rank& self) {
+    run_ranks(2, [&](Rank& self) {
       if (self.group->rank() == 1) {
         while (self.group->failure().empty()) std::this_thread::yield();
         return;
@@ -212,73 +200,56 @@ TEST(nccl_work_of_which_a_peer_is_late_is_stopped_after_the_timeout) {
   });
 }
 
-TEST(nccl_refuses_what_a_device_cannot_reduce_for_so_many_ranks_and_goes_on) {
-  run_ranks(66, NcclGroup::kScratchBytes, [](Rank& self) {
+TEST(nccl_refuses_reductions_that_it_does_not_have_and_goes_on) {
+  run_ranks(2, [](Rank& self) {
     int16_t number = 1;
     const auto call = call_of(Op::AllReduce, DType::Int16, 1);
     const std::string message = CHECK_THROWS(InvalidArgument, self.group->enqueue(call, nullptr, [&] {
-      self.group->all_reduce(call, &number, &number, 1, {ReduceKind::Sum, 66, 1.0});
+      self.group->all_reduce(call, &number, &number, 1, {ReduceKind::Sum, 2, 1.0});
     }));
-    CHECK_CONTAINS(message, "NCCL does not have SUM of int16, which a device does for at most 64 ranks");
+    CHECK_CONTAINS(message, "NCCL does not have SUM of int16. Set OURS_DEVICE_ENGINE=ipc");
     float x = 1;
     self.group->watch(sum_call(2), enqueue_sum(self, x, sum_call(2)));
-    CHECK_EQ(x, 66);
-  });
-}
-
-TEST(nccl_work_can_be_captured_unless_it_needs_memory_of_the_group) {
-  run_ranks(2, NcclGroup::kScratchBytes, [](Rank& self) {
-    float x = 1;
-    self.device->set_capturing(self.group->stream(), true);
-    const auto captured = enqueue_sum(self, x, sum_call(1));  // which is not watched
-    self.device->synchronize(self.group->stream());
     CHECK_EQ(x, 2);
-    self.group->barrier(call_of(Op::Barrier, DType::UInt8, 2));
-    const auto call = sum_call(3);
-    CHECK_CONTAINS(
-        CHECK_THROWS(Error, self.group->enqueue(
-                                call, nullptr,
-                                [&] { self.group->all_reduce(call, &x, &x, 1, {ReduceKind::PremulSum, 2, 0.5}); })),
-        "cannot be captured");
-    // Nothing was given, so the group goes on.
-    self.device->set_capturing(self.group->stream(), false);
-    self.group->barrier(call_of(Op::Barrier, DType::UInt8, 4));
   });
 }
 
-TEST(nccl_group_waits_for_no_memory_that_the_device_frees) {
-  run_ranks(2, 4096, [](Rank& self) {
-    const auto idle = std::make_shared<testing::StandInPoint>();
-    self.device->before("free", [idle] { idle->wait(); });
-    const auto began = Clock::now();
-    self.group.reset();
-    CHECK(Clock::now() - began < std::chrono::seconds(20));
-    idle->reach();
+TEST(nccl_group_whose_ranks_cut_an_array_differently_fails) {
+  const auto errors = run_ranks_catching(2, [](Rank& self) {
+    float x[4] = {};
+    const size_t first = self.group->rank() == 0 ? 4 : 8;
+    self.group->all_reduce(sum_call(1), {Span{x, first}, Span{&x[first / 4], 16 - first}}, {});
   });
+  for (const auto& error : errors) CHECK_CONTAINS(message_of(error), "lists of tensors of the same sizes");
 }
 
 TEST(nccl_call_that_is_stuck_is_ended_by_an_abort_and_is_the_last) {
-  for (const std::string stuck : {"all_reduce", "send"}) {
-    const auto errors = run_ranks_catching(2, 4096, [&](Rank& self) {
+  for (const std::string stuck : {"ncclAllReduce", "ncclSend"}) {
+    const auto errors = run_ranks_catching(2, [&](Rank& self) {
       if (self.group->rank() == 1) {
         while (self.group->failure().empty()) std::this_thread::yield();
         return;
       }
-      self.nccl->connect_when(std::make_shared<testing::StandInPoint>(), true);
+      testing::StandInPoint called, aborted;
+      self.nccl->before(stuck, [&] {
+        called.reach();
+        aborted.wait();
+      });
+      self.nccl->before("ncclCommAbort", [&] { aborted.reach(); });
       std::thread aborter([&] {
-        calls_of(*self.nccl, stuck);
+        called.wait();
         self.group->abort("enough");
       });
       float x[2] = {};
-      const auto call = call_of(stuck == "send" ? Op::AllToAll : Op::AllReduce, DType::Float32, 1);
+      const auto call = call_of(stuck == "ncclSend" ? Op::AllToAll : Op::AllReduce, DType::Float32, 1);
       const std::vector<Span> out{{&x[0], 4}, {&x[1], 4}};
       const std::string message = CHECK_THROWS(AbortedError, self.group->enqueue(call, nullptr, [&] {
-        if (stuck == "send") return self.group->all_to_all(call, {{&x[0], 4}, {&x[1], 4}}, out);
+        if (stuck == "ncclSend") return self.group->all_to_all(call, {{&x[0], 4}, {&x[1], 4}}, out);
         self.group->all_reduce(call, x, x, 1, {});
       }));
       aborter.join();
       CHECK_EQ(self.nccl->calls()["use after abort"], 0);
-      CHECK_EQ(self.nccl->calls()["receive"], 0);
+      CHECK_EQ(self.nccl->calls()["ncclRecv"], 0);
       throw Error(message);
     });
     CHECK_CONTAINS(message_of(errors[0]), "enough");
@@ -288,11 +259,11 @@ TEST(nccl_call_that_is_stuck_is_ended_by_an_abort_and_is_the_last) {
 TEST(nccl_group_of_calls_is_closed_if_an_abort_comes_in_between) {
   std::atomic<int> left_open{0};
   // The first abort may reach the other rank before it has made its group.
-  run_ranks_catching(2, 4096, [&](Rank& self) {
+  run_ranks_catching(2, [&](Rank& self) {
     float x[2] = {};
     const auto call = call_of(Op::AllToAll, DType::Float32, 1);
     std::thread aborter;
-    self.nccl->set_on_send([&] {
+    self.nccl->before("ncclSend", [&] {
       aborter = std::thread([&] { self.group->abort("enough"); });
       while (self.group->failure().empty()) std::this_thread::yield();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));  // less than for what is stuck
@@ -304,15 +275,15 @@ TEST(nccl_group_of_calls_is_closed_if_an_abort_comes_in_between) {
       // Unless the abort comes after the last call.
     }
     if (aborter.joinable()) aborter.join();
-    if (self.nccl->is_grouped()) ++left_open;
+    if (self.nccl->calls()["ncclGroupStart"] != self.nccl->calls()["ncclGroupEnd"]) ++left_open;
   });
   CHECK_EQ(left_open, 0);
 }
 
 TEST(nccl_that_takes_long_to_connect_hears_of_timeouts_and_signals) {
   for (const bool signal : {false, true}) {
-    run_ranks(1, 4096, [&](Rank& self) {
-      self.nccl->connect_when(std::make_shared<testing::StandInPoint>(), false);
+    run_ranks(1, [&](Rank& self) {
+      self.nccl->connect_when(std::make_shared<testing::StandInPoint>());
       if (signal)
         set_interrupt_check([] { return Interrupt{"KeyboardInterrupt", std::make_exception_ptr(Error("Ctrl-C"))}; });
       float x = 1;
@@ -322,7 +293,7 @@ TEST(nccl_that_takes_long_to_connect_hears_of_timeouts_and_signals) {
       CHECK_CONTAINS(message, signal ? "rank 0 was interrupted (KeyboardInterrupt) while NCCL began all_reduce"
                                      : "NCCL did not begin all_reduce number 1");
       if (signal) CHECK_THROWS(Error, throw_interrupt());
-      CHECK_EQ(calls_of(*self.nccl, "abort"), 1);
+      CHECK_EQ(calls_of(*self.nccl, "ncclCommAbort"), 1);
     });
   }
 }
@@ -330,9 +301,9 @@ TEST(nccl_that_takes_long_to_connect_hears_of_timeouts_and_signals) {
 TEST(nccl_graphs_end_with_an_abort_and_outlive_a_group_that_is_left) {
   enum { Aborted, Left, LeftWhileNcclIsBusy };
   for (const auto how : {Aborted, Left, LeftWhileNcclIsBusy}) {
-    run_ranks(2, 4096, [&](Rank& self) {
+    run_ranks(2, [&](Rank& self) {
       const auto graph_is_gone = std::make_shared<testing::StandInPoint>();
-      if (how == Left) self.nccl->set_on_end([graph_is_gone] { graph_is_gone->wait(); });
+      if (how == Left) self.nccl->before("ncclCommDestroy", [graph_is_gone] { graph_is_gone->wait(); });
       float x = 1;
       self.device->set_capturing(nullptr, true);
       enqueue_sum(self, x, sum_call(1));
@@ -341,14 +312,14 @@ TEST(nccl_graphs_end_with_an_abort_and_outlive_a_group_that_is_left) {
       self.group->barrier(call_of(Op::Barrier, DType::UInt8, 1));
       if (how == Aborted) self.group->abort("enough");  // though nothing is under way
       // NCCL does not destroy a communicator that is not ready.
-      if (how == LeftWhileNcclIsBusy) self.nccl->connect_when(std::make_shared<testing::StandInPoint>(), false);
+      if (how == LeftWhileNcclIsBusy) self.nccl->connect_when(std::make_shared<testing::StandInPoint>());
       const auto began = Clock::now();
       self.group.reset();
       CHECK(Clock::now() - began < std::chrono::seconds(20));
-      if (how == Left) CHECK_EQ(self.nccl->calls()["abort"] + self.nccl->calls()["destroy"], 0);
+      if (how == Left) CHECK_EQ(self.nccl->calls()["ncclCommAbort"] + self.nccl->calls()["ncclCommDestroy"], 0);
       graph_is_gone->reach();
-      CHECK_EQ(calls_of(*self.nccl, how == Left ? "destroy" : "abort"), 1);
-      CHECK_EQ(self.nccl->calls()["finalize"], 0);
+      CHECK_EQ(calls_of(*self.nccl, how == Left ? "ncclCommDestroy" : "ncclCommAbort"), 1);
+      CHECK_EQ(self.nccl->calls()["ncclCommFinalize"], 0);
     });
   }
 }

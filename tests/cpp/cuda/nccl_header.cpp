@@ -12,6 +12,7 @@ namespace {
 using ours::cuda::Nccl;
 using ours::cuda::NcclFunction;
 using ours::cuda::NcclOp;
+using ours::cuda::NcclScalar;
 using ours::cuda::NcclType;
 
 /// Whether both are passed in the same way.
@@ -45,6 +46,8 @@ CHECK_CALL(broadcast, ncclBroadcast);
 CHECK_CALL(all_gather, ncclAllGather);
 CHECK_CALL(send, ncclSend);
 CHECK_CALL(receive, ncclRecv);
+CHECK_CALL(make_premul_sum, ncclRedOpCreatePreMulSum);
+CHECK_CALL(drop_op, ncclRedOpDestroy);
 CHECK_CALL(error_string, ncclGetErrorString);
 CHECK_CALL(last_error, ncclGetLastError);
 
@@ -86,5 +89,6 @@ CHECK_VALUE(NcclOp::Product, ::ncclProd);
 CHECK_VALUE(NcclOp::Max, ::ncclMax);
 CHECK_VALUE(NcclOp::Min, ::ncclMin);
 CHECK_VALUE(NcclOp::Avg, ::ncclAvg);
+CHECK_VALUE(NcclScalar::OnHost, ::ncclScalarHostImmediate);
 
 }  // namespace

@@ -67,13 +67,11 @@ inline MakeOnDevice staging_maker(size_t kept) {
   };
 }
 
-inline MakeOnDevice nccl_maker(size_t scratch) {
-  return [scratch](std::shared_ptr<Group> host, std::shared_ptr<Device> device) -> std::shared_ptr<Group> {
-    auto nccl = std::make_shared<FakeNccl>(std::static_pointer_cast<StandInDevice>(device));
-    return cuda::NcclGroup::make(std::move(nccl), std::move(host), std::move(device),
-                                 Deadline::after(std::chrono::seconds(60)),
-                                 scratch == 0 ? cuda::NcclGroup::kScratchBytes : scratch);
-  };
+/// Over NCCL, which has chunks of its own.
+inline std::shared_ptr<cuda::NcclGroup> make_nccl(std::shared_ptr<Group> host, std::shared_ptr<Device> device) {
+  auto nccl = std::make_shared<FakeNccl>(std::static_pointer_cast<StandInDevice>(device), host->size());
+  return cuda::NcclGroup::make(std::move(nccl), std::move(host), std::move(device),
+                               Deadline::after(std::chrono::seconds(60)));
 }
 
 /// Calls a group as the backend does: gives the device its work first, and compares afterwards.
@@ -114,13 +112,6 @@ class Enqueueing final : public Group {
   const std::unique_ptr<DeviceStream> stream_;
 };
 
-inline MakeOnDevice enqueued_nccl_maker(size_t scratch) {
-  return [scratch](std::shared_ptr<Group> host, const std::shared_ptr<Device>& device) {
-    auto group = std::dynamic_pointer_cast<EnqueueGroup>(nccl_maker(scratch)(std::move(host), device));
-    return std::make_shared<Enqueueing>(std::move(group), device);
-  };
-}
-
 /// `devices`: the identity of each rank's.
 inline void run_ipc(int ranks, const std::function<std::string(int rank)>& devices, size_t slot,
                     const std::function<void(DeviceRank&)>& fn) {
@@ -131,7 +122,7 @@ inline void run_ipc(int ranks, const std::function<std::string(int rank)>& devic
 /// everything that holds for a Group can be tested with the same buffers.
 inline GroupKind device_kind(const std::string& name, const GroupKind& hosts,
                              const std::function<std::string(int rank)>& devices,
-                             const std::function<MakeOnDevice(size_t chunk)>& maker, bool compares_afterwards = false) {
+                             const std::function<MakeOnDevice(size_t chunk)>& maker) {
   const auto make = [hosts, devices, maker](int ranks, size_t chunk) {
     std::vector<std::function<std::shared_ptr<Group>()>> makers;
     for (const auto& host : hosts.make(ranks, chunk)) {
@@ -140,7 +131,23 @@ inline GroupKind device_kind(const std::string& name, const GroupKind& hosts,
     }
     return makers;
   };
-  return {name, make, hosts.order_by_chunks, true, compares_afterwards};
+  return {name, make, hosts.order_by_chunks, true};
+}
+
+/// `enqueues`: called as the backend calls it.
+inline GroupKind nccl_kind(const std::string& name, bool enqueues) {
+  const auto make = [enqueues](std::shared_ptr<Group> host,
+                               const std::shared_ptr<Device>& device) -> std::shared_ptr<Group> {
+    auto group = make_nccl(std::move(host), device);
+    if (!enqueues) return group;
+    return std::make_shared<Enqueueing>(std::move(group), device);
+  };
+  GroupKind kind = device_kind(
+      name, node_kind("", Setting::Auto), [](int r) { return std::to_string(r); }, [make](size_t) { return make; });
+  kind.compares_afterwards = enqueues;
+  kind.cuts_alike = true;
+  kind.has = [](DType dtype, ReduceKind how) { return cuda::nccl_reduction_of(dtype, {how}, 1).has_value(); };
+  return kind;
 }
 
 /// The kinds of groups over device memory.
@@ -155,8 +162,8 @@ inline const std::vector<GroupKind>& device_kinds() {
       device_kind("staging over 3 and 1 a node", nodes, each, staging_maker),
       device_kind("ipc, one device", node, one, ipc_maker),
       device_kind("ipc, two devices by turns", node, turns, ipc_maker),
-      device_kind("nccl", node, each, nccl_maker),
-      device_kind("nccl, enqueued", node, each, enqueued_nccl_maker, true),
+      nccl_kind("nccl", false),
+      nccl_kind("nccl, enqueued", true),
   };
   return kKinds;
 }

@@ -1,261 +1,230 @@
 #include "support/fake_nccl.h"
 
-#include <unistd.h>
+#include <cstring>
+#include <utility>
 
-#include <atomic>
-#include <chrono>
-#include <thread>
-
-#include "common/shared_memory.h"
+#include "kernels/convert.h"
+#include "support/calls.h"
 
 namespace ours::testing {
 
+using cuda::NcclComm;
+using cuda::NcclId;
 using cuda::ncclInProgress;
+using cuda::NcclOp;
 using cuda::ncclResult_t;
 using cuda::ncclSuccess;
+using cuda::NcclType;
 
 namespace {
 
-constexpr size_t kMostRanks = 80;
-constexpr size_t kMostOperations = 256;
-constexpr size_t kSlot = size_t{40} << 20;              // unused pages take no memory
+// As good as never.
+constexpr std::chrono::hours kLong{1};
 constexpr auto kFailed = static_cast<ncclResult_t>(6);  // a remote process
 
-std::pair<DType, size_t> element_of(NcclType type) {
+DType dtype_of(NcclType type) {
   static constexpr DType kTypes[] = {DType::Int8,   DType::UInt8,   DType::Int32,   DType::UInt32,  DType::Int64,
                                      DType::UInt64, DType::Float16, DType::Float32, DType::Float64, DType::BFloat16};
-  const DType dtype = kTypes[static_cast<int>(type)];
-  return {dtype, size_of(dtype)};
+  return kTypes[static_cast<int>(type)];
 }
 
-ReduceKind kind_of(NcclOp op) {
-  static constexpr ReduceKind kKinds[] = {ReduceKind::Sum, ReduceKind::Product, ReduceKind::Max, ReduceKind::Min,
-                                          ReduceKind::Avg};
-  return kKinds[static_cast<int>(op)];
+double factor_at(const void* data, NcclType type) {
+  if (type == NcclType::Float64) return *static_cast<const double*>(data);
+  if (type == NcclType::Float32) return *static_cast<const float*>(data);
+  float factor = 0;
+  widen(&factor, data, dtype_of(type), 1);
+  return factor;
 }
 
 }  // namespace
 
-/// The place where the ranks of a communicator meet, in memory that they share: a barrier, and for each rank a slot
-/// with what it was given and the inputs of that.
-struct FakeNccl::Meeting {
-  struct Entry {
-    Operation operation;
-    size_t at;  ///< of its input in the slot
-  };
-  struct Slot {
-    size_t count;
-    Entry entries[kMostOperations];
-  };
-  struct Head {
-    std::atomic<size_t> arrived;
-    std::atomic<uint32_t> round;
-    std::atomic<bool> aborted[kMostRanks];  ///< by rank: each ends only what it waits for itself
-  };
+struct FakeNccl::Communicator {
+  explicit Communicator(const std::shared_ptr<NodeSession>& joined) : session(joined), group(joined) {}
 
-  explicit Meeting(std::shared_ptr<SharedMemory> shared) : memory(std::move(shared)) {}
-  static size_t bytes() { return (kMostRanks + 1) * kSlot; }
-
-  Head& head() const { return *reinterpret_cast<Head*>(memory->data()); }
-  std::byte* slot(size_t rank) const { return memory->data() + (rank + 1) * kSlot; }
-
-  void write(size_t rank, const Batch& batch) const {
-    auto& table = *reinterpret_cast<Slot*>(slot(rank));
-    table.count = 0;
-    size_t at = sizeof(Slot);
-    for (const Operation& operation : batch) {
-      const size_t input = operation.inputs(ranks) * element_of(operation.type).second;
-      if (table.count == kMostOperations || at + input > kSlot) throw DeviceError("the fake NCCL is given too much");
-      if (input != 0) std::memcpy(slot(rank) + at, operation.in, input);
-      table.entries[table.count++] = {operation, at};
-      at += input;
-    }
-  }
-
-  /// The work that a rank was given, with the inputs where they can be read.
-  Batch read(size_t rank) const {
-    const auto& table = *reinterpret_cast<const Slot*>(slot(rank));
-    Batch batch;
-    for (size_t i = 0; i < table.count; ++i) {
-      batch.push_back(table.entries[i].operation);
-      batch.back().in = slot(rank) + table.entries[i].at;
-    }
-    return batch;
-  }
-
-  /// Returns false if the rank has aborted.
-  bool sync(size_t rank) const {
-    const uint32_t mine = head().round;
-    if (++head().arrived == ranks) {
-      head().arrived = 0;
-      ++head().round;
-    }
-    while (!head().aborted[rank] && head().round == mine) std::this_thread::sleep_for(std::chrono::microseconds(20));
-    return !head().aborted[rank];
-  }
-
-  void await_abort(size_t rank) const {
-    while (!head().aborted[rank]) std::this_thread::sleep_for(std::chrono::microseconds(20));
-  }
-
-  const std::shared_ptr<SharedMemory> memory;
-  size_t ranks = 0;
+  const std::shared_ptr<NodeSession> session;
+  NodeGroup group;
+  StandInPoint ended;
+  uint64_t operations = 0;  ///< so far, in the stream
 };
 
-FakeNccl::FakeNccl(std::shared_ptr<StandInDevice> device) : device_(std::move(device)) {
-  // The path of the memory in which the ranks meet.
+/// What was given to NCCL since a group of calls began.
+struct FakeNccl::Batch {
+  std::vector<std::function<void(Communicator&)>> operations;
+  std::vector<ConstSpan> sends;  ///< by rank; the messages are one operation
+  std::vector<Span> receives;
+  bool exchanges = false;
+  StreamHandle stream = nullptr;
+};
+
+FakeNccl::FakeNccl(std::shared_ptr<StandInDevice> device, int ranks) : device_(std::move(device)), ranks_(ranks) {
   get_unique_id.run = [this](NcclId* id) {
-    meeting_ = std::make_shared<Meeting>(SharedMemory::create(Meeting::bytes()));
-    const std::string path = "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(meeting_->memory->fd());
-    std::memcpy(id->data(), path.data(), path.size());
+    led_ = NodeSession::create(0, ranks_, NodeConfig::from_options(ranks_));
+    const std::string address = led_->address();
+    if (address.size() >= id->size()) throw DeviceError("the address is too long: " + address);
+    std::memcpy(id->data(), address.data(), address.size());
     return ncclSuccess;
   };
-  init.run = [this](NcclComm* comm, int ranks, const NcclId& id, int rank, cuda::ncclConfig_t*) {
-    if (!meeting_) meeting_ = std::make_shared<Meeting>(SharedMemory::open(id.data()));
-    meeting_->ranks = static_cast<size_t>(ranks);
-    rank_ = rank;
-    *comm = meeting_.get();
+  init.run = [this](NcclComm* comm, int size, const NcclId& id, int rank, cuda::ncclConfig_t*) {
+    communicator_ = std::make_shared<Communicator>(led_ ? led_ : NodeSession::open(rank, size, id.data()));
+    *comm = communicator_.get();
     return ncclInProgress;
   };
   async_error.run = [this](NcclComm, ncclResult_t* now) {
     *now = state();
     return ncclSuccess;
   };
-  error_string.run = [](ncclResult_t) { return "the fake was told to fail"; };
-  last_error.run = [this](NcclComm) { return failure_.c_str(); };
-  finalize.run = [this](NcclComm) {
-    count("finalize");
-    return ncclInProgress;
+  finalize.run = [](NcclComm) { return ncclInProgress; };
+  destroy.run = [this](NcclComm) { return end(); };
+  abort.run = [this](NcclComm) {
+    communicator_->group.abort("NCCL was told to abort");
+    return end();
   };
-  destroy.run = [this](NcclComm) { return end("destroy"); };
-  abort.run = [this](NcclComm) { return end("abort"); };
   group_start.run = [this] {
-    grouped_ = true;
+    batch_ = std::make_shared<Batch>();
+    batch_->sends.resize(static_cast<size_t>(ranks_));
+    batch_->receives.resize(static_cast<size_t>(ranks_));
     return ncclSuccess;
   };
-  group_end.run = [this] { return end_group(); };
+  group_end.run = [this] {
+    run(std::move(*std::exchange(batch_, nullptr)));
+    return ncclInProgress;
+  };
+  make_premul_sum.run = [this](NcclOp* op, void* factor, NcclType type, cuda::NcclScalar, NcclComm) {
+    factor_ = factor_at(factor, type);
+    *op = static_cast<NcclOp>(static_cast<int>(NcclOp::Avg) + 1);
+    return ncclSuccess;
+  };
+  drop_op.run = [](NcclOp, NcclComm) { return ncclSuccess; };
+  set_collectives();
+  set_messages();
+  visit([this](auto& function) { watch(function); });
+  // These two need no communicator.
+  error_string.run = [](ncclResult_t) { return "the fake was told to fail"; };
+  last_error.run = [this](NcclComm) { return failure_.c_str(); };
+}
+
+void FakeNccl::set_collectives() {
   all_reduce.run = [this](const void* in, void* out, size_t n, NcclType type, NcclOp op, NcclComm, StreamHandle s) {
-    return add("all_reduce", {Kind::AllReduce, in, out, n, type, op, -1}, s);
+    return add(Op::AllReduce, type, s, [=, how = reduction_of(op)](Group& group, const ours::Call& call) {
+      group.all_reduce(call, in, out, n, how);
+    });
   };
   reduce.run = [this](const void* in, void* out, size_t n, NcclType type, NcclOp op, int root, NcclComm,
-                      StreamHandle s) { return add("reduce", {Kind::Reduce, in, out, n, type, op, root}, s); };
+                      StreamHandle s) {
+    return add(Op::Reduce, type, s, [=, how = reduction_of(op)](Group& group, const ours::Call& call) {
+      group.reduce(call, in, out, n, how, root);
+    });
+  };
   reduce_scatter.run = [this](const void* in, void* out, size_t n, NcclType type, NcclOp op, NcclComm, StreamHandle s) {
-    return add("reduce_scatter", {Kind::ReduceScatter, in, out, n, type, op, -1}, s);
+    return add(Op::ReduceScatter, type, s, [=, how = reduction_of(op)](Group& group, const ours::Call& call) {
+      std::vector<const void*> inputs;
+      for (size_t r = 0; r < static_cast<size_t>(group.size()); ++r) {
+        inputs.push_back(static_cast<const char*>(in) + r * n * size_of(call.dtype));
+      }
+      group.reduce_scatter(call, inputs, std::vector<size_t>(inputs.size(), n), out, how);
+    });
   };
   broadcast.run = [this](const void* in, void* out, size_t n, NcclType type, int root, NcclComm, StreamHandle s) {
-    return add("broadcast", {Kind::Broadcast, in, out, n, type, NcclOp::Sum, root}, s);
+    return add(Op::Broadcast, type, s, [=](Group& group, const ours::Call& call) {
+      if (group.rank() == root && in != out) std::memcpy(out, in, n * size_of(call.dtype));
+      group.broadcast(call, {out, n * size_of(call.dtype)}, root);
+    });
   };
   all_gather.run = [this](const void* in, void* out, size_t n, NcclType type, NcclComm, StreamHandle s) {
-    return add("all_gather", {Kind::AllGather, in, out, n, type, NcclOp::Sum, -1}, s);
+    return add(Op::AllGather, type, s, [=](Group& group, const ours::Call& call) {
+      const size_t bytes = n * size_of(call.dtype);
+      std::vector<Span> outputs;
+      for (size_t r = 0; r < static_cast<size_t>(group.size()); ++r) {
+        outputs.push_back({static_cast<char*>(out) + r * bytes, bytes});
+      }
+      group.all_gather(call, {in, bytes}, outputs);
+    });
   };
+}
+
+void FakeNccl::set_messages() {
   send.run = [this](const void* data, size_t n, NcclType type, int to, NcclComm, StreamHandle s) {
-    return add("send", {Kind::Send, data, nullptr, n, type, NcclOp::Sum, to}, s);
+    batch_->sends[static_cast<size_t>(to)] = {data, n * size_of(dtype_of(type))};
+    return add_messages(s);
   };
   receive.run = [this](void* data, size_t n, NcclType type, int from, NcclComm, StreamHandle s) {
-    return add("receive", {Kind::Receive, nullptr, data, n, type, NcclOp::Sum, from}, s);
+    batch_->receives[static_cast<size_t>(from)] = {data, n * size_of(dtype_of(type))};
+    return add_messages(s);
   };
+}
+
+template <class Result, class... Parameters>
+void FakeNccl::watch(cuda::NcclFunction<Result(Parameters...)>& function) {
+  function.run = [this, name = std::string(function.name), run = std::move(function.run)](Parameters... parameters) {
+    note(name);
+    return run(parameters...);
+  };
+}
+
+void FakeNccl::note(const std::string& name) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (freed_) ++calls_["use after abort"];
+  if (const auto what = before_[name]) {
+    lock.unlock();
+    what();
+    lock.lock();
+  }
+  ++calls_[name];
 }
 
 ncclResult_t FakeNccl::state() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (freed_) ++calls_["use after abort"];
   if (!failure_.empty()) return kFailed;
-  return (!connected_ || stuck_ || connected_->reached()) && ++asked_ % 2 == 0 ? ncclSuccess : ncclInProgress;
+  return (!connected_ || connected_->reached()) && ++asked_ % 2 == 0 ? ncclSuccess : ncclInProgress;
 }
 
-ncclResult_t FakeNccl::end(const char* name) {
-  if (on_end_) on_end_();
-  const std::lock_guard<std::mutex> lock(mutex_);
-  ++calls_[freed_ ? "use after abort" : name];
-  freed_ = true;
-  if (name == std::string("abort")) meeting_->head().aborted[static_cast<size_t>(rank_)] = true;
+ncclResult_t FakeNccl::end() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    freed_ = true;
+  }
+  communicator_->ended.reach();
   return ncclSuccess;
 }
 
-void FakeNccl::count(const char* name) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  ++calls_[name];
-  if (freed_) ++calls_["use after abort"];
+Reduction FakeNccl::reduction_of(NcclOp op) const {
+  static constexpr ReduceKind kKinds[] = {ReduceKind::Sum, ReduceKind::Product, ReduceKind::Max,
+                                          ReduceKind::Min, ReduceKind::Avg,     ReduceKind::PremulSum};
+  return {kKinds[static_cast<int>(op)], ranks_, factor_};
 }
 
-ncclResult_t FakeNccl::add(const char* name, const Operation& operation, StreamHandle stream) {
-  count(name);
-  const bool stuck = [&] {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return stuck_;
-  }();
-  if (stuck) meeting_->await_abort(static_cast<size_t>(rank_));
-  if (operation.kind == Kind::Send && on_send_) std::exchange(on_send_, nullptr)();
-  batch_.push_back(operation);
-  stream_ = stream;
-  if (!grouped_) run(std::exchange(batch_, {}), stream_);
+ncclResult_t FakeNccl::add(Op op, NcclType type, StreamHandle stream, Operation operation) {
+  batch_->stream = stream;
+  batch_->operations.push_back([op, dtype = dtype_of(type), operation = std::move(operation)](Communicator& in) {
+    operation(in.group, call_of(op, dtype, ++in.operations, kLong));
+  });
   return ncclInProgress;
 }
 
-ncclResult_t FakeNccl::end_group() {
-  grouped_ = false;
-  if (batch_.empty()) return ncclInProgress;
-  count("group_end");
-  run(std::exchange(batch_, {}), stream_);
+ncclResult_t FakeNccl::add_messages(StreamHandle stream) {
+  batch_->stream = stream;
+  batch_->exchanges = true;
   return ncclInProgress;
 }
 
-/// The result for `rank` of its operation number `index`; messages are numbered by pair.
-std::vector<char> FakeNccl::result_of(const Meeting& meeting, int rank, size_t index) {
-  const Operation own = meeting.read(static_cast<size_t>(rank))[index];
-  const size_t element = element_of(own.type).second, bytes = own.count * element;
-  if (own.kind == Kind::Send || (own.kind == Kind::Reduce && own.peer != rank)) return {};
-  if (own.kind == Kind::Receive) {
-    for (const Operation& sent : meeting.read(static_cast<size_t>(own.peer))) {
-      if (sent.kind != Kind::Send || sent.peer != rank) continue;
-      if (sent.count != own.count) throw DeviceError("a message is not as long as its receiver expects");
-      return {static_cast<const char*>(sent.in), static_cast<const char*>(sent.in) + bytes};
-    }
-    throw DeviceError("nobody sends what is to be received");
-  }
-  std::vector<const void*> inputs;
-  std::vector<char> result;
-  for (size_t r = 0; r < meeting.ranks; ++r) {
-    const Operation other = meeting.read(r).at(index);
-    if (other.kind != own.kind || other.count != own.count || other.op != own.op) {
-      throw DeviceError("the ranks call different operations");
-    }
-    const auto* in = static_cast<const char*>(other.in);
-    if (own.kind == Kind::AllGather) result.insert(result.end(), in, in + bytes);
-    inputs.push_back(own.kind == Kind::ReduceScatter ? in + static_cast<size_t>(rank) * bytes : in);
-  }
-  if (own.kind == Kind::AllGather) return result;
-  if (own.kind == Kind::Broadcast) {
-    const auto* in = static_cast<const char*>(inputs[static_cast<size_t>(own.peer)]);
-    return {in, in + bytes};
-  }
-  result.resize(bytes);
-  const auto ranks = static_cast<int>(inputs.size());
-  ours::reduce(result.data(), inputs.data(), ranks, own.count, element_of(own.type).first, {kind_of(own.op), ranks, 1});
-  return result;
-}
-
-void FakeNccl::run(const Batch& batch, StreamHandle stream) {
+void FakeNccl::run(Batch batch) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!failure_.empty()) return;  // what others do with it does not end
   }
-  device_->run(stream, [meeting = meeting_, rank = rank_, batch] {
-    const auto me = static_cast<size_t>(rank);
-    meeting->write(me, batch);
-    if (!meeting->sync(me)) return;
-    std::vector<std::vector<char>> results;
+  if (batch.operations.empty() && !batch.exchanges) return;
+  device_->run(batch.stream, [communicator = communicator_, batch = std::move(batch)] {
     try {
-      for (size_t i = 0; i < batch.size(); ++i) results.push_back(result_of(*meeting, rank, i));
+      communicator->session->wait_attached(Deadline::after(kLong), [&] {
+        if (communicator->ended.reached()) throw AbortedError("the communicator was freed");
+      });
+      for (const auto& operation : batch.operations) operation(*communicator);
+      if (!batch.exchanges) return;
+      const auto call = call_of(Op::AllToAll, DType::UInt8, ++communicator->operations, kLong);
+      communicator->group.all_to_all(call, batch.sends, batch.receives);
     } catch (const std::exception&) {
-      return meeting->await_abort(me);  // as NCCL does if ranks call different things
+      communicator->ended.wait();  // as NCCL waits for peers that call something else, or nothing
     }
-    // All have read the data that others may overwrite now.
-    if (!meeting->sync(me)) return;
-    for (size_t i = 0; i < batch.size(); ++i) {
-      if (!results[i].empty()) std::memcpy(batch[i].out, results[i].data(), results[i].size());
-    }
-    meeting->sync(me);
   });
 }
 

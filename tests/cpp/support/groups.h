@@ -28,6 +28,10 @@ struct GroupKind {
   bool in_order = true;
   /// Null: all ranks are on one node.
   NodeOf node_of = nullptr;
+  /// All ranks must cut an array into the same pieces.
+  bool cuts_alike = false;
+  /// Whether it has the reduction, of those that are defined for the type.
+  bool (*has)(DType dtype, ReduceKind kind) = [](DType, ReduceKind) { return true; };
 };
 
 GroupKind node_kind(const std::string& name, Setting write_around, const std::string& rules = "");

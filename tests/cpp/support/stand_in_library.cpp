@@ -49,7 +49,7 @@ class StandInLibrary : public DeviceLibrary {
   }
   std::shared_ptr<Group> make_vendor_group(std::shared_ptr<Group> host, std::shared_ptr<Device> device,
                                            Deadline deadline) override {
-    auto nccl = std::make_shared<FakeNccl>(std::static_pointer_cast<StandInDevice>(device));
+    auto nccl = std::make_shared<FakeNccl>(std::static_pointer_cast<StandInDevice>(device), host->size());
     return cuda::NcclGroup::make(std::move(nccl), std::move(host), std::move(device), deadline);
   }
   std::string vendor_version() const override { return ""; }

@@ -13,8 +13,8 @@ using std::chrono::milliseconds;
 using testing::call_of;
 using testing::DeviceRank;
 using testing::ipc_maker;
+using testing::make_nccl;
 using testing::MakeOnDevice;
-using testing::nccl_maker;
 using testing::run_on_devices;
 using testing::staging_maker;
 using testing::StandInOptions;
@@ -56,7 +56,7 @@ TEST(a_device_that_fails_is_heard_of_by_all_ranks) {
 TEST(a_call_that_a_device_refuses_fails_the_group) {
   // What a device cannot take is no mistake of the caller's that peers could ignore.
   const std::pair<MakeOnDevice, std::string> refused[] = {
-      {ipc_maker(4096), "copy"}, {staging_maker(4096), "copy"}, {nccl_maker(4096), "reduce"}};
+      {ipc_maker(4096), "copy"}, {staging_maker(4096), "copy"}, {make_nccl, "reduce"}};
   for (const auto& [make, what] : refused) {
     for (const bool misuse : {false, true}) {
       run_on_devices(2, one_queue, make, [&, what = what](DeviceRank& rank) {
@@ -65,10 +65,15 @@ TEST(a_call_that_a_device_refuses_fails_the_group) {
           throw DeviceError("out of memory");
         };
         if (rank.number() == 1) rank.device->before(what, refuse);
-        float x = 1;
-        const Reduction scaled{ReduceKind::PremulSum, 2, 0.5};  // NCCL gets it from a kernel of the device
-        const auto call = call_of(Op::AllReduce, DType::Float32, 0);
-        const std::string message = CHECK_THROWS(Error, rank.group->all_reduce(call, &x, &x, 1, scaled));
+        int32_t x = 1;
+        const Reduction average{ReduceKind::Avg, 2, 1.0};  // with NCCL, a kernel of the device divides the sum
+        const auto call = call_of(Op::AllReduce, DType::Int32, 0);
+        const auto calls = [&] {
+          rank.group->all_reduce(call, &x, &x, 1, average);
+          // A rank that NCCL gave the sum before the failure was found hears of it next.
+          rank.group->barrier(call_of(Op::Barrier, DType::UInt8, 1));
+        };
+        const std::string message = CHECK_THROWS(Error, calls());
         CHECK_CONTAINS(message, misuse ? "all_reduce on rank 1: " : "out of memory");
         if (misuse) CHECK_CONTAINS(message, "the address is crooked");
         CHECK_EQ(rank.group->failure(), message);
