@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "backend/argument_checks.h"
-#include "backend/device/enqueued_call.h"
-#include "backend/device/host_call.h"
+#include "backend/device/device_call.h"
 #include "backend/errors.h"
 #include "backend/joining/connect.h"
 #include "common/error.h"

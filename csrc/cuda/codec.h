@@ -128,17 +128,6 @@ struct BoolByte {
   static OURS_BOTH Stored encode(Value x) { return x; }
 };
 
-/// Four of them at once.
-struct BoolWord {
-  using Stored = uint32_t;
-  using Value = uint32_t;
-  static OURS_BOTH Value decode(Stored x) {
-    // Adding 0x7f carries into the highest bit of a byte from any of the lower ones.
-    return (((x & 0x7f7f7f7fu) + 0x7f7f7f7fu) | x) >> 7 & 0x01010101u;
-  }
-  static OURS_BOTH Stored encode(Value x) { return x; }
-};
-
 template <class T>
 struct Pair {
   T re, im;

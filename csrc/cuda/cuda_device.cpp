@@ -8,9 +8,7 @@
 #include <utility>
 
 #include "common/partition.h"
-#include "cuda/kernels.h"
 #include "cuda/reduce_launch.h"
-#include "cuda/streams.h"
 
 namespace ours::cuda {
 namespace {
@@ -50,6 +48,56 @@ CUcontext retain_context(int index) {
   check(driver().retain(&context, driver_device(index)), "cuDevicePrimaryCtxRetain");
   return context;
 }
+
+/// A stream or an event must be made with the device's context. When one is destroyed, CUDA keeps what is still needed
+/// and does not wait for it.
+class CudaStream : public DeviceStream {
+ public:
+  CudaStream(CUcontext context, int priority) : context_(context) {
+    // The stream and the default stream do not wait for each other.
+    check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority), "cudaStreamCreateWithPriority");
+  }
+  ~CudaStream() override {
+    end_quietly(context_, [&] { return cudaStreamDestroy(stream_); });
+  }
+  StreamHandle handle() const override { return stream_; }
+
+ private:
+  CUcontext context_;
+  cudaStream_t stream_ = nullptr;
+};
+
+class CudaEvent : public DeviceEvent {
+ public:
+  explicit CudaEvent(CUcontext context) : context_(context) {
+    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  }
+  ~CudaEvent() override {
+    end_quietly(context_, [&] { return cudaEventDestroy(event_); });
+  }
+  void record(StreamHandle stream) override {
+    const ContextGuard guard(context_);
+    check(cudaEventRecord(event_, static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+  }
+  bool reached() override {
+    const ContextGuard guard(context_);
+    const cudaError_t state = cudaEventQuery(event_);
+    if (state == cudaErrorNotReady) {
+      static_cast<void>(cudaGetLastError());  // it is no error, but would be taken for one
+      return false;
+    }
+    check(state, "cudaEventQuery");
+    return true;
+  }
+  void block(StreamHandle stream) override {
+    const ContextGuard guard(context_);
+    check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_, 0), "cudaStreamWaitEvent");
+  }
+
+ private:
+  CUcontext context_;
+  cudaEvent_t event_ = nullptr;
+};
 
 /// Loads all kernels, since CUDA may wait for the device when it loads one.
 void load_kernels() {

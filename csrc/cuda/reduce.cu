@@ -1,4 +1,4 @@
-#include "cuda/kernels.h"
+#include "cuda/reduce_launch.h"
 
 namespace ours::cuda {
 namespace {

@@ -29,16 +29,14 @@ static_assert(sizeof(ReduceTask) <= 4096, "parameters of a kernel");
 /// Elements that one thread reduces one by one.
 constexpr size_t kScalarsPerThread = 4;
 
-/// A reduction of `Scalar` elements by the operation Op, several of which at once may be a `Vector` element.
-template <class Scalar, template <class> class Op, class Vector = Scalar>
+/// A reduction of elements by an operation.
+template <class ElementCodec, template <class> class Operation>
 struct ReduceSpec {
-  using ScalarCodec = Scalar;
-  using VectorCodec = Vector;
-  using ScalarOp = Op<typename Scalar::Value>;
-  using VectorOp = Op<typename Vector::Value>;
-  static constexpr size_t kElementBytes = sizeof(typename Scalar::Stored);
-  static constexpr size_t kAlignment = alignof(typename Scalar::Stored);
-  static constexpr size_t kLanes = kVectorBytes / sizeof(typename Vector::Stored);
+  using Codec = ElementCodec;
+  using Op = Operation<typename Codec::Value>;
+  static constexpr size_t kElementBytes = sizeof(typename Codec::Stored);
+  static constexpr size_t kAlignment = alignof(typename Codec::Stored);
+  static constexpr size_t kLanes = kVectorBytes / kElementBytes;
   /// Vectors that a thread has under way at once: enough to keep the memory busy, while the sums stay in registers.
   /// For bytes, a vector has 16 sums.
   static constexpr size_t kUnroll = kLanes >= 16 ? 1 : (kLanes == 8 ? 2 : 4);
@@ -46,10 +44,10 @@ struct ReduceSpec {
 
 template <class Spec>
 struct ReduceThread {
-  using Codec = typename Spec::VectorCodec;
+  using Codec = typename Spec::Codec;
   using Stored = typename Codec::Stored;
   using Value = typename Codec::Value;
-  using Op = typename Spec::VectorOp;
+  using Op = typename Spec::Op;
   static constexpr size_t kLanes = Spec::kLanes;
 
   struct Lanes {
@@ -105,17 +103,13 @@ struct ReduceThread {
     }
   }
 
-  static OURS_BOTH void scalar(const ReduceTask& task, size_t element) {
-    using One = typename Spec::ScalarCodec;
-    using OneStored = typename One::Stored;
-    typename Spec::ScalarOp op;
-    op.set(task.value);
+  static OURS_BOTH void scalar(const ReduceTask& task, const Op& op, size_t element) {
     const size_t at = element * Spec::kElementBytes;
-    auto sum = op.before(One::decode(load<OneStored>(task.sources[0] + at)));
+    Value sum = op.before(Codec::decode(load<Stored>(task.sources[0] + at)));
     for (int s = 1; s < task.source_count; ++s) {
-      sum = Spec::ScalarOp::combine(sum, op.before(One::decode(load<OneStored>(task.sources[s] + at))));
+      sum = Op::combine(sum, op.before(Codec::decode(load<Stored>(task.sources[s] + at))));
     }
-    const OneStored bits = One::encode(op.after(sum));
+    const Stored bits = Codec::encode(op.after(sum));
     for (int r = 0; r < task.result_count; ++r) store(task.results[r] + at, bits);
   }
 
@@ -131,7 +125,7 @@ struct ReduceThread {
     size_t i = block * kThreads * kScalarsPerThread + thread;
     const size_t elements_in_vectors = task.vectors * kVectorBytes / Spec::kElementBytes;
     for (size_t k = 0; k < kScalarsPerThread && i < task.scalars; ++k, i += kThreads) {
-      scalar(task, i < task.head ? i : i + elements_in_vectors);
+      scalar(task, op, i < task.head ? i : i + elements_in_vectors);
     }
   }
 };

@@ -2,10 +2,19 @@
 
 #include <vector>
 
-#include "cuda/reduce_body.h"
+#include "cuda/reduce_table.h"
 #include "kernels/plan.h"
 
 namespace ours::cuda {
+
+/// A kernel in the form that cudaLaunchKernel() takes.
+struct ReduceKernel {
+  const void* function = nullptr;
+  ReduceShape shape;
+};
+
+/// Has no function if the element has no such operation.
+ReduceKernel find_reduce_kernel(Element element, Combine combine);
 
 /// A kernel's parameters, and how many blocks of kThreads threads it takes; 0 if there is nothing to do.
 struct ReduceLaunch {

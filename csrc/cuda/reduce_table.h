@@ -18,16 +18,16 @@ template <class Make>
 struct ReduceTable {
   using Made = typename Make::Made;
 
-  template <class Scalar, template <class> class Op, class Vector = Scalar>
+  template <class Codec, template <class> class Op>
   static Made make() {
-    return Make::template make<ReduceSpec<Scalar, Op, Vector>>();
+    return Make::template make<ReduceSpec<Codec, Op>>();
   }
 
-  template <class Scalar, class Vector>
+  template <class Codec>
   static Made bitwise(Combine combine) {
-    if (combine == Combine::And) return make<Scalar, And, Vector>();
-    if (combine == Combine::Or) return make<Scalar, Or, Vector>();
-    if (combine == Combine::Xor) return make<Scalar, Xor, Vector>();
+    if (combine == Combine::And) return make<Codec, And>();
+    if (combine == Combine::Or) return make<Codec, Or>();
+    if (combine == Combine::Xor) return make<Codec, Xor>();
     return Made{};
   }
 
@@ -40,7 +40,7 @@ struct ReduceTable {
       if (combine == Combine::Sum) return make<Plain<T>, Sum>();
       if (combine == Combine::Product) return make<Plain<T>, Product>();
     }
-    if constexpr (sizeof(T) == 1 && std::is_unsigned_v<T>) return bitwise<Plain<T>, Plain<uint32_t>>(combine);
+    if constexpr (sizeof(T) == 1 && std::is_unsigned_v<T>) return bitwise<Plain<T>>(combine);
     return Made{};
   }
 
@@ -74,7 +74,7 @@ struct ReduceTable {
   static Made find(Element element, Combine combine) {
     switch (element) {
       case Element::Bool:
-        return bitwise<BoolByte, BoolWord>(combine);
+        return bitwise<BoolByte>(combine);
       case Element::U8:
         return integer<uint8_t>(combine);
       case Element::I8:

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 
 #include "backend/device/device_context.h"
+#include "collectives/device/enqueue_group.h"
 
 namespace ours {
 
@@ -47,6 +49,56 @@ class DeviceCall {
 
  private:
   const std::shared_ptr<DeviceContext> context_;
+};
+
+/// A collective, or a transfer, that the host runs. It begins after all that the current stream had been given when
+/// it was called, and has ended when the host knows that the device has done it. Then every stream sees the result.
+class HostCall final : public DeviceCall {
+ public:
+  enum class Where { OnDevice, OnHost };
+
+  /// Made at the call, on the caller's thread. OnHost: the body works on the CPU, but waits for the device
+  /// nevertheless. Throws RuntimeError if the current stream is being captured into a graph.
+  HostCall(std::shared_ptr<DeviceContext> context, const char* name, Where where);
+
+  /// Waits for what came before, runs `body`, and returns when the device has done what `body` asked torch for.
+  void run(const Body& body, const Call& call) override;
+
+  /// Whether the device has done what came before.
+  bool reached() { return point_->reached(); }
+
+ private:
+  void await_copies(const Call& call);
+
+  const char* const name_;
+  const Where where_;
+  /// Behind what the current stream had been given at the call; later, behind what torch was asked for since.
+  const std::unique_ptr<DeviceEvent> point_;
+};
+
+/// A collective that the caller's thread gives to the device at once: to a stream of the group's, behind what the
+/// current stream has been given. The host takes no part in it, so it can be captured into a graph.
+class EnqueuedCall final : public DeviceCall {
+ public:
+  /// Made at the call, on the caller's thread, in the order of calls. Errors are thrown by run(), so that the peers
+  /// hear of them.
+  EnqueuedCall(std::shared_ptr<DeviceContext> context, std::shared_ptr<EnqueueGroup> group, const Body& body,
+               const Call& call);
+
+  /// Watches the collective; `body` has already been run.
+  void run(const Body& body, const Call& call) override;
+
+  bool is_enqueued() const override { return !error_ && !blocks_host_; }
+  bool is_captured() const override { return captured_; }
+  void block_current_stream() override;
+  StreamHandle stream() const override { return group_->stream(); }
+
+ private:
+  const std::shared_ptr<EnqueueGroup> group_;
+  const bool captured_;
+  const bool blocks_host_;
+  EnqueueGroup::Enqueued enqueued_;
+  std::exception_ptr error_;
 };
 
 }  // namespace ours

@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "backend/device/host_call.h"
+#include "backend/device/device_call.h"
 #include "backend/transfer_work.h"
 
 namespace ours {

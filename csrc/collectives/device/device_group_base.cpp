@@ -4,8 +4,6 @@
 #include <exception>
 #include <utility>
 
-#include "device/deferred_release.h"
-
 namespace ours {
 
 namespace {
@@ -72,7 +70,7 @@ void DeviceGroupBase::wait(DeviceEvent& event, const Running& run, const char* d
       std::string(doing) + " of " + describe_record(run.record) + " on rank " + std::to_string(rank()));
 }
 
-bool DeviceGroupBase::settle() noexcept {
+void DeviceGroupBase::settle() noexcept {
   try {
     const Deadline patience = Deadline::after(kPatience);
     for (const StreamHandle stream : streams()) {
@@ -80,9 +78,8 @@ bool DeviceGroupBase::settle() noexcept {
       event->record(stream);
       wait_reached(*event, patience, nullptr, "what is under way");
     }
-    return true;
   } catch (const std::exception&) {
-    return false;  // it takes longer, or has failed
+    // It takes longer, or has failed.
   }
 }
 
@@ -99,12 +96,8 @@ void DeviceGroupBase::let_go_if_left() noexcept {
   if (!lock || has_let_go_) return;
   has_let_go_ = true;
   if (in_child()) return;
-  settled_ = settle();
+  settle();
   let_go();
-}
-
-void DeviceGroupBase::release(std::shared_ptr<void> owned) noexcept {
-  if (!settled_) release_after(device(), streams(), std::move(owned));
 }
 
 void DeviceGroupBase::end() noexcept {

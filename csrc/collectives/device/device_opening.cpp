@@ -9,32 +9,26 @@ namespace ours {
 
 namespace {
 
-/// The number of words that a CallRecord takes in a message.
-constexpr size_t kRecordWords = 5;
+/// The number of words that a CallRecord and a fingerprint take in a message.
+constexpr size_t kRecordWords = sizeof(CallRecord) / sizeof(uint64_t) + 1;
 
 Words pack(const CallRecord& record, uint64_t fingerprint) {
-  uint64_t factor = 0;
-  std::memcpy(&factor, &record.factor, sizeof(factor));
-  const auto root = static_cast<uint64_t>(static_cast<uint32_t>(record.root));
-  const auto kinds = static_cast<uint64_t>(record.op) | uint64_t{record.dtype} << 8 | uint64_t{record.kind} << 16;
-  return {record.seq, record.count, factor, root << 32 | kinds, fingerprint};
+  Words words(kRecordWords, fingerprint);
+  std::memcpy(words.data(), &record, sizeof(record));
+  return words;
 }
 
 CallRecord unpack(const Words& words) {
   CallRecord record{};
-  record.seq = words[0];
-  record.count = words[1];
-  std::memcpy(&record.factor, &words[2], sizeof(record.factor));
-  record.root = static_cast<int32_t>(static_cast<uint32_t>(words[3] >> 32));
-  record.op = static_cast<uint8_t>(words[3]);
-  record.dtype = static_cast<uint8_t>(words[3] >> 8);
-  record.kind = static_cast<uint8_t>(words[3] >> 16);
+  std::memcpy(&record, words.data(), sizeof(record));
   return record;
 }
 
 std::string rank_name(size_t rank) { return "rank " + std::to_string(rank); }
 
-bool same_call(const Words& a, const Words& b) { return std::equal(a.begin(), a.begin() + kRecordWords, b.begin()); }
+bool same_call(const Words& a, const Words& b) {
+  return same_record(unpack(a), unpack(b)) && a[kRecordWords - 1] == b[kRecordWords - 1];
+}
 
 [[noreturn]] void throw_mismatch(const std::vector<Words>& opened) {
   std::string calls;

@@ -6,13 +6,6 @@
 
 namespace ours {
 
-namespace {
-
-constexpr const char* kDown = "a copy from the device";
-constexpr const char* kUp = "a copy to the device";
-
-}  // namespace
-
 StagingGroup::StagingGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device, size_t kept_bytes)
     : DeviceGroupBase(std::move(host), std::move(device)),
       kept_bytes_(kept_bytes),
@@ -34,9 +27,9 @@ void StagingGroup::copy(void* to, const void* from, size_t bytes) {
   if (bytes != 0) device().copy(to, from, bytes, stream_->handle());
 }
 
-void StagingGroup::finish_copies(const Running& run, const char* doing) {
+void StagingGroup::finish_copies(const Running& run) {
   copied_->record(stream_->handle());
-  wait(*copied_, run, doing);
+  wait(*copied_, run, "a copy");
 }
 
 void StagingGroup::do_reduce(const Running& run, const Reducing& job) {
@@ -45,7 +38,7 @@ void StagingGroup::do_reduce(const Running& run, const Reducing& job) {
   std::byte* const data = room(count * element);
   job.in.visit(0, count,
                [&](const std::byte* piece, size_t from, size_t n) { copy(data + from * element, piece, n * element); });
-  finish_copies(run, kDown);
+  finish_copies(run);
 
   const Pieces on_host(data, count, element);
   host().reduce(run.call, Reducing{on_host, job.out == nullptr ? nullptr : &on_host, job.reduction, job.root});
@@ -53,7 +46,7 @@ void StagingGroup::do_reduce(const Running& run, const Reducing& job) {
 
   job.out->visit(0, count,
                  [&](std::byte* piece, size_t from, size_t n) { copy(piece, data + from * element, n * element); });
-  finish_copies(run, kUp);
+  finish_copies(run);
 }
 
 void StagingGroup::do_reduce_scatter(const Running& run, const Scattering& job) {
@@ -67,12 +60,12 @@ void StagingGroup::do_reduce_scatter(const Running& run, const Scattering& job) 
     inputs.push_back(free);
     free += job.counts[r] * element;
   }
-  finish_copies(run, kDown);
+  finish_copies(run);
 
   host().reduce_scatter(run.call, inputs, job.counts, free, job.reduction);
 
   copy(job.out, free, mine * element);
-  finish_copies(run, kUp);
+  finish_copies(run);
 }
 
 void StagingGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
@@ -100,7 +93,7 @@ void StagingGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
   // What a rank sends to itself stays where it is, as a broadcast requires of its root.
   const bool own = plan.sends[me] && plan.receives[me];
   if (own) on_host.receives[me]->data = const_cast<void*>(on_host.sends[me]->data);
-  finish_copies(run, kDown);
+  finish_copies(run);
 
   host().exchange(run.call, on_host);
 
@@ -108,7 +101,7 @@ void StagingGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
     const bool in_place = own && r == me && plan.sends[me]->data == plan.receives[me]->data;
     if (plan.receives[r] && !in_place) copy(plan.receives[r]->data, on_host.receives[r]->data, plan.received(r));
   }
-  finish_copies(run, kUp);
+  finish_copies(run);
 }
 
 }  // namespace ours

@@ -35,7 +35,7 @@ class StagingGroup final : public DeviceGroupBase {
   std::byte* room(size_t bytes);
   void copy(void* to, const void* from, size_t bytes);
   /// Returns when the copies are done.
-  void finish_copies(const Running& run, const char* doing);
+  void finish_copies(const Running& run);
 
   const size_t kept_bytes_;
   const std::unique_ptr<DeviceStream> stream_;

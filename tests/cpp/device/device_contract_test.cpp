@@ -146,5 +146,11 @@ TEST(device_memory_that_this_process_shared_is_where_it_was) {
   CHECK(on.device->share(on.at(0)) != handle);
 }
 
+TEST(device_says_what_it_cannot_map) {
+  MemoryHandle nonsense{};
+  nonsense.fill(0x5a);
+  CHECK_THROWS(DeviceError, testing::contract_device()->map(nonsense));
+}
+
 }  // namespace
 }  // namespace ours

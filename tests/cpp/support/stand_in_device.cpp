@@ -1,16 +1,66 @@
 #include "support/stand_in_device.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 
+#include "common/shared_memory.h"
 #include "support/cuda_on_cpu.h"
-#include "support/stand_in_memory.h"
 
 namespace ours::testing {
+
+namespace {
+
+/// Only this many bytes are filled; the rest takes no pages of the host until it is used.
+constexpr size_t kMostFilled = size_t{1} << 20;
+
+struct Shared {
+  pid_t pid;
+  int fd;
+  void* address;
+};
+static_assert(sizeof(Shared) <= sizeof(MemoryHandle), "it has to fit");
+
+/// The place of each piece of memory that this process can share. Never destroyed: memory may be dropped at the very
+/// end.
+struct Registry {
+  std::mutex mutex;
+  std::map<const void*, const SharedMemory*> all;
+};
+
+Registry& registry() {
+  static auto* const kRegistry = new Registry;
+  return *kRegistry;
+}
+
+std::shared_ptr<void> pointer_into(std::shared_ptr<SharedMemory> memory) {
+  void* const data = memory->data();
+  return {data, [memory = std::move(memory)](void* address) {
+            const std::lock_guard<std::mutex> lock(registry().mutex);
+            registry().all.erase(address);
+          }};
+}
+
+/// Memory that other processes can map, whose beginning is filled with `fill`.
+std::shared_ptr<void> shared_memory(size_t bytes, unsigned char fill) {
+  auto memory = SharedMemory::create(bytes == 0 ? 1 : bytes);
+  if (fill != 0) std::memset(memory->data(), fill, std::min(memory->bytes(), kMostFilled));
+  {
+    const std::lock_guard<std::mutex> lock(registry().mutex);
+    registry().all[memory->data()] = memory.get();
+  }
+  return pointer_into(std::move(memory));
+}
+
+}  // namespace
 
 class StandInStream : public DeviceStream {
  public:
@@ -95,13 +145,13 @@ bool StandInDevice::is_capturing(StreamHandle stream) const {
 
 std::shared_ptr<void> StandInDevice::make_pinned(size_t bytes) {
   state_->check("pinned_memory");
-  return freed_after_a_look(stand_in_memory(bytes, 0));
+  return freed_after_a_look(shared_memory(bytes, 0));
 }
 
 std::shared_ptr<void> StandInDevice::make_memory(size_t bytes) {
   state_->check("memory");
   if (options_.most_memory != 0 && bytes > options_.most_memory) throw DeviceOutOfMemory("memory: there is no more");
-  return freed_after_a_look(stand_in_memory(bytes, 0xa5));
+  return freed_after_a_look(shared_memory(bytes, 0xa5));
 }
 
 std::shared_ptr<void> StandInDevice::freed_after_a_look(std::shared_ptr<void> memory) const {
@@ -114,12 +164,25 @@ std::shared_ptr<void> StandInDevice::freed_after_a_look(std::shared_ptr<void> me
 
 MemoryHandle StandInDevice::share(const void* memory) {
   state_->check("share");
-  return share_stand_in_memory(memory);
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  const auto found = registry().all.find(memory);
+  if (found == registry().all.end()) throw DeviceError("share: this is not the beginning of memory of the device");
+  const Shared shared{::getpid(), found->second->fd(), found->second->data()};
+  MemoryHandle handle{};
+  std::memcpy(handle.data(), &shared, sizeof(shared));
+  return handle;
 }
 
 std::shared_ptr<void> StandInDevice::map(const MemoryHandle& handle) {
   state_->check("map");
-  return map_stand_in_memory(handle);
+  Shared shared{};
+  std::memcpy(&shared, handle.data(), sizeof(shared));
+  if (shared.pid == ::getpid()) return {shared.address, [](void*) {}};
+  try {
+    return pointer_into(SharedMemory::open("/proc/" + std::to_string(shared.pid) + "/fd/" + std::to_string(shared.fd)));
+  } catch (const SystemError& e) {
+    throw DeviceError(std::string("map: ") + e.what());
+  }
 }
 
 StandInQueue& StandInDevice::queue_of(StreamHandle stream) const {
