@@ -5,12 +5,27 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "collectives/device/enqueue_group.h"
 #include "cuda/nccl_api.h"
-#include "cuda/nccl_reduction.h"
 
 namespace ours::cuda {
+
+/// The form in which a reduction is given to NCCL; computed by pure functions of what all ranks called.
+struct NcclReduction {
+  NcclType type;
+  NcclOp op;
+  size_t units;                     ///< values of that type in an element
+  std::optional<double> factor;     ///< what NCCL multiplies each input by
+  std::optional<Reduction> finish;  ///< what Device::reduce() makes of the result
+};
+
+/// Empty if NCCL lacks the reduction: bitwise operations, 16-bit integers, and products of complex numbers.
+///
+/// NCCL adds up in an order of its own, in steps that are rounded to the type, so results of floats differ from those
+/// of the other engines in their last bits. Its minimum and maximum of floats may drop NaNs.
+std::optional<NcclReduction> nccl_reduction_of(DType dtype, const Reduction& reduction, int ranks);
 
 /// Collectives over NCCL, for ranks that each have a device of their own.
 ///
@@ -21,7 +36,7 @@ namespace ours::cuda {
 /// It does what NCCL does, and no more: reductions that NCCL does not have are refused, and what lies in several places
 /// is given to NCCL as several calls at once. So nothing goes through memory of the group's, and all can be captured.
 ///
-/// Reductions: nccl_reduce.cpp. Collectives that move data unchanged: nccl_move.cpp.
+/// The operations: nccl_operations.cpp.
 class NcclGroup final : public EnqueueGroup {
  public:
   /// Called by all ranks of `host`. Throws TimeoutError after `deadline`.

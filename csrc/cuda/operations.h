@@ -24,17 +24,19 @@ struct Sum : Operation<V> {
 };
 
 template <class V>
-struct SumScaled : Sum<V> {
+struct WithFactor : Sum<V> {
   V factor;
   OURS_BOTH void set(double value) { factor = static_cast<V>(value); }
-  OURS_BOTH V after(V x) const { return x * factor; }
 };
 
 template <class V>
-struct SumDivided : Sum<V> {
-  V divisor;
-  OURS_BOTH void set(double value) { divisor = static_cast<V>(value); }
-  OURS_BOTH V after(V x) const { return x / divisor; }
+struct SumScaled : WithFactor<V> {
+  OURS_BOTH V after(V x) const { return x * this->factor; }
+};
+
+template <class V>
+struct SumDivided : WithFactor<V> {
+  OURS_BOTH V after(V x) const { return x / this->factor; }
 };
 
 /// Integers are added as unsigned numbers, which wrap, and divided as the numbers that they represent. The divisor is
@@ -54,10 +56,8 @@ struct IntegerDivided : Operation<V> {
 };
 
 template <class V>
-struct PremulSum : Sum<V> {
-  V factor;
-  OURS_BOTH void set(double value) { factor = static_cast<V>(value); }
-  OURS_BOTH V before(V x) const { return x * factor; }
+struct PremulSum : WithFactor<V> {
+  OURS_BOTH V before(V x) const { return x * this->factor; }
 };
 
 template <class V>

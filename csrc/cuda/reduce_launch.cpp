@@ -10,22 +10,11 @@
 namespace ours::cuda {
 namespace {
 
-uintptr_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
-
-std::vector<uintptr_t> addresses(const std::vector<void*>& results, const std::vector<const void*>& sources) {
-  std::vector<uintptr_t> all;
-  for (const void* source : sources) all.push_back(address_of(source));
-  for (const void* result : results) all.push_back(address_of(result));
-  return all;
-}
-
 /// The number of elements before the first vector; all of them if the buffers differ in alignment.
 size_t head_of(const std::vector<uintptr_t>& all, size_t count, const ReduceShape& shape) {
-  const size_t beyond = all.front() % kVectorBytes;
-  for (const uintptr_t address : all) {
-    if (address % kVectorBytes != beyond) return count;
-  }
-  const size_t bytes = beyond == 0 ? 0 : kVectorBytes - beyond;
+  const auto differs = [&](uintptr_t address) { return (address ^ all.front()) % kVectorBytes != 0; };
+  if (std::any_of(all.begin(), all.end(), differs)) return count;
+  const size_t bytes = (kVectorBytes - all.front() % kVectorBytes) % kVectorBytes;
   return bytes % shape.element_bytes == 0 ? std::min(count, bytes / shape.element_bytes) : count;
 }
 
@@ -33,7 +22,9 @@ size_t head_of(const std::vector<uintptr_t>& all, size_t count, const ReduceShap
 
 ReduceLaunch plan_launch(const std::vector<void*>& results, const std::vector<const void*>& sources,
                          const kernels::ReducePlan& plan, const ReduceShape& shape) {
-  const std::vector<uintptr_t> all = addresses(results, sources);
+  std::vector<uintptr_t> all;
+  for (const void* source : sources) all.push_back(reinterpret_cast<uintptr_t>(source));
+  for (const void* result : results) all.push_back(reinterpret_cast<uintptr_t>(result));
   for (const uintptr_t address : all) {
     if (plan.count != 0 && address % shape.alignment != 0) {
       throw InvalidArgument("a buffer in device memory does not begin at a multiple of " +

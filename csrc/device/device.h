@@ -24,12 +24,6 @@ class DeviceError : public Error {
   using Error::Error;
 };
 
-/// There is no more memory of the requested kind. A smaller amount may still be available.
-class DeviceOutOfMemory : public DeviceError {
- public:
-  using DeviceError::DeviceError;
-};
-
 /// A stream in the accelerator's own terms (a cudaStream_t).
 using StreamHandle = void*;
 

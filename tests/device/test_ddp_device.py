@@ -10,13 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import (
-    assert_same,
     backward,
     batches,
     check_uneven_join,
-    gradients,
     make_model,
-    reference_gradients,
     train_and_compare,
 )
 from device_cases import here, stop_stream, stopped
@@ -65,18 +62,6 @@ def test_communication_hooks_see_the_right_streams(rank: int, world: int, kind: 
     options = {"gradient_as_bucket_view": views, "bucket_cap_mb": 0.001, "set_up": HOOKS[hook]}
     how = {"tolerance": (0.05, 0.01)} if hook in ("bfloat16", "half") else {}
     train_and_compare(rank, world, "mlp", options, device=here(kind), **how)
-
-
-@VIEWS
-@in_ranks(2, "backend")
-def test_gradients_of_no_sync_are_part_of_the_next_average(rank: int, world: int, kind: str, views: bool) -> None:
-    model = DistributedDataParallel(make_model("mlp").to(here(kind)), gradient_as_bucket_view=views)
-    first, second = batches(world, 2)
-    with model.no_sync():
-        backward(model, first, rank)
-    backward(model, second, rank)
-    one, other = reference_gradients("mlp", world, 2, lr=0.0)
-    assert_same(gradients(model), {name: one[name] + other[name] for name in one}, f"rank {rank}")
 
 
 @VIEWS

@@ -11,28 +11,21 @@ namespace {
 
 constexpr const char* kCudaLibrary = "_cuda";
 
-struct Paths {
-  std::mutex mutex;
-  std::map<c10::DeviceType, std::string> by_type;  // guarded by mutex; those that were set
-
-  std::string of(c10::DeviceType type) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    const auto found = by_type.find(type);
-    return found == by_type.end() ? "" : found->second;
-  }
-};
-
-Paths& paths() {
-  static Paths* const kPaths = new Paths;  // never destroyed: threads may outlive static destructors
-  return *kPaths;
+/// The path that was set for the type, or an empty one. Sets `path`, if it is given.
+std::string path_of(c10::DeviceType type, const std::string* path = nullptr) {
+  // Never destroyed: threads may outlive static destructors.
+  static auto* const kMutex = new std::mutex;
+  static auto* const kPaths = new std::map<c10::DeviceType, std::string>;
+  const std::lock_guard<std::mutex> lock(*kMutex);
+  return path == nullptr ? (*kPaths)[type] : (*kPaths)[type] = *path;
 }
 
 }  // namespace
 
-bool serves_devices(c10::DeviceType type) { return type == c10::DeviceType::CUDA || !paths().of(type).empty(); }
+bool serves_devices(c10::DeviceType type) { return type == c10::DeviceType::CUDA || !path_of(type).empty(); }
 
 DeviceLibrary& device_library_of(c10::DeviceType type) {
-  std::string path = paths().of(type);
+  std::string path = path_of(type);
   if (path.empty() && type == c10::DeviceType::CUDA) path = find_own_library(kCudaLibrary);
   if (!path.empty()) return load_device_library(path);
   throw DeviceError("this copy of ourddp was built without CUDA (there is no _cuda library in " + own_folder() +
@@ -41,9 +34,6 @@ DeviceLibrary& device_library_of(c10::DeviceType type) {
                     "init_process_group(\"cpu:ours,cuda:nccl\")");
 }
 
-void use_device_library(c10::DeviceType type, const std::string& path) {
-  const std::lock_guard<std::mutex> lock(paths().mutex);
-  paths().by_type[type] = path;
-}
+void use_device_library(c10::DeviceType type, const std::string& path) { path_of(type, &path); }
 
 }  // namespace ours

@@ -8,7 +8,6 @@ namespace ours {
 EnqueueGroup::EnqueueGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device)
     : DeviceGroupBase(std::move(host), std::move(device)),
       own_stream_(this->device().make_stream()),
-      stream_(own_stream_->handle()),
       before_(this->device().make_event()) {}
 
 EnqueueGroup::Enqueued EnqueueGroup::enqueue(const Call& call, StreamHandle after, const std::function<void()>& body) {
@@ -17,8 +16,8 @@ EnqueueGroup::Enqueued EnqueueGroup::enqueue(const Call& call, StreamHandle afte
   check_usable(call);
   DeviceGroupBase::guarded({call, record_of(call)}, [&] {
     before_->record(after);
-    before_->block(stream_);
-    captured_ = captured_ || device().is_capturing(stream_);
+    before_->block(stream());
+    captured_ = captured_ || device().is_capturing(stream());
     enqueued_ = &enqueued;
     try {
       body();
@@ -31,7 +30,7 @@ EnqueueGroup::Enqueued EnqueueGroup::enqueue(const Call& call, StreamHandle afte
     enqueued_ = nullptr;
     if (misuse && !enqueued.claims.empty()) std::rethrow_exception(misuse);
     enqueued.done = device().make_event();
-    enqueued.done->record(stream_);
+    enqueued.done->record(stream());
   });
   if (misuse) std::rethrow_exception(misuse);
   return enqueued;
@@ -54,7 +53,7 @@ void EnqueueGroup::guarded(const Running& run, const std::function<void()>& body
   DeviceGroupBase::guarded(run, [&] {
     body();
     const auto done = device().make_event();
-    done->record(stream_);
+    done->record(stream());
     await(run.call, *done);
   });
 }

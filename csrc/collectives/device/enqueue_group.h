@@ -41,8 +41,8 @@ class EnqueueGroup : public DeviceGroupBase {
   void watch(const Call& call, const Enqueued& enqueued);
 
   /// The stream in which operations run.
-  StreamHandle stream() const { return stream_; }
-  std::vector<StreamHandle> streams() const override { return {stream_}; }
+  StreamHandle stream() const { return own_stream_->handle(); }
+  std::vector<StreamHandle> streams() const override { return {stream()}; }
 
  protected:
   EnqueueGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device);
@@ -68,7 +68,6 @@ class EnqueueGroup : public DeviceGroupBase {
   void await(const Call& call, DeviceEvent& done);
 
   const std::shared_ptr<DeviceStream> own_stream_;
-  const StreamHandle stream_;
   const std::unique_ptr<DeviceEvent> before_;
   Enqueued* enqueued_ = nullptr;  ///< within enqueue()
   bool captured_ = false;         ///< as enqueued_, guarded by the lock of guarded()

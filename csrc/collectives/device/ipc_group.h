@@ -28,7 +28,7 @@ namespace ours {
 class IpcGroup final : public DeviceGroupBase {
  public:
   static constexpr size_t kSlots = 3;
-  /// The size of a stage, where the devices have room for it.
+  /// The size of a stage.
   static constexpr size_t kStageBytes = kSlots * (size_t{20} << 20);
 
   /// All ranks have mapped `memory`.
@@ -70,8 +70,8 @@ class IpcGroup final : public DeviceGroupBase {
                     const std::vector<int>& to);
 
   std::shared_ptr<IpcMemory> memory_;  ///< null once it was let go
-  const size_t slot_bytes_;            ///< the same on all ranks
-  std::vector<int> driver_of_;         ///< by rank
+  const size_t slot_bytes_;
+  std::vector<int> driver_of_;  ///< by rank
   std::vector<int> drivers_;
   size_t next_slot_ = 0;  ///< counts the chunks of all calls
   const std::unique_ptr<DeviceStream> copies_, kernels_;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "collectives/device/device_opening.h"
@@ -13,27 +12,6 @@
 namespace ours {
 
 namespace {
-
-/// With a smaller stage, going through the host is just as good.
-constexpr size_t kLeastStage = size_t{3} << 19;
-
-/// What a rank tells its peers of its stage.
-struct Offer {
-  size_t bytes;
-  MemoryHandle handle;
-};
-
-/// Makes memory of at most `bytes`, which are lowered if the device has no room.
-std::shared_ptr<void> make_stage(Device& device, size_t& bytes) {
-  release_deferred();  // peers may have let go of an earlier group's stage meanwhile
-  for (;; bytes /= 2) {
-    try {
-      return device.memory(bytes);
-    } catch (const DeviceOutOfMemory&) {
-      if (bytes / 2 < kLeastStage) throw;
-    }
-  }
-}
 
 /// All ranks try something: returns why the first one that fails has failed, or an empty string.
 template <class Attempt>
@@ -78,33 +56,31 @@ uint64_t LetGoBoard::least_of_peers(int rank) const noexcept {
 
 std::shared_ptr<IpcMemory> IpcMemory::share(Group& host, const std::shared_ptr<Device>& device, const Call& call,
                                             size_t stage_bytes) {
-  auto made = std::make_shared<IpcMemory>(host.rank());
+  auto made = std::make_shared<IpcMemory>(host.rank(), stage_bytes);
   IpcMemory& memory = *made;
   std::shared_ptr<IpcMemory> shared(end_aside(std::move(made)), &memory);
-  memory.make_and_map(host, *device, call, stage_bytes);
+  memory.make_and_map(host, *device, call);
   return shared;
 }
 
-void IpcMemory::make_and_map(Group& host, Device& device, const Call& call, size_t stage_bytes) {
+void IpcMemory::make_and_map(Group& host, Device& device, const Call& call) {
   identities_ = gather_texts(host, call, device.identity());
   if (rank_ == 0) board_ = LetGoBoard::create(host.size());
   const std::string path = gather_texts(host, call, rank_ == 0 ? board_->path() : "")[0];
-  Offer mine{stage_bytes, {}};
+  MemoryHandle mine{};
   why_not_ = first_refusal(host, call, [&] {
     if (rank_ != 0) board_ = LetGoBoard::open(path, host.size());
-    own_ = make_stage(device, mine.bytes);
-    mine.handle = device.share(own_.get());
+    release_deferred();  // peers may have let go of an earlier group's stage meanwhile
+    own_ = device.memory(stage_bytes_);
+    mine = device.share(own_.get());
   });
   if (!why_not_.empty()) return own_.reset();  // nobody has mapped it
-  const std::vector<std::string> offers =
-      gather_texts(host, call, std::string(reinterpret_cast<const char*>(&mine), sizeof(mine)));
-  stage_bytes_ = stage_bytes;
+  const std::vector<std::string> handles = gather_texts(host, call, std::string(mine.begin(), mine.end()));
   why_not_ = first_refusal(host, call, [&] {
-    for (const std::string& text : offers) {
-      Offer offer{};
-      std::memcpy(&offer, text.data(), sizeof(offer));
-      stage_bytes_ = std::min(stage_bytes_, offer.bytes);
-      stages_.push_back(device.map(offer.handle));
+    for (const std::string& text : handles) {
+      MemoryHandle handle{};
+      std::copy(text.begin(), text.end(), handle.begin());
+      stages_.push_back(device.map(handle));
     }
   });
 }

@@ -59,12 +59,11 @@ class LetGoBoard {
 /// work that uses any of it.
 class IpcMemory {
  public:
-  /// All ranks of `host` call this at the same time, with the same `stage_bytes`; a rank whose device lacks room for
-  /// that gets a smaller stage. `call` is under way.
+  /// All ranks of `host` call this at the same time, with the same `stage_bytes`. `call` is under way.
   static std::shared_ptr<IpcMemory> share(Group& host, const std::shared_ptr<Device>& device, const Call& call,
                                           size_t stage_bytes);
 
-  explicit IpcMemory(int rank) : rank_(rank) {}
+  IpcMemory(int rank, size_t stage_bytes) : rank_(rank), stage_bytes_(stage_bytes) {}
   IpcMemory(const IpcMemory&) = delete;
   IpcMemory& operator=(const IpcMemory&) = delete;
   ~IpcMemory();
@@ -76,7 +75,6 @@ class IpcMemory {
 
   /// Device::identity() of each rank's device.
   const std::vector<std::string>& identities() const { return identities_; }
-  /// Every rank's stage has at least this many, the same on all ranks.
   size_t stage_bytes() const { return stage_bytes_; }
   std::byte* stage(int rank) const { return static_cast<std::byte*>(stages_[static_cast<size_t>(rank)].get()); }
 
@@ -86,15 +84,15 @@ class IpcMemory {
   bool have_peers_finished() const noexcept { return board_->have_peers_finished(rank_); }
 
  private:
-  void make_and_map(Group& host, Device& device, const Call& call, size_t stage_bytes);
+  void make_and_map(Group& host, Device& device, const Call& call);
 
   const int rank_;
+  const size_t stage_bytes_;
   const OwningProcess owner_;
   std::string why_not_;
   std::vector<std::string> identities_;
   std::shared_ptr<LetGoBoard> board_;
   std::shared_ptr<void> own_;
-  size_t stage_bytes_ = 0;
   std::vector<std::shared_ptr<void>> stages_;  ///< by rank
 };
 

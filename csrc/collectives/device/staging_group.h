@@ -31,7 +31,7 @@ class StagingGroup final : public DeviceGroupBase {
   void let_go() noexcept override { release(std::move(memory_)); }
 
  private:
-  /// Returns pinned memory of at least `bytes`, which no earlier operation uses any more. Throws DeviceOutOfMemory.
+  /// Returns pinned memory of at least `bytes`, which no earlier operation uses any more. Throws DeviceError.
   std::byte* room(size_t bytes);
   void copy(void* to, const void* from, size_t bytes);
   /// Returns when the copies are done.

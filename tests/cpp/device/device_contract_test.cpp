@@ -60,10 +60,10 @@ TEST(device_event_is_reached_after_what_was_before_it) {
   OnDevice on(kBytes);
   const auto event = on.device->make_event();
   CHECK(event->reached());  // nothing was recorded
-  const auto obstacle = testing::put_obstacle(on.stream());
+  auto obstacle = testing::put_obstacle(on.stream());
   event->record(on.stream());
   CHECK(!event->reached());
-  obstacle->remove();
+  obstacle.reset();
   wait_reached(*event, Deadline::after(milliseconds(30000)), nullptr, "the event");
   CHECK(event->reached());
 }
@@ -73,11 +73,11 @@ TEST(device_event_can_be_recorded_again_and_dropped_early) {
   const auto event = on.device->make_event();
   event->record(on.stream());
   on.finish();
-  const auto obstacle = testing::put_obstacle(on.stream());
+  auto obstacle = testing::put_obstacle(on.stream());
   event->record(on.stream());
   CHECK(!event->reached());
   on.device->make_event()->record(on.stream());
-  obstacle->remove();
+  obstacle.reset();
   on.finish();
   CHECK(event->reached());
 }
@@ -108,14 +108,14 @@ TEST(device_event_makes_one_stream_wait_for_another) {
   on.put(on.at(0), first.data(), kBytes);
   std::memcpy(on.pinned(), second.data(), kBytes);
   const auto written = on.device->make_event(), copied = on.device->make_event();
-  const auto obstacle = testing::put_obstacle(on.stream());
+  auto obstacle = testing::put_obstacle(on.stream());
   on.device->copy(on.at(0), on.pinned(), kBytes, on.stream());
   written->record(on.stream());
   written->block(other->handle());
   on.device->copy(on.at(1), on.at(0), kBytes, other->handle());
   copied->record(other->handle());
   CHECK(!copied->reached());
-  obstacle->remove();
+  obstacle.reset();
   wait_reached(*copied, Deadline::after(milliseconds(30000)), nullptr, "the copy");
   CHECK(on.get(on.at(1), kBytes) == second);
 }
@@ -126,14 +126,14 @@ TEST(device_stream_that_is_dropped_still_does_its_work) {
   const auto data = bytes_of('c');
   std::memcpy(on.pinned(), data.data(), kBytes);
   auto other = on.device->make_stream();
-  const auto obstacle = testing::put_obstacle(other->handle());
+  auto obstacle = testing::put_obstacle(other->handle());
   on.device->copy(on.at(0), on.pinned(), kBytes, other->handle());
   event->record(other->handle());
   const auto began = Clock::now();
   other.reset();
   CHECK(Clock::now() - began < milliseconds(10000));
   CHECK(!event->reached());
-  obstacle->remove();
+  obstacle.reset();
   wait_reached(*event, Deadline::after(milliseconds(30000)), nullptr, "the copy");
   CHECK(on.get(on.at(0), kBytes) == data);
 }

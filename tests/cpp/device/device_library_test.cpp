@@ -16,10 +16,6 @@ TEST(device_library_is_loaded_once_and_has_devices) {
   DeviceLibrary& library = load_device_library(stand_in_library());
   CHECK_EQ(&load_device_library(stand_in_library()), &library);
   CHECK_EQ(library.describe(), "stand-in devices");
-  const auto device = library.device(1);
-  CHECK_EQ(library.device(1), device);
-  CHECK_EQ(device->identity(), "stand-in-1");
-  CHECK(!library.why_no_vendor_group().empty());
   // Exceptions of the library are those of this program.
   CHECK_CONTAINS(CHECK_THROWS(DeviceError, library.device(99)), "there is no stand-in device 99");
 }

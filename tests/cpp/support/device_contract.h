@@ -12,13 +12,8 @@ namespace ours::testing {
 /// The device for the tests of the contract; each test program defines one.
 std::shared_ptr<Device> contract_device();
 
-/// Gives a stream of that device work which ends when the host says so, or when the returned object is dropped.
-class Obstacle {
- public:
-  virtual ~Obstacle() = default;
-  virtual void remove() = 0;
-};
-std::unique_ptr<Obstacle> put_obstacle(StreamHandle stream);
+/// Gives a stream of that device work which ends when the returned pointer is dropped.
+std::shared_ptr<void> put_obstacle(StreamHandle stream);
 
 /// A device with a stream and the usual helpers. Only the constructor allocates memory, before there are obstacles.
 class OnDevice {

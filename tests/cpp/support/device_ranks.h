@@ -25,8 +25,7 @@ struct DeviceRank {
   std::shared_ptr<StandInDevice> device;
   std::shared_ptr<Group> group;
 
-  int number() const { return number_; }
-  int number_;
+  int number() const { return group->rank(); }
 };
 
 /// How often the device is given work of that name ("reduce", "copy") from now on.
@@ -44,7 +43,7 @@ inline void run_on_devices(int ranks, const std::function<StandInOptions(int ran
   const auto hosts = node_kind("", Setting::Auto).make(ranks, 0);
   run_ranks(ranks, [&](int rank) {
     const auto device = StandInDevice::make(devices(rank));
-    DeviceRank self{device, make(hosts[static_cast<size_t>(rank)](), device), rank};
+    DeviceRank self{device, make(hosts[static_cast<size_t>(rank)](), device)};
     fn(self);
   });
 }
@@ -75,23 +74,18 @@ inline std::shared_ptr<cuda::NcclGroup> make_nccl(std::shared_ptr<Group> host, s
 }
 
 /// Calls a group as the backend does: gives the device its work first, and compares afterwards.
-class Enqueueing final : public Group {
+class Enqueueing final : public DeviceGroupBase {
  public:
-  Enqueueing(std::shared_ptr<EnqueueGroup> group, std::shared_ptr<Device> device)
-      : group_(std::move(group)), stream_(device->make_stream()) {}
+  Enqueueing(const std::shared_ptr<Group>& host, const std::shared_ptr<Device>& device)
+      : DeviceGroupBase(host, device), group_(make_nccl(host, device)), stream_(device->make_stream()) {}
 
-  int rank() const override { return group_->rank(); }
-  int size() const override { return group_->size(); }
-  void monitored_barrier(const Call& call, bool all) override { group_->monitored_barrier(call, all); }
   void abort(const std::string& reason) override { group_->abort(reason); }
-  void fail(const std::exception_ptr& error) noexcept override { group_->fail(error); }
-  void refuse(const Call& call, const std::string& why) noexcept override { group_->refuse(call, why); }
   void leave() noexcept override { group_->leave(); }
-  std::vector<int> node_sizes() const override { return group_->node_sizes(); }
-  std::string failure() const override { return group_->failure(); }
+  std::vector<StreamHandle> streams() const override { return group_->streams(); }
 
  protected:
   void check_usable(const Call&) override {}
+  void guarded(const Running&, const std::function<void()>& body) override { body(); }
   void do_barrier(const Running& run) override { group_->barrier(run.call); }
   void do_reduce(const Running& run, const Reducing& job) override {
     enqueue(run.call, [&] { group_->reduce(run.call, job); });
@@ -136,11 +130,10 @@ inline GroupKind device_kind(const std::string& name, const GroupKind& hosts,
 
 /// `enqueues`: called as the backend calls it.
 inline GroupKind nccl_kind(const std::string& name, bool enqueues) {
-  const auto make = [enqueues](std::shared_ptr<Group> host,
+  const auto make = [enqueues](const std::shared_ptr<Group>& host,
                                const std::shared_ptr<Device>& device) -> std::shared_ptr<Group> {
-    auto group = make_nccl(std::move(host), device);
-    if (!enqueues) return group;
-    return std::make_shared<Enqueueing>(std::move(group), device);
+    if (enqueues) return std::make_shared<Enqueueing>(host, device);
+    return make_nccl(host, device);
   };
   GroupKind kind = device_kind(
       name, node_kind("", Setting::Auto), [](int r) { return std::to_string(r); }, [make](size_t) { return make; });

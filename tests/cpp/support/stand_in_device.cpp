@@ -150,7 +150,6 @@ std::shared_ptr<void> StandInDevice::make_pinned(size_t bytes) {
 
 std::shared_ptr<void> StandInDevice::make_memory(size_t bytes) {
   state_->check("memory");
-  if (options_.most_memory != 0 && bytes > options_.most_memory) throw DeviceOutOfMemory("memory: there is no more");
   return freed_after_a_look(shared_memory(bytes, 0xa5));
 }
 
@@ -234,10 +233,10 @@ void StandInDevice::synchronize(StreamHandle stream) {
   }
 }
 
-std::unique_ptr<StoppedStream> StandInDevice::stop(StreamHandle stream) {
+std::shared_ptr<StandInPoint> StandInDevice::stop(StreamHandle stream) {
   const auto point = std::make_shared<StandInPoint>();
   run(stream, [point] { point->wait(); });
-  return std::make_unique<StoppedStream>(point);
+  return {point.get(), [point](StandInPoint* dropped) { dropped->reach(); }};
 }
 
 void StandInDevice::set_capturing(StreamHandle stream, bool capturing) {

@@ -21,24 +21,8 @@ struct StandInOptions {
   bool reaches_others = true;
   /// Whether all streams share one thread, as streams may share a queue of the hardware.
   bool one_queue = false;
-  /// The most bytes that memory() gives; 0: no limit.
-  size_t most_memory = 0;
   /// Empty if the device is not part of a board.
   std::string hardware = {};
-};
-
-/// A stream that waits for the host.
-class StoppedStream {
- public:
-  explicit StoppedStream(std::shared_ptr<StandInPoint> point) : point_(std::move(point)) {}
-  ~StoppedStream() { go_on(); }
-  StoppedStream(const StoppedStream&) = delete;
-  StoppedStream& operator=(const StoppedStream&) = delete;
-
-  void go_on() { point_->reach(); }
-
- private:
-  const std::shared_ptr<StandInPoint> point_;
 };
 
 /// A device made of the host: its streams are threads, and its memory is shared memory that other processes can map.
@@ -70,8 +54,8 @@ class StandInDevice : public Device {
   void run(StreamHandle stream, std::function<void()> work);
   /// Waits until all that the stream was given is done; ends the process if that takes a minute.
   void synchronize(StreamHandle stream);
-  /// Stops the stream until the returned object is told to let it go on, or dropped.
-  std::unique_ptr<StoppedStream> stop(StreamHandle stream);
+  /// Stops the stream until the returned point is reached, or dropped.
+  std::shared_ptr<StandInPoint> stop(StreamHandle stream);
   /// Begins a capture, which streams that wait for `stream` join, or ends all of them.
   void set_capturing(StreamHandle stream, bool capturing);
   /// From now on `call`, a method of that name or "free", runs `what` first, which may take its time, or throw.

@@ -33,6 +33,5 @@ void synchronize(c10::DeviceIndex index);
 /// Memory that is filled with garbage before its first use, and again when the streams that used it have come to where
 /// it was given up.
 c10::Allocator* allocator();
-void note_use(const c10::DataPtr& memory, c10::Stream stream);
 
 }  // namespace stand_in

@@ -121,8 +121,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     const c10::DeviceIndex index = current_device();
     device(index).set_capturing(handle_of(current_stream(index)), capturing);
   });
-  pybind11::class_<ours::testing::StoppedStream>(module, "StoppedStream")
-      .def("go_on", &ours::testing::StoppedStream::go_on);
+  using ours::testing::StandInPoint;
+  pybind11::class_<StandInPoint, std::shared_ptr<StandInPoint>>(module, "StoppedStream")
+      .def("go_on", &StandInPoint::reach);
   module.def("stop_current_stream", [] {
     const c10::DeviceIndex index = current_device();
     return device(index).stop(handle_of(current_stream(index)));

@@ -18,17 +18,13 @@ using testing::MakeOnDevice;
 using testing::run_on_devices;
 using testing::staging_maker;
 using testing::StandInOptions;
+using testing::sum;
 
 StandInOptions one_queue(int) {
   // All streams of a rank's device wait for each other.
   StandInOptions options;
   options.one_queue = true;
   return options;
-}
-
-void reduce(Group& group, std::vector<float>& data, uint64_t seq, milliseconds timeout = std::chrono::seconds(60)) {
-  group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq, timeout), data.data(), data.data(), data.size(),
-                   Reduction{ReduceKind::Sum, group.size(), 1.0});
 }
 
 /// A test that runs on both kinds of groups, with more than one chunk in a call.
@@ -41,16 +37,26 @@ TEST(a_device_that_fails_is_heard_of_by_all_ranks) {
     std::atomic<int> reduced{0};
     run_on_devices(3, one_queue, make, [&](DeviceRank& rank) {
       std::vector<float> data(5000, 1.0f);
-      reduce(*rank.group, data, 0);
+      sum(*rank.group, 0, data);
       ++reduced;
       while (reduced < 3 && rank.group->failure().empty()) std::this_thread::yield();
       if (rank.number() == 1) rank.device->fail("Xid 79: it has fallen off the bus");
-      const std::string message = CHECK_THROWS(Error, reduce(*rank.group, data, 1));
+      const std::string message = CHECK_THROWS(Error, sum(*rank.group, 1, data));
       CHECK_CONTAINS(message, "it has fallen off the bus");
       CHECK_EQ(CHECK_THROWS(Error, rank.group->barrier(call_of(Op::Barrier, DType::UInt8, 2))), message);
       CHECK_EQ(rank.group->failure(), message);
     });
   });
+}
+
+TEST(nobody_waits_for_memory_that_the_device_frees) {
+  const auto device = testing::make_device("busy");
+  const auto idle = std::make_shared<testing::StandInPoint>();
+  device->before("free", [idle] { idle->wait(); });
+  const auto began = Clock::now();
+  device->memory(100).reset();
+  CHECK(Clock::now() - began < std::chrono::seconds(20));
+  idle->reach();
 }
 
 TEST(a_call_that_a_device_refuses_fails_the_group) {
@@ -86,16 +92,16 @@ TEST(a_device_that_does_not_get_on_is_named_after_the_timeout) {
   const auto run = [](const MakeOnDevice& make, milliseconds patience) {
     run_on_devices(2, one_queue, make, [&](DeviceRank& rank) {
       std::vector<float> data(5000, 1.0f);
-      reduce(*rank.group, data, 0);
+      sum(*rank.group, 0, data);
       const auto stream = rank.device->make_stream();
-      std::unique_ptr<testing::StoppedStream> stopped;
+      std::shared_ptr<testing::StandInPoint> stopped;
       if (rank.number() == 1) stopped = rank.device->stop(stream->handle());
       // Rank 0 waits longer, and hears of rank 1's timeout.
       const milliseconds timeout = rank.number() == 1 ? patience : milliseconds(20000);
-      const std::string message = CHECK_THROWS(TimeoutError, reduce(*rank.group, data, 3, timeout));
+      const std::string message = CHECK_THROWS(TimeoutError, sum(*rank.group, 3, data, timeout));
       // The work that is held may still be done, in memory that stays.
       rank.group.reset();
-      if (stopped) stopped->go_on();
+      if (stopped) stopped->reach();
       rank.device->synchronize(stream->handle());
       CHECK_CONTAINS(message, "of all_reduce number 3 (SUM, 5000 x float32) on rank 1 ");
       CHECK_CONTAINS(message, std::to_string(patience.count()) + " ms");
@@ -106,41 +112,18 @@ TEST(a_device_that_does_not_get_on_is_named_after_the_timeout) {
   });
 }
 
-TEST(a_rank_that_waits_for_its_device_hears_of_an_abort) {
-  on_both([](const MakeOnDevice& make) {
-    std::atomic<bool> waits{false};
-    run_on_devices(2, one_queue, make, [&](DeviceRank& rank) {
-      if (rank.number() == 1) {
-        while (!waits) std::this_thread::yield();
-        rank.group->abort("enough");
-        return;
-      }
-      const auto stream = rank.device->make_stream();
-      const auto stopped = rank.device->stop(stream->handle());
-      rank.device->run(stream->handle(), [] {});
-      std::vector<float> data(5000, 1.0f);
-      waits = true;
-      const auto began = Clock::now();
-      CHECK_CONTAINS(CHECK_THROWS(AbortedError, reduce(*rank.group, data, 0)), "enough");
-      CHECK(Clock::now() - began < std::chrono::seconds(10));
-      stopped->go_on();
-      rank.device->synchronize(stream->handle());
-    });
-  });
-}
-
 TEST(a_group_can_be_left_while_an_operation_is_under_way) {
   on_both([](const MakeOnDevice& make) {
     std::atomic<bool> reduced{false}, ended{false};
     run_on_devices(2, one_queue, make, [&](DeviceRank& rank) {
       std::vector<float> data(5000, 1.0f);
       if (rank.number() == 1) {
-        reduce(*rank.group, data, 0);
+        sum(*rank.group, 0, data);
         reduced = true;
         while (!ended && rank.group->failure().empty()) std::this_thread::yield();
         return rank.group->leave();
       }
-      reduce(*rank.group, data, 0);
+      sum(*rank.group, 0, data);
       while (!reduced && rank.group->failure().empty())
         std::this_thread::yield();  // otherwise it may hear of the abort in its operation
       const auto stream = rank.device->make_stream();
@@ -149,12 +132,12 @@ TEST(a_group_can_be_left_while_an_operation_is_under_way) {
         rank.group->leave();
         rank.group->abort("it was destroyed");
       });
-      CHECK_THROWS(Error, reduce(*rank.group, data, 1));
+      CHECK_THROWS(Error, sum(*rank.group, 1, data));
       ended = true;
       leaver.join();
-      stopped->go_on();
+      stopped->reach();
       rank.device->synchronize(stream->handle());
-      CHECK_THROWS(Error, reduce(*rank.group, data, 2));
+      CHECK_THROWS(Error, sum(*rank.group, 2, data));
     });
   });
 }

@@ -14,26 +14,19 @@ namespace {
 using testing::call_of;
 using testing::count_calls;
 using testing::DeviceRank;
+using testing::fractions;
 using testing::run_ipc;
 
-std::vector<float> values(int rank, size_t count) {
-  std::vector<float> all(count);
-  for (size_t i = 0; i < count; ++i) all[i] = static_cast<float>((i * 7 + static_cast<size_t>(rank) * 13) % 101);
-  return all;
-}
-
+/// In the order of ranks.
 std::vector<float> sums(int ranks, size_t count) {
   std::vector<float> all(count);
   for (int r = 0; r < ranks; ++r) {
-    const std::vector<float> one = values(r, count);
-    for (size_t i = 0; i < count; ++i) all[i] += one[i];
+    for (size_t i = 0; i < count; ++i) all[i] += testing::fraction(r, i);
   }
   return all;
 }
 
 Reduction sum_of(int ranks) { return {ReduceKind::Sum, ranks, 1.0}; }
-
-Call all_reduce_call(uint64_t seq) { return call_of(Op::AllReduce, DType::Float32, seq); }
 
 TEST(ipc_has_one_driver_a_device_whose_kernels_share_the_elements) {
   for (const int devices : {1, 2, 4}) {
@@ -44,8 +37,8 @@ TEST(ipc_has_one_driver_a_device_whose_kernels_share_the_elements) {
           const auto reductions = count_calls(*rank.device, "reduce");
           for (const size_t count : {size_t{0}, size_t{1}, size_t{5}, size_t{4097}}) {
             const int before = *reductions;
-            std::vector<float> data = values(rank.number(), count);
-            rank.group->all_reduce(all_reduce_call(seq++), data.data(), data.data(), count, sum_of(4));
+            std::vector<float> data = fractions(rank.number(), count);
+            testing::sum(*rank.group, seq++, data);
             CHECK(data == sums(4, count));
             // A share ends at a multiple of 16 bytes, so five elements make two shares.
             const int shares = std::min<int>(devices, static_cast<int>((count + 3) / 4));
@@ -63,7 +56,7 @@ TEST(ipc_scatters_a_reduction_by_one_kernel_a_device) {
         const std::vector<size_t> counts{100, 7, 0, 50};
         std::vector<std::vector<float>> data;
         std::vector<const void*> inputs;
-        for (size_t d = 0; d < 4; ++d) data.push_back(values(rank.number(), counts[d]));
+        for (size_t d = 0; d < 4; ++d) data.push_back(fractions(rank.number(), counts[d]));
         for (const auto& part : data) inputs.push_back(part.data());
         std::vector<float> out(counts[static_cast<size_t>(rank.number())]);
         rank.group->reduce_scatter(call_of(Op::ReduceScatter, DType::Float32, 0), inputs, counts, out.data(),
@@ -73,31 +66,14 @@ TEST(ipc_scatters_a_reduction_by_one_kernel_a_device) {
       });
 }
 
-TEST(ipc_takes_more_steps_where_a_device_has_little_memory) {
-  const auto devices = [](int rank) {
-    testing::StandInOptions options;
-    if (rank == 1) options.most_memory = size_t{4} << 20;
-    return options;
-  };
-  testing::run_on_devices(3, devices, testing::ipc_maker(0), [](DeviceRank& rank) {
-    const auto reductions = count_calls(*rank.device, "reduce");
-    const size_t count = size_t{1} << 20;
-    std::vector<float> data = values(rank.number(), count);
-    rank.group->all_reduce(all_reduce_call(0), data.data(), data.data(), count, sum_of(3));
-    CHECK(data == sums(3, count));
-    // 60 MiB were halved until they fitted; a third of the result is 1.25 MiB.
-    CHECK_EQ(reductions->load(), rank.number() == 0 ? 4 : 0);
-  });
-}
-
 TEST(ipc_memory_is_kept_until_the_peers_have_let_go_of_it) {
   const size_t kept_before = count_deferred();
   std::atomic<int> step{0};
   run_ipc(
       2, [](int) { return "a"; }, 4096,
       [&](DeviceRank& rank) {
-        std::vector<float> data = values(rank.number(), 3000);
-        rank.group->all_reduce(all_reduce_call(0), data.data(), data.data(), data.size(), sum_of(2));
+        std::vector<float> data = fractions(rank.number(), 3000);
+        testing::sum(*rank.group, 0, data);
         if (rank.number() == 0) {
           rank.group.reset();
           // Rank 1 has mapped the memory that rank 0 left.

@@ -23,8 +23,7 @@ TEST(staging_keeps_the_memory_of_the_largest_call_up_to_a_limit) {
     const auto allocations = [&](size_t count) {
       pinned = 0;
       std::vector<float> data(count, 1.0f);
-      rank.group->all_reduce(call_of(Op::AllReduce, DType::Float32, seq++), data.data(), data.data(), count,
-                             Reduction{ReduceKind::Sum, 2, 1.0});
+      testing::sum(*rank.group, seq++, data);
       CHECK(data == std::vector<float>(count, 2.0f));
       return pinned;
     };
