@@ -254,6 +254,9 @@ def test_misuse(rank: int, world: int, kind: str) -> None:
     dist.all_reduce(x)
     with pytest.raises(ValueError, match=r"the tensors are on .*; move them to one device"):
         dist.all_gather([torch.empty(4) for _ in range(world)], x)
+    if dist.group.WORLD._get_backend(device).device_engine().startswith("nccl"):
+        with pytest.raises(ValueError, match="NCCL does not have SUM of int16"):
+            dist.all_reduce(torch.ones(4, dtype=torch.int16, device=device), async_op=True).wait(timedelta(seconds=30))
     if kind == "cuda":  # the stand-in has no such tensors
         with pytest.raises(ValueError, match="sparse tensors are reduced on the cpu only"):
             dist.all_reduce(torch.eye(3).to_sparse().to(device))

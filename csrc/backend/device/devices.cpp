@@ -9,8 +9,6 @@ namespace ours {
 
 namespace {
 
-constexpr const char* kCudaLibrary = "_cuda";
-
 /// The path that was set for the type, or an empty one. Sets `path`, if it is given.
 std::string path_of(c10::DeviceType type, const std::string* path = nullptr) {
   // Never destroyed: threads may outlive static destructors.
@@ -26,7 +24,7 @@ bool serves_devices(c10::DeviceType type) { return type == c10::DeviceType::CUDA
 
 DeviceLibrary& device_library_of(c10::DeviceType type) {
   std::string path = path_of(type);
-  if (path.empty() && type == c10::DeviceType::CUDA) path = find_own_library(kCudaLibrary);
+  if (path.empty() && type == c10::DeviceType::CUDA) path = find_own_library("_cuda");
   if (!path.empty()) return load_device_library(path);
   throw DeviceError("this copy of ourddp was built without CUDA (there is no _cuda library in " + own_folder() +
                     "). Install the CUDA toolkit, with nvcc, and build again: OURS_WITH_CUDA=1 makes a build that "

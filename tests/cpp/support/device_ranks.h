@@ -106,12 +106,6 @@ class Enqueueing final : public DeviceGroupBase {
   const std::unique_ptr<DeviceStream> stream_;
 };
 
-/// `devices`: the identity of each rank's.
-inline void run_ipc(int ranks, const std::function<std::string(int rank)>& devices, size_t slot,
-                    const std::function<void(DeviceRank&)>& fn) {
-  run_on_devices(ranks, [&](int rank) { return StandInOptions{devices(rank)}; }, ipc_maker(slot), fn);
-}
-
 /// Groups over host memory that pass for groups over device memory: a stand-in device works on host memory, so
 /// everything that holds for a Group can be tested with the same buffers.
 inline GroupKind device_kind(const std::string& name, const GroupKind& hosts,

@@ -15,7 +15,9 @@ using testing::call_of;
 using testing::count_calls;
 using testing::DeviceRank;
 using testing::fractions;
-using testing::run_ipc;
+using testing::ipc_maker;
+using testing::run_on_devices;
+using testing::StandInOptions;
 
 /// In the order of ranks.
 std::vector<float> sums(int ranks, size_t count) {
@@ -30,8 +32,8 @@ Reduction sum_of(int ranks) { return {ReduceKind::Sum, ranks, 1.0}; }
 
 TEST(ipc_has_one_driver_a_device_whose_kernels_share_the_elements) {
   for (const int devices : {1, 2, 4}) {
-    run_ipc(
-        4, [&](int r) { return std::to_string(r % devices); }, 0,
+    run_on_devices(
+        4, [&](int r) { return StandInOptions{std::to_string(r % devices)}; }, ipc_maker(0),
         [&](DeviceRank& rank) {
           uint64_t seq = 0;
           const auto reductions = count_calls(*rank.device, "reduce");
@@ -49,8 +51,8 @@ TEST(ipc_has_one_driver_a_device_whose_kernels_share_the_elements) {
 }
 
 TEST(ipc_scatters_a_reduction_by_one_kernel_a_device) {
-  run_ipc(
-      4, [](int r) { return r < 3 ? "a" : "b"; }, 0,
+  run_on_devices(
+      4, [](int r) { return StandInOptions{r < 3 ? "a" : "b"}; }, ipc_maker(0),
       [](DeviceRank& rank) {
         const auto reductions = count_calls(*rank.device, "reduce");
         const std::vector<size_t> counts{100, 7, 0, 50};
@@ -69,8 +71,8 @@ TEST(ipc_scatters_a_reduction_by_one_kernel_a_device) {
 TEST(ipc_memory_is_kept_until_the_peers_have_let_go_of_it) {
   const size_t kept_before = count_deferred();
   std::atomic<int> step{0};
-  run_ipc(
-      2, [](int) { return "a"; }, 4096,
+  run_on_devices(
+      2, [](int) { return StandInOptions{}; }, ipc_maker(4096),
       [&](DeviceRank& rank) {
         std::vector<float> data = fractions(rank.number(), 3000);
         testing::sum(*rank.group, 0, data);
