@@ -72,7 +72,7 @@ class Group {
   /// out[i] = reduction over all ranks' in[i]; `count` elements of call.dtype.
   void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction);
   /// Like all_reduce, in place, of an array that lies in several places: `pieces` one after the other. It may be cut
-  /// differently on each rank; the total number of elements must agree. Empty pieces are allowed.
+  /// differently on each rank, unless NCCL does it; the total number of elements must agree. Empty pieces are allowed.
   void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction);
   /// Like all_reduce, but only root's `out` is written (elsewhere it is ignored).
   void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root);

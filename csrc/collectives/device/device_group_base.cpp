@@ -70,7 +70,7 @@ void DeviceGroupBase::wait(DeviceEvent& event, const Running& run, const char* d
       std::string(doing) + " of " + describe_record(run.record) + " on rank " + std::to_string(rank()));
 }
 
-void DeviceGroupBase::settle() noexcept {
+bool DeviceGroupBase::settle() noexcept {
   try {
     const Deadline patience = Deadline::after(kPatience);
     for (const StreamHandle stream : streams()) {
@@ -78,8 +78,9 @@ void DeviceGroupBase::settle() noexcept {
       event->record(stream);
       wait_reached(*event, patience, nullptr, "what is under way");
     }
+    return true;
   } catch (const std::exception&) {
-    // It takes longer, or has failed.
+    return false;  // it takes longer, or has failed
   }
 }
 
@@ -96,7 +97,7 @@ void DeviceGroupBase::let_go_if_left() noexcept {
   if (!lock || has_let_go_) return;
   has_let_go_ = true;
   if (in_child()) return;
-  settle();
+  settled_ = settle();
   let_go();
 }
 

@@ -63,7 +63,9 @@ class DeviceGroupBase : public Group {
   /// child, which shares nothing with them.
   virtual void let_go() noexcept {}
   /// In let_go(): destroys `owned` once the device has done what streams() have been given.
-  void release(std::shared_ptr<void> owned) noexcept { release_after(device(), streams(), std::move(owned)); }
+  void release(std::shared_ptr<void> owned) noexcept {
+    if (!settled_) release_after(device(), streams(), std::move(owned));
+  }
 
   /// The destructor of each kind calls this first.
   void end() noexcept;
@@ -76,8 +78,8 @@ class DeviceGroupBase : public Group {
   void check_not_left() const;
   /// Runs `body` and turns its InvalidArgument into a DeviceError, since peers may have begun.
   void run_past_misuse(const Call& call, const std::function<void()>& body) const;
-  /// Gives the device a moment to finish the work it was given.
-  void settle() noexcept;
+  /// Gives the device a moment to finish the work it was given; returns whether it has.
+  bool settle() noexcept;
   void let_go_if_left() noexcept;
 
   const std::shared_ptr<Group> host_;
@@ -86,6 +88,7 @@ class DeviceGroupBase : public Group {
   std::atomic<bool> left_{false};
   /// Held while an operation is under way. Recursive, since a signal handler that runs in one may end the group.
   std::recursive_mutex busy_;
+  bool settled_ = false;     ///< at the last look; guarded by busy_
   bool has_let_go_ = false;  ///< guarded by busy_
 };
 

@@ -18,25 +18,22 @@
 namespace ours::testing {
 namespace {
 
-std::vector<std::string> identities() {
-  const char* given = std::getenv("STAND_IN_IDENTITIES");
-  std::istringstream text(given == nullptr ? "0,1,2,3,4,5,6,7" : given);
-  std::vector<std::string> all;
-  for (std::string one; std::getline(text, one, ',');) all.push_back("stand-in-" + one);
-  return all;
-}
-
 class StandInLibrary : public DeviceLibrary {
  public:
   std::string describe() const override { return "stand-in devices"; }
 
-  std::vector<std::string> device_names() const override { return identities(); }
+  std::vector<std::string> device_names() const override {
+    const char* given = std::getenv("STAND_IN_IDENTITIES");
+    std::istringstream text(given == nullptr ? "0,1,2,3,4,5,6,7" : given);
+    std::vector<std::string> all;
+    for (std::string one; std::getline(text, one, ',');) all.push_back("stand-in-" + one);
+    return all;
+  }
 
   std::shared_ptr<Device> device(int index) override {
-    const std::vector<std::string> all = identities();
+    const std::vector<std::string> all = device_names();
     if (index < 0 || static_cast<size_t>(index) >= all.size()) {
-      throw DeviceError("there is no stand-in device " + std::to_string(index) + ", only " +
-                        std::to_string(all.size()) + " of them");
+      throw DeviceError("there is no stand-in device " + std::to_string(index));
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     auto& device = devices_[index];
