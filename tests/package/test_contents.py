@@ -36,7 +36,7 @@ def test_the_requirements_of_the_examples_are_declared():
         for name in re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(), re.MULTILINE)
     }
     own = {path.stem for path in (ROOT / "examples").glob("*.py")} | {"ourddp", "torch", "__future__"}
-    assert imported - own - sys.stdlib_module_names == {"sklearn", "tqdm"}
+    assert imported - own - sys.stdlib_module_names == {"matplotlib", "sklearn", "tqdm"}
 
 
 def test_a_source_distribution_has_all_files_of_a_checkout():
