@@ -39,10 +39,11 @@ py::dict facts_of(const std::string& device_type) {
 }  // namespace
 
 void bind_devices(py::module_& module) {
-  module.def("device_facts", &facts_of, py::arg("device_type"),
-             "What there is for devices of a type such as \"cuda\": obstacle (why there is no library for them), library, "
-             "devices (their names), device_obstacle (why those cannot be found out), vendor_version (of the vendor's "
-             "library for collectives), vendor_obstacle (why that cannot be used). What does not apply is empty.");
+  module.def(
+      "device_facts", &facts_of, py::arg("device_type"),
+      "What there is for devices of a type such as \"cuda\": obstacle (why there is no library for them), library, "
+      "devices (their names), device_obstacle (why those cannot be found out), vendor_version (of the vendor's "
+      "library for collectives), vendor_obstacle (why that cannot be used). What does not apply is empty.");
   module.def(
       "use_device_library",
       [](const std::string& device_type, const std::string& path) {
