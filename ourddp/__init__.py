@@ -13,6 +13,7 @@ __all__ = [
     "DistributedDataParallel",
     "Launch",
     "MisuseError",
+    "ModelParallel",
     "SyncBatchNorm",
     "__version__",
     "init",
@@ -34,6 +35,7 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp.data_parallel import DataParallel
     from ourddp.distributed import DistributedDataParallel
     from ourddp.launch import Launch, init
+    from ourddp.model_parallel import ModelParallel
     from ourddp.registration import register
     from ourddp.sync_batch_norm import SyncBatchNorm
 
