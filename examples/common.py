@@ -33,19 +33,26 @@ class Refused(Exception):
 
 
 def argument_parser(description: str, *, epochs: int, batch_size: int, lr: float) -> argparse.ArgumentParser:
-    """Return a parser with the flags that every example has; the arguments are this example's defaults."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--backend", default="ours", help="what init_process_group gets: ours, gloo, cpu:ours, ...")
+    """Return a parser with the flags of data-parallel trainings; the arguments are this example's defaults."""
+    parser = small_parser(description, epochs=epochs, batch_size=batch_size, lr=lr)
     parser.add_argument("--ddp", choices=("ours", "torch"), default="ours", help="whose DistributedDataParallel")
-    parser.add_argument("--epochs", type=int, default=epochs)
-    parser.add_argument("--batch-size", type=int, default=batch_size, help="samples per rank and step")
-    parser.add_argument("--lr", type=float, default=lr, help="learning rate")
-    parser.add_argument("--seed", type=int, default=0, help="of the split, the first weights and the order of samples")
     parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="file written after every epoch, by rank 0")
     parser.add_argument("--resume", action="store_true", help="go on from --checkpoint if that file exists")
     parser.add_argument("--stop-after", type=int, metavar="N", help="end after epoch N, as if interrupted there")
     parser.add_argument("--metrics", type=Path, metavar="PATH", help="file for one JSON object per epoch, from rank 0")
     parser.add_argument("--progress", action=argparse.BooleanOptionalAction, default=True, help="show a progress bar")
+    return parser
+
+
+def small_parser(description: str, *, epochs: int, batch_size: int, lr: float) -> argparse.ArgumentParser:
+    """Return a parser with the flags that every example has, for a program that writes no files."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.set_defaults(checkpoint=None, resume=False, metrics=None)
+    parser.add_argument("--backend", default="ours", help="what init_process_group gets: ours, gloo, cpu:ours, ...")
+    parser.add_argument("--epochs", type=int, default=epochs)
+    parser.add_argument("--batch-size", type=int, default=batch_size, help="samples per rank and step")
+    parser.add_argument("--lr", type=float, default=lr, help="learning rate")
+    parser.add_argument("--seed", type=int, default=0, help="of the split, the first weights and the order of samples")
     return parser
 
 

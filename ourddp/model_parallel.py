@@ -204,8 +204,8 @@ class ModelParallel(nn.Module):
         """Return the outputs for a batch, without a graph for backward.
 
         Every rank passes the batch, of shape (N, ...). The outputs are on the rank of the last stage, and None on the
-        others, or on every rank if ``everywhere`` is true. N may be any number; a batch that is no multiple of
-        ``micro_batches`` is split into the next smaller number of equal parts, so it takes longer.
+        others, or on every rank if ``everywhere`` is true. N may be any number: a batch that is no multiple of
+        ``micro_batches`` is split into fewer parts, as many as divide both, and then fewer ranks work at a time.
         """
         if self._ranks == 1:  # torch's forward-only schedules cannot hand over between stages of the same rank
             return functools.reduce(lambda tensor, stage: stage(tensor), self._own.values(), inputs)

@@ -144,3 +144,30 @@ def test_what_is_impossible_is_refused_in_one_line(name: str, flags: tuple[str, 
     assert status == 1
     assert refusal in output
     assert output.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "shown"),
+    [
+        ("model_parallel.py", (), "    3     3  "),
+        ("model_parallel.py", ("--data", "2", "--schedule", "gpipe"), "    1     1  "),
+        ("tensor_parallel.py", (), "rank 0 has 42,634 of 170,122 weights"),
+        ("tensor_parallel.py", ("--tensor", "2", "--data", "2"), "rank 0 has 42,5"),
+    ],
+)
+def test_models_that_are_cut_train_like_one_process(
+    name: str, flags: tuple[str, ...], shown: str, run_example: Run
+) -> None:
+    output = run_example(name, 4, "--epochs", "2", "--check", *flags)
+    assert shown in output
+    difference = re.search(r"largest difference to the losses of one process: (\S+)", output)
+    assert difference is not None
+    assert float(difference[1]) < 1e-9  # sums in another order differ in their last bits
+    assert re.search(r"held-out accuracy: [\d.]+%$", output)
+
+
+@pytest.mark.parametrize("name", ["model_parallel.py", "tensor_parallel.py"])
+def test_a_mesh_that_does_not_fit_the_ranks_is_refused(name: str) -> None:
+    [(status, output)] = run_file(EXAMPLES / name, "--data", "2")
+    assert (status, output.count("\n")) == (1, 1)
+    assert "--data 2" in output
