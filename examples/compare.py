@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -30,6 +31,8 @@ import ways
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 from torch.profiler import profile
 
@@ -98,6 +101,32 @@ def fully_sharded(args: argparse.Namespace, rank: int, ranks: int) -> Way:
     return Way(ways.plain_step(model, sgd(args, model)), lambda: tensors_of(model), rank, ranks)
 
 
+def cut_by_layer(args: argparse.Namespace, rank: int, ranks: int) -> Way:
+    """Return the way of ourddp.ModelParallel: each rank has some of the layers."""
+    network = ways.model(args.seed)
+    example = torch.zeros(args.batch_size, 1, 8, 8)
+    parts = math.gcd(args.batch_size, 4)
+    model = ourddp.ModelParallel(network, example, functional.cross_entropy, micro_batches=parts)
+    optimizer = sgd(args, model)
+
+    def step(images: torch.Tensor, labels: torch.Tensor) -> float:
+        optimizer.zero_grad()
+        loss = model.step(images, labels)
+        optimizer.step()
+        return loss
+
+    return Way(step, lambda: tensors_of(model))
+
+
+def cut_by_slice(args: argparse.Namespace, rank: int, ranks: int) -> Way:
+    """Return the way of torch's tensor parallelism: each rank has a slice of both linear layers."""
+    model = ways.model(args.seed)
+    mesh = init_device_mesh("cpu", (ranks,))
+    first, second = (name for name, layer in model.named_children() if isinstance(layer, nn.Linear))
+    parallelize_module(model, mesh, {first: ColwiseParallel(), second: RowwiseParallel()})
+    return Way(ways.plain_step(model, sgd(args, model)), lambda: tensors_of(model))
+
+
 def central(args: argparse.Namespace, rank: int, ranks: int) -> Way:
     """Return the way in which rank 0 keeps the parameters."""
     model = ways.model(args.seed)
@@ -135,6 +164,8 @@ WAYS: dict[str, Callable[[argparse.Namespace, int, int], Way | None]] = {
     "DataParallel": replicas,
     "DistributedDataParallel": data_parallel,
     "fully sharded": fully_sharded,
+    "cut by layer": cut_by_layer,
+    "cut by slice": cut_by_slice,
     "parameter server, sync": servers("sync"),
     "parameter server, async": servers("async"),
     "central storage": central,

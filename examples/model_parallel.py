@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--data", type=int, default=1, help="pipelines side by side, each with its own images")
     parser.add_argument("--check", action="store_true", help="compare the losses with those of one process")
     args = common.parse(parser)
-    with common.process_group(args) as (rank, ranks):
+    with common.process_group(args.backend) as (rank, ranks):
         if args.data < 1 or ranks % args.data:
             raise common.Refused(f"--data {args.data} does not divide {ranks} ranks: choose a number that does")
         train(args, rank, ranks)

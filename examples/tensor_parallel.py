@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--data", type=int, default=1, help="networks side by side, each with its own images")
     parser.add_argument("--check", action="store_true", help="compare the losses with those of one process")
     args = common.parse(parser)
-    with common.process_group(args) as (rank, ranks):
+    with common.process_group(args.backend) as (rank, ranks):
         args.tensor = args.tensor or ranks // max(1, args.data)
         if args.tensor * args.data != ranks:
             raise common.Refused(f"--tensor {args.tensor} x --data {args.data} are not {ranks} ranks: make them so")

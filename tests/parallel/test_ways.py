@@ -19,6 +19,8 @@ EXACT = {
     "DataParallel",
     "DistributedDataParallel",
     "fully sharded",
+    "cut by layer",
+    "cut by slice",
     "parameter server, sync",
     "central storage",
 }
