@@ -69,7 +69,7 @@ void PostedMessages::wait(Transfer& transfer) {
   if (transfer.done()) return;
   static_cast<Message&>(transfer).limit->start();
   Lock lock(mutex_);
-  if (leaves_callbacks() && others_move()) {
+  if (leaves_callbacks() && others_move(nullptr)) {
     lock.unlock();
     Interrupts interrupts;
     while (!transfer.done()) {
@@ -112,7 +112,9 @@ bool PostedMessages::wait_closed(std::chrono::milliseconds limit) {
   return background_ended_.wait_for(lock, limit, [&] { return backgrounds_ == 0; });
 }
 
-bool PostedMessages::others_move() {
+bool PostedMessages::others_move(const int* counter) {
+  // Background threads stand back while this one drives.
+  if (counter == &drivers_) return drivers_ > 1;
   if (drivers_ > 0) return true;
   try {
     call_background();
@@ -192,7 +194,7 @@ bool PostedMessages::finish_ended(Lock& lock, int* counter) {
   }
   // Another thread may be asleep in wait() for one of these messages.
   carrier_->ring();
-  if (callbacks_.empty() || (leaves_callbacks() && others_move())) return true;
+  if (callbacks_.empty() || (leaves_callbacks() && others_move(counter))) return true;
   run_callbacks(lock, counter);
   return true;
 }

@@ -69,8 +69,9 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
 
   bool idle() const { return carrier_->empty() && ended_.empty() && callbacks_.empty(); }
 
-  /// Makes sure that another thread moves the messages and runs callbacks. False if no thread can be started.
-  bool others_move();
+  /// Makes sure that a thread other than this one, which `counter` counts, moves the messages and runs callbacks. False
+  /// if there is none and none can be started.
+  bool others_move(const int* counter);
 
   /// Makes sure that a background thread moves the messages. Throws std::system_error if none can be started.
   void call_background();
