@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
+import device_type
 import pytest
 import torch
 import torch.distributed as dist
 from device_cases import here, poisoned, stopped, values
 from ranks import in_ranks
+
+ON_THE_STAND_IN = pytest.mark.parametrize("kind", [device_type.NAME], indirect=True)
 
 
 @in_ranks(3, "backend", "played_nodes")
@@ -100,6 +103,38 @@ def test_no_message_holds_up_another(rank: int, world: int, kind: str) -> None:
         assert work.wait(timedelta(seconds=30))
     assert late.cpu().eq(1).all()
     assert second.cpu().eq(2).all()
+
+
+@ON_THE_STAND_IN
+@pytest.mark.parametrize("waits", [False, True], ids=["future", "wait"])
+@in_ranks(2, "backend", "played_nodes")
+def test_a_send_behind_another_ends_in_time(rank: int, world: int, kind: str, waits: bool) -> None:
+    """The time of a send runs while an earlier one to the same rank with the same tag waits for the device."""
+    device = here(kind)
+    group = dist.new_group()
+    backend = group._get_backend(device)
+    dist.barrier(group=group)
+    if rank == 0:
+        with torch.Stream(device=device), stopped(kind) as stop:
+            first = dist.isend(torch.full((4,), 1.0, device=device), 1, group=group)
+            with torch.Stream(device=device):
+                backend.set_timeout(timedelta(seconds=0.2))
+                second = dist.isend(torch.full((4,), 2.0, device=device), 1, group=group)
+                backend.set_timeout(timedelta(seconds=60))
+                with pytest.raises(RuntimeError, match="not done within 200 ms"):
+                    second.wait() if waits else second.get_future().wait()
+            assert second.is_completed() == waits
+            if not waits:
+                assert not first.is_completed()
+            stop.go_on()
+        for work in [] if waits else [first, second]:  # the group fails with the wait
+            assert work.wait(timedelta(seconds=30))
+    elif not waits:
+        for sent in (1, 2):
+            dist.recv(y := torch.zeros(4, device=device), 0, group=group)
+            assert y.cpu().eq(sent).all()
+    dist.barrier()
+    dist.destroy_process_group(group)
 
 
 @in_ranks(2, "backend", "played_nodes")

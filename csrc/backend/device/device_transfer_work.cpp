@@ -37,7 +37,7 @@ TransferCallbacks DeviceTransferWork::message_ended(std::exception_ptr error) no
   return nullptr;
 }
 
-bool DeviceTransferWork::is_copied() {
+bool DeviceTransferWork::may_go_on(bool held_up) {
   if (!copied_) {
     if (!order_.reached()) {
       check_wait();
@@ -45,7 +45,9 @@ bool DeviceTransferWork::is_copied() {
     }
     copy();
   }
-  return copied_->reached();
+  if (!copied_->reached()) return false;
+  if (held_up) check_wait();
+  return !held_up;
 }
 
 void DeviceTransferWork::check_wait() {

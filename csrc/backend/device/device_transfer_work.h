@@ -26,9 +26,10 @@ class DeviceTransferWork final : public TransferWork {
   void synchronize() override;
 
   // ---- for DeviceTransfers, on its thread
-  /// Whether the device has copied, which it is asked for as soon as that is possible. Throws if it cannot.
-  bool is_copied();
-  /// Called when is_copied() has returned true, or with the `error` that it has thrown.
+  /// Whether the device has copied, which it is asked for as soon as that is possible, and the work is not `held_up` by
+  /// an earlier send. Throws if that cannot be, or takes too long.
+  bool may_go_on(bool held_up);
+  /// Called when may_go_on() has returned true, or with the `error` that it has thrown.
   void go_on(std::exception_ptr error) noexcept;
   /// Of a send.
   std::optional<Destination> destination() const;
@@ -40,7 +41,7 @@ class DeviceTransferWork final : public TransferWork {
   void in_stream(const std::function<void()>& body) const override { order_.on_stream(body); }
 
  private:
-  /// Throws if the wait for the place in the stream has to end; or lets only the future's callbacks have the error.
+  /// Throws if the wait has to end; or lets only the future's callbacks have the error.
   void check_wait();
   void copy();
   /// Ends the Work, and has its callbacks called.

@@ -18,7 +18,7 @@ using HeldUp = std::set<DeviceTransferWork::Destination>;
 bool is_over(DeviceTransferWork& work, HeldUp& held_up, std::exception_ptr& error) {
   const std::optional<DeviceTransferWork::Destination> to = work.destination();
   try {
-    if (work.is_copied() && !(to && held_up.count(*to) > 0)) return true;
+    if (work.may_go_on(to && held_up.count(*to) > 0)) return true;
   } catch (...) {
     error = std::current_exception();
     return true;
