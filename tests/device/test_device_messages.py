@@ -137,6 +137,55 @@ def test_a_send_behind_another_ends_in_time(rank: int, world: int, kind: str, wa
     dist.destroy_process_group(group)
 
 
+@ON_THE_STAND_IN
+@pytest.mark.parametrize("end", ["timeout", "abort", "destroy"])
+@pytest.mark.parametrize("stuck", [0, 1], ids=["send", "recv"])
+@in_ranks(2, "backend", "played_nodes")
+def test_a_copy_that_hangs_ends_its_transfer(rank: int, world: int, kind: str, stuck: int, end: str) -> None:
+    """Whoever waits for a transfer whose copy the device never does hears when its time is over, or its group ends."""
+    device = here(kind)
+    group = dist.new_group()
+    backend = group._get_backend(device)
+    x = torch.ones(4, device=device)
+    dist.barrier(group=group)
+    if rank != stuck:
+        work = dist.isend(x, 1, group=group) if rank == 0 else dist.irecv(x, 0, group=group)
+        dist.barrier()
+        dist.destroy_process_group(group)
+        return
+    copies = device_type.load().stop_copies()
+    backend.set_timeout(timedelta(seconds=0.5 if end == "timeout" else 60))
+    work = dist.isend(x, 1, group=group) if rank == 0 else dist.irecv(x, 0, group=group)
+    errors = []
+
+    def wait() -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    until = time.monotonic() + 20
+    while not copies.awaited():
+        assert time.monotonic() < until, "there is no copy"
+        time.sleep(0.001)
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    if end == "abort":
+        backend.abort()
+    elif end == "destroy":
+        dist.destroy_process_group(group)
+    waiter.join(20)
+    ended = not waiter.is_alive()
+    copies.go_on()
+    dist.barrier()
+    assert ended
+    assert len(errors) == 1
+    if end == "timeout":
+        assert f"copy on the device for {('send', 'recv')[rank]} was not done within 500 ms" in errors[0]
+    if end != "destroy":
+        dist.destroy_process_group(group)
+
+
 @in_ranks(2, "backend", "played_nodes")
 def test_a_group_ends_after_its_messages(rank: int, world: int, kind: str) -> None:
     """A group may be destroyed when send() has returned, although the peer has yet to receive the message."""

@@ -40,23 +40,25 @@ TransferCallbacks DeviceTransferWork::message_ended(std::exception_ptr error) no
 bool DeviceTransferWork::may_go_on(bool held_up) {
   if (!copied_) {
     if (!order_.reached()) {
-      check_wait();
+      check_wait(false);
       return false;
     }
     copy();
   }
-  if (!copied_->reached()) return false;
-  if (held_up) check_wait();
-  return !held_up;
+  const bool copied = copied_->reached();
+  if (copied && !held_up) return true;
+  check_wait(!copied);
+  return false;
 }
 
-void DeviceTransferWork::check_wait() {
+void DeviceTransferWork::check_wait(bool for_copy) {
   const std::string failure = order_.context().host().failure();
   if (!failure.empty()) throw AbortedError(failure);
   if (status().is_closed()) throw AbortedError("the process group was shut down with transfers under way");
-  const auto late = [this] {
-    return TimeoutError(std::string("the work on the device that ") + name_of(op_) +
-                        " comes after was not done within " + std::to_string(limit_->timeout().count()) +
+  const auto late = [&] {
+    const std::string what = for_copy ? std::string("the copy on the device for ") + name_of(op_)
+                                      : std::string("the work on the device that ") + name_of(op_) + " comes after";
+    return TimeoutError(what + " was not done within " + std::to_string(limit_->timeout().count()) +
                         " ms. Raise the timeout if that may take longer");
   };
   if (limit_->passed()) throw late();

@@ -41,8 +41,9 @@ class DeviceTransferWork final : public TransferWork {
   void in_stream(const std::function<void()>& body) const override { order_.on_stream(body); }
 
  private:
-  /// Throws if the wait has to end; or lets only the future's callbacks have the error.
-  void check_wait();
+  /// Throws if the wait for the copy, or for what comes before, has to end; or lets only the future's callbacks have
+  /// the error.
+  void check_wait(bool for_copy);
   void copy();
   /// Ends the Work, and has its callbacks called.
   void finish(const std::exception_ptr& error) noexcept;

@@ -200,9 +200,12 @@ void StandInDevice::forget(StreamHandle stream) {
 }
 
 void StandInDevice::copy(void* to, const void* from, size_t bytes, StreamHandle stream) {
-  const auto work = [=] {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto work = [=, before = before_copies_] {
+    if (before != nullptr) before->wait();
     if (bytes != 0) std::memcpy(to, from, bytes);
   };
+  lock.unlock();
   push("copy", stream, work);
 }
 
@@ -233,6 +236,13 @@ void StandInDevice::synchronize(StreamHandle stream) {
 std::shared_ptr<StandInPoint> StandInDevice::stop(StreamHandle stream) {
   const auto point = std::make_shared<StandInPoint>();
   run(stream, [point] { point->wait(); });
+  return {point.get(), [point](StandInPoint* dropped) { dropped->reach(); }};
+}
+
+std::shared_ptr<StandInPoint> StandInDevice::stop_copies() {
+  const auto point = std::make_shared<StandInPoint>();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  before_copies_ = point;
   return {point.get(), [point](StandInPoint* dropped) { dropped->reach(); }};
 }
 

@@ -56,6 +56,8 @@ class StandInDevice : public Device {
   void synchronize(StreamHandle stream);
   /// Stops the stream until the returned point is reached, or dropped.
   std::shared_ptr<StandInPoint> stop(StreamHandle stream);
+  /// Stops every copy() from now on until the returned point is reached, or dropped.
+  std::shared_ptr<StandInPoint> stop_copies();
   /// Begins a capture, which streams that wait for `stream` join, or ends all of them.
   void set_capturing(StreamHandle stream, bool capturing);
   /// From now on `call`, a method of that name or "free", runs `what` first, which may take its time, or throw.
@@ -82,6 +84,7 @@ class StandInDevice : public Device {
   mutable std::mutex mutex_;
   std::map<StreamHandle, StandInQueue*> streams_;  ///< null: the default stream
   std::set<StreamHandle> capturing_;
+  std::shared_ptr<StandInPoint> before_copies_;
   std::vector<std::unique_ptr<StandInQueue>> queues_;  ///< the first is the default stream's
 };
 

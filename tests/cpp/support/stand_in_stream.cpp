@@ -93,7 +93,13 @@ bool StandInPoint::reached() {
 
 void StandInPoint::wait() {
   std::unique_lock<std::mutex> lock(mutex_);
+  awaited_ = true;
   changed_.wait(lock, [&] { return reached_; });
+}
+
+bool StandInPoint::awaited() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return awaited_;
 }
 
 }  // namespace ours::testing

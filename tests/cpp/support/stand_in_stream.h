@@ -56,11 +56,13 @@ class StandInPoint {
   void reach();
   bool reached();
   void wait();
+  /// Whether a queue has come to wait for it.
+  bool awaited();
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool reached_ = false;
+  bool reached_ = false, awaited_ = false;
 };
 
 }  // namespace ours::testing

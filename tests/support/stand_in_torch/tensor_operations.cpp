@@ -123,11 +123,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   });
   using ours::testing::StandInPoint;
   pybind11::class_<StandInPoint, std::shared_ptr<StandInPoint>>(module, "StoppedStream")
-      .def("go_on", &StandInPoint::reach);
+      .def("go_on", &StandInPoint::reach)
+      .def("awaited", &StandInPoint::awaited);
   module.def("stop_current_stream", [] {
     const c10::DeviceIndex index = current_device();
     return device(index).stop(handle_of(current_stream(index)));
   });
+  module.def("stop_copies", [] { return device(current_device()).stop_copies(); });
   module.def(
       "synchronize", [] { synchronize(current_device()); }, pybind11::call_guard<pybind11::gil_scoped_release>());
 }
