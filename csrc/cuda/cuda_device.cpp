@@ -162,6 +162,11 @@ std::unique_ptr<DeviceEvent> CudaDevice::make_event() {
   return std::make_unique<CudaEvent>(context_);
 }
 
+void CudaDevice::apart_from_captures(const std::function<void()>& body) const {
+  const ContextGuard guard(context_);
+  body();
+}
+
 bool CudaDevice::is_capturing(StreamHandle stream) const {
   const ContextGuard guard(context_);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

@@ -23,6 +23,7 @@ class CudaDevice : public Device {
   std::unique_ptr<DeviceStream> make_stream() override;
   std::unique_ptr<DeviceEvent> make_event() override;
   bool is_capturing(StreamHandle stream) const override;
+  void apart_from_captures(const std::function<void()>& body) const override;
 
   MemoryHandle share(const void* memory) override;
   std::shared_ptr<void> map(const MemoryHandle& handle) override;

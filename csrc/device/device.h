@@ -79,6 +79,9 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual std::unique_ptr<DeviceEvent> make_event() = 0;
   /// Whether `stream` is being captured into a graph.
   virtual bool is_capturing(StreamHandle stream) const = 0;
+  /// Calls body(), which may call the accelerator's library by itself, for example to allocate memory, so that it
+  /// breaks no capture of a stream by other threads.
+  virtual void apart_from_captures(const std::function<void()>& body) const = 0;
 
   /// Host memory that the device copies from and to by itself (pinned). Zeroed, aligned to 64 bytes. It and memory()
   /// may be dropped on any thread (see end_aside()).

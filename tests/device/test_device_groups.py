@@ -53,3 +53,23 @@ def test_capture_is_refused(rank: int, world: int, standin: str) -> None:
         module.set_capturing(False)
     dist.all_reduce(x)
     assert x.cpu().eq(world).all()
+
+
+@pytest.mark.parametrize("kind", [device_cases.device_type.NAME])
+@in_ranks(2, "backend")
+def test_messages_break_no_capture_of_others(rank: int, world: int, standin: str) -> None:
+    """The memory of their copies may be allocated while another thread captures its stream."""
+    module = device_cases.device_type.load()
+    device = device_cases.here(device_cases.device_type.NAME)
+    x, y = torch.full((5000,), float(rank), device=device), torch.empty(5000, device=device)
+    with torch.Stream(device=device):
+        module.set_capturing(True)
+    try:
+        with pytest.raises(RuntimeError, match="would break the capture"):
+            torch.empty(4, pin_memory=True)
+        works = [dist.irecv(y, 1 - rank), dist.isend(x, 1 - rank)]
+        for work in works:
+            work.wait()
+    finally:
+        module.set_capturing(False)
+    assert y.cpu().eq(1 - rank).all()

@@ -19,7 +19,9 @@ DeviceTransferWork::DeviceTransferWork(const TransferRequest& request, const std
 
 void DeviceTransferWork::begin() {
   const auto bytes = static_cast<int64_t>(sends() ? bytes_of(input_) : output_.span().bytes);
-  pinned_ = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+  // torch's allocator may allocate, or ask for its events, neither of which CUDA allows beside a capture.
+  order_.context().accelerator().apart_from_captures(
+      [&] { pinned_ = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true)); });
   if (!sends()) return post(span(pinned_));
   transfers_->add(DeviceTransfers::WorkPtr::reclaim_copy(this));
 }

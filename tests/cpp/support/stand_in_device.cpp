@@ -13,6 +13,12 @@
 #include "support/cuda_on_cpu.h"
 
 namespace ours::testing {
+namespace {
+
+/// How often this thread is in apart_from_captures().
+thread_local int apart = 0;
+
+}  // namespace
 
 namespace {
 
@@ -138,6 +144,17 @@ std::unique_ptr<DeviceEvent> StandInDevice::make_event() {
 bool StandInDevice::is_capturing(StreamHandle stream) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return capturing_.count(stream) != 0;
+}
+
+void StandInDevice::apart_from_captures(const std::function<void()>& body) const {
+  ++apart;
+  const std::shared_ptr<void> back(nullptr, [](void*) { --apart; });
+  body();
+}
+
+void StandInDevice::check_no_capture() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!capturing_.empty() && apart == 0) throw DeviceError("this would break the capture of a stream");
 }
 
 std::shared_ptr<void> StandInDevice::make_pinned(size_t bytes) {

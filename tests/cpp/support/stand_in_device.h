@@ -40,6 +40,7 @@ class StandInDevice : public Device {
   std::unique_ptr<DeviceStream> make_stream() override;
   std::unique_ptr<DeviceEvent> make_event() override;
   bool is_capturing(StreamHandle stream) const override;
+  void apart_from_captures(const std::function<void()>& body) const override;
 
   MemoryHandle share(const void* memory) override;
   std::shared_ptr<void> map(const MemoryHandle& handle) override;
@@ -60,6 +61,8 @@ class StandInDevice : public Device {
   std::shared_ptr<StandInPoint> stop_copies();
   /// Begins a capture, which streams that wait for `stream` join, or ends all of them.
   void set_capturing(StreamHandle stream, bool capturing);
+  /// Throws DeviceError during a capture, unless apart_from_captures() calls this: for what would break the capture.
+  void check_no_capture() const;
   /// From now on `call`, a method of that name or "free", runs `what` first, which may take its time, or throw.
   void before(const std::string& call, std::function<void()> what) { state_->before(call, std::move(what)); }
   /// From now on every call throws DeviceError, and so do events that are asked.

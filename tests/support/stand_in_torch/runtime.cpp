@@ -180,6 +180,15 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
   }
 };
 
+/// The device's copies take what the host's tensor has at the call: ordinary memory does for them.
+struct PinnedAllocator final : public c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    device(current_device()).check_no_capture();
+    return c10::GetCPUAllocator()->allocate(bytes);
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+
 struct Hooks final : public at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
@@ -189,8 +198,10 @@ struct Hooks final : public at::PrivateUse1HooksInterface {
   void setCurrentDevice(c10::DeviceIndex index) const override { exchange_device(index); }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override { return exchange_device(index); }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override { return exchange_device(index); }
-  // The device's copies take what the host's tensor has at the call: ordinary memory does for them.
-  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  c10::Allocator* getPinnedMemoryAllocator() const override {
+    static PinnedAllocator allocator;
+    return &allocator;
+  }
 };
 
 const bool kRegistered = [] {
