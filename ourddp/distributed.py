@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ourddp import _C, mixed_precision, optimizer_in_backward, tuning
+from ourddp import _C, mixed_precision, optimizer_in_backward, tuning, weights
 from ourddp.logging_data import ReducerLogger
 from ourddp.model_check import check_same_model
 from ourddp.report import BackwardReport, make_report
@@ -161,6 +161,34 @@ class DistributedDataParallel(_TorchDDP):
             reducer._prepare_for_accumulation()
         return output
 
+    def set_weight(self, weight: float) -> None:
+        """Weigh this rank's gradients in the next backward that reduces them.
+
+        ``weight`` is the number of samples or tokens that this rank's loss is a *sum* over, those of all micro-batches
+        since the last reduction included. The gradients then are the sum over all ranks divided by the sum of all
+        weights: those of one process whose loss is the mean over all samples, however unequal the ranks' shares are. A
+        rank without samples has the weight 0, and still runs a backward, for example of ``0 * output.sum()``.
+
+        The weight counts for one reduction, and the last call before it holds. A reduction for which no rank has called
+        this is the plain average. If the weights of all ranks are 0, so are the gradients. The first call gives the
+        buckets new memory. Inside ``join()`` it has to come before forward; ranks that have run out of input count as
+        having the weight 0::
+
+            for tokens, targets in loader:  # targets of padding are -100
+                logits = model(tokens)
+                model.set_weight((targets != -100).sum().item())
+                cross_entropy(logits, targets, ignore_index=-100, reduction="sum").backward()
+                optimizer.step()
+
+        Raises:
+            ValueError: If ``weight`` is not an int or a float, negative or not finite; or outside of 2**-32 to 2**63
+                and not 0.
+            RuntimeError: If gradients are being reduced, or in ways that do not use this package's reducer. In
+                backward, on all ranks, if only some have called this.
+
+        """
+        weights.set_weight(self, weight)
+
     def report(self) -> BackwardReport:
         """Return when each bucket of the last backward was ready and reduced, and how long backward waited for it.
 
@@ -235,6 +263,13 @@ class DistributedDataParallel(_TorchDDP):
 
     def _match_unused_params_allreduce(self) -> None:
         self.process_group.allreduce(self.reducer._get_unused_map())
+
+    def _match_all_reduce_for_bwd_pass(self) -> None:
+        self.reducer._run_joined_weights()
+        super()._match_all_reduce_for_bwd_pass()
+
+    def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> bool | None:
+        return weights.requires_gradient_sync(self, is_joined_rank)
 
     def join_hook(self, **kwargs: Any) -> Any:
         """Return the hook that shadows this module's collectives once the rank has run out of input."""

@@ -115,6 +115,10 @@ void bind_settings(ReducerClass& cls) {
   cls.def("_set_static_graph", &Reducer::set_static_graph, NoGil())
       .def("_static_graph_recorded", &Reducer::static_graph_recorded)
       .def("_ddp_graph_static", &Reducer::graph_is_static)
+      .def("_set_weight", &Reducer::set_weight, py::arg("weight"), NoGil())
+      .def("_use_weights", &Reducer::use_weights, NoGil())
+      .def("_uses_weights", &Reducer::uses_weights)
+      .def("_expects_gradients", &Reducer::expects_gradients, NoGil())
       .def("_set_optimizer_in_backward", &Reducer::set_optimizer_in_backward)
       .def("_set_mixed_precision_param_dtype", &Reducer::set_mixed_precision_dtype, py::arg("dtype"), NoGil())
       .def("_set_before_hand_over", &Reducer::set_before_hand_over, py::arg("restore"))
@@ -159,6 +163,7 @@ void bind_hooks_and_joining(ReducerClass& cls) {
           [](Reducer& self, c10d::GradBucket& bucket) { return wrap(self.run_all_reduce(bucket)); }, py::arg("bucket"),
           NoGil())
       .def("_get_zeros_like_grad_buckets", &Reducer::zero_buckets, NoGil())
+      .def("_run_joined_weights", &Reducer::run_joined_weights, NoGil())
       .def("_get_local_used_map", &Reducer::used_map, NoGil())
       .def("_get_unused_map", &Reducer::unused_map, NoGil())
       .def("_push_all_rebuilt_params", &Reducer::push_all_rebuilt_parameters, NoGil())

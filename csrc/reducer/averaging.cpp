@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/interval.h"
+#include "reducer/gradient_copy.h"
 
 namespace ours {
 namespace {
@@ -84,24 +85,40 @@ void Averaging::decide() {
   // Ranks that have run out of input must call the same operation, and know only what was agreed beforehand.
   const bool whole_group = !forward_work_ || use_static_world_size_;
   divisor_ = whole_group ? group_->getSize() : active_ranks(*forward_work_);
-  in_reduction_ = abilities_.average && whole_group;
-  scale_ = hook_ || in_reduction_ ? 1.0 : 1.0 / divisor_;
-  sparse_divisor_ = hook_ ? 1 : divisor_;
+  in_reduction_ = abilities_.average && whole_group && !weights_.in_use();
+  const bool divides_before = !hook_ && !weights_.in_use();
+  scale_ = divides_before && !in_reduction_ ? 1.0 / divisor_ : 1.0;
+  sparse_divisor_ = divides_before ? divisor_ : 1;
+  weights_.start_alone(*group_, device_);
 }
 
 void Averaging::start(Bucket& bucket, size_t index, size_t count) {
   bucket.times.launched = steady_ns();
   const bool on_cpu = device_.is_cpu();
   if (hook_) {
+    prepare_for_hook(bucket);
     c10d::GradBucket grad_bucket = bucket.grad_bucket(index, count, bucket.buffer_to_reduce());
     bucket.future = hook_->runHook(grad_bucket);
     bucket.end_stamp = stamp_end(*bucket.future, on_cpu);
   } else {
     const bool average = in_reduction_ && !bucket.sparse();
+    if (bucket.has_tail()) weights_.write(bucket, group_->getSize());
     bucket.work =
         start_all_reduce(*group_, bucket.pieces_to_reduce(), average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM);
     if (bucket.work) bucket.end_stamp = stamp_end(*bucket.work, on_cpu);
   }
+}
+
+void Averaging::prepare_for_hook(Bucket& bucket) {
+  if (!weights_.in_use()) return;
+  weights_.finish_alone(group_->getSize());
+  if (!weights_.is_set()) return;
+  scale_in_place(bucket.buffer(), group_->getSize() * weights_.factor(divisor_));
+}
+
+Bucket* Averaging::finish_weights(BucketList& buckets) {
+  weights_.finish_alone(group_->getSize());
+  return weights_.carrier(buckets);
 }
 
 bool Averaging::finish(Bucket& bucket) {
@@ -112,11 +129,12 @@ bool Averaging::finish(Bucket& bucket) {
     bucket.future->waitAndThrow();
     reduced = hook_->parseHookResult(bucket.future->value());
   } else {
-    bucket.work->wait();
+    weights_.await(*bucket.work);
   }
   note_reduction(bucket.times, bucket.work.get(), bucket.end_stamp, asked, steady_ns());
   bucket.work.reset();
   bucket.future.reset();
+  if (bucket.has_tail()) weights_.read(bucket, group_->getSize());
   if (reduced.defined()) bucket.set_result(reduced);
   return true;
 }
@@ -124,7 +142,7 @@ bool Averaging::finish(Bucket& bucket) {
 Averaging::FuturePtr Averaging::run_joined(c10d::GradBucket& bucket) {
   if (hook_) return hook_->runHook(bucket);
   const at::Tensor& tensor = bucket.getBuffer();
-  const bool average = abilities_.average && use_static_world_size_ && !tensor.is_sparse();
+  const bool average = abilities_.average && use_static_world_size_ && !weights_.in_use() && !tensor.is_sparse();
   return start_all_reduce(*group_, {tensor}, average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM)->getFuture();
 }
 

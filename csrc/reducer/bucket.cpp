@@ -37,6 +37,12 @@ Bucket::Bucket(const std::vector<size_t>& parameter_indices, const std::vector<a
   reset();
 }
 
+void Bucket::set_tail(int64_t numbers) {
+  TORCH_INTERNAL_ASSERT(!sparse_ && !buffer_.defined());
+  tail_numbers_ = numbers;
+  tail_ = complex_ ? (numbers + 1) / 2 : numbers;
+}
+
 void Bucket::reset() {
   pending_ = slots_.size();
   deferred.clear();
@@ -64,7 +70,7 @@ void Bucket::allocate(c10d::ProcessGroup& group, bool whole) {
   release();
   whole_ = whole;
   const auto shares = [whole](const GradientSlot& slot) { return whole || slot.bytes() < kLeastInPlaceBytes; };
-  int64_t shared = 0;
+  int64_t shared = tail_;
   for (const GradientSlot& slot : slots_) shared += shares(slot) ? slot.parameter.numel() : 0;
   buffer_ = shared == 0 ? at::empty({0}, options_) : allocate_buffer(group, shared, options_);
   int64_t begin = 0;
@@ -90,9 +96,14 @@ void Bucket::release() {
 
 at::Tensor Bucket::buffer_to_reduce() const { return complex_ && !sparse_ ? at::view_as_real(buffer_) : buffer_; }
 
+at::Tensor Bucket::tail() const {
+  const at::Tensor tail = buffer_.narrow(0, buffer_.numel() - tail_, tail_);
+  return complex_ ? at::view_as_real(tail).flatten().narrow(0, 0, tail_numbers_) : tail;
+}
+
 at::Tensor Bucket::zeros_to_reduce() const {
   if (sparse_) return empty_sparse_gradient(slots_.front().parameter);
-  const at::Tensor zeros = at::zeros({numel_}, options_);
+  const at::Tensor zeros = at::zeros({numel_ + tail_}, options_);
   return complex_ ? at::view_as_real(zeros) : zeros;
 }
 
@@ -116,6 +127,7 @@ std::vector<at::Tensor> Bucket::pieces_to_reduce() const {
     add_shared();
     add(slot.in_place.defined() ? slot.in_place : slot.view.as_strided({slot.parameter.numel()}, {1}));
   }
+  end += tail_;
   add_shared();
   // A bucket without elements is reduced too, because the peers count the reductions.
   if (pieces.empty()) pieces.push_back(buffer_to_reduce());

@@ -74,6 +74,9 @@ class Bucket {
   Bucket(const std::vector<size_t>& parameter_indices, const std::vector<at::Tensor>& parameters, bool sparse,
          std::optional<at::ScalarType> reduce_dtype);
 
+  /// Has `numbers` real numbers more travel with the gradients, at the end. Before there is a buffer.
+  void set_tail(int64_t numbers);
+
   // Readiness.
 
   void reset();
@@ -97,11 +100,14 @@ class Bucket {
   bool allocated() const { return buffer_.defined(); }
   /// The flat buffer of a bucket that is whole, or the one sparse gradient.
   const at::Tensor& buffer() const { return buffer_; }
+  /// The real numbers at the end of the buffer, which is allocated.
+  at::Tensor tail() const;
+  bool has_tail() const { return tail_ > 0; }
   void set_sparse_gradient(at::Tensor gradient) { buffer_ = std::move(gradient); }
   /// The buffer as collectives take it, with complex numbers as pairs of reals.
   at::Tensor buffer_to_reduce() const;
-  /// The same elements in the same order, from wherever each gradient is to be reduced, or the one sparse gradient. All
-  /// slots must have a place.
+  /// The same elements in the same order, from wherever each gradient is to be reduced, or the one sparse gradient, and
+  /// the tail. All slots must have a place.
   std::vector<at::Tensor> pieces_to_reduce() const;
   /// Takes what a reduction of buffer_to_reduce() returned for the slots' results. RuntimeError if its size is wrong.
   void set_result(const at::Tensor& reduced);
@@ -110,6 +116,7 @@ class Bucket {
   at::Tensor zeros_to_reduce() const;
 
   bool sparse() const { return sparse_; }
+  at::ScalarType dtype() const { return c10::typeMetaToScalarType(options_.dtype()); }
   c10::Device device() const { return slots_.front().parameter.device(); }
   int64_t bytes() const { return bytes_; }
   std::vector<GradientSlot>& slots() { return slots_; }
@@ -136,6 +143,8 @@ class Bucket {
   size_t pending_ = 0;
   int64_t numel_ = 0;
   int64_t bytes_ = 0;
+  int64_t tail_ = 0;          ///< in elements of the buffer, at its end
+  int64_t tail_numbers_ = 0;  ///< the same in real numbers; half an element may be left over
   at::TensorOptions options_;
   at::Tensor buffer_;
   std::vector<GradientSlot> slots_;

@@ -68,14 +68,21 @@ void copy_scaled(const at::Tensor& destination, const at::Tensor& source, double
   }
 }
 
+void scale_in_place(at::Tensor tensor, double scale) {
+  const at::NoGradGuard no_grad;
+  // Not through detach(), as a sparse tensor gets new values, which an alias would keep for itself.
+  tensor.mul_(scale);
+}
+
 void TensorCopies::add(const at::Tensor& destination, const at::Tensor& source) {
   destinations_.push_back(destination);
   sources_.push_back(source.detach());
 }
 
 void TensorCopies::run(double scale) const {
-  if (destinations_.empty()) return;
   const at::NoGradGuard no_grad;
+  if (scale != 1.0 && !in_place_.empty()) at::_foreach_mul_(in_place_, scale);
+  if (destinations_.empty()) return;
   at::_foreach_copy_(destinations_, sources_, /*non_blocking=*/true);
   if (scale != 1.0) at::_foreach_mul_(destinations_, scale);
 }

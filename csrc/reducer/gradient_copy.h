@@ -13,15 +13,21 @@ namespace ours {
 /// spend its step in the dispatcher.
 void copy_scaled(const at::Tensor& destination, const at::Tensor& source, double scale);
 
+/// Computes tensor *= scale, without recording anything for autograd. The tensor may be sparse.
+void scale_in_place(at::Tensor tensor, double scale);
+
 /// Copies between tensors of one device that are made together, in few kernels.
 class TensorCopies {
  public:
   void add(const at::Tensor& destination, const at::Tensor& source);
+  /// Adds a tensor that is its own source.
+  void scale(const at::Tensor& tensor) { in_place_.push_back(tensor.detach()); }
   /// Computes destination = source * scale for each pair, in the current stream. Nothing is recorded for autograd,
   /// which sees that the destinations change.
   void run(double scale) const;
 
  private:
+  std::vector<at::Tensor> in_place_;
   std::vector<at::Tensor> destinations_;
   std::vector<at::Tensor> sources_;
 };

@@ -106,7 +106,7 @@ bool GradientTransfer::store_dense(Bucket& bucket, size_t slot_index, const at::
 
 bool GradientTransfer::can_be_reduced_in_place(const GradientSlot& slot, const at::Tensor& gradient,
                                                const at::Tensor& incoming) const {
-  if (!averaging_.divides_in_reduction() || slot.bytes() < kLeastInPlaceBytes) return false;
+  if (averaging_.scale() != 1.0 || slot.bytes() < kLeastInPlaceBytes) return false;
   // A parameter that no rank used must keep its gradient.
   if (used_.may_be_unused(slot.parameter_index)) return false;
   return slot.fits(gradient) && is_owned_by_parameter(gradient, incoming);
@@ -174,6 +174,8 @@ void GradientTransfer::show_view(const GradientSlot& slot, const at::Tensor& cop
 void GradientTransfer::hand_over(Bucket& bucket) {
   if (bucket.sparse()) {
     GradientSlot& slot = bucket.slots().front();
+    // It may be the gradient itself.
+    if (averaging_.result_scale() != 1.0) scale_in_place(bucket.buffer(), averaging_.result_scale());
     visit(slot.parameter, [&](at::Tensor& gradient) {
       // If it is undefined, only other ranks had a gradient.
       if (gradient.defined() || bucket.buffer()._nnz() == 0) return false;
@@ -188,7 +190,7 @@ void GradientTransfer::hand_over(Bucket& bucket) {
     // A parameter that no rank used keeps its gradient, or the lack of one.
     if (!used_.unused_everywhere(slot.parameter_index)) hand_over_slot(bucket, slot, copies);
   }
-  copies.run(1.0);
+  copies.run(averaging_.result_scale());
   keep_for_current_stream(bucket.buffer());
 }
 
@@ -215,19 +217,24 @@ bool GradientTransfer::hand_over_in_place(const GradientSlot& slot, const at::Te
                     " was changed during backward, while it was being averaged. Change gradients after backward, or "
                     "set OURS_REDUCE_IN_PLACE=0.");
     }
+    if (averaging_.result_scale() != 1.0) scale_in_place(reduced, averaging_.result_scale());
     // Autograd has not seen the reduction: a backward that saved the gradient must be able to see the change.
     gradient.unsafeGetTensorImpl()->bump_version();
     return false;
   }
   // The program has replaced the gradient since.
   if (!gradient.defined()) gradient = at::empty_strided(slot.parameter.sizes(), slot.strides, reduced.options());
-  copy_scaled(gradient, slot.shaped(reduced), 1.0);
+  copy_scaled(gradient, slot.shaped(reduced), averaging_.result_scale());
   return true;
 }
 
 bool GradientTransfer::hand_over_view(const Bucket& bucket, const GradientSlot& slot, at::Tensor& gradient,
                                       TensorCopies& copies) {
-  if (!slot.result.is_alias_of(slot.view)) copy_back(slot, slot.view, copies);
+  if (!slot.result.is_alias_of(slot.view)) {
+    copy_back(slot, slot.view, copies);
+  } else if (averaging_.result_scale() != 1.0) {
+    copies.scale(slot.view);
+  }
   if (!gradient.defined() || slot.kept) {
     gradient = slot.gradient_view();
     return true;
@@ -243,10 +250,10 @@ bool GradientTransfer::hand_over_view(const Bucket& bucket, const GradientSlot& 
   return false;
 }
 
-void GradientTransfer::copy_back(const GradientSlot& slot, const at::Tensor& gradient, TensorCopies& copies) {
+void GradientTransfer::copy_back(const GradientSlot& slot, const at::Tensor& gradient, TensorCopies& copies) const {
   // The operators on lists do not write to conjugated tensors.
   if (gradient.is_cpu() || gradient.is_conj() || gradient.is_neg()) {
-    copy_scaled(gradient, slot.result, 1.0);
+    copy_scaled(gradient, slot.result, averaging_.result_scale());
   } else {
     copies.add(gradient, slot.result);
   }

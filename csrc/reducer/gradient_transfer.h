@@ -80,7 +80,7 @@ class GradientTransfer {
   void hand_over_slot(const Bucket& bucket, GradientSlot& slot, TensorCopies& copies);
   bool hand_over_in_place(const GradientSlot& slot, const at::Tensor& reduced, at::Tensor& gradient);
   bool hand_over_view(const Bucket& bucket, const GradientSlot& slot, at::Tensor& gradient, TensorCopies& copies);
-  static void copy_back(const GradientSlot& slot, const at::Tensor& gradient, TensorCopies& copies);
+  void copy_back(const GradientSlot& slot, const at::Tensor& gradient, TensorCopies& copies) const;
 
   const ReducerOptions& options_;
   const Averaging& averaging_;

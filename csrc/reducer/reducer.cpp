@@ -53,6 +53,7 @@ void Reducer::attach() {
 
 void Reducer::make_buckets(const Buckets& indices) {
   buckets_.assign(indices, mixed_precision_dtype_);
+  averaging_.choose_carrier(buckets_, /*may_ride=*/!options_.skip_all_reduce_unused_params);
   next_bucket_ = 0;
   if (!options_.gradient_as_bucket_view) return;
   for (Bucket& bucket : buckets_) {
@@ -76,75 +77,6 @@ bool Reducer::rebuild_buckets() {
 
 void Reducer::require_idle() {
   if (unfinished_) errors_.unfinished_reduction(arrived_, group()->getRank(), static_graph_.enabled());
-}
-
-void Reducer::register_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
-  const Lock lock(mutex_);
-  TORCH_CHECK(!averaging_.has_hook(),
-              "register_comm_hook or register_builtin_comm_hook can only be called once: a communication hook is "
-              "registered already.");
-  TORCH_CHECK(!unfinished_,
-              "A communication hook cannot be registered while gradients are being reduced, because some have already "
-              "been reduced without it. Register it before backward begins.");
-  averaging_.set_hook(std::move(hook));
-  hooks_.set_runs_program_code();
-}
-
-void Reducer::set_static_graph() {
-  const Lock lock(mutex_);
-  if (record_.iterations() > 0) {
-    errors_.raise("set_static_graph() should be called before training loop starts and after DDP is constructed.");
-  }
-  static_graph_.enable();
-  used_.track();
-  plan_.allow_rebuilding();
-}
-
-void Reducer::set_mixed_precision_dtype(at::ScalarType dtype) {
-  const Lock lock(mutex_);
-  mixed_precision_dtype_ = dtype;
-  const std::shared_ptr<const BucketLayout> layout = buckets_.layout();
-  make_buckets(layout->parameters);
-}
-
-void Reducer::install_futures(std::vector<FuturePtr> futures) {
-  const Lock lock(mutex_);
-  for (FuturePtr& future : futures) installed_futures_.push_back(std::move(future));
-}
-
-void Reducer::set_manual_finalization(bool required) {
-  const Lock lock(mutex_);
-  TORCH_CHECK(!expects_gradients_ && !unfinished_,
-              "Manual finalization cannot be switched between forward and the end of backward. Set it before forward.");
-  manual_finalization_ = required;
-}
-
-void Reducer::reset_state() {
-  const Lock lock(mutex_);
-  expects_gradients_ = false;
-  unfinished_ = false;
-  next_bucket_ = 0;
-  std::fill(arrived_.begin(), arrived_.end(), true);
-  installed_futures_.clear();
-  plan_.start_anew();
-  averaging_.begin_backward();
-  averaging_.forget_forward_work();
-  in_place_.drop_memory();
-  used_.reset();
-  static_graph_.forget_record();
-  transfer_.forget_context();
-  for (Bucket& bucket : buckets_) {
-    transfer_.move_out_of_reduction(bucket);
-    bucket.reset();
-  }
-}
-
-void Reducer::set_process_group(GroupPtr group) {
-  const Lock lock(mutex_);
-  averaging_.set_group(std::move(group));
-  in_place_.drop_memory();
-  if (options_.gradient_as_bucket_view) return;
-  for (Bucket& bucket : buckets_) bucket.release();
 }
 
 // --- gradients in, reductions out ---
@@ -348,10 +280,13 @@ void Reducer::finalize() {
   };
   transfer_.begin_hand_over();
   if (before_hand_over_) attempt(before_hand_over_);
+  attempt([&] {
+    if (Bucket* first = averaging_.finish_weights(buckets_)) finish_bucket(*first);
+  });
   for (Bucket& bucket : buckets_) attempt([&] { finish_bucket(bucket); });
   for (const FuturePtr& future : installed) attempt([&] { future->waitAndThrow(); });
   attempt([&] { used_.finish(/*keep=*/static_graph_.enabled()); });
-  averaging_.forget_forward_work();
+  averaging_.end_backward();
   transfer_.forget_context();
   if (first_error) {
     // A peer that has not noticed yet may still write there.

@@ -101,6 +101,17 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Throws RuntimeError if there is a hook already, or while gradients are being reduced. A hook registered between
   /// forward and backward applies to that backward.
   void register_hook(std::unique_ptr<c10d::CommHookInterface> hook);
+  /// Sets the weight of this rank's gradients in the next backward that reduces them: they are added up, and divided by
+  /// the sum of all ranks' weights. See Weights.
+  void set_weight(double weight);
+  /// Has weights travel with the reductions, though this rank has set none.
+  void use_weights();
+  /// Whether a backward that reduces gradients is due, or under way.
+  bool expects_gradients() {
+    const Lock lock(mutex_);
+    return expects_gradients_;
+  }
+  bool uses_weights() const { return averaging_.weights().in_use(); }
   void set_static_graph();
   /// Whether the backward under way has nothing to record: the static graph is known, or no parameter is reached, as
   /// in torch.autograd.grad() with respect to the input.
@@ -142,6 +153,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<c10d::GradBucket> zero_buckets() {
     const Lock lock(mutex_);
     return buckets_.zeros();
+  }
+  /// Runs what the other ranks' backward runs before the first bucket.
+  void run_joined_weights() {
+    const Lock lock(mutex_);
+    averaging_.run_joined_weights();
   }
   /// The map of used parameters of a rank without input.
   at::Tensor unused_map() const { return used_.unused_map(); }
@@ -193,6 +209,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   void attach();
   void make_buckets(const Buckets& indices);
+  /// Makes the same buckets anew, for settings that change their memory.
+  void renew_buckets() {
+    const std::shared_ptr<const BucketLayout> layout = buckets_.layout();
+    make_buckets(layout->parameters);
+  }
+  void renew_buckets_for_weights() {
+    if (averaging_.weights().in_use()) renew_buckets();
+  }
   void require_idle();
 
   // Gradients in, reductions out.

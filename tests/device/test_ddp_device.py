@@ -47,6 +47,25 @@ def test_gradients_are_those_of_one_process(
     train_and_compare(rank, world, name, options, zero=zero, device=here(kind))
 
 
+@VIEWS
+@pytest.mark.parametrize("hook", [False, True], ids=["no hook", "hook"])
+@in_ranks(2, "backend")
+def test_weighted_gradients_are_those_of_one_process(rank: int, world: int, kind: str, views: bool, hook: bool) -> None:
+    alone = make_model("two_types")
+    device = here(kind)
+    model = DistributedDataParallel(make_model("two_types").to(device), gradient_as_bucket_view=views)
+    if hook:
+        model.register_comm_hook(None, default_hooks.allreduce_hook)
+    for batch in batches(world, 3):
+        alone.zero_grad()
+        model.zero_grad()
+        (alone(batch).square().sum() / len(batch)).backward()
+        part = batch[:1] if rank == 0 else batch[1:]
+        model.set_weight(len(part))
+        model(part.to(device)).square().sum().backward()
+        assert_same(gradients(model), gradients(alone), f"rank {rank}")
+
+
 HOOKS = {
     "allreduce": lambda model: model.register_comm_hook(model.process_group, default_hooks.allreduce_hook),
     "bfloat16": lambda model: model.register_comm_hook(model.process_group, default_hooks.bf16_compress_hook),
