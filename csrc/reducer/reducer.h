@@ -105,7 +105,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// the sum of all ranks' weights. See Weights.
   void set_weight(double weight);
   /// Has weights travel with the reductions, though this rank has set none.
-  void use_weights();
+  void use_weights() {
+    const Lock lock(mutex_);
+    if (averaging_.weights().in_use()) return;
+    averaging_.weights().use();
+    renew_buckets();
+  }
   /// Whether a backward that reduces gradients is due, or under way.
   bool expects_gradients() {
     const Lock lock(mutex_);
@@ -121,13 +126,20 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_optimizer_in_backward() { optimizer_in_backward_ = true; }
   /// Declares that gradients arrive in `dtype`, and gives the buckets that type. The averages are converted to the
   /// parameters' precision.
-  void set_mixed_precision_dtype(at::ScalarType dtype);
+  void set_mixed_precision_dtype(at::ScalarType dtype) {
+    const Lock lock(mutex_);
+    mixed_precision_dtype_ = dtype;
+    renew_buckets();
+  }
   /// `restore` is called when all gradients have arrived, before the averages go into them.
   void set_before_hand_over(std::function<void()> restore) { before_hand_over_ = std::move(restore); }
   /// Has the phases of every `rate`-th step timed (see StepRecord).
   void set_sample_rate(int64_t rate) { record_.set_sample_rate(rate); }
   /// Adds futures that the next end of backward waits for.
-  void install_futures(std::vector<FuturePtr> futures);
+  void install_futures(std::vector<FuturePtr> futures) {
+    const Lock lock(mutex_);
+    for (FuturePtr& future : futures) installed_futures_.push_back(std::move(future));
+  }
   /// With `required`, backward does not end by itself but by finalize_manually().
   void set_manual_finalization(bool required);
   bool should_finalize_after_backward() const { return manual_finalization_ && plan_.rebuilds(); }

@@ -146,6 +146,17 @@ def test_gpt_learns_resumes_and_writes(tmp_path: Path, run_example: Run) -> None
     assert "Traceback" not in output
 
 
+def test_weighted_gradients_are_those_of_one_process(run_example: Run) -> None:
+    size = {name: SMALL[name] for name in ("corpus", "context", "width", "layers")}
+    flags = [word for name, value in size.items() for word in (f"--{name}", str(value))]
+    output = run_example("weighted.py", 3, *flags, "--steps", "9", "--compare-every", "2")
+    found = re.findall(r"gradients differ from one process's by (\S+), the mean of means by (\S+)$", output, re.M)
+    assert len(found) == 5
+    for weighted, means in found:
+        assert float(weighted) < 1e-5
+        assert float(means) > 1e-2
+
+
 def test_torchrun_with_default_flags() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command = [*torchrun, str(EXAMPLES / "train.py"), "--epochs", "1"]
