@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import device_type
 import pytest
@@ -204,6 +208,41 @@ def test_a_group_ends_after_its_messages(rank: int, world: int, kind: str) -> No
         dist.destroy_process_group(group)
     if rank == 1:
         assert y.cpu().eq(1).all()
+
+
+def group_descriptors() -> int:
+    """Return how many descriptors this process has of the kinds that groups keep for themselves alone."""
+    links = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # one of another thread's may be gone by now
+            links.append(os.readlink(path))
+    return sum(link.startswith(("anon_inode:", "/memfd:")) for link in links)
+
+
+@ON_THE_STAND_IN
+@pytest.mark.parametrize("watched", [False, True])
+@in_ranks(2, "backend", "played_nodes", fresh=True)
+def test_a_finished_work_keeps_nothing_of_its_group(rank: int, world: int, kind: str, watched: bool) -> None:
+    device = here(kind)
+    x = torch.ones(4, device=device)
+    dist.barrier()
+    before = group_descriptors()
+    group = dist.new_group()
+    work = dist.isend(x, 1, group=group) if rank == 0 else dist.irecv(x, 0, group=group)
+    future = work.get_future().then(lambda _: None) if watched else None
+    work.wait()
+    if future is not None:
+        future.wait()
+    dist.barrier()
+    assert group_descriptors() > before
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    until = time.monotonic() + 10  # threads of the group may be the last to own it
+    while group_descriptors() > before:
+        assert time.monotonic() < until, f"{group_descriptors()} descriptors instead of {before}"
+        time.sleep(0.001)
+    assert work.is_success()
 
 
 @in_ranks(2, "backend", "played_nodes")

@@ -12,24 +12,25 @@ namespace ours {
 DeviceTransferWork::DeviceTransferWork(const TransferRequest& request, const std::shared_ptr<PointToPoint>& messages,
                                        std::shared_ptr<GroupStatus> status,
                                        const std::shared_ptr<DeviceContext>& context,
-                                       std::shared_ptr<DeviceTransfers> transfers)
+                                       std::weak_ptr<DeviceTransfers> transfers)
     : TransferWork(request, messages, std::move(status)),
+      device_(request.tensor.device()),
       transfers_(std::move(transfers)),
-      order_(context, name_of(request.op), HostCall::Where::OnDevice) {}
+      order_(std::in_place, context, name_of(request.op), HostCall::Where::OnDevice) {}
 
 void DeviceTransferWork::begin() {
   const auto bytes = static_cast<int64_t>(sends() ? bytes_of(input_) : output_.span().bytes);
   // torch's allocator may allocate, or ask for its events, neither of which CUDA allows beside a capture.
-  order_.context().accelerator().apart_from_captures(
+  order_->context().accelerator().apart_from_captures(
       [&] { pinned_ = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true)); });
   if (!sends()) return post(span(pinned_));
-  transfers_->add(DeviceTransfers::WorkPtr::reclaim_copy(this));
+  wait_for_device();
 }
 
 TransferCallbacks DeviceTransferWork::message_ended(std::exception_ptr error) noexcept {
   if (!error && !sends()) {
     try {
-      transfers_->add(DeviceTransfers::WorkPtr::reclaim_copy(this));
+      wait_for_device();
       return nullptr;
     } catch (...) {
       error = std::current_exception();
@@ -41,7 +42,7 @@ TransferCallbacks DeviceTransferWork::message_ended(std::exception_ptr error) no
 
 bool DeviceTransferWork::may_go_on(bool held_up) {
   if (!copied_) {
-    if (!order_.reached()) {
+    if (!order_->reached()) {
       check_wait(false);
       return false;
     }
@@ -54,7 +55,7 @@ bool DeviceTransferWork::may_go_on(bool held_up) {
 }
 
 void DeviceTransferWork::check_wait(bool for_copy) {
-  const std::string failure = order_.context().host().failure();
+  const std::string failure = order_->context().host().failure();
   if (!failure.empty()) throw AbortedError(failure);
   if (status().is_closed()) throw AbortedError("the process group was shut down with transfers under way");
   const auto late = [&] {
@@ -65,12 +66,12 @@ void DeviceTransferWork::check_wait(bool for_copy) {
   };
   if (limit_->passed()) throw late();
   if (auto tell = limit_->take_late(false)) {
-    transfers_->call([tell = std::move(tell), error = std::make_exception_ptr(late())] { tell(error); });
+    call([tell = std::move(tell), error = std::make_exception_ptr(late())] { tell(error); });
   }
 }
 
 void DeviceTransferWork::copy() {
-  DeviceContext& context = order_.context();
+  DeviceContext& context = order_->context();
   Device& device = context.accelerator();
   const StreamHandle stream = sends() ? context.send_stream() : context.receive_stream();
   const Span host = span(pinned_);
@@ -94,14 +95,30 @@ void DeviceTransferWork::go_on(std::exception_ptr error) noexcept {
     }
   } else if (error && copied_) {
     const std::tuple touched(pinned_, input_, output_);
-    order_.context().release_after_failure(std::make_shared<std::decay_t<decltype(touched)>>(touched));
+    order_->context().release_after_failure(std::make_shared<std::decay_t<decltype(touched)>>(touched));
   }
   finish(error);
 }
 
 void DeviceTransferWork::finish(const std::exception_ptr& error) noexcept {
   pinned_.reset();
-  if (TransferCallbacks callbacks = end(error)) transfers_->call(std::move(callbacks));
+  TransferCallbacks callbacks = end(error);
+  if (!callbacks) return order_.reset();
+  call([self = DeviceTransfers::WorkPtr::reclaim_copy(this), callbacks = std::move(callbacks)] {
+    callbacks();
+    self->order_.reset();
+  });
+}
+
+void DeviceTransferWork::wait_for_device() {
+  const std::shared_ptr<DeviceTransfers> transfers = transfers_.lock();
+  if (!transfers) throw AbortedError("the process group is gone");
+  transfers->add(DeviceTransfers::WorkPtr::reclaim_copy(this));
+}
+
+void DeviceTransferWork::call(TransferCallbacks callbacks) {
+  const std::shared_ptr<DeviceTransfers> transfers = transfers_.lock();
+  transfers ? transfers->call(std::move(callbacks)) : callbacks();
 }
 
 std::optional<DeviceTransferWork::Destination> DeviceTransferWork::destination() const {

@@ -21,7 +21,7 @@ class DeviceTransferWork final : public TransferWork {
   /// Made at the call, on the caller's thread. Throws RuntimeError if the current stream is being captured.
   DeviceTransferWork(const TransferRequest& request, const std::shared_ptr<PointToPoint>& messages,
                      std::shared_ptr<GroupStatus> status, const std::shared_ptr<DeviceContext>& context,
-                     std::shared_ptr<DeviceTransfers> transfers);
+                     std::weak_ptr<DeviceTransfers> transfers);
 
   void synchronize() override;
 
@@ -37,20 +37,25 @@ class DeviceTransferWork final : public TransferWork {
  protected:
   void begin() override;
   TransferCallbacks message_ended(std::exception_ptr error) noexcept override;
-  std::vector<at::Device> devices() const override { return {order_.device()}; }
-  void in_stream(const std::function<void()>& body) const override { order_.on_stream(body); }
+  std::vector<at::Device> devices() const override { return {device_}; }
+  void in_stream(const std::function<void()>& body) const override { order_->on_stream(body); }
 
  private:
   /// Throws if the wait for the copy, or for what comes before, has to end; or lets only the future's callbacks have
   /// the error.
   void check_wait(bool for_copy);
   void copy();
-  /// Ends the Work, and has its callbacks called.
+  /// Has DeviceTransfers wait for the device. Throws if that is impossible.
+  void wait_for_device();
+  /// Runs the callbacks on another thread; here if the group is gone.
+  void call(TransferCallbacks callbacks);
+  /// Ends the Work, and has its callbacks called. Then it keeps nothing of the group.
   void finish(const std::exception_ptr& error) noexcept;
 
-  const std::shared_ptr<DeviceTransfers> transfers_;
+  const at::Device device_;
+  const std::weak_ptr<DeviceTransfers> transfers_;  // weak, since the user may keep the Work longer than the group
   // Made after the tensors of TransferWork, so that it comes after the copies that they ask torch for.
-  HostCall order_;
+  std::optional<HostCall> order_;        // until the Work and its callbacks have ended
   at::Tensor pinned_;                    // torch's allocator uses its memory again as soon as this is dropped
   std::unique_ptr<DeviceEvent> copied_;  // once the device has been asked to copy
 };
