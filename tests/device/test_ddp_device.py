@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import (
+    assert_same,
     backward,
     batches,
     check_uneven_join,
+    gradients,
     make_model,
     train_and_compare,
 )
