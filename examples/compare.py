@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import tempfile
 import time
@@ -39,6 +40,7 @@ from torch.profiler import profile
 import ourddp
 
 COUNTED = 8  # the last steps, whose communication is counted; local SGD averages once in so many
+os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler tells on stderr when it starts and ends
 ELEMENT = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Byte": 1, "Char": 1, "Bool": 1}
 
 

@@ -27,6 +27,7 @@ EXACT = {
 
 
 def loss_in(output: str) -> float:
+    """Return the last loss that a program prints; guessing costs log(10) = 2.3."""
     found = re.search(r"loss ([\d.]+)", output)
     assert found is not None, output
     return float(found[1])
@@ -55,8 +56,12 @@ def test_all_ways_that_wait_for_each_other_have_the_losses_of_one_process(run_ex
 
 @pytest.mark.parametrize("mode", ["sync", "async", "bounded"])
 def test_parameter_servers(run_example: Run, mode: str) -> None:
-    flags = ("--steps", "60", "--batch-size", "12", "--servers", "2", "--mode", mode)
-    assert loss_in(run_example("parameter_server.py", 4, *flags)) < 2.2  # guessing costs log(10) = 2.3
+    flags = ("--steps", "200", "--batch-size", "12", "--servers", "2", "--mode", mode)
+    output = run_example("parameter_server.py", 4, *flags)
+    accuracy = re.search(r"held-out accuracy ([\d.]+)%", output)
+    assert accuracy is not None, output
+    # Even a worker that runs through all its steps before the other begins gets to 80 %.
+    assert float(accuracy[1]) > 60
 
 
 @pytest.mark.parametrize("way", ["periodic", "gossip"])
@@ -122,6 +127,17 @@ def test_a_slow_worker_stalls_no_other_of_an_asynchronous_server(rank: int, worl
         store.set("rank 0 has taken all its steps", "")
 
 
+def test_a_server_and_an_all_reduce_are_compared(run_example: Run, tmp_path: Path) -> None:
+    flags = ("--elements", "1000", "--rounds", "2", "--plot", str(tmp_path / "scaling.png"))
+    output = run_example("server_and_ring.py", 4, *flags)  # which checks every sum
+    # Of 4,000 bytes: 2 x 2 and 3 x 2 through the server, but 2 x 2 x 1/2 and 2 x 2 x 2/3 through a rank of a ring.
+    assert re.findall(r"^\| (\d) \|.* \| ([\d.]+) MiB \| ([\d.]+) MiB \|$", output, re.M) == [
+        ("2", "0.015", "0.008"),
+        ("3", "0.023", "0.010"),
+    ]
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_gossip_meets_every_rank_in_turn() -> None:
     partner_of = import_example("local_sgd").partner_of
     for ranks in (1, 2, 3, 4, 7):
@@ -139,6 +155,7 @@ def test_gossip_meets_every_rank_in_turn() -> None:
         ("parameter_server.py", (), "1 ranks cannot be 1 servers and at least one worker"),
         ("sharded.py", ("--way", "zero", "--checkpoint", "x"), "use --way fsdp"),
         ("compare.py", (), "one rank has nothing to compare"),
+        ("server_and_ring.py", (), "1 ranks are too few for two workers and a server"),
     ],
 )
 def test_what_is_impossible_is_refused_in_one_line(name: str, flags: tuple[str, ...], refusal: str) -> None:
