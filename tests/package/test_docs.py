@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ourddp import info
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOK = ROOT / "examples" / "learn.ipynb"
 MOST_LINES = {"README.md": 200}
 MOST_LINES_OF_A_PAGE = 200  # in docs/architecture
 # What a build makes.
@@ -53,6 +55,12 @@ def missing(text: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_files_that_a_document_names_exist(document: Path) -> None:
     assert missing(document.read_text(), document.parent) == []
+
+
+def test_the_files_that_the_notebook_names_exist() -> None:
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    assert missing(text, NOTEBOOK.parent) == []
 
 
 @pytest.mark.parametrize(
