@@ -24,8 +24,8 @@ def set_weight(model: Any, weight: float) -> None:
     reducer = model.reducer
     if model._join_config.enable and not reducer._uses_weights() and reducer._expects_gradients():
         raise RuntimeError(
-            "In join(), the first set_weight() must come before forward, which tells the ranks that have run out of "
-            "input that weights are in use. Call it before forward, or with any weight before join()."
+            "Once join() has been used, the first set_weight() must come before forward, which tells ranks that have "
+            "run out of input that weights are in use. Call it before forward, or with any weight before join()."
         )
     reducer._set_weight(float(min(weight, 1e308)))  # an integer may be too large for a float
 

@@ -55,9 +55,7 @@ void bind_bucket_times(py::module_& module) {
       .def_readonly("last_gradient", &BucketTimes::last_gradient)
       .def_readonly("reduction_began", &BucketTimes::reduction_began)
       .def_readonly("reduction_ended", &BucketTimes::reduction_ended)
-      .def_readonly("end_is_exact", &BucketTimes::end_is_exact)
-      .def_readonly("reduction_seen_done", &BucketTimes::reduction_seen_done)
-      .def_readonly("waited", &BucketTimes::waited);
+      .def_readonly("end_is_exact", &BucketTimes::end_is_exact);
   py::class_<BackwardTimes>(module, "BackwardTimes", "Times of one backward in nanoseconds; iteration 0: none yet.")
       .def_readonly("iteration", &BackwardTimes::iteration)
       .def_readonly("began", &BackwardTimes::began)

@@ -45,10 +45,8 @@ EndStamp stamp_end(c10d::Work& work, bool on_cpu) {
   }
 }
 
-/// Fills in the times of a reduction that was found done at `seen` after waiting since `asked`. `work` may be null.
-void note_reduction(BucketTimes& times, const c10d::Work* work, const EndStamp& stamp, int64_t asked, int64_t seen) {
-  times.reduction_seen_done = seen;
-  times.waited = seen - asked;
+/// Fills in the times of a reduction that was found done at `seen`. `work` may be null.
+void note_reduction(BucketTimes& times, const c10d::Work* work, const EndStamp& stamp, int64_t seen) {
   times.reduction_began = times.launched;
   times.reduction_ended = seen;
   times.end_is_exact = false;
@@ -86,7 +84,7 @@ void Averaging::decide() {
   const bool whole_group = !forward_work_ || use_static_world_size_;
   divisor_ = whole_group ? group_->getSize() : active_ranks(*forward_work_);
   in_reduction_ = abilities_.average && whole_group && !weights_.in_use();
-  const bool divides_before = !hook_ && !weights_.in_use();
+  const bool divides_before = !hook_ && (!weights_.in_use() || sums_may_overflow_);
   scale_ = divides_before && !in_reduction_ ? 1.0 / divisor_ : 1.0;
   sparse_divisor_ = divides_before ? divisor_ : 1;
   weights_.start_alone(*group_, device_);
@@ -96,7 +94,7 @@ void Averaging::start(Bucket& bucket, size_t index, size_t count) {
   bucket.times.launched = steady_ns();
   const bool on_cpu = device_.is_cpu();
   if (hook_) {
-    prepare_for_hook(bucket);
+    if (!prepare_for_hook(bucket)) return;
     c10d::GradBucket grad_bucket = bucket.grad_bucket(index, count, bucket.buffer_to_reduce());
     bucket.future = hook_->runHook(grad_bucket);
     bucket.end_stamp = stamp_end(*bucket.future, on_cpu);
@@ -109,11 +107,28 @@ void Averaging::start(Bucket& bucket, size_t index, size_t count) {
   }
 }
 
-void Averaging::prepare_for_hook(Bucket& bucket) {
-  if (!weights_.in_use()) return;
-  weights_.finish_alone(group_->getSize());
-  if (!weights_.is_set()) return;
-  scale_in_place(bucket.buffer(), group_->getSize() * weights_.factor(divisor_));
+bool Averaging::prepare_for_hook(Bucket& bucket) {
+  if (!weights_.in_use()) return true;
+  try {
+    weights_.finish_alone(group_->getSize());
+  } catch (const std::exception&) {
+    // finish_weights() throws it again at the end of backward, when the reducer can start anew.
+    return false;
+  }
+  if (weights_.is_set()) scale_in_place(bucket.buffer(), group_->getSize() * weights_.factor(divisor_));
+  return true;
+}
+
+void Averaging::choose_carrier(BucketList& buckets, bool may_ride) {
+  weights_.choose_carrier(buckets, group_->getSize(), may_ride && !hook_);
+  sums_may_overflow_ = std::any_of(buckets.begin(), buckets.end(), [](const Bucket& bucket) {
+    return c10::toRealValueType(bucket.dtype()) == at::kHalf;
+  });
+}
+
+double Averaging::result_scale() const {
+  if (hook_ || !weights_.in_use()) return 1.0;
+  return weights_.factor(divisor_) * (sums_may_overflow_ ? divisor_ : 1);
 }
 
 Bucket* Averaging::finish_weights(BucketList& buckets) {
@@ -123,7 +138,6 @@ Bucket* Averaging::finish_weights(BucketList& buckets) {
 
 bool Averaging::finish(Bucket& bucket) {
   if (!bucket.work && !bucket.future) return false;
-  const int64_t asked = steady_ns();
   at::Tensor reduced;
   if (bucket.future) {
     bucket.future->waitAndThrow();
@@ -131,7 +145,7 @@ bool Averaging::finish(Bucket& bucket) {
   } else {
     weights_.await(*bucket.work);
   }
-  note_reduction(bucket.times, bucket.work.get(), bucket.end_stamp, asked, steady_ns());
+  note_reduction(bucket.times, bucket.work.get(), bucket.end_stamp, steady_ns());
   bucket.work.reset();
   bucket.future.reset();
   if (bucket.has_tail()) weights_.read(bucket, group_->getSize());

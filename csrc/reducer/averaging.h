@@ -20,7 +20,8 @@ namespace ours {
 /// A backend that can average divides in the reduction. Otherwise dense gradients are divided on their way into the
 /// bucket. Sparse gradients are always divided beforehand. A communication hook divides by itself.
 ///
-/// Once weights are in use, gradients are added up as they are, and a factor makes averages of the sums. What a hook
+/// Once weights are in use, gradients are added up as they are, and a factor makes averages of the sums; only with
+/// float16 they are divided beforehand, as the sums could overflow. What a hook
 /// gets has been multiplied so that the hook's average over the ranks is the weighted one.
 class Averaging {
  public:
@@ -46,9 +47,7 @@ class Averaging {
   const Weights& weights() const { return weights_; }
   /// Lets one of the new buckets carry the weights, if they are in use and travel with buckets. Without `may_ride` none
   /// does, because not all buckets are reduced.
-  void choose_carrier(BucketList& buckets, bool may_ride) {
-    weights_.choose_carrier(buckets, group_->getSize(), may_ride && !hook_);
-  }
+  void choose_carrier(BucketList& buckets, bool may_ride);
 
   void begin_backward() { divisor_ = 0; }
   /// Forgets what was for this backward alone.
@@ -66,7 +65,7 @@ class Averaging {
   /// The divisor for a sparse gradient on its way into the bucket.
   int sparse_divisor() const { return sparse_divisor_; }
   /// The factor for what a reduction has returned.
-  double result_scale() const { return weights_.in_use() && !hook_ ? weights_.factor(divisor_) : 1.0; }
+  double result_scale() const;
 
   /// Starts to reduce a bucket, which is the one with `index` of `count`.
   void start(Bucket& bucket, size_t index, size_t count);
@@ -76,13 +75,14 @@ class Averaging {
   /// Waits for the reduction of a bucket, whose results are in place then. Returns whether one had been started.
   bool finish(Bucket& bucket);
   /// Runs, on a rank that has run out of input, what the others run before the first bucket.
-  void run_joined_weights() const { weights_.join_alone(*group_, device_); }
+  void run_joined_weights() { weights_.join_alone(*group_, device_); }
   /// Runs, on a rank that has run out of input, what start() runs on the others.
   FuturePtr run_joined(c10d::GradBucket& bucket);
 
  private:
   void decide();
-  void prepare_for_hook(Bucket& bucket);
+  /// Returns false if the hook must not run, because ranks disagree about weights.
+  bool prepare_for_hook(Bucket& bucket);
 
   GroupPtr group_;
   const c10::Device device_;
@@ -91,6 +91,7 @@ class Averaging {
   Weights weights_;
   WorkPtr forward_work_;
   bool use_static_world_size_ = true;  ///< in join(): ranks without input count as well
+  bool sums_may_overflow_ = false;     ///< some gradients are float16
 
   // The backward under way.
   int divisor_ = 0;  ///< 0: not decided yet

@@ -24,9 +24,6 @@ struct BucketTimes {
   int64_t reduction_ended = -1;
   /// Whether reduction_ended is the true end.
   bool end_is_exact = false;
-  /// When the end of backward found the reduction done, and how long it had to wait for that.
-  int64_t reduction_seen_done = -1;
-  int64_t waited = 0;
 };
 
 /// The buckets of a model: which parameters are in each, and its bytes.

@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
+#include <utility>
 #include <vector>
 
 #include "reducer/group_reductions.h"
@@ -44,6 +45,7 @@ void Weights::forget() {
   own_.reset();
   work_.reset();
   alone_.reset();
+  failure_ = nullptr;
 }
 
 void Weights::choose_carrier(BucketList& buckets, int ranks, bool may_ride) {
@@ -72,17 +74,24 @@ void Weights::start_alone(c10d::ProcessGroup& group, at::Device device) {
   work_ = start_all_reduce(group, {alone_}, c10d::ReduceOp::SUM);
 }
 
-void Weights::join_alone(c10d::ProcessGroup& group, at::Device device) const {
+void Weights::join_alone(c10d::ProcessGroup& group, at::Device device) {
   if (!is_alone()) return;
   const int64_t numbers = WeightDigits(kDoubleBits, group.getSize()).size();
-  start_all_reduce(group, {at::zeros({numbers}, at::dtype(at::kDouble).device(device))}, c10d::ReduceOp::SUM)->wait();
+  alone_ = at::zeros({numbers}, at::dtype(at::kDouble).device(device));
+  start_all_reduce(group, {alone_}, c10d::ReduceOp::SUM)->wait();
+  take(alone_, kDoubleBits, group.getSize());
 }
 
 void Weights::finish_alone(int ranks) {
-  if (!work_) return;
-  await(*work_);
-  work_.reset();
-  take(alone_, kDoubleBits, ranks);
+  if (const auto work = std::exchange(work_, nullptr)) {
+    try {
+      await(*work);
+      take(alone_, kDoubleBits, ranks);
+    } catch (const std::exception&) {
+      failure_ = std::current_exception();
+    }
+  }
+  if (failure_) std::rethrow_exception(failure_);
 }
 
 void Weights::await(c10d::Work& work) const {

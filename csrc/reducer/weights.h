@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <exception>
 #include <optional>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -43,11 +44,12 @@ class Weights {
 
   /// Starts the reduction of the weights alone, if they are in use and have no carrier.
   void start_alone(c10d::ProcessGroup& group, at::Device device);
-  /// Waits for it and takes the sum, if it is under way. RuntimeError if only some ranks have set a weight.
+  /// Waits for it and takes the sum, if it is under way. RuntimeError if only some ranks have set a weight; a later
+  /// call in the same backward throws the same error.
   void finish_alone(int ranks);
 
-  /// Does what start_alone() does on the others, on a rank that has no part in the sum, and waits for it.
-  void join_alone(c10d::ProcessGroup& group, at::Device device) const;
+  /// Does what the others do in start_alone() and finish_alone(), on a rank that has no part in the sum.
+  void join_alone(c10d::ProcessGroup& group, at::Device device);
 
   /// Waits for a reduction. If it fails before weights have ever been added up, the error says what may be the reason:
   /// the buckets of a rank that has set no weight are smaller, and it is the group that finds that out.
@@ -68,6 +70,7 @@ class Weights {
   double total_ = 0;
   at::Tensor alone_;
   c10::intrusive_ptr<c10d::Work> work_;
+  std::exception_ptr failure_;  ///< of the reduction alone
 };
 
 }  // namespace ours

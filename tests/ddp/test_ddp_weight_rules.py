@@ -134,6 +134,39 @@ def test_a_hook_is_not_run_if_ranks_disagree(rank, world):
     with pytest.raises(RuntimeError, match="was called on 1 of 2 ranks"):
         output.backward()
     assert len(calls) == 1
+    model.zero_grad()
+    model.set_weight(1 + rank)
+    model(torch.ones(1, 1)).sum().backward()
+    assert len(calls) == 2
+    torch.testing.assert_close(model.module.weight.grad.item(), 2 / 3)
+
+
+@in_ranks(3)
+def test_a_rank_that_has_joined_sees_that_the_others_disagree(rank, world):
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    model.register_comm_hook([], averaging_hook)
+    model.set_weight(1)
+    model(torch.ones(1, 1)).sum().backward()
+    with pytest.raises(RuntimeError, match="was called on 1 of 2 ranks"), model.join():
+        if rank < 2:
+            if rank == 0:
+                model.set_weight(1)
+            model(torch.ones(1, 1)).sum().backward()
+
+
+@in_ranks(2)
+def test_half_precision_averages_stay_finite_once_weights_are_in_use(rank, world):
+    model = DistributedDataParallel(nn.Linear(1, 1).half())
+
+    def gradient(weight: int | None) -> float:
+        model.zero_grad()
+        if weight is not None:
+            model.set_weight(weight)
+        (40_000 * model(torch.ones(1, 1, dtype=torch.half)).sum()).backward()
+        return model.module.weight.grad.item()
+
+    # The sum over two ranks, 80,000, is more than a float16 can hold.
+    assert [gradient(None), gradient(20_000), gradient(None)] == [40_000, 2, 40_000]
 
 
 @in_ranks(1)
