@@ -128,9 +128,7 @@ std::shared_ptr<ours::Group> Rank::join() {
     session = ours::NodeSession::open(rank_ % job_.local, job_.local, keys->get(key, deadline));
   }
   session->wait_attached(deadline, [] {});
-  ours::HierarchicalGroup::Plan plan;
-  plan.rails = job_.rails;
-  return std::make_shared<ours::HierarchicalGroup>(ours::Topology::of(leaders), session, mesh, plan);
+  return std::make_shared<ours::HierarchicalGroup>(ours::Topology::of(leaders), session, mesh, job_.rails);
 }
 
 void Rank::meet() {

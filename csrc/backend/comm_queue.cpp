@@ -14,7 +14,7 @@
 #include "common/deadline.h"
 #include "common/interrupts.h"
 #include "common/options.h"
-#include "transport/node/node_wait.h"
+#include "transport/wait.h"
 
 namespace ours {
 

@@ -1,6 +1,7 @@
 #include "collectives/call_record.h"
 
 #include <cstring>
+#include <vector>
 
 #include "collectives/call_number.h"
 
@@ -35,6 +36,28 @@ std::string refusal_of(const Call& call, const std::string& rank, const std::str
   return rank + " did not take part in " + name_of(call.op) + ' ' + describe_number(call.seq) +
          ", since its own arguments have no meaning (ValueError there): " + why +
          ". All ranks must make the same calls, with arguments that fit";
+}
+
+std::string different_calls(const std::string& calls) {
+  return "ranks of one group called different collectives: " + calls +
+         ". All ranks must make the same calls in the same order";
+}
+
+std::string calls_of_ranks(int ranks, const std::function<CallRecord(int)>& record_of_rank,
+                           const std::function<bool(int, int)>& same, const std::function<std::string(int)>& name) {
+  std::string calls;
+  std::vector<bool> told(static_cast<size_t>(ranks), false);
+  for (int r = 0; r < ranks; ++r) {
+    if (told[static_cast<size_t>(r)]) continue;
+    calls += calls.empty() ? "" : "; ";
+    for (int other = r; other < ranks; ++other) {
+      if (!same(other, r)) continue;
+      told[static_cast<size_t>(other)] = true;
+      calls += (other == r ? "" : ", ") + name(other);
+    }
+    calls += " called " + describe_record(record_of_rank(r));
+  }
+  return calls;
 }
 
 std::string describe_record(const CallRecord& record) {

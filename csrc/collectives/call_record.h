@@ -1,11 +1,12 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 
 #include "collectives/call.h"
 #include "kernels/reduce.h"
-#include "transport/node/node_layout.h"
+#include "transport/called.h"
 
 // What a rank called, in the form in which ranks compare it.
 
@@ -17,6 +18,16 @@ bool same_record(const CallRecord& a, const CallRecord& b);
 
 /// What peers are told when the rank described by `rank` refused a call for the reason `why`.
 std::string refusal_of(const Call& call, const std::string& rank, const std::string& why);
+
+/// The message of a MismatchError, where `calls` says which ranks called what.
+std::string different_calls(const std::string& calls);
+
+/// Which of `ranks` ranks called what, for different_calls(). Ranks of which `same` holds are named together.
+std::string calls_of_ranks(int ranks, const std::function<CallRecord(int)>& record_of_rank,
+                           const std::function<bool(int, int)>& same, const std::function<std::string(int)>& name);
+
+/// "rank 3", where nothing else is known of it.
+inline std::string rank_name(size_t rank) { return "rank " + std::to_string(rank); }
 
 /// "all_reduce number 7 (SUM, 1024 x float32)"
 std::string describe_record(const CallRecord& record);

@@ -177,8 +177,6 @@ const std::vector<OptionRow>& option_rows() {
       bytes_row(
           "OURS_CHUNK_BYTES", &Options::chunk_bytes,
           "Bytes of its tensor that a rank puts into shared memory at a time. Give all ranks of a node the same."),
-      bytes_row("OURS_SMALL_BYTES", &Options::small_bytes,
-                "Largest message that is reduced with one synchronisation. Give all ranks of a node the same."),
       row("OURS_COMM_THREAD_AFFINITY", &Options::comm_thread_affinity, "CPU numbers and ranges such as 0-3,8, or empty",
           "CPUs on which the communication threads may run; empty: wherever the rank may.", parse_cpus, join),
       integer_row(

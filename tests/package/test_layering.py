@@ -27,9 +27,10 @@ KNOWN_IN_LAYER = {
     "collectives/hierarchical": {"collectives/node", "collectives/tcp"},
     "collectives/messages": set(),
     "collectives/node": {"collectives/messages"},
+    "collectives/solo": {"collectives/messages"},
     "collectives/tcp": {"collectives/messages"},
     "transport/node": set(),
-    "transport/tcp": {"transport/node"},
+    "transport/tcp": set(),
 }
 FRIEND = re.compile(r"^\s*friend\s+(?:class|struct)\s+(\w+)", re.MULTILINE)
 TYPE = re.compile(r"^\s*(?:class|struct)\s+(\w+)[^;(]*\{", re.MULTILINE)

@@ -4,11 +4,11 @@
 
 #include "backend/errors.h"
 #include "backend/joining/engine_choice.h"
-#include "backend/solo.h"
 #include "collectives/hierarchical/hierarchical_group.h"
 #include "collectives/node/node_group.h"
 #include "collectives/node/node_messages.h"
 #include "collectives/select.h"
+#include "collectives/solo/solo.h"
 #include "collectives/tcp/tcp_group.h"
 #include "collectives/tcp/tcp_messages.h"
 #include "common/error.h"

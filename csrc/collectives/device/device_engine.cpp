@@ -2,14 +2,13 @@
 
 #include <map>
 
+#include "collectives/call_record.h"
 #include "common/error.h"
 #include "device/device.h"
 
 namespace ours {
 
 namespace {
-
-std::string rank_name(size_t rank) { return "rank " + std::to_string(rank); }
 
 void check_wishes(const std::vector<DeviceFacts>& facts) {
   for (size_t r = 1; r < facts.size(); ++r) {

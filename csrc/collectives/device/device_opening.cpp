@@ -24,28 +24,16 @@ CallRecord unpack(const Words& words) {
   return record;
 }
 
-std::string rank_name(size_t rank) { return "rank " + std::to_string(rank); }
-
 bool same_call(const Words& a, const Words& b) {
   return same_record(unpack(a), unpack(b)) && a[kRecordWords - 1] == b[kRecordWords - 1];
 }
 
 [[noreturn]] void throw_mismatch(const std::vector<Words>& opened) {
-  std::string calls;
-  std::vector<bool> told(opened.size(), false);
-  for (size_t r = 0; r < opened.size(); ++r) {
-    if (told[r]) continue;
-    calls += calls.empty() ? "" : "; ";
-    for (size_t other = r; other < opened.size(); ++other) {
-      if (!same_call(opened[other], opened[r])) continue;
-      told[other] = true;
-      calls += (other == r ? "" : ", ") + rank_name(other);
-    }
-    calls += " called " + describe_record(unpack(opened[r]));
-  }
-  throw MismatchError(
-      "ranks of one group called different collectives: " + calls +
-      ". All ranks must make the same calls in the same order, with lists of tensors of the same sizes");
+  const auto words = [&](int r) -> const Words& { return opened[static_cast<size_t>(r)]; };
+  throw MismatchError(different_calls(calls_of_ranks(
+                          static_cast<int>(opened.size()), [&](int r) { return unpack(words(r)); },
+                          [&](int a, int b) { return same_call(words(a), words(b)); }, rank_name)) +
+                      ", with lists of tensors of the same sizes");
 }
 
 /// Returns all ranks' words, by rank: counts[r] words of rank r. `mine` are this rank's.
@@ -105,7 +93,7 @@ size_t check_tables(const std::vector<Words>& opened, const CallRecord& record) 
   std::vector<const uint64_t*> tables;
   tables.reserve(opened.size());
   for (const Words& table : opened) tables.push_back(table.data());
-  return check_sizes(tables, [](int r) { return rank_name(static_cast<size_t>(r)); }, record);
+  return check_sizes(tables, rank_name, record);
 }
 
 }  // namespace ours

@@ -24,11 +24,11 @@ NodeMap map_of(Topology topology, const NodeSession& session, const TcpMesh& mes
 }  // namespace
 
 HierarchicalGroup::HierarchicalGroup(Topology topology, std::shared_ptr<NodeSession> session,
-                                     std::shared_ptr<TcpMesh> mesh, Plan plan)
+                                     std::shared_ptr<TcpMesh> mesh, int rails)
     : map_(map_of(std::move(topology), *session, *mesh)),
       session_(std::move(session)),
       mesh_(std::move(mesh)),
-      node_(session_, mesh_->plan().rules, plan.write_around),
+      node_(session_, mesh_->plan().rules),
       flat_(mesh_),
       watch_(map_, session_),
       selection_(Selection::parse(mesh_->plan().rules)),
@@ -38,7 +38,7 @@ HierarchicalGroup::HierarchicalGroup(Topology topology, std::shared_ptr<NodeSess
              mesh_->plan(),
              watch_,
              scratch_,
-             plan.rails > 0 ? std::min(map_.least_local(), plan.rails) : map_.least_local()} {}
+             rails > 0 ? std::min(map_.least_local(), rails) : map_.least_local()} {}
 
 void HierarchicalGroup::check_usable(const Call& /*call*/) {
   share_failure();

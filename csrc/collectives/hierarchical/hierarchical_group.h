@@ -28,18 +28,11 @@ namespace ours {
 /// with messages between nodes, which compare what the nodes called, before anything is written.
 class HierarchicalGroup final : public Group {
  public:
-  struct Plan {
-    /// How many ranks of a node send large reductions. By default, and at most, as many as the smallest node has
-    /// ranks.
-    int rails = 0;
-    Setting write_around = options().write_around;
-  };
-
   /// `session` is that of this rank's node, with ranks numbered as topology.ranks_of() lists them; nothing else may
-  /// use it. `mesh` covers all ranks. Throws Error if the three do not fit together.
-  HierarchicalGroup(Topology topology, std::shared_ptr<NodeSession> session, std::shared_ptr<TcpMesh> mesh, Plan plan);
-  HierarchicalGroup(Topology topology, std::shared_ptr<NodeSession> session, std::shared_ptr<TcpMesh> mesh)
-      : HierarchicalGroup(std::move(topology), std::move(session), std::move(mesh), Plan()) {}
+  /// use it. `mesh` covers all ranks. `rails` ranks of each node send large reductions: 0, the default, is as many as
+  /// the smallest node has ranks, which is also the most. Throws Error if the three do not fit together.
+  HierarchicalGroup(Topology topology, std::shared_ptr<NodeSession> session, std::shared_ptr<TcpMesh> mesh,
+                    int rails = 0);
   HierarchicalGroup(const HierarchicalGroup&) = delete;
   HierarchicalGroup& operator=(const HierarchicalGroup&) = delete;
   ~HierarchicalGroup() override { leave(); }

@@ -5,19 +5,10 @@
 
 namespace ours {
 
-namespace {
-
-/// By OURS_SMALL_BYTES of the node's leader, or by the table.
-Selection::BySize reductions_of(const NodeSession& session, const std::string& rules) {
-  const uint64_t small = session.header().small_bytes;
-  const std::string own = "node_reduce bytes<=" + std::to_string(small) + " whole;node_reduce direct";
-  return Selection::parse(small != 0 ? own : rules).by_size(Selectable::NodeReduce, 1, session.size());
-}
-
-}  // namespace
-
 NodeGroup::NodeGroup(std::shared_ptr<NodeSession> session, const std::string& rules, Setting write_around)
-    : session_(std::move(session)), rounds_(session_, write_around), reductions_(reductions_of(*session_, rules)) {}
+    : session_(std::move(session)),
+      rounds_(session_, write_around),
+      reductions_(Selection::parse(rules).by_size(Selectable::NodeReduce, 1, session_->size())) {}
 
 void NodeGroup::guarded(const Running& /*run*/, const std::function<void()>& body) {
   rounds_.places().forget();

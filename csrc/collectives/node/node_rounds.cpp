@@ -50,21 +50,9 @@ void NodeRounds::throw_mismatch(const CallRecord& mine) {
     const std::string refusal = session_->refusal(r, first);
     if (!refusal.empty()) throw MismatchError(refusal);
   }
-  std::string calls;
-  std::vector<bool> told(static_cast<size_t>(size()), false);
-  for (int r = 0; r < size(); ++r) {
-    if (told[static_cast<size_t>(r)]) continue;
-    const CallRecord record = record_of_rank(r);
-    calls += calls.empty() ? "" : "; ";
-    for (int other = r; other < size(); ++other) {
-      if (!same_record(record_of_rank(other), record)) continue;
-      told[static_cast<size_t>(other)] = true;
-      calls += (other == r ? "" : ", ") + session_->describe(other);
-    }
-    calls += " called " + describe_record(record);
-  }
-  throw MismatchError("ranks of one group called different collectives: " + calls +
-                      ". All ranks must make the same calls in the same order");
+  const auto same = [&](int a, int b) { return same_record(record_of_rank(a), record_of_rank(b)); };
+  throw MismatchError(
+      different_calls(calls_of_ranks(size(), record_of_rank, same, [this](int r) { return session_->describe(r); })));
 }
 
 void NodeRounds::reserve_more(size_t results) {

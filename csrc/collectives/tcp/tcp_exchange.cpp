@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 
 #include "collectives/tcp/dissemination.h"
 #include "collectives/tcp/tcp_algorithms.h"
@@ -29,7 +30,6 @@ void exchange(TcpRun& run, const ExchangePlan& plan) {
   const auto ranks = static_cast<size_t>(run.size);
   const auto me = static_cast<size_t>(run.rank);
   const auto& own = plan.sends[me];
-  std::vector<std::vector<std::byte>> copies;
   const bool uniform = own && plan.is_uniform(own->bytes);
   if (ranks > 1) run.tcp.agree(kBegun, static_cast<int>((me + 1) % ranks));
   Tally sent, received;
@@ -46,8 +46,9 @@ void exchange(TcpRun& run, const ExchangePlan& plan) {
       const void* data = span->data;
       if (plan.overlaps(to)) {
         // What comes from that rank goes to the same memory, and may arrive before this has been sent.
-        copies.emplace_back(static_cast<const std::byte*>(data), static_cast<const std::byte*>(data) + span->bytes);
-        data = copies.back().data();
+        std::byte* const copy = run.tcp.keep(span->bytes);
+        std::memcpy(copy, data, span->bytes);
+        data = copy;
       }
       run.tcp.send({static_cast<int>(to), 0, span->bytes, uniform ? kUniform : uint8_t{0}}, data, sent);
     }

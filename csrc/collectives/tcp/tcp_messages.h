@@ -9,8 +9,8 @@
 
 #include "collectives/messages/inbox.h"
 #include "collectives/messages/message_carrier.h"
-#include "transport/node/node_wait.h"
 #include "transport/tcp/tcp_mesh.h"
+#include "transport/wait.h"
 
 namespace ours {
 

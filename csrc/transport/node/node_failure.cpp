@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "transport/node/node_wait.h"
+#include "transport/wait.h"
 
 namespace ours {
 

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "transport/called.h"
 #include "transport/node/own_cores.h"
+#include "transport/wait.h"
 
 // The layout of the shared segment of one group on one node. Everything here is read by other processes, so it is
 // plain memory with lock-free atomics; sizes follow from (ranks, chunk, ring) alone.
@@ -19,27 +21,10 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 11;
+constexpr uint32_t kSegmentVersion = 12;
 
 /// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
-
-/// A counter that others can sleep on. `sleepers` lets the writer skip the system call when no thread sleeps.
-struct SleepWord {
-  std::atomic<uint32_t> value;
-  std::atomic<uint32_t> sleepers;
-};
-
-/// What one rank called. Every field must agree on all ranks.
-struct CallRecord {
-  uint64_t seq;
-  uint64_t count;  ///< elements, if all ranks must give the same number; otherwise 0
-  double factor;   ///< for PREMUL_SUM
-  int32_t root;    ///< -1 where the operation has none
-  uint8_t op;      ///< Op
-  uint8_t dtype;   ///< DType
-  uint8_t kind;    ///< ReduceKind
-};
 
 /// A call that a rank did not make, because its arguments had no meaning there.
 struct Refusal {
@@ -94,6 +79,13 @@ struct HeapPart {
 
 enum RankState : uint32_t { kAbsent = 0, kAttached = 1, kLeft = 2 };
 
+/// Wakes all threads that sleep on what a rank does, so that they look around.
+inline void wake_sleepers(RankBlock& block) {
+  for (SleepWord* word : {&block.arrival[0].number, &block.arrival[1].number, &block.doorbell, &block.monitor}) {
+    futex_wake_all(word->value);
+  }
+}
+
 struct SegmentHeader {
   uint64_t magic;
   uint32_t version;
@@ -101,7 +93,6 @@ struct SegmentHeader {
   uint64_t nonce[2];
   uint64_t chunk_bytes;
   uint64_t ring_bytes;
-  uint64_t small_bytes;
   int32_t leader_pid;
   int32_t heap_fd;                         ///< the leader's descriptor of the heap's file; < 0: there is none
   alignas(kCacheLine) SleepWord attached;  ///< number of ranks that have attached

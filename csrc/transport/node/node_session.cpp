@@ -112,7 +112,6 @@ NodeConfig NodeConfig::from_options(int ranks) {
   config.chunk_bytes =
       std::max(options.chunk_bytes != 0 ? static_cast<size_t>(options.chunk_bytes) : kDefaultChunk, least);
   config.chunk_bytes = (config.chunk_bytes + 4095) / 4096 * 4096;
-  config.small_bytes = static_cast<size_t>(options.small_bytes);
   config.ring_bytes = kDefaultRing;
   return config;
 }
@@ -128,7 +127,6 @@ std::shared_ptr<NodeSession> NodeSession::create(int rank, int size, const NodeC
   header->ranks = static_cast<uint32_t>(size);
   header->chunk_bytes = config.chunk_bytes;
   header->ring_bytes = config.ring_bytes;
-  header->small_bytes = config.small_bytes;
   if (::getrandom(header->nonce, sizeof(header->nonce), 0) != sizeof(header->nonce)) {
     throw SystemError("cannot draw a nonce (getrandom)", errno);
   }

@@ -15,7 +15,7 @@
 #include "transport/node/node_failure.h"
 #include "transport/node/node_heap.h"
 #include "transport/node/node_layout.h"
-#include "transport/node/node_wait.h"
+#include "transport/wait.h"
 
 namespace ours {
 
@@ -28,10 +28,9 @@ class NotSameNode : public Error {
 /// What the leader decides for all ranks (their environments may differ).
 struct NodeConfig {
   size_t chunk_bytes;
-  size_t small_bytes;  ///< arrays up to this are reduced with one synchronisation; 0: as the table of algorithms says
   size_t ring_bytes;
 
-  /// From OURS_CHUNK_BYTES and OURS_SMALL_BYTES, with defaults for `ranks`.
+  /// From OURS_CHUNK_BYTES, with defaults for `ranks`.
   static NodeConfig from_options(int ranks);
 };
 

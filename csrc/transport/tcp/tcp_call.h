@@ -20,8 +20,9 @@ struct Tally {
 };
 
 /// One collective call of this rank. It numbers the call and checks that what arrives belongs to the same call on the
-/// peers. It holds the mesh's lock while it lives, except in without_lock() and while run() sleeps. Buffers and
-/// counters given to it must outlive it.
+/// peers. It holds the mesh's lock while it lives, except in without_lock() and while run() sleeps. Buffers
+/// and counters given to it must live until it is done with them or has ended: an engine whose threads need no lock may
+/// still read what an error leaves behind, which is what keep() is for.
 class TcpCall {
  public:
   using Facts = TcpCallState::Facts;

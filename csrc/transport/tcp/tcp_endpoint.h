@@ -12,13 +12,13 @@
 #include "common/interrupts.h"
 #include "transport/group_failure.h"
 #include "transport/key_values.h"
-#include "transport/node/node_wait.h"
 #include "transport/tcp/tcp_call_state.h"
 #include "transport/tcp/tcp_config.h"
 #include "transport/tcp/tcp_connections.h"
 #include "transport/tcp/tcp_engine_payloads.h"
 #include "transport/tcp/tcp_failure_propagation.h"
 #include "transport/tcp/tcp_poller.h"
+#include "transport/wait.h"
 
 namespace ours {
 

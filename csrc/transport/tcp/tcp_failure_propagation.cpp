@@ -25,7 +25,7 @@ void TcpFailurePropagation::tell() {
 }
 
 void TcpFailurePropagation::run(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& left) {
-  constexpr std::chrono::milliseconds kLookAround{100};
+  constexpr std::chrono::milliseconds kLongestSleep{100};
   // For this long after this rank has left, peers that connect may still learn why: they are about to notice that it
   // has.
   constexpr std::chrono::seconds kAfterword{3};
@@ -40,7 +40,7 @@ void TcpFailurePropagation::run(std::unique_lock<std::mutex>& lock, const std::a
     }
     if (left.load() && all_know()) return;
     if (left.load() && !end) end = Clock::now() + kAfterword;
-    poller_.sleep(lock, kLookAround);
+    poller_.sleep(lock, kLongestSleep);
   }
 }
 

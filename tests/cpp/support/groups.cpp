@@ -17,7 +17,8 @@ GroupKind node_kind(const std::string& name, Setting write_around, const std::st
   return {name, [write_around, rules](int ranks, size_t chunk) {
             std::vector<std::function<std::shared_ptr<Group>()>> makers;
             for (const auto& session : make_sessions(ranks, chunk)) {
-              makers.emplace_back([=] { return std::make_shared<NodeGroup>(session, rules, write_around); });
+              const std::string chosen = rules.empty() ? small_node_rules(chunk) : rules;
+              makers.emplace_back([=] { return std::make_shared<NodeGroup>(session, chosen, write_around); });
             }
             return makers;
           }};

@@ -27,6 +27,7 @@ HierarchicalRanks::HierarchicalRanks(int ranks, const NodeOf& node_of, const Hie
     tcp.plan.chunk_bytes = chunk;
     tcp.plan.rules = "all sent<=1024 whole;all direct";
   }
+  if (config.chunk != 0) tcp.plan.rules += ";" + small_node_rules(config.chunk);
   if (!config.rules.empty()) tcp.plan.rules = config.rules;
   meshes = make_meshes(ranks, tcp);
   if (config.engine_polls) connect_engines(meshes, *config.engine_polls);
@@ -34,9 +35,7 @@ HierarchicalRanks::HierarchicalRanks(int ranks, const NodeOf& node_of, const Hie
 
 std::shared_ptr<HierarchicalGroup> HierarchicalRanks::group(int rank) const {
   const auto at = static_cast<size_t>(rank);
-  HierarchicalGroup::Plan plan;
-  plan.rails = rails;
-  return std::make_shared<HierarchicalGroup>(topology, sessions[at], meshes[at], plan);
+  return std::make_shared<HierarchicalGroup>(topology, sessions[at], meshes[at], rails);
 }
 
 void HierarchicalRanks::run(const std::function<void(HierarchicalGroup&)>& fn) const {

@@ -12,7 +12,7 @@ std::shared_ptr<Message> message_of(Op op, std::vector<int>& data, int peer) {
 
 // After a failure all messages are taken out while another thread may still be moving them.
 TEST(a_carrier_that_lost_its_messages_writes_nowhere) {
-  auto leader = NodeSession::create(0, 2, NodeConfig{4096, 1024, 4096});
+  auto leader = NodeSession::create(0, 2, NodeConfig{4096, 4096});
   auto other = std::make_shared<NodeSession>(1, 2, leader->memory());
   NodeMessages sender(leader), receiver(other);
   std::vector<int> data(10000, 5), target(data.size());

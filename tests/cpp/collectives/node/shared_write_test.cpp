@@ -89,7 +89,7 @@ TEST(shared_writes_of_all_ranks_go_the_way_that_one_of_them_wants) {
 TEST(shared_writes_copy_every_size_and_alignment) {
   std::vector<uint8_t> from(3 * kPiece);
   for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint8_t>(i * 31 + i / 256);
-  const auto session = NodeSession::create(0, 1, NodeConfig{4096, 1024, 4096});
+  const auto session = NodeSession::create(0, 1, NodeConfig{4096, 4096});
   for (const Setting setting : {Setting::Auto, Setting::Off, Setting::On}) {
     SharedWrite write(*session, setting);
     for (const size_t bytes : {size_t{0}, size_t{1}, kPiece - 1, kPiece, kPiece + 1, 2 * kPiece + 77}) {

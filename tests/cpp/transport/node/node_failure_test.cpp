@@ -5,7 +5,7 @@
 
 #include "common/error.h"
 #include "support/node_ranks.h"
-#include "transport/node/node_wait.h"
+#include "transport/wait.h"
 
 namespace ours::testing {
 namespace {

@@ -217,7 +217,7 @@ TEST(heap_withdraws_without_a_second_copy_and_without_a_moment_in_which_writes_a
 TEST(heap_outlives_the_group_and_is_left_alone_by_forked_children) {
   std::shared_ptr<void> memory;
   {
-    auto session = NodeSession::create(0, 1, NodeConfig{4096, 1024, 4096});
+    auto session = NodeSession::create(0, 1, NodeConfig{4096, 4096});
     memory = NodeGroup(session).allocate(100);
   }
   std::memset(memory.get(), 7, 100);
@@ -245,7 +245,7 @@ TEST(all_reduce_in_the_heap_of_more_pieces_than_can_be_published_is_done_by_copy
 }
 
 TEST(a_group_that_has_failed_gives_out_no_memory_that_peers_may_still_write_to) {
-  NodeGroup group(NodeSession::create(0, 1, NodeConfig{4096, 1024, 4096}));
+  NodeGroup group(NodeSession::create(0, 1, NodeConfig{4096, 4096}));
   CHECK(group.allocate(100) != nullptr);
   group.abort("enough");
   CHECK(group.allocate(100) == nullptr);

@@ -6,7 +6,7 @@ namespace ours::testing {
 namespace {
 
 TEST(a_session_opens_by_its_address_and_refuses_a_wrong_nonce) {
-  auto leader = NodeSession::create(0, 2, NodeConfig{4096, 1024, 4096});
+  auto leader = NodeSession::create(0, 2, NodeConfig{4096, 4096});
   std::string wrong = leader->address();
   const auto bracket = wrong.find(" [");
   wrong[bracket - 1] = wrong[bracket - 1] == '0' ? '1' : '0';
@@ -21,14 +21,14 @@ TEST(a_session_opens_by_its_address_and_refuses_a_wrong_nonce) {
 }
 
 TEST(attaching_waits_and_names_the_absent) {
-  auto leader = NodeSession::create(1, 3, NodeConfig{4096, 1024, 4096});
+  auto leader = NodeSession::create(1, 3, NodeConfig{4096, 4096});
   const std::string message =
       CHECK_THROWS(TimeoutError, leader->wait_attached(Deadline::after(std::chrono::milliseconds(100)), [] {}));
   CHECK_CONTAINS(message, "absent: rank 0, 2");
 }
 
 TEST(a_group_that_takes_more_memory_than_there_is_is_refused_before_any_is_taken) {
-  const NodeConfig config{size_t{1} << 40, 4096, 4096};
+  const NodeConfig config{size_t{1} << 40, 4096};
   CHECK_CONTAINS(CHECK_THROWS(Error, NodeSession::create(0, 4, config)), "Set OURS_CHUNK_BYTES to less");
 }
 

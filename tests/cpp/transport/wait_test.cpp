@@ -1,4 +1,4 @@
-#include "transport/node/node_wait.h"
+#include "transport/wait.h"
 
 #include <atomic>
 

@@ -1,4 +1,4 @@
-#include "backend/solo.h"
+#include "collectives/solo/solo.h"
 
 #include <mutex>
 

@@ -3,13 +3,20 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 
 #include "common/deadline.h"
 #include "common/futex.h"
-#include "transport/node/node_layout.h"
 
 namespace ours {
+
+/// A counter that others can sleep on. `sleepers` lets the writer skip the system call when no thread sleeps.
+struct SleepWord {
+  std::atomic<uint32_t> value;
+  std::atomic<uint32_t> sleepers;
+};
 
 /// How a rank waits for another. It stays awake for a while, since a running peer answers within microseconds and
 /// waking a sleeper takes ten times as long. After `spin` it keeps yielding its core, and it sleeps as soon as a yield
@@ -47,13 +54,6 @@ inline void signal(SleepWord& word, uint32_t value) {
 inline void signal(SleepWord& word) {
   word.value.fetch_add(1, std::memory_order_seq_cst);
   if (word.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(word.value);
-}
-
-/// Wakes all threads that sleep on what a rank does, so that they look around.
-inline void wake_sleepers(RankBlock& block) {
-  for (SleepWord* word : {&block.arrival[0].number, &block.arrival[1].number, &block.doorbell, &block.monitor}) {
-    futex_wake_all(word->value);
-  }
 }
 
 /// The time that a waiter spends awake.
