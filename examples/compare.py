@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import tempfile
 import time
@@ -40,7 +39,6 @@ from torch.profiler import profile
 import ourddp
 
 COUNTED = 8  # the last steps, whose communication is counted; local SGD averages once in so many
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler tells on stderr when it starts and ends
 ELEMENT = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Byte": 1, "Char": 1, "Bool": 1}
 
 
@@ -248,10 +246,12 @@ def table(results: dict[str, list[Result]]) -> str:
 
 def plot(results: dict[str, list[Result]], path: Path) -> None:
     """Draw the losses, smoothed over ten steps."""
+    import matplotlib
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
+    axes.set_prop_cycle(color=matplotlib.colormaps["tab20"].colors)
     for name, ranks in results.items():
         losses = losses_of(ranks)
         axes.plot([statistics.fmean(losses[max(0, k - 9) : k + 1]) for k in range(len(losses))], label=name)
