@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from example_programs import EXAMPLES, Run, import_example
-from programs import run_file
+from programs import job, run_file
 from ranks import in_ranks
 
 SHORT = ("--steps", "16", "--batch-size", "12")
@@ -183,6 +183,19 @@ def test_models_that_are_cut_train_like_one_process(
     assert difference is not None
     assert float(difference[1]) < 1e-9  # sums in another order differ in their last bits
     assert re.search(r"held-out accuracy: [\d.]+%$", output)
+
+
+@pytest.mark.parametrize(("ranks", "flag"), [(4, "--no-compile"), (2, "--compile")])
+def test_inference_with_slices_writes_what_one_process_does(ranks: int, flag: str, tmp_path: Path) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    each = [{**env, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)} for env in job(ranks, store)]
+    flags = ("--check", "--layers", "1", "--length", "8", flag)
+    [(status, output), *others] = run_file(EXAMPLES / "tensor_parallel_inference.py", *flags, each=each)
+    assert [status, *(code for code, _ in others)] == [0] * ranks, output
+    assert "same tokens as one process: True" in output
+    difference = re.search(r"largest difference to the logits of one process: (\S+)", output)
+    assert difference is not None
+    assert float(difference[1]) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["model_parallel.py", "tensor_parallel.py"])
