@@ -25,7 +25,7 @@ void TransferWork::start() {
     begin();
   } catch (...) {
     const auto error = std::current_exception();
-    end(error);
+    message_ended(error);
     if (error_type_of(error) == c10d::ErrorType::SUCCESS) rethrow();
   }
 }
