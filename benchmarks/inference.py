@@ -36,6 +36,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks, as 2,4")
     parser.add_argument("--variants", default=",".join(VARIANTS), help=f"of {', '.join(VARIANTS)}")
     parser.add_argument("--layers", type=int, default=4, help="layers of the model")
+    parser.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, default=True, help="make one graph of the model first"
+    )
     parser.add_argument("--rounds", type=int, default=100, help="most turns of a variant")
     parser.add_argument(
         "--check", action="store_true", help=f"exit 1 unless ours is {TARGET} times as fast as gloo or more"
@@ -48,7 +51,7 @@ def parse_arguments() -> argparse.Namespace:
 def rank_main() -> None:
     """Write tokens whenever it is this job's turn; rank 0 reports which they were."""
     with harness.Ranks() as ranks:
-        variant, layers = ranks.plan
+        variant, layers, compiles = ranks.plan
         shape = inference.Shape(layers=layers)
         part = inference.Part() if variant == "alone" else inference.Part(ranks.rank, ranks.size, ranks.group(variant))
         tokens: list[int] = []
@@ -57,7 +60,9 @@ def rank_main() -> None:
             tokens[:] = inference.write(model, torch.arange(1), TOKENS)[0].tolist()
 
         if variant != "alone" or ranks.rank == 0:
-            model = inference.compiled(inference.Llama(shape, part, 0))
+            model = inference.Llama(shape, part, 0)
+            if compiles:
+                model = inference.compiled(model)
             write()
             turns.take_turns(ranks, write)
         else:
@@ -67,7 +72,7 @@ def rank_main() -> None:
 
 def measure(ranks: int, args: argparse.Namespace) -> dict[str, Any]:
     """Return the row of one number of ranks."""
-    plans = {variant: (variant, args.layers) for variant in args.variants.split(",")}
+    plans = {variant: (variant, args.layers, args.compile) for variant in args.variants.split(",")}
     least = min(LEAST_ROUNDS, args.rounds)
     jobs, times = turns.run_in_turns(
         __file__, plans, ranks, budget=args.time_budget, least=least, most=args.rounds, timeout=600
