@@ -163,10 +163,12 @@ class DataParallel(nn.DataParallel):
             self._threads = ThreadPoolExecutor(len(self.devices), "ourddp_replica")
         # These belong to the thread that sets them.
         gradients, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
-        low_precision = torch.get_autocast_dtype("cpu")
+        low_precision, inference = torch.get_autocast_dtype("cpu"), torch.is_inference_mode_enabled()
 
         def run(replica: nn.Module, positional: tuple[Any, ...], keyword: dict[str, Any]) -> Any:
-            with torch.set_grad_enabled(gradients), torch.autocast("cpu", low_precision, enabled=autocast):
+            autocast_here = torch.autocast("cpu", low_precision, enabled=autocast)
+            # The mode comes first, because it sets whether gradients are enabled.
+            with torch.inference_mode(inference), torch.set_grad_enabled(gradients), autocast_here:
                 return replica(*positional, **keyword)
 
         runs = [self._threads.submit(run, *each) for each in zip(replicas, inputs, kwargs, strict=True)]

@@ -237,6 +237,12 @@ def test_gradients_of_inputs_and_grad_mode_and_autocast_reach_the_threads() -> N
         assert model(images).dtype == torch.bfloat16
 
 
+def test_inference_mode_reaches_the_threads() -> None:
+    model = ourddp.DataParallel(nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm1d(6)), CPUS)
+    with torch.inference_mode():
+        assert model(torch.randn(6, 6)).is_inference()
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_of_a_model_that_has_run(copied: Callable[[nn.Module], nn.Module]) -> None:
     model = ourddp.DataParallel(make_net(), CPUS)
