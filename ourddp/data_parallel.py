@@ -87,8 +87,8 @@ class DataParallel(nn.DataParallel):
         return self._transfers
 
     def reset_transfers(self) -> None:
-        """Begin to count anew."""
-        self._transfers = Counts()
+        """Begin to count anew, in the dict that ``transfers`` has returned before."""
+        self._transfers.reset()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module on the parts of the inputs, and return the outputs joined.

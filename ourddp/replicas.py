@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,9 @@ import torch
 from torch import nn
 
 KINDS = ("inputs", "parameters", "buffers", "outputs", "output_gradients", "gradients", "input_gradients")
+
+# Backward counts in a thread for each device. One lock serves all counts, so that these can be copied and pickled.
+_counting = threading.Lock()
 
 
 @dataclass
@@ -21,9 +25,10 @@ class Transfer:
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that are sent."""
-        for tensor in tensors:
-            self.tensors += 1
-            self.bytes += tensor.numel() * tensor.element_size()
+        with _counting:
+            for tensor in tensors:
+                self.tensors += 1
+                self.bytes += tensor.numel() * tensor.element_size()
 
 
 class Counts(dict[str, Transfer]):
@@ -31,6 +36,12 @@ class Counts(dict[str, Transfer]):
 
     def __init__(self) -> None:
         super().__init__((kind, Transfer()) for kind in KINDS)
+
+    def reset(self) -> None:
+        """Begin to count anew; the backward of an earlier forward counts here, too."""
+        with _counting:
+            for transfer in self.values():
+                transfer.tensors = transfer.bytes = 0
 
 
 class _Move(torch.autograd.Function):

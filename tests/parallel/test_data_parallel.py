@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 import ourddp
+from ourddp.replicas import Transfer
 
 CPUS = ["cpu"] * 3
 
@@ -101,6 +104,36 @@ def test_counts_what_a_step_moves_and_sends_only_what_changed() -> None:
     with torch.no_grad():
         model(images)
     assert counts(model) == {"inputs": step["inputs"], "outputs": step["outputs"]}
+
+
+def test_counts_may_begin_anew_between_forward_and_backward() -> None:
+    model = ourddp.DataParallel(make_net(), CPUS)
+    images, _ = make_batch()
+    outputs = model(images)
+    model.reset_transfers()
+    outputs.sum().backward()
+    assert {kind: tensors for kind, (tensors, _) in counts(model).items()} == {"output_gradients": 2, "gradients": 8}
+
+
+def test_threads_of_backward_lose_no_counts() -> None:
+    count, tensor, start = Transfer(), torch.ones(1), threading.Barrier(4)
+
+    def add() -> None:
+        start.wait()
+        for _ in range(5000):
+            count.add([tensor])
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert count == Transfer(tensors=20000, bytes=80000)
 
 
 def test_memory_of_replicas_is_kept() -> None:
