@@ -81,7 +81,8 @@ def replicas(args: argparse.Namespace, rank: int, ranks: int) -> Way | None:
     if rank != 0:
         return None
     model = ourddp.DataParallel(ways.model(args.seed), ["cpu"] * ranks)
-    return Way(ways.plain_step(model, sgd(args, model)), lambda: tensors_of(model) * ranks)
+    # The first device also keeps the parameters that it sent last.
+    return Way(ways.plain_step(model, sgd(args, model)), lambda: tensors_of(model) * ranks + list(model.parameters()))
 
 
 def data_parallel(args: argparse.Namespace, rank: int, ranks: int) -> Way:

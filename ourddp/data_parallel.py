@@ -27,7 +27,8 @@ class DataParallel(nn.DataParallel):
 
     - ``device_ids`` may name the CPU, once for each replica: ``["cpu"] * 4``. Each replica has memory and a thread of
       its own.
-    - The memory of replicas is kept from step to step, and a tensor that has not changed is not sent again.
+    - The memory of replicas is kept from step to step, and a tensor that has not changed is not sent again. To tell
+      that, the first device keeps what it sent last: as much memory as the parameters and buffers take.
     - ``transfers`` counts what has moved.
     - Inputs whose sizes along ``dim`` differ are refused. torch drops what is too much.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,30 +86,42 @@ class _Lend(torch.autograd.Function):
         return None, None, *(None if gradient is None else gradient.to(ctx.device) for gradient in gradients)
 
 
-class _Memory:
-    """One device's copies of the tensors of a module, by their places in it."""
+class _Copies:
+    """Copies of a module's tensors on other devices, by the tensors' places in it.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._copies: dict[int, torch.Tensor] = {}
-        self._versions: dict[int, int] = {}
+    What was sent last is kept on the module's own device as well, and tells whether a tensor has changed: nothing else
+    does, since neither a write through tensor.data nor a step of batch norm counts as a version. To be compared with
+    the copies elsewhere, a tensor would have to be sent.
+    """
 
-    def refresh(self, tensors: list[torch.Tensor], count: Transfer) -> list[torch.Tensor]:
-        """Return copies of the tensors; only those that have changed are sent."""
-        changed = [tensor for place, tensor in enumerate(tensors) if self._update(place, tensor)]
-        count.add(changed)
-        return [self._copies[place] for place in range(len(tensors))]
+    def __init__(self, devices: list[torch.device]) -> None:
+        self._devices = devices
+        self._sent: dict[int, torch.Tensor] = {}
+        self._editions: dict[int, int] = {}  # how often each tensor has changed
+        self._copies: dict[tuple[int, int], torch.Tensor] = {}  # by replica and place,
+        self._copied: dict[tuple[int, int], int] = {}  # and the editions that they are of
 
-    def _update(self, place: int, tensor: torch.Tensor) -> bool:
-        copy = self._copies.get(place)
-        if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-            self._copies[place] = copy = torch.empty_like(tensor, device=self._device, requires_grad=False)
-        elif self._versions[place] == tensor._version and torch.equal(copy, tensor.to(self._device)):
-            # A write through tensor.data does not count as a version, so the version alone would not do. A copy that is
-            # left alone may still be needed by the backward of an earlier forward.
+    def refresh(self, tensors: list[torch.Tensor], replicas: int, count: Transfer) -> list[list[torch.Tensor]]:
+        """Return the copies of the first replicas; only those of tensors that have changed are sent."""
+        for place, tensor in enumerate(tensors):
+            sent = self._sent.get(place)
+            if sent is None or sent.dtype != tensor.dtype or not torch.equal(sent, tensor):
+                self._sent[place] = tensor.clone()
+                self._editions[place] = self._editions.get(place, 0) + 1
+        for replica in range(replicas):
+            # A copy that is left alone may still be needed by the backward of an earlier forward.
+            count.add([tensor for place, tensor in enumerate(tensors) if self._update(replica, place, tensor)])
+        return [[self._copies[replica, place] for place in range(len(tensors))] for replica in range(replicas)]
+
+    def _update(self, replica: int, place: int, tensor: torch.Tensor) -> bool:
+        key = replica, place
+        if self._copied.get(key) == self._editions[place]:
             return False
+        copy = self._copies.get(key)
+        if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+            self._copies[key] = copy = torch.empty_like(tensor, device=self._devices[replica], requires_grad=False)
         copy.copy_(tensor)
-        self._versions[place] = tensor._version
+        self._copied[key] = self._editions[place]
         return True
 
 
@@ -118,32 +130,39 @@ class Replicas:
 
     def __init__(self, devices: list[torch.device]) -> None:
         """Remember where the replicas are; `devices` leaves out that of the module."""
-        self._parameters = [_Memory(device) for device in devices]
-        self._buffers = [_Memory(device) for device in devices]
+        self._parameters, self._buffers = _Copies(devices), _Copies(devices)
 
     def of(self, module: nn.Module, count: int, counts: Counts) -> list[nn.Module]:
         """Return the first `count` replicas of `module` as it is now; backward adds their gradients to its own."""
-        return [self._make(module, place, counts) for place in range(count)]
-
-    def _make(self, module: nn.Module, place: int, counts: Counts) -> nn.Module:
-        with torch.no_grad():
-            # A parameter that two layers share is one here as well.
-            parameters, buffers = list(module.parameters()), list(module.buffers())
-            copies = self._parameters[place].refresh(parameters, counts["parameters"])
-            copied_buffers = self._buffers[place].refresh(buffers, counts["buffers"])
-        trained = [number for number, tensor in enumerate(parameters) if tensor.requires_grad]
-        if torch.is_grad_enabled() and trained:
-            lent = _Lend.apply(counts, [copies[k] for k in trained], *(parameters[k] for k in trained))
-            copies = list(copies)
-            for number, tensor in zip(trained, lent, strict=True):
-                copies[number] = tensor
-        copy_of = {id(tensor): copy for tensor, copy in zip(parameters, copies, strict=True)}
-        copy_of.update((id(tensor), copy) for tensor, copy in zip(buffers, copied_buffers, strict=True))
-        return _with_tensors(module, lambda tensor: copy_of[id(tensor)])
+        # A parameter that two layers share is one here as well.
+        parameters, buffers = list(module.parameters()), list(module.buffers())
+        # Training could not use copies made in inference mode. Leaving that mode would turn gradients on.
+        with torch.inference_mode(False), torch.no_grad():
+            copies = self._parameters.refresh(parameters, count, counts["parameters"])
+            kept = self._buffers.refresh(buffers, count, counts["buffers"])
+            # A replica writes to its buffers, and backward may need what they were in this forward.
+            copied_buffers = [[copy.clone() for copy in each] for each in kept]
+        replicas = []
+        for lent, lent_buffers in zip(copies, copied_buffers, strict=True):
+            tensors = [*_lend(parameters, lent, counts), *lent_buffers]
+            originals = map(id, [*parameters, *buffers])
+            replicas.append(_with_tensors(module, dict(zip(originals, tensors, strict=True))))
+        return replicas
 
 
-def _with_tensors(module: nn.Module, copy_of: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
-    """Return a module like `module`, with the copies in the place of its parameters and buffers.
+def _lend(parameters: list[torch.Tensor], copies: list[torch.Tensor], counts: Counts) -> list[torch.Tensor]:
+    """Return the copies, so that backward takes the gradients of those that are trained to the parameters."""
+    trained = [place for place, parameter in enumerate(parameters) if parameter.requires_grad]
+    lent = list(copies)
+    if torch.is_grad_enabled() and trained:
+        tensors = _Lend.apply(counts, [copies[place] for place in trained], *(parameters[place] for place in trained))
+        for place, tensor in zip(trained, tensors, strict=True):
+            lent[place] = tensor
+    return lent
+
+
+def _with_tensors(module: nn.Module, copies: dict[int, torch.Tensor]) -> nn.Module:
+    """Return a module like `module`, with copies, by the tensors' id(), in the place of its parameters and buffers.
 
     Layers are copied without their tensors, in the way that layers provide for torch.nn.DataParallel.
     """
@@ -156,10 +175,10 @@ def _with_tensors(module: nn.Module, copy_of: Callable[[torch.Tensor], torch.Ten
             if parameter is None:
                 shell._parameters[name] = None
                 continue
-            copy = copy_of(parameter)
+            copy = copies[id(parameter)]
             # It is an attribute and not a parameter, since it is no leaf of the graph.
             setattr(shell, name, copy)
             shell._former_parameters[name] = copy
         for name, buffer in layer._buffers.items():
-            shell._buffers[name] = None if buffer is None else copy_of(buffer)
+            shell._buffers[name] = None if buffer is None else copies[id(buffer)]
     return shells[module]

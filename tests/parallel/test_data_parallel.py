@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import sys
@@ -14,9 +15,10 @@ import torch
 from ranks import in_ranks
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ourddp
-from ourddp.replicas import Transfer
+from ourddp.replicas import Counts, Replicas, Transfer
 
 CPUS = ["cpu"] * 3
 
@@ -106,6 +108,33 @@ def test_counts_what_a_step_moves_and_sends_only_what_changed() -> None:
     assert counts(model) == {"inputs": step["inputs"], "outputs": step["outputs"]}
 
 
+class Sent(TorchDispatchMode):
+    """Collects the tensors that are copied to the meta device, which stands in for another device here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default) and result.is_meta:
+            self.tensors.append(result)
+        return result
+
+
+def test_all_that_is_sent_is_counted_and_nothing_is_sent_to_see_what_has_changed() -> None:
+    net = nn.Sequential(make_net(), nn.BatchNorm1d(4))
+    replicas, counts = Replicas([torch.device("meta")]), Counts()
+    for changed in (9, 0, 1):
+        if changed == 1:
+            net[0][2].bias.data.add_(1)
+        counts.reset()
+        with Sent() as sent:
+            replicas.of(net, 1, counts)
+        assert len(sent.tensors) == changed
+        assert counts["parameters"].tensors + counts["buffers"].tensors == changed
+
+
 def test_counts_may_begin_anew_between_forward_and_backward() -> None:
     model = ourddp.DataParallel(make_net(), CPUS)
     images, _ = make_batch()
@@ -169,6 +198,22 @@ def test_two_forwards_may_come_before_one_backward() -> None:
     torch.testing.assert_close(gradients(many), gradients(one))
 
 
+@pytest.mark.parametrize("between", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+def test_a_forward_that_changes_buffers_may_come_before_the_backward_of_another(
+    between: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> None:
+    model = ourddp.DataParallel(nn.Sequential(make_net(), nn.BatchNorm1d(4)), CPUS)
+    images, _ = make_batch()
+    expected, found = (model(images).square().sum() for _ in range(2))
+    expected.backward()
+    expected_gradients = [gradient.clone() for gradient in gradients(model)]
+    model.zero_grad()
+    with between():
+        model(2 * images)
+    found.backward()
+    torch.testing.assert_close(gradients(model), expected_gradients)
+
+
 def test_a_change_between_forward_and_backward_is_an_error_and_no_wrong_gradient() -> None:
     model = ourddp.DataParallel(make_net(), CPUS)
     images, _ = make_batch()
@@ -216,6 +261,23 @@ def test_buffers_reach_the_replicas_and_those_of_the_module_are_kept() -> None:
     torch.testing.assert_close(model.module.running_mean, first.running_mean)
     model.eval()
     torch.testing.assert_close(model(images), model.module(images))
+
+
+def test_what_a_replica_writes_to_its_buffers_does_not_last() -> None:
+    class CountsZeros(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("zeros", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not x.any():
+                self.zeros += 1
+            return self.zeros.clone()
+
+    model = ourddp.DataParallel(CountsZeros(), CPUS)
+    x = torch.tensor([1.0, 0.0, 0.0])  # no zero for the first replica, whose buffers are the module's
+    for _ in range(2):
+        assert model(x).tolist() == [0.0, 1.0, 1.0]
 
 
 def test_attributes_of_layers_reach_the_replicas() -> None:
@@ -274,6 +336,14 @@ def test_inference_mode_reaches_the_threads() -> None:
     model = ourddp.DataParallel(nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm1d(6)), CPUS)
     with torch.inference_mode():
         assert model(torch.randn(6, 6)).is_inference()
+
+
+def test_trains_after_a_first_run_in_inference_mode() -> None:
+    one, many = make_net(), ourddp.DataParallel(make_net(), CPUS)
+    with torch.inference_mode():
+        many(make_batch()[0])
+    losses = [[sgd_step(model, *make_batch()) for _ in range(2)] for model in (one, many)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
