@@ -18,6 +18,7 @@ __all__ = [
     "__version__",
     "init",
     "register",
+    "sweep",
 ]
 
 if _elsewhere.is_built(_elsewhere.HERE):
@@ -37,6 +38,7 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp.launch import Launch, init
     from ourddp.model_parallel import ModelParallel
     from ourddp.registration import register
+    from ourddp.sweeps import sweep
     from ourddp.sync_batch_norm import SyncBatchNorm
 
     register()
