@@ -15,6 +15,7 @@ __all__ = [
     "MisuseError",
     "ModelParallel",
     "SyncBatchNorm",
+    "Trial",
     "__version__",
     "init",
     "register",
@@ -40,6 +41,7 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp.registration import register
     from ourddp.sweeps import sweep
     from ourddp.sync_batch_norm import SyncBatchNorm
+    from ourddp.trials import Trial
 
     register()
 else:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from programs import ROOT, environment
+from example_programs import EXAMPLES
+from programs import ROOT, environment, run_file
 
 import ourddp
 from ourddp.sweeps import Table
@@ -248,6 +249,14 @@ def test_ray() -> None:
         ray.shutdown()
     assert table[0].get("result") == 6, table[0]["error"]
     assert "TypeError" in table[1]["error"].splitlines()[-1]
+
+
+def test_the_example_finds_the_better_learning_rate() -> None:
+    flags = ("--lr", "0", "0.2", "--batch-size", "24", "--samples", "480", "--processes", "4")
+    [(status, output)] = run_file(EXAMPLES / "sweep.py", *flags)
+    assert status == 0, output
+    assert "| trial | lr | batch size | loss | accuracy | seconds |" in output
+    assert output.endswith("the best: --lr 0.2 --batch-size 24\n")
 
 
 def test_a_table_in_markdown() -> None:
