@@ -22,7 +22,7 @@ class Table(list[Row]):
     """The rows of a sweep: ``trial`` (its number), the parameters, the results, ``seconds``, and ``error``."""
 
     def to_markdown(self) -> str:
-        """Return the table in Markdown. Of errors it has the last lines, and a column only if there are any."""
+        """Return the table in Markdown, with the last line of each error, and without that column if there are none."""
         names = [name for name in dict.fromkeys(itertools.chain(*self)) if name not in OWN_COLUMNS]
         names = ["trial", *names, "seconds", *(["error"] if any(row["error"] for row in self) else [])]
         lines = [names, ["---"] * len(names), *([_cell(row.get(name, "")) for name in names] for row in self)]
