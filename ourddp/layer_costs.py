@@ -38,12 +38,14 @@ def measure(layers: Sequence[nn.Module], inputs: Tensor) -> list[LayerCost]:
     devices = [inputs.device] if inputs.is_cuda else []
     costs = []
     with torch.random.fork_rng(devices), torch.enable_grad():
-        kept: set[int] = set()
+        keeps_output = False
         for index, layer in enumerate(layers):
-            probe = copy.deepcopy(layer)
             inputs = inputs.detach().requires_grad_(index > 0 and inputs.is_floating_point())
             try:
-                output, kept, activations = _saved(probe, inputs, kept)
+                probe = copy.deepcopy(layer)
+                given = inputs.clone()  # which the layer may change in place
+                output, kept = _saved(probe, given)
+                seconds = [_time(probe, inputs) for _ in range(_REPEATS) if isinstance(output, Tensor)]
             except Exception as error:  # a layer may raise anything
                 shape = tuple(inputs.shape)
                 raise ValueError(f"layer {index} ({type(layer).__name__}) fails on inputs {shape}: {error}") from error
@@ -52,37 +54,37 @@ def measure(layers: Sequence[nn.Module], inputs: Tensor) -> list[LayerCost]:
                     f"layer {index} ({type(layer).__name__}) returns {type(output).__name__}; wrap it in a module that "
                     "takes one tensor and returns one"
                 )
+            # What the layer before keeps as its output takes no more memory if this one keeps it as its input.
+            twice = kept.get(_address(given), 0) if keeps_output else 0
+            keeps_output = _address(output) in kept
+            weights = sum(weight.nbytes for weight in (*layer.parameters(), *layer.buffers()))
             # The least of several: whatever else the machine does can only add to it.
-            seconds = min(_time(probe, inputs) for _ in range(_REPEATS))
-            weights = [*layer.parameters(), *layer.buffers()]
-            costs.append(LayerCost(seconds, sum(weight.nbytes for weight in weights), activations))
+            costs.append(LayerCost(min(seconds), weights, sum(kept.values()) - twice))
             inputs = output
     return costs
 
 
-def _saved(layer: nn.Module, inputs: Tensor, kept_before: set[int]) -> tuple[Tensor, set[int], int]:
-    """Run forward. Return its output, the addresses of what it keeps for backward, and how many bytes that is.
-
-    ``kept_before`` are the addresses that the layer before keeps: what both keep takes memory only once.
-    """
-    weights = {tensor.untyped_storage().data_ptr() for tensor in (*layer.parameters(), *layer.buffers())}
+def _saved(layer: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[int, int]]:
+    """Run forward. Return its output, and the bytes of what it keeps for backward besides weights, by address."""
+    weights = {_address(tensor) for tensor in (*layer.parameters(), *layer.buffers())}
     storages: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            storages[storage.data_ptr()] = storage.nbytes()
+        if _address(tensor) not in weights:
+            storages[_address(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = layer(inputs)
-    # Only the address of its input is certain to be the same storage still.
-    twice = kept_before & storages.keys() & {inputs.untyped_storage().data_ptr()}
-    return output, set(storages), sum(storages.values()) - sum(storages[address] for address in twice)
+        return layer(inputs), storages
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _time(layer: nn.Module, inputs: Tensor) -> float:
     """Return the seconds of one forward and backward."""
+    inputs = inputs.clone()
     begin = _now(inputs)
     output = layer(inputs)
     if output.requires_grad:

@@ -1,0 +1,85 @@
+"""Layers that ModelParallel has to take special care of: shared, converted, random, in place, or failing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ranks import in_ranks
+from torch import nn
+from torch.nn import functional
+
+import ourddp
+from ourddp import layer_costs
+
+
+class NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor) -> torch.Tensor:
+        return input.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("no slope")
+
+
+class FailsInBackward(nn.Module):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return NoBackward.apply(input)
+
+
+def linears(count: int = 2) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [nn.Linear(4, 4) for _ in range(count)]
+
+
+def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(8, 4, generator=generator), torch.randn(8, 4, generator=generator)
+
+
+def parallel(layers: Any, balance: Any = (1, 1), **settings: Any) -> ourddp.ModelParallel:
+    return ourddp.ModelParallel(layers, batch()[0], functional.mse_loss, balance=balance, **settings)
+
+
+def assert_steps_like(model: ourddp.ModelParallel, alone: nn.Module, **tolerance: float) -> None:
+    """Check the loss and the gradients of a step against those of the whole model, whose loss has no gradients yet."""
+    inputs, targets = batch()
+    loss = functional.mse_loss(alone(inputs), targets)
+    loss.backward()
+    assert model.step(inputs, targets) == pytest.approx(loss.item(), rel=tolerance.get("rtol", 1e-5))
+    expected = dict(alone.named_parameters())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name].grad, **{"rtol": 1e-4, "atol": 1e-6, **tolerance})
+
+
+@in_ranks(2)
+def test_a_measurement_that_fails_is_an_error_of_all_ranks(rank: int, world: int) -> None:
+    first, second = linears()
+    with pytest.raises(ValueError, match=r"layer 1 \(FailsInBackward\) fails on inputs \(2, 4\): no slope"):
+        parallel([first, FailsInBackward(), second], balance="time")
+    first.scale = first.weight.sum()
+    with pytest.raises(ValueError, match=r"layer 0 \(Linear\) fails on inputs .* deepcopy"):
+        parallel([first, second], balance="time")
+
+
+@pytest.mark.parametrize("balance", ["time", "memory"])
+@in_ranks(2)
+def test_layers_that_work_in_place(rank: int, world: int, balance: str) -> None:
+    first, second = linears()
+    model = parallel([first, nn.ReLU(inplace=True), second], balance=balance)
+    first, second = linears()
+    assert_steps_like(model, nn.Sequential(first, nn.ReLU(), second))
+
+
+def test_what_two_layers_keep_is_counted_once() -> None:
+    costs = layer_costs.measure([nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)], torch.randn(2, 4))
+    # Each linear layer keeps its input, which is what the ReLU keeps of its output.
+    assert [cost.activation_bytes for cost in costs] == [32, 32, 0]
+
+
+def test_a_measurement_leaves_the_example_to_layers_that_work_in_place() -> None:
+    example = -torch.ones(2, 4)
+    layer_costs.measure([nn.ReLU(inplace=True)], example)
+    assert torch.equal(example, -torch.ones(2, 4))
