@@ -207,6 +207,7 @@ class ModelParallel(nn.Module):
         others, or on every rank if ``everywhere`` is true. N may be any number: a batch that is no multiple of
         ``micro_batches`` is split into fewer parts, as many as divide both, and then fewer ranks work at a time.
         """
+        pipeline_checks.some_samples(inputs)
         if self._ranks == 1:  # torch's forward-only schedules cannot hand over between stages of the same rank
             return functools.reduce(lambda tensor, stage: stage(tensor), self._own.values(), inputs)
         pipeline = self._pipeline(inputs, backward=False)

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ourddp.layer_costs import LayerCost
 
-__all__ = ["Settings", "agree", "batch", "group_of", "no_shared_parameters"]
+__all__ = ["Settings", "agree", "batch", "group_of", "no_shared_parameters", "some_samples"]
 
 _SCHEDULES = ("gpipe", "1f1b", "interleaved")
 _BALANCES = ("time", "memory")
@@ -132,9 +132,9 @@ def agree(
         settings.check(len(named))
         batch(example, settings.micro_batches)
         weights = [
-            (f"{name}.{part}", tuple(tensor.shape), tensor.dtype)
+            (f"{name}.{part}", tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
             for name, layer in named.items()
-            for part, tensor in layer.state_dict(keep_vars=True).items()
+            for part, tensor in (*layer.named_parameters(), *layer.named_buffers())
         ]
         mine = {
             "layers": [(name, type(layer).__qualname__) for name, layer in named.items()],
@@ -172,16 +172,29 @@ def _named(layers: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Module]:
             raise TypeError(f"layer {name} must be a module, not {type(layer).__name__}")
         if any(torch.nn.parameter.is_lazy(tensor) for tensor in layer.parameters()):
             raise ValueError(f"layer {name} does not know its shape yet: run a forward before cutting the model")
+        for part, buffer in layer.named_buffers():
+            if any(size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True)):
+                raise ValueError(
+                    f"buffer {name}.{part} has the same memory for several elements, as expand() makes it, so it "
+                    "cannot be received: register its contiguous()"
+                )
     return named
 
 
 def batch(inputs: Tensor, micro_batches: int) -> None:
     """Raise a ValueError unless a batch can be split into equal micro-batches."""
-    if inputs.dim() == 0 or len(inputs) == 0 or len(inputs) % micro_batches:
+    some_samples(inputs)
+    if len(inputs) % micro_batches:
         raise ValueError(
             f"a batch of shape {tuple(inputs.shape)} cannot be split into {micro_batches} equal micro-batches: pass a "
             f"multiple of {micro_batches} samples (DataLoader's drop_last leaves a smaller last batch out)"
         )
+
+
+def some_samples(inputs: Tensor) -> None:
+    """Raise a ValueError if a batch is empty, or is not one."""
+    if inputs.dim() == 0 or len(inputs) == 0:
+        raise ValueError(f"a batch of shape {tuple(inputs.shape)} has no samples: pass one of shape (N, ...)")
 
 
 def no_shared_parameters(stages: list[list[nn.Module]]) -> None:

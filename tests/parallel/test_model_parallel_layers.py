@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import pytest
@@ -12,6 +13,14 @@ from torch.nn import functional
 
 import ourddp
 from ourddp import layer_costs
+
+
+class ExtraState(nn.Linear):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"version": 1}
 
 
 class NoBackward(torch.autograd.Function):
@@ -83,3 +92,40 @@ def test_a_measurement_leaves_the_example_to_layers_that_work_in_place() -> None
     example = -torch.ones(2, 4)
     layer_costs.measure([nn.ReLU(inplace=True)], example)
     assert torch.equal(example, -torch.ones(2, 4))
+
+
+@in_ranks(2)
+def test_a_layer_that_only_one_rank_has_frozen_is_refused(rank: int, world: int) -> None:
+    layers = linears()
+    layers[0].requires_grad_(rank == 0)
+    with pytest.raises(ValueError, match="ranks 0 and 1 of the group have different weights"):
+        parallel(layers)
+
+
+@in_ranks(2)
+def test_a_buffer_that_cannot_be_received_is_refused(rank: int, world: int) -> None:
+    layers = linears()
+    layers[1].register_buffer("rows", torch.arange(4.0).expand(3, 4))
+    with pytest.raises(ValueError, match=r"buffer 1.rows has the same memory .* register its contiguous\(\)"):
+        parallel(layers)
+
+
+@in_ranks(2)
+def test_layers_with_extra_state(rank: int, world: int) -> None:
+    torch.manual_seed(0)
+    names = ["first", "second"]
+    layers = nn.Sequential(collections.OrderedDict((name, ExtraState(4, 4)) for name in names))
+    model = parallel(layers, balance=[1, 1])
+    assert model.step(*batch()) > 0
+    model.load_state_dict(model.state_dict())
+    expected = [f"{name}.{part}" for name in names for part in ("weight", "bias", "_extra_state")]
+    assert list(model.full_state_dict()) == (expected if rank == 0 else [])
+
+
+@in_ranks(2)
+def test_no_samples_are_refused_on_all_ranks(rank: int, world: int) -> None:
+    model, (inputs, targets) = parallel(linears()), batch()
+    for call in (model, lambda inputs: model.step(inputs, targets[:0])):
+        with pytest.raises(ValueError, match=r"a batch of shape \(0, 4\) has no samples"):
+            call(inputs[:0])
+    assert model.step(inputs, targets) > 0
