@@ -6,7 +6,6 @@ model, keeps each rank's own layers, and gives the result the look of a model.
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ourddp import layer_costs, partition, pipeline_checks
+from ourddp import layer_costs, partition, pipeline_checks, stage_weights
 from ourddp.distributed import DistributedDataParallel
-from ourddp.pipeline import Pipeline, Stage, make_pipeline
+from ourddp.pipeline import Pipeline, Skeleton, Stage, conditions, make_pipeline
 
 __all__ = ["ModelParallel"]
 
@@ -61,7 +60,9 @@ class ModelParallel(nn.Module):
 
     A batch norm uses the statistics of each micro-batch, and updates its running ones once for each. Random layers such
     as dropout draw from the generator of their rank. Both therefore train as well as in one process, but not to the
-    same bits. Freeze parameters before, not after, the construction.
+    same bits. Freeze parameters before, not after, the construction, and with ``data_group`` convert them before as well.
+
+    Autocast has to surround a step or forward on all ranks or none.
 
     Raises:
         TypeError: If an argument has the wrong type, or a layer returns something else than a tensor.
@@ -87,12 +88,13 @@ class ModelParallel(nn.Module):
         super().__init__()
         self._group = pipeline_checks.group_of(group, "group")
         self._data_group = pipeline_checks.group_of(data_group, "data_group") if data_group is not None else None
+        self._groups = [group for group in (self._data_group, self._group) if group is not None]
         self._rank, self._ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
         stages = self._ranks * (stages_per_rank or (2 if schedule == "interleaved" else 1))
         settings = pipeline_checks.Settings(schedule, micro_batches, balance, stages, self._ranks)
         # Collective from here on: a mistake of one rank has to reach all.
         named = pipeline_checks.agree(self._group, layers, example, loss_fn, settings)
-        self._settings, self._loss_fn, self._device = settings, loss_fn, example.device
+        self._settings, self._loss_fn = settings, loss_fn
         self.costs: list[layer_costs.LayerCost] = []
         if isinstance(balance, str):
             micro_batch = example[: len(example) // micro_batches]
@@ -107,64 +109,53 @@ class ModelParallel(nn.Module):
         # The names of each stage's layers.
         self._stages = [self._names[begin:end] for begin, end in itertools.pairwise(bounds)]
         pipeline_checks.no_shared_parameters([[named[name] for name in names] for names in self._stages])
-        self._send_weights(named)
-        self._own, self._skeleton = self._keep_own(named)
+        self._own: dict[int, nn.Module] = {}
         self._pipelines: dict[bool, Pipeline] = {}
+        modules = [Stage(*(named[name] for name in names)) for names in self._stages]
+        self._skeleton = Skeleton(modules)
+        self._keep_own(modules)
         self._pipeline(example, backward=True)  # a layer whose shape is unknown is found here, and not in step()
 
     def _measured(self, layers: list[nn.Module], micro_batch: Tensor) -> list[layer_costs.LayerCost]:
         """Return the costs of layers as the first rank of all measures them, while the others wait."""
         found: list[Any] = [None]
-        groups = [group for group in (self._data_group, self._group) if group is not None]
-        if all(dist.get_rank(group) == 0 for group in groups):
+        if all(dist.get_rank(group) == 0 for group in self._groups):
             try:
                 found = [layer_costs.measure(layers, micro_batch)]
             except (TypeError, ValueError) as error:
                 found = [error]
         # To the first ranks of all pipelines, and from them to the others.
-        for group in groups:
+        for group in self._groups:
             dist.broadcast_object_list(found, group_src=0, group=group)
         if isinstance(found[0], Exception):
             raise found[0]
         return found[0]
 
-    @torch.no_grad()
-    def _send_weights(self, named: dict[str, nn.Module]) -> None:
-        """Give the layers of each rank the weights that they have on rank 0."""
-        for stage, names in enumerate(self._stages):
-            owner = stage % self._ranks
-            if owner == 0 or self._rank not in (0, owner):
+    def _keep_own(self, stages: list[Stage]) -> None:
+        """Register the layers of own stages, and free all others."""
+        stage_weights.send(stages, self._group)
+        self._own = {index: stage for index, stage in enumerate(stages) if index % self._ranks == self._rank}
+        stage_weights.free_all_but(self._own, stages)
+        for index, stage in self._own.items():
+            # Here and not by add_module(), which refuses a name that this class has, such as "step".
+            self._modules.update(zip(self._stages[index], stage, strict=True))
+            if self._data_group is None:
                 continue
-            for tensor in (tensor for name in names for tensor in _weights(named[name])):
-                buffer = tensor.contiguous()
-                if self._rank == 0:
-                    dist.send(buffer, group_dst=owner, group=self._group)
-                else:
-                    dist.recv(buffer, group_src=0, group=self._group)
-                    tensor.copy_(buffer)
+            if any(parameter.requires_grad for parameter in stage.parameters()):
+                # The stages of torch's pipelines call no_sync() for all micro-batches except the last.
+                self._own[index] = DistributedDataParallel(stage, process_group=self._data_group)
 
-    def _keep_own(self, named: dict[str, nn.Module]) -> tuple[dict[int, nn.Module], list[Stage]]:
-        """Register the layers of own stages, and free all others.
-
-        Return the module of each own stage, and all stages on the meta device, where they tell shapes.
-        """
-        own: dict[int, nn.Module] = {}
-        skeleton = []
-        for stage, names in enumerate(self._stages):
-            layers = [named[name] for name in names]
-            if stage % self._ranks == self._rank:
-                for name, layer in zip(names, layers, strict=True):
-                    self.add_module(name, layer)
-                own[stage] = Stage(*layers)
-                layers = [copy.deepcopy(layer) for layer in layers]
-            # A batch norm in training mode would refuse a single sample.
-            skeleton.append(Stage(*layers).to("meta").eval())
-        if self._data_group is not None:
-            for stage, module in own.items():
-                if any(parameter.requires_grad for parameter in module.parameters()):
-                    # The stages of torch's pipelines call no_sync() for all micro-batches except the last.
-                    own[stage] = DistributedDataParallel(module, process_group=self._data_group)
-        return own, skeleton
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ModelParallel:
+        """Convert own layers, as ``to()`` and ``bfloat16()`` do; all ranks call it, so the others' change alike."""
+        if self._data_group is not None and self._skeleton.changes(fn):
+            raise RuntimeError(
+                "a model with a data_group cannot get another type or device, as its gradients are averaged in those "
+                "that it was made with: convert the layers before they are cut"
+            )
+        super()._apply(fn, recurse)
+        self._skeleton.apply(fn)
+        self._pipelines.clear()
+        return self
 
     def step(self, inputs: Tensor, targets: Tensor) -> float:
         """Run forward and backward of a batch, and return its mean loss, on every rank.
@@ -185,13 +176,14 @@ class ModelParallel(nn.Module):
         if len(targets) != len(inputs):
             raise ValueError(f"{len(targets)} targets for {len(inputs)} inputs: pass one target for each")
         losses: list[Tensor] = []
-        self._pipeline(inputs, backward=True).schedule.step(
+        pipeline = self._pipeline(inputs, backward=True)
+        pipeline.schedule.step(
             *self._root_inputs(inputs),
             target=targets if self._is_last else None,
             losses=losses if self._is_last else None,
             return_outputs=False,
         )
-        loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        loss = torch.zeros((), dtype=torch.float64, device=inputs.device)
         loss += sum(part.detach() for part in losses)
         dist.broadcast(loss, group_src=self._last_rank, group=self._group)
         if self._data_group is not None:
@@ -215,7 +207,7 @@ class ModelParallel(nn.Module):
         if not everywhere:
             return outputs
         if not self._is_last:
-            outputs = torch.empty_like(pipeline.outputs, device=self._device)
+            outputs = torch.empty_like(pipeline.outputs, device=inputs.device)
         dist.broadcast(outputs, group_src=self._last_rank, group=self._group)
         return outputs
 
@@ -231,9 +223,9 @@ class ModelParallel(nn.Module):
         return (inputs,) if self._rank == 0 else ()
 
     def _pipeline(self, inputs: Tensor, *, backward: bool) -> Pipeline:
-        """Return the schedule for such inputs; it is made once for all batches of the same shape in a row."""
+        """Return the schedule for such inputs; it is made once for all of the same kind in a row."""
         made = self._pipelines.get(backward)
-        if made is None or made.inputs != (inputs.shape, inputs.dtype):
+        if made is None or made.conditions != conditions(inputs):
             made = make_pipeline(
                 inputs, self._own, self._skeleton, self._group, self._settings, self._loss_fn if backward else None
             )
@@ -272,7 +264,3 @@ class ModelParallel(nn.Module):
             lines.append(columns)
         lines.append(f"{self._settings.schedule}, idle {self._settings.bubble:.0%} of the time if stages were equal")
         return "\n".join(lines)
-
-
-def _weights(layer: nn.Module) -> list[Tensor]:
-    return [*layer.parameters(), *layer.buffers()]

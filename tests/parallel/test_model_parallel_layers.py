@@ -9,10 +9,22 @@ import pytest
 import torch
 from ranks import in_ranks
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
 import ourddp
 from ourddp import layer_costs
+
+
+class Scale(nn.Module):
+    """A module with a buffer and no parameters, as rotary embeddings are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.full((4,), 2.0))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input * self.factor
 
 
 class ExtraState(nn.Linear):
@@ -64,6 +76,55 @@ def assert_steps_like(model: ourddp.ModelParallel, alone: nn.Module, **tolerance
 
 
 @in_ranks(2)
+def test_modules_without_parameters_may_be_in_several_stages(rank: int, world: int) -> None:
+    first, second = linears()
+    scale, dropout = Scale(), nn.Dropout(0.0)
+    model = parallel([nn.Sequential(first, scale), dropout, nn.Sequential(second, scale), dropout], balance=[2, 2])
+    assert all(module.training for module in model.modules())
+    assert not any(buffer.is_meta for buffer in model.buffers())
+    assert [first.weight.is_meta, second.weight.is_meta] == [rank == 1, rank == 0]
+    first, second = linears()
+    alone = nn.Sequential(nn.Sequential(first, Scale()), nn.Identity(), nn.Sequential(second, Scale()))
+    assert_steps_like(model, alone)
+
+
+@in_ranks(2)
+def test_autocast(rank: int, world: int) -> None:
+    model, alone = parallel(linears()), nn.Sequential(*linears())
+    inputs, _ = batch()
+    assert_steps_like(model, alone)
+    model.zero_grad()
+    alone.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_steps_like(model, alone, rtol=0.05, atol=0.01)
+        outputs = model(inputs, everywhere=True)
+        assert outputs.dtype == torch.bfloat16
+        torch.testing.assert_close(outputs, alone(inputs), rtol=0.05, atol=0.01)
+    assert model(inputs, everywhere=True).dtype == torch.float32
+
+
+@in_ranks(2)
+def test_a_model_gets_another_type(rank: int, world: int) -> None:
+    model, (inputs, targets) = parallel(linears()), batch()
+    model.bfloat16()
+    assert model.step(inputs.bfloat16(), targets.bfloat16()) > 0
+    assert model(inputs.bfloat16(), everywhere=True).dtype == torch.bfloat16
+    # From and to types of the same name on all ranks, whichever layers they have.
+    model.double()
+    assert model(inputs.double(), everywhere=True).dtype == torch.float64
+
+
+@in_ranks(2)
+def test_a_model_with_a_data_group_keeps_its_type(rank: int, world: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "pipe"))
+    model = parallel(linears(), balance=[2], group=mesh["pipe"], data_group=mesh["data"])
+    with pytest.raises(RuntimeError, match="cannot get another type or device, as its gradients"):
+        model.bfloat16()
+    model.to("cpu", torch.float32)
+    assert model.step(*batch()) > 0
+
+
+@in_ranks(2)
 def test_a_measurement_that_fails_is_an_error_of_all_ranks(rank: int, world: int) -> None:
     first, second = linears()
     with pytest.raises(ValueError, match=r"layer 1 \(FailsInBackward\) fails on inputs \(2, 4\): no slope"):
@@ -111,11 +172,11 @@ def test_a_buffer_that_cannot_be_received_is_refused(rank: int, world: int) -> N
 
 
 @in_ranks(2)
-def test_layers_with_extra_state(rank: int, world: int) -> None:
+def test_layers_of_any_name_and_extra_state(rank: int, world: int) -> None:
     torch.manual_seed(0)
-    names = ["first", "second"]
+    names = ["step", "cut", "costs", "report", "full_state_dict", "_own"]
     layers = nn.Sequential(collections.OrderedDict((name, ExtraState(4, 4)) for name in names))
-    model = parallel(layers, balance=[1, 1])
+    model = parallel(layers, balance=[3, 3])
     assert model.step(*batch()) > 0
     model.load_state_dict(model.state_dict())
     expected = [f"{name}.{part}" for name in names for part in ("weight", "bias", "_extra_state")]
