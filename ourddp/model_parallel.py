@@ -6,9 +6,10 @@ model, keeps each rank's own layers, and gives the result the look of a model.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,9 +61,11 @@ class ModelParallel(nn.Module):
 
     A batch norm uses the statistics of each micro-batch, and updates its running ones once for each. Random layers such
     as dropout draw from the generator of their rank. Both therefore train as well as in one process, but not to the
-    same bits. Freeze parameters before, not after, the construction, and with ``data_group`` convert them before as well.
+    same bits. After each step, and each forward in training mode, the ranks of ``data_group`` have the buffers of its
+    first. Freeze parameters before, not after, the construction, and with ``data_group`` convert them before as well.
 
-    Autocast has to surround a step or forward on all ranks or none.
+    Autocast has to surround a step or forward on all ranks or none. An error on one rank in the middle of one
+    ends the groups, so that the others raise one at once.
 
     Raises:
         TypeError: If an argument has the wrong type, or a layer returns something else than a tensor.
@@ -142,8 +145,12 @@ class ModelParallel(nn.Module):
             if self._data_group is None:
                 continue
             if any(parameter.requires_grad for parameter in stage.parameters()):
-                # The stages of torch's pipelines call no_sync() for all micro-batches except the last.
-                self._own[index] = DistributedDataParallel(stage, process_group=self._data_group)
+                # The stages of torch's pipelines call no_sync() for all micro-batches except the last. In it, buffers
+                # would not be sent either.
+                self._own[index] = DistributedDataParallel(
+                    stage, process_group=self._data_group, broadcast_buffers=False
+                )
+            stage_weights.broadcast(stage_weights.of(stage), self._data_group)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ModelParallel:
         """Convert own layers, as ``to()`` and ``bfloat16()`` do; all ranks call it, so the others' change alike."""
@@ -177,12 +184,13 @@ class ModelParallel(nn.Module):
             raise ValueError(f"{len(targets)} targets for {len(inputs)} inputs: pass one target for each")
         losses: list[Tensor] = []
         pipeline = self._pipeline(inputs, backward=True)
-        pipeline.schedule.step(
-            *self._root_inputs(inputs),
-            target=targets if self._is_last else None,
-            losses=losses if self._is_last else None,
-            return_outputs=False,
-        )
+        with self._together():
+            pipeline.schedule.step(
+                *self._root_inputs(inputs),
+                target=targets if self._is_last else None,
+                losses=losses if self._is_last else None,
+                return_outputs=False,
+            )
         loss = torch.zeros((), dtype=torch.float64, device=inputs.device)
         loss += sum(part.detach() for part in losses)
         dist.broadcast(loss, group_src=self._last_rank, group=self._group)
@@ -201,15 +209,30 @@ class ModelParallel(nn.Module):
         """
         pipeline_checks.some_samples(inputs)
         if self._ranks == 1:  # torch's forward-only schedules cannot hand over between stages of the same rank
-            return functools.reduce(lambda tensor, stage: stage(tensor), self._own.values(), inputs)
+            with self._together():
+                return functools.reduce(lambda tensor, stage: stage(tensor), self._own.values(), inputs)
         pipeline = self._pipeline(inputs, backward=False)
-        outputs = pipeline.schedule.step(*self._root_inputs(inputs))
+        with self._together():
+            outputs = pipeline.schedule.step(*self._root_inputs(inputs))
         if not everywhere:
             return outputs
         if not self._is_last:
             outputs = torch.empty_like(pipeline.outputs, device=inputs.device)
         dist.broadcast(outputs, group_src=self._last_rank, group=self._group)
         return outputs
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """Make an error in a schedule one of all ranks, and buffers equal on all data ranks after it."""
+        try:
+            yield
+            if self.training and self._data_group is not None:
+                stage_weights.broadcast(list(self.buffers()), self._data_group)
+        except BaseException:
+            for group in self._groups:
+                if group.size() > 1:
+                    group.abort()  # otherwise its other ranks would wait until their timeout
+            raise
 
     @property
     def _last_rank(self) -> int:

@@ -8,7 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["free_all_but", "of", "send"]
+__all__ = ["broadcast", "free_all_but", "of", "send"]
+
+_BROADCAST_BYTES = 250 << 20  # at a time, as in torch's DistributedDataParallel
 
 
 def of(stage: nn.Module) -> list[Tensor]:
@@ -40,3 +42,9 @@ def free_all_but(own: Mapping[int, nn.Module], stages: Sequence[nn.Module]) -> N
     for index, stage in enumerate(stages):
         if index not in own:
             stage._apply(lambda tensor: tensor if id(tensor) in kept else tensor.to("meta"))
+
+
+def broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Give tensors the values that they have on the group's first rank."""
+    if tensors:
+        dist._broadcast_coalesced(group, [tensor.detach() for tensor in tensors], _BROADCAST_BYTES, 0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import time
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import in_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -86,6 +88,34 @@ def test_modules_without_parameters_may_be_in_several_stages(rank: int, world: i
     first, second = linears()
     alone = nn.Sequential(nn.Sequential(first, Scale()), nn.Identity(), nn.Sequential(second, Scale()))
     assert_steps_like(model, alone)
+
+
+@in_ranks(4)
+def test_data_ranks_have_equal_buffers(rank: int, world: int) -> None:
+    torch.manual_seed(rank)
+    frozen = nn.BatchNorm1d(4).requires_grad_(False)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipe"))
+    torch.nn.init.normal_(frozen.weight)
+    layers = [frozen, nn.Linear(4, 4), nn.BatchNorm1d(4)]
+    model = parallel(layers, balance=[1, 2], group=mesh["pipe"], data_group=mesh["data"])
+    inputs, targets = batch(seed=mesh.get_local_rank("data"))
+    weights: list[Any] = [None] * 2
+
+    def assert_equal_states() -> None:
+        dist.all_gather_object(weights, model.state_dict(), group=mesh["data"].get_group())
+        for name, value in weights[0].items():
+            torch.testing.assert_close(weights[1][name], value, rtol=0, atol=0, msg=name)
+
+    assert_equal_states()
+    if mesh.get_local_rank("data") == 0:
+        model.eval()(inputs)  # which needs no other pipeline
+    model.train()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.step(inputs, targets)
+    assert_equal_states()
+    assert not any(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+    model(inputs)
+    assert_equal_states()
 
 
 @in_ranks(2)
@@ -181,6 +211,28 @@ def test_layers_of_any_name_and_extra_state(rank: int, world: int) -> None:
     model.load_state_dict(model.state_dict())
     expected = [f"{name}.{part}" for name in names for part in ("weight", "bias", "_extra_state")]
     assert list(model.full_state_dict()) == (expected if rank == 0 else [])
+
+
+def only_positive(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    if bool((targets < 0).any()):
+        raise ArithmeticError("a label is negative")
+    return functional.mse_loss(outputs, targets)
+
+
+@in_ranks(4, fresh=True)
+def test_an_error_in_a_step_is_one_of_all_ranks_at_once(rank: int, world: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipe"))
+    inputs, targets = batch()
+    model = ourddp.ModelParallel(
+        linears(), inputs, only_positive, balance=[1, 1], group=mesh["pipe"], data_group=mesh["data"]
+    )
+    bad = -targets.abs() if rank == 1 else targets.abs()
+    begin = time.monotonic()
+    with pytest.raises(ArithmeticError if rank == 1 else RuntimeError) as raised:
+        model.step(inputs, bad)
+    error = raised.value.__cause__ or raised.value  # torch wraps what is raised in backward
+    assert ("a label is negative" if rank == 1 else "abort() was called") in str(error)
+    assert time.monotonic() - begin < 30  # the timeout is twice as long
 
 
 @in_ranks(2)
