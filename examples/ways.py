@@ -23,11 +23,18 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     """Return a parser with the flags that all of these programs have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--backend", default="ours", help="what init_process_group gets")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch-size", type=int, default=48, help="samples in a step, of all ranks together")
+    parser.add_argument("--steps", type=at_least_one, default=300)
+    parser.add_argument("--batch-size", type=at_least_one, default=48, help="samples in a step, of all ranks together")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
     parser.add_argument("--seed", type=int, default=0, help="of the first weights, and of the order of samples")
     return parser
+
+
+def at_least_one(text: str) -> int:
+    """Return the number that a flag has, or let argparse refuse it."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return int(text)
 
 
 def model(seed: int) -> nn.Module:

@@ -165,6 +165,13 @@ def test_what_is_impossible_is_refused_in_one_line(name: str, flags: tuple[str, 
     assert output.count("\n") == 1
 
 
+@pytest.mark.parametrize("flag", ["--steps", "--batch-size"])
+def test_a_training_without_steps_or_samples_is_refused(flag: str) -> None:
+    [(status, output)] = run_file(EXAMPLES / "parameter_server.py", flag, "0")
+    assert status == 2
+    assert f"argument {flag}: 0 is not at least 1" in output
+
+
 @pytest.mark.parametrize(
     ("name", "flags", "shown"),
     [
