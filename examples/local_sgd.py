@@ -9,7 +9,8 @@ Data-parallel ranks meet in every step. Here every rank takes steps of its own, 
 - gossip, every rank averages with one other rank in each step, and after some steps with each (Lian et al., Can
   Decentralized Algorithms Outperform Centralized Algorithms?, 2017). A rank waits for one other, not for all.
 
-The losses are not those of one process, but they get as low: see docs/parallel/servers.md.
+In the end all ranks have the mean of their models. The losses are not those of one process, but they get as low: see
+docs/parallel/servers.md.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch.distributed as dist
 import ways
 from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.algorithms.model_averaging.utils import average_parameters
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -68,6 +70,16 @@ def make_step(args: argparse.Namespace, rank: int, ranks: int, model: nn.Module)
     return step
 
 
+def train(args: argparse.Namespace, rank: int, ranks: int) -> tuple[float, nn.Module]:
+    """Return this rank's last loss, and the mean of all ranks' models."""
+    model = ways.model(args.seed)
+    step = make_step(args, rank, ranks, model)
+    for batch in ways.batches(args):
+        loss = step(*ways.share(batch, rank, ranks))
+    average_parameters(model.parameters(), dist.group.WORLD)
+    return loss, model
+
+
 def main() -> None:
     """Read the command line and train."""
     parser = ways.argument_parser(__doc__.splitlines()[0])
@@ -76,11 +88,7 @@ def main() -> None:
     args = parser.parse_args()
     with common.process_group(args.backend) as (rank, ranks):
         ways.check_batch(args, ranks)
-        model = ways.model(args.seed)
-        step = make_step(args, rank, ranks, model)
-        for batch in ways.batches(args):
-            loss = step(*ways.share(batch, rank, ranks))
-        ways.finish(args, rank, loss, model)
+        ways.finish(args, rank, *train(args, rank, ranks))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -67,6 +68,19 @@ def test_parameter_servers(run_example: Run, mode: str) -> None:
 @pytest.mark.parametrize("way", ["periodic", "gossip"])
 def test_local_sgd(run_example: Run, way: str) -> None:
     assert loss_in(run_example("local_sgd.py", 3, "--steps", "90", "--batch-size", "12", "--way", way)) < 2.2
+
+
+@pytest.mark.parametrize("way", ["periodic", "gossip"])
+@in_ranks(3)
+def test_local_sgd_ends_with_one_model(rank: int, world: int, way: str) -> None:
+    local_sgd = import_example("local_sgd")
+    # The last step is not one that averages, and after two steps of gossip not all ranks have met.
+    args = argparse.Namespace(steps=2, batch_size=12, lr=0.1, seed=0, way=way, period=2)
+    _, model = local_sgd.train(args, rank, world)
+    mine = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    of_first = mine.clone()
+    dist.broadcast(of_first, 0)
+    torch.testing.assert_close(mine, of_first, rtol=0, atol=0)
 
 
 def test_central_storage(run_example: Run) -> None:
