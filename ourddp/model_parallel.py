@@ -164,6 +164,7 @@ class ModelParallel(nn.Module):
         self._pipelines.clear()
         return self
 
+    @torch.enable_grad()
     def step(self, inputs: Tensor, targets: Tensor) -> float:
         """Run forward and backward of a batch, and return its mean loss, on every rank.
 

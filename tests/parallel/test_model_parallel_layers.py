@@ -1,4 +1,4 @@
-"""Layers that ModelParallel has to take special care of: shared, converted, random, in place, or failing."""
+"""ModelParallel with layers that are shared, converted or fail, and steps that fail or run in autocast."""
 
 from __future__ import annotations
 
@@ -242,3 +242,11 @@ def test_no_samples_are_refused_on_all_ranks(rank: int, world: int) -> None:
         with pytest.raises(ValueError, match=r"a batch of shape \(0, 4\) has no samples"):
             call(inputs[:0])
     assert model.step(inputs, targets) > 0
+
+
+@in_ranks(2)
+def test_a_step_trains_in_no_grad_too(rank: int, world: int) -> None:
+    model = parallel(linears())
+    with torch.no_grad():
+        model.step(*batch())
+    assert all(parameter.grad is not None for parameter in model.parameters())
