@@ -15,6 +15,14 @@ from torch._C._distributed_c10d import (
 )
 from torch.futures import Future
 
+# --- launchers (csrc/python/bind_launch.cpp) --------------------------------------------------------------------------
+
+def find_launch(lookup: Callable[[str], str]) -> dict[str, Any]:
+    """Return the fields of :class:`ourddp.Launch`. ``lookup`` returns a variable, or an empty string.
+
+    Raises ValueError if the variables are incomplete or contradict each other.
+    """
+
 # --- options (csrc/python/bind_options.cpp) --------------------------------------------------------------------------
 
 def option_table() -> list[dict[str, str]]:
@@ -250,6 +258,13 @@ def assign_parameters(
     parameters: Sequence[Tensor], caps: Sequence[int], expect_sparse_gradients: Sequence[bool]
 ) -> list[list[int]]:
     """Return which parameters share a bucket."""
+
+def check_same_model(group: ProcessGroup, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Check that all ranks of ``group`` have the same parameters: how many, and each one's dtype, shape and strides.
+
+    ``names`` run parallel to ``parameters`` and may differ. Raises RuntimeError, which names the first parameter that
+    differs, both shapes, and the ranks.
+    """
 
 class CommCost:
     """What a reduction takes: ``latency_ns`` nanoseconds, and ``ns_per_byte`` for each byte.

@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from ourddp import _C, mixed_precision, optimizer_in_backward, tuning, weights
 from ourddp.logging_data import ReducerLogger
-from ourddp.model_check import check_same_model
 from ourddp.report import BackwardReport, make_report
 from ourddp.sync_batch_norm import SyncBatchNorm
 
@@ -82,7 +81,7 @@ class DistributedDataParallel(_TorchDDP):
         parameters, expect_sparse_gradient = super()._build_params_for_reducer()
         if self.__dict__.pop("_model_check_due", False):
             names = self._build_debug_param_to_name_mapping(parameters)
-            check_same_model(self.process_group, parameters, _name_list(names, len(parameters)))
+            _C.check_same_model(self.process_group, parameters, _name_list(names, len(parameters)))
         return parameters, expect_sparse_gradient
 
     def _ddp_init_helper(

@@ -14,6 +14,7 @@
 #include "reducer/bucket_assignment.h"
 #include "reducer/bucket_plan.h"
 #include "reducer/comm_hooks.h"
+#include "reducer/model_check.h"
 #include "reducer/reducer.h"
 
 // The reducer for Python, under the names by which torch's DistributedDataParallel class calls its own. Every call that
@@ -191,6 +192,12 @@ void bind_functions(py::module_& module) {
         return assign_buckets(gradient_infos(parameters, expect_sparse_gradients), caps, {});
       },
       py::arg("parameters"), py::arg("caps"), py::arg("expect_sparse_gradients"));
+  module.def(
+      "check_same_model",
+      [](const Reducer::GroupPtr& group, const std::vector<at::Tensor>& parameters,
+         const std::vector<std::string>& names) { check_same_model(*group, parameters, names); },
+      py::arg("group"), py::arg("parameters"), py::arg("names"), NoGil(),
+      "Check that all ranks of the group have the same parameters: how many, and each one's dtype, shape and strides.");
 }
 
 }  // namespace
