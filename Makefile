@@ -31,7 +31,8 @@ export MAX_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 CPP_FILES := $(shell find csrc tests/cpp benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | grep -v '/build/')
 SOURCES := $(filter csrc/%,$(CPP_FILES))
-CUDA_SOURCES := $(wildcard csrc/cuda/*.cu csrc/cuda/*.cuh csrc/cuda/exports.map)
+CUDA_SOURCES := $(wildcard csrc/cuda/*.cu csrc/cuda/*.cuh)
+EXPORTS := $(shell find csrc -name exports.map)
 TIDY_FILES := $(shell find $(addprefix csrc/,common kernels device transport collectives) -name '*.cpp')
 
 .PHONY: demo test conformance cpp-test bench wheel lint format tidy build clean python-is-new-enough
@@ -81,7 +82,7 @@ build/.options: FORCE
 FORCE:
 
 # ninja counts the files that are compiled, and every tenth line is shown.
-build/.built: $(SOURCES) $(CUDA_SOURCES) $(wildcard setup*.py) $(VENV)/.packages build/.options
+build/.built: $(SOURCES) $(CUDA_SOURCES) $(EXPORTS) $(wildcard setup*.py) $(VENV)/.packages build/.options
 	@echo "Building ourddp (log: build/build.log)"
 	@$(BIN)/python setup.py build_ext --inplace 2>&1 | tee build/build.log | \
 	  sed --unbuffered -n 's|^\(\[[0-9]*0/[0-9]*\]\) .*|  \1 files compiled|p' || { cat build/build.log; exit 1; }

@@ -1,7 +1,8 @@
-"""Builds the extension module, ``ourddp._C``, from the C++ files under ``csrc/``.
+"""Builds ``ourddp/libourddp.so`` and the extension module that is linked with it, ``ourddp._C``, from ``csrc/``.
 
-The parts that need MPI or CUDA are libraries of their own, ``ourddp._mpi`` and ``ourddp._cuda``, so that the package
-can be imported without these.
+The library has everything but the bindings, so that programs in C++ can use it without Python. The parts that need MPI
+or CUDA are libraries of their own, ``ourddp._mpi`` and ``ourddp._cuda``, so that the package can be imported without
+these.
 
 Environment, all optional:
 
@@ -74,11 +75,12 @@ def compiler_name() -> str:
 def compile_flags() -> list[str]:
     """Return the flags for all C++ files."""
     warnings_are_errors = setup_mpi.flag("OURS_WERROR", "0", ("0", "1")) == "1"
-    flags = ["-O3", "-g0", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden"]
+    # The library's symbols are not hidden, since the module calls them; but nothing may replace them.
+    flags = ["-O3", "-g0", "-DNDEBUG", "-fPIC", "-fvisibility-inlines-hidden", "-fno-semantic-interposition"]
     flags += ["-ffp-contract=off", "-pthread", "-Wall", "-Wextra"] + (["-Werror"] if warnings_are_errors else [])
     # Assertions in headers name their files. A wheel is for others, and must not name this machine's folders.
     flags += [f"-ffile-prefix-map={folder}/=" for folder in (ROOT, Path(torch.__file__).parent.parent)]
-    return [*flags, "-I", str(ROOT / "csrc"), *CXXFLAGS]
+    return [*flags, "-I", str(ROOT / "csrc"), "-I", str(ROOT / "ourddp" / "include"), *CXXFLAGS]
 
 
 def torch_flags() -> list[str]:
@@ -122,14 +124,15 @@ def one_build_at_a_time() -> Iterator[None]:
 FLAGS = compile_flags()
 MPI, MPI_REPORT = chosen("MPI", setup_mpi.find_mpi)
 CUDA, CUDA_REPORT = chosen("CUDA", lambda: setup_cuda.find_cuda(setup_cuda.find_nvcc()))
-MODULE, MPI_LIBRARY, CUDA_LIBRARY = "ourddp._C", "ourddp._mpi", "ourddp._cuda"
+LIBRARY, MODULE, MPI_LIBRARY, CUDA_LIBRARY = "ourddp.libourddp", "ourddp._C", "ourddp._mpi", "ourddp._cuda"
 ENGINES = {"CUDA": CUDA_REPORT, "MPI": MPI_REPORT}
-# The files that need no torch, which are a part of all three.
+# The files that need no torch, which are a part of all libraries.
 CORE = [
     *(f"{layer}/**/*.cpp" for layer in ("common", "kernels", "device", "transport", "collectives")),
     "engines/*.cpp",
 ]
-NEEDS_TORCH = ["engines/c10d/*.cpp", *(f"{layer}/**/*.cpp" for layer in ("backend", "reducer", "python"))]
+WITH_TORCH = ["engines/c10d/*.cpp", *(f"{layer}/**/*.cpp" for layer in ("backend", "reducer", "cpp"))]
+WITH_PYTHON = ["python/*.cpp"]
 
 
 class BuildExtension(build_ext):
@@ -139,6 +142,12 @@ class BuildExtension(build_ext):
         """Use that folder for editable installs too, which would otherwise compile everything in a temporary folder."""
         super().finalize_options()
         self.build_temp = str(ROOT / "build" / f"{sys.implementation.cache_tag}-torch-{TORCH_VERSION}")
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Return the file's name, which for the library has nothing of Python's version."""
+        if fullname in (LIBRARY, "libourddp"):  # setuptools asks for names in the package's folder, too
+            return f"{fullname.replace('.', '/')}.so"
+        return super().get_ext_filename(fullname)
 
     def build_extension(self, extension: Extension) -> None:
         """Compile what has changed, and link it. If CUDA was not asked for and does not compile, it is left out."""
@@ -152,8 +161,10 @@ class BuildExtension(build_ext):
             setup_cuda.Plan(CUDA, "-Werror" in FLAGS, archive, target).add_to(build)
         elif extension.name == MPI_LIBRARY:
             self.add_mpi(build, archive, target)
+        elif extension.name == LIBRARY:
+            self.add_library(build, archive, target)
         else:
-            self.add_module(build, archive, target)
+            self.add_module(build, target)
         try:
             build.make(target)
         except BuildError as error:
@@ -163,8 +174,8 @@ class BuildExtension(build_ext):
                 raise SystemExit(f"OURS_WITH_CUDA=1 cannot be honoured: {error}") from error
             ENGINES["CUDA"] = f"off: it did not compile with {CUDA.nvcc}; a build with OURS_WITH_CUDA=1 shows why"
 
-    def add_module(self, build: Build, archive: Path, target: Path) -> None:
-        """Add the extension module, which is linked with torch."""
+    def compile_with_torch(self, build: Build, patterns: list[str]) -> list[Path]:
+        """Add the objects of the files that match. Return them."""
         folder = Path(self.build_temp)
         folder.mkdir(parents=True, exist_ok=True)
         header = folder / "torch_headers.h"
@@ -175,17 +186,36 @@ class BuildExtension(build_ext):
         build.add(
             parsed, [*command, "-x", "c++-header", str(header), "-o", str(parsed), "-MD"], [header], reads_headers=True
         )
-        objects = build.compile(sources(*NEEDS_TORCH), [*command, "-include", str(header)], [parsed])
-        link = [*CXX, "-shared", "-pthread", *map(str, objects), str(archive), "-o", str(target), *LDFLAGS]
+        return build.compile(sources(*patterns), [*command, "-include", str(header)], [parsed])
+
+    def add_library(self, build: Build, archive: Path, target: Path) -> None:
+        """Add the library, which is linked with torch, but not with Python."""
+        objects = self.compile_with_torch(build, WITH_TORCH)
+        exports = ROOT / "csrc" / "exports.map"
+        link = [*CXX, "-shared", "-pthread", *map(str, objects), "-o", str(target)]
+        link += ["-Wl,--whole-archive", str(archive), "-Wl,--no-whole-archive", *LDFLAGS]
+        link += ["-Wl,-soname,libourddp.so", f"-Wl,--version-script,{exports}", "-Wl,-Bsymbolic-functions,-z,defs"]
         link += [f"-L{path}" for path in cpp_extension.library_paths()]
-        build.add(target, [*link, "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-ldl"], [*objects, archive])
+        build.add(target, [*link, "-lc10", "-ltorch_cpu", "-ldl"], [*objects, archive, exports])
+
+    def add_module(self, build: Build, target: Path) -> None:
+        """Add the extension module, which finds the library beside it."""
+        objects = self.compile_with_torch(build, WITH_PYTHON)
+        library = Path(self.get_ext_fullpath(LIBRARY)).absolute()
+        exports = ROOT / "csrc" / "python" / "exports.map"
+        link = [*CXX, "-shared", "-pthread", *map(str, objects), str(library), "-o", str(target), *LDFLAGS]
+        link += [f"-L{path}" for path in cpp_extension.library_paths()]
+        link += ["-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python", f"-Wl,-rpath,$ORIGIN,--version-script,{exports}"]
+        build.add(target, link, [*objects, library, exports])
 
     def add_mpi(self, build: Build, archive: Path, target: Path) -> None:
         """Add the library for MPI, which finds MPI's own libraries when it is loaded."""
         assert MPI is not None
         includes = [word for path in MPI.include_dirs for word in ("-isystem", path)]
-        objects = build.compile(sources("engines/mpi/*.cpp"), [*CXX, "-std=c++17", *FLAGS, *includes])
+        command = [*CXX, "-std=c++17", *FLAGS, "-fvisibility=hidden", *includes]
+        objects = build.compile(sources("engines/mpi/*.cpp"), command)
         link = [*CXX, "-shared", "-pthread", *map(str, objects), str(archive), "-o", str(target), *LDFLAGS]
+        link += ["-Wl,--exclude-libs,ALL"]
         link += [f"-L{path}" for path in MPI.library_dirs] + [f"-l{name}" for name in MPI.libraries]
         link += [f"-Wl,-rpath,{one}" for one in MPI.runtime_dirs(self.stays_here)]
         build.add(target, link, [*objects, archive])
@@ -210,8 +240,8 @@ class BuildExtension(build_ext):
 
 
 def extensions() -> list[Extension]:
-    """Return what to build, with the library for CUDA last: it takes long, and the others do not need it."""
-    there = {MODULE: True, MPI_LIBRARY: MPI is not None, CUDA_LIBRARY: CUDA is not None}
+    """Return what to build: the library before the module, which needs it, and the one for CUDA, which is slow, last."""
+    there = {LIBRARY: True, MODULE: True, MPI_LIBRARY: MPI is not None, CUDA_LIBRARY: CUDA is not None}
     return [Extension(name, [], optional=name == CUDA_LIBRARY) for name, wanted in there.items() if wanted]
 
 

@@ -17,11 +17,12 @@ import ourddp
 from ourddp import _C, _build_info
 
 ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = ROOT / "ourddp" / "libourddp.so"
 
 
 def test_a_build_contains_no_paths_of_this_machine():
     # A build in place has the path of MPI, but a wheel does not (tests/package/test_build.py).
-    for file in [_C.__file__, _build_info.__file__]:
+    for file in [_C.__file__, LIBRARY, _build_info.__file__]:
         content = Path(file).read_bytes()
         for folder in (ROOT, Path(torch.__file__).parent.parent):
             assert f"{folder}/".encode() not in content, file
@@ -65,6 +66,32 @@ def test_info_says_whether_an_engine_is_built_in(engine):
     assert _build_info.ENGINES[engine].startswith("on: " if built else "off")
 
 
+def exported(library: Path) -> list[str]:
+    """Return the demangled names that a library defines for others."""
+    if shutil.which("nm") is None:
+        pytest.skip("nm is missing")
+    command = ["nm", "-D", "-C", "--defined-only", str(library)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [line.split(maxsplit=2)[2] for line in shown.splitlines()]
+
+
+def test_the_libraries_export_only_names_of_their_own():
+    # Others could replace the same functions in a program's other libraries, such as those of the standard library.
+    own = re.compile(r"(vtable for |typeinfo for |typeinfo name for )?(ours|ourddp)::")
+    names = exported(LIBRARY)
+    assert "ourddp::detail::Wrapper::before_forward()" in names
+    assert [name for name in names if not own.search(name)] == []
+    assert exported(Path(_C.__file__)) == ["PyInit__C"]
+
+
+def test_the_library_needs_no_python():
+    if shutil.which("readelf") is None:
+        pytest.skip("readelf is missing")
+    shown = subprocess.run(["readelf", "-d", str(LIBRARY)], capture_output=True, text=True, check=True).stdout
+    assert "libtorch_cpu" in shown
+    assert not re.search(r"NEEDED.*python", shown)
+
+
 def cuda_library() -> Path:
     """Return the library for CUDA; skip the test if the extension was built without it."""
     if not _build_info.ENGINES["CUDA"].startswith("on: "):
@@ -73,12 +100,11 @@ def cuda_library() -> Path:
 
 
 def test_the_cuda_library_exports_one_symbol_and_needs_no_cuda():
-    if shutil.which("nm") is None or shutil.which("readelf") is None:
-        pytest.skip("nm and readelf are missing")
-    library = str(cuda_library())
-    shown = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True)
-    assert [line.split()[-1] for line in shown.stdout.splitlines()] == ["ours_device_library"]
-    needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    if shutil.which("readelf") is None:
+        pytest.skip("readelf is missing")
+    library = cuda_library()
+    assert exported(library) == ["ours_device_library"]
+    needed = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True, check=True).stdout
     assert "libstdc++" in needed
     assert not re.search(r"NEEDED.*(cuda|nccl|torch)", needed)
 

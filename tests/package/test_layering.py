@@ -11,11 +11,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
-LAYERS = ["common", "kernels", "device", "transport", "collectives", "engines", "backend", "reducer", "python"]
+LAYERS = ["common", "kernels", "device", "transport", "collectives", "engines", "backend", "reducer", "cpp", "python"]
 # A library of its own, which no other layer includes.
 ASIDE = "cuda"
 KNOWN_TO_ASIDE = {"common", "kernels", "device", "transport", "collectives", ASIDE}
-WITH_TORCH = ("engines/c10d/", "backend/", "reducer/", "python/")
+WITH_TORCH = ("engines/c10d/", "backend/", "reducer/", "cpp/", "python/")
 # The reducer runs over any process group, so it must not know this backend.
 FORBIDDEN_PAIRS = {("reducer", "backend"), ("reducer", "collectives"), ("reducer", "transport")}
 TORCH = re.compile(r"^(torch|ATen|c10|pybind11|Python\.h)\b")

@@ -24,7 +24,7 @@ std::string obstacle(const std::string& name) {
   if (name == kTcp) return "";
   if (name == kMpi) return mpi_obstacle();
   BackendMaker* const maker = backend_maker;
-  if (maker == nullptr) return "there is no maker of backends; import ourddp first, or call set_backend_maker()";
+  if (maker == nullptr) return "only a Python program that has imported ourddp can make it; use tcp or mpi in others";
   return maker->obstacle(name);
 }
 
