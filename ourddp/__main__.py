@@ -1,4 +1,4 @@
-"""Command-line tools: ``python -m ourddp info``, ``options``, ``select`` and ``tune``."""
+"""Command-line tools: ``python -m ourddp info``, ``options``, ``select``, ``tune`` and ``cmake-prefix``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -43,11 +44,14 @@ def _parser() -> argparse.ArgumentParser:
         form.add_argument("--json", action="store_true", help="print JSON")
         if name == "options":
             form.add_argument("--markdown", action="store_true", help="print the page docs/options.md")
+    commands.add_parser("cmake-prefix", help="what CMAKE_PREFIX_PATH needs for find_package(ourddp) of a program in C++")
     tune.add_arguments(commands.add_parser("tune", help="measure the algorithms between nodes, and write a table"))
     return parser
 
 
 def _output(chosen: argparse.Namespace) -> str:
+    if chosen.command == "cmake-prefix":
+        return ";".join(str(Path(package.__file__).resolve().parent) for package in (ourddp, torch))
     if chosen.command == "info":
         report = info.collect()
         return json.dumps(report, indent=1) if chosen.json else info.render(report)
