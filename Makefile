@@ -29,8 +29,8 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 export MAX_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
-CPP_FILES := $(shell find csrc tests/cpp benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | grep -v '/build/')
-SOURCES := $(filter csrc/%,$(CPP_FILES))
+CPP_FILES := $(shell find csrc ourddp examples tests benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | grep -v '/build/')
+SOURCES := $(filter csrc/% ourddp/%,$(CPP_FILES))
 CUDA_SOURCES := $(wildcard csrc/cuda/*.cu csrc/cuda/*.cuh)
 EXPORTS := $(shell find csrc -name exports.map)
 TIDY_FILES := $(shell find $(addprefix csrc/,common kernels device transport collectives) -name '*.cpp')

@@ -240,7 +240,7 @@ class BuildExtension(build_ext):
 
 
 def extensions() -> list[Extension]:
-    """Return what to build: the library before the module, which needs it, and the one for CUDA, which is slow, last."""
+    """Return what to build: the module after the library that it needs, and last the one for CUDA, which is slow."""
     there = {LIBRARY: True, MODULE: True, MPI_LIBRARY: MPI is not None, CUDA_LIBRARY: CUDA is not None}
     return [Extension(name, [], optional=name == CUDA_LIBRARY) for name, wanted in there.items() if wanted]
 

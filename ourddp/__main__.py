@@ -44,7 +44,9 @@ def _parser() -> argparse.ArgumentParser:
         form.add_argument("--json", action="store_true", help="print JSON")
         if name == "options":
             form.add_argument("--markdown", action="store_true", help="print the page docs/options.md")
-    commands.add_parser("cmake-prefix", help="what CMAKE_PREFIX_PATH needs for find_package(ourddp) of a program in C++")
+    commands.add_parser(
+        "cmake-prefix", help="what CMAKE_PREFIX_PATH needs for find_package(ourddp) of a program in C++"
+    )
     tune.add_arguments(commands.add_parser("tune", help="measure the algorithms between nodes, and write a table"))
     return parser
 

@@ -78,7 +78,8 @@ class Environment {
     if (is_number(value)) return std::stoll(value);
     if (value.empty() && otherwise) return *otherwise;
     const std::string state = value.empty() ? "not set" : "'" + value + "', which is not a non-negative integer";
-    throw InvalidArgument(std::string(name) + " is " + state + ": start the ranks with torchrun, mpirun, mpiexec or srun");
+    throw InvalidArgument(std::string(name) + " is " + state +
+                          ": start the ranks with torchrun, mpirun, mpiexec or srun");
   }
   int count(const char* name, std::optional<int64_t> otherwise = {}) const {
     return static_cast<int>(number(name, otherwise));

@@ -44,8 +44,9 @@ Trained trained_of(torch::nn::Module& model) {
       found.sparse.push_back(has_sparse_gradients(*module.value()));
     }
   }
-  TORCH_CHECK(!found.parameters.empty(),
-              "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.");
+  TORCH_CHECK(
+      !found.parameters.empty(),
+      "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.");
   for (const at::Tensor& parameter : found.parameters) {
     TORCH_CHECK_VALUE(parameter.device() == found.parameters.front().device(),
                       "DistributedDataParallel's input module must be on one device, but ", found.names.front(),
@@ -55,7 +56,8 @@ Trained trained_of(torch::nn::Module& model) {
 }
 
 ours::ReducerOptions reducer_options(const Trained& trained, const Options& options) {
-  TORCH_CHECK_VALUE(options.bucket_cap_mb >= 0, "bucket_cap_mb is ", options.bucket_cap_mb, ": it must not be negative");
+  TORCH_CHECK_VALUE(options.bucket_cap_mb >= 0, "bucket_cap_mb is ", options.bucket_cap_mb,
+                    ": it must not be negative");
   ours::ReducerOptions made;
   made.parameter_names = trained.names;
   made.expect_sparse_gradients = trained.sparse;

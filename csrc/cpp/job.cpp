@@ -1,7 +1,9 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/headeronly/version.h>
 
+#include <cstdint>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "backend/process_group.h"
@@ -23,22 +25,25 @@ void check_torch() {
 
 c10::intrusive_ptr<c10d::Store> make_store(const ours::Launch& launch, std::chrono::milliseconds timeout) {
   if (launch.launcher == "none") return c10::make_intrusive<c10d::HashStore>();
+  // torchrun has a server of its own for its processes, which outlives them: a restart must not find old keys.
+  const bool is_served = ours::launcher_variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(launch.master_port);
-  // torchrun has a server of its own for its processes.
-  options.isServer = launch.rank == 0 && ours::launcher_variable("TORCHELASTIC_USE_AGENT_STORE") != "True";
+  options.isServer = launch.rank == 0 && !is_served;
   options.numWorkers = static_cast<size_t>(launch.world_size);
   options.waitWorkers = false;  // the backend waits, and names those who do not come
   options.timeout = timeout;
-  return c10::make_intrusive<c10d::TCPStore>(launch.master_addr, options);
+  auto store = c10::make_intrusive<c10d::TCPStore>(launch.master_addr, options);
+  if (!is_served) return store;
+  const std::string attempt = ours::launcher_variable("TORCHELASTIC_RESTART_COUNT");
+  return c10::make_intrusive<c10d::PrefixStore>("/ourddp/attempt_" + attempt, std::move(store));
 }
 
 }  // namespace
 
 Job init(std::chrono::milliseconds timeout) {
   check_torch();
-  const ours::Launch launch =
-      ours::with_torch_errors("", [] { return ours::find_launch(ours::launcher_variable); });
+  const ours::Launch launch = ours::with_torch_errors("", [] { return ours::find_launch(ours::launcher_variable); });
   TORCH_CHECK_VALUE(launch.master_port <= UINT16_MAX, "MASTER_PORT is ", launch.master_port, ": ports end at ",
                     UINT16_MAX);
   const auto store = make_store(launch, timeout);
@@ -50,7 +55,8 @@ Job init(std::chrono::milliseconds timeout) {
     group->setBackend(device, type, c10::intrusive_ptr<c10d::Backend>(backend));
   }
   group->setDefaultBackend(type);
-  return {launch.launcher, launch.rank, launch.world_size, launch.local_rank, launch.local_world_size, std::move(group)};
+  return {launch.launcher,         launch.rank,     launch.world_size, launch.local_rank,
+          launch.local_world_size, std::move(group)};
 }
 
 }  // namespace ourddp

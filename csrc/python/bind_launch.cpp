@@ -25,8 +25,7 @@ py::dict as_dict(const Launch& launch) {
 
 void bind_launch(py::module_& module) {
   module.def(
-      "find_launch",
-      [](const std::function<std::string(const char*)>& lookup) { return as_dict(find_launch(lookup)); },
+      "find_launch", [](const std::function<std::string(const char*)>& lookup) { return as_dict(find_launch(lookup)); },
       py::arg("lookup"),
       "The fields of ourddp.Launch for an environment: lookup(name) returns a variable, or an empty string. Raises "
       "ValueError.");

@@ -1,6 +1,6 @@
 """Writes the images of examples/train.py as text: 64 pixels from 0 to 16 and the digit on each line.
 
-    python examples/cpp/digits.py digits.csv
+Start it as ``python examples/cpp/digits.py digits.csv``.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@
 namespace {
 
 constexpr int64_t kPixels = 64;
-constexpr int64_t kBatch = 16;     // samples of a rank and step
-constexpr double kRate = 0.04;     // the learning rate for a batch of that size
-constexpr int64_t kWarmUp = 3;     // epochs
+constexpr int64_t kBatch = 16;  // samples of a rank and step
+constexpr double kRate = 0.04;  // the learning rate for a batch of that size
+constexpr int64_t kWarmUp = 3;  // epochs
 constexpr uint64_t kSeed = 0;
 
 struct Digits {

@@ -144,7 +144,8 @@ def test_malformed_node_lists_are_refused(nodes):
 
 def test_tasks_of_nodes():
     def tasks_of_node(node: int) -> int:
-        return find({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4(x2),3,12(x1)", "SLURM_NODEID": str(node)}).local_world_size
+        tasks = {"SLURM_STEP_TASKS_PER_NODE": "4(x2),3,12(x1)", "SLURM_NODEID": str(node)}
+        return find({**SLURM, **tasks}).local_world_size
 
     assert [tasks_of_node(node) for node in range(4)] == [4, 4, 3, 12]
     with pytest.raises(ValueError, match="node 4 is not in"):
