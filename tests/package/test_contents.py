@@ -60,6 +60,20 @@ def test_a_source_distribution_has_all_files_of_a_checkout():
     assert sorted(set(names) - set(packed)) == []
 
 
+def test_a_wheel_has_what_programs_in_cpp_need():
+    code = """
+        import setuptools
+        distribution = setuptools.Distribution()
+        distribution.parse_config_files()
+        command = distribution.get_command_obj("build_py")
+        command.ensure_finalized()
+        print(*(name for *_, names in command.data_files for name in names), sep="\\n")
+    """
+    line = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert {"include/ourddp/ourddp.h", "share/cmake/ourddp/ourddpConfig.cmake"} <= set(done.stdout.split("\n"))
+
+
 @pytest.mark.parametrize("engine", ["MPI", "CUDA"])
 def test_info_says_whether_an_engine_is_built_in(engine):
     built = list((ROOT / "ourddp").glob(f"_{engine.lower()}.*.so"))
