@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ddp_cases import MODELS, TorchDDP, known, make_model
 from ranks import in_ranks
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
 from torch.nn.parallel.distributed import _MixedPrecision
 from weight_cases import (
     ROUNDING,
@@ -210,10 +210,16 @@ def _power_sgd(model: DistributedDataParallel) -> None:
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
+def _quantized(model: DistributedDataParallel) -> None:
+    model.register_comm_hook(dist.group.WORLD, quantization_hooks.quantization_pertensor_hook)
+
+
 @pytest.mark.parametrize(
-    ("hook", "tolerance"), [(average_by_hook, ROUNDING), (_builtin, 2e-3), (_bf16, 1e-2), (_power_sgd, 0.3)], ids=str
+    ("hook", "tolerance"),
+    [(average_by_hook, ROUNDING), (_builtin, 2e-3), (_bf16, 1e-2), (_quantized, 0.2), (_power_sgd, 0.3)],
+    ids=str,
 )
-def test_hooksaverage_by_hook_weighted_gradients(rank_pool, hook, tolerance):
+def test_hooks_average_weighted_gradients(rank_pool, hook, tolerance):
     rank_pool(2).run(check_hook, hook, tolerance)
 
 
