@@ -50,3 +50,16 @@ def test_metrics_count_the_samples_of_all_ranks(tmp_path: Path) -> None:
     [expected, counted] = re.findall(r"accuracy ([\d.]+%)", output)
     assert counted == expected
     assert "of 359 images" in output
+
+
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [
+        ("lightning", "lightning_digits.py"),
+        ("accelerate", "accelerate_digits.py"),
+        ("transformers", "trainer.py"),
+    ],
+)
+def test_trainers_take_our_data_parallel(library: str, name: str, tmp_path: Path) -> None:
+    output = same_as_gloo(library, name, tmp_path, theirs=("--ddp", "torch"))
+    assert "(rank 0 of 2, ours)" in output  # the report
