@@ -63,3 +63,8 @@ def test_metrics_count_the_samples_of_all_ranks(tmp_path: Path) -> None:
 def test_trainers_take_our_data_parallel(library: str, name: str, tmp_path: Path) -> None:
     output = same_as_gloo(library, name, tmp_path, theirs=("--ddp", "torch"))
     assert "(rank 0 of 2, ours)" in output  # the report
+
+
+@pytest.mark.parametrize("stage", ["2", "3"])
+def test_deepspeed_cuts_gradients_and_optimizer(stage: str, tmp_path: Path) -> None:
+    same_as_gloo("deepspeed", "deepspeed_zero.py", tmp_path, "--stage", stage)
