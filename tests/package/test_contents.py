@@ -40,6 +40,20 @@ def test_the_requirements_of_the_examples_are_declared():
     assert imported - own - sys.stdlib_module_names == {"matplotlib", "sklearn", "tqdm"}
 
 
+def test_the_libraries_of_examples_are_declared():
+    project = (ROOT / "pyproject.toml").read_text()
+    declared = re.search(r"^libraries = \[(.*)\]", project, re.MULTILINE)
+    assert declared is not None
+    imported = {
+        name
+        for path in (ROOT / "examples" / "libraries").glob("*.py")
+        for name in re.findall(r"^(?:import|from) (\w+)", path.read_text(), re.MULTILINE)
+    }
+    own = {path.stem for path in (ROOT / "examples").rglob("*.py")} | {"ourddp", "torch", "__future__"}
+    packages = {name.removesuffix("-nightly") for name in re.findall(r'"([\w-]+)"', declared[1])}
+    assert imported - own - sys.stdlib_module_names == packages
+
+
 def test_a_source_distribution_has_all_files_of_a_checkout():
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("this is not a git checkout, so the files that belong to it are unknown")

@@ -11,7 +11,7 @@ from example_programs import EXAMPLES
 from programs import job, run_file
 
 SHORT = ("--steps", "12", "--batch-size", "12")
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "RUST_LOG": "warn"}
 LAST_LINE = re.compile(r"backend (\w+), loss ([\d.]+), held-out accuracy [\d.]+%")
 
 
@@ -68,3 +68,15 @@ def test_trainers_take_our_data_parallel(library: str, name: str, tmp_path: Path
 @pytest.mark.parametrize("stage", ["2", "3"])
 def test_deepspeed_cuts_gradients_and_optimizer(stage: str, tmp_path: Path) -> None:
     same_as_gloo("deepspeed", "deepspeed_zero.py", tmp_path, "--stage", stage)
+
+
+def test_fault_tolerance_has_the_losses_of_gloo(tmp_path: Path) -> None:
+    same_as_gloo("torchft", "fault_tolerance.py", tmp_path)
+
+
+def test_the_ranks_that_are_left_go_on(tmp_path: Path) -> None:
+    pytest.importorskip("torchft", reason="torchft is not installed: pip install '.[libraries]'")
+    output = run("fault_tolerance.py", tmp_path, "ours", ("--die", "4"), ranks=3)
+    assert "rank 0: step 4 with 3 ranks was not taken" in output
+    assert "rank 0: step 5 with 2 ranks was taken" in output
+    assert LAST_LINE.search(output)[1] == "ours"
