@@ -27,6 +27,7 @@ def main() -> None:
         "train_micro_batch_size_per_gpu": args.batch_size // dist.get_world_size(),
         "zero_optimization": {"stage": args.stage},
         "zero_allow_untested_optimizer": True,  # it has tested its own, and Adam
+        "gradient_clipping": 0.0,  # it would clip to 1.0
     }
     model = digits.model(args.seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
