@@ -128,6 +128,10 @@ def make_pipeline(
         )
         for stage, module in own.items()
     ]
+    if group.size() == 1:
+        # torch 2.11 lets stages meet their neighbours first, but this rank, which has them all, cannot send to itself.
+        for stage in stages:
+            stage._get_init_p2p_neighbors_ops = list
     stage_or_stages = stages[0] if len(stages) == 1 else stages
     if loss_fn is None:
         # Forward alone has but one order for a single stage on each rank, and a simple one for several.
