@@ -121,10 +121,10 @@ class _Running:
             return Outcome(seconds, error=f"the trial took more than {self._plan.timeout:g} s")
         return None
 
-    def _time_of_error(self, rank: int) -> float:
-        # A rank that dies writes no traceback, but it makes others do so. Otherwise the first traceback is the cause.
-        file = Path(self._ranks.error_files[rank])
-        return file.stat().st_mtime if file.exists() else 0.0
+    def _time_of_error(self, rank: int) -> int:
+        # A rank that dies leaves no time, but it makes others do so. Otherwise the first error is the cause.
+        file = Path(self._folder.name, f"failed-{rank}")
+        return int(file.read_text()) if file.exists() else 0
 
     def _describe(self, rank: int) -> str:
         file = Path(self._ranks.error_files[rank])
@@ -149,7 +149,16 @@ def _end(processes: Iterable[BaseProcess]) -> None:
 
 
 def _rank(rank: int, plan: Plan, trial: Trial, folder: str) -> None:
-    """Run the function in one rank of a trial."""
+    """Run the function in one rank of a trial. Leave the time if it fails; torch writes the traceback."""
+    try:
+        _run_in_group(rank, plan, trial, folder)
+    except Exception:
+        # The clock of files is too coarse: peers fail within a millisecond.
+        Path(folder, f"failed-{rank}").write_text(str(time.monotonic_ns()))
+        raise
+
+
+def _run_in_group(rank: int, plan: Plan, trial: Trial, folder: str) -> None:
     torch.set_num_threads(plan.threads)
     for name in ("RANK", "LOCAL_RANK"):
         os.environ[name] = str(rank)
