@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include "common/error.h"
@@ -82,7 +83,9 @@ class Environment {
                           ": start the ranks with torchrun, mpirun, mpiexec or srun");
   }
   int count(const char* name, std::optional<int64_t> otherwise = {}) const {
-    return static_cast<int>(number(name, otherwise));
+    const int64_t value = number(name, otherwise);
+    if (value <= std::numeric_limits<int>::max()) return static_cast<int>(value);
+    throw InvalidArgument(std::string(name) + " is " + std::to_string(value) + ", which is too large");
   }
 
   std::string master_addr(bool one_node, const char* how) const {

@@ -156,6 +156,7 @@ def test_tasks_of_nodes():
     ("environment", "message"),
     [
         ({**TORCHRUN, "WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', which is not a non-negative integer"),
+        ({**TORCHRUN, "RANK": str(2**32)}, "RANK is 4294967296, which is too large"),
         (
             {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "-4"},
             "OMPI_COMM_WORLD_SIZE is '-4', which is not a non-negative integer",
