@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "backend/errors.h"
+#include "backend/recent_calls.h"
 #include "collectives/call_number.h"
 #include "common/background_thread.h"
 #include "common/interrupts.h"
@@ -58,6 +59,7 @@ uint64_t GroupStatus::number_in_callback(const Origin& origin, uint64_t count) c
 
 std::optional<FlightLog::Entry> GroupStatus::record(const CallTrace& call, std::chrono::milliseconds timeout) const {
   record_call(call);
+  remember(call);
   if (!flights) return std::nullopt;
   return flights->issued(call, timeout);
 }

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include "backend/process_group.h"
+#include "backend/recent_calls.h"
 #include "common/interrupts.h"
+#include "common/whereabouts.h"
 #include "python/bind.h"
 
 namespace py = pybind11;
@@ -33,6 +35,23 @@ Interrupt run_signal_handlers() {
   return {raised.type().attr("__name__").cast<std::string>(), std::make_exception_ptr(raised)};
 }
 
+bool python_is_ending() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
+
+/// See set_whereabouts().
+std::string describe_program() {
+  if (python_is_ending()) return "is at the end of its program; " + describe_recent_calls();
+  const py::gil_scoped_acquire locked;
+  const auto thread = reinterpret_cast<uintptr_t>(last_caller());
+  return py::module_::import("ourddp.whereabouts").attr("describe")(thread).cast<std::string>() + "; " +
+         describe_recent_calls();
+}
+
 c10::intrusive_ptr<ProcessGroupOurs> create_backend(const c10d::DistributedBackendOptions& dist_options,
                                                     const py::object& backend_options) {
   c10::intrusive_ptr<GroupOptions> options;
@@ -58,6 +77,7 @@ void bind_backend(py::module_& module) {
   const py::module_ c10d = py::module_::import("torch._C._distributed_c10d");
   close_groups_at_exit();
   set_interrupt_check(run_signal_handlers);
+  set_whereabouts(describe_program);
 
   auto group = py::class_<ProcessGroupOurs, c10d::Backend, c10::intrusive_ptr<ProcessGroupOurs>>(
       module, "ProcessGroupOurs",

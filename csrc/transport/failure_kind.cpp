@@ -36,9 +36,10 @@ FailureKind kind_of(const std::exception_ptr& error, std::string& message) {
   return FailureKind::System;
 }
 
-std::string timed_out(const std::string& what, Deadline deadline, const std::string& self, const std::string& names) {
+std::string timed_out(const std::string& what, Deadline deadline, const std::string& self, const Culprits& culprits) {
   return what + ": Timed out waiting " + std::to_string(deadline.timeout().count()) + "ms on " + self + " for " +
-         names + ". Are they still computing (raise the timeout), stopped, or on another code path?";
+         culprits.names + ". Are they still computing (raise the timeout), stopped, or on another code path?" +
+         culprits.places;
 }
 
 std::string lost_peer(const std::string& peer, const std::string& how, const std::string& when,

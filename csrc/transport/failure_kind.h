@@ -19,8 +19,14 @@ FailureKind kind_of(const std::exception_ptr& error, std::string& message);
 
 // What the failures of all kinds of groups say. `self` and the other ranks are named as "rank 2 (host node1, pid 17)".
 
-/// `names`: the ranks for which `self` waited in `what`.
-std::string timed_out(const std::string& what, Deadline deadline, const std::string& self, const std::string& names);
+/// Ranks that others wait for.
+struct Culprits {
+  std::string names;
+  std::string places;  ///< where they are in their programs (see roll_call()), or empty
+};
+
+/// `self` waited for `culprits` in `what`.
+std::string timed_out(const std::string& what, Deadline deadline, const std::string& self, const Culprits& culprits);
 /// `how`: why `peer` will never come ("died"); `when`: " during all_reduce number 3", or nothing.
 std::string lost_peer(const std::string& peer, const std::string& how, const std::string& when,
                       const std::string& self);

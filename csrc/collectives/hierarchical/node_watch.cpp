@@ -59,15 +59,21 @@ void NodeWatch::look_around(const std::vector<int>& absent) {
   if (call_ != nullptr) call_->look(causes_of(absent));
 }
 
-std::string NodeWatch::culprits(const std::vector<int>& absent) {
-  std::vector<uint32_t> here, elsewhere;
+Culprits NodeWatch::culprits(const std::vector<int>& absent) {
+  std::vector<int> here;
+  std::vector<uint32_t> elsewhere;
   for (const uint32_t rank : causes_of(absent)) {
-    (map_.node_of(static_cast<int>(rank)) == map_.here() ? here : elsewhere).push_back(rank);
+    const int number = static_cast<int>(rank);
+    if (map_.node_of(number) == map_.here()) {
+      here.push_back(map_.local_rank_of(number));
+    } else {
+      elsewhere.push_back(rank);
+    }
   }
-  std::string names =
-      listed(here, [this](uint32_t rank) { return session_->describe(map_.local_rank_of(static_cast<int>(rank))); });
-  if (elsewhere.empty() || call_ == nullptr) return names;
-  return (names.empty() ? "" : names + ", ") + call_->names_of(elsewhere);
+  Culprits culprits{listed(here, [this](int r) { return session_->describe(r); }), session_->call_roll(here)};
+  if (elsewhere.empty() || call_ == nullptr) return culprits;
+  culprits.names += (culprits.names.empty() ? "" : ", ") + call_->names_of(elsewhere);
+  return culprits;
 }
 
 }  // namespace ours

@@ -31,7 +31,7 @@ class NodeWatch final : public NodeLookout {
 
   // Called while it waits in its node.
   void look_around(const std::vector<int>& absent) override;
-  std::string culprits(const std::vector<int>& absent) override;
+  Culprits culprits(const std::vector<int>& absent) override;
 
  private:
   /// The ranks for which the absent ranks of this node wait, as numbers in the group; the absent ranks themselves if

@@ -51,8 +51,14 @@ void NodeRounds::throw_mismatch(const CallRecord& mine) {
     if (!refusal.empty()) throw MismatchError(refusal);
   }
   const auto same = [&](int a, int b) { return same_record(record_of_rank(a), record_of_rank(b)); };
-  throw MismatchError(
-      different_calls(calls_of_ranks(size(), record_of_rank, same, [this](int r) { return session_->describe(r); })));
+  const std::string calls =
+      calls_of_ranks(size(), record_of_rank, same, [this](int r) { return session_->describe(r); });
+  // Of many ranks, the first that differ from rank 0, and that one.
+  std::vector<int> asked;
+  for (int r = 0; r < size(); ++r) {
+    if (r == 0 || size() <= static_cast<int>(kMostAsked) || !same(0, r)) asked.push_back(r);
+  }
+  throw MismatchError(different_calls(calls) + session_->call_roll(asked));
 }
 
 void NodeRounds::reserve_more(size_t results) {

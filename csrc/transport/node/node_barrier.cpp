@@ -52,11 +52,12 @@ void NodeBarrier::look_around(Deadline deadline, uint64_t call, const std::funct
   if (absent.empty()) return;
   if (session_.lookout() != nullptr) session_.lookout()->look_around(absent);
   if (!deadline.passed()) return;
-  const std::string names = session_.lookout() != nullptr
-                                ? session_.lookout()->culprits(absent)
-                                : listed(absent, [this](int r) { return session_.describe(r); });
+  const Culprits culprits =
+      session_.lookout() != nullptr
+          ? session_.lookout()->culprits(absent)
+          : Culprits{listed(absent, [this](int r) { return session_.describe(r); }), session_.call_roll(absent)};
   session_.failure().raise(FailureKind::Timeout,
-                           timed_out(what(), deadline, session_.describe(session_.rank()), names));
+                           timed_out(what(), deadline, session_.describe(session_.rank()), culprits));
 }
 
 }  // namespace ours

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "common/whereabouts.h"
 #include "transport/called.h"
 #include "transport/node/own_cores.h"
 #include "transport/wait.h"
@@ -21,7 +22,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 12;
+constexpr uint32_t kSegmentVersion = 13;
 
 /// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
@@ -66,6 +67,7 @@ struct alignas(alignof(Arrival)) RankBlock {
   std::atomic<uint32_t> state;  ///< RankState
   int32_t pid;
   char host[64];
+  AskedProcess whereabouts;
   CoreShare cores;
   /// The last calls that this rank refused; the slots are used in turn.
   Refusal refusals[kRefusals];

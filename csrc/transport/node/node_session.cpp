@@ -180,6 +180,7 @@ void NodeSession::attach() {
   me.pid = owner_.pid();
   const std::string host = host_name();
   std::memcpy(me.host, host.data(), std::min(host.size(), sizeof(me.host) - 1));
+  if (size_ > 1) me.whereabouts = own_whereabouts();
   me.cores = own_share();
   me.state.store(kAttached, std::memory_order_release);
   signal(header().attached);
@@ -262,6 +263,12 @@ std::string NodeSession::describe(int rank) const {
 void NodeSession::widen(std::vector<int> numbers, NodeLookout* lookout) {
   numbers_ = std::move(numbers);
   lookout_ = lookout;
+}
+
+std::string NodeSession::call_roll(const std::vector<int>& ranks) const {
+  std::vector<AskedRank> asked;
+  for (const int r : ranks) asked.push_back({number_of(r), block(r).whereabouts});
+  return roll_call(asked);
 }
 
 const char* NodeSession::absence(int rank) const {

@@ -15,6 +15,7 @@
 #include "transport/node/node_failure.h"
 #include "transport/node/node_heap.h"
 #include "transport/node/node_layout.h"
+#include "transport/roll_call.h"
 #include "transport/wait.h"
 
 namespace ours {
@@ -42,9 +43,8 @@ class NodeLookout {
   /// Called about every 50 ms with the ranks of the node that are awaited. Throws to end the wait.
   virtual void look_around(const std::vector<int>& absent) = 0;
 
-  /// Names the ranks to blame for a wait that has taken too long: those ranks of the node, or those that they wait
-  /// for.
-  virtual std::string culprits(const std::vector<int>& absent) = 0;
+  /// The ranks to blame for a wait that has taken too long: those ranks of the node, or those that they wait for.
+  virtual Culprits culprits(const std::vector<int>& absent) = 0;
 };
 
 /// One group's ranks on one node, and the shared memory between them. The leader creates the segment and publishes its
@@ -111,6 +111,9 @@ class NodeSession {
 
   /// "rank 2 (host node1, pid 4711)"
   std::string describe(int rank) const;
+
+  /// Says where those ranks are in their programs (see roll_call()).
+  std::string call_roll(const std::vector<int>& ranks) const;
 
   /// The reason why `rank` will never arrive, as the end of a sentence ("died", "left the group ..."), or null while
   /// it may.

@@ -125,7 +125,7 @@ std::string TcpCall::names_of(const std::vector<uint32_t>& ranks) {
 void TcpCall::time_out() {
   const std::string names = endpoint_.names_of(causes());
   endpoint_.raise(FailureKind::Timeout, timed_out(what(), facts_.deadline, mesh_.describe_self(),
-                                                  names.empty() ? "nobody that is known" : names));
+                                                  {names.empty() ? "nobody that is known" : names, ""}));
 }
 
 void TcpCall::run(const std::function<bool()>& step) {

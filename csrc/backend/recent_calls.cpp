@@ -1,0 +1,76 @@
+#include "backend/recent_calls.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <mutex>
+
+#include "collectives/call_number.h"
+
+namespace ours {
+
+namespace {
+
+/// What a line can show.
+struct RecentCall {
+  Op op;
+  uint64_t number;
+  int64_t elements;
+  at::ScalarType type;
+  std::array<char, 24> group;  ///< the beginning of its description
+  pthread_t thread;
+};
+
+constexpr size_t kKept = 3;
+
+std::mutex mutex;
+std::array<RecentCall, kKept> calls;  // guarded by mutex, as is the next one
+size_t count = 0;
+
+const at::Tensor* first_tensor(const CallTrace& call) {
+  if (!call.inputs.empty()) return &call.inputs.front();
+  if (!call.outputs.empty() && !call.outputs.front().empty()) return &call.outputs.front().front();
+  return nullptr;
+}
+
+std::string describe(const RecentCall& call) {
+  const std::string group(call.group.data());
+  const std::string tensor =
+      call.elements < 0 ? "" : std::to_string(call.elements) + " x " + c10::toString(call.type);
+  const std::string details = tensor + (tensor.empty() || group.empty() ? "" : ", ") + group;
+  return std::string(name_of(call.op)) + ' ' + describe_number(call.number) +
+         (details.empty() ? "" : " (" + details + ")");
+}
+
+}  // namespace
+
+void remember(const CallTrace& call) {
+  const at::Tensor* const tensor = first_tensor(call);
+  RecentCall recent{call.op, call.sequence, -1, at::kByte, {}, ::pthread_self()};
+  if (tensor != nullptr) {
+    recent.elements = tensor->numel();
+    recent.type = tensor->scalar_type();
+  }
+  const std::string& group = call.group.description.empty() ? call.group.name : call.group.description;
+  std::memcpy(recent.group.data(), group.data(), std::min(group.size(), recent.group.size() - 1));
+  const std::lock_guard<std::mutex> lock(mutex);
+  calls[count++ % kKept] = recent;
+}
+
+std::string describe_recent_calls() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const size_t known = std::min(count, kKept);
+  if (known == 0) return "it has made no call";
+  std::string text = known == 1 ? "its only call was " : "its last calls were ";
+  for (size_t i = 1; i <= known; ++i) {
+    text += (i == 1 ? "" : i == known ? " and " : ", ") + describe(calls[(count - i) % kKept]);
+  }
+  return text;
+}
+
+pthread_t last_caller() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return count == 0 ? ::pthread_self() : calls[(count - 1) % kKept].thread;
+}
+
+}  // namespace ours
