@@ -35,8 +35,7 @@ const at::Tensor* first_tensor(const CallTrace& call) {
 
 std::string describe(const RecentCall& call) {
   const std::string group(call.group.data());
-  const std::string tensor =
-      call.elements < 0 ? "" : std::to_string(call.elements) + " x " + c10::toString(call.type);
+  const std::string tensor = call.elements < 0 ? "" : std::to_string(call.elements) + " x " + c10::toString(call.type);
   const std::string details = tensor + (tensor.empty() || group.empty() ? "" : ", ") + group;
   return std::string(name_of(call.op)) + ' ' + describe_number(call.number) +
          (details.empty() ? "" : " (" + details + ")");

@@ -22,7 +22,7 @@ void MonitoredBarrier::run(const Call& call, bool wait_all_ranks) {
     if (why.empty()) return;
     time_out("Rank " + std::to_string(rank_) +
              " successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0: " +
-             (why == kLate ? describe(0) + " did not answer" + within : why));
+             (why == kLate ? describe(0) + " did not answer" + within + call_roll({0}) : why));
   }
   if (call.deadline.passed()) {
     time_out("Rank 0 timed out in monitoredBarrier" + within +
@@ -30,10 +30,12 @@ void MonitoredBarrier::run(const Call& call, bool wait_all_ranks) {
   }
   std::string missing;  // all of them, since programs read this text
   std::string details;
+  std::vector<int> late;
   for (int r = 1; r < size_ && (missing.empty() || wait_all_ranks); ++r) {
     const std::string why = await(r);
     if (why.empty()) continue;
     missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+    if (why == kLate) late.push_back(r);
     details += "; " + (why == kLate ? describe(r) + " did not arrive" : why);
   }
   if (missing.empty()) return announce();
@@ -43,7 +45,7 @@ void MonitoredBarrier::run(const Call& call, bool wait_all_ranks) {
     // Of a rank that waited as long as this one, which knows more.
   }
   time_out((wait_all_ranks ? "Ranks " : "Rank ") + missing + " failed to pass monitoredBarrier" + within + details +
-           (wait_all_ranks ? "" : "; later ranks were not waited for"));
+           (wait_all_ranks ? "" : "; later ranks were not waited for") + call_roll(late));
 }
 
 }  // namespace ours

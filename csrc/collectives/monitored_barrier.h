@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "collectives/call.h"
 
@@ -21,6 +22,8 @@ class MonitoredBarrier {
   static constexpr const char* kLate = "late";
 
   virtual std::string describe(int rank) = 0;
+  /// Says where those ranks are in their programs (see roll_call()); empty if that cannot be found out.
+  virtual std::string call_roll(const std::vector<int>& /*ranks*/) { return ""; }
   /// Tells rank 0 that this rank has arrived, or, on rank 0, all others that all have.
   virtual void announce() = 0;
   /// Waits until `rank` has announced. Returns a sentence that says why it will not, kLate if it has not in time, or

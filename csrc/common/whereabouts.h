@@ -9,9 +9,10 @@
 
 // Tells where in its program a process is, for the error of ranks for which it is too late.
 //
-// A process that can be asked has a pipe, and a thread that sleeps until a question comes. A process on the same machine
-// finds the pipe under /proc/PID/fd, as it finds the memory of its peers, and names a pipe of its own for the answer. So
-// a process answers whatever its other threads do, unless it is stopped, or one of them keeps the interpreter's lock.
+// A process that can be asked has a pipe, and a thread that sleeps until a question comes. A process on the same
+// machine finds the pipe under /proc/PID/fd, as it finds the memory of its peers, and names a pipe of its own for the
+// answer. So a process answers whatever its other threads do, unless it is stopped, or one of them keeps the
+// interpreter's lock.
 
 namespace ours {
 

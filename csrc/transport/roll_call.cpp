@@ -8,6 +8,7 @@
 namespace ours {
 
 std::string roll_call(const std::vector<AskedRank>& ranks) {
+  if (ranks.empty()) return "";
   const auto end = ranks.begin() + static_cast<std::ptrdiff_t>(std::min(ranks.size(), kMostAsked));
   std::vector<AskedProcess> processes;
   std::transform(ranks.begin(), end, std::back_inserter(processes), [](const AskedRank& rank) { return rank.process; });

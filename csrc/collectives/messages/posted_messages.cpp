@@ -233,7 +233,8 @@ bool PostedMessages::look_around() {
              "ms for the peer. If it makes the matching call, raise the timeout";
     };
     if (limit.passed()) {
-      carrier_->fail(FailureKind::Timeout, late());
+      const std::string place = message->peer == kAnySource ? "" : carrier_->call_roll(message->peer);
+      carrier_->fail(FailureKind::Timeout, late() + place);
       return true;
     }
     try {

@@ -14,6 +14,7 @@ class Barrier final : public MonitoredBarrier {
 
  protected:
   std::string describe(int rank) override { return session_.describe(rank); }
+  std::string call_roll(const std::vector<int>& ranks) override { return session_.call_roll(ranks); }
   void announce() override { signal(session_.self().monitor); }
   void check() override { session_.failure().check(); }
   void fail(const std::string& message) override { session_.failure().fail(FailureKind::Timeout, message); }

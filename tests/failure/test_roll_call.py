@@ -1,0 +1,132 @@
+"""The errors that late or different ranks cause say where those are in their programs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+from ourddp import whereabouts
+
+BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "roll_call.py"
+TIMEOUT = 2  # seconds of the group
+
+
+def place(function: Callable[..., object], text: str) -> str:
+    """Return what an error says of a rank that is in this line of a function."""
+    code = function.__code__
+    lines = Path(code.co_filename).read_text().splitlines()
+    [found] = [i for i in range(code.co_firstlineno, code.co_firstlineno + 25) if text in lines[i - 1]]
+    return f"is at {code.co_filename}:{found} in {code.co_name}"
+
+
+def test_a_late_rank_is_found_however_it_is_late():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3", str(BENCHMARK)]
+    result = subprocess.run([*command, "--trials=3"], capture_output=True, text=True, timeout=110, check=False)
+    right = re.findall(r"^(\w+) +right 3 of 3", result.stdout, re.MULTILINE)
+    assert right == ["sleep", "lock", "loop", "stop"], result.stdout + result.stderr
+    assert result.returncode == 0
+
+
+def call_late(rank: int, world: int, call: str) -> str:
+    """Let rank 1 come too late to a call of the others. Return the error."""
+    store = dist.distributed_c10d._get_default_store()
+    dist.all_reduce(torch.ones(6))
+    if rank == 1:
+        store.get("may go on")  # the late line
+    try:
+        if call == "recv" and rank != 1:
+            dist.recv(torch.empty(4), 1)
+        elif call == "monitored_barrier":
+            dist.monitored_barrier()
+        else:
+            dist.all_reduce(torch.ones(4))
+    except RuntimeError as error:
+        if rank == 0:
+            store.set("may go on", "")
+        return str(error)
+    raise AssertionError("the call succeeded")
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "recv", "monitored_barrier"])
+def test_all_ranks_hear_where_a_late_rank_is(call):
+    texts = run_ranks(2, call_late, call, pg_timeout=TIMEOUT)
+    place_of_1 = place(call_late, "the late line")
+    assert f"Rank 1 {place_of_1}; its only call was all_reduce number 1 (6 x Float, default_pg)" in texts[0]
+    if call != "monitored_barrier":  # there rank 1 has an error of its own
+        assert place_of_1 in texts[1]
+
+
+def call_something_else(rank: int, world: int) -> str:
+    try:
+        if rank == 1:
+            dist.broadcast(torch.ones(4), 0)  # the different line
+        else:
+            dist.all_reduce(torch.ones(4))  # the common line
+    except dist.DistBackendError as error:
+        return str(error)
+    raise AssertionError("the call succeeded")
+
+
+def test_a_mismatch_shows_the_line_of_each_call():
+    common, different = place(call_something_else, "the common line"), place(call_something_else, "the different line")
+    for text in run_ranks(3, call_something_else):
+        assert re.search(rf"Each of ranks 0, 2 {re.escape(common)}\b", text), text
+        assert re.search(rf"Rank 1 {re.escape(different)}\b", text), text
+
+
+def keep_the_lock(rank: int, world: int) -> str:
+    """Let rank 1 be late in a native function that does not give up the interpreter's lock."""
+    dist.barrier()
+    if rank == 1:
+        # PyDLL keeps the lock during the call.
+        import ctypes
+
+        ctypes.PyDLL(None).usleep(int((TIMEOUT + 1.5) * 1e6))
+    try:
+        dist.all_reduce(torch.ones(4))
+    except dist.DistBackendError as error:
+        return str(error)
+    raise AssertionError("the call succeeded")
+
+
+def test_a_rank_that_cannot_answer_is_said_to_be_silent():
+    for text in run_ranks(2, keep_the_lock, pg_timeout=TIMEOUT):
+        assert "Rank 1 did not say within 300 ms where it is (a native function may keep Python's global lock)" in text
+
+
+# --- the place in the program ----------------------------------------------------------------------------------------
+
+
+def test_the_place_is_a_line_of_the_program_and_that_of_a_library_which_it_has_called():
+    waits = threading.Event()
+    thread = threading.Thread(target=lambda: waits.wait(60))
+    thread.start()
+    try:
+        assert thread.ident is not None
+        while "in wait" not in (text := whereabouts.describe(thread.ident)):
+            time.sleep(0.001)
+        assert re.fullmatch(rf"is at {re.escape(__file__)}:\d+ in <lambda> \(in \S+threading\.py:\d+ in wait\)", text)
+    finally:
+        waits.set()
+        thread.join()
+
+
+def test_a_thread_that_has_ended_stands_for_the_main_thread():
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+    assert thread.ident is not None
+    text = whereabouts.describe(thread.ident)
+    assert text.startswith(f"is at {__file__}:") or f"({os.path.dirname(whereabouts.__file__)}" in text
+    assert " in test_a_thread_that_has_ended_stands_for_the_main_thread" in text
