@@ -46,7 +46,7 @@ std::string path_of(const AskedProcess& process) {
 Fd open_pipe(const AskedProcess& process) {
   if (process.fd < 0) return Fd();
   Fd fd(::open(path_of(process).c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
-  struct stat facts {};
+  struct stat facts{};
   if (!fd.valid() || ::fstat(fd.get(), &facts) != 0) return Fd();
   return S_ISFIFO(facts.st_mode) && facts.st_ino == process.inode ? std::move(fd) : Fd();
 }
@@ -60,7 +60,7 @@ Fd make_pipe() {
 }
 
 AskedProcess owner_of(const Fd& pipe) {
-  struct stat facts {};
+  struct stat facts{};
   if (!pipe.valid() || ::fstat(pipe.get(), &facts) != 0) return {};
   return {::getpid(), pipe.get(), facts.st_ino};
 }

@@ -17,6 +17,7 @@ void NodeGroup::guarded(const Running& /*run*/, const std::function<void()>& bod
   } catch (...) {
     session_->failure().fail(std::current_exception());
     rounds_.places().withdraw();
+    session_->failure().check();  // all ranks report the failure that was recorded first
     throw;
   }
 }
