@@ -69,8 +69,7 @@ void answer(const Question& question) {
   const Fd pipe = open_pipe(question.from);
   if (!pipe.valid()) return;  // nobody waits any more
   Answer answer{question.number, {}};
-  const auto describe = describe_program.load();
-  const std::string text = describe == nullptr ? "runs, but cannot tell where it is" : describe();
+  const std::string text = own_place();
   std::memcpy(answer.text, text.data(), std::min(text.size(), sizeof(answer.text) - 1));
   if (::write(pipe.get(), &answer, sizeof(answer)) < 0) return;  // the pipe is full of other answers
 }
@@ -121,6 +120,11 @@ std::string silence(pid_t pid) {
 }  // namespace
 
 void set_whereabouts(std::string (*describe)()) { describe_program = describe; }
+
+std::string own_place() {
+  const auto describe = describe_program.load();
+  return describe == nullptr ? "runs, but cannot tell where it is" : describe();
+}
 
 AskedProcess own_whereabouts() {
   struct Service {

@@ -20,6 +20,9 @@ namespace ours {
 /// called on a thread of its own.
 void set_whereabouts(std::string (*describe)());
 
+/// What this process would answer now.
+std::string own_place();
+
 /// Where a process on this machine can be asked. Its numbers may be shared with any process.
 struct AskedProcess {
   int32_t pid = 0;

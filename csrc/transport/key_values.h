@@ -19,6 +19,9 @@ class KeyValues {
   /// Waits until the key is set. Throws TimeoutError when the deadline passes.
   virtual std::string get(const std::string& key, Deadline deadline) = 0;
 
+  /// The value of the key if that takes no time, or an empty string.
+  virtual std::string known(const std::string& /*key*/) { return ""; }
+
   /// Like get(), but calls `look_around` about every 50 ms, which may throw to end the wait.
   virtual std::string await(const std::string& key, Deadline deadline, const std::function<void()>& look_around) {
     constexpr std::chrono::milliseconds kSlice{50};

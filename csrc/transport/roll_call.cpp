@@ -8,16 +8,21 @@
 namespace ours {
 
 std::string roll_call(const std::vector<AskedRank>& ranks) {
-  if (ranks.empty()) return "";
-  const auto end = ranks.begin() + static_cast<std::ptrdiff_t>(std::min(ranks.size(), kMostAsked));
   std::vector<AskedProcess> processes;
-  std::transform(ranks.begin(), end, std::back_inserter(processes), [](const AskedRank& rank) { return rank.process; });
-  const std::vector<std::string> texts = ask_whereabouts(processes);
+  std::vector<int> numbers;
+  for (size_t i = 0; i < std::min(ranks.size(), kMostAsked); ++i) {
+    processes.push_back(ranks[i].process);
+    numbers.push_back(ranks[i].number);
+  }
+  return processes.empty() ? "" : describe_roll(numbers, ask_whereabouts(processes));
+}
+
+std::string describe_roll(const std::vector<int>& ranks, const std::vector<std::string>& texts) {
   std::vector<std::pair<std::string, std::vector<int>>> answers;
   for (size_t i = 0; i < texts.size(); ++i) {
     auto same = std::find_if(answers.begin(), answers.end(), [&](const auto& one) { return one.first == texts[i]; });
     if (same == answers.end()) same = answers.insert(answers.end(), {texts[i], {}});
-    same->second.push_back(ranks[i].number);
+    same->second.push_back(ranks[i]);
   }
   std::string lines;
   for (const auto& [text, numbers] : answers) {

@@ -20,4 +20,7 @@ constexpr size_t kMostAsked = 8;
 /// same share a line, and only the first kMostAsked are asked. Takes at most kAskingTime.
 std::string roll_call(const std::vector<AskedRank>& ranks);
 
+/// Those lines, for ranks that answered these texts.
+std::string describe_roll(const std::vector<int>& ranks, const std::vector<std::string>& texts);
+
 }  // namespace ours

@@ -43,7 +43,7 @@ def test_a_late_rank_is_found_however_it_is_late():
 
 
 def call_late(rank: int, world: int, call: str) -> str:
-    """Let rank 1 come too late to a call of the others. Return the error."""
+    """Let rank 1 come too late to a call of the others. Return the error, if any."""
     store = dist.distributed_c10d._get_default_store()
     dist.all_reduce(torch.ones(6))
     if rank == 1:
@@ -59,15 +59,17 @@ def call_late(rank: int, world: int, call: str) -> str:
         if rank == 0:
             store.set("may go on", "")
         return str(error)
-    raise AssertionError("the call succeeded")
+    return ""
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("call", ["all_reduce", "recv", "monitored_barrier"])
-def test_all_ranks_hear_where_a_late_rank_is(call):
-    texts = run_ranks(2, call_late, call, pg_timeout=TIMEOUT)
+def test_all_ranks_hear_where_a_late_rank_is(call, nodes):
+    texts = run_ranks(2, call_late, call, nodes=nodes, pg_timeout=TIMEOUT)
     place_of_1 = place(call_late, "the late line")
     assert f"Rank 1 {place_of_1}; its only call was all_reduce number 1 (6 x Float, default_pg)" in texts[0]
-    if call != "monitored_barrier":  # there rank 1 has an error of its own
+    if call != "monitored_barrier" and nodes == 1:
+        # There rank 1 has an error of its own, and between nodes it has all it needs.
         assert place_of_1 in texts[1]
 
 
@@ -82,11 +84,30 @@ def call_something_else(rank: int, world: int) -> str:
     raise AssertionError("the call succeeded")
 
 
-def test_a_mismatch_shows_the_line_of_each_call():
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_a_mismatch_shows_the_line_of_each_call(nodes):
     common, different = place(call_something_else, "the common line"), place(call_something_else, "the different line")
-    for text in run_ranks(3, call_something_else):
-        assert re.search(rf"Each of ranks 0, 2 {re.escape(common)}\b", text), text
+    for text in run_ranks(3, call_something_else, nodes=nodes):
+        # Between nodes, two ranks find that they differ.
+        assert re.search(rf"(Rank [02]|Each of ranks 0, 2) {re.escape(common)}\b", text), text
         assert re.search(rf"Rank 1 {re.escape(different)}\b", text), text
+
+
+def stay_away(rank: int, world: int) -> str:
+    """Let one rank of the second node stop, or come too late, while the others reduce."""
+    dist.barrier()
+    if rank == 2:
+        time.sleep(TIMEOUT + 1)  # the sleep
+    try:
+        dist.all_reduce(torch.ones(4))
+    except dist.DistBackendError as error:
+        return str(error)
+    raise AssertionError("the call succeeded")
+
+
+def test_ranks_on_another_node_hear_where_a_late_rank_is():
+    for text in run_ranks(4, stay_away, nodes=2, pg_timeout=TIMEOUT):
+        assert f"Rank 2 {place(stay_away, '# the sleep')}" in text
 
 
 def keep_the_lock(rank: int, world: int) -> str:

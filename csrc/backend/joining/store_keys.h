@@ -76,11 +76,9 @@ class StoreKeys final : public KeyValues {
 
   /// Fetches keys that are set, so that get() need not ask the store, which may be busy or gone by then.
   void fetch(const std::vector<std::string>& keys, Deadline deadline);
+  std::string known(const std::string& key) override;
 
  private:
-  /// The value that fetch() has stored for the key, or an empty string.
-  std::string known(const std::string& key);
-
   const StorePtr store_;
   const std::string prefix_;
   const Terms terms_;

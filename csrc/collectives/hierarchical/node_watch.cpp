@@ -72,7 +72,9 @@ Culprits NodeWatch::culprits(const std::vector<int>& absent) {
   }
   Culprits culprits{listed(here, [this](int r) { return session_->describe(r); }), session_->call_roll(here)};
   if (elsewhere.empty() || call_ == nullptr) return culprits;
-  culprits.names += (culprits.names.empty() ? "" : ", ") + call_->names_of(elsewhere);
+  const Culprits others = call_->culprits(elsewhere);
+  culprits.names += (culprits.names.empty() ? "" : ", ") + others.names;
+  culprits.places += others.places;
   return culprits;
 }
 

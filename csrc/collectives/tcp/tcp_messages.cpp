@@ -146,6 +146,11 @@ Messages TcpMessages::posted() const {
 
 // --- waiting ---------------------------------------------------------------------------------------------------------
 
+std::string TcpMessages::call_roll(int rank) const {
+  const TcpMesh::Lock lock = mesh_->lock();
+  return endpoint_.call_roll({static_cast<uint32_t>(rank)});
+}
+
 const char* TcpMessages::absence(int rank, bool sending) const {
   const char* const why = connections_.absence(rank);
   if (why == nullptr || sending || !connections_.left(rank)) return why;

@@ -27,6 +27,7 @@ class TcpMessages final : public MessageCarrier {
   TcpMessages& operator=(const TcpMessages&) = delete;
 
   int size() const override { return mesh_->size(); }
+  std::string call_roll(int rank) const override;
   std::string describe_self() const override { return mesh_->describe_self(); }
 
   void reach(const Message& message) override;

@@ -28,6 +28,9 @@ class Barrier final : public MonitoredBarrier {
 
  protected:
   std::string describe(int rank) override { return mesh_.describe(rank); }
+  std::string call_roll(const std::vector<int>& ranks) override {
+    return endpoint_.call_roll({ranks.begin(), ranks.end()});
+  }
   void check() override { mesh_.failure().check(); }
   void fail(const std::string& message) override { mesh_.fail(FailureKind::Timeout, message); }
 

@@ -117,15 +117,17 @@ void TcpCall::look(const std::vector<uint32_t>& absent) {
   if (half_over()) endpoint_.declare_waiting();
 }
 
-std::string TcpCall::names_of(const std::vector<uint32_t>& ranks) {
+Culprits TcpCall::culprits(const std::vector<uint32_t>& ranks) {
   const TcpMesh::Lock lock = mesh_.lock();
-  return endpoint_.names_of(ranks);
+  return endpoint_.culprits(ranks);
 }
 
 void TcpCall::time_out() {
-  const std::string names = endpoint_.names_of(causes());
-  endpoint_.raise(FailureKind::Timeout, timed_out(what(), facts_.deadline, mesh_.describe_self(),
-                                                  {names.empty() ? "nobody that is known" : names, ""}));
+  Culprits culprits = endpoint_.culprits(causes());
+  if (culprits.names.empty()) culprits.names = "nobody that is known";
+  // Ranks on the nodes of the culprits know more of them, and may have said so meanwhile.
+  endpoint_.progress();
+  endpoint_.raise(FailureKind::Timeout, timed_out(what(), facts_.deadline, mesh_.describe_self(), culprits));
 }
 
 void TcpCall::run(const std::function<bool()>& step) {

@@ -93,7 +93,7 @@ class TcpCall {
   /// waits; its neighbours are told of them when half of the time has passed.
   void look(const std::vector<uint32_t>& absent);
   /// The names of these ranks, for error messages.
-  std::string names_of(const std::vector<uint32_t>& ranks);
+  Culprits culprits(const std::vector<uint32_t>& ranks);
 
   // ---- at any time
 

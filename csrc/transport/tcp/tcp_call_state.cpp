@@ -39,13 +39,6 @@ std::string TcpCallState::mismatch(int peer) const {
   return "";
 }
 
-std::string TcpCallState::mismatch() const {
-  for (const auto& [rank, peer] : peers_) {
-    if (std::string why = rank == own_rank_ ? "" : mismatch(rank); !why.empty()) return why;
-  }
-  return "";
-}
-
 bool TcpCallState::hear(int rank, const FrameHeader& header, const std::string& payload) {
   Peer& peer = peers_[rank];
   switch (header.kind) {

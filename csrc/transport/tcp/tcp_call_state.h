@@ -44,8 +44,6 @@ class TcpCallState {
   std::string mismatch(int peer, uint64_t call, const Signature& theirs) const;
   /// Why a peer is not in the call that is under way, from what it has said so far; empty if it may be in it.
   std::string mismatch(int peer) const;
-  /// The same for any peer.
-  std::string mismatch() const;
 
   /// Takes in what a peer says in a control frame. Returns false if the peer is too far ahead.
   bool hear(int rank, const FrameHeader& header, const std::string& payload);

@@ -41,6 +41,7 @@ TcpConnections::TcpConnections(const TcpSelf& self, const TcpConfig& config, con
       machine_(card.machine),
       peers_(static_cast<size_t>(self.size)) {
   card.addresses = acceptor_.listen(config, congestion_.at_first());
+  card.whereabouts = own_tcp_whereabouts(card.addresses, config.ports);
   spare_ = ProcessFd(with_descriptors([] { return ::open("/dev/null", O_RDONLY | O_CLOEXEC); }));
 }
 

@@ -5,6 +5,7 @@
 #include "common/error.h"
 #include "common/listed.h"
 #include "common/options.h"
+#include "transport/roll_call.h"
 
 namespace ours {
 
@@ -112,7 +113,7 @@ void TcpEndpoint::begin_call(const TcpCallState::Facts& facts) {
         if (const FrameHeader* const early = connections_.data(rank, i).early()) check_data(rank, *early);
       }
     }
-    raise_mismatch(calls_.mismatch());
+    for (const int rank : connections_.met()) raise_mismatch(rank, calls_.mismatch(rank));
   } catch (...) {
     calls_.end();
     throw;
@@ -160,7 +161,7 @@ void TcpEndpoint::check_payloads() {
 void TcpEndpoint::check_data(int peer, const FrameHeader& header) {
   if (header.call > calls_.count()) return;  // for a call that this rank has yet to make
   if (!calls_.is_under_way(header.call)) garbage(peer, "it belongs to a call that is over");
-  raise_mismatch(calls_.mismatch(peer, header.call, header.signature));
+  raise_mismatch(peer, calls_.mismatch(peer, header.call, header.signature));
 }
 
 void TcpEndpoint::receive_by_engine(int peer, const FrameHeader& header, void* to, size_t* done) {
@@ -179,7 +180,7 @@ void TcpEndpoint::hear(int rank, const FrameHeader& header, const std::string& p
     connections_.said_farewell(rank);
   } else {
     if (!calls_.hear(rank, header, payload)) garbage(rank, "it is too far ahead");
-    raise_mismatch(calls_.mismatch(rank));
+    raise_mismatch(rank, calls_.mismatch(rank));
   }
 }
 
@@ -230,6 +231,23 @@ std::string TcpEndpoint::names_of(const std::vector<uint32_t>& ranks) const {
   });
 }
 
+std::string TcpEndpoint::call_roll(const std::vector<uint32_t>& ranks) const {
+  std::vector<int> numbers;
+  std::vector<AskedPeer> peers;
+  for (const uint32_t one : ranks) {
+    const int rank = static_cast<int>(one);
+    const std::string card = rank == shared_.self.rank ? shared_.card.text() : shared_.keys->known(card_key(rank));
+    if (card.empty() || numbers.size() == kMostAsked) continue;
+    try {
+      peers.push_back(TcpCard::parse(card).whereabouts);
+      numbers.push_back(rank);
+    } catch (const Error&) {
+      // A failure is being reported already.
+    }
+  }
+  return numbers.empty() ? "" : describe_roll(numbers, ask_tcp_whereabouts(peers));
+}
+
 // --- failures --------------------------------------------------------------------------------------------------------
 
 void TcpEndpoint::fail(const std::exception_ptr& error) noexcept {
@@ -256,8 +274,10 @@ void TcpEndpoint::raise(FailureKind kind, const std::string& message) {
   throw Error(message);
 }
 
-void TcpEndpoint::raise_mismatch(const std::string& message) {
-  if (!message.empty()) raise(FailureKind::Mismatch, message);
+void TcpEndpoint::raise_mismatch(int peer, const std::string& message) {
+  if (message.empty()) return;
+  const auto [first, second] = std::minmax({peer, shared_.self.rank});
+  raise(FailureKind::Mismatch, message + call_roll({static_cast<uint32_t>(first), static_cast<uint32_t>(second)}));
 }
 
 void TcpEndpoint::lost(int rank, const std::string& how) {

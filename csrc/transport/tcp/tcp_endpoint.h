@@ -51,7 +51,7 @@ class TcpEndpoint final : private TcpConnections::Owner {
   /// State that the endpoint shares with its mesh.
   struct Shared {
     Shared(TcpSelf self, std::shared_ptr<KeyValues> keys)
-        : self(std::move(self)), card{machine_id(), {}}, keys(std::move(keys)) {}
+        : self(std::move(self)), card{machine_id(), {}, {}}, keys(std::move(keys)) {}
     TcpSelf self;
     TcpCard card;  ///< what this rank publishes
     const std::shared_ptr<KeyValues> keys;
@@ -106,8 +106,10 @@ class TcpEndpoint final : private TcpConnections::Owner {
   /// Tells the peers that this rank leaves, and closes everything.
   void say_farewell() noexcept;
 
-  /// "rank 2 (host node1, pid 4711), rank 3", from what is already known of them; asks nothing over the network.
-  std::string names_of(const std::vector<uint32_t>& ranks) const;
+  /// Says where those ranks are in their programs (see roll_call()), as far as it is known where they can be asked.
+  /// Takes at most kAskingTime, with the lock.
+  std::string call_roll(const std::vector<uint32_t>& ranks) const;
+  Culprits culprits(const std::vector<uint32_t>& ranks) const { return {names_of(ranks), call_roll(ranks)}; }
   /// The ranks for which this rank waits. These may themselves be waiting, so when half of the time has passed, ranks
   /// tell their neighbours for which ranks they wait, and pass on what they are told.
   std::vector<uint32_t> causes();
@@ -123,7 +125,10 @@ class TcpEndpoint final : private TcpConnections::Owner {
 
   TcpCard await_card(Lock& lock, int rank, Deadline deadline, const What& what);
   void check_payloads();
-  void raise_mismatch(const std::string& message);
+  /// "rank 2 (host node1, pid 4711), rank 3", from what is already known of them.
+  std::string names_of(const std::vector<uint32_t>& ranks) const;
+  /// `message` says how the calls of this rank and `peer` differ; nothing happens if it is empty.
+  void raise_mismatch(int peer, const std::string& message);
   void record(FailureKind kind, const std::string& message);
   void tell_all(const FrameHeader& header, const std::string& payload);
   void close() noexcept;

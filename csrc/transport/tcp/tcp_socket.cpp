@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <functional>
 #include <string>
 #include <system_error>
 
@@ -18,9 +19,8 @@ namespace {
 
 void set(int fd, int level, int name, int value) { ::setsockopt(fd, level, name, &value, sizeof(value)); }
 
-ProcessFd make_socket(int family) {
-  return ProcessFd(
-      with_descriptors([&] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP); }));
+ProcessFd make_socket(int family, int type = SOCK_STREAM) {
+  return ProcessFd(with_descriptors([&] { return ::socket(family, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); }));
 }
 
 /// Lets the groups of one process begin at different places of the range.
@@ -28,6 +28,30 @@ uint32_t any_number() {
   uint32_t number = 0;
   if (::getrandom(&number, sizeof(number), GRND_NONBLOCK) != sizeof(number)) return 0;
   return number;
+}
+
+/// A socket at `address`, on a port of the range, that waits for peers. `prepare` is called before it gets its port.
+/// Throws a SystemError that begins with `purpose`.
+ProcessFd open_in(const PortRange& ports, const SocketAddress& address, const std::string& purpose, int type,
+                  const std::function<void(int)>& prepare) {
+  const uint32_t count = static_cast<uint32_t>(ports.last) - ports.first + 1;
+  const uint32_t start = any_number();
+  int error = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    ProcessFd fd = make_socket(address.family(), type);
+    if (!fd.valid()) throw SystemError("cannot make a socket", errno);
+    if (address.family() == AF_INET6) set(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1);
+    prepare(fd.get());
+    const SocketAddress at = address.with_port(static_cast<uint16_t>(ports.first + (start + i) % count));
+    const bool has_port = ::bind(fd.get(), at.data(), at.size()) == 0;
+    if (has_port && (type != SOCK_STREAM || ::listen(fd.get(), SOMAXCONN) == 0)) return fd;
+    error = errno;
+    if (error != EADDRINUSE && error != EACCES) break;
+  }
+  const std::string range = ports.first == 0 ? ""
+                                             : " on a port from " + std::to_string(ports.first) + " to " +
+                                                   std::to_string(ports.last) + " (OURS_PORT_RANGE)";
+  throw SystemError(purpose + address.host() + range, error);
 }
 
 }  // namespace
@@ -40,31 +64,21 @@ bool use_congestion_control(int fd, const std::string& name) {
 }
 
 ProcessFd listen_at(const SocketAddress& address, const PortRange& ports, const std::string& congestion) {
-  const uint32_t count = static_cast<uint32_t>(ports.last) - ports.first + 1;
-  const uint32_t start = any_number();
-  int error = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    ProcessFd fd = make_socket(address.family());
-    if (!fd.valid()) throw SystemError("cannot make a socket", errno);
-    if (!use_congestion_control(fd.get(), congestion)) {
+  return open_in(ports, address, "cannot wait for connections at ", SOCK_STREAM, [&](int fd) {
+    if (!use_congestion_control(fd, congestion)) {
       throw SystemError("OURS_TCP_CONGESTION='" + congestion +
                             "' is none of those that this process may use here, which `sysctl "
                             "net.ipv4.tcp_allowed_congestion_control` lists",
                         errno);
     }
-    if (address.family() == AF_INET6) set(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1);
     // This allows ports on which connections of an earlier job are still closing. If two sockets get the same port, the
     // second one cannot listen.
-    set(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
-    const SocketAddress at = address.with_port(static_cast<uint16_t>(ports.first + (start + i) % count));
-    if (::bind(fd.get(), at.data(), at.size()) == 0 && ::listen(fd.get(), SOMAXCONN) == 0) return fd;
-    error = errno;
-    if (error != EADDRINUSE && error != EACCES) break;
-  }
-  const std::string range = ports.first == 0 ? ""
-                                             : " on a port from " + std::to_string(ports.first) + " to " +
-                                                   std::to_string(ports.last) + " (OURS_PORT_RANGE)";
-  throw SystemError("cannot wait for connections at " + address.host() + range, error);
+    set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+  });
+}
+
+ProcessFd receive_at(const SocketAddress& address, const PortRange& ports) {
+  return open_in(ports, address, "cannot wait for packets at ", SOCK_DGRAM, [](int) {});
 }
 
 SocketAddress local_address(int fd) {

@@ -15,6 +15,9 @@ std::string text_of_error(int error);
 /// congestion control of that name, or the system's if it is empty. Throws a SystemError that says what was tried.
 ProcessFd listen_at(const SocketAddress& address, const PortRange& ports, const std::string& congestion = "");
 
+/// Returns a socket that receives UDP packets at `address`, on a port of the range. Throws SystemError.
+ProcessFd receive_at(const SocketAddress& address, const PortRange& ports);
+
 /// Gives a socket the congestion control of that name, or leaves it if the name is empty. Returns false, with errno,
 /// if the socket may not have it.
 bool use_congestion_control(int fd, const std::string& name);

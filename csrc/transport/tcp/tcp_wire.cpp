@@ -9,7 +9,7 @@ namespace ours {
 
 namespace {
 
-constexpr const char* kTag = "ours-tcp2";
+constexpr const char* kTag = "ours-tcp3";
 constexpr size_t kMaxText = 8 * 1024;
 constexpr size_t kMaxAddresses = 64;
 
@@ -23,9 +23,26 @@ uint64_t proof(const SipKey& secret, const Nonce& challenge, const Nonce& hello,
   return siphash(secret, bytes.data(), bytes.size());
 }
 
-[[noreturn]] void malformed(const char* what, const std::string& text) {
-  throw Error(std::string("malformed ") + what + " in the store: '" + text.substr(0, 80) +
-              "'; do all ranks use one version of this package, and no other program the same store?");
+std::string text_of(const SipKey& key) {
+  std::ostringstream out;
+  out << std::hex;
+  for (const uint8_t byte : key) out << (byte >> 4) << (byte & 15);
+  return out.str();
+}
+
+/// Whether `text` is one that text_of() returns, of this key.
+bool parse_key(const std::string& text, SipKey& key) {
+  if (text.size() != 2 * key.size() || text.find_first_not_of("0123456789abcdef") != std::string::npos) return false;
+  for (size_t i = 0; i < key.size(); ++i) {
+    key[i] = static_cast<uint8_t>(std::stoul(text.substr(2 * i, 2), nullptr, 16));
+  }
+  return true;
+}
+
+[[noreturn]] void malformed(const char* what) {
+  throw Error(std::string("malformed ") + what +
+              " in the store (not shown: it holds a secret); do all ranks use one version of this package, and no "
+              "other program the same store?");
 }
 
 }  // namespace
@@ -81,31 +98,34 @@ std::string card_key(int rank) { return "card/" + std::to_string(rank); }
 
 std::string TcpCard::text() const {
   std::ostringstream out;
-  out << kTag << ' ' << machine;
-  for (const SocketAddress& address : addresses) out << ' ' << address.text();
+  out << kTag << ' ' << machine << ' ' << text_of(whereabouts.key) << ' ' << addresses.size();
+  for (const auto* list : {&addresses, &whereabouts.addresses}) {
+    for (const SocketAddress& address : *list) out << ' ' << address.text();
+  }
   return out.str();
 }
 
 TcpCard TcpCard::parse(const std::string& text) {
   TcpCard card;
   std::istringstream in(text.size() <= kMaxText ? text : "");
-  std::string tag;
-  in >> tag >> card.machine;
-  if (!in || tag != kTag) malformed("card of a rank", text);
+  std::string tag, key;
+  size_t count = 0;
+  in >> tag >> card.machine >> key >> count;
+  if (!in || tag != kTag || count == 0 || !parse_key(key, card.whereabouts.key)) malformed("card of a rank");
   for (std::string word; in >> word;) {
     const auto address = SocketAddress::parse(word);
-    if (!address || address->port() == 0 || card.addresses.size() == kMaxAddresses) malformed("card of a rank", text);
-    card.addresses.push_back(*address);
+    auto& list = card.addresses.size() < count ? card.addresses : card.whereabouts.addresses;
+    if (!address || address->port() == 0 || list.size() == kMaxAddresses) malformed("card of a rank");
+    list.push_back(*address);
   }
-  if (card.addresses.empty()) malformed("card of a rank", text);
+  if (card.addresses.size() < count) malformed("card of a rank");
   return card;
 }
 
 std::string TcpTerms::text() const {
   std::ostringstream out;
-  out << kTag << ' ' << std::hex;
-  for (const uint8_t byte : secret) out << (byte >> 4) << (byte & 15);
-  out << std::dec << ' ' << plan.streams << ' ' << plan.chunk_bytes << ' ' << static_cast<int>(plan.wire);
+  out << kTag << ' ' << text_of(secret) << ' ' << plan.streams << ' ' << plan.chunk_bytes << ' '
+      << static_cast<int>(plan.wire);
   return out.str();
 }
 
@@ -115,16 +135,12 @@ TcpTerms TcpTerms::parse(const std::string& text) {
   std::string tag, secret;
   int wire = 0;
   in >> tag >> secret >> terms.plan.streams >> terms.plan.chunk_bytes >> wire;
-  const bool digits = secret.find_first_not_of("0123456789abcdef") == std::string::npos;
-  if (!in || tag != kTag || secret.size() != 2 * terms.secret.size() || !digits || terms.plan.streams < 1 ||
-      terms.plan.streams > 16 || terms.plan.chunk_bytes < 64 || terms.plan.chunk_bytes % 64 != 0 || wire < 0 ||
+  if (!in || tag != kTag || !parse_key(secret, terms.secret) || terms.plan.streams < 1 || terms.plan.streams > 16 ||
+      terms.plan.chunk_bytes < 64 || terms.plan.chunk_bytes % 64 != 0 || wire < 0 ||
       wire > static_cast<int>(WireType::Float16)) {
-    malformed("terms of a group", "(not shown: they hold its secret)");
+    malformed("terms of a group");
   }
   terms.plan.wire = static_cast<WireType>(wire);
-  for (size_t i = 0; i < terms.secret.size(); ++i) {
-    terms.secret[i] = static_cast<uint8_t>(std::stoul(secret.substr(2 * i, 2), nullptr, 16));
-  }
   return terms;
 }
 

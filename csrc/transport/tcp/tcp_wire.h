@@ -9,6 +9,7 @@
 #include "common/siphash.h"
 #include "common/socket_address.h"
 #include "transport/tcp/tcp_config.h"
+#include "transport/tcp/tcp_whereabouts.h"
 #include "transport/topology.h"
 
 // The messages between two ranks, and what they publish in the store. Everything that comes from the network is
@@ -106,6 +107,7 @@ std::string card_key(int rank);
 struct TcpCard {
   std::string machine;  ///< equal on ranks that run under one kernel
   std::vector<SocketAddress> addresses;
+  AskedPeer whereabouts;
 
   std::string text() const;
   /// Throws Error unless `text` is a card of this version.

@@ -27,13 +27,15 @@ class Child {
   Child() {
     int ends[2];
     CHECK_EQ(::pipe2(ends, O_CLOEXEC), 0);
-    const Fd from(ends[0]), to(ends[1]);
+    const Fd from(ends[0]);
+    Fd to(ends[1]);
     pid_ = ::fork();
     if (pid_ == 0) {
       const AskedProcess self = own_whereabouts();
       if (::write(to.get(), &self, sizeof(self)) != sizeof(self)) ::_exit(1);
       while (true) ::pause();
     }
+    to.reset();
     CHECK_EQ(::read(from.get(), &asked_, sizeof(asked_)), static_cast<ssize_t>(sizeof(asked_)));
   }
   ~Child() {

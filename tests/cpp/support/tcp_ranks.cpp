@@ -21,6 +21,12 @@ std::string MapKeys::get(const std::string& key, Deadline deadline) {
   return values_[key];
 }
 
+std::string MapKeys::known(const std::string& key) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = values_.find(key);
+  return found == values_.end() ? "" : found->second;
+}
+
 size_t MapKeys::size() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return values_.size();

@@ -18,6 +18,7 @@ class MapKeys final : public KeyValues {
  public:
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, Deadline deadline) override;
+  std::string known(const std::string& key) override;
   size_t size();
 
  private:

@@ -56,6 +56,9 @@ void check_contains(const std::string& text, const std::string& part, const char
 }  // namespace ours::testing
 
 // Usage: tests [part of a name]...   Runs the tests whose names contain one of the parts; all without arguments.
+// Forked children start threads of their own.
+extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
+
 int main(int argc, char** argv) {
   const auto chosen = [&](const std::string& name) {
     for (int i = 1; i < argc; ++i) {

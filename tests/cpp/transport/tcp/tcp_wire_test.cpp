@@ -31,6 +31,7 @@ TEST(what_lies_in_the_store_is_checked) {
   TcpCard card;
   card.machine = "abc";
   card.addresses = {*SocketAddress::parse("10.0.0.1:80"), *SocketAddress::parse("[fd00::1]:81")};
+  card.whereabouts = {draw_nonce(), {*SocketAddress::parse("10.0.0.1:82")}};
   CHECK_EQ(TcpCard::parse(card.text()).text(), card.text());
   TcpTerms terms;
   terms.secret = draw_nonce();
@@ -51,9 +52,9 @@ TEST(what_lies_in_the_store_is_checked) {
     }
   }
   CHECK_THROWS(Error, TcpCard::parse(""));
-  CHECK_THROWS(Error, TcpCard::parse("ours-tcp2 machine"));
+  CHECK_THROWS(Error, TcpCard::parse("ours-tcp3 machine"));
   CHECK_THROWS(Error, TcpCard::parse(card.text() + std::string(1 << 20, ' ')));
-  CHECK_THROWS(Error, TcpTerms::parse("ours-tcp2 00 1 4096 1024 16"));
+  CHECK_THROWS(Error, TcpTerms::parse("ours-tcp3 00 1 4096 1024 16"));
 }
 
 }  // namespace

@@ -1,0 +1,165 @@
+#include "transport/tcp/tcp_whereabouts.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <utility>
+
+#include "common/background_thread.h"
+#include "common/deadline.h"
+#include "common/error.h"
+#include "common/owning_process.h"
+#include "common/whereabouts.h"
+#include "transport/tcp/tcp_handshake.h"
+#include "transport/tcp/tcp_socket.h"
+
+namespace ours {
+
+namespace {
+
+constexpr uint32_t kMagic = 0x6572656f;  // "oere"
+constexpr uint32_t kVersion = 1;
+
+struct Question {
+  uint32_t magic = kMagic;
+  uint32_t version = kVersion;
+  Nonce nonce{};        ///< of this asking
+  uint64_t number = 0;  ///< which of the asked processes this one is
+  uint64_t proof = 0;
+};
+
+struct Answer {
+  Question to;
+  char text[952] = {};
+  uint64_t proof = 0;
+};
+// A packet of the smallest kind of network, with room for what tunnels add.
+static_assert(sizeof(Answer) <= 1024);
+
+/// Proves that the sender knows the key of the process that is asked.
+template <class Message>
+uint64_t proof_of(const SipKey& key, Message message) {
+  message.proof = 0;
+  return siphash(key, &message, sizeof(message));
+}
+
+/// Takes the next packet at a socket; false if there is none of the right kind.
+template <class Message>
+bool receive(const ProcessFd& fd, Message& message, sockaddr_storage& from, socklen_t& length) {
+  length = sizeof(from);
+  const ssize_t bytes = ::recvfrom(fd.get(), &message, sizeof(message), MSG_DONTWAIT | MSG_TRUNC,
+                                   reinterpret_cast<sockaddr*>(&from), &length);
+  return bytes == static_cast<ssize_t>(sizeof(message));
+}
+
+void answer_questions(const std::vector<ProcessFd>& sockets, const SipKey& key) {
+  std::vector<pollfd> polled;
+  for (const ProcessFd& socket : sockets) polled.push_back({socket.get(), POLLIN, 0});
+  while (::poll(polled.data(), polled.size(), -1) >= 0 || errno == EINTR) {
+    for (const ProcessFd& socket : sockets) {
+      Answer answer;
+      sockaddr_storage from{};
+      socklen_t length = 0;
+      if (!receive(socket, answer.to, from, length) || answer.to.magic != kMagic || answer.to.version != kVersion ||
+          answer.to.proof != proof_of(key, answer.to)) {
+        continue;
+      }
+      try {
+        const std::string text = own_place();
+        std::memcpy(answer.text, text.data(), std::min(text.size(), sizeof(answer.text) - 1));
+      } catch (const std::exception&) {
+        continue;  // out of memory, say
+      }
+      answer.proof = proof_of(key, answer);
+      ::sendto(socket.get(), &answer, sizeof(answer), MSG_DONTWAIT, reinterpret_cast<const sockaddr*>(&from), length);
+    }
+  }
+}
+
+/// Sends a question to all addresses of a process, as only some may be reached from here.
+bool send(const std::array<ProcessFd, 2>& sockets, const AskedPeer& peer, const Question& question) {
+  bool sent = false;
+  for (const SocketAddress& address : peer.addresses) {
+    const ProcessFd& socket = sockets[address.family() == AF_INET ? 0 : 1];
+    sent =
+        ::sendto(socket.get(), &question, sizeof(question), MSG_DONTWAIT, address.data(), address.size()) > 0 || sent;
+  }
+  return sent;
+}
+
+}  // namespace
+
+AskedPeer own_tcp_whereabouts(const std::vector<SocketAddress>& addresses, const PortRange& ports) {
+  struct Service {
+    OwningProcess owner;
+    AskedPeer self;
+  };
+  static std::mutex mutex;
+  static const Service* service = nullptr;  // the thread outlives everything
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (service != nullptr && service->owner.is_here()) return service->self;
+  AskedPeer self{draw_nonce(), {}};
+  try {
+    auto* const sockets = new std::vector<ProcessFd>;  // are never closed
+    for (const SocketAddress& address : addresses) {
+      sockets->push_back(receive_at(address, ports));
+      self.addresses.push_back(local_address(sockets->back().get()));
+    }
+    start_background_thread("ours_where_tcp", [sockets, key = self.key] { answer_questions(*sockets, key); });
+  } catch (const std::exception&) {
+    self.addresses.clear();  // no descriptor, port or thread: nobody can ask
+  }
+  service = new Service{OwningProcess(), self};
+  return self;
+}
+
+std::vector<std::string> ask_tcp_whereabouts(const std::vector<AskedPeer>& peers) {
+  std::vector<std::string> texts(peers.size());
+  const std::array<ProcessFd, 2> sockets{ProcessFd(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)),
+                                         ProcessFd(::socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0))};
+  Question question;
+  question.nonce = draw_nonce();
+  size_t awaited = 0;
+  for (size_t i = 0; i < peers.size(); ++i) {
+    question.number = i;
+    question.proof = proof_of(peers[i].key, question);
+    if (send(sockets, peers[i], question)) {
+      ++awaited;
+    } else {
+      texts[i] = "cannot be asked where it is";
+    }
+  }
+  const Deadline deadline = Deadline::after(kAskingTime);
+  while (awaited > 0 && !deadline.passed()) {
+    pollfd polled[] = {{sockets[0].get(), POLLIN, 0}, {sockets[1].get(), POLLIN, 0}};
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.at() - Clock::now());
+    ::poll(polled, 2, static_cast<int>(left.count()) + 1);
+    for (const ProcessFd& socket : sockets) {
+      Answer answer;
+      sockaddr_storage from{};
+      socklen_t length = 0;
+      if (!receive(socket, answer, from, length) || answer.to.nonce != question.nonce ||
+          answer.to.number >= peers.size() || answer.proof != proof_of(peers[answer.to.number].key, answer)) {
+        continue;
+      }
+      std::string& text = texts[answer.to.number];
+      if (text.empty()) --awaited;
+      text.assign(answer.text, ::strnlen(answer.text, sizeof(answer.text)));
+    }
+  }
+  for (std::string& text : texts) {
+    if (text.empty()) {
+      text = "did not say within " + std::to_string(kAskingTime.count()) +
+             " ms where it is (it may be stopped, or unreachable by UDP, or a native function may keep Python's global "
+             "lock)";
+    }
+  }
+  return texts;
+}
+
+}  // namespace ours
