@@ -180,3 +180,33 @@ def test_no_file_is_written_if_the_user_does_not_want_it(tmp_path):
     env = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_", "TORCH_FR_DUMP_ON_TIMEOUT": "0"}
     run_ranks(2, failing, env=env)
     assert list(tmp_path.iterdir()) == []
+
+
+def failing_with_a_health_check(rank: int, world: int) -> None:
+    from torch._C._distributed_c10d import _get_handler, _Request, _Response
+
+    class Response(_Response):
+        def set_content(self, content: str, content_type: str) -> None:
+            self.content = content
+
+        def set_status(self, status: int) -> None:
+            self.status = status
+
+    def health() -> dict[str, Any]:
+        response = Response()
+        _get_handler("c10d_health_check")(_Request(), response)
+        assert response.status == 200
+        return json.loads(response.content)
+
+    assert health()["healthy"]
+    failing(rank, world)
+    assert reached(lambda: not health()["healthy"])
+    assert health()["unhealthy_backends"] == ["ours"]
+
+
+def test_torchs_health_check_names_the_backend_of_a_group_that_failed():
+    from torch._C._distributed_c10d import _get_handler_names
+
+    if "c10d_health_check" not in _get_handler_names():
+        pytest.skip("this torch has no health check of backends")
+    run_ranks(2, failing_with_a_health_check)

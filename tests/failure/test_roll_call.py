@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -128,6 +129,35 @@ def keep_the_lock(rank: int, world: int) -> str:
 def test_a_rank_that_cannot_answer_is_said_to_be_silent():
     for text in run_ranks(2, keep_the_lock, pg_timeout=TIMEOUT):
         assert "Rank 1 did not say within 300 ms where it is (a native function may keep Python's global lock)" in text
+
+
+PROGRAM = """
+import datetime, time
+import torch, torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    dist.init_process_group("ours", timeout=datetime.timedelta(seconds=2))
+    dist.barrier()
+    if dist.get_rank() == 1:
+        time.sleep(4)
+    dist.all_reduce(torch.ones(4))
+
+main()
+"""
+
+
+def test_the_error_files_of_torchrun_say_where_a_late_rank_is(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.lstrip())
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    result = subprocess.run(
+        [*command, f"--log-dir={tmp_path}", str(program)], capture_output=True, text=True, timeout=110, check=False
+    )
+    assert result.returncode != 0
+    [file] = tmp_path.glob("*/attempt_0/0/error.json")
+    assert f"Rank 1 is at {program}:10 in main" in json.loads(file.read_text())["message"]["message"]
 
 
 # --- the place in the program ----------------------------------------------------------------------------------------
