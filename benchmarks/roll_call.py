@@ -72,9 +72,10 @@ def attempt(name: str, victim: int, timeout: float) -> tuple[str, float]:
     """Let one rank be late. Return the error that this rank gets, and how long after the timeout it came."""
     store = dist.distributed_c10d._get_default_store()
     rank, world = dist.get_rank(), dist.get_world_size()
-    group = dist.new_group(timeout=datetime.timedelta(seconds=timeout))
+    group = dist.new_group()
     assert group is not None
     dist.all_reduce(torch.ones(4), group=group)
+    group._get_backend(torch.device("cpu")).set_timeout(datetime.timedelta(seconds=timeout))
     store.set(f"pid {victim}", str(os.getpid())) if rank == victim else None
     dist.barrier()
     begin = time.monotonic()
