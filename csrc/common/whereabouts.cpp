@@ -109,7 +109,7 @@ std::string hindrance(pid_t pid) {
 }
 
 std::string silence(pid_t pid) {
-  const std::string why = hindrance(pid);
+  std::string why = hindrance(pid);
   if (!why.empty()) return why;
   return "did not say within " + std::to_string(kAskingTime.count()) + " ms where it is (" +
          (state_of(pid) == 'D' ? "it waits in the kernel, for a file system or a device"

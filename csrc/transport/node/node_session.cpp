@@ -267,6 +267,7 @@ void NodeSession::widen(std::vector<int> numbers, NodeLookout* lookout) {
 
 std::string NodeSession::call_roll(const std::vector<int>& ranks) const {
   std::vector<AskedRank> asked;
+  asked.reserve(ranks.size());
   for (const int r : ranks) asked.push_back({number_of(r), block(r).whereabouts});
   return roll_call(asked);
 }

@@ -59,6 +59,7 @@ bool receive(const ProcessFd& fd, Message& message, sockaddr_storage& from, sock
 
 void answer_questions(const std::vector<ProcessFd>& sockets, const SipKey& key) {
   std::vector<pollfd> polled;
+  polled.reserve(sockets.size());
   for (const ProcessFd& socket : sockets) polled.push_back({socket.get(), POLLIN, 0});
   while (::poll(polled.data(), polled.size(), -1) >= 0 || errno == EINTR) {
     for (const ProcessFd& socket : sockets) {
