@@ -9,16 +9,38 @@ from ourddp import _elsewhere
 
 __version__ = "0.1.0"
 __all__ = [
+    "Average",
+    "Checkpointer",
+    "Compression",
     "DataParallel",
     "DistributedDataParallel",
+    "DistributedOptimizer",
     "Launch",
+    "LinearScalingLR",
     "MisuseError",
     "ModelParallel",
+    "Sum",
     "SyncBatchNorm",
     "Trial",
     "__version__",
+    "allgather_object",
+    "average_metrics",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "cuda_built",
+    "gloo_built",
     "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "nccl_built",
+    "rank",
     "register",
+    "rocm_built",
+    "shutdown",
+    "size",
     "sweep",
 ]
 
@@ -34,10 +56,19 @@ if _elsewhere.is_built(_elsewhere.HERE):
         )
 
     from ourddp._C import MisuseError
+    from ourddp.broadcast import broadcast_optimizer_state, broadcast_parameters
+    from ourddp.built import cuda_built, gloo_built, mpi_built, nccl_built, rocm_built
+    from ourddp.checkpointer import Checkpointer
+    from ourddp.compression import Average, Compression, Sum
     from ourddp.data_parallel import DataParallel
     from ourddp.distributed import DistributedDataParallel
+    from ourddp.distributed_optimizer import DistributedOptimizer
+    from ourddp.job import is_initialized, local_rank, local_size, rank, shutdown, size
     from ourddp.launch import Launch, init
+    from ourddp.lr_schedule import LinearScalingLR
+    from ourddp.metrics import average_metrics
     from ourddp.model_parallel import ModelParallel
+    from ourddp.objects import allgather_object, broadcast_object
     from ourddp.registration import register
     from ourddp.sweeps import sweep
     from ourddp.sync_batch_norm import SyncBatchNorm

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -35,6 +36,7 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, GroupPtr group, ReducerOpti
       averaging_(std::move(group), parameters_.front().device()),
       used_(parameters_.size(), parameters_.front().device(), options_.find_unused_parameters),
       static_graph_(parameters_.size()),
+      passes_(parameters_.size()),
       in_place_(parameters_, options_),
       transfer_(options_, averaging_, used_, errors_),
       plan_(parameters_, options_, *averaging_.group()),
@@ -158,7 +160,8 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   averaging_.begin_backward();
   for (Bucket& bucket : buckets_) bucket.reset();
   std::fill(arrived_.begin(), arrived_.end(), false);
-  open_memory();
+  passes_.start_anew();
+  if (!passes_.enabled()) open_memory();
   static_graph_.begin_backward();
   // Those of a static graph never change.
   if (static_graph_.enabled()) return;
@@ -186,7 +189,7 @@ void Reducer::on_gradient(size_t index, const at::Tensor& incoming) {
   if (used_.tracked() && !static_graph_.recorded() && transfer_.has_gradient(parameters_[index])) {
     used_.mark_used(index);
   }
-  if (!expects_gradients_) return;
+  if (!passes_.is_last(index, errors_) || !expects_gradients_) return;
   if (static_graph_.is_recording()) {
     const int64_t now = steady_ns();
     static_graph_.record(index);
@@ -202,6 +205,7 @@ void Reducer::begin_reducing() {
   unfinished_ = true;
   const bool allowed = may_reduce_in_place();
   in_place_.decide(allowed, allowed && runs_no_program_code());
+  if (passes_.enabled() && in_place_.is_active()) in_place_.open_memory(averaging_);
   for (const size_t unused : unused_.indices()) mark_ready(unused, {});
 }
 
@@ -281,7 +285,8 @@ void Reducer::launch(size_t index) {
 void Reducer::on_all_launched() {
   // For a static graph, the used parameters have been known since it was recorded.
   if (used_.tracked() && !static_graph_.enabled()) used_.start_reduction(*group());
-  if (!manual_finalization_) queue_finalization();
+  // Outside of backward, reduce_missing() finishes the step.
+  if (!manual_finalization_ && torch::autograd::get_current_graph_task_id() != -1) queue_finalization();
 }
 
 void Reducer::queue_finalization() {

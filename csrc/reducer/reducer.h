@@ -19,8 +19,10 @@
 #include "reducer/bucket_plan.h"
 #include "reducer/gradient_transfer.h"
 #include "reducer/in_place_reduction.h"
+#include "reducer/pass_count.h"
 #include "reducer/reducer_errors.h"
 #include "reducer/reducer_options.h"
+#include "reducer/reducer_status.h"
 #include "reducer/static_graph.h"
 #include "reducer/step_record.h"
 #include "reducer/unused_parameters.h"
@@ -28,29 +30,14 @@
 
 namespace ours {
 
-/// The state of a Reducer.
-struct ReducerStatus {
-  int64_t iterations = 0;
-  int64_t buckets_reduced = 0;
-  /// How many gradients the last backward reduced in place, without copying them into a bucket.
-  int64_t reduced_in_place = 0;
-  bool has_rebuilt_buckets = false;
-  Buckets bucket_indices;
-  std::vector<int64_t> bucket_bytes;
-  std::vector<size_t> unused_parameters;
-  /// The parameters in the order in which their gradients arrived in the last backward.
-  std::vector<size_t> ready_order;
-  /// The last error; empty if there was none.
-  std::string error;
-};
-
 /// Averages gradients over a process group while backward is still running.
 ///
 /// A step is prepare_for_forward(), forward, prepare_for_backward() and backward. During backward, autograd reports
 /// each gradient, and full buckets are reduced in bucket order; its final callback waits for the reductions and writes
 /// the averages to the parameters' gradients. Without prepare_for_backward() a step only accumulates gradients.
 /// prepare_for_backward() may also be called without prepare_for_forward(), for example for the last of several
-/// micro-batches; that counts as a step, too.
+/// micro-batches; that counts as a step, too. With set_passes() a step is prepare_for_backward(), that number of
+/// backwards, and reduce_missing().
 ///
 /// The first buckets are those of the options. Without find_unused_parameters, or with a static graph, they are rebuilt
 /// once, in the order in which gradients arrived on rank 0. All functions are thread-safe, and none of them needs the
@@ -86,6 +73,18 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   }
   /// Autograd calls this when it has accumulated the gradient of a parameter out of `incoming` (see AutogradHooks).
   void on_gradient(size_t index, const at::Tensor& incoming);
+  /// Reduces what the backwards of this step have not completed, with zeros for gradients that are undefined, and hands
+  /// the averages over. Does nothing if all has been reduced. For set_passes(), outside of backward.
+  void reduce_missing() {
+    const Lock lock(mutex_);
+    if (!expects_gradients_) return;
+    // No code of the program runs until this returns.
+    if (!std::exchange(unfinished_, true)) in_place_.decide(may_reduce_in_place(), /*unseen=*/true);
+    for (size_t index = 0; index < parameters_.size(); ++index) {
+      if (!arrived_[index]) mark_ready(index, {});
+    }
+    finalize();
+  }
   /// Ends the first backward of a static graph: reduces everything now that the graph is known.
   void delay_all_reduce();
   /// Assigns the buckets in the order of arrival, once. Returns whether it did. Collective when it does.
@@ -117,6 +116,17 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     return expects_gradients_;
   }
   bool uses_weights() const { return averaging_.weights().in_use(); }
+  /// Has `passes` gradients of each parameter be reduced as one, where nothing knows of forward or of when backward
+  /// begins. With 0, as at first, each backward after prepare_for_backward() is reduced.
+  void set_passes(size_t passes) {
+    const Lock lock(mutex_);
+    passes_.set_passes(passes);
+  }
+  /// With set_passes(): whether gradients have arrived since the last prepare_for_backward().
+  bool has_gradients() {
+    const Lock lock(mutex_);
+    return passes_.begun();
+  }
   void set_static_graph();
   /// Whether the backward under way has nothing to record: the static graph is known, or no parameter is reached, as
   /// in torch.autograd.grad() with respect to the input.
@@ -266,6 +276,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   UsedMap used_;
   UnusedParameters unused_;
   StaticGraph static_graph_;
+  PassCount passes_;
   InPlaceReduction in_place_;
   GradientTransfer transfer_;
   BucketPlan plan_;

@@ -61,4 +61,10 @@ void ReducerErrors::marked_twice(size_t index, bool static_graph) {
   raise(text);
 }
 
+void ReducerErrors::too_many_passes(size_t index, size_t passes) {
+  raise(parameter(index), " got more gradients before step() than backward_passes_per_step=", passes,
+        " allows. Call step() or synchronize() after that many backward passes, or raise backward_passes_per_step. If "
+        "the parameter is shared by layers that are checkpointed, use checkpointing with use_reentrant=False.");
+}
+
 }  // namespace ours

@@ -23,6 +23,7 @@ class ReducerErrors {
   /// `arrived` tells of each parameter whether it got a gradient on `rank`.
   [[noreturn]] void unfinished_reduction(const std::vector<bool>& arrived, int rank, bool static_graph);
   [[noreturn]] void marked_twice(size_t index, bool static_graph);
+  [[noreturn]] void too_many_passes(size_t index, size_t passes);
   /// Any other error; the text is put together from the arguments.
   template <typename... Parts>
   [[noreturn]] void raise(const Parts&... parts) {

