@@ -116,7 +116,7 @@ $(DOCS)/.packages: pyproject.toml | python-is-new-enough
 # NO_MKDOCS_2_WARNING: mkdocs is pinned.
 docs: $(DOCS)/.packages
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
-	@echo "Open build/site/index.html"
+	@echo "Open build/site/index.html, or with search: $(PYTHON) -m http.server --directory build/site"
 
 # --- wheels for others -----------------------------------------------------------------------------------------------
 

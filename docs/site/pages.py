@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 MERMAID = "assets/mermaid.js"
+FOREIGN = re.compile(r"""<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=["']?((?:https?:)?//[^"'> ]*)""")
 # Documents of the root that have a place of their own in the site.
 PAGES = {
     "README.md": "index.md",
@@ -103,7 +105,15 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
 
 
 def on_post_page(output: str, *, page: Page, **_: Any) -> str:
-    """Load mermaid in the pages that have a drawing for it, before the theme would fetch it from elsewhere."""
+    """Load mermaid in the pages that have a drawing for it, before the theme would fetch it from elsewhere.
+
+    Raises:
+        PluginError: If a page would fetch a script, a style or a picture from the network.
+
+    """
+    foreign = FOREIGN.search(output)
+    if foreign:
+        raise PluginError(f"{page.file.src_uri} fetches {foreign[1]}: the site has to work without a network")
     if 'class="mermaid"' not in output:
         return output
     depth = page.url.count("/")

@@ -10,7 +10,7 @@ from torch import nn
 
 import ourddp
 
-faulthandler.register(signal.SIGUSR1)  # `kill -USR1 PID` prints where the process is
+faulthandler.register(signal.SIGUSR1, all_threads=False)  # `kill -USR1 PID` prints where the process is
 
 launch = ourddp.init(timeout=datetime.timedelta(seconds=10))
 everybody = dist.new_group(timeout=datetime.timedelta(minutes=30))  # for the barrier before the results are written
