@@ -4,7 +4,9 @@
 #   make test [TORCH=2.11] [ARGS=..]  the Python and C++ tests, with the newest torch or the one named
 #   make conformance                  torch's own suite for process groups (long)
 #   make cpp-test [SAN=thread|address] [FILTER=..]
-#   make wheel                        a wheel to give to others, in dist/
+#   make docs                         the documents as a site, in build/site
+#   make dist                         a source distribution, and a wheel that was built from it, in dist/
+#   make wheel                        a wheel for the torch that is there, in dist/
 #   make bench | lint | format | build | clean
 
 PYTHON ?= python3
@@ -35,7 +37,7 @@ CUDA_SOURCES := $(wildcard csrc/cuda/*.cu csrc/cuda/*.cuh)
 EXPORTS := $(shell find csrc -name exports.map)
 TIDY_FILES := $(shell find $(addprefix csrc/,common kernels device transport collectives) -name '*.cpp')
 
-.PHONY: demo test conformance cpp-test bench wheel lint format tidy build clean python-is-new-enough
+.PHONY: demo test conformance cpp-test bench docs dist wheel lint format tidy build clean python-is-new-enough
 .DELETE_ON_ERROR:
 
 # What torchrun would choose, with a warning.
@@ -101,14 +103,39 @@ $(VENV)/.bench: pyproject.toml $(VENV)/.venv
 	@$(PIP) install --group bench
 	@touch $@
 
-# --- a wheel for others ----------------------------------------------------------------------------------------------
+# --- the documents ---------------------------------------------------------------------------------------------------
+
+# In an environment without torch. The API reference is read from the sources, so nothing has to be built.
+DOCS := .venv-docs
+$(DOCS)/.packages: pyproject.toml | python-is-new-enough
+	$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade pip
+	@$(DOCS)/bin/python -m pip --disable-pip-version-check --quiet install --group docs
+	@touch $@
+
+# NO_MKDOCS_2_WARNING: mkdocs is pinned.
+docs: $(DOCS)/.packages
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
+	@echo "Open build/site/index.html, or with search: $(PYTHON) -m http.server --directory build/site"
+
+# --- wheels for others -----------------------------------------------------------------------------------------------
 
 # auditwheel finds out which glibc and libstdc++ the libraries need, and names the platform after them. torch's and
 # MPI's libraries come from their own wheels, so they are neither copied nor counted.
+AUDIT := $(BIN)/auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libmpi*' --wheel-dir dist
 wheel: build $(VENV)/.wheel
 	@rm -rf build/wheel
 	@$(PIP) wheel --no-build-isolation --no-deps --wheel-dir build/wheel .
-	$(BIN)/auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libmpi*' --wheel-dir dist build/wheel/*.whl
+	$(AUDIT) build/wheel/*.whl
+
+# What a package index takes. The wheel is built from the source distribution in an environment of its own, which shows
+# that the source distribution has all that a build needs; it is for the newest torch.
+dist: $(VENV)/.wheel
+	@rm -rf build/dist dist/*
+	$(BIN)/python -m build --outdir build/dist
+	$(AUDIT) build/dist/*.whl
+	@mv build/dist/*.tar.gz dist
+	$(BIN)/python -m twine check --strict dist/*
 
 $(VENV)/.wheel: pyproject.toml $(VENV)/.venv
 	@$(PIP) install --group wheel

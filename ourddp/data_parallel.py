@@ -33,7 +33,7 @@ class DataParallel(nn.DataParallel):
     - Inputs whose sizes along ``dim`` differ are refused. torch drops what is too much.
 
     One process has one interpreter, and one device that sends and adds up everything, so
-    :class:`ourddp.DistributedDataParallel` with a process for each device is faster. This class is for programs that
+    ``ourddp.DistributedDataParallel`` with a process for each device is faster. This class is for programs that
     use torch's, and to show the difference.
 
     Args:

@@ -1,6 +1,6 @@
 """DistributedDataParallel with this package's reducer in the place of torch's.
 
-The class is a subclass of :class:`torch.nn.parallel.DistributedDataParallel`, whose forward, buffers, ``join`` and
+The class is a subclass of ``torch.nn.parallel.DistributedDataParallel``, whose forward, buffers, ``join`` and
 ``no_sync`` it keeps; only what happens to gradients during backward is this package's.
 """
 
@@ -31,13 +31,13 @@ _BF16_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 class DistributedDataParallel(_TorchDDP):
     """Train ``module`` in several processes, each on its share of the data, with equal gradients in all.
 
-    Arguments, methods and attributes are those of :class:`torch.nn.parallel.DistributedDataParallel`, of which this is
+    Arguments, methods and attributes are those of ``torch.nn.parallel.DistributedDataParallel``, of which this is
     a subclass; it works over any process group. Over ``ours`` and ``nccl`` gradients are averaged inside the reduction;
     over other backends they are divided on their way into the bucket.
 
     With ``bucket_cap_mb="auto"`` the bucket size is tuned to the group and the model: the constructor measures what
     reductions cost, and the fourth forward rebuilds the buckets accordingly. With ``find_unused_parameters`` buckets
-    are never rebuilt, so the constructor chooses the size right away. :meth:`report` and the logging data show it.
+    are never rebuilt, so the constructor chooses the size right away. ``report`` and the logging data show it.
 
     Raises:
         RuntimeError: At construction, if the ranks' models differ; the message names the parameter, both shapes and the

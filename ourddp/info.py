@@ -1,6 +1,6 @@
 """Tells how this copy of ourddp was built, what the node offers it, and which backends torch has.
 
-``python -m ourddp info`` prints it; :func:`collect` returns the same facts to programs.
+``python -m ourddp info`` prints it; ``collect`` returns the same facts to programs.
 """
 
 from __future__ import annotations

@@ -15,15 +15,26 @@ from ourddp import _C
 
 @dataclass(frozen=True)
 class Launch:
-    """A process's place in its job."""
+    """A process's place in its job.
 
-    launcher: str  #: "torchrun", "Open MPI", "Hydra", "Slurm", or "none" if there was no launcher
-    rank: int  #: 0 to world_size - 1
-    world_size: int  #: processes of the job
-    local_rank: int  #: 0 to local_world_size - 1
-    local_world_size: int  #: processes of the job on this node
-    master_addr: str  #: where rank 0 can be reached
-    master_port: int  #: where rank 0 listens; 0 if there was no launcher
+    Attributes:
+        launcher: "torchrun", "Open MPI", "Hydra", "Slurm", or "none" if there was no launcher.
+        rank: 0 to ``world_size`` - 1.
+        world_size: Processes of the job.
+        local_rank: 0 to ``local_world_size`` - 1.
+        local_world_size: Processes of the job on this node.
+        master_addr: Where rank 0 can be reached.
+        master_port: Where rank 0 listens; 0 if there was no launcher.
+
+    """
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master_addr: str
+    master_port: int
 
 
 def init(backend: str | None = "ours", *, timeout: datetime.timedelta | None = None, **options: Any) -> Launch:
@@ -34,8 +45,10 @@ def init(backend: str | None = "ours", *, timeout: datetime.timedelta | None = N
     rank; its environment is left alone, because its child processes do not belong to that job. ``timeout`` and other
     keyword arguments are those of ``torch.distributed.init_process_group``.
 
-    Raises RuntimeError if the group exists already, and ValueError, which names the variable to set, if the environment
-    is incomplete or contradicts itself.
+    Raises:
+        RuntimeError: If the group exists already.
+        ValueError: If the environment is incomplete or contradicts itself; the message names the variable to set.
+
     """
     if dist.is_initialized():
         raise RuntimeError(

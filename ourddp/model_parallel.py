@@ -1,6 +1,6 @@
 """Trains a model that is cut into stages by layer, each on a rank of its own.
 
-The schedules and the messages between stages are those of :mod:`torch.distributed.pipelining`; this module cuts the
+The schedules and the messages between stages are those of ``torch.distributed.pipelining``; this module cuts the
 model, keeps each rank's own layers, and gives the result the look of a model.
 """
 
@@ -35,7 +35,7 @@ class ModelParallel(nn.Module):
     Args:
         layers: An ``nn.Sequential``, or a list of modules. Each takes one tensor and returns one, of a shape that
             follows from the shape of its input.
-        example: The inputs of a batch as :meth:`step` will get them, of shape (N, ...) and any dtype, on the device of
+        example: The inputs of a batch as ``step`` will get them, of shape (N, ...) and any dtype, on the device of
             the layers.
         loss_fn: Called as ``loss_fn(outputs, targets)`` with a micro-batch; has to return its mean loss, of shape ().
         schedule: In which order a stage runs forwards and backwards. "gpipe": all forwards, then all backwards (Huang
@@ -56,7 +56,7 @@ class ModelParallel(nn.Module):
 
     Attributes:
         cut: The number of layers of each stage.
-        costs: What each layer costs for one micro-batch, a list of :class:`ourddp.layer_costs.LayerCost`; empty if
+        costs: What each layer costs for one micro-batch, a list of ``ourddp.layer_costs.LayerCost``; empty if
             ``balance`` gives the numbers.
 
     A batch norm uses the statistics of each micro-batch, and updates its running ones once for each. Random layers such
@@ -257,7 +257,7 @@ class ModelParallel(nn.Module):
         return made
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state dict of the whole model, or of this rank's layers; see :class:`torch.nn.Module`."""
+        """Load a state dict of the whole model, or of this rank's layers; see ``torch.nn.Module``."""
         elsewhere = set(self._names) - set(self._modules)
         own = {name: value for name, value in state_dict.items() if name.partition(".")[0] not in elsewhere}
         return super().load_state_dict(own, strict, assign)
@@ -265,7 +265,7 @@ class ModelParallel(nn.Module):
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return the state dict of the whole model on rank 0 of the group, and an empty one on all others.
 
-        Every rank has to call it. ``nn.Sequential`` loads it, and so does a :class:`ModelParallel` with other stages.
+        Every rank has to call it. ``nn.Sequential`` loads it, and so does a ``ModelParallel`` with other stages.
         """
         states: list[Any] | None = [None] * self._ranks if self._rank == 0 else None
         dist.gather_object(dict(self.state_dict()), states, group_dst=0, group=self._group)

@@ -1,7 +1,7 @@
 """Makes ``torch.distributed.init_process_group("ours")`` work.
 
 ``import ourddp`` registers the backend. A torch that looks for backends among the installed packages finds
-:func:`register` by itself, so that no import is needed.
+``register`` by itself, so that no import is needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The report on a backward: how long its communication took, and how much of that the computation did not hide.
 
-:meth:`ourddp.DistributedDataParallel.report` returns a :class:`BackwardReport`; printing it shows a table.
+``ourddp.DistributedDataParallel.report`` returns a ``BackwardReport``; printing it shows a table.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class BackwardReport:
     def hidden(self) -> float:
         """The part of the communication, from 0 to 1, that ran while gradients were still being computed.
 
-        It does not tell how much longer that computation took; see :attr:`Tuning.slowdown`.
+        It does not tell how much longer that computation took; see ``Tuning.slowdown``.
         """
         return max(0.0, 1.0 - self.exposed / self.communication) if self.communication > 0 else 0.0
 

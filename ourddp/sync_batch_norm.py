@@ -1,6 +1,6 @@
 """Batch normalisation over the batches of all ranks, on the CPU too.
 
-:class:`SyncBatchNorm` is a subclass of :class:`torch.nn.SyncBatchNorm`, with its interface, parameters and buffers.
+``SyncBatchNorm`` is a subclass of ``torch.nn.SyncBatchNorm``, with its interface, parameters and buffers.
 torch's class refuses CPU tensors. This one takes them, over any process group, and leaves all others to torch's.
 """
 
@@ -20,12 +20,12 @@ __all__ = ["SyncBatchNorm"]
 class SyncBatchNorm(nn.SyncBatchNorm):
     """Normalise each channel by its mean and variance over the batches of all ranks of ``process_group``.
 
-    Arguments and state dict are those of :class:`torch.nn.SyncBatchNorm`. Inputs have the shape (N, C, ...), in
+    Arguments and state dict are those of ``torch.nn.SyncBatchNorm``. Inputs have the shape (N, C, ...), in
     ``float16``, ``bfloat16``, ``float32`` or ``float64``; N may differ between ranks and may be 0 on some. Each forward
     in training mode makes one all-reduce of 2 * C + 1 numbers, and each backward one of 2 * C, so all ranks have to run
     the same layers. The gradients of weight and bias are this rank's share of the sum over all ranks, as in torch.
 
-    In evaluation mode, without a process group, or with one rank, it does what :class:`torch.nn.BatchNorm2d` does.
+    In evaluation mode, without a process group, or with one rank, it does what ``torch.nn.BatchNorm2d`` does.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def test_a_source_distribution_has_all_files_of_a_checkout():
         import setuptools
         from setuptools.command.egg_info import FileList
         from setuptools.command.sdist import sdist
-        command = sdist(setuptools.Distribution({"packages": ["ourddp"], "script_name": "setup.py"}))
+        command = sdist(setuptools.Distribution({"packages": ["ourddp", "ourddp.example"], "script_name": "setup.py"}))
         command.ensure_finalized()
         command.filelist = FileList()
         command.add_defaults()
