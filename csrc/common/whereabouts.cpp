@@ -130,6 +130,7 @@ AskedProcess own_whereabouts() {
   struct Service {
     OwningProcess owner;
     AskedProcess self;
+    Fd pipe;
   };
   static std::mutex mutex;
   static const Service* service = nullptr;  // the thread outlives everything
@@ -139,11 +140,10 @@ AskedProcess own_whereabouts() {
   AskedProcess self = owner_of(pipe);
   try {
     if (pipe.valid()) start_background_thread("ours_where", [fd = pipe.get()] { answer_questions(fd); });
-    new Fd(std::move(pipe));  // is never closed
   } catch (const std::exception&) {
     self = {};
   }
-  service = new Service{OwningProcess(), self};
+  service = new Service{OwningProcess(), self, std::move(pipe)};
   return self;
 }
 

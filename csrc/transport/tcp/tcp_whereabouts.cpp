@@ -99,24 +99,24 @@ AskedPeer own_tcp_whereabouts(const std::vector<SocketAddress>& addresses, const
   struct Service {
     OwningProcess owner;
     AskedPeer self;
+    std::vector<ProcessFd> sockets;
   };
   static std::mutex mutex;
   static const Service* service = nullptr;  // the thread outlives everything
   const std::lock_guard<std::mutex> lock(mutex);
   if (service != nullptr && service->owner.is_here()) return service->self;
-  AskedPeer self{draw_nonce(), {}};
+  auto* const made = new Service{OwningProcess(), {draw_nonce(), {}}, {}};
+  service = made;
   try {
-    auto* const sockets = new std::vector<ProcessFd>;  // are never closed
     for (const SocketAddress& address : addresses) {
-      sockets->push_back(receive_at(address, ports));
-      self.addresses.push_back(local_address(sockets->back().get()));
+      made->sockets.push_back(receive_at(address, ports));
+      made->self.addresses.push_back(local_address(made->sockets.back().get()));
     }
-    start_background_thread("ours_where_tcp", [sockets, key = self.key] { answer_questions(*sockets, key); });
+    start_background_thread("ours_where_tcp", [made] { answer_questions(made->sockets, made->self.key); });
   } catch (const std::exception&) {
-    self.addresses.clear();  // no descriptor, port or thread: nobody can ask
+    made->self.addresses.clear();  // no descriptor, port or thread: nobody can ask
   }
-  service = new Service{OwningProcess(), self};
-  return self;
+  return made->self;
 }
 
 std::vector<std::string> ask_tcp_whereabouts(const std::vector<AskedPeer>& peers) {
