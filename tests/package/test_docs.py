@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import ourddp
 from ourddp import info
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,3 +101,10 @@ def test_every_page_is_linked_and_every_picture_shown() -> None:
     }
     top = {ROOT / "README.md"}
     assert {*DOCUMENTS, *(ROOT / "benchmarks" / "results").glob("*.png")} - linked <= top
+
+
+def test_the_api_reference_has_all_public_names() -> None:
+    text = (ROOT / "docs/api.md").read_text()
+    elsewhere = {"MisuseError", "Average", "Sum", "__version__"}
+    assert set(ourddp.__all__) - elsewhere <= set(re.findall(r"^::: ourddp\.(\w+)$", text, re.MULTILINE))
+    assert "`ourddp.MisuseError`" in text

@@ -34,6 +34,9 @@ CONTEXTS = {
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         tokens = torch.randint(10, (2, 5 + launch.rank))
         loader = [(tokens, tokens.where(tokens > 2, -100))] * 2
+        labels, loss, accuracy = torch.zeros(8), torch.tensor(1.0), 0.5
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        epochs, metrics = 2, {"accuracy": 0.5}
     """,
     "docs/parallel/data-parallel.md": """
         import torch, ourddp
