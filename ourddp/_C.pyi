@@ -119,6 +119,17 @@ def device_facts(device_type: str) -> dict[str, Any]:
 def use_device_library(device_type: str, path: str) -> None:
     """Let the library at ``path`` serve devices of that type. For tests, which have devices of their own."""
 
+# --- timeline (csrc/python/bind_timeline.cpp) -------------------------------------------------------------------------
+
+def start_timeline(path: str, rank: int, offset_ns: int) -> None:
+    """Record what this process does into an existing file. Raises ValueError if one is being recorded already."""
+
+def stop_timeline() -> None:
+    """Write the rest, and stop."""
+
+def timeline_is_on() -> bool:
+    """Return whether a timeline is being recorded."""
+
 # --- reducer (csrc/python/bind_reducer.cpp) --------------------------------------------------------------------------
 
 class ReducerOptions:

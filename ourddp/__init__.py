@@ -42,6 +42,7 @@ __all__ = [
     "shutdown",
     "size",
     "sweep",
+    "timeline",
 ]
 
 if _elsewhere.is_built(_elsewhere.HERE):
@@ -72,6 +73,7 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp.registration import register
     from ourddp.sweeps import sweep
     from ourddp.sync_batch_norm import SyncBatchNorm
+    from ourddp.tracing import timeline
     from ourddp.trials import Trial
 
     register()

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import ourddp
-from ourddp import _C, info, interrupts, tune
+from ourddp import _C, info, interrupts, trace_report, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,6 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if chosen.command == "tune":
             return tune.run(chosen)
+        if chosen.command == "report":
+            return trace_report.run(chosen)
         print(_output(chosen))
     except ValueError as error:
         print(error, file=sys.stderr)
@@ -47,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "cmake-prefix", help="what CMAKE_PREFIX_PATH needs for find_package(ourddp) of a program in C++"
     )
+    trace_report.add_arguments(commands.add_parser("report", help="where the time of a step goes, from timelines"))
     tune.add_arguments(commands.add_parser("tune", help="measure the algorithms between nodes, and write a table"))
     return parser
 

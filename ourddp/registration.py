@@ -6,12 +6,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 
-from ourddp import _C, engines
+from ourddp import _C, engines, tracing
 
 BACKEND = "ours"
 DEVICES = ["cpu", "cuda"]
+
+
+def _create(options: dist.distributed_c10d._DistributedBackendOptions, own_options: Any) -> dist.Backend:
+    backend = _C.create_backend(options, own_options)
+    tracing.start_as_asked(backend)
+    return backend
 
 
 def register() -> None:
@@ -19,7 +27,7 @@ def register() -> None:
     if not dist.is_available():
         raise RuntimeError("This torch was built without torch.distributed, which the backend 'ours' plugs into.")
     if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, _C.create_backend, extended_api=True, devices=DEVICES)
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=DEVICES)
     engines.register()
     if _C.records_flights():
         # Otherwise torch records each call by hooks around it, which take longer than a small all-reduce. If a version

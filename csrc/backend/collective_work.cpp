@@ -2,6 +2,7 @@
 
 #include "backend/errors.h"
 #include "common/interrupts.h"
+#include "common/timeline.h"
 
 namespace ours {
 
@@ -27,7 +28,10 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
     if (done()) rethrow();
     return true;
   }
-  if (!queue_->wait(*this, timeout)) throw_wait_timeout(timeout);
+  {
+    const timeline::Phase phase("wait for the result");
+    if (!queue_->wait(*this, timeout)) throw_wait_timeout(timeout);
+  }
   rethrow();
   return true;
 }

@@ -10,6 +10,7 @@
 #include "collectives/call_number.h"
 #include "common/background_thread.h"
 #include "common/interrupts.h"
+#include "common/timeline.h"
 
 namespace ours {
 
@@ -48,6 +49,7 @@ std::exception_ptr GroupStatus::note_error(const std::exception_ptr& error) {
   // What ends because this rank closes the group concerns no other: the peers may go on among themselves.
   if (type != none && !closed_ && error_.compare_exchange_strong(none, type)) {
     fail_group(error);
+    timeline::flush();  // programs may end by a signal after an error
     run_abort_hooks();
   }
   return to_torch(error, where_);

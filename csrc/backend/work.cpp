@@ -7,8 +7,17 @@
 #include "collectives/call_number.h"
 #include "common/error.h"
 #include "common/own_name.h"
+#include "common/timeline.h"
 
 namespace ours {
+
+namespace {
+
+int64_t bytes_of(const at::Tensor& tensor) {
+  return static_cast<int64_t>((tensor.is_sparse() ? tensor._values() : tensor).nbytes());
+}
+
+}  // namespace
 
 OursWork::OursWork(Op op, int rank, std::shared_ptr<GroupStatus> status, const std::vector<at::Tensor>& inputs,
                    Outputs outputs, std::chrono::milliseconds requested_timeout)
@@ -80,8 +89,32 @@ void OursWork::settle(c10::ivalue::Future& future) const {
   }
 }
 
+void OursWork::add_to_timeline() const {
+  const Interval when{steady_ns(started_), steady_ns(ended_)};
+  int64_t bytes = 0;
+  for (const auto& tensors : outputs_) {
+    for (const at::Tensor& tensor : tensors) bytes += bytes_of(tensor);
+  }
+  std::string arguments =
+      R"("call":)" + timeline::quoted(describe_number(sequence_)) + R"(,"bytes":)" + std::to_string(bytes);
+  if (!outputs_.empty() && !outputs_.front().empty()) {
+    arguments += R"(,"dtype":)" + timeline::quoted(c10::toString(outputs_.front().front().scalar_type()));
+  }
+  if (!status_->where().empty()) arguments += R"(,"group":)" + timeline::quoted(status_->where());
+  if (op_ == Op::Send || op_ == Op::Recv || op_ == Op::RecvAnySource) {
+    timeline::add_overlapping("message", name_of(op_), when, arguments);
+    return;
+  }
+  timeline::add("collective", name_of(op_), when, arguments);
+  if (bytes == 0 || when.ended <= when.began) return;
+  constexpr const char* kQuantity = "collectives, GB/s";
+  timeline::count(kQuantity, when.began, static_cast<double>(bytes) / static_cast<double>(when.ended - when.began));
+  timeline::count(kQuantity, when.ended, 0);
+}
+
 void OursWork::complete(const std::exception_ptr& error) noexcept {
   ended_ = Clock::now();
+  if (timeline::is_on()) add_to_timeline();
   // The abort hooks want to see the state before anything reacts to the failure.
   finish(error ? status_->note_error(error) : nullptr);
   status_->timeouts.completed(key_);

@@ -99,6 +99,7 @@ class OursWork : public c10d::Work, public Timed {
   const Op op_;
 
  private:
+  void add_to_timeline() const;
   void settle(c10::ivalue::Future& future) const;
   void tell_hooks() noexcept;
 

@@ -50,6 +50,7 @@ struct Options {
   std::string tcp_congestion;  // empty: the system's
   WireType wire_type = WireType::Float32;
   std::string select;
+  std::string timeline;
   DeviceEngine device_engine = DeviceEngine::Auto;
 };
 

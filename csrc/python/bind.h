@@ -13,6 +13,7 @@ void bind_backend(pybind11::module_& module);
 void bind_futures(pybind11::module_& module);
 void bind_engines(pybind11::module_& module);
 void bind_devices(pybind11::module_& module);
+void bind_timeline(pybind11::module_& module);
 void bind_reducer(pybind11::module_& module);
 
 }  // namespace ours

@@ -45,5 +45,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   ours::bind_futures(module);
   ours::bind_engines(module);
   ours::bind_devices(module);
+  ours::bind_timeline(module);
   ours::bind_reducer(module);
 }

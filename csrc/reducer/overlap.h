@@ -36,6 +36,8 @@ struct BucketLayout {
 struct BackwardTimes {
   /// The iteration of this backward, counted from 1; 0 if there was none yet, and then nothing else is set.
   int64_t iteration = 0;
+  /// When forward began, if it counted the step; otherwise -1.
+  int64_t forward_began = -1;
   /// When forward handed over its outputs.
   int64_t began = -1;
   /// When autograd had computed every gradient.

@@ -16,6 +16,7 @@ StepRecord::StepRecord(size_t parameter_count, c10::Device device) : arrival_ns_
 void StepRecord::begin_forward() {
   ++iterations_;
   forward_counted_ = true;
+  forward_began_ = steady_ns();
   stamp(Event::kForwardStart);
 }
 
@@ -26,6 +27,7 @@ void StepRecord::begin_backward() {
   }
   under_way_ = {};
   under_way_.iteration = iterations_;
+  under_way_.forward_began = std::exchange(forward_began_, -1);
   under_way_.began = steady_ns();
   forget(Event::kBackwardCommStart);
   stamp(Event::kBackwardComputeStart);

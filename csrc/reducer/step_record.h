@@ -71,6 +71,7 @@ class StepRecord {
   std::unique_ptr<c10d::Timer> timer_;  ///< null if c10d has none for the device
   int64_t sample_rate_ = 100;
   int64_t iterations_ = 0;
+  int64_t forward_began_ = -1;
   bool forward_counted_ = false;  ///< the next backward belongs to a forward that has already counted the step
   std::vector<size_t> ready_order_;
   std::vector<int64_t> arrival_ns_;

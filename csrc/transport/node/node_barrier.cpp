@@ -1,6 +1,7 @@
 #include "transport/node/node_barrier.h"
 
 #include "common/listed.h"
+#include "common/timeline.h"
 
 namespace ours {
 
@@ -10,6 +11,7 @@ void NodeBarrier::sync(Deadline deadline, uint64_t call, const std::function<std
   // The store inside signal() is also the release of everything published.
   signal(session_.self().arrival[parity()].number, epoch_);
   Interrupts interrupts;
+  const timeline::Phase phase("wait for peers");
   for (int r = 0; r < session_.size(); ++r) {
     if (r == session_.rank()) continue;
     wait_on(

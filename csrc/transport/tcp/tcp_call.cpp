@@ -6,6 +6,7 @@
 
 #include "common/error.h"
 #include "common/partition.h"
+#include "common/timeline.h"
 
 namespace ours {
 
@@ -133,6 +134,7 @@ void TcpCall::time_out() {
 void TcpCall::run(const std::function<bool()>& step) {
   // A nap for engines that move only when asked: too short for the system's socket timers.
   constexpr std::chrono::microseconds kMoment{50};
+  const timeline::Phase phase("wire");
   const WaitPolicy policy = tcp_wait_policy();
   std::optional<Awake> awake(policy);
   Interrupts interrupts;

@@ -1,0 +1,160 @@
+"""The timeline of a job: what is in it, that it agrees with the reducer's own report, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from probes import backend_of
+from ranks import in_ranks, run_ranks
+
+import ourddp
+from ourddp import _C, tracing
+from ourddp.report import BackwardReport
+
+STEPS = 4
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the events, also of a file whose array does not end."""
+    text = path.read_text().rstrip().rstrip(",")
+    return json.loads(text if text.endswith("]") else text + "]")
+
+
+def make_model() -> ourddp.DistributedDataParallel:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(64, 64) for _ in range(6)]
+    return ourddp.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.03)
+
+
+def train(rank: int, world: int, path: Path) -> BackwardReport:
+    model = make_model()
+    with ourddp.timeline(path):
+        for _ in range(STEPS):
+            model(torch.ones(4, 64)).sum().backward()
+        dist.all_reduce(torch.ones(1000))
+        if rank == 0:
+            dist.send(torch.ones(5), 1)
+        elif rank == 1:
+            dist.recv(torch.ones(5), 0)
+    assert not _C.timeline_is_on()
+    return model.report()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_timeline_has_the_steps_and_calls_of_all_ranks(tmp_path, nodes):
+    path = tmp_path / "trace.json"
+    reports = run_ranks(4, train, path, nodes=nodes)
+    assert path.read_text().endswith("]\n")
+    events = read(path)
+    for rank, report in enumerate(reports):
+        mine = [event for event in events if event["pid"] == rank]
+
+        def named(name: str, mine: list[dict[str, Any]] = mine) -> list[dict[str, Any]]:
+            return [event for event in mine if event["name"] == name and event["ph"] in "XMib"]
+
+        [title] = named("process_name")
+        assert title["args"]["name"].startswith(f"rank {rank} (host ")
+        assert [event["args"]["iteration"] for event in named("forward")] == [1, 2, 3, 4]
+        assert [event["args"]["iteration"] for event in named("backward")] == [1, 2, 3, 4]
+        layout = named("the model's buckets")[-1]["args"]
+        assert [tuple(names) for names in layout.values()] == [bucket.parameters for bucket in report.buckets]
+        assert any(event["args"]["bytes"] == 4000 for event in named("all_reduce"))
+        assert named("wait for peers")
+        assert bool(named("wire")) == (nodes > 1)
+        assert bool(named("send")) == (rank == 0)
+        assert bool(named("recv")) == (rank == 1)
+        rates = [event["args"] for event in mine if event["ph"] == "C"]
+        assert max(rate["collectives, GB/s"] for rate in rates) > 0
+
+
+def check_overlap(events: list[tuple[str, float, float, dict[str, Any]]], report: BackwardReport) -> None:
+    """Compare what the events of a rank, with times in milliseconds, say of the last backward with its report."""
+    last = [event for event in events if event[3].get("iteration") == report.iteration]
+    [(_, began, ended, _)] = [event for event in last if event[0] == "backward"]
+    [(_, _, computed, _)] = [event for event in last if event[0] == "computation of gradients"]
+    reductions = [event for event in last if event[0] == "reduction"]
+    assert len(reductions) == len(report.buckets)
+    close = {"abs": 2e-6}  # of nanoseconds, as milliseconds in floating point
+    assert ended - began == pytest.approx(report.total, **close)
+    assert computed - began == pytest.approx(report.compute, **close)
+    reached = computed
+    for (_, first, end, facts), bucket in zip(reductions, report.buckets, strict=True):
+        hidden = max(0.0, min(end, computed) - first)
+        assert bucket.began is not None
+        assert bucket.ended is not None
+        assert hidden == pytest.approx(max(0.0, min(bucket.ended, report.compute) - bucket.began), **close)
+        assert max(0.0, end - reached) == pytest.approx(bucket.exposed, **close)
+        assert facts["bytes"] == bucket.size
+        reached = max(reached, end)
+
+
+def test_the_overlap_of_each_bucket_is_that_of_the_reducers_report(tmp_path):
+    path = tmp_path / "trace.json"
+    reports = run_ranks(4, train, path)
+    events = read(path)
+    start = min(event["ts"] for event in events if "ts" in event)
+    for rank, report in enumerate(reports):
+        mine = [
+            (event["name"], (event["ts"] - start) / 1e3, (event["ts"] - start + event["dur"]) / 1e3, event["args"])
+            for event in events
+            if event["pid"] == rank and event["ph"] == "X" and event["cat"] in ("step", "bucket")
+        ]
+        check_overlap(mine, report)
+
+
+def cut_off(rank: int, world: int, path: Path) -> None:
+    for i in range(50):
+        dist.all_reduce(torch.ones(100_000))
+        if rank == 1 and i == 40:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_timeline_is_valid_after_a_crash(tmp_path):
+    path = tmp_path / "trace.json"
+    with pytest.raises(AssertionError):
+        run_ranks(2, cut_off, path, env={"OURS_TIMELINE": str(path)})
+    # Rank 0 writes all it has when the group fails.
+    calls = [event for event in read(path) if event["pid"] == 0 and event["name"] == "all_reduce"]
+    assert len(calls) >= 41
+
+
+@in_ranks(2, fresh=True)
+def test_a_timeline_is_refused_on_all_ranks_if_it_cannot_be_written(rank: int, world: int) -> None:
+    refusal = r"cannot be written to /nowhere/trace.json: rank 0: .*No such file"
+    with pytest.raises(RuntimeError, match=refusal), ourddp.timeline("/nowhere/trace.json"):
+        pass
+    assert not _C.timeline_is_on()
+
+
+@in_ranks(2, fresh=True)
+def test_only_one_timeline_is_recorded_at_a_time(rank: int, world: int, tmp_path: Path) -> None:
+    second = ourddp.timeline(tmp_path / "b.json")
+    with ourddp.timeline(tmp_path / "a.json"), pytest.raises(ValueError, match="recorded already"), second:
+        pass
+    assert not (tmp_path / "b.json").exists()
+
+
+def on_two_machines(rank: int, world: int, path: Path) -> int:
+    """Let the ranks believe that they are on machines of which the second's clock is an hour ahead."""
+    tracing._machine = lambda: f"machine {rank}"  # type: ignore[assignment]
+    ahead = 3_600_000_000_000 * rank
+    true = tracing.time.monotonic_ns
+    tracing.time = type("Clock", (), {"monotonic_ns": staticmethod(lambda: true() + ahead)})  # type: ignore[assignment]
+    with ourddp.timeline(path):
+        dist.all_reduce(torch.ones(1))
+    return tracing._offset(backend_of(), ["machine 0", "machine 1"])
+
+
+def test_each_machine_has_a_file_with_times_by_the_first_ones_clock(tmp_path):
+    offsets = run_ranks(2, on_two_machines, tmp_path / "trace.json")
+    assert offsets[0] == 0
+    assert offsets[1] == pytest.approx(3_600_000_000_000, abs=50_000_000)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["trace.json", "trace.node1.json"]
+    assert {event["pid"] for event in read(tmp_path / "trace.node1.json") if event["name"] == "all_reduce"} == {1}
