@@ -26,6 +26,11 @@ PROGRAM = re.compile(r"\b((?:examples|benchmarks)/[\w/]+\.py)((?:[^\n\\]|\\\n)*)
 # What comes before a fragment of Python: the names that it uses.
 CONTEXTS = {
     "docs/report.md": "import ourddp; ourddp.init(); import torch; model = torch.nn.Linear(4, 4)",
+    "docs/timeline.md": """
+        import torch, ourddp
+        ourddp.init()
+        images, model = torch.ones(2, 4), ourddp.DistributedDataParallel(torch.nn.Linear(4, 4))
+    """,
     "docs/training.md": """
         import torch, ourddp
         from torch.nn.functional import cross_entropy

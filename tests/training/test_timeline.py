@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +77,19 @@ def test_a_timeline_has_the_steps_and_calls_of_all_ranks(tmp_path, nodes):
         assert max(rate["collectives, GB/s"] for rate in rates) > 0
 
 
-def check_overlap(events: list[tuple[str, float, float, dict[str, Any]]], report: BackwardReport) -> None:
+NANOSECONDS = 2e-6  # as milliseconds, in floating point
+
+
+def check_overlap(
+    events: list[tuple[str, float, float, dict[str, Any]]], report: BackwardReport, within: float = NANOSECONDS
+) -> None:
     """Compare what the events of a rank, with times in milliseconds, say of the last backward with its report."""
     last = [event for event in events if event[3].get("iteration") == report.iteration]
     [(_, began, ended, _)] = [event for event in last if event[0] == "backward"]
     [(_, _, computed, _)] = [event for event in last if event[0] == "computation of gradients"]
     reductions = [event for event in last if event[0] == "reduction"]
     assert len(reductions) == len(report.buckets)
-    close = {"abs": 2e-6}  # of nanoseconds, as milliseconds in floating point
+    close = {"abs": within}
     assert ended - began == pytest.approx(report.total, **close)
     assert computed - began == pytest.approx(report.compute, **close)
     reached = computed
@@ -107,6 +115,41 @@ def test_the_overlap_of_each_bucket_is_that_of_the_reducers_report(tmp_path):
             if event["pid"] == rank and event["ph"] == "X" and event["cat"] in ("step", "bucket")
         ]
         check_overlap(mine, report)
+
+
+def test_another_programs_reader_finds_the_same_overlap(tmp_path):
+    parser = pytest.importorskip("hta.common.trace_parser", reason="pip install HolisticTraceAnalysis")
+    from hta.configs.parser_config import ParserConfig
+
+    path, one = tmp_path / "trace.json", tmp_path / "one.json"
+    reports = run_ranks(4, train, path)
+    settings = ParserConfig.get_default_cfg()
+    settings.set_parse_all_args(True)
+    for rank, report in enumerate(reports):  # it wants a file for each rank
+        mine = [event for event in read(path) if event["pid"] == rank]
+        one.write_text(json.dumps({"traceEvents": mine, "distributedInfo": {"rank": rank}}))
+        _, frame, symbols = parser.parse_trace_dataframe(str(one), settings)
+        frame["name"] = frame["name"].map(lambda symbol, symbols=symbols: symbols.sym_table[symbol])
+        start = frame["ts"].min()
+        check_overlap(
+            [
+                (row["name"], (row["ts"] - start) / 1e3, (row["ts"] - start + row["dur"]) / 1e3, row)
+                for row in frame.to_dict("records")
+            ],
+            report,
+            within=0.004,  # it rounds times to microseconds
+        )
+
+
+def test_the_benchmark_compares_steps_with_and_without_a_timeline():
+    benchmark = Path(__file__).resolve().parents[2] / "benchmarks" / "timeline.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(benchmark)]
+    result = subprocess.run(
+        [*command, "--rounds=2", "--steps=2", "--width=16"], capture_output=True, text=True, timeout=100, check=False
+    )
+    # With so small a model recording is no small part of a step.
+    assert re.search(r"without a timeline [\d.]+ ms, with one [\d.]+ ms", result.stdout), result.stderr
+    assert re.search(r"^[1-9]\d* events a step and rank$", result.stdout, re.MULTILINE)
 
 
 def cut_off(rank: int, world: int, path: Path) -> None:
