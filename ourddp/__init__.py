@@ -23,8 +23,12 @@ __all__ = [
     "SyncBatchNorm",
     "Trial",
     "__version__",
+    "allgather",
     "allgather_object",
+    "allreduce",
     "average_metrics",
+    "barrier",
+    "broadcast",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
@@ -72,6 +76,7 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp.registration import register
     from ourddp.sweeps import sweep
     from ourddp.sync_batch_norm import SyncBatchNorm
+    from ourddp.tensors import allgather, allreduce, barrier, broadcast
     from ourddp.trials import Trial
 
     register()
