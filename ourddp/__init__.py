@@ -23,8 +23,12 @@ __all__ = [
     "SyncBatchNorm",
     "Trial",
     "__version__",
+    "allgather",
     "allgather_object",
+    "allreduce",
     "average_metrics",
+    "barrier",
+    "broadcast",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
@@ -57,7 +61,6 @@ if _elsewhere.is_built(_elsewhere.HERE):
         )
 
     from ourddp._C import MisuseError
-    from ourddp.broadcast import broadcast_optimizer_state, broadcast_parameters
     from ourddp.built import cuda_built, gloo_built, mpi_built, nccl_built, rocm_built
     from ourddp.checkpointer import Checkpointer
     from ourddp.compression import Average, Compression, Sum
@@ -71,8 +74,10 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp.model_parallel import ModelParallel
     from ourddp.objects import allgather_object, broadcast_object
     from ourddp.registration import register
+    from ourddp.state_broadcast import broadcast_optimizer_state, broadcast_parameters
     from ourddp.sweeps import sweep
     from ourddp.sync_batch_norm import SyncBatchNorm
+    from ourddp.tensors import allgather, allreduce, barrier, broadcast
     from ourddp.tracing import timeline
     from ourddp.trials import Trial
 

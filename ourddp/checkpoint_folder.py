@@ -60,20 +60,22 @@ class CheckpointFolder:
         best = self.best()
         return _counts(metric) and (best is None or self._sign * metric > self._sign * self.steps()[best])
 
-    def begin(self, step: int) -> Path:
-        """Return an empty folder to write the checkpoint into."""
-        temporary = self._aside(step, "temporary")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        return temporary
+    def temporary(self, step: int) -> Path:
+        """Return the path of the folder that the checkpoint is written into."""
+        return self._aside(step, "temporary")
+
+    def begin(self, step: int) -> None:
+        """Make that folder, empty."""
+        self.discard(step)
+        self.temporary(step).mkdir()
 
     def discard(self, step: int) -> None:
         """Remove what was written since begin(), as far as possible."""
-        shutil.rmtree(self._aside(step, "temporary"), ignore_errors=True)
+        shutil.rmtree(self.temporary(step), ignore_errors=True)
 
     def commit(self, step: int, metric: float | None, keep: int | None) -> None:
         """Let the checkpoint appear under its name; then remove all but the last ``keep`` ones and the best one."""
-        temporary, final, replaced = self._aside(step, "temporary"), self.of(step), self._aside(step, "replaced")
+        temporary, final, replaced = self.temporary(step), self.of(step), self._aside(step, "replaced")
         with (temporary / FACTS).open("w") as file:
             json.dump({"step": step, "metric": metric}, file)
             file.flush()

@@ -84,17 +84,17 @@ class Checkpointer:
         step = operator.index(step)
         plans = allgather_object((step, self._plan(step, metric)), process_group=self._group)
         if len({other for other, _ in plans}) > 1:
-            if dist.get_rank(self._group) == 0:
-                self._folder.discard(step)
             steps = ", ".join(f"rank {rank} passes {other}" for rank, (other, _) in enumerate(plans))
             raise RuntimeError(f"the ranks save different steps: {steps}; save() is for all ranks at once")
-        temporary, error = plans[0][1]
-        if error is not None:
-            raise RuntimeError(f"the checkpoint of step {step} was not saved: rank 0: {error}")
-        if temporary is None:
-            return None
         what = f"the checkpoint of step {step} was not saved"
+        wanted, error = plans[0][1]
+        if error is not None:
+            raise RuntimeError(f"{what}: rank 0: {error}")
+        if not wanted:
+            return None
+        temporary = self._folder.temporary(step)
         try:
+            self._on_rank_0(what, lambda: self._folder.begin(step))
             state = self._together(what, lambda: _state(model, optimizer, others))
             self._by_dcp(what, lambda: dcp.save(state, checkpoint_id=temporary, process_group=self._group))
             self._on_rank_0(what, lambda: self._folder.commit(step, _as_number(metric), self._keep))
@@ -136,20 +136,20 @@ class Checkpointer:
         self._together(what, lambda: _set_state(model, optimizer, others, state))
         return step
 
-    def _plan(self, step: int, metric: float | None) -> tuple[str | None, str | None]:
-        """Return where to write, or None to leave the checkpoint out, and an error; only that of rank 0 counts."""
+    def _plan(self, step: int, metric: float | None) -> tuple[bool, str | None]:
+        """Return whether to save the checkpoint, and an error; only those of rank 0 count. Writes nothing."""
         if dist.get_rank(self._group) != 0:
-            return None, None
+            return False, None
+        if step < 0:
+            return False, f"steps are numbers from 0; got {step}"
+        if not self._best_only:
+            return True, None
+        if metric is None:
+            return False, "with save_best_only a checkpoint needs a metric: pass metric="
         try:
-            if step < 0:
-                return None, f"steps are numbers from 0; got {step}"
-            if self._best_only and metric is None:
-                return None, "with save_best_only a checkpoint needs a metric: pass metric="
-            if self._best_only and not self._folder.would_be_best(float(metric)):  # type: ignore[arg-type]
-                return None, None
-            return str(self._folder.begin(step)), None
+            return self._folder.would_be_best(float(metric)), None
         except Exception as error:  # the others wait to hear of any
-            return None, f"{type(error).__name__}: {error}"
+            return False, f"{type(error).__name__}: {error}"
 
     def _find(self, which: str | int) -> tuple[int | None, str | None]:
         """Return the step to load, or None if there is no checkpoint, and an error."""

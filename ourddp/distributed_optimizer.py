@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
@@ -131,18 +132,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises RuntimeError in :meth:`skip_synchronize` if there are gradients that have not been synchronized.
         """
         if closure is not None:
-            self._is_synchronized = False
-            return super().step(lambda: self._synchronized_result(closure))
-        if not self._may_synchronize:
-            if not self._is_synchronized or self._reducer._has_gradients():
-                raise RuntimeError(
-                    "step() was called in skip_synchronize(), but there are gradients of this rank alone: call "
-                    "synchronize() after backward() and before skip_synchronize()"
-                )
-        elif not self._is_synchronized or self._reducer._has_gradients():
-            self.synchronize()
+            closure = functools.partial(self._synchronized_result, closure)
+        elif self._may_synchronize:
+            self._synchronize_rest()
+        elif not self._is_complete():
+            raise RuntimeError(
+                "step() was called in skip_synchronize(), but there are gradients of this rank alone: call "
+                "synchronize() after backward() and before skip_synchronize()"
+            )
+        result = super().step(closure)
         self._is_synchronized = False
-        return super().step()
+        return result
 
     # torch wraps the step() of an optimizer's class to call hooks, and has done so with the one that is called here.
     step.hooked = True  # type: ignore[attr-defined]
@@ -155,6 +155,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "gradients. Call it before backward(). Call synchronize() after backward() if a step may be left out, "
                 "as GradScaler.step() may"
             )
+        self._is_synchronized = False
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
@@ -170,10 +171,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "state_dict(), and load that into another one"
         )
 
+    def _is_complete(self) -> bool:
+        """Return whether synchronize() has reduced the gradients of this step, and none have come since."""
+        return self._is_synchronized and not self._reducer._has_gradients()
+
+    def _synchronize_rest(self) -> None:
+        if not self._is_complete():
+            self.synchronize()
+
     def _synchronized_result(self, closure: Callable[[], Any]) -> Any:
-        loss = closure()
-        self.synchronize()
         self._is_synchronized = False
+        loss = closure()
+        self._synchronize_rest()
         return loss
 
 

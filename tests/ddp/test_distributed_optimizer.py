@@ -251,6 +251,34 @@ def test_a_closure_gets_averages_each_time(rank: int, world: int) -> None:
 
 
 @in_ranks(2)
+def test_a_closure_may_synchronize_by_itself(rank: int, world: int) -> None:
+    model, optimizer = make(op=ourddp.Sum)
+    summed = []
+
+    def closure() -> None:
+        optimizer.zero_grad()
+        model(batch(0, rank)).square().mean().backward()
+        optimizer.synchronize()
+        summed.extend(gradient.clone() for gradient in gradients(model))
+
+    optimizer.step(closure)
+    assert all(map(torch.equal, gradients(model), summed))
+    assert same_everywhere(model)
+
+
+@in_ranks(2)
+def test_a_step_that_was_left_out_does_not_count_for_the_next(rank: int, world: int) -> None:
+    model, optimizer = make()
+    model(batch(0, rank)).square().mean().backward()
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    if rank == 0:
+        model(batch(1, rank)).square().mean().backward()
+    optimizer.step()  # rank 1 takes part
+    assert same_everywhere(model)
+
+
+@in_ranks(2)
 def test_a_grad_scaler_skips_the_step_on_all_ranks(rank: int, world: int) -> None:
     model, optimizer = make()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
