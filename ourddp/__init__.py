@@ -36,7 +36,7 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp._C import MisuseError
     from ourddp.data_parallel import DataParallel
     from ourddp.distributed import DistributedDataParallel
-    from ourddp.launch import Launch, init
+    from ourddp.joining import Launch, init
     from ourddp.model_parallel import ModelParallel
     from ourddp.registration import register
     from ourddp.sweeps import sweep

@@ -7,19 +7,23 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 import ourddp
 from ourddp import _C, info, interrupts, tune
+from ourddp.doctor import command as doctor
+
+PROGRAMS = {"doctor": doctor, "tune": tune}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or 1 with a sentence on stderr if it cannot be done."""
     chosen = _parser().parse_args(arguments)
     try:
-        if chosen.command == "tune":
-            return tune.run(chosen)
+        if chosen.command in PROGRAMS:
+            return PROGRAMS[chosen.command].run(chosen)
         print(_output(chosen))
     except ValueError as error:
         print(error, file=sys.stderr)
@@ -47,7 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "cmake-prefix", help="what CMAKE_PREFIX_PATH needs for find_package(ourddp) of a program in C++"
     )
-    tune.add_arguments(commands.add_parser("tune", help="measure the algorithms between nodes, and write a table"))
+    for name, program in PROGRAMS.items():
+        program.add_arguments(commands.add_parser(name, help=program.HELP))
     return parser
 
 
@@ -68,6 +73,11 @@ def _output(chosen: argparse.Namespace) -> str:
     return "\n".join(f"{name}={value}" for name, value in values.items())
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """Run the command line as a program of its own, which the console script ``ourddp`` calls."""
     interrupts.in_one_line()
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    program()

@@ -12,7 +12,7 @@ import mpirun
 import pytest
 from programs import environment, run_programs
 
-from ourddp.launch import Launch, export, find
+from ourddp.joining import Launch, export, find
 
 TORCHRUN = {
     "RANK": "5",
