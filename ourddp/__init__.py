@@ -18,6 +18,7 @@ __all__ = [
     "Trial",
     "__version__",
     "init",
+    "launch",
     "register",
     "sweep",
 ]
@@ -37,6 +38,7 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp.data_parallel import DataParallel
     from ourddp.distributed import DistributedDataParallel
     from ourddp.joining import Launch, init
+    from ourddp.launching import launch
     from ourddp.model_parallel import ModelParallel
     from ourddp.registration import register
     from ourddp.sweeps import sweep

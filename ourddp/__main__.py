@@ -12,10 +12,11 @@ from typing import NoReturn
 import torch
 
 import ourddp
-from ourddp import _C, info, interrupts, tune
+from ourddp import _C, info, interrupts, launching, tune
+from ourddp.bench import command as bench
 from ourddp.doctor import command as doctor
 
-PROGRAMS = {"doctor": doctor, "tune": tune}
+PROGRAMS = {"bench": bench, "doctor": doctor, "launch": launching, "tune": tune}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
