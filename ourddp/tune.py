@@ -7,11 +7,14 @@ play nodes on one machine, which is good for a try but not for a table.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +197,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=int, metavar="N", help="trial run: start N ranks on this machine (default: none)"
     )
+    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -216,17 +220,30 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         dist.destroy_process_group()
     if here.rank == 0:
-        print("\n".join(describe(found)))
-        changed = sum(one.chosen != one.built_in for one in found)
-        print(f"{changed} of {len(found)} sizes are faster with another algorithm than the one built in.")
-        print(f"To use this table: OURS_SELECT={arguments.output.absolute()}")
+        print(_shown(found, arguments))
     return 0
+
+
+def _shown(found: Sequence[Measurement], arguments: argparse.Namespace) -> str:
+    """Return what the command prints when it has written the table."""
+    table_of = str(arguments.output.absolute())
+    if arguments.json:
+        return json.dumps({"table": table_of, "measurements": [asdict(one) for one in found]}, indent=1)
+    changed = sum(one.chosen != one.built_in for one in found)
+    return "\n".join(
+        [
+            *describe(found),
+            f"{changed} of {len(found)} sizes are faster with another algorithm than the one built in.",
+            f"To use this table: OURS_SELECT={table_of}",
+        ]
+    )
 
 
 def _start(arguments: argparse.Namespace) -> int:
     """Run this command in ranks of this machine, each of which belongs to one of ``arguments.nodes`` nodes."""
     command = [sys.executable, "-m", "ourddp", "tune", "--output", str(arguments.output.absolute())]
     command += ["--time-budget", str(arguments.time_budget), "--most-bytes", str(arguments.most_bytes)]
+    command += ["--json"] if arguments.json else []
     ranks = arguments.ranks
     nodes = [{"OURS_NODE_ID": f"node {rank * arguments.nodes // ranks}"} for rank in range(ranks)]
     return processes.run_ranks(command, ranks, nodes)

@@ -24,6 +24,8 @@ HELP = "time collectives and training steps on this machine, or on an allocation
 PEERS = ("ours", "gloo", "mpi", "nccl")
 DEFAULT_OPS = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", STEPS)
 STEPS_SHARE = 0.3  # of the time, for the training steps
+PICTURES = (".png", ".svg", ".pdf")
+MPI_LAUNCHERS = ("Open MPI", "Hydra")
 COLUMNS = ("operation", "ranks", "bytes", "peer", "median_seconds", "low_seconds", "high_seconds", "rounds")
 
 
@@ -48,64 +50,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=60.0, metavar="N", help="of measuring, about (default: %(default)s)"
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the times there, too")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the times there, too; needs matplotlib")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the times there, too, by matplotlib")
     parser.add_argument("--json", action="store_true", help="print the times as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, and print and write the times; return the exit status, 1 with a sentence on stderr if that failed."""
-    plan = plan_of(arguments)
     place = joining.find(os.environ)
+    plan = plan_of(arguments, place)
     if place.launcher == "none":
-        ranks = arguments.ranks or min(8, max(2, processes.cores()))
-        timeout = 300 + 4 * arguments.seconds
         try:
             found = harness.run_ranks(
-                ["-m", "ourddp.bench.ranks"], plan, ranks, mpi="mpi" in plan["peers"], timeout=timeout
+                ["-m", "ourddp.bench.ranks"],
+                plan,
+                plan["ranks"],
+                mpi="mpi" in plan["peers"],
+                timeout=300 + 4 * arguments.seconds,
             )
         except RuntimeError as error:
             raise ValueError(str(error)) from error
     else:
-        if arguments.ranks is not None:
-            raise ValueError(
-                f"--ranks is for a machine alone, but {place.launcher} has started this rank: leave it out"
-            )
         with harness.JobRanks(place, plan) as rank:
             use_device(rank)
             found = measure(rank)
-        ranks = place.world_size
         if place.rank != 0:
             return 0
-    run_of = {"ranks": ranks, "peers": plan["peers"], **found}
+    run_of = {"ranks": plan["ranks"], "peers": plan["peers"], **found}
     write({"machine": harness.machine(), "torch": torch.__version__, "runs": [run_of]}, arguments)
     return 0
 
 
-def plan_of(arguments: argparse.Namespace) -> dict[str, Any]:
+def plan_of(arguments: argparse.Namespace, place: joining.Launch) -> dict[str, Any]:
     """Return what to measure; ValueError if that makes no sense, or cannot be written."""
-    ops, peers = arguments.ops.split(","), peers_here(arguments.device)
+    ops = arguments.ops.split(",")
     for name in ops:
         if name not in OPERATIONS and name != STEPS:
             raise ValueError(f"there is no operation {name}: choose from {', '.join([*OPERATIONS, STEPS])}")
-    for name in arguments.peers.split(",") if arguments.peers else []:
-        if name not in peers:
-            raise ValueError(
-                f"{name} is not here, or cannot have tensors of that device: choose from {', '.join(peers)}"
-            )
-    if arguments.seconds <= 0 or (arguments.ranks is not None and arguments.ranks < 1):
-        raise ValueError("--seconds must be greater than 0, and --ranks at least 1")
-    if arguments.plot and importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib: pip install matplotlib, or use --csv")
-    for path in filter(None, (arguments.csv, arguments.plot)):
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise ValueError(f"cannot write {path}: name a file in a folder that exists")
+    if arguments.seconds <= 0:
+        raise ValueError("--seconds must be greater than 0")
+    check_files(arguments)
+    ranks = number_of_ranks(arguments.ranks, place)
     sizes = [report.parse_size(size) for size in arguments.sizes.split(",")]
     cases = sum(1 if name == "barrier" else len(sizes) for name in ops if name != STEPS)
     seconds = arguments.seconds * (1 if STEPS not in ops or not cases else 1 - STEPS_SHARE)
     return {
+        "ranks": ranks,
         "ops": ops,
         "sizes": sizes,
-        "peers": arguments.peers.split(",") if arguments.peers else peers,
+        "peers": peers_of(arguments, place, ranks),
         "ways": ["loop"],
         "reps": MOST,
         "model": arguments.model,
@@ -115,18 +107,56 @@ def plan_of(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def peers_here(device: str) -> list[str]:
-    """Return the peers that can have tensors of that device here; ValueError if there is no such device."""
+def check_files(arguments: argparse.Namespace) -> None:
+    """Raise ValueError if a file that is asked for could not be written in the end."""
+    if arguments.plot and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: pip install matplotlib, or use --csv")
+    if arguments.plot and arguments.plot.suffix not in PICTURES:
+        raise ValueError(f"--plot cannot draw {arguments.plot}: let its name end in {', '.join(PICTURES)}")
+    for path in filter(None, (arguments.csv, arguments.plot)):
+        if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise ValueError(f"cannot write {path}: name a file in a folder that exists and that you may write to")
+
+
+def number_of_ranks(asked: int | None, place: joining.Launch) -> int:
+    """Return how many ranks measure: those of the job, or how many to start here; ValueError for nonsense."""
+    if place.launcher != "none":
+        if asked is not None:
+            raise ValueError(
+                f"--ranks is for a machine alone, but {place.launcher} has started this rank: leave it out"
+            )
+        return place.world_size
+    if asked is not None and asked < 1:
+        raise ValueError("--ranks must be at least 1")
+    return asked or min(8, max(2, processes.cores()))
+
+
+def peers_of(arguments: argparse.Namespace, place: joining.Launch, ranks: int) -> list[str]:
+    """Return the peers that can have tensors of the device here, or those of them that are asked for."""
+    there = peers_here(arguments.device, place, ranks)
+    asked = arguments.peers.split(",") if arguments.peers else there
+    for name in asked:
+        if name not in there:
+            raise ValueError(
+                f"{name} is not here, or cannot serve these ranks and their device: choose from {', '.join(there)}"
+            )
+    return asked
+
+
+def peers_here(device: str, place: joining.Launch, ranks: int) -> list[str]:
+    """Return the peers that there are; ValueError if there is no such device."""
     if device == "cuda":
         if not torch.cuda.is_available():
             raise ValueError("torch finds no CUDA device here: leave --device out")
-        return [
-            "ours",
-            *(["gloo"] if dist.is_gloo_available() else []),
-            *(["nccl"] if dist.is_nccl_available() else []),
-        ]
-    alone = joining.find(os.environ).launcher == "none"
-    found = {"ours": True, "gloo": dist.is_gloo_available(), "mpi": alone and harness.find_mpirun()}
+        here = ranks if place.launcher == "none" else place.local_world_size
+        # NCCL has one rank on each device.
+        found = {"ours": True, "gloo": dist.is_gloo_available()}
+        found["nccl"] = dist.is_nccl_available() and here <= torch.cuda.device_count()
+    else:
+        mpi = importlib.util.find_spec("mpi4py") is not None and (
+            place.launcher in MPI_LAUNCHERS or (place.launcher == "none" and harness.find_mpirun() is not None)
+        )
+        found = {"ours": True, "gloo": dist.is_gloo_available(), "mpi": mpi}
     return [name for name, there in found.items() if there]
 
 
