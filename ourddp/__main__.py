@@ -1,4 +1,4 @@
-"""Command-line tools: ``python -m ourddp info``, ``options``, ``select``, ``tune`` and ``cmake-prefix``."""
+"""The command line, ``python -m ourddp`` or ``ourddp``: looks, measures and starts ranks. See docs/commands.md."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ourddp", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m ourddp", description="The tools of ourddp.")
     parser.add_argument(
         "--version", action="version", version=f"ourddp {ourddp.__version__}, torch {torch.__version__}"
     )

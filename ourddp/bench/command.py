@@ -7,7 +7,7 @@ import csv
 import importlib.util
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ PEERS = ("ours", "gloo", "mpi", "nccl")
 DEFAULT_OPS = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", STEPS)
 STEPS_SHARE = 0.3  # of the time, for the training steps
 PICTURES = (".png", ".svg", ".pdf")
-MPI_LAUNCHERS = ("Open MPI", "Hydra")
+MPI_LAUNCHERS = ("Open MPI", "Hydra")  # and srun --mpi=pmix
 COLUMNS = ("operation", "ranks", "bytes", "peer", "median_seconds", "low_seconds", "high_seconds", "rounds")
 
 
@@ -153,11 +153,17 @@ def peers_here(device: str, place: joining.Launch, ranks: int) -> list[str]:
         found = {"ours": True, "gloo": dist.is_gloo_available()}
         found["nccl"] = dist.is_nccl_available() and here <= torch.cuda.device_count()
     else:
-        mpi = importlib.util.find_spec("mpi4py") is not None and (
-            place.launcher in MPI_LAUNCHERS or (place.launcher == "none" and harness.find_mpirun() is not None)
-        )
-        found = {"ours": True, "gloo": dist.is_gloo_available(), "mpi": mpi}
+        found = {"ours": True, "gloo": dist.is_gloo_available(), "mpi": has_mpi(place, os.environ)}
     return [name for name, there in found.items() if there]
+
+
+def has_mpi(place: joining.Launch, environment: Mapping[str, str]) -> bool:
+    """Return whether the ranks can use mpi4py: they are processes of one MPI job, or can be started as such here."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return False
+    if place.launcher == "none":
+        return harness.find_mpirun() is not None
+    return place.launcher in MPI_LAUNCHERS or (place.launcher == "Slurm" and "PMIX_RANK" in environment)
 
 
 # --- results ---------------------------------------------------------------------------------------------------------

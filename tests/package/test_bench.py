@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import importlib.util
 import json
 import re
@@ -156,6 +157,17 @@ def test_nccl_needs_a_device_a_rank(monkeypatch):
     assert command.peers_here("cuda", Launch("Slurm", 0, 4, 0, 2, "n1", 20000), 4) == ["ours", "gloo", "nccl"]
 
 
+def test_mpi_needs_mpi4py_and_processes_of_mpi(monkeypatch):
+    found: list[str] = ["mpi4py"]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in found else None)
+    launchers = ("Open MPI", "Hydra", "Slurm", "torchrun")
+    places = [dataclasses.replace(ALONE, launcher=name) for name in launchers]
+    assert [command.has_mpi(place, {}) for place in places] == [True, True, False, False]
+    assert [command.has_mpi(place, {"PMIX_RANK": "0"}) for place in places] == [True, True, True, False]
+    found.clear()
+    assert not any(command.has_mpi(place, {"PMIX_RANK": "0"}) for place in places)
+
+
 def test_a_launcher_says_how_many_ranks_there_are():
     place = Launch("Slurm", 0, 6, 0, 2, "n1", 20000)
     assert command.plan_of(arguments(), place)["ranks"] == 6
@@ -187,5 +199,5 @@ def test_wrong_results_are_not_timed(rank, world):
         return call if peer == "gloo" else lambda: (call(), tensors[peer].large[-5:].add_(rank))
 
     assert list(collectives.calls(operation, tensors, groups, lacking)) == ["gloo"]
-    with pytest.raises(RuntimeError, match="^other gave a wrong result, so it is not worth timing"):
+    with pytest.raises(RuntimeError, match=r"^other gave a wrong result, so it is not worth timing"):
         collectives.calls(operation, tensors, groups, wrong_on_rank_1)

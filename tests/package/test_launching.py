@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from programs import ROOT, environment, run_module
+from programs import ROOT, environment, run_file, run_module
 
 import ourddp
 from ourddp import launching, processes
@@ -177,6 +178,13 @@ def test_a_cell_of_a_notebook_starts_ranks_of_its_own_function(monkeypatch):
     nbclient.NotebookClient(notebook, timeout=TIMEOUT, kernel_name="python3").execute()
     (output,) = [one for one in notebook.cells[0].outputs if one.output_type == "stream" and one.name == "stdout"]
     assert output.text == "[3, 3]\n"
+
+
+def test_the_example_of_the_documents_runs(tmp_path):
+    page = (ROOT / "docs" / "launch.md").read_text()
+    (example,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "ourddp.launch(" in code]
+    (tmp_path / "example.py").write_text(example)
+    assert run_file(tmp_path / "example.py") == [(0, "[21, 21]\n")]
 
 
 # --- a program -------------------------------------------------------------------------------------------------------
