@@ -26,11 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import harness
-import report as reports
 import torch
 import torch.distributed as dist
 import turns
+
+from ourddp.bench import harness
+from ourddp.bench import report as reports
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 import hosts as networks
@@ -187,7 +188,7 @@ def measure(made: dict[str, list[networks.Host]], mbit: int, size: int, args: ar
         for name, hosts in made.items()
     }
     jobs, times = turns.run_in_turns(
-        __file__,
+        [__file__],
         plans,
         ranks,
         budget=args.time_budget,

@@ -24,24 +24,20 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import harness
-import report as reports
 import torch
 import torch.distributed as dist
 import zero_copy
-from operations import OPERATIONS, Buffers, Operation
 
-LEAST_ROUNDS = 5  # a median of fewer says little
-# Calls of a loop. Short ones are many, because the scheduler takes a while to adapt after the peer before.
-BURST_SMALL, BURST_LARGE = 20, 5
-LARGE = 512 * 1024  # bytes
+from ourddp.bench import collectives, harness
+from ourddp.bench import report as reports
+from ourddp.bench.operations import OPERATIONS, Buffers, Operation
+
 CHECK_SIZES = "4,64,1K,4K,16K,64K,256K,1M,4M,25M,100M"
 BARE = "process_group_all_reduce"
 PEERS = ("ours", "gloo", "mpi", "floor")
@@ -139,41 +135,11 @@ def peers_of(args: argparse.Namespace) -> list[str]:
 
 def call_of(peer: str, operation: Operation, buffers: Buffers, group: Any) -> Callable[[], object]:
     """Return the peer's call of the collective; NotImplementedError where it has none."""
-    if peer == "mpi":
-        return operation.mpi(buffers, group)
     if peer != "floor":
-        return operation.torch(buffers, group)
+        return collectives.call_of(peer, operation, buffers, group)
     if not operation.is_all_reduce:
         raise NotImplementedError
     return group.call(buffers)
-
-
-def calls(operation: Operation, tensors: dict[str, Buffers], groups: dict[str, Any]) -> dict[str, Callable[[], object]]:
-    """Return each peer's call after it gave the right result once; a peer that lacks the collective is left out.
-
-    Raises RuntimeError if a result is wrong on any rank.
-    """
-    found = {}
-    for peer, group in groups.items():
-        buffers = tensors[peer]
-        operation.prepare(buffers)
-        state, message = 0, ""
-        try:
-            call = call_of(peer, operation, buffers, group)
-            call()
-        except (RuntimeError, ValueError, NotImplementedError) as error:
-            state, message = 1, f"{error}"
-        if state == 0 and operation.is_wrong(buffers):
-            state, message = 2, "its result is wrong"
-        worst = torch.tensor([state])
-        dist.all_reduce(worst, dist.ReduceOp.MAX)
-        if message:
-            print(f"{peer}, rank {buffers.rank}: {message.splitlines()[0]}", file=sys.stderr)
-        if int(worst) == 2:
-            raise RuntimeError(f"{peer} gave a wrong result, so it is not worth timing")
-        if int(worst) == 0:
-            found[peer] = call
-    return found
 
 
 def rank_main() -> None:
@@ -181,61 +147,20 @@ def rank_main() -> None:
     with harness.Ranks() as ranks:
         plan, groups, rows = ranks.plan, {}, []
         for peer in plan["peers"]:
-            if peer == "mpi":
-                import mpi4py
-
-                mpi4py.rc.thread_level = "funneled"  # one thread calls MPI; anything more would cost it locks
-                from mpi4py import MPI
-
-                groups[peer] = MPI.COMM_WORLD
-            elif peer == "floor":
-                groups[peer] = zero_copy.Floor(ranks, Path(plan["floor"]))
-            else:
-                groups[peer] = ranks.group(peer)
+            is_floor = peer == "floor"
+            groups[peer] = (
+                zero_copy.Floor(ranks, Path(plan["floor"])) if is_floor else collectives.group_of(ranks, peer)
+            )
         for name in plan["collectives"]:
             for size in plan["sizes"] if name != "barrier" else [0]:
-                rows.extend(measure(ranks, groups, name, size))
+                buffers = {
+                    peer: group.buffers(size) if peer == "floor" else Buffers.make(ranks.rank, ranks.size, size)
+                    for peer, group in groups.items()
+                }
+                rows.extend(collectives.measure(ranks, groups, (name, size), buffers, call_of))
                 ranks.show(f"{ranks.size} ranks: {name} {reports.show_size(size)}")
         ranks.show("")
         ranks.report = rows
-
-
-def measure(ranks: harness.Ranks, groups: dict[str, Any], name: str, size: int) -> list[dict[str, Any]]:
-    """Return the rows of one collective and size, one for each way of calling."""
-    operation = OPERATIONS[name]
-    # Each peer has its own: what one does to its memory, such as moving it onto huge pages, must not help the others.
-    buffers = {
-        peer: group.buffers(size) if peer == "floor" else Buffers.make(ranks.rank, ranks.size, size)
-        for peer, group in groups.items()
-    }
-    actions = calls(operation, buffers, groups)
-
-    def refresh(peer: str) -> None:
-        operation.prepare(buffers[peer])
-
-    rows = []
-    for way in ranks.plan["ways"]:
-        burst = BURST_LARGE if size >= LARGE else BURST_SMALL
-        times = ranks.measure(
-            actions,
-            budget=ranks.plan["seconds_per_case"],
-            least=min(LEAST_ROUNDS, ranks.plan["reps"]),
-            most=ranks.plan["reps"],
-            burst=burst if way == "loop" else 0,
-            refresh=refresh if operation.changes_input else None,
-        )
-        scale = 0.5 if operation.half else 1.0
-        rows.append(
-            {
-                "collective": name,
-                "way": way,
-                "size": size,
-                "bytes": 4 * len(next(iter(buffers.values())).large) if size else 0,
-                "rounds": max((len(column) for column in times.values()), default=0),
-                "seconds": {peer: reports.summary(column, scale) for peer, column in times.items()},
-            }
-        )
-    return rows
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -257,7 +182,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             plan["floor"] = str(zero_copy.build(Path(folder)))
         for ranks in map(int, args.ranks.split(",")):
             timeout = 300 + 4 * args.time_budget
-            rows = harness.run_ranks(__file__, plan, ranks, mpi="mpi" in peers, timeout=timeout)
+            rows = harness.run_ranks([__file__], plan, ranks, mpi="mpi" in peers, timeout=timeout)
             runs.append({"ranks": ranks, "peers": peers, "rows": rows})
             reports.print_collectives(runs[-1])
     return {"machine": args.machine, "torch": torch.__version__, "runs": runs}

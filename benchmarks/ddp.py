@@ -22,77 +22,21 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import harness
-import report as reports
 import torch
 import torch.distributed as dist
 import turns
 from torch import nn
 
+from ourddp.bench import harness
+from ourddp.bench import report as reports
+from ourddp.bench.steps import MODELS, VARIANTS, WARM_UPS, check_alike, training_step, wrap
+
 LEAST_ROUNDS = 5
-WARM_UPS = 4  # buckets are assigned anew in the second step, and with "auto" in the fourth
-VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name: (whose DistributedDataParallel, backend, arguments)
-    "local": ("", "", {}),
-    "torch+gloo": ("torch", "gloo", {}),
-    "torch+ours": ("torch", "ours", {}),
-    "ourddp+gloo": ("ours", "gloo", {}),
-    "ourddp+ours": ("ours", "ours", {}),
-    "ourddp+auto": ("ours", "ours", {"bucket_cap_mb": "auto"}),
-    "ourddp+views": ("ours", "ours", {"gradient_as_bucket_view": True}),
-}
 KEEP_MEMORY = f"glibc.malloc.mmap_threshold={1 << 40}:glibc.malloc.trim_threshold={1 << 40}"
 DEFAULT_VARIANTS = ("local", "torch+gloo", "torch+ours", "ourddp+ours")
-
-
-class ManySmall(nn.Module):
-    """1,000 parameters of 1 KiB, each used once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ParameterList(torch.randn(256) for _ in range(1000))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Map inputs (N, 1) to (N, 256000)."""
-        return inputs * torch.cat(list(self.parts))
-
-
-def mlp() -> tuple[nn.Module, torch.Tensor]:
-    """Return a perceptron with 50 MB of gradients and a batch of 32."""
-    widths = (1024, 2048, 2048, 2048, 1000)
-    layers: list[nn.Module] = []
-    for width, following in pairwise(widths):
-        layers += [nn.Linear(width, following), nn.ReLU()]
-    return nn.Sequential(*layers[:-1]), torch.randn(32, 1024)
-
-
-def cnn() -> tuple[nn.Module, torch.Tensor]:
-    """Return a convolutional network with 19 MB of gradients and 8 images of 32x32."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for width, repeats in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        for _ in range(repeats):
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
-            channels = width
-        layers.append(nn.MaxPool2d(2))
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512 * 2 * 2, 100)), torch.randn(8, 3, 32, 32)
-
-
-def transformer() -> tuple[nn.Module, torch.Tensor]:
-    """Return a transformer of six layers with 43 MB of gradients and 4 sequences of 32."""
-    layer = nn.TransformerEncoderLayer(384, 6, 1536, dropout=0.0, batch_first=True, norm_first=True)
-    return nn.TransformerEncoder(layer, 6, enable_nested_tensor=False), torch.randn(4, 32, 384)
-
-
-def many_small() -> tuple[nn.Module, torch.Tensor]:
-    """Return the model of --reducer-overhead."""
-    return ManySmall(), torch.randn(1, 1)
-
-
-MODELS = {"mlp": mlp, "cnn": cnn, "transformer": transformer, "many-small": many_small}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -119,37 +63,6 @@ def parse_arguments() -> argparse.Namespace:
     if args.reps < 1 or args.time_budget <= 0:
         parser.error("--reps and --time-budget must be positive")
     return args
-
-
-def wrap(model: nn.Module, variant: str, groups: dict[str, dist.ProcessGroup]) -> nn.Module:
-    """Return the model as the variant trains it."""
-    whose, backend, arguments = VARIANTS[variant]
-    if not whose:
-        return model
-    if whose == "torch":
-        return nn.parallel.DistributedDataParallel(model, process_group=groups[backend], **arguments)
-    import ourddp
-
-    return ourddp.DistributedDataParallel(model, process_group=groups[backend], **arguments)
-
-
-def training_step(model: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
-    """Return a function that does one training step."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        optimizer.step()
-
-    return step
-
-
-def check_alike(gradient: torch.Tensor, reference: torch.Tensor, whose: str) -> None:
-    """Raise RuntimeError if a step's gradients are not those of the reference."""
-    apart = (gradient - reference).abs().max() / reference.abs().max()
-    if not apart < 1e-4:
-        raise RuntimeError(f"the gradients of {whose}: {apart}")
 
 
 def first_step(model: nn.Module, action: Callable[[], None], path: Path | None, rank: int) -> None:
@@ -200,7 +113,7 @@ def measure(name: str, variants: list[str], ranks: int, args: argparse.Namespace
         }
         least, most = min(LEAST_ROUNDS, args.reps), args.reps
         jobs, times = turns.run_in_turns(
-            __file__, plans, ranks, budget=budget, least=least, most=most, timeout=300 + 4 * budget
+            [__file__], plans, ranks, budget=budget, least=least, most=most, timeout=300 + 4 * budget
         )
         exchanged = [variant for variant in variants if VARIANTS[variant][1]]
         for variant in exchanged[1:]:
@@ -220,20 +133,7 @@ def measure(name: str, variants: list[str], ranks: int, args: argparse.Namespace
 def print_run(run: dict[str, Any]) -> None:
     """Print a table for each model of a run."""
     for row in run["rows"]:
-        size = f"{row['bytes'] / 1e6:.1f} MB in {row['parameters']:,} parameters"
-        print(f"\n{row['model']}, {size}, {run['ranks']} ranks, median of {row['rounds']} steps")
-        local = reports.median(row, "local")
-        lines = []
-        for variant in run["variants"]:
-            step = reports.median(row, variant)
-            cells = [variant, reports.show_seconds(step)]
-            if local and step:
-                per_parameter = (step - local) / row["parameters"] * 1e6
-                cells += [f"{local / step:.0%}", reports.show_seconds(step - local), f"{per_parameter:.2f} us"]
-            lines.append(cells + ["-"] * (5 - len(cells)))
-        header = ["variant", "step", "efficiency", "over local", "per parameter"]
-        shown = len(header) if row["model"] == "many-small" else len(header) - 1
-        reports.print_table(header[:shown], [line[:shown] for line in lines])
+        reports.print_steps(row, run["ranks"], per_parameter=row["model"] == "many-small")
         for variant, size in row.get("chosen_bucket_bytes", {}).items():
             print(f"{variant} chose buckets of {reports.show_size(size)}")
 
@@ -245,20 +145,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
     title = f"Step time and efficiency, {reports.source_of(report)}"
     with reports.picture(path, title, rows, columns, 3.8) as axes:
         for axis, (run, row) in zip(axes, panels, strict=True):
-            _draw(axis, run, row)
-
-
-def _draw(axis: Any, run: dict[str, Any], row: dict[str, Any]) -> None:
-    variants = run["variants"]
-    steps = [row["seconds"][variant]["median"] * 1e3 for variant in variants]
-    bars = axis.bar(variants, steps, color=[f"C{list(VARIANTS).index(variant)}" for variant in variants])
-    local = reports.median(row, "local")
-    labels = [f"{step:.1f}" + (f"\n{local * 1e3 / step:.0%}" if local else "") for step in steps]
-    axis.bar_label(bars, labels, fontsize=8)
-    axis.margins(y=0.2)
-    axis.tick_params(axis="x", labelrotation=20, labelsize=8)
-    axis.set_ylabel("milliseconds a step")
-    axis.set_title(f"{row['model']}, {row['bytes'] / 1e6:.0f} MB, {run['ranks']} ranks", fontsize=10)
+            reports.draw_steps(axis, row, run["ranks"])
 
 
 def main() -> int:

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import gpu_parts as parts
-import harness
-import report as reports
 import torch
+
+from ourddp.bench import harness
+from ourddp.bench import report as reports
 
 PARTS = ("all_reduce", "ddp")
 SIZES = "64K,1M,16M,100M,256M"
@@ -127,7 +128,7 @@ def run_part(part: str, args: argparse.Namespace, **plan: Any) -> Any:
     """Return what the ranks report of a part."""
     whole = {"part": part, "device": args.device, "layers": args.layers, "width": args.width, **plan}
     timeout = plan.pop("timeout", 240 + 2 * args.time_budget)
-    return harness.run_ranks(__file__, whole, args.ranks, mpi=False, timeout=timeout)
+    return harness.run_ranks([__file__], whole, args.ranks, mpi=False, timeout=timeout)
 
 
 def why_no_nccl(args: argparse.Namespace) -> str:

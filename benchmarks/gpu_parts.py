@@ -8,11 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import harness
-import report as reports
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from ourddp.bench import harness
+from ourddp.bench import report as reports
 
 Action = Callable[[], object]
 

@@ -15,10 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import harness
-import report as reports
 import torch
 import turns
+
+from ourddp.bench import harness
+from ourddp.bench import report as reports
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 
@@ -75,7 +76,7 @@ def measure(ranks: int, args: argparse.Namespace) -> dict[str, Any]:
     plans = {variant: (variant, args.layers, args.compile) for variant in args.variants.split(",")}
     least = min(LEAST_ROUNDS, args.rounds)
     jobs, times = turns.run_in_turns(
-        __file__, plans, ranks, budget=args.time_budget, least=least, most=args.rounds, timeout=600
+        [__file__], plans, ranks, budget=args.time_budget, least=least, most=args.rounds, timeout=600
     )
     if len({tuple(tokens) for tokens in jobs.values()}) > 1:
         raise RuntimeError(f"the variants have written different tokens: {jobs}")

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import report as reports
+from ourddp.bench import report as reports
 
 CHUNK = 512 << 10  # bytes that are cut into parts for all rails and nodes at a time
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # ranks

@@ -1,6 +1,6 @@
 """Jobs that each have processes of their own, run side by side and take turns.
 
-`run_in_turns(__file__, plans, ...)` starts one job of ranks for each plan; there the file works inside `with
+`run_in_turns([__file__], plans, ...)` starts one job of ranks for each plan; there the file works inside `with
 Ranks() as ranks`, as under `harness.run_ranks`, and ends with `take_turns(ranks, action)`. So all jobs see the same
 machine at the same time, and none sees what another leaves behind in a process: such as its allocator's free lists.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import harness
+from ourddp.bench import harness
 
 WARM_UP_ROUNDS = 2
 GO = b"t"
@@ -25,7 +25,7 @@ SECONDS = struct.Struct("d")
 
 
 def run_in_turns(
-    script: str, plans: dict[str, Any], ranks: int, *, budget: float, least: int, most: int, timeout: float
+    program: list[str], plans: dict[str, Any], ranks: int, *, budget: float, least: int, most: int, timeout: float
 ) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """Run a job of `ranks` ranks for each plan, in turns, and return every job's report and its seconds.
 
@@ -34,7 +34,7 @@ def run_in_turns(
     fails or `timeout` seconds pass; no rank is left behind.
     """
     with ThreadPoolExecutor(len(plans)) as pool:
-        jobs = {name: _Job(pool, script, plan, ranks, timeout) for name, plan in plans.items()}
+        jobs = {name: _Job(pool, program, plan, ranks, timeout) for name, plan in plans.items()}
         try:
             for job in jobs.values():
                 job.receive()  # it is ready
@@ -74,15 +74,15 @@ def take_turns(ranks: harness.Ranks, action: Callable[[], object]) -> None:
 class _Job:
     """One job, as seen by the process that gives the turns."""
 
-    def __init__(self, pool: ThreadPoolExecutor, script: str, plan: Any, ranks: int, timeout: float) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, program: list[str], plan: Any, ranks: int, timeout: float) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(timeout)
-        self._ended: Future[Any] = pool.submit(self._run, theirs, script, plan, ranks, timeout)
+        self._ended: Future[Any] = pool.submit(self._run, theirs, program, plan, ranks, timeout)
 
     @staticmethod
-    def _run(theirs: socket.socket, script: str, plan: Any, ranks: int, timeout: float) -> Any:
+    def _run(theirs: socket.socket, program: list[str], plan: Any, ranks: int, timeout: float) -> Any:
         with theirs:
-            return harness.run_ranks(script, plan, ranks, mpi=False, timeout=timeout, turns=theirs)
+            return harness.run_ranks(program, plan, ranks, mpi=False, timeout=timeout, turns=theirs)
 
     def turn(self) -> float:
         """Let the job act; return the seconds that it took. RuntimeError if it has ended."""

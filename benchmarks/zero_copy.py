@@ -11,10 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import harness
 import torch
 import torch.distributed as dist
-from operations import Buffers
+
+from ourddp.bench import harness
+from ourddp.bench.operations import Buffers
 
 SOURCE = Path(__file__).with_name("zero_copy.cpp")
 

@@ -23,6 +23,37 @@ def find_launch(lookup: Callable[[str], str]) -> dict[str, Any]:
     Raises ValueError if the variables are incomplete or contradict each other.
     """
 
+# --- network and node (csrc/python/bind_network.cpp) ------------------------------------------------------------------
+
+def interfaces() -> list[tuple[str, str, bool]]:
+    """Return name, address and whether it is loopback, for each address of the interfaces that are up."""
+
+def own_addresses(master: str) -> list[str]:
+    """Return the addresses at which ranks of other nodes would reach this process, as OURS_INTERFACE says.
+
+    Without that option they are those towards ``master``, a name or an address. Raises ValueError if OURS_INTERFACE
+    matches no address, and RuntimeError if there is no route to the master.
+    """
+
+def near_congestion_control(asked: str, usual: str, allowed: str) -> str:
+    """Return the congestion control of connections to near peers; empty: the system's, ``usual``.
+
+    ``asked`` is the value of OURS_TCP_CONGESTION, and ``allowed`` has names with spaces between them.
+    """
+
+class NodeProbe:
+    """A little memory of this process, by which others find out whether they share memory with it."""
+
+    def __init__(self) -> None:
+        """Raise RuntimeError if no memory can be had."""
+
+    def address(self) -> str:
+        """Return where others find the memory."""
+
+    @staticmethod
+    def obstacle(address: str) -> str:
+        """Return why this process does not share memory with the one that has this address; empty if it does."""
+
 # --- options (csrc/python/bind_options.cpp) --------------------------------------------------------------------------
 
 def option_table() -> list[dict[str, str]]:

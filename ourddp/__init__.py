@@ -36,6 +36,7 @@ __all__ = [
     "gloo_built",
     "init",
     "is_initialized",
+    "launch",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -68,7 +69,8 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp.distributed import DistributedDataParallel
     from ourddp.distributed_optimizer import DistributedOptimizer
     from ourddp.job import is_initialized, local_rank, local_size, rank, shutdown, size
-    from ourddp.launch import Launch, init
+    from ourddp.joining import Launch, init
+    from ourddp.launching import launch
     from ourddp.lr_schedule import LinearScalingLR
     from ourddp.metrics import average_metrics
     from ourddp.model_parallel import ModelParallel

@@ -1,4 +1,4 @@
-"""Command-line tools: ``python -m ourddp info``, ``options``, ``select``, ``tune`` and ``cmake-prefix``."""
+"""The command line, ``python -m ourddp`` or ``ourddp``: looks, measures and starts ranks. See docs/commands.md."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 import ourddp
-from ourddp import _C, info, interrupts, trace_report, tune
+from ourddp import _C, info, interrupts, launching, trace_report, tune
+from ourddp.bench import command as bench
+from ourddp.doctor import command as doctor
+
+PROGRAMS = {"bench": bench, "doctor": doctor, "launch": launching, "report": trace_report, "tune": tune}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or 1 with a sentence on stderr if it cannot be done."""
     chosen = _parser().parse_args(arguments)
     try:
-        if chosen.command == "tune":
-            return tune.run(chosen)
-        if chosen.command == "report":
-            return trace_report.run(chosen)
+        if chosen.command in PROGRAMS:
+            return PROGRAMS[chosen.command].run(chosen)
         print(_output(chosen))
     except ValueError as error:
         print(error, file=sys.stderr)
@@ -30,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ourddp", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m ourddp", description="The tools of ourddp.")
     parser.add_argument(
         "--version", action="version", version=f"ourddp {ourddp.__version__}, torch {torch.__version__}"
     )
@@ -49,8 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "cmake-prefix", help="what CMAKE_PREFIX_PATH needs for find_package(ourddp) of a program in C++"
     )
-    trace_report.add_arguments(commands.add_parser("report", help="where the time of a step goes, from timelines"))
-    tune.add_arguments(commands.add_parser("tune", help="measure the algorithms between nodes, and write a table"))
+    for name, program in PROGRAMS.items():
+        program.add_arguments(commands.add_parser(name, help=program.HELP))
     return parser
 
 
@@ -71,6 +74,11 @@ def _output(chosen: argparse.Namespace) -> str:
     return "\n".join(f"{name}={value}" for name, value in values.items())
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """Run the command line as a program of its own, which the console script ``ourddp`` calls."""
     interrupts.in_one_line()
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    program()

@@ -6,7 +6,7 @@ import os
 
 import torch.distributed as dist
 
-from ourddp.launch import Launch, find
+from ourddp.joining import Launch, find
 
 __all__ = ["is_initialized", "local_rank", "local_size", "rank", "shutdown", "size"]
 

@@ -11,8 +11,9 @@ WIDTH = 20  # characters of the bar
 class Progress:
     """Shows the steps of a command on a stream, or nothing if there is none."""
 
-    def __init__(self, stream: TextIO | None) -> None:
+    def __init__(self, stream: TextIO | None, unit: str = "sizes") -> None:
         self._stream = stream
+        self._unit = unit  # what the steps are
         self._start = time.monotonic()
         self._bar = stream is not None and stream.isatty()
 
@@ -20,7 +21,7 @@ class Progress:
         """Show that ``done`` of ``steps`` are done, and in ``text`` what comes next."""
         if self._stream is None:
             return
-        line = f"{done} of {steps} sizes, {time.monotonic() - self._start:.0f} s, {text}"
+        line = f"{done} of {steps} {self._unit}, {time.monotonic() - self._start:.0f} s, {text}"
         if self._bar:
             full = WIDTH * done // steps
             line = f"\r\x1b[K[{'#' * full}{'.' * (WIDTH - full)}] {line}"

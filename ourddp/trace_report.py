@@ -19,6 +19,7 @@ from ourddp.trace_file import Interval, Rank, load, overlap, union
 
 __all__ = ["RankShare", "TraceReport", "add_arguments", "analyse", "run"]
 
+HELP = "where the time of a step goes, from timelines"
 _NOTABLE = 0.02  # of a step
 
 

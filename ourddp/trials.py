@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import multiprocessing
-import os
 import pickle
-import signal
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing import connection
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch.multiprocessing import start_processes
+from ourddp.spawned import Call, SpawnedRanks
 
 LONGEST_WAIT = 3600.0  # seconds; connection.wait() takes no infinity
 
@@ -79,27 +71,15 @@ def run(plan: Plan, trials: Iterable[Trial], most: int) -> Iterator[tuple[Trial,
 
 
 class _Running:
-    """A trial whose ranks are running. They meet in a folder, where rank 0 leaves the result."""
+    """A trial whose ranks are running."""
 
     def __init__(self, plan: Plan, trial: Trial) -> None:
         self.trial = trial
         self._plan = plan
-        self._codes: list[int | None] = [None] * plan.ranks
         self._begin = time.monotonic()
-        self._folder = tempfile.TemporaryDirectory(prefix="ourddp-trial-")
-        others = multiprocessing.active_children()
-        try:
-            # If this process dies, torch has the ranks interrupted.
-            self._ranks = start_processes(_rank, (plan, trial, self._folder.name), plan.ranks, join=False)
-        except BaseException:  # an interrupt may come between two of them
-            _end([process for process in multiprocessing.active_children() if process not in others])
-            self._folder.cleanup()
-            raise
-
-    def sentinels(self) -> list[int]:
-        """Return what connection.wait() needs to notice the end of a rank that the last outcome() did not."""
-        each = zip(self._ranks.processes, self._codes, strict=True)
-        return [process.sentinel for process, code in each if code is None]
+        args = pickle.dumps((trial,))
+        self._ranks = SpawnedRanks(Call(plan.fn, args, plan.ranks, plan.threads, plan.backend, keep=1))
+        self.sentinels, self.stop = self._ranks.sentinels, self._ranks.stop
 
     def seconds_left(self) -> float:
         """Return the seconds until the trial has to be over."""
@@ -107,66 +87,15 @@ class _Running:
 
     def outcome(self) -> Outcome | None:
         """Return how the trial has ended, or None if it runs on. It ends with the first rank that fails."""
-        codes = self._codes = [process.exitcode for process in self._ranks.processes]
+        ended, failed = self._ranks.look()
         seconds = time.monotonic() - self._begin
-        failed = [rank for rank, code in enumerate(codes) if code]
-        if failed:
-            return Outcome(seconds, error=self._describe(min(failed, key=self._time_of_error)))
-        if None not in codes:
+        if failed is not None:
+            return Outcome(seconds, error=self._ranks.describe(failed))
+        if ended:
             try:
-                return Outcome(seconds, pickle.loads(Path(self._folder.name, "result").read_bytes()))
+                return Outcome(seconds, self._ranks.result(0))
             except Exception as error:  # rank 0 has called sys.exit(), or unpickling ran what fails here
                 return Outcome(seconds, error=f"rank 0 left no result that can be read: {error!r}")
         if self.seconds_left() == 0:
             return Outcome(seconds, error=f"the trial took more than {self._plan.timeout:g} s")
         return None
-
-    def _time_of_error(self, rank: int) -> int:
-        # A rank that dies leaves no time, but it makes others do so. Otherwise the first error is the cause.
-        file = Path(self._folder.name, f"failed-{rank}")
-        return int(file.read_text()) if file.exists() else 0
-
-    def _describe(self, rank: int) -> str:
-        file = Path(self._ranks.error_files[rank])
-        if file.exists():
-            return f"rank {rank}: {pickle.loads(file.read_bytes()).strip()}"
-        code = self._ranks.processes[rank].exitcode
-        return f"rank {rank} died of {signal.Signals(-code).name}" if code < 0 else f"rank {rank} exited with {code}"
-
-    def stop(self) -> None:
-        """Leave no process and no file behind."""
-        _end(self._ranks.processes)
-        for file in self._ranks.error_files:
-            Path(file).unlink(missing_ok=True)
-        self._folder.cleanup()
-
-
-def _end(processes: Iterable[BaseProcess]) -> None:
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.join()
-
-
-def _rank(rank: int, plan: Plan, trial: Trial, folder: str) -> None:
-    """Run the function in one rank of a trial. Leave the time if it fails; torch writes the traceback."""
-    try:
-        _run_in_group(rank, plan, trial, folder)
-    except Exception:
-        # The clock of files is too coarse: peers fail within a millisecond.
-        Path(folder, f"failed-{rank}").write_text(str(time.monotonic_ns()))
-        raise
-
-
-def _run_in_group(rank: int, plan: Plan, trial: Trial, folder: str) -> None:
-    torch.set_num_threads(plan.threads)
-    for name in ("RANK", "LOCAL_RANK"):
-        os.environ[name] = str(rank)
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        os.environ[name] = str(plan.ranks)
-    store = dist.FileStore(os.path.join(folder, "store"), plan.ranks)
-    dist.init_process_group(plan.backend, store=store, rank=rank, world_size=plan.ranks)
-    result = pickle.loads(plan.fn)(trial)
-    if rank == 0:
-        Path(folder, "result").write_bytes(pickle.dumps(result))
-    dist.destroy_process_group()

@@ -7,28 +7,28 @@ play nodes on one machine, which is good for a try but not for a table.
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ourddp import _C, launch
+from ourddp import _C, joining, processes
 from ourddp.algorithm_table import ALGORITHMS, Measurement, choose, describe, table
 from ourddp.progress import Progress
 
+HELP = "measure the algorithms between nodes, and write a table"
 LEAST_BYTES = 1 << 10
 LEAST_ROUNDS, MOST_ROUNDS = 6, 100
 MOST_SENT = 32 << 20  # bytes that a rank may send where it sends everything to all others; beyond, that is never best
-GRACE = 10.0  # seconds that the other ranks have to end by themselves after one of them failed
 
 
 class TuneError(RuntimeError):
@@ -197,6 +197,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=int, metavar="N", help="trial run: start N ranks on this machine (default: none)"
     )
+    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -209,7 +210,7 @@ def run(arguments: argparse.Namespace) -> int:
             print("--nodes must be at least 2, and --ranks at least as many as --nodes", file=sys.stderr)
             return 1
         return _start(arguments)
-    here = launch.init()
+    here = joining.init()
     try:
         found = tune(arguments.output, arguments.time_budget, arguments.most_bytes, progress=True)
     except TuneError as error:
@@ -219,50 +220,30 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         dist.destroy_process_group()
     if here.rank == 0:
-        print("\n".join(describe(found)))
-        changed = sum(one.chosen != one.built_in for one in found)
-        print(f"{changed} of {len(found)} sizes are faster with another algorithm than the one built in.")
-        print(f"To use this table: OURS_SELECT={arguments.output.absolute()}")
+        print(_shown(found, arguments))
     return 0
+
+
+def _shown(found: Sequence[Measurement], arguments: argparse.Namespace) -> str:
+    """Return what the command prints when it has written the table."""
+    table_of = str(arguments.output.absolute())
+    if arguments.json:
+        return json.dumps({"table": table_of, "measurements": [asdict(one) for one in found]}, indent=1)
+    changed = sum(one.chosen != one.built_in for one in found)
+    return "\n".join(
+        [
+            *describe(found),
+            f"{changed} of {len(found)} sizes are faster with another algorithm than the one built in.",
+            f"To use this table: OURS_SELECT={table_of}",
+        ]
+    )
 
 
 def _start(arguments: argparse.Namespace) -> int:
     """Run this command in ranks of this machine, each of which belongs to one of ``arguments.nodes`` nodes."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     command = [sys.executable, "-m", "ourddp", "tune", "--output", str(arguments.output.absolute())]
     command += ["--time-budget", str(arguments.time_budget), "--most-bytes", str(arguments.most_bytes)]
-    processes: list[subprocess.Popen[bytes]] = []
-    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the ranks inherit: this process ends them
-    try:
-        for rank in range(arguments.ranks):
-            place = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(arguments.ranks),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(arguments.ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(store.port),
-                "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store's server is here
-                "OURS_NODE_ID": f"node {rank * arguments.nodes // arguments.ranks}",
-            }
-            processes.append(subprocess.Popen(command, env={**os.environ, **place}))
-        signal.signal(signal.SIGINT, interrupted)
-        return _wait(processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Return 0 when all have ended well, otherwise 1; after a failure the others have GRACE seconds."""
-    limit: float | None = None
-    while True:
-        statuses = [process.poll() for process in processes]
-        if None not in statuses:
-            return 1 if any(statuses) else 0
-        if any(statuses) and limit is None:
-            limit = time.monotonic() + GRACE
-        if limit is not None and time.monotonic() > limit:
-            return 1
-        time.sleep(0.02)
+    command += ["--json"] if arguments.json else []
+    ranks = arguments.ranks
+    nodes = [{"OURS_NODE_ID": f"node {rank * arguments.nodes // ranks}"} for rank in range(ranks)]
+    return processes.run_ranks(command, ranks, nodes)

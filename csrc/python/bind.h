@@ -7,6 +7,7 @@
 namespace ours {
 
 void bind_launch(pybind11::module_& module);
+void bind_network(pybind11::module_& module);
 void bind_options(pybind11::module_& module);
 void bind_select(pybind11::module_& module);
 void bind_backend(pybind11::module_& module);

@@ -39,6 +39,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   });
   add_misuse_error(module);
   ours::bind_launch(module);
+  ours::bind_network(module);
   ours::bind_options(module);
   ours::bind_select(module);
   ours::bind_backend(module);

@@ -135,8 +135,8 @@ def test_ranks_that_no_launcher_of_mpi_started_are_told_how_to_start(mpi_tests, 
 # file. It ends without destroying its groups.
 BEGIN = """
 import ctypes, datetime, json, os, pathlib, sys
-from ourddp import launch
-place = launch.find(os.environ)
+from ourddp import joining
+place = joining.find(os.environ)
 os.environ["OURS_NODE_ID"] = os.environ["LAYOUT"][place.rank]
 import torch, torch.distributed as dist, ourddp
 rank, world = place.rank, place.world_size

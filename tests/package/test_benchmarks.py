@@ -16,6 +16,8 @@ import pytest
 import torch
 from hosts import why_no_hosts
 
+from ourddp.bench import report
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TIMEOUT = 120
 
@@ -78,9 +80,6 @@ def test_collectives_reports_every_case(tmp_path: Path) -> None:
 
 
 def test_the_readme_shows_the_measured_times() -> None:
-    with pytest.MonkeyPatch.context() as context:
-        context.syspath_prepend(str(BENCHMARKS))
-        import report
     runs = json.loads((BENCHMARKS / "results" / "collectives.json").read_text())["runs"]
     rows = {
         row["size"]: row
@@ -189,13 +188,14 @@ def test_ddp_compares_both_reducers_over_both_backends(monkeypatch: pytest.Monke
 def test_a_failing_rank_ends_the_benchmark(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text(
-        "import sys, time, harness\n"
+        "import sys, time\n"
+        "from ourddp.bench import harness\n"
         "if harness.is_rank():\n"
         "    with harness.Ranks() as ranks:\n"
         "        if ranks.rank == 1:\n"
         "            sys.exit('rank 1 gives up')\n"
         "        ranks.together()\n"
-        "harness.run_ranks(__file__, None, 2, mpi=False, timeout=60)\n"
+        "harness.run_ranks([__file__], None, 2, mpi=False, timeout=60)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
     result = subprocess.run(
@@ -206,10 +206,7 @@ def test_a_failing_rank_ends_the_benchmark(tmp_path: Path) -> None:
     assert "RuntimeError: a rank of the benchmark ended with status 1" in result.stderr
 
 
-def test_sizes_are_parsed_as_they_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import report
-
+def test_sizes_are_parsed_as_they_are_printed() -> None:
     read = {"4": 4, "64K": 64 << 10, "25m": 25 << 20, "1 GiB": 1 << 30, "7 B": 7}
     assert {text: report.parse_size(text) for text in read} == read
     for size in (4, 1000, 1024, 25 << 20, 1 << 30):

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import textwrap
+from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 import torch
-from programs import run_python
+from programs import environment, run_python
 
 import ourddp
 from ourddp import _C, _build_info, info
-from ourddp.__main__ import main
+from ourddp.__main__ import main, program
+
+TIMEOUT = 60
 
 
 def test_info_is_laid_out_in_sections():
@@ -138,6 +144,27 @@ def test_version_option_prints_the_versions(capsys):
         main(["--version"])
     assert end.value.code == 0
     assert capsys.readouterr().out == f"ourddp {ourddp.__version__}, torch {torch.__version__}\n"
+
+
+def test_the_console_script_is_the_same_program():
+    script = Path(sys.executable).with_name("ourddp")
+    runs = [[str(script), "select", "--json"], [sys.executable, "-m", "ourddp", "select", "--json"]]
+    done = [
+        subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        for line in runs
+    ]
+    assert [one.returncode for one in done] == [0, 0], done
+    assert done[0].stdout == done[1].stdout
+    (entry,) = entry_points(group="console_scripts", name="ourddp")
+    assert entry.load() is program
+
+
+@pytest.mark.parametrize("line", [[], ["no-such-command"], ["info", "--no-such-argument"], ["bench", "--ranks", "two"]])
+def test_a_line_that_is_not_understood_gives_2(line, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(line)
+    assert end.value.code == 2
+    assert "usage: python -m ourddp" in capsys.readouterr().err
 
 
 def test_commands_refuse_a_bad_option(tmp_path):

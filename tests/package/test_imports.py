@@ -88,10 +88,10 @@ def test_an_unbuilt_source_folder_uses_the_installed_package(unbuilt, tmp_path):
     installed.mkdir()
     (installed / "ourddp").symlink_to(ROOT / "ourddp")
     (unbuilt / "program.py").write_text(
-        "import ourddp, ourddp.launch\nprint(ourddp.__file__, ourddp.launch.__file__)\n"
+        "import ourddp, ourddp.joining\nprint(ourddp.__file__, ourddp.joining.__file__)\n"
     )
     result = run_unbuilt(unbuilt, installed, "program")
-    assert result.stdout.split() == [str(installed / "ourddp" / name) for name in ("__init__.py", "launch.py")]
+    assert result.stdout.split() == [str(installed / "ourddp" / name) for name in ("__init__.py", "joining.py")]
     shown = run_unbuilt(unbuilt, installed, "ourddp", "options", "--markdown")
     assert shown.stdout.strip() == info.options_markdown(), shown.stderr
 

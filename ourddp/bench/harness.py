@@ -1,6 +1,6 @@
 """Ranks for a benchmark: starts them, lets them set off together, times what they do.
 
-A benchmark calls `run_ranks(__file__, plan, ...)`, which starts the same file again in every rank; there it sees
+A benchmark calls `run_ranks([__file__], plan, ...)`, which starts the same file again in every rank; there it sees
 `is_rank()` and works inside `with Ranks() as ranks`. The plan, any JSON value, reaches every rank, and what rank 0 puts
 into `ranks.report` comes back as the result.
 """
@@ -18,7 +18,6 @@ import random
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from ourddp import joining, processes
 
 FOLDER = "OURS_BENCHMARK_FOLDER"  # where a rank finds plan, rendezvous file and pace file
 TURNS = "OURS_BENCHMARK_TURNS"  # rank 0's descriptor of the socket from which a job gets its turns
@@ -106,9 +107,9 @@ def read_plan() -> Any:
 
 
 def run_ranks(
-    script: str, plan: Any, ranks: int, *, mpi: bool, timeout: float, turns: socket.socket | None = None
+    program: list[str], plan: Any, ranks: int, *, mpi: bool, timeout: float, turns: socket.socket | None = None
 ) -> Any:
-    """Run `script` in `ranks` processes with `plan` and return rank 0's report.
+    """Run Python with the arguments `program` in `ranks` processes with `plan` and return rank 0's report.
 
     With `mpi` mpirun starts them, so that they can use MPI too. `turns` is for turns.run_in_turns. Raises RuntimeError
     if a rank fails or `timeout` seconds pass; no rank is left behind.
@@ -118,7 +119,7 @@ def run_ranks(
         (folder / "plan.json").write_text(json.dumps(plan))
         (folder / "pace").write_bytes(bytes(ranks * CACHE_LINE))
         environment = {**os.environ, FOLDER: name, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, script]
+        command = [sys.executable, *program]
         if mpi:
             # Open MPI yields while it waits if it knows that ranks share cores; it is told, and not left to guess.
             shared = ranks > len(os.sched_getaffinity(0))
@@ -132,40 +133,13 @@ def run_ranks(
         if turns is not None:
             inherited = (turns.fileno(),)
             environments[0][TURNS] = str(turns.fileno())
-        _run_all(commands, environments, timeout, inherited)
+        codes = processes.run_all(commands, environments, grace=0, timeout=timeout, pass_fds=inherited)
+        failed = next((code for code in codes if code), None)
+        if failed is not None:
+            raise RuntimeError(f"a rank of the benchmark ended with status {failed}: its own message is above")
+        if None in codes:
+            raise RuntimeError(f"the benchmark did not end within {timeout:.0f} s: run fewer sizes or repetitions")
         return json.loads((folder / "report.json").read_text())
-
-
-def _run_all(
-    commands: list[list[str]], environments: list[dict[str, str]], timeout: float, inherited: tuple[int, ...]
-) -> None:
-    """Run the commands side by side until all have ended well; on the first failure, or too late, end them all."""
-    deadline = time.monotonic() + timeout
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        for command, environment in zip(commands, environments, strict=True):
-            started.append(subprocess.Popen(command, env=environment, pass_fds=inherited))
-        running = list(started)
-        while running:
-            for process in list(running):
-                try:
-                    code = process.wait(timeout=0.1)
-                except subprocess.TimeoutExpired:
-                    continue
-                running.remove(process)
-                if code != 0:
-                    raise RuntimeError(f"a rank of the benchmark ended with status {code}: its own message is above")
-            if running and time.monotonic() > deadline:
-                raise RuntimeError(f"the benchmark did not end within {timeout:.0f} s: run fewer sizes or repetitions")
-    finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            try:
-                process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 class Ranks:
@@ -184,9 +158,12 @@ class Ranks:
         self.plan = read_plan()
         self.report: Any = None
         torch.set_num_threads(1)
-        with (self._folder / "pace").open("r+b") as file:
-            self._pace = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
+        self._open_pace(self._folder)
         self._turn = 0
+
+    def _open_pace(self, folder: Path) -> None:
+        with (folder / "pace").open("r+b") as file:
+            self._pace = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
 
     def __enter__(self) -> Ranks:
         store = dist.FileStore(str(self._folder / "rendezvous"), self.size)
@@ -202,8 +179,6 @@ class Ranks:
 
     def group(self, backend: str) -> dist.ProcessGroup:
         """Return a new group of all ranks; ValueError if this torch does not know the backend."""
-        if backend == "ours":
-            import ourddp  # noqa: F401  (registers the backend)
         group = dist.new_group(backend=backend, timeout=TIMEOUT)
         assert group is not None
         return group
@@ -302,3 +277,49 @@ class Ranks:
         for _ in range(max(1, burst)):
             action()
         return torch.tensor([start, time.perf_counter()], dtype=torch.float64)
+
+
+class JobRanks(Ranks):
+    """One rank of a job that a launcher has started, on one machine or several."""
+
+    def __init__(self, place: joining.Launch, plan: Any) -> None:
+        """Take the plan, which is the same on all ranks."""
+        self.rank, self.size, self.plan, self.report = place.rank, place.world_size, plan, None
+        torch.set_num_threads(1)
+        self._turn = 0
+        self._one_machine = place.local_world_size == place.world_size
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> JobRanks:
+        joining.init("gloo", timeout=TIMEOUT)
+        if self._one_machine:
+            folder = [""]
+            if self.rank == 0:
+                self._folder = tempfile.TemporaryDirectory(prefix="benchmark-")
+                folder = [self._folder.name]
+                Path(self._folder.name, "pace").write_bytes(bytes(self.size * CACHE_LINE))
+            dist.broadcast_object_list(folder, 0)
+            self._open_pace(Path(folder[0]))
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:
+            dist.barrier()
+            dist.destroy_process_group()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def together(self) -> None:
+        """Return when every rank has called it; between machines, by a barrier of Gloo's."""
+        if self._one_machine:
+            super().together()
+        else:
+            dist.barrier()
+
+    def span(self, turns: torch.Tensor) -> torch.Tensor:
+        """Return the seconds of turns as `Ranks.span`; between machines, which share no clock, those of the slowest."""
+        if self._one_machine:
+            return super().span(turns)
+        seconds = turns[..., 1] - turns[..., 0]
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        return seconds

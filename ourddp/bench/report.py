@@ -1,4 +1,4 @@
-"""Tables, plots and files of the benchmarks' results.
+"""Tables, plots and files of measured times.
 
 A report is {"machine", "torch", "runs": [{"ranks", "peers", "rows": [...]}]}; a row of benchmarks/collectives.py is
 {"collective", "way", "size", "bytes", "rounds", "seconds": {peer: {"median", "low", "high"}}}. The way of calling is
@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ourddp.bench.steps import VARIANTS
+
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-COLOURS = {"ours": "tab:blue", "gloo": "tab:orange", "mpi": "tab:green", "floor": "tab:gray"}
+COLOURS = {"ours": "tab:blue", "gloo": "tab:orange", "mpi": "tab:green", "nccl": "tab:red", "floor": "tab:gray"}
 WAYS = {"loop": "calls in a loop", "single": "single calls"}
 
 
@@ -89,6 +91,42 @@ def print_collectives(run: dict[str, Any]) -> None:
         print_table(["size", *peers, *(f"{peer}/ours" for peer in others)], lines)
 
 
+def print_steps(row: dict[str, Any], ranks: int, *, per_parameter: bool = False) -> None:
+    """Print a table of a model's training steps: the median of each variant, and how it compares with `local`."""
+    size = f"{row['bytes'] / 1e6:.1f} MB in {row['parameters']:,} parameters"
+    print(f"\n{row['model']}, {size}, {ranks} ranks, median of {row['rounds']} steps")
+    local = median(row, "local")
+    lines = []
+    for variant in row["seconds"]:
+        step = median(row, variant)
+        cells = [variant, show_seconds(step)]
+        if local and step:
+            each = (step - local) / row["parameters"] * 1e6
+            cells += [f"{local / step:.0%}", show_seconds(step - local), f"{each:.2f} us"]
+        lines.append(cells + ["-"] * (5 - len(cells)))
+    header = ["variant", "step", "efficiency", "over local", "per parameter"]
+    shown = len(header) if per_parameter else len(header) - 1
+    print_table(header[:shown], [line[:shown] for line in lines])
+
+
+def plot_all(report: dict[str, Any], path: Path) -> None:
+    """Draw the collectives of one run over size, and its training steps as bars."""
+    (run,) = report["runs"]
+    cases = _cases([row for row in run["rows"] if row["size"]])
+    count = max(1, len(cases) + len(run["steps"]))
+    columns = min(3, count)
+    rows = -(-count // columns)
+    title = f"{run['ranks']} ranks, medians, {source_of(report)}"
+    with picture(path, title, rows, columns, 3.4) as axes:
+        panels = list(axes)
+        for axis in panels[len(cases) + len(run["steps"]) :]:
+            axis.axis("off")
+        for axis, case in zip(panels, cases, strict=False):
+            _draw(axis, run, *case)
+        for axis, row in zip(panels[len(cases) :], run["steps"], strict=False):
+            draw_steps(axis, row, run["ranks"])
+
+
 def plot_collectives(report: dict[str, Any], path: Path) -> None:
     """Draw time over size, both logarithmic, one panel for each number of ranks, collective and way of calling."""
     # A single size, such as barrier's, makes no curve.
@@ -145,6 +183,20 @@ def _draw(axis: Any, run: dict[str, Any], collective: str, way: str) -> None:
     axis.tick_params(labelsize=8)
     axis.grid(True, which="major", alpha=0.3)
     axis.legend(fontsize=8)
+
+
+def draw_steps(axis: Any, row: dict[str, Any], ranks: int) -> None:
+    """Draw the step times of a model as bars, each with its efficiency."""
+    variants = list(row["seconds"])
+    steps = [row["seconds"][variant]["median"] * 1e3 for variant in variants]
+    bars = axis.bar(variants, steps, color=[f"C{list(VARIANTS).index(variant)}" for variant in variants])
+    local = median(row, "local")
+    labels = [f"{step:.1f}" + (f"\n{local * 1e3 / step:.0%}" if local else "") for step in steps]
+    axis.bar_label(bars, labels, fontsize=8)
+    axis.margins(y=0.2)
+    axis.tick_params(axis="x", labelrotation=20, labelsize=8)
+    axis.set_ylabel("milliseconds a step")
+    axis.set_title(f"{row['model']}, {row['bytes'] / 1e6:.0f} MB, {ranks} ranks", fontsize=10)
 
 
 def write_json(report: dict[str, Any], path: Path) -> None:

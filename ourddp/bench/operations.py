@@ -29,10 +29,10 @@ class Buffers:
     other: torch.Tensor  # (count,), where a collective needs a second large one
 
     @staticmethod
-    def make(rank: int, ranks: int, size: int) -> Buffers:
+    def make(rank: int, ranks: int, size: int, device: str = "cpu") -> Buffers:
         """Allocate buffers of about `size` bytes: at least one element for each rank."""
         count = max(1, size // 4 // ranks) * ranks
-        return Buffers(rank, ranks, torch.empty(count), torch.empty(count // ranks), torch.empty(count))
+        return Buffers(rank, ranks, *(torch.empty(each, device=device) for each in (count, count // ranks, count)))
 
     def parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return the parts of a large buffer, one for each rank."""
@@ -64,7 +64,7 @@ def differs(tensor: torch.Tensor, expected: Callable[[torch.Tensor], torch.Tenso
     """Return whether some of the (at least 65,536, or all) elements looked at are not `expected(their indices)`."""
     count = len(tensor)
     index = torch.arange(0, count, max(1, count // 65536) | 1)
-    return not torch.equal(tensor[index], expected(index))
+    return not torch.equal(tensor[index.to(tensor.device)].cpu(), expected(index))
 
 
 def _no_result(b: Buffers, i: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,57 @@
+#include <pybind11/stl.h>
+
+#include "common/network_interfaces.h"
+#include "common/options.h"
+#include "python/bind.h"
+#include "transport/node/node_probe.h"
+#include "transport/tcp/tcp_congestion.h"
+
+namespace py = pybind11;
+
+namespace ours {
+namespace {
+
+py::list interfaces() {
+  py::list found;
+  for (const InterfaceAddress& one : interface_addresses()) {
+    found.append(py::make_tuple(one.name, one.address.host(), one.loopback));
+  }
+  return found;
+}
+
+/// What TcpAcceptor listens at.
+std::vector<std::string> own_addresses(const std::string& master) {
+  const std::string& wanted = options().interface;
+  const auto all = interface_addresses();
+  std::vector<std::string> hosts;
+  for (const SocketAddress& one : wanted.empty() ? addresses_towards(master, all) : match_addresses(wanted, all)) {
+    hosts.push_back(one.host());
+  }
+  return hosts;
+}
+
+}  // namespace
+
+void bind_network(py::module_& module) {
+  module.def("interfaces", &interfaces,
+             "Name, address and whether it is loopback, for each address of the interfaces that are up.");
+  module.def(
+      "own_addresses", &own_addresses, py::arg("master"), py::call_guard<py::gil_scoped_release>(),
+      "The addresses at which ranks of other nodes would reach this process. Raises ValueError if OURS_INTERFACE "
+      "matches none, and RuntimeError if there is no route to the master.");
+  module.def(
+      "near_congestion_control",
+      [](const std::string& asked, const std::string& usual, const std::string& allowed) {
+        return TcpCongestion(asked, {usual, allowed}).at_first();
+      },
+      py::arg("asked"), py::arg("usual"), py::arg("allowed"),
+      "The congestion control of connections to near peers; empty: the system's.");
+  py::class_<NodeProbe>(module, "NodeProbe",
+                        "A little memory by which others see whether they share memory with this "
+                        "process.")
+      .def(py::init<>())
+      .def("address", &NodeProbe::address)
+      .def_static("obstacle", &NodeProbe::obstacle, py::arg("address"));
+}
+
+}  // namespace ours
