@@ -52,13 +52,12 @@ class CheckpointFolder:
 
     def best(self) -> int | None:
         """Return the step with the best metric, the last one of several; None if no checkpoint has a metric."""
-        rated = {step: metric for step, metric in self.steps().items() if _counts(metric)}
-        return max(rated, key=lambda step: (self._sign * rated[step], step), default=None)
+        merits = self._merits()
+        return max(merits, key=lambda step: (merits[step], step), default=None)
 
     def would_be_best(self, metric: float) -> bool:
         """Return whether the metric is better than those of all checkpoints. NaN never is."""
-        best = self.best()
-        return _counts(metric) and (best is None or self._sign * metric > self._sign * self.steps()[best])
+        return not math.isnan(metric) and all(self._sign * metric > other for other in self._merits().values())
 
     def temporary(self, step: int) -> Path:
         """Return the path of the folder that the checkpoint is written into."""
@@ -92,6 +91,11 @@ class CheckpointFolder:
                 if old != best:
                     self._remove(old)
 
+    def _merits(self) -> dict[int, float]:
+        """Return the steps that have a metric, ascending, each with a number that is larger for a better one."""
+        rated = {step: metric for step, metric in self.steps().items() if metric is not None}
+        return {step: self._sign * metric for step, metric in rated.items() if not math.isnan(metric)}
+
     def _remove(self, step: int) -> None:
         removed = self._aside(step, "removed")
         self.of(step).rename(removed)
@@ -99,10 +103,6 @@ class CheckpointFolder:
 
     def _aside(self, step: int, kind: str) -> Path:
         return self.path / f".step-{step}.{kind}"
-
-
-def _counts(metric: float | None) -> bool:
-    return metric is not None and not math.isnan(metric)
 
 
 def _sync(folder: Path) -> None:

