@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from ourddp import joining, processes
 from ourddp.bench import harness, report
+from ourddp.bench.job_ranks import JobRanks
 from ourddp.bench.operations import OPERATIONS
 from ourddp.bench.ranks import MOST, STEPS, measure, use_device
 from ourddp.bench.steps import MODELS
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         except RuntimeError as error:
             raise ValueError(str(error)) from error
     else:
-        with harness.JobRanks(place, plan) as rank:
+        with JobRanks(place, plan) as rank:
             use_device(rank)
             found = measure(rank)
         if place.rank != 0:

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ourddp import joining, processes
+from ourddp import processes
 
 FOLDER = "OURS_BENCHMARK_FOLDER"  # where a rank finds plan, rendezvous file and pace file
 TURNS = "OURS_BENCHMARK_TURNS"  # rank 0's descriptor of the socket from which a job gets its turns
@@ -158,10 +158,11 @@ class Ranks:
         self.plan = read_plan()
         self.report: Any = None
         torch.set_num_threads(1)
-        self._open_pace(self._folder)
+        self.open_pace(self._folder)
         self._turn = 0
 
-    def _open_pace(self, folder: Path) -> None:
+    def open_pace(self, folder: Path) -> None:
+        """Map the page that all ranks of this machine share."""
         with (folder / "pace").open("r+b") as file:
             self._pace = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
 
@@ -277,49 +278,3 @@ class Ranks:
         for _ in range(max(1, burst)):
             action()
         return torch.tensor([start, time.perf_counter()], dtype=torch.float64)
-
-
-class JobRanks(Ranks):
-    """One rank of a job that a launcher has started, on one machine or several."""
-
-    def __init__(self, place: joining.Launch, plan: Any) -> None:
-        """Take the plan, which is the same on all ranks."""
-        self.rank, self.size, self.plan, self.report = place.rank, place.world_size, plan, None
-        torch.set_num_threads(1)
-        self._turn = 0
-        self._one_machine = place.local_world_size == place.world_size
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def __enter__(self) -> JobRanks:
-        joining.init("gloo", timeout=TIMEOUT)
-        if self._one_machine:
-            folder = [""]
-            if self.rank == 0:
-                self._folder = tempfile.TemporaryDirectory(prefix="benchmark-")
-                folder = [self._folder.name]
-                Path(self._folder.name, "pace").write_bytes(bytes(self.size * CACHE_LINE))
-            dist.broadcast_object_list(folder, 0)
-            self._open_pace(Path(folder[0]))
-        return self
-
-    def __exit__(self, error: object, *_: object) -> None:
-        if error is None:
-            dist.barrier()
-            dist.destroy_process_group()
-        if self._folder is not None:
-            self._folder.cleanup()
-
-    def together(self) -> None:
-        """Return when every rank has called it; between machines, by a barrier of Gloo's."""
-        if self._one_machine:
-            super().together()
-        else:
-            dist.barrier()
-
-    def span(self, turns: torch.Tensor) -> torch.Tensor:
-        """Return the seconds of turns as `Ranks.span`; between machines, which share no clock, those of the slowest."""
-        if self._one_machine:
-            return super().span(turns)
-        seconds = turns[..., 1] - turns[..., 0]
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)
-        return seconds
