@@ -11,7 +11,6 @@
 
 #include "common/interval.h"
 #include "common/options.h"
-#include "reducer/backward_timeline.h"
 #include "reducer/program_code.h"
 
 namespace ours {
@@ -367,9 +366,8 @@ void Reducer::finalize() {
     std::rethrow_exception(first_error);
   }
   plan_.end_backward();
-  const bool layout_is_new = buckets_.layout() != record_.last_backward().layout;
   record_.end_backward(buckets_.layout(), buckets_.times());
-  add_to_timeline(record_.last_backward(), options_, layout_is_new);
+  timeline_.add(record_.last_backward(), options_);
   if (options_.lazy_bucket_allocation) {
     for (Bucket& bucket : buckets_) bucket.release();
   }

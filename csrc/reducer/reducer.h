@@ -15,6 +15,7 @@
 
 #include "reducer/autograd_hooks.h"
 #include "reducer/averaging.h"
+#include "reducer/backward_timeline.h"
 #include "reducer/bucket_list.h"
 #include "reducer/bucket_plan.h"
 #include "reducer/gradient_transfer.h"
@@ -272,6 +273,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   ReducerErrors errors_;
   StepRecord record_;
+  BackwardTimeline timeline_;
   Averaging averaging_;
   UsedMap used_;
   UnusedParameters unused_;

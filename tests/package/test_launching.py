@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,15 @@ def wait_for_ever(path: str) -> None:
     threading.Event().wait()
 
 
-def check_all_ended() -> None:
-    assert multiprocessing.active_children() == []
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    before = set(multiprocessing.active_children())  # of ranks that other tests keep
+    yield
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_results_come_by_rank():
     assert ourddp.launch(summed, (10,), ranks=2, threads=3) == [(rank, 21, 3, "ours") for rank in range(2)]
-    check_all_ended()
 
 
 def test_the_first_error_is_raised_with_its_rank_and_traceback():
@@ -72,13 +75,11 @@ def test_the_first_error_is_raised_with_its_rank_and_traceback():
         ourddp.launch(die_on_one, backend="gloo")
     with pytest.raises(RuntimeError, match=r"^rank 0 left no result that can be read"):
         ourddp.launch(leave, ranks=1)
-    check_all_ended()
 
 
 def test_too_long_a_run_is_ended(tmp_path):
     with pytest.raises(TimeoutError, match=r"the 1 ranks took more than 0\.1 s and were ended"):
         ourddp.launch(wait_for_ever, (str(tmp_path),), ranks=1, timeout=0.1)
-    check_all_ended()
 
 
 INTERRUPTED = """

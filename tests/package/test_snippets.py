@@ -127,7 +127,9 @@ def unknown(block: Block) -> list[str]:
             continue
         if tests and not any(path.stem in (ROOT / test).read_text() for test in tests):
             found.append(f"{tests} do not run {program}")
-        sources = "\n".join(file.read_text() for file in path.parent.glob("*.py"))  # flags may be in what it imports
+        # Flags may be in what it imports.
+        files = [*path.parent.glob("*.py"), *(ROOT / "ourddp" / "bench").glob("*.py")]
+        sources = "\n".join(file.read_text() for file in files)
         for flag in re.findall(r"--[a-z][\w-]*", words):
             if f'"{flag}"' not in sources and f'"--{flag.removeprefix("--no-")}"' not in sources:
                 found.append(f"{program} has no {flag}")
