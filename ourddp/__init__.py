@@ -14,11 +14,14 @@ __all__ = [
     "Launch",
     "MisuseError",
     "ModelParallel",
+    "Stats",
     "SyncBatchNorm",
     "Trial",
     "__version__",
     "init",
     "register",
+    "serve_metrics",
+    "stats",
     "sweep",
 ]
 
@@ -37,8 +40,10 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp.data_parallel import DataParallel
     from ourddp.distributed import DistributedDataParallel
     from ourddp.launch import Launch, init
+    from ourddp.metrics import serve_metrics
     from ourddp.model_parallel import ModelParallel
     from ourddp.registration import register
+    from ourddp.stragglers import Stats, stats
     from ourddp.sweeps import sweep
     from ourddp.sync_batch_norm import SyncBatchNorm
     from ourddp.trials import Trial

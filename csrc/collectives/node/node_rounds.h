@@ -28,8 +28,8 @@ class NodeRounds {
   int size() const { return session_->size(); }
   NodeSession& session() const { return *session_; }
 
-  /// The first synchronisation of an operation, with which the ranks show what they called. If that differs, throws
-  /// the same MismatchError on all of them.
+  /// The first synchronisation of an operation, with which the ranks show what they called, and when. If the calls
+  /// differ, throws the same MismatchError on all of them.
   void open(const Running& run);
   /// A later one.
   void sync(const Running& run);
@@ -74,6 +74,7 @@ class NodeRounds {
 
  private:
   void check_records(const CallRecord& mine);
+  void note_arrivals(Arrivals& arrivals, uint32_t mine);
   [[noreturn]] void throw_mismatch(const CallRecord& mine);
   void reserve_more(size_t results);
 

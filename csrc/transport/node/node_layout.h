@@ -22,7 +22,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 13;
+constexpr uint32_t kSegmentVersion = 14;
 
 /// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
@@ -43,6 +43,8 @@ struct alignas(2 * kCacheLine) Arrival {
   SleepWord number;
   /// The core on which the rank was when it began its last collective.
   std::atomic<int32_t> core;
+  /// When its program made the call: microseconds of the steady clock, without the upper half.
+  uint32_t called;
   CallRecord record;
   /// The rank's part of a message that is short enough.
   alignas(16) std::byte data[80];

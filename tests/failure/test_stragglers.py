@@ -1,0 +1,140 @@
+"""The ledger of who was late: stats(), the metrics for Prometheus, and the page of torch's debug server."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_cases import make_model
+from ranks import in_ranks
+
+import ourddp
+from ourddp import DistributedDataParallel, metrics
+from ourddp.stragglers import Stats
+
+LATE = 0.25  # seconds; on a busy machine, other ranks are late by less
+STEPS = 5
+
+EVEN = Stats(
+    rank=0, seconds=10, calls=100, bytes=400, waited=2, late=(0.2, 0.2, 0.1), last=(40, 40, 20), begun=9, ended=9
+)
+
+
+def training(late: int, rank: int, step) -> Stats:
+    """Return the statistics of steps to which rank ``late`` comes late."""
+    dist.barrier()
+    before = ourddp.stats(recent=False)
+    for _ in range(STEPS):
+        if rank == late:
+            time.sleep(LATE)
+        step()
+    return ourddp.stats(recent=False) - before
+
+
+@in_ranks(3)
+def test_all_ranks_name_the_late_one(rank, world):
+    data = torch.ones(1000)
+    stats = training(1, rank, lambda: dist.all_reduce(data))
+    assert stats.slowest == 1
+    assert stats.last[1] >= STEPS - 2
+    assert STEPS * LATE / 2 < stats.late[1] <= stats.seconds
+    assert stats.saving == stats.late[1] / stats.seconds
+    assert "without the lateness of rank 1: " in str(stats)
+    assert (stats.calls, stats.bytes) == (STEPS, STEPS * data.nbytes)
+    assert stats.begun == stats.ended
+    if rank != 1:
+        assert stats.waited > STEPS * LATE / 2
+
+
+@in_ranks(2)
+def test_a_delay_of_all_buckets_is_counted_once(rank, world):
+    model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=0.002)
+    inputs = torch.ones(4, 8)
+    model(inputs).sum().backward()
+    stats = training(0, rank, lambda: model(inputs).sum().backward())
+    assert stats.calls >= 2 * STEPS  # several buckets in each
+    assert stats.slowest == 0
+    assert STEPS * LATE / 2 < stats.late[0] < 2 * STEPS * LATE
+
+
+@in_ranks(2)
+def test_groups_are_counted_for_themselves(rank, world):
+    group = dist.new_group()
+    for _ in range(3):
+        dist.all_reduce(torch.ones(4), group=group)
+    assert ourddp.stats(group).calls == 3
+    gloo = dist.new_group(backend="gloo")
+    with pytest.raises(ValueError, match="does not serve CPU tensors in this group"):
+        ourddp.stats(gloo)
+
+
+def test_only_a_rank_that_costs_clearly_more_than_the_others_is_named():
+    assert EVEN.slowest is None
+    assert EVEN.saving == 0
+    assert str(EVEN).endswith("no rank held up the others")
+    late = dataclasses.replace(EVEN, late=(0.2, 0.1, 1.5), last=(20, 10, 70))
+    assert late.slowest == 2
+    assert late.saving == 0.15
+    assert dataclasses.replace(late, last=(20, 78, 2)).slowest is None  # it may not happen again
+    assert dataclasses.replace(late, seconds=200).slowest is None
+
+
+def test_statistics_of_different_ranks_are_not_subtracted():
+    with pytest.raises(ValueError, match="of the same rank and group"):
+        EVEN - dataclasses.replace(EVEN, rank=1)
+    with pytest.raises(ValueError, match="earlier statistics"):
+        EVEN - dataclasses.replace(EVEN, seconds=11)
+
+
+@in_ranks(2)
+def test_prometheus_reads_the_metrics(rank, world):
+    dist.all_reduce(torch.ones(4))
+    url = f"http://127.0.0.1:{ourddp.serve_metrics(0)}"
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        lines = response.read().decode().splitlines()
+    name = dist.distributed_c10d._get_default_group().group_name
+    samples = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert float(samples[f'ours_calls_total{{group="{name}",rank="{rank}"}}']) == ourddp.stats(recent=False).calls
+    assert f'ours_late_seconds_total{{group="{name}",rank="{rank}",late_rank="1"}}' in samples
+    assert sum(line.startswith("# TYPE ours_") for line in lines) == len(metrics._METRICS)
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(url, timeout=30)
+
+
+def show_waits(rank: int) -> None:
+    from torch.distributed.debug import start_debug_server, stop_debug_server
+
+    from ourddp.debug_page import StragglerPage, _collect, waits
+
+    store = dist.distributed_c10d._get_default_store()
+    start_debug_server(port=0, handlers=[StragglerPage()], start_method="spawn")
+    dist.barrier()
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+        end = time.monotonic() + 30
+        while True:  # rank 1 may take a moment to leave the barrier
+            [ranks] = _collect()[0].values()
+            if waits(ranks) == {0: [1]} or time.monotonic() > end:
+                break
+        assert waits(ranks) == {0: [1]}
+        assert "waits for rank 1; rank 0 waited" in StragglerPage().dump()
+        store.set("seen", "")
+        work.wait()
+    else:
+        store.wait(["seen"])
+        dist.all_reduce(torch.ones(4))
+    dist.barrier()
+    if rank == 0:
+        stop_debug_server()
+
+
+@in_ranks(2, fresh=True)
+def test_the_debug_server_shows_who_waits_for_whom(rank, world):
+    pytest.importorskip("tabulate")
+    show_waits(rank)
