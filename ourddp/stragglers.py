@@ -24,6 +24,7 @@ class Stats:
     the end of the last one; they had ``bytes`` of this rank's tensors. ``waited`` is the time in which this rank's
     program was blocked until a collective had ended. ``late[r]`` is how much sooner this rank would have been here if
     rank ``r`` had always come with the last of the others, and ``last[r]`` counts the calls to which it came last.
+    ``links[r]`` is how long this rank and rank ``r`` have both waited for what was on its way between their nodes.
     ``begun`` and ``ended`` count calls since the group was made: if they differ, one is under way.
 
     The difference of two of them, ``after - before``, is what came between.
@@ -36,6 +37,7 @@ class Stats:
     waited: float
     late: tuple[float, ...]
     last: tuple[int, ...]
+    links: tuple[float, ...]
     begun: int
     ended: int
 
@@ -54,6 +56,24 @@ class Stats:
         """The share of the time, 0 to 1, that would have been saved if the slowest rank had not been late."""
         return 0.0 if self.slowest is None else self.late[self.slowest] / self.seconds
 
+    @property
+    def slowest_link(self) -> int | None:
+        """The rank the link to which held this rank up, by at least 1 % of the time more than any other; or None."""
+        ordered = sorted(range(len(self.links)), key=self.links.__getitem__)
+        return ordered[-1] if self._link_cost() >= _LEAST_SHARE * self.seconds > 0 else None
+
+    @property
+    def link_saving(self) -> float:
+        """The share of the time, 0 to 1, that would have been saved if that link were like the next slowest one.
+
+        If this rank uses no other link, it is the time without the network's.
+        """
+        return 0.0 if self.slowest_link is None else self._link_cost() / self.seconds
+
+    def _link_cost(self) -> float:
+        *_, next_one, worst = [0.0, 0.0, *sorted(self.links)]
+        return worst - next_one
+
     def __sub__(self, earlier: Stats) -> Stats:
         if earlier.rank != self.rank or len(earlier.late) != len(self.late) or earlier.seconds > self.seconds:
             raise ValueError("subtract earlier statistics of the same rank and group from later ones")
@@ -65,19 +85,22 @@ class Stats:
             self.waited - earlier.waited,
             tuple(now - then for now, then in zip(self.late, earlier.late, strict=True)),
             tuple(now - then for now, then in zip(self.last, earlier.last, strict=True)),
+            tuple(now - then for now, then in zip(self.links, earlier.links, strict=True)),
             self.begun,
             self.ended,
         )
 
     def __str__(self) -> str:
         text = f"rank {self.rank} waited {self.waited:.2f} of {self.seconds:.2f} s for {self.calls} collectives; "
-        if self.slowest is None:
-            return text + "no rank held up the others"
-        late, last = self.late[self.slowest], self.last[self.slowest]
-        return text + (
-            f"without the lateness of rank {self.slowest}: {self.saving:.0%} less time "
-            f"(it came last to {last} of the calls, which cost {late:.2f} s)"
-        )
+        if self.slowest is not None:
+            late, last = self.late[self.slowest], self.last[self.slowest]
+            text += f"without the lateness of rank {self.slowest}: {self.saving:.0%} less time "
+            text += f"(it came last to {last} of the calls, which cost {late:.2f} s)"
+        else:
+            text += "no rank held up the others"
+        if self.slowest_link is not None:
+            text += f"; without the slowness of the link to rank {self.slowest_link}: {self.link_saving:.0%} less time"
+        return text
 
 
 def stats(group: dist.ProcessGroup | None = None, *, recent: bool = True) -> Stats:
@@ -120,6 +143,7 @@ def _stats_of(backend: _C.ProcessGroupOurs, recent: bool) -> Stats:
         tally["blocked"] / 1e6,
         tuple(late / 1e6 for late in tally["late"]),
         tuple(tally["last"]),
+        tuple(link / 1e6 for link in tally["links"]),
         tally["begun"],
         tally["ended"],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import make_model
+from programs import job, run_file
 from ranks import in_ranks
 
 import ourddp
@@ -21,7 +23,16 @@ LATE = 0.25  # seconds; on a busy machine, other ranks are late by less
 STEPS = 5
 
 EVEN = Stats(
-    rank=0, seconds=10, calls=100, bytes=400, waited=2, late=(0.2, 0.2, 0.1), last=(40, 40, 20), begun=9, ended=9
+    rank=0,
+    seconds=10,
+    calls=100,
+    bytes=400,
+    waited=2,
+    late=(0.2, 0.2, 0.1),
+    last=(40, 40, 20),
+    links=(0, 0, 0),
+    begun=9,
+    ended=9,
 )
 
 
@@ -36,7 +47,7 @@ def training(late: int, rank: int, step) -> Stats:
     return ourddp.stats(recent=False) - before
 
 
-@in_ranks(3)
+@in_ranks(3, "nodes")
 def test_all_ranks_name_the_late_one(rank, world):
     data = torch.ones(1000)
     stats = training(1, rank, lambda: dist.all_reduce(data))
@@ -84,6 +95,15 @@ def test_only_a_rank_that_costs_clearly_more_than_the_others_is_named():
     assert dataclasses.replace(late, seconds=200).slowest is None
 
 
+def test_a_link_is_named_if_it_is_slower_than_the_others():
+    slow = dataclasses.replace(EVEN, links=(0, 1.0, 0.4))
+    assert slow.slowest_link == 1
+    assert slow.link_saving == pytest.approx(0.06)
+    assert str(slow).endswith("without the slowness of the link to rank 1: 6% less time")
+    assert dataclasses.replace(EVEN, links=(0, 0.45, 0.4)).slowest_link is None
+    assert EVEN.link_saving == 0
+
+
 def test_statistics_of_different_ranks_are_not_subtracted():
     with pytest.raises(ValueError, match="of the same rank and group"):
         EVEN - dataclasses.replace(EVEN, rank=1)
@@ -107,34 +127,47 @@ def test_prometheus_reads_the_metrics(rank, world):
         urllib.request.urlopen(url, timeout=30)
 
 
-def show_waits(rank: int) -> None:
-    from torch.distributed.debug import start_debug_server, stop_debug_server
+DEBUGGED = """
+import sys, time, urllib.request, torch, torch.distributed as dist
+from torch.distributed.debug import start_debug_server, stop_debug_server
+from ourddp.debug_page import StragglerPage
 
-    from ourddp.debug_page import StragglerPage, _collect, waits
-
+if __name__ == "__main__":
+    port = int(sys.argv[1])
+    dist.init_process_group("ours")
     store = dist.distributed_c10d._get_default_store()
-    start_debug_server(port=0, handlers=[StragglerPage()], start_method="spawn")
+    start_debug_server(port=port, handlers=[StragglerPage()], start_method="spawn")
     dist.barrier()
-    if rank == 0:
+    if dist.get_rank() == 0:
         work = dist.all_reduce(torch.ones(4), async_op=True)
-        end = time.monotonic() + 30
-        while True:  # rank 1 may take a moment to leave the barrier
-            [ranks] = _collect()[0].values()
-            if waits(ranks) == {0: [1]} or time.monotonic() > end:
-                break
-        assert waits(ranks) == {0: [1]}
-        assert "waits for rank 1; rank 0 waited" in StragglerPage().dump()
+        page, end = "", time.monotonic() + 60
+        while "waits for rank 1" not in page and time.monotonic() < end:
+            try:
+                page = urllib.request.urlopen(f"http://localhost:{port}/ours", timeout=10).read().decode()
+            except OSError as error:  # the server is still starting
+                page = str(error)
+        print(page, StragglerPage().dump(), sep="\\n-----\\n")
         store.set("seen", "")
         work.wait()
+        stop_debug_server()
     else:
         store.wait(["seen"])
         dist.all_reduce(torch.ones(4))
-    dist.barrier()
-    if rank == 0:
-        stop_debug_server()
+    dist.destroy_process_group()
+"""
 
 
-@in_ranks(2, fresh=True)
-def test_the_debug_server_shows_who_waits_for_whom(rank, world):
-    pytest.importorskip("tabulate")
-    show_waits(rank)
+def test_the_debug_server_shows_who_waits_for_whom(tmp_path):
+    pytest.importorskip("tabulate")  # torch's server wants it
+    program = tmp_path / "debugged.py"
+    program.write_text(DEBUGGED)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    results = run_file(program, str(port), each=job(2, store))
+    assert [code for code, _ in results] == [0, 0], results
+    page, text = results[0][1].split("-----")
+    assert "<td>in call 2, waits for rank 1</td>" in page
+    assert "<td>in its program, after call 1</td>" in page
+    assert "  rank 0: in call 2, waits for rank 1; rank 0 waited" in text

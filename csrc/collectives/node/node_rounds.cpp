@@ -36,6 +36,27 @@ void NodeRounds::sync(const Running& run) {
   barrier_.sync(run.call.deadline, run.call.seq, [&run] { return describe_record(run.record); });
 }
 
+void NodeRounds::sync_and_pass_on(const Running& run) {
+  Arrivals* const arrivals = run.call.arrivals;
+  if (arrivals == nullptr || size() == 1) return sync(run);
+  const auto mine = static_cast<uint32_t>(steady_us(run.call.called));
+  int last = -1;
+  for (NodeArrival& arrival : session_->self().came_last[barrier_.next_parity()]) {
+    if (last = arrivals->last(last); last >= 0) {
+      arrival = {last, mine + static_cast<uint32_t>(arrivals->at(last))};
+    } else {
+      arrival = {-1, 0};
+    }
+  }
+  sync(run);
+  for (int r = 0; r < size(); ++r) {
+    for (const NodeArrival& arrival : session_->block(r).came_last[barrier_.parity()]) {
+      if (r == rank() || arrival.rank < 0) continue;
+      arrivals->note(arrival.rank, static_cast<int32_t>(arrival.called - mine));
+    }
+  }
+}
+
 void NodeRounds::check_records(const CallRecord& mine) {
   const size_t parity = barrier_.parity();
   bool agree = true;

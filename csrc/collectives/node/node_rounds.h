@@ -33,6 +33,8 @@ class NodeRounds {
   void open(const Running& run);
   /// A later one.
   void sync(const Running& run);
+  /// A later one in a group of several nodes, where some ranks know more than others of when all made the call.
+  void sync_and_pass_on(const Running& run);
 
   /// A place of kLineBytes, in the cache lines that a synchronisation reads anyway.
   static constexpr size_t kLineBytes = sizeof(Arrival::data);

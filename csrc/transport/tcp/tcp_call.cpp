@@ -51,6 +51,7 @@ void TcpCall::agree(uint32_t round, int to) {
   header.part = round;
   header.call = number();
   header.signature = facts_.signature;
+  endpoint_.calls().lateness().stamp(to, header);
   endpoint_.connections().control(to).post_send(header, std::string());
 }
 
@@ -69,6 +70,7 @@ void TcpCall::reach(int peer) { endpoint_.reach(lock_, peer, facts_.deadline, fa
 void TcpCall::send_part(const Message& message, size_t part, const void* part_data, Tally& tally) {
   reach(message.peer);
   FrameHeader frame = header(message, part);
+  endpoint_.calls().lateness().stamp(message.peer, frame);
   size_t* done = &tally.done;
   ++tally.posted;
   if (goes_by_engine(frame)) {
@@ -135,11 +137,14 @@ void TcpCall::run(const std::function<bool()>& step) {
   std::optional<Awake> awake(policy);
   Interrupts interrupts;
   bool over = false;
+  TcpLateness& lateness = endpoint_.calls().lateness();
+  lateness.set_idle(std::nullopt);
   while (true) {
     const bool moved = endpoint_.progress();
+    if (moved) lateness.set_idle(std::nullopt);
     // Peers may still need to hear that this rank was in the call, and it may not make another one for long.
     over = over || step();
-    if (over && endpoint_.connections().flush_control()) return;
+    if (over && endpoint_.connections().flush_control()) break;
     endpoint_.check();
     const auto now = Clock::now();
     if (now >= facts_.deadline.at()) time_out();
@@ -148,6 +153,7 @@ void TcpCall::run(const std::function<bool()>& step) {
       awake.emplace(policy);
       continue;
     }
+    if (!lateness.is_idle()) lateness.set_idle(now);
     if (now >= half_) endpoint_.declare_waiting();
     // A rank that yields its core to threads that compute gets it back late; a rank that sleeps gets it as soon as
     // data is there.
@@ -159,6 +165,7 @@ void TcpCall::run(const std::function<bool()>& step) {
       endpoint_.sleep(lock_, std::min<Clock::duration>(facts_.deadline.at() - now, kLookAround));
     }
   }
+  lateness.set_idle(std::nullopt);
 }
 
 }  // namespace ours
