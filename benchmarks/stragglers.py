@@ -50,24 +50,23 @@ def overlap(data: torch.Tensor, delay: float) -> None:
 WAYS: dict[str, Callable[[torch.Tensor, float], None]] = {"sync": sync, "overlap": overlap}
 
 
-def block(step: Callable[[torch.Tensor, float], None], data: torch.Tensor, delay: float) -> float:
-    """Make some steps. Return how long they took."""
+def block(step: Callable[[torch.Tensor, float], None], data: torch.Tensor, delay: float) -> tuple[float, ourddp.Stats]:
+    """Make some steps. Return how long they took, and what their collectives have cost."""
     dist.barrier()
+    before = ourddp.stats(recent=False)
     begin = time.perf_counter()
     for _ in range(STEPS):
         step(data, delay)
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin, ourddp.stats(recent=False) - before
 
 
 def attempt(step: Callable[[torch.Tensor, float], None], victim: int, delay: float) -> tuple[bool, float, float]:
     """Let one rank be late. Return whether it was named here, the predicted saving, and the measured one."""
     data = torch.ones(100_000)
     own = delay if dist.get_rank() == victim else 0.0
-    without = block(step, data, 0.0)
-    before = ourddp.stats(recent=False)
-    late = block(step, data, own)
-    stats = ourddp.stats(recent=False) - before
-    without = (without + block(step, data, 0.0)) / 2
+    without, _ = block(step, data, 0.0)
+    late, stats = block(step, data, own)
+    without = (without + block(step, data, 0.0)[0]) / 2
     return stats.slowest == victim, stats.late[victim] / late, (late - without) / late
 
 

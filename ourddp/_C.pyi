@@ -85,8 +85,8 @@ class ProcessGroupOurs(Backend):
     def tally(self, recent: bool) -> dict[str, Any]:
         """Return what the group's collectives have cost this rank in the last 30 to 60 seconds, or since the first one.
 
-        Microseconds ``elapsed`` and ``blocked``; ``calls`` and ``bytes``; and lists by rank, ``late`` and ``links``
-        (microseconds) and ``last`` (calls). Beside these, since the first one, how many calls were ``begun`` and have
+        Microseconds ``elapsed`` and ``blocked``; ``calls`` and ``bytes``; and lists by rank, ``late`` (microseconds)
+        and ``last`` (calls). Beside these, since the first one, how many calls were ``begun`` and have
         ``ended``.
         """
 

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import _register_handler
 from torch.distributed.debug._frontend import DebugHandler, NavLink, Route
 from torch.distributed.debug._store import get_world_size, tcpstore_client
 
-from ourddp.stragglers import Stats, all_stats
+from ourddp.stragglers import Stats, all_stats, slow_links
 
 __all__ = ["StragglerPage", "waits"]
 
@@ -36,6 +36,7 @@ _TEMPLATE = """
 {% for complaint in complaints %}<p>{{ complaint }}</p>{% endfor %}
 {% for name, ranks in groups.items() %}
   <h2>Group {{ name }}</h2>
+  {% for link in links[name] %}<p>{{ link }}</p>{% endfor %}
   <table>
     <tr><th align="left">Rank</th><th align="left">Now</th><th align="left">In the last minute</th></tr>
     {% for rank, now, recent in ranks %}
@@ -83,7 +84,11 @@ class StragglerPage(DebugHandler):
         groups, complaints = _collect()
         lines = [*complaints]
         for name, ranks in groups.items():
-            lines += [f"group {name}", *(f"  rank {rank}: {now}; {recent}" for rank, now, recent in _rows(ranks))]
+            lines += [
+                f"group {name}",
+                *_links(ranks),
+                *(f"  rank {rank}: {now}; {recent}" for rank, now, recent in _rows(ranks)),
+            ]
         return "\n".join(lines)
 
     def dump_filename(self) -> str:
@@ -93,7 +98,8 @@ class StragglerPage(DebugHandler):
     def _show(self, request: Any) -> bytes:
         groups, complaints = _collect()
         rows = {name: _rows(ranks) for name, ranks in groups.items()}
-        return request.frontend.render_template("ours.html", groups=rows, complaints=complaints)
+        links = {name: _links(ranks) for name, ranks in groups.items()}
+        return request.frontend.render_template("ours.html", groups=rows, links=links, complaints=complaints)
 
 
 def _collect() -> tuple[dict[str, list[Stats]], list[str]]:
@@ -125,6 +131,10 @@ def _ask(address: str) -> Mapping[str, dict[str, Any]] | str:
 def _rows(ranks: Sequence[Stats]) -> list[tuple[int, str, str]]:
     waiting = waits(ranks)
     return [(one.rank, _now(one, waiting), str(one)) for one in sorted(ranks, key=lambda one: one.rank)]
+
+
+def _links(ranks: Sequence[Stats]) -> list[str]:
+    return [f"The link between ranks {a} and {b} is slow: each waits for the other." for a, b in slow_links(ranks)]
 
 
 def _now(one: Stats, waiting: Mapping[int, Sequence[int]]) -> str:

@@ -19,7 +19,6 @@ _METRICS: tuple[tuple[str, str, _Samples], ...] = (
     ("seconds_total", "Time from the first to the end of the last.", lambda s: _alone(s.seconds)),
     ("waited_seconds_total", "Time in which the program waited for them.", lambda s: _alone(s.waited)),
     ("late_seconds_total", "Time that this rank lost because another was late.", lambda s: _by_rank(s.late)),
-    ("link_seconds_total", "Time waited at both ends for the network.", lambda s: _by_rank(s.links, "to_rank")),
     ("last_total", "Calls to which a rank came last.", lambda s: _by_rank(s.last)),
 )
 
@@ -28,9 +27,9 @@ def _alone(value: float) -> Iterator[tuple[str, float]]:
     yield "", value
 
 
-def _by_rank(values: tuple[float, ...], label: str = "late_rank") -> Iterator[tuple[str, float]]:
+def _by_rank(values: tuple[float, ...]) -> Iterator[tuple[str, float]]:
     for rank, value in enumerate(values):
-        yield f',{label}="{rank}"', value
+        yield f',late_rank="{rank}"', value
 
 
 def render() -> str:

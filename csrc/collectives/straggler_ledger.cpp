@@ -27,14 +27,12 @@ StragglerTally StragglerTally::since(const StragglerTally& earlier) const {
   rest.bytes = bytes - earlier.bytes;
   rest.late = difference(late, earlier.late);
   rest.last = difference(last, earlier.last);
-  rest.links = difference(links, earlier.links);
   return rest;
 }
 
 StragglerLedger::StragglerLedger(int rank, int size) : rank_(rank), arrivals_(size), leads_(static_cast<size_t>(size)) {
   total_.late.resize(leads_.size());
   total_.last.resize(leads_.size());
-  total_.links.resize(leads_.size());
 }
 
 void StragglerLedger::add(const Entry& call) {
@@ -43,7 +41,6 @@ void StragglerLedger::add(const Entry& call) {
   if (total_.calls == 0) began_ = called;
   ++total_.calls;
   total_.bytes += call.bytes;
-  for (size_t r = 0; r < leads_.size(); ++r) total_.links[r] += arrivals_.link(static_cast<int>(r));
   const int slowest = arrivals_.last();
   const int next = arrivals_.last(slowest);
   if (next >= 0) {

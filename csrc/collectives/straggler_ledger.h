@@ -19,7 +19,6 @@ struct StragglerTally {
   uint64_t bytes = 0;          ///< of this rank's tensors
   std::vector<int64_t> late;   ///< by rank: how much sooner this rank would be here if that one never were the last
   std::vector<uint64_t> last;  ///< by rank: in how many calls it was the last to arrive
-  std::vector<int64_t> links;  ///< by rank: what this rank and that one waited for the network between them
 
   /// What came after `earlier`.
   StragglerTally since(const StragglerTally& earlier) const;

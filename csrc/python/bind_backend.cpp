@@ -57,7 +57,7 @@ std::string describe_program() {
 py::dict dict_of(const StragglerTally& tally) {
   using namespace py::literals;
   return py::dict("elapsed"_a = tally.elapsed, "blocked"_a = tally.blocked, "calls"_a = tally.calls,
-                  "bytes"_a = tally.bytes, "late"_a = tally.late, "last"_a = tally.last, "links"_a = tally.links);
+                  "bytes"_a = tally.bytes, "late"_a = tally.late, "last"_a = tally.last);
 }
 
 c10::intrusive_ptr<ProcessGroupOurs> create_backend(const c10d::DistributedBackendOptions& dist_options,

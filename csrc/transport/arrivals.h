@@ -9,15 +9,14 @@
 namespace ours {
 
 /// When the ranks made a call, as far as this rank knows: microseconds after it did so itself, so that the times mean
-/// something without a common clock. Beside that, what the network has cost since the call before.
+/// something without a common clock.
 class Arrivals {
  public:
-  explicit Arrivals(int size) : at_(static_cast<size_t>(size)), link_(static_cast<size_t>(size)) {}
+  explicit Arrivals(int size) : at_(static_cast<size_t>(size)) {}
 
   /// Begins a call of rank `own`.
   void begin(int own) {
     std::fill(at_.begin(), at_.end(), kUnknown);
-    std::fill(link_.begin(), link_.end(), 0);
     note(own, 0);
   }
 
@@ -39,15 +38,10 @@ class Arrivals {
   /// For a rank that is known.
   int64_t at(int rank) const { return at_[static_cast<size_t>(rank)]; }
 
-  /// Takes in that this rank and another have waited so long for what was on its way between them.
-  void note_link(int rank, int64_t time) { link_[static_cast<size_t>(rank)] += time; }
-  int64_t link(int rank) const { return link_[static_cast<size_t>(rank)]; }
-
  private:
   static constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
 
   std::vector<int64_t> at_;
-  std::vector<int64_t> link_;
 };
 
 }  // namespace ours

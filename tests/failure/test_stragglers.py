@@ -17,7 +17,7 @@ from ranks import in_ranks
 
 import ourddp
 from ourddp import DistributedDataParallel, metrics
-from ourddp.stragglers import Stats
+from ourddp.stragglers import Stats, slow_links
 
 LATE = 0.25  # seconds; on a busy machine, other ranks are late by less
 STEPS = 5
@@ -95,13 +95,14 @@ def test_only_a_rank_that_costs_clearly_more_than_the_others_is_named():
     assert dataclasses.replace(late, seconds=200).slowest is None
 
 
-def test_a_link_is_named_if_it_is_slower_than_the_others():
-    slow = dataclasses.replace(EVEN, links=(0, 1.0, 0.4))
-    assert slow.slowest_link == 1
-    assert slow.link_saving == pytest.approx(0.06)
-    assert str(slow).endswith("without the slowness of the link to rank 1: 6% less time")
-    assert dataclasses.replace(EVEN, links=(0, 0.45, 0.4)).slowest_link is None
-    assert EVEN.link_saving == 0
+def test_two_ranks_that_name_each_other_have_a_slow_link():
+    ranks = [
+        dataclasses.replace(EVEN, rank=rank, late=late, last=(50, 50, 50))
+        for rank, late in enumerate([(0, 2, 0.1), (2, 0, 0.2), (1, 1, 0)])
+    ]
+    assert [one.slowest for one in ranks] == [1, 0, None]
+    assert slow_links(ranks) == [(0, 1)]
+    assert slow_links(ranks[1:]) == []
 
 
 def test_statistics_of_different_ranks_are_not_subtracted():

@@ -51,7 +51,7 @@ void TcpCall::agree(uint32_t round, int to) {
   header.part = round;
   header.call = number();
   header.signature = facts_.signature;
-  endpoint_.calls().lateness().stamp(to, header);
+  endpoint_.calls().lateness().stamp(header);
   endpoint_.connections().control(to).post_send(header, std::string());
 }
 
@@ -70,7 +70,7 @@ void TcpCall::reach(int peer) { endpoint_.reach(lock_, peer, facts_.deadline, fa
 void TcpCall::send_part(const Message& message, size_t part, const void* part_data, Tally& tally) {
   reach(message.peer);
   FrameHeader frame = header(message, part);
-  endpoint_.calls().lateness().stamp(message.peer, frame);
+  endpoint_.calls().lateness().stamp(frame);
   size_t* done = &tally.done;
   ++tally.posted;
   if (goes_by_engine(frame)) {
@@ -138,10 +138,10 @@ void TcpCall::run(const std::function<bool()>& step) {
   Interrupts interrupts;
   bool over = false;
   TcpLateness& lateness = endpoint_.calls().lateness();
-  lateness.set_idle(std::nullopt);
+  lateness.set_idle(false);
   while (true) {
     const bool moved = endpoint_.progress();
-    if (moved) lateness.set_idle(std::nullopt);
+    lateness.set_idle(!moved);
     // Peers may still need to hear that this rank was in the call, and it may not make another one for long.
     over = over || step();
     if (over && endpoint_.connections().flush_control()) break;
@@ -153,7 +153,6 @@ void TcpCall::run(const std::function<bool()>& step) {
       awake.emplace(policy);
       continue;
     }
-    if (!lateness.is_idle()) lateness.set_idle(now);
     if (now >= half_) endpoint_.declare_waiting();
     // A rank that yields its core to threads that compute gets it back late; a rank that sleeps gets it as soon as
     // data is there.
@@ -165,7 +164,7 @@ void TcpCall::run(const std::function<bool()>& step) {
       endpoint_.sleep(lock_, std::min<Clock::duration>(facts_.deadline.at() - now, kLookAround));
     }
   }
-  lateness.set_idle(std::nullopt);
+  lateness.set_idle(false);
 }
 
 }  // namespace ours

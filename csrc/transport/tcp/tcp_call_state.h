@@ -31,7 +31,7 @@ class TcpCallState {
     std::string why;
   };
 
-  TcpCallState(int own_rank, int size) : own_rank_(own_rank), size_(size) {}
+  TcpCallState(int own_rank, int size) : own_rank_(own_rank), size_(size), lateness_(own_rank, size) {}
 
   /// Begins a call of this rank, which lasts until end(); `facts` must live until then.
   void begin(const Facts& facts);
@@ -52,8 +52,8 @@ class TcpCallState {
 
   TcpLateness& lateness() { return lateness_; }
   /// Takes in what a header of the call that is under way says of the ranks' lateness.
-  void hear_lateness(int rank, const FrameHeader& header) {
-    if (is_under_way(header.call)) lateness_.hear(rank, header, own_rank_, size_);
+  void hear_lateness(const FrameHeader& header) {
+    if (is_under_way(header.call)) lateness_.hear(header);
   }
 
   /// Takes in what a peer says in a control frame. Returns false if the peer is too far ahead.

@@ -93,13 +93,11 @@ struct FrameHeader {
   uint64_t total = 0;  ///< of Data: bytes of the whole message that this is a part of
   uint64_t bytes = 0;  ///< of the payload
   Signature signature{};
-  // Of Data and Agree, to find out who is late (TcpLateness).
-  std::array<Arrived, 2> last{};  ///< the two ranks that came last, as far as the sender knows
-  uint32_t us_waited = 0;         ///< how long the sender waited for the receiver in the call before
-  uint32_t unused = 0;
+  /// Of Data and Agree: the two ranks that came last to the call, as far as the sender knows (TcpLateness).
+  std::array<Arrived, 2> last{};
 };
 
-static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 48 && sizeof(Welcome) == 16 && sizeof(FrameHeader) == 112);
+static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 48 && sizeof(Welcome) == 16 && sizeof(FrameHeader) == 104);
 
 /// The number of bytes that follow the header on its connection.
 inline uint64_t following_bytes(const FrameHeader& header) { return header.engine_number == 0 ? header.bytes : 0; }
