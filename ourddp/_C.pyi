@@ -113,6 +113,14 @@ class ProcessGroupOurs(Backend):
     def perform_nocolor_split(self, device: object) -> None:
         """Do nothing: what new_group() of a bound group calls on the ranks that are not in the new one."""
 
+    def tally(self, recent: bool) -> dict[str, Any]:
+        """Return what the group's collectives have cost this rank in the last 30 to 60 seconds, or since the first one.
+
+        Microseconds ``elapsed`` and ``blocked``; ``calls`` and ``bytes``; and lists by rank, ``late`` (microseconds)
+        and ``last`` (calls). Beside these, since the first one, how many calls were ``begun`` and have
+        ``ended``.
+        """
+
     def device_engine(self) -> str:
         """Return what moves the data of tensors on this rank's device, and why; empty until it was first needed."""
 

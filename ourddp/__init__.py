@@ -19,6 +19,7 @@ __all__ = [
     "LinearScalingLR",
     "MisuseError",
     "ModelParallel",
+    "Stats",
     "Sum",
     "SyncBatchNorm",
     "Trial",
@@ -44,8 +45,10 @@ __all__ = [
     "rank",
     "register",
     "rocm_built",
+    "serve_metrics",
     "shutdown",
     "size",
+    "stats",
     "sweep",
     "timeline",
 ]
@@ -73,10 +76,12 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp.launching import launch
     from ourddp.lr_schedule import LinearScalingLR
     from ourddp.metrics import average_metrics
+    from ourddp.metrics_server import serve_metrics
     from ourddp.model_parallel import ModelParallel
     from ourddp.objects import allgather_object, broadcast_object
     from ourddp.registration import register
     from ourddp.state_broadcast import broadcast_optimizer_state, broadcast_parameters
+    from ourddp.stragglers import Stats, stats
     from ourddp.sweeps import sweep
     from ourddp.sync_batch_norm import SyncBatchNorm
     from ourddp.tensors import allgather, allreduce, barrier, broadcast

@@ -1,16 +1,28 @@
 #include "backend/collective_work.h"
 
 #include "backend/errors.h"
+#include "collectives/straggler_ledger.h"
 #include "common/interrupts.h"
 #include "common/timeline.h"
 
 namespace ours {
+
+namespace {
+
+uint64_t bytes_of(const Tensors& tensors) {
+  uint64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += tensor.layout() == at::kStrided ? tensor.nbytes() : 0;
+  return bytes;
+}
+
+}  // namespace
 
 CollectiveWork::CollectiveWork(Collective collective, std::shared_ptr<Group> group, std::shared_ptr<CommQueue> queue,
                                std::shared_ptr<GroupStatus> status)
     : OursWork(collective.op, group->rank(), std::move(status), collective.inputs, std::move(collective.outputs),
                collective.timeout),
       dtype_(collective.dtype),
+      bytes_(bytes_of(collective.inputs)),
       body_(std::move(collective.body)),
       group_(std::move(group)),
       queue_(std::move(queue)) {}
@@ -59,7 +71,10 @@ void CollectiveWork::complete_captured() noexcept {
 void CollectiveWork::execute() noexcept {
   set_started();
   std::exception_ptr error;
-  const Call call{op_, dtype_, getSequencenumber(), Deadline::after(getTimeout())};
+  // Programs call collectives of device tensors ahead of time, so that says nothing of who is late.
+  Arrivals& arrivals = queue_->ledger().begin();
+  const Call call{
+      op_, dtype_, getSequencenumber(), Deadline::after(getTimeout()), called(), device_call_ ? nullptr : &arrivals};
   try {
     if (device_call_) {
       device_call_->run(body_, call);
@@ -79,6 +94,9 @@ void CollectiveWork::execute() noexcept {
   }
   // Staging memory is not needed any more, however long the user keeps the Work.
   body_ = nullptr;
+  const auto ended = Clock::now();
+  took_ = ended - called();
+  queue_->ledger().add({called(), ended, bytes_});
   complete(error);
 }
 

@@ -46,6 +46,8 @@ class CollectiveWork final : public OursWork {
 
   /// Runs the operation and completes the Work, except for its callbacks. The queue calls it once.
   void execute() noexcept;
+  /// The time from the program's call to the end of execute().
+  Clock::duration took() const { return took_; }
 
   using OursWork::has_callbacks;
   using OursWork::run_callbacks;
@@ -59,6 +61,8 @@ class CollectiveWork final : public OursWork {
 
  private:
   const DType dtype_;
+  const uint64_t bytes_;
+  Clock::duration took_{};
   std::function<void(Group&, const Call&)> body_;
   std::shared_ptr<Group> group_;
   std::shared_ptr<CommQueue> queue_;

@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "backend/collective_work.h"
+#include "collectives/straggler_ledger.h"
 #include "common/background_thread.h"
 #include "common/deadline.h"
 #include "common/interrupts.h"
@@ -71,6 +72,7 @@ void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
   }
   if (may_run_here && queue_.empty() && !running_) {
     run(work, lock);
+    ledger_->waited(work->took());
     return;
   }
   queue_.push_back(work);
@@ -135,6 +137,7 @@ void CommQueue::run_next(Lock& lock) {
 
 bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeout) {
   if (work.done()) return true;
+  const auto began = Clock::now();
   const bool bounded = timeout.count() > 0;
   const Deadline deadline = bounded ? Deadline::after(timeout) : Deadline::never();
   Interrupts interrupts;
@@ -168,6 +171,7 @@ bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeo
   }
   --waiters_;
   lock.unlock();
+  ledger_->waited(Clock::now() - began);
   // An operation that another thread runs may take long to notice that it has to end.
   if (!work.done() && patience) throw_interrupt();
   return work.done();

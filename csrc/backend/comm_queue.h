@@ -14,6 +14,7 @@
 namespace ours {
 
 class CollectiveWork;
+class StragglerLedger;
 
 /// Runs the collectives of a lane one after another, in the order in which they were submitted. A collective runs on
 /// the caller's thread if the caller would wait for it anyway and nothing is queued before it, or on a thread that
@@ -26,9 +27,10 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
  public:
   using WorkPtr = c10::intrusive_ptr<CollectiveWork>;
 
-  /// `affinity`: the cores of the comm threads; empty leaves the choice to the system. `niceness` is added to that of
-  /// the thread that starts them.
-  CommQueue(std::vector<int> affinity, int64_t niceness) : affinity_(std::move(affinity)), niceness_(niceness) {}
+  /// `ledger` gets all collectives. `affinity`: the cores of the comm threads; empty leaves the choice to
+  /// the system. `niceness` is added to that of the thread that starts them.
+  CommQueue(std::shared_ptr<StragglerLedger> ledger, std::vector<int> affinity, int64_t niceness)
+      : ledger_(std::move(ledger)), affinity_(std::move(affinity)), niceness_(niceness) {}
 
   /// Numbers the Work, and runs or queues it. `may_run_here`: the caller would wait for it next.
   void submit(const WorkPtr& work, bool may_run_here);
@@ -51,6 +53,8 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   /// Called after stop(): waits for at most `limit` until the comm threads have ended. Returns at once on a comm
   /// thread.
   void wait_stopped(std::chrono::milliseconds limit);
+
+  StragglerLedger& ledger() const { return *ledger_; }
 
   uint64_t last_sequence() const { return sequence_.load(std::memory_order_relaxed); }
 
@@ -85,6 +89,7 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   bool call_server();
   void serve();
 
+  const std::shared_ptr<StragglerLedger> ledger_;
   const std::vector<int> affinity_;
   const int64_t niceness_;
   mutable std::mutex mutex_;  // guards all below but sequence_

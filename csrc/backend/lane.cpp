@@ -9,6 +9,7 @@
 #include "backend/device/device_call.h"
 #include "backend/errors.h"
 #include "backend/joining/connect.h"
+#include "collectives/straggler_ledger.h"
 #include "common/error.h"
 #include "common/options.h"
 
@@ -51,7 +52,8 @@ struct Registry {
 
 Lane::Lane(std::shared_ptr<GroupStatus> state, std::shared_ptr<Group> ranks, std::shared_ptr<PointToPoint> p2p)
     : status(std::move(state)),
-      queue(std::make_shared<CommQueue>(options().comm_thread_affinity, options().comm_nice)),
+      queue(std::make_shared<CommQueue>(std::make_shared<StragglerLedger>(ranks->rank(), ranks->size()),
+                                        options().comm_thread_affinity, options().comm_nice)),
       group(std::move(ranks)),
       messages(std::move(p2p)),
       devices(std::make_shared<DeviceContext>(group)),

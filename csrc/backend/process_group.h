@@ -77,6 +77,8 @@ class ProcessGroupOurs final : public c10d::Backend {
   std::string failure() const { return lane_->group->failure(); }
   /// The number of ranks on each node.
   std::vector<int> node_sizes() const { return lane_->group->node_sizes(); }
+  /// What its collectives have cost, and which ranks were late. Those that callbacks start are left out.
+  const StragglerLedger& ledger() const { return lane_->queue->ledger(); }
   /// What moves the data of the group's device, and why; empty until it is first needed.
   std::string device_engine() const { return lane_->devices->engine(); }
   /// Fails everything under way within 100 ms, here and on the peers. The group cannot be used any more.

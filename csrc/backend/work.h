@@ -71,6 +71,8 @@ class OursWork : public c10d::Work, public Timed {
            std::chrono::milliseconds requested_timeout);
 
   void set_sequence(uint64_t sequence) { sequence_ = sequence; }
+  /// When the program asked for it.
+  Clock::time_point called() const { return called_; }
   void set_started();
 
   /// Ends the Work, except for its future. Called once. `error` may be one of the torch-free layers.
@@ -109,7 +111,8 @@ class OursWork : public c10d::Work, public Timed {
   const std::chrono::milliseconds timeout_;
   uint64_t sequence_ = 0;
   std::optional<FlightLog::Entry> flight_;
-  Clock::time_point started_ = Clock::now();
+  const Clock::time_point called_ = Clock::now();
+  Clock::time_point started_ = called_;
   Clock::time_point ended_ = started_;
   std::atomic<bool> done_{false};
   std::mutex future_mutex_;

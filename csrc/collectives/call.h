@@ -8,12 +8,16 @@
 
 namespace ours {
 
+class Arrivals;
+
 /// What accompanies every collective call: what it is (checked against the peers' calls) and how long it may take.
 struct Call {
   Op op;
   DType dtype;
   uint64_t seq;  ///< number of the collective in its process group; must agree on all ranks
   Deadline deadline;
+  Clock::time_point called = Clock::now();  ///< when the program made the call, which may then have been queued
+  Arrivals* arrivals = nullptr;             ///< where to note when the ranks made it; null: nobody asks
 };
 
 }  // namespace ours

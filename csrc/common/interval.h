@@ -10,6 +10,10 @@ inline int64_t steady_ns(std::chrono::steady_clock::time_point time = std::chron
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
 }
 
+inline int64_t steady_us(std::chrono::steady_clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(time.time_since_epoch()).count();
+}
+
 /// When something ran, in nanoseconds of the steady clock.
 struct Interval {
   int64_t began = 0;

@@ -1,10 +1,12 @@
 #include <pybind11/chrono.h>
+#include <pybind11/stl.h>
 #include <sys/syscall.h>
 #include <torch/csrc/utils/pybind.h>
 #include <unistd.h>
 
 #include "backend/process_group.h"
 #include "backend/recent_calls.h"
+#include "collectives/straggler_ledger.h"
 #include "common/interrupts.h"
 #include "common/whereabouts.h"
 #include "python/bind.h"
@@ -52,6 +54,12 @@ std::string describe_program() {
          describe_recent_calls();
 }
 
+py::dict dict_of(const StragglerTally& tally) {
+  using namespace py::literals;
+  return py::dict("elapsed"_a = tally.elapsed, "blocked"_a = tally.blocked, "calls"_a = tally.calls,
+                  "bytes"_a = tally.bytes, "late"_a = tally.late, "last"_a = tally.last);
+}
+
 c10::intrusive_ptr<ProcessGroupOurs> create_backend(const c10d::DistributedBackendOptions& dist_options,
                                                     const py::object& backend_options) {
   c10::intrusive_ptr<GroupOptions> options;
@@ -85,6 +93,17 @@ void bind_backend(py::module_& module) {
   group.def("failure", &ProcessGroupOurs::failure, py::call_guard<py::gil_scoped_release>(),
             "The message of the failure that ended the group, or an empty string.");
   group.def("node_sizes", &ProcessGroupOurs::node_sizes, "The number of ranks on each node.");
+  group.def(
+      "tally",
+      [](ProcessGroupOurs& self, bool recent) {
+        py::dict tally = dict_of(recent ? self.ledger().recent() : self.ledger().total());
+        tally["ended"] = self.ledger().total().calls;
+        tally["begun"] = self.getSequenceNumberForGroup();
+        return tally;
+      },
+      py::arg("recent"),
+      "What the group's collectives have cost this rank: a dict with the fields of StragglerTally, in microseconds, "
+      "and how many calls were begun and have ended.");
   group.def("device_engine", &ProcessGroupOurs::device_engine,
             "What moves the data of tensors on this rank's device, and why; empty until it is first needed.");
   group.def(

@@ -10,7 +10,7 @@ void HierarchicalRun::open() {
 
 void HierarchicalRun::sync() {
   if (rounds.size() > 1) {
-    in_node([&] { rounds.sync(running); });
+    in_node([&] { rounds.sync_and_pass_on(running); });
   } else {
     rounds.sync(running);
   }

@@ -28,11 +28,13 @@ class NodeRounds {
   int size() const { return session_->size(); }
   NodeSession& session() const { return *session_; }
 
-  /// The first synchronisation of an operation, with which the ranks show what they called. If that differs, throws
-  /// the same MismatchError on all of them.
+  /// The first synchronisation of an operation, with which the ranks show what they called, and when. If the calls
+  /// differ, throws the same MismatchError on all of them.
   void open(const Running& run);
   /// A later one.
   void sync(const Running& run);
+  /// A later one in a group of several nodes, where some ranks know more than others of when all made the call.
+  void sync_and_pass_on(const Running& run);
 
   /// A place of kLineBytes, in the cache lines that a synchronisation reads anyway.
   static constexpr size_t kLineBytes = sizeof(Arrival::data);
@@ -74,6 +76,7 @@ class NodeRounds {
 
  private:
   void check_records(const CallRecord& mine);
+  void note_arrivals(Arrivals& arrivals, uint32_t mine);
   [[noreturn]] void throw_mismatch(const CallRecord& mine);
   void reserve_more(size_t results);
 

@@ -28,7 +28,10 @@ CallRecord unpack(const Signature& signature) {
 TcpCall::Facts facts_of(TcpMesh& group, const Running& run) {
   TcpMesh* const mesh = &group;
   const CallRecord& record = run.record;
-  return {pack(record, run.fingerprint), run.call.seq, run.call.deadline, [record] { return describe_record(record); },
+  return {pack(record, run.fingerprint),
+          run.call.seq,
+          run.call.deadline,
+          [record] { return describe_record(record); },
           [record, mesh](int peer, const Signature& theirs) {
             const CallRecord other = unpack(theirs);
             const bool theirs_is_later = count_of(other.seq) > count_of(record.seq);
@@ -38,7 +41,9 @@ TcpCall::Facts facts_of(TcpMesh& group, const Running& run) {
             const std::string sizes = same_record(record, other) ? " with other sizes" : "";
             return different_calls(mesh->describe(peer) + " called " + describe_record(other) + sizes + "; " +
                                    mesh->describe(mesh->rank()) + " called " + describe_record(record));
-          }};
+          },
+          run.call.arrivals,
+          run.call.called};
 }
 
 }  // namespace ours

@@ -22,7 +22,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 13;
+constexpr uint32_t kSegmentVersion = 14;
 
 /// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
@@ -43,9 +43,17 @@ struct alignas(2 * kCacheLine) Arrival {
   SleepWord number;
   /// The core on which the rank was when it began its last collective.
   std::atomic<int32_t> core;
+  /// When its program made the call: microseconds of the steady clock, without the upper half.
+  uint32_t called;
   CallRecord record;
   /// The rank's part of a message that is short enough.
   alignas(16) std::byte data[80];
+};
+
+/// When a rank of the group made the call.
+struct NodeArrival {
+  int32_t rank;     ///< its number in the group; -1: none
+  uint32_t called;  ///< as in Arrival
 };
 
 struct alignas(alignof(Arrival)) RankBlock {
@@ -58,6 +66,8 @@ struct alignas(alignof(Arrival)) RankBlock {
   /// By parity: the number of HeapParts that make up the rank's buffer, or 0 if it does not lie in the heap. They are
   /// in its stage.
   alignas(kCacheLine) uint64_t heap_parts[2];
+  /// By parity, in a group of several nodes: the two ranks that came last to the call, as far as this rank knows.
+  NodeArrival came_last[2][2];
   /// Whether the rank has measured that it is faster to write what ranks share around their caches.
   std::atomic<bool> around_is_faster;
   /// The ranks outside the node for which this rank waits, as numbers in the group, and the call in which it waits;

@@ -52,6 +52,7 @@ void TcpCall::agree(uint32_t round, int to) {
   header.part = round;
   header.call = number();
   header.signature = facts_.signature;
+  endpoint_.calls().lateness().stamp(header);
   endpoint_.connections().control(to).post_send(header, std::string());
 }
 
@@ -70,6 +71,7 @@ void TcpCall::reach(int peer) { endpoint_.reach(lock_, peer, facts_.deadline, fa
 void TcpCall::send_part(const Message& message, size_t part, const void* part_data, Tally& tally) {
   reach(message.peer);
   FrameHeader frame = header(message, part);
+  endpoint_.calls().lateness().stamp(frame);
   size_t* done = &tally.done;
   ++tally.posted;
   if (goes_by_engine(frame)) {
@@ -139,11 +141,14 @@ void TcpCall::run(const std::function<bool()>& step) {
   std::optional<Awake> awake(policy);
   Interrupts interrupts;
   bool over = false;
+  TcpLateness& lateness = endpoint_.calls().lateness();
+  lateness.set_idle(false);
   while (true) {
     const bool moved = endpoint_.progress();
+    lateness.set_idle(!moved);
     // Peers may still need to hear that this rank was in the call, and it may not make another one for long.
     over = over || step();
-    if (over && endpoint_.connections().flush_control()) return;
+    if (over && endpoint_.connections().flush_control()) break;
     endpoint_.check();
     const auto now = Clock::now();
     if (now >= facts_.deadline.at()) time_out();
@@ -163,6 +168,7 @@ void TcpCall::run(const std::function<bool()>& step) {
       endpoint_.sleep(lock_, std::min<Clock::duration>(facts_.deadline.at() - now, kLookAround));
     }
   }
+  lateness.set_idle(false);
 }
 
 }  // namespace ours

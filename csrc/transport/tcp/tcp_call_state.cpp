@@ -21,6 +21,7 @@ const TcpCallState::Peer& TcpCallState::peer(int rank) const {
 void TcpCallState::begin(const Facts& facts) {
   ++count_;
   facts_ = &facts;
+  lateness_.begin(facts.arrivals, facts.called);
   declared_.clear();
   absent_.clear();
   for (auto& [rank, peer] : peers_) peer.awaited = peer.expected = false;
@@ -46,6 +47,7 @@ bool TcpCallState::hear(int rank, const FrameHeader& header, const std::string& 
       // Each call has few rounds, and no peer can be far ahead of a rank that it must hear from.
       if (peer.agreements.size() >= kMostAgreements) return false;
       peer.agreements.push_back({header.call, header.part, header.signature});
+      hear_lateness(header);
       break;
     case FrameKind::Refused:
       remember(rank, {header.call, payload});

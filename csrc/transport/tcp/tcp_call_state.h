@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/deadline.h"
+#include "transport/tcp/tcp_lateness.h"
 #include "transport/tcp/tcp_wire.h"
 
 namespace ours {
@@ -22,13 +23,15 @@ class TcpCallState {
     std::function<std::string()> what;  ///< the call in words, for messages
     /// Says how the call differs from that of a peer with another signature.
     std::function<std::string(int peer, const Signature& theirs)> mismatch;
+    Arrivals* arrivals = nullptr;  ///< where to note who is late; null: nobody asks
+    Clock::time_point called{};    ///< when this rank's program made the call
   };
   struct Refusal {
     uint64_t number;
     std::string why;
   };
 
-  TcpCallState(int own_rank, int size) : own_rank_(own_rank), size_(size) {}
+  TcpCallState(int own_rank, int size) : own_rank_(own_rank), size_(size), lateness_(own_rank, size) {}
 
   /// Begins a call of this rank, which lasts until end(); `facts` must live until then.
   void begin(const Facts& facts);
@@ -44,6 +47,12 @@ class TcpCallState {
   std::string mismatch(int peer, uint64_t call, const Signature& theirs) const;
   /// Why a peer is not in the call that is under way, from what it has said so far; empty if it may be in it.
   std::string mismatch(int peer) const;
+
+  TcpLateness& lateness() { return lateness_; }
+  /// Takes in what a header of the call that is under way says of the ranks' lateness.
+  void hear_lateness(const FrameHeader& header) {
+    if (is_under_way(header.call)) lateness_.hear(header);
+  }
 
   /// Takes in what a peer says in a control frame. Returns false if the peer is too far ahead.
   bool hear(int rank, const FrameHeader& header, const std::string& payload);
@@ -98,6 +107,7 @@ class TcpCallState {
   uint64_t count_ = 0;
   const Facts* facts_ = nullptr;  ///< the call that is under way
   std::map<int, Peer> peers_;     ///< those that said something or are waited for; this rank with its own refusals
+  TcpLateness lateness_;
   std::vector<uint32_t> declared_;
   std::vector<uint32_t> absent_;
 };

@@ -19,7 +19,7 @@
 namespace ours {
 
 constexpr uint32_t kTcpMagic = 0x7063746f;  // "otcp"
-constexpr uint32_t kTcpVersion = 2;
+constexpr uint32_t kTcpVersion = 3;
 
 using Nonce = std::array<uint8_t, 16>;
 
@@ -75,6 +75,12 @@ enum class FrameKind : uint8_t {
 constexpr size_t kMaxFailureBytes = 8 * 1024;
 constexpr size_t kMaxCauses = 256;
 
+/// A rank that has made the call that a frame belongs to, and how long ago.
+struct Arrived {
+  uint32_t rank = UINT32_MAX;  ///< UINT32_MAX: none
+  uint32_t us_ago = 0;
+};
+
 struct FrameHeader {
   uint32_t magic = kTcpMagic;
   FrameKind kind = FrameKind::Data;
@@ -88,9 +94,11 @@ struct FrameHeader {
   uint64_t total = 0;  ///< of Data: bytes of the whole message that this is a part of
   uint64_t bytes = 0;  ///< of the payload
   Signature signature{};
+  /// Of Data and Agree: the two ranks that came last to the call, as far as the sender knows (TcpLateness).
+  std::array<Arrived, 2> last{};
 };
 
-static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 48 && sizeof(Welcome) == 16 && sizeof(FrameHeader) == 88);
+static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 48 && sizeof(Welcome) == 16 && sizeof(FrameHeader) == 104);
 
 /// The number of bytes that follow the header on its connection.
 inline uint64_t following_bytes(const FrameHeader& header) { return header.engine_number == 0 ? header.bytes : 0; }

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace ours {
+
+/// When the ranks made a call, as far as this rank knows: microseconds after it did so itself, so that the times mean
+/// something without a common clock.
+class Arrivals {
+ public:
+  explicit Arrivals(int size) : at_(static_cast<size_t>(size)) {}
+
+  /// Begins a call of rank `own`.
+  void begin(int own) {
+    std::fill(at_.begin(), at_.end(), kUnknown);
+    note(own, 0);
+  }
+
+  /// Takes in that a rank had arrived by then. What is heard later may say that it was sooner.
+  void note(int rank, int64_t at) {
+    int64_t& known = at_[static_cast<size_t>(rank)];
+    known = std::min(known, at);
+  }
+
+  /// The last rank of those that are known, except `but`; -1: there is none.
+  int last(int but = -1) const {
+    int last = -1;
+    for (int r = 0; r < static_cast<int>(at_.size()); ++r) {
+      if (r != but && at(r) != kUnknown && (last < 0 || at(r) > at(last))) last = r;
+    }
+    return last;
+  }
+
+  /// For a rank that is known.
+  int64_t at(int rank) const { return at_[static_cast<size_t>(rank)]; }
+
+ private:
+  static constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
+
+  std::vector<int64_t> at_;
+};
+
+}  // namespace ours
