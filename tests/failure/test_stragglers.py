@@ -16,7 +16,7 @@ from programs import job, run_file
 from ranks import in_ranks
 
 import ourddp
-from ourddp import DistributedDataParallel, metrics
+from ourddp import DistributedDataParallel, metrics_server
 from ourddp.stragglers import Stats, slow_links
 
 LATE = 0.25  # seconds; on a busy machine, other ranks are late by less
@@ -123,7 +123,7 @@ def test_prometheus_reads_the_metrics(rank, world):
     samples = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     assert float(samples[f'ours_calls_total{{group="{name}",rank="{rank}"}}']) == ourddp.stats(recent=False).calls
     assert f'ours_late_seconds_total{{group="{name}",rank="{rank}",late_rank="1"}}' in samples
-    assert sum(line.startswith("# TYPE ours_") for line in lines) == len(metrics._METRICS)
+    assert sum(line.startswith("# TYPE ours_") for line in lines) == len(metrics_server._METRICS)
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(url, timeout=30)
 
