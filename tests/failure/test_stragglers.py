@@ -30,7 +30,6 @@ EVEN = Stats(
     waited=2,
     late=(0.2, 0.2, 0.1),
     last=(40, 40, 20),
-    links=(0, 0, 0),
     begun=9,
     ended=9,
 )
