@@ -69,7 +69,8 @@ def test_a_delay_of_all_buckets_is_counted_once(rank, world):
     stats = training(0, rank, lambda: model(inputs).sum().backward())
     assert stats.calls >= 2 * STEPS  # several buckets in each
     assert stats.slowest == 0
-    assert STEPS * LATE / 2 < stats.late[0] < 2 * STEPS * LATE
+    # Once for each bucket, it would be more than there was time.
+    assert STEPS * LATE / 2 < stats.late[0] <= stats.seconds, stats
 
 
 @in_ranks(2)
