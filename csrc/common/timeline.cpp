@@ -14,7 +14,6 @@
 #include "common/error.h"
 #include "common/fd.h"
 #include "common/own_name.h"
-#include "common/owning_process.h"
 
 namespace ours::timeline {
 
@@ -30,20 +29,16 @@ constexpr int64_t kShortestPhase = 1'000;  // nanoseconds
 
 struct Recorder {
   std::mutex mutex;
-  Fd file;  // guarded by mutex, as are all below
+  Fd file;  // guarded by mutex, as are all below but what is atomic
   std::string unwritten;
   int64_t written_at = 0;
   int rank = 0;
   int64_t offset_ns = 0;
-  OwningProcess owner;
   std::atomic<uint32_t> session{0};  ///< the number of the start, by which threads know that they have yet to be named
   std::atomic<uint64_t> overlapping{0};
 
-  /// A forked child has its parent's lines, and must not write them again.
-  bool is_ready() const { return file.valid() && owner.is_here(); }
-
   void write_all() {
-    if (!is_ready()) return;
+    if (!file.valid()) return;
     size_t done = 0;
     while (done < unwritten.size()) {
       const ssize_t wrote = ::write(file.get(), unwritten.data() + done, unwritten.size() - done);
@@ -56,7 +51,7 @@ struct Recorder {
   }
 
   void add_line(const std::string& line) {
-    if (!is_ready()) return;
+    if (!file.valid()) return;
     unwritten += line;
     unwritten += ",\n";
     if (unwritten.size() >= kMostUnwritten || steady_ns() - written_at >= kLongestUnwritten) write_all();
@@ -66,6 +61,13 @@ struct Recorder {
 Recorder& recorder() {
   static Recorder* const one = new Recorder;  // threads may still record when the process ends
   return *one;
+}
+
+/// A forked child has its parent's lines, and must not write them again. It cannot take the lock either, which another
+/// thread may have held.
+void let_children_alone() {
+  static const int asked = ::pthread_atfork(nullptr, nullptr, [] { detail::recording.store(false); });
+  (void)asked;
 }
 
 /// Microseconds of rank 0's clock.
@@ -110,16 +112,16 @@ void start(const std::string& path, int rank, int64_t offset_ns) {
   Recorder& all = recorder();
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
-    if (all.is_ready()) throw InvalidArgument("a timeline is being recorded already; stop that one first");
+    if (is_on()) throw InvalidArgument("a timeline is being recorded already; stop that one first");
     all.file = Fd(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
     if (!all.file.valid()) throw SystemError("cannot write the timeline to " + path, errno);
     all.rank = rank;
     all.offset_ns = offset_ns;
-    all.owner = OwningProcess();
     all.unwritten.clear();
     all.session.fetch_add(1);
     all.add_line(head("M", "process_name", 0) + tail(R"("name":)" + quoted(describe_own(rank))));
     all.add_line(head("M", "process_sort_index", 0) + tail(R"("sort_index":)" + std::to_string(rank)));
+    let_children_alone();
     static const int at_exit = std::atexit([] { flush(); });
     (void)at_exit;
   }
@@ -128,7 +130,7 @@ void start(const std::string& path, int rank, int64_t offset_ns) {
 }
 
 void stop() noexcept {
-  detail::recording = false;
+  if (!detail::recording.exchange(false)) return;
   const std::lock_guard<std::mutex> lock(recorder().mutex);
   recorder().write_all();
   recorder().file.reset();

@@ -20,7 +20,7 @@ extern std::atomic<bool> recording;
 }
 
 /// Whether this process records its timeline. Costs a load.
-inline bool is_on() { return detail::recording.load(std::memory_order_relaxed); }
+inline bool is_on() { return detail::recording.load(std::memory_order_acquire); }
 
 /// Starts to record into the file at `path`, which exists, as this rank. `offset_ns` is what the clock of this machine
 /// is ahead of rank 0's. Throws InvalidArgument if the timeline is on, and SystemError if the file cannot be opened.

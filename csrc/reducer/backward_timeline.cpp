@@ -44,10 +44,10 @@ void add_bucket(size_t index, int64_t bytes, const BucketTimes& times, int64_t e
     timeline::add("bucket", "gradients", {times.first_gradient, times.last_gradient}, facts, track);
   }
   if (times.reduction_began < 0 || times.reduction_ended < times.reduction_began) return;
-  timeline::add(
-      "bucket", "reduction", {times.reduction_began, times.reduction_ended},
-      facts + "," + number("exposed_ns", exposed) + R"(,"end_is_exact":)" + (times.end_is_exact ? "true" : "false"),
-      track);
+  timeline::add("bucket", "reduction", {times.reduction_began, times.reduction_ended},
+                facts + "," + number("queued_ns", times.reduction_began - times.launched) + "," +
+                    number("exposed_ns", exposed) + R"(,"end_is_exact":)" + (times.end_is_exact ? "true" : "false"),
+                track);
 }
 
 }  // namespace

@@ -98,7 +98,8 @@ def check_overlap(
         assert bucket.began is not None
         assert bucket.ended is not None
         assert hidden == pytest.approx(max(0.0, min(bucket.ended, report.compute) - bucket.began), **close)
-        assert max(0.0, end - reached) == pytest.approx(bucket.exposed, **close)
+        launched = first - facts["queued_ns"] / 1e6
+        assert max(0.0, end - max(reached, launched)) == pytest.approx(bucket.exposed, **close)
         assert facts["bytes"] == bucket.size
         reached = max(reached, end)
 
