@@ -136,7 +136,10 @@ void CommQueue::run_next(Lock& lock) {
 }
 
 bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeout) {
-  if (work.done()) return true;
+  if (work.done()) {
+    ledger_->waited(Clock::duration::zero());
+    return true;
+  }
   const auto began = Clock::now();
   const bool bounded = timeout.count() > 0;
   const Deadline deadline = bounded ? Deadline::after(timeout) : Deadline::never();

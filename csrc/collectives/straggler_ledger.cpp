@@ -58,7 +58,7 @@ void StragglerLedger::waited(Clock::duration time) {
   const int64_t blocked = std::chrono::duration_cast<std::chrono::microseconds>(time).count();
   const std::lock_guard<std::mutex> lock(mutex_);
   total_.blocked += blocked;
-  if (!leading_ || blocked == 0) return;
+  if (!leading_) return;
   leading_ = false;
   for (size_t r = 0; r < leads_.size(); ++r) {
     // This rank never waits for itself. Those that wait for it would have gone on sooner, and then it would, too.

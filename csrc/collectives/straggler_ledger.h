@@ -55,7 +55,7 @@ class StragglerLedger {
   }
   /// Called after it.
   void add(const Entry& call);
-  /// The program has waited so long for collectives.
+  /// The program has waited so long for collectives, perhaps not at all.
   void waited(Clock::duration time);
 
   /// Everything so far.

@@ -54,6 +54,16 @@ TEST(a_rank_behind_in_all_calls_of_a_step_costs_its_delay_once) {
   CHECK_EQ(program.late(1), 5);
 }
 
+TEST(a_late_rank_counts_its_own_delays_although_it_waits_for_nobody) {
+  Program program;
+  for (int step = 0; step < 3; ++step) {
+    program.call(50 * step + 40, 50 * step, 50 * step, 50 * step + 45);
+    program.wait(0);
+  }
+  CHECK_EQ(program.late(0), 120);
+  CHECK_EQ(program.late(1), 0);
+}
+
 TEST(what_computation_hides_costs_nothing) {
   Program program;
   program.call(10, 15, 10, 16);
