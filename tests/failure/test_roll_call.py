@@ -88,10 +88,14 @@ def call_something_else(rank: int, world: int) -> str:
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_a_mismatch_shows_the_line_of_each_call(nodes):
     common, different = place(call_something_else, "the common line"), place(call_something_else, "the different line")
-    for text in run_ranks(3, call_something_else, nodes=nodes):
-        # Between nodes, two ranks find that they differ.
-        assert re.search(rf"(Rank [02]|Each of ranks 0, 2) {re.escape(common)}\b", text), text
-        assert re.search(rf"Rank 1 {re.escape(different)}\b", text), text
+    texts = run_ranks(3, call_something_else, nodes=nodes)
+    right = [
+        re.search(rf"(Rank [02]|Each of ranks 0, 2) {re.escape(common)}\b", text) is not None
+        and re.search(rf"Rank 1 {re.escape(different)}\b", text) is not None
+        for text in texts
+    ]
+    # Between nodes, pairs of ranks find that they differ, the last ones when others have gone on.
+    assert all(right) if nodes == 1 else any(right), texts
 
 
 def stay_away(rank: int, world: int) -> str:
