@@ -137,7 +137,7 @@ def test_a_rank_that_cannot_answer_is_said_to_be_silent():
 
 PROGRAM = """
 import datetime, time
-import torch, torch.distributed as dist
+import ourddp, torch, torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 @record
