@@ -166,7 +166,9 @@ std::vector<std::string> ask_whereabouts(const std::vector<AskedProcess>& proces
   while (awaited > 0 && !deadline.passed()) {
     pollfd readable{pipe.get(), POLLIN, 0};
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.at() - Clock::now());
-    if (::poll(&readable, 1, static_cast<int>(left.count()) + 1) <= 0) continue;
+    // The deadline may have passed since, and a negative time would be for ever.
+    const int patience = std::max(0, static_cast<int>(left.count()) + 1);
+    if (::poll(&readable, 1, patience) <= 0) continue;
     Answer answer{};
     if (::read(pipe.get(), &answer, sizeof(answer)) != sizeof(answer)) break;
     if (answer.number >= texts.size()) continue;

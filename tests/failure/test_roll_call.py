@@ -96,6 +96,8 @@ def test_a_mismatch_shows_the_line_of_each_call(nodes):
     ]
     # Between nodes, pairs of ranks find that they differ, the last ones when others have gone on.
     assert all(right) if nodes == 1 else any(right), texts
+    for text in texts:
+        assert re.search(r"\nRank 1 is at .*; its only call was broadcast number 1 \(4 x Float", text), text
 
 
 def stay_away(rank: int, world: int) -> str:

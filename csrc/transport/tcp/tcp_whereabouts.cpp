@@ -139,7 +139,9 @@ std::vector<std::string> ask_tcp_whereabouts(const std::vector<AskedPeer>& peers
   while (awaited > 0 && !deadline.passed()) {
     pollfd polled[] = {{sockets[0].get(), POLLIN, 0}, {sockets[1].get(), POLLIN, 0}};
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.at() - Clock::now());
-    ::poll(polled, 2, static_cast<int>(left.count()) + 1);
+    // The deadline may have passed since, and a negative time would be for ever.
+    const int patience = std::max(0, static_cast<int>(left.count()) + 1);
+    ::poll(polled, 2, patience);
     for (const ProcessFd& socket : sockets) {
       Answer answer;
       sockaddr_storage from{};
