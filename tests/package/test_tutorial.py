@@ -75,6 +75,13 @@ def test_several_ranks_are_as_accurate_as_one_process():
     assert accuracy(alone) > 95
 
 
+def test_the_lines_that_make_it_parallel_are_marked():
+    (lines,) = re.findall(r'title="train.py" hl_lines="([\d ]+)"', (TUTORIAL / "ddp.md").read_text())
+    train = TRAIN.read_text().splitlines()
+    marks = ["import ourddp", "ourddp.init(", "ourddp.DistributedDataParallel(", "tensor_split("]
+    assert [train[int(line) - 1].count(mark) for line, mark in zip(lines.split(), marks, strict=True)] == [1] * 4
+
+
 def test_the_package_prints_its_example():
     done = run_module("ourddp.example")
     assert (done.returncode, done.stdout) == (0, TRAIN.read_text()), done.stderr
