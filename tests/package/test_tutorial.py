@@ -69,8 +69,8 @@ def accuracy(output: str) -> float:
 def test_several_ranks_are_as_accurate_as_one_process():
     ((code, alone),) = run_file(TUTORIAL / "one_process.py")
     assert code == 0, alone
-    done = run_ranks(TRAIN, 4)
-    assert [code for code, _ in done] == [0] * 4, done
+    done = run_ranks(TRAIN, 2)  # four, as the tutorial has it, are in tests/package/test_snippets.py
+    assert [code for code, _ in done] == [0] * 2, done
     assert accuracy(done[0][1]) == pytest.approx(accuracy(alone), abs=1)
     assert accuracy(alone) > 95
 
