@@ -172,7 +172,7 @@ class DistributedDataParallel(_TorchDDP):
         this is the plain average. If the weights of all ranks are 0, so are the gradients. The first call gives the
         buckets new memory. Inside ``join()`` it has to come before forward; ranks that have run out of input count as
         having the weight 0. Gradients have to be zeroed between reductions with weights: averages that were left from
-        the one before would be added up and divided again::
+        the one before would be added up and divided again:
 
             for tokens, targets in loader:  # targets of padding are -100
                 optimizer.zero_grad()
@@ -182,7 +182,7 @@ class DistributedDataParallel(_TorchDDP):
                 optimizer.step()
 
         Raises:
-            ValueError: If ``weight`` is not an int or a float, negative or not finite; or outside of 2**-32 to 2**63
+            ValueError: If ``weight`` is not an int or a float, negative or not finite; or outside of 2^-32 to 2^63
                 and not 0.
             RuntimeError: If gradients are being reduced, or in ways that do not use this package's reducer. In
                 backward, on all ranks, if only some have called this; before the first reduction with weights is over,

@@ -1,7 +1,7 @@
 """Shows what three ranks see when one of them fails, over several backends: python what_fails.py ours gloo
 
 Each case runs in processes of its own: rank 1 gives an all-reduce another size, is killed before it, or stays away for
-longer than the timeout of 5 seconds. The table has the seconds until each rank had its error, and what that said.
+longer than the timeout of 2 seconds. The table has the seconds until each rank had its error, and what that said.
 """
 
 import datetime
@@ -18,7 +18,7 @@ import torch.distributed as dist
 import ourddp  # noqa: F401
 
 CASES = ("another size", "killed", "stays away")
-RANKS, LIMIT, TIMEOUT = 3, 40, datetime.timedelta(seconds=5)
+RANKS, LIMIT, TIMEOUT = 3, 40, datetime.timedelta(seconds=2)
 
 
 def run(rank: int, backend: str, case: str, port: int, pipe: object, over: object) -> None:

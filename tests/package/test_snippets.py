@@ -2,7 +2,8 @@
 
 A line ``<!-- not run: WHY -->`` above a block is for what needs more machines, minutes, or software that is not there.
 If WHY names a file of tests, that file must know the program; and the program must know the flags that it is shown
-with. Blocks that show a whole file are of files with tests of their own (tests/package/test_tutorial.py).
+with. A block without a language below a block is what that prints; its numbers may differ by one. Blocks that show a
+whole file are of files with tests of their own (tests/package/test_tutorial.py).
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from programs import environment, job, run_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples/README.md", *(ROOT / "docs").rglob("*.md")]
-FENCE = re.compile(r"^(?:<!-- not run: ([^\n]+) -->\n)?```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PROGRAM = re.compile(r"\b((?:examples|benchmarks)/[\w/]+\.py)((?:[^\n\\]|\\\n)*)")
+FENCE = re.compile(
+    r"^(?:<!-- not run: ([^\n]+) -->\n)?```(\w+)[^\n]*\n(.*?)^```$(?:\n\n```\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
+)
+PROGRAM = re.compile(r"(?<![\w./-])((?:\w+/)*\w+\.py)((?:[^\n\\]|\\\n)*)")
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 # What comes before a fragment of Python: the names that it uses.
 CONTEXTS = {
@@ -68,6 +72,7 @@ class Block:
     language: str
     text: str
     why_not: str | None
+    prints: str | None = None
 
     def __str__(self) -> str:
         return f"{self.document}:{self.line}"
@@ -75,7 +80,7 @@ class Block:
 
 def blocks_of(text: str, document: str) -> list[Block]:
     return [
-        Block(document, text[: found.start()].count("\n") + 1, found[2], found[3], found[1])
+        Block(document, text[: found.start()].count("\n") + 1, found[2], found[3], found[1], found[4])
         for found in FENCE.finditer(text)
         if found[2] in ("python", "sh", "bash") and not found[3].startswith("--8<--")
     ]
@@ -114,6 +119,14 @@ def test_commands_run(block: Block, tmp_path: Path) -> None:
         ["bash", "-euo", "pipefail", "-c", block.text], cwd=tmp_path, env=around, capture_output=True, text=True
     )
     assert done.returncode == 0, f"{block}: {done.stdout}{done.stderr}"
+    if block.prints is not None:
+        assert same(done.stdout, block.prints), f"{block} prints {done.stdout}"
+
+
+def same(one: str, other: str) -> bool:
+    """Return whether two outputs have the same words, and numbers that differ by no more than one."""
+    numbers, others = ([float(number) for number in NUMBER.findall(text)] for text in (one, other))
+    return NUMBER.sub("", one) == NUMBER.sub("", other) and numbers == pytest.approx(others, abs=1)
 
 
 def unknown(block: Block) -> list[str]:
@@ -121,7 +134,12 @@ def unknown(block: Block) -> list[str]:
     found = []
     tests = re.findall(r"tests/[\w/]+\.py", block.why_not or "")
     for program, words in PROGRAM.findall(re.sub(r"#.*", "", block.text)):
-        path = ROOT / program
+        if (ROOT / "docs" / "tutorial" / program).exists():
+            path = ROOT / "docs" / "tutorial" / program
+        elif "/" in program:
+            path = ROOT / program
+        else:
+            continue  # the reader's own
         if not path.exists():
             found.append(f"there is no {program}")
             continue
@@ -149,6 +167,8 @@ def test_what_does_not_run_is_tested_elsewhere_and_up_to_date(block: Block) -> N
         ("torchrun examples/train.py --epoch 3\n", ["examples/train.py has no --epoch"]),
         ("examples/train.py --no-scale-lr \\\n  --gone # --more\n", ["examples/train.py has no --gone"]),
         ("examples/train.py --epochs 3", []),
+        ("python train.py --mine", []),
+        ("python buckets.py", ["['tests/package/test_examples.py'] do not run buckets.py"]),
         ("examples/sweep.py", ["['tests/package/test_examples.py'] do not run examples/sweep.py"]),
     ],
 )
@@ -157,8 +177,21 @@ def test_what_is_out_of_date_is_found(text: str, found: list[str]) -> None:
 
 
 def test_blocks_are_found_with_their_marks() -> None:
-    text = "<!-- not run: why -->\n```sh\na\n```\n\n```python\nb\n```\n```\nc\n```\n"
-    assert [(block.line, block.language, block.text, block.why_not) for block in blocks_of(text, "x.md")] == [
-        (1, "sh", "a\n", "why"),
-        (6, "python", "b\n", None),
+    text = "<!-- not run: why -->\n```sh\na\n```\n\n```python\nb\n```\n\n```\nc\n```\n"
+    assert blocks_of(text, "x.md") == [
+        Block("x.md", 1, "sh", "a\n", "why"),
+        Block("x.md", 6, "python", "b\n", None, "c\n"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("4 ranks: 96.1%\n", "4 ranks: 95.6%\n", True),
+        ("4 ranks: 96.1%\n", "4 ranks: 94.6%\n", False),
+        ("4 ranks: 96.1%\n", "4 nodes: 96.1%\n", False),
+        ("4 ranks: 96.1%\n", "4 ranks\n", False),
+    ],
+)
+def test_outputs_are_compared_by_words_and_numbers(one: str, other: str, expected: bool) -> None:
+    assert same(one, other) == expected
