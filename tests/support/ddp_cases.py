@@ -291,10 +291,14 @@ def trained_parameters(rank: int, world: int, options: dict[str, Any]) -> list[t
 
 def outcome(function: Callable[[], Any]) -> tuple[str, str]:
     """Return the type and the text of what ``function`` raises, or of the last warning that it gives."""
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # also what torch gives once in a process
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             function()
         except Exception as error:  # its type is what the test compares
             return type(error).__name__, str(error)
+        finally:
+            torch.set_warn_always(always)
     return (caught[-1].category.__name__, str(caught[-1].message)) if caught else ("accepted", "")
