@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "collectives/call_number.h"
+#include "common/whole_characters.h"
 
 namespace ours {
 
@@ -51,7 +52,7 @@ void remember(const CallTrace& call) {
     recent.type = tensor->scalar_type();
   }
   const std::string& group = call.group.description.empty() ? call.group.name : call.group.description;
-  std::memcpy(recent.group.data(), group.data(), std::min(group.size(), recent.group.size() - 1));
+  std::memcpy(recent.group.data(), group.data(), whole_characters(group, recent.group.size() - 1));
   const std::lock_guard<std::mutex> lock(mutex);
   calls[count++ % kKept] = recent;
 }

@@ -45,7 +45,9 @@ void StragglerLedger::add(const Entry& call) {
   const int next = arrivals_.last(slowest);
   if (next >= 0) {
     ++total_.last[static_cast<size_t>(slowest)];
-    update_leads(static_cast<size_t>(slowest), called + arrivals_.at(slowest), called + arrivals_.at(next));
+    // What happened before this rank's first call is not part of the time that is counted.
+    const int64_t others = std::max(called + arrivals_.at(next), began_);
+    update_leads(static_cast<size_t>(slowest), called + arrivals_.at(slowest), others);
   }
   ended_ = steady_us(call.ended);
   total_.elapsed = ended_ - began_;

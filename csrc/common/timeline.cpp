@@ -98,15 +98,16 @@ void add_line(const std::string& line) {
 
 void name_own_thread() {
   thread_local uint32_t named = 0;
-  const uint32_t session = recorder().session.load(std::memory_order_relaxed);
-  if (named == session) return;
-  named = session;
+  if (named == session()) return;
+  named = session();
   char name[16] = "main";
   if (own_thread() != ::getpid()) ::pthread_getname_np(::pthread_self(), name, sizeof(name));
   name_track(own_thread(), name);
 }
 
 }  // namespace
+
+uint32_t session() { return recorder().session.load(std::memory_order_relaxed); }
 
 void start(const std::string& path, int rank, int64_t offset_ns) {
   Recorder& all = recorder();

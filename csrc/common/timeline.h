@@ -22,6 +22,9 @@ extern std::atomic<bool> recording;
 /// Whether this process records its timeline. Costs a load.
 inline bool is_on() { return detail::recording.load(std::memory_order_acquire); }
 
+/// How many timelines this process has begun to record.
+uint32_t session();
+
 /// Starts to record into the file at `path`, which exists, as this rank. `offset_ns` is what the clock of this machine
 /// is ahead of rank 0's. Throws InvalidArgument if the timeline is on, and SystemError if the file cannot be opened.
 void start(const std::string& path, int rank, int64_t offset_ns);

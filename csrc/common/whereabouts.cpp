@@ -18,6 +18,7 @@
 #include "common/deadline.h"
 #include "common/fd.h"
 #include "common/owning_process.h"
+#include "common/whole_characters.h"
 
 namespace ours {
 
@@ -70,7 +71,7 @@ void answer(const Question& question) {
   if (!pipe.valid()) return;  // nobody waits any more
   Answer answer{question.number, {}};
   const std::string text = own_place();
-  std::memcpy(answer.text, text.data(), std::min(text.size(), sizeof(answer.text) - 1));
+  std::memcpy(answer.text, text.data(), whole_characters(text, sizeof(answer.text) - 1));
   if (::write(pipe.get(), &answer, sizeof(answer)) < 0) return;  // the pipe is full of other answers
 }
 
@@ -153,9 +154,9 @@ std::vector<std::string> ask_whereabouts(const std::vector<AskedProcess>& proces
   size_t awaited = 0;
   for (const AskedProcess& process : processes) {
     texts.push_back(hindrance(process.pid));
-    if (!texts.back().empty() || !pipe.valid()) continue;
+    if (!texts.back().empty()) continue;
     const Question question{owner_of(pipe), static_cast<uint32_t>(texts.size() - 1)};
-    const Fd to = open_pipe(process);
+    const Fd to = pipe.valid() ? open_pipe(process) : Fd();
     if (to.valid() && ::write(to.get(), &question, sizeof(question)) == sizeof(question)) {
       ++awaited;
     } else {

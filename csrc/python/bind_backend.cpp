@@ -47,8 +47,10 @@ bool python_is_ending() {
 
 /// See set_whereabouts().
 std::string describe_program() {
-  if (python_is_ending()) return "is at the end of its program; " + describe_recent_calls();
+  const std::string at_the_end = "is at the end of its program; ";
+  if (python_is_ending()) return at_the_end + describe_recent_calls();
   const py::gil_scoped_acquire locked;
+  if (python_is_ending()) return at_the_end + describe_recent_calls();
   const auto thread = reinterpret_cast<uintptr_t>(last_caller());
   return py::module_::import("ourddp.whereabouts").attr("describe")(thread).cast<std::string>() + "; " +
          describe_recent_calls();

@@ -53,13 +53,11 @@ void add_bucket(size_t index, int64_t bytes, const BucketTimes& times, int64_t e
 }  // namespace
 
 void BackwardTimeline::add(const BackwardTimes& times, const ReducerOptions& options) {
-  if (!timeline::is_on()) {
-    named_ = nullptr;  // the next timeline has to be told
-    return;
-  }
+  if (!timeline::is_on()) return;
   const BucketLayout& layout = *times.layout;
-  if (named_ != times.layout) add_layout(layout, options);
+  if (named_ != times.layout || named_in_ != timeline::session()) add_layout(layout, options);
   named_ = times.layout;
+  named_in_ = timeline::session();
   const std::string step = number("iteration", times.iteration);
   const auto add = [&](const char* name, int64_t began, int64_t ended) {
     if (began >= 0 && ended >= began) timeline::add("step", name, {began, ended}, step, timeline::kModelTrack);

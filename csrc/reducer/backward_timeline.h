@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "reducer/overlap.h"
@@ -15,6 +16,7 @@ class BackwardTimeline {
 
  private:
   std::shared_ptr<const BucketLayout> named_;  ///< the buckets whose names the timeline has
+  uint32_t named_in_ = 0;                      ///< the session of that timeline
 };
 
 }  // namespace ours

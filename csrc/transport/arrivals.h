@@ -6,6 +6,9 @@
 #include <limits>
 #include <vector>
 
+#include "common/deadline.h"
+#include "common/interval.h"
+
 namespace ours {
 
 /// When the ranks made a call, as far as this rank knows: microseconds after it did so itself, so that the times mean
@@ -42,6 +45,21 @@ class Arrivals {
   static constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
 
   std::vector<int64_t> at_;
+};
+
+/// Reads the times that ranks of a node write down for each other: the lower half of the steady clock's microseconds.
+/// It is right about those of the last 71 minutes.
+class SinceCall {
+ public:
+  explicit SinceCall(Clock::time_point called, Clock::time_point now = Clock::now())
+      : now_(steady_us(now)), passed_(now_ - steady_us(called)) {}
+
+  /// Microseconds from the call to that time, which is not after now.
+  int64_t operator()(uint32_t time) const { return passed_ - int64_t{static_cast<uint32_t>(now_) - time}; }
+
+ private:
+  int64_t now_;
+  int64_t passed_;  ///< since the call
 };
 
 }  // namespace ours

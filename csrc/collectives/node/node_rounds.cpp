@@ -6,7 +6,6 @@
 #include "collectives/call_number.h"
 #include "common/error.h"
 #include "common/interval.h"
-#include "transport/arrivals.h"
 
 namespace ours {
 
@@ -23,12 +22,11 @@ void NodeRounds::open(const Running& run) {
   CallRecord record = run.record;
   if (run.fingerprint != 0) record.count = run.fingerprint;
   session_->self().arrival[parity].record = record;
-  const auto called = static_cast<uint32_t>(steady_us(run.call.called));
-  session_->self().arrival[parity].called = called;
+  session_->self().arrival[parity].called = static_cast<uint32_t>(steady_us(run.call.called));
   spread_.publish(parity);
   sync(run);
   check_records(record);
-  if (run.call.arrivals != nullptr) note_arrivals(*run.call.arrivals, called);
+  if (run.call.arrivals != nullptr) note_arrivals(*run.call.arrivals, SinceCall(run.call.called));
   spread_.settle(parity);
 }
 
@@ -39,20 +37,20 @@ void NodeRounds::sync(const Running& run) {
 void NodeRounds::sync_and_pass_on(const Running& run) {
   Arrivals* const arrivals = run.call.arrivals;
   if (arrivals == nullptr || size() == 1) return sync(run);
-  const auto mine = static_cast<uint32_t>(steady_us(run.call.called));
   int last = -1;
   for (NodeArrival& arrival : session_->self().came_last[barrier_.next_parity()]) {
     if (last = arrivals->last(last); last >= 0) {
-      arrival = {last, mine + static_cast<uint32_t>(arrivals->at(last))};
+      arrival = {last, static_cast<uint32_t>(steady_us(run.call.called) + arrivals->at(last))};
     } else {
       arrival = {-1, 0};
     }
   }
   sync(run);
+  const SinceCall since_call(run.call.called);
   for (int r = 0; r < size(); ++r) {
     for (const NodeArrival& arrival : session_->block(r).came_last[barrier_.parity()]) {
       if (r == rank() || arrival.rank < 0) continue;
-      arrivals->note(arrival.rank, static_cast<int32_t>(arrival.called - mine));
+      arrivals->note(arrival.rank, since_call(arrival.called));
     }
   }
 }
@@ -64,12 +62,10 @@ void NodeRounds::check_records(const CallRecord& mine) {
   if (!agree) throw_mismatch(mine);
 }
 
-void NodeRounds::note_arrivals(Arrivals& arrivals, uint32_t mine) {
+void NodeRounds::note_arrivals(Arrivals& arrivals, SinceCall since_call) {
   for (int r = 0; r < size(); ++r) {
     if (r == rank()) continue;
-    // Signed, because the clock's lower half wraps.
-    arrivals.note(session_->number_of(r),
-                  static_cast<int32_t>(session_->block(r).arrival[barrier_.parity()].called - mine));
+    arrivals.note(session_->number_of(r), since_call(session_->block(r).arrival[barrier_.parity()].called));
   }
 }
 

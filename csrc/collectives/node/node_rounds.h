@@ -10,6 +10,7 @@
 #include "common/huge_pages.h"
 #include "common/options.h"
 #include "common/partition.h"
+#include "transport/arrivals.h"
 #include "transport/node/core_spread.h"
 #include "transport/node/node_barrier.h"
 #include "transport/node/node_session.h"
@@ -76,7 +77,7 @@ class NodeRounds {
 
  private:
   void check_records(const CallRecord& mine);
-  void note_arrivals(Arrivals& arrivals, uint32_t mine);
+  void note_arrivals(Arrivals& arrivals, SinceCall since_call);
   [[noreturn]] void throw_mismatch(const CallRecord& mine);
   void reserve_more(size_t results);
 

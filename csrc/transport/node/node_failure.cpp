@@ -1,8 +1,8 @@
 #include "transport/node/node_failure.h"
 
-#include <algorithm>
 #include <cstring>
 
+#include "common/whole_characters.h"
 #include "transport/wait.h"
 
 namespace ours {
@@ -21,7 +21,7 @@ void NodeFailure::fail(FailureKind kind, const std::string& message) noexcept {
   uint32_t expected = kNoFailure;
   if (header_.failure_state.compare_exchange_strong(expected, kWriting)) {
     header_.failure_kind = static_cast<uint32_t>(kind);
-    const size_t length = std::min(message.size(), sizeof(header_.failure_message) - 1);
+    const size_t length = whole_characters(message, sizeof(header_.failure_message) - 1);
     std::memcpy(header_.failure_message, message.data(), length);
     header_.failure_message[length] = '\0';
     // Release: a peer that reads kReadable reads the whole message.

@@ -50,8 +50,8 @@ class TcpCallState {
 
   TcpLateness& lateness() { return lateness_; }
   /// Takes in what a header of the call that is under way says of the ranks' lateness.
-  void hear_lateness(const FrameHeader& header) {
-    if (is_under_way(header.call)) lateness_.hear(header);
+  void hear_lateness(int peer, const FrameHeader& header) {
+    if (is_under_way(header.call)) lateness_.hear(peer, header);
   }
 
   /// Takes in what a peer says in a control frame. Returns false if the peer is too far ahead.

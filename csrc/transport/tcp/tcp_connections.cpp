@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "common/descriptors.h"
+#include "common/listed.h"
 #include "transport/tcp/tcp_socket.h"
 
 namespace ours {
@@ -82,7 +83,7 @@ void TcpConnections::need(int rank, const TcpCard& card) {
   }
   if (peer.addresses.empty()) {
     owner_.raise(FailureKind::Peer, describe(rank) + " can be reached on its own machine only: it published " +
-                                        card.text() +
+                                        listed(card.addresses, [](const SocketAddress& one) { return one.text(); }) +
                                         ". Set OURS_INTERFACE there to the network that leads to the others");
   }
   need(rank);

@@ -5,6 +5,7 @@
 #include "common/error.h"
 #include "common/listed.h"
 #include "common/options.h"
+#include "common/whole_characters.h"
 #include "transport/roll_call.h"
 
 namespace ours {
@@ -162,7 +163,7 @@ void TcpEndpoint::check_data(int peer, const FrameHeader& header) {
   if (header.call > calls_.count()) return;  // for a call that this rank has yet to make
   if (!calls_.is_under_way(header.call)) garbage(peer, "it belongs to a call that is over");
   raise_mismatch(peer, calls_.mismatch(peer, header.call, header.signature));
-  calls_.hear_lateness(header);
+  calls_.hear_lateness(peer, header);
 }
 
 void TcpEndpoint::receive_by_engine(int peer, const FrameHeader& header, void* to, size_t* done) {
@@ -286,7 +287,7 @@ void TcpEndpoint::lost(int rank, const std::string& how) {
 }
 
 void TcpEndpoint::refuse(uint64_t number, const std::string& why) {
-  calls_.refuse(number, why.substr(0, kMaxFailureBytes));
+  calls_.refuse(number, why.substr(0, whole_characters(why, kMaxFailureBytes)));
   tell_all(header_of(FrameKind::Refused, number), calls_.own_refusals().back().why);
 }
 

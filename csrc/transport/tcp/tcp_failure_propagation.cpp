@@ -3,6 +3,8 @@
 #include <exception>
 #include <optional>
 
+#include "common/whole_characters.h"
+
 namespace ours {
 
 TcpFailurePropagation::TcpFailurePropagation(const GroupFailure& failure, TcpConnections& connections,
@@ -15,7 +17,8 @@ void TcpFailurePropagation::tell() {
   FrameHeader header;
   header.kind = FrameKind::Failure;
   header.detail = static_cast<uint8_t>(failure_.kind());
-  const std::string message = failure_.message().substr(0, kMaxFailureBytes);
+  std::string message = failure_.message();
+  message.resize(whole_characters(message, kMaxFailureBytes));
   connections_.for_each_control([&](int rank, TcpStream& control) {
     if (has_told(rank)) return;
     told_[static_cast<size_t>(rank)] = true;

@@ -15,7 +15,7 @@ int64_t microseconds_since(Clock::time_point time) {
 void TcpLateness::begin(Arrivals* arrivals, Clock::time_point called) {
   arrivals_ = arrivals;
   called_ = called;
-  idle_ = false;
+  idle_ = began_ = false;
 }
 
 void TcpLateness::stamp(FrameHeader& header) const {
@@ -30,15 +30,22 @@ void TcpLateness::stamp(FrameHeader& header) const {
   }
 }
 
-void TcpLateness::hear(const FrameHeader& header) {
-  if (arrivals_ == nullptr || !idle_) return;
-  const int64_t now = microseconds_since(called_);
-  for (const Arrived& arrived : header.last) {
-    // Headers come from outside.
-    const bool is_other =
-        arrived.rank < static_cast<uint32_t>(size_) && arrived.rank != static_cast<uint32_t>(own_rank_);
-    if (is_other) arrivals_->note(static_cast<int>(arrived.rank), now - int64_t{arrived.us_ago});
+void TcpLateness::hear(int peer, const FrameHeader& header) {
+  constexpr int64_t kBeforeThisRank = -1;
+  if (arrivals_ == nullptr) return;
+  if (!began_) {
+    note(static_cast<uint32_t>(peer), kBeforeThisRank);
+    for (const Arrived& arrived : header.last) note(arrived.rank, kBeforeThisRank);
+  } else if (idle_) {
+    const int64_t now = microseconds_since(called_);
+    for (const Arrived& arrived : header.last) note(arrived.rank, now - int64_t{arrived.us_ago});
   }
+}
+
+void TcpLateness::note(uint32_t rank, int64_t at) {
+  // Headers come from outside.
+  const bool is_other = rank < static_cast<uint32_t>(size_) && rank != static_cast<uint32_t>(own_rank_);
+  if (is_other) arrivals_->note(static_cast<int>(rank), at);
 }
 
 }  // namespace ours

@@ -15,6 +15,7 @@
 #include "common/error.h"
 #include "common/owning_process.h"
 #include "common/whereabouts.h"
+#include "common/whole_characters.h"
 #include "transport/tcp/tcp_handshake.h"
 #include "transport/tcp/tcp_socket.h"
 
@@ -72,7 +73,7 @@ void answer_questions(const std::vector<ProcessFd>& sockets, const SipKey& key) 
       }
       try {
         const std::string text = own_place();
-        std::memcpy(answer.text, text.data(), std::min(text.size(), sizeof(answer.text) - 1));
+        std::memcpy(answer.text, text.data(), whole_characters(text, sizeof(answer.text) - 1));
       } catch (const std::exception&) {
         continue;  // out of memory, say
       }

@@ -54,8 +54,21 @@ TEST(a_rank_behind_in_all_calls_of_a_step_costs_its_delay_once) {
   CHECK_EQ(program.late(1), 5);
 }
 
+// It cost the others that time, but is not part of what this rank's statistics are about.
+TEST(what_a_rank_did_before_its_first_call_is_not_counted) {
+  Program program;
+  program.call(60'000, 0, 10, 60'001);
+  program.wait(1);
+  CHECK_EQ(program.late(0), 0);
+  program.call(60'040, 60'020, 60'030, 60'041);
+  CHECK_EQ(program.ledger.total().elapsed, int64_t{41'000});
+  program.wait(1);
+  CHECK_EQ(program.late(0), 10);
+}
+
 TEST(a_late_rank_counts_its_own_delays_although_it_waits_for_nobody) {
   Program program;
+  program.call(0, 0, 0, 0);
   for (int step = 0; step < 3; ++step) {
     program.call(50 * step + 40, 50 * step, 50 * step, 50 * step + 45);
     program.wait(0);
@@ -88,6 +101,7 @@ TEST(a_rank_that_slows_down_little_by_little_costs_all_of_it) {
 
 TEST(this_rank_holds_up_the_others_although_it_never_waits_for_itself) {
   Program program;
+  program.call(0, 0, 0, 0);
   program.call(20, 12, 10, 21);
   program.wait(1);
   CHECK_EQ(program.late(0), 8);
@@ -112,19 +126,6 @@ TEST(the_recent_part_leaves_out_what_is_over_a_minute_old) {
   CHECK_EQ(recent.late[1], int64_t{0});
   CHECK(recent.elapsed >= 30'000'000 && recent.elapsed <= 70'000'000);
   CHECK_EQ(program.ledger.total().late[1], int64_t{500'000});
-}
-
-TEST(of_several_reports_of_an_arrival_the_earliest_holds) {
-  Arrivals arrivals(3);
-  arrivals.begin(0);
-  CHECK_EQ(arrivals.last(), 0);
-  CHECK_EQ(arrivals.last(0), -1);
-  arrivals.note(2, 70);
-  arrivals.note(2, 50);
-  arrivals.note(2, 60);
-  CHECK_EQ(arrivals.last(), 2);
-  CHECK_EQ(arrivals.at(2), int64_t{50});
-  CHECK_EQ(arrivals.last(2), 0);
 }
 
 }  // namespace
