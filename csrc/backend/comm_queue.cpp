@@ -72,7 +72,7 @@ void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
   }
   if (may_run_here && queue_.empty() && !running_) {
     run(work, lock);
-    ledger_->waited(work->took());
+    ledger_->waited(work->took(), last_sequence());
     return;
   }
   queue_.push_back(work);
@@ -137,7 +137,7 @@ void CommQueue::run_next(Lock& lock) {
 
 bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeout) {
   if (work.done()) {
-    ledger_->waited(Clock::duration::zero());
+    ledger_->waited(Clock::duration::zero(), last_sequence());
     return true;
   }
   const auto began = Clock::now();
@@ -174,7 +174,7 @@ bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeo
   }
   --waiters_;
   lock.unlock();
-  ledger_->waited(Clock::now() - began);
+  ledger_->waited(Clock::now() - began, last_sequence());
   // An operation that another thread runs may take long to notice that it has to end.
   if (!work.done() && patience) throw_interrupt();
   return work.done();

@@ -56,15 +56,17 @@ void StragglerLedger::add(const Entry& call) {
   marks_[1] = total_;
 }
 
-void StragglerLedger::waited(Clock::duration time) {
+void StragglerLedger::waited(Clock::duration time, uint64_t made) {
   const int64_t blocked = std::chrono::duration_cast<std::chrono::microseconds>(time).count();
   const std::lock_guard<std::mutex> lock(mutex_);
   total_.blocked += blocked;
   if (!leading_) return;
   leading_ = false;
   for (size_t r = 0; r < leads_.size(); ++r) {
-    // This rank never waits for itself. Those that wait for it would have gone on sooner, and then it would, too.
-    const int64_t saved = static_cast<int>(r) == rank_ ? leads_[r] : std::min(leads_[r], blocked);
+    // This rank never waits for itself. Those that wait for it would have gone on sooner, and then it would, too. They
+    // wait until the last call that is under way has ended.
+    const int64_t own = made == total_.calls ? leads_[r] : 0;
+    const int64_t saved = static_cast<int>(r) == rank_ ? own : std::min(leads_[r], blocked);
     total_.late[r] += saved;
     leads_[r] -= saved;
     leading_ = leading_ || leads_[r] != 0;

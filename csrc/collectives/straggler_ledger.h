@@ -55,8 +55,8 @@ class StragglerLedger {
   }
   /// Called after it.
   void add(const Entry& call);
-  /// The program has waited so long for collectives, perhaps not at all.
-  void waited(Clock::duration time);
+  /// The program, which has made `made` calls so far, has waited so long for some of them, perhaps not at all.
+  void waited(Clock::duration time, uint64_t made);
 
   /// Everything so far.
   StragglerTally total() const;

@@ -47,7 +47,7 @@ bool TcpCallState::hear(int rank, const FrameHeader& header, const std::string& 
       // Each call has few rounds, and no peer can be far ahead of a rank that it must hear from.
       if (peer.agreements.size() >= kMostAgreements) return false;
       peer.agreements.push_back({header.call, header.part, header.signature});
-      hear_lateness(rank, header);
+      hear_lateness(header);
       break;
     case FrameKind::Refused:
       remember(rank, {header.call, payload});

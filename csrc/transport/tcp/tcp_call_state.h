@@ -35,7 +35,10 @@ class TcpCallState {
 
   /// Begins a call of this rank, which lasts until end(); `facts` must live until then.
   void begin(const Facts& facts);
-  void end() { facts_ = nullptr; }
+  void end() {
+    facts_ = nullptr;
+    lateness_.end();
+  }
   /// The number of the last call, the same on all ranks.
   uint64_t count() const { return count_; }
   bool is_under_way() const { return facts_ != nullptr; }
@@ -50,8 +53,8 @@ class TcpCallState {
 
   TcpLateness& lateness() { return lateness_; }
   /// Takes in what a header of the call that is under way says of the ranks' lateness.
-  void hear_lateness(int peer, const FrameHeader& header) {
-    if (is_under_way(header.call)) lateness_.hear(peer, header);
+  void hear_lateness(const FrameHeader& header) {
+    if (is_under_way(header.call)) lateness_.hear(header);
   }
 
   /// Takes in what a peer says in a control frame. Returns false if the peer is too far ahead.

@@ -10,6 +10,8 @@ int64_t microseconds_since(Clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - time).count();
 }
 
+constexpr int64_t kBeforeThisRank = -1;
+
 }  // namespace
 
 void TcpLateness::begin(Arrivals* arrivals, Clock::time_point called) {
@@ -21,6 +23,7 @@ void TcpLateness::begin(Arrivals* arrivals, Clock::time_point called) {
 void TcpLateness::stamp(FrameHeader& header) const {
   if (arrivals_ == nullptr) return;
   const int64_t now = microseconds_since(called_);
+  if (ended_) header.us_since_call = static_cast<uint64_t>(microseconds_since(*ended_));
   int rank = -1;
   for (Arrived& arrived : header.last) {
     rank = arrivals_->last(rank);
@@ -30,22 +33,25 @@ void TcpLateness::stamp(FrameHeader& header) const {
   }
 }
 
-void TcpLateness::hear(int peer, const FrameHeader& header) {
-  constexpr int64_t kBeforeThisRank = -1;
-  if (arrivals_ == nullptr) return;
-  if (!began_) {
-    note(static_cast<uint32_t>(peer), kBeforeThisRank);
-    for (const Arrived& arrived : header.last) note(arrived.rank, kBeforeThisRank);
-  } else if (idle_) {
-    const int64_t now = microseconds_since(called_);
-    for (const Arrived& arrived : header.last) note(arrived.rank, now - int64_t{arrived.us_ago});
-  }
-}
-
-void TcpLateness::note(uint32_t rank, int64_t at) {
+void TcpLateness::hear(const FrameHeader& header) {
   // Headers come from outside.
-  const bool is_other = rank < static_cast<uint32_t>(size_) && rank != static_cast<uint32_t>(own_rank_);
-  if (is_other) arrivals_->note(static_cast<int>(rank), at);
+  constexpr uint64_t kLongest = std::chrono::microseconds(std::chrono::hours(24 * 365)).count();
+  if (arrivals_ == nullptr) return;
+  const int64_t now = microseconds_since(called_);
+  int64_t sent = now;
+  if (!began_) {
+    if (!ended_ || header.us_since_call > kLongest) return;
+    sent = std::min(now - microseconds_since(*ended_) + static_cast<int64_t>(header.us_since_call), now);
+  } else if (!idle_) {
+    return;
+  }
+  for (const Arrived& arrived : header.last) {
+    const bool is_other =
+        arrived.rank < static_cast<uint32_t>(size_) && arrived.rank != static_cast<uint32_t>(own_rank_);
+    if (!is_other) continue;
+    const int64_t at = sent - int64_t{arrived.us_ago};
+    arrivals_->note(static_cast<int>(arrived.rank), began_ ? at : std::min<int64_t>(at, kBeforeThisRank));
+  }
 }
 
 }  // namespace ours

@@ -13,14 +13,16 @@ namespace ours {
 /// lateness; of a slow link, each end takes the other one to be late.
 ///
 /// A frame tells more about the time when it is noticed than about the time when it came, unless this rank had just
-/// looked and found nothing. Of other frames, only those count that were there when the call began here: whoever they
-/// come from, and name, came before this rank. Used with the mesh's lock held.
+/// looked and found nothing. Other frames count only if they were there when the call began here, since those that they
+/// name then came before this rank. How long before can be told if both ranks have made a call before this one: calls
+/// end on all ranks at about the same time. Used with the mesh's lock held.
 class TcpLateness {
  public:
   TcpLateness(int own_rank, int size) : own_rank_(own_rank), size_(size) {}
 
   /// Begins a call that the program made then. Nothing is noted if `arrivals` is null.
   void begin(Arrivals* arrivals, Clock::time_point called);
+  void end() { ended_ = Clock::now(); }
   /// Whether this rank has just looked for frames and found none.
   void set_idle(bool idle) {
     idle_ = idle;
@@ -29,16 +31,15 @@ class TcpLateness {
 
   /// Writes what this rank knows into a header.
   void stamp(FrameHeader& header) const;
-  /// Takes in what a peer's header says, which is of this call.
-  void hear(int peer, const FrameHeader& header);
+  /// Takes in what a header of this call says.
+  void hear(const FrameHeader& header);
 
  private:
-  void note(uint32_t rank, int64_t at);
-
   const int own_rank_;
   const int size_;
   Arrivals* arrivals_ = nullptr;
   Clock::time_point called_{};
+  std::optional<Clock::time_point> ended_;  ///< when the call before this one did
   bool idle_ = false;
   bool began_ = false;  ///< whether this rank has looked for frames of the call, and found no more
 };

@@ -94,11 +94,12 @@ struct FrameHeader {
   uint64_t total = 0;  ///< of Data: bytes of the whole message that this is a part of
   uint64_t bytes = 0;  ///< of the payload
   Signature signature{};
-  /// Of Data and Agree: the two ranks that came last to the call, as far as the sender knows (TcpLateness).
+  /// In Data and Agree frames, for TcpLateness: the two ranks that came last to the call, as far as the sender knows.
   std::array<Arrived, 2> last{};
+  uint64_t us_since_call = UINT64_MAX;  ///< since the sender's call before this one ended; UINT64_MAX: there was none
 };
 
-static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 48 && sizeof(Welcome) == 16 && sizeof(FrameHeader) == 104);
+static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 48 && sizeof(Welcome) == 16 && sizeof(FrameHeader) == 112);
 
 /// The number of bytes that follow the header on its connection.
 inline uint64_t following_bytes(const FrameHeader& header) { return header.engine_number == 0 ? header.bytes : 0; }

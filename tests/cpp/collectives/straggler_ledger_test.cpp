@@ -15,7 +15,10 @@ class Program {
     arrivals.note(2, int64_t{1000} * (of_2 - called));
     ledger.add({at(called), at(ended), 4});
   }
-  void wait(int time) { ledger.waited(std::chrono::milliseconds(time)); }
+  /// The program waits while `others` more calls are under way.
+  void wait(int time, uint64_t others = 0) {
+    ledger.waited(std::chrono::milliseconds(time), ledger.total().calls + others);
+  }
   int64_t late(size_t rank) const { return ledger.total().late[rank] / 1000; }
 
   StragglerLedger ledger{0, 3};
@@ -52,6 +55,20 @@ TEST(a_rank_behind_in_all_calls_of_a_step_costs_its_delay_once) {
   program.call(30, 35, 30, 36);
   program.wait(6);
   CHECK_EQ(program.late(1), 5);
+}
+
+// This rank begins each step 50 ms late. It makes two calls 10 ms apart, and waits for the first while the second is
+// under way.
+TEST(own_delays_of_calls_that_overlap_count_once) {
+  Program program;
+  program.call(0, 0, 0, 0);
+  for (int step = 100; step < 400; step += 100) {
+    program.call(step + 50, step, step, step + 51);
+    program.wait(0, 1);
+    program.call(step + 60, step + 10, step + 10, step + 61);
+    program.wait(1);
+  }
+  CHECK_EQ(program.late(0), 150);
 }
 
 // It cost the others that time, but is not part of what this rank's statistics are about.

@@ -1,5 +1,7 @@
 #include "transport/tcp/tcp_lateness.h"
 
+#include <thread>
+
 #include "support/testing.h"
 
 // What ranks tell each other of the last arrivals at a call, in the headers of what they send anyway.
@@ -54,9 +56,9 @@ TEST(a_sender_that_knows_only_itself_names_no_second_rank) {
 TEST(news_of_a_late_rank_are_passed_on) {
   const Listener late(2);
   Listener between(1, milliseconds(300));
-  between.lateness.hear(2, late.header());
+  between.lateness.hear(late.header());
   Listener far(0, milliseconds(400));
-  far.lateness.hear(1, between.header());
+  far.lateness.hear(between.header());
   CHECK_EQ(far.arrivals.last(), 2);
   CHECK(is_about(far.arrivals.at(2), milliseconds(400)));
   CHECK_EQ(far.arrivals.last(2), 1);
@@ -68,36 +70,67 @@ TEST(frames_count_that_a_rank_was_waiting_for) {
   const Listener late(2);
   Listener rank(0, milliseconds(300));
   rank.lateness.set_idle(false);
-  rank.lateness.hear(2, late.header());
+  rank.lateness.hear(late.header());
   CHECK_EQ(rank.arrivals.last(0), -1);
   rank.lateness.set_idle(true);
-  rank.lateness.hear(2, late.header());
+  rank.lateness.hear(late.header());
   CHECK_EQ(rank.arrivals.last(), 2);
 }
 
-// Rank 0 is late. Of what rank 2 sent to it long before, with rank 1's news, some is there and some comes later; all of
-// it says that the two had just arrived.
-TEST(who_sent_before_a_rank_made_its_call_was_there_before) {
-  Listener early(2);
-  early.arrivals.note(1, 0);
-  Listener rank(0);
-  rank.lateness.begin(&rank.arrivals, Clock::now() - milliseconds(10));
-  rank.lateness.set_idle(false);
-  rank.lateness.hear(2, early.header());
-  CHECK_EQ(rank.arrivals.last(), 0);
-  CHECK(rank.arrivals.at(1) < 0 && rank.arrivals.at(2) < 0);
-  rank.lateness.set_idle(true);
-  rank.lateness.hear(2, early.header());
-  CHECK_EQ(rank.arrivals.last(), 0);
+/// Two ranks whose last call ended at the same time. Then rank 2 came to the next one, and rank 0 much later.
+struct Late {
+  Late() {
+    for (Listener* rank : {&early, &late}) {
+      rank->lateness.end();
+      rank->arrivals.begin(rank == &late ? 0 : 2);
+    }
+    early.lateness.begin(&early.arrivals, Clock::now());
+    frame = early.header();
+    // Rank 1 came 20 ms before rank 2.
+    frame.last[1] = {1, 20'000};
+    std::this_thread::sleep_for(kLate);
+    late.lateness.begin(&late.arrivals, Clock::now());
+  }
+
+  static constexpr milliseconds kLate{30};
+  Listener early{2}, late{0};
+  FrameHeader frame;
+};
+
+// The frame was there when rank 0 made the call.
+TEST(a_late_rank_finds_out_how_much_sooner_the_others_came) {
+  Late ranks;
+  ranks.late.lateness.hear(ranks.frame);
+  CHECK_EQ(ranks.late.arrivals.last(), 0);
+  CHECK(is_about(-ranks.late.arrivals.at(2), Late::kLate));
+  CHECK_EQ(ranks.late.arrivals.at(1), ranks.late.arrivals.at(2) - 20'000);
+  // Another frame that rank 2 sent then has been on its way until now.
+  ranks.late.lateness.set_idle(true);
+  ranks.late.lateness.hear(ranks.frame);
+  CHECK_EQ(ranks.late.arrivals.last(), 0);
+}
+
+TEST(a_frame_from_before_the_call_never_says_that_its_sender_came_later) {
+  Late ranks;
+  ranks.frame.us_since_call += 60'000'000;
+  ranks.late.lateness.hear(ranks.frame);
+  CHECK_EQ(ranks.late.arrivals.at(2), int64_t{-1});
+}
+
+TEST(a_frame_from_before_the_call_says_nothing_without_an_earlier_call) {
+  Late ranks;
+  ranks.frame.us_since_call = Listener(2).header().us_since_call;
+  ranks.late.lateness.hear(ranks.frame);
+  CHECK_EQ(ranks.late.arrivals.last(0), -1);
 }
 
 TEST(what_a_header_says_of_its_reader_or_of_no_rank_is_ignored) {
   Listener rank(0, milliseconds(300));
   FrameHeader header;
   header.last = {Arrived{0, 0}, Arrived{kSize, 0}};
-  rank.lateness.hear(3, header);
+  rank.lateness.hear(header);
   header.last = {Arrived{}, Arrived{UINT32_MAX - 1, UINT32_MAX}};
-  rank.lateness.hear(3, header);
+  rank.lateness.hear(header);
   CHECK_EQ(rank.arrivals.last(), 0);
   CHECK_EQ(rank.arrivals.at(0), 0);
   CHECK_EQ(rank.arrivals.last(0), -1);
@@ -110,7 +143,7 @@ TEST(a_call_that_nobody_asks_about_is_neither_told_nor_heard_of) {
   FrameHeader header;
   lateness.stamp(header);
   CHECK_EQ(header.last[0].rank, UINT32_MAX);
-  lateness.hear(1, Listener(1).header());
+  lateness.hear(Listener(1).header());
 }
 
 }  // namespace
