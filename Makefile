@@ -1,9 +1,9 @@
 # Everything starts from a bare Python >= 3.10 and a C++ compiler: the first target that needs an environment makes one,
 # installs packages from PyPI, and builds. Later runs reuse it.
 #   make demo                         train a model with 4 ranks
-#   make test [TORCH=2.11] [ARGS=..]  the Python and C++ tests, with the newest torch or the one named
+#   make test [TORCH=2.11] [ARGS=..]  the Python tests, with the newest torch or the one named
 #   make conformance                  torch's own suite for process groups (long)
-#   make cpp-test [SAN=thread|address] [FILTER=..]
+#   make cpp-test [SAN=thread|address] [FILTER=..]    the C++ tests of the layers without torch
 #   make docs                         the documents as a site, in build/site
 #   make dist                         a source distribution, and a wheel that was built from it, in dist/
 #   make wheel                        a wheel for the torch that is there, in dist/

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +13,9 @@ import example_programs
 import pytest
 import torch
 from hosts import Host, linked_hosts, why_no_hosts
-from ranks import Nodes, RankPool
+from ranks import Nodes, RankPool, fork_server
+
+from ourddp import spawned
 
 
 def pytest_configure() -> None:
@@ -43,6 +46,13 @@ def rank_pool() -> Iterator[Callable[..., RankPool]]:
 def run_example(rank_pool: Callable[..., RankPool]) -> example_programs.Run:
     """Return a function ``run_example(name, ranks, *flags)``, which runs an example and returns what rank 0 prints."""
     return example_programs.runner(rank_pool)
+
+
+@pytest.fixture
+def quick_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the ranks that the package spawns come from the fork server that has loaded torch."""
+    start = functools.partial(spawned.start_processes, start_method=fork_server().get_start_method())
+    monkeypatch.setattr(spawned, "start_processes", start)
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from ourddp import launching, processes
 from ourddp.__main__ import main
 
 TIMEOUT = 120
+pytestmark = pytest.mark.usefixtures("quick_starts")
 
 
 # --- a function ------------------------------------------------------------------------------------------------------

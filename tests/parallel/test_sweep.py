@@ -24,6 +24,8 @@ import ourddp
 from ourddp.sweeps import Table
 from ourddp.trials import Trial
 
+pytestmark = pytest.mark.usefixtures("quick_starts")
+
 
 def describe(trial: Trial) -> dict[str, Any]:
     ranks = torch.tensor([dist.get_rank() + 1])

@@ -55,7 +55,8 @@ class RanksFailedError(AssertionError):
 
 
 @functools.cache
-def _context() -> ForkServerContext:
+def fork_server() -> ForkServerContext:
+    """Return the context whose processes are forks of one that has loaded torch."""
     context = multiprocessing.get_context("forkserver")
     # torch loads the last two with the first optimizer or mesh, which takes seconds if each rank has to do it.
     modules = ["torch.distributed", "torch.distributed.distributed_c10d", "torch._dynamo", "torch.distributed.tensor"]
@@ -249,9 +250,9 @@ class RankPool:
         self._store, address = _make_store(self._nodes)
         store = (address, self._store.port)
         for rank in range(self.world):
-            ours, theirs = _context().Pipe()
+            ours, theirs = fork_server().Pipe()
             init = (rank, self.world, store, self._backend, self._env[rank], self._init)
-            process = _context().Process(
+            process = fork_server().Process(
                 target=_worker,
                 args=(theirs, *init, self._hosts[rank], self._stack_file(rank)),
                 name=f"rank {rank}",

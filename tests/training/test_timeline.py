@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import backend_of
+from programs import job, run_file
 from ranks import in_ranks, run_ranks
 
 import ourddp
@@ -144,13 +143,12 @@ def test_another_programs_reader_finds_the_same_overlap(tmp_path):
 
 def test_the_benchmark_compares_steps_with_and_without_a_timeline():
     benchmark = Path(__file__).resolve().parents[2] / "benchmarks" / "timeline.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(benchmark)]
-    result = subprocess.run(
-        [*command, "--rounds=2", "--steps=2", "--width=16"], capture_output=True, text=True, timeout=100, check=False
-    )
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ends = run_file(benchmark, "--rounds=2", "--steps=2", "--width=16", each=job(2, store))
+    output = "".join(text for _, text in ends)
     # With so small a model recording is no small part of a step.
-    assert re.search(r"without a timeline [\d.]+ ms, with one [\d.]+ ms", result.stdout), result.stderr
-    assert re.search(r"^[1-9]\d* events a step and rank$", result.stdout, re.MULTILINE)
+    assert re.search(r"without a timeline [\d.]+ ms, with one [\d.]+ ms", output), output
+    assert re.search(r"^[1-9]\d* events a step and rank$", output, re.MULTILINE)
 
 
 def cut_off(rank: int, world: int, path: Path) -> None:
