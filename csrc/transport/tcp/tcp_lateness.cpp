@@ -10,8 +10,6 @@ int64_t microseconds_since(Clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - time).count();
 }
 
-constexpr int64_t kBeforeThisRank = -1;
-
 }  // namespace
 
 void TcpLateness::begin(Arrivals* arrivals, Clock::time_point called) {
@@ -49,8 +47,7 @@ void TcpLateness::hear(const FrameHeader& header) {
     const bool is_other =
         arrived.rank < static_cast<uint32_t>(size_) && arrived.rank != static_cast<uint32_t>(own_rank_);
     if (!is_other) continue;
-    const int64_t at = sent - int64_t{arrived.us_ago};
-    arrivals_->note(static_cast<int>(arrived.rank), began_ ? at : std::min<int64_t>(at, kBeforeThisRank));
+    arrivals_->note(static_cast<int>(arrived.rank), sent - int64_t{arrived.us_ago});
   }
 }
 

@@ -13,9 +13,9 @@ namespace ours {
 /// lateness; of a slow link, each end takes the other one to be late.
 ///
 /// A frame tells more about the time when it is noticed than about the time when it came, unless this rank had just
-/// looked and found nothing. Other frames count only if they were there when the call began here, since those that they
-/// name then came before this rank. How long before can be told if both ranks have made a call before this one: calls
-/// end on all ranks at about the same time. Used with the mesh's lock held.
+/// looked and found nothing. Others count only until this rank has first done so, since they may have been there when
+/// it made the call. When they were sent can be told if both ranks have made a call before this one: calls end on all
+/// ranks at about the same time. Used with the mesh's lock held.
 class TcpLateness {
  public:
   TcpLateness(int own_rank, int size) : own_rank_(own_rank), size_(size) {}
