@@ -24,7 +24,7 @@ class Checkpointer:
     any of these, and by another number of ranks. The ranks write it together, so they have to share the file system.
     A checkpoint is a folder ``step-N`` in the format of torch.distributed.checkpoint. It appears under this name when
     it is whole and on the disk: whatever dies meanwhile, the ones before it stay. Rank 0 decides what is saved, loaded
-    and removed.
+    and removed. Only one job at a time may save into a folder; others can load from it meanwhile.
 
     - ``keep`` is the number of the last checkpoints that stay; None: all. The best one stays as well.
     - With ``save_best_only`` only a checkpoint whose metric is better than those of all others is saved.
@@ -55,7 +55,7 @@ class Checkpointer:
         self._best_only = save_best_only
         self._group = process_group
         self._folder = CheckpointFolder(Path(folder), 1 if mode == "max" else -1)
-        self._on_rank_0(f"the folder {folder} cannot be used", self._folder.tidy)
+        self._on_rank_0(f"the folder {folder} cannot be used", self._folder.make)
 
     def steps(self) -> dict[int, float | None]:
         """Return the steps of the checkpoints in the folder, ascending, with their metrics. Not collective."""
@@ -130,7 +130,7 @@ class Checkpointer:
         if step is None:
             return None
         what = f"the checkpoint of step {step} was not loaded from {self._folder.path}"
-        path = self._folder.of(step)
+        path = self._folder.source(step)
         state = self._together(what, lambda: _state(model, optimizer, others))
         self._by_dcp(what, lambda: dcp.load(state, checkpoint_id=path, process_group=self._group))
         self._together(what, lambda: _set_state(model, optimizer, others, state))

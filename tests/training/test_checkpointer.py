@@ -151,6 +151,33 @@ def test_a_step_that_is_saved_again_is_replaced(rank: int, world: int, tmp_path:
     assert torch.equal(weights(other), weights(model))
 
 
+class Visited:
+    """Lets another job load from the folder while a checkpoint is being written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.found: int | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        assert (self._folder / ".step-2.temporary").is_dir()
+        self.found = Checkpointer(self._folder).load(training("plain", seed=1)[0])
+        return {"value": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+@in_ranks(2)
+def test_a_job_that_loads_leaves_alone_what_another_one_is_writing(rank: int, world: int, tmp_path: Path) -> None:
+    model, _ = training("plain", seed=0)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, model)
+    visited = Visited(tmp_path)
+    checkpointer.save(2, model, visited=visited)
+    assert visited.found == 1
+    assert names(tmp_path) == ["step-1", "step-2"]
+
+
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
