@@ -12,6 +12,7 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ class RankShare:
     """How one rank spends a step, in milliseconds; means over the steps.
 
     ``compute`` and ``exposed`` make up ``step``. Of the exposed communication, ``peers`` is the wait until all ranks of
-    a node have arrived, and the rest is spent on data. ``busy`` is the time in which buckets were being reduced, and
-    ``hidden`` the part of it, 0 to 1, that ran while gradients were computed.
+    a node have arrived, and the rest is spent on data and, with several nodes, on waiting for ranks of others. ``busy``
+    is the time in which buckets were being reduced, and ``hidden`` the part of it, 0 to 1, that ran while gradients
+    were computed.
     """
 
     rank: int
@@ -43,10 +45,14 @@ class RankShare:
 
 @dataclass(frozen=True)
 class TraceReport:
-    """What a timeline tells. ``steps`` is the number of steps that were seen whole on all ranks."""
+    """What a timeline tells. ``steps`` is the number of steps that were seen whole on all ranks.
+
+    With ``several_nodes`` it does not tell who is late: no event tells the wait for another node from its data.
+    """
 
     steps: int
     ranks: tuple[RankShare, ...]
+    several_nodes: bool = False
 
     @property
     def step(self) -> float:
@@ -59,13 +65,15 @@ class TraceReport:
         return statistics.mean(rank.compute for rank in self.ranks) / self.step if self.step > 0 else 0.0
 
     @property
-    def last(self) -> RankShare:
-        """The rank that waits least for its peers, as they wait for it."""
-        return min(self.ranks, key=lambda rank: rank.peers)
+    def last(self) -> RankShare | None:
+        """The rank that waits least for its peers, as they wait for it; None with several nodes."""
+        return None if self.several_nodes else min(self.ranks, key=lambda rank: rank.peers)
 
     @property
-    def lateness(self) -> float:
-        """Milliseconds of a step by which that rank is later than the second last."""
+    def lateness(self) -> float | None:
+        """Milliseconds of a step by which that rank is later than the second last; None with several nodes."""
+        if self.several_nodes:
+            return None
         waits = sorted(rank.peers for rank in self.ranks)
         return waits[1] - waits[0] if len(waits) > 1 else 0.0
 
@@ -81,13 +89,20 @@ class TraceReport:
         count = len(self.ranks)
         exposed = statistics.mean(rank.exposed for rank in self.ranks)
         peers = min(exposed, statistics.mean(rank.peers for rank in self.ranks))
-        parts = [(peers, "waiting for ranks that arrive later"), (exposed - peers, "moving and reducing data")]
+        later, data = "waiting for ranks that arrive later", "moving and reducing data"
+        if self.several_nodes:
+            later, data = "waiting for later ranks of the same node", f"{data}, and waiting for other nodes"
+        parts = [(peers, later), (exposed - peers, data)]
         losses = ", ".join(f"{_share(ms, self.step)} {what}" for ms, what in sorted(parts, reverse=True))
         told = [
             f"A step takes {self.step:.2f} ms (mean of {self.steps}). Ranks compute for {self.efficiency:.0%} of it: "
             f"{count} ranks do the work of {count * self.efficiency:.1f}. Lost on average: {losses}."
         ]
-        if self.lateness > _NOTABLE * self.step:
+        if self.several_nodes:
+            told.append(
+                "Which rank the others wait for is not in the timelines of several nodes: ourddp.stats() knows."
+            )
+        elif self.last and self.lateness and self.lateness > _NOTABLE * self.step:
             told.append(
                 f"Rank {self.last.rank} arrives last: without its lateness a step would take {self.lateness:.2f} ms "
                 f"({self.lateness / self.step:.0%}) less. Does it get more data, or a slower or shared processor?"
@@ -132,13 +147,20 @@ def analyse(ranks: Sequence[Rank]) -> TraceReport:
     # Of the first step, ranks start at different times, and buckets may be rebuilt after it.
     common = sorted(set.intersection(*(set(steps) for steps in windows.values())))
     common = common[1:] if len(common) > 2 else common
-    return TraceReport(len(common), tuple(_share_of(rank, [windows[rank.number][i] for i in common]) for rank in ranks))
+    shares = tuple(_share_of(rank, [windows[rank.number][i] for i in common]) for rank in ranks)
+    return TraceReport(len(common), shares, several_nodes=any(rank.named("wire") for rank in ranks))
 
 
 def _steps(rank: Rank) -> dict[int, Interval]:
-    """Return when each step was, by iteration; without a model, the whole timeline as step 0."""
-    begins = {event.facts["iteration"]: event.begin for event in rank.named("forward")}
-    steps = {i: (begin, begins[i + 1]) for i, begin in begins.items() if i + 1 in begins}
+    """Return when each step was, by iteration; without a model, the whole timeline as step 0.
+
+    A step lasts until the next recorded one. A DistributedOptimizer has backwards alone, each of which lasts from the
+    end of the one before.
+    """
+    begins: dict[int, float] = {}
+    for event in rank.named("forward") or rank.named("backward"):
+        begins.setdefault(event.facts["iteration"], event.begin)  # of several models, the first one's
+    steps = {one: (begins[one], begins[other]) for one, other in pairwise(sorted(begins))}
     if steps:
         return steps
     return {0: (rank.events[0].begin, max(event.end for event in rank.events))}
@@ -146,7 +168,8 @@ def _steps(rank: Rank) -> dict[int, Interval]:
 
 def _share_of(rank: Rank, steps: list[Interval]) -> RankShare:
     in_model = union(event.interval for event in rank.named("exposed communication"))
-    backwards = union(event.interval for event in rank.named("backward"))
+    # Without a forward a backward is no more than the time since the one before.
+    backwards = union(event.interval for event in rank.named("backward")) if rank.named("forward") else []
     by_hand = [
         event.interval
         for event in rank.events
@@ -219,7 +242,7 @@ def _plain(report: TraceReport) -> dict[str, Any]:
     return {
         **dataclasses.asdict(report),
         **{name: getattr(report, name) for name in derived},
-        "last": report.last.rank,
+        "last": report.last.rank if report.last else None,
         "sentences": report.sentences(),
     }
 
@@ -236,7 +259,10 @@ def _picture(report: TraceReport) -> bytes:
     parts = {
         "compute": ([one.compute for one in report.ranks], "#4c72b0"),
         "wait for peers": ([one.peers for one in report.ranks], "#dd8452"),
-        "data": ([max(0.0, one.exposed - one.peers) for one in report.ranks], "#c44e52"),
+        ("data, and other nodes" if report.several_nodes else "data"): (
+            [max(0.0, one.exposed - one.peers) for one in report.ranks],
+            "#c44e52",
+        ),
     }
     for label, (values, colour) in parts.items():
         axes.barh(names, values, left=left, label=label, color=colour)
