@@ -139,13 +139,20 @@ def _share(ms: float, step: float) -> str:
 
 
 def analyse(ranks: Sequence[Rank]) -> TraceReport:
-    """Return the report on a timeline that ``load`` has read. Raises ValueError if there is nothing in it."""
+    """Return the report on a timeline that ``load`` has read.
+
+    Raises ValueError if there is nothing in it, or the ranks have no step in common.
+    """
     ranks = [rank for rank in ranks if rank.events]
     if not ranks:
         raise ValueError("the timeline is empty: it ended before a collective or a backward did")
     windows = {rank.number: _steps(rank) for rank in ranks}
     # Of the first step, ranks start at different times, and buckets may be rebuilt after it.
     common = sorted(set.intersection(*(set(steps) for steps in windows.values())))
+    if not common:
+        without = [str(number) for number, steps in windows.items() if 0 in steps]
+        who = f" (rank {', '.join(without)} recorded no two steps of a model)" if without else ""
+        raise ValueError(f"the ranks have no step in common{who}: let all of them record the same steps, at least two")
     common = common[1:] if len(common) > 2 else common
     shares = tuple(_share_of(rank, [windows[rank.number][i] for i in common]) for rank in ranks)
     return TraceReport(len(common), shares, several_nodes=any(rank.named("wire") for rank in ranks))

@@ -34,7 +34,7 @@ def write(path: Path, ranks: list[float], steps: int = 6, end: str = "]\n", loca
         here = max(ranks[rank // local * local :][:local]) if local else last
         lines.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}})
         lines.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": 100, "args": {"name": "main"}})
-        for i in range(steps):
+        for i in range(1, steps + 1):
             began = i * STEP
             done = began + last + 500
             lines += [
@@ -140,6 +140,13 @@ def test_the_steps_of_an_optimizer_are_told_apart_by_their_backwards(tmp_path):
     assert found.steps == 3
     [one] = found.ranks
     assert (one.step, one.exposed, one.compute) == pytest.approx((10, 2.5, 7.5))
+
+
+def test_ranks_without_a_step_in_common_are_no_report(tmp_path):
+    lines = [*named(0), *named(1), event(1, "forward", "step", STEP, 4000, iteration=1)]
+    lines += [event(0, "forward", "step", i * STEP, 4000, iteration=i) for i in range(1, 4)]
+    with pytest.raises(ValueError, match=r"no step in common \(rank 1 recorded no two steps of a model\): let all"):
+        report(write_lines(tmp_path / "trace.json", lines))
 
 
 def test_a_step_lasts_until_the_next_one_that_was_recorded(tmp_path):
