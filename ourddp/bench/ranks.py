@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -86,7 +87,12 @@ def _finished(action: Any, device: str) -> Any:
 def use_device(ranks: harness.Ranks) -> None:
     """Give this rank its device."""
     if ranks.plan["device"] == "cuda":
-        torch.cuda.set_device(ranks.rank % torch.cuda.device_count())
+        torch.cuda.set_device(own_device())
+
+
+def own_device() -> int:
+    """Return the index of this rank's device among those that it sees; ranks of a node share them out."""
+    return int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
 
 
 def main() -> None:
