@@ -18,6 +18,7 @@ import random
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -82,13 +83,18 @@ def start(main: Callable[[], int], rank_main: Callable[[], None]) -> None:
 
 
 def find_mpirun() -> str | None:
-    """Return the path of an mpirun that mpi4py can be used with, or None if either is missing."""
+    """Return the path of Open MPI's mpirun, for mpi4py; None if either is missing, or mpirun is another MPI's."""
     try:
         import mpi4py  # noqa: F401
     except ImportError:
         return None
     beside_python = Path(sys.executable).with_name("mpirun")
-    return str(beside_python) if beside_python.exists() else shutil.which("mpirun")
+    found = str(beside_python) if beside_python.exists() else shutil.which("mpirun")
+    if found is None:
+        return None
+    # The flags below are Open MPI's.
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    return found if "Open MPI" in said or "OpenRTE" in said else None
 
 
 def order(count: int, turn: int) -> list[int]:

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import re
 import sys
+import types
 from typing import Any
 
 import mpirun
@@ -19,7 +20,7 @@ from programs import ROOT, job, run_module, run_programs
 from ranks import gloo_group, in_ranks
 
 from ourddp.__main__ import main
-from ourddp.bench import collectives, command
+from ourddp.bench import collectives, command, harness
 from ourddp.bench.operations import OPERATIONS, Buffers
 from ourddp.bench.ranks import own_device
 from ourddp.joining import Launch
@@ -204,6 +205,16 @@ def test_mpi_needs_mpi4py_and_processes_of_mpi(monkeypatch):
     assert [command.has_mpi(place, {"PMIX_RANK": "0"}) for place in places] == [True, True, True, False]
     found.clear()
     assert not any(command.has_mpi(place, {"PMIX_RANK": "0"}) for place in places)
+
+
+@pytest.mark.parametrize(("said", "usable"), [("mpirun (Open MPI) 5.0.11", True), ("HYDRA build details:", False)])
+def test_only_the_mpirun_of_open_mpi_is_used(said, usable, tmp_path, monkeypatch):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\necho '{said}'\n")
+    mpirun.chmod(0o755)
+    monkeypatch.setitem(sys.modules, "mpi4py", types.ModuleType("mpi4py"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert harness.find_mpirun() == (str(mpirun) if usable else None)
 
 
 def test_a_launcher_says_how_many_ranks_there_are():
