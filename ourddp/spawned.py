@@ -115,4 +115,5 @@ def _run_in_group(rank: int, call: Call, folder: str) -> None:
     result = pickle.loads(call.fn)(*pickle.loads(call.args))
     if call.keep is None or rank < call.keep:
         Path(folder, f"result-{rank}").write_bytes(call.dumps(result))
-    dist.destroy_process_group()
+    if dist.is_initialized():  # the function may have left it
+        dist.destroy_process_group()
