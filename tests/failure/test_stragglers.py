@@ -128,6 +128,14 @@ def test_prometheus_reads_the_metrics(rank, world):
         urllib.request.urlopen(url, timeout=30)
 
 
+@in_ranks(2)
+def test_a_visitor_who_says_nothing_is_not_waited_for(rank, world):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics_server._Handler, "timeout", 0.1)
+        with socket.create_connection(("127.0.0.1", ourddp.serve_metrics(0)), timeout=30) as visitor:
+            assert visitor.recv(1) == b""
+
+
 DEBUGGED = """
 import sys, time, urllib.request, torch, torch.distributed as dist
 from torch.distributed.debug import start_debug_server, stop_debug_server
