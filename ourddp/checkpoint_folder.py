@@ -85,8 +85,8 @@ class CheckpointFolder:
         """Remove what was written since begin(), as far as possible."""
         shutil.rmtree(self.temporary(step), ignore_errors=True)
 
-    def commit(self, step: int, metric: float | None, keep: int | None) -> None:
-        """Let the checkpoint appear under its name; then remove all but the last ``keep`` ones and the best one."""
+    def commit(self, step: int, metric: float | None) -> None:
+        """Let the checkpoint appear under its name."""
         temporary, final, replaced = self.temporary(step), self.of(step), self._aside(step, "replaced")
         with (temporary / FACTS).open("w") as file:
             json.dump({"step": step, "metric": metric}, file)
@@ -95,14 +95,21 @@ class CheckpointFolder:
         _sync(temporary)
         if final.exists():
             final.rename(replaced)
-        temporary.rename(final)
+        try:
+            temporary.rename(final)
+        except OSError:
+            if replaced.exists():
+                replaced.rename(final)
+            raise
         _sync(self.path)
         shutil.rmtree(replaced, ignore_errors=True)
-        if keep is not None:
-            best = self.best()
-            for old in list(self.steps())[:-keep]:
-                if old != best:
-                    self._remove(old)
+
+    def prune(self, keep: int) -> None:
+        """Remove all checkpoints but the last ``keep`` ones and the best one."""
+        best = self.best()
+        for old in list(self.steps())[:-keep]:
+            if old != best:
+                self._remove(old)
 
     def _merits(self) -> dict[int, float]:
         """Return the steps that have a metric, ascending, each with a number that is larger for a better one."""

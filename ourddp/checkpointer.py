@@ -77,7 +77,7 @@ class Checkpointer:
         checkpoint of the same step is replaced.
 
         Raises RuntimeError, on all ranks, if anything fails on one of them, or they pass different steps; the message
-        gives the ranks, and checkpoints from before stay.
+        gives the ranks, and checkpoints from before stay. If only the removal of older ones fails, it says so.
         """
         import torch.distributed.checkpoint as dcp  # takes longer to load than the rest of the package
 
@@ -97,11 +97,15 @@ class Checkpointer:
             self._on_rank_0(what, lambda: self._folder.begin(step))
             state = self._together(what, lambda: _state(model, optimizer, others))
             self._by_dcp(what, lambda: dcp.save(state, checkpoint_id=temporary, process_group=self._group))
-            self._on_rank_0(what, lambda: self._folder.commit(step, _as_number(metric), self._keep))
+            self._on_rank_0(what, lambda: self._folder.commit(step, _as_number(metric)))
         except RuntimeError:
             if dist.get_rank(self._group) == 0:
                 self._folder.discard(step)
             raise
+        if self._keep is not None:
+            keep = self._keep
+            what = f"the checkpoint of step {step} was saved, but not all older ones could be removed"
+            self._on_rank_0(what, lambda: self._folder.prune(keep))
         return self._folder.of(step)
 
     def load(

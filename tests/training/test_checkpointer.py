@@ -223,6 +223,44 @@ def test_a_failure_on_one_rank_is_raised_on_all_and_leaves_what_there_was(
 
 
 @in_ranks(2)
+def test_old_checkpoints_that_cannot_be_removed_do_not_hide_that_the_new_one_is_saved(
+    rank: int, world: int, tmp_path: Path
+) -> None:
+    model, _ = training("plain", seed=0)
+    checkpointer = Checkpointer(tmp_path, keep=1)
+    checkpointer.save(1, model)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("busy")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpointer._folder, "_remove", refuse)
+        with pytest.raises(RuntimeError, match=r"step 2 was saved, but not all older ones .*: rank 0: OSError: busy"):
+            checkpointer.save(2, model)
+    assert names(tmp_path) == ["step-1", "step-2"]
+
+
+@in_ranks(2)
+def test_a_step_whose_replacement_fails_stays(rank: int, world: int, tmp_path: Path) -> None:
+    model, _ = training("plain", seed=0)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, model)
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if self.name == ".step-1.temporary":
+            raise OSError("no")
+        return rename(self, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        with pytest.raises(RuntimeError, match="step 1 was not saved: rank 0: OSError: no"):
+            checkpointer.save(1, model)
+        dist.barrier()  # rank 0 has removed what was written
+    assert names(tmp_path) == ["step-1"]
+
+
+@in_ranks(2)
 def test_what_cannot_be_loaded_is_an_error_on_all_ranks(rank: int, world: int, tmp_path: Path) -> None:
     model, optimizer = training("plain", seed=0)
     checkpointer = Checkpointer(tmp_path)
