@@ -229,18 +229,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Print the report. Raises ValueError, with what to do, if it cannot be made."""
+    """Print the report. Raises ValueError, with what to do, if it cannot be made or written."""
     try:
         report = analyse(load(chosen.timelines))
     except OSError as error:
         raise ValueError(f"cannot read the timeline: {error}") from None
     print(json.dumps(_plain(report), indent=1) if chosen.json else report)
-    if chosen.png:
-        chosen.png.write_bytes(_picture(report))
-    if chosen.html:
-        chosen.html.write_text(_page(report))
-    if chosen.tensorboard:
-        _to_tensorboard(report, chosen.tensorboard)
+    try:
+        if chosen.png:
+            chosen.png.write_bytes(_picture(report))
+        if chosen.html:
+            chosen.html.write_text(_page(report))
+        if chosen.tensorboard:
+            _to_tensorboard(report, chosen.tensorboard)
+    except OSError as error:
+        raise ValueError(f"the report cannot be written there: {error}") from None
+    except ImportError as error:
+        raise ValueError(
+            f"--png needs matplotlib, and --tensorboard needs tensorboard: pip install them ({error})"
+        ) from None
     return 0
 
 
@@ -255,10 +262,9 @@ def _plain(report: TraceReport) -> dict[str, Any]:
 
 
 def _picture(report: TraceReport) -> bytes:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("a picture needs matplotlib: pip install matplotlib") from None
+    """Return a PNG; ImportError without matplotlib."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 1.2 + 0.4 * len(report.ranks)), layout="constrained")
     axes = figure.subplots()
     names = [f"rank {one.rank}" for one in report.ranks]
@@ -285,7 +291,7 @@ def _picture(report: TraceReport) -> bytes:
 def _page(report: TraceReport) -> str:
     try:
         picture = f'<img alt="" src="data:image/png;base64,{base64.b64encode(_picture(report)).decode()}">'
-    except ValueError:
+    except ImportError:
         picture = ""  # the table says the same
     said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in report.sentences())
     titles = ("rank", "step, ms", "compute", "exposed", "of that, peers", "reductions", "hidden")
@@ -300,10 +306,8 @@ def _page(report: TraceReport) -> str:
 
 
 def _to_tensorboard(report: TraceReport, folder: Path) -> None:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError("this needs TensorBoard: pip install tensorboard") from None
+    from torch.utils.tensorboard import SummaryWriter  # ImportError without tensorboard
+
     with SummaryWriter(str(folder)) as writer:
         writer.add_scalar("ours/efficiency", report.efficiency)
         for one in report.ranks:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ourddp import trace_file, trace_report
+from ourddp.__main__ import main
 
 STEP = 10_000.0  # microseconds
 
@@ -182,6 +183,35 @@ def test_the_command_prints_and_writes_the_report(tmp_path):
     text = page.read_text()
     assert "without its lateness a step would take 2.00 ms" in text
     assert "data:image/png;base64," in text
+
+
+@pytest.mark.parametrize("way", ["--html", "--png", "--tensorboard"])
+def test_files_that_cannot_be_written_are_named_in_a_sentence(tmp_path, way, capsys):
+    if way != "--html":
+        pytest.importorskip({"--png": "matplotlib", "--tensorboard": "tensorboard"}[way])
+    (tmp_path / "file").touch()
+    trace, target = write(tmp_path / "trace.json", [6000, 8000]), tmp_path / "file" / "below"
+    assert main(["report", str(trace), way, str(target)]) == 1
+    told = capsys.readouterr()
+    assert told.out.startswith("A step takes")
+    assert told.err.startswith("the report cannot be written there: ")
+    assert len(told.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "way", "status", "said"),
+    [
+        ("matplotlib.figure", "--png", 1, "--png needs matplotlib"),
+        ("matplotlib.figure", "--html", 0, ""),
+        ("torch.utils.tensorboard", "--tensorboard", 1, "--tensorboard needs tensorboard"),
+    ],
+)
+def test_what_is_not_installed_is_named(tmp_path, module, way, status, said, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    trace = write(tmp_path / "trace.json", [6000, 8000])
+    assert main(["report", str(trace), way, str(tmp_path / "there")]) == status
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "there").exists() == (status == 0)
 
 
 @pytest.mark.parametrize(
