@@ -149,7 +149,12 @@ def test_the_benchmark_compares_steps_with_and_without_a_timeline():
         [*command, "--rounds=2", "--steps=2", "--width=16"], capture_output=True, text=True, timeout=100, check=False
     )
     # With so small a model recording is no small part of a step.
-    assert re.search(r"without a timeline [\d.]+ ms, with one [\d.]+ ms", result.stdout), result.stderr
+    said = re.search(r"without a timeline ([\d.]+) ms, with one ([\d.]+) ms: ([+-][\d.]+)%", result.stdout)
+    assert said, result.stderr
+    off, on, cost = map(float, said.groups())
+    assert cost == pytest.approx(100 * (on / off - 1), abs=0.5)
+    # What it judges is what it shows.
+    assert (result.returncode == 1) == (cost >= 2) or cost == 2
     assert re.search(r"^[1-9]\d* events a step and rank$", result.stdout, re.MULTILINE)
 
 
