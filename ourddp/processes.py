@@ -16,11 +16,17 @@ import torch.distributed as dist
 
 GRACE = 10.0  # seconds that the other ranks have to end by themselves after one of them failed
 TO_END = 5.0  # seconds between asking a process to end, and killing it
+MOST_STARTED = 8  # ranks that a command starts unless it is told how many
 
 
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def default_ranks() -> int:
+    """Return how many ranks a command starts here unless it is told: one for each core, 2 to MOST_STARTED."""
+    return min(MOST_STARTED, max(2, cores()))
 
 
 def threads_for(ranks: int) -> int:

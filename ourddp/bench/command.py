@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         type=int,
         metavar="N",
-        help="without a launcher: how many to start here (default: one a core, 2 to 8)",
+        help=f"without a launcher: how many to start here (default: one a core, 2 to {processes.MOST_STARTED})",
     )
     parser.add_argument("--sizes", default="1K,64K,1M,16M", help="of a rank's larger buffer (default: %(default)s)")
     parser.add_argument(
@@ -156,13 +156,11 @@ def number_of_ranks(asked: int | None, place: joining.Launch) -> int:
     """Return how many ranks measure: those of the job, or how many to start here; ValueError for nonsense."""
     if place.launcher != "none":
         if asked is not None:
-            raise ValueError(
-                f"--ranks is for a machine alone, but {place.launcher} has started this rank: leave it out"
-            )
+            joining.require_no_launcher(place)
         return place.world_size
     if asked is not None and asked < 1:
         raise ValueError("--ranks must be at least 1")
-    return asked or min(8, max(2, processes.cores()))
+    return asked or processes.default_ranks()
 
 
 def peers_of(arguments: argparse.Namespace, place: joining.Launch, ranks: int) -> list[str]:

@@ -40,7 +40,7 @@ MPI_OPTIONS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
 
 def machine() -> str:
     """Return a description of this machine that names no host, as "2-core x86_64 (AMD EPYC, 32 MiB of L3)"."""
-    return f"{len(os.sched_getaffinity(0))}-core {platform.machine()}{_processor()}"
+    return f"{processes.cores()}-core {platform.machine()}{_processor()}"
 
 
 def _processor() -> str:
@@ -128,7 +128,7 @@ def run_ranks(
         command = [sys.executable, *program]
         if mpi:
             # Open MPI yields while it waits if it knows that ranks share cores; it is told, and not left to guess.
-            shared = ranks > len(os.sched_getaffinity(0))
+            shared = ranks > processes.cores()
             environment["OMPI_MCA_mpi_yield_when_idle"] = "1" if shared else "0"
             commands = [[str(find_mpirun()), *MPI_OPTIONS, "-n", str(ranks), *command]]
             environments = [environment]
