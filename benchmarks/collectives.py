@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import scaffold
 import torch
 import torch.distributed as dist
 import zero_copy
@@ -79,7 +80,7 @@ TARGETS = [
 
 def parse_arguments() -> argparse.Namespace:
     """Return the checked command line."""
-    parser = harness.argument_parser(__doc__, seconds=300, of=", per number of ranks", picture=True)
+    parser = scaffold.argument_parser(__doc__, seconds=300, of=", per number of ranks", picture=True)
     parser.add_argument("--ranks", help="numbers of ranks, as 2,4,8; otherwise 4")
     parser.add_argument("--collectives", help="which ones, separated by commas; otherwise all")
     parser.add_argument("--sizes", help="as 4,64K,25M; otherwise --min, four times that, and so on up to --max")
@@ -101,9 +102,9 @@ def parse_arguments() -> argparse.Namespace:
     args.collectives = args.collectives or ",".join(OPERATIONS)
     if args.check:
         args.ranks, args.collectives, args.sizes = "2,4,8", f"all_reduce,{BARE}", args.sizes or CHECK_SIZES
-    harness.require_known(parser, args.collectives, OPERATIONS)
-    harness.require_known(parser, args.peers or "ours", PEERS)
-    harness.require_known(parser, args.ways, reports.WAYS)
+    scaffold.require_known(parser, args.collectives, OPERATIONS)
+    scaffold.require_known(parser, args.peers or "ours", PEERS)
+    scaffold.require_known(parser, args.ways, reports.WAYS)
     if args.reps < 1 or args.time_budget <= 0:
         parser.error("--reps and --time-budget must be positive")
     return args
@@ -137,7 +138,7 @@ def call_of(peer: str, operation: Operation, buffers: Buffers, group: Any) -> Ca
     """Return the peer's call of the collective; NotImplementedError where it has none."""
     if peer != "floor":
         return collectives.call_of(peer, operation, buffers, group)
-    if not operation.is_all_reduce:
+    if operation not in (OPERATIONS["all_reduce"], OPERATIONS[BARE]):
         raise NotImplementedError
     return group.call(buffers)
 
@@ -236,11 +237,11 @@ def main() -> int:
         for earlier in report["runs"]:
             reports.print_collectives(earlier)
     if args.json:
-        reports.write_json(report, args.json)
+        scaffold.write_json(report, args.json)
     if args.plot:
-        reports.plot_collectives(report, args.plot)
+        scaffold.plot_collectives(report, args.plot)
     return 0 if not args.check or check(report) else 1
 
 
 if __name__ == "__main__":
-    harness.start(main, rank_main)
+    scaffold.start(main, rank_main)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gpu_parts as parts
+import scaffold
 import torch
 
 from ourddp.bench import harness
@@ -56,7 +57,7 @@ TARGETS = (
 
 def parse_arguments() -> argparse.Namespace:
     """Return the checked command line."""
-    parser = harness.argument_parser(__doc__, seconds=100)
+    parser = scaffold.argument_parser(__doc__, seconds=100)
     parser.add_argument("--ranks", type=int, default=CHECKED_RANKS, help="how many; they share the GPUs that there are")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--sizes", default=SIZES, help="of all-reduce")
@@ -65,7 +66,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cpu: only to try the program out")
     parser.add_argument("--check", action="store_true", help="measure what TARGETS need, and exit 1 if one is missed")
     args = parser.parse_args()
-    harness.require_known(parser, args.parts, PARTS)
+    scaffold.require_known(parser, args.parts, PARTS)
     if args.check and args.ranks != CHECKED_RANKS:
         parser.error(f"--check is for {CHECKED_RANKS} ranks")
     if args.ranks < 2 or args.time_budget <= 0:
@@ -247,9 +248,9 @@ def main() -> int:
         args.parts, args.sizes = ",".join(PARTS), SIZES
     report = measure(args)
     if args.json:
-        reports.write_json(report, args.json)
+        scaffold.write_json(report, args.json)
     return 0 if not args.check or check(report) else 1
 
 
 if __name__ == "__main__":
-    harness.start(main, rank_main)
+    scaffold.start(main, rank_main)

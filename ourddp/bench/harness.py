@@ -1,13 +1,11 @@
 """Ranks for a benchmark: starts them, lets them set off together, times what they do.
 
-A benchmark calls `run_ranks([__file__], plan, ...)`, which starts the same file again in every rank; there it sees
-`is_rank()` and works inside `with Ranks() as ranks`. The plan, any JSON value, reaches every rank, and what rank 0 puts
-into `ranks.report` comes back as the result.
+`run_ranks(["-m", module], plan, ...)` runs a program in every rank, which works inside `with Ranks() as ranks`. The
+plan, any JSON value, reaches every rank, and what rank 0 puts into `ranks.report` comes back as the result.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import gc
 import json
@@ -22,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,36 +50,6 @@ def _processor() -> str:
     return f" ({', '.join(facts)})" if facts else ""
 
 
-def argument_parser(doc: str, *, seconds: float, of: str = "", picture: bool = False) -> argparse.ArgumentParser:
-    """Return a parser with the flags for how long to measure, by default `seconds` `of` something, and for the results.
-
-    Its help begins with the first paragraph of `doc`.
-    """
-    parser = argparse.ArgumentParser(
-        description=doc.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--time-budget", type=float, default=seconds, help=f"seconds of measuring, about{of}")
-    parser.add_argument("--machine", default=machine(), help="what the results say they were measured on")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
-    if picture:
-        parser.add_argument("--plot", type=Path, metavar="PATH", help="write a picture (PNG, SVG or PDF) there")
-    return parser
-
-
-def require_known(parser: argparse.ArgumentParser, chosen: str, known: Collection[str]) -> None:
-    """End the program unless each of `chosen`, separated by commas, is known."""
-    unknown = set(chosen.split(",")) - set(known)
-    if unknown:
-        parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
-
-
-def start(main: Callable[[], int], rank_main: Callable[[], None]) -> None:
-    """Run `rank_main` in the ranks that run_ranks started, and otherwise the program, which ends then."""
-    if not is_rank():
-        sys.exit(main())
-    rank_main()
-
-
 def find_mpirun() -> str | None:
     """Return the path of Open MPI's mpirun, for mpi4py; None if either is missing, or mpirun is another MPI's."""
     try:
@@ -100,11 +68,6 @@ def find_mpirun() -> str | None:
 def order(count: int, turn: int) -> list[int]:
     """Return 0 to count - 1 in an order that depends on the turn, so that none always comes after the same other."""
     return random.Random(turn).sample(range(count), count)
-
-
-def is_rank() -> bool:
-    """Return whether this process is one of the ranks that run_ranks started."""
-    return FOLDER in os.environ
 
 
 def read_plan() -> Any:

@@ -190,7 +190,8 @@ def test_a_failing_rank_ends_the_benchmark(tmp_path: Path) -> None:
     script.write_text(
         "import sys, time\n"
         "from ourddp.bench import harness\n"
-        "if harness.is_rank():\n"
+        "import scaffold\n"
+        "if scaffold.is_rank():\n"
         "    with harness.Ranks() as ranks:\n"
         "        if ranks.rank == 1:\n"
         "            sys.exit('rank 1 gives up')\n"
