@@ -60,8 +60,10 @@ def plot_collectives(report: dict[str, Any], path: Path) -> None:
         (run, case) for run in report["runs"] for case in reports.cases_of([row for row in run["rows"] if row["size"]])
     ]
     columns = min(4, max(1, len(panels)))
-    rows = max(1, -(-len(panels) // columns))
-    with reports.picture(path, f"Median time of a collective, {reports.source_of(report)}", rows, columns, 3.4) as axes:
+    lines = max(1, -(-len(panels) // columns))
+    with reports.picture(
+        path, f"Median time of a collective, {reports.source_of(report)}", lines, columns, 3.4
+    ) as axes:
         for axis in axes[len(panels) :]:
             axis.axis("off")
         for axis, (run, case) in zip(axes, panels, strict=False):

@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ourddp.bench import collectives, harness, report, steps
 from ourddp.bench.operations import Buffers
@@ -100,7 +99,6 @@ def main() -> None:
     with harness.Ranks() as ranks:
         use_device(ranks)
         ranks.report = measure(ranks)
-        dist.barrier()
 
 
 if __name__ == "__main__":
