@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ import zero_copy
 from ourddp.bench import collectives, harness
 from ourddp.bench import report as reports
 from ourddp.bench.operations import OPERATIONS, Buffers, Operation
+from ourddp.progress import Progress
 
 CHECK_SIZES = "4,64,1K,4K,16K,64K,256K,1M,4M,25M,100M"
 BARE = "process_group_all_reduce"
@@ -152,15 +154,16 @@ def rank_main() -> None:
             groups[peer] = (
                 zero_copy.Floor(ranks, Path(plan["floor"])) if is_floor else collectives.group_of(ranks, peer)
             )
-        for name in plan["collectives"]:
-            for size in plan["sizes"] if name != "barrier" else [0]:
-                buffers = {
-                    peer: group.buffers(size) if peer == "floor" else Buffers.make(ranks.rank, ranks.size, size)
-                    for peer, group in groups.items()
-                }
-                rows.extend(collectives.measure(ranks, groups, (name, size), buffers, call_of))
-                ranks.show(f"{ranks.size} ranks: {name} {reports.show_size(size)}")
-        ranks.show("")
+        cases = [(name, size) for name in plan["collectives"] for size in (plan["sizes"] if name != "barrier" else [0])]
+        shown = Progress(sys.stderr if ranks.rank == 0 else None, "cases")
+        for number, (name, size) in enumerate(cases):
+            shown.show(number, len(cases), f"measuring {name} of {reports.show_size(size)} with {ranks.size} ranks")
+            buffers = {
+                peer: group.buffers(size) if peer == "floor" else Buffers.make(ranks.rank, ranks.size, size)
+                for peer, group in groups.items()
+            }
+            rows.extend(collectives.measure(ranks, groups, (name, size), buffers, call_of))
+        shown.close()
         ranks.report = rows
 
 

@@ -28,6 +28,7 @@ import torch
 
 from ourddp.bench import harness
 from ourddp.bench import report as reports
+from ourddp.progress import Progress
 
 PARTS = ("all_reduce", "ddp")
 SIZES = "64K,1M,16M,100M,256M"
@@ -105,7 +106,6 @@ def rank_main() -> None:
         elif plan["part"] == "all_reduce":
             ranks.report = rank_all_reduce(ranks, accelerator)
         else:
-            ranks.show("training")
             ranks.report = parts.measure_training(ranks, accelerator, plan["variants"], plan["budget"])
 
 
@@ -115,10 +115,12 @@ def rank_all_reduce(ranks: harness.Ranks, accelerator: parts.Accelerator) -> dic
     speed = parts.alone(ranks, lambda: parts.measure_copies(accelerator, plan["copied"]))
     groups = {backend: ranks.group(backend) for backend in plan["backends"]}
     rows = []
-    for size in plan["sizes"]:
-        ranks.show(f"all_reduce of {reports.show_size(size)}")
+    shown = Progress(sys.stderr if ranks.rank == 0 else None)
+    for number, size in enumerate(plan["sizes"]):
+        shown.show(number, len(plan["sizes"]), f"measuring all_reduce of {reports.show_size(size)}")
         budget = plan["budget"] / len(plan["sizes"])
         rows.append(parts.measure_all_reduce(ranks, accelerator, groups, size, budget))
+    shown.close()
     return {"copied_bytes_per_second": speed, "rows": rows}
 
 

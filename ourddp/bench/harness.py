@@ -153,11 +153,6 @@ class Ranks:
         assert group is not None
         return group
 
-    def show(self, text: str) -> None:
-        """Show what is being done, in rank 0's one line of a terminal."""
-        if self.rank == 0 and sys.stderr.isatty():
-            print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
-
     def agree(self, number: int) -> int:
         """Return rank 0's `number` on every rank."""
         box = torch.tensor([number])
