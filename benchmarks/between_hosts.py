@@ -128,7 +128,7 @@ def rank_main() -> None:
     name = f"{host.name}, rank {rank}" if variant.flat else host.name
     node = {"OURS_NODE_ID": name, "OURS_INTERFACE": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
     os.environ.update({**node, **variant.environment})
-    with harness.Ranks() as ranks:
+    with harness.StartedRanks() as ranks:
         group = ranks.group(variant.backend)
         tensor = torch.empty(plan["size"] // 4)
         if variant.in_heap:

@@ -147,7 +147,7 @@ def call_of(peer: str, operation: Operation, buffers: Buffers, group: Any) -> Ca
 
 def rank_main() -> None:
     """Measure what the plan says; rank 0 reports the rows."""
-    with harness.Ranks() as ranks:
+    with harness.StartedRanks() as ranks:
         plan, groups, rows = ranks.plan, {}, []
         for peer in plan["peers"]:
             is_floor = peer == "floor"

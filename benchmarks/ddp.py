@@ -81,7 +81,7 @@ def first_step(model: nn.Module, action: Callable[[], None], path: Path | None, 
 
 def rank_main() -> None:
     """Train as the plan says whenever it is this job's turn; rank 0 reports what was trained."""
-    with harness.Ranks() as ranks:
+    with harness.StartedRanks() as ranks:
         variant, name = ranks.plan["variant"], ranks.plan["model"]
         backend = VARIANTS[variant][1]
         groups = {backend: ranks.group(backend)} if backend else {}

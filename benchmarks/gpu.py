@@ -99,7 +99,7 @@ def describe_device(device: str) -> dict[str, Any]:
 def rank_main() -> None:
     """Measure one part of the plan."""
     plan = harness.read_plan()
-    with harness.Ranks() as ranks:
+    with harness.StartedRanks() as ranks:
         accelerator = parts.Accelerator(plan["device"], ranks.rank)
         if plan["part"] == "nccl":
             ranks.report = parts.why_no_nccl(ranks, accelerator)

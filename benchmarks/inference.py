@@ -52,7 +52,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def rank_main() -> None:
     """Write tokens whenever it is this job's turn; rank 0 reports which they were."""
-    with harness.Ranks() as ranks:
+    with harness.StartedRanks() as ranks:
         variant, layers, compiles = ranks.plan
         shape = inference.Shape(layers=layers)
         part = inference.Part() if variant == "alone" else inference.Part(ranks.rank, ranks.size, ranks.group(variant))

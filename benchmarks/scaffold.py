@@ -1,7 +1,7 @@
 """What the benchmark programs have in common: their flags, their start as a program or as a rank, their files.
 
 A benchmark calls `harness.run_ranks([__file__], plan, ...)`, which starts the same file again in every rank; there
-`start` runs its other function, which works inside `with harness.Ranks() as ranks`.
+`start` runs its other function, which works inside `with harness.StartedRanks() as ranks`.
 """
 
 from __future__ import annotations

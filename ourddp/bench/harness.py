@@ -1,7 +1,7 @@
 """Ranks for a benchmark: starts them, lets them set off together, times what they do.
 
-`run_ranks(["-m", module], plan, ...)` runs a program in every rank, which works inside `with Ranks() as ranks`. The
-plan, any JSON value, reaches every rank, and what rank 0 puts into `ranks.report` comes back as the result.
+`run_ranks(["-m", module], plan, ...)` runs a program in every rank, which works inside `with StartedRanks() as ranks`.
+The plan, any JSON value, reaches every rank, and what rank 0 puts into `ranks.report` comes back as the result.
 """
 
 from __future__ import annotations
@@ -117,35 +117,17 @@ class Ranks:
     The default process group is Gloo's and only controls; what is measured has groups of its own from `group`.
     """
 
-    def __init__(self) -> None:
-        """Join the others, as run_ranks' environment says."""
-        # Open MPI's names first: an outer job's RANK may be in the environment that mpirun hands down.
-        self.rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["RANK"])
-        self.size = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["WORLD_SIZE"])
-        os.environ.update(LOCAL_RANK=str(self.rank), LOCAL_WORLD_SIZE=str(self.size))
-        self._folder = Path(os.environ[FOLDER])
-        self.plan = read_plan()
-        self.report: Any = None
-        torch.set_num_threads(1)
-        self.open_pace(self._folder)
+    def __init__(self, rank: int, size: int) -> None:
+        """Take the number of this rank, and how many there are. A subclass joins them and sets ``plan``."""
+        self.rank, self.size = rank, size
+        self.plan: Any = None
         self._turn = 0
+        torch.set_num_threads(1)
 
     def open_pace(self, folder: Path) -> None:
         """Map the page that all ranks of this machine share."""
         with (folder / "pace").open("r+b") as file:
             self._pace = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
-
-    def __enter__(self) -> Ranks:
-        store = dist.FileStore(str(self._folder / "rendezvous"), self.size)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
-        return self
-
-    def __exit__(self, error: object, *_: object) -> None:
-        if error is None:
-            if self.rank == 0:
-                (self._folder / "report.json").write_text(json.dumps(self.report))
-            dist.barrier()
-            dist.destroy_process_group()
 
     def group(self, backend: str) -> dist.ProcessGroup:
         """Return a new group of all ranks; ValueError if this torch does not know the backend."""
@@ -242,3 +224,31 @@ class Ranks:
         for _ in range(max(1, burst)):
             action()
         return torch.tensor([start, time.perf_counter()], dtype=torch.float64)
+
+
+class StartedRanks(Ranks):
+    """One rank of those that run_ranks has started. What rank 0 puts into ``report`` is what run_ranks returns."""
+
+    def __init__(self) -> None:
+        """Find the others, as run_ranks' environment says."""
+        # Open MPI's names first: an outer job's RANK may be in the environment that mpirun hands down.
+        rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["RANK"])
+        size = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["WORLD_SIZE"])
+        super().__init__(rank, size)
+        os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+        self._folder = Path(os.environ[FOLDER])
+        self.plan = read_plan()
+        self.report: Any = None
+        self.open_pace(self._folder)
+
+    def __enter__(self) -> StartedRanks:
+        store = dist.FileStore(str(self._folder / "rendezvous"), self.size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:
+            if self.rank == 0:
+                (self._folder / "report.json").write_text(json.dumps(self.report))
+            dist.barrier()
+            dist.destroy_process_group()

@@ -17,9 +17,7 @@ class JobRanks(harness.Ranks):
 
     def __init__(self, place: joining.Launch) -> None:
         """Take the rank's place. Whoever makes it sets ``plan``, the same on all ranks, once they have joined."""
-        self.rank, self.size, self.plan, self.report = place.rank, place.world_size, None, None
-        torch.set_num_threads(1)
-        self._turn = 0
+        super().__init__(place.rank, place.world_size)
         self._one_machine = place.local_world_size == place.world_size
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 

@@ -96,7 +96,7 @@ def own_device() -> int:
 
 def main() -> None:
     """Measure as a rank that harness.run_ranks has started."""
-    with harness.Ranks() as ranks:
+    with harness.StartedRanks() as ranks:
         use_device(ranks)
         ranks.report = measure(ranks)
 

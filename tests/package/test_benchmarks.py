@@ -192,7 +192,7 @@ def test_a_failing_rank_ends_the_benchmark(tmp_path: Path) -> None:
         "from ourddp.bench import harness\n"
         "import scaffold\n"
         "if scaffold.is_rank():\n"
-        "    with harness.Ranks() as ranks:\n"
+        "    with harness.StartedRanks() as ranks:\n"
         "        if ranks.rank == 1:\n"
         "            sys.exit('rank 1 gives up')\n"
         "        ranks.together()\n"
