@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ourddp import trace_file, trace_report
+from ourddp import trace_analysis, trace_file
 from ourddp.__main__ import main
 
 STEP = 10_000.0  # microseconds
@@ -52,8 +52,8 @@ def write(path: Path, ranks: list[float], steps: int = 6, end: str = "]\n", loca
     return path
 
 
-def report(*paths: Path) -> trace_report.TraceReport:
-    return trace_report.analyse(trace_file.load(paths))
+def report(*paths: Path) -> trace_analysis.TraceReport:
+    return trace_analysis.analyse(trace_file.load(paths))
 
 
 def test_the_report_says_who_is_late_and_what_that_costs(tmp_path):
