@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import scaffold
 import torch
 import torch.distributed as dist
 import turns
@@ -97,7 +98,7 @@ MOST_EXTRA_BYTES = 0.03  # of what hosts must send
 
 def parse_arguments() -> argparse.Namespace:
     """Return the checked command line."""
-    parser = harness.argument_parser(__doc__, seconds=20, of=", per row")
+    parser = scaffold.argument_parser(__doc__, seconds=20, of=", per row")
     parser.add_argument("--hosts", default="2", help="numbers of hosts, as 2,4")
     parser.add_argument("--local", type=int, default=2, help="ranks on each host")
     parser.add_argument("--mbit", default="1000", help="rates of links in Mbit/s, 0 for no limit, as 1000,0")
@@ -111,7 +112,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--variants", default=",".join(DEFAULT_VARIANTS), help=f"of {', '.join(VARIANTS)}")
     parser.add_argument("--check", action="store_true", help="measure what TARGETS need, and exit 1 if one is missed")
     args = parser.parse_args()
-    harness.require_known(parser, args.variants, VARIANTS)
+    scaffold.require_known(parser, args.variants, VARIANTS)
     if args.local < 1 or args.time_budget <= 0:
         parser.error("--local and --time-budget must be positive")
     return args
@@ -127,7 +128,7 @@ def rank_main() -> None:
     name = f"{host.name}, rank {rank}" if variant.flat else host.name
     node = {"OURS_NODE_ID": name, "OURS_INTERFACE": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
     os.environ.update({**node, **variant.environment})
-    with harness.Ranks() as ranks:
+    with harness.StartedRanks() as ranks:
         group = ranks.group(variant.backend)
         tensor = torch.empty(plan["size"] // 4)
         if variant.in_heap:
@@ -307,9 +308,9 @@ def main() -> int:
     rows = measure_all(shapes, args)
     if args.json:
         report = {"machine": args.machine, "torch": torch.__version__, "rows": rows}
-        reports.write_json(report, args.json)
+        scaffold.write_json(report, args.json)
     return 0 if not args.check or check(rows) else 1
 
 
 if __name__ == "__main__":
-    harness.start(main, rank_main)
+    scaffold.start(main, rank_main)

@@ -24,12 +24,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import scaffold
 import torch
 import torch.distributed as dist
 import zero_copy
@@ -37,6 +39,7 @@ import zero_copy
 from ourddp.bench import collectives, harness
 from ourddp.bench import report as reports
 from ourddp.bench.operations import OPERATIONS, Buffers, Operation
+from ourddp.progress import Progress
 
 CHECK_SIZES = "4,64,1K,4K,16K,64K,256K,1M,4M,25M,100M"
 BARE = "process_group_all_reduce"
@@ -79,7 +82,7 @@ TARGETS = [
 
 def parse_arguments() -> argparse.Namespace:
     """Return the checked command line."""
-    parser = harness.argument_parser(__doc__, seconds=300, of=", per number of ranks", picture=True)
+    parser = scaffold.argument_parser(__doc__, seconds=300, of=", per number of ranks", picture=True)
     parser.add_argument("--ranks", help="numbers of ranks, as 2,4,8; otherwise 4")
     parser.add_argument("--collectives", help="which ones, separated by commas; otherwise all")
     parser.add_argument("--sizes", help="as 4,64K,25M; otherwise --min, four times that, and so on up to --max")
@@ -101,9 +104,9 @@ def parse_arguments() -> argparse.Namespace:
     args.collectives = args.collectives or ",".join(OPERATIONS)
     if args.check:
         args.ranks, args.collectives, args.sizes = "2,4,8", f"all_reduce,{BARE}", args.sizes or CHECK_SIZES
-    harness.require_known(parser, args.collectives, OPERATIONS)
-    harness.require_known(parser, args.peers or "ours", PEERS)
-    harness.require_known(parser, args.ways, reports.WAYS)
+    scaffold.require_known(parser, args.collectives, OPERATIONS)
+    scaffold.require_known(parser, args.peers or "ours", PEERS)
+    scaffold.require_known(parser, args.ways, reports.WAYS)
     if args.reps < 1 or args.time_budget <= 0:
         parser.error("--reps and --time-budget must be positive")
     return args
@@ -137,29 +140,30 @@ def call_of(peer: str, operation: Operation, buffers: Buffers, group: Any) -> Ca
     """Return the peer's call of the collective; NotImplementedError where it has none."""
     if peer != "floor":
         return collectives.call_of(peer, operation, buffers, group)
-    if not operation.is_all_reduce:
+    if operation not in (OPERATIONS["all_reduce"], OPERATIONS[BARE]):
         raise NotImplementedError
     return group.call(buffers)
 
 
 def rank_main() -> None:
     """Measure what the plan says; rank 0 reports the rows."""
-    with harness.Ranks() as ranks:
+    with harness.StartedRanks() as ranks:
         plan, groups, rows = ranks.plan, {}, []
         for peer in plan["peers"]:
             is_floor = peer == "floor"
             groups[peer] = (
                 zero_copy.Floor(ranks, Path(plan["floor"])) if is_floor else collectives.group_of(ranks, peer)
             )
-        for name in plan["collectives"]:
-            for size in plan["sizes"] if name != "barrier" else [0]:
-                buffers = {
-                    peer: group.buffers(size) if peer == "floor" else Buffers.make(ranks.rank, ranks.size, size)
-                    for peer, group in groups.items()
-                }
-                rows.extend(collectives.measure(ranks, groups, (name, size), buffers, call_of))
-                ranks.show(f"{ranks.size} ranks: {name} {reports.show_size(size)}")
-        ranks.show("")
+        cases = [(name, size) for name in plan["collectives"] for size in (plan["sizes"] if name != "barrier" else [0])]
+        shown = Progress(sys.stderr if ranks.rank == 0 else None, "cases")
+        for number, (name, size) in enumerate(cases):
+            shown.show(number, len(cases), f"measuring {name} of {reports.show_size(size)} with {ranks.size} ranks")
+            buffers = {
+                peer: group.buffers(size) if peer == "floor" else Buffers.make(ranks.rank, ranks.size, size)
+                for peer, group in groups.items()
+            }
+            rows.extend(collectives.measure(ranks, groups, (name, size), buffers, call_of))
+        shown.close()
         ranks.report = rows
 
 
@@ -236,11 +240,11 @@ def main() -> int:
         for earlier in report["runs"]:
             reports.print_collectives(earlier)
     if args.json:
-        reports.write_json(report, args.json)
+        scaffold.write_json(report, args.json)
     if args.plot:
-        reports.plot_collectives(report, args.plot)
+        scaffold.plot_collectives(report, args.plot)
     return 0 if not args.check or check(report) else 1
 
 
 if __name__ == "__main__":
-    harness.start(main, rank_main)
+    scaffold.start(main, rank_main)

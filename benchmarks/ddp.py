@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import scaffold
 import torch
 import torch.distributed as dist
 import turns
@@ -41,7 +42,7 @@ DEFAULT_VARIANTS = ("local", "torch+gloo", "torch+ours", "ourddp+ours")
 
 def parse_arguments() -> argparse.Namespace:
     """Return the checked command line."""
-    parser = harness.argument_parser(__doc__, seconds=120, of=", per number of ranks", picture=True)
+    parser = scaffold.argument_parser(__doc__, seconds=120, of=", per number of ranks", picture=True)
     parser.add_argument("--ranks", default="4", help="numbers of ranks, as 2,4")
     parser.add_argument("--models", default="mlp,cnn,transformer", help=f"of {', '.join(MODELS)}")
     parser.add_argument(
@@ -58,8 +59,8 @@ def parse_arguments() -> argparse.Namespace:
     if args.variants is None:
         installed = importlib.util.find_spec("ourddp") is not None
         args.variants = ",".join(name for name in DEFAULT_VARIANTS if installed or "our" not in name)
-    harness.require_known(parser, args.models, MODELS)
-    harness.require_known(parser, args.variants, VARIANTS)
+    scaffold.require_known(parser, args.models, MODELS)
+    scaffold.require_known(parser, args.variants, VARIANTS)
     if args.reps < 1 or args.time_budget <= 0:
         parser.error("--reps and --time-budget must be positive")
     return args
@@ -80,7 +81,7 @@ def first_step(model: nn.Module, action: Callable[[], None], path: Path | None, 
 
 def rank_main() -> None:
     """Train as the plan says whenever it is this job's turn; rank 0 reports what was trained."""
-    with harness.Ranks() as ranks:
+    with harness.StartedRanks() as ranks:
         variant, name = ranks.plan["variant"], ranks.plan["model"]
         backend = VARIANTS[variant][1]
         groups = {backend: ranks.group(backend)} if backend else {}
@@ -133,7 +134,7 @@ def measure(name: str, variants: list[str], ranks: int, args: argparse.Namespace
 def print_run(run: dict[str, Any]) -> None:
     """Print a table for each model of a run."""
     for row in run["rows"]:
-        reports.print_steps(row, run["ranks"], per_parameter=row["model"] == "many-small")
+        reports.print_steps(row, run["ranks"])
         for variant, size in row.get("chosen_bucket_bytes", {}).items():
             print(f"{variant} chose buckets of {reports.show_size(size)}")
 
@@ -161,11 +162,11 @@ def main() -> int:
         report["runs"].append({"ranks": ranks, "variants": variants, "rows": rows})
         print_run(report["runs"][-1])
     if args.json:
-        reports.write_json(report, args.json)
+        scaffold.write_json(report, args.json)
     if args.plot:
         plot(report, args.plot)
     return 0
 
 
 if __name__ == "__main__":
-    harness.start(main, rank_main)
+    scaffold.start(main, rank_main)

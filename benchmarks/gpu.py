@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import gpu_parts as parts
+import scaffold
 import torch
 
 from ourddp.bench import harness
 from ourddp.bench import report as reports
+from ourddp.progress import Progress
 
 PARTS = ("all_reduce", "ddp")
 SIZES = "64K,1M,16M,100M,256M"
@@ -56,7 +58,7 @@ TARGETS = (
 
 def parse_arguments() -> argparse.Namespace:
     """Return the checked command line."""
-    parser = harness.argument_parser(__doc__, seconds=100)
+    parser = scaffold.argument_parser(__doc__, seconds=100)
     parser.add_argument("--ranks", type=int, default=CHECKED_RANKS, help="how many; they share the GPUs that there are")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--sizes", default=SIZES, help="of all-reduce")
@@ -65,7 +67,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cpu: only to try the program out")
     parser.add_argument("--check", action="store_true", help="measure what TARGETS need, and exit 1 if one is missed")
     args = parser.parse_args()
-    harness.require_known(parser, args.parts, PARTS)
+    scaffold.require_known(parser, args.parts, PARTS)
     if args.check and args.ranks != CHECKED_RANKS:
         parser.error(f"--check is for {CHECKED_RANKS} ranks")
     if args.ranks < 2 or args.time_budget <= 0:
@@ -97,14 +99,13 @@ def describe_device(device: str) -> dict[str, Any]:
 def rank_main() -> None:
     """Measure one part of the plan."""
     plan = harness.read_plan()
-    with harness.Ranks() as ranks:
+    with harness.StartedRanks() as ranks:
         accelerator = parts.Accelerator(plan["device"], ranks.rank)
         if plan["part"] == "nccl":
             ranks.report = parts.why_no_nccl(ranks, accelerator)
         elif plan["part"] == "all_reduce":
             ranks.report = rank_all_reduce(ranks, accelerator)
         else:
-            ranks.show("training")
             ranks.report = parts.measure_training(ranks, accelerator, plan["variants"], plan["budget"])
 
 
@@ -114,10 +115,12 @@ def rank_all_reduce(ranks: harness.Ranks, accelerator: parts.Accelerator) -> dic
     speed = parts.alone(ranks, lambda: parts.measure_copies(accelerator, plan["copied"]))
     groups = {backend: ranks.group(backend) for backend in plan["backends"]}
     rows = []
-    for size in plan["sizes"]:
-        ranks.show(f"all_reduce of {reports.show_size(size)}")
+    shown = Progress(sys.stderr if ranks.rank == 0 else None)
+    for number, size in enumerate(plan["sizes"]):
+        shown.show(number, len(plan["sizes"]), f"measuring all_reduce of {reports.show_size(size)}")
         budget = plan["budget"] / len(plan["sizes"])
         rows.append(parts.measure_all_reduce(ranks, accelerator, groups, size, budget))
+    shown.close()
     return {"copied_bytes_per_second": speed, "rows": rows}
 
 
@@ -247,9 +250,9 @@ def main() -> int:
         args.parts, args.sizes = ",".join(PARTS), SIZES
     report = measure(args)
     if args.json:
-        reports.write_json(report, args.json)
+        scaffold.write_json(report, args.json)
     return 0 if not args.check or check(report) else 1
 
 
 if __name__ == "__main__":
-    harness.start(main, rank_main)
+    scaffold.start(main, rank_main)

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import scaffold
 import torch
 import turns
 
@@ -33,7 +34,7 @@ LEAST_ROUNDS = 5
 
 def parse_arguments() -> argparse.Namespace:
     """Return the checked command line."""
-    parser = harness.argument_parser(__doc__, seconds=20, of=", per number of ranks")
+    parser = scaffold.argument_parser(__doc__, seconds=20, of=", per number of ranks")
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks, as 2,4")
     parser.add_argument("--variants", default=",".join(VARIANTS), help=f"of {', '.join(VARIANTS)}")
     parser.add_argument("--layers", type=int, default=4, help="layers of the model")
@@ -45,13 +46,13 @@ def parse_arguments() -> argparse.Namespace:
         "--check", action="store_true", help=f"exit 1 unless ours is {TARGET} times as fast as gloo or more"
     )
     args = parser.parse_args()
-    harness.require_known(parser, args.variants, VARIANTS)
+    scaffold.require_known(parser, args.variants, VARIANTS)
     return args
 
 
 def rank_main() -> None:
     """Write tokens whenever it is this job's turn; rank 0 reports which they were."""
-    with harness.Ranks() as ranks:
+    with harness.StartedRanks() as ranks:
         variant, layers, compiles = ranks.plan
         shape = inference.Shape(layers=layers)
         part = inference.Part() if variant == "alone" else inference.Part(ranks.rank, ranks.size, ranks.group(variant))
@@ -100,9 +101,9 @@ def main() -> int:
             missed = missed or (variant == "ours" and gloo is not None and gloo / token < TARGET)
         reports.print_table(["variant", "a token", "tokens a second", "times gloo"], lines)
     if args.json:
-        reports.write_json({"machine": args.machine, "torch": torch.__version__, "rows": rows}, args.json)
+        scaffold.write_json({"machine": args.machine, "torch": torch.__version__, "rows": rows}, args.json)
     return int(args.check and missed)
 
 
 if __name__ == "__main__":
-    harness.start(main, rank_main)
+    scaffold.start(main, rank_main)

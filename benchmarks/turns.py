@@ -1,8 +1,9 @@
 """Jobs that each have processes of their own, run side by side and take turns.
 
 `run_in_turns([__file__], plans, ...)` starts one job of ranks for each plan; there the file works inside `with
-Ranks() as ranks`, as under `harness.run_ranks`, and ends with `take_turns(ranks, action)`. So all jobs see the same
-machine at the same time, and none sees what another leaves behind in a process: such as its allocator's free lists.
+StartedRanks() as ranks`, as under `harness.run_ranks`, and ends with `take_turns(ranks, action)`. So all jobs see the
+same machine at the same time, and none sees what another leaves behind in a process: such as its allocator's free
+lists.
 """
 
 from __future__ import annotations

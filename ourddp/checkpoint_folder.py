@@ -16,7 +16,7 @@ from pathlib import Path
 __all__ = ["CheckpointFolder"]
 
 FACTS = "checkpoint.json"
-NAME = re.compile(r"step-(\d+)")
+NAME = re.compile(r"step-(\d+)|\.step-(\d+)\.replaced")
 
 
 class CheckpointFolder:
@@ -26,10 +26,14 @@ class CheckpointFolder:
         """``sign`` is 1 if a larger metric is better, and otherwise -1."""
         self.path = path
         self._sign = sign
+        self._is_tidy = False
 
-    def tidy(self) -> None:
-        """Make the folder, and end what a process that died has left half done."""
+    def make(self) -> None:
+        """Make the folder. What is in it may be another process's, which is writing it."""
         self.path.mkdir(parents=True, exist_ok=True)
+
+    def _tidy(self) -> None:
+        """End what a process that died has left half done."""
         for left in self.path.glob(".step-*"):
             step, _, kind = left.name[1:].partition(".")
             if kind == "replaced" and not (self.path / step).exists():
@@ -40,15 +44,21 @@ class CheckpointFolder:
     def steps(self) -> dict[int, float | None]:
         """Return the steps of all checkpoints, ascending, with their metrics."""
         found = {}
-        for file in self.path.glob(f"step-*/{FACTS}"):
+        replaced = self.path.glob(f".step-*.replaced/{FACTS}")
+        for file in (*replaced, *self.path.glob(f"step-*/{FACTS}")):
             name = NAME.fullmatch(file.parent.name)
             if name is not None:
-                found[int(name[1])] = json.loads(file.read_text())["metric"]
+                found[int(name[1] or name[2])] = json.loads(file.read_text())["metric"]
         return dict(sorted(found.items()))
 
     def of(self, step: int) -> Path:
         """Return the path of the checkpoint of a step."""
         return self.path / f"step-{step}"
+
+    def source(self, step: int) -> Path:
+        """Return the path to load it from: a process that died may have moved it aside, but not yet replaced it."""
+        final, replaced = self.of(step), self._aside(step, "replaced")
+        return replaced if replaced.exists() and not final.exists() else final
 
     def best(self) -> int | None:
         """Return the step with the best metric, the last one of several; None if no checkpoint has a metric."""
@@ -64,7 +74,10 @@ class CheckpointFolder:
         return self._aside(step, "temporary")
 
     def begin(self, step: int) -> None:
-        """Make that folder, empty."""
+        """Make that folder, empty. The first time, end what a process that died has left."""
+        if not self._is_tidy:
+            self._tidy()
+            self._is_tidy = True
         self.discard(step)
         self.temporary(step).mkdir()
 
@@ -72,8 +85,8 @@ class CheckpointFolder:
         """Remove what was written since begin(), as far as possible."""
         shutil.rmtree(self.temporary(step), ignore_errors=True)
 
-    def commit(self, step: int, metric: float | None, keep: int | None) -> None:
-        """Let the checkpoint appear under its name; then remove all but the last ``keep`` ones and the best one."""
+    def commit(self, step: int, metric: float | None) -> None:
+        """Let the checkpoint appear under its name."""
         temporary, final, replaced = self.temporary(step), self.of(step), self._aside(step, "replaced")
         with (temporary / FACTS).open("w") as file:
             json.dump({"step": step, "metric": metric}, file)
@@ -82,14 +95,21 @@ class CheckpointFolder:
         _sync(temporary)
         if final.exists():
             final.rename(replaced)
-        temporary.rename(final)
+        try:
+            temporary.rename(final)
+        except OSError:
+            if replaced.exists():
+                replaced.rename(final)
+            raise
         _sync(self.path)
         shutil.rmtree(replaced, ignore_errors=True)
-        if keep is not None:
-            best = self.best()
-            for old in list(self.steps())[:-keep]:
-                if old != best:
-                    self._remove(old)
+
+    def prune(self, keep: int) -> None:
+        """Remove all checkpoints but the last ``keep`` ones and the best one."""
+        best = self.best()
+        for old in list(self.steps())[:-keep]:
+            if old != best:
+                self._remove(old)
 
     def _merits(self) -> dict[int, float]:
         """Return the steps that have a metric, ascending, each with a number that is larger for a better one."""

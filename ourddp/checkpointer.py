@@ -24,7 +24,7 @@ class Checkpointer:
     any of these, and by another number of ranks. The ranks write it together, so they have to share the file system.
     A checkpoint is a folder ``step-N`` in the format of torch.distributed.checkpoint. It appears under this name when
     it is whole and on the disk: whatever dies meanwhile, the ones before it stay. Rank 0 decides what is saved, loaded
-    and removed.
+    and removed. Only one job at a time may save into a folder; others can load from it meanwhile.
 
     - ``keep`` is the number of the last checkpoints that stay; None: all. The best one stays as well.
     - With ``save_best_only`` only a checkpoint whose metric is better than those of all others is saved.
@@ -55,7 +55,7 @@ class Checkpointer:
         self._best_only = save_best_only
         self._group = process_group
         self._folder = CheckpointFolder(Path(folder), 1 if mode == "max" else -1)
-        self._on_rank_0(f"the folder {folder} cannot be used", self._folder.tidy)
+        self._on_rank_0(f"the folder {folder} cannot be used", self._folder.make)
 
     def steps(self) -> dict[int, float | None]:
         """Return the steps of the checkpoints in the folder, ascending, with their metrics. Not collective."""
@@ -77,7 +77,7 @@ class Checkpointer:
         checkpoint of the same step is replaced.
 
         Raises RuntimeError, on all ranks, if anything fails on one of them, or they pass different steps; the message
-        gives the ranks, and checkpoints from before stay.
+        gives the ranks, and checkpoints from before stay. If only the removal of older ones fails, it says so.
         """
         import torch.distributed.checkpoint as dcp  # takes longer to load than the rest of the package
 
@@ -97,11 +97,15 @@ class Checkpointer:
             self._on_rank_0(what, lambda: self._folder.begin(step))
             state = self._together(what, lambda: _state(model, optimizer, others))
             self._by_dcp(what, lambda: dcp.save(state, checkpoint_id=temporary, process_group=self._group))
-            self._on_rank_0(what, lambda: self._folder.commit(step, _as_number(metric), self._keep))
+            self._on_rank_0(what, lambda: self._folder.commit(step, _as_number(metric)))
         except RuntimeError:
             if dist.get_rank(self._group) == 0:
                 self._folder.discard(step)
             raise
+        if self._keep is not None:
+            keep = self._keep
+            what = f"the checkpoint of step {step} was saved, but not all older ones could be removed"
+            self._on_rank_0(what, lambda: self._folder.prune(keep))
         return self._folder.of(step)
 
     def load(
@@ -130,7 +134,7 @@ class Checkpointer:
         if step is None:
             return None
         what = f"the checkpoint of step {step} was not loaded from {self._folder.path}"
-        path = self._folder.of(step)
+        path = self._folder.source(step)
         state = self._together(what, lambda: _state(model, optimizer, others))
         self._by_dcp(what, lambda: dcp.load(state, checkpoint_id=path, process_group=self._group))
         self._together(what, lambda: _set_state(model, optimizer, others, state))

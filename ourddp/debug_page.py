@@ -12,7 +12,9 @@ The page is at ``/ours``. torch's own pages are ``default_handlers()`` of ``torc
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import http.client
 import json
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -54,6 +56,8 @@ def _answer(request: Any, response: Any) -> None:
     response.set_status(200)
 
 
+# torch drops the handler when the process ends, after Python has: it must not be what frees the function.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_answer))
 _register_handler("ours_stragglers", _answer)
 
 
@@ -124,8 +128,8 @@ def _ask(address: str) -> Mapping[str, dict[str, Any]] | str:
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
             return json.load(response)
-    except OSError as error:
-        return str(error)
+    except (OSError, http.client.HTTPException, ValueError) as error:  # it may die while it answers
+        return f"{type(error).__name__}: {error}"
 
 
 def _rows(ranks: Sequence[Stats]) -> list[tuple[int, str, str]]:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import ourddp
-from ourddp import _C, _build_info
+from ourddp import _C, _build_info, processes
 
 Report = dict[str, dict[str, str]]
 
@@ -85,7 +85,7 @@ def _device_engine(devices: int, nccl: bool, wish: str) -> str:
 
 def node() -> dict[str, str]:
     """Return what this node offers to ranks that share it."""
-    usable = len(os.sched_getaffinity(0))
+    usable = processes.cores()
     facts = _C.device_facts("cuda") if _cuda_library() else {}
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -55,7 +55,11 @@ def _require_job() -> None:
 
 def _place() -> Launch:
     _require_job()
-    launch = find(os.environ)
+    try:
+        # Where rank 0 can be reached does not matter here, and processes that met without a port do not know it.
+        launch = find({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", **os.environ})
+    except ValueError as error:
+        raise RuntimeError(f"this process's place on its node is not known: {error}") from error
     if (launch.rank, launch.world_size) != (rank(), size()):
         raise RuntimeError(
             f"the environment is that of rank {launch.rank} of {launch.world_size}, but this process is rank {rank()} "

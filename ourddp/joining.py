@@ -71,6 +71,12 @@ def find(environment: Mapping[str, str]) -> Launch:
     return Launch(**_C.find_launch(lambda name: environment.get(name, "")))
 
 
+def require_no_launcher(launch: Launch) -> None:
+    """Raise ValueError if a launcher has started this process, so that --ranks would start ranks of each rank."""
+    if launch.launcher != "none":
+        raise ValueError(f"--ranks is for a machine alone, but {launch.launcher} has started this rank: leave it out")
+
+
 def export(launch: Launch, environment: MutableMapping[str, str]) -> None:
     """Set those of torchrun's variables that are not set."""
     environment.setdefault("RANK", str(launch.rank))

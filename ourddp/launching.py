@@ -14,10 +14,9 @@ from multiprocessing import connection
 from typing import Any
 
 from ourddp import processes
-from ourddp.spawned import Call, SpawnedRanks
+from ourddp.spawned import LONGEST_WAIT, Call, SpawnedRanks
 
 HELP = "start ranks of a program on this machine, without any port given"
-LONGEST_WAIT = 3600.0  # seconds; connection.wait() takes no infinity
 
 
 def launch(
@@ -66,20 +65,13 @@ def launch(
             if failed is not None:
                 raise RuntimeError(running.describe(failed))
             if ended:
-                return [_result(running, rank) for rank in range(ranks)]
+                return [running.result(rank) for rank in range(ranks)]
             left = limit - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"the {ranks} ranks took more than {timeout:g} s and were ended")
             connection.wait(running.sentinels(), min(left, LONGEST_WAIT))
     finally:
         running.stop()
-
-
-def _result(running: SpawnedRanks, rank: int) -> Any:
-    try:
-        return running.result(rank)
-    except Exception as error:  # the rank has called sys.exit(), or unpickling ran what fails here
-        raise RuntimeError(f"rank {rank} left no result that can be read: {error!r}") from error
 
 
 def _pickler(fn: Callable[..., Any], args: Sequence[Any]) -> Callable[[Any], bytes]:

@@ -65,6 +65,8 @@ def _weighted(
 def _number(value: Any, what: str) -> float:
     try:
         return float(value)
+    except OverflowError:
+        raise ValueError(f"{what} is too large for a floating-point number") from None
     except (TypeError, ValueError, RuntimeError):  # the last is what a tensor with several elements raises
         raise ValueError(f"{what} is no number but of type {type(value).__name__}") from None
 

@@ -49,6 +49,8 @@ def _escaped(label: str) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
+    timeout = 10  # seconds; a visitor who says nothing would keep a thread and a descriptor
+
     def do_GET(self) -> None:
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(404, "The metrics are at /metrics")

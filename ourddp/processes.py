@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +16,17 @@ import torch.distributed as dist
 
 GRACE = 10.0  # seconds that the other ranks have to end by themselves after one of them failed
 TO_END = 5.0  # seconds between asking a process to end, and killing it
+MOST_STARTED = 8  # ranks that a command starts unless it is told how many
 
 
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def default_ranks() -> int:
+    """Return how many ranks a command starts here unless it is told: one for each core, 2 to MOST_STARTED."""
+    return min(MOST_STARTED, max(2, cores()))
 
 
 def threads_for(ranks: int) -> int:
@@ -59,24 +66,44 @@ def run_all(
     """Run commands side by side, each with its environment, and return their exit codes when all have ended.
 
     After one has failed, the others have ``grace`` seconds. What still runs then, or after ``timeout`` seconds, is
-    ended and has the code None. An interrupt is this process's alone, which ends the others.
+    ended and has the code None. An interrupt is this process's alone, which ends the others. After SIGTERM, unless the
+    program handles it, they are ended as well, and then this process by SystemExit.
     """
     processes: list[subprocess.Popen[bytes]] = []
     limit = time.monotonic() + timeout
+    with _termination_noted() as to_terminate:
+        try:
+            with _interrupts_ignored():
+                for command, environment in zip(commands, environments, strict=True):
+                    processes.append(subprocess.Popen(command, env=environment, pass_fds=pass_fds))
+            failed = False
+            while True:
+                codes = [process.poll() for process in processes]
+                if any(codes) and not failed:
+                    failed, limit = True, min(limit, time.monotonic() + grace)
+                if None not in codes or time.monotonic() > limit or to_terminate:
+                    return codes
+                time.sleep(0.02)
+        finally:
+            with _interrupts_ignored():  # a second one would leave some behind
+                _end(processes)
+
+
+@contextlib.contextmanager
+def _termination_noted() -> Iterator[list[int]]:
+    """Put SIGTERM into the list instead of dying of it, and exit in the end. Only the main thread can."""
+    noted: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield noted
+        return
+    signal.signal(signal.SIGTERM, lambda number, _: noted.append(number))
     try:
-        with _interrupts_ignored():
-            for command, environment in zip(commands, environments, strict=True):
-                processes.append(subprocess.Popen(command, env=environment, pass_fds=pass_fds))
-        failed = False
-        while True:
-            codes = [process.poll() for process in processes]
-            if any(codes) and not failed:
-                failed, limit = True, min(limit, time.monotonic() + grace)
-            if None not in codes or time.monotonic() > limit:
-                return codes
-            time.sleep(0.02)
+        yield noted
     finally:
-        _end(processes)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if noted:
+            sys.exit(128 + noted[0])
 
 
 @contextlib.contextmanager

@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import start_processes
 
+LONGEST_WAIT = 3600.0  # seconds; connection.wait() takes no infinity
+
 
 @dataclass(frozen=True)
 class Call:
@@ -63,8 +65,11 @@ class SpawnedRanks:
         return not failed and None not in codes, min(failed, key=self._time_of_error, default=None)
 
     def result(self, rank: int) -> Any:
-        """Return what the function returned in a rank that has ended well; any exception if it cannot be read."""
-        return pickle.loads(Path(self._folder.name, f"result-{rank}").read_bytes())
+        """Return what the function returned in a rank that has ended well; RuntimeError if that cannot be read."""
+        try:
+            return pickle.loads(Path(self._folder.name, f"result-{rank}").read_bytes())
+        except Exception as error:  # the rank has called sys.exit(), or unpickling ran what fails here
+            raise RuntimeError(f"rank {rank} left no result that can be read: {error!r}") from error
 
     def describe(self, rank: int) -> str:
         """Return the traceback of a rank that failed, or how it died."""
@@ -115,4 +120,5 @@ def _run_in_group(rank: int, call: Call, folder: str) -> None:
     result = pickle.loads(call.fn)(*pickle.loads(call.args))
     if call.keep is None or rank < call.keep:
         Path(folder, f"result-{rank}").write_bytes(call.dumps(result))
-    dist.destroy_process_group()
+    if dist.is_initialized():  # the function may have left it
+        dist.destroy_process_group()

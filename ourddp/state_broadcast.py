@@ -54,8 +54,8 @@ def broadcast_optimizer_state(
 
     Raises:
         ValueError: If the group has no such rank.
-        RuntimeError: On all ranks, if the root's state cannot be sent because it is sharded, or does not fit the
-            optimizer of a rank, whose number the message gives.
+        RuntimeError: On all ranks, if the root's state cannot be had, or not be sent because it is sharded, or does not
+            fit the optimizer of a rank, whose number the message gives.
 
     """
     is_root = require_root(root_rank, process_group)
@@ -67,8 +67,8 @@ def broadcast_optimizer_state(
             state = pytree.tree_map_only(
                 torch.Tensor, lambda tensor: _taken_out(tensor, tensors), optimizer.state_dict()
             )
-        except ValueError as sharded:
-            error = sharded
+        except Exception as failure:  # optimizers of programs may raise anything
+            error = failure
     raise_on_all("the optimizer's state was not broadcast", error, process_group)
     state = broadcast_object(state, root_rank, process_group=process_group)
     if not is_root:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ourddp import trials as local
+from ourddp.processes import cores as cores_here
 from ourddp.trials import Outcome, Plan, Trial
 
 OWN_COLUMNS = ("trial", "seconds", "error")
@@ -80,7 +80,7 @@ def sweep(
         ImportError: If Ray is wanted and not installed.
 
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = cores_here()
     run, dumps = local.run, pickle.dumps
     if ray:
         from ourddp import sweep_by_ray

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Event", "Interval", "Rank", "load", "overlap", "union"]
+from ourddp.intervals import Interval
 
-Interval = tuple[float, float]
+__all__ = ["Event", "Rank", "load"]
 
 
 @dataclass(frozen=True)
@@ -83,26 +83,3 @@ def _add(rank: Rank, entry: dict[str, Any]) -> None:
         begin = entry["ts"] / 1e3
         end = (entry["ts"] + entry["dur"]) / 1e3
         rank.events.append(Event(entry["name"], entry["cat"], entry["tid"], begin, end, entry.get("args", {})))
-
-
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the same time as intervals that are apart, ascending."""
-    apart: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if apart and begin <= apart[-1][1]:
-            apart[-1] = apart[-1][0], max(apart[-1][1], end)
-        elif end > begin:
-            apart.append((begin, end))
-    return apart
-
-
-def overlap(one: Sequence[Interval], other: Sequence[Interval]) -> float:
-    """Return how long both last at once; each is ascending and apart."""
-    total, i, k = 0.0, 0, 0
-    while i < len(one) and k < len(other):
-        total += max(0.0, min(one[i][1], other[k][1]) - max(one[i][0], other[k][0]))
-        if one[i][1] < other[k][1]:
-            i += 1
-        else:
-            k += 1
-    return total

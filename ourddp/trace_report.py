@@ -3,188 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import base64
-import bisect
 import dataclasses
-import html
-import io
 import json
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ourddp.trace_file import Interval, Rank, load, overlap, union
+from ourddp import trace_page
+from ourddp.trace_analysis import TraceReport, analyse
+from ourddp.trace_file import load
 
-__all__ = ["RankShare", "TraceReport", "add_arguments", "analyse", "run"]
+__all__ = ["add_arguments", "run"]
 
 HELP = "where the time of a step goes, from timelines"
-_NOTABLE = 0.02  # of a step
-
-
-@dataclass(frozen=True)
-class RankShare:
-    """How one rank spends a step, in milliseconds; means over the steps.
-
-    ``compute`` and ``exposed`` make up ``step``. Of the exposed communication, ``peers`` is the wait until all ranks of
-    a node have arrived, and the rest is spent on data. ``busy`` is the time in which buckets were being reduced, and
-    ``hidden`` the part of it, 0 to 1, that ran while gradients were computed.
-    """
-
-    rank: int
-    step: float
-    compute: float
-    exposed: float
-    peers: float
-    busy: float
-    hidden: float
-
-
-@dataclass(frozen=True)
-class TraceReport:
-    """What a timeline tells. ``steps`` is the number of steps that were seen whole on all ranks."""
-
-    steps: int
-    ranks: tuple[RankShare, ...]
-
-    @property
-    def step(self) -> float:
-        """Milliseconds of a step, of the slowest rank."""
-        return max(rank.step for rank in self.ranks)
-
-    @property
-    def efficiency(self) -> float:
-        """The part of a step that ranks compute on average: as many times faster than one rank, divided by ranks."""
-        return statistics.mean(rank.compute for rank in self.ranks) / self.step if self.step > 0 else 0.0
-
-    @property
-    def last(self) -> RankShare:
-        """The rank that waits least for its peers, as they wait for it."""
-        return min(self.ranks, key=lambda rank: rank.peers)
-
-    @property
-    def lateness(self) -> float:
-        """Milliseconds of a step by which that rank is later than the second last."""
-        waits = sorted(rank.peers for rank in self.ranks)
-        return waits[1] - waits[0] if len(waits) > 1 else 0.0
-
-    @property
-    def imbalance(self) -> float:
-        """By what part the rank that computes most computes more than the mean."""
-        shares = [rank.compute for rank in self.ranks]
-        mean = statistics.mean(shares)
-        return max(shares) / mean - 1 if mean > 0 else 0.0
-
-    def sentences(self) -> list[str]:
-        """Return the answer, the largest loss first."""
-        count = len(self.ranks)
-        exposed = statistics.mean(rank.exposed for rank in self.ranks)
-        peers = min(exposed, statistics.mean(rank.peers for rank in self.ranks))
-        parts = [(peers, "waiting for ranks that arrive later"), (exposed - peers, "moving and reducing data")]
-        losses = ", ".join(f"{_share(ms, self.step)} {what}" for ms, what in sorted(parts, reverse=True))
-        told = [
-            f"A step takes {self.step:.2f} ms (mean of {self.steps}). Ranks compute for {self.efficiency:.0%} of it: "
-            f"{count} ranks do the work of {count * self.efficiency:.1f}. Lost on average: {losses}."
-        ]
-        if self.lateness > _NOTABLE * self.step:
-            told.append(
-                f"Rank {self.last.rank} arrives last: without its lateness a step would take {self.lateness:.2f} ms "
-                f"({self.lateness / self.step:.0%}) less. Does it get more data, or a slower or shared processor?"
-            )
-        if self.imbalance > _NOTABLE:
-            most = max(self.ranks, key=lambda rank: rank.compute)
-            told.append(f"Rank {most.rank} computes {self.imbalance:.0%} more than the mean.")
-        hidden = statistics.mean(rank.hidden for rank in self.ranks)
-        if exposed - peers > _NOTABLE * self.step and any(rank.busy > 0 for rank in self.ranks):
-            told.append(
-                f"{hidden:.0%} of the reductions hide behind the computation. Larger batches, accumulation with "
-                'no_sync(), gradients of 16 bits, or bucket_cap_mb="auto" leave less of them.'
-            )
-        return told
-
-    def __str__(self) -> str:
-        columns = ("rank", "step", "compute", "exposed", "of that, peers", "reductions", "hidden")
-        rows = [columns, *(tuple(map(str, row)) for row in self.rows())]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-        table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join([*self.sentences(), "", "milliseconds of a step:", *table])
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells of the table."""
-        return [(str(one.rank), *(f"{ms:.2f}" for ms in _times(one)), f"{one.hidden:.0%}") for one in self.ranks]
-
-
-def _times(one: RankShare) -> tuple[float, ...]:
-    return one.step, one.compute, one.exposed, one.peers, one.busy
-
-
-def _share(ms: float, step: float) -> str:
-    return f"{ms / step if step > 0 else 0:.0%}"
-
-
-def analyse(ranks: Sequence[Rank]) -> TraceReport:
-    """Return the report on a timeline that ``load`` has read. Raises ValueError if there is nothing in it."""
-    ranks = [rank for rank in ranks if rank.events]
-    if not ranks:
-        raise ValueError("the timeline is empty: it ended before a collective or a backward did")
-    windows = {rank.number: _steps(rank) for rank in ranks}
-    # Of the first step, ranks start at different times, and buckets may be rebuilt after it.
-    common = sorted(set.intersection(*(set(steps) for steps in windows.values())))
-    common = common[1:] if len(common) > 2 else common
-    return TraceReport(len(common), tuple(_share_of(rank, [windows[rank.number][i] for i in common]) for rank in ranks))
-
-
-def _steps(rank: Rank) -> dict[int, Interval]:
-    """Return when each step was, by iteration; without a model, the whole timeline as step 0."""
-    begins = {event.facts["iteration"]: event.begin for event in rank.named("forward")}
-    steps = {i: (begin, begins[i + 1]) for i, begin in begins.items() if i + 1 in begins}
-    if steps:
-        return steps
-    return {0: (rank.events[0].begin, max(event.end for event in rank.events))}
-
-
-def _share_of(rank: Rank, steps: list[Interval]) -> RankShare:
-    in_model = union(event.interval for event in rank.named("exposed communication"))
-    backwards = union(event.interval for event in rank.named("backward"))
-    by_hand = [
-        event.interval
-        for event in rank.events
-        if event.thread == rank.main_thread
-        and (event.category == "collective" or event.name == "wait for the result")
-        and overlap([event.interval], backwards) == 0
-    ]
-    exposed = union([*in_model, *by_hand])
-    peers = _common(exposed, union(event.interval for event in rank.named("wait for peers")))
-    reductions = union(event.interval for event in rank.named("reduction"))
-
-    def mean(of: list[Interval]) -> float:
-        return overlap(steps, of) / len(steps)
-
-    step, busy = mean(steps), mean(reductions)
-    return RankShare(
-        rank=rank.number,
-        step=step,
-        compute=step - mean(exposed),
-        exposed=mean(exposed),
-        peers=mean(peers),
-        busy=busy,
-        hidden=max(0.0, 1 - mean(in_model) / busy) if busy > 0 else 0.0,
-    )
-
-
-def _common(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    pairs = ((max(a, c), min(b, d)) for a, b in one for c, d in _near(other, a, b))
-    return [(begin, end) for begin, end in pairs if end > begin]
-
-
-def _near(intervals: Sequence[Interval], begin: float, end: float) -> list[Interval]:
-    first = bisect.bisect_left(intervals, begin, key=lambda one: one[1])
-    last = bisect.bisect_right(intervals, end, key=lambda one: one[0])
-    return list(intervals[first:last])
-
-
-# --- the command -----------------------------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -199,18 +29,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Print the report. Raises ValueError, with what to do, if it cannot be made."""
+    """Print the report. Raises ValueError, with what to do, if it cannot be made or written."""
     try:
         report = analyse(load(chosen.timelines))
     except OSError as error:
         raise ValueError(f"cannot read the timeline: {error}") from None
     print(json.dumps(_plain(report), indent=1) if chosen.json else report)
-    if chosen.png:
-        chosen.png.write_bytes(_picture(report))
-    if chosen.html:
-        chosen.html.write_text(_page(report))
-    if chosen.tensorboard:
-        _to_tensorboard(report, chosen.tensorboard)
+    try:
+        if chosen.png:
+            chosen.png.write_bytes(trace_page.picture(report))
+        if chosen.html:
+            chosen.html.write_text(trace_page.page(report))
+        if chosen.tensorboard:
+            trace_page.to_tensorboard(report, chosen.tensorboard)
+    except OSError as error:
+        raise ValueError(f"the report cannot be written there: {error}") from None
+    except ImportError as error:
+        raise ValueError(
+            f"--png needs matplotlib, and --tensorboard needs tensorboard: pip install them ({error})"
+        ) from None
     return 0
 
 
@@ -219,60 +56,6 @@ def _plain(report: TraceReport) -> dict[str, Any]:
     return {
         **dataclasses.asdict(report),
         **{name: getattr(report, name) for name in derived},
-        "last": report.last.rank,
+        "last": report.last.rank if report.last else None,
         "sentences": report.sentences(),
     }
-
-
-def _picture(report: TraceReport) -> bytes:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("a picture needs matplotlib: pip install matplotlib") from None
-    figure = Figure(figsize=(7, 1.2 + 0.4 * len(report.ranks)), layout="constrained")
-    axes = figure.subplots()
-    names = [f"rank {one.rank}" for one in report.ranks]
-    left = [0.0] * len(names)
-    parts = {
-        "compute": ([one.compute for one in report.ranks], "#4c72b0"),
-        "wait for peers": ([one.peers for one in report.ranks], "#dd8452"),
-        "data": ([max(0.0, one.exposed - one.peers) for one in report.ranks], "#c44e52"),
-    }
-    for label, (values, colour) in parts.items():
-        axes.barh(names, values, left=left, label=label, color=colour)
-        left = [a + b for a, b in zip(left, values, strict=True)]
-    axes.invert_yaxis()
-    axes.set_xlabel("milliseconds of a step")
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=120)
-    return file.getvalue()
-
-
-def _page(report: TraceReport) -> str:
-    try:
-        picture = f'<img alt="" src="data:image/png;base64,{base64.b64encode(_picture(report)).decode()}">'
-    except ValueError:
-        picture = ""  # the table says the same
-    said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in report.sentences())
-    titles = ("rank", "step, ms", "compute", "exposed", "of that, peers", "reductions", "hidden")
-    head = "".join(f"<th>{title}</th>" for title in titles)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in report.rows())
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Where the time of a step goes</title>'
-        "<style>body{font:16px/1.5 sans-serif;max-width:50em;margin:2em auto;padding:0 1em}"
-        "td,th{text-align:right;padding:.2em .8em}img{max-width:100%}</style>"
-        f"<h1>Where the time of a step goes</h1>{said}{picture}<table><tr>{head}</tr>{body}</table></html>\n"
-    )
-
-
-def _to_tensorboard(report: TraceReport, folder: Path) -> None:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError("this needs TensorBoard: pip install tensorboard") from None
-    with SummaryWriter(str(folder)) as writer:
-        writer.add_scalar("ours/efficiency", report.efficiency)
-        for one in report.ranks:
-            for name in ("step", "compute", "exposed", "peers"):
-                writer.add_scalar(f"ours/rank {one.rank}/{name} (ms)", getattr(one, name))

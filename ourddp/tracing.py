@@ -35,7 +35,7 @@ def timeline(path: str | os.PathLike[str], process_group: dist.ProcessGroup | No
 
     The ranks of one machine share the file. If the group has several machines, those after the first write to
     ``NAME.node1.EXTENSION`` and so on, each in its own file system, with times by the first machine's clock.
-    ``OURS_TIMELINE=path`` does the same for a whole job.
+    ``OURS_TIMELINE=path`` does the same for a whole job, from the first group of all ranks on.
 
     Raises:
         ValueError: If a timeline is being recorded already.
@@ -58,9 +58,10 @@ def timeline(path: str | os.PathLike[str], process_group: dist.ProcessGroup | No
 
 
 def start_as_asked(backend: dist.Backend) -> None:
-    """Start the timeline that OURS_TIMELINE asks for, unless an earlier group has."""
+    """Start the timeline that OURS_TIMELINE asks for with the first group of all ranks, of which all ranks know."""
     path = _C.option_values()["OURS_TIMELINE"]
-    if path and not _C.timeline_is_on():
+    has_all = not dist.is_initialized() or backend.size() == dist.get_world_size()
+    if path and has_all and not _C.timeline_is_on():
         _start(backend, Path(path))
 
 
@@ -81,12 +82,23 @@ def _start(backend: dist.Backend, path: Path) -> Path | None:
         except OSError as error:
             failure = str(error)
     offset = _offset(backend, machines)
-    failures = {other: text for other, text in enumerate(_gather(backend, failure)) if text}
-    if failures:
-        rank, failure = next(iter(failures.items()))
-        raise RuntimeError(f"the timeline cannot be written to {path}: rank {rank}: {failure}")
-    _C.start_timeline(str(file), rank, offset)
+    _raise_on_all(backend, path, failure)
+    try:
+        _C.start_timeline(str(file), rank, offset)
+    except RuntimeError as error:  # containers and users may share a machine, but not the file
+        failure = str(error)
+    try:
+        _raise_on_all(backend, path, failure)
+    except RuntimeError:
+        _C.stop_timeline()
+        raise
     return file if makes else None
+
+
+def _raise_on_all(backend: dist.Backend, path: Path, failure: str) -> None:
+    for rank, text in enumerate(_gather(backend, failure)):
+        if text:
+            raise RuntimeError(f"the timeline cannot be written to {path}: rank {rank}: {text}")
 
 
 def _machine() -> str:

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any
 
-from ourddp.spawned import Call, SpawnedRanks
-
-LONGEST_WAIT = 3600.0  # seconds; connection.wait() takes no infinity
+from ourddp.spawned import LONGEST_WAIT, Call, SpawnedRanks
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,8 @@ class _Running:
         if ended:
             try:
                 return Outcome(seconds, self._ranks.result(0))
-            except Exception as error:  # rank 0 has called sys.exit(), or unpickling ran what fails here
-                return Outcome(seconds, error=f"rank 0 left no result that can be read: {error!r}")
+            except RuntimeError as error:
+                return Outcome(seconds, error=str(error))
         if self.seconds_left() == 0:
             return Outcome(seconds, error=f"the trial took more than {self._plan.timeout:g} s")
         return None

@@ -201,14 +201,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tune as the command line says; return the exit status, 1 with a sentence on stderr if that failed."""
+    """Tune as the command line says; return the exit status, 1 with a sentence of rank 0 if that failed.
+
+    Raises ValueError if the command line makes no sense.
+    """
     if arguments.most_bytes < LEAST_BYTES or arguments.time_budget <= 0:
-        print(f"--most-bytes must be at least {LEAST_BYTES}, and --time-budget greater than 0", file=sys.stderr)
-        return 1
+        raise ValueError(f"--most-bytes must be at least {LEAST_BYTES}, and --time-budget greater than 0")
     if arguments.ranks is not None:
+        joining.require_no_launcher(joining.find(os.environ))
         if not 2 <= arguments.nodes <= arguments.ranks:
-            print("--nodes must be at least 2, and --ranks at least as many as --nodes", file=sys.stderr)
-            return 1
+            raise ValueError("--nodes must be at least 2, and --ranks at least as many as --nodes")
         return _start(arguments)
     here = joining.init()
     try:

@@ -18,7 +18,7 @@ from ourddp import joining, processes
 from ourddp.bench import harness, report
 from ourddp.bench.job_ranks import JobRanks
 from ourddp.bench.operations import OPERATIONS
-from ourddp.bench.ranks import MOST, STEPS, measure, use_device
+from ourddp.bench.ranks import MOST, STEPS, measure, own_device, use_device
 from ourddp.bench.steps import MODELS
 
 HELP = "time collectives and training steps on this machine, or on an allocation, against the other backends"
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         type=int,
         metavar="N",
-        help="without a launcher: how many to start here (default: one a core, 2 to 8)",
+        help=f"without a launcher: how many to start here (default: one a core, 2 to {processes.MOST_STARTED})",
     )
     parser.add_argument("--sizes", default="1K,64K,1M,16M", help="of a rank's larger buffer (default: %(default)s)")
     parser.add_argument(
@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, and print and write the times; return the exit status, 1 with a sentence on stderr if that failed."""
     place = joining.find(os.environ)
-    plan = plan_of(arguments, place)
     if place.launcher == "none":
+        plan = plan_of(arguments, place)
         try:
             found = harness.run_ranks(
                 ["-m", "ourddp.bench.ranks"],
@@ -71,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         except RuntimeError as error:
             raise ValueError(str(error)) from error
     else:
-        with JobRanks(place, plan) as rank:
+        with JobRanks(place) as rank:
+            rank.plan = plan = agreed_plan(arguments, place)
             use_device(rank)
             found = measure(rank)
         if place.rank != 0:
@@ -79,6 +80,37 @@ def run(arguments: argparse.Namespace) -> int:
     run_of = {"ranks": plan["ranks"], "peers": plan["peers"], **found}
     write({"machine": harness.machine(), "torch": torch.__version__, "runs": [run_of]}, arguments)
     return 0
+
+
+def agreed_plan(arguments: argparse.Namespace, place: joining.Launch) -> dict[str, Any]:
+    """Return rank 0's plan, without the peers that any rank of the job lacks.
+
+    Nodes may differ in what is installed, in their devices and in their files. Raises ValueError, on all ranks, if one
+    of them cannot take part.
+    """
+    own: dict[str, Any] = {}
+    try:
+        own["plan"] = plan_of(arguments, place)
+        own["device"] = device_id(arguments.device)
+    except ValueError as error:
+        own["error"] = str(error)
+    everyone: list[dict[str, Any]] = [{}] * place.world_size
+    dist.all_gather_object(everyone, own)
+    for rank, each in enumerate(everyone):
+        if "error" in each:
+            raise ValueError(f"rank {rank}: {each['error']}")
+    plan = everyone[0]["plan"]
+    common = [peer for peer in plan["peers"] if all(peer in each["plan"]["peers"] for each in everyone)]
+    if "nccl" in common and len({each["device"] for each in everyone}) < len(everyone):
+        if arguments.peers:
+            raise ValueError("nccl needs a device for each rank: start fewer ranks on a node, or leave nccl out")
+        common.remove("nccl")
+    return {**plan, "peers": common}
+
+
+def device_id(device: str) -> str | None:
+    """Return what is this rank's device's alone in the world; None if it has none."""
+    return str(torch.cuda.get_device_properties(own_device()).uuid) if device == "cuda" else None
 
 
 def plan_of(arguments: argparse.Namespace, place: joining.Launch) -> dict[str, Any]:
@@ -89,7 +121,8 @@ def plan_of(arguments: argparse.Namespace, place: joining.Launch) -> dict[str, A
             raise ValueError(f"there is no operation {name}: choose from {', '.join([*OPERATIONS, STEPS])}")
     if arguments.seconds <= 0:
         raise ValueError("--seconds must be greater than 0")
-    check_files(arguments)
+    if place.rank == 0:
+        check_files(arguments)
     ranks = number_of_ranks(arguments.ranks, place)
     sizes = [report.parse_size(size) for size in arguments.sizes.split(",")]
     cases = sum(1 if name == "barrier" else len(sizes) for name in ops if name != STEPS)
@@ -123,13 +156,11 @@ def number_of_ranks(asked: int | None, place: joining.Launch) -> int:
     """Return how many ranks measure: those of the job, or how many to start here; ValueError for nonsense."""
     if place.launcher != "none":
         if asked is not None:
-            raise ValueError(
-                f"--ranks is for a machine alone, but {place.launcher} has started this rank: leave it out"
-            )
+            joining.require_no_launcher(place)
         return place.world_size
     if asked is not None and asked < 1:
         raise ValueError("--ranks must be at least 1")
-    return asked or min(8, max(2, processes.cores()))
+    return asked or processes.default_ranks()
 
 
 def peers_of(arguments: argparse.Namespace, place: joining.Launch, ranks: int) -> list[str]:
@@ -149,10 +180,9 @@ def peers_here(device: str, place: joining.Launch, ranks: int) -> list[str]:
     if device == "cuda":
         if not torch.cuda.is_available():
             raise ValueError("torch finds no CUDA device here: leave --device out")
-        here = ranks if place.launcher == "none" else place.local_world_size
-        # NCCL has one rank on each device.
-        found = {"ours": True, "gloo": dist.is_gloo_available()}
-        found["nccl"] = dist.is_nccl_available() and here <= torch.cuda.device_count()
+        found = {"ours": True, "gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
+        # NCCL has one rank on each device. A launcher may show each rank a device of its own: see agreed_plan.
+        found["nccl"] &= place.launcher != "none" or ranks <= torch.cuda.device_count()
     else:
         found = {"ours": True, "gloo": dist.is_gloo_available(), "mpi": has_mpi(place, os.environ)}
     return [name for name, there in found.items() if there]

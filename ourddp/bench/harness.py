@@ -1,13 +1,11 @@
 """Ranks for a benchmark: starts them, lets them set off together, times what they do.
 
-A benchmark calls `run_ranks([__file__], plan, ...)`, which starts the same file again in every rank; there it sees
-`is_rank()` and works inside `with Ranks() as ranks`. The plan, any JSON value, reaches every rank, and what rank 0 puts
-into `ranks.report` comes back as the result.
+`run_ranks(["-m", module], plan, ...)` runs a program in every rank, which works inside `with StartedRanks() as ranks`.
+The plan, any JSON value, reaches every rank, and what rank 0 puts into `ranks.report` comes back as the result.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import gc
 import json
@@ -18,10 +16,11 @@ import random
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ MPI_OPTIONS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
 
 def machine() -> str:
     """Return a description of this machine that names no host, as "2-core x86_64 (AMD EPYC, 32 MiB of L3)"."""
-    return f"{len(os.sched_getaffinity(0))}-core {platform.machine()}{_processor()}"
+    return f"{processes.cores()}-core {platform.machine()}{_processor()}"
 
 
 def _processor() -> str:
@@ -51,54 +50,24 @@ def _processor() -> str:
     return f" ({', '.join(facts)})" if facts else ""
 
 
-def argument_parser(doc: str, *, seconds: float, of: str = "", picture: bool = False) -> argparse.ArgumentParser:
-    """Return a parser with the flags for how long to measure, by default `seconds` `of` something, and for the results.
-
-    Its help begins with the first paragraph of `doc`.
-    """
-    parser = argparse.ArgumentParser(
-        description=doc.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--time-budget", type=float, default=seconds, help=f"seconds of measuring, about{of}")
-    parser.add_argument("--machine", default=machine(), help="what the results say they were measured on")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
-    if picture:
-        parser.add_argument("--plot", type=Path, metavar="PATH", help="write a picture (PNG, SVG or PDF) there")
-    return parser
-
-
-def require_known(parser: argparse.ArgumentParser, chosen: str, known: Collection[str]) -> None:
-    """End the program unless each of `chosen`, separated by commas, is known."""
-    unknown = set(chosen.split(",")) - set(known)
-    if unknown:
-        parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
-
-
-def start(main: Callable[[], int], rank_main: Callable[[], None]) -> None:
-    """Run `rank_main` in the ranks that run_ranks started, and otherwise the program, which ends then."""
-    if not is_rank():
-        sys.exit(main())
-    rank_main()
-
-
 def find_mpirun() -> str | None:
-    """Return the path of an mpirun that mpi4py can be used with, or None if either is missing."""
+    """Return the path of Open MPI's mpirun, for mpi4py; None if either is missing, or mpirun is another MPI's."""
     try:
         import mpi4py  # noqa: F401
     except ImportError:
         return None
     beside_python = Path(sys.executable).with_name("mpirun")
-    return str(beside_python) if beside_python.exists() else shutil.which("mpirun")
+    found = str(beside_python) if beside_python.exists() else shutil.which("mpirun")
+    if found is None:
+        return None
+    # The flags below are Open MPI's.
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    return found if "Open MPI" in said or "OpenRTE" in said else None
 
 
 def order(count: int, turn: int) -> list[int]:
     """Return 0 to count - 1 in an order that depends on the turn, so that none always comes after the same other."""
     return random.Random(turn).sample(range(count), count)
-
-
-def is_rank() -> bool:
-    """Return whether this process is one of the ranks that run_ranks started."""
-    return FOLDER in os.environ
 
 
 def read_plan() -> Any:
@@ -122,7 +91,7 @@ def run_ranks(
         command = [sys.executable, *program]
         if mpi:
             # Open MPI yields while it waits if it knows that ranks share cores; it is told, and not left to guess.
-            shared = ranks > len(os.sched_getaffinity(0))
+            shared = ranks > processes.cores()
             environment["OMPI_MCA_mpi_yield_when_idle"] = "1" if shared else "0"
             commands = [[str(find_mpirun()), *MPI_OPTIONS, "-n", str(ranks), *command]]
             environments = [environment]
@@ -148,46 +117,23 @@ class Ranks:
     The default process group is Gloo's and only controls; what is measured has groups of its own from `group`.
     """
 
-    def __init__(self) -> None:
-        """Join the others, as run_ranks' environment says."""
-        # Open MPI's names first: an outer job's RANK may be in the environment that mpirun hands down.
-        self.rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["RANK"])
-        self.size = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["WORLD_SIZE"])
-        os.environ.update(LOCAL_RANK=str(self.rank), LOCAL_WORLD_SIZE=str(self.size))
-        self._folder = Path(os.environ[FOLDER])
-        self.plan = read_plan()
-        self.report: Any = None
-        torch.set_num_threads(1)
-        self.open_pace(self._folder)
+    def __init__(self, rank: int, size: int) -> None:
+        """Take the number of this rank, and how many there are. A subclass joins them and sets ``plan``."""
+        self.rank, self.size = rank, size
+        self.plan: Any = None
         self._turn = 0
+        torch.set_num_threads(1)
 
     def open_pace(self, folder: Path) -> None:
         """Map the page that all ranks of this machine share."""
         with (folder / "pace").open("r+b") as file:
             self._pace = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
 
-    def __enter__(self) -> Ranks:
-        store = dist.FileStore(str(self._folder / "rendezvous"), self.size)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
-        return self
-
-    def __exit__(self, error: object, *_: object) -> None:
-        if error is None:
-            if self.rank == 0:
-                (self._folder / "report.json").write_text(json.dumps(self.report))
-            dist.barrier()
-            dist.destroy_process_group()
-
     def group(self, backend: str) -> dist.ProcessGroup:
         """Return a new group of all ranks; ValueError if this torch does not know the backend."""
         group = dist.new_group(backend=backend, timeout=TIMEOUT)
         assert group is not None
         return group
-
-    def show(self, text: str) -> None:
-        """Show what is being done, in rank 0's one line of a terminal."""
-        if self.rank == 0 and sys.stderr.isatty():
-            print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
 
     def agree(self, number: int) -> int:
         """Return rank 0's `number` on every rank."""
@@ -278,3 +224,31 @@ class Ranks:
         for _ in range(max(1, burst)):
             action()
         return torch.tensor([start, time.perf_counter()], dtype=torch.float64)
+
+
+class StartedRanks(Ranks):
+    """One rank of those that run_ranks has started. What rank 0 puts into ``report`` is what run_ranks returns."""
+
+    def __init__(self) -> None:
+        """Find the others, as run_ranks' environment says."""
+        # Open MPI's names first: an outer job's RANK may be in the environment that mpirun hands down.
+        rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["RANK"])
+        size = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["WORLD_SIZE"])
+        super().__init__(rank, size)
+        os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+        self._folder = Path(os.environ[FOLDER])
+        self.plan = read_plan()
+        self.report: Any = None
+        self.open_pace(self._folder)
+
+    def __enter__(self) -> StartedRanks:
+        store = dist.FileStore(str(self._folder / "rendezvous"), self.size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:
+            if self.rank == 0:
+                (self._folder / "report.json").write_text(json.dumps(self.report))
+            dist.barrier()
+            dist.destroy_process_group()

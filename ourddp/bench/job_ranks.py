@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,11 +15,9 @@ from ourddp.bench import harness
 class JobRanks(harness.Ranks):
     """One rank of a job that a launcher has started, on one machine or several."""
 
-    def __init__(self, place: joining.Launch, plan: Any) -> None:
-        """Take the plan, which is the same on all ranks."""
-        self.rank, self.size, self.plan, self.report = place.rank, place.world_size, plan, None
-        torch.set_num_threads(1)
-        self._turn = 0
+    def __init__(self, place: joining.Launch) -> None:
+        """Take the rank's place. Whoever makes it sets ``plan``, the same on all ranks, once they have joined."""
+        super().__init__(place.rank, place.world_size)
         self._one_machine = place.local_world_size == place.world_size
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 

@@ -92,11 +92,6 @@ class Operation:
         fill(getattr(buffers, self.source), buffers.rank)
 
     @property
-    def is_all_reduce(self) -> bool:
-        """Return whether it is one, in place, by whichever method."""
-        return self.expected is _sum and not self.only_root
-
-    @property
     def changes_input(self) -> bool:
         """Return whether a call reads what the one before it wrote, as a sum in place does."""
         return self.source == self.result and self.expected is _sum

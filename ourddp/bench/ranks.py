@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ourddp.bench import collectives, harness, report, steps
 from ourddp.bench.operations import Buffers
@@ -86,15 +86,19 @@ def _finished(action: Any, device: str) -> Any:
 def use_device(ranks: harness.Ranks) -> None:
     """Give this rank its device."""
     if ranks.plan["device"] == "cuda":
-        torch.cuda.set_device(ranks.rank % torch.cuda.device_count())
+        torch.cuda.set_device(own_device())
+
+
+def own_device() -> int:
+    """Return the index of this rank's device among those that it sees; ranks of a node share them out."""
+    return int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
 
 
 def main() -> None:
     """Measure as a rank that harness.run_ranks has started."""
-    with harness.Ranks() as ranks:
+    with harness.StartedRanks() as ranks:
         use_device(ranks)
         ranks.report = measure(ranks)
-        dist.barrier()
 
 
 if __name__ == "__main__":

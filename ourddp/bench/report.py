@@ -1,6 +1,6 @@
 """Tables, plots and files of measured times.
 
-A report is {"machine", "torch", "runs": [{"ranks", "peers", "rows": [...]}]}; a row of benchmarks/collectives.py is
+A report is {"machine", "torch", "runs": [{"ranks", "peers", "rows": [...]}]}; a row of a collective is
 {"collective", "way", "size", "bytes", "rounds", "seconds": {peer: {"median", "low", "high"}}}. The way of calling is
 one of WAYS; low and high are the 10th and 90th percentile; a peer that lacks the collective is left out of the row.
 """
@@ -8,7 +8,6 @@ one of WAYS; low and high are the 10th and 90th percentile; a peer that lacks th
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import statistics
 from collections.abc import Iterator
@@ -70,7 +69,8 @@ def print_table(header: list[str], lines: list[list[str]]) -> None:
         print("  " + "  ".join(cells).rstrip())
 
 
-def _cases(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def cases_of(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return the collectives of the rows and the ways of calling them, each pair once."""
     return list(dict.fromkeys((row["collective"], row["way"]) for row in rows))
 
 
@@ -78,7 +78,7 @@ def print_collectives(run: dict[str, Any]) -> None:
     """Print a table for each collective and way of calling: medians, and how many times as fast `ours` is."""
     peers = run["peers"]
     others = [peer for peer in peers if peer != "ours"] if "ours" in peers else []
-    for collective, way in _cases(run["rows"]):
+    for collective, way in cases_of(run["rows"]):
         print(f"\n{collective}, {run['ranks']} ranks, {WAYS[way]}")
         lines = []
         for row in run["rows"]:
@@ -91,8 +91,11 @@ def print_collectives(run: dict[str, Any]) -> None:
         print_table(["size", *peers, *(f"{peer}/ours" for peer in others)], lines)
 
 
-def print_steps(row: dict[str, Any], ranks: int, *, per_parameter: bool = False) -> None:
-    """Print a table of a model's training steps: the median of each variant, and how it compares with `local`."""
+def print_steps(row: dict[str, Any], ranks: int) -> None:
+    """Print a table of a model's training steps: the median of each variant, and how it compares with `local`.
+
+    Of a model that is nothing but many small parameters, it shows what one of them takes.
+    """
     size = f"{row['bytes'] / 1e6:.1f} MB in {row['parameters']:,} parameters"
     print(f"\n{row['model']}, {size}, {ranks} ranks, median of {row['rounds']} steps")
     local = median(row, "local")
@@ -105,14 +108,14 @@ def print_steps(row: dict[str, Any], ranks: int, *, per_parameter: bool = False)
             cells += [f"{local / step:.0%}", show_seconds(step - local), f"{each:.2f} us"]
         lines.append(cells + ["-"] * (5 - len(cells)))
     header = ["variant", "step", "efficiency", "over local", "per parameter"]
-    shown = len(header) if per_parameter else len(header) - 1
+    shown = len(header) if row["model"] == "many-small" else len(header) - 1
     print_table(header[:shown], [line[:shown] for line in lines])
 
 
 def plot_all(report: dict[str, Any], path: Path) -> None:
     """Draw the collectives of one run over size, and its training steps as bars."""
     (run,) = report["runs"]
-    cases = _cases([row for row in run["rows"] if row["size"]])
+    cases = cases_of([row for row in run["rows"] if row["size"]])
     count = max(1, len(cases) + len(run["steps"]))
     columns = min(3, count)
     rows = -(-count // columns)
@@ -122,22 +125,9 @@ def plot_all(report: dict[str, Any], path: Path) -> None:
         for axis in panels[len(cases) + len(run["steps"]) :]:
             axis.axis("off")
         for axis, case in zip(panels, cases, strict=False):
-            _draw(axis, run, *case)
+            draw_collective(axis, run, *case)
         for axis, row in zip(panels[len(cases) :], run["steps"], strict=False):
             draw_steps(axis, row, run["ranks"])
-
-
-def plot_collectives(report: dict[str, Any], path: Path) -> None:
-    """Draw time over size, both logarithmic, one panel for each number of ranks, collective and way of calling."""
-    # A single size, such as barrier's, makes no curve.
-    panels = [(run, case) for run in report["runs"] for case in _cases([row for row in run["rows"] if row["size"]])]
-    columns = min(4, max(1, len(panels)))
-    rows = max(1, -(-len(panels) // columns))
-    with picture(path, f"Median time of a collective, {source_of(report)}", rows, columns, 3.4) as axes:
-        for axis in axes[len(panels) :]:
-            axis.axis("off")
-        for axis, (run, case) in zip(axes, panels, strict=False):
-            _draw(axis, run, *case)
 
 
 def source_of(report: dict[str, Any]) -> str:
@@ -162,7 +152,8 @@ def picture(path: Path, title: str, rows: int, columns: int, height: float) -> I
     pyplot.close(figure)
 
 
-def _draw(axis: Any, run: dict[str, Any], collective: str, way: str) -> None:
+def draw_collective(axis: Any, run: dict[str, Any], collective: str, way: str) -> None:
+    """Draw the times of a run's collective over size, both logarithmic."""
     rows = [row for row in run["rows"] if (row["collective"], row["way"]) == (collective, way)]
     for peer in run["peers"]:
         found = [(row["size"], row["seconds"][peer]) for row in rows if peer in row["seconds"]]
@@ -197,9 +188,3 @@ def draw_steps(axis: Any, row: dict[str, Any], ranks: int) -> None:
     axis.tick_params(axis="x", labelrotation=20, labelsize=8)
     axis.set_ylabel("milliseconds a step")
     axis.set_title(f"{row['model']}, {row['bytes'] / 1e6:.0f} MB, {ranks} ranks", fontsize=10)
-
-
-def write_json(report: dict[str, Any], path: Path) -> None:
-    """Write a report, making its folder if needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")

@@ -94,11 +94,11 @@ def cores(job: Job) -> tuple[str, str]:
 
 
 def load(job: Job) -> tuple[str, str]:
-    """Whether other programs compute on the hosts."""
-    busy = [host[0] for host in job.hosts() if host[0].load > BUSY * max(1, len(host[0].cores))]
+    """Whether other programs compute on the hosts. The load is that of all cores, whichever the ranks may use."""
+    busy = [host[0] for host in job.hosts() if host[0].load > BUSY * max(1, host[0].machine_cores)]
     if busy:
         shown = busy[: words.MOST_NAMED]
-        each = ", ".join(f"{one.load:.1f} on {one.host} ({words.count(len(one.cores), 'core')})" for one in shown)
+        each = ", ".join(f"{one.load:.1f} on {one.host} ({words.count(one.machine_cores, 'core')})" for one in shown)
         return WARNING, f"the load of the last minute is {each}: all ranks wait for those whose cores others use"
     return OK, f"at most {max((each.load for each in job.facts.values()), default=0):.1f} in the last minute"
 

@@ -17,7 +17,6 @@ from ourddp.doctor.meeting import Job, NoMeetingError, meet, open_store
 from ourddp.doctor.words import OK, PROBLEM, WARNING, count
 
 HELP = "look for what would stop or slow down a job, on this machine or on all of an allocation"
-MOST_STARTED = 8  # ranks, unless --ranks asks for more
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         type=int,
         metavar="N",
-        help=f"without a launcher: start N ranks on this machine (default: one for each core, 2 to {MOST_STARTED})",
+        help=f"without a launcher: start N ranks here (default: one for each core, 2 to {processes.MOST_STARTED})",
     )
     parser.add_argument(
         "--timeout",
@@ -39,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine the job that this process was started in, or this machine; return the exit status.
+    """Examine the job that this process was started in, or this machine; return the exit status, 1 for a problem.
 
-    That is 1 where there is a problem: on rank 0, and on ranks that do not reach it, which say so on stderr.
+    Raises ValueError on ranks that do not reach rank 0.
     """
     place = joining.find(os.environ)
     if arguments.timeout <= 0 or (arguments.ranks is not None and arguments.ranks < 1):
@@ -49,12 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     if place.launcher == "none":
         return _start(arguments)
     if arguments.ranks is not None:
-        raise ValueError(f"--ranks is for a machine alone, but {place.launcher} has started this rank: leave it out")
+        joining.require_no_launcher(place)
     try:
         job = meet(open_store(place, arguments.timeout), place, arguments.timeout)
     except NoMeetingError as error:
-        print(error, file=sys.stderr)
-        return 1
+        raise ValueError(str(error)) from error
     if job is None:
         return 0
     findings = examine(job)
@@ -64,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _start(arguments: argparse.Namespace) -> int:
     """Run the command in ranks of this machine."""
-    ranks = arguments.ranks or min(MOST_STARTED, max(2, processes.cores()))
+    ranks = arguments.ranks or processes.default_ranks()
     command = [sys.executable, "-m", "ourddp", "doctor", "--timeout", str(arguments.timeout)]
     return processes.run_ranks(command + (["--json"] if arguments.json else []), ranks)
 

@@ -57,6 +57,7 @@ class Facts:
     congestion_error: str = ""  #: why that of OURS_TCP_CONGESTION cannot be had
     cores: list[int] = field(default_factory=list)
     threads: int = 1
+    machine_cores: int = 0  #: also those that this rank may not use
     load: float = 0.0  #: of the machine, in the last minute
 
     def machine(self) -> tuple[str, str]:
@@ -108,6 +109,7 @@ def gather(place: Launch) -> dict[str, Any]:
         "interfaces": [[*one, _mtu(one[0])] for one in _C.interfaces()],
         "cores": sorted(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
+        "machine_cores": os.cpu_count() or 1,
         "load": os.getloadavg()[0],
     }
     try:

@@ -161,8 +161,7 @@ def _lead(store: dist.Store, place: Launch, deadline: float) -> Job:
     job, words = _roster(store, place)
     trials = {0: _try_peers(job, words, 0)}
     deadline = time.monotonic() + TRIALS
-    for host in job.hosts()[1:]:
-        _tell_the_time(store, host[0].rank, deadline)
+    _tell_the_time(store, [host[0].rank for host in job.hosts()[1:]], deadline)
     ended = _await(store, {rank: f"trials/{rank}" for rank in came if rank != 0}, deadline)
     for rank in ended:
         memory, network, clock = _load(store, f"trials/{rank}")
@@ -212,7 +211,19 @@ def _try_peers(job: Job, words: Mapping[int, str], rank: int) -> Trials:
     return Trials(memory, {peer.rank: why for peer, why in zip(others, reasons, strict=True)})
 
 
-def _tell_the_time(store: dist.Store, rank: int, deadline: float) -> None:
+def _tell_the_time(store: dist.Store, ranks: list[int], deadline: float) -> None:
+    """Answer the questions of each rank when it begins to ask, so that one that never does holds up no other."""
+    waiting = list(ranks)
+    while waiting and time.monotonic() < deadline:
+        asking = [rank for rank in waiting if store.check([f"clock/{rank}/0/asked"])]
+        for rank in asking:
+            _answer(store, rank, min(deadline, time.monotonic() + FAREWELL))
+            waiting.remove(rank)
+        if not asking:
+            time.sleep(0.001)
+
+
+def _answer(store: dist.Store, rank: int, deadline: float) -> None:
     for number in range(ROUNDS):
         if not _await(store, {rank: f"clock/{rank}/{number}/asked"}, deadline, pause=0.001):
             return

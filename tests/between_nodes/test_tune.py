@@ -262,6 +262,14 @@ def test_the_command_refuses_what_cannot_be(arguments, capsys):
     assert capsys.readouterr().err.startswith(f"{arguments[0]} must be")
 
 
+def test_ranks_of_a_job_start_no_ranks_of_their_own(capsys, monkeypatch):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delattr(tune, "_start")
+    assert main(["tune", "--ranks", "2"]) == 1
+    assert capsys.readouterr().err.startswith("--ranks is for a machine alone, but torchrun has started this rank")
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -7,6 +7,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -128,10 +129,21 @@ def test_prometheus_reads_the_metrics(rank, world):
         urllib.request.urlopen(url, timeout=30)
 
 
+@in_ranks(2)
+def test_a_visitor_who_says_nothing_is_not_waited_for(rank, world):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics_server._Handler, "timeout", 0.1)
+        with socket.create_connection(("127.0.0.1", ourddp.serve_metrics(0)), timeout=30) as visitor:
+            assert visitor.recv(1) == b""
+
+
 DEBUGGED = """
 import sys, time, urllib.request, torch, torch.distributed as dist
 from torch.distributed.debug import start_debug_server, stop_debug_server
+from ourddp import debug_page
 from ourddp.debug_page import StragglerPage
+
+del debug_page._answer  # as when Python ends; only torch has it now
 
 if __name__ == "__main__":
     port = int(sys.argv[1])
@@ -172,3 +184,28 @@ def test_the_debug_server_shows_who_waits_for_whom(tmp_path):
     assert "<td>in call 2, waits for rank 1</td>" in page
     assert "<td>in its program, after call 1</td>" in page
     assert "  rank 0: in call 2, waits for rank 1; rank 0 waited" in text
+
+
+@in_ranks(1)
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\n{", "IncompleteRead"),
+        (b"HTTP/1.0 200 OK\r\n\r\n{", "JSONDecodeError"),
+        (b"", "RemoteDisconnected"),
+    ],
+)
+def test_a_rank_that_dies_while_it_answers_the_page_is_named(rank, world, answer, complaint):
+    from ourddp import debug_page
+
+    def serve(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            while b"\r\n\r\n" not in connection.recv(4096):
+                pass
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as rank:
+        served = rank.submit(serve, server)
+        assert str(debug_page._ask(f"http://127.0.0.1:{server.getsockname()[1]}")).startswith(complaint)
+        served.result(timeout=30)

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import re
 import sys
+import types
 from typing import Any
 
 import mpirun
@@ -19,8 +20,9 @@ from programs import ROOT, job, run_module, run_programs
 from ranks import gloo_group, in_ranks
 
 from ourddp.__main__ import main
-from ourddp.bench import collectives, command
+from ourddp.bench import collectives, command, harness
 from ourddp.bench.operations import OPERATIONS, Buffers
+from ourddp.bench.ranks import own_device
 from ourddp.joining import Launch
 
 ALONE = Launch("none", 0, 1, 0, 1, "127.0.0.1", 0)
@@ -154,7 +156,44 @@ def test_nccl_needs_a_device_a_rank(monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     assert command.peers_here("cuda", ALONE, 2) == ["ours", "gloo", "nccl"]
     assert command.peers_here("cuda", ALONE, 3) == ["ours", "gloo"]
-    assert command.peers_here("cuda", Launch("Slurm", 0, 4, 0, 2, "n1", 20000), 4) == ["ours", "gloo", "nccl"]
+    # A launcher may show each rank one device alone.
+    assert command.peers_here("cuda", Launch("Slurm", 0, 4, 0, 4, "n1", 20000), 4) == ["ours", "gloo", "nccl"]
+
+
+@in_ranks(2, backend="gloo")
+def test_nccl_needs_devices_that_differ_in_a_job(rank, world):
+    place = Launch("Slurm", rank, 2, rank, 2, "n1", 20000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "peers_here", lambda *_: ["ours", "nccl"])
+        patch.setattr(command, "device_id", lambda device: f"device {rank}")
+        assert command.agreed_plan(arguments(), place)["peers"] == ["ours", "nccl"]
+        patch.setattr(command, "device_id", lambda device: "the same device")
+        assert command.agreed_plan(arguments(), place)["peers"] == ["ours"]
+        with pytest.raises(ValueError, match="nccl needs a device for each rank"):
+            command.agreed_plan(arguments("--peers", "ours,nccl"), place)
+
+
+@in_ranks(2, backend="gloo")
+def test_all_ranks_of_a_job_measure_by_one_plan(rank, world, tmp_path):
+    place = Launch("Slurm", rank, 2, 0, 1, "n1", 20000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "peers_here", lambda *_: [["ours", "gloo", "mpi"], ["ours", "mpi"]][rank])
+        # Only rank 0 writes, into a folder that may be of its node.
+        file = tmp_path / "times.csv" if rank == 0 else "/nowhere/times.csv"
+        plan = command.agreed_plan(arguments("--csv", str(file), "--sizes", f"{rank + 1}K"), place)
+        assert (plan["peers"], plan["sizes"]) == (["ours", "mpi"], [1024])
+        with pytest.raises(ValueError, match=r"^rank 1: gloo is not here, or cannot serve these ranks"):
+            command.agreed_plan(arguments("--peers", "ours,gloo"), place)
+        with pytest.raises(ValueError, match=r"^rank 0: cannot write /nowhere/times.csv"):
+            command.agreed_plan(arguments("--csv", "/nowhere/times.csv"), place)
+
+
+def test_ranks_of_a_node_share_its_devices_out(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    # As Slurm numbers the ranks of two nodes in turn: this one is the second of its node.
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert own_device() == 1
 
 
 def test_mpi_needs_mpi4py_and_processes_of_mpi(monkeypatch):
@@ -166,6 +205,16 @@ def test_mpi_needs_mpi4py_and_processes_of_mpi(monkeypatch):
     assert [command.has_mpi(place, {"PMIX_RANK": "0"}) for place in places] == [True, True, True, False]
     found.clear()
     assert not any(command.has_mpi(place, {"PMIX_RANK": "0"}) for place in places)
+
+
+@pytest.mark.parametrize(("said", "usable"), [("mpirun (Open MPI) 5.0.11", True), ("HYDRA build details:", False)])
+def test_only_the_mpirun_of_open_mpi_is_used(said, usable, tmp_path, monkeypatch):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\necho '{said}'\n")
+    mpirun.chmod(0o755)
+    monkeypatch.setitem(sys.modules, "mpi4py", types.ModuleType("mpi4py"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert harness.find_mpirun() == (str(mpirun) if usable else None)
 
 
 def test_a_launcher_says_how_many_ranks_there_are():

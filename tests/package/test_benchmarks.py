@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from hosts import why_no_hosts
+from ranks import run_ranks
 
 from ourddp.bench import report
 
@@ -172,6 +175,23 @@ def test_inference_reports_the_time_of_a_token(tmp_path: Path) -> None:
     assert "tokens a second" in output
 
 
+def measure_stragglers(rank: int, world: int) -> tuple[int, str]:
+    sys.argv = ["stragglers.py", "--trials", "1"]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        status = runpy.run_path(str(BENCHMARKS / "stragglers.py"))["main"]()
+    return status, output.getvalue()
+
+
+def test_stragglers_reports_both_kinds_of_steps() -> None:
+    (status, output), (other, nothing) = run_ranks(2, measure_stragglers, backend=None)
+    assert (other, nothing) == (status, "")
+    named = re.findall(r"^(\w+): named by all ranks in ([01]) of 1 trials$", output, re.MULTILINE)
+    assert [way for way, _ in named] == ["sync", "overlap"]
+    assert (status == 0) == all(count == "1" for _, count in named)
+    ratio = r"^  saving predicted / measured: (-?\d+\.\d{3}) over all trials; off by \d+\.\d% \(median\), by at most"
+    assert len(re.findall(ratio, output, re.MULTILINE)) == 2
+
+
 def test_ddp_compares_both_reducers_over_both_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     program = runpy.run_path(str(BENCHMARKS / "ddp.py"))
@@ -190,8 +210,9 @@ def test_a_failing_rank_ends_the_benchmark(tmp_path: Path) -> None:
     script.write_text(
         "import sys, time\n"
         "from ourddp.bench import harness\n"
-        "if harness.is_rank():\n"
-        "    with harness.Ranks() as ranks:\n"
+        "import scaffold\n"
+        "if scaffold.is_rank():\n"
+        "    with harness.StartedRanks() as ranks:\n"
         "        if ranks.rank == 1:\n"
         "            sys.exit('rank 1 gives up')\n"
         "        ranks.together()\n"

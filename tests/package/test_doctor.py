@@ -6,15 +6,18 @@ import dataclasses
 import json
 import os
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from programs import job as job_of
 from programs import run_module, run_programs
 from ranks import run_ranks
 
 from ourddp import joining
-from ourddp.doctor import command, facts, ports, words
+from ourddp.doctor import command, facts, meeting, ports, words
 from ourddp.doctor.checks import CHECKS, Finding, examine
 from ourddp.doctor.facts import Facts
 from ourddp.doctor.meeting import Job, Trials, meet, open_store
@@ -44,6 +47,7 @@ def healthy(rank: int, host: int = 0) -> Facts:
         congestion_allowed="reno cubic",
         cores=[0, 1, 2, 3],
         threads=2,
+        machine_cores=4,
         load=0.3,
     )
 
@@ -181,6 +185,12 @@ def test_every_check_can_fail():
     assert {name for name, *_ in BAD} == set(CHECKS)
 
 
+def test_the_load_is_that_of_all_cores_and_not_of_those_of_a_rank():
+    bound = {rank: {"cores": [rank], "machine_cores": 64, "load": 3.0} for rank in range(4)}
+    found = {each.check: each for each in examine(job(changed=bound))}
+    assert found["load"].state == OK
+
+
 def test_bbr_is_well_where_near_hosts_get_another():
     bbr = {"congestion": "bbr", "congestion_allowed": "reno bbr", "congestion_near": "reno"}
     state, text = CHECKS["congestion"](job(changed=everywhere(bbr)))
@@ -294,6 +304,17 @@ def test_a_rank_that_does_not_come_is_named():
     assert first[0][:2] == ("ranks", PROBLEM)
     assert first[0][2].startswith("rank 2 did not come; those that did are on ")
     assert {name: state for name, state, _ in first}["sharing"] == OK
+
+
+def test_a_host_that_falls_silent_keeps_no_other_from_hearing_the_time():
+    store = dist.HashStore()
+    with ThreadPoolExecutor(1) as another:
+        answer = another.submit(meeting._ask_the_time, store, 2, time.monotonic() + 60)
+        meeting._tell_the_time(store, [1, 2], time.monotonic() + 0.5)
+        # Had rank 0 waited for rank 1, this one would have heard nothing, and would still ask.
+        _, error = answer.result(timeout=0)
+    assert 0 <= error < 1
+    assert store.check([f"clock/2/{meeting.ROUNDS - 1}/told"])
 
 
 def test_a_rank_without_a_store_says_where_it_looked():

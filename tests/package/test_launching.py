@@ -37,6 +37,12 @@ def summed(more: int) -> tuple[int, int, int, str]:
     return dist.get_rank(), int(tensor), torch.get_num_threads(), dist.get_backend()
 
 
+def places() -> tuple[int, int, int, int]:
+    found = ourddp.rank(), ourddp.size(), ourddp.local_rank(), ourddp.local_size()
+    ourddp.shutdown()
+    return found
+
+
 def fail_on_one() -> None:
     if dist.get_rank() == 1:
         raise KeyError("the culprit")
@@ -67,6 +73,10 @@ def _nothing_is_left() -> Iterator[None]:
 
 def test_results_come_by_rank():
     assert ourddp.launch(summed, (10,), ranks=2, threads=3) == [(rank, 21, 3, "ours") for rank in range(2)]
+
+
+def test_ranks_know_their_places_and_may_leave_the_group():
+    assert ourddp.launch(places) == [(0, 2, 0, 2), (1, 2, 1, 2)]
 
 
 def test_the_first_error_is_raised_with_its_rank_and_traceback():
@@ -262,6 +272,34 @@ def test_a_signal_ends_all_ranks(tmp_path, which):
     assert job.returncode == 128 + which, errors
     assert errors.splitlines()[-1] == f"interrupted by {which.name}, and all ranks with it"
     for pid in os.listdir(started):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+RUNS_TWO = """
+import os, sys
+from ourddp import processes
+waits = "import os, pathlib, sys, threading; pathlib.Path(sys.argv[1], str(os.getpid())).touch();" \\
+    "os.write(1, b'here '); threading.Event().wait()"
+processes.run_all([[sys.executable, "-c", waits, sys.argv[1]]] * 2, [os.environ] * 2)
+"""
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_what_a_command_has_started(tmp_path, which):
+    line = [sys.executable, "-c", RUNS_TWO, str(tmp_path)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    command = subprocess.Popen(line, env=environment(PYTHONPATH=str(ROOT)), **pipes)
+    try:
+        assert command.stdout.read(10) == "here here "
+        command.send_signal(which)
+        _, errors = command.communicate(timeout=TIMEOUT)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(command.pid, signal.SIGKILL)
+        command.wait()
+    assert command.returncode == {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 128 + signal.SIGTERM}[which], errors
+    for pid in os.listdir(tmp_path):
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
 

@@ -157,3 +157,14 @@ def test_sharded_state_is_refused_on_all_ranks(rank: int, world: int) -> None:
         RuntimeError, match=r"was not broadcast: rank 1: ValueError: it is sharded .*broadcast_from_rank0"
     ):
         ourddp.broadcast_optimizer_state(optimizer, 1)
+
+
+@in_ranks(2)
+def test_state_that_cannot_be_had_is_an_error_on_all_ranks(rank: int, world: int) -> None:
+    def refuse(optimizer: torch.optim.Optimizer) -> None:
+        raise KeyError("a hook of the program")
+
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))])
+    optimizer.register_state_dict_pre_hook(refuse)
+    with pytest.raises(RuntimeError, match="was not broadcast: rank 0: KeyError: 'a hook of the program'"):
+        ourddp.broadcast_optimizer_state(optimizer)

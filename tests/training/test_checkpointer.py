@@ -151,6 +151,33 @@ def test_a_step_that_is_saved_again_is_replaced(rank: int, world: int, tmp_path:
     assert torch.equal(weights(other), weights(model))
 
 
+class Visited:
+    """Lets another job load from the folder while a checkpoint is being written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.found: int | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        assert (self._folder / ".step-2.temporary").is_dir()
+        self.found = Checkpointer(self._folder).load(training("plain", seed=1)[0])
+        return {"value": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+@in_ranks(2)
+def test_a_job_that_loads_leaves_alone_what_another_one_is_writing(rank: int, world: int, tmp_path: Path) -> None:
+    model, _ = training("plain", seed=0)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, model)
+    visited = Visited(tmp_path)
+    checkpointer.save(2, model, visited=visited)
+    assert visited.found == 1
+    assert names(tmp_path) == ["step-1", "step-2"]
+
+
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +220,44 @@ def test_a_failure_on_one_rank_is_raised_on_all_and_leaves_what_there_was(
         checkpointer.save(2 + rank, model, optimizer)
     assert names(tmp_path) == ["step-1"]
     assert checkpointer.load(model, optimizer) == 1
+
+
+@in_ranks(2)
+def test_old_checkpoints_that_cannot_be_removed_do_not_hide_that_the_new_one_is_saved(
+    rank: int, world: int, tmp_path: Path
+) -> None:
+    model, _ = training("plain", seed=0)
+    checkpointer = Checkpointer(tmp_path, keep=1)
+    checkpointer.save(1, model)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("busy")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpointer._folder, "_remove", refuse)
+        with pytest.raises(RuntimeError, match=r"step 2 was saved, but not all older ones .*: rank 0: OSError: busy"):
+            checkpointer.save(2, model)
+    assert names(tmp_path) == ["step-1", "step-2"]
+
+
+@in_ranks(2)
+def test_a_step_whose_replacement_fails_stays(rank: int, world: int, tmp_path: Path) -> None:
+    model, _ = training("plain", seed=0)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, model)
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if self.name == ".step-1.temporary":
+            raise OSError("no")
+        return rename(self, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        with pytest.raises(RuntimeError, match="step 1 was not saved: rank 0: OSError: no"):
+            checkpointer.save(1, model)
+        dist.barrier()  # rank 0 has removed what was written
+    assert names(tmp_path) == ["step-1"]
 
 
 @in_ranks(2)

@@ -44,6 +44,9 @@ def test_an_environment_of_another_job_is_noticed(rank: int, world: int) -> None
     for ask in (ourddp.local_rank, ourddp.local_size):
         with pytest.raises(RuntimeError, match=f"rank 0 of 1, but this process is rank {rank} of 2.*set RANK"):
             ask()
+    os.environ["RANK"] = str(rank)
+    with pytest.raises(RuntimeError, match="place on its node is not known: RANK is set, but not WORLD_SIZE"):
+        ourddp.local_rank()
 
 
 @in_ranks(1, fresh=True)

@@ -64,6 +64,7 @@ def test_what_is_no_number_is_an_error_on_all_ranks(rank: int, world: int) -> No
 
     refused("'loss' is no number but of type str", {"loss": "low"})
     refused("'loss' is no number but of type Tensor", {"loss": torch.ones(2)})
+    refused("'loss' is too large for a floating-point number", {"loss": 10**400})
     refused("the weight of 'loss' is -1.0; it must be finite and not negative", {"loss": 1}, -1)
     refused("the weight of 'loss' is nan", {"loss": 1}, math.nan)
     refused("the weight of 'loss' is no number but of type list", {"loss": 1}, [1])

@@ -147,7 +147,12 @@ def test_the_benchmark_compares_steps_with_and_without_a_timeline():
     ends = run_file(benchmark, "--rounds=2", "--steps=2", "--width=16", each=job(2, store))
     output = "".join(text for _, text in ends)
     # With so small a model recording is no small part of a step.
-    assert re.search(r"without a timeline [\d.]+ ms, with one [\d.]+ ms", output), output
+    said = re.search(r"without a timeline ([\d.]+) ms, with one ([\d.]+) ms: ([+-][\d.]+)%", output)
+    assert said, output
+    off, on, cost = map(float, said.groups())
+    assert cost == pytest.approx(100 * (on / off - 1), abs=0.5)
+    # What it judges is what it shows.
+    assert ([code for code, _ in ends] == [1, 1]) == (cost >= 2) or cost == 2
     assert re.search(r"^[1-9]\d* events a step and rank$", output, re.MULTILINE)
 
 
@@ -167,11 +172,41 @@ def test_a_timeline_is_valid_after_a_crash(tmp_path):
     assert len(calls) >= 41
 
 
+def start_with_subgroups(rank: int, world: int) -> None:
+    assert not _C.timeline_is_on()  # the group of all ranks is Gloo's
+    for one in range(world):
+        dist.new_group([one], backend="ours")
+    assert not _C.timeline_is_on()
+    whole = dist.new_group(backend="ours")
+    assert _C.timeline_is_on()
+    dist.all_reduce(torch.ones(1), group=whole)
+    dist.new_group(backend="ours")  # goes on with that timeline
+    _C.stop_timeline()
+
+
+def test_a_timeline_of_the_whole_job_begins_with_a_group_of_all_ranks(tmp_path):
+    path = tmp_path / "trace.json"
+    run_ranks(2, start_with_subgroups, backend="gloo", env={"OURS_TIMELINE": str(path)})
+    assert {event["pid"] for event in read(path) if event["name"] == "all_reduce"} == {0, 1}
+
+
 @in_ranks(2, fresh=True)
 def test_a_timeline_is_refused_on_all_ranks_if_it_cannot_be_written(rank: int, world: int) -> None:
     refusal = r"cannot be written to /nowhere/trace.json: rank 0: .*No such file"
     with pytest.raises(RuntimeError, match=refusal), ourddp.timeline("/nowhere/trace.json"):
         pass
+    assert not _C.timeline_is_on()
+
+
+@in_ranks(2)
+def test_a_rank_that_does_not_find_the_file_stops_the_timeline_of_all(rank: int, world: int, tmp_path: Path) -> None:
+    folder = tmp_path / str(rank)  # as containers do with one machine, but file systems of their own
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        refusal = r"cannot be written to trace.json: rank 1: .*No such file"
+        with pytest.raises(RuntimeError, match=refusal), ourddp.timeline("trace.json"):
+            pass
     assert not _C.timeline_is_on()
 
 
