@@ -55,7 +55,8 @@ class RanksFailedError(AssertionError):
 
 
 @functools.cache
-def _context() -> ForkServerContext:
+def fork_server() -> ForkServerContext:
+    """Return the context that starts processes as forks of one that has loaded torch."""
     context = multiprocessing.get_context("forkserver")
     # torch loads the last two with the first optimizer or mesh, which takes seconds if each rank has to do it.
     modules = ["torch.distributed", "torch.distributed.distributed_c10d", "torch._dynamo", "torch.distributed.tensor"]
@@ -117,7 +118,7 @@ def node_ids(world: int, nodes: int) -> list[dict[str, str]]:
     return [{"OURS_NODE_ID": f"node {rank * nodes // world}"} for rank in range(world)]
 
 
-def _make_store(nodes: Nodes) -> tuple[dist.TCPStore, str]:
+def make_store(nodes: Nodes) -> tuple[dist.TCPStore, str]:
     """Return a new store, and an address of its server that all ranks can reach."""
     if isinstance(nodes, int):
         return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), "127.0.0.1"
@@ -246,12 +247,12 @@ class RankPool:
 
     def _start(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="ranks-")
-        self._store, address = _make_store(self._nodes)
+        self._store, address = make_store(self._nodes)
         store = (address, self._store.port)
         for rank in range(self.world):
-            ours, theirs = _context().Pipe()
+            ours, theirs = fork_server().Pipe()
             init = (rank, self.world, store, self._backend, self._env[rank], self._init)
-            process = _context().Process(
+            process = fork_server().Process(
                 target=_worker,
                 args=(theirs, *init, self._hosts[rank], self._stack_file(rank)),
                 name=f"rank {rank}",

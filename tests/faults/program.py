@@ -1,0 +1,137 @@
+"""The program: its arguments, which trials it runs, and the tables that it prints."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hosts import linked_hosts, why_no_hosts
+from ranks import Nodes, fork_server
+
+from faults.campaign import Trial, Trials
+from faults.injections import INJECTIONS
+from faults.judge import FAULTS, Outcome, judge
+from faults.table import Row, print_table
+
+PLACES = ["one node", "two nodes", "four nodes", "two hosts"]
+LEFT_EVERY = 20  # trials after which the ranks count what they have
+
+
+@contextlib.contextmanager
+def trials_in(place: str) -> Iterator[Trials]:
+    """Make the trials of a place."""
+    with contextlib.ExitStack() as stack:
+        counts = {"one node": 1, "two nodes": 2, "four nodes": 4}
+        nodes: Nodes = counts[place] if place in counts else stack.enter_context(linked_hosts(2))
+        trials = Trials(nodes)
+        stack.callback(trials.close)
+        trials.learn_what_is_usual()
+        yield trials
+
+
+@dataclass
+class Tally:
+    """What came of the trials so far."""
+
+    rows: dict[tuple[str, str], Row] = field(default_factory=dict)
+    faults: int = 0
+
+    def add(self, name: str, place: str, number: int, outcome: Outcome) -> None:
+        row = self.rows.setdefault((name, place), Row(name, place))
+        found = judge(outcome)
+        row.add(outcome, {kind for kind, _ in found})
+        for kind, text in found:
+            self.faults += 1
+            where = f"{outcome.part}, rank {outcome.victim} hit in {outcome.doing or 'its start'}"
+            print(f"  {kind}: {name}, {place}, trial {number} ({where}): {text}", flush=True)
+
+
+def seed_of(seed: int, name: str, place: str, number: int) -> int:
+    """Return the seed of one trial."""
+    return random.Random(f"{seed} {name} {place} {number}").getrandbits(32)
+
+
+def trial_of(seed: int, name: str, place: str, number: int) -> Trial:
+    """Return the trial of this number. Trials take turns in the parts of the job."""
+    injection = INJECTIONS[name]
+    return Trial(injection, injection.parts[number % len(injection.parts)], seed_of(seed, name, place, number))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Disturb a job of real ranks at random moments, and print what held.")
+    parser.add_argument("--trials", type=int, default=10, help="of an injection in a place; some are tried more often")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first trial of each injection")
+    parser.add_argument("--minutes", type=float, help="try random injections for so long instead")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--only", action="append", choices=list(INJECTIONS), help="this injection; may be repeated")
+    parser.add_argument("--place", action="append", choices=PLACES, help="this place; may be repeated")
+    return parser.parse_args()
+
+
+def chosen(options: argparse.Namespace, place: str) -> tuple[list[str], dict[str, str]]:
+    """Return the names of the injections for a place, and why others are skipped."""
+    names = [name for name in options.only or INJECTIONS if place in INJECTIONS[name].places]
+    skipped = {name: reason for name in names if (reason := INJECTIONS[name].why_not())}
+    return [name for name in names if name not in skipped], skipped
+
+
+def numbers(options: argparse.Namespace, names: list[str], place: str) -> Iterator[tuple[str, int]]:
+    """Yield injections and the numbers of their trials."""
+    if options.minutes is None:
+        for name in names:
+            count = max(1, round(options.trials * INJECTIONS[name].share))
+            yield from ((name, options.first + number) for number in range(count))
+        return
+    places = len(options.place or PLACES)
+    end = time.monotonic() + 60 * options.minutes / places
+    rng = random.Random(f"{options.seed} {place}")
+    number = options.first
+    while time.monotonic() < end:
+        yield rng.choices(names, [INJECTIONS[name].share for name in names])[0], number
+        number += 1
+
+
+def campaign(options: argparse.Namespace, place: str, tally: Tally) -> dict[str, str]:
+    """Run all trials of a place. Return why injections were skipped."""
+    names, skipped = chosen(options, place)
+    if not names:
+        return skipped
+    with trials_in(place) as trials:
+        last = ""
+        for count, (name, number) in enumerate(numbers(options, names, place), 1):
+            if name != last and options.minutes is None:
+                print(f"{place}: {name}", flush=True)
+                last = name
+            trial = trial_of(options.seed, name, place, number)
+            outcome = trials.run(trial)
+            if outcome.void:
+                tally.add(name, place, number, outcome)
+                outcome = trials.run(trial)
+            if count % LEFT_EVERY == 0:
+                outcome.left += trials.left_behind()
+            tally.add(name, place, number, outcome)
+        for text in trials.left_behind():
+            tally.faults += 1
+            print(f"  left behind, {place}, at the end: {text}", flush=True)
+    return skipped
+
+
+def main() -> int:
+    """Run the campaign. Return the exit status."""
+    options = arguments()
+    fork_server().set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor", "faults.rank"])
+    print(f"seed {options.seed}", flush=True)
+    tally, skipped = Tally(), {}
+    begun = time.monotonic()
+    for place in options.place or PLACES:
+        reason = why_no_hosts() if place == "two hosts" else ""
+        skipped |= {place: reason} if reason else campaign(options, place, tally)
+    print_table(list(tally.rows.values()), FAULTS)
+    for name, reason in skipped.items():
+        print(f"skipped: {name}: {reason}")
+    print(f"{tally.faults} findings in {time.monotonic() - begun:.0f} s")
+    return 1 if tally.faults else 0
