@@ -14,6 +14,7 @@ from ranks import Nodes, fork_server
 
 from faults.campaign import Trial, Trials
 from faults.injections import INJECTIONS
+from faults.job import PARTS, RESTART
 from faults.judge import FAULTS, Outcome, judge
 from faults.table import Row, print_table
 
@@ -55,10 +56,11 @@ def seed_of(seed: int, name: str, place: str, number: int) -> int:
     return random.Random(f"{seed} {name} {place} {number}").getrandbits(32)
 
 
-def trial_of(seed: int, name: str, place: str, number: int) -> Trial:
+def trial_of(options: argparse.Namespace, name: str, place: str, number: int) -> Trial:
     """Return the trial of this number. Trials take turns in the parts of the job."""
     injection = INJECTIONS[name]
-    return Trial(injection, injection.parts[number % len(injection.parts)], seed_of(seed, name, place, number))
+    parts = [part for part in injection.parts if part in (options.part or injection.parts)]
+    return Trial(injection, parts[number % len(parts)], seed_of(options.seed, name, place, number))
 
 
 def arguments() -> argparse.Namespace:
@@ -69,12 +71,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--only", action="append", choices=list(INJECTIONS), help="this injection; may be repeated")
     parser.add_argument("--place", action="append", choices=PLACES, help="this place; may be repeated")
+    parser.add_argument("--part", action="append", choices=[*PARTS, RESTART], help="this part of the job")
     return parser.parse_args()
 
 
 def chosen(options: argparse.Namespace, place: str) -> tuple[list[str], dict[str, str]]:
     """Return the names of the injections for a place, and why others are skipped."""
-    names = [name for name in options.only or INJECTIONS if place in INJECTIONS[name].places]
+    parts = {*(options.part or [*PARTS, RESTART])}
+    names = [
+        name
+        for name in options.only or INJECTIONS
+        if place in INJECTIONS[name].places and parts.intersection(INJECTIONS[name].parts)
+    ]
     skipped = {name: reason for name in names if (reason := INJECTIONS[name].why_not())}
     return [name for name in names if name not in skipped], skipped
 
@@ -106,7 +114,7 @@ def campaign(options: argparse.Namespace, place: str, tally: Tally) -> dict[str,
             if name != last and options.minutes is None:
                 print(f"{place}: {name}", flush=True)
                 last = name
-            trial = trial_of(options.seed, name, place, number)
+            trial = trial_of(options, name, place, number)
             outcome = trials.run(trial)
             if outcome.void:
                 tally.add(name, place, number, outcome)

@@ -69,6 +69,8 @@ def _attempt(job: Job, page: Page) -> Report:
     page.doing = "destroy"
     if dist.is_initialized():
         dist.destroy_process_group()
+    # torch counts the default groups that could not be made, too. The keys of the next one would differ among the ranks.
+    dist.distributed_c10d._world.group_count = 0
     report.ended_at = time.monotonic()
     return report
 
