@@ -30,7 +30,7 @@ CUT = "all name ranks of the other node within 1 s after the timeout"
 RESET = "all name a rank within 1 s"
 WORKS = "right results"
 STORE = "right results, or an error that names the store"
-SHORT = "right results, or all name the rank"
+SHORT = "right results, or all name a rank"
 
 NOTHING_DONE = "there was nothing to disturb"
 

@@ -48,14 +48,15 @@ class Outcome:
 
 def _names(report: Report, ranks: set[int]) -> bool:
     """Tell whether an error names one of ``ranks``."""
-    return any(int(rank) in ranks for rank in re.findall(r"\b[Rr]anks? (\d+)\b", report.text))
+    lists = re.findall(r"\b[Rr]anks? (\d+(?:, \d+)*)", report.text)
+    return any(int(rank) in ranks for numbers in lists for rank in numbers.split(", "))
 
 
 def _to_blame(outcome: Outcome, rank: int) -> set[int]:
     """Return the ranks of which the error of ``rank`` has to name one."""
     if outcome.injection.effect == injections.CUT:
         return {other for other, node in enumerate(outcome.nodes) if node != outcome.nodes[rank]}
-    if outcome.injection.effect == injections.RESET:
+    if outcome.injection.effect in (injections.RESET, injections.SHORT):
         return set(range(len(outcome.nodes)))
     return {outcome.victim}
 
@@ -105,11 +106,13 @@ def _judge_report(outcome: Outcome, rank: int, report: Report | None) -> list[tu
 
 def judge(outcome: Outcome) -> list[tuple[str, str]]:
     """Return what did not hold: names in FAULTS, each with a sentence."""
+    effect = outcome.injection.effect
     found = [("hang", f"rank {rank} did not end:\n{stack}") for rank, stack in outcome.hung.items()]
     for rank, report in outcome.reports.items():
         found += _judge_report(outcome, rank, report)
     for rank, report in outcome.again.items():
-        if report is None or report.outcome != "right":
+        may_fail = effect == injections.SHORT and report is not None and report.outcome == "error"
+        if not may_fail and (report is None or report.outcome != "right"):
             found.append(("new group", f"rank {rank}: {report.text if report else 'died'}"))
     found += [("left behind", what) for what in outcome.left]
     return [each for each in found if not outcome.void or each[0] in WHENEVER]
