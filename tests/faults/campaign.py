@@ -137,7 +137,8 @@ class Trials:
         if trial.injection.effect in (injections.WORKS, injections.STORE, injections.SHORT):
             time.sleep(strike.rng.uniform(0.05, 0.3))
             strike.team.pages[0].ends = True
-        if strike.note == injections.NOTHING_DONE:
+        if trial.injection.effect == injections.RESET:
+            time.sleep(injections.DEATH_S if strike.note != injections.NOTHING_DONE else 0)
             strike.team.pages[0].ends = True
 
     @staticmethod

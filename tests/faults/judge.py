@@ -98,8 +98,7 @@ def _judge_report(outcome: Outcome, rank: int, report: Report | None) -> list[tu
         return [("no error", f"rank {rank} raised something else: {report.text}")]
     if report.outcome == "error":
         return _judge_error(outcome, report)
-    may_be_right = (injections.WORKS, injections.STORE, injections.SHORT)
-    if effect in may_be_right or outcome.note == injections.NOTHING_DONE:
+    if effect in (injections.WORKS, injections.STORE, injections.SHORT, injections.RESET):
         return []
     return [("no error", f"rank {rank} noticed nothing")]
 
