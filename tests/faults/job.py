@@ -57,7 +57,9 @@ def collectives(job: Job, rng: random.Random) -> None:
         dist.all_reduce(tensor)
         assert tensor.eq(world * (world + 1) / 2).all()
         return None
-    shape = tuple(rng.randint(0, 5) for _ in range(rng.randint(0, 3))) if rng.random() < 0.5 else (rng.randint(1, 9999),)
+    shape = (
+        tuple(rng.randint(0, 5) for _ in range(rng.randint(0, 3))) if rng.random() < 0.5 else (rng.randint(1, 9999),)
+    )
     layout = rng.choice(["contiguous", "transposed", "strided", "offset"])
     if kind == "movement":
         call = rng.choice(["broadcast", "all_gather", "gather", "scatter", "all_to_all"])

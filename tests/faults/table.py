@@ -47,7 +47,17 @@ def _seconds(delays: list[float]) -> list[str]:
 
 def print_table(rows: list[Row], faults: Sequence[str]) -> None:
     """Print the rows as a table of Markdown."""
-    head = ["what was done", "where", "what has to come of it", "tried", "held", *faults, "median s", "longest s", "note"]
+    head = [
+        "what was done",
+        "where",
+        "what has to come of it",
+        "tried",
+        "held",
+        *faults,
+        "median s",
+        "longest s",
+        "note",
+    ]
     print("\n| " + " | ".join(head) + " |")
     print("|" + " --- |" * len(head))
     for row in rows:

@@ -1,0 +1,148 @@
+"""Calls that do not fit together, because one rank's differs: what each rank does, and what its error must say."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from probes import backend_of, failed_with, total
+
+PATIENCE = 0.5  # the timeout in seconds of groups in which a rank does not come
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a rank calls."""
+
+    group: Any
+    other: Any  # a group of the same ranks
+    rank: int
+    world: int
+    odd: bool  # whether this rank's call is the one that differs
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of mismatch."""
+
+    call: Callable[[Setting], object]
+    words: tuple[str, ...]  # in the error of every rank
+    comes: bool = True  # whether all ranks come, so that the mismatch is found at once
+    dtype: torch.dtype = torch.float32  # of the tensor of the rank that differs
+
+
+def _other_order(s: Setting) -> None:
+    calls = [lambda: dist.all_reduce(s.tensor, group=s.group), lambda: dist.barrier(group=s.group)]
+    for call in reversed(calls) if s.odd else calls:
+        call()
+
+
+def _gather(s: Setting) -> None:
+    count = 7 if s.odd else 6
+    dist.all_gather([torch.empty(count) for _ in range(s.world)], torch.ones(count), s.group)
+
+
+def _scatter_unevenly(s: Setting) -> None:
+    parts = [torch.ones(6 if r == s.rank or not s.odd else 5) for r in range(s.world)]
+    dist.reduce_scatter(torch.empty(6), parts, group=s.group)
+
+
+def _exchange(s: Setting) -> None:
+    sent = [2 if s.odd and r != s.rank else 3 for r in range(s.world)]
+    dist.all_to_all_single(torch.empty(3 * s.world), torch.ones(sum(sent)), [3] * s.world, sent, group=s.group)
+
+
+def _stay_away(s: Setting) -> None:
+    if not s.odd:
+        dist.all_reduce(s.tensor, group=s.group)
+
+
+CASES = {
+    "op": Case(
+        lambda s: dist.broadcast(s.tensor, 0, s.group) if s.odd else dist.all_reduce(s.tensor, group=s.group),
+        ("broadcast", "all_reduce"),
+    ),
+    "order": Case(_other_order, ("barrier", "all_reduce")),
+    "root": Case(lambda s: dist.broadcast(s.tensor, 1 if s.odd else 0, s.group), ("root 0", "root 1")),
+    "count": Case(
+        lambda s: dist.all_reduce(s.tensor[: 5 if s.odd else 6], group=s.group), ("5 x float32", "6 x float32")
+    ),
+    "dtype": Case(lambda s: dist.all_reduce(s.tensor, group=s.group), ("6 x int32", "6 x float32"), dtype=torch.int32),
+    "reduce op": Case(
+        lambda s: dist.all_reduce(s.tensor, dist.ReduceOp.MAX if s.odd else dist.ReduceOp.SUM, s.group), ("MAX", "SUM")
+    ),
+    "size of a gathered tensor": Case(_gather, ("24", "28")),
+    "sizes of the parts of a reduce_scatter": Case(_scatter_unevenly, ("reduce_scatter",)),
+    "splits of an all_to_all": Case(_exchange, ("all_to_all", "8 bytes", "12")),
+    "group": Case(
+        lambda s: dist.all_reduce(s.tensor, group=s.other if s.odd else s.group), ("Timed out waiting",), comes=False
+    ),
+    "missing rank": Case(_stay_away, ("Timed out waiting",), comes=False),
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a rank has found."""
+
+    text: str  # its error; empty if it made no call
+    again: str  # that of the next call
+    seconds: float  # until the first error
+
+
+def mismatch(rank: int, world: int, kind: str, odd: int) -> Found:
+    """Make the calls of a kind; that of rank ``odd`` differs. Then check that other groups work."""
+    case = CASES[kind]
+    group, other = dist.new_group(), dist.new_group()  # their failure must not fail another group
+    for each in (group, other):
+        dist.barrier(group=each)
+        if not case.comes:
+            backend_of(each).set_timeout(timedelta(seconds=PATIENCE))
+    dist.barrier()
+    tensor = torch.ones(6, dtype=case.dtype if rank == odd else torch.float32)
+    start, text = time.monotonic(), ""
+    try:
+        case.call(Setting(group, other, rank, world, rank == odd, tensor))
+        assert kind == "missing rank", "the call succeeded"
+        assert rank == odd, "the call succeeded"
+    except dist.DistBackendError as error:
+        text = str(error)
+    seconds = time.monotonic() - start
+    assert torch.equal(tensor, torch.ones_like(tensor)), "the input was written in spite of the error"
+    dist.barrier()
+    with pytest.raises(dist.DistBackendError) as again:
+        dist.barrier(group=group)
+    assert failed_with("COMM_ERROR" if case.comes else "TIMEOUT", group)
+    for each in (group, other):
+        dist.destroy_process_group(each)
+    another = dist.new_group()
+    assert total() == total(another) == world, "the failure concerns other groups as well"
+    dist.destroy_process_group(another)
+    return Found(text, str(again.value), seconds)
+
+
+def check(kind: str, odd: int, one_node: bool, results: list[Found]) -> float:
+    """Check what all ranks have found. Return the longest time until an error beyond what was to be waited for."""
+    case = CASES[kind]
+    for rank, found in enumerate(results):
+        if kind == "missing rank" and rank == odd:
+            continue
+        for word in case.words:
+            assert word in found.text, found.text
+        named = {int(number) for number in re.findall(r"\brank (\d+) \(host", found.text)}
+        others = set(range(len(results))) - {odd}
+        assert named & (others if kind == "group" and rank == odd else {odd}), f"the rank is not named: {found.text}"
+        if case.comes:
+            assert len(named) >= 2, f"the ranks that differ are not named: {found.text}"
+            assert not one_node or "rank 0" in found.text, "within a node, all ranks are named"
+            assert found.again == found.text, "the group does not stay failed with the same message"
+    waited = 0 if case.comes else PATIENCE
+    return max(found.seconds for found in results) - waited
