@@ -57,9 +57,9 @@ def collectives(job: Job, rng: random.Random) -> None:
         dist.all_reduce(tensor)
         assert tensor.eq(world * (world + 1) / 2).all()
         return None
-    shape = (
-        tuple(rng.randint(0, 5) for _ in range(rng.randint(0, 3))) if rng.random() < 0.5 else (rng.randint(1, 9999),)
-    )
+    shape = tuple(rng.randint(0, 5) for _ in range(rng.randint(0, 3)))
+    if rng.random() < 0.5:
+        shape = (rng.randint(1, 9999),)
     layout = rng.choice(["contiguous", "transposed", "strided", "offset"])
     if kind == "movement":
         call = rng.choice(["broadcast", "all_gather", "gather", "scatter", "all_to_all"])
@@ -77,7 +77,7 @@ def messages(job: Job, rng: random.Random) -> None:
 
 
 def training(job: Job, rng: random.Random) -> None:
-    """Wrap a model and take some steps; each gradient must be the average of those that the ranks have by themselves."""
+    """Wrap a model and take some steps; each gradient must be the average of those that the ranks have alone."""
     torch.manual_seed(rng.randint(0, 99))
     width = rng.choice([8, 300])
     module = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2))

@@ -38,12 +38,10 @@ class Outcome:
 
     def delays(self) -> list[float]:
         """Return the seconds from the disturbance to each error, without the victim's."""
+        if self.injection.effect == injections.SHORT or self.note == NOTE_OF_NEVER_CAME:
+            return []
         others = [report for rank, report in self.reports.items() if rank != self.victim and report is not None]
-        return [
-            report.raised_at - self.hit_at
-            for report in others
-            if report.outcome == "error" and self.note != NOTE_OF_NEVER_CAME
-        ]
+        return [report.raised_at - self.hit_at for report in others if report.outcome == "error"]
 
 
 def _names(report: Report, ranks: set[int]) -> bool:
@@ -53,10 +51,14 @@ def _names(report: Report, ranks: set[int]) -> bool:
 
 
 def _to_blame(outcome: Outcome, rank: int) -> set[int]:
-    """Return the ranks of which the error of ``rank`` has to name one."""
-    if outcome.injection.effect == injections.CUT:
+    """Return the ranks of which the error of ``rank`` has to name one.
+
+    A rank that receives waits for its sender alone, which may wait for the victim itself.
+    """
+    if outcome.injection.effect == injections.CUT and outcome.part != "messages":
         return {other for other, node in enumerate(outcome.nodes) if node != outcome.nodes[rank]}
-    if outcome.injection.effect in (injections.RESET, injections.SHORT):
+    waits_for_one = outcome.part == "messages" and outcome.injection.effect in (injections.STOPS, injections.CUT)
+    if waits_for_one or outcome.injection.effect in (injections.RESET, injections.SHORT):
         return set(range(len(outcome.nodes)))
     return {outcome.victim}
 
@@ -72,10 +74,8 @@ def _judge_error(outcome: Outcome, report: Report) -> list[tuple[str, str]]:
     who = f"rank {report.rank}"
     if effect == injections.WORKS:
         return [("no error", f"{who} raised: {report.text}")]
-    if effect == injections.STORE:
-        named = "store" in report.text
-    else:
-        named = _names(report, _to_blame(outcome, report.rank))
+    blamed = _to_blame(outcome, report.rank)
+    named = "store" in report.text if effect == injections.STORE else _names(report, blamed)
     found = [] if named else [("not named", f"{who} raised: {report.text}")]
     seconds = report.raised_at - outcome.hit_at
     limit = _limit(outcome)

@@ -69,7 +69,7 @@ def _attempt(job: Job, page: Page) -> Report:
     page.doing = "destroy"
     if dist.is_initialized():
         dist.destroy_process_group()
-    # torch counts the default groups that could not be made, too. The keys of the next one would differ among the ranks.
+    # torch counts the default groups that could not be made, too, so the keys of the next one would differ among ranks.
     dist.distributed_c10d._world.group_count = 0
     report.ended_at = time.monotonic()
     return report
@@ -89,7 +89,7 @@ def serve(
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     if host is not None:
         host.enter()
-    surroundings.SURROUNDINGS[around].enter()
+    surroundings.SURROUNDINGS[around]()
     own = Page(page)
     with contextlib.suppress(EOFError):
         while True:

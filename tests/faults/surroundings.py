@@ -7,23 +7,14 @@ import os
 import resource
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from probes import forbid_calls
 
 NONE = "as usual"
 _CLONE_NEWNS = 0x00020000
 _MS_REC_PRIVATE = 0x4000 | (1 << 18)
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a process lacks, and whether its ranks may refuse to work, provided that all say why."""
-
-    enter: Callable[[], object]
-    needs_mounts: bool = False
-    may_refuse: bool = False
 
 
 def _mount_over(folder: str, options: str) -> None:
@@ -49,19 +40,24 @@ def _fill_dev_shm() -> None:
             return
 
 
+def _hide_proc() -> None:
+    torch.ones(1).half().add(1)  # torch itself reads /proc/cpuinfo once, and fails without it
+    _mount_over("/proc", "size=64k")
+
+
 def _few_descriptors() -> None:
     """Leave too few descriptors for what ranks on other nodes need, but enough for what a program opens."""
     most = len(os.listdir("/proc/self/fd")) + 16
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-SURROUNDINGS = {
-    NONE: Surroundings(lambda: None),
-    "full /dev/shm": Surroundings(_fill_dev_shm, needs_mounts=True),
-    "no /proc": Surroundings(lambda: _mount_over("/proc", "size=64k"), needs_mounts=True),
-    "no locked memory": Surroundings(lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))),
-    "few descriptors": Surroundings(_few_descriptors, may_refuse=True),
-    "no pidfd_open": Surroundings(lambda: forbid_calls("pidfd_open")),
+SURROUNDINGS: dict[str, Callable[[], object]] = {
+    NONE: lambda: None,
+    "full /dev/shm": _fill_dev_shm,
+    "no /proc": _hide_proc,
+    "no locked memory": lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0)),
+    "few descriptors": _few_descriptors,
+    "no pidfd_open": lambda: forbid_calls("pidfd_open"),
 }
 
 

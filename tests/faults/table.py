@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from faults.judge import Outcome
@@ -47,17 +47,8 @@ def _seconds(delays: list[float]) -> list[str]:
 
 def print_table(rows: list[Row], faults: Sequence[str]) -> None:
     """Print the rows as a table of Markdown."""
-    head = [
-        "what was done",
-        "where",
-        "what has to come of it",
-        "tried",
-        "held",
-        *faults,
-        "median s",
-        "longest s",
-        "note",
-    ]
+    head = ["what was done", "where", "what has to come of it", "tried", "held", *faults]
+    head += ["median s", "longest s", "note"]
     print("\n| " + " | ".join(head) + " |")
     print("|" + " --- |" * len(head))
     for row in rows:

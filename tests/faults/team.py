@@ -89,7 +89,7 @@ class Team:
             self._pipes[rank].send((job, environment))
 
     def collect(self, ranks: Collection[int], deadline: float) -> dict[int, Report | None]:
-        """Wait for the reports of ``ranks``. One that has died has None; one that has not ended by then is not there."""
+        """Wait for the reports of ``ranks``. One that has died has None; one that has not ended is not there."""
         reports: dict[int, Report | None] = {}
         waiting = {self._pipes[rank]: rank for rank in ranks}
         while waiting:

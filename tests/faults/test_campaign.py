@@ -82,9 +82,7 @@ def test_what_did_not_hold_is_found() -> None:
     assert kinds(outcome_of(injections.STOPS, named, named, delay=2.9)) == []
     assert kinds(outcome_of(injections.STOPS, named, named, delay=3.1)) == ["late"]  # but for the victim itself
     assert kinds(outcome_of(injections.WORKS, "", named)) == ["no error"]
-    assert kinds(outcome_of(injections.CUT, "rank 2 is silent", "rank 0 is silent", "rank 0 is silent")) == [
-        "not named"
-    ]
+    assert kinds(outcome_of(injections.CUT, "rank 2 is mute", "rank 0 is mute", "rank 0 is mute")) == ["not named"]
     assert kinds(outcome_of(injections.STORE, "the store is silent", "")) == []
     death.hung, death.left = {0: "its stack"}, ["a segment"]
     death.again = {2: None}

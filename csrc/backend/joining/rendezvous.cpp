@@ -14,7 +14,7 @@ namespace ours {
 namespace {
 
 /// How long an error waits for the store, which may not answer.
-constexpr std::chrono::seconds kErrorPatience{1};
+constexpr std::chrono::milliseconds kErrorPatience{400};
 
 std::string key_of(const std::string& step, int rank) { return step + '/' + std::to_string(rank); }
 
