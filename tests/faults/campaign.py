@@ -47,6 +47,11 @@ class Watch:
         self._over.set()
 
 
+def own_segments() -> set[str]:
+    """Return the names of the package's files in /dev/shm, which should have none."""
+    return {name for name in os.listdir("/dev/shm") if "ours" in name}
+
+
 @dataclass
 class Trial:
     """A trial that can be repeated: the same injection, place and seed."""
@@ -100,7 +105,7 @@ class Trials:
         injection = trial.injection
         rng = random.Random(trial.seed)
         team = self._team(injection.around)
-        shm = set(os.listdir("/dev/shm"))
+        shared = own_segments()
         store = StoreProcess() if injection.own_store else None
         victim = rng.randrange(WORLD)
         outcome = Outcome(injection, trial.part, victim, [team.node_of(rank) for rank in range(WORLD)])
@@ -119,7 +124,7 @@ class Trials:
         outcome.void = self._watch.restart() > STILL_S
         team.kill(outcome.hung)
         self._meet_again(team, outcome)
-        outcome.left += [f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - shm]
+        outcome.left += [f"/dev/shm/{name}" for name in own_segments() - shared]
         outcome.seconds = time.monotonic() - begun
         return outcome
 

@@ -16,6 +16,7 @@ from faults.campaign import Trial, Trials
 from faults.injections import INJECTIONS
 from faults.job import PARTS, RESTART
 from faults.judge import FAULTS, Outcome, judge
+from faults.mismatches import Line, print_lines, try_all
 from faults.table import Row, print_table
 
 PLACES = ["one node", "two nodes", "four nodes", "two hosts"]
@@ -23,13 +24,20 @@ LEFT_EVERY = 20  # trials after which the ranks count what they have
 
 
 @contextlib.contextmanager
+def nodes_of(place: str) -> Iterator[Nodes]:
+    """Make the nodes of a place."""
+    counts = {"one node": 1, "two nodes": 2, "four nodes": 4}
+    if place in counts:
+        yield counts[place]
+        return
+    with linked_hosts(2) as hosts:
+        yield hosts
+
+
+@contextlib.contextmanager
 def trials_in(place: str) -> Iterator[Trials]:
     """Make the trials of a place."""
-    with contextlib.ExitStack() as stack:
-        counts = {"one node": 1, "two nodes": 2, "four nodes": 4}
-        nodes: Nodes = counts[place] if place in counts else stack.enter_context(linked_hosts(2))
-        trials = Trials(nodes)
-        stack.callback(trials.close)
+    with nodes_of(place) as nodes, contextlib.closing(Trials(nodes)) as trials:
         trials.learn_what_is_usual()
         yield trials
 
@@ -71,6 +79,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--only", action="append", choices=list(INJECTIONS), help="this injection; may be repeated")
     parser.add_argument("--place", action="append", choices=PLACES, help="this place; may be repeated")
+    parser.add_argument("--mismatches", type=int, default=2, help="of each kind in a place; 0: none")
     parser.add_argument("--part", action="append", choices=[*PARTS, RESTART], help="this part of the job")
     return parser.parse_args()
 
@@ -128,6 +137,16 @@ def campaign(options: argparse.Namespace, place: str, tally: Tally) -> dict[str,
     return skipped
 
 
+def mismatches(options: argparse.Namespace, places: list[str]) -> int:
+    """Try ranks whose calls differ. Return how many trials did not hold."""
+    lines: list[Line] = []
+    for place in places:
+        print(f"{place}: mismatches", flush=True)
+        with nodes_of(place) as nodes:
+            lines += try_all(place, nodes, options.mismatches, options.seed)
+    return print_lines(lines)
+
+
 def main() -> int:
     """Run the campaign. Return the exit status."""
     options = arguments()
@@ -135,10 +154,15 @@ def main() -> int:
     print(f"seed {options.seed}", flush=True)
     tally, skipped = Tally(), {}
     begun = time.monotonic()
-    for place in options.place or PLACES:
-        reason = why_no_hosts() if place == "two hosts" else ""
-        skipped |= {place: reason} if reason else campaign(options, place, tally)
+    places = options.place or PLACES
+    if "two hosts" in places and (reason := why_no_hosts()):
+        skipped["two hosts"] = reason
+        places = [place for place in places if place != "two hosts"]
+    for place in places:
+        skipped |= campaign(options, place, tally)
     print_table(list(tally.rows.values()), FAULTS)
+    if options.mismatches and not options.only:
+        tally.faults += mismatches(options, places)
     for name, reason in skipped.items():
         print(f"skipped: {name}: {reason}")
     print(f"{tally.faults} findings in {time.monotonic() - begun:.0f} s")

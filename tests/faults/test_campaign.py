@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from hosts import Host
+from ranks import RankPool
 
 from faults import injections
-from faults.campaign import Trial, Trials
+from faults.campaign import WORLD, Trial, Trials
 from faults.injections import INJECTIONS
 from faults.job import RESTART
 from faults.judge import Outcome, judge
+from faults.mismatches import kinds as kinds_of_mismatches
+from faults.mismatches import try_kind
 from faults.rank import Report
 
 TRIES = 4  # on a busy machine, an error may come late
@@ -42,9 +46,8 @@ def test_what_has_to_come_of_an_injection_does(name: str, trials_on: Callable[[s
     number = list(INJECTIONS).index(name)
     places = [place for place in ("one node", "two nodes", "two hosts") if place in injection.places]
     trials = trials_on(places[number % 2] if len(places) > 1 else places[0])
-    part = injection.parts[number % len(injection.parts)]
-    if name == "SIGKILL":
-        trials, part = trials_on("two nodes"), "groups"
+    parts = [part for part in injection.parts if part not in injections.MAKE_GROUPS]  # the others may take seconds
+    part = parts[number % len(parts)]
     findings = []
     for seed in range(TRIES):
         outcome = trials.run(Trial(injection, part, seed))
@@ -54,6 +57,13 @@ def test_what_has_to_come_of_an_injection_does(name: str, trials_on: Callable[[s
         if not findings and not outcome.void:
             return
     assert not findings
+
+
+@pytest.mark.parametrize("kind", ["calls: order", "invalid on rank 0: gather", "models: frozen"])
+def test_mismatches_are_tried(kind: str) -> None:
+    assert kind in kinds_of_mismatches()
+    with RankPool(WORLD, nodes=2) as pool:
+        assert try_kind(pool, kind, one_node=False, rng=random.Random(0)) < 60
 
 
 # --- the judge -------------------------------------------------------------------------------------------------------

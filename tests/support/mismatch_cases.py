@@ -1,4 +1,4 @@
-"""Calls that do not fit together, because one rank's differs: what each rank does, and what its error must say."""
+"""Calls and models that differ on one rank: what each rank does, and what its error must say."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import backend_of, failed_with, total
+from torch import nn
+
+from ourddp import DistributedDataParallel
 
 PATIENCE = 0.5  # the timeout in seconds of groups in which a rank does not come
 
@@ -146,3 +149,43 @@ def check(kind: str, odd: int, one_node: bool, results: list[Found]) -> float:
             assert found.again == found.text, "the group does not stay failed with the same message"
     waited = 0 if case.comes else PATIENCE
     return max(found.seconds for found in results) - waited
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def build_different(rank: int, world: int, kind: str) -> str:
+    """Wrap a model, which differs on rank 1. Return the error."""
+    module = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 5 if kind == "shape" and rank == 1 else 4))
+    if kind in ("frozen", "strides"):
+        module = nn.Sequential(*(nn.Conv2d(4, 4, 3) for _ in range(3)))
+    if rank == 1:
+        if kind == "count":
+            module.append(nn.Linear(4, 2))
+        elif kind == "dtype":
+            module[1].double()
+        elif kind == "frozen":
+            module[1].weight.requires_grad_(False)
+        elif kind == "strides":
+            module[2].to(memory_format=torch.channels_last)
+    try:
+        DistributedDataParallel(module)
+    except RuntimeError as error:
+        return str(error)
+    return "accepted"
+
+
+DIFFERENCES = {
+    "shape": [r"1\.weight", r"float32 \[4, 3\] on rank 0", r"float32 \[5, 3\] on rank 1"],
+    "dtype": [r"1\.weight", r"float32 \[4, 3\] on rank 0", r"float64 \[4, 3\] on rank 1"],
+    "count": [r"rank 0 has 4 params, while rank 1 has 6", r"2\.weight"],
+    "frozen": [r"parameter 2 \(1\.weight / 1\.bias\) is float32 \[4, 4, 3, 3\] on rank 0", r"float32 \[4\] on rank 1"],
+    "strides": [r"2\.weight", r"float32 \[4, 4, 3, 3\] with strides \[36, 1, 12, 4\] on rank 1"],
+}
+
+
+def check_difference(kind: str, messages: list[str]) -> None:
+    """Check the errors of all ranks."""
+    assert len(set(messages)) == 1
+    for pattern in DIFFERENCES[kind]:
+        assert re.search(pattern, messages[0]), messages[0]
