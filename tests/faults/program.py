@@ -15,7 +15,7 @@ from ranks import Nodes, fork_server
 from faults.campaign import Trial, Trials
 from faults.injections import INJECTIONS
 from faults.job import PARTS, RESTART
-from faults.judge import FAULTS, Outcome, judge
+from faults.judge import Outcome, judge
 from faults.mismatches import Line, print_lines, try_all
 from faults.table import Row, print_table
 
@@ -46,13 +46,13 @@ def trials_in(place: str) -> Iterator[Trials]:
 class Tally:
     """What came of the trials so far."""
 
-    rows: dict[tuple[str, str], Row] = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)  # by the names of injections
     faults: int = 0
 
     def add(self, name: str, place: str, number: int, outcome: Outcome) -> None:
-        row = self.rows.setdefault((name, place), Row(name, place))
+        row = self.rows.setdefault(name, Row(outcome.injection.effect))
         found = judge(outcome)
-        row.add(outcome, {kind for kind, _ in found})
+        row.add(place, outcome, {kind for kind, _ in found})
         for kind, text in found:
             self.faults += 1
             where = f"{outcome.part}, rank {outcome.victim} hit in {outcome.doing or 'its start'}"
@@ -160,7 +160,7 @@ def main() -> int:
         places = [place for place in places if place != "two hosts"]
     for place in places:
         skipped |= campaign(options, place, tally)
-    print_table(list(tally.rows.values()), FAULTS)
+    print_table(tally.rows, places)
     if options.mismatches and not options.only:
         tally.faults += mismatches(options, places)
     for name, reason in skipped.items():

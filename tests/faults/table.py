@@ -1,61 +1,53 @@
-"""The table of a campaign: a row for each injection and place."""
+"""The table of a campaign: a row for each injection, with a column for each place."""
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from faults.judge import Outcome
+from faults.injections import DIES, STOPS
+from faults.judge import FAULTS, Outcome
 
 
 @dataclass
 class Row:
-    """The trials of an injection in a place."""
+    """The trials of an injection."""
 
-    injection: str
-    place: str
-    tried: int = 0
-    void: int = 0
-    held: int = 0
+    effect: str
+    tried: Counter[str] = field(default_factory=Counter)  # by place
+    held: Counter[str] = field(default_factory=Counter)  # by place
     faults: Counter[str] = field(default_factory=Counter)
     delays: list[float] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
-    effect: str = ""
 
-    def add(self, outcome: Outcome, faults: set[str]) -> None:
+    def add(self, place: str, outcome: Outcome, faults: set[str]) -> None:
         """Count a trial; ``faults`` are what did not hold in it."""
-        self.effect = outcome.injection.effect
-        if outcome.void:  # it is tried again
-            self.void += 1
-            self.faults.update(faults)
-            return
-        self.tried += 1
-        self.held += not faults
         self.faults.update(faults)
+        if outcome.void:  # it is tried again
+            self.notes["tried again, since the machine stood still"] += 1
+            return
+        self.tried[place] += 1
+        self.held[place] += not faults
         self.delays += outcome.delays()
         if outcome.note:
             self.notes[outcome.note] += 1
 
 
-def _seconds(delays: list[float]) -> list[str]:
-    if not delays:
-        return ["", ""]
-    ordered = sorted(delays)
-    return [f"{ordered[len(ordered) // 2]:.2f}", f"{ordered[-1]:.2f}"]
+def _cells(row: Row, places: list[str]) -> list[str]:
+    counts = [f"{row.held[place]} of {row.tried[place]}" if row.tried[place] else "" for place in places]
+    times = [f"{statistics.median(row.delays):.2f}", f"{max(row.delays):.2f}"] if row.delays else ["", ""]
+    notes = [f"{what}: {count}" for what, count in (row.faults + row.notes).items()]
+    return [row.effect, *counts, *times, "; ".join(notes)]
 
 
-def print_table(rows: list[Row], faults: Sequence[str]) -> None:
-    """Print the rows as a table of Markdown."""
-    head = ["what was done", "where", "what has to come of it", "tried", "held", *faults]
-    head += ["median s", "longest s", "note"]
+def print_table(rows: dict[str, Row], places: list[str]) -> None:
+    """Print the rows, by the names of injections, as a table of Markdown, and what they add up to."""
+    head = ["what is done", "what has to come of it", *places, "median s", "longest s", "notes"]
     print("\n| " + " | ".join(head) + " |")
     print("|" + " --- |" * len(head))
-    for row in rows:
-        notes = [f"{note}: {count}" for note, count in row.notes.items()]
-        notes += [f"the machine stood still: {row.void}"] if row.void else []
-        counts = [str(row.faults[fault]) for fault in faults]
-        cells = [row.injection, row.place, row.effect, str(row.tried), str(row.held), *counts, *_seconds(row.delays)]
-        print("| " + " | ".join([*cells, "; ".join(notes)]) + " |")
-    total = sum(row.tried for row in rows)
-    print(f"\n{total} trials, of which {sum(row.held for row in rows)} held")
+    for name, row in rows.items():
+        print(f"| {name} | {' | '.join(_cells(row, places))} |")
+    deadly = sum(row.tried.total() for name, row in rows.items() if row.effect in (DIES, STOPS) or "SIGSTOP" in name)
+    print(f"\n{sum(row.tried.total() for row in rows.values())} trials, of which {deadly} killed or stopped a rank")
+    print(", ".join(f"{kind}: {sum(row.faults[kind] for row in rows.values())}" for kind in FAULTS))
