@@ -4,6 +4,7 @@
 #   make test [TORCH=2.11] [ARGS=..]  the Python tests, with the newest torch or the one named
 #   make conformance                  torch's own suite for process groups (long)
 #   make cpp-test [SAN=thread|address] [FILTER=..]    the C++ tests of the layers without torch
+#   make faults | soak [ARGS=..]      disturbs jobs at random moments, for minutes or for an hour, and counts what held
 #   make docs                         the documents as a site, in build/site
 #   make dist                         a source distribution, and a wheel that was built from it, in dist/
 #   make wheel                        a wheel for the torch that is there, in dist/
@@ -37,7 +38,7 @@ CUDA_SOURCES := $(wildcard csrc/cuda/*.cu csrc/cuda/*.cuh)
 EXPORTS := $(shell find csrc -name exports.map)
 TIDY_FILES := $(shell find $(addprefix csrc/,common kernels device transport collectives) -name '*.cpp')
 
-.PHONY: demo test conformance cpp-test bench docs dist wheel lint format tidy build clean python-is-new-enough
+.PHONY: demo test conformance faults soak cpp-test bench docs dist wheel lint format tidy build clean python-is-new-enough
 .DELETE_ON_ERROR:
 
 # What torchrun would choose, with a warning.
@@ -50,6 +51,12 @@ test: build
 
 conformance: build
 	$(BIN)/python tests/conformance/run.py $(ARGS)
+
+faults: build
+	$(BIN)/python tests/faults/run.py $(ARGS)
+
+soak: build
+	$(BIN)/python tests/faults/run.py $(or $(ARGS),--minutes 60)
 
 cpp-test:
 	@$(MAKE) --no-print-directory -j $(MAX_JOBS) -f tests/cpp/Makefile run SAN=$(SAN) FILTER="$(FILTER)"

@@ -58,6 +58,21 @@ class Host:
         """Take the interface ``up`` or ``down``."""
         _ip("-n", self.space, "link", "set", "eth0", state)
 
+    def lose(self, percent: float) -> None:
+        """Drop each packet that leaves through the interface with this probability.
+
+        A filter does it that loads a random number. Many kernels have that, but lack the discipline netem.
+        """
+        shot, ok, random = 2, 0, 0xFFFFF038
+        steps = [f"32 0 0 {random}", f"53 0 1 {int(percent / 100 * 2**32)}", f"6 0 0 {ok}", f"6 0 0 {shot}"]
+        _run("tc", "-n", self.space, "qdisc", "add", "dev", "eth0", "clsact")
+        program = ["bpf", "direct-action", "bytecode", f"{len(steps)},{','.join(steps)}"]
+        _run("tc", "-n", self.space, "filter", "add", "dev", "eth0", "egress", *program)
+
+    def end_loss(self) -> None:
+        """Drop no packets any more."""
+        _run("tc", "-n", self.space, "qdisc", "del", "dev", "eth0", "clsact")
+
 
 def bytes_sent() -> int:
     """Return the bytes that have left through ``eth0`` of this thread's network, including packet headers."""
@@ -158,3 +173,13 @@ def linked_hosts(
         for space in [*spaces, switch]:
             with contextlib.suppress(subprocess.SubprocessError):
                 _ip("netns", "del", space)
+
+
+def why_no_loss() -> str:
+    """Return why hosts cannot drop packets here; empty if they can."""
+    try:
+        with linked_hosts(1) as [host]:
+            host.lose(1)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"packets cannot be dropped here: {getattr(error, 'stderr', error)}".strip()
+    return ""

@@ -56,7 +56,7 @@ class RanksFailedError(AssertionError):
 
 @functools.cache
 def fork_server() -> ForkServerContext:
-    """Return the context whose processes are forks of one that has loaded torch."""
+    """Return the context that starts processes as forks of one that has loaded torch."""
     context = multiprocessing.get_context("forkserver")
     # torch loads the last two with the first optimizer or mesh, which takes seconds if each rank has to do it.
     modules = ["torch.distributed", "torch.distributed.distributed_c10d", "torch._dynamo", "torch.distributed.tensor"]
@@ -118,7 +118,7 @@ def node_ids(world: int, nodes: int) -> list[dict[str, str]]:
     return [{"OURS_NODE_ID": f"node {rank * nodes // world}"} for rank in range(world)]
 
 
-def _make_store(nodes: Nodes) -> tuple[dist.TCPStore, str]:
+def make_store(nodes: Nodes) -> tuple[dist.TCPStore, str]:
     """Return a new store, and an address of its server that all ranks can reach."""
     if isinstance(nodes, int):
         return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), "127.0.0.1"
@@ -247,7 +247,7 @@ class RankPool:
 
     def _start(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="ranks-")
-        self._store, address = _make_store(self._nodes)
+        self._store, address = make_store(self._nodes)
         store = (address, self._store.port)
         for rank in range(self.world):
             ours, theirs = fork_server().Pipe()

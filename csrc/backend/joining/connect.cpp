@@ -100,8 +100,17 @@ Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology, cons
   if (topology.nodes() == topology.size() && !converts) {
     return {std::make_shared<TcpGroup>(meshes.calls), std::move(messages)};
   }
-  auto session = rendezvous.open_node(topology);
-  return {std::make_shared<HierarchicalGroup>(topology, std::move(session), meshes.calls), std::move(messages)};
+  try {
+    auto session = rendezvous.open_node(topology);
+    return {std::make_shared<HierarchicalGroup>(topology, std::move(session), meshes.calls), std::move(messages)};
+  } catch (const Error&) {
+    // Ranks of other nodes may have joined already. They would take it for this rank's fault that nobody answers here.
+    for (const auto& mesh : {meshes.calls, meshes.messages}) {
+      mesh->fail(std::current_exception());
+      mesh->leave();
+    }
+    throw;
+  }
 }
 
 }  // namespace

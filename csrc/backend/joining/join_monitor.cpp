@@ -48,10 +48,10 @@ void JoinMonitor::find_neighbours(c10d::Store& store) {
   }
 }
 
-void JoinMonitor::check(c10d::Store& store) {
+void JoinMonitor::check(c10d::Store& store, bool at_once) {
   constexpr std::chrono::milliseconds kBetweenChecks{250};
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (Clock::now() < next_check_) return;
+  if (!at_once && Clock::now() < next_check_) return;
   next_check_ = Clock::now() + kBetweenChecks;
   if (store.check({prefix_ + "error"})) raise(store.get_to_str(prefix_ + "error"));
   find_neighbours(store);

@@ -22,7 +22,8 @@ class JoinMonitor {
   void announce(c10d::Store& store);
 
   /// Throws the error that a rank has reported. If a rank of this machine has died, reports that, and throws PeerError.
-  void check(c10d::Store& store);
+  /// Looks only if the last look was a while ago, or `at_once`.
+  void check(c10d::Store& store, bool at_once = false);
 
   /// Reports an error, unless there is one already. Returns the error that is in force.
   std::string report(c10d::Store& store, const std::string& message);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "common/listed.h"
@@ -13,7 +14,7 @@ namespace ours {
 namespace {
 
 /// How long an error waits for the store, which may not answer.
-constexpr std::chrono::seconds kErrorPatience{1};
+constexpr std::chrono::milliseconds kErrorPatience{400};
 
 std::string key_of(const std::string& step, int rank) { return step + '/' + std::to_string(rank); }
 
@@ -130,8 +131,11 @@ std::shared_ptr<NodeSession> Rendezvous::open_node(const Topology& topology) {
   } catch (const PeerError&) {
     throw;
   } catch (const Error& e) {
-    // A rank that has died takes its memory with it, so its death is the better reason.
-    check_peers();
+    // A rank that dies takes its memory with it, a moment before it counts as dead. Its death is the better reason.
+    constexpr std::chrono::milliseconds kDying{200}, kBetweenLooks{10};
+    for (const Deadline end = Deadline::after(kDying); !end.passed(); std::this_thread::sleep_for(kBetweenLooks)) {
+      check_peers(true);
+    }
     fail(describe_self() + " cannot share memory with the ranks of its node in " + meeting_.group + ": " + e.what());
   }
   session->wait_attached(deadline_, [this] {
@@ -188,11 +192,11 @@ std::string Rendezvous::absent(const std::string& step) {
          " waited for it). Was it started, did it fail, and is the store not left over from another run?";
 }
 
-void Rendezvous::check_peers() {
+void Rendezvous::check_peers(bool at_once) {
   constexpr std::chrono::milliseconds kBetweenChecks{200};
   try {
     ask_store(meeting_.store, Deadline::after(kErrorPatience),
-              [monitor = monitor_](c10d::Store& store, const auto&) { monitor->check(store); });
+              [monitor = monitor_, at_once](c10d::Store& store, const auto&) { monitor->check(store, at_once); });
     next_check_ = Clock::now() + kBetweenChecks;
   } catch (const TimeoutError&) {
     next_check_ = Deadline::never().at();  // a store that does not answer holds up no rank

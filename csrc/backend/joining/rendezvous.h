@@ -76,7 +76,7 @@ class Rendezvous {
   std::vector<std::string> await(const std::vector<std::string>& keys, const std::function<std::string()>& late);
   std::string absent(const std::string& step);
   /// Checks for a failed rank while this rank waits for something other than the store.
-  void check_peers();
+  void check_peers(bool at_once = false);
   StoreKeys::Terms terms() const;
 
   const Meeting meeting_;
