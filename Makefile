@@ -5,6 +5,8 @@
 #   make conformance                  torch's own suite for process groups (long)
 #   make cpp-test [SAN=thread|address] [FILTER=..]    the C++ tests of the layers without torch
 #   make faults | soak [ARGS=..]      disturbs jobs at random moments, for minutes or for an hour, and counts what held
+#   make fuzz [RUNS=..]               the parsers of what comes from outside, and a table of findings
+#   make strangers                    a job while strangers knock at its ports
 #   make docs                         the documents as a site, in build/site
 #   make dist                         a source distribution, and a wheel that was built from it, in dist/
 #   make wheel                        a wheel for the torch that is there, in dist/
@@ -38,7 +40,8 @@ CUDA_SOURCES := $(wildcard csrc/cuda/*.cu csrc/cuda/*.cuh)
 EXPORTS := $(shell find csrc -name exports.map)
 TIDY_FILES := $(shell find $(addprefix csrc/,common kernels device transport collectives) -name '*.cpp')
 
-.PHONY: demo test conformance faults soak cpp-test bench docs dist wheel lint format tidy build clean python-is-new-enough
+.PHONY: demo test conformance faults soak cpp-test fuzz strangers bench docs dist wheel lint format tidy build clean \
+  python-is-new-enough
 .DELETE_ON_ERROR:
 
 # What torchrun would choose, with a warning.
@@ -60,6 +63,14 @@ soak: build
 
 cpp-test:
 	@$(MAKE) --no-print-directory -j $(MAX_JOBS) -f tests/cpp/Makefile run SAN=$(SAN) FILTER="$(FILTER)"
+
+# Needs a C++ compiler and Python only. clang's libFuzzer is used where it is found.
+RUNS ?= 100000
+fuzz:
+	@$(PYTHON) tests/fuzz/fuzz.py --runs $(RUNS) $(ARGS)
+
+strangers: build
+	@$(BIN)/python tests/fuzz/strangers.py $(ARGS)
 
 bench: build $(VENV)/.bench
 	$(BIN)/python benchmarks/collectives.py $(ARGS)

@@ -220,7 +220,7 @@ std::vector<Selection::Rule> Selection::parse_rules(const std::string& text) {
     const size_t hash = std::min(line.find('#'), line.size());
     std::istringstream parts(line.substr(0, hash));
     for (std::string part; std::getline(parts, part, ';');) {
-      if (part.find_first_not_of(" \t\r") == std::string::npos) continue;
+      if (part.find_first_not_of(" \t\r\v\f") == std::string::npos) continue;
       try {
         rules.push_back(parse_rule(part));
       } catch (const InvalidArgument& e) {

@@ -58,7 +58,7 @@ int tasks_of_node(const std::string& tasks, int64_t node) {
     const size_t times = item.find("(x");
     const std::string count = item.substr(0, times);
     const std::string repeats = times == std::string::npos ? "1" : item.substr(times + 2, item.size() - times - 3);
-    if (!is_number(count) || !is_number(repeats)) break;
+    if (!is_number(count) || !is_number(repeats) || std::stoll(count) > std::numeric_limits<int>::max()) break;
     first += std::stoll(repeats);
     if (node < first) return std::stoi(count);
   }

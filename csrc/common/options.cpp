@@ -28,6 +28,7 @@ std::optional<int64_t> parse_integer(const std::string& text, int64_t low, int64
 /// The most shared memory that a rank may be told to take; a larger number is probably a typing error.
 constexpr int64_t kMaxBytes = int64_t{1} << 30;
 constexpr int kMaxCpu = 1 << 16;
+constexpr size_t kMaxCpus = kMaxCpu + 1;
 
 /// A number of bytes with an optional suffix K, M or G (powers of 1024), or nothing.
 std::optional<int64_t> parse_bytes(std::string text) {
@@ -57,6 +58,8 @@ std::optional<std::vector<int>> parse_cpus(const std::string& text) {
     // A comma at the end would leave a number out, so it is refused like an empty item.
     if (!first || !last || *first > *last || comma + 1 == text.size()) return std::nullopt;
     for (int64_t cpu = *first; cpu <= *last; ++cpu) cpus.push_back(static_cast<int>(cpu));
+    // Some are given many times.
+    if (cpus.size() > kMaxCpus) return std::nullopt;
     begin = comma + 1;
   }
   return cpus;

@@ -27,6 +27,8 @@ std::optional<unsigned> parse_number(const std::string& text, unsigned high) {
 }
 
 std::optional<SocketAddress> parse_digits(const std::string& host, uint16_t port) {
+  // inet_pton() would not see what follows.
+  if (host.find('\0') != std::string::npos) return std::nullopt;
   sockaddr_in four{};
   if (::inet_pton(AF_INET, host.c_str(), &four.sin_addr) == 1) {
     four.sin_family = AF_INET;

@@ -152,6 +152,8 @@ def test_tasks_of_nodes():
     assert [tasks_of_node(node) for node in range(4)] == [4, 4, 3, 12]
     with pytest.raises(ValueError, match="node 4 is not in"):
         tasks_of_node(4)
+    with pytest.raises(ValueError, match="node 0 is not in"):
+        find({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "99999999999(x1)", "SLURM_NODEID": "0"})
 
 
 @pytest.mark.parametrize(

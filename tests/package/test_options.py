@@ -60,6 +60,7 @@ def test_options_are_parsed(name, text, shown):
         ("OURS_COMM_THREAD_AFFINITY", "3-1"),
         ("OURS_COMM_THREAD_AFFINITY", "1,"),
         ("OURS_COMM_THREAD_AFFINITY", "all"),
+        ("OURS_COMM_THREAD_AFFINITY", "0-65536,0-65536"),
         ("OURS_COMM_NICE", "20"),
         ("OURS_COMM_NICE", "-21"),
         ("OURS_INLINE", "true"),

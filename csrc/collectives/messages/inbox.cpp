@@ -43,7 +43,7 @@ bool Inbox::begin(int from, const MessageHeader& header, bool always) {
     check_fits(*receive, header, from);
     receive->peer = from;
   } else {
-    in.early.push_back({header, std::vector<std::byte>(header.bytes), nullptr});
+    in.early.push_back({header, room_for(header, from), nullptr});
   }
   in.arriving = true;
   return true;
@@ -51,7 +51,7 @@ bool Inbox::begin(int from, const MessageHeader& header, bool always) {
 
 std::byte* Inbox::place(int from) const {
   const Source& in = source(from);
-  return in.receive ? in.receive->data : const_cast<std::byte*>(in.early.back().bytes.data());
+  return in.receive ? in.receive->data : in.early.back().bytes.get();
 }
 
 void Inbox::complete(int from) {
@@ -66,7 +66,7 @@ void Inbox::complete(int from) {
 }
 
 void Inbox::deliver(const Early& early, std::shared_ptr<Message> receive) {
-  if (!early.bytes.empty()) std::memcpy(receive->data, early.bytes.data(), early.bytes.size());
+  if (early.header.bytes != 0) std::memcpy(receive->data, early.bytes.get(), early.header.bytes);
   ended_.push_back(std::move(receive));
 }
 
@@ -116,11 +116,20 @@ bool Inbox::expects(int from) const {
                      [from](const auto& one) { return one->peer == from || one->peer == kAnySource; });
 }
 
+Inbox::Room Inbox::room_for(const MessageHeader& header, int from) const {
+  if (header.bytes == 0) return nullptr;
+  Room room(static_cast<std::byte*>(std::malloc(header.bytes)));
+  if (room) return room;
+  throw Error(describe_(rank_) + " has no memory for a message of " + std::to_string(header.bytes) + " bytes that " +
+              describe_(from) + " sent with tag " + std::to_string(header.tag) +
+              ", for which no receive is posted yet. Post the receive before those of later messages");
+}
+
 void Inbox::check_fits(const Message& receive, const MessageHeader& header, int from) const {
   if (receive.bytes == header.bytes && static_cast<uint32_t>(receive.dtype) == header.dtype) return;
   const auto sent = static_cast<DType>(header.dtype);
   throw MismatchError(describe_(rank_) + " posted " + receive.describe() + ", but " + describe_(from) + " sent " +
-                      std::to_string(header.bytes / size_of(sent)) + " x " + name_of(sent) +
+                      std::to_string(header.bytes / std::max<size_t>(size_of(sent), 1)) + " x " + name_of(sent) +
                       ". Make size and dtype of the two tensors agree");
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <list>
@@ -27,7 +28,8 @@ class Inbox {
 
   /// Says that a message of `from` comes next. Returns false if it is not to be taken in yet; otherwise its bytes go
   /// to place(from), and complete(from) follows. `always`: take it in even if no receive waits for that sender.
-  /// Throws MismatchError if the message does not fit the receive that it matches.
+  /// Throws MismatchError if the message does not fit the receive that it matches, and Error if it is to be set aside
+  /// and there is no memory for it.
   bool begin(int from, const MessageHeader& header, bool always = false);
   bool is_arriving(int from) const { return source(from).arriving; }
   std::byte* place(int from) const;
@@ -42,10 +44,17 @@ class Inbox {
   bool empty() const;
 
  private:
+  struct Free {
+    void operator()(std::byte* room) const { std::free(room); }
+  };
+  /// Memory that has not been written to, and that the system provides only as bytes arrive: what a header promises may
+  /// never come.
+  using Room = std::unique_ptr<std::byte, Free>;
+
   /// A message that was set aside, whole or still arriving.
   struct Early {
     MessageHeader header;
-    std::vector<std::byte> bytes;
+    Room bytes;
     std::shared_ptr<Message> receive;  ///< one that was posted while it was arriving
   };
   struct Source {
@@ -61,6 +70,7 @@ class Inbox {
   bool expects(int from) const;
   bool take_early(const std::shared_ptr<Message>& receive, int from);
   void deliver(const Early& early, std::shared_ptr<Message> receive);
+  Room room_for(const MessageHeader& header, int from) const;
   void check_fits(const Message& receive, const MessageHeader& header, int from) const;
 
   const int rank_;

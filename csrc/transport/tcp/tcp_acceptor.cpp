@@ -97,10 +97,20 @@ void TcpAcceptor::accept_from_queue(int listener) {
 
 bool TcpAcceptor::has_room() {
   if (incoming_.size() < kMostStrangers + self_.most_connections()) return true;
-  const auto oldest =
-      std::find_if(incoming_.begin(), incoming_.end(), [](const Incoming& one) { return one.handshake.peer() < 0; });
+  const auto oldest = oldest_stranger();
   if (oldest == incoming_.end()) return true;
   if (Clock::now() < oldest->arrived + kTimeToSpeak) return false;
+  incoming_.erase(oldest);
+  return true;
+}
+
+std::list<TcpAcceptor::Incoming>::iterator TcpAcceptor::oldest_stranger() {
+  return std::find_if(incoming_.begin(), incoming_.end(), [](const Incoming& one) { return one.handshake.peer() < 0; });
+}
+
+bool TcpAcceptor::send_stranger_away() {
+  const auto oldest = oldest_stranger();
+  if (oldest == incoming_.end()) return false;
   incoming_.erase(oldest);
   return true;
 }

@@ -36,6 +36,10 @@ class TcpAcceptor {
   /// Accepts connections and goes on with their handshakes, without waiting. Returns true if one of them ended.
   bool advance();
 
+  /// Ends the connection of the stranger that has been here for longest, and has proved nothing. Returns false if there
+  /// is none.
+  bool send_stranger_away();
+
   void close();
 
  private:
@@ -46,6 +50,7 @@ class TcpAcceptor {
 
   void accept_from_queue(int listener);
   bool has_room();
+  std::list<Incoming>::iterator oldest_stranger();
 
   const TcpSelf& self_;
   TcpPoller& poller_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/printable.h"
+
 namespace ours {
 
 namespace {
@@ -50,7 +52,7 @@ bool TcpCallState::hear(int rank, const FrameHeader& header, const std::string& 
       hear_lateness(header);
       break;
     case FrameKind::Refused:
-      remember(rank, {header.call, payload});
+      remember(rank, {header.call, printable(payload)});
       break;
     case FrameKind::Monitor:
       peer.monitor = std::max(peer.monitor, header.call);
@@ -58,7 +60,7 @@ bool TcpCallState::hear(int rank, const FrameHeader& header, const std::string& 
     case FrameKind::Waiting: {
       peer.waiting_call = header.call;
       peer.causes.resize(payload.size() / sizeof(uint32_t));
-      std::memcpy(peer.causes.data(), payload.data(), peer.causes.size() * sizeof(uint32_t));
+      if (!payload.empty()) std::memcpy(peer.causes.data(), payload.data(), peer.causes.size() * sizeof(uint32_t));
       const auto is_no_rank = [this](uint32_t cause) { return cause >= static_cast<uint32_t>(size_); };
       peer.causes.erase(std::remove_if(peer.causes.begin(), peer.causes.end(), is_no_rank), peer.causes.end());
       break;

@@ -83,7 +83,7 @@ void TcpConnections::need(int rank, const TcpCard& card) {
   }
   if (peer.addresses.empty()) {
     owner_.raise(FailureKind::Peer, describe(rank) + " can be reached on its own machine only: it published " +
-                                        listed(card.addresses, [](const SocketAddress& one) { return one.text(); }) +
+                                        listed(card.addresses, [](const auto& one) { return one.text(); }) +
                                         ". Set OURS_INTERFACE there to the network that leads to the others");
   }
   need(rank);
@@ -150,6 +150,7 @@ bool TcpConnections::begin_attempt(Slot& slot) {
   if (!fd.valid()) {
     const int error = errno;
     const bool is_lack = is_lack_of_descriptors(error) && !failure_.failed();
+    // Where it makes room, the next round of addresses finds it.
     if (is_lack) lacks_descriptors("connect to " + describe(slot.rank), error);
     next_address(slot, text_of_error(error), error == ECONNREFUSED);
     return false;
@@ -231,6 +232,7 @@ void TcpConnections::settle_congestion() {
 }
 
 bool TcpConnections::lacks_descriptors(const std::string& purpose, int error) {
+  if (acceptor_.send_stranger_away()) return true;
   if (failure_.failed()) return spare_descriptor();
   owner_.raise(FailureKind::System, self_.describe() + " cannot " + purpose + ": " + text_of_error(error) +
                                         ". To be connected to all others of the group takes a rank up to " +

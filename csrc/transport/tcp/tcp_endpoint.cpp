@@ -5,6 +5,7 @@
 #include "common/error.h"
 #include "common/listed.h"
 #include "common/options.h"
+#include "common/printable.h"
 #include "common/whole_characters.h"
 #include "transport/roll_call.h"
 
@@ -177,7 +178,8 @@ void TcpEndpoint::hear(int rank, const FrameHeader& header, const std::string& p
   if (header.kind == FrameKind::Failure) {
     const bool known = header.detail > static_cast<uint8_t>(FailureKind::None) &&
                        header.detail <= static_cast<uint8_t>(FailureKind::Aborted);
-    record(known ? static_cast<FailureKind>(header.detail) : FailureKind::System, payload);
+    record(known ? static_cast<FailureKind>(header.detail) : FailureKind::System,
+           payload.empty() ? connections_.describe(rank) + " failed, and did not say why" : printable(payload));
   } else if (header.kind == FrameKind::Bye) {
     connections_.said_farewell(rank);
   } else {

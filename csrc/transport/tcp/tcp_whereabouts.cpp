@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <cerrno>
 #include <exception>
 #include <mutex>
 #include <utility>
@@ -15,39 +15,13 @@
 #include "common/error.h"
 #include "common/owning_process.h"
 #include "common/whereabouts.h"
-#include "common/whole_characters.h"
 #include "transport/tcp/tcp_handshake.h"
 #include "transport/tcp/tcp_socket.h"
+#include "transport/tcp/tcp_whereabouts_wire.h"
 
 namespace ours {
 
 namespace {
-
-constexpr uint32_t kMagic = 0x6572656f;  // "oere"
-constexpr uint32_t kVersion = 1;
-
-struct Question {
-  uint32_t magic = kMagic;
-  uint32_t version = kVersion;
-  Nonce nonce{};        ///< of this asking
-  uint64_t number = 0;  ///< which of the asked processes this one is
-  uint64_t proof = 0;
-};
-
-struct Answer {
-  Question to;
-  char text[952] = {};
-  uint64_t proof = 0;
-};
-// A packet of the smallest kind of network, with room for what tunnels add.
-static_assert(sizeof(Answer) <= 1024);
-
-/// Proves that the sender knows the key of the process that is asked.
-template <class Message>
-uint64_t proof_of(const SipKey& key, Message message) {
-  message.proof = 0;
-  return siphash(key, &message, sizeof(message));
-}
 
 /// Takes the next packet at a socket; false if there is none of the right kind.
 template <class Message>
@@ -64,27 +38,24 @@ void answer_questions(const std::vector<ProcessFd>& sockets, const SipKey& key) 
   for (const ProcessFd& socket : sockets) polled.push_back({socket.get(), POLLIN, 0});
   while (::poll(polled.data(), polled.size(), -1) >= 0 || errno == EINTR) {
     for (const ProcessFd& socket : sockets) {
-      Answer answer;
+      RollQuestion question;
       sockaddr_storage from{};
       socklen_t length = 0;
-      if (!receive(socket, answer.to, from, length) || answer.to.magic != kMagic || answer.to.version != kVersion ||
-          answer.to.proof != proof_of(key, answer.to)) {
-        continue;
-      }
+      if (!receive(socket, question, from, length) || !is_sound(question, key)) continue;
+      std::string text;
       try {
-        const std::string text = own_place();
-        std::memcpy(answer.text, text.data(), whole_characters(text, sizeof(answer.text) - 1));
+        text = own_place();
       } catch (const std::exception&) {
         continue;  // out of memory, say
       }
-      answer.proof = proof_of(key, answer);
+      const RollAnswer answer = answer_to(question, key, text);
       ::sendto(socket.get(), &answer, sizeof(answer), MSG_DONTWAIT, reinterpret_cast<const sockaddr*>(&from), length);
     }
   }
 }
 
 /// Sends a question to all addresses of a process, as only some may be reached from here.
-bool send(const std::array<ProcessFd, 2>& sockets, const AskedPeer& peer, const Question& question) {
+bool send(const std::array<ProcessFd, 2>& sockets, const AskedPeer& peer, const RollQuestion& question) {
   bool sent = false;
   for (const SocketAddress& address : peer.addresses) {
     const ProcessFd& socket = sockets[address.family() == AF_INET ? 0 : 1];
@@ -124,13 +95,10 @@ std::vector<std::string> ask_tcp_whereabouts(const std::vector<AskedPeer>& peers
   std::vector<std::string> texts(peers.size());
   const std::array<ProcessFd, 2> sockets{ProcessFd(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)),
                                          ProcessFd(::socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0))};
-  Question question;
-  question.nonce = draw_nonce();
+  const Nonce nonce = draw_nonce();
   size_t awaited = 0;
   for (size_t i = 0; i < peers.size(); ++i) {
-    question.number = i;
-    question.proof = proof_of(peers[i].key, question);
-    if (send(sockets, peers[i], question)) {
+    if (send(sockets, peers[i], question_to(peers[i].key, nonce, i))) {
       ++awaited;
     } else {
       texts[i] = "cannot be asked where it is";
@@ -144,16 +112,13 @@ std::vector<std::string> ask_tcp_whereabouts(const std::vector<AskedPeer>& peers
     const int patience = std::max(0, static_cast<int>(left.count()) + 1);
     ::poll(polled, 2, patience);
     for (const ProcessFd& socket : sockets) {
-      Answer answer;
+      RollAnswer answer;
       sockaddr_storage from{};
       socklen_t length = 0;
-      if (!receive(socket, answer, from, length) || answer.to.nonce != question.nonce ||
-          answer.to.number >= peers.size() || answer.proof != proof_of(peers[answer.to.number].key, answer)) {
-        continue;
-      }
+      if (!receive(socket, answer, from, length) || !is_sound(answer, nonce, peers)) continue;
       std::string& text = texts[answer.to.number];
       if (text.empty()) --awaited;
-      text.assign(answer.text, ::strnlen(answer.text, sizeof(answer.text)));
+      text = text_of(answer);
     }
   }
   for (std::string& text : texts) {

@@ -12,6 +12,7 @@ namespace {
 constexpr const char* kTag = "ours-tcp3";
 constexpr size_t kMaxText = 8 * 1024;
 constexpr size_t kMaxAddresses = 64;
+constexpr size_t kMaxChunk = size_t{1} << 30;
 
 template <class Message>
 uint64_t proof(const SipKey& secret, const Nonce& challenge, const Nonce& hello, Message message) {
@@ -136,8 +137,8 @@ TcpTerms TcpTerms::parse(const std::string& text) {
   int wire = 0;
   in >> tag >> secret >> terms.plan.streams >> terms.plan.chunk_bytes >> wire;
   if (!in || tag != kTag || !parse_key(secret, terms.secret) || terms.plan.streams < 1 || terms.plan.streams > 16 ||
-      terms.plan.chunk_bytes < 64 || terms.plan.chunk_bytes % 64 != 0 || wire < 0 ||
-      wire > static_cast<int>(WireType::Float16)) {
+      terms.plan.chunk_bytes < 64 || terms.plan.chunk_bytes > kMaxChunk || terms.plan.chunk_bytes % 64 != 0 ||
+      wire < 0 || wire > static_cast<int>(WireType::Float16)) {
     malformed("terms of a group");
   }
   terms.plan.wire = static_cast<WireType>(wire);

@@ -174,6 +174,8 @@ TEST(what_is_no_rule_is_refused_with_what_is_accepted) {
     CHECK_CONTAINS(error, words);
     CHECK_CONTAINS(error, "whole, doubling, direct, ring");
   }
+  // Whitespace of any kind between rules is no rule.
+  CHECK_EQ(Selection::parse("\v;\f\nall ring;\v").rules(), std::string("all ring"));
   std::string many;
   for (int i = 0; i < 400; ++i) many += "all ring\n";
   CHECK_EQ(Selection::parse(many).rules().size(), size_t{400 * 9 - 1});

@@ -37,6 +37,7 @@ TEST(what_is_no_address_is_refused) {
                            "[10.0.0.1]:80", "[fd00::1]", "[fd00::1]80", "fd00::1]:80", "fd00::g", "1.2.3.4:5:6"}) {
     CHECK(!SocketAddress::parse(text).has_value());
   }
+  CHECK(!SocketAddress::parse(std::string("10.0.0.1\0:80", 12)).has_value());
   CHECK(!SocketAddress::from(nullptr, 16).has_value());
   const auto known = address("10.0.0.1:80");
   CHECK(!SocketAddress::from(known.data(), 3).has_value());

@@ -57,7 +57,9 @@ void check_contains(const std::string& text, const std::string& part, const char
 
 // Usage: tests [part of a name]...   Runs the tests whose names contain one of the parts; all without arguments.
 // Forked children start threads of their own.
-extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
+extern "C" const char* __tsan_default_options() { return "die_after_fork=0:allocator_may_return_null=1"; }
+// As without the sanitizer, memory that there is not is no memory, instead of the end.
+extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
 
 int main(int argc, char** argv) {
   const auto chosen = [&](const std::string& name) {

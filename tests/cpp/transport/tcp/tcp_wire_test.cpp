@@ -55,6 +55,8 @@ TEST(what_lies_in_the_store_is_checked) {
   CHECK_THROWS(Error, TcpCard::parse("ours-tcp3 machine"));
   CHECK_THROWS(Error, TcpCard::parse(card.text() + std::string(1 << 20, ' ')));
   CHECK_THROWS(Error, TcpTerms::parse("ours-tcp3 00 1 4096 1024 16"));
+  terms.plan.chunk_bytes = ~size_t{63};  // which a stream reads from "-64" as well
+  CHECK_THROWS(Error, TcpTerms::parse(terms.text()));
 }
 
 }  // namespace
