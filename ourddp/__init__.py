@@ -19,6 +19,8 @@ __all__ = [
     "LinearScalingLR",
     "MisuseError",
     "ModelParallel",
+    "RandomState",
+    "ResumableSampler",
     "Stats",
     "Sum",
     "SyncBatchNorm",
@@ -80,7 +82,9 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp.metrics_server import serve_metrics
     from ourddp.model_parallel import ModelParallel
     from ourddp.objects import allgather_object, broadcast_object
+    from ourddp.random_state import RandomState
     from ourddp.registration import register
+    from ourddp.resumable_sampler import ResumableSampler
     from ourddp.state_broadcast import broadcast_optimizer_state, broadcast_parameters
     from ourddp.stragglers import Stats, stats
     from ourddp.sweeps import sweep

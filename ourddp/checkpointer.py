@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ class Checkpointer:
         """Save the state after ``step``, and return the checkpoint's folder; None if it would not be the best.
 
         ``metric`` decides which checkpoint is the best; that of rank 0 counts. ``others`` are objects with
-        ``state_dict()`` and ``load_state_dict()``, such as a learning-rate schedule, with equal states on all ranks. A
+        ``state_dict()`` and ``load_state_dict()``, such as a learning-rate schedule, with equal states on all ranks. Of
+        those with a true attribute ``differs_by_rank``, such as a ``RandomState``, the state of each rank is saved. A
         checkpoint of the same step is replaced.
 
         Raises RuntimeError, on all ranks, if anything fails on one of them, or they pass different steps; the message
@@ -96,6 +98,7 @@ class Checkpointer:
         try:
             self._on_rank_0(what, lambda: self._folder.begin(step))
             state = self._together(what, lambda: _state(model, optimizer, others))
+            state |= self._of_each_rank(what, {name: state[name] for name in _differing(others)})
             self._by_dcp(what, lambda: dcp.save(state, checkpoint_id=temporary, process_group=self._group))
             self._on_rank_0(what, lambda: self._folder.commit(step, _as_number(metric)))
         except RuntimeError:
@@ -118,7 +121,8 @@ class Checkpointer:
     ) -> int | None:
         """Load the "latest" checkpoint, the "best" one, or that of a step; return its step, or None if there is none.
 
-        ``others`` are what :meth:`save` got under the same names; fewer will do.
+        ``others`` are what :meth:`save` got under the same names; fewer will do. Of those that differ by rank, a rank
+        that the checkpoint does not know leaves its own as it is.
 
         Raises RuntimeError, on all ranks, if anything fails on one of them, if the checkpoint lacks something, or if
         there is none of the step that ``which`` names.
@@ -135,9 +139,10 @@ class Checkpointer:
             return None
         what = f"the checkpoint of step {step} was not loaded from {self._folder.path}"
         path = self._folder.source(step)
-        state = self._together(what, lambda: _state(model, optimizer, others))
+        state = self._together(what, lambda: _state(model, optimizer, others)) | dict.fromkeys(_differing(others), b"")
         self._by_dcp(what, lambda: dcp.load(state, checkpoint_id=path, process_group=self._group))
-        self._together(what, lambda: _set_state(model, optimizer, others, state))
+        rank = dist.get_rank(self._group)
+        self._together(what, lambda: _set_state(model, optimizer, others, state, rank))
         return step
 
     def _plan(self, step: int, metric: float | None) -> tuple[bool, str | None]:
@@ -171,6 +176,14 @@ class Checkpointer:
         has = f"it has {', '.join(map(str, steps))}" if steps else "it is empty"
         return None, f"there is none of step {which!r}; {has}. which is 'latest', 'best' or a step"
 
+    def _of_each_rank(self, what: str, own: dict[str, Any]) -> dict[str, bytes]:
+        """Return the states of all ranks by name: one value each, which another number of ranks can load as well."""
+        try:
+            of_all = allgather_object(own, process_group=self._group)
+        except ValueError as error:
+            raise RuntimeError(f"{what}: {error}") from error
+        return {name: pickle.dumps([each[name] for each in of_all]) for name in own}
+
     def _on_rank_0(self, what: str, action: Callable[[], None]) -> None:
         self._together(what, action if dist.get_rank(self._group) == 0 else lambda: None)
 
@@ -199,6 +212,10 @@ def _as_number(metric: float | None) -> float | None:
     return None if metric is None else float(metric)
 
 
+def _differing(others: dict[str, Any]) -> list[str]:
+    return [name for name, other in others.items() if getattr(other, "differs_by_rank", False)]
+
+
 def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, others: dict[str, Any]) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
     from torch.distributed.checkpoint.stateful import Stateful
@@ -222,6 +239,7 @@ def _set_state(
     optimizer: torch.optim.Optimizer | None,
     others: dict[str, Any],
     state: dict[str, Any],
+    rank: int,
 ) -> None:
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_state_dict
 
@@ -229,5 +247,10 @@ def _set_state(
         set_model_state_dict(model, state["model"])
     else:
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    for name in _differing(others):
+        of_ranks = pickle.loads(state.pop(name))
+        if rank < len(of_ranks):
+            state[name] = of_ranks[rank]
     for name, other in others.items():
-        other.load_state_dict(state[name])
+        if name in state:
+            other.load_state_dict(state[name])

@@ -54,6 +54,9 @@ class DistributedDataParallel(_TorchDDP):
     def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         bound = inspect.signature(_TorchDDP.__init__).bind(self, module, *args, **kwargs)
         given = bound.arguments
+        # For change_group(), which gives these another value.
+        fixed = ("self", "module", "process_group", "device_mesh", "init_sync")
+        self.__dict__["_arguments"] = {name: value for name, value in given.items() if name not in fixed}
         self.__dict__["_tunes_buckets"] = tuning.take_auto(given)
         # Set here, as the constructor of the base class builds the list of parameters that is checked.
         self.__dict__["_model_check_due"] = bool(given.get("init_sync", True))
@@ -191,6 +194,49 @@ class DistributedDataParallel(_TorchDDP):
         """
         weights.set_weight(self, weight)
 
+    def change_group(self, process_group: dist.ProcessGroup | None = None, *, init_sync: bool = True) -> None:
+        """Go on over other ranks: those of another group, or of the same one after ``reconfigure()``.
+
+        It makes anew what depends on the ranks, with the arguments that the constructor got, and forgets a backward
+        that has failed. The module, its parameters and communication hooks stay the same; a hook's own state is left
+        alone. The other ranks of the group call it too, or make a DistributedDataParallel with the same arguments if
+        they are new. All of them get the parameters and buffers of rank 0; ``init_sync=False`` leaves that out, for
+        ranks that have the same ones already. The state of an optimizer is not sent: see
+        :func:`ourddp.broadcast_optimizer_state`. Zero the gradients afterwards, since some may be averages already.
+
+        ``process_group`` is the default group if it is None.
+
+        Raises:
+            RuntimeError: If the ranks' models differ, as at construction. After any error the model can be used again
+                only by another ``change_group()``.
+            ValueError: If the model has ``mixed_precision``.
+
+        """
+        if self.mixed_precision is not None:
+            raise ValueError(
+                "a DistributedDataParallel with mixed_precision cannot change its group: make a new one of its module"
+            )
+        module, hooks, training = self.module, self._comm_hooks, self.training
+        built_in = self.__dict__.get("_built_in_hook")
+        reducer = self.__dict__.pop("reducer", None)
+        if reducer is not None:
+            reducer._remove_autograd_hooks()  # something else may still refer to it
+        arguments = {**self._arguments, "static_graph": self.static_graph}
+        try:
+            DistributedDataParallel.__init__(
+                self, module, process_group=process_group, init_sync=init_sync, **arguments
+            )
+        except BaseException:
+            self._modules["module"] = module
+            self._comm_hooks = hooks
+            raise
+        self.training = training
+        if built_in is not None:
+            self._register_builtin_comm_hook(built_in)
+        if not self._comm_hooks:  # an optimizer in backward has registered its own
+            for hook, state in hooks:
+                self.register_comm_hook(state, hook)
+
     def report(self) -> BackwardReport:
         """Return when each bucket of the last backward was ready and reduced, and how long backward waited for it.
 
@@ -261,6 +307,7 @@ class DistributedDataParallel(_TorchDDP):
 
         """
         self.reducer._register_builtin_comm_hook(comm_hook_type)
+        self._built_in_hook = comm_hook_type
         self.logger._set_comm_hook_name(str(comm_hook_type))
 
     def _match_unused_params_allreduce(self) -> None:

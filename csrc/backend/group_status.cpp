@@ -31,7 +31,7 @@ uint64_t random_key_base() {
 GroupStatus::GroupStatus(std::chrono::milliseconds timeout, std::string where)
     : timeouts(timeout), where_(std::move(where)), key_base_(random_key_base()) {}
 
-void GroupStatus::check_usable() const {
+void GroupStatus::check_caller() const {
   TORCH_CHECK(!is_forked_child(), "this process (pid ", ::getpid(),
               ") was forked from the one that made the process group (pid ", owner_.pid(),
               ") and cannot use the parent's connections. Start workers with multiprocessing's 'spawn' or "
@@ -39,6 +39,14 @@ void GroupStatus::check_usable() const {
   TORCH_CHECK(!in_signal_handler(),
               "a signal handler that interrupted an operation cannot use the process group, because that operation "
               "has not finished: set a flag in the handler, and check it between operations");
+}
+
+void GroupStatus::check_usable() const {
+  check_caller();
+  TORCH_CHECK(
+      !without_ranks_.load(), "this process group has no ranks", where_,
+      ": it was made with enable_reconfigure=True and not told which, or its last reconfigure() has failed. Call "
+      "reconfigure() with the handles of all ranks and a uuid that has not been used");
   TORCH_CHECK(!closed_.load(), "this process group was shut down", where_,
               "; make a new one with init_process_group or new_group");
 }

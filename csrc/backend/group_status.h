@@ -26,10 +26,16 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   /// `where` is appended to the errors of this group, for instance to name its ranks.
   GroupStatus(std::chrono::milliseconds timeout, std::string where);
 
-  /// Throws RuntimeError in a forked child, in a signal handler, and after shutdown().
+  /// Throws RuntimeError in a forked child, in a signal handler, after shutdown(), and while the group has no ranks.
   void check_usable() const;
+  /// Throws RuntimeError in a forked child and in a signal handler.
+  void check_caller() const;
 
   bool is_forked_child() const { return !owner_.is_here(); }
+
+  /// Marks a group that has no ranks until it is told which. Later operations raise RuntimeError.
+  void set_without_ranks() { without_ranks_.store(true); }
+  bool is_without_ranks() const { return without_ranks_.load(); }
 
   void set_closed() { closed_.store(true); }
   bool is_closed() const { return closed_.load(); }
@@ -88,6 +94,7 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   const uint64_t key_base_;
   std::atomic<uint64_t> next_key_{1};
   std::atomic<bool> closed_{false};
+  std::atomic<bool> without_ranks_{false};
   std::atomic<c10d::ErrorType> error_{c10d::ErrorType::SUCCESS};
   std::mutex hooks_mutex_;
   std::condition_variable hooks_returned_;

@@ -36,6 +36,13 @@ class HookTable {
     empty_.store(hooks_.empty(), std::memory_order_release);
   }
 
+  /// Takes over the hooks of another table.
+  void add_all(const HookTable& other) {
+    const std::scoped_lock lock(mutex_, other.mutex_);
+    hooks_.insert(other.hooks_.begin(), other.hooks_.end());
+    empty_.store(hooks_.empty(), std::memory_order_release);
+  }
+
   bool empty() const { return empty_.load(std::memory_order_acquire); }
 
   /// Calls all hooks. An exception of a hook becomes a warning, since it must not fail a collective.

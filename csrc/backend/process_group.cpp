@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -97,15 +98,37 @@ ProcessGroupOurs::ProcessGroupOurs(StorePtr store, int rank, int size, c10::intr
   warn_of_stray_variables();
   // Checked before the ranks wait for each other.
   with_torch_errors("", [this] { return Selection::parse(options_->selection); });
-  status_ = std::make_shared<GroupStatus>(options_->timeout, describe_group(*options_));
-  status_->callbacks = std::make_shared<CallbackOrder>(options_->group_name, global_ranks());
-  status_->flights = FlightLog::make({rank_, global_ranks()});
-  if (status_->flights) {
-    status_->abort_hooks.add(kFlightHook, [flights = status_->flights.get()] { flights->dump(); });
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  if (options_->enable_reconfigure) {
+    // Alone, so that all parts are there.
+    open(c10::make_intrusive<c10d::HashStore>(), 0, 1, options_->timeout);
+    status_->set_without_ranks();
+    handle_.rank = rank;
+    return;
+  }
+#endif
+  open(store_, rank, size, options_->timeout);
+  handle_.rank = rank;
+  handle_.joined = true;
+}
+
+void ProcessGroupOurs::open(const StorePtr& store, int rank, int size, Milliseconds timeout) {
+  auto status = std::make_shared<GroupStatus>(options_->timeout, describe_group(*options_));
+  status->callbacks = std::make_shared<CallbackOrder>(options_->group_name, global_ranks());
+  status->flights = FlightLog::make({rank_, global_ranks()});
+  if (status_) {
+    status->abort_hooks.add_all(status_->abort_hooks);
+    status->abort_hooks.remove(kFlightHook);
+    status->completion_hooks.add_all(status_->completion_hooks);
+    status->on_completion = status_->on_completion;
+  }
+  if (status->flights) {
+    status->abort_hooks.add(kFlightHook, [flights = status->flights.get()] { flights->dump(); });
   }
   const std::string name = options_->group_name.empty() ? "the process group" : "group '" + options_->group_name + "'";
-  const Meeting meeting{store_, rank_, size_, options_->timeout, name, options_->selection};
-  lane_ = Lane::open(meeting, status_);
+  const Meeting meeting{store, rank, size, timeout, name, options_->selection};
+  lane_ = Lane::open(meeting, status);
+  status_ = std::move(status);
   callback_lanes_ = std::make_unique<CallbackLanes>(lane_, meeting);
   allocator_ = HeapAllocator::make(lane_->group);
 }
@@ -273,6 +296,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::shrink(
     const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) {
   TORCH_CHECK(!status_->is_forked_child(), "a forked child cannot shrink its parent's process group");
+  TORCH_CHECK(!status_->is_without_ranks(), "a process group without ranks cannot shrink: call reconfigure() first");
   auto options = child_options(opts_override, *options_);
   std::string name = "shrink/" + std::to_string(shrinks_++);
   std::vector<int> members;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "backend/errors.h"
 #include "backend/heap_allocator.h"
 #include "backend/lane.h"
+#include "backend/reconfigure_handle.h"
 
 namespace ours {
 
@@ -43,7 +45,8 @@ class ProcessGroupOurs final : public c10d::Backend {
   static constexpr const char* kName = "ours";
 
   /// Blocks until all ranks have come together through `store`. Throws DistBackendError if they have not within
-  /// `options->timeout`.
+  /// `options->timeout`. With `options->enable_reconfigure`, of torch 2.15, it waits for nobody, and reconfigure() has
+  /// to come before anything else.
   ProcessGroupOurs(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options);
 
   // ---- what it is
@@ -200,8 +203,21 @@ class ProcessGroupOurs final : public c10d::Backend {
                                           const int& rank, const int& size) override;
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
                                            const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) override;
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  // ---- other ranks in this group (reconfigure.cpp)
+  bool supportsReconfigure() const override { return true; }
+  bool isInitialized() override { return !status_->is_without_ranks(); }
+  c10d::ReconfigureHandle get_reconfigure_handle() const override { return handle_.text(); }
+  WorkPtr reconfigure(const c10d::ReconfigureOptions& opts) override;
+#endif
 
  private:
+  /// Brings the ranks of `meeting` together as the group's new ranks.
+  void open(const StorePtr& store, int rank, int size, Milliseconds timeout);
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  /// Leaves the ranks that there were; operations under way fail.
+  void leave_ranks();
+#endif
   std::vector<uint64_t> global_ranks() const;
   GroupNames names() const {
     return {options_->group_name, getGroupDesc(), rank_, size_, options_->global_ranks_in_group};
@@ -244,6 +260,8 @@ class ProcessGroupOurs final : public c10d::Backend {
   std::shared_ptr<HeapAllocator> allocator_;
   Coalescing coalescing_;
   int shrinks_ = 0;
+  ReconfigureHandle handle_;
+  std::set<int64_t> uuids_;  // those that reconfigure() has had
 };
 
 }  // namespace ours

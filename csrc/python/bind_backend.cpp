@@ -75,6 +75,9 @@ c10::intrusive_ptr<ProcessGroupOurs> create_backend(const c10d::DistributedBacke
   options->group_name = dist_options.group_id;
   options->global_ranks_in_group.assign(dist_options.global_ranks_in_group.begin(),
                                         dist_options.global_ranks_in_group.end());
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  options->enable_reconfigure = dist_options.enable_reconfigure;
+#endif
   py::gil_scoped_release unlocked;
   return c10::make_intrusive<ProcessGroupOurs>(dist_options.store, dist_options.group_rank, dist_options.group_size,
                                                std::move(options));

@@ -20,32 +20,11 @@ import ways
 from torch.nn import functional
 from torchft import DistributedDataParallel, Manager, Optimizer
 from torchft.coordination import LighthouseServer
-from torchft.process_group import ProcessGroupGloo, ProcessGroupWrapper
+from torchft.process_group import ProcessGroupGloo
 
-from ourddp import _C
+from ourddp.torchft import ProcessGroupOurs
 
 HOST = "localhost"
-
-
-class ProcessGroupOurs(ProcessGroupWrapper):
-    """A process group that torchft can replace when the ranks change."""
-
-    def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
-        # What new_group() does. It cannot be called here, as there is no default group, whose ranks could not change.
-        options = dist.distributed_c10d._DistributedBackendOptions()
-        options.store, options.group_rank, options.group_size = store, rank, world_size
-        options.timeout, options.global_ranks_in_group = self._timeout, list(range(world_size))
-        group = dist.ProcessGroup(store, rank, world_size)
-        custom = dist.ProcessGroup.BackendType.CUSTOM
-        group._set_default_backend(custom)
-        group._register_backend(torch.device("cpu"), custom, _C.create_backend(options))
-        return group
-
-    def getBackendName(self) -> str:
-        """Return the name under which torchft knows the group."""
-        return "torchft-ours"
-
-
 GROUPS = {"ours": ProcessGroupOurs, "gloo": ProcessGroupGloo}
 
 

@@ -47,6 +47,15 @@ CONTEXTS = {
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
         epochs, metrics = 2, {"accuracy": 0.5}
     """,
+    "docs/recovery.md": """
+        import torch, ourddp
+        from torch.utils.data import DataLoader
+        ourddp.init()
+        dataset, epochs, model = torch.ones(8, 4), 1, torch.nn.Linear(4, 4)
+        dataset = list(zip(dataset, dataset))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    """,
     "docs/parallel/data-parallel.md": """
         import torch, ourddp
         from torch.nn import functional

@@ -1,0 +1,101 @@
+// c10d's reconfigure(): other ranks in the same group, without a restart of the processes that go on.
+
+#include "backend/process_group.h"
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+
+#include <algorithm>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <variant>
+
+#include "backend/joining/store_keys.h"
+#include "common/error.h"
+#include "common/interrupts.h"
+
+namespace ours {
+
+namespace {
+
+/// The members in the order of their ranks.
+std::vector<ReconfigureHandle> members_of(const c10d::ReconfigureOptions& opts) {
+  std::vector<ReconfigureHandle> members;
+  std::visit(
+      [&](const auto& handles) {
+        for (const std::string& handle : handles) members.push_back(ReconfigureHandle::parse(handle));
+      },
+      opts.handles);
+  check_members(members);
+  return opts.handles.index() == 0 ? in_order(std::move(members)) : members;
+}
+
+/// Fails unless all who use the uuid mean the same ranks.
+void claim(const c10::intrusive_ptr<c10d::Store>& store, int64_t uuid, const std::vector<ReconfigureHandle>& members,
+           Deadline deadline) {
+  std::string ids;
+  for (const ReconfigureHandle& member : members) ids += member.id;
+  const std::string claimed = ask_store(
+      store, deadline, [ids](c10d::Store& asked, const auto&) { return asked.compareSet("members", "", ids); });
+  if (claimed == ids) return;
+  throw Error("reconfigure: uuid " + std::to_string(uuid) +
+              " was already used for other ranks, or in another order. All ranks have to pass the same handles, and a "
+              "uuid that has not been used");
+}
+
+c10::intrusive_ptr<c10d::Work> completed_work() {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  future->markCompleted(c10::IValue(std::vector<at::Tensor>()));
+  return c10d::Work::create_from_future(future);
+}
+
+}  // namespace
+
+void ProcessGroupOurs::leave_ranks() {
+  status_->set_without_ranks();
+  const auto all = all_lanes();
+  for (const auto& lane : all) {
+    if (lane->queue->busy()) lane->abort("reconfigure() was called while operations were pending");
+  }
+  for (const auto& lane : all) lane->close();
+  for (const auto& lane : all) lane->wait_closed();
+}
+
+ProcessGroupOurs::WorkPtr ProcessGroupOurs::reconfigure(const c10d::ReconfigureOptions& opts) {
+  status_->check_caller();
+  const std::vector<ReconfigureHandle> members = members_of(opts);
+  const auto found =
+      std::find_if(members.begin(), members.end(), [&](const auto& member) { return member.id == handle_.id; });
+  TORCH_CHECK_VALUE(found != members.end(), "reconfigure: this process's handle ", handle_.text(),
+                    " is not among the handles; only those that are may call it");
+  TORCH_CHECK(uuids_.insert(opts.uuid).second, "reconfigure: uuid ", opts.uuid,
+              " was already used in this group, perhaps in an attempt that failed; pass one that has not been used");
+  const Milliseconds timeout = opts.timeout.value_or(options_->timeout);
+  const auto before = std::make_pair(rank_, size_);
+  leave_ranks();
+  rank_ = static_cast<int>(found - members.begin());
+  size_ = static_cast<int>(members.size());
+  // Global ranks would be those of processes that may have gone.
+  options_->merged = options_->merged || !options_->global_ranks_in_group.empty();
+  options_->global_ranks_in_group.clear();
+  try {
+    with_torch_errors("", [&] {
+      const Deadline deadline = Deadline::after(timeout);
+      // Over a connection of its own: an attempt that failed may still wait on the one before.
+      const auto store = c10::make_intrusive<c10d::PrefixStore>("reconfigure/" + std::to_string(opts.uuid),
+                                                                connect_anew(store_, deadline));
+      claim(store, opts.uuid, members, deadline);
+      open(store, rank_, size_, timeout);
+    });
+  } catch (...) {
+    std::tie(rank_, size_) = before;
+    throw_interrupt();
+    throw;
+  }
+  handle_.joined = true;
+  handle_.uuid = opts.uuid;
+  handle_.rank = rank_;
+  return completed_work();
+}
+
+}  // namespace ours
+
+#endif  // C10D_BACKEND_HAS_RECONFIGURE
