@@ -42,6 +42,7 @@ __all__ = [
     "local_size",
     "mpi_built",
     "nccl_built",
+    "preempted",
     "rank",
     "register",
     "rocm_built",
@@ -51,6 +52,7 @@ __all__ = [
     "stats",
     "sweep",
     "timeline",
+    "watch_preemption",
 ]
 
 if _elsewhere.is_built(_elsewhere.HERE):
@@ -79,6 +81,7 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp.metrics_server import serve_metrics
     from ourddp.model_parallel import ModelParallel
     from ourddp.objects import allgather_object, broadcast_object
+    from ourddp.preemption import preempted, watch_preemption
     from ourddp.registration import register
     from ourddp.state_broadcast import broadcast_optimizer_state, broadcast_parameters
     from ourddp.stragglers import Stats, stats
