@@ -200,6 +200,8 @@ class ReducerOptions:
     gradient_as_bucket_view: bool
     skip_all_reduce_unused_params: bool
     batched_grad_copy: bool
+    bad_gradients: str
+    """What to do about NaN and infinite values: "warn", "raise" or "skip"; empty: they are not looked for."""
     lazy_bucket_allocation: bool
     attach_to_autograd: bool
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ourddp import _C, mixed_precision, optimizer_in_backward, tuning, weights
+from ourddp import _C, bad_gradients, mixed_precision, optimizer_in_backward, tuning, weights
 from ourddp.logging_data import ReducerLogger
 from ourddp.report import BackwardReport, make_report
 from ourddp.sync_batch_norm import SyncBatchNorm
@@ -39,6 +39,13 @@ class DistributedDataParallel(_TorchDDP):
     reductions cost, and the fourth forward rebuilds the buckets accordingly. With ``find_unused_parameters`` buckets
     are never rebuilt, so the constructor chooses the size right away. ``report`` and the logging data show it.
 
+    With ``bad_gradients`` NaN and infinite values in gradients are looked for, before and after they are reduced. If
+    any rank has some, a message names the ranks and the parameters, and all ranks do the same: ``"warn"`` leaves the
+    gradients, ``"raise"`` raises a RuntimeError in backward, and ``"skip"`` warns and sets all gradients to None, so
+    that the optimizer's step changes nothing. It takes one more reduction, of two numbers, in each backward that
+    reduces gradients. ``torch.amp.GradScaler`` skips such steps by itself, and has to see the gradients: it needs
+    ``"warn"``.
+
     Raises:
         RuntimeError: At construction, if the ranks' models differ; the message names the parameter, both shapes and the
             ranks. In forward, if the last backward left parameters without a gradient; the message names them. In
@@ -52,6 +59,7 @@ class DistributedDataParallel(_TorchDDP):
 
     @functools.wraps(_TorchDDP.__init__)
     def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        self.__dict__["_bad_gradients"] = bad_gradients.take(kwargs, module)
         bound = inspect.signature(_TorchDDP.__init__).bind(self, module, *args, **kwargs)
         given = bound.arguments
         self.__dict__["_tunes_buckets"] = tuning.take_auto(given)
@@ -136,6 +144,7 @@ class DistributedDataParallel(_TorchDDP):
         options.skip_all_reduce_unused_params = self.skip_all_reduce_unused_params
         options.batched_grad_copy = getattr(self, "batched_grad_copy", False)
         options.lazy_bucket_allocation = getattr(self, "lazy_bucket_allocation", False)
+        options.bad_gradients = self._bad_gradients
         options.attach_to_autograd = not self._use_python_reducer
         return options
 
