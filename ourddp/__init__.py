@@ -33,6 +33,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "check_replicas",
     "cuda_built",
     "gloo_built",
     "init",
@@ -83,6 +84,7 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp.objects import allgather_object, broadcast_object
     from ourddp.preemption import preempted, watch_preemption
     from ourddp.registration import register
+    from ourddp.replica_check import check_replicas
     from ourddp.state_broadcast import broadcast_optimizer_state, broadcast_parameters
     from ourddp.stragglers import Stats, stats
     from ourddp.sweeps import sweep
