@@ -132,9 +132,17 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def seed_epoch(seed: int, epoch: int) -> None:
-    """Make the random state a function of seed, epoch and rank, so that a checkpoint has none to carry."""
-    torch.manual_seed((seed * 1_000_003 + epoch) * 1_000_003 + dist.get_rank())
+def seed_epoch(seed: int, epoch: int, done: int = 0) -> None:
+    """Make the random state a function of seed, epoch and rank, so that a checkpoint has none to carry.
+
+    `done`: the batches that were done before; after a resume within an epoch the random numbers are others.
+    """
+    torch.manual_seed((seed * 1_000_003 + epoch) * 1_000_003 + dist.get_rank() + done * 1_000_000_007)
+
+
+def preempted(args: argparse.Namespace) -> bool:
+    """Return whether a rank was asked to stop by SIGTERM, the same on all ranks. Other backends do not tell."""
+    return "ours" in args.backend and ourddp.preempted()
 
 
 class Average:
@@ -160,8 +168,12 @@ class Average:
         return {"loss": loss / samples, "accuracy": correct / samples, "samples_per_second": samples / mean_seconds}
 
 
-def save_checkpoint(epoch: int, args: argparse.Namespace, fixed: Sequence[str], **parts: Any) -> None:
+def save_checkpoint(
+    epoch: int, args: argparse.Namespace, fixed: Sequence[str], *, batches: int = 0, **parts: Any
+) -> None:
     """Write the state of every part (model, optimizer) after `epoch` to --checkpoint: rank 0 alone, and atomically.
+
+    `batches` of the next epoch are done as well.
 
     The file appears under its name only when it is whole: a job killed while writing leaves the old checkpoint.
     `fixed`: flags that must be the same in a resumed training, e.g. "seed".
@@ -173,7 +185,8 @@ def save_checkpoint(epoch: int, args: argparse.Namespace, fixed: Sequence[str], 
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            torch.save({"epoch": epoch, "flags": flags_of(args, fixed), **state}, file)
+            done = {"epoch": epoch, "samples": samples_of(batches, args)}
+            torch.save({**done, "flags": flags_of(args, fixed), **state}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -181,13 +194,20 @@ def save_checkpoint(epoch: int, args: argparse.Namespace, fixed: Sequence[str], 
         temporary.unlink(missing_ok=True)
 
 
+def samples_of(batches: int, args: argparse.Namespace) -> int:
+    """Return how many samples that many batches of all ranks have."""
+    return batches * args.batch_size * dist.get_world_size()
+
+
 def flags_of(args: argparse.Namespace, fixed: Sequence[str]) -> dict[str, Any]:
     """Return the flags that a checkpoint records, by name, and the number of ranks."""
     return {**{name: getattr(args, name) for name in (*fixed, *MAY_CHANGE)}, "ranks": dist.get_world_size()}
 
 
-def load_checkpoint(args: argparse.Namespace, fixed: Sequence[str], **parts: Any) -> int:
-    """Restore every part from --checkpoint and return the next epoch, or 0 if there is nothing to resume.
+def load_checkpoint(args: argparse.Namespace, fixed: Sequence[str], **parts: Any) -> tuple[int, int]:
+    """Restore every part from --checkpoint and return the epoch to go on with, and how many of its batches are done.
+
+    Both are 0 if there is nothing to resume.
 
     Rank 0 reads the file and sends it to the others, which need not see its file system. Raises Refused if the file is
     not one of this program's, or was made with another value of a flag in `fixed`; another seed, for example, has other
@@ -195,14 +215,14 @@ def load_checkpoint(args: argparse.Namespace, fixed: Sequence[str], **parts: Any
     """
     path = args.checkpoint
     if path is None or not args.resume:
-        return 0
+        return 0, 0
     state: list[Any] = [None]
     if dist.get_rank() == 0 and path.exists():
-        state[0] = read_checkpoint(path, {"epoch", "flags", *parts})
+        state[0] = read_checkpoint(path, {"epoch", "samples", "flags", *parts})
     dist.broadcast_object_list(state, src=0)
     checkpoint = state[0]
     if checkpoint is None:
-        return 0
+        return 0, 0
     if isinstance(checkpoint, str):
         raise Refused(checkpoint)
     before, now = checkpoint["flags"], flags_of(args, fixed)
@@ -217,7 +237,7 @@ def load_checkpoint(args: argparse.Namespace, fixed: Sequence[str], **parts: Any
     if dist.get_rank() == 0:
         changed = [f"{name} {now[name]} instead of {before[name]}" for name in now if now[name] != before[name]]
         print(", ".join([f"resumed after epoch {checkpoint['epoch'] + 1}", *changed]), flush=True)
-    return checkpoint["epoch"] + 1
+    return checkpoint["epoch"] + 1, checkpoint["samples"] // samples_of(1, args)
 
 
 def read_checkpoint(path: Path, parts: set[str]) -> dict[str, Any] | str:
@@ -271,3 +291,14 @@ class Console:
         self._bar.close()
         if self._metrics:
             self._metrics.close()
+
+
+def end_early(
+    console: Console, step: int, steps_in_epoch: int, args: argparse.Namespace, fixed: Sequence[str], **parts: Any
+) -> None:
+    """Save a checkpoint in the middle of an epoch, after `step` steps, because the job was asked to stop."""
+    epochs, batches = divmod(step, steps_in_epoch)
+    save_checkpoint(epochs - 1, args, fixed, batches=batches, **parts)
+    console.print(f"asked to stop: ended after step {step}")
+    console.close()
+    dist.barrier()  # no rank leaves while rank 0 still writes

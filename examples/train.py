@@ -15,6 +15,7 @@ some epochs. docs/training.md has the accuracy with 1 to 8 ranks.
 from __future__ import annotations
 
 import argparse
+from itertools import islice
 
 import common
 import torch
@@ -79,10 +80,10 @@ def train(args: argparse.Namespace, rank: int, ranks: int) -> float:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     state = {"model": model, "optimizer": optimizer}
-    first_epoch = common.load_checkpoint(args, FIXED, **state)
+    first_epoch, done = common.load_checkpoint(args, FIXED, **state)
     parallel = common.data_parallel(model, args.ddp)
 
-    step, steps = first_epoch * len(loader), args.epochs * len(loader)
+    step, steps = first_epoch * len(loader) + done, args.epochs * len(loader)
     peak = peak_rate(args, ranks)
     schedule = {"start": min(args.lr, peak), "peak": peak, "warm_up": round(args.warmup_epochs * len(loader))}
     console = common.Console(args, steps, step, "images")
@@ -90,10 +91,10 @@ def train(args: argparse.Namespace, rank: int, ranks: int) -> float:
     result = evaluate(model, held_out, rank, ranks)
     for epoch in range(first_epoch, min(args.epochs, args.stop_after or args.epochs)):
         sampler.set_epoch(epoch)  # another order every epoch, the same one after a resume
-        common.seed_epoch(args.seed, epoch)
+        common.seed_epoch(args.seed, epoch, done)
         parallel.train()
         average = common.Average()
-        for images, labels in loader:
+        for images, labels in islice(loader, done, None):
             common.set_learning_rate(optimizer, common.learning_rate(step, steps, **schedule))
             optimizer.zero_grad()
             logits = parallel(images)
@@ -103,6 +104,10 @@ def train(args: argparse.Namespace, rank: int, ranks: int) -> float:
             step += 1
             average.add(loss.item(), logits, labels)
             console.step(loss.item())
+            if common.preempted(args):
+                common.end_early(console, step, len(loader), args, FIXED, **state)
+                return result["accuracy"]
+        done = 0
         metrics = average.over_ranks()
         result = evaluate(model, held_out, rank, ranks)
         console.epoch(epoch, metrics, result)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sysconfig
+from itertools import islice
 from pathlib import Path
 
 import common
@@ -134,20 +135,20 @@ def train(args: argparse.Namespace, rank: int, ranks: int) -> None:
     model = GPT(args.context, args.width, args.layers, args.heads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     state = {"model": model, "optimizer": optimizer}
-    first_epoch = common.load_checkpoint(args, FIXED, **state)
+    first_epoch, done = common.load_checkpoint(args, FIXED, **state)
     parallel = common.data_parallel(model, args.ddp)
 
-    step, steps = first_epoch * len(loader), args.epochs * len(loader)
+    step, steps = first_epoch * len(loader) + done, args.epochs * len(loader)
     schedule = {"start": args.lr / 25, "peak": args.lr, "warm_up": steps // 10}
     console = common.Console(args, steps, step, "bytes")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     console.print(f"{ranks} ranks, {parameters:,} parameters, {cut:,} bytes to train on, {len(text) - cut:,} held out")
     for epoch in range(first_epoch, min(args.epochs, args.stop_after or args.epochs)):
         sampler.set_epoch(epoch)
-        common.seed_epoch(args.seed, epoch)
+        common.seed_epoch(args.seed, epoch, done)
         parallel.train()
         average = common.Average()
-        for text, following in loader:
+        for text, following in islice(loader, done, None):
             common.set_learning_rate(optimizer, common.learning_rate(step, steps, **schedule))
             optimizer.zero_grad()
             logits = parallel(text)
@@ -158,6 +159,10 @@ def train(args: argparse.Namespace, rank: int, ranks: int) -> None:
             step += 1
             average.add(loss.item(), logits, following)
             console.step(loss.item())
+            if common.preempted(args):
+                common.end_early(console, step, len(loader), args, FIXED, **state)
+                return
+        done = 0
         metrics = average.over_ranks()
         console.epoch(epoch, metrics, evaluate(model, held_out, args.batch_size, rank, ranks))
         common.save_checkpoint(epoch, args, FIXED, **state)

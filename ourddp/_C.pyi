@@ -107,6 +107,12 @@ class ProcessGroupOurs(Backend):
     def failure(self) -> str:
         """Return the message of the failure that ended the group, or an empty string."""
 
+    def heard_stop(self) -> bool:
+        """Return whether a rank had been asked to stop before one of the all-reduces and barriers called so far.
+
+        The same on all ranks at the same place of their programs. Waits for those that are under way.
+        """
+
     def node_sizes(self) -> list[int]:
         """Return how many ranks each node has."""
 
@@ -123,6 +129,15 @@ class ProcessGroupOurs(Backend):
 
     def device_engine(self) -> str:
         """Return what moves the data of tensors on this rank's device, and why; empty until it was first needed."""
+
+def request_stop() -> None:
+    """Note that somebody has asked this process to stop."""
+
+def stop_requested() -> bool:
+    """Return whether somebody has."""
+
+def forget_stop_request() -> None:
+    """Forget it, in a forked child."""
 
 def records_flights() -> bool:
     """Return whether the backend writes into PyTorch's FlightRecorder itself, and needs no hooks for it."""
@@ -185,6 +200,8 @@ class ReducerOptions:
     gradient_as_bucket_view: bool
     skip_all_reduce_unused_params: bool
     batched_grad_copy: bool
+    bad_gradients: str
+    """What to do about NaN and infinite values: "warn", "raise" or "skip"; empty: they are not looked for."""
     lazy_bucket_allocation: bool
     attach_to_autograd: bool
 

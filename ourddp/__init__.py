@@ -35,6 +35,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "check_replicas",
     "cuda_built",
     "gloo_built",
     "init",
@@ -44,6 +45,7 @@ __all__ = [
     "local_size",
     "mpi_built",
     "nccl_built",
+    "preempted",
     "rank",
     "register",
     "rocm_built",
@@ -53,6 +55,7 @@ __all__ = [
     "stats",
     "sweep",
     "timeline",
+    "watch_preemption",
 ]
 
 if _elsewhere.is_built(_elsewhere.HERE):
@@ -82,8 +85,10 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp.metrics_server import serve_metrics
     from ourddp.model_parallel import ModelParallel
     from ourddp.objects import allgather_object, broadcast_object
+    from ourddp.preemption import preempted, watch_preemption
     from ourddp.random_state import RandomState
     from ourddp.registration import register
+    from ourddp.replica_check import check_replicas
     from ourddp.resumable_sampler import ResumableSampler
     from ourddp.state_broadcast import broadcast_optimizer_state, broadcast_parameters
     from ourddp.stragglers import Stats, stats

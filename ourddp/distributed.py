@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ourddp import _C, mixed_precision, optimizer_in_backward, tuning, weights
+from ourddp import _C, bad_gradients, mixed_precision, optimizer_in_backward, replica_check, tuning, weights
 from ourddp.logging_data import ReducerLogger
 from ourddp.report import BackwardReport, make_report
 from ourddp.sync_batch_norm import SyncBatchNorm
@@ -39,6 +39,16 @@ class DistributedDataParallel(_TorchDDP):
     reductions cost, and the fourth forward rebuilds the buckets accordingly. With ``find_unused_parameters`` buckets
     are never rebuilt, so the constructor chooses the size right away. ``report`` and the logging data show it.
 
+    With ``bad_gradients`` NaN and infinite values in gradients are looked for, before and after they are reduced. If
+    any rank has some, a message names the ranks and the parameters, and all ranks do the same: ``"warn"`` leaves the
+    gradients, ``"raise"`` raises a RuntimeError in backward, and ``"skip"`` warns and sets all gradients to None, so
+    that the optimizer's step changes nothing. It takes one more reduction, of two numbers, in each backward that
+    reduces gradients. ``torch.amp.GradScaler`` skips such steps by itself, and has to see the gradients: it needs
+    ``"warn"``.
+
+    With ``check_replicas_every=1000`` every 1000th forward in training begins with ``ourddp.check_replicas``, of
+    buffers too if ``broadcast_buffers`` is set; not in ``join()``, where a rank may have run out of input.
+
     Raises:
         RuntimeError: At construction, if the ranks' models differ; the message names the parameter, both shapes and the
             ranks. In forward, if the last backward left parameters without a gradient; the message names them. In
@@ -52,6 +62,8 @@ class DistributedDataParallel(_TorchDDP):
 
     @functools.wraps(_TorchDDP.__init__)
     def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        self.__dict__["_bad_gradients"] = bad_gradients.take(kwargs, module)
+        replica_check.check_every(self, kwargs.pop("check_replicas_every", None))
         bound = inspect.signature(_TorchDDP.__init__).bind(self, module, *args, **kwargs)
         given = bound.arguments
         # For change_group(), which gives these another value.
@@ -139,6 +151,7 @@ class DistributedDataParallel(_TorchDDP):
         options.skip_all_reduce_unused_params = self.skip_all_reduce_unused_params
         options.batched_grad_copy = getattr(self, "batched_grad_copy", False)
         options.lazy_bucket_allocation = getattr(self, "lazy_bucket_allocation", False)
+        options.bad_gradients = self._bad_gradients
         options.attach_to_autograd = not self._use_python_reducer
         return options
 
@@ -153,7 +166,9 @@ class DistributedDataParallel(_TorchDDP):
         reducer = self.__dict__.get("reducer")  # None if the reduction of all parameters is delayed
         if reducer is not None:
             reducer._close_memory()
-        return super()._pre_forward(*inputs, **kwargs)
+        given = super()._pre_forward(*inputs, **kwargs)
+        replica_check.check_if_due(self)
+        return given
 
     @torch._disable_dynamo(recursive=False)
     def _post_forward(self, output: Any) -> Any:

@@ -90,7 +90,7 @@ def stats(group: dist.ProcessGroup | None = None, *, recent: bool = True) -> Sta
     begin with the group's first collective. The call needs no communication, and may come from any thread. Raises
     ValueError if another backend serves the group's CPU tensors.
     """
-    backend = _backend_of(group or dist.distributed_c10d._get_default_group())
+    backend = backend_of(group or dist.distributed_c10d._get_default_group())
     if backend is None:
         raise ValueError("the backend 'ours' does not serve CPU tensors in this group, so nothing is known of it")
     return _stats_of(backend, recent)
@@ -108,11 +108,11 @@ def slow_links(ranks: Sequence[Stats]) -> list[tuple[int, int]]:
 def all_stats(*, recent: bool) -> dict[str, Stats]:
     """Return the statistics of all groups of this process that the backend ``ours`` serves, by their names."""
     names = dict(dist.distributed_c10d._world.pg_names)
-    known = {name: _backend_of(group) for group, name in names.items()}
+    known = {name: backend_of(group) for group, name in names.items()}
     return {name: _stats_of(backend, recent) for name, backend in known.items() if backend is not None}
 
 
-def _backend_of(group: dist.ProcessGroup) -> _C.ProcessGroupOurs | None:
+def backend_of(group: dist.ProcessGroup) -> _C.ProcessGroupOurs | None:
     try:
         backend = group._get_backend(torch.device("cpu"))
     except RuntimeError:  # none serves them

@@ -3,7 +3,9 @@
 #include "backend/errors.h"
 #include "collectives/straggler_ledger.h"
 #include "common/interrupts.h"
+#include "common/stop_request.h"
 #include "common/timeline.h"
+#include "transport/stop_notice.h"
 
 namespace ours {
 
@@ -29,7 +31,14 @@ CollectiveWork::CollectiveWork(Collective collective, std::shared_ptr<Group> gro
 
 Origin CollectiveWork::origin() const { return origin_ ? *origin_ : Origin{status().callbacks, getSequencenumber()}; }
 
+bool CollectiveWork::tells_all() const {
+  const bool reduces = op_ == Op::AllReduce || op_ == Op::AllReduceCoalesced;
+  // What a device does by itself carries no notice, and nobody should wait for it.
+  return (reduces || op_ == Op::Barrier) && !is_enqueued();
+}
+
 void CollectiveWork::set_sequence(uint64_t count) {
+  count_ = count;
   OursWork::set_sequence(origin_ ? status().number_in_callback(*origin_, count) : count);
 }
 
@@ -73,8 +82,10 @@ void CollectiveWork::execute() noexcept {
   std::exception_ptr error;
   // Programs call collectives of device tensors ahead of time, so that says nothing of who is late.
   Arrivals& arrivals = queue_->ledger().begin();
+  StopNotice stop(stop_requested());
   const Call call{
-      op_, dtype_, getSequencenumber(), Deadline::after(getTimeout()), called(), device_call_ ? nullptr : &arrivals};
+      op_,  dtype_, getSequencenumber(), Deadline::after(getTimeout()), called(), device_call_ ? nullptr : &arrivals,
+      &stop};
   try {
     if (device_call_) {
       device_call_->run(body_, call);
@@ -97,6 +108,7 @@ void CollectiveWork::execute() noexcept {
   const auto ended = Clock::now();
   took_ = ended - called();
   queue_->ledger().add({called(), ended, bytes_});
+  if (tells_all()) queue_->stops().note_ended(count_, !error && stop.told());
   complete(error);
 }
 

@@ -46,6 +46,8 @@ class CollectiveWork final : public OursWork {
 
   /// Runs the operation and completes the Work, except for its callbacks. The queue calls it once.
   void execute() noexcept;
+  /// Whether every rank hears from every other in it, so that all know afterwards whether one was asked to stop.
+  bool tells_all() const;
   /// The time from the program's call to the end of execute().
   Clock::duration took() const { return took_; }
 
@@ -63,6 +65,7 @@ class CollectiveWork final : public OursWork {
   const DType dtype_;
   const uint64_t bytes_;
   Clock::duration took_{};
+  uint64_t count_ = 0;  // among the queue's collectives
   std::function<void(Group&, const Call&)> body_;
   std::shared_ptr<Group> group_;
   std::shared_ptr<CommQueue> queue_;

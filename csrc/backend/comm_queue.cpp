@@ -63,7 +63,9 @@ CommQueue::ThreadRole& CommQueue::role() {
 
 void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
   Lock lock(mutex_);
-  work->set_sequence(sequence_.fetch_add(1, std::memory_order_relaxed) + 1);
+  const uint64_t number = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  work->set_sequence(number);
+  if (work->tells_all()) stops_.note_called(number);
   if (running_ && runner_ == std::this_thread::get_id()) {
     // This is called by a hook on the Work that this thread has just run, and the hook may wait for the new Work.
     queue_.push_back(work);

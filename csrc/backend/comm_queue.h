@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/callback.h"
+#include "backend/stop_record.h"
 #include "backend/work.h"
 #include "common/deadline.h"
 
@@ -55,6 +56,7 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   void wait_stopped(std::chrono::milliseconds limit);
 
   StragglerLedger& ledger() const { return *ledger_; }
+  StopRecord& stops() { return stops_; }
 
   uint64_t last_sequence() const { return sequence_.load(std::memory_order_relaxed); }
 
@@ -90,6 +92,7 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   void serve();
 
   const std::shared_ptr<StragglerLedger> ledger_;
+  StopRecord stops_;
   const std::vector<int> affinity_;
   const int64_t niceness_;
   mutable std::mutex mutex_;  // guards all below but sequence_

@@ -13,6 +13,7 @@
 #include "common/interrupts.h"
 #include "common/listed.h"
 #include "common/options.h"
+#include "common/stop_request.h"
 
 namespace ours {
 
@@ -168,6 +169,15 @@ void ProcessGroupOurs::drain_queues() {
       lane->queue->drain();
     }
   } while (!was_interrupted() && status_->callbacks->await_handed_over());
+}
+
+bool ProcessGroupOurs::heard_stop() {
+  if (size_ == 1) return stop_requested();
+  StopRecord& stops = lane_->queue->stops();
+  const uint64_t last = stops.last_called();
+  if (!stops.has_ended(last)) lane_->queue->drain();
+  throw_interrupt();
+  return stops.told_by(last);
 }
 
 void ProcessGroupOurs::waitForPendingWorks() {

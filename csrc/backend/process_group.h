@@ -82,6 +82,9 @@ class ProcessGroupOurs final : public c10d::Backend {
   std::vector<int> node_sizes() const { return lane_->group->node_sizes(); }
   /// What its collectives have cost, and which ranks were late. Those that callbacks start are left out.
   const StragglerLedger& ledger() const { return lane_->queue->ledger(); }
+  /// Whether a rank had been asked to stop before one of the all-reduces and barriers that this rank's program has
+  /// called: the same on all ranks at the same place of their programs. Waits for those that are still under way.
+  bool heard_stop();
   /// What moves the data of the group's device, and why; empty until it is first needed.
   std::string device_engine() const { return lane_->devices->engine(); }
   /// Fails everything under way within 100 ms, here and on the peers. The group cannot be used any more.

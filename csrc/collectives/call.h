@@ -9,6 +9,7 @@
 namespace ours {
 
 class Arrivals;
+class StopNotice;
 
 /// What accompanies every collective call: what it is (checked against the peers' calls) and how long it may take.
 struct Call {
@@ -18,6 +19,7 @@ struct Call {
   Deadline deadline;
   Clock::time_point called = Clock::now();  ///< when the program made the call, which may then have been queued
   Arrivals* arrivals = nullptr;             ///< where to note when the ranks made it; null: nobody asks
+  StopNotice* stop = nullptr;               ///< whether a rank was asked to stop; null: nobody asks
 };
 
 }  // namespace ours

@@ -8,6 +8,7 @@
 #include "backend/recent_calls.h"
 #include "collectives/straggler_ledger.h"
 #include "common/interrupts.h"
+#include "common/stop_request.h"
 #include "common/whereabouts.h"
 #include "python/bind.h"
 
@@ -97,6 +98,9 @@ void bind_backend(py::module_& module) {
       "The c10d backend \"ours\": collectives and messages of tensors on the CPU and one device.");
   group.def("failure", &ProcessGroupOurs::failure, py::call_guard<py::gil_scoped_release>(),
             "The message of the failure that ended the group, or an empty string.");
+  group.def("heard_stop", &ProcessGroupOurs::heard_stop, py::call_guard<py::gil_scoped_release>(),
+            "Whether a rank had been asked to stop before one of the all-reduces and barriers that were called so far. "
+            "Waits for those that are under way.");
   group.def("node_sizes", &ProcessGroupOurs::node_sizes, "The number of ranks on each node.");
   group.def(
       "tally",
@@ -132,6 +136,9 @@ void bind_backend(py::module_& module) {
       .def_readwrite("selection", &GroupOptions::selection,
                      "Rules of the table of algorithms for this group alone; empty: those of OURS_SELECT.");
 
+  module.def("request_stop", &request_stop, "Note that somebody has asked this process to stop.");
+  module.def("stop_requested", &stop_requested, "Whether somebody has asked this process to stop.");
+  module.def("forget_stop_request", &forget_stop_request, "Forget it, in a forked child.");
   module.def("records_flights", &records_flights,
              "Whether the backend itself writes into PyTorch's FlightRecorder, so that it needs no hooks for it.");
   module.def(

@@ -45,6 +45,7 @@ void bind_options_struct(py::module_& module) {
       .def_readwrite("gradient_as_bucket_view", &ReducerOptions::gradient_as_bucket_view)
       .def_readwrite("skip_all_reduce_unused_params", &ReducerOptions::skip_all_reduce_unused_params)
       .def_readwrite("batched_grad_copy", &ReducerOptions::batched_grad_copy)
+      .def_readwrite("bad_gradients", &ReducerOptions::bad_gradients)
       .def_readwrite("lazy_bucket_allocation", &ReducerOptions::lazy_bucket_allocation)
       .def_readwrite("attach_to_autograd", &ReducerOptions::attach_to_autograd);
 }

@@ -46,6 +46,15 @@ bool GradientTransfer::has_gradient(const at::Tensor& parameter) const {
   return defined;
 }
 
+void GradientTransfer::drop_gradients(const std::vector<at::Tensor>& parameters) const {
+  for (const at::Tensor& parameter : parameters) {
+    visit(parameter, [](at::Tensor& gradient) {
+      gradient.reset();
+      return true;
+    });
+  }
+}
+
 bool GradientTransfer::store(Bucket& bucket, size_t slot_index, const at::Tensor& incoming, bool in_place) {
   bucket.streams.note(bucket.device());
   if (bucket.sparse()) {

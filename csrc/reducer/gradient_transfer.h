@@ -49,6 +49,9 @@ class GradientTransfer {
 
   // At other times.
 
+  /// Leaves the parameters without gradients, so that optimizers pass them over.
+  void drop_gradients(const std::vector<at::Tensor>& parameters) const;
+
   /// Makes existing gradients views of a new bucket, so that nothing that was accumulated is lost and the memory of
   /// the old buckets can be freed.
   void move_into(Bucket& bucket);

@@ -39,6 +39,7 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, GroupPtr group, ReducerOpti
       passes_(parameters_.size()),
       in_place_(parameters_, options_),
       transfer_(options_, averaging_, used_, errors_),
+      bad_gradients_(parameters_, options_, errors_),
       plan_(parameters_, options_, *averaging_.group()),
       buckets_(parameters_, options_),
       arrived_(parameters_.size(), false) {
@@ -94,14 +95,6 @@ void Reducer::register_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
   hooks_.set_runs_program_code();
 }
 
-void Reducer::set_weight(double weight) {
-  const Lock lock(mutex_);
-  TORCH_CHECK(!unfinished_,
-              "set_weight() cannot be called while gradients are being reduced. Call it before backward.");
-  averaging_.weights().set(weight);
-  use_weights();
-}
-
 void Reducer::set_static_graph() {
   const Lock lock(mutex_);
   if (record_.iterations() > 0) {
@@ -129,6 +122,7 @@ void Reducer::reset_state() {
   plan_.start_anew();
   averaging_.begin_backward();
   averaging_.end_backward();
+  bad_gradients_.forget();
   in_place_.drop_memory();
   used_.reset();
   static_graph_.forget_record();
@@ -276,6 +270,7 @@ void Reducer::launch(size_t index) {
   Bucket& bucket = buckets_[index];
   transfer_.complete(bucket);
   if (skips(bucket)) return;
+  bad_gradients_.look_at_gradients(bucket);
   record_.note_launch();
   averaging_.start(bucket, index, buckets_.size());
 }
@@ -358,6 +353,7 @@ void Reducer::finalize() {
   for (Bucket& bucket : buckets_) attempt([&] { finish_bucket(bucket); });
   for (const FuturePtr& future : installed) attempt([&] { future->waitAndThrow(); });
   attempt([&] { used_.finish(/*keep=*/static_graph_.enabled()); });
+  attempt([&] { react_to_bad_gradients(); });
   averaging_.end_backward();
   transfer_.forget_context();
   if (first_error) {
@@ -375,6 +371,7 @@ void Reducer::finalize() {
 
 void Reducer::finish_bucket(Bucket& bucket) {
   if (!averaging_.finish(bucket)) return;
+  bad_gradients_.look_at_averages(bucket, averaging_.has_hook());
   if (optimizer_in_backward_ && !bucket.sparse()) {
     transfer_.note_finished(bucket);
   } else {

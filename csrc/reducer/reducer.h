@@ -16,6 +16,7 @@
 #include "reducer/autograd_hooks.h"
 #include "reducer/averaging.h"
 #include "reducer/backward_timeline.h"
+#include "reducer/bad_gradients.h"
 #include "reducer/bucket_list.h"
 #include "reducer/bucket_plan.h"
 #include "reducer/gradient_transfer.h"
@@ -103,7 +104,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void register_hook(std::unique_ptr<c10d::CommHookInterface> hook);
   /// Sets the weight of this rank's gradients in the next backward that reduces them: they are added up, and divided by
   /// the sum of all ranks' weights. See Weights.
-  void set_weight(double weight);
+  void set_weight(double weight) {
+    const Lock lock(mutex_);
+    TORCH_CHECK(!unfinished_,
+                "set_weight() cannot be called while gradients are being reduced. Call it before backward.");
+    averaging_.weights().set(weight);
+    use_weights();
+  }
   /// Has weights travel with the reductions, though this rank has set none.
   void use_weights() {
     const Lock lock(mutex_);
@@ -172,6 +179,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void push_all_rebuilt_parameters() {
     const Lock lock(mutex_);
     plan_.skip_backward();
+    react_to_bad_gradients();  // the last collective of the others' backward
   }
   std::vector<c10d::GradBucket> zero_buckets() {
     const Lock lock(mutex_);
@@ -260,6 +268,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void queue_finalization();
   void finalize();
   void finish_bucket(Bucket& bucket);
+  void react_to_bad_gradients() {
+    if (bad_gradients_.react(*group(), record_.iterations())) transfer_.drop_gradients(parameters_);
+  }
 
   /// Recursive, because a communication hook, which runs while it is held, may ask for a report.
   std::recursive_mutex mutex_;
@@ -281,6 +292,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   PassCount passes_;
   InPlaceReduction in_place_;
   GradientTransfer transfer_;
+  BadGradients bad_gradients_;
   BucketPlan plan_;
   BucketList buckets_;
 

@@ -40,6 +40,9 @@ struct ReducerOptions {
   bool batched_grad_copy = false;
   /// Allocate a bucket with its first gradient, and drop it after backward.
   bool lazy_bucket_allocation = false;
+  /// What to do about NaN and infinite values in gradients: "warn", "raise", or "skip" the step; empty: they are not
+  /// looked for.
+  std::string bad_gradients;
   /// False: something else reduces gradients, and autograd is left alone.
   bool attach_to_autograd = true;
   /// See backward_runs_no_program_code().

@@ -22,6 +22,7 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name: (whose Distrib
     "ourddp+ours": ("ours", "ours", {}),
     "ourddp+auto": ("ours", "ours", {"bucket_cap_mb": "auto"}),
     "ourddp+views": ("ours", "ours", {"gradient_as_bucket_view": True}),
+    "ourddp+checks": ("ours", "ours", {"bad_gradients": "raise"}),
 }
 
 

@@ -6,6 +6,7 @@
 #include "collectives/call_number.h"
 #include "common/error.h"
 #include "common/interval.h"
+#include "transport/stop_notice.h"
 
 namespace ours {
 
@@ -23,9 +24,11 @@ void NodeRounds::open(const Running& run) {
   if (run.fingerprint != 0) record.count = run.fingerprint;
   session_->self().arrival[parity].record = record;
   session_->self().arrival[parity].called = static_cast<uint32_t>(steady_us(run.call.called));
+  show_stop(run);
   spread_.publish(parity);
   sync(run);
   check_records(record);
+  hear_stop(run);
   if (run.call.arrivals != nullptr) note_arrivals(*run.call.arrivals, SinceCall(run.call.called));
   spread_.settle(parity);
 }
@@ -35,6 +38,22 @@ void NodeRounds::sync(const Running& run) {
 }
 
 void NodeRounds::sync_and_pass_on(const Running& run) {
+  show_stop(run);
+  sync_and_pass_arrivals(run);
+  hear_stop(run);
+}
+
+void NodeRounds::show_stop(const Running& run) {
+  const bool known = run.call.stop != nullptr && run.call.stop->show();
+  session_->self().arrival[barrier_.next_parity()].record.stop = known ? 1 : 0;
+}
+
+void NodeRounds::hear_stop(const Running& run) {
+  if (run.call.stop == nullptr) return;
+  for (int r = 0; r < size(); ++r) run.call.stop->hear(session_->block(r).arrival[barrier_.parity()].record.stop != 0);
+}
+
+void NodeRounds::sync_and_pass_arrivals(const Running& run) {
   Arrivals* const arrivals = run.call.arrivals;
   if (arrivals == nullptr || size() == 1) return sync(run);
   int last = -1;

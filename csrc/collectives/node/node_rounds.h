@@ -34,7 +34,8 @@ class NodeRounds {
   void open(const Running& run);
   /// A later one.
   void sync(const Running& run);
-  /// A later one in a group of several nodes, where some ranks know more than others of when all made the call.
+  /// A later one in a group of several nodes, where some ranks know more than others of when all made the call, and of
+  /// who was asked to stop.
   void sync_and_pass_on(const Running& run);
 
   /// A place of kLineBytes, in the cache lines that a synchronisation reads anyway.
@@ -76,6 +77,9 @@ class NodeRounds {
   HeapPlaces& places() { return places_; }
 
  private:
+  void sync_and_pass_arrivals(const Running& run);
+  void show_stop(const Running& run);
+  void hear_stop(const Running& run);
   void check_records(const CallRecord& mine);
   void note_arrivals(Arrivals& arrivals, SinceCall since_call);
   [[noreturn]] void throw_mismatch(const CallRecord& mine);

@@ -43,7 +43,8 @@ TcpCall::Facts facts_of(TcpMesh& group, const Running& run) {
                                    mesh->describe(mesh->rank()) + " called " + describe_record(record));
           },
           run.call.arrivals,
-          run.call.called};
+          run.call.called,
+          run.call.stop};
 }
 
 }  // namespace ours

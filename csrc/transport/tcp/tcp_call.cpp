@@ -52,7 +52,7 @@ void TcpCall::agree(uint32_t round, int to) {
   header.part = round;
   header.call = number();
   header.signature = facts_.signature;
-  endpoint_.calls().lateness().stamp(header);
+  endpoint_.calls().stamp(header);
   endpoint_.connections().control(to).post_send(header, std::string());
 }
 
@@ -71,7 +71,7 @@ void TcpCall::reach(int peer) { endpoint_.reach(lock_, peer, facts_.deadline, fa
 void TcpCall::send_part(const Message& message, size_t part, const void* part_data, Tally& tally) {
   reach(message.peer);
   FrameHeader frame = header(message, part);
-  endpoint_.calls().lateness().stamp(frame);
+  endpoint_.calls().stamp(frame);
   size_t* done = &tally.done;
   ++tally.posted;
   if (goes_by_engine(frame)) {

@@ -48,8 +48,8 @@ bool TcpCallState::hear(int rank, const FrameHeader& header, const std::string& 
     case FrameKind::Agree:
       // Each call has few rounds, and no peer can be far ahead of a rank that it must hear from.
       if (peer.agreements.size() >= kMostAgreements) return false;
-      peer.agreements.push_back({header.call, header.part, header.signature});
-      hear_lateness(header);
+      peer.agreements.push_back({header.call, header.part, header.signature, header.stop != 0});
+      if (is_under_way(header.call)) lateness_.hear(header);
       break;
     case FrameKind::Refused:
       remember(rank, {header.call, printable(payload)});
@@ -76,8 +76,10 @@ bool TcpCallState::take_agreement(int rank, uint32_t round) {
   const auto found = std::find_if(peer.agreements.begin(), peer.agreements.end(),
                                   [&](const Agreement& one) { return one.call == count_ && one.round == round; });
   peer.awaited = found == peer.agreements.end();
-  if (!peer.awaited) peer.agreements.erase(found);
-  return !peer.awaited;
+  if (peer.awaited) return false;
+  hear_stop(found->stop);
+  peer.agreements.erase(found);
+  return true;
 }
 
 void TcpCallState::remember(int rank, Refusal refusal) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/deadline.h"
+#include "transport/stop_notice.h"
 #include "transport/tcp/tcp_lateness.h"
 #include "transport/tcp/tcp_wire.h"
 
@@ -25,6 +26,7 @@ class TcpCallState {
     std::function<std::string(int peer, const Signature& theirs)> mismatch;
     Arrivals* arrivals = nullptr;  ///< where to note who is late; null: nobody asks
     Clock::time_point called{};    ///< when this rank's program made the call
+    StopNotice* stop = nullptr;    ///< whether a rank was asked to stop; null: nobody asks
   };
   struct Refusal {
     uint64_t number;
@@ -52,9 +54,15 @@ class TcpCallState {
   std::string mismatch(int peer) const;
 
   TcpLateness& lateness() { return lateness_; }
-  /// Takes in what a header of the call that is under way says of the ranks' lateness.
-  void hear_lateness(const FrameHeader& header) {
-    if (is_under_way(header.call)) lateness_.hear(header);
+  /// Writes into a header of the call that is under way what this rank knows of the others.
+  void stamp(FrameHeader& header) const {
+    lateness_.stamp(header);
+    header.stop = facts_->stop != nullptr && facts_->stop->show() ? 1 : 0;
+  }
+  /// Takes in what a header of data that belongs to the call that is under way says of the ranks.
+  void hear_stamp(const FrameHeader& header) {
+    lateness_.hear(header);
+    hear_stop(header.stop != 0);
   }
 
   /// Takes in what a peer says in a control frame. Returns false if the peer is too far ahead.
@@ -91,6 +99,7 @@ class TcpCallState {
     uint64_t call;
     uint32_t round;
     Signature signature;
+    bool stop;
   };
   struct Peer {
     std::vector<Agreement> agreements;  ///< not asked for yet
@@ -104,6 +113,9 @@ class TcpCallState {
 
   const Peer& peer(int rank) const;
   void remember(int rank, Refusal refusal);
+  void hear_stop(bool known) {
+    if (facts_ != nullptr && facts_->stop != nullptr) facts_->stop->hear(known);
+  }
 
   const int own_rank_;
   const int size_;

@@ -164,7 +164,7 @@ void TcpEndpoint::check_data(int peer, const FrameHeader& header) {
   if (header.call > calls_.count()) return;  // for a call that this rank has yet to make
   if (!calls_.is_under_way(header.call)) garbage(peer, "it belongs to a call that is over");
   raise_mismatch(peer, calls_.mismatch(peer, header.call, header.signature));
-  calls_.hear_lateness(header);
+  calls_.hear_stamp(header);
 }
 
 void TcpEndpoint::receive_by_engine(int peer, const FrameHeader& header, void* to, size_t* done) {

@@ -19,7 +19,7 @@
 namespace ours {
 
 constexpr uint32_t kTcpMagic = 0x7063746f;  // "otcp"
-constexpr uint32_t kTcpVersion = 3;
+constexpr uint32_t kTcpVersion = 4;
 
 using Nonce = std::array<uint8_t, 16>;
 
@@ -97,9 +97,11 @@ struct FrameHeader {
   /// In Data and Agree frames, for TcpLateness: the two ranks that came last to the call, as far as the sender knows.
   std::array<Arrived, 2> last{};
   uint64_t us_since_call = UINT64_MAX;  ///< since the sender's call before this one ended; UINT64_MAX: there was none
+  /// In Data and Agree frames: whether the sender knows of a rank that was asked to stop (StopNotice).
+  uint64_t stop = 0;
 };
 
-static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 48 && sizeof(Welcome) == 16 && sizeof(FrameHeader) == 112);
+static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 48 && sizeof(Welcome) == 16 && sizeof(FrameHeader) == 120);
 
 /// The number of bytes that follow the header on its connection.
 inline uint64_t following_bytes(const FrameHeader& header) { return header.engine_number == 0 ? header.bytes : 0; }
