@@ -65,7 +65,8 @@ bool is_sound(const Hello& hello, const SipKey& secret, const Nonce& challenge, 
 }
 
 bool is_sound(const Welcome& welcome, const SipKey& secret, const Nonce& challenge, const Nonce& hello) {
-  return welcome.magic == kTcpMagic && welcome.proof == proof_of(secret, challenge, hello, welcome);
+  return welcome.magic == kTcpMagic && welcome.version == kTcpVersion &&
+         welcome.proof == proof_of(secret, challenge, hello, welcome);
 }
 
 const char* fault_of(const FrameHeader& header, bool data) {

@@ -27,6 +27,17 @@ TEST(headers_from_the_wire_are_checked) {
   CHECK(fault_of(foreign, true) != nullptr);
 }
 
+TEST(a_welcome_of_another_version_is_refused) {
+  const SipKey secret = draw_nonce();
+  const Nonce challenge = draw_nonce(), hello = draw_nonce();
+  Welcome welcome;
+  welcome.proof = proof_of(secret, challenge, hello, welcome);
+  CHECK(is_sound(welcome, secret, challenge, hello));
+  ++welcome.version;
+  welcome.proof = proof_of(secret, challenge, hello, welcome);
+  CHECK(!is_sound(welcome, secret, challenge, hello));
+}
+
 TEST(what_lies_in_the_store_is_checked) {
   TcpCard card;
   card.machine = "abc";
