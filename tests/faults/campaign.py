@@ -22,6 +22,11 @@ GRACE_S = 10.0  # a rank that has not ended this long after it should have hangs
 STILL_S = 0.4  # a machine that stands still for longer makes a trial void
 
 
+# What each process gets with its first group that is not within a node, and keeps. A group within a node becomes one if
+# a rank dies before the others have seen its memory.
+BETWEEN_NODES = Counter({"thread ours_where_tcp": 1, "descriptor of socket": 2})
+
+
 class Watch:
     """Notices when the whole machine stands still, as one in the cloud may."""
 
@@ -192,12 +197,19 @@ class Trials:
         for each in team.possessions(range(WORLD)):
             self._usual |= each
 
+    def _beyond_usual(self, own: Counter[str]) -> Counter[str]:
+        """Return what a process has beyond what is usual."""
+        usual = self._usual.copy()
+        if BETWEEN_NODES.keys() - usual.keys() and own.keys() >= BETWEEN_NODES.keys():
+            usual += BETWEEN_NODES
+        return own - usual
+
     def left_behind(self, patience: float = 6) -> list[str]:
         """Return what the processes have beyond what is usual, even after ``patience`` seconds."""
         team = self._team(surroundings.NONE)
         deadline = time.monotonic() + patience
         while True:
-            more = [(each - self._usual) for each in team.possessions(range(WORLD))]
+            more = [self._beyond_usual(each) for each in team.possessions(range(WORLD))]
             if not any(more) or time.monotonic() > deadline:
                 texts = [", ".join(f"{count} more: {what}" for what, count in each.items()) for each in more]
                 return [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]

@@ -46,6 +46,8 @@ void fetch_terms(const Rendezvous& rendezvous, StoreKeys& keys) {
   const Meeting& meeting = rendezvous.meeting();
   try {
     keys.fetch({kTermsKey}, rendezvous.deadline());
+  } catch (const StoreSilent&) {
+    throw;
   } catch (const TimeoutError&) {
     throw TimeoutError("rank 0 of " + meeting.group + " did not publish its terms within " +
                        std::to_string(meeting.timeout.count()) + " ms (" + rendezvous.describe_self() +

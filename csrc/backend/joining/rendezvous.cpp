@@ -138,9 +138,15 @@ std::shared_ptr<NodeSession> Rendezvous::open_node(const Topology& topology) {
     }
     fail(describe_self() + " cannot share memory with the ranks of its node in " + meeting_.group + ": " + e.what());
   }
-  session->wait_attached(deadline_, [this] {
-    if (Clock::now() >= next_check_) check_peers();
-  });
+  try {
+    session->wait_attached(deadline_, [this] {
+      if (Clock::now() >= next_check_) check_peers();
+    });
+  } catch (const TimeoutError& e) {
+    if (!store_is_silent_) throw;
+    throw TimeoutError(std::string(e.what()) + " They may wait for the store of the process group, which does not " +
+                       "answer. Is the process that serves it stopped?");
+  }
   return session;
 }
 
@@ -171,6 +177,9 @@ std::vector<std::string> Rendezvous::await(const std::vector<std::string>& keys,
                                            const std::function<std::string()>& late) {
   try {
     return keys_.get_all(keys, deadline_);
+  } catch (const StoreSilent& e) {
+    throw TimeoutError(meeting_.group + " could not be made: " + e.what() + " (timeout after " +
+                       std::to_string(meeting_.timeout.count()) + "ms; " + describe_self() + " waited for it)");
   } catch (const TimeoutError&) {
     throw TimeoutError(late());
   }
@@ -199,6 +208,7 @@ void Rendezvous::check_peers(bool at_once) {
               [monitor = monitor_, at_once](c10d::Store& store, const auto&) { monitor->check(store, at_once); });
     next_check_ = Clock::now() + kBetweenChecks;
   } catch (const TimeoutError&) {
+    store_is_silent_ = true;
     next_check_ = Deadline::never().at();  // a store that does not answer holds up no rank
   }
 }

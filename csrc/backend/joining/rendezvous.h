@@ -86,6 +86,7 @@ class Rendezvous {
   StoreKeys keys_;
   std::vector<std::string> names_;
   Clock::time_point next_check_{};
+  bool store_is_silent_ = false;  // when it was last asked by check_peers()
 };
 
 }  // namespace ours

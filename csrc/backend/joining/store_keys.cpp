@@ -104,7 +104,7 @@ void run_inquiry(const StorePtr& store, Deadline deadline, const std::function<v
     }
     if (look_around) look_around();
     if (Clock::now() - kGrace > deadline.at()) {
-      throw TimeoutError("the store of the process group does not answer. Is the process that serves it stopped?");
+      throw StoreSilent("the store of the process group does not answer. Is the process that serves it stopped?");
     }
     lock.lock();
   }

@@ -11,11 +11,18 @@
 #include <utility>
 #include <vector>
 
+#include "common/error.h"
 #include "transport/key_values.h"
 
 namespace ours {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+/// A deadline passed while the store did not answer at all, so that nothing is known of other ranks.
+class StoreSilent final : public TimeoutError {
+ public:
+  using TimeoutError::TimeoutError;
+};
 
 /// Runs `question` on a thread of its own: ask_store() without an answer.
 void run_inquiry(const StorePtr& store, Deadline deadline, const std::function<void()>& look_around,
@@ -23,7 +30,7 @@ void run_inquiry(const StorePtr& store, Deadline deadline, const std::function<v
 
 /// Asks a store on a thread of its own, since its server may be stopped or gone, and returns the answer of `question`.
 /// That gets the store, and a flag that is set when the answer is not needed any more. Throws Error if the store fails
-/// or a signal handler raises something, and TimeoutError after the deadline. `look_around` is called about every 50
+/// or a signal handler raises something, and StoreSilent after the deadline. `look_around` is called about every 50
 /// ms, and may throw to end the wait.
 template <class Question>
 auto ask_store(const StorePtr& store, Deadline deadline, Question question,
