@@ -62,7 +62,7 @@ class Calls {
     if (fault_of(header, false) != nullptr) throw Error("the stream refuses it");
     const Bytes payload = source.take(header.bytes);
     if (payload.size() < header.bytes) return;
-    state_.lateness().set_idle(true);
+    state_.lateness().set_idle(header.phase % 2 == 0);
     if (!state_.hear(rank, header, payload)) throw Error("too far ahead");
     (void)state_.mismatch(rank);
   }
@@ -70,9 +70,9 @@ class Calls {
   void hear_data(Source& source) {
     const auto header = source.value<FrameHeader>();
     if (fault_of(header, true) != nullptr) throw Error("the stream refuses it");
-    state_.lateness().set_idle(true);
+    state_.lateness().set_idle(header.phase % 2 == 0);
     (void)state_.mismatch(2, header.call, header.signature);
-    state_.hear_lateness(header);
+    if (state_.is_under_way(header.call)) state_.hear_stamp(header);
   }
 
   void check() {
