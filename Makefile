@@ -56,10 +56,10 @@ conformance: build
 	$(BIN)/python tests/conformance/run.py $(ARGS)
 
 faults: build
-	$(BIN)/python tests/faults/run.py $(ARGS)
+	$(BIN)/python tests/faults/make_faults.py $(ARGS)
 
 soak: build
-	$(BIN)/python tests/faults/run.py $(or $(ARGS),--minutes 60)
+	$(BIN)/python tests/faults/make_faults.py $(or $(ARGS),--minutes 60)
 
 cpp-test:
 	@$(MAKE) --no-print-directory -j $(MAX_JOBS) -f tests/cpp/Makefile run SAN=$(SAN) FILTER="$(FILTER)"

@@ -1,9 +1,9 @@
 """Disturb a job of real ranks at random moments, and print what held.
 
-    python tests/faults/run.py                       # each injection some times in each place: minutes
-    python tests/faults/run.py --minutes 60          # random injections for an hour
-    python tests/faults/run.py --only SIGKILL --place "one node" --trials 100
-    python tests/faults/run.py --only SIGKILL --place "one node" --seed 7 --first 31 --trials 1   # one trial again
+    python tests/faults/make_faults.py                       # each injection some times in each place: minutes
+    python tests/faults/make_faults.py --minutes 60          # random injections for an hour
+    python tests/faults/make_faults.py --only SIGKILL --place "one node" --trials 100
+    python tests/faults/make_faults.py --only SIGKILL --place "one node" --seed 7 --first 31 --trials 1   # one trial again
 
 The exit status is 1 if something did not hold.
 """
