@@ -3,7 +3,7 @@
     python tests/faults/make_faults.py                       # each injection some times in each place: minutes
     python tests/faults/make_faults.py --minutes 60          # random injections for an hour
     python tests/faults/make_faults.py --only SIGKILL --place "one node" --trials 100
-    python tests/faults/make_faults.py --only SIGKILL --place "one node" --seed 7 --first 31 --trials 1   # one trial again
+    python tests/faults/make_faults.py --only SIGKILL --place "one node" --seed 7 --first 31 --trials 1  # one again
 
 The exit status is 1 if something did not hold.
 """
