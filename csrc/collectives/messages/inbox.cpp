@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "common/error.h"
@@ -43,7 +44,9 @@ bool Inbox::begin(int from, const MessageHeader& header, bool always) {
     check_fits(*receive, header, from);
     receive->peer = from;
   } else {
-    in.early.push_back({header, room_for(header, from), nullptr});
+    Early early{header, nullptr, nullptr};
+    early.bytes = room_for(header, from);
+    in.early.push_back(std::move(early));
   }
   in.arriving = true;
   return true;
@@ -118,7 +121,7 @@ bool Inbox::expects(int from) const {
 
 Inbox::Room Inbox::room_for(const MessageHeader& header, int from) const {
   if (header.bytes == 0) return nullptr;
-  Room room(static_cast<std::byte*>(std::malloc(header.bytes)));
+  Room room(new (std::nothrow) std::byte[header.bytes]);
   if (room) return room;
   throw Error(describe_(rank_) + " has no memory for a message of " + std::to_string(header.bytes) + " bytes that " +
               describe_(from) + " sent with tag " + std::to_string(header.tag) +

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <list>
@@ -44,12 +43,9 @@ class Inbox {
   bool empty() const;
 
  private:
-  struct Free {
-    void operator()(std::byte* room) const { std::free(room); }
-  };
   /// Memory that has not been written to, and that the system provides only as bytes arrive: what a header promises may
   /// never come.
-  using Room = std::unique_ptr<std::byte, Free>;
+  using Room = std::unique_ptr<std::byte[]>;
 
   /// A message that was set aside, whole or still arriving.
   struct Early {
