@@ -47,6 +47,15 @@ CONTEXTS = {
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
         epochs, metrics = 2, {"accuracy": 0.5}
     """,
+    "docs/surprises.md": """
+        import torch, ourddp
+        from torch.nn import functional
+        ourddp.init()
+        model = ourddp.DistributedDataParallel(torch.nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        images, labels = torch.ones(2, 4), torch.zeros(2, dtype=torch.long)
+        loader, epoch, checkpointer = [(images, labels)] * 2, 0, ourddp.Checkpointer("checkpoints")
+    """,
     "docs/recovery.md": """
         import torch, ourddp
         from torch.utils.data import DataLoader
