@@ -186,9 +186,10 @@ const std::vector<OptionRow>& option_rows() {
           "OURS_COMM_NICE", &Options::comm_nice, -20, 19, "-20 to 19",
           "Added to the niceness of the thread that starts the communication threads. A positive value leaves the "
           "cores to computing threads; a negative one takes them first, for which the process needs permission."),
-      text_row("OURS_TIMELINE", &Options::timeline, "a path, or empty",
-               "Records a timeline of all ranks for Perfetto into this file, from the making of the first group to the "
-               "end of the process. Empty: none. See docs/timeline.md."),
+      text_row(
+          "OURS_TIMELINE", &Options::timeline, "a path, or empty",
+          "Records a timeline of all ranks for Perfetto into this file, from the first group that has all ranks to the "
+          "end of the process. Empty: none. See docs/timeline.md."),
       word_row("OURS_INLINE", &Options::inline_calls, kSwitch,
                "Whether synchronous calls run on the caller's own thread when nothing is queued."),
       word_row("OURS_BLOCKING_WAIT", &Options::blocking_wait, kSwitch,
