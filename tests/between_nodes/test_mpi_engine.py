@@ -7,13 +7,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mpirun
 import pytest
 import torch
+from programs import warm_python
 from ranks import run_ranks
 from test_engines import all_calls, digest
 from torch import nn
@@ -175,7 +175,7 @@ def results(folder: Path, layout: str) -> list[object]:
 def run_job(script: str, layout: str, folder: Path, **others: str) -> tuple[int, list[object], str]:
     """Run a job by mpirun; return its exit code, what each rank left, and what it printed."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-c", BEGIN + MPI + script]
+    command = [warm_python(), "-c", BEGIN + MPI + script]
     ended = mpirun.run(len(layout), command, variables(folder, layout, **others))
     output = ended.stdout + ended.stderr
     assert all((folder / str(rank)).exists() for rank in range(len(layout))), output
@@ -295,7 +295,7 @@ leave([ones.sum().item() == 4 << 20, *found])
 
 def torchrun(script: Path, layout: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     options = ["--standalone", f"--nproc_per_node={len(layout)}"]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
+    command = [warm_python(), "-m", "torch.distributed.run", *options, str(script)]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=mpirun.TIMEOUT, check=False)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from programs import warm_python
 
 from ourddp import _C
 
@@ -90,7 +90,7 @@ def test_crossings(scale):
 
 
 def test_the_program_predicts_and_judges(tmp_path):
-    command = [sys.executable, str(BENCHMARKS / "scale.py")]
+    command = [warm_python(), str(BENCHMARKS / "scale.py")]
     output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert output.count("\n  4096 ") == 2
     assert "cross at" in output
@@ -106,7 +106,7 @@ def test_the_program_predicts_and_judges(tmp_path):
 
 
 def test_the_model_agrees_with_what_was_measured():
-    command = [sys.executable, str(BENCHMARKS / "scale.py"), "--check", str(BENCHMARKS / "results" / "scale.json")]
+    command = [warm_python(), str(BENCHMARKS / "scale.py"), "--check", str(BENCHMARKS / "results" / "scale.json")]
     judged = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert judged.returncode == 0, judged.stdout + judged.stderr
     assert judged.stdout.count("\n") == 1 + 12, "six algorithms on two and on four hosts"

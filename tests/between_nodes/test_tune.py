@@ -9,7 +9,6 @@ import re
 import signal
 import statistics
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from probes import backend_of
-from programs import ROOT, run_module
+from programs import ROOT, run_module, warm_python
 from ranks import node_ids, run_ranks
 
 from ourddp import _C, tune
@@ -296,7 +295,7 @@ def test_the_help_tells_the_defaults(capsys):
 
 
 def test_an_interrupt_ends_tuning_in_a_line(tmp_path):
-    command = [sys.executable, "-m", "ourddp", "tune", "--ranks", "2", "--output", str(tmp_path / "table")]
+    command = [warm_python(), "-m", "ourddp", "tune", "--ranks", "2", "--output", str(tmp_path / "table")]
     around = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     process = subprocess.Popen([*command, "--time-budget", "600"], env=around, **pipe)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import warm_python
 
 _RUN = Path(__file__).with_name("run.py")
 _TESTS = (
@@ -33,7 +33,7 @@ def test_a_few_of_pytorchs_own_tests_pass(ddp: str, nodes: int) -> None:
         pytest.skip("torch before 2.15 does not build Gloo as a plugin that can be replaced")
     pattern = f"^({'|'.join(_TESTS)})$"
     command = [
-        sys.executable,
+        warm_python(),
         str(_RUN),
         "--world-sizes=2",
         f"--nodes={nodes}",

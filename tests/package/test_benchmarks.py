@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from hosts import why_no_hosts
+from programs import warm_python
 from ranks import run_ranks
 
 from ourddp.bench import report
@@ -27,7 +28,7 @@ TIMEOUT = 120
 
 def run_benchmark(name: str, *flags: str) -> str:
     """Return what the benchmark prints on stdout; fail if it fails."""
-    command = [sys.executable, str(BENCHMARKS / name), *flags]
+    command = [warm_python(), str(BENCHMARKS / name), *flags]
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

@@ -18,7 +18,7 @@ import mpirun
 import pytest
 import torch.distributed as dist
 from example_programs import EXAMPLES, Run
-from programs import environment, job, run_module
+from programs import environment, job, run_module, warm_python
 
 PROJECTS = {"train": EXAMPLES / "cpp", "ways": Path(__file__).parent / "cpp_program"}
 TIMEOUT = 100
@@ -110,7 +110,7 @@ def curve(output: str) -> list[tuple[float, float]]:
 
 
 def test_the_example_trains_as_the_one_in_python_does(built: Path, digits: str, run_example: Run) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4", "--no-python"]
+    torchrun = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4", "--no-python"]
     command = [*torchrun, str(built / "train"), digits, "5"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stderr

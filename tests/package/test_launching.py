@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from programs import ROOT, environment, run_file, run_module
+from programs import ROOT, environment, run_file, run_module, warm_python
 
 import ourddp
 from ourddp import launching, processes
@@ -220,7 +220,7 @@ def test_two_jobs_at_the_same_time_do_not_disturb_each_other(tmp_path):
     program, shared = tmp_path / "a program.py", tmp_path / "shared"
     program.write_text(PROGRAM)
     shared.mkdir()
-    line = [sys.executable, "-m", "ourddp", "launch", "-n", "2", str(program), str(shared)]
+    line = [warm_python(), "-m", "ourddp", "launch", "-n", "2", str(program), str(shared)]
     around = environment(PYTHONPATH=str(ROOT))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     jobs = [subprocess.Popen([*line, name, "--ranks", "7"], env=around, **pipes) for name in ("a", "b")]
@@ -258,7 +258,7 @@ def test_a_signal_ends_all_ranks(tmp_path, which):
         "pathlib.Path(sys.argv[1], str(os.getpid())).touch()\nos.write(1, b'here ')\nthreading.Event().wait()\n"
     )
     started.mkdir()
-    line = [sys.executable, "-m", "ourddp", "launch", "-n", "2", str(program), str(started)]
+    line = [warm_python(), "-m", "ourddp", "launch", "-n", "2", str(program), str(started)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     job = subprocess.Popen(line, env=environment(PYTHONPATH=str(ROOT)), **pipes)
     try:

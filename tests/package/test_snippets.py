@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from programs import environment, job, run_programs
+from programs import environment, job, run_programs, warm_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples/README.md", *(ROOT / "docs").rglob("*.md")]
@@ -132,7 +132,7 @@ def test_commands_run(block: Block, tmp_path: Path) -> None:
         if not path.name.startswith(".") and path.name != "ourddp":
             (tmp_path / path.name).symlink_to(path)
     around = environment(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
-    around["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{around['PATH']}"
+    around["PATH"] = os.pathsep.join([str(warm_folder()), str(Path(sys.executable).parent), around["PATH"]])
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text], cwd=tmp_path, env=around, capture_output=True, text=True
     )

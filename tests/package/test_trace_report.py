@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import warm_python
 
 from ourddp import trace_analysis, trace_file
 from ourddp.__main__ import main
@@ -167,7 +168,7 @@ def test_of_two_models_the_first_one_tells_when_steps_begin(tmp_path):
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ourddp", "report", *map(str, arguments)]
+    command = [warm_python(), "-m", "ourddp", "report", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 

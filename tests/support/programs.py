@@ -1,25 +1,28 @@
-"""Runs programs to their end, each in a process of its own.
-
-Loading torch takes seconds. So the processes are forks of one that has loaded it, and otherwise begin and end as any
-Python program does; the package is not loaded. What a program has started is killed when it has ended.
-"""
+"""Runs programs to their end, each in a process of its own that has loaded torch already (warm_server.py)."""
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import functools
 import json
 import os
+import selectors
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+SUPPORT = Path(__file__).resolve().parent
 TIMEOUT_S = 110
 # The beginnings of the variables that launchers set for the processes that they start.
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "PRTE_", "SLURM_", "MPI_", "TORCHELASTIC_")
@@ -31,45 +34,105 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 @functools.cache
-def _starter() -> subprocess.Popen[str]:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    around = environment(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
-    return subprocess.Popen([sys.executable, __file__], env=around, cwd="/", text=True, **pipes)
+def warm_folder() -> Path:
+    """Return a folder with ``python``, ``torchrun`` and ``ourddp``, whose processes have loaded torch already.
+
+    They are for programs that start others: put the folder first in PATH, or use ``warm_python()`` for
+    ``sys.executable``. The package is not loaded.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="warm-")
+    path = Path(folder.name)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path / "socket"))
+    listener.listen(128)
+    # stdin ends with this process, and with that the server.
+    server = subprocess.Popen(
+        [sys.executable, str(SUPPORT / "warm_server.py"), str(listener.fileno())],
+        stdin=subprocess.PIPE,
+        env=environment(OMP_NUM_THREADS="1"),
+        cwd="/",
+        pass_fds=[listener.fileno()],
+        start_new_session=True,
+    )
+    listener.close()
+    client = shlex.join([sys.executable, "-IS", str(SUPPORT / "warm_client.py"), str(path / "socket")])
+    commands = {
+        "python": f'exec {client} "$0" "$@"',
+        "torchrun": 'exec "${0%/*}/python" -m torch.distributed.run "$@"',
+        "ourddp": 'exec "${0%/*}/python" -m ourddp "$@"',
+    }
+    for name, command in commands.items():
+        (path / name).write_text(f"#!/bin/sh\n{command}\n")
+        (path / name).chmod(0o755)
+
+    def stop() -> None:
+        server.communicate()
+        folder.cleanup()
+
+    atexit.register(stop)
+    return path
+
+
+def warm_python() -> str:
+    """Return a command that starts as Python does, but with torch loaded already."""
+    return str(warm_folder() / "python")
+
+
+@dataclass
+class Program:
+    """What to run, and what differs from this process: its arguments, its folder and its environment."""
+
+    way: str  #: "code", "file" or "module"
+    what: str
+    argv: list[str]
+    env: dict[str, str]
+    cwd: Path = ROOT
+
+
+def run_all(programs: Sequence[Program]) -> list[subprocess.CompletedProcess[str]]:
+    """Run programs at the same time. What they have started is killed when all have ended."""
+    answers: dict[int, tuple[int, int]] = {}
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for number, program in enumerate(programs):
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+            connection.connect(str(warm_folder() / "socket"))
+            files = [stack.enter_context(open(f"{folder}/{number}-{name}", "w+b")) for name in ("out", "err")]
+            about = {"program": [program.way, program.what], "argv": program.argv, "executable": sys.executable}
+            around = {"env": program.env, "cwd": str(program.cwd), "descriptors": [0, 1, 2]}
+            data = json.dumps(about | around).encode()
+            nothing = stack.enter_context(open(os.devnull, "rb"))
+            given = [file.fileno() for file in [nothing, *files]]
+            socket.send_fds(connection, [len(data).to_bytes(8, "little")], given)
+            connection.sendall(data)
+            selector.register(connection, selectors.EVENT_READ, number)
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(answers) < len(programs) and time.monotonic() < deadline:
+            for key, _ in selector.select(deadline - time.monotonic()):
+                answers[key.data] = json.loads(key.fileobj.recv(100))  # type: ignore[union-attr]
+                selector.unregister(key.fileobj)
+        # The end of the connections kills those that have not ended.
+        for pid, _ in answers.values():
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        texts = [
+            [Path(folder, f"{number}-{name}").read_text() for name in ("out", "err")] for number in range(len(programs))
+        ]
+    late = sorted(set(range(len(programs))) - set(answers))
+    assert not late, f"programs {late} did not end in {TIMEOUT_S} s: {texts}"
+    return [
+        subprocess.CompletedProcess(program.argv, answers[number][1], *texts[number])
+        for number, program in enumerate(programs)
+    ]
 
 
 def run_programs(
     code: str, each: list[dict[str, str]], cwd: Path = ROOT, argv: list[str] | None = None
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run ``code`` once for each of ``each``, what is added to the environment, all at the same time."""
-    with tempfile.TemporaryDirectory() as folder:
-        programs = [
-            {
-                "code": textwrap.dedent(code),
-                "env": environment(PYTHONPATH=str(ROOT)) | env,
-                "cwd": str(cwd),
-                "argv": argv or ["program"],
-                "files": [f"{folder}/{number}-out", f"{folder}/{number}-err"],
-            }
-            for number, env in enumerate(each)
-        ]
-        codes = _ask(json.dumps(programs))
-        texts = [[Path(file).read_text() for file in program["files"]] for program in programs]
-    assert None not in codes, f"some programs did not end in {TIMEOUT_S} s: {codes} {texts}"
-    return [subprocess.CompletedProcess(["program"], code, *text) for code, text in zip(codes, texts, strict=True)]
-
-
-def _ask(request: str) -> list[int | None]:
-    """Have programs run. Return their exit codes."""
-    starter = _starter()
-    assert starter.stdin is not None
-    assert starter.stdout is not None
-    try:
-        print(request, file=starter.stdin, flush=True)
-        return json.loads(starter.stdout.readline())
-    except BaseException:  # such as the test's timeout: the answer would be taken for that to the next request
-        starter.kill()
-        _starter.cache_clear()
-        raise
+    around = environment(PYTHONPATH=str(ROOT))
+    return run_all([Program("code", textwrap.dedent(code), argv or ["program"], around | env, cwd) for env in each])
 
 
 def run_python(code: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -79,15 +142,15 @@ def run_python(code: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[
 
 def run_file(path: Path, *arguments: str, each: list[dict[str, str]] | None = None) -> list[tuple[int, str]]:
     """Run a file as Python does. Return exit codes and what was printed."""
-    code = "import runpy, sys; sys.path.insert(0, sys.argv.pop(0)); runpy.run_path(sys.argv[0], run_name='__main__')"
-    done = run_programs(code, each or [{}], argv=[str(path.parent), str(path), *arguments])
+    around = environment(PYTHONPATH=str(ROOT))
+    done = run_all([Program("file", str(path), [str(path), *arguments], around | env) for env in each or [{}]])
     return [(one.returncode, one.stdout + one.stderr) for one in done]
 
 
 def run_module(name: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run ``python -m name arguments``."""
-    code = "import runpy, sys; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
-    return run_programs(code, [env], argv=[name, *arguments])[0]
+    around = environment(PYTHONPATH=str(ROOT))
+    return run_all([Program("module", name, [name, *arguments], around | env)])[0]
 
 
 def job(world: int, store: Any) -> list[dict[str, str]]:
@@ -95,58 +158,3 @@ def job(world: int, store: Any) -> list[dict[str, str]]:
     common = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
     common |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
-
-
-# --- the process that starts the others ------------------------------------------------------------------------------
-
-
-def _end_of(pids: list[int]) -> list[int | None]:
-    """Wait for the processes. Return their exit codes; None for those that had to be killed."""
-    codes: dict[int, int | None] = dict.fromkeys(pids)
-    deadline = time.monotonic() + TIMEOUT_S
-    while None in codes.values() and time.monotonic() < deadline:
-        for pid in [pid for pid, code in codes.items() if code is None]:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                codes[pid] = os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    for pid, code in codes.items():
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-        if code is None:
-            os.waitpid(pid, 0)
-    return list(codes.values())
-
-
-def _serve() -> dict[str, Any] | None:
-    """Start programs on request. In the process of a program, return what it is; otherwise None, when all is over."""
-    while line := sys.stdin.readline():
-        pids = []
-        for program in json.loads(line):
-            pid = os.fork()
-            if pid == 0:
-                return program
-            pids.append(pid)
-        print(json.dumps(_end_of(pids)), flush=True)
-    return None
-
-
-def _become(program: dict[str, Any]) -> None:
-    os.setsid()
-    for descriptor, file in enumerate([os.devnull, *program["files"]]):
-        opened = os.open(file, os.O_RDWR | os.O_CREAT)
-        os.dup2(opened, descriptor)
-        os.close(opened)
-    os.environ.clear()
-    os.environ.update(program["env"])
-    os.chdir(program["cwd"])
-    sys.argv[:] = program["argv"]
-    exec(compile(program["code"], "<program>", "exec"), {"__name__": "__main__"})
-
-
-if __name__ == "__main__":
-    import torch.distributed  # noqa: F401
-
-    sys.path.remove(str(Path(__file__).parent))
-    if wanted := _serve():
-        _become(wanted)

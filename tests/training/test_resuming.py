@@ -11,6 +11,7 @@ import random
 import re
 import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from example_programs import EXAMPLES, Run
-from programs import run_programs
+from programs import environment, warm_folder
 from ranks import in_ranks
 from torch import nn
 from torch.utils.data import DistributedSampler
@@ -30,32 +31,15 @@ from ourddp import Checkpointer, RandomState, ResumableSampler
 # --- by torchrun -----------------------------------------------------------------------------------------------------
 
 
-# torchrun, but for its ranks being forks, which have loaded torch already.
-TORCHRUN = """
-    import runpy, sys
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-    program, *arguments = sys.argv[1:]
-    def rank():
-        sys.argv[:] = [program, *arguments]
-        runpy.run_path(program, run_name="__main__")
-    sys.path.insert(0, program.rpartition("/")[0])
-    config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=1, monitor_interval=0.05, start_method="fork",
-        rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="resume",
-    )
-    elastic_launch(config, rank)()
-"""
-
-
 def test_a_training_that_torchrun_starts_again_has_the_bits_of_one_without_a_break(
     tmp_path: Path, run_example: Run
 ) -> None:
     """A rank is killed in the midst of an epoch."""
     flags = ["--epochs", "2", "--batch-size", "48", "--save-every", "4"]
     broken_flags = [*flags, "--folder", str(tmp_path / "broken"), "--die", "18"]
-    [broken] = run_programs(
-        TORCHRUN, [{"OMP_NUM_THREADS": "1"}], argv=["job", str(EXAMPLES / "resume.py"), *broken_flags]
-    )
+    torchrun = [warm_folder() / "torchrun", "--standalone", "--nproc_per_node=2", "--max_restarts=1"]
+    command = [*torchrun, "--monitor_interval=0.05", EXAMPLES / "resume.py", *broken_flags]
+    broken = subprocess.run(command, env=environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=100)
     assert broken.returncode == 0, broken.stdout + broken.stderr
     whole = run_example("resume.py", 2, *flags, "--folder", str(tmp_path / "whole"))
     resumed, result = broken.stdout.splitlines()
