@@ -50,7 +50,6 @@ void DeviceTransfers::wait_closed(std::chrono::milliseconds limit) {
 }
 
 void DeviceTransfers::run() {
-  leave_callbacks_to_other_threads();
   std::list<WorkPtr> copying;
   while (take_added(copying)) {
     HeldUp held_up;

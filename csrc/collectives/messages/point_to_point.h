@@ -27,11 +27,8 @@ class Transfer {
 using TransferCallbacks = std::function<void()>;
 
 /// Called once when the transfer completes, on the thread that completed it; must neither block nor throw. The
-/// callbacks that it returns are called next on that thread, while other threads move the other transfers.
+/// callbacks that it returns are called next on a background thread, while other threads move the other transfers.
 using TransferDone = std::function<TransferCallbacks(const Transfer&)>;
-
-/// From now on the calling thread runs no callbacks of transfers, since it must not wait for what these wait for.
-void leave_callbacks_to_other_threads();
 
 /// Messages between two ranks of a group, matched by (source, tag) in the order sent. Independent of the collectives'
 /// order. A message whose size or dtype differs from the receive that it matches fails the receive with a MismatchError

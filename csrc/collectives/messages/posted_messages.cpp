@@ -8,19 +8,6 @@
 
 namespace ours {
 
-namespace {
-
-/// Whether this thread runs no callbacks if another thread can. Inside a callback it must not, since others might wait
-/// for the one below them on the stack.
-bool& leaves_callbacks() {
-  thread_local bool inside = false;
-  return inside;
-}
-
-}  // namespace
-
-void leave_callbacks_to_other_threads() { leaves_callbacks() = true; }
-
 std::shared_ptr<Transfer> PostedMessages::send(ConstSpan buffer, DType dtype, int dst, int tag, TransferLimitPtr limit,
                                                TransferDone done) {
   if (dst < 0 || dst >= carrier_->size()) {
@@ -69,15 +56,6 @@ void PostedMessages::wait(Transfer& transfer) {
   if (transfer.done()) return;
   static_cast<Message&>(transfer).limit->start();
   Lock lock(mutex_);
-  if (leaves_callbacks() && others_move(nullptr)) {
-    lock.unlock();
-    Interrupts interrupts;
-    while (!transfer.done()) {
-      carrier_->rest([&] { return transfer.done(); });
-      heed(interrupts);
-    }
-    return;
-  }
   ++drivers_;
   pause_background_.store(true);
   lock.unlock();
@@ -91,8 +69,7 @@ void PostedMessages::wait(Transfer& transfer) {
 void PostedMessages::call(TransferCallbacks callbacks) {
   Lock lock(mutex_);
   callbacks_.push_back(std::move(callbacks));
-  carrier_->ring();  // a thread that moves messages may be at rest
-  if (drivers_ == 0) leave_to_background(lock);
+  finish_ended(lock, nullptr);
 }
 
 void PostedMessages::close() noexcept {
@@ -110,18 +87,6 @@ bool PostedMessages::wait_closed(std::chrono::milliseconds limit) {
   Lock lock(mutex_);
   if (background_ids_.count(std::this_thread::get_id()) != 0) return false;
   return background_ended_.wait_for(lock, limit, [&] { return backgrounds_ == 0; });
-}
-
-bool PostedMessages::others_move(const int* counter) {
-  // Background threads stand back while this one drives.
-  if (counter == &drivers_) return drivers_ > 1;
-  if (drivers_ > 0) return true;
-  try {
-    call_background();
-    return true;
-  } catch (const std::system_error&) {
-    return false;
-  }
 }
 
 void PostedMessages::call_background() {
@@ -194,7 +159,15 @@ bool PostedMessages::finish_ended(Lock& lock, int* counter) {
   }
   // Another thread may be asleep in wait() for one of these messages.
   carrier_->ring();
-  if (callbacks_.empty() || (leaves_callbacks() && others_move(counter))) return true;
+  if (callbacks_.empty()) return true;
+  if (counter != &free_backgrounds_) {
+    try {
+      call_background();
+      return true;
+    } catch (const std::system_error&) {
+      // There is only this thread.
+    }
+  }
   run_callbacks(lock, counter);
   return true;
 }
@@ -204,18 +177,14 @@ void PostedMessages::run_callbacks(Lock& lock, int* counter) {
   while (!callbacks_.empty()) {
     TransferCallbacks call = std::move(callbacks_.front());
     callbacks_.pop_front();
-    if (drivers_ == 0) {
-      pause_background_.store(closing_);
-      try {
-        if (!idle()) call_background();
-      } catch (const std::system_error&) {
-        // This thread comes back, unless the callback waits for something that no thread moves now.
-      }
+    if (drivers_ == 0) pause_background_.store(closing_);
+    try {
+      if (needs_background()) call_background();
+    } catch (const std::system_error&) {
+      // This thread comes back, unless the callback waits for something that no thread does now.
     }
     lock.unlock();
-    const bool nested = std::exchange(leaves_callbacks(), true);
     call();
-    leaves_callbacks() = nested;
     call = nullptr;  // may drop the last reference to a Work, so not under the lock
     lock.lock();
   }
@@ -281,11 +250,9 @@ void PostedMessages::run_background() {
   Lock lock(mutex_);
   background_ids_.insert(std::this_thread::get_id());
   while (true) {
-    wake_background_.wait(lock, [&] { return closing_ || (drivers_ == 0 && !idle()); });
-    if (closing_) {
-      run_callbacks(lock, &free_backgrounds_);
-      break;
-    }
+    wake_background_.wait(lock, [&] { return closing_ || needs_background(); });
+    run_callbacks(lock, &free_backgrounds_);
+    if (closing_) break;
     lock.unlock();
     drive(&free_backgrounds_, [&] {
       if (pause_background_.load()) return true;

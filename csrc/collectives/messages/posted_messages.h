@@ -19,7 +19,8 @@ namespace ours {
 
 /// The messages of one rank, over any carrier. The thread that posts a transfer tries to complete it at once. What is
 /// left is moved by the threads that wait for transfers, or otherwise by a background thread; while that one is in a
-/// callback, by another. These threads share the ownership, so that the last user may drop this object on any thread.
+/// callback, by another. Only background threads run callbacks, if they can be started: these may wait for what the
+/// program's own threads do next. All share the ownership, so that the last user may drop this object on any thread.
 class PostedMessages final : public PointToPoint, public std::enable_shared_from_this<PostedMessages> {
  public:
   explicit PostedMessages(std::unique_ptr<MessageCarrier> carrier) : carrier_(std::move(carrier)) {}
@@ -45,10 +46,10 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
   /// `lock` to be held, and releases it for the callbacks.
   bool progress(Lock& lock, int* counter);
 
-  /// Finishes the messages that ended, and then runs callbacks one by one, since one may wait on another thread for
-  /// what the next one completes. A thread that is already in a callback leaves them to other threads. Returns
-  /// whether there were any. Expects `lock` to be held, and releases it for both.
+  /// Finishes the messages that ended, and sees to it that the callbacks are run. Returns whether there were any.
+  /// Expects `lock` to be held, and releases it for both.
   bool finish_ended(Lock& lock, int* counter);
+  /// Runs callbacks one by one, since one may wait on another thread for what the next one completes.
   void run_callbacks(Lock& lock, int* counter);
 
   /// Moves messages, and rests while nothing moves, until stop() holds. stop() is called without the lock.
@@ -69,11 +70,9 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
 
   bool idle() const { return carrier_->empty() && ended_.empty() && callbacks_.empty(); }
 
-  /// Makes sure that a thread other than this one, which `counter` counts, moves the messages and runs callbacks. False
-  /// if there is none and none can be started.
-  bool others_move(const int* counter);
-
-  /// Makes sure that a background thread moves the messages. Throws std::system_error if none can be started.
+  /// Whether there is something that only a background thread does.
+  bool needs_background() const { return !callbacks_.empty() || (drivers_ == 0 && !idle()); }
+  /// Makes sure that a background thread does it. Throws std::system_error if none can be started.
   void call_background();
 
   /// Does the same for messages that no other thread would move, and fails the group if no thread can be started.
