@@ -17,6 +17,8 @@ from ranks import Nodes, RankPool, fork_server
 
 from ourddp import spawned
 
+MOST_RANKS = 24  # of pools; each takes up to 150 MB
+
 
 def pytest_configure() -> None:
     """Let programs that tests start receive Ctrl-C, even if a shell has started the tests in the background."""
@@ -26,15 +28,19 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def rank_pool() -> Iterator[Callable[..., RankPool]]:
-    """Return a function that makes the pool ``rank_pool(world, backend="ours", **keywords)`` once for the session."""
-    pools: dict[str, RankPool] = {}
+    """Return a function that gives the pool ``rank_pool(world, backend="ours", **keywords)``, the same for many tests.
+
+    The pools that have not been asked for the longest are closed when there are too many processes for small machines.
+    """
+    pools: dict[str, RankPool] = {}  # the last one that was asked for is at the end
 
     def get(world: int, backend: str | None = "ours", **keywords: Any) -> RankPool:
         if keywords.get("nodes") == 1:
             del keywords["nodes"]
         key = repr((world, backend, sorted(keywords.items())))
-        if key not in pools:
-            pools[key] = RankPool(world, backend, **keywords)
+        pools[key] = pools.pop(key, None) or RankPool(world, backend, **keywords)
+        while len(pools) > 1 and sum(pool.world for pool in pools.values()) > MOST_RANKS:
+            pools.pop(next(iter(pools))).close()
         return pools[key]
 
     yield get
