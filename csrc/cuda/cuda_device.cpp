@@ -140,6 +140,8 @@ const ProcessToken& own_token() {
 CudaDevice::CudaDevice(int index) : context_(retain_context(index)), identity_(uuid_of(index)) {
   const ContextGuard guard(context_);
   hardware_ = hardware_of(index);
+  size_t free = 0;
+  check(cudaMemGetInfo(&free, &memory_bytes_), "cudaMemGetInfo");
   int lowest = 0;
   check(cudaDeviceGetStreamPriorityRange(&lowest, &priority_), "cudaDeviceGetStreamPriorityRange");
   int count = 0;

@@ -19,6 +19,7 @@ class CudaDevice : public Device {
   std::string identity() const override { return identity_; }
   std::string hardware() const override { return hardware_; }
   bool reaches(const std::string& identity) const override { return reached_.count(identity) != 0; }
+  size_t memory_bytes() const override { return memory_bytes_; }
 
   std::unique_ptr<DeviceStream> make_stream() override;
   std::unique_ptr<DeviceEvent> make_event() override;
@@ -41,6 +42,7 @@ class CudaDevice : public Device {
   CUcontext context_ = nullptr;  ///< never released
   int priority_ = 0;             ///< the priority of our streams
   std::string identity_, hardware_;
+  size_t memory_bytes_ = 0;
   std::set<std::string> reached_;  ///< the identities of the devices that this process sees and this one reaches
 };
 

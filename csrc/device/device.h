@@ -75,6 +75,8 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual std::string hardware() const = 0;
   /// Whether kernels of this device can use the memory of the device with that identity.
   virtual bool reaches(const std::string& identity) const = 0;
+  /// How much memory it has, in bytes.
+  virtual size_t memory_bytes() const = 0;
   virtual std::unique_ptr<DeviceStream> make_stream() = 0;
   virtual std::unique_ptr<DeviceEvent> make_event() = 0;
   /// Whether `stream` is being captured into a graph.

@@ -14,7 +14,7 @@ namespace ours {
 class Group;
 
 /// Changes with every change of the interfaces that cross between the libraries.
-constexpr int kDeviceInterface = 9;
+constexpr int kDeviceInterface = 10;
 
 /// Everything that such a library offers. There is one in a process, and it is never unloaded.
 class DeviceLibrary {

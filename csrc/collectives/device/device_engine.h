@@ -11,6 +11,7 @@ namespace ours {
 struct DeviceFacts {
   std::string identity;       ///< Device::identity()
   std::string hardware;       ///< Device::hardware()
+  size_t memory_bytes = 0;    ///< Device::memory_bytes()
   std::vector<bool> reaches;  ///< by rank: whether it reaches that rank's device
   std::string why_no_vendor;  ///< DeviceLibrary::why_no_vendor_group()
   DeviceEngine wish = DeviceEngine::Auto;

@@ -15,8 +15,10 @@ std::vector<DeviceFacts> exchange_facts(Group& host, const Call& call, const Dev
                                         const DeviceLibrary& library, DeviceEngine wish) {
   std::vector<DeviceFacts> facts;
   const std::vector<std::string> hardware = gather_texts(host, call, device.hardware());
+  const std::vector<std::string> memory = gather_texts(host, call, std::to_string(device.memory_bytes()));
   for (std::string& identity : gather_texts(host, call, device.identity())) {
-    facts.push_back({std::move(identity), hardware[facts.size()], {}, "", DeviceEngine::Auto, ""});
+    const size_t r = facts.size();
+    facts.push_back({std::move(identity), hardware[r], std::stoull(memory[r]), {}, "", DeviceEngine::Auto, ""});
   }
   // One letter for each rank's wish; the rest of the text is the reason.
   std::string mine(1, static_cast<char>('0' + static_cast<int>(wish)));
@@ -40,7 +42,7 @@ MadeDeviceGroup make_device_group(const std::shared_ptr<Group>& host, const std:
     const auto nodes = static_cast<int>(host->node_sizes().size());
     DeviceChoice choice = choose_device_engine(nodes, facts);
     if (choice.engine == DeviceEngine::Ipc) {
-      auto memory = IpcMemory::share(*host, device, call, IpcGroup::kStageBytes);
+      auto memory = IpcMemory::share(*host, device, call, IpcGroup::stage_bytes(facts));
       if (memory->why_not().empty()) return {std::make_shared<IpcGroup>(host, device, std::move(memory)), choice};
       facts[0].why_not_mapped = memory->why_not();
       choice = choose_device_engine(nodes, facts);

@@ -15,7 +15,23 @@ constexpr std::chrono::milliseconds kLastCopies{50};
 /// The number of bytes that kernels read at once.
 constexpr size_t kAlign = 16;
 
+/// The most that a slot has: to copy it takes as long as the turns of some processes.
+constexpr size_t kMostSlotBytes = size_t{128} << 20;
+
+/// The part of a device's memory that all stages on it may take.
+constexpr size_t kPartOfMemory = 32;
+
 }  // namespace
+
+size_t IpcGroup::stage_bytes(const std::vector<DeviceFacts>& facts) {
+  size_t bytes = kMostSlotBytes;
+  for (const DeviceFacts& one : facts) {
+    const auto sharers = static_cast<size_t>(std::count_if(
+        facts.begin(), facts.end(), [&](const DeviceFacts& other) { return other.identity == one.identity; }));
+    bytes = std::min(bytes, sharers == 1 ? kSlotBytes : one.memory_bytes / kPartOfMemory / sharers / kSlots);
+  }
+  return kSlots * std::max(bytes, kSlotBytes);
+}
 
 IpcGroup::IpcGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device, std::shared_ptr<IpcMemory> memory)
     : DeviceGroupBase(std::move(host), std::move(device)),

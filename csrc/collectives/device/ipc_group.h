@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "collectives/device/device_engine.h"
 #include "collectives/device/device_group_base.h"
 #include "collectives/device/ipc_memory.h"
 #include "common/partition.h"
@@ -28,8 +29,13 @@ namespace ours {
 class IpcGroup final : public DeviceGroupBase {
  public:
   static constexpr size_t kSlots = 3;
-  /// The size of a stage.
-  static constexpr size_t kStageBytes = kSlots * (size_t{20} << 20);
+  /// The least that a slot has: enough for copies and kernels at full speed.
+  static constexpr size_t kSlotBytes = size_t{20} << 20;
+
+  /// The size of each rank's stage. Where ranks share a device, its processes take turns, and a turn takes longer than
+  /// to copy the least slot: there slots are larger, so that there are fewer turns, as long as all stages together
+  /// take a small part of the device's memory.
+  static size_t stage_bytes(const std::vector<DeviceFacts>& facts);
 
   /// All ranks have mapped `memory`.
   IpcGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device, std::shared_ptr<IpcMemory> memory);

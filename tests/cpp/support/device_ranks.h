@@ -51,7 +51,7 @@ inline void run_on_devices(int ranks, const std::function<StandInOptions(int ran
 /// Slots have that many bytes; 0 means the default.
 inline MakeOnDevice ipc_maker(size_t slot) {
   return [slot](std::shared_ptr<Group> host, std::shared_ptr<Device> device) {
-    const size_t stage = slot == 0 ? IpcGroup::kStageBytes : IpcGroup::kSlots * slot;
+    const size_t stage = IpcGroup::kSlots * (slot == 0 ? IpcGroup::kSlotBytes : slot);
     auto memory = IpcMemory::share(*host, device, call_of(Op::Barrier, DType::UInt8, 0), stage);
     CHECK_EQ(memory->why_not(), std::string());
     return std::make_shared<IpcGroup>(std::move(host), std::move(device), std::move(memory));

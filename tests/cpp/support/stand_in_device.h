@@ -36,6 +36,7 @@ class StandInDevice : public Device {
   std::string identity() const override { return options_.identity; }
   std::string hardware() const override { return options_.hardware.empty() ? options_.identity : options_.hardware; }
   bool reaches(const std::string& identity) const override;
+  size_t memory_bytes() const override { return size_t{1} << 30; }
 
   std::unique_ptr<DeviceStream> make_stream() override;
   std::unique_ptr<DeviceEvent> make_event() override;

@@ -13,11 +13,13 @@ namespace {
 
 using testing::call_of;
 
+constexpr size_t kMemory = size_t{24} << 30;
+
 /// Ranks on these devices, each of which reaches all others.
 std::vector<DeviceFacts> facts_of(const std::vector<std::string>& devices, DeviceEngine wish = DeviceEngine::Auto) {
   std::vector<DeviceFacts> facts;
   for (const std::string& device : devices) {
-    facts.push_back({device, device, std::vector<bool>(devices.size(), true), "", wish, ""});
+    facts.push_back({device, device, kMemory, std::vector<bool>(devices.size(), true), "", wish, ""});
   }
   return facts;
 }
@@ -69,6 +71,23 @@ TEST(device_engine_of_parts_of_one_device_is_not_nccl) {
   CHECK_CONTAINS(choose_device_engine(1, facts).why, "no NCCL: rank 0 and rank 2 have parts of one device");
   for (DeviceFacts& one : facts) one.wish = DeviceEngine::Nccl;
   CHECK_CONTAINS(CHECK_THROWS(InvalidArgument, engine_of(1, facts)), "have parts of one device");
+}
+
+TEST(device_stages_are_larger_where_ranks_share_a_device_that_has_room) {
+  const auto slot_of = [](const std::vector<DeviceFacts>& facts) {
+    return IpcGroup::stage_bytes(facts) / IpcGroup::kSlots;
+  };
+  constexpr size_t kLeast = IpcGroup::kSlotBytes;
+  CHECK_EQ(slot_of(facts_of({"a", "b", "c"})), kLeast);
+  CHECK_EQ(slot_of(facts_of({"a", "a", "a", "a"})), kMemory / 32 / 4 / IpcGroup::kSlots);
+  CHECK_EQ(slot_of(facts_of(std::vector<std::string>(20, "a"))), kLeast);
+  CHECK_EQ(slot_of(facts_of({"a", "a", "b"})), kLeast);
+  // All ranks' stages have the size of the smallest.
+  std::vector<DeviceFacts> facts = facts_of({"a", "a", "b", "b"});
+  facts[0].memory_bytes = facts[1].memory_bytes = size_t{140} << 30;
+  CHECK_EQ(slot_of(facts), size_t{128} << 20);
+  facts[2].memory_bytes = facts[3].memory_bytes = size_t{8} << 30;
+  CHECK_EQ(slot_of(facts), (size_t{8} << 30) / 32 / 2 / IpcGroup::kSlots);
 }
 
 /// A library without devices; `why_no_vendor` may throw.
