@@ -116,6 +116,14 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Return where the tensors of a test are: on the CPU, and on CUDA's device if this machine has one."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device here")
+    return request.param
+
+
 @pytest.fixture
 def hosts() -> Iterator[list[Host]]:
     """Make two linked hosts for this test alone; skip it if this process may not make any."""
