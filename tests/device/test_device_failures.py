@@ -141,7 +141,6 @@ def a_peer_dies(rank: int, world: int, kind: str) -> None:
         work.wait(timedelta(seconds=30))
 
 
-@ON_THE_STAND_IN
 @pytest.mark.parametrize("world", [1, 2])
 @IPC_AND_NCCL
 @in_ranks(None, "backend", "env", fresh=True)

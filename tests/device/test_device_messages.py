@@ -109,7 +109,6 @@ def test_no_message_holds_up_another(rank: int, world: int, kind: str) -> None:
     assert second.cpu().eq(2).all()
 
 
-@ON_THE_STAND_IN
 @pytest.mark.parametrize("waits", [False, True], ids=["future", "wait"])
 @in_ranks(2, "backend", "played_nodes")
 def test_a_send_behind_another_ends_in_time(rank: int, world: int, kind: str, waits: bool) -> None:
@@ -219,7 +218,6 @@ def group_descriptors() -> int:
     return sum(link.startswith(("anon_inode:", "/memfd:")) for link in links)
 
 
-@ON_THE_STAND_IN
 @pytest.mark.parametrize("watched", [False, True])
 @in_ranks(2, "backend", "played_nodes", fresh=True)
 def test_a_finished_work_keeps_nothing_of_its_group(rank: int, world: int, kind: str, watched: bool) -> None:

@@ -26,11 +26,9 @@ def everywhere(*more: str) -> Callable[..., Any]:
 
 
 def enqueued(fn: Callable[..., None]) -> Any:
-    """Make a test of what only the engines do that take calls without the host, on the stand-in."""
-    given = pytest.mark.parametrize(("world", "env"), [(1, "nccl"), (2, "nccl")], indirect=["env"])
-    return pytest.mark.parametrize("kind", [device_type.NAME], indirect=True)(
-        given(in_ranks(None, "backend", "env")(fn))
-    )
+    """Make a test of what only the engines do that take calls without the host: also that of a single rank."""
+    given = pytest.mark.parametrize(("world", "env"), [(1, "ipc"), (2, "nccl")], indirect=["env"])
+    return given(in_ranks(None, "backend", "env")(fn))
 
 
 def copied(tensor: torch.Tensor, times: int = 1) -> torch.Tensor:
@@ -103,6 +101,7 @@ def test_waiting_blocks_streams_not_hosts(rank: int, world: int, kind: str) -> N
         assert torch.equal(x.cpu(), torch.full((1000,), float(world * (world + 1))))
 
 
+@pytest.mark.parametrize("kind", [device_type.NAME], indirect=True)
 @enqueued
 def test_a_capture_takes_collectives(rank: int, world: int, kind: str) -> None:
     """What is captured is given to the device, and nobody on the host waits for it."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import device_type
 import torch
@@ -32,20 +33,31 @@ def here(kind: str) -> torch.device:
     return torch.device(kind, index)
 
 
-class Sleeping:
-    """A stream of CUDA's with much to do, which nobody can end early."""
+class Stop:
+    """Makes CUDA's current stream wait until a word of the host's memory is not 0 any more."""
+
+    kept: ClassVar[list[torch.Tensor]] = []  # the device may look at them once more
+    AT_LEAST = 0
 
     def __init__(self) -> None:
-        """Give the current stream about a tenth of a second of work."""
-        torch.cuda._sleep(200_000_000)
+        """Stop the stream."""
+        self._word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self.kept.append(self._word)
+        stream, address = torch.cuda.current_stream().cuda_stream, self._word.data_ptr()
+        wait = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2
+        error = wait(ctypes.c_void_p(stream), ctypes.c_uint64(address), ctypes.c_uint32(1), self.AT_LEAST)
+        assert error == 0, f"cuStreamWaitValue32: {error}"
 
     def go_on(self) -> None:
-        """Do nothing: the stream goes on by itself."""
+        """Let the stream go on."""
+        self._word.fill_(1)
+
+    __del__ = go_on
 
 
 def stop_stream(kind: str) -> Any:
     """Stop the current stream until ``go_on()`` is called on what this returns, or that is gone."""
-    return device_type.load().stop_current_stream() if kind == device_type.NAME else Sleeping()
+    return device_type.load().stop_current_stream() if kind == device_type.NAME else Stop()
 
 
 @contextlib.contextmanager
