@@ -36,6 +36,7 @@ def argument_parser(description: str, *, epochs: int, batch_size: int, lr: float
     """Return a parser with the flags of data-parallel trainings; the arguments are this example's defaults."""
     parser = small_parser(description, epochs=epochs, batch_size=batch_size, lr=lr)
     parser.add_argument("--ddp", choices=("ours", "torch"), default="ours", help="whose DistributedDataParallel")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: ranks may share a GPU")
     parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="file written after every epoch, by rank 0")
     parser.add_argument("--resume", action="store_true", help="go on from --checkpoint if that file exists")
     parser.add_argument("--stop-after", type=int, metavar="N", help="end after epoch N, as if interrupted there")
@@ -47,7 +48,7 @@ def argument_parser(description: str, *, epochs: int, batch_size: int, lr: float
 def small_parser(description: str, *, epochs: int, batch_size: int, lr: float) -> argparse.ArgumentParser:
     """Return a parser with the flags that every example has, for a program that writes no files."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.set_defaults(checkpoint=None, resume=False, metrics=None)
+    parser.set_defaults(checkpoint=None, resume=False, metrics=None, device="cpu")
     parser.add_argument("--backend", default="ours", help="what init_process_group gets: ours, gloo, cpu:ours, ...")
     parser.add_argument("--epochs", type=int, default=epochs)
     parser.add_argument("--batch-size", type=int, default=batch_size, help="samples per rank and step")
@@ -63,20 +64,24 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
         parser.error("--resume needs --checkpoint PATH, the file to go on from")
     if args.epochs < 1 or args.batch_size < 1:
         parser.error("--epochs and --batch-size must be at least 1")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no GPU here; leave it out to train on the CPU")
     return args
 
 
 @contextlib.contextmanager
-def process_group(backend: str, *files: Path | None) -> Iterator[tuple[int, int]]:
+def process_group(backend: str, *files: Path | None, device: str = "cpu") -> Iterator[tuple[int, int]]:
     """Join the job that torchrun, mpirun or srun started, or make one of a single rank; yield (rank, number of ranks).
 
-    Gives each rank its share of the cores: more threads than cores make every rank wait for the others' threads. Ends
-    the program with a line from rank 0 if something is Refused, such as one of the `files`, which rank 0 must be able
-    to write.
+    Gives each rank its share of the cores: more threads than cores make every rank wait for the others' threads; with
+    `device` cuda also a GPU, which is the current one from then on. Ends the program with a line from rank 0 if
+    something is Refused, such as one of the `files`, which rank 0 must be able to write.
     """
     interrupts.in_one_line()
     launch = ourddp.init(backend)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // launch.local_world_size))
+    if device == "cuda":
+        torch.cuda.set_device(launch.local_rank % torch.cuda.device_count())
     try:
         check_files(*files)
         yield launch.rank, launch.world_size

@@ -58,9 +58,11 @@ def make_model(dropout: float = 0.25) -> nn.Module:
 def evaluate(model: nn.Module, held_out: Subset, rank: int, ranks: int) -> dict[str, float]:
     """Return loss and accuracy over the held-out set; each rank looks at its own share, every sample counts once."""
     model.eval()
+    device = next(model.parameters()).device
     average = common.Average()
     share = Subset(held_out, range(rank, len(held_out), ranks))
     for images, labels in DataLoader(share, batch_size=256):
+        images, labels = images.to(device), labels.to(device)
         logits = model(images)
         average.add(functional.cross_entropy(logits, labels).item(), logits, labels)
     return average.over_ranks()
@@ -77,7 +79,7 @@ def train(args: argparse.Namespace, rank: int, ranks: int) -> float:
     training_set, held_out = split_digits(args.seed)
     sampler = DistributedSampler(training_set, ranks, rank, seed=args.seed)
     loader = DataLoader(training_set, args.batch_size, sampler=sampler)
-    model = make_model()
+    model = make_model().to(args.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     state = {"model": model, "optimizer": optimizer}
     first_epoch, done = common.load_checkpoint(args, FIXED, **state)
@@ -97,6 +99,7 @@ def train(args: argparse.Namespace, rank: int, ranks: int) -> float:
         for images, labels in islice(loader, done, None):
             common.set_learning_rate(optimizer, common.learning_rate(step, steps, **schedule))
             optimizer.zero_grad()
+            images, labels = images.to(args.device), labels.to(args.device)
             logits = parallel(images)
             loss = functional.cross_entropy(logits, labels)
             loss.backward()
@@ -128,7 +131,7 @@ def main() -> None:
     )
     parser.add_argument("--warmup-epochs", type=float, default=3, help="epochs in which the rate rises from --lr")
     args = common.parse(parser)
-    with common.process_group(args.backend, args.checkpoint, args.metrics) as (rank, ranks):
+    with common.process_group(args.backend, args.checkpoint, args.metrics, device=args.device) as (rank, ranks):
         train(args, rank, ranks)
 
 

@@ -100,9 +100,10 @@ class GPT(nn.Module):
         """Return `prompt` followed by `length` bytes drawn from the model's predictions."""
         self.eval()
         generator = torch.Generator().manual_seed(seed)
-        text = torch.tensor([list(prompt.encode())])
+        text = torch.tensor([list(prompt.encode())])  # drawn on the CPU, so the same on any device
+        device = self.output.weight.device
         for _ in range(length):
-            logits = self(text[:, -self.context :])[0, -1] / temperature
+            logits = self(text[:, -self.context :].to(device))[0, -1].cpu() / temperature
             next_byte = torch.multinomial(logits.softmax(0), 1, generator=generator)
             text = torch.cat([text, next_byte.unsqueeze(0)], dim=1)
         return bytes(text[0].tolist()).decode(errors="replace")
@@ -117,8 +118,10 @@ def loss_of(logits: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
 def evaluate(model: nn.Module, held_out: Dataset, batch_size: int, rank: int, ranks: int) -> dict[str, float]:
     """Return loss and accuracy over the held-out text; each rank looks at its own share."""
     model.eval()
+    device = next(model.parameters()).device
     average = common.Average()
     for text, following in DataLoader(Subset(held_out, range(rank, len(held_out), ranks)), batch_size):
+        text, following = text.to(device), following.to(device)
         logits = model(text)
         average.add(loss_of(logits, following).item(), logits, following)
     return average.over_ranks()
@@ -132,7 +135,7 @@ def train(args: argparse.Namespace, rank: int, ranks: int) -> None:
     training_set, held_out = Windows(text[:cut], args.context), Windows(text[cut:], args.context)
     sampler = DistributedSampler(training_set, ranks, rank, seed=args.seed)
     loader = DataLoader(training_set, args.batch_size, sampler=sampler)
-    model = GPT(args.context, args.width, args.layers, args.heads)
+    model = GPT(args.context, args.width, args.layers, args.heads).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     state = {"model": model, "optimizer": optimizer}
     first_epoch, done = common.load_checkpoint(args, FIXED, **state)
@@ -151,6 +154,7 @@ def train(args: argparse.Namespace, rank: int, ranks: int) -> None:
         for text, following in islice(loader, done, None):
             common.set_learning_rate(optimizer, common.learning_rate(step, steps, **schedule))
             optimizer.zero_grad()
+            text, following = text.to(args.device), following.to(args.device)
             logits = parallel(text)
             loss = loss_of(logits, following)
             loss.backward()
@@ -183,7 +187,7 @@ def main() -> None:
     parser.add_argument("--prompt", default="def ", help="what the sample begins with")
     parser.add_argument("--sample", type=int, default=300, help="bytes to write at the end")
     args = common.parse(parser)
-    with common.process_group(args.backend, args.checkpoint, args.metrics) as (rank, ranks):
+    with common.process_group(args.backend, args.checkpoint, args.metrics, device=args.device) as (rank, ranks):
         train(args, rank, ranks)
 
 
