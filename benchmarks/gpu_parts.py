@@ -176,14 +176,14 @@ class Training:
 
 
 def wrapper(ranks: harness.Ranks, variant: str) -> Callable[[nn.Module], nn.Module]:
-    """Return what makes a model train as the variant, "whose+backend" or "local", does."""
+    """Return what makes a model train as the variant, "whose+backend", "whose+backend+bucket size" or "local", does."""
     if variant == "local":
         return lambda model: model
-    whose, backend = variant.split("+")
+    whose, backend, *size = variant.split("+")
     import ourddp
 
     cls = nn.parallel.DistributedDataParallel if whose == "torch" else ourddp.DistributedDataParallel
-    return partial(cls, process_group=ranks.group(backend))
+    return partial(cls, process_group=ranks.group(backend), bucket_cap_mb=size[0] if size else None)
 
 
 def differences(
