@@ -18,8 +18,8 @@ constexpr size_t kAlign = 16;
 /// The most that a slot has: to copy it takes as long as the turns of some processes.
 constexpr size_t kMostSlotBytes = size_t{128} << 20;
 
-/// The part of a device's memory that all stages on it may take.
-constexpr size_t kPartOfMemory = 32;
+/// The part of a device's memory that all stages of a group on it may take. A program may have ten groups.
+constexpr size_t kPartOfMemory = 64;
 
 }  // namespace
 

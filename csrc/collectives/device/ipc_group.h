@@ -33,8 +33,8 @@ class IpcGroup final : public DeviceGroupBase {
   static constexpr size_t kSlotBytes = size_t{20} << 20;
 
   /// The size of each rank's stage. Where ranks share a device, its processes take turns, and a turn takes longer than
-  /// to copy the least slot: there slots are larger, so that there are fewer turns, as long as all stages together
-  /// take a small part of the device's memory.
+  /// to copy the least slot: there slots are larger, so that there are fewer turns, as long as the stages of the
+  /// group take a small part of the device's memory.
   static size_t stage_bytes(const std::vector<DeviceFacts>& facts);
 
   /// All ranks have mapped `memory`.

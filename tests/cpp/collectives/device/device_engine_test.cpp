@@ -79,15 +79,15 @@ TEST(device_stages_are_larger_where_ranks_share_a_device_that_has_room) {
   };
   constexpr size_t kLeast = IpcGroup::kSlotBytes;
   CHECK_EQ(slot_of(facts_of({"a", "b", "c"})), kLeast);
-  CHECK_EQ(slot_of(facts_of({"a", "a", "a", "a"})), kMemory / 32 / 4 / IpcGroup::kSlots);
+  CHECK_EQ(slot_of(facts_of({"a", "a", "a", "a"})), kMemory / 64 / 4 / IpcGroup::kSlots);
   CHECK_EQ(slot_of(facts_of(std::vector<std::string>(20, "a"))), kLeast);
   CHECK_EQ(slot_of(facts_of({"a", "a", "b"})), kLeast);
   // All ranks' stages have the size of the smallest.
   std::vector<DeviceFacts> facts = facts_of({"a", "a", "b", "b"});
-  facts[0].memory_bytes = facts[1].memory_bytes = size_t{140} << 30;
+  for (DeviceFacts& one : facts) one.memory_bytes = size_t{140} << 30;
   CHECK_EQ(slot_of(facts), size_t{128} << 20);
-  facts[2].memory_bytes = facts[3].memory_bytes = size_t{8} << 30;
-  CHECK_EQ(slot_of(facts), (size_t{8} << 30) / 32 / 2 / IpcGroup::kSlots);
+  facts[2].memory_bytes = facts[3].memory_bytes = size_t{16} << 30;
+  CHECK_EQ(slot_of(facts), (size_t{16} << 30) / 64 / 2 / IpcGroup::kSlots);
 }
 
 /// A library without devices; `why_no_vendor` may throw.
