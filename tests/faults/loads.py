@@ -22,6 +22,8 @@ Load = Callable[[int, int], Step]  # takes the rank and the number of ranks
 TYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
 SIZES = [1, 1000, 70_000]
 
+_numbers = itertools.count(1)  # the same on all ranks, of what may be used once
+
 
 def _in_turn(calls: list[Callable[[int], object]]) -> Step:
     """Make one of the calls in each step. Each gets the number of the turn, which is the same for all of them."""
@@ -192,7 +194,9 @@ def restarts(rank: int, world: int) -> Step:
         dist.barrier()
         dist.destroy_process_group()
         sys.excepthook = hook  # torch puts one more around it with each default group
-        dist.init_process_group("ours", store=dist.PrefixStore(f"restart {number}", store), rank=rank, world_size=world)
+        dist.init_process_group(
+            "ours", store=dist.PrefixStore(f"restart {next(_numbers)}", store), rank=rank, world_size=world
+        )
         assert total() == world
 
     return step
@@ -201,14 +205,14 @@ def restarts(rank: int, world: int) -> Step:
 def changes_of_ranks(rank: int, world: int) -> Step:
     """The default group, whose ranks change their order by reconfigure()."""
     store = dist.distributed_c10d._get_default_store()
-    uuids = itertools.count(1)
 
     def step(number: int) -> None:
-        store.set(f"change {number}/{rank}", dist.distributed_c10d._get_reconfigure_handle())
-        handles = [store.get(f"change {number}/{r}").decode() for r in range(world)]
+        uuid = next(_numbers)
+        store.set(f"change {uuid}/{rank}", dist.distributed_c10d._get_reconfigure_handle())
+        handles = [store.get(f"change {uuid}/{r}").decode() for r in range(world)]
         if number % 2 == 0:
             handles.reverse()
-        work = dist.distributed_c10d._reconfigure(uuid=next(uuids), handles=handles, timeout=timedelta(seconds=30))
+        work = dist.distributed_c10d._reconfigure(uuid=uuid, handles=handles, timeout=timedelta(seconds=30))
         assert work.wait()
         assert total() == world
 

@@ -67,18 +67,27 @@ def settled(usual: Counter[str], patience: float) -> Counter[str]:
     return found
 
 
+def least(seconds: float) -> Counter[str]:
+    """Return the least that this process has of each kind in so much time."""
+    found, end = possessions(), time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.02)
+        found &= possessions()
+    return found
+
+
 def watch(rank: int, world: int, load: str | Load, steps: Iterable[int], patience: float = PATIENCE_S) -> list[Sample]:
     """Run a load, and take a sample after each number in ``steps``."""
     step = (LOADS[load] if isinstance(load, str) else load)(rank, world)
     samples: list[Sample] = []
     gc.freeze()  # what torch has loaded is a million objects, and looking through them takes seconds
-    done, usual = 0, None
+    done, usual = 0, None  # the least of each kind so far
     for until in steps:
         for number in range(done, until):
             step(number)
         done = until
         dist.barrier()
-        counts = possessions() if usual is None else settled(usual, patience)
+        counts = least(patience) if usual is None else settled(usual, patience)
         usual = counts if usual is None else usual & counts
         samples.append(Sample(done, counts, amounts()))
         dist.barrier()

@@ -18,16 +18,21 @@ from faults.samples import Sample, watch
 
 # A few hundred bytes of each group are seen after so many.
 STEPS = {"groups": 300, "failures": 60, "restarts": 60}
+TRIES = 4  # what leaks does so each time, and what only warms up does not
 
 
 # With each change, torch connects to the store anew, and asks for the server's name: that may take seconds.
 @pytest.mark.parametrize("name", [name for name in LOADS if name != "changes of ranks"])
 def test_nothing_grows(name: str, rank_pool: Callable[..., RankPool]) -> None:
-    # Threads tell for seconds that a rank on another node has left a group.
+    # Where ranks are on several nodes, threads tell latecomers for seconds that a rank has left a group.
     place = 1 if name in MAKING_GROUPS else 1 + list(LOADS).index(name) % 2
     pool = rank_pool(2, nodes=place, env=ENVIRONMENT)
-    results = pool.run(watch, name, points_of(STEPS.get(name, 140)))
-    assert [judge(samples) for samples in results] == [[], []]
+    for _ in range(TRIES):
+        results = pool.run(watch, name, points_of(STEPS.get(name, 140)), 0.2)
+        found = [fault for samples in results for fault in judge(samples)]
+        if not found:
+            return
+    assert not found
 
 
 # --- what leaks ------------------------------------------------------------------------------------------------------
@@ -48,7 +53,7 @@ def memory(rank: int, world: int) -> Step:
 
 
 def objects(rank: int, world: int) -> Step:
-    return lambda step: _held.extend(object() for _ in range(8))
+    return lambda step: _held.extend(object() for _ in range(20))
 
 
 def mappings(rank: int, world: int) -> Step:
