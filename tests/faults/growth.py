@@ -31,8 +31,9 @@ TOLERANCES = {
     "mappings": 24,
 }
 
-# A queue starts a second thread when the first is in a callback, and may keep it.
-SPARE = Counter({"thread ours_comm": 2})
+# A queue starts a second thread when the first is in a callback, and may keep it; and a group that has just been made
+# watches those neighbours that were there before it.
+SPARE = Counter({"thread ours_comm": 2, "descriptor of anon_inode": 2})
 
 # torch's flight recorder keeps the last calls. It is small here so that it is full before anything is judged.
 ENVIRONMENT = {"TORCH_FR_BUFFER_SIZE": "50"}
