@@ -5,6 +5,7 @@
 #   make conformance                  torch's own suite for process groups (long)
 #   make cpp-test [SAN=thread|address] [FILTER=..]    the C++ tests of the layers without torch
 #   make faults | soak [ARGS=..]      disturbs jobs at random moments, for minutes or for an hour, and counts what held
+#   make leaks [ARGS=..]              the same steps 10,000 times, and what of the ranks grows meanwhile
 #   make fuzz [RUNS=..]               the parsers of what comes from outside, and a table of findings
 #   make strangers                    a job while strangers knock at its ports
 #   make docs                         the documents as a site, in build/site
@@ -40,8 +41,8 @@ CUDA_SOURCES := $(wildcard csrc/cuda/*.cu csrc/cuda/*.cuh)
 EXPORTS := $(shell find csrc -name exports.map)
 TIDY_FILES := $(shell find $(addprefix csrc/,common kernels device transport collectives) -name '*.cpp')
 
-.PHONY: demo test conformance faults soak cpp-test fuzz strangers bench docs dist wheel lint format tidy build clean \
-  python-is-new-enough
+.PHONY: demo test conformance faults soak leaks cpp-test fuzz strangers bench docs dist wheel lint format tidy build \
+  clean python-is-new-enough
 .DELETE_ON_ERROR:
 
 # What torchrun would choose, with a warning.
@@ -60,6 +61,9 @@ faults: build
 
 soak: build
 	$(BIN)/python tests/faults/make_faults.py $(or $(ARGS),--minutes 60)
+
+leaks: build
+	PYTHONPATH=tests:tests/support $(BIN)/python -m faults.growth $(ARGS)
 
 cpp-test:
 	@$(MAKE) --no-print-directory -j $(MAX_JOBS) -f tests/cpp/Makefile run SAN=$(SAN) FILTER="$(FILTER)"

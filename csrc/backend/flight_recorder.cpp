@@ -10,7 +10,11 @@
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <atomic>
+#include <iterator>
+#include <map>
+#include <set>
 #include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
+#include <tuple>
 #endif
 
 namespace ours {
@@ -23,6 +27,9 @@ constexpr const char* kBackend = "ours";
 
 /// The number of our first group. PyTorch's hook numbers the groups that it is attached to from zero.
 constexpr size_t kFirstGroup = 1 << 20;
+
+/// So many groups may have ended before the recorder is searched for those that it can forget.
+constexpr size_t kMostGroups = 64;
 
 class TorchFlightLog final : public FlightLog {
  public:
@@ -75,6 +82,14 @@ class TorchFlightLog final : public FlightLog {
   }
 
  private:
+  using Name = std::tuple<std::string, std::string>;
+
+  /// The ids of the groups that had the names last. Guarded by the recorder's mutex, and, like it, never destroyed.
+  static std::map<Name, size_t>& last_owners() {
+    static auto* const owners = new std::map<Name, size_t>;
+    return *owners;
+  }
+
   static std::atomic<size_t>& next_pg_id() {
     static std::atomic<size_t> next{kFirstGroup};
     return next;
@@ -92,15 +107,39 @@ class TorchFlightLog final : public FlightLog {
     }
     if (hooked_) return;
     recorder_.entries_.reserve(recorder_.max_entries_);
+    if (recorder_.all_pg_status_.size() > kMostGroups) forget_past_groups();
     recorder_.all_pg_status_[pg_id_] = status_;
-    if (!group_.global_ranks.empty()) recorder_.pg_name_to_ranks_[name_] = group_.global_ranks;
+    add_name(name_);
+  }
+
+  void add_name(const Name& name) {
+    if (group_.global_ranks.empty()) return;
+    recorder_.pg_name_to_ranks_[name] = group_.global_ranks;
+    last_owners()[name] = pg_id_;
+  }
+
+  /// Forgets the groups that are gone, as PyTorch does not: the recorder alone has their status, and no entry of theirs
+  /// is left.
+  void forget_past_groups() {
+    std::set<size_t> recent;
+    for (const Recorder::Entry& entry : recorder_.entries_) recent.insert(entry.pg_id_);
+    auto& statuses = recorder_.all_pg_status_;
+    for (auto it = statuses.lower_bound(kFirstGroup); it != statuses.end();) {
+      const bool past = it->second.use_count() == 1 && recent.count(it->first) == 0;
+      it = past ? statuses.erase(it) : std::next(it);
+    }
+    for (auto it = last_owners().begin(); it != last_owners().end();) {
+      const bool past = statuses.count(it->second) == 0;
+      if (past) recorder_.pg_name_to_ranks_.erase(it->first);
+      it = past ? last_owners().erase(it) : std::next(it);
+    }
   }
 
   /// What callbacks start is numbered separately, so it appears as another group of the same ranks.
   void introduce_callbacks() {
     if (!std::get<0>(callbacks_name_).empty()) return;
     callbacks_name_ = {std::get<0>(name_) + "/callbacks", std::get<1>(name_)};
-    if (!group_.global_ranks.empty()) recorder_.pg_name_to_ranks_[callbacks_name_] = group_.global_ranks;
+    add_name(callbacks_name_);
   }
 
   /// The entry to overwrite: the oldest one once the ring is full.
@@ -183,8 +222,8 @@ class TorchFlightLog final : public FlightLog {
   const size_t pg_id_;
   const c10::time_t made_;
   const std::shared_ptr<c10d::ProcessGroupStatus> status_ = std::make_shared<c10d::ProcessGroupStatus>();
-  std::tuple<std::string, std::string> name_;
-  std::tuple<std::string, std::string> callbacks_name_;  ///< empty until callbacks start something
+  Name name_;
+  Name callbacks_name_;  ///< empty until callbacks start something
   bool introduced_ = false;
   bool hooked_ = false;
   size_t collectives_ = 0;

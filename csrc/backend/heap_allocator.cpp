@@ -9,13 +9,28 @@
 namespace ours {
 
 std::shared_ptr<HeapAllocator> HeapAllocator::make(const std::shared_ptr<Group>& group) {
-  return {new HeapAllocator(group), [](HeapAllocator*) {}};
+  return {new HeapAllocator(group), let_go};
+}
+
+void HeapAllocator::let_go(HeapAllocator* allocator) {
+  if (!allocator->used_) {
+    delete allocator;
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(allocator->mutex_);
+  allocator->group_.reset();
+}
+
+std::shared_ptr<Group> HeapAllocator::group() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return group_.lock();
 }
 
 c10::DataPtr HeapAllocator::allocate(size_t bytes) {
+  used_ = true;
   std::shared_ptr<void> memory;
   try {
-    if (const std::shared_ptr<Group> group = group_.lock()) memory = group->allocate(bytes);
+    if (const std::shared_ptr<Group> group = this->group()) memory = group->allocate(bytes);
   } catch (const SystemError& error) {
     TORCH_WARN("A tensor of ", bytes, " bytes gets ordinary memory, which reductions have to copy: ", error.what());
   }

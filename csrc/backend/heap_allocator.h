@@ -3,7 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 
 #include "collectives/group.h"
 
@@ -13,7 +15,8 @@ namespace ours {
 /// group has no heap or is gone, and, with a warning, if the heap is exhausted. Tensors may outlive the group.
 class HeapAllocator final : public c10::Allocator {
  public:
-  /// Never freed: a storage keeps its allocator's address, and asks it for memory whenever it is resized.
+  /// Once it has given memory, it is never freed: a storage keeps its allocator's address, and asks it for memory
+  /// whenever it is resized.
   static std::shared_ptr<HeapAllocator> make(const std::shared_ptr<Group>& group);
 
   c10::DataPtr allocate(size_t bytes) override;
@@ -25,7 +28,13 @@ class HeapAllocator final : public c10::Allocator {
  private:
   explicit HeapAllocator(const std::shared_ptr<Group>& group) : group_(group) {}
 
-  const std::weak_ptr<Group> group_;
+  std::shared_ptr<Group> group();
+  /// What the last owner does, which leaves nothing of the group behind.
+  static void let_go(HeapAllocator* allocator);
+
+  std::mutex mutex_;
+  std::weak_ptr<Group> group_;  // guarded by mutex_; a weak pointer, too, keeps the memory in which the group was
+  std::atomic<bool> used_{false};
 };
 
 }  // namespace ours

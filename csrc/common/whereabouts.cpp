@@ -13,6 +13,7 @@
 #include <fstream>
 #include <iterator>
 #include <mutex>
+#include <type_traits>
 
 #include "common/background_thread.h"
 #include "common/deadline.h"
@@ -29,6 +30,7 @@ std::atomic<std::string (*)()> describe_program{nullptr};
 struct Question {
   AskedProcess from;
   uint32_t number;  ///< which of the asked processes this one is
+  uint32_t unused = 0;
 };
 
 struct Answer {
@@ -37,6 +39,8 @@ struct Answer {
 };
 // Smaller writes are not mixed with those of others.
 static_assert(sizeof(Question) <= PIPE_BUF && sizeof(Answer) <= PIPE_BUF);
+// Padding would carry whatever was in this process's memory to another one.
+static_assert(std::has_unique_object_representations_v<Question> && std::has_unique_object_representations_v<Answer>);
 
 std::string path_of(const AskedProcess& process) {
   return "/proc/" + std::to_string(process.pid) + "/fd/" + std::to_string(process.fd);

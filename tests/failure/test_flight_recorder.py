@@ -105,6 +105,26 @@ def test_an_operation_that_waits_for_a_peer_is_recorded_as_started(rank: int, wo
     work.wait()
 
 
+def many_groups(rank: int, world: int) -> dict[str, Any]:
+    from torch._C._distributed_c10d import _dump_fr_trace_json
+
+    dist.all_reduce(torch.ones(1))
+    for _ in range(100):
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(1), group=group)
+        dist.destroy_process_group(group)
+    return json.loads(_dump_fr_trace_json(backend="ours"))
+
+
+def test_groups_that_are_gone_are_forgotten_with_their_last_entry():
+    for dump in run_ranks(2, many_groups, env={"TORCH_FR_BUFFER_SIZE": "20"}):
+        assert len(dump["entries"]) == 20
+        assert len(dump["pg_config"]) < 80
+        assert len(dump["pg_status"]) < 80
+        assert {entry["process_group"][0] for entry in dump["entries"]} < {*dump["pg_config"]}
+        assert "0" in dump["pg_config"]  # the default group, which still is there
+
+
 def overflowing(rank: int, world: int) -> list[dict[str, Any]]:
     for size in range(1, 21):
         dist.all_reduce(torch.ones(size))

@@ -211,6 +211,33 @@ def test_an_attempt_that_fails_can_be_repeated(rank: int, world: int) -> None:
     assert total() == 2
 
 
+@in_ranks(2, fresh=True, enable_reconfigure=True, pg_timeout=2)
+def test_without_a_timeout_the_groups_holds(rank: int, world: int) -> None:
+    handles = exchange("all", rank, range(2))
+    if rank == 0:
+        began = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match=r"rank 1 .*2000ms"):
+            dist.distributed_c10d._reconfigure(uuid=1, handles=handles)
+        assert time.monotonic() - began >= 2
+
+
+@in_ranks(3, "nodes", fresh=True)
+def test_a_group_of_some_ranks_can_change_its_own(rank: int, world: int) -> None:
+    group = dist.new_group([0, 1])
+    if rank < 2:
+        default_store().set(f"of some/{rank}", dist.distributed_c10d._get_reconfigure_handle(group))
+        handles = handles_of("of some", [1, 0])
+        assert dist.distributed_c10d._supports_reconfigure(group)
+        # Hints are for backends that know them.
+        work = dist.distributed_c10d._reconfigure(1, handles, group, PATIENCE, hints={"of another backend": "1"})
+        assert work.wait()
+        assert (group.rank(), group.size()) == (1 - rank, 2)
+        dist.all_reduce(tensor := torch.ones(3), group=group)
+        assert tensor.tolist() == [2] * 3
+    assert place() == (rank, 3)
+    assert total() == 3
+
+
 # --- kills -----------------------------------------------------------------------------------------------------------
 
 VICTIM = 1
