@@ -25,6 +25,8 @@ namespace {
 
 constexpr const char* kBackend = "ours";
 
+std::atomic<void (*)(bool)> around_dump{nullptr};
+
 /// The number of our first group. PyTorch's hook numbers the groups that it is attached to from zero.
 constexpr size_t kFirstGroup = 1 << 20;
 
@@ -77,8 +79,11 @@ class TorchFlightLog final : public FlightLog {
   void dump() override {
     static std::atomic<bool> dumped{false};
     if (!c10d::getCvarBool(c10d::TORCH_FR_DUMP_ON_TIMEOUT, true) || dumped.exchange(true)) return;
+    const auto around = around_dump.load();
+    if (around != nullptr) around(true);
     c10d::try_dump_fr_trace_file(true, c10d::getCvarBool(c10d::TORCH_INCLUDE_STACK_TRACE, true),
                                  c10d::getCvarBool(c10d::TORCH_INCLUDE_ONLY_ACTIVE, false), kBackend);
+    if (around != nullptr) around(false);
   }
 
  private:
@@ -235,6 +240,8 @@ class TorchFlightLog final : public FlightLog {
 
 bool records_flights() { return true; }
 
+void set_around_dump(void (*around)(bool begins)) { around_dump = around; }
+
 std::unique_ptr<FlightLog> FlightLog::make(const FlightGroup& group) {
   auto* recorder = c10d::getFlightRecorder(kBackend);
   if (recorder == nullptr || !recorder->enabled_) return nullptr;
@@ -244,6 +251,8 @@ std::unique_ptr<FlightLog> FlightLog::make(const FlightGroup& group) {
 #else
 
 bool records_flights() { return false; }
+
+void set_around_dump(void (*)(bool)) {}
 
 std::unique_ptr<FlightLog> FlightLog::make(const FlightGroup&) { return nullptr; }
 

@@ -44,6 +44,9 @@ class FlightLog {
   virtual void dump() = 0;
 };
 
+/// Sets the function that is called before (true) and after (false) a trace is written.
+void set_around_dump(void (*around)(bool begins));
+
 /// Whether this PyTorch has what FlightLog::make needs.
 bool records_flights();
 

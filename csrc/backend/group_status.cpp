@@ -110,9 +110,9 @@ void GroupStatus::run_abort_hooks() {
   hooks_returned_.wait_for(lock, kErrorPatience, [this] { return !hooks_running_; });
 }
 
-void GroupStatus::wait_for_abort_hooks(std::chrono::milliseconds limit) {
+bool GroupStatus::wait_for_abort_hooks(Deadline deadline) {
   std::unique_lock<std::mutex> lock(hooks_mutex_);
-  hooks_returned_.wait_for(lock, limit, [this] { return !hooks_running_; });
+  return hooks_returned_.wait_until(lock, deadline.at(), [this] { return !hooks_running_; });
 }
 
 void GroupStatus::set_aborted() {

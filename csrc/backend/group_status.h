@@ -15,6 +15,7 @@
 #include "backend/hooks.h"
 #include "backend/timeouts.h"
 #include "collectives/group.h"
+#include "common/deadline.h"
 #include "common/owning_process.h"
 
 namespace ours {
@@ -47,8 +48,8 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   /// Adds a connection between the same ranks, which fails when the group fails; at once if it has failed already.
   void add_connection(const std::shared_ptr<Group>& connection);
 
-  /// Waits for at most `limit` until the abort hooks that note_error() started have returned.
-  void wait_for_abort_hooks(std::chrono::milliseconds limit);
+  /// Waits until the abort hooks that note_error() started have returned. Returns false if they have not by then.
+  bool wait_for_abort_hooks(Deadline deadline);
 
   /// Marks the group as ended by its user, so that no abort hook runs.
   void set_aborted();

@@ -17,9 +17,13 @@ namespace ours {
 
 namespace {
 
-/// How long the end of a group or program waits for a running callback, and for the abort hooks of a failed group.
+/// How long the end of a group or program waits for a running callback.
 constexpr std::chrono::milliseconds kCallbackPatience{5000};
-constexpr std::chrono::milliseconds kHookPatience{15000};
+
+/// How long the end of a program waits for all abort hooks. A hook that still runs Python when the interpreter goes
+/// crashes the process, which hides how it ended; PyTorch's, which writes a trace, takes seconds, and more where many
+/// ranks share few cores.
+constexpr std::chrono::seconds kHookPatience{60};
 
 /// How long the end of a program waits for peers that have yet to join the last operations of its devices.
 constexpr std::chrono::milliseconds kLastPatience{5000};
@@ -244,7 +248,12 @@ void Lane::close_all() noexcept {
   for (const auto& lane : lanes) lane->drain(deadline);
   for (const auto& lane : lanes) lane->close();
   for (const auto& lane : lanes) lane->wait_closed();
-  for (const auto& status : statuses) status->wait_for_abort_hooks(kHookPatience);
+  const Deadline end_of_hooks = Deadline::after(kHookPatience);
+  for (const auto& status : statuses) {
+    if (status->wait_for_abort_hooks(end_of_hooks)) continue;
+    TORCH_WARN("an abort hook of a process group still runs after ", kHookPatience.count(),
+               " s. The program ends all the same, which may crash it if the hook uses Python");
+  }
 }
 
 }  // namespace ours

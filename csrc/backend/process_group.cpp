@@ -92,7 +92,7 @@ const Callback* current_callback(int size) {
 }  // namespace
 
 ProcessGroupOurs::ProcessGroupOurs(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options)
-    : Backend(rank, size), store_(std::move(store)), options_(std::move(options)) {
+    : Backend(rank, size), store_(std::move(store)), options_(std::move(options)), meeting_store_(store_) {
   TORCH_CHECK_VALUE(size >= 1 && rank >= 0 && rank < size, "rank ", rank, " in a group of size ", size,
                     ": the rank must be between 0 and size - 1");
   init();

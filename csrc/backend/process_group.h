@@ -265,6 +265,7 @@ class ProcessGroupOurs final : public c10d::Backend {
   int shrinks_ = 0;
   ReconfigureHandle handle_;
   std::set<int64_t> uuids_;  // those that reconfigure() has had
+  StorePtr meeting_store_;   // over which reconfigure() meets the others; null after an attempt that failed
 };
 
 }  // namespace ours

@@ -79,14 +79,17 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::reconfigure(const c10d::ReconfigureO
   try {
     with_torch_errors("", [&] {
       const Deadline deadline = Deadline::after(timeout);
-      // Over a connection of its own: an attempt that failed may still wait on the one before.
-      const auto store = c10::make_intrusive<c10d::PrefixStore>("reconfigure/" + std::to_string(opts.uuid),
-                                                                connect_anew(store_, deadline));
+      // An attempt that failed may still wait on its connection. Otherwise there is no new one: TCPStore looks up the
+      // server's name whenever it connects, which takes seconds where no name server answers.
+      if (!meeting_store_) meeting_store_ = connect_anew(store_, deadline);
+      const auto store =
+          c10::make_intrusive<c10d::PrefixStore>("reconfigure/" + std::to_string(opts.uuid), meeting_store_);
       claim(store, opts.uuid, members, deadline);
       open(store, rank_, size_, timeout);
     });
   } catch (...) {
     std::tie(rank_, size_) = before;
+    meeting_store_ = nullptr;
     throw_interrupt();
     throw;
   }

@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <unistd.h>
 
+#include "backend/flight_recorder.h"
 #include "backend/process_group.h"
 #include "backend/recent_calls.h"
 #include "collectives/straggler_ledger.h"
@@ -57,6 +58,13 @@ std::string describe_program() {
          describe_recent_calls();
 }
 
+/// See set_around_dump().
+void keep_compiler_out(bool begins) {
+  if (python_is_ending()) return;
+  const py::gil_scoped_acquire locked;
+  py::module_::import("ourddp.flight_traces").attr(begins ? "keep_compiler_out" : "let_compiler_in")();
+}
+
 py::dict dict_of(const StragglerTally& tally) {
   using namespace py::literals;
   return py::dict("elapsed"_a = tally.elapsed, "blocked"_a = tally.blocked, "calls"_a = tally.calls,
@@ -92,6 +100,7 @@ void bind_backend(py::module_& module) {
   close_groups_at_exit();
   set_interrupt_check(run_signal_handlers);
   set_whereabouts(describe_program);
+  set_around_dump(keep_compiler_out);
 
   auto group = py::class_<ProcessGroupOurs, c10d::Backend, c10::intrusive_ptr<ProcessGroupOurs>>(
       module, "ProcessGroupOurs",

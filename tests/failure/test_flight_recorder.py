@@ -6,6 +6,9 @@ import contextlib
 import json
 import os
 import pickle
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import reached
+from programs import ROOT, environment, job
 from ranks import in_ranks, run_ranks
 
 from ourddp import _C
@@ -194,6 +198,45 @@ def test_a_failure_writes_the_trace_to_a_file(tmp_path):
         assert bad["state"] != "completed"
         assert bad["input_sizes"] == [[size]]
         assert any(frame["name"] == "failing" for frame in bad["frames"])
+
+
+def test_a_trace_does_not_load_the_compiler(tmp_path):
+    """Otherwise that would hold up the ranks that are left, for seconds on a busy machine."""
+    code = """
+        import os, sys, time
+        import torch
+        import torch.distributed as dist
+
+        def is_written():
+            return os.path.exists(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + os.environ["RANK"])
+
+        dist.init_process_group("ours")
+        assert "torch._inductor" not in sys.modules
+        try:
+            dist.all_reduce(torch.ones(5 + dist.get_rank()))
+        except RuntimeError:
+            deadline = time.monotonic() + 60
+            while (not is_written() or "_inductor" in vars(torch)) and time.monotonic() < deadline:
+                time.sleep(0.01)
+        assert is_written()
+        assert "torch._inductor" not in sys.modules
+        assert torch._inductor.config is sys.modules["torch._inductor.config"]  # when it is needed, it comes
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    each = [{**env, "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"} for env in job(2, store)]
+    command = [sys.executable, "-c", textwrap.dedent(code)]  # the Python of other tests has loaded the compiler
+    ranks = [
+        subprocess.Popen(command, env=environment(PYTHONPATH=str(ROOT), **env), stderr=subprocess.PIPE, text=True)
+        for env in each
+    ]
+    try:
+        for rank in ranks:
+            _, errors = rank.communicate(timeout=100)
+            assert rank.returncode == 0, errors
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
 
 
 def test_no_file_is_written_if_the_user_does_not_want_it(tmp_path):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import signal
+import socket
+import stat
 import time
 from typing import Any
 
@@ -236,6 +239,32 @@ def test_a_group_of_some_ranks_can_change_its_own(rank: int, world: int) -> None
         assert tensor.tolist() == [2] * 3
     assert place() == (rank, 3)
     assert total() == 3
+
+
+def connections_to_store() -> int:
+    """Return how many connections this process has to the store of the job."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # gone since, or not connected
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as connection:
+                    is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
+                    count += is_tcp and connection.getpeername()[1] == int(os.environ["MASTER_PORT"])
+    return count
+
+
+@in_ranks(2, fresh=True, enable_reconfigure=True)
+def test_only_an_attempt_after_one_that_failed_connects_to_the_store(rank: int, world: int) -> None:
+    """Connecting takes seconds where no name server answers, since the store asks for names."""
+    before = connections_to_store()
+    assert before > 0
+    for uuid in (1, 2):
+        reconfigure(uuid, exchange(f"all {uuid}", rank, range(2)))
+        assert connections_to_store() == before
+    with pytest.raises(dist.DistBackendError):
+        reconfigure(10 + rank, exchange("apart", rank, range(2)), datetime.timedelta(seconds=0.5))
+    reconfigure(3, exchange("again", rank, range(2)))
+    assert connections_to_store() == before + 1
 
 
 # --- kills -----------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Let strangers knock at the ports of a job that joins and trains, and print a table of what became of both.
 
-Two ranks that share no memory add up numbers over TCP, check each sum, and make a new group now and then. Meanwhile
-strangers connect to every port at which the ranks listen, and do what scanners, floods and forgers do. None of them
-knows the secret of a group, so none may hear more than the challenge with which every handshake begins:
+Four ranks on two played nodes train a small model, exchange messages, compare each result with what it must be, and
+make a new group now and then. Meanwhile strangers connect to every port at which the ranks wait, and do what scanners,
+floods and forgers do. None of them knows the secret of a group, so none may hear more than the challenge with which
+every handshake begins:
 
     make strangers ARGS="--tries 2000"
 """
@@ -14,7 +15,7 @@ import collections
 import contextlib
 import json
 import os
-import random
+import re
 import select
 import socket
 import struct
@@ -23,57 +24,77 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from stranger_kinds import CHALLENGE_BYTES, KINDS, QUESTIONS, Door, Kind, Question
 
 ROOT = Path(__file__).resolve().parents[2]
+RANKS = 4
 TIMEOUT_S = 300
-# As in csrc/transport/tcp/tcp_wire.h.
-MAGIC, VERSION = 0x7063746F, 3
-CHALLENGE_BYTES = 24
-QUESTION = 0x6572656F
-# What a stranger does with a connection. It returns what to answer to the challenge.
-Act = Callable[[socket.socket], bytes]
-PATIENCE_S = 2  # for a connection, which the system makes
-KEPT = 300  # connections that strangers hold open at a time
+PATIENCE_S = 2  # for a connection, which the system makes, and for the last word of a rank
+KEPT = 900  # connections that strangers hold open at a time: more than the ranks let in
+CARD = re.compile(r"(.*/ours/\d+/(?:calls|messages)/)card/(\d+)")
+MOST_GROWN = 32 << 20  # bytes of a rank's memory
+MOST_FILES = 4 * 64 + 80  # descriptors: 64 strangers at each of the four ports that a rank has at most, and its own
+CALM_STEPS = 50
 
 JOB = """
-    import json, os, resource, statistics, sys, time
+    import json, os, statistics, sys, time
     import torch, torch.distributed as dist
     import ourddp
 
     torch.set_num_threads(1)
+    dist.init_process_group("ours")  # an earlier attempt
+    dist.destroy_process_group()
     dist.init_process_group("ours")
     rank, folder = dist.get_rank(), sys.argv[1]
+    mean, other = (dist.get_world_size() - 1) / 2, (rank + 2) % 4
     steps = groups = wrong = 0
+    model = ourddp.DistributedDataParallel(torch.nn.Linear(50, 20))
     times = {0.0: [], 1.0: []}  # of steps with strangers, and without
     calm, stop = torch.zeros(1), torch.zeros(1)
-    first = None
+    memory, files = [], 0
+
+    def note_memory():
+        memory.append(int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+
     while not stop.item():
         began = time.perf_counter()
+        model.zero_grad()
+        model(torch.full((1, 50), float(rank + steps))).sum().backward()
+        wrong += not bool((model.module.weight.grad == mean + steps).all())
         numbers = torch.full((5000,), float(rank + steps))
         dist.all_reduce(numbers)
-        wrong += not bool((numbers == 2.0 * steps + 1).all())
+        wrong += not bool((numbers == 4 * (mean + steps)).all())
+        message = dist.isend(torch.full((300,), float(rank + steps)), other)
+        dist.recv(numbers[:300], other)
+        message.wait()
+        wrong += not bool((numbers[:300] == other + steps).all())
         times[calm.item()].append(time.perf_counter() - began)
         if steps % 10 == 0:
             group = dist.new_group(backend="ours")
             numbers = torch.ones(10)
             dist.all_reduce(numbers, group=group)
-            wrong += not bool((numbers == 2).all())
+            wrong += not bool((numbers == 4).all())
             dist.destroy_process_group(group)
             groups += 1
         steps += 1
         if steps == 20:
-            first = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            note_memory()
             open(f"{folder}/joined-{rank}", "w").close()
+        files = max(files, len(os.listdir("/proc/self/fd")))
         calm[0] = float(os.path.exists(f"{folder}/calm"))
-        stop[0] = float(len(times[1.0]) >= 200)
+        stop[0] = float(len(times[1.0]) >= int(sys.argv[2]))
         for flag in (calm, stop):
             dist.all_reduce(flag, dist.ReduceOp.MIN)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - first
+    note_memory()
     medians = [statistics.median(times[key]) for key in (0.0, 1.0)]
-    print(json.dumps({"steps": steps, "groups": groups, "wrong": wrong, "medians": medians, "grown_kib": grown}))
+    told = {"steps": steps, "groups": groups, "wrong": wrong, "medians": medians, "memory": memory, "files": files}
+    print(json.dumps(told))
     dist.destroy_process_group()
 """
 
@@ -83,7 +104,8 @@ class Tally:
     """What strangers of one kind tried, and what they got."""
 
     tries: int = 0
-    challenged: int = 0
+    answered: int = 0  #: the challenge came, and the stranger answered it
+    heard: int = 0  #: bytes
     accepted: int = 0
 
 
@@ -91,154 +113,148 @@ class Tally:
 class Visit:
     """A connection of a stranger, and what it heard."""
 
-    kind: str
+    kind: Kind
+    door: Door
     connection: socket.socket
-    answer: bytes  # to the challenge, once it comes
-    heard: int = 0
+    words: bytes  # that it has yet to say
+    heard: bytes = b""
+    answered: bool = False
 
 
 @dataclass
 class Strangers:
     """All strangers, and the connections that they keep open."""
 
-    ports: range
+    store: dist.TCPStore
+    kinds: Sequence[Kind]
+    questions: Mapping[str, Question]
     tallies: dict[str, Tally] = field(default_factory=lambda: collections.defaultdict(Tally))
     visits: collections.deque[Visit] = field(default_factory=collections.deque)
+    doors: dict[str, Door] = field(default_factory=dict)
+    own_keys: dict[int, bytes] = field(default_factory=dict)  # of the ports at which processes say where they are
 
-    def knock(self, kind: str, act: Act) -> None:
-        """Connect to each rank and act. The connection is kept, and looked at later."""
-        for port in listening("tcp", self.ports):
-            with contextlib.suppress(OSError):  # the group may have ended meanwhile
-                connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
-                connection.setblocking(False)
-                self.tallies[kind].tries += 1
-                visit = Visit(kind, connection, b"")
-                self.visits.append(visit)
-                visit.answer = act(connection)
+    def tries(self) -> int:
+        """Return how often strangers have tried."""
+        return sum(tally.tries for tally in self.tallies.values())
+
+    def look_for_doors(self) -> list[Door]:
+        """Return those that are open now. The store knows which rank waits where, and the secrets."""
+        keys = set(self.store.list_keys())
+        secrets = {key[: -len("terms")]: self.secret(key) for key in sorted(keys) if key.endswith("/terms")}
+        for key in keys - set(self.doors):
+            card = CARD.search(key)
+            if card is None or card[1] not in secrets:
+                continue
+            words = self.store.get(key).decode().split()
+            ports = [int(word.rpartition(":")[2]) for word in words[4:]]
+            self.doors[key] = Door(ports[0], int(card[2]), RANKS, secrets[card[1]], next(iter(secrets.values())))
+            self.own_keys[ports[1]] = bytes.fromhex(words[2])
+        waiting = listening("tcp")
+        return [door for door in self.doors.values() if door.port in waiting and door.secret != door.earlier]
+
+    def secret(self, key: str) -> bytes:
+        """Return the secret of a group."""
+        return bytes.fromhex(self.store.get(key).decode().split()[1])
+
+    def knock(self, door: Door, kind: Kind) -> None:
+        """Connect to a rank and say what strangers of that kind say at once."""
+        with contextlib.suppress(OSError):  # the group may have ended meanwhile
+            connection = socket.create_connection(("127.0.0.1", door.port), timeout=PATIENCE_S)
+            connection.setblocking(False)
+            self.tallies[kind.name].tries += 1
+            if kind.ends == "reset":
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if kind.ends:
+                return connection.close()
+            self.visits.append(visit := Visit(kind, door, connection, kind.greets()))
+            self.go_on(visit)
+
+    def go_on(self, visit: Visit) -> bool:
+        """Hear and say what is possible now. Return whether the connection has ended."""
+        over = False
+        try:
+            while more := visit.connection.recv(4096):
+                visit.heard += more
+            over = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            over = True
+        if visit.kind.answers and not visit.answered and len(visit.heard) == CHALLENGE_BYTES and not over:
+            visit.answered = True
+            self.tallies[visit.kind.name].answered += 1
+            visit.words = visit.kind.answers(visit.door, visit.heard)
+        with contextlib.suppress(OSError):
+            if visit.words:
+                visit.words = visit.words[visit.connection.send(visit.words[: 1 if visit.kind.slowly else None]) :]
+        return over
 
     def look(self) -> None:
-        """Answer the challenges that have come, as far as their strangers do that, and give up the oldest visits."""
-        for visit in self.visits:
-            if visit.answer and visit.connection.fileno() >= 0:
-                with contextlib.suppress(OSError):  # none has come yet, or the stranger was cut off
-                    visit.heard = len(visit.connection.recv(CHALLENGE_BYTES))
-                    visit.connection.sendall(visit.answer)
-                    visit.answer = b""
+        """Go on with all visits, and give up those that have ended and the oldest ones."""
+        for visit in list(self.visits):
+            if self.go_on(visit):
+                self.visits.remove(visit)
+                self.judge(visit)
         while len(self.visits) > KEPT:
             self.judge(self.visits.popleft())
 
     def judge(self, visit: Visit) -> None:
-        """Count all that a stranger has heard. What is more than a challenge is a welcome."""
-        with visit.connection, contextlib.suppress(OSError):
-            while more := len(visit.connection.recv(4096)):
-                visit.heard += more
-        self.tallies[visit.kind].challenged += visit.heard > 0
-        self.tallies[visit.kind].accepted += visit.heard > CHALLENGE_BYTES
+        """Count what a stranger has heard. What is more than a challenge is a welcome."""
+        self.go_on(visit)
+        visit.connection.close()
+        self.tallies[visit.kind.name].heard += len(visit.heard)
+        self.tallies[visit.kind.name].accepted += len(visit.heard) > CHALLENGE_BYTES
 
     def ask(self) -> None:
         """Send questions that only the ranks of a job may ask, and rubbish, and see whether anybody answers."""
-        tally = self.tallies["roll call (UDP)"]
-        for port in listening("udp", self.ports):
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-                forged = struct.pack("<II16sQQ", QUESTION, 1, os.urandom(16), 0, random.getrandbits(64))
-                for packet in (forged, os.urandom(40), os.urandom(random.randrange(2000))):
-                    stranger.sendto(packet, ("127.0.0.1", port))
-                    tally.tries += 1
-                tally.accepted += bool(select.select([stranger], [], [], 0.02)[0])
+        for port in listening("udp") & set(self.own_keys):
+            for name, words in self.questions.items():
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+                    stranger.sendto(words(self.own_keys[port]), ("127.0.0.1", port))
+                    self.tallies[name].tries += 1
+                    if select.select([stranger], [], [], 0.005)[0]:
+                        self.tallies[name].heard += len(stranger.recv(4096))
+                        self.tallies[name].accepted += 1
 
     def end(self) -> None:
-        """Close all connections."""
+        """Hear what ranks have yet to say, and close all connections."""
+        deadline = time.monotonic() + PATIENCE_S
+        while any(visit.kind.answers and not visit.kind.slowly for visit in self.visits):
+            self.look()
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
         while self.visits:
             self.judge(self.visits.popleft())
 
 
-def listening(protocol: str, ports: range) -> Iterator[int]:
-    """Yield the ports of the range at which somebody of this machine waits."""
+def listening(protocol: str) -> set[int]:
+    """Return the ports at which somebody of this machine waits."""
     state = {"tcp": "0A", "udp": "07"}[protocol]
     lines = Path(f"/proc/net/{protocol}").read_text().split("\n")[1:]
-    found = {int(words[1].split(":")[1], 16) for line in lines if (words := line.split()) and words[3] == state}
-    yield from sorted(found & set(ports))
-
-
-def forge(bytes_sent: int, after: bytes = b"") -> Act:
-    """Return what a forger does: it answers the challenge with a hello of which only the proof is wrong."""
-
-    def act(connection: socket.socket) -> bytes:
-        sender, receiver = random.choice([(0, 1), (1, 0)])
-        proof = random.getrandbits(64)
-        hello = struct.pack("<6I16sQ", MAGIC, VERSION, sender, receiver, random.randrange(2), 0, os.urandom(16), proof)
-        return (hello + after)[:bytes_sent]
-
-    return act
-
-
-def say(text: bytes) -> Act:
-    """Return what a stranger does that speaks another protocol, and does not listen."""
-
-    def act(connection: socket.socket) -> bytes:
-        connection.send(text)
-        return b""
-
-    return act
-
-
-def leave(connection: socket.socket) -> bytes:
-    """Close the connection at once."""
-    connection.close()
-    return b""
-
-
-def vanish(connection: socket.socket) -> bytes:
-    """Reset the connection at once."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    return leave(connection)
-
-
-def acts() -> dict[str, Act]:
-    """Return what strangers do, by what the table calls it."""
-    return {
-        "connect and close": leave,
-        "connect and reset": vanish,
-        "connect and say nothing": say(b""),
-        "HTTP": say(b"GET / HTTP/1.1\r\nHost: node1:20000\r\nUser-Agent: scanner\r\n\r\n"),
-        "TLS": say(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(506)),
-        "SSH": say(b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n"),
-        "random bytes": say(os.urandom(random.randrange(1, 5000))),
-        "a megabyte": say(bytes(1 << 20)),
-        "hello, cut short": forge(random.randrange(1, 48)),
-        "hello, wrong proof": forge(48),
-        "hello and frames": forge(1 << 20, struct.pack("<IBBHIIQQQ", MAGIC, 1, 0, 0, 0, 0, 1, 1 << 40, 1 << 40) * 20),
-    }
-
-
-def free_ports(count: int) -> range:
-    """Return ports at which nobody waits now, below those that the system gives."""
-    while True:
-        first = random.randrange(20000, 32000 - count)
-        ports = range(first, first + count)
-        if not any(True for _ in listening("tcp", ports)):
-            return ports
+    return {int(words[1].split(":")[1], 16) for line in lines if (words := line.split()) and words[3] == state}
 
 
 @contextlib.contextmanager
-def job(ports: range, folder: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Run the two ranks, of which nothing is left at the end."""
+def job(store: dist.TCPStore, folder: str, python: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Run the ranks, of which nothing is left at the end."""
     common = os.environ | {
-        "WORLD_SIZE": "2",
+        "WORLD_SIZE": str(RANKS),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(ports[-1]),
-        "OURS_PORT_RANGE": f"{ports[0]}-{ports[-2]}",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": "1",
         "OURS_INTERFACE": "127.0.0.1",
         "PYTHONPATH": str(ROOT),
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(JOB), folder],
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OURS_NODE_ID": f"node {rank}"},
+            [python, "-c", textwrap.dedent(JOB), folder, str(CALM_STEPS)],
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OURS_NODE_ID": f"node {2 * rank // RANKS}"},
             stdout=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(RANKS)
     ]
     try:
         yield ranks
@@ -249,51 +265,99 @@ def job(ports: range, folder: str) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def harass(strangers: Strangers, ranks: list[subprocess.Popen[str]], tries: int, folder: Path) -> None:
-    """Let strangers come from the moment when the ranks listen until there were enough since they all had joined."""
+    """Let strangers come from the moment when the ranks listen, and for half of the tries after all have joined."""
     deadline = time.monotonic() + TIMEOUT_S
-    joined = 0
-    while joined < tries and all(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
-        before = sum(tally.tries for tally in strangers.tallies.values())
-        for kind, act in acts().items():
-            strangers.knock(kind, act)
+    enough = None
+    while all(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+        if enough is None and all((folder / f"joined-{rank}").exists() for rank in range(RANKS)):
+            enough = max(tries, strangers.tries() + tries // 2)
+        if enough is not None and strangers.tries() >= enough:
+            break
+        for door in strangers.look_for_doors():
+            for kind in strangers.kinds:
+                for _ in range(kind.times):
+                    strangers.knock(door, kind)
+            strangers.look()
         strangers.ask()
-        strangers.look()
-        if all((folder / f"joined-{rank}").exists() for rank in range(2)):
-            joined += sum(tally.tries for tally in strangers.tallies.values()) - before
     strangers.end()
     (folder / "calm").touch()
+
+
+@dataclass
+class Outcome:
+    """What became of the strangers, and of the ranks: their exit codes, and what they say of themselves."""
+
+    tallies: Mapping[str, Tally]
+    codes: list[int]
+    told: list[dict[str, Any]]
+
+    @property
+    def accepted(self) -> int:
+        """How many strangers were let in, or heard what is not for them."""
+        return sum(tally.accepted for tally in self.tallies.values())
+
+    def faults(self) -> list[str]:
+        """Return what should not be."""
+        found = [f"{self.accepted} strangers were accepted"] if self.accepted else []
+        for rank, (code, told) in enumerate(zip(self.codes, self.told, strict=True)):
+            if code != 0:
+                found.append(f"rank {rank} ended with {code}")
+                continue
+            first, last = told["memory"]
+            if told["wrong"]:
+                found.append(f"rank {rank} got {told['wrong']} wrong results")
+            if last - first > MOST_GROWN:
+                found.append(f"rank {rank} grew by {(last - first) >> 20} MiB")
+            if told["files"] > MOST_FILES:
+                found.append(f"rank {rank} had {told['files']} descriptors")
+        return found
+
+
+def run(
+    tries: int,
+    kinds: Sequence[Kind] = KINDS,
+    questions: Mapping[str, Question] = QUESTIONS,
+    python: str = sys.executable,
+) -> Outcome:
+    """Run the job, and let strangers of these kinds try so often once it trains."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    strangers = Strangers(store, kinds, questions)
+    with tempfile.TemporaryDirectory() as folder, job(store, folder, python) as ranks:
+        harass(strangers, ranks, tries, Path(folder))
+        outputs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
+        codes = [rank.returncode for rank in ranks]
+    told = [json.loads(output) if code == 0 else {} for code, output in zip(codes, outputs, strict=True)]
+    return Outcome(strangers.tallies, codes, told)
+
+
+def table(outcome: Outcome) -> Iterator[str]:
+    """Yield the lines of the report."""
+    yield f"{'strangers':30} {'tries':>7} {'answered':>9} {'bytes heard':>12} {'accepted':>9}"
+    total = Tally()
+    for name, tally in outcome.tallies.items():
+        yield f"{name:30} {tally.tries:7} {tally.answered:9} {tally.heard:12} {tally.accepted:9}"
+        for column in vars(total):
+            setattr(total, column, getattr(total, column) + getattr(tally, column))
+    yield f"{'all':30} {total.tries:7} {total.answered:9} {total.heard:12} {total.accepted:9}"
+    for rank, told in enumerate(outcome.told):
+        if not told:
+            continue
+        with_them, without = (f"{1e3 * seconds:.2f} ms" for seconds in told["medians"])
+        grown = (told["memory"][1] - told["memory"][0]) / (1 << 20)
+        yield (
+            f"rank {rank}: {told['steps']} steps and {told['groups']} new groups, {told['wrong']} wrong results; "
+            f"a step took {with_them} with strangers and {without} without; memory grew by {grown:.1f} MiB, and there "
+            f"were at most {told['files']} descriptors"
+        )
 
 
 def main() -> int:
     """Return 1 if a stranger was let in, or the job was disturbed."""
     command = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    command.add_argument("--tries", type=int, default=2000, help="how often strangers try (default: %(default)s)")
-    arguments = command.parse_args()
-    ports = free_ports(60)
-    strangers = Strangers(ports[:-1])
-    with tempfile.TemporaryDirectory() as folder, job(ports, folder) as ranks:
-        harass(strangers, ranks, arguments.tries, Path(folder))
-        outputs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
-        codes = [rank.returncode for rank in ranks]
-    print(f"{'strangers':26} {'tries':>7} {'challenged':>11} {'accepted':>9}")
-    for kind, tally in strangers.tallies.items():
-        print(f"{kind:26} {tally.tries:7} {tally.challenged:11} {tally.accepted:9}")
-    accepted = sum(tally.accepted for tally in strangers.tallies.values())
-    print(f"{'all':26} {sum(tally.tries for tally in strangers.tallies.values()):7} {'':11} {accepted:9}")
-    wrong = 0
-    for rank, (code, output) in enumerate(zip(codes, outputs, strict=True)):
-        if code != 0:
-            print(f"rank {rank} ended with {code}")
-            continue
-        done = json.loads(output)
-        wrong += done["wrong"]
-        with_them, without = (f"{1e3 * seconds:.2f} ms" for seconds in done["medians"])
-        grown = f"{done['grown_kib'] >> 10} MiB"
-        print(
-            f"rank {rank}: {done['steps']} steps and {done['groups']} new groups, {done['wrong']} wrong results; "
-            f"a step took {with_them} with strangers and {without} without; memory grew by {grown}"
-        )
-    return 1 if accepted or wrong or any(codes) else 0
+    command.add_argument("--tries", type=int, default=3000, help="how often strangers try (default: %(default)s)")
+    outcome = run(command.parse_args().tries)
+    print("\n".join([*table(outcome), *outcome.faults()]))
+    return 1 if outcome.faults() else 0
 
 
 if __name__ == "__main__":
