@@ -138,14 +138,15 @@ std::shared_ptr<NodeSession> Rendezvous::open_node(const Topology& topology) {
     }
     fail(describe_self() + " cannot share memory with the ranks of its node in " + meeting_.group + ": " + e.what());
   }
+  session->widen(topology.ranks_of(topology.node_of(meeting_.rank)), nullptr);
   try {
     session->wait_attached(deadline_, [this] {
       if (Clock::now() >= next_check_) check_peers();
     });
   } catch (const TimeoutError& e) {
     if (!store_is_silent_) throw;
-    throw TimeoutError(std::string(e.what()) + " They may wait for the store of the process group, which does not " +
-                       "answer. Is the process that serves it stopped?");
+    throw StoreSilent(std::string(e.what()) + " They may wait for the store of the process group, which does not " +
+                      "answer. Is the process that serves it stopped?");
   }
   return session;
 }
@@ -178,8 +179,8 @@ std::vector<std::string> Rendezvous::await(const std::vector<std::string>& keys,
   try {
     return keys_.get_all(keys, deadline_);
   } catch (const StoreSilent& e) {
-    throw TimeoutError(meeting_.group + " could not be made: " + e.what() + " (timeout after " +
-                       std::to_string(meeting_.timeout.count()) + "ms; " + describe_self() + " waited for it)");
+    throw StoreSilent(meeting_.group + " could not be made: " + e.what() + " (timeout after " +
+                      std::to_string(meeting_.timeout.count()) + "ms; " + describe_self() + " waited for it)");
   } catch (const TimeoutError&) {
     throw TimeoutError(late());
   }
@@ -207,19 +208,20 @@ void Rendezvous::check_peers(bool at_once) {
     ask_store(meeting_.store, Deadline::after(kErrorPatience),
               [monitor = monitor_, at_once](c10d::Store& store, const auto&) { monitor->check(store, at_once); });
     next_check_ = Clock::now() + kBetweenChecks;
-  } catch (const TimeoutError&) {
+  } catch (const StoreSilent&) {
     store_is_silent_ = true;
     next_check_ = Deadline::never().at();  // a store that does not answer holds up no rank
   }
 }
 
-std::string Rendezvous::report(const std::string& message) {
+std::string Rendezvous::report(FailureKind kind, const std::string& message) {
+  const std::string own = JoinMonitor::text_of(kind, message);
   try {
     return ask_store(
         meeting_.store, Deadline::after(kErrorPatience),
-        [message, monitor = monitor_](c10d::Store& store, const auto&) { return monitor->report(store, message); });
+        [own, monitor = monitor_](c10d::Store& store, const auto&) { return monitor->report(store, own); });
   } catch (const Error&) {
-    return message;  // the others find out at their timeouts
+    return own;  // the others find out at their timeouts
   }
 }
 

@@ -9,6 +9,7 @@
 #include "backend/joining/join_monitor.h"
 #include "backend/joining/store_keys.h"
 #include "common/error.h"
+#include "transport/failure_kind.h"
 #include "transport/node/node_probe.h"
 #include "transport/node/node_session.h"
 #include "transport/topology.h"
@@ -26,8 +27,8 @@ struct Meeting {
 };
 
 /// An attempt of the ranks of a new group to come together. All ranks make the same calls in the same order. All of
-/// them throw the same Error if one calls fail(), PeerError if one dies (see JoinMonitor), and, after the timeout, a
-/// TimeoutError that names the absent ranks, whether or not the store answers.
+/// them throw the same Error if one calls fail(), PeerError if one dies (see JoinMonitor), and, after the timeout of
+/// the first, a TimeoutError that names the absent ranks, whether or not the store answers.
 ///
 /// A counter for each rank in the store numbers the attempts, so that a store can be used again after a group was
 /// destroyed.
@@ -57,10 +58,10 @@ class Rendezvous {
   std::string round(const std::string& step, const std::string& value,
                     const std::function<std::string(const std::vector<std::string>&)>& combine);
 
-  /// Makes all ranks throw the first error that any of them reports. Returns that error, or `message` if the store
-  /// does not answer.
-  std::string report(const std::string& message);
-  [[noreturn]] void fail(const std::string& message) { throw Error(report(message)); }
+  /// Makes all ranks throw the first error that any of them reports. Returns that error for JoinMonitor::raise(), or
+  /// its own if the store does not answer.
+  std::string report(FailureKind kind, const std::string& message);
+  [[noreturn]] void fail(const std::string& message) { JoinMonitor::raise(report(FailureKind::System, message)); }
 
   const Meeting& meeting() const { return meeting_; }
   /// How to name the ranks, "(host node1, pid 4711)" each; known once there is a topology.
