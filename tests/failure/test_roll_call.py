@@ -94,7 +94,9 @@ def wait_in_another_group(rank: int, world: int, timeout: int) -> tuple[str, int
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-@pytest.mark.parametrize(("timeout", "words"), [(1, "; a group of it has just failed: "), (5, "; it waits for ")])
+@pytest.mark.parametrize(
+    ("timeout", "words"), [(1, "; a group of it has just failed: "), (5, "; it waits for ")], ids=["failed", "waits"]
+)
 def test_a_late_rank_says_for_whom_it_waits_in_another_group(timeout, words, nodes):
     results = run_ranks(3, wait_in_another_group, timeout, nodes=nodes, pg_timeout=3)
     text, pid_of_2 = results[0][0], results[2][1]
