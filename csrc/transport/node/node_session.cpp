@@ -203,7 +203,7 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
     return header().attached.value.load(std::memory_order_acquire) >= static_cast<uint32_t>(size_);
   };
   Interrupts interrupts;
-  wait_on(header().attached, wait_policy_, deadline, all, [&] {
+  const auto look_around = [&] {
     poll();
     failure_->check();
     check_interrupts(interrupts, [] { return std::string("the making of the group"); });
@@ -214,7 +214,14 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
     }
     throw TimeoutError("not all ranks joined the group within " + std::to_string(deadline.timeout().count()) +
                        " ms; absent: rank " + listed(absent) + ". Were they started, and did they fail?");
-  });
+  };
+  try {
+    wait_on(header().attached, wait_policy_, deadline, all, look_around);
+  } catch (...) {
+    // Ranks that have attached may have begun to use the group.
+    failure_->fail(std::current_exception());
+    throw;
+  }
   want_descriptors(static_cast<size_t>(size_));
   std::vector<CoreShare> shares;
   for (int r = 0; r < size_; ++r) {

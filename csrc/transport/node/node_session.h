@@ -69,7 +69,7 @@ class NodeSession {
   std::string address() const;
 
   /// Waits until all ranks have attached. Calls `poll` (may throw) about every 50 ms meanwhile. Throws TimeoutError
-  /// that names the absent ranks.
+  /// that names the absent ranks. What is thrown becomes the failure of the group.
   void wait_attached(Deadline deadline, const std::function<void()>& poll);
 
   /// Tells the peers that this rank has left. Never blocks; does nothing in a forked child.

@@ -28,6 +28,14 @@ TEST(attaching_waits_and_names_the_absent) {
   CHECK_CONTAINS(message, "absent: rank 0, 2");
 }
 
+TEST(ranks_that_have_attached_hear_why_another_gives_up) {
+  const auto first = NodeSession::create(0, 3, NodeConfig{4096, 4096});
+  NodeSession second(1, 3, first->memory());
+  const auto give_up = [] { throw PeerError("rank 2 died"); };
+  CHECK_THROWS(PeerError, first->wait_attached(Deadline::after(std::chrono::seconds(30)), give_up));
+  CHECK_CONTAINS(CHECK_THROWS(PeerError, second.failure().check()), "rank 2 died");
+}
+
 TEST(absent_ranks_of_a_node_are_named_by_their_numbers_in_the_group) {
   auto leader = NodeSession::create(1, 3, NodeConfig{4096, 4096});
   leader->widen({2, 4, 7}, nullptr);
