@@ -48,13 +48,12 @@ struct Registry {
   }
 
   /// See Meeting::failure_elsewhere.
-  std::function<std::string()> failure_since_now(int size) {
+  std::function<std::string()> failures_of_others(int size) {
     std::vector<std::weak_ptr<Lane>> sound;
-    const auto has_failed = [](const Lane& lane) { return !lane.group->failure().empty(); };
     const std::lock_guard<std::mutex> lock(mutex);
     for (const Known& known : lanes) {
       const auto lane = known.lane.lock();
-      if (lane && is_in_use(*lane) && lane->group->size() == size && !has_failed(*lane)) sound.push_back(lane);
+      if (lane && is_in_use(*lane) && lane->group->size() == size) sound.push_back(lane);
     }
     if (sound.empty()) return nullptr;
     return [sound = std::move(sound)] {
@@ -68,8 +67,11 @@ struct Registry {
     };
   }
 
+  /// Whether the program takes the lane for a sound one.
   static bool is_in_use(const Lane& lane) {
-    return !lane.status->is_forked_child() && !lane.status->is_closed() && !lane.status->told;
+    const GroupStatus& status = *lane.status;
+    return !status.is_forked_child() && !status.is_closed() && !status.told &&
+           status.error() == c10d::ErrorType::SUCCESS;
   }
 };
 
@@ -86,7 +88,7 @@ Lane::Lane(std::shared_ptr<GroupStatus> state, std::shared_ptr<Group> ranks, std
 
 std::shared_ptr<Lane> Lane::open(const Meeting& meeting, std::shared_ptr<GroupStatus> status) {
   Meeting own = meeting;
-  own.failure_elsewhere = Registry::instance().failure_since_now(meeting.size);
+  own.failure_elsewhere = Registry::instance().failures_of_others(meeting.size);
   Connections made = connect_ranks(own);
   std::shared_ptr<Lane> lane(new Lane(std::move(status), std::move(made.group), std::move(made.messages)));
   lane->status->add_connection(lane->group);

@@ -25,7 +25,7 @@ struct Meeting {
   std::chrono::milliseconds timeout;
   std::string group;      ///< the group's name in messages
   std::string selection;  ///< rules of the table of algorithms; empty: those of OURS_SELECT
-  /// The failure of another group of as many ranks of this process, if there has been one since they began to meet:
+  /// The failure of another group of as many ranks of this process that its program does not know yet, or nothing:
   /// ranks that have got it may not come. Null: there is no other group.
   std::function<std::string()> failure_elsewhere = nullptr;
 };
