@@ -8,7 +8,9 @@
 #include "backend/process_group.h"
 #include "backend/recent_calls.h"
 #include "collectives/straggler_ledger.h"
+#include "common/awaited.h"
 #include "common/interrupts.h"
+#include "common/other_failures.h"
 #include "common/stop_request.h"
 #include "common/whereabouts.h"
 #include "python/bind.h"
@@ -47,15 +49,24 @@ bool python_is_ending() {
 #endif
 }
 
+/// The calls of this process, and what keeps it from making others.
+std::string describe_calls() {
+  constexpr std::chrono::seconds kRecently{10};
+  std::string failure = failure_since(Clock::now() - kRecently);
+  failure.resize(std::min(failure.find('\n'), failure.size()));
+  return describe_recent_calls() + describe_awaited() +
+         (failure.empty() ? "" : "; a group of it has just failed: " + failure);
+}
+
 /// See set_whereabouts().
 std::string describe_program() {
   const std::string at_the_end = "is at the end of its program; ";
-  if (python_is_ending()) return at_the_end + describe_recent_calls();
+  if (python_is_ending()) return at_the_end + describe_calls();
   const py::gil_scoped_acquire locked;
-  if (python_is_ending()) return at_the_end + describe_recent_calls();
+  if (python_is_ending()) return at_the_end + describe_calls();
   const auto thread = reinterpret_cast<uintptr_t>(last_caller());
   return py::module_::import("ourddp.whereabouts").attr("describe")(thread).cast<std::string>() + "; " +
-         describe_recent_calls();
+         describe_calls();
 }
 
 /// See set_around_dump().

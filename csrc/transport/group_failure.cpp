@@ -1,5 +1,7 @@
 #include "transport/group_failure.h"
 
+#include "common/other_failures.h"
+
 namespace ours {
 
 bool GroupFailure::record(FailureKind kind, const std::string& message) {
@@ -10,6 +12,7 @@ bool GroupFailure::record(FailureKind kind, const std::string& message) {
     message_ = message;
     failed_.store(true, std::memory_order_release);
   }
+  remember_failure(message);
   if (listener_) listener_(kind, message);
   return true;
 }

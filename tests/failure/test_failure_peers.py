@@ -96,6 +96,32 @@ def test_a_killed_sender_is_named(nodes):
     check_soon(1, attempt)
 
 
+def dies_in_another_group(rank: int, world: int) -> str:
+    """Rank 1 dies in a group with rank 0, which then gives up all its groups. Rank 2 waits for rank 0."""
+    both = dist.new_group([0, 1])
+    if rank == 0:
+        dist.send(torch.ones(4), 2)
+    elif rank == 2:
+        dist.recv(torch.empty(4), 0)  # so that both are connected
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.DistNetworkError) as error:
+        if rank == 0:
+            dist.all_reduce(torch.ones(1), group=both)
+        else:
+            dist.recv(torch.empty(4), 0)
+    if rank == 0:
+        dist.destroy_process_group()
+    return str(error.value)
+
+
+def test_a_rank_that_gives_up_all_groups_says_who_died(nodes):
+    results = run_ranks(3, dies_in_another_group, killed=[1], nodes=nodes)
+    for text in (results[0], results[2]):
+        assert re.search(r"rank 1 \(host [^ ]+, pid \d+\) died", text), text
+
+
 # --- late ------------------------------------------------------------------------------------------------------------
 
 

@@ -74,6 +74,36 @@ def test_all_ranks_hear_where_a_late_rank_is(call, nodes):
         assert place_of_1 in texts[1]
 
 
+def wait_in_another_group(rank: int, world: int, timeout: int) -> tuple[str, int]:
+    """Let rank 0 wait for rank 1, which waits for rank 2 in a group of their own. Return the error and the pid."""
+    others = dist.new_group([1, 2], timeout=datetime.timedelta(seconds=timeout))
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    text = ""
+    try:
+        if rank == 0:
+            dist.recv(torch.empty(4), 1)
+        elif rank == 1:
+            dist.all_reduce(torch.ones(4), group=others)
+    except dist.DistBackendError as error:
+        text = str(error)
+    if rank == 0:
+        store.set("rank 0 has raised", "")
+    store.get("rank 0 has raised")
+    return text, os.getpid()
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize(
+    ("timeout", "words"), [(1, "; a group of it has just failed: "), (5, "; it waits for ")], ids=["failed", "waits"]
+)
+def test_a_late_rank_says_for_whom_it_waits_in_another_group(timeout, words, nodes):
+    results = run_ranks(3, wait_in_another_group, timeout, nodes=nodes, pg_timeout=3)
+    text, pid_of_2 = results[0][0], results[2][1]
+    assert words in text, text
+    assert f"pid {pid_of_2})" in text.split(words)[1], text
+
+
 def call_something_else(rank: int, world: int) -> str:
     try:
         if rank == 1:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch.distributed as dist
@@ -92,10 +93,12 @@ def alone(rank: int, world: int, timeout: int) -> tuple[str, float]:
 
 def test_a_rank_that_does_not_come_is_named_at_the_timeout():
     def attempt(timeout: int) -> None:
-        for text, seconds in run_ranks(3, alone, timeout, backend=None)[:2]:
+        results = run_ranks(3, alone, timeout, backend=None)[:2]
+        for text, seconds in results:
             assert "rank 2" in text
             assert f"{timeout}000ms" in text
             assert timeout - 0.1 < seconds < timeout + 2
+        assert len({text for text, _ in results}) == 1, "the ranks have different errors"
 
     with_growing_timeouts(attempt, (2, 8))
 
@@ -105,6 +108,115 @@ def test_an_absent_leader_is_named_at_the_timeout(rank: int, world: int) -> None
     if rank != 0:
         with pytest.raises(dist.DistBackendError, match=r"rank 0.*did not publish|did not publish.*rank 0"):
             dist.init_process_group("ours", timeout=datetime.timedelta(seconds=1))
+
+
+class WatchedStore(dist.Store):
+    """A store that calls ``before`` with the name and the key of each of its calls."""
+
+    def __init__(self, inner: dist.Store, before: Callable[[str, str], object]) -> None:
+        super().__init__()
+        self._inner, self._before = inner, before
+
+    def set(self, key: str, value: str) -> None:
+        self._before("set", key)
+        self._inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self._before("get", key)
+        return self._inner.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        self._before("add", key)
+        return self._inner.add(key, value)
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        self._before("compare_set", key)
+        return self._inner.compare_set(key, expected, value)
+
+    def check(self, keys: list[str]) -> bool:
+        self._before("check", keys[0])
+        return self._inner.check(keys)
+
+
+def stopped_while_others_wait(rank: int, world: int) -> str:
+    """Rank 1 is stopped until rank 0 has given up on rank 2, which never comes."""
+    store, _, _ = next(dist.rendezvous("env://", rank, world))
+    if rank == 2:
+        store.get("rank 1 has heard")
+        return ""
+    own = store
+    if rank == 1:
+        waits = threading.Event()
+        own = WatchedStore(store, lambda call, key: waits.set() if key.endswith("/leaders") else None)
+
+        def stop_in_the_midst() -> None:
+            waits.wait()
+            store.set("stops", str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        threading.Thread(target=stop_in_the_midst).start()
+    pid = int(store.get("stops")) if rank == 0 else 0
+    with pytest.raises(dist.DistBackendError) as error:
+        dist.init_process_group("ours", store=own, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=1))
+    if rank == 0:
+        os.kill(pid, signal.SIGCONT)
+    else:
+        store.set("rank 1 has heard", "")
+    return str(error.value)
+
+
+def test_a_rank_that_was_stopped_while_the_others_gave_up_gets_their_error():
+    first, second, _ = run_ranks(3, stopped_while_others_wait, backend=None)
+    assert "rank 2 of group" in first
+    assert second == first
+
+
+def does_not_attach(rank: int, world: int) -> str:
+    """Let rank 3 hang before it finds the memory of its node."""
+    store, _, _ = next(dist.rendezvous("env://", rank, world))
+
+    def before(call: str, key: str) -> None:
+        if rank == 3 and call == "compare_set" and "/node/" in key:
+            store.get("rank 2 leads the node")
+        if rank == 2 and call == "set" and key.endswith("/leader/2"):
+            store.set("rank 2 leads the node", "")
+        if rank == 3 and "/memory/" in key:
+            store.get("the others have raised")
+
+    own = WatchedStore(store, before)
+    with pytest.raises(dist.DistBackendError) as error:
+        dist.init_process_group("ours", store=own, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=2))
+        dist.barrier()  # ranks of the other node have joined
+    if rank != 3 and store.add("raised", 1) == 3:
+        store.set("the others have raised", "")
+    return str(error.value)
+
+
+def test_a_rank_that_does_not_attach_is_named_by_its_number_in_the_group():
+    for text in run_ranks(4, does_not_attach, backend=None, nodes=2)[:3]:
+        assert "absent: rank 3." in text, text
+
+
+def joins_while_another_group_fails(rank: int, world: int) -> str:
+    """Rank 0 gets an error of the default group and does not come to the group that rank 1 makes."""
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    if rank == 0:
+        backend_of().set_timeout(datetime.timedelta(seconds=1))
+        with pytest.raises(dist.DistBackendError) as error:
+            dist.barrier()
+        store.get("rank 1 has heard")
+    else:
+        with pytest.raises(dist.DistNetworkError) as error:
+            dist.new_group(timeout=datetime.timedelta(seconds=40))
+        store.set("rank 1 has heard", "")
+    return str(error.value)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_rank_that_joins_hears_that_another_group_has_failed(nodes):
+    first, second = run_ranks(2, joins_while_another_group_fails, nodes=nodes)
+    assert "heard meanwhile that another group has failed: " + first.split("\n")[0] in second
 
 
 def dies_while_others_wait(rank: int, world: int) -> tuple[str, float]:

@@ -14,6 +14,7 @@
 #include "common/error.h"
 #include "common/interrupts.h"
 #include "common/options.h"
+#include "common/other_failures.h"
 #include "transport/tcp/tcp_mesh.h"
 
 namespace ours {
@@ -131,11 +132,17 @@ Connections connect_ranks(const Meeting& meeting) {
         return Connections{std::make_shared<NodeGroup>(session, rules), make_node_point_to_point(session)};
       }
       return connect_nodes(*rendezvous, topology, rules);
-    } catch (const Error&) {
+    } catch (const Error& e) {
+      remember_failure(e.what());
       if (was_interrupted() && rendezvous) {
-        rendezvous->report(rendezvous->describe_self() + " was interrupted while " + meeting.group + " was being made");
+        rendezvous->report(FailureKind::System,
+                           rendezvous->describe_self() + " was interrupted while " + meeting.group + " was being made");
       }
       throw_interrupt();
+      // The first that gives up knows best for whom. A rank that was stopped hears it when it goes on.
+      const bool is_late =
+          dynamic_cast<const TimeoutError*>(&e) != nullptr && dynamic_cast<const StoreSilent*>(&e) == nullptr;
+      if (is_late && rendezvous) JoinMonitor::raise(rendezvous->report(FailureKind::Timeout, e.what()));
       throw;
     }
   });

@@ -2,25 +2,17 @@
 
 #include <unistd.h>
 
+#include <iterator>
 #include <sstream>
 
-#include "common/error.h"
 #include "transport/topology.h"
 
 namespace ours {
 
 namespace {
 
-/// Begins the report of a death, which other ranks throw as PeerError too.
-constexpr char kDeath = '\n';
-
 /// The prefix of the keys of this machine's ranks. Processes of one machine share it even if they play several nodes.
 std::string machine_key(const std::string& prefix) { return prefix + "machine/" + node_identity("") + '/'; }
-
-[[noreturn]] void raise(const std::string& report) {
-  if (report.front() == kDeath) throw PeerError(report.substr(1));
-  throw Error(report);
-}
 
 }  // namespace
 
@@ -57,9 +49,22 @@ void JoinMonitor::check(c10d::Store& store, bool at_once) {
   find_neighbours(store);
   for (const auto& [place, neighbour] : neighbours_) {
     if (!neighbour.watch.ended()) continue;
-    raise(report(store, kDeath + neighbour.name + " died while " + group_ + " was being made; noticed by " + self_ +
-                            ". Start the ranks again"));
+    raise(report(store,
+                 text_of(FailureKind::Peer, neighbour.name + " died while " + group_ + " was being made; noticed by " +
+                                                self_ + ". Start the ranks again")));
   }
+}
+
+std::string JoinMonitor::text_of(FailureKind kind, const std::string& message) {
+  return std::to_string(static_cast<uint32_t>(kind)) + ' ' + message;
+}
+
+void JoinMonitor::raise(const std::string& report) {
+  std::istringstream in(report);
+  uint32_t kind = 0;
+  in >> kind;
+  in.get();
+  throw_as(static_cast<FailureKind>(kind), {std::istreambuf_iterator<char>(in), {}});
 }
 
 std::string JoinMonitor::report(c10d::Store& store, const std::string& message) {

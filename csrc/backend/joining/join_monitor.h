@@ -7,11 +7,12 @@
 
 #include "common/deadline.h"
 #include "common/process_watch.h"
+#include "transport/failure_kind.h"
 
 namespace ours {
 
-/// Watches for what can keep the ranks of a new group from coming together: an error that a rank reports, or the death
-/// of a rank, which the ranks of its machine notice and report.
+/// Watches for what can keep the ranks of a new group from coming together: an error that a rank reports, a timeout for
+/// example, or the death of a rank, which the ranks of its machine notice and report.
 class JoinMonitor {
  public:
   /// `prefix` begins this attempt's keys. `self` names this rank, as in "rank 2 (host node1, pid 4711)". `group` is the
@@ -25,7 +26,11 @@ class JoinMonitor {
   /// Looks only if the last look was a while ago, or `at_once`.
   void check(c10d::Store& store, bool at_once = false);
 
-  /// Reports an error, unless there is one already. Returns the error that is in force.
+  /// An error as a text in the store, and what throws it.
+  static std::string text_of(FailureKind kind, const std::string& message);
+  [[noreturn]] static void raise(const std::string& report);
+
+  /// Reports such a text, unless there is one already. Returns the one that is in force.
   std::string report(c10d::Store& store, const std::string& message);
 
  private:

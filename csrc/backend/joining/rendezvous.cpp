@@ -138,14 +138,16 @@ std::shared_ptr<NodeSession> Rendezvous::open_node(const Topology& topology) {
     }
     fail(describe_self() + " cannot share memory with the ranks of its node in " + meeting_.group + ": " + e.what());
   }
+  session->widen(topology.ranks_of(topology.node_of(meeting_.rank)), nullptr);
   try {
-    session->wait_attached(deadline_, [this] {
+    session->wait_attached(deadline_, [this, began = Clock::now()] {
+      look_elsewhere(began);
       if (Clock::now() >= next_check_) check_peers();
     });
   } catch (const TimeoutError& e) {
     if (!store_is_silent_) throw;
-    throw TimeoutError(std::string(e.what()) + " They may wait for the store of the process group, which does not " +
-                       "answer. Is the process that serves it stopped?");
+    throw StoreSilent(std::string(e.what()) + " They may wait for the store of the process group, which does not " +
+                      "answer. Is the process that serves it stopped?");
   }
   return session;
 }
@@ -176,10 +178,10 @@ std::string Rendezvous::round(const std::string& step, const std::string& value,
 std::vector<std::string> Rendezvous::await(const std::vector<std::string>& keys,
                                            const std::function<std::string()>& late) {
   try {
-    return keys_.get_all(keys, deadline_);
+    return keys_.get_all(keys, deadline_, [this, began = Clock::now()] { look_elsewhere(began); });
   } catch (const StoreSilent& e) {
-    throw TimeoutError(meeting_.group + " could not be made: " + e.what() + " (timeout after " +
-                       std::to_string(meeting_.timeout.count()) + "ms; " + describe_self() + " waited for it)");
+    throw StoreSilent(meeting_.group + " could not be made: " + e.what() + " (timeout after " +
+                      std::to_string(meeting_.timeout.count()) + "ms; " + describe_self() + " waited for it)");
   } catch (const TimeoutError&) {
     throw TimeoutError(late());
   }
@@ -201,25 +203,40 @@ std::string Rendezvous::absent(const std::string& step) {
          " waited for it). Was it started, did it fail, and is the store not left over from another run?";
 }
 
+void Rendezvous::look_elsewhere(Clock::time_point began) {
+  // Programs that make a new group after a failure come at once.
+  constexpr std::chrono::milliseconds kGrace{500};
+  if (!meeting_.failure_elsewhere) return;
+  const std::string failure = meeting_.failure_elsewhere();
+  if (failure.empty()) return;
+  const auto now = Clock::now();
+  if (!failed_elsewhere_) failed_elsewhere_ = now;
+  if (now - std::max(began, *failed_elsewhere_) < kGrace) return;
+  const std::string text = "not all ranks have come to " + meeting_.group + "; " + describe_self() +
+                           " has heard meanwhile that another group has failed: " + failure;
+  JoinMonitor::raise(report(FailureKind::Peer, text));
+}
+
 void Rendezvous::check_peers(bool at_once) {
   constexpr std::chrono::milliseconds kBetweenChecks{200};
   try {
     ask_store(meeting_.store, Deadline::after(kErrorPatience),
               [monitor = monitor_, at_once](c10d::Store& store, const auto&) { monitor->check(store, at_once); });
     next_check_ = Clock::now() + kBetweenChecks;
-  } catch (const TimeoutError&) {
+  } catch (const StoreSilent&) {
     store_is_silent_ = true;
     next_check_ = Deadline::never().at();  // a store that does not answer holds up no rank
   }
 }
 
-std::string Rendezvous::report(const std::string& message) {
+std::string Rendezvous::report(FailureKind kind, const std::string& message) {
+  const std::string own = JoinMonitor::text_of(kind, message);
   try {
     return ask_store(
         meeting_.store, Deadline::after(kErrorPatience),
-        [message, monitor = monitor_](c10d::Store& store, const auto&) { return monitor->report(store, message); });
+        [own, monitor = monitor_](c10d::Store& store, const auto&) { return monitor->report(store, own); });
   } catch (const Error&) {
-    return message;  // the others find out at their timeouts
+    return own;  // the others find out at their timeouts
   }
 }
 

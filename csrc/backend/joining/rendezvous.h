@@ -3,12 +3,14 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "backend/joining/join_monitor.h"
 #include "backend/joining/store_keys.h"
 #include "common/error.h"
+#include "transport/failure_kind.h"
 #include "transport/node/node_probe.h"
 #include "transport/node/node_session.h"
 #include "transport/topology.h"
@@ -23,11 +25,14 @@ struct Meeting {
   std::chrono::milliseconds timeout;
   std::string group;      ///< the group's name in messages
   std::string selection;  ///< rules of the table of algorithms; empty: those of OURS_SELECT
+  /// The failure of another group of as many ranks of this process that its program does not know yet, or nothing:
+  /// ranks that have got it may not come. Null: there is no other group.
+  std::function<std::string()> failure_elsewhere = nullptr;
 };
 
 /// An attempt of the ranks of a new group to come together. All ranks make the same calls in the same order. All of
-/// them throw the same Error if one calls fail(), PeerError if one dies (see JoinMonitor), and, after the timeout, a
-/// TimeoutError that names the absent ranks, whether or not the store answers.
+/// them throw the same Error if one calls fail(), PeerError if one dies (see JoinMonitor), and, after the timeout of
+/// the first, a TimeoutError that names the absent ranks, whether or not the store answers.
 ///
 /// A counter for each rank in the store numbers the attempts, so that a store can be used again after a group was
 /// destroyed.
@@ -57,10 +62,10 @@ class Rendezvous {
   std::string round(const std::string& step, const std::string& value,
                     const std::function<std::string(const std::vector<std::string>&)>& combine);
 
-  /// Makes all ranks throw the first error that any of them reports. Returns that error, or `message` if the store
-  /// does not answer.
-  std::string report(const std::string& message);
-  [[noreturn]] void fail(const std::string& message) { throw Error(report(message)); }
+  /// Makes all ranks throw the first error that any of them reports. Returns that error for JoinMonitor::raise(), or
+  /// its own if the store does not answer.
+  std::string report(FailureKind kind, const std::string& message);
+  [[noreturn]] void fail(const std::string& message) { JoinMonitor::raise(report(FailureKind::System, message)); }
 
   const Meeting& meeting() const { return meeting_; }
   /// How to name the ranks, "(host node1, pid 4711)" each; known once there is a topology.
@@ -75,6 +80,8 @@ class Rendezvous {
   /// Waits for the values of `keys`. After the timeout, throws TimeoutError with the message `late()`.
   std::vector<std::string> await(const std::vector<std::string>& keys, const std::function<std::string()>& late);
   std::string absent(const std::string& step);
+  /// Throws PeerError if this rank has waited since `began`, and for a moment since another group has failed.
+  void look_elsewhere(Clock::time_point began);
   /// Checks for a failed rank while this rank waits for something other than the store.
   void check_peers(bool at_once = false);
   StoreKeys::Terms terms() const;
@@ -86,6 +93,7 @@ class Rendezvous {
   StoreKeys keys_;
   std::vector<std::string> names_;
   Clock::time_point next_check_{};
+  std::optional<Clock::time_point> failed_elsewhere_;
   bool store_is_silent_ = false;  // when it was last asked by check_peers()
 };
 

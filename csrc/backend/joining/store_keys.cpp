@@ -96,6 +96,7 @@ void run_inquiry(const StorePtr& store, Deadline deadline, const std::function<v
     ~Drop() { inquiry.dropped = true; }
   } drop{*inquiry};
   Interrupts interrupts;
+  bool late = false;
   std::unique_lock<std::mutex> lock(inquiry->mutex);
   while (!inquiry->ended.wait_for(lock, Interrupts::kBetweenLooks, [&] { return inquiry->over; })) {
     lock.unlock();
@@ -103,9 +104,11 @@ void run_inquiry(const StorePtr& store, Deadline deadline, const std::function<v
       throw Error("a call of the store was interrupted (" + name + ")");
     }
     if (look_around) look_around();
-    if (Clock::now() - kGrace > deadline.at()) {
+    // A process that was stopped wakes up late, and the answer comes a moment after that.
+    if (late) {
       throw StoreSilent("the store of the process group does not answer. Is the process that serves it stopped?");
     }
+    late = Clock::now() - kGrace > deadline.at();
     lock.lock();
   }
   if (inquiry->error) std::rethrow_exception(inquiry->error);

@@ -127,7 +127,7 @@ void NodeMessages::check_can_complete(const Message& message) {
     // What the peer sent before it ended may still be on its way to us.
     const char* const why = session_->absence(r);
     if (why == nullptr || (message.op != Op::Send && in_[static_cast<size_t>(r)].channel.readable() != 0)) continue;
-    const std::string gone = session_->describe(r) + ' ' + why;
+    const std::string gone = session_->describe(r) + ' ' + why + session_->reason(r);
     if (session_->block(r).state.load() != kLeft) throw PeerError(gone);
     // A receive from any source can go on until the last peer has left.
     if (message.peer == r || ++absent == size() - 1) throw PeerLeftError(gone);

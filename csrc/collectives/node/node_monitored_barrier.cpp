@@ -37,7 +37,7 @@ class Barrier final : public MonitoredBarrier {
     const char* const why = session_.absence(rank);
     // What rank 0 has found out says more than that it has left since.
     if (rank == 0 && session_.failure().failed()) return session_.failure().message();
-    return why == nullptr ? kLate : session_.describe(rank) + ' ' + why;
+    return why == nullptr ? kLate : session_.describe(rank) + ' ' + why + session_.reason(rank);
   }
 
  private:

@@ -174,7 +174,7 @@ void TcpMessages::check_can_complete(const Message& message) {
     if (rank == mesh_->rank() || (message.peer != rank && message.peer != kAnySource)) continue;
     const char* const why = absence(rank, message.op == Op::Send);
     if (why == nullptr) continue;
-    const std::string gone = mesh_->describe(rank) + ' ' + why;
+    const std::string gone = mesh_->describe(rank) + ' ' + why + connections_.reason(rank);
     if (!connections_.left(rank)) throw PeerError(gone);
     // A receive from any source can go on until the last peer has left.
     if (message.peer == rank || ++absent == size() - 1) throw PeerLeftError(gone);

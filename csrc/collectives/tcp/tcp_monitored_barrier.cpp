@@ -56,7 +56,9 @@ class Barrier final : public MonitoredBarrier {
       while (true) {
         const bool moved = endpoint_.progress();
         if (endpoint_.calls().reached_monitor(rank, number_)) return "";
-        if (connections.left(rank)) return describe(rank) + ' ' + connections.absence(rank);
+        if (connections.left(rank)) {
+          return describe(rank) + ' ' + connections.absence(rank) + connections.reason(rank);
+        }
         endpoint_.check();
         const auto now = Clock::now();
         if (now >= deadline_.at()) return kLate;

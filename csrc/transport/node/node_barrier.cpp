@@ -11,6 +11,7 @@ void NodeBarrier::sync(Deadline deadline, uint64_t call, const std::function<std
   // The store inside signal() is also the release of everything published.
   signal(session_.self().arrival[parity()].number, epoch_);
   Interrupts interrupts;
+  Awaited awaited;
   const timeline::Phase phase("wait for peers");
   for (int r = 0; r < session_.size(); ++r) {
     if (r == session_.rank()) continue;
@@ -18,7 +19,7 @@ void NodeBarrier::sync(Deadline deadline, uint64_t call, const std::function<std
         session_.block(r).arrival[parity()].number, session_.wait_policy(), deadline,
         [&] { return arrived(r, epoch_); },
         [&] {
-          look_around(deadline, call, what);
+          look_around(deadline, call, what, awaited);
           session_.check_interrupts(interrupts, what);
         });
   }
@@ -38,7 +39,8 @@ bool NodeBarrier::all_arrived(uint32_t number) const {
   return true;
 }
 
-void NodeBarrier::look_around(Deadline deadline, uint64_t call, const std::function<std::string()>& what) {
+void NodeBarrier::look_around(Deadline deadline, uint64_t call, const std::function<std::string()>& what,
+                              Awaited& awaited) {
   session_.failure().check();
   // All absent ranks, not only the one awaited first: it may be busy for long while another has died.
   std::vector<int> absent;
@@ -53,11 +55,11 @@ void NodeBarrier::look_around(Deadline deadline, uint64_t call, const std::funct
   }
   if (absent.empty()) return;
   if (session_.lookout() != nullptr) session_.lookout()->look_around(absent);
+  const auto names = [&] { return listed(absent, [this](int r) { return session_.describe(r); }); };
+  if (session_.lookout() == nullptr && Clock::now() >= deadline.at() - deadline.timeout() / 2) awaited.set(names());
   if (!deadline.passed()) return;
-  const Culprits culprits =
-      session_.lookout() != nullptr
-          ? session_.lookout()->culprits(absent)
-          : Culprits{listed(absent, [this](int r) { return session_.describe(r); }), session_.call_roll(absent)};
+  const Culprits culprits = session_.lookout() != nullptr ? session_.lookout()->culprits(absent)
+                                                          : Culprits{names(), session_.call_roll(absent)};
   session_.failure().raise(FailureKind::Timeout,
                            timed_out(what(), deadline, session_.describe(session_.rank()), culprits));
 }

@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 
+#include "common/awaited.h"
 #include "common/deadline.h"
 #include "transport/node/node_session.h"
 
@@ -35,7 +36,7 @@ class NodeBarrier {
 
  private:
   bool arrived(int rank, uint32_t number) const;
-  void look_around(Deadline deadline, uint64_t call, const std::function<std::string()>& what);
+  void look_around(Deadline deadline, uint64_t call, const std::function<std::string()>& what, Awaited& awaited);
 
   NodeSession& session_;
   uint32_t epoch_ = 0;  // number of the last synchronisation; wraps, so only differences count

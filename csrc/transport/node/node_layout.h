@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "common/other_failures.h"
 #include "common/whereabouts.h"
 #include "transport/called.h"
 #include "transport/node/own_cores.h"
@@ -22,7 +23,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 15;
+constexpr uint32_t kSegmentVersion = 16;
 
 /// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
@@ -75,6 +76,7 @@ struct alignas(alignof(Arrival)) RankBlock {
   std::atomic<uint64_t> blame_call;
   std::atomic<int32_t> blamed[kMostBlamed];
   std::atomic<uint32_t> state;  ///< RankState
+  char reason[kMaxReason + 1];  ///< why it has left (see other_failures.h)
   int32_t pid;
   char host[64];
   AskedProcess whereabouts;

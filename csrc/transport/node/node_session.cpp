@@ -22,6 +22,8 @@ namespace ours {
 
 namespace {
 
+constexpr const char* kDied = "died";
+
 WaitPolicy wait_policy_for(bool have_own_cores) {
   // The scheduler now and then puts even ranks that could have a core each on the same one. So every rank yields
   // after a moment of spinning, which saves the system call if the answer is near.
@@ -201,18 +203,25 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
     return header().attached.value.load(std::memory_order_acquire) >= static_cast<uint32_t>(size_);
   };
   Interrupts interrupts;
-  wait_on(header().attached, wait_policy_, deadline, all, [&] {
+  const auto look_around = [&] {
     poll();
     failure_->check();
     check_interrupts(interrupts, [] { return std::string("the making of the group"); });
     if (!deadline.passed()) return;
     std::vector<int> absent;
     for (int r = 0; r < size_; ++r) {
-      if (block(r).state.load() == kAbsent) absent.push_back(r);
+      if (block(r).state.load() == kAbsent) absent.push_back(number_of(r));
     }
     throw TimeoutError("not all ranks joined the group within " + std::to_string(deadline.timeout().count()) +
                        " ms; absent: rank " + listed(absent) + ". Were they started, and did they fail?");
-  });
+  };
+  try {
+    wait_on(header().attached, wait_policy_, deadline, all, look_around);
+  } catch (...) {
+    // Ranks that have attached may have begun to use the group.
+    failure_->fail(std::current_exception());
+    throw;
+  }
   want_descriptors(static_cast<size_t>(size_));
   std::vector<CoreShare> shares;
   for (int r = 0; r < size_; ++r) {
@@ -226,7 +235,15 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
 
 void NodeSession::leave() noexcept {
   if (in_child()) return;
-  if (self().state.exchange(kLeft, std::memory_order_acq_rel) == kLeft) return;
+  if (leaving_.exchange(true)) return;
+  try {
+    const std::string reason = failure_since(made_);
+    std::memcpy(self().reason, reason.data(), std::min(reason.size(), kMaxReason));
+  } catch (const std::exception&) {
+    // Out of memory: it leaves without a reason.
+  }
+  // Release: a peer that sees that this rank has left also reads the reason.
+  self().state.store(kLeft, std::memory_order_release);
   wake_sleepers(self());
   // Receivers from any source sleep on their own doorbells.
   for (int r = 0; r < size_; ++r) signal(block(r).doorbell);
@@ -276,8 +293,14 @@ const char* NodeSession::absence(int rank) const {
   if (block(rank).state.load(std::memory_order_acquire) == kLeft) {
     return "left the group (it destroyed it or ended before the others did)";
   }
-  if (watches_[static_cast<size_t>(rank)].ended()) return "died";
+  if (watches_[static_cast<size_t>(rank)].ended()) return kDied;
   return nullptr;
+}
+
+std::string NodeSession::reason(int rank) const {
+  const RankBlock& peer = block(rank);
+  if (peer.state.load(std::memory_order_acquire) != kLeft) return "";
+  return describe_reason("rank " + std::to_string(number_of(rank)), {peer.reason, ::strnlen(peer.reason, kMaxReason)});
 }
 
 void NodeSession::check_interrupts(Interrupts& interrupts, const std::function<std::string()>& what) {
@@ -287,7 +310,15 @@ void NodeSession::check_interrupts(Interrupts& interrupts, const std::function<s
 }
 
 void NodeSession::lost(int rank, const char* why, const std::string& what) {
-  failure_->raise(FailureKind::Peer, lost_peer(describe(rank), why, " during " + what, describe(rank_)));
+  // A rank may have left because another one died.
+  for (int r = 0; r < size_; ++r) {
+    const bool left = block(r).state.load(std::memory_order_acquire) == kLeft;
+    if (left || !watches_[static_cast<size_t>(r)].ended()) continue;
+    rank = r;
+    why = kDied;
+    break;
+  }
+  failure_->raise(FailureKind::Peer, lost_peer(describe(rank), why, " during " + what, describe(rank_)) + reason(rank));
 }
 
 }  // namespace ours

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -68,7 +69,7 @@ class NodeSession {
   std::string address() const;
 
   /// Waits until all ranks have attached. Calls `poll` (may throw) about every 50 ms meanwhile. Throws TimeoutError
-  /// that names the absent ranks.
+  /// that names the absent ranks. What is thrown becomes the failure of the group.
   void wait_attached(Deadline deadline, const std::function<void()>& poll);
 
   /// Tells the peers that this rank has left. Never blocks; does nothing in a forked child.
@@ -119,12 +120,15 @@ class NodeSession {
   /// it may.
   const char* absence(int rank) const;
 
+  /// Why `rank`, which has left, may have done so, as the end of an error (see describe_reason()).
+  std::string reason(int rank) const;
+
   /// Lets signal handlers run. If one raises an error, that fails the group and is thrown as its failure. `what` is
   /// under way.
   void check_interrupts(Interrupts& interrupts, const std::function<std::string()>& what);
 
   /// Fails the group and throws PeerError: `rank` will never arrive, because of `why` (see absence()). `what` names the
-  /// operation that was waiting.
+  /// operation that was waiting. If a rank has died, the error names that one instead.
   [[noreturn]] void lost(int rank, const char* why, const std::string& what);
 
  private:
@@ -138,6 +142,8 @@ class NodeSession {
   std::shared_ptr<NodeHeap> heap_;
   std::unique_ptr<NodeFailure> failure_;
   std::vector<ProcessWatch> watches_;
+  const Clock::time_point made_ = Clock::now();
+  std::atomic<bool> leaving_{false};
   size_t refusals_ = 0;       ///< how many refuse() has made
   std::vector<int> numbers_;  ///< in the group, where it is larger than the node
   NodeLookout* lookout_ = nullptr;

@@ -117,12 +117,16 @@ void TcpCall::look(const std::vector<uint32_t>& absent) {
   endpoint_.progress();
   endpoint_.check();
   endpoint_.calls().set_absent(absent);
-  if (half_over()) endpoint_.declare_waiting();
+  if (half_over()) declare_waiting();
 }
 
 Culprits TcpCall::culprits(const std::vector<uint32_t>& ranks) {
   const TcpMesh::Lock lock = mesh_.lock();
-  return endpoint_.culprits(ranks);
+  Culprits culprits = endpoint_.culprits(ranks);
+  // Ranks on the nodes of the culprits know more of them, and may have said so meanwhile.
+  endpoint_.progress();
+  endpoint_.check();
+  return culprits;
 }
 
 void TcpCall::time_out() {
@@ -131,6 +135,11 @@ void TcpCall::time_out() {
   // Ranks on the nodes of the culprits know more of them, and may have said so meanwhile.
   endpoint_.progress();
   endpoint_.raise(FailureKind::Timeout, timed_out(what(), facts_.deadline, mesh_.describe_self(), culprits));
+}
+
+void TcpCall::declare_waiting() {
+  endpoint_.declare_waiting();
+  awaited_.set(endpoint_.names_of(causes()));
 }
 
 void TcpCall::run(const std::function<bool()>& step) {
@@ -157,7 +166,7 @@ void TcpCall::run(const std::function<bool()>& step) {
       awake.emplace(policy);
       continue;
     }
-    if (now >= half_) endpoint_.declare_waiting();
+    if (now >= half_) declare_waiting();
     // A rank that yields its core to threads that compute gets it back late; a rank that sleeps gets it as soon as
     // data is there.
     if (endpoint_.stay_awake(lock_, *awake)) continue;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/awaited.h"
 #include "transport/tcp/tcp_mesh.h"
 
 namespace ours {
@@ -114,6 +115,8 @@ class TcpCall {
   bool goes_by_engine(const FrameHeader& header) const;
   TcpStream& stream(const Message& message, size_t part);
   [[noreturn]] void time_out();
+  /// Called when half of the time has passed: tells the neighbours, and other groups' ranks that ask, who is awaited.
+  void declare_waiting();
 
   TcpMesh& mesh_;
   TcpEndpoint& endpoint_;
@@ -121,6 +124,7 @@ class TcpCall {
   const Clock::time_point half_;
   TcpMesh::Lock lock_;
   std::vector<std::unique_ptr<std::byte[]>> kept_;
+  Awaited awaited_;
   const int exceptions_ = std::uncaught_exceptions();
 };
 

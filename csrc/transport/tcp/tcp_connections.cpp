@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "common/descriptors.h"
 #include "common/listed.h"
+#include "common/other_failures.h"
 #include "transport/tcp/tcp_socket.h"
 
 namespace ours {
@@ -279,14 +281,18 @@ bool TcpConnections::anything_ready() const {
          std::any_of(open_.begin(), open_.end(), [](const Slot* slot) { return slot->stream.ready(); });
 }
 
+bool TcpConnections::owes_control(int rank) const {
+  const Peer& peer = *find(rank);
+  const TcpStream& control = peer.slots[0]->stream;
+  return peer.needed && !peer.left && !control.ended() && control.has_sends();
+}
+
 bool TcpConnections::flush_control() {
   bool all = true;
   for (const int rank : met_) {
-    const Peer& peer = this->peer(rank);
-    TcpStream& control = peer.slots[0]->stream;
-    if (!peer.needed || peer.left || control.ended() || !control.has_sends()) continue;
-    control.send_now();
-    all = all && !control.has_sends();
+    if (!owes_control(rank)) continue;
+    stream(rank, 0).send_now();
+    all = all && !stream(rank, 0).has_sends();
   }
   return all;
 }
@@ -314,6 +320,11 @@ void TcpConnections::close() noexcept {
 
 // --- peers that are gone ---------------------------------------------------------------------------------------------
 
+void TcpConnections::said_farewell(int rank, std::string reason) {
+  peer(rank).left = Clock::now();
+  peer(rank).reason = std::move(reason);
+}
+
 std::optional<Clock::time_point> TcpConnections::left(int rank) const {
   const Peer* const peer = find(rank);
   return peer == nullptr ? std::nullopt : peer->left;
@@ -324,6 +335,11 @@ const char* TcpConnections::absence(int rank) const {
   if (peer == nullptr) return nullptr;
   if (peer->left) return "left the group (it destroyed it or ended before the others did)";
   return peer->slots[0]->stream.ended() ? "died, or its machine became unreachable" : nullptr;
+}
+
+std::string TcpConnections::reason(int rank) const {
+  const Peer* const peer = find(rank);
+  return peer == nullptr ? "" : describe_reason("rank " + std::to_string(rank), peer->reason);
 }
 
 void TcpConnections::check(int rank, bool awaited, bool expected) {

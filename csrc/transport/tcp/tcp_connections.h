@@ -57,6 +57,8 @@ class TcpConnections final : private TcpAcceptor::Host {
   bool advance();
   bool advance_handshakes();
   bool anything_ready() const;
+  /// Whether a peer has yet to get something that was posted for control.
+  bool owes_control(int rank) const;
   /// Sends what was posted for control. Returns false while the system has not taken all that this rank's peers
   /// should get.
   bool flush_control();
@@ -68,12 +70,14 @@ class TcpConnections final : private TcpAcceptor::Host {
   void forget();
   void close() noexcept;
 
-  void said_farewell(int rank) { peer(rank).left = Clock::now(); }
+  void said_farewell(int rank, std::string reason);
   /// When the rank said farewell, if it has.
   std::optional<Clock::time_point> left(int rank) const;
   /// The reason why nothing new will come from that rank ("died, or its machine became unreachable"); null while
   /// something may.
   const char* absence(int rank) const;
+  /// Why that rank, which has left, may have done so, as the end of an error (see describe_reason()).
+  std::string reason(int rank) const;
   /// Tells the owner if the rank died, or will not send or take what this rank waits for: what is posted on its data
   /// streams, something on the control connection (`awaited`), or data for which nothing is posted (`expected`).
   void check(int rank, bool awaited, bool expected);
@@ -108,6 +112,7 @@ class TcpConnections final : private TcpAcceptor::Host {
     std::vector<SocketAddress> addresses;
     bool needed = false;  ///< by this rank, which connects if the peer does not
     std::optional<Clock::time_point> left;
+    std::string reason;                       ///< that it gave when it left
     std::optional<Clock::time_point> broken;  ///< when a data stream was found to have ended
   };
 

@@ -5,6 +5,7 @@
 #include "common/error.h"
 #include "common/listed.h"
 #include "common/options.h"
+#include "common/other_failures.h"
 #include "common/printable.h"
 #include "common/whole_characters.h"
 #include "transport/roll_call.h"
@@ -181,7 +182,7 @@ void TcpEndpoint::hear(int rank, const FrameHeader& header, const std::string& p
     record(known ? static_cast<FailureKind>(header.detail) : FailureKind::System,
            payload.empty() ? connections_.describe(rank) + " failed, and did not say why" : printable(payload));
   } else if (header.kind == FrameKind::Bye) {
-    connections_.said_farewell(rank);
+    connections_.said_farewell(rank, printable(payload));
   } else {
     if (!calls_.hear(rank, header, payload)) garbage(rank, "it is too far ahead");
     raise_mismatch(rank, calls_.mismatch(rank));
@@ -208,6 +209,12 @@ std::vector<uint32_t> TcpEndpoint::causes() {
     const bool waits = calls_.awaits(rank) || calls_.expects(rank) || connections_.has_posted(rank) ||
                        (payloads_ && payloads_->waits_for(rank));
     if (waits) waited.push_back(static_cast<uint32_t>(rank));
+  }
+  if (waited.empty()) {
+    // All that is left is to tell a peer something.
+    for (const int rank : connections_.met()) {
+      if (connections_.owes_control(rank)) waited.push_back(static_cast<uint32_t>(rank));
+    }
   }
   std::sort(waited.begin(), waited.end());
   return calls_.causes(waited);
@@ -285,7 +292,8 @@ void TcpEndpoint::raise_mismatch(int peer, const std::string& message) {
 }
 
 void TcpEndpoint::lost(int rank, const std::string& how) {
-  raise(FailureKind::Peer, lost_peer(connections_.describe(rank), how, calls_.during(), shared_.self.describe()));
+  raise(FailureKind::Peer, lost_peer(connections_.describe(rank), how, calls_.during(), shared_.self.describe()) +
+                               connections_.reason(rank));
 }
 
 void TcpEndpoint::refuse(uint64_t number, const std::string& why) {
@@ -301,7 +309,7 @@ void TcpEndpoint::propagate_failure(Lock& lock) {
 
 void TcpEndpoint::say_farewell() noexcept {
   try {
-    tell_all(header_of(FrameKind::Bye, 0), "");
+    tell_all(header_of(FrameKind::Bye, 0), failure_since(shared_.made));
   } catch (const std::exception&) {
     // Out of memory: peers see that this rank is gone.
   }

@@ -55,6 +55,7 @@ class TcpEndpoint final : private TcpConnections::Owner {
     TcpSelf self;
     TcpCard card;  ///< what this rank publishes
     const std::shared_ptr<KeyValues> keys;
+    const Clock::time_point made = Clock::now();
     GroupFailure failure;
     std::atomic<bool> left{false};
   };
@@ -109,6 +110,8 @@ class TcpEndpoint final : private TcpConnections::Owner {
   /// Says where those ranks are in their programs (see roll_call()), as far as it is known where they can be asked.
   /// Takes at most kAskingTime, with the lock.
   std::string call_roll(const std::vector<uint32_t>& ranks) const;
+  /// "rank 2 (host node1, pid 4711), rank 3", from what is already known of them.
+  std::string names_of(const std::vector<uint32_t>& ranks) const;
   Culprits culprits(const std::vector<uint32_t>& ranks) const { return {names_of(ranks), call_roll(ranks)}; }
   /// The ranks for which this rank waits. These may themselves be waiting, so when half of the time has passed, ranks
   /// tell their neighbours for which ranks they wait, and pass on what they are told.
@@ -125,8 +128,6 @@ class TcpEndpoint final : private TcpConnections::Owner {
 
   TcpCard await_card(Lock& lock, int rank, Deadline deadline, const What& what);
   void check_payloads();
-  /// "rank 2 (host node1, pid 4711), rank 3", from what is already known of them.
-  std::string names_of(const std::vector<uint32_t>& ranks) const;
   /// `message` says how the calls of this rank and `peer` differ; nothing happens if it is empty.
   void raise_mismatch(int peer, const std::string& message);
   void record(FailureKind kind, const std::string& message);

@@ -78,6 +78,7 @@ const char* fault_of(const FrameHeader& header, bool data) {
       return header.bytes > header.total ? "a part is longer than the whole" : nullptr;
     case FrameKind::Failure:
     case FrameKind::Refused:
+    case FrameKind::Bye:
       if (header.bytes > kMaxFailureBytes) return "a failure's message is too long";
       break;
     case FrameKind::Waiting:
@@ -86,7 +87,6 @@ const char* fault_of(const FrameHeader& header, bool data) {
       }
       break;
     case FrameKind::Agree:
-    case FrameKind::Bye:
     case FrameKind::Monitor:
       if (header.bytes != 0) return "a message that should be empty is not";
       break;

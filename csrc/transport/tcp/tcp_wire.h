@@ -19,7 +19,7 @@
 namespace ours {
 
 constexpr uint32_t kTcpMagic = 0x7063746f;  // "otcp"
-constexpr uint32_t kTcpVersion = 4;
+constexpr uint32_t kTcpVersion = 5;
 
 using Nonce = std::array<uint8_t, 16>;
 
@@ -65,7 +65,7 @@ bool is_sound(const Welcome& welcome, const SipKey& secret, const Nonce& challen
 enum class FrameKind : uint8_t {
   Data = 1,  ///< of a collective; the only kind on data streams, and on those only
   Failure,   ///< the sender's group failed; the payload is the message
-  Bye,       ///< the sender leaves in an orderly way
+  Bye,       ///< the sender leaves in an orderly way; the payload is its reason, or nothing
   Agree,     ///< the sender is in call `call`, and has come to round `part`
   Waiting,   ///< the sender waits in call `call`; the payload names the ranks that are the cause
   Refused,   ///< the sender does not make the call that its users number `call`; the payload says why

@@ -2,9 +2,11 @@
 #include <atomic>
 #include <thread>
 
+#include "common/awaited.h"
 #include "common/interval.h"
 #include "support/contract.h"
 #include "support/patience.h"
+#include "transport/group_failure.h"
 
 // The contract of Group (see group_contract_test.cpp): what ranks hear when something goes wrong.
 
@@ -103,6 +105,25 @@ CONTRACT(a_timeout_names_who_is_absent_and_reaches_all) {
   });
 }
 
+CONTRACT(a_rank_that_has_waited_for_long_can_say_for_whom) {
+  with_growing_timeouts([&](milliseconds timeout) {
+    run_groups(kind, 2, 4096, [&](Group& group) {
+      barrier(group, 0);
+      if (group.rank() == 0) {
+        CHECK_THROWS(TimeoutError, barrier(group, 1, timeout));
+        return;
+      }
+      bool said = false;
+      wait_until([&] {
+        said = said || describe_awaited().find("rank 1 (host ") != std::string::npos;
+        return !group.failure().empty();
+      });
+      CHECK(said);
+    });
+    CHECK_EQ(describe_awaited(), std::string());
+  });
+}
+
 /// Returns the nanoseconds from an abort until the last waiter has heard of it.
 int64_t abort_waiters(const GroupKind& kind) {
   Group* waiter = nullptr;
@@ -177,6 +198,21 @@ CONTRACT(a_rank_that_leaves_is_named_but_its_last_contribution_counts) {
     const std::string message = CHECK_THROWS(PeerError, barrier(group, 1));
     CHECK_CONTAINS(message, "rank 1");
     CHECK_CONTAINS(message, "left the group");
+  });
+}
+
+CONTRACT(a_rank_that_leaves_after_a_failure_of_another_group_says_so) {
+  run_groups(kind, 3, 4096, [](Group& group) {
+    barrier(group, 0);
+    if (group.rank() == 1) {
+      GroupFailure other;
+      other.record(FailureKind::Peer, "rank 7 of another group died");
+      return group.leave();
+    }
+    const std::string message = CHECK_THROWS(PeerError, barrier(group, 1));
+    CHECK_CONTAINS(message, "rank 1");
+    CHECK_CONTAINS(message, "left the group");
+    CHECK_CONTAINS(message, "\nBefore rank 1 left, another of its groups had failed: rank 7 of another group died");
   });
 }
 

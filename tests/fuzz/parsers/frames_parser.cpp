@@ -37,7 +37,7 @@ std::vector<Seed> seeds() {
   by_engine.engine_number = 1;
   const Bytes talk = control(FrameKind::Agree, "") + control(FrameKind::Failure, "enough") +
                      control(FrameKind::Refused, "why") + control(FrameKind::Waiting, Bytes(8, '\1')) +
-                     control(FrameKind::Monitor, "") + control(FrameKind::Bye, "");
+                     control(FrameKind::Monitor, "") + control(FrameKind::Bye, "a reason");
   return {{"data", static_cast<char>(kData) + data},
           {"data_in_pieces", static_cast<char>(kData | kAhead | kInPieces | 53 << 3) + data},
           {"data_by_engine", static_cast<char>(kData) + bytes_of(by_engine) + data},

@@ -3,6 +3,7 @@
 #include "collectives/tcp/tcp_messages.h"
 #include "support/message_ranks.h"
 #include "support/tcp_ranks.h"
+#include "transport/group_failure.h"
 
 // The contract of PointToPoint, with any carrier of messages and ranks as threads. The rings in shared memory hold 4
 // KiB.
@@ -118,13 +119,17 @@ TEST(a_receive_times_out_and_one_from_a_rank_that_left_fails) {
     std::vector<int> data = numbers(1, 10);
     if (self.rank == 1) {
       port.wait(port.send(data, 0));
+      GroupFailure other;
+      other.record(FailureKind::Peer, "rank 7 of another group died");
       self.leave();
       return;
     }
     std::vector<int> got(10);
     port.wait(port.recv(got, 1));  // sent before it left
     CHECK(got == data);
-    CHECK_CONTAINS(CHECK_THROWS(PeerError, port.wait(port.recv(got, 1))), "left the group");
+    const std::string message = CHECK_THROWS(PeerError, port.wait(port.recv(got, 1)));
+    CHECK_CONTAINS(message, "left the group");
+    CHECK_CONTAINS(message, "rank 7 of another group died");
   });
 }
 

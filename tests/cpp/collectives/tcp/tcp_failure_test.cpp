@@ -143,6 +143,14 @@ TEST(a_silent_peer_is_named_at_the_deadline) {
   });
 }
 
+TEST(a_silent_peer_is_named_by_a_rank_that_only_has_to_tell_it_something) {
+  const auto meshes = make_meshes(2);
+  TcpCall::Facts facts{{}, 0, Deadline::after(milliseconds(100)), [] { return std::string("a call"); }, nullptr};
+  TcpCall call(*meshes[0], facts);
+  call.agree(0, 1);
+  CHECK_CONTAINS(CHECK_THROWS(TimeoutError, call.run([] { return true; })), " for rank 1");
+}
+
 TEST(a_rank_that_never_came_is_named) {
   TcpGroup group(join_mesh(0, 3, std::make_shared<MapKeys>()));
   const std::string message = CHECK_THROWS(TimeoutError, barrier(group, 0, milliseconds(100)));

@@ -1,5 +1,6 @@
 #include "transport/node/node_session.h"
 
+#include "support/children.h"
 #include "support/testing.h"
 
 namespace ours::testing {
@@ -25,6 +26,37 @@ TEST(attaching_waits_and_names_the_absent) {
   const std::string message =
       CHECK_THROWS(TimeoutError, leader->wait_attached(Deadline::after(std::chrono::milliseconds(100)), [] {}));
   CHECK_CONTAINS(message, "absent: rank 0, 2");
+}
+
+TEST(ranks_that_have_attached_hear_why_another_gives_up) {
+  const auto first = NodeSession::create(0, 3, NodeConfig{4096, 4096});
+  NodeSession second(1, 3, first->memory());
+  const auto give_up = [] { throw PeerError("rank 2 died"); };
+  CHECK_THROWS(PeerError, first->wait_attached(Deadline::after(std::chrono::seconds(30)), give_up));
+  CHECK_CONTAINS(CHECK_THROWS(PeerError, second.failure().check()), "rank 2 died");
+}
+
+TEST(absent_ranks_of_a_node_are_named_by_their_numbers_in_the_group) {
+  auto leader = NodeSession::create(1, 3, NodeConfig{4096, 4096});
+  leader->widen({2, 4, 7}, nullptr);
+  const std::string message =
+      CHECK_THROWS(TimeoutError, leader->wait_attached(Deadline::after(std::chrono::milliseconds(10)), [] {}));
+  CHECK_CONTAINS(message, "absent: rank 2, 7");
+}
+
+TEST(a_rank_that_died_is_named_rather_than_one_that_left) {
+  const auto waiting = NodeSession::create(1, 3, NodeConfig{4096, 4096});
+  const auto leaving = std::make_shared<NodeSession>(0, 3, waiting->memory());
+  CHECK(in_child([&] {
+    const auto dying = NodeSession::open(2, 3, waiting->address());
+    ::_exit(0);
+    return true;
+  }));
+  waiting->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
+  leaving->leave();
+  const std::string message = CHECK_THROWS(PeerError, waiting->lost(0, waiting->absence(0), "a call"));
+  CHECK_CONTAINS(message, "rank 2 (");
+  CHECK_CONTAINS(message, " died during a call");
 }
 
 TEST(a_group_that_takes_more_memory_than_there_is_is_refused_before_any_is_taken) {

@@ -1,0 +1,48 @@
+#include "common/awaited.h"
+
+#include <exception>
+#include <map>
+#include <mutex>
+
+namespace ours {
+
+namespace {
+
+/// Never destroyed, because groups may outlive main().
+struct Registry {
+  std::mutex mutex;
+  std::map<const Awaited*, std::string> waits;  // guarded by mutex
+
+  static Registry& get() {
+    static Registry* const registry = new Registry;
+    return *registry;
+  }
+};
+
+}  // namespace
+
+void Awaited::set(const std::string& whom) noexcept {
+  if (whom == whom_) return;
+  try {
+    whom_ = whom;
+    Registry& all = Registry::get();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    if (whom.empty()) {
+      all.waits.erase(this);
+    } else {
+      all.waits[this] = whom;
+    }
+  } catch (const std::exception&) {
+    // Out of memory: others hear less.
+  }
+}
+
+std::string describe_awaited() {
+  Registry& all = Registry::get();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  std::string text;
+  for (const auto& [call, whom] : all.waits) text += (text.empty() ? "; it waits for " : " and for ") + whom;
+  return text;
+}
+
+}  // namespace ours
