@@ -26,9 +26,10 @@ constexpr size_t kPartOfMemory = 64;
 size_t IpcGroup::stage_bytes(const std::vector<DeviceFacts>& facts) {
   size_t bytes = kMostSlotBytes;
   for (const DeviceFacts& one : facts) {
-    const auto sharers = static_cast<size_t>(std::count_if(
-        facts.begin(), facts.end(), [&](const DeviceFacts& other) { return other.identity == one.identity; }));
-    bytes = std::min(bytes, sharers == 1 ? kSlotBytes : one.memory_bytes / kPartOfMemory / sharers / kSlots);
+    const auto others = static_cast<size_t>(std::count_if(facts.begin(), facts.end(), [&](const DeviceFacts& other) {
+      return &other != &one && other.identity == one.identity;
+    }));
+    bytes = std::min(bytes, others == 0 ? kSlotBytes : one.memory_bytes / kPartOfMemory / (others + 1) / kSlots);
   }
   return kSlots * std::max(bytes, kSlotBytes);
 }
