@@ -12,6 +12,7 @@
 #include <atomic>
 #include <iterator>
 #include <map>
+#include <mutex>
 #include <set>
 #include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 #include <tuple>
@@ -79,6 +80,7 @@ class TorchFlightLog final : public FlightLog {
   void dump() override {
     static std::atomic<bool> dumped{false};
     if (!c10d::getCvarBool(c10d::TORCH_FR_DUMP_ON_TIMEOUT, true) || dumped.exchange(true)) return;
+    const std::lock_guard<std::mutex> lock(dumping());
     const auto around = around_dump.load();
     if (around != nullptr) around(true);
     c10d::try_dump_fr_trace_file(true, c10d::getCvarBool(c10d::TORCH_INCLUDE_STACK_TRACE, true),
@@ -88,6 +90,12 @@ class TorchFlightLog final : public FlightLog {
 
  private:
   using Name = std::tuple<std::string, std::string>;
+
+  /// Held while a trace is written: PyTorch then reads the groups without its own mutex.
+  static std::mutex& dumping() {
+    static auto* const mutex = new std::mutex;
+    return *mutex;
+  }
 
   /// The ids of the groups that had the names last. Guarded by the recorder's mutex, and, like it, never destroyed.
   static std::map<Name, size_t>& last_owners() {
@@ -126,6 +134,8 @@ class TorchFlightLog final : public FlightLog {
   /// Forgets the groups that are gone, as PyTorch does not: the recorder alone has their status, and no entry of theirs
   /// is left.
   void forget_past_groups() {
+    const std::unique_lock<std::mutex> lock(dumping(), std::try_to_lock);
+    if (!lock) return;
     std::set<size_t> recent;
     for (const Recorder::Entry& entry : recorder_.entries_) recent.insert(entry.pg_id_);
     auto& statuses = recorder_.all_pg_status_;

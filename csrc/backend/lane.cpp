@@ -50,33 +50,6 @@ struct Registry {
                 lanes.end());
     lanes.push_back({lane, lane->status});
   }
-
-  /// See Meeting::failure_elsewhere.
-  std::function<std::string()> failures_of_others(int size) {
-    std::vector<std::weak_ptr<Lane>> sound;
-    const std::lock_guard<std::mutex> lock(mutex);
-    for (const Known& known : lanes) {
-      const auto lane = known.lane.lock();
-      if (lane && is_in_use(*lane) && lane->group->size() == size) sound.push_back(lane);
-    }
-    if (sound.empty()) return nullptr;
-    return [sound = std::move(sound)] {
-      for (const auto& weak : sound) {
-        const auto lane = weak.lock();
-        if (!lane || !is_in_use(*lane)) continue;
-        std::string failure = lane->group->failure();
-        if (!failure.empty()) return failure;
-      }
-      return std::string();
-    };
-  }
-
-  /// Whether the program takes the lane for a sound one.
-  static bool is_in_use(const Lane& lane) {
-    const GroupStatus& status = *lane.status;
-    return !status.is_forked_child() && !status.is_closed() && !status.told &&
-           status.error() == c10d::ErrorType::SUCCESS;
-  }
 };
 
 }  // namespace
@@ -91,9 +64,7 @@ Lane::Lane(std::shared_ptr<GroupStatus> state, std::shared_ptr<Group> ranks, std
       transfers(std::make_shared<DeviceTransfers>(messages)) {}
 
 std::shared_ptr<Lane> Lane::open(const Meeting& meeting, std::shared_ptr<GroupStatus> status) {
-  Meeting own = meeting;
-  own.failure_elsewhere = Registry::instance().failures_of_others(meeting.size);
-  Connections made = connect_ranks(own);
+  Connections made = connect_ranks(meeting);
   std::shared_ptr<Lane> lane(new Lane(std::move(status), std::move(made.group), std::move(made.messages)));
   lane->status->add_connection(lane->group);
   Registry::instance().add(lane);

@@ -1,5 +1,7 @@
 #include "common/awaited.h"
 
+#include <pthread.h>
+
 #include <exception>
 #include <map>
 #include <mutex>
@@ -8,13 +10,21 @@ namespace ours {
 
 namespace {
 
-/// Never destroyed, because groups may outlive main().
+/// Never destroyed, because groups may outlive main(). Locked during a fork; a child's calls wait for nobody yet.
 struct Registry {
   std::mutex mutex;
   std::map<const Awaited*, std::string> waits;  // guarded by mutex
 
   static Registry& get() {
-    static Registry* const registry = new Registry;
+    static Registry* const registry = [] {
+      auto* const made = new Registry;
+      ::pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); },
+                       [] {
+                         get().waits.clear();
+                         get().mutex.unlock();
+                       });
+      return made;
+    }();
     return *registry;
   }
 };

@@ -1,5 +1,8 @@
 #include "common/other_failures.h"
 
+#include <pthread.h>
+
+#include <chrono>
 #include <exception>
 #include <mutex>
 #include <utility>
@@ -10,14 +13,21 @@ namespace ours {
 
 namespace {
 
+/// How long a failure may be the reason for what comes after it.
+constexpr std::chrono::minutes kRecent{1};
+
+/// Never destroyed, because groups may outlive main(). Locked during a fork, so that no child inherits it half-changed.
 struct Last {
   std::mutex mutex;
   Clock::time_point at;  // guarded by mutex, as is the message
   std::string message;
 
-  /// Never destroyed, because groups may outlive main().
   static Last& get() {
-    static Last* const last = new Last;
+    static Last* const last = [] {
+      auto* const made = new Last;
+      ::pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); }, [] { get().mutex.unlock(); });
+      return made;
+    }();
     return *last;
   }
 };
@@ -39,7 +49,7 @@ void remember_failure(const std::string& message) noexcept {
 std::string failure_since(Clock::time_point since) {
   Last& last = Last::get();
   const std::lock_guard<std::mutex> lock(last.mutex);
-  return last.at > since ? last.message : "";
+  return last.at > since && Clock::now() - last.at < kRecent ? last.message : "";
 }
 
 std::string describe_reason(const std::string& leaver, const std::string& reason) {

@@ -15,7 +15,7 @@ constexpr size_t kMaxReason = 1000;
 /// Remembers a failure of a group of this process. Thread-safe, as is the next function.
 void remember_failure(const std::string& message) noexcept;
 
-/// The last failure of a group of this process if it came after `since`; otherwise empty.
+/// The last failure of a group of this process if it came after `since`, and in the last minute; otherwise empty.
 std::string failure_since(Clock::time_point since);
 
 /// The end of the error of a rank that waits for `leaver`, which has left and gave that reason; empty if it gave none.

@@ -12,7 +12,8 @@ bool GroupFailure::record(FailureKind kind, const std::string& message) {
     message_ = message;
     failed_.store(true, std::memory_order_release);
   }
-  remember_failure(message);
+  // To abort a group is a way to end it, mostly after another one has failed.
+  if (kind != FailureKind::Aborted) remember_failure(message);
   if (listener_) listener_(kind, message);
   return true;
 }

@@ -197,28 +197,6 @@ def test_a_rank_that_does_not_attach_is_named_by_its_number_in_the_group():
         assert "absent: rank 3." in text, text
 
 
-def joins_while_another_group_fails(rank: int, world: int) -> str:
-    """Rank 0 gets an error of the default group and does not come to the group that rank 1 makes."""
-    store = dist.distributed_c10d._get_default_store()
-    dist.barrier()
-    if rank == 0:
-        backend_of().set_timeout(datetime.timedelta(seconds=1))
-        with pytest.raises(dist.DistBackendError) as error:
-            dist.barrier()
-        store.get("rank 1 has heard")
-    else:
-        with pytest.raises(dist.DistNetworkError) as error:
-            dist.new_group(timeout=datetime.timedelta(seconds=40))
-        store.set("rank 1 has heard", "")
-    return str(error.value)
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_rank_that_joins_hears_that_another_group_has_failed(nodes):
-    first, second = run_ranks(2, joins_while_another_group_fails, nodes=nodes)
-    assert "heard meanwhile that another group has failed: " + first.split("\n")[0] in second
-
-
 def dies_while_others_wait(rank: int, world: int) -> tuple[str, float]:
     """Rank 1 dies when the ranks of its machine have met, and rank ``world - 1`` never comes."""
     store, _, _ = next(dist.rendezvous("env://", rank, world))

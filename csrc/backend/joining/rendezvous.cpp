@@ -140,8 +140,7 @@ std::shared_ptr<NodeSession> Rendezvous::open_node(const Topology& topology) {
   }
   session->widen(topology.ranks_of(topology.node_of(meeting_.rank)), nullptr);
   try {
-    session->wait_attached(deadline_, [this, began = Clock::now()] {
-      look_elsewhere(began);
+    session->wait_attached(deadline_, [this] {
       if (Clock::now() >= next_check_) check_peers();
     });
   } catch (const TimeoutError& e) {
@@ -178,7 +177,7 @@ std::string Rendezvous::round(const std::string& step, const std::string& value,
 std::vector<std::string> Rendezvous::await(const std::vector<std::string>& keys,
                                            const std::function<std::string()>& late) {
   try {
-    return keys_.get_all(keys, deadline_, [this, began = Clock::now()] { look_elsewhere(began); });
+    return keys_.get_all(keys, deadline_);
   } catch (const StoreSilent& e) {
     throw StoreSilent(meeting_.group + " could not be made: " + e.what() + " (timeout after " +
                       std::to_string(meeting_.timeout.count()) + "ms; " + describe_self() + " waited for it)");
@@ -201,20 +200,6 @@ std::string Rendezvous::absent(const std::string& step) {
          (missing.empty() ? "what all others did" : "where it is") + silence + " (timeout after " +
          std::to_string(meeting_.timeout.count()) + "ms; " + describe_self() +
          " waited for it). Was it started, did it fail, and is the store not left over from another run?";
-}
-
-void Rendezvous::look_elsewhere(Clock::time_point began) {
-  // Programs that make a new group after a failure come at once.
-  constexpr std::chrono::milliseconds kGrace{500};
-  if (!meeting_.failure_elsewhere) return;
-  const std::string failure = meeting_.failure_elsewhere();
-  if (failure.empty()) return;
-  const auto now = Clock::now();
-  if (!failed_elsewhere_) failed_elsewhere_ = now;
-  if (now - std::max(began, *failed_elsewhere_) < kGrace) return;
-  const std::string text = "not all ranks have come to " + meeting_.group + "; " + describe_self() +
-                           " has heard meanwhile that another group has failed: " + failure;
-  JoinMonitor::raise(report(FailureKind::Peer, text));
 }
 
 void Rendezvous::check_peers(bool at_once) {

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,9 +24,6 @@ struct Meeting {
   std::chrono::milliseconds timeout;
   std::string group;      ///< the group's name in messages
   std::string selection;  ///< rules of the table of algorithms; empty: those of OURS_SELECT
-  /// The failure of another group of as many ranks of this process that its program does not know yet, or nothing:
-  /// ranks that have got it may not come. Null: there is no other group.
-  std::function<std::string()> failure_elsewhere = nullptr;
 };
 
 /// An attempt of the ranks of a new group to come together. All ranks make the same calls in the same order. All of
@@ -80,8 +76,6 @@ class Rendezvous {
   /// Waits for the values of `keys`. After the timeout, throws TimeoutError with the message `late()`.
   std::vector<std::string> await(const std::vector<std::string>& keys, const std::function<std::string()>& late);
   std::string absent(const std::string& step);
-  /// Throws PeerError if this rank has waited since `began`, and for a moment since another group has failed.
-  void look_elsewhere(Clock::time_point began);
   /// Checks for a failed rank while this rank waits for something other than the store.
   void check_peers(bool at_once = false);
   StoreKeys::Terms terms() const;
@@ -93,7 +87,6 @@ class Rendezvous {
   StoreKeys keys_;
   std::vector<std::string> names_;
   Clock::time_point next_check_{};
-  std::optional<Clock::time_point> failed_elsewhere_;
   bool store_is_silent_ = false;  // when it was last asked by check_peers()
 };
 

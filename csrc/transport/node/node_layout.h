@@ -76,7 +76,7 @@ struct alignas(alignof(Arrival)) RankBlock {
   std::atomic<uint64_t> blame_call;
   std::atomic<int32_t> blamed[kMostBlamed];
   std::atomic<uint32_t> state;  ///< RankState
-  char reason[kMaxReason + 1];  ///< why it has left (see other_failures.h)
+  char reason[kMaxReason];      ///< why it has left (see other_failures.h)
   int32_t pid;
   char host[64];
   AskedProcess whereabouts;

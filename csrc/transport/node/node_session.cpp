@@ -289,12 +289,15 @@ std::string NodeSession::call_roll(const std::vector<int>& ranks) const {
   return roll_call(asked);
 }
 
+bool NodeSession::has_died(int rank) const {
+  // In this order: it may leave and end between two looks.
+  return watches_[static_cast<size_t>(rank)].ended() && block(rank).state.load(std::memory_order_acquire) != kLeft;
+}
+
 const char* NodeSession::absence(int rank) const {
-  if (block(rank).state.load(std::memory_order_acquire) == kLeft) {
-    return "left the group (it destroyed it or ended before the others did)";
-  }
-  if (watches_[static_cast<size_t>(rank)].ended()) return kDied;
-  return nullptr;
+  if (has_died(rank)) return kDied;
+  if (block(rank).state.load(std::memory_order_acquire) != kLeft) return nullptr;
+  return "left the group (it destroyed it or ended before the others did)";
 }
 
 std::string NodeSession::reason(int rank) const {
@@ -312,8 +315,7 @@ void NodeSession::check_interrupts(Interrupts& interrupts, const std::function<s
 void NodeSession::lost(int rank, const char* why, const std::string& what) {
   // A rank may have left because another one died.
   for (int r = 0; r < size_; ++r) {
-    const bool left = block(r).state.load(std::memory_order_acquire) == kLeft;
-    if (left || !watches_[static_cast<size_t>(r)].ended()) continue;
+    if (!has_died(r)) continue;
     rank = r;
     why = kDied;
     break;

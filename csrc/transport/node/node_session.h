@@ -133,6 +133,7 @@ class NodeSession {
 
  private:
   void attach();
+  bool has_died(int rank) const;
 
   int rank_;
   int size_;
