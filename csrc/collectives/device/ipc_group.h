@@ -32,9 +32,8 @@ class IpcGroup final : public DeviceGroupBase {
   /// The least that a slot has: enough for copies and kernels at full speed.
   static constexpr size_t kSlotBytes = size_t{20} << 20;
 
-  /// The size of each rank's stage. Where ranks share a device, its processes take turns, and a turn takes longer than
-  /// to copy the least slot: there slots are larger, so that there are fewer turns, as long as the stages of the
-  /// group take a small part of the device's memory.
+  /// The size of each rank's stage. Processes that share a device take turns, and a turn takes longer than to copy a
+  /// small slot. So slots are larger there, as far as all stages of the group take a small part of the device's memory.
   static size_t stage_bytes(const std::vector<DeviceFacts>& facts);
 
   /// All ranks have mapped `memory`.

@@ -1,6 +1,8 @@
 #include "transport/node/node_session.h"
 
-#include "support/children.h"
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "support/testing.h"
 
 namespace ours::testing {
@@ -47,16 +49,18 @@ TEST(absent_ranks_of_a_node_are_named_by_their_numbers_in_the_group) {
 TEST(a_rank_that_died_is_named_rather_than_one_that_left) {
   const auto waiting = NodeSession::create(1, 3, NodeConfig{4096, 4096});
   const auto leaving = std::make_shared<NodeSession>(0, 3, waiting->memory());
-  CHECK(in_child([&] {
-    const auto dying = NodeSession::open(2, 3, waiting->address());
-    ::_exit(0);
-    return true;
-  }));
+  const pid_t dying = ::fork();
+  if (dying == 0) ::_exit(0);
+  siginfo_t ended{};
+  CHECK_EQ(::waitid(P_PID, static_cast<id_t>(dying), &ended, WEXITED | WNOWAIT), 0);
+  waiting->block(2).pid = dying;
+  waiting->block(2).state.store(kAttached, std::memory_order_release);
   waiting->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
   leaving->leave();
   const std::string message = CHECK_THROWS(PeerError, waiting->lost(0, waiting->absence(0), "a call"));
   CHECK_CONTAINS(message, "rank 2 (");
   CHECK_CONTAINS(message, " died during a call");
+  ::waitpid(dying, nullptr, 0);
 }
 
 TEST(a_group_that_takes_more_memory_than_there_is_is_refused_before_any_is_taken) {
