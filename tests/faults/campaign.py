@@ -169,7 +169,10 @@ class Trials:
 
     def _meet_again(self, team: Team, outcome: Outcome) -> None:
         """Let the ranks that are left make a new group, and use it."""
-        alive = [rank for rank, report in outcome.reports.items() if report is not None]
+        # A rank that was killed may have reported just before.
+        dead = {outcome.victim} if outcome.injection.effect == injections.DIES else set()
+        team.kill(dead)
+        alive = [rank for rank, report in outcome.reports.items() if report is not None and rank not in dead]
         if not alive:
             return
         name = self._name()

@@ -53,8 +53,8 @@ TEST(a_rank_that_died_is_named_rather_than_one_that_left) {
   if (dying == 0) ::_exit(0);
   siginfo_t ended{};
   CHECK_EQ(::waitid(P_PID, static_cast<id_t>(dying), &ended, WEXITED | WNOWAIT), 0);
-  waiting->block(2).pid = dying;
-  waiting->block(2).state.store(kAttached, std::memory_order_release);
+  const NodeSession of_dying(2, 3, waiting->memory());
+  of_dying.self().pid = dying;
   waiting->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
   leaving->leave();
   const std::string message = CHECK_THROWS(PeerError, waiting->lost(0, waiting->absence(0), "a call"));
