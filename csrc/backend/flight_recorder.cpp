@@ -31,7 +31,7 @@ std::atomic<void (*)(bool)> around_dump{nullptr};
 /// The number of our first group. PyTorch's hook numbers the groups that it is attached to from zero.
 constexpr size_t kFirstGroup = 1 << 20;
 
-/// So many groups may have ended before the recorder is searched for those that it can forget.
+/// With more groups than these, the recorder is searched for some that it can forget.
 constexpr size_t kMostGroups = 64;
 
 class TorchFlightLog final : public FlightLog {

@@ -1,6 +1,6 @@
 """Watch ranks that do the same for long, and print what of theirs grows.
 
-    make leaks                                                           # all loads in all places: minutes
+    make leaks                                                           # all loads in all places: many minutes
     make leaks ARGS='--only groups --place "two nodes" --groups 100'
 
 The exit status is 1 if something grows.
@@ -109,7 +109,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     faults = 0
-    head = ["load", "place", "steps", "seconds", *(f"{kind}s: first, middle, last" for kind in KINDS)]
+    head = ["load", "place", "ranks", "steps", "seconds", *(f"{kind}s: first, middle, last" for kind in KINDS)]
     head += [f"{name} a step" for name in TOLERANCES]
     print("| " + " | ".join(head) + " |\n|" + " --- |" * len(head), flush=True)
     for name in options.only or LOADS:
@@ -124,7 +124,8 @@ def main() -> int:
                 print(f"  {name}, {place}: {error}", flush=True)
                 continue
             seconds = f"{time.monotonic() - began:.0f}"
-            print("| " + " | ".join([name, place, str(steps), seconds, *_cells(results)]) + " |", flush=True)
+            row = [name, place, str(options.ranks), str(steps), seconds, *_cells(results)]
+            print("| " + " | ".join(row) + " |", flush=True)
             for rank, samples in enumerate(results):
                 for fault in judge(samples):
                     faults += 1
