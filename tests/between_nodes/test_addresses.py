@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hosts import linked_hosts, why_no_hosts
-from probes import total
+from probes import tcp_connections, total
 from ranks import run_ranks
 
 
@@ -64,10 +63,9 @@ def test_ranks_listen_at_ports_of_the_range():
 def connections() -> list[tuple[str, str]]:
     """Return the congestion control and the peer's address of each TCP connection of this process."""
     found = []
-    for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as one:
-            control = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
-            found.append((control, one.getpeername()[0]))
+    for one in tcp_connections():
+        control = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+        found.append((control, one.getpeername()[0]))
     return found
 
 

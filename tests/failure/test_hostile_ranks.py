@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import socket
-import stat
 import struct
 import time
 from collections.abc import Callable
@@ -14,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from probes import backend_of
+from probes import backend_of, is_to_store, tcp_connections
 from ranks import run_ranks
 
 HOSTILE = 0
@@ -22,20 +20,6 @@ HEADER_BYTES = 120  # FrameHeader in csrc/transport/tcp/tcp_wire.h
 DATA = 1
 PATIENCE_S = 20
 MOST_GROWN = 64 << 20
-
-
-def connections() -> list[socket.socket]:
-    """Return this process's connections to other ranks."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # gone since, or not connected
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            connection = socket.socket(fileno=os.dup(int(name)))
-            if connection.family in (socket.AF_INET, socket.AF_INET6):
-                is_store = connection.getpeername()[1] == int(os.environ["MASTER_PORT"])
-                found += [] if is_store else [connection]
-    return found
 
 
 def header_of_data(connection: socket.socket) -> bytes:
@@ -51,8 +35,8 @@ def await_data() -> tuple[socket.socket, bytes]:
     """Return a connection for data, and the header that a peer has sent there."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        for connection in connections():
-            if header := header_of_data(connection):
+        for connection in tcp_connections():
+            if not is_to_store(connection) and (header := header_of_data(connection)):
                 return connection, header
         time.sleep(0.01)
     raise AssertionError("no data has come")

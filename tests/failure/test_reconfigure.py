@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import signal
-import socket
-import stat
 import time
 from typing import Any
 
@@ -15,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from patience import check_soon
-from probes import backend_of
+from probes import backend_of, is_to_store, tcp_connections
 from ranks import in_ranks, run_ranks
 from torch import nn
 
@@ -243,14 +240,7 @@ def test_a_group_of_some_ranks_can_change_its_own(rank: int, world: int) -> None
 
 def connections_to_store() -> int:
     """Return how many connections this process has to the store of the job."""
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # gone since, or not connected
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                with socket.socket(fileno=os.dup(int(name))) as connection:
-                    is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
-                    count += is_tcp and connection.getpeername()[1] == int(os.environ["MASTER_PORT"])
-    return count
+    return sum(map(is_to_store, tcp_connections()))
 
 
 @in_ranks(2, fresh=True, enable_reconfigure=True)

@@ -9,6 +9,8 @@ import errno
 import inspect
 import os
 import signal
+import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -59,6 +61,27 @@ def total(group: Any = None, value: float = 1.0) -> float:
     dist.all_reduce(tensor, group=group)
     assert tensor.eq(tensor[0]).all()
     return tensor[0].item()
+
+
+# --- connections -----------------------------------------------------------------------------------------------------
+
+
+def tcp_connections() -> list[socket.socket]:
+    """Return this process's TCP connections, as sockets of their own."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # gone since, or not connected
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                connection = socket.socket(fileno=os.dup(int(name)))
+                is_tcp = connection.family != socket.AF_UNIX and connection.type == socket.SOCK_STREAM
+                if is_tcp and connection.getpeername():
+                    found.append(connection)
+    return found
+
+
+def is_to_store(connection: socket.socket) -> bool:
+    """Tell whether the connection is that to the store of the job."""
+    return connection.getpeername()[1] == int(os.environ["MASTER_PORT"])
 
 
 # --- threads ---------------------------------------------------------------------------------------------------------
