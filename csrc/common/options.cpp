@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <iterator>
+#include <map>
 #include <numeric>
 #include <optional>
 
@@ -269,10 +270,9 @@ std::vector<std::string> stray_variables(const std::vector<std::string>& names) 
     const auto begins = [&](const char* prefix) { return name.rfind(prefix, 0) == 0; };
     if (!begins("OURS_") || std::any_of(std::begin(kOfOthers), std::end(kOfOthers), begins)) continue;
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    const auto nearest = std::min_element(known.begin(), known.end(), [&](const auto& a, const auto& b) {
-      return edits_between(name, a) < edits_between(name, b);
-    });
-    complaints.push_back(name + " is set, but nothing reads it. Did you mean " + *nearest +
+    std::map<size_t, std::string> by_edits;
+    for (const std::string& other : known) by_edits.emplace(edits_between(name, other), other);
+    complaints.push_back(name + " is set, but nothing reads it. Did you mean " + by_edits.begin()->second +
                          "? `python -m ourddp options` lists all");
   }
   return complaints;
