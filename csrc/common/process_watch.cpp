@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <fstream>
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <string>
 
 #include "common/descriptors.h"
@@ -102,8 +104,25 @@ std::shared_ptr<ProcessWatch::Watched> ProcessWatch::Watched::of(pid_t pid) {
   return known;
 }
 
-ProcessWatch::ProcessWatch(pid_t pid) : watched_(Watched::of(pid)) {}
+uint64_t start_of(pid_t pid) {
+  constexpr int kFieldsBefore = 19;  // between the name and the start
+  std::string line;
+  std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), line);
+  const size_t name_ends = line.rfind(')');
+  std::istringstream fields(name_ends == std::string::npos ? "" : line.substr(name_ends + 1));
+  std::string skipped;
+  for (int i = 0; i < kFieldsBefore; ++i) fields >> skipped;
+  uint64_t start = 0;
+  fields >> start;
+  return start;
+}
 
-bool ProcessWatch::ended() const { return watched_ && watched_->ended(); }
+ProcessWatch::ProcessWatch(pid_t pid, uint64_t start) : watched_(Watched::of(pid)) {
+  // Looked at while the watch holds on to whoever has the number.
+  const uint64_t found = start == 0 ? 0 : start_of(pid);
+  replaced_ = found != 0 && found != start;
+}
+
+bool ProcessWatch::ended() const { return replaced_ || (watched_ && watched_->ended()); }
 
 }  // namespace ours

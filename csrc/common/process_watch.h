@@ -2,11 +2,16 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <memory>
 
 #include "common/fd.h"
 
 namespace ours {
+
+/// When a process began, in the kernel's ticks, or 0 if that cannot be found. It tells two processes apart that have
+/// the same number, one after the other.
+uint64_t start_of(pid_t pid);
 
 /// Tells whether a process is still running. A process that has ended but was not reaped yet (a zombie) counts as
 /// ended. A process that cannot be observed, for instance for want of a descriptor, counts as running. All watches of a
@@ -14,7 +19,9 @@ namespace ours {
 class ProcessWatch {
  public:
   ProcessWatch() = default;
-  explicit ProcessWatch(pid_t pid);
+  /// `start`: what start_of() says of the process; 0: not known, and a process that had its number before is not
+  /// missed.
+  explicit ProcessWatch(pid_t pid, uint64_t start = 0);
 
   bool ended() const;
 
@@ -22,6 +29,7 @@ class ProcessWatch {
   class Watched;
 
   std::shared_ptr<Watched> watched_;  // null if it watches no process
+  bool replaced_ = false;             // by another process with its number
 };
 
 }  // namespace ours

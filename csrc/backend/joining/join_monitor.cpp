@@ -22,7 +22,8 @@ JoinMonitor::JoinMonitor(std::string prefix, std::string self, std::string group
 void JoinMonitor::announce(c10d::Store& store) {
   const std::string machine = machine_key(prefix_);
   const int64_t place = store.add(machine + "count", 1);
-  store.set(machine + std::to_string(place), std::to_string(::getpid()) + ' ' + self_);
+  store.set(machine + std::to_string(place),
+            std::to_string(::getpid()) + ' ' + std::to_string(start_of(::getpid())) + ' ' + self_);
 }
 
 void JoinMonitor::find_neighbours(c10d::Store& store) {
@@ -33,10 +34,11 @@ void JoinMonitor::find_neighbours(c10d::Store& store) {
     if (!store.check({key})) return;
     std::istringstream entry(store.get_to_str(key));
     pid_t pid = 0;
+    uint64_t start = 0;
     std::string name;
-    entry >> pid >> std::ws;
+    entry >> pid >> start >> std::ws;
     std::getline(entry, name);
-    neighbours_[place] = {name, pid == ::getpid() ? ProcessWatch() : ProcessWatch(pid)};
+    neighbours_[place] = {name, pid == ::getpid() ? ProcessWatch() : ProcessWatch(pid, start)};
   }
 }
 

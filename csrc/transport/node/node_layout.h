@@ -23,7 +23,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 16;
+constexpr uint32_t kSegmentVersion = 17;
 
 /// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
@@ -78,6 +78,7 @@ struct alignas(alignof(Arrival)) RankBlock {
   std::atomic<uint32_t> state;  ///< RankState
   char reason[kMaxReason];      ///< why it has left (see other_failures.h)
   int32_t pid;
+  uint64_t start;  ///< of the process (see process_watch.h)
   char host[64];
   AskedProcess whereabouts;
   CoreShare cores;

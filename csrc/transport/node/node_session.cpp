@@ -180,6 +180,7 @@ void NodeSession::attach() {
     throw Error("rank " + std::to_string(rank_) + " is taken twice in one group; give each process a rank of its own");
   }
   me.pid = owner_.pid();
+  me.start = start_of(me.pid);
   const std::string host = host_name();
   std::memcpy(me.host, host.data(), std::min(host.size(), sizeof(me.host) - 1));
   if (size_ > 1) me.whereabouts = own_whereabouts();
@@ -227,8 +228,9 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
   for (int r = 0; r < size_; ++r) {
     // Acquire: the peer's pid, host and cores are read below.
     while (block(r).state.load(std::memory_order_acquire) == kAbsent) ::sched_yield();
-    if (r != rank_ && block(r).pid != owner_.pid()) watches_[static_cast<size_t>(r)] = ProcessWatch(block(r).pid);
-    shares.push_back(block(r).cores);
+    const RankBlock& peer = block(r);
+    if (peer.pid != owner_.pid()) watches_[static_cast<size_t>(r)] = ProcessWatch(peer.pid, peer.start);
+    shares.push_back(peer.cores);
   }
   wait_policy_ = wait_policy_for(have_own_cores(shares));
 }

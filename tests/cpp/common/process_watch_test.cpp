@@ -36,6 +36,15 @@ TEST(process_watch_sees_the_end_of_a_process_that_nobody_reaped) {
   CHECK(!ProcessWatch().ended());
 }
 
+TEST(a_process_that_began_at_another_time_has_taken_the_number_of_one_that_ended) {
+  const pid_t parent = ::getppid();
+  const uint64_t start = start_of(parent);
+  CHECK(start > 0);
+  CHECK(start <= start_of(::getpid()));
+  CHECK(!ProcessWatch(parent, start).ended());
+  CHECK(ProcessWatch(parent, start - 1).ended());
+}
+
 TEST(a_process_that_cannot_be_looked_at_for_want_of_a_descriptor_lives) {
   CHECK(in_child([] {
     limit_descriptors(64, 64);
