@@ -197,6 +197,27 @@ def test_a_rank_that_does_not_attach_is_named_by_its_number_in_the_group():
         assert "absent: rank 3." in text, text
 
 
+def loses_its_store(rank: int, world: int) -> str:
+    """Let rank 1 lose the store when it asks for the last addresses, and rank 0 has joined."""
+    store, _, _ = next(dist.rendezvous("env://", rank, world))
+
+    def before(call: str, key: str) -> None:
+        if rank == 1 and call == "check" and "/messages/card/" in key:
+            store.get("rank 0 has joined")
+            raise OSError("the line was cut")
+
+    with pytest.raises(dist.DistBackendError) as error:
+        dist.init_process_group("ours", store=WatchedStore(store, before), rank=rank, world_size=world)
+        store.set("rank 0 has joined", "")
+        dist.barrier()
+    return str(error.value)
+
+
+def test_who_has_joined_hears_that_another_rank_lost_the_store():
+    for text in run_ranks(2, loses_its_store, backend=None, nodes=2):
+        assert re.search("store of the process group failed.*the line was cut", text), text
+
+
 def dies_while_others_wait(rank: int, world: int) -> tuple[str, float]:
     """Rank 1 dies when the ranks of its machine have met, and rank ``world - 1`` never comes."""
     store, _, _ = next(dist.rendezvous("env://", rank, world))

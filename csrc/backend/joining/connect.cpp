@@ -56,11 +56,11 @@ void fetch_terms(const Rendezvous& rendezvous, StoreKeys& keys) {
   }
 }
 
-Meshes join_meshes(Rendezvous& rendezvous, const std::string& rules) {
+/// Makes the meshes. Those that are there when it fails are in `meshes`.
+void join_meshes(Meshes& meshes, Rendezvous& rendezvous, const std::string& rules) {
   const Meeting& meeting = rendezvous.meeting();
   const auto keys_of_calls = rendezvous.keys("calls");
   const auto keys_of_messages = rendezvous.keys("messages");
-  Meshes meshes;
   const auto join = [&](const std::shared_ptr<StoreKeys>& keys, const TcpConfig& config) {
     if (meeting.rank != 0) fetch_terms(rendezvous, *keys);
     auto mesh = TcpMesh::join(meeting.rank, meeting.size, keys, config, rendezvous.deadline());
@@ -91,26 +91,26 @@ Meshes join_meshes(Rendezvous& rendezvous, const std::string& rules) {
   }
   // The messages of send() and recv() stay with TCP, since engines cannot tell which of several arrives first.
   if (auto engine = make_engine(rendezvous, meshes.calls->card())) meshes.calls->set_engine(std::move(engine));
-  return meshes;
 }
 
 Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology, const std::string& rules) {
-  const Meshes meshes = join_meshes(rendezvous, rules);
-  // Messages between ranks of the same node go over TCP, too.
-  auto messages = make_tcp_point_to_point(meshes.messages, meshes.calls);
-  // Only a HierarchicalGroup converts to the type of the wire.
-  const bool converts = meshes.calls->plan().wire != WireType::Float32;
-  if (topology.nodes() == topology.size() && !converts) {
-    return {std::make_shared<TcpGroup>(meshes.calls), std::move(messages)};
-  }
+  Meshes meshes;
   try {
+    join_meshes(meshes, rendezvous, rules);
+    // Messages between ranks of the same node go over TCP, too.
+    auto messages = make_tcp_point_to_point(meshes.messages, meshes.calls);
+    // Only a HierarchicalGroup converts to the type of the wire.
+    const bool converts = meshes.calls->plan().wire != WireType::Float32;
+    if (topology.nodes() == topology.size() && !converts) {
+      return {std::make_shared<TcpGroup>(meshes.calls), std::move(messages)};
+    }
     auto session = rendezvous.open_node(topology);
     return {std::make_shared<HierarchicalGroup>(topology, std::move(session), meshes.calls), std::move(messages)};
   } catch (const Error&) {
     // Ranks of other nodes may have joined already. They would take it for this rank's fault that nobody answers here.
     for (const auto& mesh : {meshes.calls, meshes.messages}) {
-      mesh->fail(std::current_exception());
-      mesh->leave();
+      if (mesh) mesh->fail(std::current_exception());
+      if (mesh) mesh->leave();
     }
     throw;
   }
