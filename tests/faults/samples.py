@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import re
 import sys
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
+from own_pages import pages
 
 from faults.loads import LOADS, Load
 from faults.rank import possessions
@@ -48,8 +48,7 @@ class Sample:
 def amounts() -> dict[str, int]:
     """Return the memory and the mappings of this process."""
     gc.collect()
-    status = Path("/proc/self/status").read_text()
-    resident = {kind: int(kib) << 10 for kind, kib in re.findall(r"^(Rss\w+):\s+(\d+) kB", status, re.MULTILINE)}
+    resident = pages()
     return {
         "malloc": _bytes_from_malloc(),
         "own memory": resident["RssAnon"],
