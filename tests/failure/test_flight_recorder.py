@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from probes import reached
+from probes import errors_written, reached
 from programs import ROOT, environment, job
 from ranks import in_ranks, run_ranks
 
-from ourddp import _C
+from ourddp import _C, flight_traces
 
 pytestmark = pytest.mark.skipif(
     not _C.records_flights(), reason="torch records flights of backends other than its own from 2.15 on"
@@ -198,6 +198,23 @@ def test_a_failure_writes_the_trace_to_a_file(tmp_path):
         assert bad["state"] != "completed"
         assert bad["input_sizes"] == [[size]]
         assert any(frame["name"] == "failing" for frame in bad["frames"])
+
+
+def failing_unprepared(rank: int, world: int) -> tuple[dict[str, Any], str]:
+    def refuse() -> None:
+        raise ImportError("a module is gone")
+
+    flight_traces.keep_compiler_out = refuse
+    with errors_written() as errors:
+        trace = failing_with_a_trace(rank, world)
+    return trace, errors()
+
+
+def test_a_trace_is_written_even_if_it_cannot_be_prepared(tmp_path):
+    env = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"}
+    for trace, errors in run_ranks(2, failing_unprepared, env=env):
+        assert len(trace["entries"]) == 2
+        assert "the function around the dump of a trace raised: ImportError: a module is gone" in errors
 
 
 def test_a_trace_does_not_load_the_compiler(tmp_path):
