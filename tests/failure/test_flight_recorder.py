@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pickle
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from probes import errors_written, reached
-from programs import ROOT, environment, job
+from programs import job, started
 from ranks import in_ranks, run_ranks
 
 from ourddp import _C, flight_traces
@@ -242,18 +241,10 @@ def test_a_trace_does_not_load_the_compiler(tmp_path):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     each = [{**env, "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"} for env in job(2, store)]
     command = [sys.executable, "-c", textwrap.dedent(code)]  # the Python of other tests has loaded the compiler
-    ranks = [
-        subprocess.Popen(command, env=environment(PYTHONPATH=str(ROOT), **env), stderr=subprocess.PIPE, text=True)
-        for env in each
-    ]
-    try:
+    with started([command] * 2, each) as ranks:
         for rank in ranks:
             _, errors = rank.communicate(timeout=100)
             assert rank.returncode == 0, errors
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
 
 
 def test_no_file_is_written_if_the_user_does_not_want_it(tmp_path):
