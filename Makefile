@@ -74,7 +74,7 @@ fuzz:
 	@$(PYTHON) tests/fuzz/fuzz.py --runs $(RUNS) $(ARGS)
 
 strangers: build
-	@$(BIN)/python tests/fuzz/strangers.py $(ARGS)
+	@PYTHONPATH=tests/support $(BIN)/python tests/fuzz/strangers.py $(ARGS)
 
 bench: build $(VENV)/.bench
 	$(BIN)/python benchmarks/collectives.py $(ARGS)

@@ -158,7 +158,7 @@ class BuildExtension(build_ext):
         archive = build.archive(folder / "core.a", core)
         if extension.name == CUDA_LIBRARY:
             assert CUDA is not None
-            setup_cuda.Plan(CUDA, "-Werror" in FLAGS, archive, target).add_to(build)
+            CUDA.add_library(build, archive, target, "-Werror" in FLAGS)
         elif extension.name == MPI_LIBRARY:
             self.add_mpi(build, archive, target)
         elif extension.name == LIBRARY:

@@ -55,6 +55,31 @@ class Cuda:
         made += [(code, f"compute_{code}") for code in self.intermediate()]
         return [word for code, kind in made for word in ("-gencode", f"arch=compute_{code},code={kind}")]
 
+    def compiler(self, kind: str, warnings_are_errors: bool) -> list[str]:
+        """Return the command that compiles files of this ``kind``, ``.cu`` or ``.cpp``, without their names."""
+        warnings = ["-Wall", "-Wextra"] + (["-Werror"] if warnings_are_errors else [])
+        common = ["-std=c++17", "-O3", "-I", str(ROOT / "csrc")]
+        if kind == ".cu":
+            host = ",".join(["-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *warnings])
+            strict = ["--Werror", "all-warnings"] if warnings_are_errors else []
+            return [self.nvcc, *common, *self.generate(), *EXACT, *strict, "-Xcompiler", host]
+        command = [*CXX, *common, *warnings, "-fPIC", "-pthread"]
+        command += ["-fvisibility=hidden", "-fvisibility-inlines-hidden", "-ffp-contract=off"]
+        # Otherwise the compiler's own folders would come in an order in which its headers do not find each other.
+        if self.include_dir not in ("/usr/include", "/usr/local/include"):
+            command += ["-isystem", self.include_dir]
+        return [*command, *CXXFLAGS, f'-DOURS_CUDA_ARCHITECTURES="{self.targets()}"']
+
+    def add_library(self, build: Build, core: Path, target: Path, warnings_are_errors: bool) -> None:
+        """Add the library for CUDA to ``build``; ``core`` is a static library of the layers below."""
+        objects = []
+        for kind in (".cu", ".cpp"):
+            objects += build.compile(sources(f"cuda/*{kind}"), self.compiler(kind, warnings_are_errors))
+        link = [*CXX, "-shared", "-pthread", *map(str, objects), str(core), "-o", str(target)]
+        link += [*LDFLAGS, f"-L{self.library_dir}", "-lcudart_static", "-ldl", "-lrt", "-Wl,--exclude-libs,ALL"]
+        link += ["-Wl,-z,defs", f"-Wl,--version-script,{ROOT / 'csrc' / 'cuda' / 'exports.map'}"]
+        build.add(target, link, [*objects, core])
+
 
 def _output(command: list[str]) -> str:
     """Return what a command prints, or an empty string if it fails."""
@@ -111,45 +136,3 @@ def find_cuda(nvcc: str) -> Cuda | str:
         return f"{nvcc} has no {missing} beside it"
     cuda = Cuda(release[1], nvcc, include_dir, library_dir, codes, max(known, key=int))
     return _obstacle_to_compiling(cuda) or cuda
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to compile for CUDA, and how."""
-
-    cuda: Cuda
-    warnings_are_errors: bool
-    core: Path  # a static library of the layers below
-    target: Path
-
-    def command(self, kind: str) -> list[str]:
-        """Return the command that compiles files of this ``kind``, ``.cu`` or ``.cpp``, without their names."""
-        warnings = ["-Wall", "-Wextra"] + (["-Werror"] if self.warnings_are_errors else [])
-        common = ["-std=c++17", "-O3", "-I", str(ROOT / "csrc")]
-        if kind == ".cu":
-            host = ",".join(["-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *warnings])
-            strict = ["--Werror", "all-warnings"] if self.warnings_are_errors else []
-            return [self.cuda.nvcc, *common, *self.cuda.generate(), *EXACT, *strict, "-Xcompiler", host]
-        command = [*CXX, *common, *warnings, "-fPIC", "-pthread"]
-        command += ["-fvisibility=hidden", "-fvisibility-inlines-hidden", "-ffp-contract=off"]
-        # Otherwise the compiler's own folders would come in an order in which its headers do not find each other.
-        if self.cuda.include_dir not in ("/usr/include", "/usr/local/include"):
-            command += ["-isystem", self.cuda.include_dir]
-        return [*command, *CXXFLAGS, f'-DOURS_CUDA_ARCHITECTURES="{self.cuda.targets()}"']
-
-    def link(self, objects: list[Path]) -> list[str]:
-        """Return the command that links ``objects``."""
-        return [
-            *CXX,
-            *["-shared", "-pthread", *map(str, objects), str(self.core), "-o", str(self.target)],
-            *[*LDFLAGS, f"-L{self.cuda.library_dir}"],
-            *["-lcudart_static", "-ldl", "-lrt", "-Wl,--exclude-libs,ALL", "-Wl,-z,defs"],
-            f"-Wl,--version-script,{ROOT / 'csrc' / 'cuda' / 'exports.map'}",
-        ]
-
-    def add_to(self, build: Build) -> None:
-        """Add the library for CUDA to ``build``."""
-        objects = []
-        for kind in (".cu", ".cpp"):
-            objects += build.compile(sources(f"cuda/*{kind}"), self.command(kind))
-        build.add(self.target, self.link(objects), [*objects, self.core])

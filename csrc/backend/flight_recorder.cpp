@@ -10,6 +10,7 @@
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <atomic>
+#include <exception>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -27,6 +28,15 @@ namespace {
 constexpr const char* kBackend = "ours";
 
 std::atomic<void (*)(bool)> around_dump{nullptr};
+
+/// An exception becomes a warning, as that of a hook does: the trace matters more.
+void call_around_dump(bool begins) {
+  try {
+    if (const auto around = around_dump.load()) around(begins);
+  } catch (const std::exception& e) {
+    TORCH_WARN("the function around the dump of a trace raised: ", e.what());
+  }
+}
 
 /// The number of our first group. PyTorch's hook numbers the groups that it is attached to from zero.
 constexpr size_t kFirstGroup = 1 << 20;
@@ -81,11 +91,10 @@ class TorchFlightLog final : public FlightLog {
     static std::atomic<bool> dumped{false};
     if (!c10d::getCvarBool(c10d::TORCH_FR_DUMP_ON_TIMEOUT, true) || dumped.exchange(true)) return;
     const std::lock_guard<std::mutex> lock(dumping());
-    const auto around = around_dump.load();
-    if (around != nullptr) around(true);
+    call_around_dump(true);
     c10d::try_dump_fr_trace_file(true, c10d::getCvarBool(c10d::TORCH_INCLUDE_STACK_TRACE, true),
                                  c10d::getCvarBool(c10d::TORCH_INCLUDE_ONLY_ACTIVE, false), kBackend);
-    if (around != nullptr) around(false);
+    call_around_dump(false);
   }
 
  private:

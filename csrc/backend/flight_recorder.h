@@ -44,7 +44,7 @@ class FlightLog {
   virtual void dump() = 0;
 };
 
-/// Sets the function that is called before (true) and after (false) a trace is written.
+/// Sets the function that is called before (true) and after (false) a trace is written. A warning says what it throws.
 void set_around_dump(void (*around)(bool begins));
 
 /// Whether this PyTorch has what FlightLog::make needs.

@@ -13,7 +13,7 @@ from pathlib import Path
 import mpirun
 import pytest
 import torch
-from programs import warm_python
+from programs import started, warm_python
 from ranks import run_ranks
 from test_engines import all_calls, digest
 from torch import nn
@@ -104,22 +104,13 @@ def test_processes_with_mpi(mpi_tests, tmp_path, name, ends_well, left_over):
 
 def run_by_hand(processes: int, command: list[str], **variables: str) -> list[tuple[int, str]]:
     """Run ``command`` in processes that nobody tells of MPI, as torchrun does; return what became of each."""
-    started = [
-        subprocess.Popen(
-            command,
-            env=mpirun.environment(OURS_TEST_RANK=str(rank), OURS_TEST_SIZE=str(processes), **variables),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    each = [
+        mpirun.environment(OURS_TEST_RANK=str(rank), OURS_TEST_SIZE=str(processes), **variables)
         for rank in range(processes)
     ]
-    try:
-        outputs = [process.communicate(timeout=mpirun.TIMEOUT)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+    with started([command] * processes, each, stderr=subprocess.STDOUT) as ranks:
+        outputs = [rank.communicate(timeout=mpirun.TIMEOUT)[0] for rank in ranks]
+    return [(rank.returncode, output) for rank, output in zip(ranks, outputs, strict=True)]
 
 
 def test_ranks_that_no_launcher_of_mpi_started_are_told_how_to_start(mpi_tests, tmp_path):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
 import signal
 import statistics
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from probes import backend_of
-from programs import ROOT, run_module, warm_python
+from programs import run_module, started, warm_python
 from ranks import node_ids, run_ranks
 
 from ourddp import _C, tune
@@ -296,17 +294,10 @@ def test_the_help_tells_the_defaults(capsys):
 
 def test_an_interrupt_ends_tuning_in_a_line(tmp_path):
     command = [warm_python(), "-m", "ourddp", "tune", "--ranks", "2", "--output", str(tmp_path / "table")]
-    around = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    process = subprocess.Popen([*command, "--time-budget", "600"], env=around, **pipe)
-    try:
+    with started([[*command, "--time-budget", "600"]], [{"OMP_NUM_THREADS": "1"}]) as [process]:
         assert "measuring 1024 bytes" in process.stderr.readline()
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         output, errors = process.communicate(timeout=TIMEOUT)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
     said = [line for line in errors.splitlines() if "sizes" not in line]
     assert (process.returncode != 0, output, said) == (True, "", ["interrupted"])
     assert not list(tmp_path.iterdir())

@@ -10,11 +10,11 @@ were mapped at its beginning or its end are taken out.
 from __future__ import annotations
 
 import ctypes
-import re
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from own_pages import pages
 from probes import bytes_in_heap
 from ranks import gloo_group, run_ranks
 from torch import nn
@@ -31,12 +31,6 @@ ALLOWANCE = 4 * MIB
 M_MMAP_THRESHOLD = -3
 
 
-def _pages():
-    """Return the kernel's counts of this process's pages, such as VmHWM and RssAnon, in bytes."""
-    counts = re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return {name: int(count) << 10 for name, count in counts}
-
-
 class _Layers(nn.Module):
     """Large layers, between which backward looks at the memory."""
 
@@ -49,16 +43,16 @@ class _Layers(nn.Module):
 
     def look(self, step_ends=False):
         dist.barrier(gloo_group())
-        pages = _pages()
-        anonymous = pages["RssAnon"]
+        now = pages()
+        anonymous = now["RssAnon"]
         if step_ends:
-            anonymous = pages["VmHWM"] - pages["RssFile"] - max(self.shared_pages, pages["RssShmem"])
+            anonymous = now["VmHWM"] - now["RssFile"] - max(self.shared_pages, now["RssShmem"])
         self.peak = max(self.peak, anonymous + bytes_in_heap("ours") // self.world)
         dist.barrier(gloo_group())
 
     def begin_step(self):
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
-        self.shared_pages = _pages()["RssShmem"]
+        self.shared_pages = pages()["RssShmem"]
 
     def forward(self, x):
         for layer in self.layers:

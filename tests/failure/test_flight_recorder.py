@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pickle
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from probes import reached
-from programs import ROOT, environment, job
+from probes import errors_written, reached
+from programs import job, started
 from ranks import in_ranks, run_ranks
 
-from ourddp import _C
+from ourddp import _C, flight_traces
 
 pytestmark = pytest.mark.skipif(
     not _C.records_flights(), reason="torch records flights of backends other than its own from 2.15 on"
@@ -200,6 +199,23 @@ def test_a_failure_writes_the_trace_to_a_file(tmp_path):
         assert any(frame["name"] == "failing" for frame in bad["frames"])
 
 
+def failing_unprepared(rank: int, world: int) -> tuple[dict[str, Any], str]:
+    def refuse() -> None:
+        raise ImportError("a module is gone")
+
+    flight_traces.keep_compiler_out = refuse
+    with errors_written() as errors:
+        trace = failing_with_a_trace(rank, world)
+    return trace, errors()
+
+
+def test_a_trace_is_written_even_if_it_cannot_be_prepared(tmp_path):
+    env = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"}
+    for trace, errors in run_ranks(2, failing_unprepared, env=env):
+        assert len(trace["entries"]) == 2
+        assert "the function around the dump of a trace raised: ImportError: a module is gone" in errors
+
+
 def test_a_trace_does_not_load_the_compiler(tmp_path):
     """Otherwise that would hold up the ranks that are left, for seconds on a busy machine."""
     code = """
@@ -225,18 +241,10 @@ def test_a_trace_does_not_load_the_compiler(tmp_path):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     each = [{**env, "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"} for env in job(2, store)]
     command = [sys.executable, "-c", textwrap.dedent(code)]  # the Python of other tests has loaded the compiler
-    ranks = [
-        subprocess.Popen(command, env=environment(PYTHONPATH=str(ROOT), **env), stderr=subprocess.PIPE, text=True)
-        for env in each
-    ]
-    try:
+    with started([command] * 2, each) as ranks:
         for rank in ranks:
             _, errors = rank.communicate(timeout=100)
             assert rank.returncode == 0, errors
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
 
 
 def test_no_file_is_written_if_the_user_does_not_want_it(tmp_path):

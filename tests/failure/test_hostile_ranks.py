@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+from own_pages import pages
 from probes import backend_of, is_to_store, tcp_connections
 from ranks import run_ranks
 
@@ -68,11 +69,6 @@ def cut_short(connection: socket.socket, header: bytes) -> None:
     connection.sendall(header[:50])
 
 
-def memory() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def end_of_rank(rank: int, world: int, acts: Callable[[socket.socket, bytes], None], timeout: float) -> tuple[str, int]:
     """Return the error of this rank, and how its memory grew; or turn hostile."""
     dist.all_reduce(data := torch.ones(200_000))
@@ -83,12 +79,12 @@ def end_of_rank(rank: int, world: int, acts: Callable[[socket.socket, bytes], No
         store.wait([f"ended/{other}" for other in range(1, world)])
         return "", 0
     store.wait(["out of the call"])
-    before = memory()
+    before = pages()["VmRSS"]
     backend_of().set_timeout(datetime.timedelta(seconds=timeout))
     with pytest.raises(RuntimeError) as caught:
         dist.all_reduce(data)
     store.set(f"ended/{rank}", "")
-    return str(caught.value), memory() - before
+    return str(caught.value), pages()["VmRSS"] - before
 
 
 @pytest.mark.parametrize(("world", "nodes"), [(3, 3), (4, 2)])

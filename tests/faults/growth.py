@@ -118,7 +118,7 @@ def main() -> int:
             began = time.monotonic()
             try:
                 with RankPool(options.ranks, nodes=PLACES[place], env=ENVIRONMENT, pg_timeout=300) as pool:
-                    results = pool.run(watch, name, points_of(steps), timeout=3600)
+                    results = pool.run(watch, LOADS[name], points_of(steps), timeout=3600)
             except RanksFailedError as error:
                 faults += 1
                 print(f"  {name}, {place}: {error}", flush=True)

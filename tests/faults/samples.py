@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import re
 import sys
 import time
 from collections import Counter
@@ -13,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
+from own_pages import pages
 
-from faults.loads import LOADS, Load
+from faults.loads import Load
 from faults.rank import possessions
 
 # Threads tell latecomers for three seconds that a rank has left a group.
@@ -48,8 +48,7 @@ class Sample:
 def amounts() -> dict[str, int]:
     """Return the memory and the mappings of this process."""
     gc.collect()
-    status = Path("/proc/self/status").read_text()
-    resident = {kind: int(kib) << 10 for kind, kib in re.findall(r"^(Rss\w+):\s+(\d+) kB", status, re.MULTILINE)}
+    resident = pages()
     return {
         "malloc": _bytes_from_malloc(),
         "own memory": resident["RssAnon"],
@@ -76,9 +75,9 @@ def least(seconds: float) -> Counter[str]:
     return found
 
 
-def watch(rank: int, world: int, load: str | Load, steps: Iterable[int], patience: float = PATIENCE_S) -> list[Sample]:
+def watch(rank: int, world: int, load: Load, steps: Iterable[int], patience: float = PATIENCE_S) -> list[Sample]:
     """Run a load, and take a sample after each number in ``steps``."""
-    step = (LOADS[load] if isinstance(load, str) else load)(rank, world)
+    step = load(rank, world)
     samples: list[Sample] = []
     gc.freeze()  # what torch has loaded is a million objects, and looking through them takes seconds
     done, usual = 0, None  # the least of each kind so far

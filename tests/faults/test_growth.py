@@ -27,7 +27,7 @@ def test_nothing_grows(name: str, rank_pool: Callable[..., RankPool]) -> None:
     place = 1 if name in MAKING_GROUPS else 1 + list(LOADS).index(name) % 2
     pool = rank_pool(2, nodes=place, env=ENVIRONMENT)
     for _ in range(TRIES):
-        results = pool.run(watch, name, points_of(STEPS.get(name, 140)), 0.2)
+        results = pool.run(watch, LOADS[name], points_of(STEPS.get(name, 140)), 0.2)
         found = [fault for samples in results for fault in judge(samples)]
         if not found:
             return

@@ -14,7 +14,6 @@ import argparse
 import collections
 import contextlib
 import json
-import os
 import re
 import select
 import socket
@@ -30,9 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from programs import job, started
+from ranks import node_ids
 from stranger_kinds import CHALLENGE_BYTES, KINDS, QUESTIONS, Door, Kind, Question
 
-ROOT = Path(__file__).resolve().parents[2]
 RANKS = 4
 TIMEOUT_S = 300
 PATIENCE_S = 2  # for a connection, which the system makes, and for the last word of a rank
@@ -235,35 +235,6 @@ def listening(protocol: str) -> set[int]:
     return {int(words[1].split(":")[1], 16) for line in lines if (words := line.split()) and words[3] == state}
 
 
-@contextlib.contextmanager
-def job(store: dist.TCPStore, folder: str, python: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Run the ranks, of which nothing is left at the end."""
-    common = os.environ | {
-        "WORLD_SIZE": str(RANKS),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "OMP_NUM_THREADS": "1",
-        "OURS_INTERFACE": "127.0.0.1",
-        "PYTHONPATH": str(ROOT),
-    }
-    ranks = [
-        subprocess.Popen(
-            [python, "-c", textwrap.dedent(JOB), folder, str(CALM_STEPS)],
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OURS_NODE_ID": f"node {2 * rank // RANKS}"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        yield ranks
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-
-
 def harass(strangers: Strangers, ranks: list[subprocess.Popen[str]], tries: int, folder: Path) -> None:
     """Let strangers come from the moment when the ranks listen, and for half of the tries after all have joined."""
     deadline = time.monotonic() + TIMEOUT_S
@@ -322,10 +293,14 @@ def run(
     """Run the job, and let strangers of these kinds try so often once it trains."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     strangers = Strangers(store, kinds, questions)
-    with tempfile.TemporaryDirectory() as folder, job(store, folder, python) as ranks:
-        harass(strangers, ranks, tries, Path(folder))
-        outputs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
-        codes = [rank.returncode for rank in ranks]
+    around = {"OURS_INTERFACE": "127.0.0.1"}
+    each = [rank | node | around for rank, node in zip(job(RANKS, store), node_ids(RANKS, 2), strict=True)]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [python, "-c", textwrap.dedent(JOB), folder, str(CALM_STEPS)]
+        with started([command] * RANKS, each, stderr=None) as ranks:
+            harass(strangers, ranks, tries, Path(folder))
+            outputs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
+    codes = [rank.returncode for rank in ranks]
     told = [json.loads(output) if code == 0 else {} for code, output in zip(codes, outputs, strict=True)]
     return Outcome(strangers.tallies, codes, told)
 

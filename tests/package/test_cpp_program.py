@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import re
@@ -10,15 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import mpirun
 import pytest
 import torch.distributed as dist
 from example_programs import EXAMPLES, Run
-from programs import environment, job, run_module, warm_python
+from programs import environment, job, run_module, started, warm_python
 
 PROJECTS = {"train": EXAMPLES / "cpp", "ways": Path(__file__).parent / "cpp_program"}
 TIMEOUT = 100
@@ -72,21 +70,10 @@ class Jobs:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._attempts = itertools.count()
 
-    @contextlib.contextmanager
-    def start(self, commands: list[list[str]]) -> Iterator[list[subprocess.Popen[str]]]:
+    def start(self, commands: list[list[str]]) -> AbstractContextManager[list[subprocess.Popen[str]]]:
         """Start one rank for each of ``commands``; kill those that still run in the end."""
         attempt = {"TORCHELASTIC_RESTART_COUNT": str(next(self._attempts))}
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        ranks = [
-            subprocess.Popen(command, env=environment(**variables, **attempt), **pipes)
-            for command, variables in zip(commands, job(len(commands), self._store), strict=True)
-        ]
-        try:
-            yield ranks
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.communicate()
+        return started(commands, [variables | attempt for variables in job(len(commands), self._store)])
 
     def run(self, commands: list[list[str]]) -> list[subprocess.CompletedProcess[str]]:
         """Run ranks to their end."""

@@ -23,6 +23,15 @@ from torch._C._distributed_c10d import _DistributedBackendOptions
 
 import ourddp._C as core
 
+
+def backend_over(store: dist.Store, world: int, rank: int = 0, seconds: float = 1) -> dist.Backend:
+    options = _DistributedBackendOptions()
+    options.store = store
+    options.group_rank, options.group_size = rank, world
+    options.timeout = datetime.timedelta(seconds=seconds)
+    return core.create_backend(options)
+
+
 # --- ways to join ----------------------------------------------------------------------------------------------------
 
 
@@ -171,6 +180,28 @@ def test_a_rank_that_was_stopped_while_the_others_gave_up_gets_their_error():
     assert second == first
 
 
+def leaves_after_a_group_it_was_late_for(rank: int, world: int) -> str:
+    """Rank 1 comes when rank 0 has given up, finds no time left, and leaves. Return why, as each of them sees it."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.get("rank 0 has given up")
+    with pytest.raises(dist.DistBackendError) as error:
+        backend_over(dist.PrefixStore("late", store), world, rank, (0.5, 0.001)[rank])
+    if rank == 1:
+        dist.destroy_process_group()
+        return str(error.value)
+    store.set("rank 0 has given up", "")
+    with pytest.raises(dist.DistNetworkError) as error:
+        dist.barrier()
+    return str(error.value).partition("another of its groups had failed: ")[2]
+
+
+def test_a_rank_that_leaves_gives_the_error_that_it_got_as_the_reason():
+    told, own = run_ranks(2, leaves_after_a_group_it_was_late_for)
+    assert "rank 1 of the process group did not publish where it is" in own
+    assert told.startswith(own)
+
+
 def does_not_attach(rank: int, world: int) -> str:
     """Let rank 3 hang before it finds the memory of its node."""
     store, _, _ = next(dist.rendezvous("env://", rank, world))
@@ -258,14 +289,6 @@ def test_a_rank_that_dies_while_the_group_is_made_is_named_at_once(count):
         return max(results[0][1], results[2][1])
 
     check_soon(2, attempt)
-
-
-def backend_over(store: dist.Store, world: int) -> dist.Backend:
-    options = _DistributedBackendOptions()
-    options.store = store
-    options.group_rank, options.group_size = 0, world
-    options.timeout = datetime.timedelta(seconds=1)
-    return core.create_backend(options)
 
 
 def join_by_a_stopped_store(rank: int, world: int, address: tuple[str, int], pid: int, shrinks: bool) -> float:

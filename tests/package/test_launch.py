@@ -11,7 +11,7 @@ from pathlib import Path
 
 import mpirun
 import pytest
-from programs import ROOT, environment, run_programs, warm_folder, warm_python
+from programs import ROOT, environment, run_programs, started, warm_folder, warm_python
 
 from ourddp.joining import Launch, export, find
 
@@ -267,21 +267,8 @@ def test_an_elastic_job_on_two_nodes_restarts_after_a_killed_rank(tmp_path):
         str(script),
         str(tmp_path / "killed"),
     ]
-    agents = [
-        subprocess.Popen(
-            command,
-            env={**environment(), "OURS_NODE_ID": f"node {node}"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for node in range(2)
-    ]
-    try:
+    with started([command] * 2, [{"OURS_NODE_ID": f"node {node}"} for node in range(2)]) as agents:
         output = [agent.communicate(timeout=2 * TIMEOUT) for agent in agents]
-    finally:
-        for agent in agents:
-            agent.kill()
     assert [agent.returncode for agent in agents] == [0, 0], output
     assert sorted("".join(out for out, _ in output).splitlines()) == [f"True {rank}" for rank in range(4)]
 

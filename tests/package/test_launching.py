@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import pickle
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from programs import ROOT, environment, run_file, run_module, warm_python
+from programs import ROOT, environment, run_file, run_module, started, warm_python
 
 import ourddp
 from ourddp import launching, processes
@@ -221,15 +220,8 @@ def test_two_jobs_at_the_same_time_do_not_disturb_each_other(tmp_path):
     program.write_text(PROGRAM)
     shared.mkdir()
     line = [warm_python(), "-m", "ourddp", "launch", "-n", "2", str(program), str(shared)]
-    around = environment(PYTHONPATH=str(ROOT))
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    jobs = [subprocess.Popen([*line, name, "--ranks", "7"], env=around, **pipes) for name in ("a", "b")]
-    try:
+    with started([[*line, name, "--ranks", "7"] for name in ("a", "b")], [{}] * 2) as jobs:
         outputs = [job.communicate(timeout=TIMEOUT) for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-            job.wait()
     assert [job.returncode for job in jobs] == [0, 0], outputs
     share = processes.threads_for(2)
     for name, (out, _) in zip("ab", outputs, strict=True):
@@ -252,28 +244,22 @@ def test_a_module_is_started_too(tmp_path):
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_ranks(tmp_path, which):
-    program, started = tmp_path / "waits.py", tmp_path / "started"
+    program, ranks = tmp_path / "waits.py", tmp_path / "ranks"
     program.write_text(
         "import os, pathlib, sys, threading\n"
         "pathlib.Path(sys.argv[1], str(os.getpid())).touch()\nos.write(1, b'here ')\nthreading.Event().wait()\n"
     )
-    started.mkdir()
-    line = [warm_python(), "-m", "ourddp", "launch", "-n", "2", str(program), str(started)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    job = subprocess.Popen(line, env=environment(PYTHONPATH=str(ROOT)), **pipes)
-    try:
+    ranks.mkdir()
+    line = [warm_python(), "-m", "ourddp", "launch", "-n", "2", str(program), str(ranks)]
+    with started([line], [{}]) as [job]:
         assert job.stdout.read(10) == "here here "
         job.send_signal(which)
         _, errors = job.communicate(timeout=TIMEOUT)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGKILL)
-        job.wait()
-    assert job.returncode == 128 + which, errors
-    assert errors.splitlines()[-1] == f"interrupted by {which.name}, and all ranks with it"
-    for pid in os.listdir(started):
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(pid), 0)
+        assert job.returncode == 128 + which, errors
+        assert errors.splitlines()[-1] == f"interrupted by {which.name}, and all ranks with it"
+        for pid in os.listdir(ranks):
+            with pytest.raises(ProcessLookupError):
+                os.kill(int(pid), 0)
 
 
 RUNS_TWO = """
@@ -288,20 +274,15 @@ processes.run_all([[sys.executable, "-c", waits, sys.argv[1]]] * 2, [os.environ]
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_what_a_command_has_started(tmp_path, which):
     line = [sys.executable, "-c", RUNS_TWO, str(tmp_path)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    command = subprocess.Popen(line, env=environment(PYTHONPATH=str(ROOT)), **pipes)
-    try:
+    with started([line], [{}]) as [command]:
         assert command.stdout.read(10) == "here here "
         command.send_signal(which)
         _, errors = command.communicate(timeout=TIMEOUT)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(command.pid, signal.SIGKILL)
-        command.wait()
-    assert command.returncode == {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 128 + signal.SIGTERM}[which], errors
-    for pid in os.listdir(tmp_path):
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(pid), 0)
+        code = {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 128 + signal.SIGTERM}[which]
+        assert command.returncode == code, errors
+        for pid in os.listdir(tmp_path):
+            with pytest.raises(ProcessLookupError):
+                os.kill(int(pid), 0)
 
 
 @pytest.mark.parametrize(

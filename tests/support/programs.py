@@ -1,4 +1,7 @@
-"""Runs programs to their end, each in a process of its own that has loaded torch already (warm_server.py)."""
+"""Runs programs to their end, each in a process of its own that has loaded torch already (warm_server.py).
+
+``started()`` is for programs that a test disturbs, or that must be as fresh as a user's.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +154,29 @@ def run_module(name: str, *arguments: str, **env: str) -> subprocess.CompletedPr
     """Run ``python -m name arguments``."""
     around = environment(PYTHONPATH=str(ROOT))
     return run_all([Program("module", name, [name, *arguments], around | env)])[0]
+
+
+@contextmanager
+def started(
+    commands: Sequence[Sequence[str]], each: Sequence[dict[str, str]], stderr: int | None = subprocess.PIPE
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start commands at the same time, each with what is added to its environment. At the end, kill all of them.
+
+    Each is the first process of a group of its own, which is killed with it.
+    """
+    around = environment(PYTHONPATH=str(ROOT))
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": stderr, "text": True, "start_new_session": True}
+    with ExitStack() as stack:
+        programs = [
+            stack.enter_context(subprocess.Popen(command, env=around | env, **pipes))
+            for command, env in zip(commands, each, strict=True)
+        ]
+        try:
+            yield programs
+        finally:
+            for program in programs:
+                with suppress(ProcessLookupError):
+                    os.killpg(program.pid, signal.SIGKILL)
 
 
 def job(world: int, store: Any) -> list[dict[str, str]]:

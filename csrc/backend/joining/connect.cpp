@@ -116,22 +116,32 @@ Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology, cons
   }
 }
 
+// The one place where the kind of a group of several ranks is chosen.
+Connections connect(Rendezvous& rendezvous) {
+  try {
+    std::string rules = rules_of(rendezvous);
+    const Topology topology = rendezvous.find_topology(rules);
+    if (topology.nodes() == 1) {
+      const auto session = rendezvous.open_node(topology);
+      return {std::make_shared<NodeGroup>(session, rules), make_node_point_to_point(session)};
+    }
+    return connect_nodes(rendezvous, topology, rules);
+  } catch (const StoreSilent&) {
+    throw;
+  } catch (const TimeoutError& e) {
+    // The first that gives up knows best for whom. A rank that was stopped hears it when it goes on.
+    JoinMonitor::raise(rendezvous.report(FailureKind::Timeout, e.what()));
+  }
+}
+
 }  // namespace
 
-// The one place where the kind of a group is chosen.
 Connections connect_ranks(const Meeting& meeting) {
   if (meeting.size == 1) return {make_solo_group(), make_solo_point_to_point()};
   return with_torch_errors("", [&] {
     std::optional<Rendezvous> rendezvous;
     try {
-      rendezvous.emplace(meeting);
-      std::string rules = rules_of(*rendezvous);
-      const Topology topology = rendezvous->find_topology(rules);
-      if (topology.nodes() == 1) {
-        const auto session = rendezvous->open_node(topology);
-        return Connections{std::make_shared<NodeGroup>(session, rules), make_node_point_to_point(session)};
-      }
-      return connect_nodes(*rendezvous, topology, rules);
+      return connect(rendezvous.emplace(meeting));
     } catch (const Error& e) {
       remember_failure(e.what());
       if (was_interrupted() && rendezvous) {
@@ -139,10 +149,6 @@ Connections connect_ranks(const Meeting& meeting) {
                            rendezvous->describe_self() + " was interrupted while " + meeting.group + " was being made");
       }
       throw_interrupt();
-      // The first that gives up knows best for whom. A rank that was stopped hears it when it goes on.
-      const bool is_late =
-          dynamic_cast<const TimeoutError*>(&e) != nullptr && dynamic_cast<const StoreSilent*>(&e) == nullptr;
-      if (is_late && rendezvous) JoinMonitor::raise(rendezvous->report(FailureKind::Timeout, e.what()));
       throw;
     }
   });

@@ -1,38 +1,14 @@
 #include <algorithm>
 #include <vector>
 
+#include "collectives/broadcast_links.h"
 #include "collectives/hierarchical/hierarchical_algorithms.h"
 #include "common/partition.h"
 
 // broadcast over several nodes: on each node, one rank gets the message over the network, once, passes it on to
-// another node, and shares it with its own node batch by batch, while the next batch arrives. The nodes form a chain
-// that begins with the root's, or a binomial tree if the message has fewer parts than the chain has links, as in
-// tcp_broadcast.cpp.
+// other nodes (see broadcast_links.h), and shares it with its own node batch by batch, while the next batch arrives.
 
 namespace ours::hierarchical {
-
-namespace {
-
-/// A node's neighbours in the chain or tree; `place` counts from the root's node.
-struct Links {
-  int parent = -1;  ///< places
-  std::vector<int> children;
-};
-
-Links links_of(int place, int nodes, bool chain) {
-  Links links;
-  if (chain) {
-    if (place > 0) links.parent = place - 1;
-    if (place + 1 < nodes) links.children.push_back(place + 1);
-    return links;
-  }
-  int bit = 1;
-  for (; bit <= place; bit *= 2) links.parent = place - bit;
-  for (; place + bit < nodes; bit *= 2) links.children.push_back(place + bit);
-  return links;
-}
-
-}  // namespace
 
 void broadcast(HierarchicalRun& run, const ExchangePlan& plan) {
   const Span buffer = plan.buffer();
@@ -46,7 +22,7 @@ void broadcast(HierarchicalRun& run, const ExchangePlan& plan) {
   const size_t chunk = run.plan.chunk_bytes;
   auto* const data = static_cast<std::byte*>(buffer.data);
 
-  Links links;
+  BroadcastLinks links;
   std::vector<Tally> arrived(parts);
   Tally sent;
   size_t passed_on = 0;
@@ -59,8 +35,8 @@ void broadcast(HierarchicalRun& run, const ExchangePlan& plan) {
     }
   };
   if (run.map.local() == holder) {
-    links = links_of((run.map.here() - first + run.map.nodes()) % run.map.nodes(), run.map.nodes(),
-                     parts >= static_cast<size_t>(run.map.nodes()));
+    const int nodes = run.map.nodes();
+    links = broadcast_links((run.map.here() - first + nodes) % nodes, nodes, parts);
     for (size_t part = 0; links.parent >= 0 && part < parts; ++part) {
       run.tcp.receive_part({rank_at(links.parent), 0, buffer.bytes}, part, data + part * chunk, arrived[part]);
     }
