@@ -19,8 +19,8 @@ uint64_t start_of(pid_t pid);
 class ProcessWatch {
  public:
   ProcessWatch() = default;
-  /// `start`: what start_of() says of the process; 0: not known, and a process that had its number before is not
-  /// missed.
+  /// `start`: what start_of() said of the process. If it is 0, a process that has taken the number since then is
+  /// watched in its place.
   explicit ProcessWatch(pid_t pid, uint64_t start = 0);
 
   bool ended() const;

@@ -126,7 +126,7 @@ class WatchedStore(dist.Store):
         super().__init__()
         self._inner, self._before = inner, before
 
-    def set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: bytes) -> None:
         self._before("set", key)
         self._inner.set(key, value)
 
@@ -289,6 +289,34 @@ def test_a_rank_that_dies_while_the_group_is_made_is_named_at_once(count):
         return max(results[0][1], results[2][1])
 
     check_soon(2, attempt)
+
+
+class StoreOfTheDead(WatchedStore):
+    """Announces this process as one that had the same number, and began before it."""
+
+    def set(self, key: str, value: bytes) -> None:
+        if "/machine/" in key:
+            pid, start, name = value.split(b" ", 2)
+            value = b"%b %d %b" % (pid, int(start) - 1, name)
+        super().set(key, value)
+
+
+def meets_a_number_that_is_used_again(rank: int, world: int) -> str:
+    """Rank 1 counts as dead, and rank 2 never comes."""
+    store, _, _ = next(dist.rendezvous("env://", rank, world))
+    if rank == 2:
+        store.wait([f"heard/{other}" for other in range(2)])
+        return ""
+    own = StoreOfTheDead(store, lambda call, key: None) if rank == 1 else store
+    with pytest.raises(dist.DistNetworkError) as error:
+        dist.init_process_group("ours", store=own, rank=rank, world_size=world)
+    store.set(f"heard/{rank}", "")
+    return str(error.value)
+
+
+def test_a_dead_rank_is_missed_though_another_process_has_its_number():
+    for text in run_ranks(3, meets_a_number_that_is_used_again, backend=None)[:2]:
+        assert re.search(r"rank 1 \(host [^ ]+, pid \d+\) died while", text), text
 
 
 def join_by_a_stopped_store(rank: int, world: int, address: tuple[str, int], pid: int, shrinks: bool) -> float:

@@ -109,8 +109,9 @@ Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology, cons
   } catch (const Error&) {
     // Ranks of other nodes may have joined already. They would take it for this rank's fault that nobody answers here.
     for (const auto& mesh : {meshes.calls, meshes.messages}) {
-      if (mesh) mesh->fail(std::current_exception());
-      if (mesh) mesh->leave();
+      if (!mesh) continue;
+      mesh->fail(std::current_exception());
+      mesh->leave();
     }
     throw;
   }

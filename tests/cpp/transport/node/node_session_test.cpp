@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/process_watch.h"
 #include "support/testing.h"
 
 namespace ours::testing {
@@ -61,6 +62,16 @@ TEST(a_rank_that_died_is_named_rather_than_one_that_left) {
   CHECK_CONTAINS(message, "rank 2 (");
   CHECK_CONTAINS(message, " died during a call");
   ::waitpid(dying, nullptr, 0);
+}
+
+TEST(a_process_that_has_taken_the_number_of_a_dead_rank_is_not_that_rank) {
+  const auto waiting = NodeSession::create(0, 2, NodeConfig{4096, 4096});
+  CHECK_EQ(waiting->self().start, start_of(::getpid()));
+  const NodeSession of_dead(1, 2, waiting->memory());
+  of_dead.self().pid = ::getppid();
+  of_dead.self().start = start_of(::getppid()) - 1;
+  waiting->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
+  CHECK_CONTAINS(CHECK_THROWS(PeerError, waiting->lost(1, waiting->absence(1), "a call")), " died during a call");
 }
 
 TEST(a_group_that_takes_more_memory_than_there_is_is_refused_before_any_is_taken) {
