@@ -137,8 +137,9 @@ class Trials:
     def _disturb(trial: Trial, strike: Strike, outcome: Outcome) -> None:
         page = strike.team.pages[strike.victim]
         deadline = time.monotonic() + 30
-        awaited = ("", "init") if trial.part in PARTS else ("",)
-        while page.doing in awaited and time.monotonic() < deadline:
+        # A part is disturbed once all ranks have made the group of the job, whose timeout is another one.
+        awaited, pages = (("", "init"), strike.team.pages) if trial.part in PARTS else (("",), [page])
+        while any(each.doing in awaited for each in pages) and time.monotonic() < deadline:
             time.sleep(0.001)
         time.sleep(strike.rng.uniform(0, 0.12))
         outcome.doing, outcome.hit_at = page.doing, time.monotonic()
