@@ -86,6 +86,17 @@ void bind_status(py::module_& module) {
 
 using ReducerClass = py::class_<Reducer, std::shared_ptr<Reducer>>;
 
+/// Lets Python drop the reducer without the GIL: with it goes its group, which may be another backend's, and may wait
+/// for threads that need the GIL.
+std::shared_ptr<Reducer> for_python(std::shared_ptr<Reducer> reducer) {
+  Reducer* const address = reducer.get();
+  return {address, [reducer = std::move(reducer)](Reducer*) mutable {
+            if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) return;
+            const py::gil_scoped_release released;
+            reducer.reset();
+          }};
+}
+
 void bind_step(ReducerClass& cls) {
   cls.def("prepare_for_forward", &Reducer::prepare_for_forward, NoGil())
       .def("prepare_for_backward", &Reducer::prepare_for_backward, py::arg("outputs"), NoGil())
@@ -216,7 +227,7 @@ void bind_reducer(py::module_& module) {
   const auto create = [](std::vector<at::Tensor> parameters, Reducer::GroupPtr group, ReducerOptions options) {
     const py::gil_scoped_release released;
     options.is_library_code = is_library_function;
-    return Reducer::create(std::move(parameters), std::move(group), std::move(options));
+    return for_python(Reducer::create(std::move(parameters), std::move(group), std::move(options)));
   };
   cls.def(py::init(create), py::arg("parameters"), py::arg("group"), py::arg("options"));
   bind_step(cls);
