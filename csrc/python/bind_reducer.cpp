@@ -26,8 +26,42 @@ namespace py = pybind11;
 namespace ours {
 namespace {
 
+/// A holder that drops its object without the GIL: with a reducer may go the last owner of its group, and those of
+/// other backends wait for threads that need the GIL.
+template <class T>
+class UnlockedHolder {
+ public:
+  using element_type = T;  // pybind11 asks the object for its owner
+
+  explicit UnlockedHolder(T* object) : object_(object->shared_from_this()) {}
+  explicit UnlockedHolder(std::shared_ptr<T> object) : object_(std::move(object)) {}
+  UnlockedHolder(const UnlockedHolder&) = default;
+  UnlockedHolder& operator=(const UnlockedHolder&) = default;
+  UnlockedHolder(UnlockedHolder&&) noexcept = default;
+  UnlockedHolder& operator=(UnlockedHolder&&) noexcept = default;
+  ~UnlockedHolder() {
+    if (!object_ || Py_IsInitialized() == 0 || PyGILState_Check() == 0) return;
+    const py::gil_scoped_release unlocked;
+    object_.reset();
+  }
+  T* get() const { return object_.get(); }
+
+ private:
+  std::shared_ptr<T> object_;
+};
+
+}  // namespace
+}  // namespace ours
+
+PYBIND11_DECLARE_HOLDER_TYPE(T, ours::UnlockedHolder<T>)
+
+namespace ours {
+namespace {
+
 using PyFuture = torch::jit::PythonFutureWrapper;
 using NoGil = py::call_guard<py::gil_scoped_release>;
+using ReducerHolder = UnlockedHolder<Reducer>;
+using ReducerClass = py::class_<Reducer, ReducerHolder>;
 
 std::shared_ptr<PyFuture> wrap(Reducer::FuturePtr future) { return std::make_shared<PyFuture>(std::move(future)); }
 
@@ -82,19 +116,6 @@ void bind_status(py::module_& module) {
       .def_readonly("unused_parameters", &ReducerStatus::unused_parameters)
       .def_readonly("ready_order", &ReducerStatus::ready_order)
       .def_readonly("error", &ReducerStatus::error);
-}
-
-using ReducerClass = py::class_<Reducer, std::shared_ptr<Reducer>>;
-
-/// Lets Python drop the reducer without the GIL: with it goes its group, which may be another backend's, and may wait
-/// for threads that need the GIL.
-std::shared_ptr<Reducer> for_python(std::shared_ptr<Reducer> reducer) {
-  Reducer* const address = reducer.get();
-  return {address, [reducer = std::move(reducer)](Reducer*) mutable {
-            if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) return;
-            const py::gil_scoped_release released;
-            reducer.reset();
-          }};
 }
 
 void bind_step(ReducerClass& cls) {
@@ -227,7 +248,7 @@ void bind_reducer(py::module_& module) {
   const auto create = [](std::vector<at::Tensor> parameters, Reducer::GroupPtr group, ReducerOptions options) {
     const py::gil_scoped_release released;
     options.is_library_code = is_library_function;
-    return for_python(Reducer::create(std::move(parameters), std::move(group), std::move(options)));
+    return ReducerHolder(Reducer::create(std::move(parameters), std::move(group), std::move(options)));
   };
   cls.def(py::init(create), py::arg("parameters"), py::arg("group"), py::arg("options"));
   bind_step(cls);

@@ -128,7 +128,7 @@ def test_backward_waits_without_the_gil(rank, world):
 
 @in_ranks(2, fresh=True)
 def test_its_group_may_go_with_it_while_threads_of_the_group_need_the_gil(rank, world):
-    """A thread of Gloo drops the tensor of the last call, which belongs to Python, and its group waits for the thread."""
+    """A thread of Gloo drops the tensor of the last call, which is Python's, and its group waits for the thread."""
     group = dist.new_group(backend="gloo")
     model = DistributedDataParallel(nn.Linear(3, 3), process_group=group)
     dist.all_reduce(torch.ones(1 << 20), group=group, async_op=True)
