@@ -178,6 +178,32 @@ def test_the_second_signal_does_what_it_did_before():
     assert ended.returncode == -signal.SIGTERM, ended.stderr
 
 
+def test_signals_may_come_while_the_handler_is_being_set_or_runs():
+    ended = run(
+        "from types import SimpleNamespace\n"
+        "from ourddp import preemption\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('before'))\n"
+        "set_handler, native = signal.signal, preemption._C\n"
+        "def set_and_send(number, handler):\n"
+        "    before = set_handler(number, handler)\n"
+        "    if handler is preemption._ask:\n"
+        "        signal.raise_signal(number)\n"
+        "    return before\n"
+        "def request_and_send():\n"
+        "    is_first = not native.stop_requested()\n"
+        "    native.request_stop()\n"
+        "    if is_first:\n"
+        "        signal.raise_signal(signal.SIGUSR1)\n"
+        "preemption._C = SimpleNamespace(**{**vars(native), 'request_stop': request_and_send})\n"
+        "signal.signal = set_and_send\n"
+        "ourddp.watch_preemption([signal.SIGUSR1])\n"
+        "assert ourddp.preempted()\n"
+        "signal.raise_signal(signal.SIGUSR1)\n"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "before\n"
+
+
 def test_a_forked_child_dies_of_the_signal_and_asks_nobody_to_stop():
     ended = run(
         "assert not ourddp.preempted()\n"
