@@ -172,6 +172,7 @@ void ProcessGroupOurs::drain_queues() {
 }
 
 bool ProcessGroupOurs::heard_stop() {
+  status_->check_caller();
   if (size_ == 1) return stop_requested();
   StopRecord& stops = lane_->queue->stops();
   const uint64_t last = stops.last_called();

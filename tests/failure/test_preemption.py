@@ -146,6 +146,27 @@ def test_a_broadcast_does_not_carry_it_because_rank_0_would_not_hear(rank, world
 
 
 @in_ranks(2)
+def test_a_forked_child_does_not_wait_for_its_parents_calls(rank, world):
+    with fresh_group() as group:
+        ourddp.watch_preemption()
+        if rank == 1:
+            dist.barrier()
+            dist.all_reduce(torch.ones(3), group=group)
+            return
+        work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        if (child := os.fork()) == 0:
+            signal.alarm(10)  # ends a child that waits for the call
+            try:
+                ourddp.preempted(group)
+            except RuntimeError:
+                os._exit(3)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        dist.barrier()
+        work.wait()
+
+
+@in_ranks(2)
 def test_another_backend_is_refused(rank, world):
     with fresh_group("gloo") as group:
         before = signal.getsignal(signal.SIGTERM)
