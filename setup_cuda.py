@@ -75,10 +75,11 @@ class Cuda:
         objects = []
         for kind in (".cu", ".cpp"):
             objects += build.compile(sources(f"cuda/*{kind}"), self.compiler(kind, warnings_are_errors))
+        exports = ROOT / "csrc" / "cuda" / "exports.map"
         link = [*CXX, "-shared", "-pthread", *map(str, objects), str(core), "-o", str(target)]
         link += [*LDFLAGS, f"-L{self.library_dir}", "-lcudart_static", "-ldl", "-lrt", "-Wl,--exclude-libs,ALL"]
-        link += ["-Wl,-z,defs", f"-Wl,--version-script,{ROOT / 'csrc' / 'cuda' / 'exports.map'}"]
-        build.add(target, link, [*objects, core])
+        link += ["-Wl,-z,defs", f"-Wl,--version-script,{exports}"]
+        build.add(target, link, [*objects, core, exports])
 
 
 def _output(command: list[str]) -> str:

@@ -47,8 +47,13 @@ class CheckpointFolder:
         replaced = self.path.glob(f".step-*.replaced/{FACTS}")
         for file in (*replaced, *self.path.glob(f"step-*/{FACTS}")):
             name = NAME.fullmatch(file.parent.name)
-            if name is not None:
-                found[int(name[1] or name[2])] = json.loads(file.read_text())["metric"]
+            if name is None:
+                continue
+            step = int(name[1] or name[2])
+            try:
+                found[step] = json.loads((self.source(step) / FACTS).read_text())["metric"]
+            except FileNotFoundError:
+                continue  # the job that saves has just removed it
         return dict(sorted(found.items()))
 
     def of(self, step: int) -> Path:

@@ -75,8 +75,9 @@ class Checkpointer:
 
         ``metric`` decides which checkpoint is the best; that of rank 0 counts. ``others`` are objects with
         ``state_dict()`` and ``load_state_dict()``, such as a learning-rate schedule, with equal states on all ranks. Of
-        those with a true attribute ``differs_by_rank``, such as a ``RandomState``, the state of each rank is saved. A
-        checkpoint of the same step is replaced.
+        those with a true attribute ``differs_by_rank``, such as a ``RandomState``, the state of each rank is saved; of
+        those with ``rank_0_knows``, such as a ``ResumableSampler``, that of rank 0. A checkpoint of the same step is
+        replaced.
 
         Raises RuntimeError, on all ranks, if anything fails on one of them, or they pass different steps; the message
         gives the ranks, and checkpoints from before stay. If only the removal of older ones fails, it says so.
@@ -98,6 +99,7 @@ class Checkpointer:
         try:
             self._on_rank_0(what, lambda: self._folder.begin(step))
             state = self._together(what, lambda: _state(model, optimizer, others))
+            state |= self._of_rank_0(what, {name: state[name] for name in _with(others, "rank_0_knows")})
             state |= self._of_each_rank(what, {name: state[name] for name in _differing(others)})
             self._by_dcp(what, lambda: dcp.save(state, checkpoint_id=temporary, process_group=self._group))
             self._on_rank_0(what, lambda: self._folder.commit(step, _as_number(metric)))
@@ -176,6 +178,13 @@ class Checkpointer:
         has = f"it has {', '.join(map(str, steps))}" if steps else "it is empty"
         return None, f"there is none of step {which!r}; {has}. which is 'latest', 'best' or a step"
 
+    def _of_rank_0(self, what: str, own: dict[str, Any]) -> dict[str, Any]:
+        """Return the states that rank 0 has by name."""
+        try:
+            return broadcast_object(own, process_group=self._group) if own else {}
+        except ValueError as error:
+            raise RuntimeError(f"{what}: {error}") from error
+
     def _of_each_rank(self, what: str, own: dict[str, Any]) -> dict[str, bytes]:
         """Return the states of all ranks by name: one value each, which another number of ranks can load as well."""
         try:
@@ -213,7 +222,11 @@ def _as_number(metric: float | None) -> float | None:
 
 
 def _differing(others: dict[str, Any]) -> list[str]:
-    return [name for name, other in others.items() if getattr(other, "differs_by_rank", False)]
+    return _with(others, "differs_by_rank")
+
+
+def _with(others: dict[str, Any], attribute: str) -> list[str]:
+    return [name for name, other in others.items() if getattr(other, attribute, False)]
 
 
 def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, others: dict[str, Any]) -> dict[str, Any]:

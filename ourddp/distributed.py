@@ -62,13 +62,14 @@ class DistributedDataParallel(_TorchDDP):
 
     @functools.wraps(_TorchDDP.__init__)
     def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        own = {name: kwargs[name] for name in ("bad_gradients", "check_replicas_every") if name in kwargs}
         self.__dict__["_bad_gradients"] = bad_gradients.take(kwargs, module)
         replica_check.check_every(self, kwargs.pop("check_replicas_every", None))
         bound = inspect.signature(_TorchDDP.__init__).bind(self, module, *args, **kwargs)
         given = bound.arguments
         # For change_group(), which gives these another value.
         fixed = ("self", "module", "process_group", "device_mesh", "init_sync")
-        self.__dict__["_arguments"] = {name: value for name, value in given.items() if name not in fixed}
+        self.__dict__["_arguments"] = {**own, **{name: value for name, value in given.items() if name not in fixed}}
         self.__dict__["_tunes_buckets"] = tuning.take_auto(given)
         # Set here, as the constructor of the base class builds the list of parameters that is checked.
         self.__dict__["_model_check_due"] = bool(given.get("init_sync", True))

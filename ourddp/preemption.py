@@ -32,14 +32,17 @@ def watch_preemption(signals: Iterable[int] = (signal.SIGTERM,)) -> None:
     for number in signals:
         if number in _watched:
             continue
+        # Known before the signal can come. None stands for a handler that Python did not set, and could not set again.
+        _before[number] = signal.getsignal(number) or signal.SIG_DFL
         try:
-            # None stands for a handler that Python did not set, and could not set again.
-            _before[number] = signal.signal(number, _ask) or signal.SIG_DFL
+            signal.signal(number, _ask)
         except ValueError as error:
+            del _before[number]
             if "main thread" not in str(error):
                 raise
             raise RuntimeError("call ourddp.watch_preemption() on the main thread, before the training") from error
         except OSError as error:
+            del _before[number]
             raise ValueError(f"{signal.Signals(number).name} cannot be caught; choose SIGTERM or SIGUSR1") from error
         _watched.add(number)
 
@@ -78,14 +81,16 @@ def preempted(group: dist.ProcessGroup | None = None) -> bool:
 
 def _ask(number: int, _frame: FrameType | None) -> None:
     _C.request_stop()
-    signal.signal(number, _before.pop(number))
+    # Another signal of the kind may interrupt this function, and does the rest then: both count as the first.
+    handler = _before.pop(number, None)
+    if handler is not None:
+        signal.signal(number, handler)
 
 
 def _forget() -> None:
     """Go back to the state at the import: the handlers from before, and nobody was asked to stop."""
-    for number, handler in _before.items():
-        signal.signal(number, handler)
-    _before.clear()
+    while _before:
+        signal.signal(*_before.popitem())
     _watched.clear()
     _C.forget_stop_request()
 

@@ -18,7 +18,8 @@ DEVICES = ["cpu", "cuda"]
 
 def _create(options: dist.distributed_c10d._DistributedBackendOptions, own_options: Any) -> dist.Backend:
     backend = _C.create_backend(options, own_options)
-    tracing.start_as_asked(backend)
+    # Only torch from 2.15 on has this attribute.
+    tracing.start_as_asked(backend, ranks_come_later=getattr(options, "enable_reconfigure", False))
     return backend
 
 

@@ -35,12 +35,15 @@ class ResumableSampler(Sampler[int]):
 
     Attributes:
         epoch: The epoch that set_epoch() has set; 0 at first.
-        position: The samples of this epoch that all ranks together have used.
+        position: The samples of this epoch that all ranks together have used. With "uneven" only rank 0, which never
+            has fewer samples than another rank, knows at the end of an epoch; a Checkpointer saves what that one says.
 
     Raises:
         ValueError: If ``tail`` is none of these.
 
     """
+
+    rank_0_knows = True  # tells a Checkpointer whose state to save
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class ResumableSampler(Sampler[int]):
         self.position = self._samples if done else self._begin + self._used * self._ranks
 
     def state_dict(self) -> dict[str, int]:
-        """Return epoch and position, which are the same on all ranks, and what they are meant for."""
+        """Return epoch and position, and what they are meant for."""
         return {"epoch": self.epoch, "position": self.position, "samples": self._samples, "seed": self._seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

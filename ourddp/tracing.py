@@ -22,6 +22,8 @@ __all__ = ["timeline"]
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _TEXT_BYTES = 256
 _PINGS = 20
+# Not empty once this process has made a group whose ranks come by reconfigure().
+_come_later: list[bool] = []
 _END = '{"ph":"M","name":"process_labels","pid":0,"args":{"labels":"whole"}}\n]\n'
 
 
@@ -57,11 +59,16 @@ def timeline(path: str | os.PathLike[str], process_group: dist.ProcessGroup | No
             whole.write(_END)
 
 
-def start_as_asked(backend: dist.Backend) -> None:
-    """Start the timeline that OURS_TIMELINE asks for with the first group of all ranks, of which all ranks know."""
+def start_as_asked(backend: dist.Backend, *, ranks_come_later: bool) -> None:
+    """Start the timeline that OURS_TIMELINE asks for with the first group of all ranks, of which all ranks know.
+
+    A process that has made a group whose ranks come by reconfigure() starts none: the others may record already.
+    """
     path = _C.option_values()["OURS_TIMELINE"]
+    if ranks_come_later:
+        _come_later.append(True)
     has_all = not dist.is_initialized() or backend.size() == dist.get_world_size()
-    if path and has_all and not _C.timeline_is_on():
+    if path and has_all and not _come_later and not _C.timeline_is_on():
         _start(backend, Path(path))
 
 

@@ -71,8 +71,10 @@ class TorchFlightLog final : public FlightLog {
     const std::lock_guard<std::mutex> lock(recorder_.mutex_);
     if (Recorder::Entry* found = find(entry)) {
       found->time_discovered_started_ = c10::getTime();
-      if (!found->isP2P_ && !is_in_callback(entry.sequence))
-        status_->lastStartedSeq = static_cast<int64_t>(entry.sequence);
+      if (found->isP2P_) return;
+      // A call of another thread may have come in between since it was issued.
+      found->collective_seq_id_ = count_of(entry.sequence);
+      if (!is_in_callback(entry.sequence)) status_->lastStartedSeq = static_cast<int64_t>(entry.sequence);
     }
   }
 

@@ -172,6 +172,7 @@ void ProcessGroupOurs::drain_queues() {
 }
 
 bool ProcessGroupOurs::heard_stop() {
+  status_->check_caller();
   if (size_ == 1) return stop_requested();
   StopRecord& stops = lane_->queue->stops();
   const uint64_t last = stops.last_called();
@@ -308,7 +309,9 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::shrink(
   TORCH_CHECK(!status_->is_forked_child(), "a forked child cannot shrink its parent's process group");
   TORCH_CHECK(!status_->is_without_ranks(), "a process group without ranks cannot shrink: call reconfigure() first");
   auto options = child_options(opts_override, *options_);
-  std::string name = "shrink/" + std::to_string(shrinks_++);
+  // Its ranks before reconfigure() may have shrunk more often, or as others do now.
+  std::string name = handle_.uuid ? "reconfigure/" + std::to_string(*handle_.uuid) + '/' : "";
+  name += "shrink/" + std::to_string(shrinks_++);
   std::vector<int> members;
   for (int rank = 0; rank < size_; ++rank) {
     if (std::find(ranks_to_exclude.begin(), ranks_to_exclude.end(), rank) != ranks_to_exclude.end()) {

@@ -84,6 +84,7 @@ class ProcessGroupOurs final : public c10d::Backend {
   const StragglerLedger& ledger() const { return lane_->queue->ledger(); }
   /// Whether a rank had been asked to stop before one of the all-reduces and barriers that this rank's program has
   /// called: the same on all ranks at the same place of their programs. Waits for those that are still under way.
+  /// Throws RuntimeError in a forked child and in a signal handler, where it could wait for ever.
   bool heard_stop();
   /// What moves the data of the group's device, and why; empty until it is first needed.
   std::string device_engine() const { return lane_->devices->engine(); }

@@ -96,6 +96,7 @@ ProcessGroupOurs::WorkPtr ProcessGroupOurs::reconfigure(const c10d::ReconfigureO
   handle_.joined = true;
   handle_.uuid = opts.uuid;
   handle_.rank = rank_;
+  shrinks_ = 0;
   return completed_work();
 }
 

@@ -70,7 +70,10 @@ class OursWork : public c10d::Work, public Timed {
   OursWork(Op op, int rank, std::shared_ptr<GroupStatus> status, const std::vector<at::Tensor>& inputs, Outputs outputs,
            std::chrono::milliseconds requested_timeout);
 
-  void set_sequence(uint64_t sequence) { sequence_ = sequence; }
+  void set_sequence(uint64_t sequence) {
+    sequence_ = sequence;
+    if (flight_) flight_->sequence = sequence;
+  }
   /// When the program asked for it.
   Clock::time_point called() const { return called_; }
   void set_started();

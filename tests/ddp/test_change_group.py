@@ -126,3 +126,29 @@ def test_mixed_precision_is_refused(rank: int, world: int) -> None:
     model = DistributedDataParallel(linear(), mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="make a new one of its module"):
         model.change_group()
+
+
+@in_ranks(2)
+def test_what_is_done_about_bad_gradients_stays(rank: int, world: int) -> None:
+    model = DistributedDataParallel(linear(), bad_gradients="raise")
+    model.change_group()
+    with pytest.raises(RuntimeError, match="rank 1 in"):
+        model(torch.full((1, 2), float("nan") if rank == 1 else 1.0)).sum().backward()
+
+
+@in_ranks(2)
+def test_old_and_new_ranks_check_replicas_at_the_same_forwards(rank: int, world: int) -> None:
+    alone = [dist.new_group([each]) for each in range(world)]
+    if rank == 0:
+        model = DistributedDataParallel(linear(), process_group=alone[0], check_replicas_every=3)
+        for _ in range(2):
+            model(torch.ones(1, 2))
+        model.change_group()
+    else:
+        model = DistributedDataParallel(linear(), check_replicas_every=3)
+    with torch.no_grad():
+        model.module.bias[0] = rank
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError, match="replicas of the model differ"):
+        model(torch.ones(1, 2))

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -281,3 +282,19 @@ def test_torchs_health_check_names_the_backend_of_a_group_that_failed():
     if "c10d_health_check" not in _get_handler_names():
         pytest.skip("this torch has no health check of backends")
     run_ranks(2, failing_with_a_health_check)
+
+
+@in_ranks(1, fresh=True)
+def test_calls_of_several_threads_have_numbers_of_their_own(rank: int, world: int) -> None:
+    def call() -> None:
+        for _ in range(150):
+            dist.all_reduce(torch.ones(4))
+
+    sys.setswitchinterval(1e-6)  # so that threads often overtake each other
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    numbers = [entry["collective_seq_id"] for entry in entries()]
+    assert sorted(numbers) == list(range(1, 1201))

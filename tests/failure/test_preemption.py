@@ -146,6 +146,27 @@ def test_a_broadcast_does_not_carry_it_because_rank_0_would_not_hear(rank, world
 
 
 @in_ranks(2)
+def test_a_forked_child_does_not_wait_for_its_parents_calls(rank, world):
+    with fresh_group() as group:
+        ourddp.watch_preemption()
+        if rank == 1:
+            dist.barrier()
+            dist.all_reduce(torch.ones(3), group=group)
+            return
+        work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        if (child := os.fork()) == 0:
+            signal.alarm(10)  # ends a child that waits for the call
+            try:
+                ourddp.preempted(group)
+            except RuntimeError:
+                os._exit(3)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        dist.barrier()
+        work.wait()
+
+
+@in_ranks(2)
 def test_another_backend_is_refused(rank, world):
     with fresh_group("gloo") as group:
         before = signal.getsignal(signal.SIGTERM)
@@ -176,6 +197,32 @@ def test_the_second_signal_does_what_it_did_before():
     )
     assert ended.stdout == "before\nalive\n"
     assert ended.returncode == -signal.SIGTERM, ended.stderr
+
+
+def test_signals_may_come_while_the_handler_is_being_set_or_runs():
+    ended = run(
+        "from types import SimpleNamespace\n"
+        "from ourddp import preemption\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('before'))\n"
+        "set_handler, native = signal.signal, preemption._C\n"
+        "def set_and_send(number, handler):\n"
+        "    before = set_handler(number, handler)\n"
+        "    if handler is preemption._ask:\n"
+        "        signal.raise_signal(number)\n"
+        "    return before\n"
+        "def request_and_send():\n"
+        "    is_first = not native.stop_requested()\n"
+        "    native.request_stop()\n"
+        "    if is_first:\n"
+        "        signal.raise_signal(signal.SIGUSR1)\n"
+        "preemption._C = SimpleNamespace(**{**vars(native), 'request_stop': request_and_send})\n"
+        "signal.signal = set_and_send\n"
+        "ourddp.watch_preemption([signal.SIGUSR1])\n"
+        "assert ourddp.preempted()\n"
+        "signal.raise_signal(signal.SIGUSR1)\n"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "before\n"
 
 
 def test_a_forked_child_dies_of_the_signal_and_asks_nobody_to_stop():

@@ -99,6 +99,18 @@ def test_a_set_puts_newcomers_behind_those_that_were_there(rank: int, world: int
     assert total(rank) == 3
 
 
+@in_ranks(3, fresh=True, enable_reconfigure=True)
+def test_old_ranks_and_newcomers_shrink_the_group_together(rank: int, world: int) -> None:
+    if rank != 2:
+        reconfigure(1, exchange("first", rank, [0, 1]))
+        backend_of().shrink([], 0)
+    reconfigure(2, exchange("second", rank, range(3)))
+    if rank != 1:
+        shrunk = backend_of().shrink([1], 0)
+        shrunk.allreduce([tensor := torch.ones(3)]).wait()
+        assert tensor.tolist() == [2.0] * 3
+
+
 @in_ranks(2, "nodes", fresh=True)
 def test_a_group_that_was_made_in_the_usual_way_can_change_its_ranks(rank: int, world: int) -> None:
     assert total() == 2

@@ -222,6 +222,14 @@ def working(setup_cuda: ModuleType) -> Any:
     return setup_cuda.Cuda("13.0", "/cuda/bin/nvcc", "/cuda/include", "/cuda/lib64", ["80", "90"], "120")
 
 
+def test_the_library_for_cuda_is_linked_again_if_what_it_exports_changes(setup_cuda, tmp_path):
+    build = sys.modules["setup_ninja"].Build(tmp_path)
+    target = tmp_path / "_cuda.so"
+    working(setup_cuda).add_library(build, tmp_path / "core.a", target, True)
+    needs = next(line for line in build._text.splitlines() if line.startswith(f"build {target}: "))
+    assert needs.split()[-1] == str(ROOT / "csrc" / "cuda" / "exports.map")
+
+
 def refuse(*_: Any) -> None:
     raise sys.modules["setup_ninja"].BuildError("this command failed: nvcc")
 

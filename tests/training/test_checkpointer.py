@@ -18,6 +18,7 @@ from torch import nn
 
 import ourddp
 from ourddp import Checkpointer
+from ourddp.checkpoint_folder import CheckpointFolder
 
 KINDS = ["plain", "ddp", "sharded", "distributed optimizer"]
 
@@ -368,3 +369,18 @@ def test_a_whole_checkpoint_is_there_whenever_rank_0_dies(point: str, tmp_path: 
     assert torch.equal(found, expected)
     assert names(tmp_path) == ["step-1"]
     assert json.loads((tmp_path / "step-1" / "checkpoint.json").read_text()) == {"step": 1, "metric": 0.2}
+
+
+def test_a_checkpoint_may_be_removed_while_another_job_looks_for_one(tmp_path, monkeypatch):
+    for step in (1, 2):
+        (tmp_path / f"step-{step}").mkdir()
+        (tmp_path / f"step-{step}" / "checkpoint.json").write_text(f'{{"step": {step}, "metric": 0.5}}')
+    read = Path.read_text
+
+    def remove_and_read(path: Path) -> str:
+        if (tmp_path / "step-1").exists():
+            shutil.rmtree(tmp_path / "step-1")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_text", remove_and_read)
+    assert CheckpointFolder(tmp_path, 1).steps() == {2: 0.5}

@@ -103,6 +103,19 @@ class Unpicklable:
 
 
 @in_ranks(2)
+def test_a_checkpoint_has_the_position_of_the_rank_with_most_samples(rank: int, world: int, tmp_path: Path) -> None:
+    """Rank 1 has used its share, and does not know that rank 0 has not."""
+    model, checkpointer = nn.Linear(1, 1), Checkpointer(tmp_path)
+    samplers = {f"sampler_{i}": ResumableSampler(range(5), tail="uneven", shuffle=False) for i in range(4)}
+    for sampler in samplers.values():
+        assert list(sampler) == [[0, 2, 4], [1, 3]][rank]
+        sampler.advance(2)
+    checkpointer.save(1, model, **samplers)
+    checkpointer.load(model, **samplers)
+    assert [sampler.position for sampler in samplers.values()] == [4] * 4
+
+
+@in_ranks(2)
 def test_a_state_of_one_rank_that_cannot_be_saved_is_an_error_on_all(rank: int, world: int, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"step 1 was not saved: objects that cannot be pickled .*: rank 1: "):
         Checkpointer(tmp_path).save(1, nn.Linear(2, 2), own=Unpicklable())

@@ -190,6 +190,23 @@ def test_a_timeline_of_the_whole_job_begins_with_a_group_of_all_ranks(tmp_path):
     assert {event["pid"] for event in read(path) if event["name"] == "all_reduce"} == {0, 1}
 
 
+def start_without_ranks(rank: int, world: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"handle/{rank}", dist.distributed_c10d._get_reconfigure_handle())
+    handles = [store.get(f"handle/{other}").decode() for other in range(world)]
+    dist.distributed_c10d._reconfigure(uuid=1, handles=handles).wait()
+    dist.new_group(backend="ours")  # another rank may record already
+    dist.all_reduce(torch.ones(1))
+    assert not _C.timeline_is_on()
+
+
+@pytest.mark.skipif(not hasattr(dist.distributed_c10d, "_reconfigure"), reason="torch has reconfigure() from 2.15 on")
+def test_a_group_whose_ranks_come_later_starts_no_timeline(tmp_path):
+    path = tmp_path / "trace.json"
+    run_ranks(2, start_without_ranks, env={"OURS_TIMELINE": str(path)}, enable_reconfigure=True)
+    assert not path.exists()
+
+
 @in_ranks(2, fresh=True)
 def test_a_timeline_is_refused_on_all_ranks_if_it_cannot_be_written(rank: int, world: int) -> None:
     refusal = r"cannot be written to /nowhere/trace.json: rank 0: .*No such file"
