@@ -24,7 +24,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = ROOT / "tests" / "fuzz" / "seeds"
 RESULTS = ROOT / "build" / "fuzz"
-MAX_INPUT = 8192
 # A length that is beyond any machine is refused, as it is without sanitizers, and does not end the program. What an
 # input leaves to threads that end later is no leak.
 SANITIZERS = {
@@ -68,14 +67,14 @@ def build(compiler: str) -> Path:
     return ROOT / output.split("\n")[-2]
 
 
-def fuzz(program: Path, parser: str, runs: int, seconds: int) -> Outcome:
+def fuzz(program: Path, parser: str, runs: int, seconds: int, longest: int) -> Outcome:
     """Run one parser. It stops at the first finding."""
     folder = RESULTS / parser
     corpus = folder / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*-*"):
         old.unlink()
-    limits = [f"-runs={runs}", f"-max_total_time={seconds}", f"-max_len={MAX_INPUT}", "-timeout=60"]
+    limits = [f"-runs={runs}", f"-max_total_time={seconds}", f"-max_len={longest}", "-timeout=60"]
     command = [str(program), *limits, "-print_final_stats=1", str(corpus), str(SEEDS / parser)]
     environment = os.environ | SANITIZERS | {"OURS_TEST_PARSER": parser}
     began = time.monotonic()
@@ -94,6 +93,7 @@ def main() -> int:
     command = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     command.add_argument("--runs", type=int, default=100_000, help="executions of each parser (default: %(default)s)")
     command.add_argument("--seconds", type=int, default=0, help="the most for each parser; 0: no limit")
+    command.add_argument("--longest", type=int, default=8192, help="the most bytes of an input (default: %(default)s)")
     command.add_argument("--parser", action="append", help="only this one; may be repeated")
     command.add_argument("--cxx", default="clang++", help="the compiler to try (default: %(default)s)")
     command.add_argument("--write-seeds", action="store_true", help="write the inputs to start from, and end")
@@ -108,7 +108,7 @@ def main() -> int:
     print(f"{'parser':14} {'executions':>12} {'a second':>10}  findings")
     findings = 0
     for parser in arguments.parser or listed:
-        outcome = fuzz(program, parser, arguments.runs, arguments.seconds)
+        outcome = fuzz(program, parser, arguments.runs, arguments.seconds, arguments.longest)
         findings += outcome.finding is not None
         rate = outcome.executions / max(outcome.seconds, 1e-3)
         print(f"{parser:14} {outcome.executions:12,} {rate:10,.0f}  {outcome.finding or 0}", flush=True)
