@@ -56,10 +56,13 @@ void exchange(TcpRun& run, const ExchangePlan& plan) {
 
   bool begun = ranks == 1;
   std::vector<Source> unseen = sources;
+  // No receive is posted yet, which would tell for whom this rank waits.
+  for (const Source& from : unseen) run.tcp.expect(from.rank, true);
   bool all_uniform = uniform;
   const auto look = [&](const Source& from) {
     const FrameHeader* header = run.tcp.next_from(from.rank);
     if (header == nullptr) return false;
+    run.tcp.expect(from.rank, false);
     all_uniform = all_uniform && header->detail == kUniform;
     if (header->total == from.span.bytes) return true;
     run.tcp.mismatch(sizes_disagree(run.tcp.describe(from.rank), header->total, run.tcp.describe(run.rank),

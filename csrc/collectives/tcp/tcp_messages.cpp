@@ -168,6 +168,9 @@ void TcpMessages::check_can_complete(const Message& message) {
   for (const int rank : connections_.met()) {
     TcpStream& data = connections_.data(rank, 0);
     if (connections_.left(rank) && data.has_sends() && !inbox_.is_arriving(rank)) data.forget();
+    // What the inbox waits for has no receive on the stream before its header has come.
+    const bool awaited = message.op != Op::Send && (message.peer == rank || message.peer == kAnySource);
+    if (awaited && !connections_.left(rank)) connections_.check(rank, false, true);
   }
   int absent = 0;
   for (int rank = 0; rank < size(); ++rank) {

@@ -1,3 +1,5 @@
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -5,7 +7,9 @@
 #include <random>
 #include <thread>
 
+#include "collectives/tcp/tcp_messages.h"
 #include "common/interval.h"
+#include "support/message_ranks.h"
 #include "support/patience.h"
 #include "support/tcp_puppet.h"
 
@@ -141,6 +145,63 @@ TEST(a_silent_peer_is_named_at_the_deadline) {
       CHECK(Clock::now() - start < timeout + seconds(2));
     });
   });
+}
+
+/// The error of rank 2 in an all_gather for which rank 1 has come, while rank 0 is connected and says nothing.
+template <class ErrorType>
+std::string gathered_without_rank_0(milliseconds timeout, bool breaks_a_connection) {
+  const auto keys = std::make_shared<MapKeys>();
+  Puppet puppet(3, keys);
+  const auto meshes = join_others(3, keys);
+  std::string answer;
+  run_ranks(3, [&](int rank) {
+    if (rank == 0) {
+      puppet.connect(2);
+      puppet.connect(1);
+      if (breaks_a_connection) ::shutdown(puppet.fd(1), SHUT_RDWR);
+      return;
+    }
+    TcpGroup group(meshes[static_cast<size_t>(rank)]);
+    const std::vector<float> mine(10, 1.0f);
+    std::vector<std::vector<float>> all(3, mine);
+    const auto gather = [&] {
+      group.all_gather(call_of(Op::AllGather, DType::Float32, 0, rank == 1 ? milliseconds(seconds(60)) : timeout),
+                       const_span(mine), {span(all[0]), span(all[1]), span(all[2])});
+    };
+    const std::string message = CHECK_THROWS(ErrorType, gather());
+    if (rank == 2) answer = message;
+  });
+  return answer;
+}
+
+TEST(a_silent_peer_is_named_by_a_rank_that_awaits_only_its_header) {
+  with_growing_timeouts([](milliseconds timeout) {
+    CHECK_CONTAINS(gathered_without_rank_0<TimeoutError>(timeout, false), "for rank 0 (host puppet, pid 4711)");
+  });
+}
+
+TEST(a_broken_connection_is_noticed_by_a_rank_that_awaits_only_a_header) {
+  CHECK_CONTAINS(gathered_without_rank_0<PeerError>(seconds(20), true),
+                 "rank 0 (host puppet, pid 4711) broke a connection");
+}
+
+TEST(a_broken_connection_is_noticed_by_a_receive_whose_message_has_not_begun) {
+  for (const int source : {0, kAnySource}) {
+    const auto keys = std::make_shared<MapKeys>();
+    Puppet puppet(2, keys);
+    Port port(make_tcp_point_to_point(join_others(2, keys)[1], nullptr));
+    run_ranks(2, [&](int rank) {
+      if (rank == 0) {
+        puppet.connect(1);
+        ::shutdown(puppet.fd(1), SHUT_RDWR);
+        return;
+      }
+      std::vector<int> data(4);
+      const auto limit = std::make_shared<TransferLimit>(seconds(20));
+      const auto transfer = port.p2p->recv(span(data), DType::Int32, source, 0, limit, nullptr);
+      CHECK_CONTAINS(CHECK_THROWS(PeerError, port.wait(transfer)), "rank 0 (host puppet, pid 4711) broke a connection");
+    });
+  }
 }
 
 TEST(a_silent_peer_is_named_by_a_rank_that_only_has_to_tell_it_something) {
