@@ -26,6 +26,7 @@ CollectiveWork::CollectiveWork(Collective collective, std::shared_ptr<Group> gro
       dtype_(collective.dtype),
       bytes_(bytes_of(collective.inputs)),
       body_(std::move(collective.body)),
+      begin_(std::move(collective.begin)),
       group_(std::move(group)),
       queue_(std::move(queue)) {}
 
@@ -77,15 +78,37 @@ void CollectiveWork::complete_captured() noexcept {
   complete(nullptr);
 }
 
+Call CollectiveWork::make_call() {
+  if (!begun_) {
+    set_started();
+    stop_.emplace(stop_requested());
+    Arrivals& arrivals = queue_->ledger().begin();
+    // Programs call collectives of device tensors ahead of time, so that says nothing of who is late.
+    arrivals_ = device_call_ ? nullptr : &arrivals;
+  }
+  return {op_, dtype_, getSequencenumber(), Deadline::after(getTimeout()), called(), arrivals_, &*stop_};
+}
+
+bool CollectiveWork::begin() noexcept {
+  if (!begin_ || device_call_) return false;
+  try {
+    begun_ = begin_(*group_, make_call());
+  } catch (const std::exception&) {  // which execute() meets again
+  }
+  return begun_;
+}
+
+bool CollectiveWork::isCompleted() { return done() || queue_->end_if_possible(*this); }
+
+c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
+  auto future = OursWork::getFuture();
+  if (!done()) queue_->attend();
+  return future;
+}
+
 void CollectiveWork::execute() noexcept {
-  set_started();
   std::exception_ptr error;
-  // Programs call collectives of device tensors ahead of time, so that says nothing of who is late.
-  Arrivals& arrivals = queue_->ledger().begin();
-  StopNotice stop(stop_requested());
-  const Call call{
-      op_,  dtype_, getSequencenumber(), Deadline::after(getTimeout()), called(), device_call_ ? nullptr : &arrivals,
-      &stop};
+  const Call call = make_call();
   try {
     if (device_call_) {
       device_call_->run(body_, call);
@@ -105,10 +128,11 @@ void CollectiveWork::execute() noexcept {
   }
   // Staging memory is not needed any more, however long the user keeps the Work.
   body_ = nullptr;
+  begin_ = nullptr;
   const auto ended = Clock::now();
   took_ = ended - called();
   queue_->ledger().add({called(), ended, bytes_});
-  if (tells_all()) queue_->stops().note_ended(count_, !error && stop.told());
+  if (tells_all()) queue_->stops().note_ended(count_, !error && stop_->told());
   complete(error);
 }
 

@@ -27,6 +27,11 @@ constexpr int kSpareServers = 2;
 /// Most callbacks return sooner than another thread would wake up.
 constexpr std::chrono::microseconds kReturn{20};
 
+/// How long what has begun waits for somebody to come for it, and how long a comm thread looks after that when there is
+/// nothing.
+constexpr std::chrono::milliseconds kUnattended{10};
+constexpr std::chrono::seconds kWatch{1};
+
 /// How long an interrupted wait still waits for the operation to end.
 constexpr std::chrono::milliseconds kInterruptPatience{100};
 
@@ -72,18 +77,86 @@ void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
     while (!work->done() && !queue_.empty()) run_next(lock);
     return;
   }
-  if (may_run_here && queue_.empty() && !running_) {
-    run(work, lock);
-    ledger_->waited(work->took(), last_sequence());
-    return;
+  // What has begun comes first. The caller may wait for it if it waits for this one anyway.
+  if (const CollectiveWork* const first = begun(); first != nullptr && may_run() && queue_.size() == 1) {
+    if (may_run_here || first->can_end()) run_next(lock);
   }
-  queue_.push_back(work);
+  if (queue_.empty() && !running_) {
+    if (may_run_here) {
+      run(work, lock);
+      ledger_->waited(work->took(), last_sequence());
+      return;
+    }
+    if (begin(work, lock)) return;
+  } else {
+    queue_.push_back(work);
+  }
   if (role().calls == nullptr) await_returning_server(lock);
   if (queue_.empty()) return;
   // The thread that runs a Work calls a server for what is queued meanwhile. If there are no servers, the caller waits.
   if ((running_ && servers_ > 0) || call_server()) return;
   lock.unlock();
   wait(*work, std::chrono::milliseconds(0));
+}
+
+CollectiveWork* CommQueue::begun() const {
+  return !running_ && !queue_.empty() && queue_.front()->has_begun() ? queue_.front().get() : nullptr;
+}
+
+bool CommQueue::begin(const WorkPtr& work, Lock& lock) {
+  running_ = true;
+  runner_ = std::this_thread::get_id();
+  lock.unlock();
+  const bool begun = options().inline_calls && work->begin();
+  lock.lock();
+  running_ = false;
+  queue_.push_front(work);  // others may have come meanwhile
+  if (!begun || queue_.size() > 1) return false;
+  begun_at_ = Clock::now();
+  if (waiters_ > 0) progress_.notify_all();
+  if (watched_) return true;
+  watched_ = true;
+  return call_server();
+}
+
+bool CommQueue::end_if_possible(const CollectiveWork& work) {
+  Lock lock(mutex_);
+  if (begun() == &work && may_run() && work.can_end()) run_next(lock);
+  return work.done();
+}
+
+void CommQueue::settle() {
+  Lock lock(mutex_);
+  if (CollectiveWork* const first = begun(); first != nullptr && first->can_end()) run_next(lock);
+}
+
+void CommQueue::attend() {
+  Lock lock(mutex_);
+  attend(lock);
+}
+
+void CommQueue::attend(Lock& /*lock*/) {
+  if (begun() == nullptr) return;
+  begun_at_ = {};
+  call_server();
+}
+
+bool CommQueue::needs_server() const {
+  if (running_ || queue_.empty()) return false;
+  return queue_.size() > 1 || begun() == nullptr || Clock::now() - begun_at_ >= kUnattended;
+}
+
+void CommQueue::await_work(Lock& lock) {
+  while (!needs_server() && !(stopping_ && !running_)) {
+    if (!watched_ || watching_) {
+      work_available_.wait(lock);
+      continue;
+    }
+    watching_ = true;
+    work_available_.wait_for(lock, kUnattended);
+    watching_ = false;
+    watched_ = begun() != nullptr || Clock::now() - begun_at_ < kWatch;
+  }
 }
 
 void CommQueue::await_returning_server(Lock& lock) {
@@ -148,6 +221,7 @@ bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeo
   Interrupts interrupts;
   std::optional<Deadline> patience;
   Lock lock(mutex_);
+  if (bounded || !may_run()) attend(lock);
   ++waiters_;
   while (!work.done()) {
     // A bounded wait does not run operations, because it could not stop at its limit.
@@ -211,6 +285,7 @@ void CommQueue::drain() {
 void CommQueue::wait_idle(std::chrono::milliseconds limit) {
   const Deadline deadline = Deadline::after(limit);
   Lock lock(mutex_);
+  attend(lock);
   ++waiters_;
   progress_.wait_until(lock, deadline.at(), [&] { return queue_.empty() && !running_; });
   --waiters_;
@@ -260,7 +335,7 @@ void CommQueue::serve() {
   role().serves = this;
   Lock lock(mutex_);
   while (true) {
-    work_available_.wait(lock, [&] { return !running_ && (!queue_.empty() || stopping_); });
+    await_work(lock);
     --idle_;
     if (queue_.empty()) break;
     run_next(lock);

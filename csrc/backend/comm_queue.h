@@ -22,6 +22,10 @@ class StragglerLedger;
 /// waits for a collective while no thread runs one, or otherwise on a comm thread. Comm threads start when they are
 /// needed, and share the ownership of the queue, so that it can be dropped on any thread without joining them.
 ///
+/// To wake a thread takes longer than a short collective. So the caller's thread begins such a one, with what its peers
+/// need, and whoever waits for it ends it. A comm thread, which wakes from time to time meanwhile, ends it if nobody
+/// has come to wait.
+///
 /// Callbacks run on the thread that ran their Work, in the order of their Works, and may overlap. That thread leaves
 /// the queue to others meanwhile, so that a callback may wait for any other collective.
 class CommQueue : public std::enable_shared_from_this<CommQueue> {
@@ -38,6 +42,13 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
 
   /// Returns once the Work is done, and runs queued Works meanwhile. Returns false if `timeout` (0: none) passed first.
   bool wait(const CollectiveWork& work, std::chrono::milliseconds timeout);
+
+  /// If the Work has begun, is the next one, and waits for nobody any more, ends it. Returns whether it is done.
+  bool end_if_possible(const CollectiveWork& work);
+  /// The same for whatever is the next one.
+  void settle();
+  /// Lets a comm thread end what has only begun: somebody needs it without waiting here.
+  void attend();
 
   /// Returns once nothing is queued or running, and no callback runs except the caller.
   void drain();
@@ -87,6 +98,17 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   /// Gives a comm thread that is in a callback a moment to return and take what is queued.
   void await_returning_server(Lock& lock);
 
+  /// The next Work, if it has begun and nobody runs it; or null.
+  CollectiveWork* begun() const;
+  /// Lets this thread begin the Work, with nothing before it, and puts it into the queue. Returns whether there is
+  /// nothing else to do.
+  bool begin(const WorkPtr& work, Lock& lock);
+  /// Whether a comm thread has to run what is queued.
+  bool needs_server() const;
+  /// Returns once a comm thread has to, or the queue is to stop.
+  void await_work(Lock& lock);
+  void attend(Lock& lock);
+
   /// Wakes or starts a comm thread for the queue. Returns false if there is none and none can be started.
   bool call_server();
   void serve();
@@ -99,6 +121,9 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   std::condition_variable work_available_;
   std::condition_variable progress_;
   std::deque<WorkPtr> queue_;
+  Clock::time_point begun_at_{};  // when begin() was called last; long ago: a comm thread has to attend to that Work
+  bool watched_ = false;          // whether a comm thread looks after what has begun, from time to time
+  bool watching_ = false;         // whether one sleeps until it has to look
   bool running_ = false;
   std::thread::id runner_;
   int calling_ = 0;  // Works whose callbacks are running

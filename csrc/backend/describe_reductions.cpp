@@ -54,11 +54,20 @@ Collective describe_all_reduce(const Caller& me, const Tensors& tensors, const c
   check_output(me, tensor, "tensor");
   const DType dtype = dtype_of(tensor);
   const Reduction reduction = reduction_of(opts.reduceOp, dtype, me.size);
-  return {dtype, {tensor}, {{tensor}}, [output = Output(tensor, true), reduction](Group& group, const Call& call) {
-            void* data = output.span().data;
-            group.all_reduce(call, data, data, count_of(output.memory()), reduction);
-            output.commit();
-          }};
+  Output output(tensor, true);
+  void* const data = output.span().data;
+  const size_t count = count_of(output.memory());
+  Collective described{dtype,
+                       {tensor},
+                       {{tensor}},
+                       [data, count, reduction, output = std::move(output)](Group& group, const Call& call) {
+                         group.all_reduce(call, data, data, count, reduction);
+                         output.commit();
+                       }};
+  described.begin = [data, count, reduction](Group& group, const Call& call) {
+    return group.begin_all_reduce(call, data, count, reduction);
+  };
+  return described;
 }
 
 Collective describe_all_reduce_coalesced(const Caller& me, const Tensors& tensors, const c10d::AllreduceOptions& opts) {

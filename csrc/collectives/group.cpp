@@ -48,11 +48,21 @@ void Group::barrier(const Call& call) {
   operate(run, [&] { do_barrier(run); });
 }
 
-void Group::reduce(const Call& call, const Reducing& job) {
+Running Group::checked(const Call& call, const Reducing& job) const {
   check_supported(job.reduction.kind, call.dtype);
   check_possible(call.dtype, job.reduction);
-  const Running run{call, record_of(call, job.in.count(), job.reduction, job.root)};
+  return {call, record_of(call, job.in.count(), job.reduction, job.root)};
+}
+
+void Group::reduce(const Call& call, const Reducing& job) {
+  const Running run = checked(call, job);
   operate(run, [&] { do_reduce(run, job); });
+}
+
+bool Group::begin_reduce(const Call& call, const Reducing& job) {
+  const Running run = checked(call, job);
+  check_usable(call);
+  return do_begin_reduce(run, job);
 }
 
 void Group::reduce_scatter(const Call& call, const Scattering& job) {
@@ -77,6 +87,11 @@ void Group::all_reduce(const Call& call, const void* in, void* out, size_t count
   const Pieces to(out, count, element);
   const Pieces from(const_cast<void*>(in), count, element);
   reduce(call, Reducing{in == out ? to : from, &to, reduction});
+}
+
+bool Group::begin_all_reduce(const Call& call, void* data, size_t count, const Reduction& reduction) {
+  const Pieces all(data, count, size_of(call.dtype));
+  return begin_reduce(call, Reducing{all, &all, reduction});
 }
 
 void Group::all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) {

@@ -64,6 +64,11 @@ class Group {
   // The operations, in the form in which kinds of groups get them.
   void barrier(const Call& call);
   void reduce(const Call& call, const Reducing& job);
+  /// Does the part of the next reduce() that waits for nobody, if there is such a part, so that no peer waits for this
+  /// rank until then. Returns whether it did: the next operation must be reduce() with the same arguments.
+  bool begin_reduce(const Call& call, const Reducing& job);
+  /// After begin_reduce(): whether all ranks have begun, so that reduce() waits for nobody.
+  virtual bool have_all_begun() const { return true; }
   /// `counts` must agree on all ranks.
   void reduce_scatter(const Call& call, const Scattering& job);
   void exchange(const Call& call, const ExchangePlan& plan);
@@ -71,6 +76,8 @@ class Group {
   // The same operations in their usual form.
   /// out[i] = reduction over all ranks' in[i]; `count` elements of call.dtype.
   void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction);
+  /// The beginning of an all_reduce() in place.
+  bool begin_all_reduce(const Call& call, void* data, size_t count, const Reduction& reduction);
   /// Like all_reduce, in place, of an array that lies in several places: `pieces` one after the other. It may be cut
   /// differently on each rank, unless NCCL does it; the total number of elements must agree. Empty pieces are allowed.
   void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction);
@@ -143,6 +150,8 @@ class Group {
   // peers have not.
   virtual void do_barrier(const Running& run) = 0;
   virtual void do_reduce(const Running& run, const Reducing& job) = 0;
+  /// Whatever it throws is the failure of the group already.
+  virtual bool do_begin_reduce(const Running& /*run*/, const Reducing& /*job*/) { return false; }
   virtual void do_reduce_scatter(const Running& run, const Scattering& job) = 0;
   virtual void do_exchange(const Running& run, const ExchangePlan& plan) = 0;
 
@@ -153,6 +162,7 @@ class Group {
  private:
   template <class Body>
   void operate(const Running& run, Body&& body);
+  Running checked(const Call& call, const Reducing& job) const;
   Planner planner(const Call& call) const { return {call.op, rank(), size()}; }
 };
 

@@ -10,6 +10,8 @@ namespace ours::node {
 
 /// Every rank reduces the whole array, which must fit into a stage. node_reduce_whole.cpp
 void reduce_whole(NodeRounds& rounds, const Running& run, const Reducing& job);
+/// Shows the array to the peers, as a first part of the next reduce_whole(). Waits for nobody.
+void begin_reduce_whole(NodeRounds& rounds, const Running& run, const Reducing& job);
 
 /// Every rank reduces a slice of each chunk, or of the buffers where they lie. node_reduce_direct.cpp
 void reduce_direct(NodeRounds& rounds, const Running& run, const Reducing& job);

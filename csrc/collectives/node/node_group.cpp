@@ -22,11 +22,21 @@ void NodeGroup::guarded(const Running& /*run*/, const std::function<void()>& bod
   }
 }
 
+Algorithm NodeGroup::reduction_for(size_t bytes) const {
+  // An array that does not fit into a stage takes several rounds, whatever the table says.
+  return bytes <= rounds_.chunk_bytes() ? reductions_.choose(bytes) : Algorithm::Direct;
+}
+
+bool NodeGroup::do_begin_reduce(const Running& run, const Reducing& job) {
+  if (reduction_for(job.in.count() * size_of(run.call.dtype)) != Algorithm::Whole) return false;
+  rounds_.reserve();
+  node::begin_reduce_whole(rounds_, run, job);
+  return true;
+}
+
 void NodeGroup::do_reduce(const Running& run, const Reducing& job) {
   rounds_.reserve();
-  const size_t bytes = job.in.count() * size_of(run.call.dtype);
-  // An array that does not fit into a stage takes several rounds, whatever the table says.
-  const Algorithm chosen = bytes <= rounds_.chunk_bytes() ? reductions_.choose(bytes) : Algorithm::Direct;
+  const Algorithm chosen = reduction_for(job.in.count() * size_of(run.call.dtype));
   switch (chosen) {
     case Algorithm::Whole:
       return node::reduce_whole(rounds_, run, job);

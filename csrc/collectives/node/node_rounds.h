@@ -32,6 +32,11 @@ class NodeRounds {
   /// The first synchronisation of an operation, with which the ranks show what they called, and when. If the calls
   /// differ, throws the same MismatchError on all of them.
   void open(const Running& run);
+  /// Does the part of the next open() that waits for nobody; until then nothing else may be done.
+  void begin(const Running& run);
+  bool has_begun() const { return begun_; }
+  /// After begin(): whether open() would wait for nobody.
+  bool all_have_begun() const { return barrier_.all_arrived(); }
   /// A later one.
   void sync(const Running& run);
   /// A later one in a group of several nodes, where some ranks know more than others of when all made the call, and of
@@ -78,6 +83,7 @@ class NodeRounds {
 
  private:
   void sync_and_pass_arrivals(const Running& run);
+  CallRecord shown(const Running& run) const;
   void show_stop(const Running& run);
   void hear_stop(const Running& run);
   void check_records(const CallRecord& mine);
@@ -99,6 +105,7 @@ class NodeRounds {
   HeapPlaces places_;
   HugePages pages_{options().huge_pages};
   size_t reserved_ = 0;  ///< results
+  bool begun_ = false;   ///< the next open()
 };
 
 }  // namespace ours

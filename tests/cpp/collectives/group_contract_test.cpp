@@ -78,6 +78,33 @@ CONTRACT(all_reduce_and_reduce_equal_the_sum_for_all_sizes) {
   }
 }
 
+CONTRACT(peers_do_not_wait_for_the_rest_of_what_has_begun) {
+  for (int ranks : ranks_of(kind)) {
+    for (size_t count : {size_t{3}, size_t{1024}, size_t{100003}}) {
+      std::atomic<int> ended{0};
+      run_groups(kind, ranks, 0, [&](Group& group) {
+        const Reduction reduction{ReduceKind::Sum, ranks, 1.0};
+        for (uint64_t seq = 0; seq < 6; ++seq) {
+          std::vector<float> data = values(group.rank(), count);
+          const Call call = call_of(Op::AllReduce, DType::Float32, seq);
+          const bool begun = group.begin_all_reduce(call, data.data(), count, reduction);
+          if (kind.name == "shared memory" && ranks > 1) CHECK_EQ(begun, count < 100003);
+          // One rank comes for the rest when all others have their results.
+          const auto others_have = [&] { return ended >= static_cast<int>(seq + 1) * (ranks - 1); };
+          const bool last = begun && group.rank() == static_cast<int>(seq) % ranks;
+          if (last) {
+            wait_until(others_have);
+            CHECK(group.have_all_begun());
+          }
+          group.all_reduce(call, data.data(), data.data(), count, reduction);
+          for (size_t i = 0; i < count; ++i) CHECK_EQ(data[i], sum_at(ranks, i));
+          if (!last) ++ended;
+        }
+      });
+    }
+  }
+}
+
 /// `with_memory` ranks have their pieces in the group's memory, and the next rank some of them.
 void check_pieces(const GroupKind& kind, Group& group, uint64_t seq, size_t count, int with_memory) {
   // Rank 0 has one piece; the others have several, which grow, and empty ones between them.
