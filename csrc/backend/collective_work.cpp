@@ -50,6 +50,7 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
     if (done()) rethrow();
     return true;
   }
+  if (!done() && status().is_forked_child()) status().check_caller();  // or this would end it in the parent's place
   {
     const timeline::Phase phase("wait for the result");
     if (!queue_->wait(*this, timeout)) throw_wait_timeout(timeout);
@@ -79,7 +80,7 @@ void CollectiveWork::complete_captured() noexcept {
 }
 
 Call CollectiveWork::make_call() {
-  if (!begun_) {
+  if (!stop_) {
     set_started();
     stop_.emplace(stop_requested());
     Arrivals& arrivals = queue_->ledger().begin();
@@ -98,11 +99,18 @@ bool CollectiveWork::begin() noexcept {
   return begun_;
 }
 
-bool CollectiveWork::isCompleted() { return done() || queue_->end_if_possible(*this); }
+void CollectiveWork::attend() const {
+  if (!done() && !status().is_forked_child()) queue_->attend();
+}
+
+bool CollectiveWork::isCompleted() {
+  attend();
+  return done();
+}
 
 c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
   auto future = OursWork::getFuture();
-  if (!done()) queue_->attend();
+  attend();
   return future;
 }
 

@@ -25,7 +25,6 @@ class CollectiveWork final : public OursWork {
   /// passes first throws too, and leaves the operation and the group as they are.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
-  /// Ends an operation that has begun and waits for nobody, so that a program which only asks finds it complete.
   bool isCompleted() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
@@ -53,6 +52,7 @@ class CollectiveWork final : public OursWork {
   /// it once at most, and execute() before it calls either for another Work.
   bool begin() noexcept;
   bool has_begun() const { return begun_; }
+  bool is_of_device() const { return device_call_ != nullptr; }
   /// After begin(): whether execute() would wait for nobody.
   bool can_end() const { return group_->have_all_begun(); }
 
@@ -75,6 +75,8 @@ class CollectiveWork final : public OursWork {
 
  private:
   Call make_call();
+  /// Sees to it that the operation ends although nobody waits for it here.
+  void attend() const;
 
   const DType dtype_;
   const uint64_t bytes_;

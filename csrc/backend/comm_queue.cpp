@@ -66,23 +66,22 @@ CommQueue::ThreadRole& CommQueue::role() {
   return own;
 }
 
-void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
+void CommQueue::submit(const WorkPtr& work, Next next) {
   Lock lock(mutex_);
+  const bool in_hook = running_ && runner_ == std::this_thread::get_id();
+  if (!in_hook) end_begun(*work, next, lock);
+  // From here on the lock is not released before the Work has its place.
   const uint64_t number = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   work->set_sequence(number);
   if (work->tells_all()) stops_.note_called(number);
-  if (running_ && runner_ == std::this_thread::get_id()) {
+  if (in_hook) {
     // This is called by a hook on the Work that this thread has just run, and the hook may wait for the new Work.
     queue_.push_back(work);
     while (!work->done() && !queue_.empty()) run_next(lock);
     return;
   }
-  // What has begun comes first. The caller may wait for it if it waits for this one anyway.
-  if (const CollectiveWork* const first = begun(); first != nullptr && may_run() && queue_.size() == 1) {
-    if (may_run_here || first->can_end()) run_next(lock);
-  }
   if (queue_.empty() && !running_) {
-    if (may_run_here) {
+    if (next != Next::GoesOn) {
       run(work, lock);
       ledger_->waited(work->took(), last_sequence());
       return;
@@ -103,6 +102,13 @@ CollectiveWork* CommQueue::begun() const {
   return !running_ && !queue_.empty() && queue_.front()->has_begun() ? queue_.front().get() : nullptr;
 }
 
+void CommQueue::end_begun(const CollectiveWork& before, Next next, Lock& lock) {
+  CollectiveWork* const first = begun();
+  if (first == nullptr || queue_.size() > 1 || !may_run()) return;
+  // Who waits for a Work waits for those before it, too. Others must neither wait for peers nor run foreign code.
+  if (next == Next::Waits || (first->can_end() && !first->has_callbacks() && !before.is_of_device())) run_next(lock);
+}
+
 bool CommQueue::begin(const WorkPtr& work, Lock& lock) {
   running_ = true;
   runner_ = std::this_thread::get_id();
@@ -111,23 +117,12 @@ bool CommQueue::begin(const WorkPtr& work, Lock& lock) {
   lock.lock();
   running_ = false;
   queue_.push_front(work);  // others may have come meanwhile
+  if (waiters_ > 0) progress_.notify_all();
+  if (stopping_) work_available_.notify_all();
   if (!begun || queue_.size() > 1) return false;
   begun_at_ = Clock::now();
-  if (waiters_ > 0) progress_.notify_all();
-  if (watched_) return true;
-  watched_ = true;
-  return call_server();
-}
-
-bool CommQueue::end_if_possible(const CollectiveWork& work) {
-  Lock lock(mutex_);
-  if (begun() == &work && may_run() && work.can_end()) run_next(lock);
-  return work.done();
-}
-
-void CommQueue::settle() {
-  Lock lock(mutex_);
-  if (CollectiveWork* const first = begun(); first != nullptr && first->can_end()) run_next(lock);
+  if (watching_) return true;
+  return watched_ = call_server();
 }
 
 void CommQueue::attend() {
@@ -135,10 +130,15 @@ void CommQueue::attend() {
   attend(lock);
 }
 
-void CommQueue::attend(Lock& /*lock*/) {
-  if (begun() == nullptr) return;
+void CommQueue::attend(Lock& lock) {
+  if (begun() == nullptr || begun_at_ == Clock::time_point{}) return;
   begun_at_ = {};
-  call_server();
+  if (!call_server() && may_run()) run_next(lock);
+}
+
+void CommQueue::settle() {
+  Lock lock(mutex_);
+  if (const CollectiveWork* const first = begun(); first != nullptr && first->can_end() && may_run()) run_next(lock);
 }
 
 bool CommQueue::needs_server() const {
@@ -267,6 +267,7 @@ void CommQueue::drain() {
   const auto others_run = [&] {
     return (running_ && runner_ != std::this_thread::get_id()) || (role().calls != this && calling_ > 0);
   };
+  if (!may_run()) attend(lock);
   while (!queue_.empty() || others_run()) {
     if (may_run() && !queue_.empty()) {
       run_next(lock);

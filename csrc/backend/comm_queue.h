@@ -37,18 +37,22 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   CommQueue(std::shared_ptr<StragglerLedger> ledger, std::vector<int> affinity, int64_t niceness)
       : ledger_(std::move(ledger)), affinity_(std::move(affinity)), niceness_(niceness) {}
 
-  /// Numbers the Work, and runs or queues it. `may_run_here`: the caller would wait for it next.
-  void submit(const WorkPtr& work, bool may_run_here);
+  /// What the caller of submit() does next.
+  enum class Next {
+    Waits,       ///< for the Work, which may run here
+    WaitsForNo,  ///< others; the Work, which waits for nobody, may run here if nothing is before it
+    GoesOn,
+  };
+  /// Numbers the Work, and runs or queues it.
+  void submit(const WorkPtr& work, Next next);
 
   /// Returns once the Work is done, and runs queued Works meanwhile. Returns false if `timeout` (0: none) passed first.
   bool wait(const CollectiveWork& work, std::chrono::milliseconds timeout);
 
-  /// If the Work has begun, is the next one, and waits for nobody any more, ends it. Returns whether it is done.
-  bool end_if_possible(const CollectiveWork& work);
-  /// The same for whatever is the next one.
-  void settle();
   /// Lets a comm thread end what has only begun: somebody needs it without waiting here.
   void attend();
+  /// Ends what has begun if it waits for nobody any more.
+  void settle();
 
   /// Returns once nothing is queued or running, and no callback runs except the caller.
   void drain();
@@ -100,6 +104,8 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
 
   /// The next Work, if it has begun and nobody runs it; or null.
   CollectiveWork* begun() const;
+  /// Ends the next Work if it has begun, and this thread may do that before it submits another one.
+  void end_begun(const CollectiveWork& before, Next next, Lock& lock);
   /// Lets this thread begin the Work, with nothing before it, and puts it into the queue. Returns whether there is
   /// nothing else to do.
   bool begin(const WorkPtr& work, Lock& lock);

@@ -22,6 +22,12 @@ void NodeGroup::guarded(const Running& /*run*/, const std::function<void()>& bod
   }
 }
 
+void NodeGroup::check_usable(const Call& /*call*/) {
+  // What all ranks have begun ends well on all of them, whatever has come after it.
+  if (rounds_.has_begun() && rounds_.all_have_begun()) return;
+  session_->failure().check();
+}
+
 Algorithm NodeGroup::reduction_for(size_t bytes) const {
   // An array that does not fit into a stage takes several rounds, whatever the table says.
   return bytes <= rounds_.chunk_bytes() ? reductions_.choose(bytes) : Algorithm::Direct;

@@ -38,7 +38,7 @@ class NodeGroup final : public Group {
   NodeRounds& rounds() { return rounds_; }
 
  protected:
-  void check_usable(const Call& /*call*/) override { session_->failure().check(); }
+  void check_usable(const Call& call) override;
   void do_barrier(const Running& run) override { rounds_.open(run); }
   void do_reduce(const Running& run, const Reducing& job) override;
   bool do_begin_reduce(const Running& run, const Reducing& job) override;

@@ -32,6 +32,7 @@ void NodeRounds::begin(const Running& run) {
   spread_.publish(parity);
   barrier_.arrive();
   begun_ = true;
+  begun_on_ = std::this_thread::get_id();
 }
 
 void NodeRounds::open(const Running& run) {
@@ -41,7 +42,8 @@ void NodeRounds::open(const Running& run) {
   check_records(shown(run));
   hear_stop(run);
   if (run.call.arrivals != nullptr) note_arrivals(*run.call.arrivals, SinceCall(run.call.called));
-  spread_.settle(barrier_.parity());
+  // The thread that began has said where it runs.
+  if (begun_on_ == std::this_thread::get_id()) spread_.settle(barrier_.parity());
 }
 
 void NodeRounds::sync(const Running& run) {

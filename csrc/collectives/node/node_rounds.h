@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <thread>
 
 #include "collectives/group.h"
 #include "collectives/node/heap_places.h"
@@ -106,6 +107,7 @@ class NodeRounds {
   HugePages pages_{options().huge_pages};
   size_t reserved_ = 0;  ///< results
   bool begun_ = false;   ///< the next open()
+  std::thread::id begun_on_;
 };
 
 }  // namespace ours
