@@ -1,5 +1,7 @@
 #include "backend/collective_work.h"
 
+#include <algorithm>
+
 #include "backend/errors.h"
 #include "collectives/straggler_ledger.h"
 #include "common/interrupts.h"
@@ -96,7 +98,18 @@ bool CollectiveWork::begin() noexcept {
     begun_ = begin_(*group_, make_call());
   } catch (const std::exception&) {  // which execute() meets again
   }
+  if (!begun_) stop_.reset();
   return begun_;
+}
+
+bool CollectiveWork::ends_quietly() {
+  return group_->have_all_begun() && !has_callbacks() && !status().has_hooks_on_ends();
+}
+
+CollectiveWork::Clock::duration CollectiveWork::lain(Clock::time_point came) const {
+  if (!begun_) return Clock::duration::zero();
+  const auto last = called() + std::chrono::microseconds(arrivals_->at(arrivals_->last()));
+  return std::max(came - std::max(started(), last), Clock::duration::zero());
 }
 
 void CollectiveWork::attend() const {
@@ -116,6 +129,9 @@ c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
 
 void CollectiveWork::execute() noexcept {
   std::exception_ptr error;
+  const auto came = Clock::now();
+  std::optional<timeline::Phase> phase;
+  if (begun_) phase.emplace("wait for the result");
   const Call call = make_call();
   try {
     if (device_call_) {
@@ -137,11 +153,12 @@ void CollectiveWork::execute() noexcept {
   // Staging memory is not needed any more, however long the user keeps the Work.
   body_ = nullptr;
   begin_ = nullptr;
-  const auto ended = Clock::now();
+  // The operation ends with its last rank, not when somebody at last comes for the result.
+  const auto ended = Clock::now() - lain(came);
   took_ = ended - called();
   queue_->ledger().add({called(), ended, bytes_});
   if (tells_all()) queue_->stops().note_ended(count_, !error && stop_->told());
-  complete(error);
+  complete(error, ended);
 }
 
 void CollectiveWork::in_stream(const std::function<void()>& body) const {

@@ -53,8 +53,8 @@ class CollectiveWork final : public OursWork {
   bool begin() noexcept;
   bool has_begun() const { return begun_; }
   bool is_of_device() const { return device_call_ != nullptr; }
-  /// After begin(): whether execute() would wait for nobody.
-  bool can_end() const { return group_->have_all_begun(); }
+  /// After begin(): whether execute() would wait for nobody, and run neither callbacks nor hooks.
+  bool ends_quietly();
 
   /// Runs the operation, or the rest of it, and completes the Work, except for its callbacks. The queue calls it once.
   void execute() noexcept;
@@ -67,6 +67,7 @@ class CollectiveWork final : public OursWork {
   using OursWork::run_callbacks;
 
  protected:
+  bool has_begun_before() const override { return begun_; }
   /// Returns the device even if there is no output, because callbacks must not run in the stream in which the future
   /// is completed.
   std::vector<at::Device> devices() const override;
@@ -77,6 +78,8 @@ class CollectiveWork final : public OursWork {
   Call make_call();
   /// Sees to it that the operation ends although nobody waits for it here.
   void attend() const;
+  /// How long what has begun had been waiting, with the data of all ranks there, for execute() to be called at `came`.
+  Clock::duration lain(Clock::time_point came) const;
 
   const DType dtype_;
   const uint64_t bytes_;

@@ -106,7 +106,8 @@ void CommQueue::end_begun(const CollectiveWork& before, Next next, Lock& lock) {
   CollectiveWork* const first = begun();
   if (first == nullptr || queue_.size() > 1 || !may_run()) return;
   // Who waits for a Work waits for those before it, too. Others must neither wait for peers nor run foreign code.
-  if (next == Next::Waits || (first->can_end() && !first->has_callbacks() && !before.is_of_device())) run_next(lock);
+  if (next != Next::Waits && (!first->ends_quietly() || before.is_of_device())) return;
+  run_next(lock);
 }
 
 bool CommQueue::begin(const WorkPtr& work, Lock& lock) {
@@ -130,15 +131,10 @@ void CommQueue::attend() {
   attend(lock);
 }
 
-void CommQueue::attend(Lock& lock) {
+void CommQueue::attend(const Lock& /*held*/) {
   if (begun() == nullptr || begun_at_ == Clock::time_point{}) return;
   begun_at_ = {};
-  if (!call_server() && may_run()) run_next(lock);
-}
-
-void CommQueue::settle() {
-  Lock lock(mutex_);
-  if (const CollectiveWork* const first = begun(); first != nullptr && first->can_end() && may_run()) run_next(lock);
+  call_server();  // there is one, or begin() would have returned false
 }
 
 bool CommQueue::needs_server() const {
@@ -153,7 +149,7 @@ void CommQueue::await_work(Lock& lock) {
       continue;
     }
     watching_ = true;
-    work_available_.wait_for(lock, kUnattended);
+    work_available_.wait_until(lock, (begun() != nullptr ? begun_at_ : Clock::now()) + kUnattended);
     watching_ = false;
     watched_ = begun() != nullptr || Clock::now() - begun_at_ < kWatch;
   }
@@ -292,8 +288,11 @@ void CommQueue::wait_idle(std::chrono::milliseconds limit) {
   --waiters_;
 }
 
-bool CommQueue::busy() const {
+bool CommQueue::busy() {
   Lock lock(mutex_);
+  if (CollectiveWork* const first = begun(); first != nullptr && first->ends_quietly() && may_run()) {
+    run_next(lock);
+  }
   return running_ || !queue_.empty();
 }
 

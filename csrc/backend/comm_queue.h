@@ -51,8 +51,6 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
 
   /// Lets a comm thread end what has only begun: somebody needs it without waiting here.
   void attend();
-  /// Ends what has begun if it waits for nobody any more.
-  void settle();
 
   /// Returns once nothing is queued or running, and no callback runs except the caller.
   void drain();
@@ -61,7 +59,9 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   /// time.
   void wait_idle(std::chrono::milliseconds limit);
 
-  bool busy() const;
+  /// Ends what has begun, if that neither waits nor runs foreign code. Returns whether something is still queued or
+  /// running.
+  bool busy();
 
   /// Lets the comm threads end after what is queued. submit() must not be called afterwards.
   void stop();
@@ -113,7 +113,7 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   bool needs_server() const;
   /// Returns once a comm thread has to, or the queue is to stop.
   void await_work(Lock& lock);
-  void attend(Lock& lock);
+  void attend(const Lock& held);
 
   /// Wakes or starts a comm thread for the queue. Returns false if there is none and none can be started.
   bool call_server();
@@ -123,7 +123,7 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   StopRecord stops_;
   const std::vector<int> affinity_;
   const int64_t niceness_;
-  mutable std::mutex mutex_;  // guards all below but sequence_
+  std::mutex mutex_;  // guards all below but sequence_
   std::condition_variable work_available_;
   std::condition_variable progress_;
   std::deque<WorkPtr> queue_;

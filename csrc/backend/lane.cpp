@@ -206,7 +206,6 @@ void Lane::close() const noexcept {
     if (devices->enqueues() && !group->failure().empty() && !status->told.exchange(true)) {
       TORCH_WARN("a process group was destroyed after a failure that no call had reported: ", group->failure());
     }
-    queue->settle();
     if (queue->busy()) {
       abort("the group was destroyed, or the process exited, while operations were still pending");
     }

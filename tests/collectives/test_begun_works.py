@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from probes import reached
-from ranks import in_ranks
+from probes import failed_with, reached
+from ranks import gloo_group, in_ranks, run_ranks
 
 SHORT = 512
+
+
+def store() -> dist.Store:
+    return dist.distributed_c10d._get_default_store()
 
 
 def ones(rank: int) -> torch.Tensor:
@@ -24,16 +31,15 @@ def total(world: int) -> float:
 
 @in_ranks(3)
 def test_peers_do_not_wait_for_a_rank_that_comes_late_to_wait(rank: int, world: int) -> None:
-    store = dist.distributed_c10d._get_default_store()
     for late in range(world):
         x = ones(rank)
         work = dist.all_reduce(x, async_op=True)
         if rank == late:
-            store.wait([f"begun: {late}, {other}" for other in range(world) if other != rank])
+            store().wait([f"begun: {late}, {other}" for other in range(world) if other != rank])
         work.wait()
         assert x.eq(total(world)).all()
         if rank != late:
-            store.set(f"begun: {late}, {rank}", "")
+            store().set(f"begun: {late}, {rank}", "")
 
 
 @in_ranks(2)
@@ -123,3 +129,111 @@ def test_a_group_may_end_with_what_all_have_begun(rank: int, world: int) -> None
     dist.barrier()  # all have begun
     dist.destroy_process_group(group)
     assert x.eq(total(world)).all()
+
+
+@in_ranks(2)
+def test_groups_may_be_used_in_any_order(rank: int, world: int) -> None:
+    """Each rank begins in its own order, and waits in the opposite one."""
+    groups = [dist.new_group() for _ in range(3)]
+    for _ in range(20):
+        tensors = [ones(rank) for _ in groups]
+        pairs = list(zip(groups, tensors, strict=True))[:: 1 if rank == 0 else -1]
+        for work in reversed([dist.all_reduce(x, async_op=True, group=group) for group, x in pairs]):
+            work.wait()
+        assert all(x.eq(total(world)).all() for x in tensors)
+
+
+@in_ranks(2)
+def test_a_hook_does_not_run_in_a_call_that_waits_for_nothing(rank: int, world: int) -> None:
+    group = dist.new_group()
+    threads: list[int] = []
+    group._register_on_completion_hook(lambda _: threads.append(threading.get_native_id()))
+    tensors = [ones(rank), ones(rank)]
+    dist.all_reduce(tensors[0], async_op=True, group=group)
+    dist.barrier()  # all have begun
+    dist.all_reduce(tensors[1], async_op=True, group=group)
+    assert reached(lambda: len(threads) == 2)
+    assert threading.get_native_id() not in threads
+    assert all(x.eq(total(world)).all() for x in tensors)
+
+
+@in_ranks(2)
+def test_the_time_until_somebody_comes_for_it_is_not_its_own(rank: int, world: int) -> None:
+    durations = []
+    for i in range(10):
+        x = ones(rank)
+        began = time.monotonic()
+        work = dist.all_reduce(x, async_op=True)
+        store().set(f"{i}: {rank}", "")
+        store().wait([f"{i}: {other}" for other in range(world)])
+        assert reached(lambda x=x: bool(x.eq(total(world)).all()))
+        work.wait()
+        durations.append(work._get_duration() / ((time.monotonic() - began) * 1e3))
+    # Other programs may stop this one where it counts, but hardly ten times.
+    assert 0 < min(durations) < 0.5
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+@in_ranks(2, fresh=True)
+def test_a_rank_that_never_comes_is_named_at_the_timeout(rank: int, world: int) -> None:
+    """To a rank that waits, and where nobody does."""
+    gate = gloo_group()
+    groups = [dist.new_group(timeout=timedelta(seconds=1)) for _ in range(2)]
+    if rank == 0:
+        start = time.monotonic()
+        works = [dist.all_reduce(ones(rank), async_op=True, group=group) for group in groups]
+        with pytest.raises(dist.DistBackendError, match="all_reduce") as error:
+            works[0].wait()
+        assert "rank 1 (host" in str(error.value)
+        assert time.monotonic() - start > 0.9
+        assert reached(lambda: failed_with("TIMEOUT", groups[1]))
+        with pytest.raises(dist.DistBackendError, match=r"rank 1 \(host"):
+            works[1].wait()
+    dist.barrier(group=gate)
+
+
+@in_ranks(2, fresh=True)
+def test_ranks_that_begin_different_things_hear_of_it(rank: int, world: int) -> None:
+    if rank == 0:
+        call = dist.all_reduce(ones(rank), async_op=True)
+    else:
+        call = dist.all_reduce(torch.ones(SHORT + 1), async_op=True)
+    with pytest.raises(dist.DistBackendError, match=r"512 x float32.*513 x float32"):
+        call.wait()
+
+
+@in_ranks(2, fresh=True)
+def test_abort_ends_what_has_begun(rank: int, world: int) -> None:
+    gate = gloo_group()
+    if rank == 0:
+        work = dist.all_reduce(ones(rank), async_op=True)
+        dist.distributed_c10d._abort_process_group()
+        with pytest.raises(dist.DistBackendError, match="abort"):
+            work.wait()
+    dist.barrier(group=gate)
+
+
+def dies_after_it_has_begun(rank: int, world: int) -> bool:
+    x = ones(rank)
+    work = dist.all_reduce(x, async_op=True)
+    store().set(f"begun: {rank}", str(os.getpid()))
+    store().wait([f"begun: {other}" for other in range(world)])
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert reached(lambda: not _runs(int(store().get("begun: 1"))))
+    work.wait()
+    return bool(x.eq(total(world)).all())
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_what_a_rank_began_before_it_died_counts():
+    assert run_ranks(3, dies_after_it_has_begun, killed=[1])[::2] == [True, True]

@@ -23,9 +23,8 @@ void NodeGroup::guarded(const Running& /*run*/, const std::function<void()>& bod
 }
 
 void NodeGroup::check_usable(const Call& /*call*/) {
-  // What all ranks have begun ends well on all of them, whatever has come after it.
-  if (rounds_.has_begun() && rounds_.all_have_begun()) return;
-  session_->failure().check();
+  // NodeRounds::open() looks at the failure of what has begun.
+  if (!rounds_.has_begun()) session_->failure().check();
 }
 
 Algorithm NodeGroup::reduction_for(size_t bytes) const {

@@ -25,19 +25,26 @@ CallRecord NodeRounds::shown(const Running& run) const {
 }
 
 void NodeRounds::begin(const Running& run) {
+  arrive(run);
+  begun_ = true;
+}
+
+void NodeRounds::arrive(const Running& run) {
   const size_t parity = barrier_.next_parity();
   session_->self().arrival[parity].record = shown(run);
   session_->self().arrival[parity].called = static_cast<uint32_t>(steady_us(run.call.called));
   show_stop(run);
   spread_.publish(parity);
   barrier_.arrive();
-  begun_ = true;
   begun_on_ = std::this_thread::get_id();
 }
 
 void NodeRounds::open(const Running& run) {
-  if (!begun_) begin(run);
-  begun_ = false;
+  if (!std::exchange(begun_, false)) {
+    arrive(run);
+  } else if (!all_have_begun()) {
+    session_->failure().check();  // what all ranks have begun ends well on all of them, whatever has come after it
+  }
   barrier_.await(run.call.deadline, run.call.seq, [&run] { return describe_record(run.record); });
   check_records(shown(run));
   hear_stop(run);

@@ -85,6 +85,8 @@ class NodeRounds {
  private:
   void sync_and_pass_arrivals(const Running& run);
   CallRecord shown(const Running& run) const;
+  /// Shows the peers the call.
+  void arrive(const Running& run);
   void show_stop(const Running& run);
   void hear_stop(const Running& run);
   void check_records(const CallRecord& mine);
