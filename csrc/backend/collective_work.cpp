@@ -28,7 +28,7 @@ CollectiveWork::CollectiveWork(Collective collective, std::shared_ptr<Group> gro
       dtype_(collective.dtype),
       bytes_(bytes_of(collective.inputs)),
       body_(std::move(collective.body)),
-      begin_(std::move(collective.begin)),
+      can_begin_(collective.can_begin),
       group_(std::move(group)),
       queue_(std::move(queue)) {}
 
@@ -81,7 +81,7 @@ void CollectiveWork::complete_captured() noexcept {
   complete(nullptr);
 }
 
-Call CollectiveWork::make_call() {
+Call CollectiveWork::make_call(Part part) {
   if (!stop_) {
     set_started();
     stop_.emplace(stop_requested());
@@ -89,13 +89,14 @@ Call CollectiveWork::make_call() {
     // Programs call collectives of device tensors ahead of time, so that says nothing of who is late.
     arrivals_ = device_call_ ? nullptr : &arrivals;
   }
-  return {op_, dtype_, getSequencenumber(), Deadline::after(getTimeout()), called(), arrivals_, &*stop_};
+  return {op_, dtype_, getSequencenumber(), Deadline::after(getTimeout()), called(), arrivals_, &*stop_, part};
 }
 
 bool CollectiveWork::begin() noexcept {
-  if (!begin_ || device_call_) return false;
+  if (!can_begin_ || device_call_ || !group_->can_begin()) return false;
   try {
-    begun_ = begin_(*group_, make_call());
+    body_(*group_, make_call(Part::Beginning));
+    begun_ = group_->has_begun();
   } catch (const std::exception&) {  // which execute() meets again
   }
   if (!begun_) stop_.reset();
@@ -132,7 +133,7 @@ void CollectiveWork::execute() noexcept {
   const auto came = Clock::now();
   std::optional<timeline::Phase> phase;
   if (begun_) phase.emplace("wait for the result");
-  const Call call = make_call();
+  const Call call = make_call(Part::Whole);
   try {
     if (device_call_) {
       device_call_->run(body_, call);
@@ -152,7 +153,6 @@ void CollectiveWork::execute() noexcept {
   }
   // Staging memory is not needed any more, however long the user keeps the Work.
   body_ = nullptr;
-  begin_ = nullptr;
   // The operation ends with its last rank, not when somebody at last comes for the result.
   const auto ended = Clock::now() - lain(came);
   took_ = ended - called();

@@ -75,7 +75,7 @@ class CollectiveWork final : public OursWork {
   bool is_enqueued() const override { return device_call_ && device_call_->is_enqueued(); }
 
  private:
-  Call make_call();
+  Call make_call(Part part);
   /// Sees to it that the operation ends although nobody waits for it here.
   void attend() const;
   /// How long what has begun had been waiting, with the data of all ranks there, for execute() to be called at `came`.
@@ -86,7 +86,7 @@ class CollectiveWork final : public OursWork {
   Clock::duration took_{};
   uint64_t count_ = 0;  // among the queue's collectives
   std::function<void(Group&, const Call&)> body_;
-  std::function<bool(Group&, const Call&)> begin_;
+  const bool can_begin_;
   bool begun_ = false;
   // From begin() or execute() on.
   std::optional<StopNotice> stop_;

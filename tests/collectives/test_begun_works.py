@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -29,17 +30,89 @@ def total(world: int) -> float:
     return world * (world + 1) / 2
 
 
+def short_calls(rank: int, world: int) -> dict[str, tuple[Callable[[], dist.Work], torch.Tensor, torch.Tensor]]:
+    """Return functions that start collectives, their results, and what those should be in the end."""
+    mine = torch.arange(4.0) + rank
+    everything = torch.stack([torch.arange(4.0) + r for r in range(world)])
+    parts = list(torch.stack([mine] * world))
+    reduced, root_reduced, coalesced, sent = mine.clone(), mine.clone(), mine.clone(), mine.clone()
+    strided = torch.stack([mine, mine], dim=1)[:, 0]
+    gathered, by_list, to_root, scattered, exchanged, from_all = (torch.zeros(world, 4) for _ in range(6))
+    on_root = rank == 1
+    return {
+        "all_reduce": (lambda: dist.all_reduce(reduced, async_op=True), reduced, everything.sum(0)),
+        "all_reduce of every other element": (
+            lambda: dist.all_reduce(strided, async_op=True),
+            strided,
+            everything.sum(0),
+        ),
+        "all_reduce_coalesced": (
+            lambda: dist.all_reduce_coalesced([coalesced], async_op=True),
+            coalesced,
+            everything.sum(0),
+        ),
+        "reduce": (
+            lambda: dist.reduce(root_reduced, 1, async_op=True),
+            root_reduced,
+            everything.sum(0) if on_root else mine,
+        ),
+        "broadcast": (lambda: dist.broadcast(sent, 1, async_op=True), sent, everything[1]),
+        "all_gather_into_tensor": (
+            lambda: dist.all_gather_into_tensor(gathered, mine, async_op=True),
+            gathered,
+            everything,
+        ),
+        "all_gather": (lambda: dist.all_gather(list(by_list), mine, async_op=True), by_list, everything),
+        "gather": (
+            lambda: dist.gather(mine, list(to_root) if on_root else None, 1, async_op=True),
+            to_root,
+            everything if on_root else to_root.clone(),
+        ),
+        "scatter": (
+            lambda: dist.scatter(scattered[0], parts if on_root else None, 1, async_op=True),
+            scattered[0],
+            everything[1],
+        ),
+        "reduce_scatter_tensor": (
+            lambda: dist.reduce_scatter_tensor(from_all[0], torch.stack(parts), async_op=True),
+            from_all[0],
+            everything.sum(0),
+        ),
+        "all_to_all_single": (
+            lambda: dist.all_to_all_single(exchanged, torch.stack(parts), async_op=True),
+            exchanged,
+            everything,
+        ),
+        "barrier": (lambda: dist.barrier(async_op=True), mine, mine.clone()),
+    }
+
+
 @in_ranks(3)
 def test_peers_do_not_wait_for_a_rank_that_comes_late_to_wait(rank: int, world: int) -> None:
     for late in range(world):
-        x = ones(rank)
-        work = dist.all_reduce(x, async_op=True)
-        if rank == late:
-            store().wait([f"begun: {late}, {other}" for other in range(world) if other != rank])
-        work.wait()
-        assert x.eq(total(world)).all()
-        if rank != late:
-            store().set(f"begun: {late}, {rank}", "")
+        for name, (start, result, expected) in short_calls(rank, world).items():
+            work = start()
+            if rank == late:
+                store().wait([f"{name}: {late}, {other}" for other in range(world) if other != rank])
+            work.wait()
+            assert result.equal(expected), name
+            if rank != late:
+                store().set(f"{name}: {late}, {rank}", "")
+
+
+@in_ranks(2)
+def test_calls_of_several_operations_wait_for_all_of_them(rank: int, world: int) -> None:
+    numbers, counts = ones(rank), torch.full((4,), rank + 1)
+    dist.group.WORLD.allreduce_coalesced([numbers, counts]).wait()
+    assert numbers.eq(total(world)).all()
+    assert counts.eq(int(total(world))).all()
+    tensors = [ones(rank), ones(rank) * 2]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    for factor, tensor in enumerate(tensors, 1):
+        assert tensor.eq(factor * total(world)).all()
 
 
 @in_ranks(2)

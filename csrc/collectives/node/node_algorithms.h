@@ -8,10 +8,11 @@
 
 namespace ours::node {
 
+/// To wake another thread costs about as much as to copy that many bytes.
+constexpr size_t kShort = size_t{128} << 10;
+
 /// Every rank reduces the whole array, which must fit into a stage. node_reduce_whole.cpp
 void reduce_whole(NodeRounds& rounds, const Running& run, const Reducing& job);
-/// Shows the array to the peers, as a first part of the next reduce_whole(). Waits for nobody.
-void begin_reduce_whole(NodeRounds& rounds, const Running& run, const Reducing& job);
 
 /// Every rank reduces a slice of each chunk, or of the buffers where they lie. node_reduce_direct.cpp
 void reduce_direct(NodeRounds& rounds, const Running& run, const Reducing& job);
@@ -24,6 +25,10 @@ void reduce_scatter(NodeRounds& rounds, const Running& run, const Scattering& jo
 
 /// Implements all collectives that move data unchanged. node_exchange.cpp
 void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan);
+
+/// Whether to begin an operation on the caller's thread: it takes so short that whoever waits for it may as well do the
+/// rest, and a single round, so that nobody waits for that rest.
+inline bool repays_no_thread(size_t rounds, size_t bytes) { return rounds <= 1 && bytes <= kShort; }
 
 /// Called after a synchronisation with which all ranks published the sizes of their plans: throws MismatchError
 /// unless they agree; returns the bytes of the longest message.

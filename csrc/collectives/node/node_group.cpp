@@ -27,25 +27,16 @@ void NodeGroup::check_usable(const Call& /*call*/) {
   if (!rounds_.has_begun()) session_->failure().check();
 }
 
-Algorithm NodeGroup::reduction_for(size_t bytes) const {
-  // An array that does not fit into a stage takes several rounds, whatever the table says.
-  return bytes <= rounds_.chunk_bytes() ? reductions_.choose(bytes) : Algorithm::Direct;
-}
-
-bool NodeGroup::do_begin_reduce(const Running& run, const Reducing& job) {
-  if (reduction_for(job.in.count() * size_of(run.call.dtype)) != Algorithm::Whole) return false;
-  rounds_.reserve();
-  node::begin_reduce_whole(rounds_, run, job);
-  return true;
-}
-
 void NodeGroup::do_reduce(const Running& run, const Reducing& job) {
   rounds_.reserve();
-  const Algorithm chosen = reduction_for(job.in.count() * size_of(run.call.dtype));
+  const size_t bytes = job.in.count() * size_of(run.call.dtype);
+  // An array that does not fit into a stage takes several rounds, whatever the table says.
+  const Algorithm chosen = bytes <= rounds_.chunk_bytes() ? reductions_.choose(bytes) : Algorithm::Direct;
   switch (chosen) {
     case Algorithm::Whole:
       return node::reduce_whole(rounds_, run, job);
     case Algorithm::Direct:
+      if (run.call.part == Part::Beginning) return;  // it is long, and takes several rounds
       return node::reduce_direct(rounds_, run, job);
     case Algorithm::Doubling:
     case Algorithm::Ring:

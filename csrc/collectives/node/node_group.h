@@ -30,6 +30,8 @@ class NodeGroup final : public Group {
   void fail(const std::exception_ptr& error) noexcept override { session_->failure().fail(error); }
   void refuse(const Call& call, const std::string& why) noexcept override;
   void leave() noexcept override { session_->leave(); }
+  bool can_begin() const override { return true; }
+  bool has_begun() const override { return rounds_.has_begun(); }
   bool have_all_begun() const override { return rounds_.all_have_begun(); }
   std::string failure() const override { return session_->failure().message(); }
 
@@ -41,14 +43,11 @@ class NodeGroup final : public Group {
   void check_usable(const Call& call) override;
   void do_barrier(const Running& run) override { rounds_.open(run); }
   void do_reduce(const Running& run, const Reducing& job) override;
-  bool do_begin_reduce(const Running& run, const Reducing& job) override;
   void do_reduce_scatter(const Running& run, const Scattering& job) override;
   void do_exchange(const Running& run, const ExchangePlan& plan) override;
   void guarded(const Running& run, const std::function<void()>& body) override;
 
  private:
-  Algorithm reduction_for(size_t bytes) const;
-
   const std::shared_ptr<NodeSession> session_;
   NodeRounds rounds_;
   const Selection::BySize reductions_;

@@ -7,30 +7,17 @@
 
 namespace ours::node {
 
-namespace {
-
-bool fits_line(const Running& run, const Reducing& job) {
-  return job.in.count() * size_of(run.call.dtype) <= NodeRounds::kLineBytes;
-}
-
-}  // namespace
-
-void begin_reduce_whole(NodeRounds& rounds, const Running& run, const Reducing& job) {
-  const size_t element = size_of(run.call.dtype);
-  if (job.in.count() * element >= WriteTimes::kTimedBytes) rounds.write().begin();
-  std::byte* const to = fits_line(run, job) ? rounds.next_line() : rounds.next_stage();
-  rounds.copy(job.in, {0, job.in.count()}, to, element);
-  rounds.begin(run);
-}
-
 void reduce_whole(NodeRounds& rounds, const Running& run, const Reducing& job) {
-  if (!rounds.has_begun()) begin_reduce_whole(rounds, run, job);
-  rounds.open(run);
-  if (job.out == nullptr) return;
   const DType dtype = run.call.dtype;
   const size_t element = size_of(dtype);
+  const size_t bytes = job.in.count() * element;
   const int ranks = rounds.size();
-  const bool in_line = fits_line(run, job);
+  const bool in_line = bytes <= NodeRounds::kLineBytes;
+  if (!rounds.has_begun()) {
+    if (bytes >= WriteTimes::kTimedBytes) rounds.write().begin();
+    rounds.copy(job.in, {0, job.in.count()}, in_line ? rounds.next_line() : rounds.next_stage(), element);
+  }
+  if (!rounds.open(run) || job.out == nullptr) return;
   Sources sources(ranks);
   for (int r = 0; r < ranks; ++r) sources.data()[r] = in_line ? rounds.line_of(r) : rounds.stage_of(r);
   job.out->visit(0, job.out->count(), [&](std::byte* data, size_t, size_t n) {

@@ -24,11 +24,6 @@ CallRecord NodeRounds::shown(const Running& run) const {
   return record;
 }
 
-void NodeRounds::begin(const Running& run) {
-  arrive(run);
-  begun_ = true;
-}
-
 void NodeRounds::arrive(const Running& run) {
   const size_t parity = barrier_.next_parity();
   session_->self().arrival[parity].record = shown(run);
@@ -39,18 +34,21 @@ void NodeRounds::arrive(const Running& run) {
   begun_on_ = std::this_thread::get_id();
 }
 
-void NodeRounds::open(const Running& run) {
-  if (!std::exchange(begun_, false)) {
+bool NodeRounds::open(const Running& run) {
+  if (!begun_) {
     arrive(run);
   } else if (!all_have_begun()) {
     session_->failure().check();  // what all ranks have begun ends well on all of them, whatever has come after it
   }
+  begun_ = run.call.part == Part::Beginning;
+  if (begun_) return false;
   barrier_.await(run.call.deadline, run.call.seq, [&run] { return describe_record(run.record); });
   check_records(shown(run));
   hear_stop(run);
   if (run.call.arrivals != nullptr) note_arrivals(*run.call.arrivals, SinceCall(run.call.called));
   // The thread that began has said where it runs.
   if (begun_on_ == std::this_thread::get_id()) spread_.settle(barrier_.parity());
+  return true;
 }
 
 void NodeRounds::sync(const Running& run) {

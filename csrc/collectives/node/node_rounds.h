@@ -31,12 +31,12 @@ class NodeRounds {
   NodeSession& session() const { return *session_; }
 
   /// The first synchronisation of an operation, with which the ranks show what they called, and when. If the calls
-  /// differ, throws the same MismatchError on all of them.
-  void open(const Running& run);
-  /// Does the part of the next open() that waits for nobody; until then nothing else may be done.
-  void begin(const Running& run);
+  /// differ, throws the same MismatchError on all of them. If the call is for the beginning, returns false without
+  /// waiting, and nothing else may be done until open() comes for the whole.
+  bool open(const Running& run);
+  /// Whether open() has been called for the beginning, so that what it publishes has been written.
   bool has_begun() const { return begun_; }
-  /// After begin(): whether open() would wait for nobody.
+  /// Then: whether open() would wait for nobody.
   bool all_have_begun() const { return barrier_.all_arrived(); }
   /// A later one.
   void sync(const Running& run);
@@ -108,7 +108,7 @@ class NodeRounds {
   HeapPlaces places_;
   HugePages pages_{options().huge_pages};
   size_t reserved_ = 0;  ///< results
-  bool begun_ = false;   ///< the next open()
+  bool begun_ = false;
   std::thread::id begun_on_;
 };
 

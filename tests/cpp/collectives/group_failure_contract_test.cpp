@@ -28,7 +28,9 @@ void reduce(Group& group, float* data, size_t count, DType dtype = DType::Float3
 
 /// The beginning is all that a peer needs.
 void begin_and_reduce(Group& group, float* data, size_t count) {
-  group.begin_all_reduce(call_of(Op::AllReduce, DType::Float32, 0), data, count, Reduction{ReduceKind::Sum, 3, 1.0});
+  Call call = call_of(Op::AllReduce, DType::Float32, 0);
+  call.part = Part::Beginning;
+  if (group.can_begin()) group.all_reduce(call, data, data, count, Reduction{ReduceKind::Sum, 3, 1.0});
   reduce(group, data, count);
 }
 
