@@ -27,11 +27,6 @@ constexpr int kSpareServers = 2;
 /// Most callbacks return sooner than another thread would wake up.
 constexpr std::chrono::microseconds kReturn{20};
 
-/// How long what has begun waits for somebody to come for it, and how long a comm thread looks after that when there is
-/// nothing.
-constexpr std::chrono::milliseconds kUnattended{10};
-constexpr std::chrono::seconds kWatch{1};
-
 /// How long an interrupted wait still waits for the operation to end.
 constexpr std::chrono::milliseconds kInterruptPatience{100};
 
@@ -121,9 +116,7 @@ bool CommQueue::begin(const WorkPtr& work, Lock& lock) {
   if (waiters_ > 0) progress_.notify_all();
   if (stopping_) work_available_.notify_all();
   if (!begun || queue_.size() > 1) return false;
-  begun_at_ = Clock::now();
-  if (watching_) return true;
-  return watched_ = call_server();
+  return patrol_.leave() || call_server();
 }
 
 void CommQueue::attend() {
@@ -132,27 +125,14 @@ void CommQueue::attend() {
 }
 
 void CommQueue::attend(const Lock& /*held*/) {
-  if (begun() == nullptr || begun_at_ == Clock::time_point{}) return;
-  begun_at_ = {};
+  if (begun() == nullptr || patrol_.is_due()) return;
+  patrol_.hurry();
   call_server();  // there is one, or begin() would have returned false
 }
 
 bool CommQueue::needs_server() const {
   if (running_ || queue_.empty()) return false;
-  return queue_.size() > 1 || begun() == nullptr || Clock::now() - begun_at_ >= kUnattended;
-}
-
-void CommQueue::await_work(Lock& lock) {
-  while (!needs_server() && !(stopping_ && !running_)) {
-    if (!watched_ || watching_) {
-      work_available_.wait(lock);
-      continue;
-    }
-    watching_ = true;
-    work_available_.wait_until(lock, (begun() != nullptr ? begun_at_ : Clock::now()) + kUnattended);
-    watching_ = false;
-    watched_ = begun() != nullptr || Clock::now() - begun_at_ < kWatch;
-  }
+  return queue_.size() > 1 || begun() == nullptr || patrol_.is_due();
 }
 
 void CommQueue::await_returning_server(Lock& lock) {
@@ -335,7 +315,9 @@ void CommQueue::serve() {
   role().serves = this;
   Lock lock(mutex_);
   while (true) {
-    await_work(lock);
+    patrol_.sleep(
+        work_available_, lock, [&] { return needs_server() || (stopping_ && !running_); },
+        [&] { return begun() != nullptr; });
     --idle_;
     if (queue_.empty()) break;
     run_next(lock);

@@ -11,6 +11,7 @@
 #include "backend/stop_record.h"
 #include "backend/work.h"
 #include "common/deadline.h"
+#include "common/patrol.h"
 
 namespace ours {
 
@@ -111,8 +112,6 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   bool begin(const WorkPtr& work, Lock& lock);
   /// Whether a comm thread has to run what is queued.
   bool needs_server() const;
-  /// Returns once a comm thread has to, or the queue is to stop.
-  void await_work(Lock& lock);
   void attend(const Lock& held);
 
   /// Wakes or starts a comm thread for the queue. Returns false if there is none and none can be started.
@@ -127,9 +126,7 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   std::condition_variable work_available_;
   std::condition_variable progress_;
   std::deque<WorkPtr> queue_;
-  Clock::time_point begun_at_{};  // when begin() was called last; long ago: a comm thread has to attend to that Work
-  bool watched_ = false;          // whether a comm thread looks after what has begun, from time to time
-  bool watching_ = false;         // whether one sleeps until it has to look
+  Patrol patrol_;  // of comm threads, for what has begun
   bool running_ = false;
   std::thread::id runner_;
   int calling_ = 0;  // Works whose callbacks are running
