@@ -77,14 +77,21 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
   };
 
   if (run.call.part == Part::Beginning && !can_begin(plan, window)) return;
+  DirectExchange direct(rounds, plan);
   if (!rounds.has_begun()) {
     note_use(rounds, plan, common);
     rounds.write().begin();
-    fill(0);
     plan.write_sizes(rounds.next_sizes());
+    if (!direct.lend()) fill(0);
   }
   if (!rounds.open(run)) return;
+  const size_t lenders = direct.lenders();
   const size_t count = std::max<size_t>(1, piece_count(check_published_sizes(rounds, run.record), window));
+  if (lenders == ranks) return direct.run(run);
+  if (lenders > 0) {
+    fill(0);
+    rounds.sync(run);
+  }
   plan.copy_own(me);
   for (size_t k = 0; k < count; ++k) {
     if (k > 0) rounds.sync(run);
