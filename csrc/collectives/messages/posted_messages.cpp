@@ -116,8 +116,12 @@ void PostedMessages::call_background() {
 }
 
 void PostedMessages::leave_to_background(Lock& lock) {
+  if (leave()) wake_background(lock);
+}
+
+bool PostedMessages::leave() {
   const bool looked_after = patrol_.leave();
-  if (!looked_after || needs_background()) wake_background(lock);
+  return !looked_after || needs_background();
 }
 
 void PostedMessages::wake_background(Lock& lock) {
@@ -200,7 +204,7 @@ void PostedMessages::run_callbacks(Lock& lock, int* counter) {
     callbacks_.pop_front();
     if (drivers_ == 0) pause_background_.store(closing_);
     try {
-      if (needs_background()) call_background();
+      if (!callbacks_.empty() || (is_left() && leave())) call_background();
     } catch (const std::system_error&) {
       // This thread comes back, unless the callback waits for something that no thread does now.
     }

@@ -87,6 +87,8 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
   void wake_background(Lock& lock);
   /// Leaves messages to be moved at once if some are long, and otherwise soon.
   void leave_to_background(Lock& lock);
+  /// Does the same, and returns whether a thread has to be woken for it.
+  bool leave();
   void run_background();
 
   const std::unique_ptr<MessageCarrier> carrier_;
