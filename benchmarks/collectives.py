@@ -13,7 +13,8 @@ size is that of a rank's larger buffer: what all_gather returns, what reduce_sca
 trip, in pairs of ranks. Elements are float32, the tensors ordinary ones, and the calls those of torch.distributed and
 mpi4py; all_reduce is in place. The case process_group_all_reduce is the same without torch.distributed's Python
 function, which takes as long for every backend: the process group's own method, a thin binding like mpi4py's, and what
-C++ such as a DDP reducer calls.
+C++ such as a DDP reducer calls. async_all_reduce waits for its Work at once, and functional_all_reduce is the call of
+DTensor and of compiled models; with one rank (`--ranks 1`) each shows what torch itself takes.
 
 `--check` measures both kinds of all_reduce with 2, 4 and 8 ranks, both ways, and compares the medians with TARGETS,
 which are ratios to what the peers and the floor take in the same run.

@@ -35,6 +35,7 @@ class Gathering {
   /// Returns the ranks whose messages have not ended by the deadline. Throws the error of a message that has failed.
   std::vector<int> late(Deadline deadline, int self) {
     Pending& pending = *pending_;
+    messages_.attend();
     std::unique_lock<std::mutex> lock(pending.mutex);
     const std::string interrupt =
         await_interruptibly(pending.ended, lock, deadline, [&] { return pending.ranks.empty() || pending.error; });

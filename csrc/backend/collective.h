@@ -21,6 +21,8 @@ struct Collective {
   TensorLists outputs;
   /// Does the operation, and owns all tensors that it touches.
   std::function<void(Group&, const Call&)> body;
+  /// Whether body() is a single operation of the group, so that it can be called for its beginning first.
+  bool can_begin = false;
   /// For a collective that works on the CPU without tensors: it runs after the current stream of this device.
   std::optional<at::Device> behind{};
   Op op{};  ///< this field and the following ones are filled in when it is launched

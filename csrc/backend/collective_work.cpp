@@ -1,5 +1,7 @@
 #include "backend/collective_work.h"
 
+#include <algorithm>
+
 #include "backend/errors.h"
 #include "collectives/straggler_ledger.h"
 #include "common/interrupts.h"
@@ -26,6 +28,7 @@ CollectiveWork::CollectiveWork(Collective collective, std::shared_ptr<Group> gro
       dtype_(collective.dtype),
       bytes_(bytes_of(collective.inputs)),
       body_(std::move(collective.body)),
+      can_begin_(collective.can_begin),
       group_(std::move(group)),
       queue_(std::move(queue)) {}
 
@@ -49,6 +52,7 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
     if (done()) rethrow();
     return true;
   }
+  if (!done() && status().is_forked_child()) status().check_caller();  // or this would end it in the parent's place
   {
     const timeline::Phase phase("wait for the result");
     if (!queue_->wait(*this, timeout)) throw_wait_timeout(timeout);
@@ -77,15 +81,59 @@ void CollectiveWork::complete_captured() noexcept {
   complete(nullptr);
 }
 
+Call CollectiveWork::make_call(Part part) {
+  if (!stop_) {
+    set_started();
+    stop_.emplace(stop_requested());
+    Arrivals& arrivals = queue_->ledger().begin();
+    // Programs call collectives of device tensors ahead of time, so that says nothing of who is late.
+    arrivals_ = device_call_ ? nullptr : &arrivals;
+  }
+  return {op_, dtype_, getSequencenumber(), Deadline::after(getTimeout()), called(), arrivals_, &*stop_, part};
+}
+
+bool CollectiveWork::begin() noexcept {
+  if (!can_begin_ || device_call_ || !group_->can_begin()) return false;
+  try {
+    body_(*group_, make_call(Part::Beginning));
+    begun_ = group_->has_begun();
+  } catch (const std::exception&) {  // which execute() meets again
+  }
+  if (!begun_) stop_.reset();
+  return begun_;
+}
+
+bool CollectiveWork::ends_quietly() {
+  return group_->have_all_begun() && !has_callbacks() && !status().has_hooks_on_ends();
+}
+
+CollectiveWork::Clock::duration CollectiveWork::lain(Clock::time_point came) const {
+  if (!begun_) return Clock::duration::zero();
+  const auto last = called() + std::chrono::microseconds(arrivals_->at(arrivals_->last()));
+  return std::max(came - std::max(started(), last), Clock::duration::zero());
+}
+
+void CollectiveWork::attend() const {
+  if (!done() && !status().is_forked_child()) queue_->attend();
+}
+
+bool CollectiveWork::isCompleted() {
+  attend();
+  return done();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
+  auto future = OursWork::getFuture();
+  attend();
+  return future;
+}
+
 void CollectiveWork::execute() noexcept {
-  set_started();
   std::exception_ptr error;
-  // Programs call collectives of device tensors ahead of time, so that says nothing of who is late.
-  Arrivals& arrivals = queue_->ledger().begin();
-  StopNotice stop(stop_requested());
-  const Call call{
-      op_,  dtype_, getSequencenumber(), Deadline::after(getTimeout()), called(), device_call_ ? nullptr : &arrivals,
-      &stop};
+  const auto came = Clock::now();
+  std::optional<timeline::Phase> phase;
+  if (begun_) phase.emplace("wait for the result");
+  const Call call = make_call(Part::Whole);
   try {
     if (device_call_) {
       device_call_->run(body_, call);
@@ -105,11 +153,12 @@ void CollectiveWork::execute() noexcept {
   }
   // Staging memory is not needed any more, however long the user keeps the Work.
   body_ = nullptr;
-  const auto ended = Clock::now();
+  // The operation ends with its last rank, not when somebody at last comes for the result.
+  const auto ended = Clock::now() - lain(came);
   took_ = ended - called();
   queue_->ledger().add({called(), ended, bytes_});
-  if (tells_all()) queue_->stops().note_ended(count_, !error && stop.told());
-  complete(error);
+  if (tells_all()) queue_->stops().note_ended(count_, !error && stop_->told());
+  complete(error, ended);
 }
 
 void CollectiveWork::in_stream(const std::function<void()>& body) const {

@@ -10,6 +10,7 @@
 #include "backend/device/device_call.h"
 #include "backend/work.h"
 #include "collectives/group.h"
+#include "transport/stop_notice.h"
 
 namespace ours {
 
@@ -23,6 +24,9 @@ class CollectiveWork final : public OursWork {
   /// no `timeout` (0), makes the current stream wait instead, and throws an error that is there by now. A timeout that
   /// passes first throws too, and leaves the operation and the group as they are.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+
+  bool isCompleted() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   /// Like wait() for device tensors, but throws no error of an operation that the host waits for; does nothing for
   /// those of the CPU.
@@ -44,7 +48,15 @@ class CollectiveWork final : public OursWork {
   /// Sets its number among the queue's collectives. Called before execute().
   void set_sequence(uint64_t count);
 
-  /// Runs the operation and completes the Work, except for its callbacks. The queue calls it once.
+  /// Does the part of the operation that waits for nobody, if it has one; returns whether it has begun. The queue calls
+  /// it once at most, and execute() before it calls either for another Work.
+  bool begin() noexcept;
+  bool has_begun() const { return begun_; }
+  bool is_of_device() const { return device_call_ != nullptr; }
+  /// After begin(): whether execute() would wait for nobody, and run neither callbacks nor hooks.
+  bool ends_quietly();
+
+  /// Runs the operation, or the rest of it, and completes the Work, except for its callbacks. The queue calls it once.
   void execute() noexcept;
   /// Whether every rank hears from every other in it, so that all know afterwards whether one was asked to stop.
   bool tells_all() const;
@@ -55,6 +67,7 @@ class CollectiveWork final : public OursWork {
   using OursWork::run_callbacks;
 
  protected:
+  bool has_begun_before() const override { return begun_; }
   /// Returns the device even if there is no output, because callbacks must not run in the stream in which the future
   /// is completed.
   std::vector<at::Device> devices() const override;
@@ -62,11 +75,22 @@ class CollectiveWork final : public OursWork {
   bool is_enqueued() const override { return device_call_ && device_call_->is_enqueued(); }
 
  private:
+  Call make_call(Part part);
+  /// Sees to it that the operation ends although nobody waits for it here.
+  void attend() const;
+  /// How long what has begun had been waiting, with the data of all ranks there, for execute() to be called at `came`.
+  Clock::duration lain(Clock::time_point came) const;
+
   const DType dtype_;
   const uint64_t bytes_;
   Clock::duration took_{};
   uint64_t count_ = 0;  // among the queue's collectives
   std::function<void(Group&, const Call&)> body_;
+  const bool can_begin_;
+  bool begun_ = false;
+  // From begin() or execute() on.
+  std::optional<StopNotice> stop_;
+  Arrivals* arrivals_ = nullptr;
   std::shared_ptr<Group> group_;
   std::shared_ptr<CommQueue> queue_;
   std::unique_ptr<DeviceCall> device_call_;  // null for CPU tensors

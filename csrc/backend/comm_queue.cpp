@@ -61,29 +61,78 @@ CommQueue::ThreadRole& CommQueue::role() {
   return own;
 }
 
-void CommQueue::submit(const WorkPtr& work, bool may_run_here) {
+void CommQueue::submit(const WorkPtr& work, Next next) {
   Lock lock(mutex_);
+  const bool in_hook = running_ && runner_ == std::this_thread::get_id();
+  if (!in_hook) end_begun(*work, next, lock);
+  // From here on the lock is not released before the Work has its place.
   const uint64_t number = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   work->set_sequence(number);
   if (work->tells_all()) stops_.note_called(number);
-  if (running_ && runner_ == std::this_thread::get_id()) {
+  if (in_hook) {
     // This is called by a hook on the Work that this thread has just run, and the hook may wait for the new Work.
     queue_.push_back(work);
     while (!work->done() && !queue_.empty()) run_next(lock);
     return;
   }
-  if (may_run_here && queue_.empty() && !running_) {
-    run(work, lock);
-    ledger_->waited(work->took(), last_sequence());
-    return;
+  if (queue_.empty() && !running_) {
+    if (next != Next::GoesOn) {
+      run(work, lock);
+      ledger_->waited(work->took(), last_sequence());
+      return;
+    }
+    if (begin(work, lock)) return;
+  } else {
+    queue_.push_back(work);
   }
-  queue_.push_back(work);
   if (role().calls == nullptr) await_returning_server(lock);
   if (queue_.empty()) return;
   // The thread that runs a Work calls a server for what is queued meanwhile. If there are no servers, the caller waits.
   if ((running_ && servers_ > 0) || call_server()) return;
   lock.unlock();
   wait(*work, std::chrono::milliseconds(0));
+}
+
+CollectiveWork* CommQueue::begun() const {
+  return !running_ && !queue_.empty() && queue_.front()->has_begun() ? queue_.front().get() : nullptr;
+}
+
+void CommQueue::end_begun(const CollectiveWork& before, Next next, Lock& lock) {
+  CollectiveWork* const first = begun();
+  if (first == nullptr || queue_.size() > 1 || !may_run()) return;
+  // Who waits for a Work waits for those before it, too. Others must neither wait for peers nor run foreign code.
+  if (next != Next::Waits && (!first->ends_quietly() || before.is_of_device())) return;
+  run_next(lock);
+}
+
+bool CommQueue::begin(const WorkPtr& work, Lock& lock) {
+  running_ = true;
+  runner_ = std::this_thread::get_id();
+  lock.unlock();
+  const bool begun = options().inline_calls && work->begin();
+  lock.lock();
+  running_ = false;
+  queue_.push_front(work);  // others may have come meanwhile
+  if (waiters_ > 0) progress_.notify_all();
+  if (stopping_) work_available_.notify_all();
+  if (!begun || queue_.size() > 1) return false;
+  return patrol_.leave() || call_server();
+}
+
+void CommQueue::attend() {
+  Lock lock(mutex_);
+  attend(lock);
+}
+
+void CommQueue::attend(const Lock& /*held*/) {
+  if (begun() == nullptr || patrol_.is_due()) return;
+  patrol_.hurry();
+  call_server();  // there is one, or begin() would have returned false
+}
+
+bool CommQueue::needs_server() const {
+  if (running_ || queue_.empty()) return false;
+  return queue_.size() > 1 || begun() == nullptr || patrol_.is_due();
 }
 
 void CommQueue::await_returning_server(Lock& lock) {
@@ -148,6 +197,7 @@ bool CommQueue::wait(const CollectiveWork& work, std::chrono::milliseconds timeo
   Interrupts interrupts;
   std::optional<Deadline> patience;
   Lock lock(mutex_);
+  if (bounded || !may_run()) attend(lock);
   ++waiters_;
   while (!work.done()) {
     // A bounded wait does not run operations, because it could not stop at its limit.
@@ -193,6 +243,7 @@ void CommQueue::drain() {
   const auto others_run = [&] {
     return (running_ && runner_ != std::this_thread::get_id()) || (role().calls != this && calling_ > 0);
   };
+  if (!may_run()) attend(lock);
   while (!queue_.empty() || others_run()) {
     if (may_run() && !queue_.empty()) {
       run_next(lock);
@@ -211,13 +262,17 @@ void CommQueue::drain() {
 void CommQueue::wait_idle(std::chrono::milliseconds limit) {
   const Deadline deadline = Deadline::after(limit);
   Lock lock(mutex_);
+  attend(lock);
   ++waiters_;
   progress_.wait_until(lock, deadline.at(), [&] { return queue_.empty() && !running_; });
   --waiters_;
 }
 
-bool CommQueue::busy() const {
+bool CommQueue::busy() {
   Lock lock(mutex_);
+  if (CollectiveWork* const first = begun(); first != nullptr && first->ends_quietly() && may_run()) {
+    run_next(lock);
+  }
   return running_ || !queue_.empty();
 }
 
@@ -260,7 +315,9 @@ void CommQueue::serve() {
   role().serves = this;
   Lock lock(mutex_);
   while (true) {
-    work_available_.wait(lock, [&] { return !running_ && (!queue_.empty() || stopping_); });
+    patrol_.sleep(
+        work_available_, lock, [&] { return needs_server() || (stopping_ && !running_); },
+        [&] { return begun() != nullptr; });
     --idle_;
     if (queue_.empty()) break;
     run_next(lock);

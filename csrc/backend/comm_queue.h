@@ -11,6 +11,7 @@
 #include "backend/stop_record.h"
 #include "backend/work.h"
 #include "common/deadline.h"
+#include "common/patrol.h"
 
 namespace ours {
 
@@ -21,6 +22,10 @@ class StragglerLedger;
 /// the caller's thread if the caller would wait for it anyway and nothing is queued before it, or on a thread that
 /// waits for a collective while no thread runs one, or otherwise on a comm thread. Comm threads start when they are
 /// needed, and share the ownership of the queue, so that it can be dropped on any thread without joining them.
+///
+/// To wake a thread takes longer than a short collective. So the caller's thread begins such a one, with what its peers
+/// need, and whoever waits for it ends it. A comm thread, which wakes from time to time meanwhile, ends it if nobody
+/// has come to wait.
 ///
 /// Callbacks run on the thread that ran their Work, in the order of their Works, and may overlap. That thread leaves
 /// the queue to others meanwhile, so that a callback may wait for any other collective.
@@ -33,11 +38,20 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   CommQueue(std::shared_ptr<StragglerLedger> ledger, std::vector<int> affinity, int64_t niceness)
       : ledger_(std::move(ledger)), affinity_(std::move(affinity)), niceness_(niceness) {}
 
-  /// Numbers the Work, and runs or queues it. `may_run_here`: the caller would wait for it next.
-  void submit(const WorkPtr& work, bool may_run_here);
+  /// What the caller of submit() does next.
+  enum class Next {
+    Waits,       ///< for the Work, which may run here
+    WaitsForNo,  ///< others; the Work, which waits for nobody, may run here if nothing is before it
+    GoesOn,
+  };
+  /// Numbers the Work, and runs or queues it.
+  void submit(const WorkPtr& work, Next next);
 
   /// Returns once the Work is done, and runs queued Works meanwhile. Returns false if `timeout` (0: none) passed first.
   bool wait(const CollectiveWork& work, std::chrono::milliseconds timeout);
+
+  /// Lets a comm thread end what has only begun: somebody needs it without waiting here.
+  void attend();
 
   /// Returns once nothing is queued or running, and no callback runs except the caller.
   void drain();
@@ -46,7 +60,9 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   /// time.
   void wait_idle(std::chrono::milliseconds limit);
 
-  bool busy() const;
+  /// Ends what has begun, if that neither waits nor runs foreign code. Returns whether something is still queued or
+  /// running.
+  bool busy();
 
   /// Lets the comm threads end after what is queued. submit() must not be called afterwards.
   void stop();
@@ -87,6 +103,17 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   /// Gives a comm thread that is in a callback a moment to return and take what is queued.
   void await_returning_server(Lock& lock);
 
+  /// The next Work, if it has begun and nobody runs it; or null.
+  CollectiveWork* begun() const;
+  /// Ends the next Work if it has begun, and this thread may do that before it submits another one.
+  void end_begun(const CollectiveWork& before, Next next, Lock& lock);
+  /// Lets this thread begin the Work, with nothing before it, and puts it into the queue. Returns whether there is
+  /// nothing else to do.
+  bool begin(const WorkPtr& work, Lock& lock);
+  /// Whether a comm thread has to run what is queued.
+  bool needs_server() const;
+  void attend(const Lock& held);
+
   /// Wakes or starts a comm thread for the queue. Returns false if there is none and none can be started.
   bool call_server();
   void serve();
@@ -95,10 +122,11 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   StopRecord stops_;
   const std::vector<int> affinity_;
   const int64_t niceness_;
-  mutable std::mutex mutex_;  // guards all below but sequence_
+  std::mutex mutex_;  // guards all below but sequence_
   std::condition_variable work_available_;
   std::condition_variable progress_;
   std::deque<WorkPtr> queue_;
+  Patrol patrol_;  // of comm threads, for what has begun
   bool running_ = false;
   std::thread::id runner_;
   int calling_ = 0;  // Works whose callbacks are running

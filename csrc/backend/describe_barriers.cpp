@@ -27,7 +27,7 @@ std::optional<at::Device> device_before(const c10d::BarrierOptions& opts, std::o
 
 Collective describe_barrier(const Caller& /*me*/, std::optional<at::Device> used, const c10d::BarrierOptions& opts) {
   const auto body = [](Group& group, const Call& call) { group.barrier(call); };
-  return {DType::UInt8, {}, {}, body, device_before(opts, used)};
+  return {DType::UInt8, {}, {}, body, true, device_before(opts, used)};
 }
 
 Collective describe_monitored_barrier(const Caller& /*me*/, bool wait_all_ranks, const c10d::BarrierOptions& /*opts*/) {

@@ -20,14 +20,18 @@ AllGather all_gather_of(const at::Tensor& input, std::vector<Output> results) {
 }
 
 Collective all_gather_each(std::vector<AllGather> steps, const Tensors& inputs, TensorLists outputs) {
-  return {steps.front().dtype, inputs, std::move(outputs), [steps = std::move(steps)](Group& group, const Call& call) {
+  const DType first = steps.front().dtype;
+  const bool single = steps.size() == 1;
+  return {first, inputs, std::move(outputs),
+          [steps = std::move(steps)](Group& group, const Call& call) {
             for (const AllGather& step : steps) {
               Call one = call;
               one.dtype = step.dtype;
-              group.all_gather(one, const_span(step.source), rank_spans(step.results, group.size()));
-              commit_all(step.results);
+              const std::vector<Span> results = rank_spans(step.results, group.size());
+              if (group.all_gather(one, const_span(step.source), results)) commit_all(step.results);
             }
-          }};
+          },
+          single};
 }
 
 /// `outputs` is empty except on the root, where it has a tensor for each rank or a single one.
@@ -36,9 +40,9 @@ Collective gather_to(int root, const at::Tensor& input, const Tensors& outputs) 
           {input},
           {outputs},
           [source = contiguous_source(input), results = outputs_of(outputs), root](Group& group, const Call& call) {
-            group.gather(call, const_span(source), rank_spans(results, group.size()), root);
-            commit_all(results);
-          }};
+            if (group.gather(call, const_span(source), rank_spans(results, group.size()), root)) commit_all(results);
+          },
+          true};
 }
 
 /// The list of tensors for the ranks, which only the root gives.
@@ -89,9 +93,9 @@ Collective describe_broadcast(const Caller& me, const Tensors& tensors, const c1
             // The root's memory is only read: it may be shared with copies of the tensor.
             const Span buffer =
                 is_root ? Span{const_cast<void*>(memory.const_data_ptr()), bytes_of(memory)} : output.span();
-            group.broadcast(call, buffer, root);
-            if (!is_root) output.commit();
-          }};
+            if (group.broadcast(call, buffer, root) && !is_root) output.commit();
+          },
+          true};
 }
 
 Collective describe_all_gather(const Caller& me, const TensorLists& outputs, const Tensors& inputs,
@@ -179,9 +183,9 @@ Collective describe_scatter(const Caller& me, const Tensors& outputs, const Tens
           list,
           {outputs},
           [sources = contiguous_sources(list), result = Output(output), root](Group& group, const Call& call) {
-            group.scatter(call, rank_spans(sources, group.size()), result.span(), root);
-            result.commit();
-          }};
+            if (group.scatter(call, rank_spans(sources, group.size()), result.span(), root)) result.commit();
+          },
+          true};
 }
 
 Collective describe_all_to_all(const Caller& me, const Tensors& outputs, const Tensors& inputs,
@@ -194,9 +198,10 @@ Collective describe_all_to_all(const Caller& me, const Tensors& outputs, const T
           inputs,
           {outputs},
           [sources = contiguous_sources(inputs), results = outputs_of(outputs)](Group& group, const Call& call) {
-            group.all_to_all(call, rank_spans(sources, group.size()), rank_spans(results, group.size()));
-            commit_all(results);
-          }};
+            const std::vector<Span> outs = rank_spans(results, group.size());
+            if (group.all_to_all(call, rank_spans(sources, group.size()), outs)) commit_all(results);
+          },
+          true};
 }
 
 Collective describe_all_to_all_single(const Caller& me, const at::Tensor& output, const at::Tensor& input,
@@ -222,9 +227,9 @@ Collective describe_all_to_all_single(const Caller& me, const at::Tensor& output
               from += ins.back().bytes;
               to += outs.back().bytes;
             }
-            group.all_to_all(call, ins, outs);
-            result.commit();
-          }};
+            if (group.all_to_all(call, ins, outs)) result.commit();
+          },
+          true};
 }
 
 TransferRequest describe_transfer(const Caller& me, Op op, const Tensors& tensors, int peer, int tag) {

@@ -26,7 +26,12 @@ ReduceScatter reduce_scatter_of(const Caller& me, Tensors sources, const at::Ten
 }
 
 Collective reduce_scatter_each(std::vector<ReduceScatter> steps, const Tensors& inputs, const Tensors& outputs) {
-  return {steps.front().dtype, inputs, {outputs}, [steps = std::move(steps)](Group& group, const Call& call) {
+  const DType first = steps.front().dtype;
+  const bool single = steps.size() == 1;
+  return {first,
+          inputs,
+          {outputs},
+          [steps = std::move(steps)](Group& group, const Call& call) {
             for (const ReduceScatter& step : steps) {
               Call one = call;
               one.dtype = step.dtype;
@@ -38,10 +43,11 @@ Collective reduce_scatter_each(std::vector<ReduceScatter> steps, const Tensors& 
                 data.push_back(source.data);
                 counts.push_back(source.bytes / size_of(step.dtype));
               }
-              group.reduce_scatter(one, data, counts, step.result.span().data, step.reduction);
-              step.result.commit();
+              void* const result = step.result.span().data;
+              if (group.reduce_scatter(one, data, counts, result, step.reduction)) step.result.commit();
             }
-          }};
+          },
+          single};
 }
 
 }  // namespace
@@ -54,11 +60,14 @@ Collective describe_all_reduce(const Caller& me, const Tensors& tensors, const c
   check_output(me, tensor, "tensor");
   const DType dtype = dtype_of(tensor);
   const Reduction reduction = reduction_of(opts.reduceOp, dtype, me.size);
-  return {dtype, {tensor}, {{tensor}}, [output = Output(tensor, true), reduction](Group& group, const Call& call) {
-            void* data = output.span().data;
-            group.all_reduce(call, data, data, count_of(output.memory()), reduction);
-            output.commit();
-          }};
+  return {dtype,
+          {tensor},
+          {{tensor}},
+          [output = Output(tensor, true), reduction](Group& group, const Call& call) {
+            void* const data = output.span().data;
+            if (group.all_reduce(call, data, data, count_of(output.memory()), reduction)) output.commit();
+          },
+          true};
 }
 
 Collective describe_all_reduce_coalesced(const Caller& me, const Tensors& tensors, const c10d::AllreduceOptions& opts) {
@@ -72,7 +81,9 @@ Collective describe_all_reduce_coalesced(const Caller& me, const Tensors& tensor
     reductions[dtype] = reduction_of(opts.reduceOp, dtype, me.size);
     packs[dtype].emplace_back(tensor, true);
   }
-  return {packs.begin()->first,
+  const DType first = packs.begin()->first;
+  const bool single = packs.size() == 1;
+  return {first,
           tensors,
           {tensors},
           [packs = std::move(packs), reductions = std::move(reductions)](Group& group, const Call& call) {
@@ -81,10 +92,10 @@ Collective describe_all_reduce_coalesced(const Caller& me, const Tensors& tensor
               one.dtype = dtype;
               // A single dtype is a single message, which is the same however a peer has cut it into tensors.
               if (packs.size() == 1) one.op = Op::AllReduce;
-              group.all_reduce(one, spans_of(pack), reductions.at(dtype));
-              commit_all(pack);
+              if (group.all_reduce(one, spans_of(pack), reductions.at(dtype))) commit_all(pack);
             }
-          }};
+          },
+          single};
 }
 
 Collective describe_reduce(const Caller& me, const Tensors& tensors, const c10d::ReduceOptions& opts) {
@@ -101,9 +112,10 @@ Collective describe_reduce(const Caller& me, const Tensors& tensors, const c10d:
               Group& group, const Call& call) {
             const at::Tensor& memory = output.memory();
             void* result = is_root ? output.span().data : nullptr;
-            group.reduce(call, memory.const_data_ptr(), result, count_of(memory), reduction, root);
-            if (is_root) output.commit();
-          }};
+            const bool ended = group.reduce(call, memory.const_data_ptr(), result, count_of(memory), reduction, root);
+            if (ended && is_root) output.commit();
+          },
+          true};
 }
 
 Collective describe_reduce_scatter(const Caller& me, const Tensors& outputs, const TensorLists& inputs,

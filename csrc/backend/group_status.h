@@ -84,6 +84,9 @@ class GroupStatus : public std::enable_shared_from_this<GroupStatus> {
   /// Called for every Work that succeeds, unless it is empty. Set before any Work is made.
   std::function<void(std::shared_ptr<c10d::WorkInfo>)> on_completion;
 
+  /// Whether Works that succeed call functions of the user's.
+  bool has_hooks_on_ends() const { return on_completion || !completion_hooks.empty(); }
+
   /// Fails all connections of the group with this error, here and on the peers.
   void fail_group(const std::exception_ptr& error);
 

@@ -116,7 +116,7 @@ c10::intrusive_ptr<CollectiveWork> Lane::start(Collective collective, const Grou
     order.unlock();  // hooks may call the group
     work->complete_captured();
   } else {
-    queue->submit(work, may_run_here);
+    queue->submit(work, may_run_here ? CommQueue::Next::Waits : CommQueue::Next::GoesOn);
   }
   return work;
 }
@@ -129,7 +129,7 @@ void Lane::refuse(Op op, const std::string& why, const Callback* callback) {
   refused.body = [why](Group&, const Call&) { throw InvalidArgument(why); };
   auto work = c10::make_intrusive<CollectiveWork>(std::move(refused), group, queue, status);
   if (callback != nullptr) work->set_origin(callback->origin());
-  queue->submit(work, options().inline_calls);
+  queue->submit(work, options().inline_calls ? CommQueue::Next::WaitsForNo : CommQueue::Next::GoesOn);
 }
 
 c10::intrusive_ptr<OursWork> Lane::post(TransferRequest request, const GroupNames& names) {

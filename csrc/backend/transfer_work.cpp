@@ -74,7 +74,18 @@ TransferCallbacks TransferWork::end(const std::exception_ptr& error) noexcept {
 c10::intrusive_ptr<c10::ivalue::Future> TransferWork::getFuture() {
   auto future = OursWork::getFuture();
   watch_future(*limit_);
+  attend();
   return future;
+}
+
+bool TransferWork::isCompleted() {
+  attend();
+  return done();
+}
+
+void TransferWork::attend() const {
+  if (done() || status().is_forked_child()) return;
+  if (const std::shared_ptr<PointToPoint> messages = messages_.lock()) messages->attend();
 }
 
 bool TransferWork::wait(std::chrono::milliseconds timeout) {
@@ -88,6 +99,7 @@ bool TransferWork::wait(std::chrono::milliseconds timeout) {
     const std::shared_ptr<PointToPoint> messages = messages_.lock();
     if (transfer && messages) messages->wait(*transfer);
   }
+  attend();
   // Even without a timeout, since the Work may end after its message, and on another thread.
   if (!await_done(timeout)) throw_wait_timeout(timeout);
   rethrow();

@@ -105,15 +105,19 @@ void OursWork::add_to_timeline() const {
     timeline::add_overlapping("message", name_of(op_), when, arguments);
     return;
   }
-  timeline::add("collective", name_of(op_), when, arguments);
+  if (has_begun_before()) {
+    timeline::add_overlapping("collective", name_of(op_), when, arguments);
+  } else {
+    timeline::add("collective", name_of(op_), when, arguments);
+  }
   if (bytes == 0 || when.ended <= when.began) return;
   constexpr const char* kQuantity = "collectives, GB/s";
   timeline::count(kQuantity, when.began, static_cast<double>(bytes) / static_cast<double>(when.ended - when.began));
   timeline::count(kQuantity, when.ended, 0);
 }
 
-void OursWork::complete(const std::exception_ptr& error) noexcept {
-  ended_ = Clock::now();
+void OursWork::complete(const std::exception_ptr& error, Clock::time_point ended) noexcept {
+  ended_ = ended;
   if (timeline::is_on()) add_to_timeline();
   // The abort hooks want to see the state before anything reacts to the failure.
   finish(error ? status_->note_error(error) : nullptr);

@@ -64,6 +64,9 @@ class OursWork : public c10d::Work, public Timed {
   /// Whether that stream comes after the Work even before the host knows that it has ended.
   virtual bool is_enqueued() const { return false; }
 
+  /// Whether it had begun before the thread that ends it came for that.
+  virtual bool has_begun_before() const { return false; }
+
   using Outputs = std::vector<std::vector<at::Tensor>>;
 
   /// The shapes of `inputs` appear in profiles. `requested_timeout` < 0: the group's timeout.
@@ -76,10 +79,11 @@ class OursWork : public c10d::Work, public Timed {
   }
   /// When the program asked for it.
   Clock::time_point called() const { return called_; }
+  Clock::time_point started() const { return started_; }
   void set_started();
 
   /// Ends the Work, except for its future. Called once. `error` may be one of the torch-free layers.
-  void complete(const std::exception_ptr& error) noexcept;
+  void complete(const std::exception_ptr& error, Clock::time_point ended = Clock::now()) noexcept;
 
   /// After complete(): whether there is a future that has yet to be completed.
   bool has_callbacks();

@@ -33,11 +33,32 @@ void ExchangePlan::write_sizes(uint64_t* table) const {
   }
 }
 
-bool ExchangePlan::overlaps(size_t peer) const {
-  if (!sends[peer] || !receives[peer]) return false;
-  const auto from = reinterpret_cast<uintptr_t>(sends[peer]->data);
-  const auto to = reinterpret_cast<uintptr_t>(receives[peer]->data);
-  return from < to + receives[peer]->bytes && to < from + sends[peer]->bytes;
+namespace {
+
+bool intersect(const std::optional<ConstSpan>& send, const std::optional<Span>& receive) {
+  if (!send || !receive) return false;
+  const auto from = reinterpret_cast<uintptr_t>(send->data);
+  const auto to = reinterpret_cast<uintptr_t>(receive->data);
+  return from < to + receive->bytes && to < from + send->bytes;
+}
+
+}  // namespace
+
+bool ExchangePlan::overlaps(size_t peer) const { return intersect(sends[peer], receives[peer]); }
+
+bool ExchangePlan::overwrites_sends(size_t self) const {
+  const bool common = is_common();
+  for (size_t from = 0; from < receives.size(); ++from) {
+    // What it sends to itself is not written if it is there already.
+    const bool stays = from == self && receives[from] && sends[from] && receives[from]->data == sends[from]->data;
+    if (stays) continue;
+    for (size_t to = 0; to < sends.size(); ++to) {
+      if (to == self || !sends[to]) continue;
+      if (intersect(sends[to], receives[from])) return true;
+      if (common) break;
+    }
+  }
+  return false;
 }
 
 bool ExchangePlan::is_uniform(size_t bytes) const {

@@ -29,9 +29,10 @@ uint64_t fingerprint_of(const std::vector<size_t>& counts) {
 }  // namespace
 
 template <class Body>
-void Group::operate(const Running& run, Body&& body) {
+bool Group::operate(const Running& run, Body&& body) {
   check_usable(run.call);
   guarded(run, std::ref(body));  // by reference: a larger std::function would allocate
+  return run.call.part == Part::Whole;
 }
 
 void Group::guarded(const Running& /*run*/, const std::function<void()>& body) {
@@ -43,53 +44,53 @@ void Group::guarded(const Running& /*run*/, const std::function<void()>& body) {
   }
 }
 
-void Group::barrier(const Call& call) {
+bool Group::barrier(const Call& call) {
   const Running run{call, record_of(call)};
-  operate(run, [&] { do_barrier(run); });
+  return operate(run, [&] { do_barrier(run); });
 }
 
-void Group::reduce(const Call& call, const Reducing& job) {
+bool Group::reduce(const Call& call, const Reducing& job) {
   check_supported(job.reduction.kind, call.dtype);
   check_possible(call.dtype, job.reduction);
   const Running run{call, record_of(call, job.in.count(), job.reduction, job.root)};
-  operate(run, [&] { do_reduce(run, job); });
+  return operate(run, [&] { do_reduce(run, job); });
 }
 
-void Group::reduce_scatter(const Call& call, const Scattering& job) {
+bool Group::reduce_scatter(const Call& call, const Scattering& job) {
   check_supported(job.reduction.kind, call.dtype);
   check_possible(call.dtype, job.reduction);
   check_reduce_scatter(job, size());
   const size_t sum = std::accumulate(job.counts.begin(), job.counts.end(), size_t{0});
   const Running run{call, record_of(call, sum, job.reduction, -1), fingerprint_of(job.counts)};
-  operate(run, [&] { do_reduce_scatter(run, job); });
+  return operate(run, [&] { do_reduce_scatter(run, job); });
 }
 
-void Group::exchange(const Call& call, const ExchangePlan& plan) {
+bool Group::exchange(const Call& call, const ExchangePlan& plan) {
   CallRecord record = record_of(call);
   record.root = plan.root;
   if (plan.movement == Movement::Broadcast) record.count = plan.buffer().bytes / size_of(call.dtype);
   const Running run{call, record};
-  operate(run, [&] { do_exchange(run, plan); });
+  return operate(run, [&] { do_exchange(run, plan); });
 }
 
-void Group::all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) {
+bool Group::all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction) {
   const size_t element = size_of(call.dtype);
   const Pieces to(out, count, element);
   const Pieces from(const_cast<void*>(in), count, element);
-  reduce(call, Reducing{in == out ? to : from, &to, reduction});
+  return reduce(call, Reducing{in == out ? to : from, &to, reduction});
 }
 
-void Group::all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) {
+bool Group::all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction) {
   const Pieces data(pieces, size_of(call.dtype));
-  reduce(call, Reducing{data, &data, reduction});
+  return reduce(call, Reducing{data, &data, reduction});
 }
 
-void Group::reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) {
+bool Group::reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root) {
   check_root(root, size());
   const size_t element = size_of(call.dtype);
   const Pieces to(out, count, element);
   const Pieces from(const_cast<void*>(in), count, element);
-  reduce(call, Reducing{from, rank() == root ? &to : nullptr, reduction, root});
+  return reduce(call, Reducing{from, rank() == root ? &to : nullptr, reduction, root});
 }
 
 }  // namespace ours

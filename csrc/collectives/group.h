@@ -51,6 +51,9 @@ struct Running {
 ///
 /// In-place use (in == out, or an input span equal to its own rank's output span) is allowed everywhere.
 ///
+/// They return whether the operation has ended, which is false if the call is for its beginning alone. If it has one,
+/// has_begun() is true then, and the next operation must be the same, with a call for the whole.
+///
 /// This class does what every operation has in common: it checks the arguments, records what was called for the
 /// comparison with the peers, and turns what is thrown into the group's failure. A kind of group implements the do_
 /// functions.
@@ -62,40 +65,48 @@ class Group {
   virtual int size() const = 0;
 
   // The operations, in the form in which kinds of groups get them.
-  void barrier(const Call& call);
-  void reduce(const Call& call, const Reducing& job);
+  bool barrier(const Call& call);
+  bool reduce(const Call& call, const Reducing& job);
   /// `counts` must agree on all ranks.
-  void reduce_scatter(const Call& call, const Scattering& job);
-  void exchange(const Call& call, const ExchangePlan& plan);
+  bool reduce_scatter(const Call& call, const Scattering& job);
+  bool exchange(const Call& call, const ExchangePlan& plan);
+
+  /// Whether operations may have a beginning that waits for nobody. Otherwise no call may be for one.
+  virtual bool can_begin() const { return false; }
+  virtual bool has_begun() const { return false; }
+  /// Then: whether all ranks have begun that operation, so that the rest of it waits for nobody.
+  virtual bool have_all_begun() const { return true; }
 
   // The same operations in their usual form.
   /// out[i] = reduction over all ranks' in[i]; `count` elements of call.dtype.
-  void all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction);
+  bool all_reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction);
   /// Like all_reduce, in place, of an array that lies in several places: `pieces` one after the other. It may be cut
   /// differently on each rank, unless NCCL does it; the total number of elements must agree. Empty pieces are allowed.
-  void all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction);
+  bool all_reduce(const Call& call, const std::vector<Span>& pieces, const Reduction& reduction);
   /// Like all_reduce, but only root's `out` is written (elsewhere it is ignored).
-  void reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root);
-  void reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
+  bool reduce(const Call& call, const void* in, void* out, size_t count, const Reduction& reduction, int root);
+  bool reduce_scatter(const Call& call, const std::vector<const void*>& inputs, const std::vector<size_t>& counts,
                       void* out, const Reduction& reduction) {
-    reduce_scatter(call, Scattering{inputs, counts, out, reduction});
+    return reduce_scatter(call, Scattering{inputs, counts, out, reduction});
   }
-  void broadcast(const Call& call, Span buffer, int root) { exchange(call, planner(call).broadcast(buffer, root)); }
+  bool broadcast(const Call& call, Span buffer, int root) {
+    return exchange(call, planner(call).broadcast(buffer, root));
+  }
   /// outputs[r] receives rank r's input. Inputs may differ in size, but all ranks must agree on each size.
-  void all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) {
-    exchange(call, planner(call).all_gather(input, outputs));
+  bool all_gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs) {
+    return exchange(call, planner(call).all_gather(input, outputs));
   }
   /// `outputs` has size() spans on root and is ignored elsewhere.
-  void gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) {
-    exchange(call, planner(call).gather(input, outputs, root));
+  bool gather(const Call& call, ConstSpan input, const std::vector<Span>& outputs, int root) {
+    return exchange(call, planner(call).gather(input, outputs, root));
   }
   /// `inputs` has size() spans on root and is ignored elsewhere.
-  void scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) {
-    exchange(call, planner(call).scatter(inputs, output, root));
+  bool scatter(const Call& call, const std::vector<ConstSpan>& inputs, Span output, int root) {
+    return exchange(call, planner(call).scatter(inputs, output, root));
   }
   /// inputs[d] goes to rank d; outputs[s] comes from rank s.
-  void all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) {
-    exchange(call, planner(call).all_to_all(inputs, outputs));
+  bool all_to_all(const Call& call, const std::vector<ConstSpan>& inputs, const std::vector<Span>& outputs) {
+    return exchange(call, planner(call).all_to_all(inputs, outputs));
   }
 
   /// Waits until every rank has arrived; on timeout throws TimeoutError that names the first absent rank, or all of
@@ -140,7 +151,7 @@ class Group {
   virtual void check_possible(DType /*dtype*/, const Reduction& /*reduction*/) const {}
 
   // The part of each operation that a kind of group implements. The arguments of this rank have been checked; those of
-  // peers have not.
+  // peers have not. What has no beginning does nothing if the call is for that.
   virtual void do_barrier(const Running& run) = 0;
   virtual void do_reduce(const Running& run, const Reducing& job) = 0;
   virtual void do_reduce_scatter(const Running& run, const Scattering& job) = 0;
@@ -152,7 +163,7 @@ class Group {
 
  private:
   template <class Body>
-  void operate(const Running& run, Body&& body);
+  bool operate(const Running& run, Body&& body);
   Planner planner(const Call& call) const { return {call.op, rank(), size()}; }
 };
 

@@ -36,6 +36,7 @@ struct Options {
   std::vector<int> comm_thread_affinity;
   int64_t comm_nice = 0;
   bool inline_calls = true;
+  bool direct = true;
   bool blocking_wait = false;
   CheckTime check = CheckTime::After;
   bool spread = true;

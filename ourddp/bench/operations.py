@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 PERIOD = 8192
 
@@ -162,6 +163,13 @@ def _mpi_all_reduce(b: Buffers, c: Any) -> Callable[[], object]:
     return partial(c.Allreduce, MPI.IN_PLACE, b.large.numpy())
 
 
+def _mpi_async_all_reduce(b: Buffers, c: Any) -> Callable[[], object]:
+    from mpi4py import MPI
+
+    array = b.large.numpy()
+    return lambda: c.Iallreduce(MPI.IN_PLACE, array).Wait()
+
+
 def _mpi_reduce(b: Buffers, c: Any) -> Callable[[], object]:
     from mpi4py import MPI
 
@@ -194,6 +202,21 @@ def _process_group_all_reduce(b: Buffers, g: dist.ProcessGroup) -> Callable[[], 
     return call
 
 
+def _torch_async_all_reduce(b: Buffers, g: dist.ProcessGroup) -> Callable[[], object]:
+    return lambda: dist.all_reduce(b.large, group=g, async_op=True).wait()
+
+
+def _functional_all_reduce(b: Buffers, g: dist.ProcessGroup) -> Callable[[], object]:
+    def call() -> None:
+        b.other = functional.wait_tensor(functional.all_reduce(b.large, "sum", g))
+
+    return call
+
+
+def _none_in_mpi(b: Buffers, c: Any) -> Callable[[], object]:
+    raise NotImplementedError
+
+
 def _rooted(collective: Callable[..., object]) -> Callable[[Buffers, Any], Callable[[], object]]:
     """Return torch's call of `collective` between the small buffers and the parts of rank 0's large one."""
     return lambda b, g: partial(collective, b.small, b.parts(b.large) if b.rank == 0 else None, group=g)
@@ -208,6 +231,17 @@ OPERATIONS: dict[str, Operation] = {
     "process_group_all_reduce": Operation(
         torch=_process_group_all_reduce,
         mpi=_mpi_all_reduce,
+        expected=_sum,
+    ),
+    "async_all_reduce": Operation(
+        torch=_torch_async_all_reduce,
+        mpi=_mpi_async_all_reduce,
+        expected=_sum,
+    ),
+    "functional_all_reduce": Operation(
+        torch=_functional_all_reduce,
+        mpi=_none_in_mpi,
+        result="other",
         expected=_sum,
     ),
     "reduce": Operation(

@@ -35,8 +35,8 @@ def _communicate(rank, world):
     """Return the niceness of the communication threads, relative to this thread, and the cores of each."""
     own = _niceness(threading.get_native_id())
     dist.init_process_group("ours")
-    work = dist.all_reduce(torch.ones(3), async_op=True)
-    assert reached(work.is_completed)  # a thread in wait() might run it
+    work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
+    assert reached(work.is_completed)  # a thread in wait() might run it, and this thread a shorter one
     assert _niceness(threading.get_native_id()) == _niceness(os.getpid()) == own
     threads = threads_named("ours_comm")
     return [_niceness(thread) - own for thread in threads], [os.sched_getaffinity(thread) for thread in threads]

@@ -19,6 +19,21 @@ from ranks import in_ranks, node_ids
 # --- forks -----------------------------------------------------------------------------------------------------------
 
 
+def exit_code_of(pid: int) -> int:
+    ended = (0, 0)
+
+    def has_ended() -> bool:
+        nonlocal ended
+        ended = os.waitpid(pid, os.WNOHANG)
+        return ended[0] != 0
+
+    if not reached(has_ended):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise AssertionError("the forked child hangs")
+    return os.waitstatus_to_exitcode(ended[1])
+
+
 @in_ranks(2, "nodes", fresh=True)
 def test_a_forked_child_does_no_harm(rank: int, world: int) -> None:
     work = dist.all_reduce(torch.ones(1000), async_op=True)  # starts the comm thread
@@ -38,21 +53,37 @@ def test_a_forked_child_does_no_harm(rank: int, world: int) -> None:
             status = 0
         finally:
             os._exit(status)
-    ended = (0, 0)
-
-    def has_ended() -> bool:
-        nonlocal ended
-        ended = os.waitpid(pid, os.WNOHANG)
-        return ended[0] != 0
-
-    if not reached(has_ended):
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise AssertionError("the forked child hangs")
+    code = exit_code_of(pid)
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == world
-    assert os.waitstatus_to_exitcode(ended[1]) == 0
+    assert code == 0
+
+
+@in_ranks(2, fresh=True)
+def test_a_forked_child_leaves_alone_what_its_parent_has_begun(rank: int, world: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    tensor = torch.ones(100)
+    if rank == 1:
+        store.wait(["forked"])
+    work = dist.all_reduce(tensor, async_op=True)
+    if rank == 0:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                assert not work.is_completed()
+                with pytest.raises(RuntimeError, match="forked"):
+                    work.wait()
+                status = 0
+            finally:
+                os._exit(status)
+        try:
+            assert exit_code_of(pid) == 0
+        finally:
+            store.set("forked", "")
+    work.wait()
+    assert tensor.eq(world).all()
 
 
 # --- ends of programs ------------------------------------------------------------------------------------------------

@@ -168,6 +168,17 @@ def test_operations_under_way_fail_when_the_ranks_change(rank: int, world: int) 
 
 
 @in_ranks(2, fresh=True, enable_reconfigure=True)
+def test_what_all_have_begun_ends_well_when_the_ranks_change(rank: int, world: int) -> None:
+    reconfigure(1, exchange("all", rank, range(2)))
+    tensor = torch.ones(4)
+    work = dist.all_reduce(tensor, async_op=True)
+    handles = exchange("again", rank, range(2))  # all have begun
+    reconfigure(2, handles)
+    work.wait()
+    assert tensor.eq(2).all()
+
+
+@in_ranks(2, fresh=True, enable_reconfigure=True)
 def test_invalid_handles_are_refused_and_change_nothing(rank: int, world: int) -> None:
     both = exchange("all", rank, range(2))
     reconfigure(1, both)

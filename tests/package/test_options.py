@@ -27,6 +27,7 @@ def test_options_have_defaults():
         ("OURS_COMM_THREAD_AFFINITY", "", ""),
         ("OURS_COMM_NICE", "-20", "-20"),
         ("OURS_INLINE", "0", "0"),
+        ("OURS_DIRECT", "0", "0"),
         ("OURS_BLOCKING_WAIT", "1", "1"),
         ("OURS_NODE_ID", "left rack", "left rack"),
         ("OURS_INTERFACE", "^docker0,10.0.0.0/8", "^docker0,10.0.0.0/8"),

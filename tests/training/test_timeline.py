@@ -76,6 +76,33 @@ def test_a_timeline_has_the_steps_and_calls_of_all_ranks(tmp_path, nodes):
         assert max(rate["collectives, GB/s"] for rate in rates) > 0
 
 
+def begin_and_wait(rank: int, world: int, path: Path) -> None:
+    with ourddp.timeline(path):
+        for _ in range(20):
+            dist.all_reduce(torch.ones(512), async_op=True).wait()
+
+
+def test_a_collective_that_began_before_a_thread_waited_for_it_overlaps_with_the_wait(tmp_path):
+    path = tmp_path / "trace.json"
+    run_ranks(2, begin_and_wait, path)
+    events = read(path)
+    begun = [event for event in events if (event["name"], event["ph"]) == ("all_reduce", "b")]
+    assert begun
+    assert all(event["args"]["bytes"] == 2048 for event in begun)
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            interval = (event["ts"], event["ts"] + event["dur"])
+            tracks.setdefault((event["pid"], event["tid"]), []).append(interval)
+    for track in tracks.values():
+        open_until: list[float] = []
+        for began, ended in sorted(track, key=lambda interval: (interval[0], -interval[1])):
+            while open_until and open_until[-1] <= began + NANOSECONDS * 1e3:
+                open_until.pop()
+            assert not open_until or ended <= open_until[-1] + NANOSECONDS * 1e3
+            open_until.append(ended)
+
+
 NANOSECONDS = 2e-6  # as milliseconds, in floating point
 
 

@@ -23,7 +23,7 @@ void DeviceTransferWork::begin() {
   // torch's allocator may allocate, or ask for its events, neither of which CUDA allows beside a capture.
   order_->context().accelerator().apart_from_captures(
       [&] { pinned_ = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true)); });
-  if (!sends()) return post(span(pinned_));
+  if (!sends()) return exchange();
   wait_for_device();
 }
 
@@ -89,7 +89,7 @@ void DeviceTransferWork::copy() {
 void DeviceTransferWork::go_on(std::exception_ptr error) noexcept {
   if (!error && sends()) {
     try {
-      return post(span(pinned_));
+      return exchange();
     } catch (...) {
       error = std::current_exception();
     }
@@ -98,6 +98,11 @@ void DeviceTransferWork::go_on(std::exception_ptr error) noexcept {
     order_->context().release_after_failure(std::make_shared<std::decay_t<decltype(touched)>>(touched));
   }
   finish(error);
+}
+
+void DeviceTransferWork::exchange() {
+  post(span(pinned_));
+  attend();  // the host need not wait for it
 }
 
 void DeviceTransferWork::finish(const std::exception_ptr& error) noexcept {

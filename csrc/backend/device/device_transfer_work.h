@@ -45,6 +45,8 @@ class DeviceTransferWork final : public TransferWork {
   /// the error.
   void check_wait(bool for_copy);
   void copy();
+  /// Sends or receives the pinned memory.
+  void exchange();
   /// Has DeviceTransfers wait for the device. Throws if that is impossible.
   void wait_for_device();
   /// Runs the callbacks on another thread; here if the group is gone.

@@ -47,6 +47,10 @@ class PointToPoint {
   /// passed. Does not throw the transfer's error.
   virtual void wait(Transfer& transfer) = 0;
 
+  /// Lets a background thread move what has been posted from now on: somebody needs it without waiting here. Otherwise
+  /// short messages may lie for 10 ms.
+  virtual void attend() = 0;
+
   /// Runs `callbacks` like those of a transfer that has just ended, on another thread, and after close() as well.
   virtual void call(TransferCallbacks callbacks) = 0;
 

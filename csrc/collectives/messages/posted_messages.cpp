@@ -8,6 +8,13 @@
 
 namespace ours {
 
+namespace {
+
+/// To wake a thread takes longer than to move a short message. Of a long one much is moved meanwhile.
+bool is_long(const Message& message) { return message.bytes > size_t{64} << 10; }
+
+}  // namespace
+
 std::shared_ptr<Transfer> PostedMessages::send(ConstSpan buffer, DType dtype, int dst, int tag, TransferLimitPtr limit,
                                                TransferDone done) {
   if (dst < 0 || dst >= carrier_->size()) {
@@ -39,6 +46,7 @@ std::shared_ptr<Transfer> PostedMessages::post(const std::shared_ptr<Message>& m
     lock.lock();
     if (closing_) throw AbortedError("the group was closed; make a new one");
     carrier_->add(message);
+    long_messages_ += is_long(*message) ? 1 : 0;
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
     if (!closing_) carrier_->fail(std::current_exception());
@@ -48,7 +56,7 @@ std::shared_ptr<Transfer> PostedMessages::post(const std::shared_ptr<Message>& m
     return message;
   }
   progress(lock, nullptr);
-  if (!idle() && drivers_ == 0) leave_to_background(lock);
+  if (is_left()) leave_to_background(lock);
   return message;
 }
 
@@ -64,6 +72,13 @@ void PostedMessages::wait(Transfer& transfer) {
   if (--drivers_ > 0) return;
   pause_background_.store(closing_);
   if (!idle()) leave_to_background(lock);
+}
+
+void PostedMessages::attend() {
+  Lock lock(mutex_);
+  if (!is_left() || needs_background()) return;
+  patrol_.hurry();
+  wake_background(lock);
 }
 
 void PostedMessages::call(TransferCallbacks callbacks) {
@@ -101,6 +116,15 @@ void PostedMessages::call_background() {
 }
 
 void PostedMessages::leave_to_background(Lock& lock) {
+  if (leave()) wake_background(lock);
+}
+
+bool PostedMessages::leave() {
+  const bool looked_after = patrol_.leave();
+  return !looked_after || needs_background();
+}
+
+void PostedMessages::wake_background(Lock& lock) {
   try {
     call_background();
   } catch (const std::system_error& e) {
@@ -151,6 +175,7 @@ bool PostedMessages::finish_ended(Lock& lock, int* counter) {
   while (!ended_.empty()) {
     std::shared_ptr<Message> message = std::move(ended_.front());
     ended_.pop_front();
+    long_messages_ -= is_long(*message) ? 1 : 0;
     lock.unlock();
     TransferCallbacks callbacks = message->finish();
     message.reset();  // may drop tensors and callbacks, so not under the lock
@@ -179,7 +204,7 @@ void PostedMessages::run_callbacks(Lock& lock, int* counter) {
     callbacks_.pop_front();
     if (drivers_ == 0) pause_background_.store(closing_);
     try {
-      if (needs_background()) call_background();
+      if (!callbacks_.empty() || (is_left() && leave())) call_background();
     } catch (const std::system_error&) {
       // This thread comes back, unless the callback waits for something that no thread does now.
     }
@@ -250,7 +275,7 @@ void PostedMessages::run_background() {
   Lock lock(mutex_);
   background_ids_.insert(std::this_thread::get_id());
   while (true) {
-    wake_background_.wait(lock, [&] { return closing_ || needs_background(); });
+    patrol_.sleep(wake_background_, lock, [&] { return closing_ || needs_background(); }, [&] { return is_left(); });
     run_callbacks(lock, &free_backgrounds_);
     if (closing_) break;
     lock.unlock();

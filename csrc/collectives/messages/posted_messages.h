@@ -14,13 +14,15 @@
 #include "collectives/messages/message_carrier.h"
 #include "collectives/messages/point_to_point.h"
 #include "common/interrupts.h"
+#include "common/patrol.h"
 
 namespace ours {
 
 /// The messages of one rank, over any carrier. The thread that posts a transfer tries to complete it at once. What is
-/// left is moved by the threads that wait for transfers, or otherwise by a background thread; while that one is in a
-/// callback, by another. Only background threads run callbacks, if they can be started: these may wait for what the
-/// program's own threads do next. All share the ownership, so that the last user may drop this object on any thread.
+/// left is moved by the threads that wait for transfers, or otherwise by a background thread, which is not woken for
+/// short messages, but looks after them from time to time; while it is in a callback, by another. Only background
+/// threads run callbacks, if they can be started: these may wait for what the program's own threads do next. All share
+/// the ownership, so that the last user may drop this object on any thread.
 class PostedMessages final : public PointToPoint, public std::enable_shared_from_this<PostedMessages> {
  public:
   explicit PostedMessages(std::unique_ptr<MessageCarrier> carrier) : carrier_(std::move(carrier)) {}
@@ -30,6 +32,7 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
   std::shared_ptr<Transfer> recv(Span buffer, DType dtype, int src, int tag, TransferLimitPtr limit,
                                  TransferDone done) override;
   void wait(Transfer& transfer) override;
+  void attend() override;
   void call(TransferCallbacks callbacks) override;
   void close() noexcept override;
   bool wait_closed(std::chrono::milliseconds limit) override;
@@ -71,20 +74,30 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
   bool idle() const { return carrier_->empty() && ended_.empty() && callbacks_.empty(); }
 
   /// Whether there is something that only a background thread does.
-  bool needs_background() const { return !callbacks_.empty() || (drivers_ == 0 && !idle()); }
+  bool needs_background() const {
+    return !callbacks_.empty() || (is_left() && (long_messages_ > 0 || patrol_.is_due()));
+  }
+  /// Whether there are messages that no thread of the program's moves.
+  bool is_left() const { return drivers_ == 0 && !idle(); }
   /// Makes sure that a background thread does it. Throws std::system_error if none can be started.
   void call_background();
 
   /// Does the same for messages that no other thread would move, and fails the group if no thread can be started.
   /// Expects the lock, and releases it for callbacks.
+  void wake_background(Lock& lock);
+  /// Leaves messages to be moved at once if some are long, and otherwise soon.
   void leave_to_background(Lock& lock);
+  /// Does the same, and returns whether a thread has to be woken for it.
+  bool leave();
   void run_background();
 
   const std::unique_ptr<MessageCarrier> carrier_;
   std::mutex mutex_;                         // guards all below but pause_background_, and the carrier's messages
   Messages ended_;                           // their finish() has not been called
   std::deque<TransferCallbacks> callbacks_;  // from messages that have ended, in their order
-  int drivers_ = 0;                          // threads in wait(); the background thread stands back meanwhile
+  size_t long_messages_ = 0;                 // those that are posted
+  Patrol patrol_;
+  int drivers_ = 0;  // threads in wait(); the background thread stands back meanwhile
   bool closing_ = false;
   int backgrounds_ = 0;       // background threads
   int free_backgrounds_ = 0;  // background threads that are not in callbacks

@@ -8,6 +8,9 @@
 
 namespace ours::node {
 
+/// To wake another thread costs about as much as to copy that many bytes.
+constexpr size_t kShort = size_t{128} << 10;
+
 /// Every rank reduces the whole array, which must fit into a stage. node_reduce_whole.cpp
 void reduce_whole(NodeRounds& rounds, const Running& run, const Reducing& job);
 
@@ -22,6 +25,28 @@ void reduce_scatter(NodeRounds& rounds, const Running& run, const Scattering& jo
 
 /// Implements all collectives that move data unchanged. node_exchange.cpp
 void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan);
+
+/// Long messages that each rank reads where they lie in the memory of others. node_exchange_direct.cpp
+class DirectExchange {
+ public:
+  DirectExchange(NodeRounds& rounds, const ExchangePlan& plan) : rounds_(rounds), plan_(plan) {}
+
+  /// Before the first synchronisation: publishes where this rank's messages lie, if they are long and others may read
+  /// them there. Returns whether it did.
+  bool lend();
+  /// After it: how many ranks have.
+  size_t lenders() const;
+  /// If all ranks have: does the exchange.
+  void run(const Running& run);
+
+ private:
+  NodeRounds& rounds_;
+  const ExchangePlan& plan_;
+};
+
+/// Whether to begin an operation on the caller's thread: it takes so short that whoever waits for it may as well do the
+/// rest, and a single round, so that nobody waits for that rest.
+inline bool repays_no_thread(size_t rounds, size_t bytes) { return rounds <= 1 && bytes <= kShort; }
 
 /// Called after a synchronisation with which all ranks published the sizes of their plans: throws MismatchError
 /// unless they agree; returns the bytes of the longest message.

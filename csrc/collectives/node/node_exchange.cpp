@@ -21,10 +21,9 @@ size_t check_published_sizes(const NodeRounds& rounds, const CallRecord& record)
   return check_sizes(tables, [&](int r) { return rounds.session().describe(r); }, record);
 }
 
-void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) {
-  const auto ranks = static_cast<size_t>(rounds.size());
-  const auto me = static_cast<size_t>(rounds.rank());
-  const bool common = plan.is_common();
+namespace {
+
+void note_use(NodeRounds& rounds, const ExchangePlan& plan, bool common) {
   for (const auto& span : plan.sends) {
     if (!span) continue;
     rounds.note_use(span->data, span->bytes);
@@ -34,7 +33,26 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
   for (const auto& span : plan.receives) {
     if (span && !only_sends) rounds.note_use(span->data, span->bytes);
   }
+}
 
+/// Whether the plan of this rank is worth a beginning of its own.
+bool can_begin(const ExchangePlan& plan, size_t window) {
+  size_t longest = 0;
+  size_t sum = 0;
+  for (size_t r = 0; r < plan.sends.size(); ++r) {
+    const size_t bytes = std::max(plan.sent(r), plan.received(r));
+    longest = std::max(longest, bytes);
+    sum += bytes;
+  }
+  return repays_no_thread(piece_count(longest, window), sum);
+}
+
+}  // namespace
+
+void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) {
+  const auto ranks = static_cast<size_t>(rounds.size());
+  const auto me = static_cast<size_t>(rounds.rank());
+  const bool common = plan.is_common();
   const size_t chunk = rounds.chunk_bytes();
   const size_t window = common ? chunk : chunk / ranks / kCacheLine * kCacheLine;
   const auto fill = [&](size_t k) {
@@ -58,11 +76,22 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
     }
   };
 
-  rounds.write().begin();
-  fill(0);
-  plan.write_sizes(rounds.next_sizes());
-  rounds.open(run);
+  if (run.call.part == Part::Beginning && !can_begin(plan, window)) return;
+  DirectExchange direct(rounds, plan);
+  if (!rounds.has_begun()) {
+    note_use(rounds, plan, common);
+    rounds.write().begin();
+    plan.write_sizes(rounds.next_sizes());
+    if (!direct.lend()) fill(0);
+  }
+  if (!rounds.open(run)) return;
+  const size_t lenders = direct.lenders();
   const size_t count = std::max<size_t>(1, piece_count(check_published_sizes(rounds, run.record), window));
+  if (lenders == ranks) return direct.run(run);
+  if (lenders > 0) {
+    fill(0);
+    rounds.sync(run);
+  }
   plan.copy_own(me);
   for (size_t k = 0; k < count; ++k) {
     if (k > 0) rounds.sync(run);

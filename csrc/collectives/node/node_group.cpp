@@ -22,6 +22,11 @@ void NodeGroup::guarded(const Running& /*run*/, const std::function<void()>& bod
   }
 }
 
+void NodeGroup::check_usable(const Call& /*call*/) {
+  // NodeRounds::open() looks at the failure of what has begun.
+  if (!rounds_.has_begun()) session_->failure().check();
+}
+
 void NodeGroup::do_reduce(const Running& run, const Reducing& job) {
   rounds_.reserve();
   const size_t bytes = job.in.count() * size_of(run.call.dtype);
@@ -31,6 +36,7 @@ void NodeGroup::do_reduce(const Running& run, const Reducing& job) {
     case Algorithm::Whole:
       return node::reduce_whole(rounds_, run, job);
     case Algorithm::Direct:
+      if (run.call.part == Part::Beginning) return;  // it is long, and takes several rounds
       return node::reduce_direct(rounds_, run, job);
     case Algorithm::Doubling:
     case Algorithm::Ring:

@@ -30,6 +30,9 @@ class NodeGroup final : public Group {
   void fail(const std::exception_ptr& error) noexcept override { session_->failure().fail(error); }
   void refuse(const Call& call, const std::string& why) noexcept override;
   void leave() noexcept override { session_->leave(); }
+  bool can_begin() const override { return true; }
+  bool has_begun() const override { return rounds_.has_begun(); }
+  bool have_all_begun() const override { return rounds_.all_have_begun(); }
   std::string failure() const override { return session_->failure().message(); }
 
   /// For operations of a larger group that work within the node between two of their own synchronisations. They and
@@ -37,7 +40,7 @@ class NodeGroup final : public Group {
   NodeRounds& rounds() { return rounds_; }
 
  protected:
-  void check_usable(const Call& /*call*/) override { session_->failure().check(); }
+  void check_usable(const Call& call) override;
   void do_barrier(const Running& run) override { rounds_.open(run); }
   void do_reduce(const Running& run, const Reducing& job) override;
   void do_reduce_scatter(const Running& run, const Scattering& job) override;

@@ -5,6 +5,7 @@
 
 #include "collectives/messages/posted_messages.h"
 #include "common/error.h"
+#include "common/process_memory.h"
 
 namespace ours {
 
@@ -43,33 +44,43 @@ bool NodeMessages::progress(Messages& ended) {
 }
 
 bool NodeMessages::push(int to, Messages& ended) {
-  auto& [channel, reserved, sends] = out_[static_cast<size_t>(to)];
+  Outgoing& out = out_[static_cast<size_t>(to)];
   bool moved = false;
-  while (!sends.empty()) {
-    Message& message = *sends.front();
+  while (!out.sends.empty()) {
+    Message& message = *out.sends.front();
     if (!message.header_sent) {
-      const MessageHeader header = message.header();
-      if (channel.writable() < sizeof(header)) break;
-      channel.write(&header, sizeof(header));
+      if (out.channel.writable() < sizeof(Header)) break;
+      out.lends = message.bytes > out.channel.capacity() && session_->reads_all(to) &&
+                  is_readable_by_others(message.data, message.bytes);
+      const Header header{message.header(), out.lends ? reinterpret_cast<uint64_t>(message.data) : 0};
+      out.channel.write(&header, sizeof(header));
       message.header_sent = true;
       moved = true;
     }
-    const size_t n = channel.write(message.data + message.moved, message.bytes - message.moved);
+    const size_t n = push_part(out, message);
     message.moved += n;
     moved = moved || n != 0;
     if (message.moved < message.bytes) break;
-    ended.push_back(std::move(sends.front()));
-    sends.pop_front();
+    ended.push_back(std::move(out.sends.front()));
+    out.sends.pop_front();
   }
   if (moved) signal(session_->block(to).doorbell);
   return moved;
+}
+
+size_t NodeMessages::push_part(Outgoing& out, Message& message) {
+  if (!out.lends) return out.channel.write(message.data + message.moved, message.bytes - message.moved);
+  if (out.channel.taken() == out.taken) return 0;
+  ++out.taken;
+  out.lends = false;
+  return message.bytes;
 }
 
 bool NodeMessages::pull(int from) {
   Incoming& in = in_[static_cast<size_t>(from)];
   bool moved = false;
   while (inbox_.is_arriving(from) || begin(from)) {
-    const size_t n = in.channel.read(inbox_.place(from) + in.moved, in.bytes - in.moved);
+    const size_t n = pull_part(from);
     in.moved += n;
     moved = true;
     if (in.moved < in.bytes) {
@@ -82,15 +93,29 @@ bool NodeMessages::pull(int from) {
   return moved;
 }
 
+size_t NodeMessages::pull_part(int from) {
+  Incoming& in = in_[static_cast<size_t>(from)];
+  std::byte* const to = inbox_.place(from) + in.moved;
+  if (in.address == 0) return in.channel.read(to, in.bytes - in.moved);
+  constexpr size_t kAtOnce = size_t{1} << 20;  // other messages move in between
+  const auto what = [&] { return "a message of " + std::to_string(in.bytes) + " bytes from it"; };
+  const size_t n = std::min(kAtOnce, in.bytes - in.moved);
+  session_->read(from, to, in.address + in.moved, n, what);
+  if (in.moved + n < in.bytes || in.channel.take()) return n;
+  session_->failure().check();
+  throw PeerError(session_->describe(from) + " closed the group during " + what());
+}
+
 bool NodeMessages::begin(int from) {
   Incoming& in = in_[static_cast<size_t>(from)];
-  MessageHeader header;
+  Header header;
   if (in.channel.readable() < sizeof(header)) return false;
   in.channel.peek(&header, sizeof(header));
-  if (!inbox_.begin(from, header)) return false;
+  if (!inbox_.begin(from, header.message)) return false;
   in.channel.skip(sizeof(header));
-  in.bytes = header.bytes;
+  in.bytes = header.message.bytes;
   in.moved = 0;
+  in.address = header.address;
   return true;
 }
 
@@ -98,7 +123,10 @@ Messages NodeMessages::take_all() {
   Messages all = posted();
   inbox_.collect(all);
   inbox_.clear();
-  for (Outgoing& out : out_) out.sends.clear();
+  for (Outgoing& out : out_) {
+    if (out.lends) out.channel.withdraw();
+    out.sends.clear();
+  }
   return all;
 }
 

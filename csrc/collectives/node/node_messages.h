@@ -11,8 +11,9 @@
 
 namespace ours {
 
-/// Messages between ranks that share memory. On a channel, a message is a header followed by its bytes. A message that
-/// the inbox does not take in yet stays in the channel, which holds its sender back.
+/// Messages between ranks that share memory. On a channel, a message is a header followed by its bytes, or by none if
+/// it is longer than the channel and the receiver can read it where it lies in the sender's memory. A message that the
+/// inbox does not take in yet stays in the channel, which holds its sender back.
 class NodeMessages final : public MessageCarrier {
  public:
   explicit NodeMessages(std::shared_ptr<NodeSession> session);
@@ -41,19 +42,30 @@ class NodeMessages final : public MessageCarrier {
   void leave() noexcept override {}  // the session's other users do
 
  private:
+  struct Header {
+    MessageHeader message;
+    uint64_t address;  ///< of the message in the sender's memory; 0: its bytes follow
+  };
   struct Outgoing {
     Channel channel;
     bool reserved = false;                         ///< its memory was taken
+    bool lends = false;                            ///< the receiver reads the first message in this rank's memory
+    uint64_t taken = 0;                            ///< how many it has read there
     std::deque<std::shared_ptr<Message>> sends{};  ///< in the order posted
   };
   struct Incoming {
     Channel channel;
-    size_t bytes = 0;  ///< of the message that is arriving,
-    size_t moved = 0;  ///< and how many of them are here
+    size_t bytes = 0;      ///< of the message that is arriving,
+    size_t moved = 0;      ///< and how many of them are here
+    uint64_t address = 0;  ///< as in its header
   };
 
   SleepWord& doorbell() const { return session_->self().doorbell; }
   bool push(int to, Messages& ended);
+  /// Moves a part of the first message to `to`. Returns how many bytes have moved.
+  size_t push_part(Outgoing& out, Message& message);
+  /// The same for the message that is arriving from `from`.
+  size_t pull_part(int from);
   bool pull(int from);
   /// Takes the next header from the channel if its message is to be taken in.
   bool begin(int from);

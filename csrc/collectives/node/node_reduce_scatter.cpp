@@ -34,10 +34,13 @@ void reduce_scatter(NodeRounds& rounds, const Running& run, const Scattering& jo
            run.call.dtype, job.reduction);
   };
 
-  rounds.write().begin();
-  fill(0);
-  rounds.open(run);
   const size_t count = piece_count(*std::max_element(job.counts.begin(), job.counts.end()), per_window);
+  if (run.call.part == Part::Beginning && !repays_no_thread(count, run.record.count * element)) return;
+  if (!rounds.has_begun()) {
+    rounds.write().begin();
+    fill(0);
+  }
+  if (!rounds.open(run)) return;
   for (size_t k = 0; k < count; ++k) {
     if (k > 0) rounds.sync(run);
     reduce_own(k);

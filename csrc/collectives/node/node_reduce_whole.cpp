@@ -13,10 +13,11 @@ void reduce_whole(NodeRounds& rounds, const Running& run, const Reducing& job) {
   const size_t bytes = job.in.count() * element;
   const int ranks = rounds.size();
   const bool in_line = bytes <= NodeRounds::kLineBytes;
-  if (bytes >= WriteTimes::kTimedBytes) rounds.write().begin();
-  rounds.copy(job.in, {0, job.in.count()}, in_line ? rounds.next_line() : rounds.next_stage(), element);
-  rounds.open(run);
-  if (job.out == nullptr) return;
+  if (!rounds.has_begun()) {
+    if (bytes >= WriteTimes::kTimedBytes) rounds.write().begin();
+    rounds.copy(job.in, {0, job.in.count()}, in_line ? rounds.next_line() : rounds.next_stage(), element);
+  }
+  if (!rounds.open(run) || job.out == nullptr) return;
   Sources sources(ranks);
   for (int r = 0; r < ranks; ++r) sources.data()[r] = in_line ? rounds.line_of(r) : rounds.stage_of(r);
   job.out->visit(0, job.out->count(), [&](std::byte* data, size_t, size_t n) {

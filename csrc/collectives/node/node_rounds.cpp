@@ -17,20 +17,38 @@ NodeRounds::NodeRounds(std::shared_ptr<NodeSession> session, Setting write_aroun
       write_(*session_, write_around),
       places_(*session_, barrier_) {}
 
-void NodeRounds::open(const Running& run) {
-  const size_t parity = barrier_.next_parity();
+CallRecord NodeRounds::shown(const Running& run) const {
   // Where the sizes of all parts must agree, and not only their sum, the record has no place for both.
   CallRecord record = run.record;
   if (run.fingerprint != 0) record.count = run.fingerprint;
-  session_->self().arrival[parity].record = record;
+  return record;
+}
+
+void NodeRounds::arrive(const Running& run) {
+  const size_t parity = barrier_.next_parity();
+  session_->self().arrival[parity].record = shown(run);
   session_->self().arrival[parity].called = static_cast<uint32_t>(steady_us(run.call.called));
   show_stop(run);
   spread_.publish(parity);
-  sync(run);
-  check_records(record);
+  barrier_.arrive();
+  begun_on_ = std::this_thread::get_id();
+}
+
+bool NodeRounds::open(const Running& run) {
+  if (!begun_) {
+    arrive(run);
+  } else if (!all_have_begun()) {
+    session_->failure().check();  // what all ranks have begun ends well on all of them, whatever has come after it
+  }
+  begun_ = run.call.part == Part::Beginning;
+  if (begun_) return false;
+  barrier_.await(run.call.deadline, run.call.seq, [&run] { return describe_record(run.record); });
+  check_records(shown(run));
   hear_stop(run);
   if (run.call.arrivals != nullptr) note_arrivals(*run.call.arrivals, SinceCall(run.call.called));
-  spread_.settle(parity);
+  // The thread that began has said where it runs.
+  if (begun_on_ == std::this_thread::get_id()) spread_.settle(barrier_.parity());
+  return true;
 }
 
 void NodeRounds::sync(const Running& run) {

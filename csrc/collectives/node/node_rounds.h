@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <thread>
 
 #include "collectives/group.h"
 #include "collectives/node/heap_places.h"
@@ -30,8 +31,13 @@ class NodeRounds {
   NodeSession& session() const { return *session_; }
 
   /// The first synchronisation of an operation, with which the ranks show what they called, and when. If the calls
-  /// differ, throws the same MismatchError on all of them.
-  void open(const Running& run);
+  /// differ, throws the same MismatchError on all of them. If the call is for the beginning, returns false without
+  /// waiting, and nothing else may be done until open() comes for the whole.
+  bool open(const Running& run);
+  /// Whether open() has been called for the beginning, so that what it publishes has been written.
+  bool has_begun() const { return begun_; }
+  /// Then: whether open() would wait for nobody.
+  bool all_have_begun() const { return barrier_.all_arrived(); }
   /// A later one.
   void sync(const Running& run);
   /// A later one in a group of several nodes, where some ranks know more than others of when all made the call, and of
@@ -78,6 +84,9 @@ class NodeRounds {
 
  private:
   void sync_and_pass_arrivals(const Running& run);
+  CallRecord shown(const Running& run) const;
+  /// Shows the peers the call.
+  void arrive(const Running& run);
   void show_stop(const Running& run);
   void hear_stop(const Running& run);
   void check_records(const CallRecord& mine);
@@ -99,6 +108,8 @@ class NodeRounds {
   HeapPlaces places_;
   HugePages pages_{options().huge_pages};
   size_t reserved_ = 0;  ///< results
+  bool begun_ = false;
+  std::thread::id begun_on_;
 };
 
 }  // namespace ours

@@ -68,6 +68,7 @@ class SoloPointToPoint final : public PointToPoint {
   std::shared_ptr<Transfer> send(ConstSpan, DType, int, int, TransferLimitPtr, TransferDone) override { refuse(); }
   std::shared_ptr<Transfer> recv(Span, DType, int, int, TransferLimitPtr, TransferDone) override { refuse(); }
   void wait(Transfer&) override {}
+  void attend() override {}
   void call(TransferCallbacks callbacks) override { callbacks(); }
   void close() noexcept override {}
   bool wait_closed(std::chrono::milliseconds) override { return true; }

@@ -56,6 +56,17 @@ void Channel::peek(void* data, size_t bytes) const {
   copy_out(head_->read.load(std::memory_order_relaxed), data, bytes);
 }
 
+bool Channel::take() {
+  // What was read had been read when this was still false.
+  if (head_->withdrawn.load(std::memory_order_seq_cst)) return false;
+  head_->taken.fetch_add(1, std::memory_order_release);
+  return true;
+}
+
+uint64_t Channel::taken() const { return head_->taken.load(std::memory_order_acquire); }
+
+void Channel::withdraw() { head_->withdrawn.store(true, std::memory_order_seq_cst); }
+
 void Channel::copy_out(uint64_t position, void* data, size_t bytes) const {
   const size_t at = static_cast<size_t>(position % capacity_);
   const size_t first = std::min(bytes, capacity_ - at);

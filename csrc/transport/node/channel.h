@@ -30,6 +30,15 @@ class Channel {
   /// Copies the next `bytes` bytes without taking them out; all of them must be readable.
   void peek(void* data, size_t bytes) const;
 
+  size_t capacity() const { return capacity_; }
+
+  /// The reader has read a message where it lies in the writer's memory. Returns false if that may have changed before.
+  bool take();
+  /// How many the reader has taken.
+  uint64_t taken() const;
+  /// The writer's memory is about to change although a message there has not been taken.
+  void withdraw();
+
  private:
   void copy_out(uint64_t position, void* data, size_t bytes) const;
 

@@ -5,11 +5,14 @@
 
 namespace ours {
 
-void NodeBarrier::sync(Deadline deadline, uint64_t call, const std::function<std::string()>& what) {
+void NodeBarrier::arrive() {
   session_.failure().check();
   ++epoch_;
   // The store inside signal() is also the release of everything published.
   signal(session_.self().arrival[parity()].number, epoch_);
+}
+
+void NodeBarrier::await(Deadline deadline, uint64_t call, const std::function<std::string()>& what) {
   Interrupts interrupts;
   Awaited awaited;
   const timeline::Phase phase("wait for peers");

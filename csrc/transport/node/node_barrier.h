@@ -29,10 +29,19 @@ class NodeBarrier {
 
   /// Whether all ranks have arrived at the sync of that number, so that any of them may have passed it.
   bool all_arrived(uint32_t number) const;
+  /// Whether all have arrived where this rank did last.
+  bool all_arrived() const { return all_arrived(epoch_); }
 
   /// Publishes everything written so far and waits until all ranks have done the same. `call` is the number of the
   /// call, which one of them may have refused. `what` describes the operation; it is called for error messages only.
-  void sync(Deadline deadline, uint64_t call, const std::function<std::string()>& what);
+  void sync(Deadline deadline, uint64_t call, const std::function<std::string()>& what) {
+    arrive();
+    await(deadline, call, what);
+  }
+
+  /// The two parts of sync(): the first waits for nobody.
+  void arrive();
+  void await(Deadline deadline, uint64_t call, const std::function<std::string()>& what);
 
  private:
   bool arrived(int rank, uint32_t number) const;

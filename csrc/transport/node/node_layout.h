@@ -23,7 +23,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 17;
+constexpr uint32_t kSegmentVersion = 18;
 
 /// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
@@ -80,6 +80,11 @@ struct alignas(alignof(Arrival)) RankBlock {
   int32_t pid;
   uint64_t start;  ///< of the process (see process_watch.h)
   char host[64];
+  /// A number, and the address in the rank's own memory where it lies too: who finds it there can read that memory.
+  uint64_t mark;
+  uint64_t mark_at;
+  /// Whether the rank can read the memory of all others.
+  std::atomic<bool> reads_all;
   AskedProcess whereabouts;
   CoreShare cores;
   /// The last calls that this rank refused; the slots are used in turn.
@@ -108,6 +113,7 @@ struct SegmentHeader {
   uint64_t nonce[2];
   uint64_t chunk_bytes;
   uint64_t ring_bytes;
+  uint64_t direct;  ///< whether ranks may read one another's memory
   int32_t leader_pid;
   int32_t heap_fd;                         ///< the leader's descriptor of the heap's file; < 0: there is none
   alignas(kCacheLine) SleepWord attached;  ///< number of ranks that have attached
@@ -124,6 +130,10 @@ struct SegmentHeader {
 struct ChannelHead {
   alignas(kCacheLine) std::atomic<uint64_t> written;
   alignas(kCacheLine) std::atomic<uint64_t> read;
+  /// How many messages the reader has read from the writer's memory.
+  std::atomic<uint64_t> taken;
+  /// Whether the writer's memory may have changed before the reader took the message there.
+  alignas(kCacheLine) std::atomic<bool> withdrawn;
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "channels need lock-free 64-bit atomics");
@@ -138,8 +148,9 @@ struct NodeLayout {
 
   size_t blocks() const { return align(sizeof(SegmentHeader)); }
   size_t tables() const { return align(blocks() + ranks * sizeof(RankBlock)); }
-  /// For each rank and parity: bytes sent to each rank, and expected from each.
-  size_t table_bytes() const { return align_line(2 * ranks * sizeof(uint64_t)); }
+  /// For each rank and parity: bytes sent to each rank, and expected from each; whether they may be read where they
+  /// are; and then where.
+  size_t table_bytes() const { return align_line((3 * ranks + 1) * sizeof(uint64_t)); }
   size_t table(size_t rank, size_t parity) const { return tables() + (2 * rank + parity) * table_bytes(); }
 
   size_t stages() const { return align(tables() + 2 * ranks * table_bytes()); }

@@ -16,6 +16,7 @@
 #include "common/machine_share.h"
 #include "common/options.h"
 #include "common/own_name.h"
+#include "common/process_memory.h"
 #include "transport/topology.h"
 
 namespace ours {
@@ -33,6 +34,12 @@ WaitPolicy wait_policy_for(bool have_own_cores) {
   if (options().spin == Setting::On) policy.spin = policy.awake;
   if (options().spin == Setting::Auto && have_own_cores) policy.spin = kBriefly;
   return policy;
+}
+
+uint64_t random_number() {
+  uint64_t number = 0;
+  if (::getrandom(&number, sizeof(number), 0) == sizeof(number)) return number;
+  throw SystemError("cannot draw a random number (getrandom)", errno);
 }
 
 std::shared_ptr<SharedMemory> create_memory(int ranks, size_t bytes) {
@@ -115,6 +122,7 @@ NodeConfig NodeConfig::from_options(int ranks) {
       std::max(options.chunk_bytes != 0 ? static_cast<size_t>(options.chunk_bytes) : kDefaultChunk, least);
   config.chunk_bytes = (config.chunk_bytes + 4095) / 4096 * 4096;
   config.ring_bytes = kDefaultRing;
+  config.direct = options.direct;
   return config;
 }
 
@@ -129,9 +137,8 @@ std::shared_ptr<NodeSession> NodeSession::create(int rank, int size, const NodeC
   header->ranks = static_cast<uint32_t>(size);
   header->chunk_bytes = config.chunk_bytes;
   header->ring_bytes = config.ring_bytes;
-  if (::getrandom(header->nonce, sizeof(header->nonce), 0) != sizeof(header->nonce)) {
-    throw SystemError("cannot draw a nonce (getrandom)", errno);
-  }
+  header->direct = config.direct ? 1 : 0;
+  for (uint64_t& part : header->nonce) part = random_number();
   Fd heap_file = create_heap_file(size);
   header->leader_pid = ::getpid();
   header->heap_fd = heap_file.get();
@@ -185,6 +192,8 @@ void NodeSession::attach() {
   std::memcpy(me.host, host.data(), std::min(host.size(), sizeof(me.host) - 1));
   if (size_ > 1) me.whereabouts = own_whereabouts();
   me.cores = own_share();
+  mark_ = me.mark = random_number();
+  me.mark_at = reinterpret_cast<uint64_t>(&mark_);
   me.state.store(kAttached, std::memory_order_release);
   signal(header().attached);
 }
@@ -233,6 +242,35 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
     shares.push_back(peer.cores);
   }
   wait_policy_ = wait_policy_for(have_own_cores(shares));
+  self().reads_all.store(header().direct != 0 && finds_all_marks(), std::memory_order_release);
+}
+
+bool NodeSession::finds_all_marks() const {
+  for (int r = 0; r < size_; ++r) {
+    uint64_t found = 0;
+    const RankBlock& peer = block(r);
+    // Where process namespaces differ, the number may be that of another process.
+    if (read_process_memory(peer.pid, &found, peer.mark_at, sizeof(found)) != 0 || found != peer.mark) return false;
+  }
+  return true;
+}
+
+void NodeSession::read(int rank, void* to, uint64_t from, size_t bytes, const std::function<std::string()>& what) {
+  constexpr size_t kAtOnce = size_t{1} << 20;  // so that a failure is noticed soon
+  auto* next = static_cast<std::byte*>(to);
+  for (size_t n = 0; bytes > 0; next += n, from += n, bytes -= n) {
+    n = std::min(bytes, kAtOnce);
+    const int error = read_process_memory(block(rank).pid, next, from, n);
+    failure_->check();
+    if (error == 0) continue;
+    const char* const gone = absence(rank);
+    if (gone == nullptr) {
+      throw SystemError(describe(rank_) + " cannot read the memory of " + describe(rank) + " during " + what() +
+                            "; set OURS_DIRECT=0, if this comes again",
+                        error);
+    }
+    lost(rank, gone, what());
+  }
 }
 
 void NodeSession::leave() noexcept {

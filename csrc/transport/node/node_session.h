@@ -31,8 +31,9 @@ class NotSameNode : public Error {
 struct NodeConfig {
   size_t chunk_bytes;
   size_t ring_bytes;
+  bool direct = true;  ///< whether ranks may read one another's memory, where the system allows it
 
-  /// From OURS_CHUNK_BYTES, with defaults for `ranks`.
+  /// From OURS_CHUNK_BYTES and OURS_DIRECT, with defaults for `ranks`.
   static NodeConfig from_options(int ranks);
 };
 
@@ -110,6 +111,13 @@ class NodeSession {
   /// The rank's number in the group.
   int number_of(int rank) const { return numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)]; }
 
+  /// Whether `rank` can read the memory of all others.
+  bool reads_all(int rank) const { return block(rank).reads_all.load(std::memory_order_acquire); }
+
+  /// Copies bytes at that address of the memory of `rank`, which has to leave them alone meanwhile. `what` names the
+  /// operation. Throws PeerError if the rank is gone.
+  void read(int rank, void* to, uint64_t from, size_t bytes, const std::function<std::string()>& what);
+
   /// "rank 2 (host node1, pid 4711)"
   std::string describe(int rank) const;
 
@@ -133,6 +141,8 @@ class NodeSession {
 
  private:
   void attach();
+  /// Whether this rank finds the marks of all others in their memory.
+  bool finds_all_marks() const;
   bool has_died(int rank) const;
 
   int rank_;
@@ -143,6 +153,7 @@ class NodeSession {
   std::shared_ptr<NodeHeap> heap_;
   std::unique_ptr<NodeFailure> failure_;
   std::vector<ProcessWatch> watches_;
+  uint64_t mark_ = 0;  ///< for others to read
   const Clock::time_point made_ = Clock::now();
   std::atomic<bool> leaving_{false};
   size_t refusals_ = 0;       ///< how many refuse() has made

@@ -176,7 +176,7 @@ TEST(nccl_work_may_be_part_of_calls_with_different_names) {
     const auto call = sum_call(1);
     const auto enqueued = self.group->enqueue(call, nullptr, [&] {
       if (self.group->rank() == 0) return self.group->all_reduce(call, &x, &x, 1, {});
-      self.group->all_reduce(call, {Span{&x, 4}}, {});
+      return self.group->all_reduce(call, {Span{&x, 4}}, {});
     });
     const Op name = self.group->rank() == 0 ? Op::AllReduce : Op::AllReduceCoalesced;
     self.group->watch(call_of(name, DType::Float32, 1), enqueued);
@@ -229,7 +229,7 @@ TEST(nccl_call_that_is_stuck_is_ended_by_an_abort_and_is_the_last) {
       const std::vector<Span> out{{&x[0], 4}, {&x[1], 4}};
       const std::string message = CHECK_THROWS(AbortedError, self.group->enqueue(call, nullptr, [&] {
         if (stuck == "ncclSend") return self.group->all_to_all(call, {{&x[0], 4}, {&x[1], 4}}, out);
-        self.group->all_reduce(call, x, x, 1, {});
+        return self.group->all_reduce(call, x, x, 1, {});
       }));
       aborter.join();
       CHECK_EQ(self.nccl->calls()["use after abort"], 0);

@@ -13,10 +13,10 @@ const std::string kRing = "all nodes=1 direct;all bytes<=SMALL doubling;all ring
 
 }  // namespace
 
-GroupKind node_kind(const std::string& name, Setting write_around, const std::string& rules) {
-  return {name, [write_around, rules](int ranks, size_t chunk) {
+GroupKind node_kind(const std::string& name, Setting write_around, const std::string& rules, bool direct) {
+  return {name, [write_around, rules, direct](int ranks, size_t chunk) {
             std::vector<std::function<std::shared_ptr<Group>()>> makers;
-            for (const auto& session : make_sessions(ranks, chunk)) {
+            for (const auto& session : make_sessions(ranks, chunk, direct)) {
               const std::string chosen = rules.empty() ? small_node_rules(chunk) : rules;
               makers.emplace_back([=] { return std::make_shared<NodeGroup>(session, chosen, write_around); });
             }
@@ -71,7 +71,7 @@ const std::vector<GroupKind>& group_kinds() {
   const NodeOf uneven = [](int r) { return r < 2 ? 0 : r < 5 ? 1 : r; };
   static const std::vector<GroupKind> kKinds = {
       node_kind("shared memory", Setting::Auto),
-      node_kind("shared memory, around the cache", Setting::On),
+      node_kind("shared memory, by its segment and around the cache", Setting::On, "", false),
       tcp_kind("tcp, direct", 1, kDirect),
       tcp_kind("tcp, direct, 3 streams", 3, kDirect),
       tcp_kind("tcp, ring", 1, kRing),

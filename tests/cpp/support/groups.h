@@ -34,7 +34,7 @@ struct GroupKind {
   bool (*has)(DType dtype, ReduceKind kind) = [](DType, ReduceKind) { return true; };
 };
 
-GroupKind node_kind(const std::string& name, Setting write_around, const std::string& rules = "");
+GroupKind node_kind(const std::string& name, Setting write_around, const std::string& rules = "", bool direct = true);
 
 /// `rules`: for the table of algorithms, with SMALL for what counts as short. If `engine_polls` has a value, an engine
 /// carries the payloads.

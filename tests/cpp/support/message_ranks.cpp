@@ -34,10 +34,11 @@ void Port::wait(const std::shared_ptr<Transfer>& transfer) {
 
 namespace {
 
-void run_on_node(int n, const Body& body) {
-  run_sessions(n, 4096, [&](const std::shared_ptr<NodeSession>& session) {
+void run_on_node(int n, const Body& body, bool direct) {
+  const auto run = [&](const std::shared_ptr<NodeSession>& session) {
     body({session->rank(), make_node_point_to_point(session), [session] { session->leave(); }});
-  });
+  };
+  run_sessions(n, 4096, run, direct);
 }
 
 void run_over_tcp(int n, const Body& body) {
@@ -58,9 +59,10 @@ void run_over_tcp(int n, const Body& body) {
 
 void run_ranks(Carrier carrier, int n, const Body& body) {
   try {
-    carrier == Carrier::Tcp ? run_over_tcp(n, body) : run_on_node(n, body);
+    carrier == Carrier::Tcp ? run_over_tcp(n, body) : run_on_node(n, body, carrier == Carrier::Node);
   } catch (const Failure& e) {
-    throw Failure(std::string(carrier == Carrier::Tcp ? "tcp: " : "shared memory: ") + e.what());
+    const char* const names[] = {"shared memory", "a segment", "tcp"};
+    throw Failure(names[static_cast<int>(carrier)] + (": " + std::string(e.what())));
   }
 }
 

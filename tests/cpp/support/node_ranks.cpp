@@ -2,8 +2,9 @@
 
 namespace ours::testing {
 
-Sessions make_sessions(int n, size_t chunk) {
-  const NodeConfig config = chunk == 0 ? NodeConfig::from_options(n) : NodeConfig{chunk, 4096};
+Sessions make_sessions(int n, size_t chunk, bool direct) {
+  NodeConfig config = chunk == 0 ? NodeConfig::from_options(n) : NodeConfig{chunk, 4096};
+  config.direct = direct;
   Sessions sessions{NodeSession::create(0, n, config)};
   for (int r = 1; r < n; ++r) sessions.push_back(std::make_shared<NodeSession>(r, n, sessions[0]->memory()));
   for (const auto& session : sessions) session->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
@@ -14,8 +15,8 @@ std::string small_node_rules(size_t chunk) {
   return chunk == 0 ? "" : "node_reduce bytes<=" + std::to_string(chunk / 4) + " whole;node_reduce direct";
 }
 
-void run_sessions(int n, size_t chunk, const std::function<void(std::shared_ptr<NodeSession>)>& fn) {
-  const Sessions sessions = make_sessions(n, chunk);
+void run_sessions(int n, size_t chunk, const std::function<void(std::shared_ptr<NodeSession>)>& fn, bool direct) {
+  const Sessions sessions = make_sessions(n, chunk, direct);
   run_ranks(n, [&](int rank) { fn(sessions[static_cast<size_t>(rank)]); });
 }
 

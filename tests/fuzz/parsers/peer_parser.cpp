@@ -101,13 +101,16 @@ void call(uint8_t which, const std::shared_ptr<TcpMesh>& mesh) {
     case 1:
       return testing::barrier(group, 1, kTimeout);
     case 2:
-      return group.broadcast(of(Op::Broadcast), testing::span(data), 0);
+      group.broadcast(of(Op::Broadcast), testing::span(data), 0);
+      return;
     case 3:
-      return group.all_to_all(of(Op::AllToAll), {testing::const_span(data), testing::const_span(data)},
-                              {testing::span(other), testing::span(all)});
+      group.all_to_all(of(Op::AllToAll), {testing::const_span(data), testing::const_span(data)},
+                       {testing::span(other), testing::span(all)});
+      return;
     case 4:
-      return group.reduce_scatter(of(Op::ReduceScatter), {all.data(), all.data() + kCount}, {kCount, kCount},
-                                  data.data(), Reduction{ReduceKind::Sum, 2, 1.0});
+      group.reduce_scatter(of(Op::ReduceScatter), {all.data(), all.data() + kCount}, {kCount, kCount}, data.data(),
+                           Reduction{ReduceKind::Sum, 2, 1.0});
+      return;
     default:
       return group.monitored_barrier(of(Op::MonitoredBarrier), true);
   }

@@ -30,5 +30,40 @@ TEST(a_carrier_that_lost_its_messages_writes_nowhere) {
   CHECK(receiver.empty());
 }
 
+// It reads them in the sender's memory, and must not take for the message what comes there later.
+TEST(a_receiver_hears_that_a_message_it_reads_was_taken_back) {
+  const Sessions sessions = make_sessions(2, 4096);
+  NodeMessages sender(sessions[0]), receiver(sessions[1]);
+  std::vector<int> data(size_t{1} << 20, 5), target(data.size());
+  Messages ended;
+  sender.add(message_of(Op::Send, data, 1));
+  receiver.add(message_of(Op::Recv, target, 0));
+  sender.progress(ended);
+  receiver.progress(ended);  // a part has arrived
+  CHECK(ended.empty());
+  CHECK_EQ(sender.take_all().size(), 1u);
+  const std::string message = CHECK_THROWS(PeerError, while (ended.empty()) receiver.progress(ended));
+  CHECK_CONTAINS(message, "rank 0");
+  CHECK(ended.empty());
+}
+
+TEST(a_message_is_sent_when_the_receiver_has_read_it) {
+  for (const bool direct : {true, false}) {
+    const Sessions sessions = make_sessions(2, 4096, direct);
+    NodeMessages sender(sessions[0]), receiver(sessions[1]);
+    std::vector<int> data(5000, 5), target(data.size());
+    Messages sent, received;
+    sender.add(message_of(Op::Send, data, 1));
+    for (int i = 0; i < 3; ++i) sender.progress(sent);
+    CHECK(sent.empty());  // it is longer than the channel
+    receiver.add(message_of(Op::Recv, target, 0));
+    while (sent.empty() || received.empty()) {
+      sender.progress(sent);
+      receiver.progress(received);
+    }
+    CHECK(target == data);
+  }
+}
+
 }  // namespace
 }  // namespace ours::testing

@@ -74,6 +74,41 @@ TEST(a_process_that_has_taken_the_number_of_a_dead_rank_is_not_that_rank) {
   CHECK_CONTAINS(CHECK_THROWS(PeerError, waiting->lost(1, waiting->absence(1), "a call")), " died during a call");
 }
 
+/// A rank that is another process, which ends when the pipe is closed.
+TEST(a_session_reads_the_memory_of_its_ranks_and_names_one_that_is_gone) {
+  std::vector<int> data(1000, 1);  // the other process has a copy at the same address
+  const auto leader = NodeSession::create(0, 2, NodeConfig{4096, 4096});
+  int ends[2];
+  CHECK(::pipe(ends) == 0);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    data.assign(data.size(), 2);
+    ::close(ends[1]);
+    const NodeSession other(1, 2, leader->memory());
+    char byte = 0;
+    const bool closed = ::read(ends[0], &byte, 1) == 0;
+    ::_exit(closed ? 0 : 1);
+  }
+  ::close(ends[0]);
+  leader->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
+  CHECK(leader->reads_all(0));
+  std::vector<int> copy(data.size());
+  const auto address = reinterpret_cast<uint64_t>(data.data());
+  const auto read = [&](uint64_t from) { leader->read(1, copy.data(), from, 4000, [] { return "a call"; }); };
+  read(address);
+  CHECK(copy == std::vector<int>(1000, 2));
+  CHECK_CONTAINS(CHECK_THROWS(SystemError, read(8)), "rank 1");
+  ::close(ends[1]);
+  CHECK_EQ(::waitpid(pid, nullptr, 0), pid);
+  CHECK_CONTAINS(CHECK_THROWS(PeerError, read(address)), "rank 1");
+}
+
+TEST(a_session_reads_no_memory_if_its_leader_does_not_want_it) {
+  const auto leader = NodeSession::create(0, 1, NodeConfig{4096, 4096, false});
+  leader->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
+  CHECK(!leader->reads_all(0));
+}
+
 TEST(a_group_that_takes_more_memory_than_there_is_is_refused_before_any_is_taken) {
   const NodeConfig config{size_t{1} << 40, 4096};
   CHECK_CONTAINS(CHECK_THROWS(Error, NodeSession::create(0, 4, config)), "Set OURS_CHUNK_BYTES to less");

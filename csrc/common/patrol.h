@@ -1,0 +1,56 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "common/deadline.h"
+
+namespace ours {
+
+/// Lets background threads see to what has been left behind without being woken for it: to wake a thread takes longer
+/// than many things that somebody else comes for soon. While there are such things, and for a while afterwards, one
+/// sleeping thread looks at them from time to time. All functions need the mutex that guards the things.
+class Patrol {
+ public:
+  /// How long a thing lies at most until a thread sees to it.
+  static constexpr std::chrono::milliseconds kEvery{10};
+
+  /// Notes that something has been left. Returns whether a thread will look at it; otherwise the caller has to wake or
+  /// start one, which then calls sleep().
+  bool leave() {
+    left_at_ = Clock::now();
+    going_round_ = true;
+    return looking_;
+  }
+
+  /// Makes what has been left due. The caller wakes a thread.
+  void hurry() { left_at_ = {}; }
+  bool is_due() const { return Clock::now() - left_at_ >= kEvery; }
+
+  /// Sleeps on `wake` until `ready()`, which is called when `wake` is notified and when it is time to look at what has
+  /// been left, if something_left().
+  template <class Ready, class SomethingLeft>
+  void sleep(std::condition_variable& wake, std::unique_lock<std::mutex>& lock, Ready&& ready,
+             SomethingLeft&& something_left) {
+    while (!ready()) {
+      if (!going_round_ || looking_) {
+        wake.wait(lock);
+        continue;
+      }
+      looking_ = true;
+      wake.wait_until(lock, (something_left() ? left_at_ : Clock::now()) + kEvery);
+      looking_ = false;
+      going_round_ = something_left() || Clock::now() - left_at_ < kLinger;
+    }
+  }
+
+ private:
+  static constexpr std::chrono::seconds kLinger{1};
+
+  Clock::time_point left_at_{};
+  bool going_round_ = false;
+  bool looking_ = false;  ///< a thread sleeps until it is time to look
+};
+
+}  // namespace ours

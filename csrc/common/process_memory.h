@@ -1,0 +1,18 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ours {
+
+/// Copies bytes at the address `from` of another process to `to` (process_vm_readv(2)), without that process's help.
+/// Returns 0, or the errno that says why not all of them are here: EPERM where the system allows it to debuggers only,
+/// ESRCH if the process has ended.
+int read_process_memory(pid_t pid, void* to, uint64_t from, size_t bytes) noexcept;
+
+/// Whether other processes that may read this one's memory can read those bytes. What a driver has mapped they cannot.
+bool is_readable_by_others(const void* data, size_t bytes) noexcept;
+
+}  // namespace ours

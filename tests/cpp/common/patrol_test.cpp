@@ -1,0 +1,80 @@
+#include "common/patrol.h"
+
+#include <thread>
+
+#include "support/ranks.h"
+#include "support/testing.h"
+
+namespace ours::testing {
+namespace {
+
+/// Things that are left for a thread, which counts them, and how often it has looked.
+struct Place {
+  Place() : thread([this] { run(); }) {}
+  ~Place() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      ends = true;
+    }
+    wake.notify_all();
+    thread.join();
+  }
+
+  void run() {
+    std::unique_lock<std::mutex> lock(mutex);
+    while (!ends) {
+      patrol.sleep(
+          wake, lock,
+          [&] {
+            ++looks;
+            return ends || (left > 0 && patrol.is_due());
+          },
+          [&] { return left > 0; });
+      seen += left;
+      left = 0;
+    }
+  }
+
+  /// Returns whether the thread had to be woken.
+  bool leave() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    ++left;
+    if (patrol.leave()) return false;
+    wake.notify_one();
+    return true;
+  }
+
+  bool saw(int number) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return seen == number;
+  }
+
+  std::mutex mutex;
+  std::condition_variable wake;
+  Patrol patrol;
+  int left = 0, seen = 0, looks = 0;
+  bool ends = false;
+  std::thread thread;
+};
+
+TEST(what_is_left_for_a_patrol_is_seen_without_waking_a_thread_each_time) {
+  Place place;
+  CHECK(place.leave());
+  wait_until([&] { return place.saw(1); });
+  int woken = 0;
+  for (int i = 2; i <= 5; ++i) {
+    woken += place.leave() ? 1 : 0;
+    wait_until([&] { return place.saw(i); });
+  }
+  CHECK(woken < 4);  // it goes round for a second, unless this thread was stopped that long
+}
+
+TEST(what_is_hurried_is_due) {
+  Patrol patrol;
+  CHECK(!patrol.leave());  // nobody looks
+  patrol.hurry();
+  CHECK(patrol.is_due());
+}
+
+}  // namespace
+}  // namespace ours::testing
