@@ -11,6 +11,7 @@ int read_process_memory(pid_t pid, void* to, uint64_t from, size_t bytes) noexce
   auto* next = static_cast<std::byte*>(to);
   while (bytes > 0) {
     const iovec here{next, bytes};
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): it is an address of that process.
     const iovec there{reinterpret_cast<void*>(from), bytes};
     const ssize_t n = ::process_vm_readv(pid, &here, 1, &there, 1, 0);
     if (n < 0) return errno;
