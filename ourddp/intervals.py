@@ -23,14 +23,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 def overlap(one: Sequence[Interval], other: Sequence[Interval]) -> float:
     """Return how long both last at once; each is ascending and apart."""
-    total, i, k = 0.0, 0, 0
-    while i < len(one) and k < len(other):
-        total += max(0.0, min(one[i][1], other[k][1]) - max(one[i][0], other[k][0]))
-        if one[i][1] < other[k][1]:
-            i += 1
-        else:
-            k += 1
-    return total
+    return sum(end - begin for begin, end in common(one, other))
 
 
 def common(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:

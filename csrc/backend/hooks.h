@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 

@@ -5,7 +5,7 @@
 namespace ours {
 
 /// A text of another process without what could end a message early or steer a terminal: each control character but
-/// the end of a line becomes '?'.
+/// tabs and ends of lines becomes '?'.
 inline std::string printable(std::string text) {
   for (char& c : text) {
     const auto byte = static_cast<unsigned char>(c);

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <tuple>
 
 #include "reducer/group_reductions.h"
 

@@ -22,8 +22,6 @@ from faults.job import Job
 from faults.page import Page
 from faults.rank import Report
 
-START_S = 60  # seconds in which a process starts
-
 
 class Team:
     """``world`` processes on ``nodes`` (see ranks.py), in the surroundings ``around``."""

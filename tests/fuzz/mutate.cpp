@@ -1,7 +1,6 @@
 #include "fuzz/mutate.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <filesystem>
 #include <fstream>

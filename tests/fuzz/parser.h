@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 // The parsers of what comes from the network, from the store, from files and from the environment, for fuzzing. Each

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <exception>
 #include <mutex>
-#include <utility>
 
 #include "common/background_thread.h"
 #include "common/deadline.h"

@@ -33,6 +33,7 @@ TEST(a_carrier_that_lost_its_messages_writes_nowhere) {
 // It reads them in the sender's memory, and must not take for the message what comes there later.
 TEST(a_receiver_hears_that_a_message_it_reads_was_taken_back) {
   const Sessions sessions = make_sessions(2, 4096);
+  if (!sessions[1]->reads_all(1)) return;  // this system forbids it
   NodeMessages sender(sessions[0]), receiver(sessions[1]);
   std::vector<int> data(size_t{1} << 20, 5), target(data.size());
   Messages ended;

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/process_memory.h"
 #include "common/process_watch.h"
 #include "support/testing.h"
 
@@ -91,9 +92,14 @@ TEST(a_session_reads_the_memory_of_its_ranks_and_names_one_that_is_gone) {
   }
   ::close(ends[0]);
   leader->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
-  CHECK(leader->reads_all(0));
   std::vector<int> copy(data.size());
   const auto address = reinterpret_cast<uint64_t>(data.data());
+  CHECK_EQ(leader->reads_all(0), read_process_memory(pid, copy.data(), address, 4) == 0);
+  if (!leader->reads_all(0)) {  // this system forbids it
+    ::close(ends[1]);
+    ::waitpid(pid, nullptr, 0);
+    return;
+  }
   const auto read = [&](uint64_t from) { leader->read(1, copy.data(), from, 4000, [] { return "a call"; }); };
   read(address);
   CHECK(copy == std::vector<int>(1000, 2));
