@@ -100,7 +100,8 @@ CollectiveWork* CommQueue::begun() const {
 void CommQueue::end_begun(const CollectiveWork& before, Next next, Lock& lock) {
   CollectiveWork* const first = begun();
   if (first == nullptr || queue_.size() > 1 || !may_run()) return;
-  // Who waits for a Work waits for those before it, too. Others must neither wait for peers nor run foreign code.
+  // A thread that waits for a Work waits for those before it, too. Other threads must neither wait for peers nor run
+  // foreign code.
   if (next != Next::Waits && (!first->ends_quietly() || before.is_of_device())) return;
   run_next(lock);
 }

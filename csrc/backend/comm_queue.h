@@ -24,8 +24,8 @@ class StragglerLedger;
 /// needed, and share the ownership of the queue, so that it can be dropped on any thread without joining them.
 ///
 /// To wake a thread takes longer than a short collective. So the caller's thread begins such a one, with what its peers
-/// need, and whoever waits for it ends it. A comm thread, which wakes from time to time meanwhile, ends it if nobody
-/// has come to wait.
+/// need, and the thread that waits for it ends it. A comm thread, which wakes from time to time meanwhile, ends it if
+/// nobody has come to wait.
 ///
 /// Callbacks run on the thread that ran their Work, in the order of their Works, and may overlap. That thread leaves
 /// the queue to others meanwhile, so that a callback may wait for any other collective.

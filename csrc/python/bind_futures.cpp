@@ -16,6 +16,7 @@
 #include "backend/collective_work.h"
 #include "backend/device/device_transfer_work.h"
 #include "python/bind.h"
+#include "python/unlocked_pointer.h"
 
 // Futures of collectives that know which callback they run. c10's futures cannot be derived from, and run a callback at
 // once if it is attached after completion. But Python attaches callbacks through a wrapper, which is replaced here.
@@ -28,26 +29,12 @@ namespace {
 using PyFuture = torch::jit::PythonFutureWrapper;
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-/// A holder like torch's own holder of Works, with which it has to agree in size: it drops Works without the GIL, since
-/// their ends may wait for threads that need it.
+/// A holder like torch's own holder of Works, with which it has to agree in size.
 template <class T>
-class WorkHolder {
- public:
+struct WorkHolder : UnlockedPointer<c10::intrusive_ptr<T>> {
   WorkHolder() = default;
-  explicit WorkHolder(T* work) : work_(c10::intrusive_ptr<T>::unsafe_steal_from_new(work)) {}
-  WorkHolder(const WorkHolder&) = default;
-  WorkHolder& operator=(const WorkHolder&) = default;
-  WorkHolder(WorkHolder&&) noexcept = default;
-  WorkHolder& operator=(WorkHolder&&) noexcept = default;
-  ~WorkHolder() {
-    if (!work_ || Py_IsInitialized() == 0 || PyGILState_Check() == 0) return;
-    const py::gil_scoped_release unlocked;
-    work_.reset();
-  }
-  T* get() const { return work_.get(); }
-
- private:
-  c10::intrusive_ptr<T> work_;
+  explicit WorkHolder(T* work)
+      : UnlockedPointer<c10::intrusive_ptr<T>>(c10::intrusive_ptr<T>::unsafe_steal_from_new(work)) {}
 };
 
 /// Whether this thread is attaching a callback, which runs now if its future is complete.

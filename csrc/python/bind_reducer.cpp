@@ -11,6 +11,7 @@
 
 #include "python/bind.h"
 #include "python/library_function.h"
+#include "python/unlocked_pointer.h"
 #include "reducer/bucket_assignment.h"
 #include "reducer/bucket_plan.h"
 #include "reducer/comm_hooks.h"
@@ -26,28 +27,12 @@ namespace py = pybind11;
 namespace ours {
 namespace {
 
-/// A holder that drops its object without the GIL: with a reducer may go the last owner of its group, and those of
-/// other backends wait for threads that need the GIL.
+/// A reducer may be the last owner of its group.
 template <class T>
-class UnlockedHolder {
- public:
+struct UnlockedHolder : UnlockedPointer<std::shared_ptr<T>> {
   using element_type = T;  // pybind11 asks the object for its owner
-
-  explicit UnlockedHolder(T* object) : object_(object->shared_from_this()) {}
-  explicit UnlockedHolder(std::shared_ptr<T> object) : object_(std::move(object)) {}
-  UnlockedHolder(const UnlockedHolder&) = default;
-  UnlockedHolder& operator=(const UnlockedHolder&) = default;
-  UnlockedHolder(UnlockedHolder&&) noexcept = default;
-  UnlockedHolder& operator=(UnlockedHolder&&) noexcept = default;
-  ~UnlockedHolder() {
-    if (!object_ || Py_IsInitialized() == 0 || PyGILState_Check() == 0) return;
-    const py::gil_scoped_release unlocked;
-    object_.reset();
-  }
-  T* get() const { return object_.get(); }
-
- private:
-  std::shared_ptr<T> object_;
+  using UnlockedPointer<std::shared_ptr<T>>::UnlockedPointer;
+  explicit UnlockedHolder(T* object) : UnlockedPointer<std::shared_ptr<T>>(object->shared_from_this()) {}
 };
 
 }  // namespace

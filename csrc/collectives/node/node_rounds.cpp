@@ -35,7 +35,7 @@ void NodeRounds::arrive(const Running& run) {
 }
 
 bool NodeRounds::open(const Running& run) {
-  if (!begun_) {
+  if (!std::exchange(begun_, false)) {
     arrive(run);
   } else if (!all_have_begun()) {
     session_->failure().check();  // what all ranks have begun ends well on all of them, whatever has come after it

@@ -168,6 +168,23 @@ CONTRACT(an_abort_frees_the_waiters_of_all_ranks_within_100_ms) {
   check_soon(milliseconds(100), [&] { return abort_waiters(kind); });
 }
 
+CONTRACT(what_has_begun_ends_with_the_failure_of_the_group) {
+  run_groups(kind, 2, 4096, [&](Group& group) {
+    if (!group.can_begin() || group.rank() == 1) return;
+    float x = 1;
+    Call call = call_of(Op::AllReduce, DType::Float32, 0);
+    const Reduction sum{ReduceKind::Sum, 2, 1.0};
+    call.part = Part::Beginning;
+    CHECK(!group.all_reduce(call, &x, &x, 1, sum));
+    CHECK(group.has_begun());
+    group.abort("enough");
+    call.part = Part::Whole;
+    CHECK_THROWS(AbortedError, group.all_reduce(call, &x, &x, 1, sum));
+    CHECK(!group.has_begun());
+    CHECK_EQ(x, 1);
+  });
+}
+
 CONTRACT(an_error_between_operations_fails_the_group_unless_it_is_misuse) {
   run_groups(kind, 2, 4096, [](Group& group) {
     group.fail(std::make_exception_ptr(InvalidArgument("misuse")));

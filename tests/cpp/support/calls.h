@@ -20,6 +20,10 @@ void barrier(Group& group, uint64_t seq, std::chrono::milliseconds timeout = std
 void sum(Group& group, uint64_t seq, std::vector<float>& data,
          std::chrono::milliseconds timeout = std::chrono::seconds(60));
 
+/// Small whole numbers, other ones for each rank, whose sums are exact.
+float value(int rank, size_t i);
+std::vector<float> values(int rank, size_t count);
+
 template <class T>
 Span span(std::vector<T>& data) {
   return {data.data(), data.size() * sizeof(T)};

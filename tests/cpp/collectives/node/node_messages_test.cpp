@@ -43,7 +43,10 @@ TEST(a_receiver_hears_that_a_message_it_reads_was_taken_back) {
   receiver.progress(ended);  // a part has arrived
   CHECK(ended.empty());
   CHECK_EQ(sender.take_all().size(), 1u);
-  const std::string message = CHECK_THROWS(PeerError, while (ended.empty()) receiver.progress(ended));
+  const std::string message = CHECK_THROWS(PeerError, wait_until([&] {
+                                             receiver.progress(ended);
+                                             return !ended.empty();
+                                           }));
   CHECK_CONTAINS(message, "rank 0");
   CHECK(ended.empty());
 }
@@ -58,10 +61,11 @@ TEST(a_message_is_sent_when_the_receiver_has_read_it) {
     for (int i = 0; i < 3; ++i) sender.progress(sent);
     CHECK(sent.empty());  // it is longer than the channel
     receiver.add(message_of(Op::Recv, target, 0));
-    while (sent.empty() || received.empty()) {
+    wait_until([&] {
       sender.progress(sent);
       receiver.progress(received);
-    }
+      return !sent.empty() && !received.empty();
+    });
     CHECK(target == data);
   }
 }
