@@ -1,5 +1,6 @@
 #include "collectives/node/node_rounds.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,39 @@
 
 namespace ours {
 
+namespace {
+
+bool is_later(const NodeArrival& a, const NodeArrival& b) {
+  return b.rank < 0 || static_cast<int32_t>(a.called - b.called) > 0;  // signed, because the times wrap
+}
+
+/// Keeps the two that came last. Of two times of one rank the earlier holds.
+void keep_last(NodeArrival (&last)[2], const NodeArrival& one) {
+  if (one.rank < 0) return;
+  for (NodeArrival& known : last) {
+    if (known.rank != one.rank) continue;
+    if (is_later(known, one)) known = one;
+    if (is_later(last[1], last[0])) std::swap(last[0], last[1]);
+    return;
+  }
+  if (is_later(one, last[0])) {
+    last[1] = std::exchange(last[0], one);
+  } else if (is_later(one, last[1])) {
+    last[1] = one;
+  }
+}
+
+void gather(Shown& all, const Shown& one) {
+  if (one.differ != 0 || !same_record(all.record, one.record)) all.differ = 1;
+  all.record.stop |= one.record.stop;
+  for (const NodeArrival& arrival : one.last) keep_last(all.last, arrival);
+  all.exchanged.balance += one.exchanged.balance;
+  all.exchanged.longest = std::max(all.exchanged.longest, one.exchanged.longest);
+  all.exchanged.lenders += one.exchanged.lenders;
+}
+
+}  // namespace
+
 NodeRounds::NodeRounds(std::shared_ptr<NodeSession> session, Setting write_around)
     : session_(std::move(session)),
       barrier_(*session_),
@@ -17,35 +51,28 @@ NodeRounds::NodeRounds(std::shared_ptr<NodeSession> session, Setting write_aroun
       write_(*session_, write_around),
       places_(*session_, barrier_) {}
 
-CallRecord NodeRounds::shown(const Running& run) const {
+void NodeRounds::arrive(const Running& run, const Exchanged& exchanged) {
+  const auto called = static_cast<uint32_t>(steady_us(run.call.called));
+  next_shown() = {0, {{session_->number_of(rank()), called}, kNobody}, run.record, exchanged};
   // Where the sizes of all parts must agree, and not only their sum, the record has no place for both.
-  CallRecord record = run.record;
-  if (run.fingerprint != 0) record.count = run.fingerprint;
-  return record;
-}
-
-void NodeRounds::arrive(const Running& run) {
-  const size_t parity = barrier_.next_parity();
-  session_->self().arrival[parity].record = shown(run);
-  session_->self().arrival[parity].called = static_cast<uint32_t>(steady_us(run.call.called));
+  if (run.fingerprint != 0) next_shown().record.count = run.fingerprint;
   show_stop(run);
-  spread_.publish(parity);
-  barrier_.arrive();
+  spread_.publish(barrier_.next_parity());
+  barrier_.arrive(gather);
   begun_on_ = std::this_thread::get_id();
 }
 
-bool NodeRounds::open(const Running& run) {
+bool NodeRounds::open(const Running& run, const Exchanged& exchanged) {
   if (!std::exchange(begun_, false)) {
-    arrive(run);
+    arrive(run, exchanged);
   } else if (!all_have_begun()) {
     session_->failure().check();  // what all ranks have begun ends well on all of them, whatever has come after it
   }
   begun_ = run.call.part == Part::Beginning;
   if (begun_) return false;
   barrier_.await(run.call.deadline, run.call.seq, [&run] { return describe_record(run.record); });
-  check_records(shown(run));
-  hear_stop(run);
-  if (run.call.arrivals != nullptr) note_arrivals(*run.call.arrivals, SinceCall(run.call.called));
+  if (barrier_.shown().differ != 0) throw_mismatch(run.record.seq);
+  hear(run);
   // The thread that began has said where it runs.
   if (begun_on_ == std::this_thread::get_id()) spread_.settle(barrier_.parity());
   return true;
@@ -56,60 +83,36 @@ void NodeRounds::sync(const Running& run) {
 }
 
 void NodeRounds::sync_and_pass_on(const Running& run) {
+  int last = -1;
+  for (NodeArrival& arrival : next_shown().last) {
+    if (run.call.arrivals != nullptr) last = run.call.arrivals->last(last);
+    arrival = kNobody;
+    if (last >= 0) arrival = {last, static_cast<uint32_t>(steady_us(run.call.called) + run.call.arrivals->at(last))};
+  }
   show_stop(run);
-  sync_and_pass_arrivals(run);
-  hear_stop(run);
+  barrier_.sync(run.call.deadline, run.call.seq, [&run] { return describe_record(run.record); }, gather);
+  hear(run);
 }
 
 void NodeRounds::show_stop(const Running& run) {
-  const bool known = run.call.stop != nullptr && run.call.stop->show();
-  session_->self().arrival[barrier_.next_parity()].record.stop = known ? 1 : 0;
+  next_shown().record.stop = run.call.stop != nullptr && run.call.stop->show() ? 1 : 0;
 }
 
-void NodeRounds::hear_stop(const Running& run) {
-  if (run.call.stop == nullptr) return;
-  for (int r = 0; r < size(); ++r) run.call.stop->hear(session_->block(r).arrival[barrier_.parity()].record.stop != 0);
-}
-
-void NodeRounds::sync_and_pass_arrivals(const Running& run) {
-  Arrivals* const arrivals = run.call.arrivals;
-  if (arrivals == nullptr || size() == 1) return sync(run);
-  int last = -1;
-  for (NodeArrival& arrival : session_->self().came_last[barrier_.next_parity()]) {
-    if (last = arrivals->last(last); last >= 0) {
-      arrival = {last, static_cast<uint32_t>(steady_us(run.call.called) + arrivals->at(last))};
-    } else {
-      arrival = {-1, 0};
-    }
-  }
-  sync(run);
+void NodeRounds::hear(const Running& run) {
+  const Shown& all = barrier_.shown();
+  if (run.call.stop != nullptr) run.call.stop->hear(all.record.stop != 0);
+  if (run.call.arrivals == nullptr) return;
   const SinceCall since_call(run.call.called);
-  for (int r = 0; r < size(); ++r) {
-    for (const NodeArrival& arrival : session_->block(r).came_last[barrier_.parity()]) {
-      if (r == rank() || arrival.rank < 0) continue;
-      arrivals->note(arrival.rank, since_call(arrival.called));
-    }
+  for (const NodeArrival& arrival : all.last) {
+    if (arrival.rank < 0 || arrival.rank == session_->number_of(rank())) continue;
+    run.call.arrivals->note(arrival.rank, since_call(arrival.called));
   }
 }
 
-void NodeRounds::check_records(const CallRecord& mine) {
-  const size_t parity = barrier_.parity();
-  bool agree = true;
-  for (int r = 0; r < size(); ++r) agree = agree && same_record(session_->block(r).arrival[parity].record, mine);
-  if (!agree) throw_mismatch(mine);
-}
-
-void NodeRounds::note_arrivals(Arrivals& arrivals, SinceCall since_call) {
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank()) continue;
-    arrivals.note(session_->number_of(r), since_call(session_->block(r).arrival[barrier_.parity()].called));
-  }
-}
-
-void NodeRounds::throw_mismatch(const CallRecord& mine) {
-  const auto record_of_rank = [&](int r) { return session_->block(r).arrival[barrier_.parity()].record; };
+void NodeRounds::throw_mismatch(uint64_t call) {
+  const auto record_of_rank = [&](int r) { return session_->block(r).arrival[barrier_.parity()].shown.record; };
   // A rank that has refused a call goes on to the next one, while the others are still at this one.
-  uint64_t first = mine.seq;
+  uint64_t first = call;
   for (int r = 0; r < size(); ++r) {
     const uint64_t number = record_of_rank(r).seq;
     if (count_of(number) < count_of(first)) first = number;

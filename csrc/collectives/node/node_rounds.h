@@ -32,12 +32,14 @@ class NodeRounds {
 
   /// The first synchronisation of an operation, with which the ranks show what they called, and when. If the calls
   /// differ, throws the same MismatchError on all of them. If the call is for the beginning, returns false without
-  /// waiting, and nothing else may be done until open() comes for the whole.
-  bool open(const Running& run);
+  /// waiting, and nothing else may be done until open() comes for the whole. `exchanged`: of an exchange, this rank's.
+  bool open(const Running& run, const Exchanged& exchanged = {});
   /// Whether open() has been called for the beginning, so that what it publishes has been written.
   bool has_begun() const { return begun_; }
   /// Then: whether open() would wait for nobody.
-  bool all_have_begun() const { return barrier_.all_arrived(); }
+  bool all_have_begun() const { return barrier_.is_open(); }
+  /// After it: what all ranks have shown of their exchange, until the next synchronisation.
+  const Exchanged& exchanged() const { return barrier_.shown().exchanged; }
   /// A later one.
   void sync(const Running& run);
   /// A later one in a group of several nodes, where some ranks know more than others of when all made the call, and of
@@ -83,15 +85,14 @@ class NodeRounds {
   HeapPlaces& places() { return places_; }
 
  private:
-  void sync_and_pass_arrivals(const Running& run);
-  CallRecord shown(const Running& run) const;
   /// Shows the peers the call.
-  void arrive(const Running& run);
+  void arrive(const Running& run, const Exchanged& exchanged);
+  /// What this rank shows with the next synchronisation.
+  Shown& next_shown() { return session_->self().arrival[barrier_.next_parity()].shown; }
   void show_stop(const Running& run);
-  void hear_stop(const Running& run);
-  void check_records(const CallRecord& mine);
-  void note_arrivals(Arrivals& arrivals, SinceCall since_call);
-  [[noreturn]] void throw_mismatch(const CallRecord& mine);
+  /// Takes in what all have shown of stops and arrivals.
+  void hear(const Running& run);
+  [[noreturn]] void throw_mismatch(uint64_t call);
   void reserve_more(size_t results);
 
   std::byte* stage(int r, size_t parity) const {

@@ -44,6 +44,9 @@ CoreSpread::CoreSpread(NodeSession& session) : session_(session) {
 }
 
 bool CoreSpread::settle(size_t parity) {
+  const auto now = Clock::now();
+  if (now < next_) return false;
+  next_ = now + kShortestPause;
   const int mine = core_of(session_.rank(), parity);
   int crowd = 0;
   for (int r = 0; r < session_.size(); ++r) {
@@ -52,12 +55,11 @@ bool CoreSpread::settle(size_t parity) {
     ++crowd;
   }
   if (crowd <= fair_) return false;
-  const auto now = Clock::now();
-  if (now < next_) return false;
   // Whether or not there is a better place, the system is asked again only after a pause.
-  const bool undone = moved_ && now < next_ + 4 * pause_;
+  const bool undone = moved_ && now < proven_;
   pause_ = undone ? std::min<Clock::duration>(2 * pause_, kLongestPause) : Clock::duration(kShortestPause);
   next_ = now + pause_;
+  proven_ = next_ + 4 * pause_;
   std::vector<int> cores(static_cast<size_t>(session_.size()));
   for (int r = 0; r < session_.size(); ++r) cores[static_cast<size_t>(r)] = core_of(r, parity);
   const int core = better_core(cores, session_.rank(), allowed_cores());

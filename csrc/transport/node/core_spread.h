@@ -35,8 +35,9 @@ class CoreSpread {
   }
 
   NodeSession& session_;
-  int fair_;  ///< the most ranks on one core when they are spread evenly
-  Clock::time_point next_{};
+  int fair_;                    ///< the most ranks on one core when they are spread evenly
+  Clock::time_point next_{};    ///< no look before that
+  Clock::time_point proven_{};  ///< a move that has lasted until then was not undone
   Clock::duration pause_{};
   bool moved_ = false;  ///< whether the last search for a better core led to a move
 };

@@ -3,9 +3,11 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "common/awaited.h"
 #include "common/deadline.h"
+#include "transport/node/gate_tree.h"
 #include "transport/node/node_session.h"
 
 namespace ours {
@@ -16,7 +18,10 @@ namespace ours {
 /// synchronisation.
 class NodeBarrier {
  public:
-  explicit NodeBarrier(NodeSession& session) : session_(session) {}
+  /// Adds what one of them shows to what several show together.
+  using Gather = void (*)(Shown& all, const Shown& one);
+
+  explicit NodeBarrier(NodeSession& session);
 
   /// The place, of the two, in which to write what the next sync publishes.
   size_t next_parity() const { return (epoch_ + 1) & 1; }
@@ -29,25 +34,37 @@ class NodeBarrier {
 
   /// Whether all ranks have arrived at the sync of that number, so that any of them may have passed it.
   bool all_arrived(uint32_t number) const;
-  /// Whether all have arrived where this rank did last.
-  bool all_arrived() const { return all_arrived(epoch_); }
+  /// Whether this rank could pass the last sync at which it arrived.
+  bool is_open() const { return has_passed(last_gate()); }
 
   /// Publishes everything written so far and waits until all ranks have done the same. `call` is the number of the
   /// call, which one of them may have refused. `what` describes the operation; it is called for error messages only.
-  void sync(Deadline deadline, uint64_t call, const std::function<std::string()>& what) {
-    arrive();
+  /// `gather`, the same on all ranks, says that they show something, and how that is put together.
+  void sync(Deadline deadline, uint64_t call, const std::function<std::string()>& what, Gather gather = nullptr) {
+    arrive(gather);
     await(deadline, call, what);
   }
 
   /// The two parts of sync(): the first waits for nobody.
-  void arrive();
+  void arrive(Gather gather = nullptr);
   void await(Deadline deadline, uint64_t call, const std::function<std::string()>& what);
 
+  /// What all ranks have shown with the last sync.
+  const Shown& shown() const { return last_gate().shown; }
+
  private:
+  Gate& gate(size_t number) const { return session_.gate(number, parity()); }
+  Gate& last_gate() const { return gate(tree_.last_gate()); }
+  bool has_passed(const Gate& gate) const;
   bool arrived(int rank, uint32_t number) const;
+  /// Notes that this rank comes to the gate. Returns whether it is the last of so many.
+  bool come(Gate& gate, size_t size);
+  /// The ranks that have not arrived, and those that have come to a gate last and not gone on.
+  std::vector<int> awaited() const;
   void look_around(Deadline deadline, uint64_t call, const std::function<std::string()>& what, Awaited& awaited);
 
   NodeSession& session_;
+  const GateTree tree_;
   uint32_t epoch_ = 0;  // number of the last synchronisation; wraps, so only differences count
 };
 

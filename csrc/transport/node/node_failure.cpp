@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "common/whole_characters.h"
-#include "transport/wait.h"
 
 namespace ours {
 
@@ -27,7 +26,7 @@ void NodeFailure::fail(FailureKind kind, const std::string& message) noexcept {
     // Release: a peer that reads kReadable reads the whole message.
     header_.failure_state.store(kReadable, std::memory_order_seq_cst);
   }
-  for (int r = 0; r < ranks_; ++r) wake_sleepers(blocks_[r]);
+  for (SleepWord* word : words_) futex_wake_all(word->value);
 }
 
 void NodeFailure::fail(const std::exception_ptr& error) noexcept {

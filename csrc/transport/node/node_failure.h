@@ -2,6 +2,8 @@
 
 #include <exception>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "transport/group_failure.h"
 #include "transport/node/node_layout.h"
@@ -12,7 +14,8 @@ namespace ours {
 /// from then on every call on every rank throws the same error.
 class NodeFailure {
  public:
-  NodeFailure(SegmentHeader& header, RankBlock* blocks, int ranks) : header_(header), blocks_(blocks), ranks_(ranks) {}
+  /// `words`: all on which threads of the group may sleep.
+  NodeFailure(SegmentHeader& header, std::vector<SleepWord*> words) : header_(header), words_(std::move(words)) {}
 
   /// Records the failure (unless there is one) here and, as far as possible, for the peers, and wakes every sleeper.
   void fail(FailureKind kind, const std::string& message) noexcept;
@@ -41,8 +44,7 @@ class NodeFailure {
   void adopt();
 
   SegmentHeader& header_;
-  RankBlock* blocks_;
-  int ranks_;
+  const std::vector<SleepWord*> words_;
   GroupFailure own_;
 };
 

@@ -8,22 +8,24 @@
 #include "common/other_failures.h"
 #include "common/whereabouts.h"
 #include "transport/called.h"
+#include "transport/node/gate_tree.h"
 #include "transport/node/own_cores.h"
 #include "transport/wait.h"
 
 // The layout of the shared segment of one group on one node. Everything here is read by other processes, so it is
 // plain memory with lock-free atomics; sizes follow from (ranks, chunk, ring) alone.
 //
-//   SegmentHeader | RankBlock[ranks] | tables[ranks] | stages[ranks] | channels[ranks][ranks]
+//   SegmentHeader | RankBlock[ranks] | Gate[2][gates] | tables[ranks] | stages[ranks] | channels[ranks][ranks]
 //
-// A rank writes the data of its own block, table, stage and outgoing channels; of others it touches only counters. The
-// failure record in the header is written once, by the first rank that fails.
+// A rank writes the data of its own block, table, stage and outgoing channels; of others it touches only counters. A
+// gate is written by the rank that passes it last. The failure record in the header is written once, by the first rank
+// that fails.
 
 namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 18;
+constexpr uint32_t kSegmentVersion = 19;
 
 /// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
@@ -37,24 +39,51 @@ struct Refusal {
 /// How many refusals of a rank can be read. Peers look within milliseconds, so one would do for most programs.
 constexpr size_t kRefusals = 4;
 
-/// What a rank shows with a synchronisation: all that a small message needs, in the line that its peers poll anyway
-/// and the one after it, which processors fetch along.
-struct alignas(2 * kCacheLine) Arrival {
-  /// Number of the last synchronisation of this parity at which the rank has arrived.
-  SleepWord number;
-  /// The core on which the rank was when it began its last collective.
-  std::atomic<int32_t> core;
-  /// When its program made the call: microseconds of the steady clock, without the upper half.
-  uint32_t called;
-  CallRecord record;
-  /// The rank's part of a message that is short enough.
-  alignas(16) std::byte data[80];
-};
-
 /// When a rank of the group made the call.
 struct NodeArrival {
   int32_t rank;     ///< its number in the group; -1: none
-  uint32_t called;  ///< as in Arrival
+  uint32_t called;  ///< microseconds of the steady clock, without the upper half
+};
+
+constexpr NodeArrival kNobody{-1, 0};
+
+/// Some ranks' parts of an exchange, in sum.
+struct Exchanged {
+  uint64_t balance;  ///< of what they send and expect (ExchangePlan::balance())
+  uint64_t longest;  ///< bytes of the longest message
+  uint64_t lenders;  ///< how many let the others read their memory
+};
+
+/// What a rank shows with a synchronisation, and all ranks together.
+struct Shown {
+  /// Whether the records of those who show this differ.
+  uint64_t differ;
+  /// Of them, the two that came last to the call.
+  NodeArrival last[2];
+  CallRecord record;
+  Exchanged exchanged;
+};
+
+/// The place in which a rank shows it: all that a small message needs, in one cache line and those after it.
+struct alignas(2 * kCacheLine) Arrival {
+  /// Number of the last synchronisation of this parity at which the rank has arrived.
+  std::atomic<uint32_t> number;
+  /// The core on which the rank was when it began its last collective.
+  std::atomic<int32_t> core;
+  Shown shown;
+  /// The rank's part of a message that is short enough.
+  alignas(16) std::byte data[160];
+};
+
+/// Where some ranks, or those who have passed some other gates, come together on their way through a synchronisation.
+struct alignas(2 * kCacheLine) Gate {
+  /// Number of the last synchronisation of this parity in which the last rank to come has gone on.
+  SleepWord passed;
+  /// What all who have come show together.
+  Shown shown;
+  /// The number of the synchronisation, how many have come, and the rank that came last (see NodeBarrier). Far enough
+  /// from what waiting ranks poll that processors do not fetch it along.
+  alignas(2 * kCacheLine) std::atomic<uint64_t> came;
 };
 
 struct alignas(alignof(Arrival)) RankBlock {
@@ -67,8 +96,6 @@ struct alignas(alignof(Arrival)) RankBlock {
   /// By parity: the number of HeapParts that make up the rank's buffer, or 0 if it does not lie in the heap. They are
   /// in its stage.
   alignas(kCacheLine) uint64_t heap_parts[2];
-  /// By parity, in a group of several nodes: the two ranks that came last to the call, as far as this rank knows.
-  NodeArrival came_last[2][2];
   /// Whether the rank has measured that it is faster to write what ranks share around their caches.
   std::atomic<bool> around_is_faster;
   /// The ranks outside the node for which this rank waits, as numbers in the group, and the call in which it waits;
@@ -98,13 +125,6 @@ struct HeapPart {
 };
 
 enum RankState : uint32_t { kAbsent = 0, kAttached = 1, kLeft = 2 };
-
-/// Wakes all threads that sleep on what a rank does, so that they look around.
-inline void wake_sleepers(RankBlock& block) {
-  for (SleepWord* word : {&block.arrival[0].number, &block.arrival[1].number, &block.doorbell, &block.monitor}) {
-    futex_wake_all(word->value);
-  }
-}
 
 struct SegmentHeader {
   uint64_t magic;
@@ -137,7 +157,7 @@ struct ChannelHead {
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "channels need lock-free 64-bit atomics");
-static_assert(sizeof(Arrival) == 2 * kCacheLine);
+static_assert(sizeof(Arrival) == 4 * kCacheLine && sizeof(Gate) == 4 * kCacheLine);
 static_assert(std::is_standard_layout_v<RankBlock> && std::is_standard_layout_v<SegmentHeader>);
 
 /// Offsets into the segment (bytes). Pure arithmetic.
@@ -147,10 +167,14 @@ struct NodeLayout {
   size_t ring_bytes;   ///< capacity of a channel
 
   size_t blocks() const { return align(sizeof(SegmentHeader)); }
-  size_t tables() const { return align(blocks() + ranks * sizeof(RankBlock)); }
-  /// For each rank and parity: bytes sent to each rank, and expected from each; whether they may be read where they
-  /// are; and then where.
-  size_t table_bytes() const { return align_line((3 * ranks + 1) * sizeof(uint64_t)); }
+  size_t gates() const { return blocks() + ranks * sizeof(RankBlock); }
+  size_t gate(size_t number, size_t parity) const {
+    return gates() + (parity * GateTree(ranks).gates() + number) * sizeof(Gate);
+  }
+  size_t tables() const { return align(gate(0, 2)); }
+  /// For each rank and parity: bytes sent to each rank, and expected from each; and, if the rank lends its memory,
+  /// where they are.
+  size_t table_bytes() const { return align_line(3 * ranks * sizeof(uint64_t)); }
   size_t table(size_t rank, size_t parity) const { return tables() + (2 * rank + parity) * table_bytes(); }
 
   size_t stages() const { return align(tables() + 2 * ranks * table_bytes()); }

@@ -175,11 +175,18 @@ NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memor
   wait_policy_ = wait_policy_for(false);
   if (!heap_file.valid()) heap_file = open_heap_file(header());
   if (heap_file.valid()) heap_ = std::make_shared<NodeHeap>(rank, size, std::move(heap_file), options().huge_pages);
-  failure_ = std::make_unique<NodeFailure>(header(), &block(0), size);
+  std::vector<SleepWord*> words = last_gates();
+  for (int r = 0; r < size; ++r) words.insert(words.end(), {&block(r).doorbell, &block(r).monitor});
+  failure_ = std::make_unique<NodeFailure>(header(), std::move(words));
   attach();
 }
 
 NodeSession::~NodeSession() { leave(); }
+
+std::vector<SleepWord*> NodeSession::last_gates() const {
+  const size_t last = GateTree(layout_.ranks).last_gate();
+  return {&gate(last, 0).passed, &gate(last, 1).passed};
+}
 
 void NodeSession::attach() {
   RankBlock& me = self();
@@ -284,7 +291,8 @@ void NodeSession::leave() noexcept {
   }
   // Release: a peer that sees that this rank has left also reads the reason.
   self().state.store(kLeft, std::memory_order_release);
-  wake_sleepers(self());
+  futex_wake_all(self().monitor.value);
+  for (SleepWord* word : last_gates()) futex_wake_all(word->value);
   // Receivers from any source sleep on their own doorbells.
   for (int r = 0; r < size_; ++r) signal(block(r).doorbell);
 }

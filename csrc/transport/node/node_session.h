@@ -97,6 +97,7 @@ class NodeSession {
   SegmentHeader& header() const { return *at<SegmentHeader>(0); }
   RankBlock& block(int rank) const { return *at<RankBlock>(layout_.blocks() + rank * sizeof(RankBlock)); }
   RankBlock& self() const { return block(rank_); }
+  Gate& gate(size_t number, size_t parity) const { return *at<Gate>(layout_.gate(number, parity)); }
   template <class T>
   T* at(size_t offset) const {
     return reinterpret_cast<T*>(memory_->data() + offset);
@@ -141,6 +142,8 @@ class NodeSession {
 
  private:
   void attach();
+  /// The words on which ranks sleep until all have arrived.
+  std::vector<SleepWord*> last_gates() const;
   /// Whether this rank finds the marks of all others in their memory.
   bool finds_all_marks() const;
   bool has_died(int rank) const;

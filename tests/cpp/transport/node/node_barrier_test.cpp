@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <string>
 #include <vector>
 
 #include "support/node_ranks.h"
@@ -9,21 +10,66 @@
 namespace ours::testing {
 namespace {
 
+Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
+
+std::string a_test() { return "a test"; }
+
 // Plain, unsynchronised memory in two places, used in turn: ThreadSanitizer proves or refutes the barrier's promise.
 TEST(barrier_orders_what_is_published_in_two_places_by_turns) {
-  constexpr int kRanks = 4, kRounds = 400;
-  std::vector<std::array<int, 2>> published(kRanks);
-  run_sessions(kRanks, 4096, [&](std::shared_ptr<NodeSession> session) {
-    NodeBarrier barrier(*session);
-    const auto me = static_cast<size_t>(session->rank());
-    for (int round = 0; round < kRounds; ++round) {
-      published[me][barrier.next_parity()] = round * 10 + session->rank();
-      barrier.sync(Deadline::after(std::chrono::seconds(60)), 1, [] { return std::string("a test"); });
-      for (int r = 0; r < kRanks; ++r) {
-        CHECK_EQ(published[static_cast<size_t>(r)][barrier.parity()], round * 10 + r);
+  for (const int ranks : {1, 4, 5, 18}) {  // one gate, and two and three levels of gates
+    std::vector<std::array<int, 2>> published(static_cast<size_t>(ranks));
+    run_sessions(ranks, 4096, [&](std::shared_ptr<NodeSession> session) {
+      NodeBarrier barrier(*session);
+      const auto me = static_cast<size_t>(session->rank());
+      for (int round = 0; round < 1000 / ranks; ++round) {
+        published[me][barrier.next_parity()] = round * 100 + session->rank();
+        barrier.sync(soon(), 1, a_test);
+        for (int r = 0; r < ranks; ++r) {
+          CHECK_EQ(published[static_cast<size_t>(r)][barrier.parity()], round * 100 + r);
+        }
       }
-    }
-  });
+    });
+  }
+}
+
+// What they show is put together by whoever is the last at a gate.
+TEST(barrier_puts_together_what_all_ranks_show) {
+  const auto add = [](Shown& all, const Shown& one) { all.exchanged.balance += one.exchanged.balance; };
+  for (const int ranks : {1, 4, 5, 18}) {
+    run_sessions(ranks, 4096, [&](std::shared_ptr<NodeSession> session) {
+      NodeBarrier barrier(*session);
+      const auto size = static_cast<uint64_t>(ranks);
+      for (uint64_t round = 0; round < 1000 / size; ++round) {
+        Shown& own = session->self().arrival[barrier.next_parity()].shown;
+        own.exchanged.balance = round + static_cast<uint64_t>(session->rank());
+        barrier.sync(soon(), 1, a_test, add);
+        CHECK_EQ(barrier.shown().exchanged.balance, round * size + size * (size - 1) / 2);
+      }
+    });
+  }
+}
+
+// A rank may stop or end after it came to a gate as the last, and before it has gone on.
+TEST(barrier_names_the_rank_that_has_the_others_wait_at_a_gate) {
+  for (const bool leaves : {true, false}) {
+    run_sessions(18, 4096, [&](std::shared_ptr<NodeSession> session) {
+      NodeBarrier barrier(*session);
+      const int rank = session->rank();
+      if (rank == 6) {
+        session->self().arrival[1].number = 1;
+        Gate& gate = session->gate(GateTree(18).group(0, 6).gate, 1);
+        wait_until([&] { return static_cast<uint16_t>(gate.came >> 16) == 3; });  // how many have come
+        gate.came = uint64_t{1} << 32 | 4 << 16 | 6;
+        if (leaves) session->leave();
+        return;
+      }
+      const auto deadline = leaves ? soon() : Deadline::after(std::chrono::milliseconds(200));
+      const auto sync = [&] { barrier.sync(deadline, 1, a_test); };
+      const std::string message = leaves ? CHECK_THROWS(PeerError, sync()) : CHECK_THROWS(TimeoutError, sync());
+      CHECK_CONTAINS(message, "rank 6 (");
+      CHECK(message.find("rank 5 (") == std::string::npos || rank == 5);
+    });
+  }
 }
 
 // Rank 3 is gone while rank 1 still computes: ranks 0 and 2 must hear of it without waiting for rank 1.
@@ -31,9 +77,7 @@ TEST(barrier_notices_a_rank_that_left_while_another_is_late) {
   std::atomic<int> raised{0};
   run_sessions(4, 4096, [&](std::shared_ptr<NodeSession> session) {
     NodeBarrier barrier(*session);
-    const auto sync = [&] {
-      barrier.sync(Deadline::after(std::chrono::seconds(60)), 1, [] { return std::string("a test"); });
-    };
+    const auto sync = [&] { barrier.sync(soon(), 1, a_test); };
     if (session->rank() == 3) return session->leave();
     if (session->rank() == 1) wait_until([&] { return raised == 2; });
     CHECK_CONTAINS(CHECK_THROWS(PeerError, sync()), "rank 3");
