@@ -35,6 +35,17 @@ void ExchangePlan::write_sizes(uint64_t* table) const {
 
 namespace {
 
+/// The finalizer of MurmurHash3: every bit of the number changes about half of the result's.
+uint64_t mix(uint64_t n) {
+  n = (n ^ n >> 33) * 0xff51afd7ed558ccd;
+  n = (n ^ n >> 33) * 0xc4ceb9fe1a85ec53;
+  return n ^ n >> 33;
+}
+
+uint64_t number_of_message(size_t from, size_t to, size_t bytes) {
+  return bytes == 0 ? 0 : mix(mix(uint64_t{from} << 32 | to) + bytes);
+}
+
 bool intersect(const std::optional<ConstSpan>& send, const std::optional<Span>& receive) {
   if (!send || !receive) return false;
   const auto from = reinterpret_cast<uintptr_t>(send->data);
@@ -43,6 +54,24 @@ bool intersect(const std::optional<ConstSpan>& send, const std::optional<Span>& 
 }
 
 }  // namespace
+
+uint64_t ExchangePlan::balance(size_t self) const {
+  uint64_t balance = 0;
+  for (size_t r = 0; r < sends.size(); ++r) {
+    if (r == self) continue;
+    balance += number_of_message(self, r, sent(r));
+    balance -= number_of_message(r, self, received(r));
+  }
+  return balance;
+}
+
+size_t ExchangePlan::longest(size_t self) const {
+  size_t longest = 0;
+  for (size_t r = 0; r < sends.size(); ++r) {
+    if (r != self) longest = std::max({longest, sent(r), received(r)});
+  }
+  return longest;
+}
 
 bool ExchangePlan::overlaps(size_t peer) const { return intersect(sends[peer], receives[peer]); }
 

@@ -39,6 +39,14 @@ struct ExchangePlan {
   /// Writes sent() of each rank and then received() of each into `table`, which has room for 2 * ranks numbers.
   void write_sizes(uint64_t* table) const;
 
+  /// A number for all that rank `self`, to which this plan belongs, sends to others, less one for all that it expects
+  /// from them. If what is sent and what is expected agree, these numbers of all ranks add up to 0, and otherwise, with
+  /// 64 bits of a hash for each message, to something else.
+  uint64_t balance(size_t self) const;
+
+  /// The bytes of the longest message between rank `self`, to which this plan belongs, and another.
+  size_t longest(size_t self) const;
+
   /// Whether what comes from `peer` overwrites what is sent to it, so that a copy must be sent.
   bool overlaps(size_t peer) const;
 

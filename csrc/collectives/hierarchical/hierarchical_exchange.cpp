@@ -24,7 +24,8 @@ void exchange(HierarchicalRun& run, const ExchangePlan& plan) {
   }
   run.in_node([&] {
     inside.write_sizes(run.rounds.next_sizes());
-    run.rounds.open(run.running);
+    const auto me = static_cast<size_t>(run.rounds.rank());
+    run.rounds.open(run.running, {inside.balance(me), inside.longest(me), 0});
     node::check_published_sizes(run.rounds, run.running.record);
   });
 

@@ -34,9 +34,7 @@ class DirectExchange {
   /// Before the first synchronisation: publishes where this rank's messages lie, if they are long and others may read
   /// them there. Returns whether it did.
   bool lend();
-  /// After it: how many ranks have.
-  size_t lenders() const;
-  /// If all ranks have: does the exchange.
+  /// After it, if all ranks have: does the exchange.
   void run(const Running& run);
 
  private:

@@ -9,12 +9,14 @@
 // round k the windows carry piece k; all ranks write, synchronise, and read. What a rank sends to itself is copied
 // directly.
 //
-// The first round also publishes how many bytes each rank sends to each other rank and expects from it. All ranks
-// compare all of it, so that every rank finds a disagreement of any two before a byte of a result is written.
+// The first round also publishes how many bytes each rank sends to each other rank and expects from it, and a balance
+// of that. So every rank finds a disagreement of any two before a byte of a result is written, and only then compares
+// all sizes. What all get of a rank lies beside what the synchronisation shows, if it is short enough.
 
 namespace ours::node {
 
 size_t check_published_sizes(const NodeRounds& rounds, const CallRecord& record) {
+  if (rounds.exchanged().balance == 0) return rounds.exchanged().longest;
   std::vector<const uint64_t*> tables;
   tables.reserve(static_cast<size_t>(rounds.size()));
   for (int r = 0; r < rounds.size(); ++r) tables.push_back(rounds.sizes_of(r));
@@ -36,15 +38,10 @@ void note_use(NodeRounds& rounds, const ExchangePlan& plan, bool common) {
 }
 
 /// Whether the plan of this rank is worth a beginning of its own.
-bool can_begin(const ExchangePlan& plan, size_t window) {
-  size_t longest = 0;
+bool can_begin(const ExchangePlan& plan, size_t me, size_t window) {
   size_t sum = 0;
-  for (size_t r = 0; r < plan.sends.size(); ++r) {
-    const size_t bytes = std::max(plan.sent(r), plan.received(r));
-    longest = std::max(longest, bytes);
-    sum += bytes;
-  }
-  return repays_no_thread(piece_count(longest, window), sum);
+  for (size_t r = 0; r < plan.sends.size(); ++r) sum += std::max(plan.sent(r), plan.received(r));
+  return repays_no_thread(piece_count(plan.longest(me), window), sum);
 }
 
 }  // namespace
@@ -55,11 +52,12 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
   const bool common = plan.is_common();
   const size_t chunk = rounds.chunk_bytes();
   const size_t window = common ? chunk : chunk / ranks / kCacheLine * kCacheLine;
+  const auto in_line = [common](size_t bytes) { return common && bytes <= NodeRounds::kLineBytes; };
   const auto fill = [&](size_t k) {
-    std::byte* const to = rounds.next_stage();
     for (size_t d = 0; d < ranks; ++d) {
       const Slice piece = piece_of(plan.sent(d), window, k);
       if (d == me || piece.empty()) continue;
+      std::byte* const to = in_line(plan.sent(d)) ? rounds.next_line() : rounds.next_stage();
       const auto* from = static_cast<const std::byte*>(plan.sends[d]->data) + piece.begin;
       rounds.write().copy(common ? to : to + d * window, from, piece.size());
       if (common) return;  // one copy serves all
@@ -71,21 +69,26 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
       const size_t s = (me + i) % ranks;
       const Slice piece = piece_of(plan.received(s), window, k);
       if (piece.empty()) continue;
-      const std::byte* const from = rounds.stage_of(static_cast<int>(s)) + (common ? 0 : me * window);
+      const auto sender = static_cast<int>(s);
+      const std::byte* const stage = in_line(plan.received(s)) ? rounds.line_of(sender) : rounds.stage_of(sender);
+      const std::byte* const from = stage + (common ? 0 : me * window);
       std::memcpy(static_cast<std::byte*>(plan.receives[s]->data) + piece.begin, from, piece.size());
     }
   };
 
-  if (run.call.part == Part::Beginning && !can_begin(plan, window)) return;
+  if (run.call.part == Part::Beginning && !can_begin(plan, me, window)) return;
   DirectExchange direct(rounds, plan);
+  Exchanged own{};
   if (!rounds.has_begun()) {
     note_use(rounds, plan, common);
     rounds.write().begin();
     plan.write_sizes(rounds.next_sizes());
-    if (!direct.lend()) fill(0);
+    const bool lends = direct.lend();
+    if (!lends) fill(0);
+    own = {plan.balance(me), plan.longest(me), lends ? uint64_t{1} : 0};
   }
-  if (!rounds.open(run)) return;
-  const size_t lenders = direct.lenders();
+  if (!rounds.open(run, own)) return;
+  const size_t lenders = rounds.exchanged().lenders;
   const size_t count = std::max<size_t>(1, piece_count(check_published_sizes(rounds, run.record), window));
   if (lenders == ranks) return direct.run(run);
   if (lenders > 0) {

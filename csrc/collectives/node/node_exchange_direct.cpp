@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "collectives/node/node_algorithms.h"
 #include "common/process_memory.h"
 
@@ -16,40 +14,25 @@ namespace {
 /// Below, the second synchronisation and the system calls cost more than a second copy.
 constexpr size_t kLong = size_t{256} << 10;
 
-/// In the table of a rank, after the sizes (NodeLayout::table_bytes()).
-size_t mark_of(const NodeRounds& rounds) { return 2 * static_cast<size_t>(rounds.size()); }
-
-bool is_long(const ExchangePlan& plan) {
-  for (size_t r = 0; r < plan.sends.size(); ++r) {
-    if (std::max(plan.sent(r), plan.received(r)) >= kLong) return true;
-  }
-  return false;
-}
+/// Where the addresses are in the table of a rank: after the sizes (NodeLayout::table_bytes()).
+size_t addresses(const NodeRounds& rounds) { return 2 * static_cast<size_t>(rounds.size()); }
 
 }  // namespace
 
 bool DirectExchange::lend() {
-  uint64_t* const table = rounds_.next_sizes();
-  const size_t mark = mark_of(rounds_);
-  table[mark] = 0;
+  uint64_t* const own = rounds_.next_sizes() + addresses(rounds_);
   const auto me = static_cast<size_t>(rounds_.rank());
-  if (!is_long(plan_) || !rounds_.session().reads_all(rounds_.rank()) || plan_.overwrites_sends(me)) return false;
+  if (plan_.longest(me) < kLong || !rounds_.session().reads_all(rounds_.rank()) || plan_.overwrites_sends(me))
+    return false;
   const bool common = plan_.is_common();
   bool checked = false;
   for (size_t r = 0; r < plan_.sends.size(); ++r) {
     if (r == me || !plan_.sends[r]) continue;
     if (!checked && !is_readable_by_others(plan_.sends[r]->data, plan_.sends[r]->bytes)) return false;
     checked = common;
-    table[mark + 1 + r] = reinterpret_cast<uint64_t>(plan_.sends[r]->data);
+    own[r] = reinterpret_cast<uint64_t>(plan_.sends[r]->data);
   }
-  table[mark] = 1;
   return true;
-}
-
-size_t DirectExchange::lenders() const {
-  size_t lenders = 0;
-  for (int r = 0; r < rounds_.size(); ++r) lenders += rounds_.sizes_of(r)[mark_of(rounds_)];
-  return lenders;
 }
 
 void DirectExchange::run(const Running& run) {
@@ -61,7 +44,7 @@ void DirectExchange::run(const Running& run) {
   for (size_t i = 1; i < ranks; ++i) {
     const size_t from = (me + i) % ranks;
     if (plan_.received(from) == 0) continue;
-    const uint64_t address = rounds_.sizes_of(static_cast<int>(from))[mark_of(rounds_) + 1 + me];
+    const uint64_t address = rounds_.sizes_of(static_cast<int>(from))[addresses(rounds_) + me];
     rounds_.session().read(static_cast<int>(from), plan_.receives[from]->data, address, plan_.received(from), what);
   }
   rounds_.sync(run);

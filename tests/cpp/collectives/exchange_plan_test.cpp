@@ -1,5 +1,6 @@
 #include "collectives/exchange_plan.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <vector>
@@ -131,6 +132,42 @@ TEST(planner_refuses_what_has_no_meaning) {
   // On a rank that is not the root, these arguments do not count.
   planner.gather(two, {}, 0);
   planner.scatter({}, {data.data(), 2}, 0);
+}
+
+TEST(sizes_that_agree_balance_and_others_do_not) {
+  constexpr size_t kRanks = 5;
+  const auto balance_of = [](const std::vector<ExchangePlan>& plans) {
+    uint64_t sum = 0;
+    for (size_t r = 0; r < kRanks; ++r) sum += plans[r].balance(r);
+    return sum;
+  };
+  std::vector<std::byte> data(100);
+  const auto bytes = [](size_t from, size_t to) { return (from * 7 + to * 3) % 5; };  // some messages are empty
+  std::vector<ExchangePlan> plans;
+  size_t longest = 0;
+  for (size_t r = 0; r < kRanks; ++r) {
+    std::vector<ConstSpan> inputs;
+    std::vector<Span> outputs;
+    for (size_t other = 0; other < kRanks; ++other) {
+      inputs.push_back({data.data(), bytes(r, other)});
+      outputs.push_back({data.data(), bytes(other, r)});
+    }
+    plans.push_back(Planner{Op::AllToAll, static_cast<int>(r), kRanks}.all_to_all(inputs, outputs));
+    longest = std::max(longest, plans[r].longest(r));
+  }
+  CHECK_EQ(balance_of(plans), uint64_t{0});
+  CHECK_EQ(longest, size_t{4});
+  for (size_t from = 0; from < kRanks; ++from) {
+    for (size_t to = 0; to < kRanks; ++to) {
+      std::vector<ExchangePlan> other = plans;
+      ++other[from].sends[to]->bytes;
+      CHECK_EQ(balance_of(other) == 0, from == to);
+      ++other[from].sends[(to + 1) % kRanks]->bytes;
+      CHECK(balance_of(other) != 0);
+      ++other[to].receives[from]->bytes;
+      CHECK_EQ(balance_of(other) == 0, from == (to + 1) % kRanks);
+    }
+  }
 }
 
 TEST(sizes_that_differ_are_told_from_the_tables) {
