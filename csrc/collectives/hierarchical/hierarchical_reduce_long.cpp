@@ -74,14 +74,11 @@ void reduce_long(HierarchicalRun& run, const Reducing& job, Algorithm algorithm)
   const bool alone = rounds.size() == 1;
   Stages stages(run, job, slices);
   const bool published = job.out == &job.in && !alone && rounds.places().publish(job.in, element);
-  if (!published) {
-    rounds.places().publish_none();
-    if (!alone) stages.copy_in(0);
-  }
-  run.open();
+  if (!published && !alone) stages.copy_in(0);
+  run.open({0, 0, published ? uint64_t{1} : 0});
+  const uint64_t in_heap = rounds.exchanged().lenders;
   const std::unique_ptr<Rail> rail = make_rail(run, job, slices, algorithm);
-  const int in_heap = rounds.places().ranks();
-  if (alone || in_heap == rounds.size()) {
+  if (alone || in_heap == static_cast<uint64_t>(rounds.size())) {
     if (rail != nullptr) give_scratch(run, *rail);
     return reduce_in_place(run, job, slices, rail.get());
   }

@@ -4,8 +4,8 @@
 
 namespace ours {
 
-void HierarchicalRun::open() {
-  in_node([&] { rounds.open(running); });
+void HierarchicalRun::open(const Exchanged& exchanged) {
+  in_node([&] { rounds.open(running, exchanged); });
 }
 
 void HierarchicalRun::sync() {

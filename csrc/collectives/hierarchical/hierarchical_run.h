@@ -35,7 +35,7 @@ struct HierarchicalRun : HierarchicalParts {
   }
 
   /// The node's first synchronisation, which compares its ranks' calls.
-  void open();
+  void open(const Exchanged& exchanged = {});
   void sync();
   /// After open(): returns once all nodes are known to have made the same call.
   void agree();

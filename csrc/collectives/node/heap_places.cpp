@@ -8,7 +8,6 @@ bool HeapPlaces::publish(const Pieces& data, size_t element) {
   const std::shared_ptr<NodeHeap>& heap = session_.heap();
   const size_t parity = barrier_.next_parity();
   HeapPart* const own = parts(session_.rank(), parity);
-  publish_none();
   if (!heap || data.places() > session_.layout().chunk_bytes / sizeof(HeapPart)) return false;
   uint64_t count = 0;
   bool in_heap = true;
@@ -25,8 +24,6 @@ bool HeapPlaces::publish(const Pieces& data, size_t element) {
   return true;
 }
 
-void HeapPlaces::publish_none() { session_.self().heap_parts[barrier_.next_parity()] = 0; }
-
 // A rank that was stopped between its check for a failure and its write will write when it goes on, perhaps minutes
 // later. By then the others have given up, and their tensors hold something else. So a rank that gives up takes the
 // pages of its tensors out of the shared memory, and the late rank writes to pages that nobody reads.
@@ -40,12 +37,6 @@ void HeapPlaces::withdraw() noexcept {
   const HeapPart* const own = parts(session_.rank(), parity);
   const uint64_t count = session_.self().heap_parts[parity];
   for (uint64_t i = 0; i < count; ++i) session_.heap()->withdraw(own[i].offset, own[i].bytes);
-}
-
-int HeapPlaces::ranks() const {
-  int ranks = 0;
-  for (int r = 0; r < session_.size(); ++r) ranks += session_.block(r).heap_parts[barrier_.parity()] != 0 ? 1 : 0;
-  return ranks;
 }
 
 std::vector<Span> HeapPlaces::of(int r) const {

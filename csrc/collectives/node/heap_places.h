@@ -20,15 +20,11 @@ class HeapPlaces {
  public:
   HeapPlaces(NodeSession& session, const NodeBarrier& barrier) : session_(session), barrier_(barrier) {}
 
-  /// Publishes, as of the next synchronisation, where `data` lies in the heap. Returns false, and publishes that it is
-  /// not there, if a part of it lies elsewhere or it has too many pieces.
+  /// Publishes, as of the next synchronisation, where `data` lies in the heap. Returns false if a part of it lies
+  /// elsewhere or it has too many pieces.
   bool publish(const Pieces& data, size_t element);
-  /// Publishes that this rank's data does not lie in the heap.
-  void publish_none();
 
-  /// How many ranks published with the last synchronisation that their data lies in the heap.
-  int ranks() const;
-  /// Where the data of rank r lies, as published with the last synchronisation.
+  /// Where the data of rank r lies, which has published it with the last synchronisation.
   std::vector<Span> of(int r) const;
 
   /// Called when no peer writes to the published places: a new operation begins, or only some ranks' data lies in the

@@ -101,13 +101,10 @@ void reduce_direct(NodeRounds& rounds, const Running& run, const Reducing& job) 
 
   Chunks chunks(rounds, job, run.call.dtype);
   const bool published = job.out == &job.in && rounds.places().publish(job.in, element);
-  if (!published) {
-    rounds.places().publish_none();
-    chunks.copy_in(0);
-  }
-  rounds.open(run);
-  const int in_heap = rounds.places().ranks();
-  if (in_heap == rounds.size()) return reduce_in_heap(rounds, run, job);
+  if (!published) chunks.copy_in(0);
+  rounds.open(run, {0, 0, published ? uint64_t{1} : 0});
+  const uint64_t in_heap = rounds.exchanged().lenders;
+  if (in_heap == static_cast<uint64_t>(rounds.size())) return reduce_in_heap(rounds, run, job);
   rounds.places().forget();
   if (in_heap > 0) {
     // Some ranks' data lies in the heap, but not all ranks'.

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "collectives/node/node_algorithms.h"
@@ -15,22 +17,31 @@ namespace ours::node {
 
 namespace {
 
-/// The part of each rank's buffer that makes a share: large enough that taking one costs nothing, and small enough
-/// that ranks do not wait for the last one.
-constexpr size_t kShareBytes = 128 * 1024;
-
-/// Small enough that what a rank has just read of all buffers is still in its cache when it writes.
-constexpr size_t kPieceBytes = 32 * 1024;
+/// The part of each rank's buffer that is reduced at a time: small enough that what a rank has just read of all buffers
+/// is still in its cache when it writes.
+size_t piece_bytes(int ranks) {
+  constexpr size_t kMost = 32 * 1024;
+  static const int64_t cache = ::sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 where nothing is known of it
+  const size_t fits = static_cast<size_t>(std::max<int64_t>(cache, 512 * 1024)) / (2 * static_cast<size_t>(ranks));
+  return std::clamp<size_t>(fits / kCacheLine * kCacheLine, 16 * kCacheLine, kMost);
+}
 
 }  // namespace
+
+size_t share_bytes(size_t bytes, int ranks) {
+  constexpr size_t kLeast = 4 * 1024, kMost = 128 * 1024;
+  return std::clamp<size_t>(bytes / static_cast<size_t>(ranks) / kCacheLine * kCacheLine, kLeast, kMost);
+}
 
 void reduce_in_heap(NodeRounds& rounds, const Running& run, const Reducing& job) {
   const size_t element = size_of(run.call.dtype);
   const int ranks = rounds.size();
   HeapBuffers buffers(rounds.places(), rounds.rank(), ranks, job.in, element);
   rounds.write().begin();
+  const size_t piece = piece_bytes(ranks) / element;
+  const size_t part = share_bytes(job.in.count() * element, ranks) / element;
   const auto reduce_some = [&](size_t at, size_t end) {
-    const size_t count = buffers.find(at, std::min(end, at + kPieceBytes / element));
+    const size_t count = buffers.find(at, std::min(end, at + piece));
     void* const result = buffers.found(rounds.rank());
     reduce(result, buffers.sources(), ranks, count, run.call.dtype, job.reduction);
     for (int r = 0; r < ranks; ++r) {
@@ -41,7 +52,7 @@ void reduce_in_heap(NodeRounds& rounds, const Running& run, const Reducing& job)
 
   std::atomic<uint64_t>& taken = rounds.session().header().shares_taken;
   while (true) {
-    const Slice share = piece_of(job.in.count(), kShareBytes / element, taken.fetch_add(1, std::memory_order_relaxed));
+    const Slice share = piece_of(job.in.count(), part, taken.fetch_add(1, std::memory_order_relaxed));
     if (share.empty()) break;
     for (size_t at = share.begin; at < share.end;) {
       // Peers that have given up use their buffers again, so these must not be written.

@@ -47,11 +47,11 @@ struct NodeArrival {
 
 constexpr NodeArrival kNobody{-1, 0};
 
-/// Some ranks' parts of an exchange, in sum.
+/// What some ranks say of their data, in sum.
 struct Exchanged {
-  uint64_t balance;  ///< of what they send and expect (ExchangePlan::balance())
-  uint64_t longest;  ///< bytes of the longest message
-  uint64_t lenders;  ///< how many let the others read their memory
+  uint64_t balance;  ///< of what they send and expect in an exchange (ExchangePlan::balance())
+  uint64_t longest;  ///< bytes of its longest message
+  uint64_t lenders;  ///< how many have published where the others may use their data
 };
 
 /// What a rank shows with a synchronisation, and all ranks together.
@@ -93,8 +93,7 @@ struct alignas(alignof(Arrival)) RankBlock {
   alignas(kCacheLine) SleepWord doorbell;
   /// For monitored_barrier: how many this rank has reached and, on rank 0, how many it has judged.
   alignas(kCacheLine) SleepWord monitor;
-  /// By parity: the number of HeapParts that make up the rank's buffer, or 0 if it does not lie in the heap. They are
-  /// in its stage.
+  /// By parity: the number of HeapParts that make up the rank's buffer, if it lies in the heap. They are in its stage.
   alignas(kCacheLine) uint64_t heap_parts[2];
   /// Whether the rank has measured that it is faster to write what ranks share around their caches.
   std::atomic<bool> around_is_faster;

@@ -118,7 +118,8 @@ TEST(a_late_rank_finds_out_how_much_sooner_the_others_came) {
   ranks.late.lateness.hear(ranks.frame);
   CHECK_EQ(ranks.late.arrivals.last(), 0);
   CHECK(ranks.is_about(-ranks.late.arrivals.at(2), ranks.distance));
-  CHECK_EQ(ranks.late.arrivals.at(1), ranks.late.arrivals.at(2) - 20'000);
+  const int64_t sent = ranks.late.arrivals.at(2) + int64_t{ranks.frame.last[0].us_ago};
+  CHECK_EQ(ranks.late.arrivals.at(1), sent - 20'000);
   // Another frame that rank 2 sent then has been on its way until now.
   ranks.late.lateness.set_idle(true);
   ranks.late.lateness.hear(ranks.frame);

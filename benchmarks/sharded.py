@@ -1,0 +1,197 @@
+"""Steps of models that are cut by torch's own means, over `ours` and over Gloo.
+
+    torchrun --nproc_per_node=4 benchmarks/sharded.py --json sharded.json
+
+Three models, each twice, once for each backend, in the same processes, which take turns:
+
+- dtensor, a block of two linear layers whose weights parallelize_module() cuts by columns and by rows, so that a step
+  has an all-reduce forward and one backward, as functional collectives;
+- by_hand, the same block cut by hand, with torch.distributed.all_reduce() in their place: what DTensor itself takes
+  is the difference;
+- fsdp, layers whose parameters fully_shard() cuts: all-gathers forward and backward, and reduce-scatters.
+
+A step is forward, backward and, with fsdp, the optimizer. A turn has --steps of them after one that is not timed, and
+the table has the medians of --rounds turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import ourddp
+
+BACKENDS = ("ours", "gloo")
+
+
+class _SumBackward(torch.autograd.Function):
+    """Passes its input on; backward adds up the ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        gradient = gradients[0].contiguous()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+class _SumForward(torch.autograd.Function):
+    """Adds up the ranks' inputs; backward passes the gradient on."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def block(width: int, hidden: int) -> nn.Sequential:
+    """Return a block from (N, width) to (N, width)."""
+    return nn.Sequential(nn.Linear(width, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, width, bias=False))
+
+
+def mesh_of(group: Any) -> DeviceMesh:
+    """Return a mesh of the group's ranks.
+
+    Meshes of the same ranks are equal unless their dimensions have different names, and DTensor, which keeps what it has
+    worked out for a mesh, would use the group of the first for both.
+    """
+    return DeviceMesh.from_group(group, "cpu", mesh_dim_names=(group.name(),))
+
+
+def dtensor_step(group: Any, args: argparse.Namespace) -> Callable[[], float]:
+    """Return a step of a block that parallelize_module() has cut."""
+    torch.manual_seed(0)
+    mesh = mesh_of(group)
+    model = parallelize_module(
+        block(args.width, 4 * args.width), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    )
+    inputs = torch.randn(args.batch_size, args.width, requires_grad=True)
+
+    def step() -> float:
+        loss = model(inputs).square().sum()
+        loss.backward()
+        return float(loss.detach())
+
+    return step
+
+
+def hand_step(group: Any, args: argparse.Namespace) -> Callable[[], float]:
+    """Return a step of the same block, cut by hand."""
+    torch.manual_seed(0)
+    first, _, second = block(args.width, 4 * args.width)
+    rank, ranks = group.rank(), group.size()
+    rows = first.weight.detach().chunk(ranks)[rank].clone().requires_grad_()
+    columns = second.weight.detach().chunk(ranks, dim=1)[rank].clone().requires_grad_()
+    inputs = torch.randn(args.batch_size, args.width, requires_grad=True)
+
+    def step() -> float:
+        hidden = torch.relu(_SumBackward.apply(inputs, group) @ rows.t())
+        loss = _SumForward.apply(hidden @ columns.t(), group).square().sum()
+        loss.backward()
+        return float(loss.detach())
+
+    return step
+
+
+def fsdp_step(group: Any, args: argparse.Namespace) -> Callable[[], float]:
+    """Return a step of layers whose parameters fully_shard() has cut."""
+    torch.manual_seed(0)
+    mesh = mesh_of(group)
+    model = nn.Sequential(*(block(args.width, 4 * args.width) for _ in range(args.layers)))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    inputs = torch.randn(args.batch_size, args.width)
+
+    def step() -> float:
+        loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach())
+
+    return step
+
+
+MODELS = {"dtensor": dtensor_step, "by_hand": hand_step, "fsdp": fsdp_step}
+
+
+def seconds_of(step: Callable[[], float], steps: int) -> float:
+    """Return the seconds of a step, from where all ranks begin to where all have ended."""
+    step()
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        step()
+    dist.barrier()
+    return (time.perf_counter() - begin) / steps
+
+
+def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Return the median seconds of a step by model and backend. Raises RuntimeError if the backends' losses differ."""
+    groups = {name: dist.group.WORLD if name == "ours" else dist.new_group(backend=name) for name in BACKENDS}
+    result = {}
+    for model in args.models:
+        steps = {name: MODELS[model](group, args) for name, group in groups.items()}
+        losses = [step() for step in steps.values()]
+        if abs(losses[0] - losses[1]) > 1e-3 * abs(losses[1]):
+            raise RuntimeError(f"{model}: the first loss is {losses[0]} over ours and {losses[1]} over gloo")
+        times: dict[str, list[float]] = {name: [] for name in BACKENDS}
+        for turn in range(args.rounds):
+            for name in BACKENDS if turn % 2 == 0 else reversed(BACKENDS):
+                times[name].append(seconds_of(steps[name], args.steps))
+        result[model] = {name: statistics.median(seconds) for name, seconds in times.items()}
+    return result
+
+
+def main() -> None:
+    """Read the command line, measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS))
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--layers", type=int, default=8, help="of fsdp")
+    parser.add_argument("--steps", type=int, default=20, help="of a turn")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
+    args = parser.parse_args()
+    if unknown := set(args.models) - set(MODELS):
+        parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(MODELS)}")
+    torch.set_num_threads(1)
+    ourddp.init()
+    seconds = measure(args)
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks    ours ms  gloo ms  gloo/ours")
+        for model, times in seconds.items():
+            ratio = times["gloo"] / times["ours"]
+            print(f"{model:8s} {times['ours'] * 1e3:9.2f} {times['gloo'] * 1e3:8.2f} {ratio:9.2f}x")
+        if args.json:
+            args.json.write_text(json.dumps({"ranks": dist.get_world_size(), "seconds": seconds}, indent=1) + "\n")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
