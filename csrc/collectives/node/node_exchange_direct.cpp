@@ -16,8 +16,8 @@ namespace {
 /// Below, the second synchronisation and the system calls cost more than a second copy.
 constexpr size_t kLong = size_t{256} << 10;
 
-/// In the table of a rank, after the sizes (NodeLayout::table_bytes()).
-size_t mark_of(const NodeRounds& rounds) { return 2 * static_cast<size_t>(rounds.size()); }
+/// Where the table of a rank, after the sizes, says whether the rank lends; the addresses follow.
+size_t flag_at(const NodeRounds& rounds) { return 2 * static_cast<size_t>(rounds.size()); }
 
 bool is_long(const ExchangePlan& plan) {
   for (size_t r = 0; r < plan.sends.size(); ++r) {
@@ -30,8 +30,8 @@ bool is_long(const ExchangePlan& plan) {
 
 bool DirectExchange::lend() {
   uint64_t* const table = rounds_.next_sizes();
-  const size_t mark = mark_of(rounds_);
-  table[mark] = 0;
+  const size_t flag = flag_at(rounds_);
+  table[flag] = 0;
   const auto me = static_cast<size_t>(rounds_.rank());
   if (!is_long(plan_) || !rounds_.session().reads_all(rounds_.rank()) || plan_.overwrites_sends(me)) return false;
   const bool common = plan_.is_common();
@@ -40,15 +40,15 @@ bool DirectExchange::lend() {
     if (r == me || !plan_.sends[r]) continue;
     if (!checked && !is_readable_by_others(plan_.sends[r]->data, plan_.sends[r]->bytes)) return false;
     checked = common;
-    table[mark + 1 + r] = reinterpret_cast<uint64_t>(plan_.sends[r]->data);
+    table[flag + 1 + r] = reinterpret_cast<uint64_t>(plan_.sends[r]->data);
   }
-  table[mark] = 1;
+  table[flag] = 1;
   return true;
 }
 
 size_t DirectExchange::lenders() const {
   size_t lenders = 0;
-  for (int r = 0; r < rounds_.size(); ++r) lenders += rounds_.sizes_of(r)[mark_of(rounds_)];
+  for (int r = 0; r < rounds_.size(); ++r) lenders += rounds_.sizes_of(r)[flag_at(rounds_)];
   return lenders;
 }
 
@@ -61,7 +61,7 @@ void DirectExchange::run(const Running& run) {
   for (size_t i = 1; i < ranks; ++i) {
     const size_t from = (me + i) % ranks;
     if (plan_.received(from) == 0) continue;
-    const uint64_t address = rounds_.sizes_of(static_cast<int>(from))[mark_of(rounds_) + 1 + me];
+    const uint64_t address = rounds_.sizes_of(static_cast<int>(from))[flag_at(rounds_) + 1 + me];
     rounds_.session().read(static_cast<int>(from), plan_.receives[from]->data, address, plan_.received(from), what);
   }
   rounds_.sync(run);
