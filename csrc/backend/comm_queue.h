@@ -41,7 +41,7 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   /// What the caller of submit() does next.
   enum class Next {
     Waits,   ///< for the Work, which may run here
-    RunsIt,  ///< the Work, which waits for nobody, if nothing is before it; it does not wait for what is
+    RunsIt,  ///< if nothing is before it; the Work waits for nobody
     GoesOn,
   };
   /// Numbers the Work, and runs or queues it.
