@@ -76,7 +76,7 @@ class CollectiveWork final : public OursWork {
 
  private:
   Call make_call(Part part);
-  /// How long what has begun had been waiting, with the data of all ranks there, for execute() to be called at `came`.
+  /// How long an operation that has begun had lain, with the data of all ranks there, until execute() came at `came`.
   Clock::duration lain(Clock::time_point came) const;
 
   const DType dtype_;
