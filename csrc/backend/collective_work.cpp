@@ -117,11 +117,6 @@ void CollectiveWork::attend() const {
   if (!done() && !status().is_forked_child()) queue_->attend();
 }
 
-bool CollectiveWork::isCompleted() {
-  attend();
-  return done();
-}
-
 c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
   auto future = OursWork::getFuture();
   attend();

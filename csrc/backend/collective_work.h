@@ -25,7 +25,6 @@ class CollectiveWork final : public OursWork {
   /// passes first throws too, and leaves the operation and the group as they are.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
-  bool isCompleted() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   /// Like wait() for device tensors, but throws no error of an operation that the host waits for; does nothing for
@@ -67,6 +66,7 @@ class CollectiveWork final : public OursWork {
   using OursWork::run_callbacks;
 
  protected:
+  void attend() const override;
   bool has_begun_before() const override { return begun_; }
   /// Returns the device even if there is no output, because callbacks must not run in the stream in which the future
   /// is completed.
@@ -76,9 +76,7 @@ class CollectiveWork final : public OursWork {
 
  private:
   Call make_call(Part part);
-  /// Sees to it that the operation ends although nobody waits for it here.
-  void attend() const;
-  /// How long what has begun had been waiting, with the data of all ranks there, for execute() to be called at `came`.
+  /// How long an operation that has begun had lain, with the data of all ranks there, until execute() came at `came`.
   Clock::duration lain(Clock::time_point came) const;
 
   const DType dtype_;

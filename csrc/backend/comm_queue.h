@@ -40,8 +40,8 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
 
   /// What the caller of submit() does next.
   enum class Next {
-    Waits,       ///< for the Work, which may run here
-    WaitsForNo,  ///< others; the Work, which waits for nobody, may run here if nothing is before it
+    Waits,   ///< for the Work, which may run here
+    RunsIt,  ///< if nothing is before it; the Work waits for nobody
     GoesOn,
   };
   /// Numbers the Work, and runs or queues it.

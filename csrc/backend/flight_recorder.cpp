@@ -142,8 +142,8 @@ class TorchFlightLog final : public FlightLog {
     last_owners()[name] = pg_id_;
   }
 
-  /// Forgets the groups that are gone, as PyTorch does not: the recorder alone has their status, and no entry of theirs
-  /// is left.
+  /// Forgets the groups that are gone, which PyTorch never does: only the recorder still has their status, and none of
+  /// their entries is left.
   void forget_past_groups() {
     const std::unique_lock<std::mutex> lock(dumping(), std::try_to_lock);
     if (!lock) return;

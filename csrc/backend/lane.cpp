@@ -129,7 +129,7 @@ void Lane::refuse(Op op, const std::string& why, const Callback* callback) {
   refused.body = [why](Group&, const Call&) { throw InvalidArgument(why); };
   auto work = c10::make_intrusive<CollectiveWork>(std::move(refused), group, queue, status);
   if (callback != nullptr) work->set_origin(callback->origin());
-  queue->submit(work, options().inline_calls ? CommQueue::Next::WaitsForNo : CommQueue::Next::GoesOn);
+  queue->submit(work, options().inline_calls ? CommQueue::Next::RunsIt : CommQueue::Next::GoesOn);
 }
 
 c10::intrusive_ptr<OursWork> Lane::post(TransferRequest request, const GroupNames& names) {

@@ -99,17 +99,16 @@ ProcessGroupOurs::ProcessGroupOurs(StorePtr store, int rank, int size, c10::intr
   warn_of_stray_variables();
   // Checked before the ranks wait for each other.
   with_torch_errors("", [this] { return Selection::parse(options_->selection); });
+  handle_.rank = rank;
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   if (options_->enable_reconfigure) {
     // Alone, so that all parts are there.
     open(c10::make_intrusive<c10d::HashStore>(), 0, 1, options_->timeout);
     status_->set_without_ranks();
-    handle_.rank = rank;
     return;
   }
 #endif
   open(store_, rank, size, options_->timeout);
-  handle_.rank = rank;
   handle_.joined = true;
 }
 

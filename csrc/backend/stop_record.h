@@ -6,7 +6,8 @@
 namespace ours {
 
 /// Which of a queue's collectives told all ranks that one of them had been asked to stop. Only those count in which
-/// every rank hears from every other, since only of these all ranks come to the same answer. Numbers are the queue's.
+/// every rank hears from every other, since only for these do all ranks come to the same answer. Numbers are the
+/// queue's.
 class StopRecord {
  public:
   void note_called(uint64_t number) { called_.store(number); }

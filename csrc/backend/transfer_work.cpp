@@ -78,11 +78,6 @@ c10::intrusive_ptr<c10::ivalue::Future> TransferWork::getFuture() {
   return future;
 }
 
-bool TransferWork::isCompleted() {
-  attend();
-  return done();
-}
-
 void TransferWork::attend() const {
   if (done() || status().is_forked_child()) return;
   if (const std::shared_ptr<PointToPoint> messages = messages_.lock()) messages->attend();

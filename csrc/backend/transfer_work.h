@@ -34,8 +34,6 @@ class TransferWork : public OursWork {
   /// left. The transfer and the group go on.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
-  bool isCompleted() override;
-
   /// The sender's rank in the group, once a receive is done.
   int sourceRank() const override { return source_; }
 
@@ -46,8 +44,7 @@ class TransferWork : public OursWork {
 
   /// Sends or receives this memory, which must stay until message_ended(). Throws if that is impossible.
   void post(Span memory);
-  /// Sees to it that the message moves although nobody waits for it here.
-  void attend() const;
+  void attend() const override;
   /// Completes the Work. Returns what runs the callbacks on its future, or null if there are none.
   TransferCallbacks end(const std::exception_ptr& error) noexcept;
 

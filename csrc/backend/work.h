@@ -20,7 +20,10 @@ class OursWork : public c10d::Work, public Timed {
  public:
   using Clock = std::chrono::steady_clock;
 
-  bool isCompleted() override { return done(); }
+  bool isCompleted() override {
+    attend();
+    return done();
+  }
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   void synchronize() override {}
@@ -63,6 +66,9 @@ class OursWork : public c10d::Work, public Timed {
 
   /// Whether that stream comes after the Work even before the host knows that it has ended.
   virtual bool is_enqueued() const { return false; }
+
+  /// Sees to it that the operation goes on although nobody waits for it here.
+  virtual void attend() const = 0;
 
   /// Whether it had begun before the thread that ends it came for that.
   virtual bool has_begun_before() const { return false; }

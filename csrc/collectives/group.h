@@ -51,7 +51,7 @@ struct Running {
 ///
 /// In-place use (in == out, or an input span equal to its own rank's output span) is allowed everywhere.
 ///
-/// They return whether the operation has ended, which is false if the call is for its beginning alone. If it has one,
+/// An operation returns whether it has ended, which is false if the call is for its beginning alone. If it has one,
 /// has_begun() is true then, and the next operation must be the same, with a call for the whole.
 ///
 /// This class does what every operation has in common: it checks the arguments, records what was called for the

@@ -3,7 +3,7 @@
 #include <string>
 
 // A rank may be late to one group because it waits for a rank of another one. It says so when it is asked where it is
-// (see whereabouts.h), so that the error names the rank that keeps both.
+// (see whereabouts.h), so that the error names the rank that keeps both waiting.
 
 namespace ours {
 

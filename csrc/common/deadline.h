@@ -20,6 +20,8 @@ class Deadline {
 
   bool passed() const { return Clock::now() >= at_; }
   Clock::time_point at() const { return at_; }
+  /// When half of the timeout has passed.
+  Clock::time_point half() const { return at_ - timeout_ / 2; }
   std::chrono::milliseconds timeout() const { return timeout_; }
 
  private:

@@ -28,8 +28,8 @@ class Patrol {
   void hurry() { left_at_ = {}; }
   bool is_due() const { return Clock::now() - left_at_ >= kEvery; }
 
-  /// Sleeps on `wake` until `ready()`, which is called when `wake` is notified and when it is time to look at what has
-  /// been left, if something_left().
+  /// Sleeps on `wake` until ready(), which is called when `wake` is notified and, on one of the threads, from time to
+  /// time. `something_left` says whether there is anything to see to.
   template <class Ready, class SomethingLeft>
   void sleep(std::condition_variable& wake, std::unique_lock<std::mutex>& lock, Ready&& ready,
              SomethingLeft&& something_left) {

@@ -12,7 +12,8 @@ namespace ours {
 /// ESRCH if the process has ended.
 int read_process_memory(pid_t pid, void* to, uint64_t from, size_t bytes) noexcept;
 
-/// Whether other processes that may read this one's memory can read those bytes. What a driver has mapped they cannot.
+/// Whether other processes that may read this one's memory can read those bytes. They cannot read what a driver has
+/// mapped.
 bool is_readable_by_others(const void* data, size_t bytes) noexcept;
 
 }  // namespace ours

@@ -17,7 +17,7 @@ namespace ours {
 /// A reduction spreads them to all ranks, and may overwrite the gradients. So each rank looks at its own ones before
 /// they are reduced, and at the averages afterwards, since a hook or a half type may make infinite values of finite
 /// ones. At the end of backward the ranks add up what they have found, in an all-reduce of two numbers, and all come to
-/// the same answer, whatever a hook has made of the values. Only if something was found, they tell each other where.
+/// the same answer, whatever a hook has made of the values. Only if something was found do they tell each other where.
 class BadGradients {
  public:
   /// Unless the options say what to do about such values, nothing is looked at, and nothing is communicated. The

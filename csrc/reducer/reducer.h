@@ -175,11 +175,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     averaging_.set_forward_work(std::move(work), use_static_world_size);
   }
   void set_joined_division(bool use_static_world_size) { averaging_.set_joined_division(use_static_world_size); }
-  /// Acts as if the gradients had arrived in the order of the parameters.
+  /// Acts as if the gradients had arrived in the order of the parameters, and takes part in the last collective of the
+  /// others' backward.
   void push_all_rebuilt_parameters() {
     const Lock lock(mutex_);
     plan_.skip_backward();
-    react_to_bad_gradients();  // the last collective of the others' backward
+    react_to_bad_gradients();
   }
   std::vector<c10d::GradBucket> zero_buckets() {
     const Lock lock(mutex_);

@@ -15,7 +15,7 @@ constexpr std::chrono::milliseconds kLastCopies{50};
 /// The number of bytes that kernels read at once.
 constexpr size_t kAlign = 16;
 
-/// The most that a slot has. To copy so much takes as long as some turns, so that more would gain little.
+/// The most that a slot has. Copying that much takes as long as several turns, so more would gain little.
 constexpr size_t kMostSlotBytes = size_t{128} << 20;
 
 /// The part of a device's memory that all stages of a group on it may take. A program may have ten groups.

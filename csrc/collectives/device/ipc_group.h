@@ -32,7 +32,7 @@ class IpcGroup final : public DeviceGroupBase {
   /// The least that a slot has: enough for copies and kernels at full speed.
   static constexpr size_t kSlotBytes = size_t{20} << 20;
 
-  /// The size of each rank's stage. Processes that share a device take turns, and a turn takes longer than to copy a
+  /// The size of each rank's stage. Processes that share a device take turns, and a turn takes longer than copying a
   /// small slot. So slots are larger there, as far as all stages of the group take a small part of the device's memory.
   static size_t stage_bytes(const std::vector<DeviceFacts>& facts);
 

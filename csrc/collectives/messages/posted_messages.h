@@ -79,15 +79,14 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
   }
   /// Whether there are messages that no thread of the program's moves.
   bool is_left() const { return drivers_ == 0 && !idle(); }
-  /// Makes sure that a background thread does it. Throws std::system_error if none can be started.
+  /// Wakes or starts a background thread. Throws std::system_error if none can be started.
   void call_background();
 
-  /// Does the same for messages that no other thread would move, and fails the group if no thread can be started.
-  /// Expects the lock, and releases it for callbacks.
+  /// Does the same, but fails the group if no thread can be started. Expects the lock, and releases it for callbacks.
   void wake_background(Lock& lock);
   /// Leaves messages to be moved at once if some are long, and otherwise soon.
   void leave_to_background(Lock& lock);
-  /// Does the same, and returns whether a thread has to be woken for it.
+  /// Notes that messages are left. Returns whether a thread has to be woken for them.
   bool leave();
   void run_background();
 

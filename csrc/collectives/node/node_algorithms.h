@@ -45,8 +45,8 @@ class DirectExchange {
   const ExchangePlan& plan_;
 };
 
-/// Whether to begin an operation on the caller's thread: it takes so short that whoever waits for it may as well do the
-/// rest, and a single round, so that nobody waits for that rest.
+/// Whether to begin an operation on the caller's thread: it takes so little time that the thread that waits for it may
+/// as well do the rest, and it has a single round, so that no peer waits for that rest.
 inline bool repays_no_thread(size_t rounds, size_t bytes) { return rounds <= 1 && bytes <= kShort; }
 
 /// Called after a synchronisation with which all ranks published the sizes of their plans: throws MismatchError

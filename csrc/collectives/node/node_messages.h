@@ -62,7 +62,7 @@ class NodeMessages final : public MessageCarrier {
 
   SleepWord& doorbell() const { return session_->self().doorbell; }
   bool push(int to, Messages& ended);
-  /// Moves a part of the first message to `to`. Returns how many bytes have moved.
+  /// Moves a part of the first message. Returns how many bytes have moved.
   size_t push_part(Outgoing& out, Message& message);
   /// The same for the message that is arriving from `from`.
   size_t pull_part(int from);

@@ -131,7 +131,7 @@ void NodeBarrier::look_around(Deadline deadline, uint64_t call, const std::funct
   if (absent.empty()) return;
   if (session_.lookout() != nullptr) session_.lookout()->look_around(absent);
   const auto names = [&] { return listed(absent, [this](int r) { return session_.describe(r); }); };
-  if (session_.lookout() == nullptr && Clock::now() >= deadline.at() - deadline.timeout() / 2) awaited.set(names());
+  if (session_.lookout() == nullptr && Clock::now() >= deadline.half()) awaited.set(names());
   if (!deadline.passed()) return;
   const Culprits culprits = session_.lookout() != nullptr ? session_.lookout()->culprits(absent)
                                                           : Culprits{names(), session_.call_roll(absent)};

@@ -106,7 +106,8 @@ struct alignas(alignof(Arrival)) RankBlock {
   int32_t pid;
   uint64_t start;  ///< of the process (see process_watch.h)
   char host[64];
-  /// A number, and the address in the rank's own memory where it lies too: who finds it there can read that memory.
+  /// A number, and the address in the rank's own memory where it lies too: a rank that finds it there can read that
+  /// memory.
   uint64_t mark;
   uint64_t mark_at;
   /// Whether the rank can read the memory of all others.

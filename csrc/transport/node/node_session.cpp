@@ -273,7 +273,7 @@ void NodeSession::read(int rank, void* to, uint64_t from, size_t bytes, const st
     const char* const gone = absence(rank);
     if (gone == nullptr) {
       throw SystemError(describe(rank_) + " cannot read the memory of " + describe(rank) + " during " + what() +
-                            "; set OURS_DIRECT=0, if this comes again",
+                            "; set OURS_DIRECT=0 if this happens again",
                         error);
     }
     lost(rank, gone, what());

@@ -11,11 +11,7 @@
 namespace ours {
 
 TcpCall::TcpCall(TcpMesh& mesh, Facts facts)
-    : mesh_(mesh),
-      endpoint_(mesh.endpoint()),
-      facts_(std::move(facts)),
-      half_(facts_.deadline.at() - facts_.deadline.timeout() / 2),
-      lock_(mesh.lock()) {
+    : mesh_(mesh), endpoint_(mesh.endpoint()), facts_(std::move(facts)), lock_(mesh.lock()) {
   endpoint_.begin_call(facts_);
 }
 
@@ -166,7 +162,7 @@ void TcpCall::run(const std::function<bool()>& step) {
       awake.emplace(policy);
       continue;
     }
-    if (now >= half_) declare_waiting();
+    if (now >= facts_.deadline.half()) declare_waiting();
     // A rank that yields its core to threads that compute gets it back late; a rank that sleeps gets it as soon as
     // data is there.
     if (endpoint_.stay_awake(lock_, *awake)) continue;

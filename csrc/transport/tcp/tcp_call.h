@@ -100,7 +100,7 @@ class TcpCall {
 
   /// The same number on all ranks.
   uint64_t number() const { return endpoint_.calls().count(); }
-  bool half_over() const { return Clock::now() >= half_; }
+  bool half_over() const { return Clock::now() >= facts_.deadline.half(); }
   /// The ranks for which this rank waits in the end.
   std::vector<uint32_t> causes() const { return endpoint_.causes(); }
   std::string what() const { return facts_.what(); }
@@ -121,7 +121,6 @@ class TcpCall {
   TcpMesh& mesh_;
   TcpEndpoint& endpoint_;
   const Facts facts_;
-  const Clock::time_point half_;
   TcpMesh::Lock lock_;
   std::vector<std::unique_ptr<std::byte[]>> kept_;
   Awaited awaited_;

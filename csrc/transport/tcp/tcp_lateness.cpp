@@ -21,7 +21,7 @@ void TcpLateness::begin(Arrivals* arrivals, Clock::time_point called) {
 void TcpLateness::stamp(FrameHeader& header) const {
   if (arrivals_ == nullptr) return;
   const int64_t now = microseconds_since(called_);
-  if (ended_) header.us_since_call = static_cast<uint64_t>(microseconds_since(*ended_));
+  if (ended_) header.us_since_last_call = static_cast<uint64_t>(microseconds_since(*ended_));
   int rank = -1;
   for (Arrived& arrived : header.last) {
     rank = arrivals_->last(rank);
@@ -38,8 +38,8 @@ void TcpLateness::hear(const FrameHeader& header) {
   const int64_t now = microseconds_since(called_);
   int64_t sent = now;
   if (!began_) {
-    if (!ended_ || header.us_since_call > kLongest) return;
-    sent = std::min(now - microseconds_since(*ended_) + static_cast<int64_t>(header.us_since_call), now);
+    if (!ended_ || header.us_since_last_call > kLongest) return;
+    sent = std::min(now - microseconds_since(*ended_) + static_cast<int64_t>(header.us_since_last_call), now);
   } else if (!idle_) {
     return;
   }

@@ -8,7 +8,7 @@
 #include "transport/tcp/tcp_whereabouts.h"
 #include "transport/tcp/tcp_wire.h"
 
-// The packets of the roll call between machines (TcpWhereabouts). Whoever can reach the port can send any.
+// The packets of the roll call between machines (tcp_whereabouts.h). Whoever can reach the port can send any.
 
 namespace ours {
 

@@ -96,7 +96,7 @@ struct FrameHeader {
   Signature signature{};
   /// In Data and Agree frames, for TcpLateness: the two ranks that came last to the call, as far as the sender knows.
   std::array<Arrived, 2> last{};
-  uint64_t us_since_call = UINT64_MAX;  ///< since the sender's call before this one ended; UINT64_MAX: there was none
+  uint64_t us_since_last_call = UINT64_MAX;  ///< since the sender's call before this one ended; UINT64_MAX: none had
   /// In Data and Agree frames: whether the sender knows of a rank that was asked to stop (StopNotice).
   uint64_t stop = 0;
 };

@@ -128,7 +128,7 @@ TEST(a_late_rank_finds_out_how_much_sooner_the_others_came) {
 
 TEST(no_frame_was_sent_after_it_was_found) {
   Late ranks;
-  ranks.frame.us_since_call += 60'000'000;
+  ranks.frame.us_since_last_call += 60'000'000;
   ranks.late.lateness.hear(ranks.frame);
   CHECK(ranks.late.arrivals.at(2) < 30'000'000);
 }
@@ -137,7 +137,7 @@ TEST(no_frame_was_sent_after_it_was_found) {
 TEST(an_answer_may_come_before_a_rank_has_to_wait_for_it) {
   Late ranks;
   FrameHeader answer = ranks.frame;
-  answer.us_since_call += 50'000;
+  answer.us_since_last_call += 50'000;
   answer.last = {Arrived{1, 2'000}, Arrived{2, 50'000}};
   std::this_thread::sleep_for(std::chrono::milliseconds(25));
   ranks.late.lateness.hear(answer);
@@ -147,7 +147,7 @@ TEST(an_answer_may_come_before_a_rank_has_to_wait_for_it) {
 
 TEST(a_frame_from_before_the_call_says_nothing_without_an_earlier_call) {
   Late ranks;
-  ranks.frame.us_since_call = Listener(2).header().us_since_call;
+  ranks.frame.us_since_last_call = Listener(2).header().us_since_last_call;
   ranks.late.lateness.hear(ranks.frame);
   CHECK_EQ(ranks.late.arrivals.last(0), -1);
 }
