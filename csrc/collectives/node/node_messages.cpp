@@ -79,14 +79,15 @@ size_t NodeMessages::push_part(Outgoing& out, Message& message) {
 bool NodeMessages::pull(int from) {
   Incoming& in = in_[static_cast<size_t>(from)];
   bool moved = false;
-  while (inbox_.is_arriving(from) || begin(from)) {
+  while (true) {
+    if (!inbox_.is_arriving(from)) {
+      if (!begin(from)) break;
+      moved = true;
+    }
     const size_t n = pull_part(from);
     in.moved += n;
-    moved = true;
-    if (in.moved < in.bytes) {
-      moved = n != 0;
-      break;
-    }
+    moved = moved || n != 0;
+    if (in.moved < in.bytes) break;
     inbox_.complete(from);
   }
   if (moved) signal(session_->block(from).doorbell);

@@ -70,5 +70,27 @@ TEST(a_message_is_sent_when_the_receiver_has_read_it) {
   }
 }
 
+// What it reads ends with the header of a message whose bytes had no room in the channel.
+TEST(a_sender_hears_that_a_full_channel_was_read) {
+  const Sessions sessions = make_sessions(2, 4096, false);
+  NodeMessages sender(sessions[0]), receiver(sessions[1]);
+  const size_t room = sessions[0]->layout().ring_bytes;
+  const size_t headers = 2 * (sizeof(MessageHeader) + sizeof(uint64_t));
+  std::vector<int> fits((room - headers) / sizeof(int), 5), more(1, 6), first(fits.size()), second(1);
+  Messages ended;
+  sender.add(message_of(Op::Send, fits, 1));
+  sender.add(message_of(Op::Send, more, 1));
+  sender.progress(ended);
+  CHECK_EQ(ended.size(), 1u);
+  const auto doorbell = [&] { return sessions[0]->self().doorbell.value.load(); };
+  const uint32_t before = doorbell();
+  receiver.add(message_of(Op::Recv, first, 0));
+  receiver.add(message_of(Op::Recv, second, 0));
+  receiver.progress(ended);
+  CHECK(first == fits);
+  CHECK(second[0] == 0);
+  CHECK(doorbell() != before);
+}
+
 }  // namespace
 }  // namespace ours::testing
