@@ -180,6 +180,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void push_all_rebuilt_parameters() {
     const Lock lock(mutex_);
     plan_.skip_backward();
+    ++joined_backwards_;
     react_to_bad_gradients();
   }
   std::vector<c10d::GradBucket> zero_buckets() {
@@ -270,7 +271,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finalize();
   void finish_bucket(Bucket& bucket);
   void react_to_bad_gradients() {
-    if (bad_gradients_.react(*group(), record_.iterations())) transfer_.drop_gradients(parameters_);
+    if (bad_gradients_.react(*group(), record_.iterations() + joined_backwards_)) transfer_.drop_gradients(parameters_);
   }
 
   /// Recursive, because a communication hook, which runs while it is held, may ask for a report.
@@ -294,6 +295,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   InPlaceReduction in_place_;
   GradientTransfer transfer_;
   BadGradients bad_gradients_;
+  int64_t joined_backwards_ = 0;  ///< in which this rank took part after its own inputs had ended
   BucketPlan plan_;
   BucketList buckets_;
 
