@@ -73,8 +73,8 @@ def block(width: int, hidden: int) -> nn.Sequential:
 def mesh_of(group: Any) -> DeviceMesh:
     """Return a mesh of the group's ranks.
 
-    Meshes of the same ranks are equal unless their dimensions have different names, and DTensor, which keeps what it has
-    worked out for a mesh, would use the group of the first for both.
+    Meshes of the same ranks are equal unless their dimensions have different names, and DTensor, which keeps what it
+    has worked out for a mesh, would use the group of the first for both.
     """
     return DeviceMesh.from_group(group, "cpu", mesh_dim_names=(group.name(),))
 

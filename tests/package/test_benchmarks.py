@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hosts import why_no_hosts
-from programs import warm_python
+from programs import job, run_file, warm_python
 from ranks import run_ranks
 
 from ourddp.bench import report
@@ -113,6 +114,19 @@ def test_collectives_includes_mpi_if_installed(tmp_path: Path) -> None:
     for row in run["rows"]:
         assert list(row["seconds"]) == ["ours", "gloo", "mpi"]
         check_times(row["seconds"])
+
+
+def test_sharded_compares_the_backends_with_each_model(tmp_path: Path) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    flags = ("--steps=1", "--rounds=2", "--width=16", "--layers=1", f"--json={tmp_path / 's.json'}")
+    ends = run_file(BENCHMARKS / "sharded.py", *flags, each=job(2, store))
+    assert [code for code, _ in ends] == [0, 0], ends
+    for model in ("dtensor", "by_hand", "fsdp"):
+        assert re.search(rf"^{model} +[\d.]+ +[\d.]+ +[\d.]+x$", ends[0][1], re.MULTILINE), ends
+    report = json.loads((tmp_path / "s.json").read_text())
+    assert report["ranks"] == 2
+    for times in report["seconds"].values():
+        assert all(times[backend] > 0 for backend in ("ours", "gloo"))
 
 
 def report_of(seconds: dict[int, dict[str, float]], ranks: int) -> dict[str, Any]:
