@@ -22,10 +22,11 @@ def check_replicas(model: torch.nn.Module, *, buffers: bool = False, group: dist
     """Raise an error on all ranks if the parameters of ``model`` are not the same bits on all ranks of ``group``.
 
     Each rank adds up the 64-bit words of each parameter, modulo 2^64, which reads the parameters once, and 8 bytes of
-    each rank are exchanged. A change of a single word always changes the sum; other changes escape once in 2^64.
-    The message names the ranks that differ from most others, or with two ranks only that they differ; the parameters;
-    and for the first three of them an element that differs, with both values. ``buffers`` are checked as well if the
-    ranks' buffers are meant to be equal at this place; those of BatchNorm are, only after forward has broadcast them.
+    each rank are exchanged. A change of a single word always changes the sum; several changes may cancel, which chance
+    does once in 2^64, and words that trade places always do. The message names the ranks that differ from the majority,
+    or all of them if there is none; the parameters; and for the first three of them an element that differs, with both
+    values. With ``buffers``, the buffers are checked as well: do so where they are meant to be equal, as those of
+    BatchNorm are only after forward has broadcast them.
     ``group`` defaults to that of a DistributedDataParallel, or to all ranks. All of its ranks have to call it at the
     same place, between backward and forward.
 
