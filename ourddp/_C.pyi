@@ -134,10 +134,10 @@ def request_stop() -> None:
     """Note that somebody has asked this process to stop."""
 
 def stop_requested() -> bool:
-    """Return whether somebody has."""
+    """Return whether somebody has asked this process to stop."""
 
 def forget_stop_request() -> None:
-    """Forget it, in a forked child."""
+    """Forget that somebody has asked: a forked child does, since its parent was asked."""
 
 def records_flights() -> bool:
     """Return whether the backend writes into PyTorch's FlightRecorder itself, and needs no hooks for it."""

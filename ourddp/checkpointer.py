@@ -74,10 +74,9 @@ class Checkpointer:
         """Save the state after ``step``, and return the checkpoint's folder; None if it would not be the best.
 
         ``metric`` decides which checkpoint is the best; that of rank 0 counts. ``others`` are objects with
-        ``state_dict()`` and ``load_state_dict()``, such as a learning-rate schedule, with equal states on all ranks. Of
-        those with a true attribute ``differs_by_rank``, such as a ``RandomState``, the state of each rank is saved; of
-        those with ``rank_0_knows``, such as a ``ResumableSampler``, that of rank 0. A checkpoint of the same step is
-        replaced.
+        ``state_dict()`` and ``load_state_dict()``, such as a learning-rate schedule, with equal states on all ranks. If
+        one has a true attribute ``differs_by_rank``, as a ``RandomState`` has, the state of each rank is saved; with
+        ``rank_0_knows``, as a ``ResumableSampler`` has, that of rank 0. A checkpoint of the same step is replaced.
 
         Raises RuntimeError, on all ranks, if anything fails on one of them, or they pass different steps; the message
         gives the ranks, and checkpoints from before stay. If only the removal of older ones fails, it says so.
@@ -123,8 +122,8 @@ class Checkpointer:
     ) -> int | None:
         """Load the "latest" checkpoint, the "best" one, or that of a step; return its step, or None if there is none.
 
-        ``others`` are what :meth:`save` got under the same names; fewer will do. Of those that differ by rank, a rank
-        that the checkpoint does not know leaves its own as it is.
+        ``others`` are what :meth:`save` got under the same names; fewer will do. A rank that the checkpoint does not
+        know leaves those that differ by rank as they are.
 
         Raises RuntimeError, on all ranks, if anything fails on one of them, if the checkpoint lacks something, or if
         there is none of the step that ``which`` names.

@@ -36,10 +36,8 @@ def watch_preemption(signals: Iterable[int] = (signal.SIGTERM,)) -> None:
         _before[number] = signal.getsignal(number) or signal.SIG_DFL
         try:
             signal.signal(number, _ask)
-        except ValueError as error:
+        except ValueError as error:  # not for a number that is no signal: getsignal() has refused that
             del _before[number]
-            if "main thread" not in str(error):
-                raise
             raise RuntimeError("call ourddp.watch_preemption() on the main thread, before the training") from error
         except OSError as error:
             del _before[number]

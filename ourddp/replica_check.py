@@ -15,17 +15,18 @@ _MOST_NAMED = 3  # parameters whose first different element is looked for
 _BLOCKS = 1024  # that a parameter is divided into for that, and the elements that are compared in the end
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Digests are added up with weights that are odd, so that a change of a single one always changes the sum.
-_WEIGHT = 0x9E3779B97F4A7C15
+_WEIGHT = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed number
 
 
 def check_replicas(model: torch.nn.Module, *, buffers: bool = False, group: dist.ProcessGroup | None = None) -> None:
     """Raise an error on all ranks if the parameters of ``model`` are not the same bits on all ranks of ``group``.
 
     Each rank adds up the 64-bit words of each parameter, modulo 2^64, which reads the parameters once, and 8 bytes of
-    each rank are exchanged. Any change of a single word changes the sum, other differences do so but for one in 2^64.
-    The message names the ranks that differ from most others, or with two ranks only that they differ; the parameters;
-    and for the first three of them an element that differs, with both values. ``buffers`` are checked as well if the
-    ranks' buffers are meant to be equal at this place; those of BatchNorm are, only after forward has broadcast them.
+    each rank are exchanged. A change of a single word always changes the sum; several changes may cancel, which chance
+    does once in 2^64, and words that trade places always do. The message names the ranks that differ from the majority,
+    or all of them if there is none; the parameters; and for the first three of them an element that differs, with both
+    values. With ``buffers``, the buffers are checked as well: do so where they are meant to be equal, as those of
+    BatchNorm are only after forward has broadcast them.
     ``group`` defaults to that of a DistributedDataParallel, or to all ranks. All of its ranks have to call it at the
     same place, between backward and forward.
 
@@ -115,17 +116,8 @@ def _digest(tensor: torch.Tensor) -> torch.Tensor:
 
 def _combine(digests: torch.Tensor) -> torch.Tensor:
     """Return one digest, in one dimension, of several."""
-    weights = torch.arange(digests.numel(), device=digests.device) * 2 * _signed(_WEIGHT) + 1
+    weights = torch.arange(digests.numel(), device=digests.device) * 2 * _WEIGHT + 1
     return (digests * weights).sum(0, keepdim=True)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
-
-
-def _reference(digests: Sequence[int]) -> int:
-    """Return the first rank that has what most ranks have."""
-    return digests.index(Counter(digests).most_common(1)[0][0])
 
 
 def _who(digests: Sequence[int]) -> str:
@@ -144,12 +136,13 @@ def _ranks(ranks: Iterable[int]) -> str:
 
 def _where(tensor: torch.Tensor, digests: Sequence[int], group: dist.ProcessGroup) -> str:
     """Say which element is the first that differs between the first rank that does and one of the majority."""
-    right = _reference(digests)
-    wrong = next(rank for rank, digest in enumerate(digests) if digest != digests[right])
+    most = Counter(digests).most_common(1)[0][0]
+    right = digests.index(most)
+    wrong = next(rank for rank, digest in enumerate(digests) if digest != most)
     values = tensor.detach().contiguous().view(-1)
     begin, end = 0, values.numel()
     while end - begin > _BLOCKS:
-        # Each block is the last one's share of what is left, and the first that differs is divided again.
+        # What is left is divided into blocks, and the first block that differs is divided again.
         size = -(-(end - begin) // _BLOCKS)
         blocks = range(begin, end, size)
         own = torch.stack([_digest(values[at : min(at + size, end)]) for at in blocks])

@@ -63,7 +63,7 @@ class ResumableSampler(Sampler[int]):
         self._seed = seed
         self._tail = tail
         self._group = process_group
-        # Of the iteration under way: where it began, for how many ranks, and how many samples this rank has and used.
+        # The iteration under way: where it began, for how many ranks, and how many samples this rank has and used.
         self._begin, self._ranks, self._share, self._used = 0, 1, 0, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -110,11 +110,11 @@ class ResumableSampler(Sampler[int]):
         self.position = self._samples if done else self._begin + self._used * self._ranks
 
     def state_dict(self) -> dict[str, int]:
-        """Return epoch and position, and what they are meant for."""
+        """Return epoch and position, with the number of samples and the seed that they belong to."""
         return {"epoch": self.epoch, "position": self.position, "samples": self._samples, "seed": self._seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there.
+        """Go on from what state_dict() has returned.
 
         Raises ValueError if the state is that of a dataset of another size, or of another seed.
         """

@@ -113,6 +113,7 @@ def all_stats(*, recent: bool) -> dict[str, Stats]:
 
 
 def backend_of(group: dist.ProcessGroup) -> _C.ProcessGroupOurs | None:
+    """Return the object of the backend ``ours`` that serves the group's CPU tensors; None if there is none."""
     try:
         backend = group._get_backend(torch.device("cpu"))
     except RuntimeError:  # none serves them

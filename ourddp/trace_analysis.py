@@ -139,7 +139,7 @@ def analyse(ranks: Sequence[Rank]) -> TraceReport:
     if not ranks:
         raise ValueError("the timeline is empty: it ended before a collective or a backward did")
     windows = {rank.number: _steps(rank) for rank in ranks}
-    # Of the first step, ranks start at different times, and buckets may be rebuilt after it.
+    # Ranks begin the first step at different times, and buckets may be rebuilt after it.
     shared = sorted(set.intersection(*(set(steps) for steps in windows.values())))
     if not shared:
         without = [str(number) for number, steps in windows.items() if 0 in steps]

@@ -60,7 +60,7 @@ def timeline(path: str | os.PathLike[str], process_group: dist.ProcessGroup | No
 
 
 def start_as_asked(backend: dist.Backend, *, ranks_come_later: bool) -> None:
-    """Start the timeline that OURS_TIMELINE asks for with the first group of all ranks, of which all ranks know.
+    """Start the timeline that OURS_TIMELINE asks for with the first group of all ranks, since they all know of it.
 
     A process that has made a group whose ranks come by reconfigure() starts none: the others may record already.
     """

@@ -109,7 +109,7 @@ def agreed_plan(arguments: argparse.Namespace, place: joining.Launch) -> dict[st
 
 
 def device_id(device: str) -> str | None:
-    """Return what is this rank's device's alone in the world; None if it has none."""
+    """Return the unique id of this rank's CUDA device; None if the rank measures on the CPU."""
     return str(torch.cuda.get_device_properties(own_device()).uuid) if device == "cuda" else None
 
 

@@ -60,7 +60,7 @@ def find_mpirun() -> str | None:
     found = str(beside_python) if beside_python.exists() else shutil.which("mpirun")
     if found is None:
         return None
-    # The flags below are Open MPI's.
+    # MPI_OPTIONS are those of Open MPI.
     said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
     return found if "Open MPI" in said or "OpenRTE" in said else None
 

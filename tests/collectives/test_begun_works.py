@@ -12,7 +12,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from probes import failed_with, reached
+from probes import failed_with, is_running, reached
 from ranks import gloo_group, in_ranks, run_ranks
 
 SHORT = 512
@@ -295,17 +295,9 @@ def dies_after_it_has_begun(rank: int, world: int) -> bool:
     store().wait([f"begun: {other}" for other in range(world)])
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    assert reached(lambda: not _runs(int(store().get("begun: 1"))))
+    assert reached(lambda: not is_running(int(store().get("begun: 1"))))
     work.wait()
     return bool(x.eq(total(world)).all())
-
-
-def _runs(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_what_a_rank_began_before_it_died_counts():

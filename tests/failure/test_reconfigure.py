@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from patience import check_soon
-from probes import backend_of, is_to_store, tcp_connections
+from probes import backend_of, is_to_store, tcp_connections, total
 from ranks import in_ranks, run_ranks
 from torch import nn
 
@@ -49,12 +49,6 @@ def reconfigure(uuid: int, handles: Any, timeout: datetime.timedelta = PATIENCE)
     assert work.is_completed()
 
 
-def total(value: float = 1.0) -> float:
-    dist.all_reduce(tensor := torch.full((1000,), value))
-    assert torch.equal(tensor, tensor[:1].expand(1000))
-    return tensor[0].item()
-
-
 def place() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
@@ -68,7 +62,7 @@ def test_ranks_leave_come_and_change_their_order(rank: int, world: int) -> None:
     assert backend_of().supports_reconfigure
     reconfigure(100, exchange("all", rank, range(3)))
     assert place() == (rank, 3)
-    assert total(rank) == 3
+    assert total(value=rank) == 3
     # The order of a list is that of the ranks.
     reconfigure(101, exchange("reversed", rank, [2, 1, 0]))
     assert place() == (2 - rank, 3)
@@ -78,7 +72,7 @@ def test_ranks_leave_come_and_change_their_order(rank: int, world: int) -> None:
     members = [1] if rank == 1 else [0, 2]
     reconfigure(102 + len(members), exchange("apart", rank, members))
     assert place() == (members.index(rank), len(members))
-    assert total(rank) == sum(members)
+    assert total(value=rank) == sum(members)
     sent = torch.tensor([float(rank)])
     if len(members) == 2:  # messages, and a group of the new ranks
         other = dist.irecv(received := torch.zeros(1), 1 - dist.get_rank())
@@ -96,7 +90,7 @@ def test_a_set_puts_newcomers_behind_those_that_were_there(rank: int, world: int
         reconfigure(1, exchange("first", rank, [2, 1]))
     reconfigure(2, set(exchange("second", rank, range(3))))
     assert place() == ([2, 1, 0][rank], 3)
-    assert total(rank) == 3
+    assert total(value=rank) == 3
 
 
 @in_ranks(3, fresh=True, enable_reconfigure=True)

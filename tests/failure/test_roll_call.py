@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from probes import backend_of
+from probes import backend_of, reached
 from programs import warm_python
 from ranks import run_ranks
 
@@ -205,8 +205,8 @@ def test_the_place_is_a_line_of_the_program_and_that_of_a_library_which_it_has_c
     thread.start()
     try:
         assert thread.ident is not None
-        while "in wait" not in (text := whereabouts.describe(thread.ident)):
-            time.sleep(0.001)
+        assert reached(lambda: "in wait" in whereabouts.describe(thread.ident))
+        text = whereabouts.describe(thread.ident)
         assert re.fullmatch(rf"is at {re.escape(__file__)}:\d+ in <lambda> \(in \S+threading\.py:\d+ in wait\)", text)
     finally:
         waits.set()

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import make_model
-from programs import job, run_file
+from programs import free_port, job, run_file
 from ranks import in_ranks
 
 import ourddp
@@ -175,10 +175,7 @@ def test_the_debug_server_shows_who_waits_for_whom(tmp_path):
     program = tmp_path / "debugged.py"
     program.write_text(DEBUGGED)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
-    results = run_file(program, str(port), each=job(2, store))
+    results = run_file(program, str(free_port()), each=job(2, store))
     assert [code for code, _ in results] == [0, 0], results
     page, text = results[0][1].split("-----")
     assert "<td>in call 2, waits for rank 1</td>" in page

@@ -115,7 +115,6 @@ class Trials:
         victim = rng.randrange(WORLD)
         outcome = Outcome(injection, trial.part, victim, [team.node_of(rank) for rank in range(WORLD)])
         self._watch.restart()
-        begun = time.monotonic()
         name, address = self._name(), store.address if store else team.store
         team.begin({rank: trial.job(name, rank, victim, address) for rank in range(WORLD)})
         strike = Strike(team, victim, rng, store)
@@ -130,7 +129,6 @@ class Trials:
         team.kill(outcome.hung)
         self._meet_again(team, outcome)
         outcome.left += [f"/dev/shm/{name}" for name in own_segments() - shared]
-        outcome.seconds = time.monotonic() - begun
         return outcome
 
     @staticmethod

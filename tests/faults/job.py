@@ -157,7 +157,7 @@ OWN: dict[str, tuple[Callable[[Page], None], bool]] = {
 
 def _one_step(job: Job, page: Page, step: int) -> bool:
     """Take a step, unless the job is to end. Return whether it was taken."""
-    page.doing = f"{job.part}"
+    page.doing = job.part
     go_on = torch.tensor([step < job.steps and not (job.rank == 0 and page.ends)])
     dist.broadcast(go_on, 0)
     if not go_on.item():

@@ -34,7 +34,6 @@ class Outcome:
     left: list[str] = field(default_factory=list)
     note: str = ""
     void: bool = False  # the machine stood still meanwhile, so that times mean nothing
-    seconds: float = 0.0  # that the trial took
 
     def delays(self) -> list[float]:
         """Return the seconds from the disturbance to each error, without the victim's."""

@@ -33,7 +33,6 @@ class Report:
     outcome: str  # "right"; "error": a group failed; "wrong": a result was; "broken": anything else
     text: str = ""  # the error
     raised_at: float = 0  # by the monotonic clock
-    ended_at: float = 0  # when its groups were destroyed
 
 
 def possessions() -> Counter[str]:
@@ -71,7 +70,6 @@ def _attempt(job: Job, page: Page) -> Report:
         dist.destroy_process_group()
     # torch counts the default groups that could not be made, too, so the keys of the next one would differ among ranks.
     dist.distributed_c10d._world.group_count = 0
-    report.ended_at = time.monotonic()
     return report
 
 

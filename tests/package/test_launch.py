@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import mpirun
 import pytest
-from programs import ROOT, environment, run_programs, started, warm_folder, warm_python
+from programs import ROOT, environment, free_port, run_programs, started, warm_folder, warm_python
 
 from ourddp.joining import Launch, export, find
 
@@ -253,11 +252,8 @@ dist.destroy_process_group()
 def test_an_elastic_job_on_two_nodes_restarts_after_a_killed_rank(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(RESTARTED)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
     options = ["--nnodes=2", "--nproc_per_node=2", "--max_restarts=1", "--monitor_interval=0.1"]
-    rendezvous = ["--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}", "--rdzv_id=job"]
+    rendezvous = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}", "--rdzv_id=job"]
     command = [
         warm_python(),
         "-m",
@@ -354,10 +350,7 @@ def ssh(tmp_path: Path) -> dict[str, str]:
     script.write_text(SSH)
     script.chmod(0o755)
     torchrun = warm_folder() / "torchrun"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    return {**environment(), "SSH": str(script), "TORCHRUN": str(torchrun), "MASTER_PORT": port}
+    return {**environment(), "SSH": str(script), "TORCHRUN": str(torchrun), "MASTER_PORT": str(free_port())}
 
 
 def test_ssh_starts_a_job_with_the_callers_options(ssh, tmp_path):

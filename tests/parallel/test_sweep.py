@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from example_programs import EXAMPLES
+from probes import is_running, reached
 from programs import ROOT, environment, run_file
 
 import ourddp
@@ -126,13 +127,6 @@ def test_a_trial_that_takes_too_long_has_failed() -> None:
     assert set(multiprocessing.active_children()) == others
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupt_leaves_no_processes_behind(tmp_path: Path, sent: signal.Signals) -> None:
     program = tmp_path / "program.py"
@@ -157,8 +151,8 @@ def test_an_interrupt_leaves_no_processes_behind(tmp_path: Path, sent: signal.Si
     if sent == signal.SIGINT:
         assert printed.strip().endswith("KeyboardInterrupt")
         assert not any(map(is_running, pids))
-    while any(map(is_running, pids)):  # the ranks of a program that dies notice it themselves
-        time.sleep(0.05)
+    # The ranks of a program that dies notice it themselves.
+    assert reached(lambda: not any(map(is_running, pids)), 60)
 
 
 def halve(trial: Trial) -> Any:

@@ -171,6 +171,14 @@ def refused_to_join(rank: int, world: int) -> tuple[str, float]:
     return str(error.value), time.monotonic() - start
 
 
+def is_running(pid: int) -> bool:
+    """Tell whether there is a process of that number, and it has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def reached(state: Callable[[], bool], seconds: float = 20) -> bool:
     """Wait until ``state()`` is true. Return False if that takes more than ``seconds``."""
     deadline = time.monotonic() + seconds

@@ -179,6 +179,13 @@ def started(
                     os.killpg(program.pid, signal.SIGKILL)
 
 
+def free_port() -> int:
+    """Return a port of this machine that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
 def job(world: int, store: Any) -> list[dict[str, str]]:
     """Return what each rank of a job of this machine needs in its environment; ``store`` is a TCPStore's server."""
     common = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}

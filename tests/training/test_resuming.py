@@ -207,7 +207,7 @@ def test_only_the_end_of_an_epoch_is_repeated_or_dropped(
     assert last.state() == {"epoch": 1, "position": 8, "samples": 102, "seed": 3}
 
 
-def test_a_sampler_refuses_what_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_refuses_what_cannot_be() -> None:
     with pytest.raises(ValueError, match="tail must be one of repeat, drop, uneven; got 'wrap'"):
         ResumableSampler([], tail="wrap")
     sampler = ResumableSampler(range(5), seed=1)

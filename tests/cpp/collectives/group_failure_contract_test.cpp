@@ -48,7 +48,7 @@ const Mismatch kMismatches[] = {
      },
      {"root 0", "root 1"}},
     {[](Group& g, float* d) { g.rank() == 0 ? barrier(g, 0) : reduce(g, d, 8); }, {"barrier", "all_reduce"}},
-    // As many elements in all, but other parts.
+    // The same number of elements in all, but in other parts.
     {[](Group& g, float* d) {
        const std::vector<float> in(8);
        const std::vector<size_t> counts = g.rank() == 1 ? std::vector<size_t>{8, 4, 4} : std::vector<size_t>{4, 8, 4};

@@ -58,7 +58,7 @@ void check_contains(const std::string& text, const std::string& part, const char
 // Usage: tests [part of a name]...   Runs the tests whose names contain one of the parts; all without arguments.
 // Forked children start threads of their own.
 extern "C" const char* __tsan_default_options() { return "die_after_fork=0:allocator_may_return_null=1"; }
-// As without the sanitizer, memory that there is not is no memory, instead of the end.
+// Memory that cannot be had is refused, as without the sanitizer, and does not end the program.
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
 
 int main(int argc, char** argv) {

@@ -78,7 +78,7 @@ class Connection {
   }
 
   void post(const FrameHeader& header) {
-    // Of a message that is longer than all that is sent, only the beginning could come.
+    // A message that is longer than all that is sent cannot come in full.
     if (header.engine_number == 0 && header.bytes > sent_.size()) throw Error("too long");
     received_.push_back({header, std::vector<std::byte>(following_bytes(header))});
     stream_.post_receive(header, received_.back().bytes.data(), &received_.back().done);

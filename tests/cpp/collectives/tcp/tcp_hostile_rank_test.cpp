@@ -62,7 +62,7 @@ TEST(a_message_longer_than_all_memory_fails_the_receive) {
   Port port(make_tcp_point_to_point(join_others(2, keys)[1], nullptr));
   run_ranks(2, [&](int rank) {
     if (rank == 1) {
-      // Of another tag, so that the message would have to be set aside.
+      // It has another tag, so that the message would have to be set aside.
       std::vector<int> data(4);
       CHECK_CONTAINS(CHECK_THROWS(Error, port.wait(port.recv(data, 0, 1))), "has no memory for a message of");
       return;
