@@ -60,7 +60,7 @@ faults: build
 	$(BIN)/python tests/faults/make_faults.py $(ARGS)
 
 soak: build
-	$(BIN)/python tests/faults/make_faults.py $(or $(ARGS),--minutes 60)
+	$(BIN)/python tests/faults/make_faults.py --minutes 60 $(ARGS)
 
 leaks: build
 	PYTHONPATH=tests:tests/support $(BIN)/python -m faults.growth $(ARGS)

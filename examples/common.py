@@ -239,10 +239,12 @@ def load_checkpoint(args: argparse.Namespace, fixed: Sequence[str], **parts: Any
             )
     for name, part in parts.items():
         part.load_state_dict(checkpoint[name])
+    epoch, batches = checkpoint["epoch"] + 1, checkpoint["samples"] // samples_of(1, args)
     if dist.get_rank() == 0:
+        where = f"resumed after epoch {epoch}" + (f" and {batches} batches of the next" if batches else "")
         changed = [f"{name} {now[name]} instead of {before[name]}" for name in now if now[name] != before[name]]
-        print(", ".join([f"resumed after epoch {checkpoint['epoch'] + 1}", *changed]), flush=True)
-    return checkpoint["epoch"] + 1, checkpoint["samples"] // samples_of(1, args)
+        print(", ".join([where, *changed]), flush=True)
+    return epoch, batches
 
 
 def read_checkpoint(path: Path, parts: set[str]) -> dict[str, Any] | str:

@@ -125,7 +125,7 @@ class Trials:
             strike.undo.close()
             if store:
                 store.close()
-        outcome.void = self._watch.restart() > STILL_S
+        outcome.void = self._watch.restart() > STILL_S or outcome.void
         team.kill(outcome.hung)
         self._meet_again(team, outcome)
         outcome.left += [f"/dev/shm/{name}" for name in own_segments() - shared]
@@ -139,6 +139,7 @@ class Trials:
         awaited, pages = (("", "init"), strike.team.pages) if trial.part in PARTS else (("",), [page])
         while any(each.doing in awaited for each in pages) and time.monotonic() < deadline:
             time.sleep(0.001)
+        outcome.void = time.monotonic() >= deadline
         time.sleep(strike.rng.uniform(0, 0.12))
         outcome.doing, outcome.hit_at = page.doing, time.monotonic()
         trial.injection.act(strike)

@@ -101,6 +101,8 @@ class Team:
         """Return what the processes of ``ranks`` have, which do no job now."""
         for rank in ranks:
             self._pipes[rank].send(None)
+        for rank in ranks:
+            assert self._pipes[rank].poll(60), f"rank {rank} hangs outside a job:\n{self.stack(rank)}"
         return [self._pipes[rank].recv() for rank in ranks]
 
     def stack(self, rank: int) -> str:

@@ -92,7 +92,7 @@ def main() -> int:
     """Fuzz the chosen parsers. Return 1 if there are findings."""
     command = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     command.add_argument("--runs", type=int, default=100_000, help="executions of each parser (default: %(default)s)")
-    command.add_argument("--seconds", type=int, default=0, help="the most for each parser, with libFuzzer; 0: no limit")
+    command.add_argument("--seconds", type=int, default=0, help="the most for each parser; 0: no limit")
     longest = "the most bytes of an input, with libFuzzer (default: %(default)s)"
     command.add_argument("--longest", type=int, default=8192, help=longest)
     command.add_argument("--parser", action="append", help="only this one; may be repeated")

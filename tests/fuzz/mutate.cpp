@@ -69,13 +69,15 @@ Bytes mutate(const std::vector<Bytes>& seeds, Random& random) {
   return bytes;
 }
 
-std::vector<Seed> read_seeds(const std::string& folder) {
+std::vector<Seed> read_seeds(const std::filesystem::path& place) {
   std::vector<Seed> seeds;
+  const auto read = [&](const std::filesystem::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    seeds.push_back({path.filename(), Bytes{std::istreambuf_iterator<char>(file), {}}});
+  };
+  if (std::filesystem::is_regular_file(place)) read(place);
   std::error_code missing;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, missing)) {
-    std::ifstream file(entry.path(), std::ios::binary);
-    seeds.push_back({entry.path().filename(), Bytes{std::istreambuf_iterator<char>(file), {}}});
-  }
+  for (const auto& entry : std::filesystem::directory_iterator(place, missing)) read(entry.path());
   std::sort(seeds.begin(), seeds.end(), [](const Seed& a, const Seed& b) { return a.name < b.name; });
   return seeds;
 }

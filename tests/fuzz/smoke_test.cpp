@@ -64,5 +64,14 @@ TEST(the_kept_seeds_are_those_of_the_present_messages) {
   }
 }
 
+TEST(seeds_are_read_from_a_folder_or_a_file) {
+  const Parser& parser = fuzz::parsers().front();
+  const std::vector<Seed> all = kept_seeds(parser);
+  const std::vector<Seed> one = fuzz::read_seeds("tests/fuzz/seeds/" + parser.name + '/' + all.back().name);
+  CHECK_EQ(one.size(), size_t{1});
+  CHECK(one[0].bytes == all.back().bytes);
+  CHECK(fuzz::read_seeds("tests/fuzz/seeds/nothing").empty());
+}
+
 }  // namespace
 }  // namespace ours::testing

@@ -41,6 +41,6 @@ def test_the_training_ends_well_and_goes_on_where_it_stopped(tmp_path: Path) -> 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     again = run_programs(STOPPED.replace("SIGTERM", "SIGCONT"), job(4, store), argv=[*argv, "--resume"])
     assert [one.returncode for one in again] == [0] * 4
-    assert "resumed after epoch 0" in again[0].stdout
+    assert f"resumed after epoch 0 and {step} batches of the next" in again[0].stdout
     assert "held-out accuracy" in again[0].stdout
     assert torch.load(checkpoint, weights_only=True)["epoch"] == 1
