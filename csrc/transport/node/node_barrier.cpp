@@ -23,7 +23,8 @@ struct Came {
 
 }  // namespace
 
-NodeBarrier::NodeBarrier(NodeSession& session) : session_(session), tree_(static_cast<size_t>(session.size())) {}
+NodeBarrier::NodeBarrier(NodeSession& session)
+    : session_(session), tree_(static_cast<size_t>(session.size())), gates_{&session.gate(0, 0), &session.gate(0, 1)} {}
 
 void NodeBarrier::arrive(Gather gather) {
   session_.failure().check();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -53,7 +54,7 @@ class NodeBarrier {
   const Shown& shown() const { return last_gate().shown; }
 
  private:
-  Gate& gate(size_t number) const { return session_.gate(number, parity()); }
+  Gate& gate(size_t number) const { return gates_[parity()][number]; }
   Gate& last_gate() const { return gate(tree_.last_gate()); }
   bool has_passed(const Gate& gate) const;
   bool arrived(int rank, uint32_t number) const;
@@ -65,7 +66,8 @@ class NodeBarrier {
 
   NodeSession& session_;
   const GateTree tree_;
-  uint32_t epoch_ = 0;  // number of the last synchronisation; wraps, so only differences count
+  const std::array<Gate*, 2> gates_;  // by parity
+  uint32_t epoch_ = 0;                // number of the last synchronisation; wraps, so only differences count
 };
 
 }  // namespace ours
