@@ -19,8 +19,8 @@ void reduce_direct(NodeRounds& rounds, const Running& run, const Reducing& job);
 
 /// Reduces data in the heap, after all ranks have published where it lies there. node_reduce_in_heap.cpp
 void reduce_in_heap(NodeRounds& rounds, const Running& run, const Reducing& job);
-/// The part of each rank's buffer of so many bytes that makes a share: so large that taking one costs nothing, and so
-/// small that all ranks have one and do not wait long for the last.
+/// How many bytes of each rank's buffer make a share, if the buffer has `bytes`. Shares are large enough that taking
+/// one costs nothing, and small enough that every rank gets one and none waits long for the last.
 size_t share_bytes(size_t bytes, int ranks);
 
 /// node_reduce_scatter.cpp

@@ -21,8 +21,10 @@ namespace {
 /// is still in its cache when it writes.
 size_t piece_bytes(int ranks) {
   constexpr size_t kMost = 32 * 1024;
-  static const int64_t cache = ::sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 where nothing is known of it
-  const size_t fits = static_cast<size_t>(std::max<int64_t>(cache, 512 * 1024)) / (2 * static_cast<size_t>(ranks));
+  constexpr int64_t kUsual = 512 * 1024;  // where the system does not say
+  static const int64_t known = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
+  const auto cache = static_cast<size_t>(known > 0 ? known : kUsual);
+  const size_t fits = cache / (2 * static_cast<size_t>(ranks));
   return std::clamp<size_t>(fits / kCacheLine * kCacheLine, 16 * kCacheLine, kMost);
 }
 

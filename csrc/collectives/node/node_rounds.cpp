@@ -34,7 +34,7 @@ void keep_last(NodeArrival (&last)[2], const NodeArrival& one) {
 }
 
 void gather(Shown& all, const Shown& one) {
-  if (one.differ != 0 || !same_record(all.record, one.record)) all.differ = 1;
+  all.differ = all.differ || one.differ || !same_record(all.record, one.record);
   all.record.stop |= one.record.stop;
   for (const NodeArrival& arrival : one.last) keep_last(all.last, arrival);
   all.exchanged.balance += one.exchanged.balance;
@@ -53,7 +53,7 @@ NodeRounds::NodeRounds(std::shared_ptr<NodeSession> session, Setting write_aroun
 
 void NodeRounds::arrive(const Running& run, const Exchanged& exchanged) {
   const auto called = static_cast<uint32_t>(steady_us(run.call.called));
-  next_shown() = {0, {{session_->number_of(rank()), called}, kNobody}, run.record, exchanged};
+  next_shown() = {false, {{session_->number_of(rank()), called}, kNobody}, run.record, exchanged};
   // Where the sizes of all parts must agree, and not only their sum, the record has no place for both.
   if (run.fingerprint != 0) next_shown().record.count = run.fingerprint;
   show_stop(run);
@@ -71,7 +71,7 @@ bool NodeRounds::open(const Running& run, const Exchanged& exchanged) {
   begun_ = run.call.part == Part::Beginning;
   if (begun_) return false;
   barrier_.await(run.call.deadline, run.call.seq, [&run] { return describe_record(run.record); });
-  if (barrier_.shown().differ != 0) throw_mismatch(run.record.seq);
+  if (barrier_.shown().differ) throw_mismatch(run.record.seq);
   hear(run);
   // The thread that began has said where it runs.
   if (begun_on_ == std::this_thread::get_id()) spread_.settle(barrier_.parity());

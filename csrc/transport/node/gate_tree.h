@@ -7,12 +7,13 @@
 namespace ours {
 
 /// The gates through which the ranks of a node synchronise: up to kWidth ranks share one, up to kWidth of these gates
-/// share one of the next level, and so on to the last gate. Whoever comes to a gate last goes on to the next one for
-/// all, so that nobody reads what every other rank writes. The idea is the software combining tree of Mellor-Crummey
-/// and Scott, "Algorithms for Scalable Synchronization on Shared-Memory Multiprocessors", ACM TOCS 9 (1991).
+/// share one of the next level, and so on to the last gate. The rank that comes to a gate last goes on to the next one
+/// for all of them, so that no rank reads what every other rank writes. The idea is the software combining tree of
+/// Mellor-Crummey and Scott, "Algorithms for Scalable Synchronization on Shared-Memory Multiprocessors", ACM TOCS 9
+/// (1991).
 class GateTree {
  public:
-  /// So few that the last to come soon has the lines of the others, and so many that there are few levels.
+  /// With more, the last one to come has more lines to fetch; with fewer, there are more levels.
   static constexpr size_t kWidth = 4;
 
   /// Those who share a gate: members first, first + 1, ... of a level. The members of level 0 are the ranks, and those
@@ -34,7 +35,7 @@ class GateTree {
 
   size_t levels() const { return levels_; }
   size_t members(size_t level) const { return members_[level]; }
-  /// Of all levels.
+  /// How many gates there are on all levels.
   size_t gates() const { return first_gate_[levels_]; }
   /// The number of a gate of that level, of all gates.
   size_t gate(size_t level, size_t index) const { return first_gate_[level] + index; }

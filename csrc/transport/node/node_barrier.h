@@ -58,7 +58,7 @@ class NodeBarrier {
   Gate& last_gate() const { return gate(tree_.last_gate()); }
   bool has_passed(const Gate& gate) const;
   bool arrived(int rank, uint32_t number) const;
-  /// Notes that this rank comes to the gate. Returns whether it is the last of so many.
+  /// Notes that this rank has come to a gate that `size` members share. Returns whether it is the last of them.
   bool come(Gate& gate, size_t size);
   /// The ranks that have not arrived, and those that have come to a gate last and not gone on.
   std::vector<int> awaited() const;

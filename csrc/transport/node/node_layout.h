@@ -56,9 +56,9 @@ struct Exchanged {
 
 /// What a rank shows with a synchronisation, and all ranks together.
 struct Shown {
-  /// Whether the records of those who show this differ.
-  uint64_t differ;
-  /// Of them, the two that came last to the call.
+  /// Whether the records of the ranks that show this differ.
+  bool differ;
+  /// The two of these ranks that came last to the call.
   NodeArrival last[2];
   CallRecord record;
   Exchanged exchanged;
@@ -75,11 +75,11 @@ struct alignas(2 * kCacheLine) Arrival {
   alignas(16) std::byte data[160];
 };
 
-/// Where some ranks, or those who have passed some other gates, come together on their way through a synchronisation.
+/// Where ranks come together on their way through a synchronisation (see GateTree).
 struct alignas(2 * kCacheLine) Gate {
   /// Number of the last synchronisation of this parity in which the last rank to come has gone on.
   SleepWord passed;
-  /// What all who have come show together.
+  /// What all ranks that have come show together, once the last one has come.
   Shown shown;
   /// The number of the synchronisation, how many have come, and the rank that came last (see NodeBarrier). Far enough
   /// from what waiting ranks poll that processors do not fetch it along.

@@ -175,7 +175,8 @@ NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memor
   wait_policy_ = wait_policy_for(false);
   if (!heap_file.valid()) heap_file = open_heap_file(header());
   if (heap_file.valid()) heap_ = std::make_shared<NodeHeap>(rank, size, std::move(heap_file), options().huge_pages);
-  std::vector<SleepWord*> words = last_gates();
+  const auto gates = last_gates();
+  std::vector<SleepWord*> words(gates.begin(), gates.end());
   for (int r = 0; r < size; ++r) words.insert(words.end(), {&block(r).doorbell, &block(r).monitor});
   failure_ = std::make_unique<NodeFailure>(header(), std::move(words));
   attach();
@@ -183,7 +184,7 @@ NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memor
 
 NodeSession::~NodeSession() { leave(); }
 
-std::vector<SleepWord*> NodeSession::last_gates() const {
+std::array<SleepWord*, 2> NodeSession::last_gates() const {
   const size_t last = GateTree(layout_.ranks).last_gate();
   return {&gate(last, 0).passed, &gate(last, 1).passed};
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -143,7 +144,7 @@ class NodeSession {
  private:
   void attach();
   /// The words on which ranks sleep until all have arrived.
-  std::vector<SleepWord*> last_gates() const;
+  std::array<SleepWord*, 2> last_gates() const;
   /// Whether this rank finds the marks of all others in their memory.
   bool finds_all_marks() const;
   bool has_died(int rank) const;

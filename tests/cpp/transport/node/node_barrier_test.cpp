@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,25 @@ TEST(barrier_puts_together_what_all_ranks_show) {
       }
     });
   }
+}
+
+int gathered = 0;
+
+// One thread is all ranks in turn, since arriving waits for nobody.
+TEST(only_the_last_rank_at_a_gate_reads_what_others_show) {
+  constexpr int kRanks = 64;
+  const Sessions sessions = make_sessions(kRanks, 4096);
+  std::vector<std::unique_ptr<NodeBarrier>> barriers;
+  for (const auto& session : sessions) barriers.push_back(std::make_unique<NodeBarrier>(*session));
+  for (int rank = 0; rank < kRanks; ++rank) {
+    gathered = 0;
+    barriers[static_cast<size_t>(rank)]->arrive([](Shown&, const Shown&) { ++gathered; });
+    int gates = 0;
+    for (int come = rank + 1; come % 4 == 0 && gates < 3; come /= 4) ++gates;
+    CHECK_EQ(gathered, 3 * gates);
+    CHECK_EQ(barriers[0]->is_open(), rank == kRanks - 1);
+  }
+  for (const auto& barrier : barriers) CHECK(barrier->is_open());
 }
 
 // A rank may stop or end after it came to a gate as the last, and before it has gone on.
