@@ -1,12 +1,11 @@
 #include "common/other_failures.h"
 
-#include <pthread.h>
-
 #include <chrono>
 #include <exception>
 #include <mutex>
 #include <utility>
 
+#include "common/process_wide.h"
 #include "common/whole_characters.h"
 
 namespace ours {
@@ -16,20 +15,11 @@ namespace {
 /// How long a failure may be the reason for what comes after it.
 constexpr std::chrono::minutes kRecent{1};
 
-/// Never destroyed, because groups may outlive main(). Locked during a fork, so that no child inherits it half-changed.
 struct Last {
-  std::mutex mutex;
-  Clock::time_point at;  // guarded by mutex, as is the message
+  Clock::time_point at;
   std::string message;
 
-  static Last& get() {
-    static Last* const last = [] {
-      auto* const made = new Last;
-      ::pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); }, [] { get().mutex.unlock(); });
-      return made;
-    }();
-    return *last;
-  }
+  void in_child() {}
 };
 
 }  // namespace
@@ -37,19 +27,18 @@ struct Last {
 void remember_failure(const std::string& message) noexcept {
   try {
     std::string text = message.substr(0, whole_characters(message, kMaxReason));
-    Last& last = Last::get();
+    auto& last = ProcessWide<Last>::get();
     const std::lock_guard<std::mutex> lock(last.mutex);
-    last.at = Clock::now();
-    last.message = std::move(text);
+    last.value = {Clock::now(), std::move(text)};
   } catch (const std::exception&) {
     // Out of memory. The failure itself is reported all the same.
   }
 }
 
 std::string failure_since(Clock::time_point since) {
-  Last& last = Last::get();
+  auto& last = ProcessWide<Last>::get();
   const std::lock_guard<std::mutex> lock(last.mutex);
-  return last.at > since && Clock::now() - last.at < kRecent ? last.message : "";
+  return last.value.at > since && Clock::now() - last.value.at < kRecent ? last.value.message : "";
 }
 
 std::string describe_reason(const std::string& leaver, const std::string& reason) {

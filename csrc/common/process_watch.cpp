@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 #include <string>
 
 #include "common/descriptors.h"
+#include "common/process_wide.h"
 
 namespace ours {
 
@@ -76,31 +76,23 @@ class ProcessWatch::Watched {
   bool ended_at_start_ = false;
 };
 
-/// Never destroyed, because groups may outlive main(). Locked during a fork, so that no child inherits it half-changed.
 struct ProcessWatch::Watched::Registry {
-  std::mutex mutex;
   std::map<pid_t, std::weak_ptr<Watched>> by_pid;
 
-  static Registry& get() {
-    static Registry* const kRegistry = [] {
-      auto* const made = new Registry;
-      ::pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); }, [] { get().mutex.unlock(); });
-      return made;
-    }();
-    return *kRegistry;
-  }
+  void in_child() {}
 };
 
 std::shared_ptr<ProcessWatch::Watched> ProcessWatch::Watched::of(pid_t pid) {
-  Registry& all = Registry::get();
+  auto& all = ProcessWide<Registry>::get();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  for (auto one = all.by_pid.begin(); one != all.by_pid.end();) {
-    one = one->second.expired() ? all.by_pid.erase(one) : std::next(one);
+  auto& by_pid = all.value.by_pid;
+  for (auto one = by_pid.begin(); one != by_pid.end();) {
+    one = one->second.expired() ? by_pid.erase(one) : std::next(one);
   }
-  std::shared_ptr<Watched> known = all.by_pid[pid].lock();
+  std::shared_ptr<Watched> known = by_pid[pid].lock();
   // After the process has ended, another one may have got its number.
   if (known && !known->ended()) return known;
-  all.by_pid[pid] = known = std::make_shared<Watched>(pid);
+  by_pid[pid] = known = std::make_shared<Watched>(pid);
   return known;
 }
 

@@ -1,12 +1,13 @@
 #include "reducer/gradient_memory.h"
 
 #include <c10/core/CPUAllocator.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
+
+#include "common/process_wide.h"
 
 namespace ours {
 
@@ -36,21 +37,14 @@ struct Loan {
   size_t bytes = 0;
 };
 
-/// The loans, and the lock for them and for all memories. Never freed, as tensors may outlive everything.
-struct Books {
-  std::mutex mutex;
-  std::unordered_map<void*, Loan> loans;
+struct Loans {
+  std::unordered_map<void*, Loan> of;  ///< by what was lent
+
+  void in_child() {}
 };
 
-Books& books() {
-  static Books* const kBooks = [] {
-    auto* const made = new Books;
-    // A thread that holds the mutex while another one forks would hold it for ever in the child.
-    ::pthread_atfork([] { books().mutex.lock(); }, [] { books().mutex.unlock(); }, [] { books().mutex.unlock(); });
-    return made;
-  }();
-  return *kBooks;
-}
+/// The loans, and the lock for them and for all memories.
+ProcessWide<Loans>& books() { return ProcessWide<Loans>::get(); }
 
 using Lock = std::unique_lock<std::mutex>;
 
@@ -90,7 +84,7 @@ class GradientAllocator final : public c10::Allocator {
     const size_t bytes = loan.bytes;
     {
       const Lock lock(books().mutex);
-      books().loans[data] = std::move(loan);
+      books().value.of[data] = std::move(loan);
     }
     report(data, static_cast<int64_t>(bytes));
     // Data and context are the same, as the raw interface of allocators demands.
@@ -102,10 +96,10 @@ class GradientAllocator final : public c10::Allocator {
     Loan loan;
     {
       const Lock lock(books().mutex);
-      const auto found = books().loans.find(data);
-      if (found != books().loans.end()) {
+      const auto found = books().value.of.find(data);
+      if (found != books().value.of.end()) {
         loan = std::move(found->second);
-        books().loans.erase(found);
+        books().value.of.erase(found);
       }
     }
     if (loan.bytes > 0) {

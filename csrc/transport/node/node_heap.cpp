@@ -1,7 +1,6 @@
 #include "transport/node/node_heap.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 
 #include "common/error.h"
 #include "common/huge_pages.h"
+#include "common/process_wide.h"
 #include "common/shared_memory.h"
 
 // Linux's number, for systems whose headers are older than their kernel.
@@ -65,22 +65,10 @@ void* room_for_arena() {
 
 /// The heaps of this process, for fork: what a child writes must not reach the parent.
 struct ForkGuard {
-  std::mutex mutex;
   std::set<NodeHeap*> heaps;
-
-  static ForkGuard& instance() {
-    static ForkGuard* const kGuard = [] {
-      auto* const made = new ForkGuard;  // never freed: heaps and forks may come as late as exit
-      ::pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
-                       [] { instance().in_child(); });
-      return made;
-    }();
-    return *kGuard;
-  }
 
   void in_child() {
     for (NodeHeap* heap : heaps) heap->keep_to_oneself();
-    mutex.unlock();
   }
 };
 
@@ -93,16 +81,16 @@ NodeHeap::NodeHeap(int rank, int ranks, Fd file, bool huge_pages)
       file_(std::move(file)),
       huge_pages_(huge_pages && huge_pages_allowed()),
       arenas_(static_cast<size_t>(ranks)) {
-  ForkGuard& guard = ForkGuard::instance();
+  auto& guard = ProcessWide<ForkGuard>::get();
   const std::lock_guard<std::mutex> lock(guard.mutex);
-  guard.heaps.insert(this);
+  guard.value.heaps.insert(this);
 }
 
 NodeHeap::~NodeHeap() {
   {
-    ForkGuard& guard = ForkGuard::instance();
+    auto& guard = ProcessWide<ForkGuard>::get();
     const std::lock_guard<std::mutex> lock(guard.mutex);
-    guard.heaps.erase(this);
+    guard.value.heaps.erase(this);
   }
   for (std::byte* arena : arenas_) {
     if (arena != nullptr) ::munmap(arena, kArenaBytes);
@@ -146,7 +134,7 @@ void NodeHeap::give_back_pages(uint64_t offset, size_t bytes) {
 }
 
 void NodeHeap::withdraw(uint64_t offset, size_t bytes) noexcept {
-  const std::lock_guard<std::mutex> no_forks(ForkGuard::instance().mutex);
+  const std::lock_guard<std::mutex> no_forks(ProcessWide<ForkGuard>::get().mutex);
   const std::lock_guard<std::mutex> lock(mutex_);
   const uint64_t end = whole_pages(offset + bytes);
   for (uint64_t at = offset / page_bytes() * page_bytes(); at < end;) {

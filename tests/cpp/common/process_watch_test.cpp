@@ -55,6 +55,7 @@ TEST(a_process_that_cannot_be_looked_at_for_want_of_a_descriptor_lives) {
 
 TEST(watches_of_one_process_share_a_descriptor) {
   CHECK(in_child([] {
+    limit_descriptors(64, 64);
     const std::vector<ProcessWatch> watches = {ProcessWatch(::getppid()), ProcessWatch(::getppid()),
                                                ProcessWatch(::getppid())};
     return !watches[2].ended() && open_null() == 4;  // 3 is the watches'
