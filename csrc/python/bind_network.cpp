@@ -19,7 +19,7 @@ py::list interfaces() {
   return found;
 }
 
-/// What TcpAcceptor listens at.
+/// What TcpListener listens at.
 std::vector<std::string> own_addresses(const std::string& master) {
   const std::string& wanted = options().interface;
   const auto all = interface_addresses();

@@ -103,3 +103,15 @@ def test_groups_of_the_same_processes_share_their_pidfds(rank: int, world: int) 
     groups = [dist.new_group() for _ in range(5)]
     assert not any(backend_of(group).failure() for group in groups)
     assert pidfds() == 2
+
+
+@in_ranks(2, nodes=2, fresh=True)
+def test_groups_between_nodes_that_nobody_uses_take_no_descriptors(rank: int, world: int) -> None:
+    dist.all_reduce(torch.ones(4))
+    dist.new_group()  # the first one brings what all share
+    before = len(os.listdir("/proc/self/fd"))
+    groups = [dist.new_group() for _ in range(10)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, group=groups[-1])
+    assert tensor[0].item() == world

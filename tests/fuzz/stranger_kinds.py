@@ -26,6 +26,7 @@ class Door:
     port: int
     rank: int
     size: int
+    mesh: int  #: the number of its group's mesh there
     secret: bytes
     earlier: bytes  #: the secret of an earlier attempt
     overheard: bytes = b""  #: the last challenge of somebody else
@@ -78,7 +79,7 @@ def hello(door: Door, challenge: bytes, secret: bytes) -> bytes:
     """Return what a rank answers that knows this secret. It is one that the door's rank never speaks with otherwise."""
     nonce = os.urandom(16)
     sender = door.size - 1 - door.rank
-    words = challenge[:8] + struct.pack("<4I16s", sender, door.rank, random.randrange(2), 0, nonce)
+    words = challenge[:8] + struct.pack("<4I16s", sender, door.rank, random.randrange(2), door.mesh, nonce)
     return words + struct.pack("<Q", siphash(secret, challenge[8:] + nonce + words + bytes(8)))
 
 

@@ -39,7 +39,7 @@ PATIENCE_S = 2  # for a connection, which the system makes, and for the last wor
 KEPT = 900  # connections that strangers hold open at a time: more than the ranks let in
 CARD = re.compile(r"(.*/ours/\d+/(?:calls|messages)/)card/(\d+)")
 MOST_GROWN = 32 << 20  # bytes of a rank's memory
-MOST_FILES = 4 * 64 + 80  # descriptors: 64 strangers at each of the four ports that a rank has at most, and its own
+MOST_FILES = 64 + 80  # descriptors: 64 strangers, and its own
 CALM_STEPS = 50
 
 JOB = """
@@ -146,8 +146,9 @@ class Strangers:
             if card is None or card[1] not in secrets:
                 continue
             words = self.store.get(key).decode().split()
-            ports = [int(word.rpartition(":")[2]) for word in words[4:]]
-            self.doors[key] = Door(ports[0], int(card[2]), RANKS, secrets[card[1]], next(iter(secrets.values())))
+            ports = [int(word.rpartition(":")[2]) for word in words[5:]]
+            secret, earlier = secrets[card[1]], next(iter(secrets.values()))
+            self.doors[key] = Door(ports[0], int(card[2]), RANKS, int(words[3]), secret, earlier)
             self.own_keys[ports[1]] = bytes.fromhex(words[2])
         waiting = listening("tcp")
         return [door for door in self.doors.values() if door.port in waiting and door.secret != door.earlier]

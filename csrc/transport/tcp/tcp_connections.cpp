@@ -1,7 +1,5 @@
 #include "transport/tcp/tcp_connections.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -40,12 +38,11 @@ TcpConnections::TcpConnections(const TcpSelf& self, const TcpConfig& config, con
       poller_(poller),
       owner_(owner),
       congestion_(config.congestion),
-      acceptor_(self, poller, *this),
+      acceptor_(poller, *this),
       machine_(card.machine),
       peers_(static_cast<size_t>(self.size)) {
-  card.addresses = acceptor_.listen(config, congestion_.at_first());
+  acceptor_.listen(config, congestion_.at_first(), card);
   card.whereabouts = own_tcp_whereabouts(card.addresses, config.ports);
-  spare_ = ProcessFd(with_descriptors([] { return ::open("/dev/null", O_RDONLY | O_CLOEXEC); }));
 }
 
 TcpConnections::Peer& TcpConnections::peer(int rank) {
@@ -75,6 +72,7 @@ void TcpConnections::need(int rank) {
 void TcpConnections::need(int rank, const TcpCard& card) {
   Peer& peer = this->peer(rank);
   peer.addresses.clear();
+  peer.mesh = card.mesh;
   for (const bool loopback : {false, true}) {
     for (const SocketAddress& address : card.addresses) {
       // Another machine's loopback address would lead to this machine.
@@ -159,7 +157,7 @@ bool TcpConnections::begin_attempt(Slot& slot) {
   }
   tune_connection(fd.get());
   const int number = fd.get();
-  slot.attempt->handshake.emplace(std::move(fd), self_, slot.rank, slot.number);
+  slot.attempt->handshake.emplace(std::move(fd), self_, slot.rank, peer(slot.rank).mesh, slot.number);
   slot.attempt->next = Clock::now() + kConnectLimit;
   poller_.watch_handshake(number);
   return true;
@@ -244,10 +242,7 @@ bool TcpConnections::lacks_descriptors(const std::string& purpose, int error) {
 }
 
 bool TcpConnections::spare_descriptor() {
-  if (spare_.valid()) {
-    spare_.reset();
-    return true;
-  }
+  if (acceptor_.give_up_spare()) return true;
   const auto needless = std::find_if(open_.begin(), open_.end(), [this](const Slot* slot) {
     return slot->number != 0 || (owner_.is_done_with(slot->rank) && !slot->stream.has_sends());
   });
@@ -277,7 +272,7 @@ bool TcpConnections::advance_handshakes() {
 }
 
 bool TcpConnections::anything_ready() const {
-  return poller_.listeners_moved || poller_.handshakes_moved ||
+  return poller_.listener_moved || poller_.handshakes_moved ||
          std::any_of(open_.begin(), open_.end(), [](const Slot* slot) { return slot->stream.ready(); });
 }
 

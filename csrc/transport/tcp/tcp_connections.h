@@ -31,10 +31,12 @@ class TcpConnections final : private TcpAcceptor::Host {
     virtual void raise(FailureKind kind, const std::string& message) = 0;
   };
 
-  /// Listens; `card` gets the addresses. `self` may get its secret and its number of streams later, but before the
-  /// first connection. Throws Error.
+  /// Listens; `card` gets the addresses. Throws Error.
   TcpConnections(const TcpSelf& self, const TcpConfig& config, const GroupFailure& failure, TcpPoller& poller,
                  Owner& owner, TcpCard& card);
+
+  /// `self` has got its secret and its number of streams: from now on there may be connections.
+  void begin() { acceptor_.admit(self_); }
 
   /// The ranks to which there are streams, open or not.
   const std::vector<int>& met() const { return met_; }
@@ -110,6 +112,7 @@ class TcpConnections final : private TcpAcceptor::Host {
   struct Peer {
     std::vector<std::unique_ptr<Slot>> slots;  ///< control first
     std::vector<SocketAddress> addresses;
+    uint32_t mesh = 0;    ///< the number of its mesh at its addresses
     bool needed = false;  ///< by this rank, which connects if the peer does not
     std::optional<Clock::time_point> left;
     std::string reason;                       ///< that it gave when it left
@@ -141,7 +144,6 @@ class TcpConnections final : private TcpAcceptor::Host {
   Owner& owner_;
   const TcpCongestion congestion_;
   TcpAcceptor acceptor_;
-  ProcessFd spare_;  ///< given up when descriptors run out, to tell one more peer of the failure
   const std::string machine_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::vector<std::string> names_;  ///< of all ranks, "(host node1, pid 4711)" each; or empty

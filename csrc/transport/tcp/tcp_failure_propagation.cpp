@@ -2,7 +2,9 @@
 
 #include <exception>
 #include <optional>
+#include <thread>
 
+#include "common/error.h"
 #include "common/whole_characters.h"
 
 namespace ours {
@@ -43,7 +45,14 @@ void TcpFailurePropagation::run(std::unique_lock<std::mutex>& lock, const std::a
     }
     if (left.load() && all_know()) return;
     if (left.load() && !end) end = Clock::now() + kAfterword;
-    poller_.sleep(lock, kLongestSleep);
+    try {
+      poller_.sleep(lock, kLongestSleep);
+    } catch (const SystemError&) {
+      // There is no descriptor by which to wait.
+      lock.unlock();
+      std::this_thread::sleep_for(kLongestSleep);
+      lock.lock();
+    }
   }
 }
 

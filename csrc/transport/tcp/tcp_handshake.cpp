@@ -19,16 +19,22 @@ Nonce draw_nonce() {
   return nonce;
 }
 
-TcpHandshake::TcpHandshake(ProcessFd fd, const TcpSelf& self)
-    : fd_(std::move(fd)), self_(self), accepting_(true), step_(Step::Send) {
+TcpHandshake::TcpHandshake(ProcessFd fd) : fd_(std::move(fd)), accepting_(true), step_(Step::Send) {
   Challenge challenge;
   challenge.nonce = challenge_ = draw_nonce();
   say(&challenge, sizeof(challenge), Step::Receive);
   hear(sizeof(Hello));
 }
 
-TcpHandshake::TcpHandshake(ProcessFd fd, const TcpSelf& self, int to, int stream)
-    : fd_(std::move(fd)), self_(self), accepting_(false), step_(Step::Connect), peer_(to), stream_(stream) {
+TcpHandshake::TcpHandshake(ProcessFd fd, const TcpSelf& self, int to, uint32_t mesh, int stream)
+    : fd_(std::move(fd)),
+      secret_(self.secret),
+      own_rank_(self.rank),
+      accepting_(false),
+      step_(Step::Connect),
+      peer_(to),
+      stream_(stream),
+      mesh_(mesh) {
   hear(sizeof(Challenge));
 }
 
@@ -79,6 +85,9 @@ void TcpHandshake::read() {
     return;
   }
   if (got == 0) {
+    // Those that it does not know it leaves without a word.
+    refused_ = said_hello_ && in_.empty();
+    if (refused_) return broken("nobody of the group answers there");
     broken("it closed the connection during the handshake");
     return;
   }
@@ -88,19 +97,12 @@ void TcpHandshake::read() {
 
 void TcpHandshake::received() {
   if (accepting_) {
-    Hello hello;
-    std::memcpy(&hello, in_.data(), sizeof(hello));
-    if (!is_sound(hello, self_.secret, challenge_, self_.rank, self_.size, self_.streams)) {
-      broken("a stranger, or a rank of another group");
-      return;
-    }
-    peer_ = static_cast<int>(hello.from);
-    stream_ = static_cast<int>(hello.stream);
-    hello_ = hello.nonce;
-    step_ = Step::Judge;
+    std::memcpy(&hello_, in_.data(), sizeof(hello_));
+    mesh_ = hello_.mesh;
+    step_ = Step::Meet;
     return;
   }
-  if (expected_ == sizeof(Challenge)) {
+  if (!said_hello_) {
     Challenge challenge;
     std::memcpy(&challenge, in_.data(), sizeof(challenge));
     if (!is_sound(challenge)) {
@@ -108,28 +110,38 @@ void TcpHandshake::received() {
       return;
     }
     challenge_ = challenge.nonce;
-    Hello hello;
-    hello.from = static_cast<uint32_t>(self_.rank);
-    hello.to = static_cast<uint32_t>(peer_);
-    hello.stream = static_cast<uint32_t>(stream_);
-    hello.nonce = hello_ = draw_nonce();
-    hello.proof = proof_of(self_.secret, challenge_, hello);
-    say(&hello, sizeof(hello), Step::Receive);
+    hello_.from = static_cast<uint32_t>(own_rank_);
+    hello_.to = static_cast<uint32_t>(peer_);
+    hello_.stream = static_cast<uint32_t>(stream_);
+    hello_.mesh = mesh_;
+    hello_.nonce = draw_nonce();
+    hello_.proof = proof_of(secret_, challenge_, hello_);
+    say(&hello_, sizeof(hello_), Step::Receive);
+    said_hello_ = true;
     hear(sizeof(Welcome));
     return;
   }
   Welcome welcome;
   std::memcpy(&welcome, in_.data(), sizeof(welcome));
-  if (!is_sound(welcome, self_.secret, challenge_, hello_)) {
-    broken("a rank of another group answers there");
-    return;
-  }
+  if (!is_sound(welcome, secret_, challenge_, hello_.nonce)) return broken("a rank of another group answers there");
+  if (welcome.verdict == Verdict::Insists) return broken("it insists on its own connection");
   step_ = Step::Done;
 }
 
-void TcpHandshake::accept() {
+void TcpHandshake::meet(const TcpSelf& self) {
+  if (!is_sound(hello_, self.secret, challenge_, self.rank, self.size, self.streams)) {
+    return broken("a stranger, or a rank of another group");
+  }
+  secret_ = self.secret;
+  peer_ = static_cast<int>(hello_.from);
+  stream_ = static_cast<int>(hello_.stream);
+  step_ = Step::Judge;
+}
+
+void TcpHandshake::answer(Verdict verdict) {
   Welcome welcome;
-  welcome.proof = proof_of(self_.secret, challenge_, hello_, welcome);
+  welcome.verdict = verdict;
+  welcome.proof = proof_of(secret_, challenge_, hello_.nonce, welcome);
   say(&welcome, sizeof(welcome), Step::Done);
 }
 

@@ -31,20 +31,25 @@ class TcpHandshake {
   enum class State { Going, Done, Broken };
 
   /// The end that accepts.
-  TcpHandshake(ProcessFd fd, const TcpSelf& self);
-  /// The end that connects, to stream `stream` of rank `to`.
-  TcpHandshake(ProcessFd fd, const TcpSelf& self, int to, int stream);
+  explicit TcpHandshake(ProcessFd fd);
+  /// The end that connects, to stream `stream` of rank `to`, whose card has that number of its mesh.
+  TcpHandshake(ProcessFd fd, const TcpSelf& self, int to, uint32_t mesh, int stream);
 
   /// Does what can be done without waiting.
   State advance();
 
-  /// At the end that accepts: a hello has come, and must be answered with accept().
+  /// At the end that accepts: a hello for mesh() has come, which must be shown to that mesh.
+  bool awaits_mesh() const { return step_ == Step::Meet; }
+  uint32_t mesh() const { return mesh_; }
+  void meet(const TcpSelf& self);
+
+  /// At the end that accepts: the hello is that of a peer, and must be answered.
   bool awaits_verdict() const { return step_ == Step::Judge; }
-  void accept();
+  void answer(Verdict verdict);
 
   /// Whether there is a connection, even if only to a stranger.
   bool connected() const { return step_ != Step::Connect && !refused_; }
-  /// Whether nothing listened there.
+  /// Whether nothing listened there, or nothing that belongs to the group.
   bool refused() const { return refused_; }
 
   int fd() const { return fd_.get(); }
@@ -55,7 +60,7 @@ class TcpHandshake {
   const std::string& reason() const { return reason_; }
 
  private:
-  enum class Step { Connect, Send, Receive, Judge, Done, Broken };
+  enum class Step { Connect, Send, Receive, Meet, Judge, Done, Broken };
 
   State state() const;
   void finish_connecting();
@@ -67,16 +72,19 @@ class TcpHandshake {
   void broken(const std::string& reason);
 
   ProcessFd fd_;
-  const TcpSelf& self_;
+  SipKey secret_{};
+  int own_rank_ = -1;
   bool accepting_;
   Step step_;
   Step after_ = Step::Receive;  ///< what follows once all is sent
   int peer_ = -1;
   int stream_ = -1;
+  uint32_t mesh_ = 0;
+  bool said_hello_ = false;
   bool refused_ = false;
   std::string reason_;
   Nonce challenge_{};
-  Nonce hello_{};
+  Hello hello_{};
   std::string out_;
   std::string in_;
   size_t expected_ = 0;

@@ -25,6 +25,7 @@ std::shared_ptr<TcpMesh> TcpMesh::join(int rank, int size, const std::shared_ptr
   self.streams = terms.plan.streams + 1;
   mesh->plan_ = terms.plan;
   mesh->plan_.rules = config.plan.rules;
+  mesh->endpoint_.connections().begin();
   want_descriptors(self.most_connections());
   return mesh;
 }

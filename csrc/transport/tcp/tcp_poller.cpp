@@ -21,16 +21,30 @@ using Events = std::array<epoll_event, 64>;
 
 }  // namespace
 
-TcpPoller::TcpPoller() {
-  epoll_ = ProcessFd(with_descriptors([] { return ::epoll_create1(EPOLL_CLOEXEC); }));
-  if (epoll_.valid()) wake_ = ProcessFd(with_descriptors([] { return ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }));
-  if (!wake_.valid()) throw SystemError("cannot watch sockets (epoll, eventfd)", errno);
+void TcpPoller::open() {
+  if (epoll_.valid()) return;
+  const auto make = [this](int (*create)()) {
+    int fd = with_descriptors(create);
+    while (fd < 0 && is_lack_of_descriptors(errno) && listener_ && listener_->give_up_spare()) fd = create();
+    return ProcessFd(fd);
+  };
+  epoll_ = make([] { return ::epoll_create1(EPOLL_CLOEXEC); });
+  if (epoll_.valid()) wake_ = make([] { return ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); });
+  if (!wake_.valid()) {
+    const int error = errno;
+    epoll_.reset();
+    throw SystemError("cannot watch sockets (epoll, eventfd)", error);
+  }
   watch(EPOLL_CTL_ADD, wake_.get(), EPOLLIN, &wake_);
+  if (listener_) watch(EPOLL_CTL_ADD, listener_->fd(), EPOLLIN, &listener_moved);
+  wakes_.store(true);
+  if (called_.load()) wake();
 }
 
-void TcpPoller::watch_listener(int fd) { watch(EPOLL_CTL_ADD, fd, EPOLLIN, &listeners_moved); }
-
-void TcpPoller::watch_handshake(int fd) { watch(EPOLL_CTL_ADD, fd, kBothWays, &handshakes_moved); }
+void TcpPoller::watch_handshake(int fd) {
+  open();
+  watch(EPOLL_CTL_ADD, fd, kBothWays, &handshakes_moved);
+}
 
 void TcpPoller::watch_stream(TcpStream& stream) {
   // An earlier event has been lost.
@@ -53,8 +67,8 @@ void TcpPoller::apply(const epoll_event* events, int count) {
   for (int i = 0; i < count; ++i) {
     void* const token = events[i].data.ptr;
     const uint32_t what = events[i].events;
-    if (token == &listeners_moved) {
-      listeners_moved = true;
+    if (token == &listener_moved) {
+      listener_moved = true;
     } else if (token == &handshakes_moved) {
       handshakes_moved = true;
     } else if (token != &wake_) {
@@ -66,11 +80,13 @@ void TcpPoller::apply(const epoll_event* events, int count) {
 }
 
 void TcpPoller::poll() {
+  open();
   Events events;
   apply(events.data(), ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0));
 }
 
 void TcpPoller::sleep(std::unique_lock<std::mutex>& lock, Clock::duration limit) {
+  open();
   const auto ms = std::max<int64_t>(std::chrono::ceil<std::chrono::milliseconds>(limit).count(), 0);
   Events events;
   lock.unlock();
@@ -80,6 +96,8 @@ void TcpPoller::sleep(std::unique_lock<std::mutex>& lock, Clock::duration limit)
 }
 
 void TcpPoller::wake() noexcept {
+  called_.store(true);
+  if (!wakes_.load()) return;
   const uint64_t one = 1;
   // This can only fail after 2^64 - 1 wake-ups.
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));

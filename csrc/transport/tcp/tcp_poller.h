@@ -1,9 +1,13 @@
 #pragma once
 
+#include <atomic>
+#include <memory>
 #include <mutex>
+#include <utility>
 
 #include "common/deadline.h"
 #include "common/process_fd.h"
+#include "transport/tcp/tcp_listener.h"
 #include "transport/tcp/tcp_stream.h"
 
 struct epoll_event;
@@ -11,13 +15,11 @@ struct epoll_event;
 namespace ours {
 
 /// Watches the sockets of a mesh, and lets a thread sleep until something happens on one of them. Used with the mesh's
-/// lock held; only wake() may be called without it.
+/// lock held; only wake() may be called without it. It takes no descriptor before it is used, and then those
+/// that the listener keeps if there are no others.
 class TcpPoller {
  public:
-  /// Throws SystemError.
-  TcpPoller();
-
-  void watch_listener(int fd);
+  void watch_listener(std::shared_ptr<TcpListener> listener) { listener_ = std::move(listener); }
   void watch_handshake(int fd);
   /// Watches the socket of a completed handshake as the stream's; from now on the stream is told when it can read or
   /// write.
@@ -30,17 +32,22 @@ class TcpPoller {
   /// Ends the current sleep, or the next one.
   void wake() noexcept;
 
-  /// Whether a listener had an event since the flag was cleared; true at first.
-  bool listeners_moved = true;
+  /// Whether the listener had an event since the flag was cleared; true at first.
+  bool listener_moved = true;
   bool handshakes_moved = false;
 
  private:
+  /// Throws SystemError.
+  void open();
   /// `token` comes back with each event: the stream, or a member of this that stands for what it is.
   void watch(int operation, int fd, uint32_t events, void* token);
   void apply(const epoll_event* events, int count);
 
+  std::shared_ptr<TcpListener> listener_;
   ProcessFd epoll_;
   ProcessFd wake_;
+  std::atomic<bool> wakes_{false};   ///< wake_ can be used
+  std::atomic<bool> called_{false};  ///< wake() has been called
 };
 
 }  // namespace ours

@@ -9,7 +9,7 @@ namespace ours {
 
 namespace {
 
-constexpr const char* kTag = "ours-tcp3";
+const std::string kTag = "ours-tcp" + std::to_string(kTcpVersion);
 constexpr size_t kMaxText = 8 * 1024;
 constexpr size_t kMaxAddresses = 64;
 constexpr size_t kMaxChunk = size_t{1} << 30;
@@ -65,7 +65,7 @@ bool is_sound(const Hello& hello, const SipKey& secret, const Nonce& challenge, 
 }
 
 bool is_sound(const Welcome& welcome, const SipKey& secret, const Nonce& challenge, const Nonce& hello) {
-  return welcome.magic == kTcpMagic && welcome.version == kTcpVersion &&
+  return welcome.magic == kTcpMagic && welcome.version == kTcpVersion && welcome.verdict <= Verdict::Insists &&
          welcome.proof == proof_of(secret, challenge, hello, welcome);
 }
 
@@ -100,7 +100,7 @@ std::string card_key(int rank) { return "card/" + std::to_string(rank); }
 
 std::string TcpCard::text() const {
   std::ostringstream out;
-  out << kTag << ' ' << machine << ' ' << text_of(whereabouts.key) << ' ' << addresses.size();
+  out << kTag << ' ' << machine << ' ' << text_of(whereabouts.key) << ' ' << mesh << ' ' << addresses.size();
   for (const auto* list : {&addresses, &whereabouts.addresses}) {
     for (const SocketAddress& address : *list) out << ' ' << address.text();
   }
@@ -112,7 +112,7 @@ TcpCard TcpCard::parse(const std::string& text) {
   std::istringstream in(text.size() <= kMaxText ? text : "");
   std::string tag, key;
   size_t count = 0;
-  in >> tag >> card.machine >> key >> count;
+  in >> tag >> card.machine >> key >> card.mesh >> count;
   if (!in || tag != kTag || count == 0 || !parse_key(key, card.whereabouts.key)) malformed("card of a rank");
   for (std::string word; in >> word;) {
     const auto address = SocketAddress::parse(word);

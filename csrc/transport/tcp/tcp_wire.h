@@ -19,7 +19,7 @@
 namespace ours {
 
 constexpr uint32_t kTcpMagic = 0x7063746f;  // "otcp"
-constexpr uint32_t kTcpVersion = 5;
+constexpr uint32_t kTcpVersion = 6;
 
 using Nonce = std::array<uint8_t, 16>;
 
@@ -40,14 +40,21 @@ struct Hello {
   uint32_t from = 0;
   uint32_t to = 0;
   uint32_t stream = 0;
-  uint32_t unused = 0;
+  uint32_t mesh = 0;  ///< of the acceptor, as on its card
   Nonce nonce{};
   uint64_t proof = 0;
+};
+
+enum class Verdict : uint32_t {
+  Welcome = 0,
+  Insists,  ///< the acceptor connects to the other side itself
 };
 
 struct Welcome {
   uint32_t magic = kTcpMagic;
   uint32_t version = kTcpVersion;
+  Verdict verdict = Verdict::Welcome;
+  uint32_t unused = 0;
   uint64_t proof = 0;
 };
 
@@ -101,7 +108,7 @@ struct FrameHeader {
   uint64_t stop = 0;
 };
 
-static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 48 && sizeof(Welcome) == 16 && sizeof(FrameHeader) == 120);
+static_assert(sizeof(Challenge) == 24 && sizeof(Hello) == 48 && sizeof(Welcome) == 24 && sizeof(FrameHeader) == 120);
 
 /// The number of bytes that follow the header on its connection.
 inline uint64_t following_bytes(const FrameHeader& header) { return header.engine_number == 0 ? header.bytes : 0; }
@@ -117,6 +124,7 @@ std::string card_key(int rank);
 /// How a rank can be reached.
 struct TcpCard {
   std::string machine;  ///< equal on ranks that run under one kernel
+  uint32_t mesh = 0;    ///< its number there, since the groups of a process share its addresses
   std::vector<SocketAddress> addresses;
   AskedPeer whereabouts;
 

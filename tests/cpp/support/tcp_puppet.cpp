@@ -24,7 +24,7 @@ Puppet::Puppet(int size, std::shared_ptr<MapKeys> keys) : keys_(std::move(keys))
 void Puppet::connect(int rank) {
   const auto card = TcpCard::parse(keys_->get(card_key(rank), Deadline::after(std::chrono::seconds(10))));
   for (int stream = 0; stream < self_.streams; ++stream) {
-    TcpHandshake handshake(begin_connecting(card.addresses[0]), self_, rank, stream);
+    TcpHandshake handshake(begin_connecting(card.addresses[0]), self_, rank, card.mesh, stream);
     const auto patience = Deadline::after(std::chrono::seconds(10));
     auto state = handshake.advance();
     for (; state == TcpHandshake::State::Going && !patience.passed(); state = handshake.advance()) {

@@ -29,14 +29,16 @@ void parse(const Bytes& input) {
   ProcessFd own(ends[0]);
   const Fd far(ends[1]);
   const bool accepts = (how & 1) == 0;
-  TcpHandshake handshake = accepts ? TcpHandshake(std::move(own), kSelf) : TcpHandshake(std::move(own), kSelf, 1, 0);
+  TcpHandshake handshake = accepts ? TcpHandshake(std::move(own)) : TcpHandshake(std::move(own), kSelf, 1, 1, 0);
   auto state = handshake.advance();
   const size_t piece = 1 + (how >> 1);
   while (state == TcpHandshake::State::Going && !source.empty()) {
     const Bytes bytes = source.take(piece == 128 ? input.size() : piece);
     if (::send(far.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) break;
     state = handshake.advance();
+    if (handshake.awaits_mesh()) handshake.meet(kSelf);
   }
+  state = handshake.advance();
   require(state != TcpHandshake::State::Done && !handshake.awaits_verdict(), "no stranger is let in");
   require(state != TcpHandshake::State::Broken || !handshake.reason().empty(), "there is a reason");
 }

@@ -65,7 +65,7 @@ class Pair {
 
  private:
   void connect(int stream) {
-    TcpHandshake handshake(begin_connecting(mesh_->card().addresses[0]), self_, 1, stream);
+    TcpHandshake handshake(begin_connecting(mesh_->card().addresses[0]), self_, 1, mesh_->card().mesh, stream);
     const Deadline patience = Deadline::after(std::chrono::seconds(10));
     while (handshake.advance() == TcpHandshake::State::Going && !patience.passed()) mesh_->look();
     require(handshake.advance() == TcpHandshake::State::Done, "a rank that knows the secret is let in");

@@ -49,7 +49,9 @@ TEST(peers_that_come_all_at_a_time_are_all_let_in) {
   for (int r = 1; r < kRanks; ++r) peers.push_back({r, kRanks, terms.plan.streams + 1, "host", 1, terms.secret});
   std::vector<TcpHandshake> handshakes;
   for (const TcpSelf& peer : peers) {
-    for (int stream = 0; stream < peer.streams; ++stream) handshakes.emplace_back(intrude(mesh), peer, 0, stream);
+    for (int stream = 0; stream < peer.streams; ++stream) {
+      handshakes.emplace_back(intrude(mesh), peer, 0, mesh->card().mesh, stream);
+    }
   }
   const auto patience = Deadline::after(seconds(20));
   bool going = true;
@@ -72,7 +74,7 @@ TEST(strangers_that_say_nothing_make_way_for_peers) {
   std::vector<ProcessFd> strangers;
   for (int i = 0; i < 150; ++i) strangers.push_back(intrude(mesh));
   const TcpSelf peer{1, 2, terms.plan.streams + 1, "host", 1, terms.secret};
-  TcpHandshake handshake(intrude(mesh), peer, 0, 0);
+  TcpHandshake handshake(intrude(mesh), peer, 0, mesh->card().mesh, 0);
   // Sooner than strangers are sent away just for their silence.
   const auto patience = Deadline::after(seconds(8));
   while (handshake.advance() == TcpHandshake::State::Going && !patience.passed()) mesh->look();
@@ -84,7 +86,7 @@ TEST(a_peer_that_does_not_know_the_secret_or_means_another_rank_is_refused) {
   const auto meshes = make_meshes(3, loopback_config(), keys);
   const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));
   const auto knock = [&](TcpSelf self, int to, int stream) {
-    TcpHandshake handshake(intrude(meshes[1]), self, to, stream);
+    TcpHandshake handshake(intrude(meshes[1]), self, to, meshes[1]->card().mesh, stream);
     const auto patience = Deadline::after(seconds(10));
     while (handshake.advance() == TcpHandshake::State::Going && !patience.passed()) meshes[1]->look();
     return handshake.advance();

@@ -67,7 +67,7 @@ struct Overheard {
 Overheard overhear(const std::shared_ptr<TcpMesh>& mesh, const TcpSelf& peer) {
   int ends[2];
   CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-  TcpHandshake handshake(ProcessFd(ends[0]), peer, 0, 0);
+  TcpHandshake handshake(ProcessFd(ends[0]), peer, 0, mesh->card().mesh, 0);
   const ProcessFd near(ends[1]);
   const ProcessFd far = connect_to(mesh);
   Overheard heard;
@@ -99,7 +99,7 @@ TEST(a_replayed_handshake_is_refused_at_both_ends) {
   }
   int ends[2];
   CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-  TcpHandshake handshake(ProcessFd(ends[0]), peer, 0, 0);
+  TcpHandshake handshake(ProcessFd(ends[0]), peer, 0, mesh->card().mesh, 0);
   const ProcessFd stranger(ends[1]);
   CHECK(::send(stranger.get(), heard.by_accepting.data(), heard.by_accepting.size(), MSG_NOSIGNAL) > 0);
   CHECK(handshake.advance() == TcpHandshake::State::Broken);
@@ -114,6 +114,7 @@ TEST(none_of_a_thousand_forged_handshakes_is_accepted) {
     Hello hello;
     hello.from = static_cast<uint32_t>(1 + i % 2);
     hello.stream = static_cast<uint32_t>(i / 2 % 2);
+    hello.mesh = mesh->card().mesh;
     hello.proof = random();
     // A third knows the secret of another attempt, and a third sends what would follow as well.
     if (i % 3 == 0) hello.proof = proof_of(draw_nonce(), draw_nonce(), hello);
@@ -146,7 +147,7 @@ TEST(strangers_that_use_up_the_descriptors_make_way_for_peers) {
     std::vector<ProcessFd> strangers;
     for (int i = 0; i < 40; ++i) strangers.push_back(connect_to(mesh));
     const TcpSelf peer{1, 2, terms.plan.streams + 1, "host", 1, terms.secret};
-    TcpHandshake handshake(connect_to(mesh), peer, 0, 0);
+    TcpHandshake handshake(connect_to(mesh), peer, 0, mesh->card().mesh, 0);
     const auto next = static_cast<rlim_t>(open_null());
     const rlimit low{next + 10, next + 10};
     ::setrlimit(RLIMIT_NOFILE, &low);

@@ -33,6 +33,10 @@ TEST(a_welcome_of_another_version_is_refused) {
   Welcome welcome;
   welcome.proof = proof_of(secret, challenge, hello, welcome);
   CHECK(is_sound(welcome, secret, challenge, hello));
+  welcome.verdict = static_cast<Verdict>(2);
+  welcome.proof = proof_of(secret, challenge, hello, welcome);
+  CHECK(!is_sound(welcome, secret, challenge, hello));
+  welcome.verdict = Verdict::Insists;
   ++welcome.version;
   welcome.proof = proof_of(secret, challenge, hello, welcome);
   CHECK(!is_sound(welcome, secret, challenge, hello));
@@ -41,6 +45,7 @@ TEST(a_welcome_of_another_version_is_refused) {
 TEST(what_lies_in_the_store_is_checked) {
   TcpCard card;
   card.machine = "abc";
+  card.mesh = 3;
   card.addresses = {*SocketAddress::parse("10.0.0.1:80"), *SocketAddress::parse("[fd00::1]:81")};
   card.whereabouts = {draw_nonce(), {*SocketAddress::parse("10.0.0.1:82")}};
   CHECK_EQ(TcpCard::parse(card.text()).text(), card.text());
@@ -63,9 +68,9 @@ TEST(what_lies_in_the_store_is_checked) {
     }
   }
   CHECK_THROWS(Error, TcpCard::parse(""));
-  CHECK_THROWS(Error, TcpCard::parse("ours-tcp3 machine"));
+  CHECK_THROWS(Error, TcpCard::parse("ours-tcp6 machine"));
   CHECK_THROWS(Error, TcpCard::parse(card.text() + std::string(1 << 20, ' ')));
-  CHECK_THROWS(Error, TcpTerms::parse("ours-tcp3 00 1 4096 1024 16"));
+  CHECK_THROWS(Error, TcpTerms::parse("ours-tcp6 00 1 4096 1024 16"));
   terms.plan.chunk_bytes = ~size_t{63};  // which a stream reads from "-64" as well
   CHECK_THROWS(Error, TcpTerms::parse(terms.text()));
 }

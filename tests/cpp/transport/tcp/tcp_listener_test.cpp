@@ -1,0 +1,143 @@
+#include "transport/tcp/tcp_listener.h"
+
+#include <dirent.h>
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/error.h"
+#include "support/tcp_ranks.h"
+#include "transport/tcp/tcp_handshake.h"
+#include "transport/tcp/tcp_socket.h"
+
+// What the groups of a process share: where their peers connect to.
+
+namespace ours::testing {
+namespace {
+
+using std::chrono::seconds;
+
+size_t open_descriptors() {
+  size_t count = 0;
+  DIR* const folder = ::opendir("/proc/self/fd");
+  while (::readdir(folder) != nullptr) ++count;
+  ::closedir(folder);
+  return count;
+}
+
+/// Moves both ends of a handshake until it is over, or `end` does.
+void move(
+    TcpHandshake& handshake, const std::function<void()>& other_end,
+    const std::function<bool()>& end = [] { return false; }) {
+  const Deadline patience = Deadline::after(seconds(10));
+  while (handshake.advance() == TcpHandshake::State::Going && !end() && !patience.passed()) other_end();
+  CHECK(!patience.passed());
+}
+
+TEST(groups_of_a_process_share_a_port_and_are_told_apart) {
+  const auto first = make_meshes(2);
+  const auto second = make_meshes(2);
+  CHECK_EQ(first[0]->card().addresses[0].text(), second[1]->card().addresses[0].text());
+  run_ranks(2, [&](int rank) {
+    TcpGroup one(first[static_cast<size_t>(rank)]), other(second[static_cast<size_t>(rank)]);
+    for (uint64_t seq = 0; seq < 3; ++seq) {
+      for (TcpGroup* const group : {&one, &other}) {
+        std::vector<float> data(10, static_cast<float>(rank + 1));
+        sum(*group, seq, data, seconds(20));
+        CHECK_EQ(data[9], 3.0f);
+      }
+    }
+  });
+}
+
+TEST(a_mesh_takes_no_descriptors_before_it_is_used) {
+  const auto first = make_meshes(2);
+  const size_t before = open_descriptors();
+  std::vector<Meshes> more;
+  for (int i = 0; i < 20; ++i) more.push_back(make_meshes(2));
+  CHECK_EQ(open_descriptors(), before);
+}
+
+TEST(a_rank_that_has_left_is_missed_although_its_process_still_listens) {
+  const auto others = make_meshes(2);
+  const auto meshes = make_meshes(2);
+  meshes[1]->leave();
+  TcpGroup group(meshes[0]), others_group(others[1]);
+  std::vector<float> data(10, 1.0f);
+  std::thread serving([&] {
+    std::vector<float> waiting(10, 1.0f);
+    CHECK_THROWS(AbortedError, sum(others_group, 0, waiting, seconds(20)));
+  });
+  const auto began = Clock::now();
+  CHECK_CONTAINS(CHECK_THROWS(PeerError, sum(group, 0, data, seconds(20))), "left the group or died");
+  CHECK(Clock::now() - began < seconds(10));
+  others_group.abort("that is all");
+  serving.join();
+}
+
+TEST(a_peer_that_comes_before_the_secret_waits_for_it) {
+  const auto listener = TcpListener::of(loopback_config(), "");
+  int woken = 0;
+  const auto place = listener->open([&] { ++woken; });
+  const TcpSelf self{0, 2, 2, "host", 1, draw_nonce()};
+  const TcpSelf peer{1, 2, 2, "host", 1, self.secret};
+  TcpHandshake handshake(begin_connecting(listener->addresses()[0]), peer, 0, place->number, 0);
+  int looks = 0;
+  const auto serve = [&] {
+    CHECK_EQ(listener->serve(), 0);
+    ++looks;
+  };
+  move(handshake, serve, [&] { return looks > 1000; });
+  CHECK_EQ(woken, 0);
+  CHECK(listener->is_busy());
+  listener->admit(*place, self);
+  serve();
+  CHECK_EQ(woken, 1);
+  auto arrived = listener->take_arrived(*place);
+  CHECK_EQ(arrived.size(), size_t{1});
+  CHECK_EQ(arrived[0].peer(), 1);
+  arrived[0].answer(Verdict::Welcome);
+  move(handshake, [&] { arrived[0].advance(); });
+  CHECK(handshake.advance() == TcpHandshake::State::Done);
+  listener->close(place);
+}
+
+TEST(one_that_asks_for_a_mesh_that_is_not_there_is_left_without_a_word) {
+  const auto listener = TcpListener::of(loopback_config(), "");
+  const TcpSelf peer{1, 2, 2, "host", 1, draw_nonce()};
+  TcpHandshake handshake(begin_connecting(listener->addresses()[0]), peer, 0, 4711, 0);
+  move(handshake, [&] { listener->serve(); });
+  CHECK(handshake.refused());
+  CHECK_CONTAINS(handshake.reason(), "nobody of the group");
+}
+
+TEST(a_rank_that_insists_on_its_own_connection_says_so) {
+  const auto keys = std::make_shared<MapKeys>();
+  const auto mesh = join_mesh(0, 2, keys);
+  // Nobody speaks where the card of rank 1 leads.
+  const ProcessFd silent = listen_at(*SocketAddress::parse("127.0.0.1"), PortRange{});
+  TcpCard card = mesh->card();
+  card.addresses = {local_address(silent.get())};
+  keys->set(card_key(1), card.text());
+  const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));
+  std::thread calling([&] {
+    TcpGroup group(mesh);
+    std::vector<float> data(10, 1.0f);
+    CHECK_THROWS(AbortedError, sum(group, 0, data, seconds(20)));
+  });
+  const Deadline patience = Deadline::after(seconds(10));
+  ProcessFd attempt;
+  while (!attempt.valid() && !patience.passed()) attempt = accept_from(silent.get());
+  const TcpSelf peer{1, 2, terms.plan.streams + 1, "host", 1, terms.secret};
+  TcpHandshake handshake(begin_connecting(mesh->card().addresses[0]), peer, 0, mesh->card().mesh, 0);
+  move(handshake, [] { std::this_thread::yield(); });
+  CHECK(!handshake.refused());
+  CHECK_CONTAINS(handshake.reason(), "insists");
+  mesh->fail(FailureKind::Aborted, "that is all");
+  calling.join();
+}
+
+}  // namespace
+}  // namespace ours::testing
