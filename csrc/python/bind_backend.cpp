@@ -8,6 +8,7 @@
 #include "backend/process_group.h"
 #include "backend/recent_calls.h"
 #include "backend/symmetric/symmetric_allocator.h"
+#include "backend/symmetric/symmetric_ops.h"
 #include "collectives/straggler_ledger.h"
 #include "common/awaited.h"
 #include "common/interpreter_lock.h"
@@ -121,6 +122,7 @@ void bind_backend(py::module_& module) {
   set_whereabouts(describe_program);
   set_around_dump(keep_compiler_out);
   register_symmetric_memory();
+  register_symmetric_ops();
 
   auto group = py::class_<ProcessGroupOurs, c10d::Backend, c10::intrusive_ptr<ProcessGroupOurs>>(
       module, "ProcessGroupOurs",

@@ -254,9 +254,10 @@ def test_a_wait_leaves_python_to_other_threads(rank, world, call):
 
 
 @in_ranks(2)
-def test_an_ordinary_tensor_is_refused(rank, world):
-    with pytest.raises(ValueError, match=r"not in symmetric memory: allocate it with .*empty"):
-        symm_mem.rendezvous(torch.ones(4), dist.group.WORLD)
+def test_an_ordinary_tensor_has_no_handle(rank, world):
+    assert symm_mem.rendezvous(torch.ones(4), dist.group.WORLD) is None  # what torch's own callers expect
+    with pytest.raises(ValueError, match=r"one_shot_all_reduce: the tensor is not in symmetric memory; .*empty"):
+        torch.ops.symm_mem.one_shot_all_reduce(torch.ones(4), "sum", "0")
     assert not symm_mem.is_symm_mem_tensor(torch.ones(4))
 
 

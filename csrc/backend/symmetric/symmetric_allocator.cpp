@@ -170,12 +170,18 @@ class SymmetricAllocator final : public symm::SymmetricMemoryAllocator {
 
   void free(void* ptr) override { Registry::instance().remove(ptr); }
 
-  size_t get_alloc_size(void* ptr) override { return find(ptr).block->bytes(); }
+  size_t get_alloc_size(void* ptr) override {
+    const auto known = Registry::instance().find(ptr);
+    TORCH_CHECK_VALUE(known, "this is not the address of symmetric memory");
+    return known->block->bytes();
+  }
 
   c10::intrusive_ptr<symm::SymmetricMemory> rendezvous(void* ptr,
                                                        const std::optional<std::string>& group_name) override {
     Registry& registry = Registry::instance();
-    const Registry::Allocation allocation = find(ptr);
+    const auto known = registry.find(ptr);
+    if (!known) return nullptr;  // torch's own callers ask in this way whether a tensor is in symmetric memory
+    const Registry::Allocation& allocation = *known;
     TORCH_CHECK_VALUE(group_name || allocation.group,
                       "rendezvous(): no group was given, neither here nor when the tensor was allocated");
     const std::string name = group_name ? *group_name : *allocation.group;
@@ -198,15 +204,6 @@ class SymmetricAllocator final : public symm::SymmetricMemoryAllocator {
   c10::DeviceType supported_device_type() override { return c10::kCPU; }
   std::string name() override { return "ours"; }
   bool has_allocation(void* ptr) override { return Registry::instance().find(ptr).has_value(); }
-
- private:
-  static Registry::Allocation find(void* ptr) {
-    auto found = Registry::instance().find(ptr);
-    TORCH_CHECK_VALUE(found,
-                      "this tensor is not in symmetric memory: allocate it with "
-                      "torch.distributed._symmetric_memory.empty(..., device=\"cpu\")");
-    return *std::move(found);
-  }
 };
 
 }  // namespace
