@@ -143,6 +143,18 @@ std::vector<uint64_t> ProcessGroupOurs::global_ranks() const {
   return ranks;
 }
 
+std::unordered_map<std::string, uint64_t> ProcessGroupOurs::getMemoryStats() {
+  status_->check_caller();
+  MemoryUse sum;
+  const auto add = [&sum](const MemoryUse& use) {
+    sum.segment += use.segment;
+    sum.tensors += use.tensors;
+  };
+  for (const auto& lane : all_lanes()) add(lane->group->memory_use());
+  if (const auto windows = this->windows()) add(windows->memory_use());
+  return {{"segment", sum.segment}, {"tensors", sum.tensors}};
+}
+
 // ---- life cycle
 
 std::vector<std::shared_ptr<Lane>> ProcessGroupOurs::all_lanes() const {

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <unordered_map>
 #include <vector>
 
 #include "backend/callback_lanes.h"
@@ -71,6 +72,10 @@ class ProcessGroupOurs final : public c10d::Backend {
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
     return options.device().is_cpu() ? allocator_->tensor(size, options) : at::empty({size}, options);
   }
+
+  /// In bytes: "segment", of the shared segments of this rank's node through which its ranks exchange data, and
+  /// "tensors", of this rank's tensors that allocateTensor() has made.
+  std::unordered_map<std::string, uint64_t> getMemoryStats();
 
   /// Sets up what collectives of tensors on `device` need; otherwise the first of them does it. All ranks call it.
   void eagerConnectSingleDevice(at::Device device) override;

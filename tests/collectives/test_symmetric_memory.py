@@ -293,7 +293,7 @@ def test_a_signal_that_does_not_come_can_be_awaited_again(rank, world):
         assert "wait_signal (channel 2) on symmetric memory: Timed out waiting 50ms on rank 0" in text
         assert re.search(r"for rank 1 \(host [^ ]+, pid \d+\)", text)
         handle.put_signal(1)
-        handle.wait_signal(1, channel=2)
+        handle.wait_signal(1, channel=2, timeout_ms=2**64 - 1)
     else:
         handle.wait_signal(0)
         handle.put_signal(0, channel=2)

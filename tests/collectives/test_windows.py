@@ -130,8 +130,13 @@ def test_a_window_keeps_the_memory(rank, world):
 
 @in_ranks(2)
 def test_what_cannot_be_registered_is_refused_by_all_ranks(rank, world):
-    bad = [torch.ones(4), zeros(6).view(2, 3).T]
-    for tensor, why in zip(bad, ("not in symmetric memory; allocate it with", "not contiguous"), strict=True):
+    bad = [
+        (torch.ones(4), "not in symmetric memory; allocate it with"),
+        (zeros(6).view(2, 3).T, "not contiguous"),
+        (zeros(4, torch.complex64).conj(), "not contiguous"),
+        (torch.eye(3).to_sparse(), "not contiguous"),
+    ]
+    for tensor, why in bad:
         with pytest.raises(ValueError, match=f"the tensor of rank 1 for a window is {why}"):
             dist.distributed_c10d._new_window(tensor if rank else zeros(4))
     dist.distributed_c10d._new_window(zeros(4))
@@ -154,6 +159,17 @@ def test_what_does_not_fit_is_refused(rank, world):
     with pytest.raises(ValueError, match="rank -1 is not one"):
         window.signal(-1, False)
     window.put(torch.empty(0), 0, 4, False)
+    dist.barrier()
+
+
+@in_ranks(2)
+def test_put_resolves_lazy_conjugates(rank, world):
+    own = zeros(2, torch.complex64)
+    window = dist.distributed_c10d._new_window(own)
+    window.put(torch.tensor([1 + 2j, 3 - 4j]).conj(), 1 - rank, 0, False)
+    window.signal(1 - rank, False)
+    window.wait_signal(1 - rank, False)
+    assert own.tolist() == [1 - 2j, 3 + 4j]
     dist.barrier()
 
 

@@ -97,7 +97,13 @@ class Registry {
   std::shared_ptr<SymmetricGroup> group(const std::string& name) {
     const GroupFacts facts = facts_of(name);
     const WithoutInterpreterLock unlocked;
-    const std::lock_guard<std::mutex> one_at_a_time(meeting_);
+    const std::shared_ptr<std::mutex> meeting_of_group = [&] {
+      const std::lock_guard<std::mutex> lock(mutex());
+      auto& found = meetings_[name];
+      if (!found) found = std::make_shared<std::mutex>();
+      return found;
+    }();
+    const std::lock_guard<std::mutex> one_at_a_time(*meeting_of_group);
     {
       const std::lock_guard<std::mutex> lock(mutex());
       const auto found = groups_.find(name);
@@ -133,9 +139,9 @@ class Registry {
 
   static std::mutex& mutex() { return ForkGuard::instance().no_forks(); }
 
-  std::mutex meeting_;
   std::map<void*, Allocation> allocations_;
   std::map<std::string, Members> groups_;
+  std::map<std::string, std::shared_ptr<std::mutex>> meetings_;  // by the name of the group; held for long
 };
 
 int64_t global_rank(int64_t otherwise) {

@@ -35,6 +35,7 @@ class SymmetricGroup {
   int size() const { return session_->size(); }
   const std::shared_ptr<NodeSession>& session() const { return session_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
+  MemoryUse memory_use() const { return group_.memory_use(); }
   void leave() noexcept { group_.leave(); }
   void abort(const std::string& reason) { group_.abort(reason); }
 

@@ -2,6 +2,8 @@
 
 #if TORCH_VERSION_MINOR >= 15
 
+#include <algorithm>
+
 namespace ours {
 
 SymmetricHandle::SymmetricHandle(std::shared_ptr<SymmetricGroup> group, std::vector<SharedBlock> buffers,
@@ -16,7 +18,9 @@ SymmetricHandle::SymmetricHandle(std::shared_ptr<SymmetricGroup> group, std::vec
 }
 
 std::chrono::milliseconds SymmetricHandle::timeout_of(size_t timeout_ms) const {
-  return timeout_ms == 0 ? group_->timeout() : std::chrono::milliseconds(timeout_ms);
+  using std::chrono::milliseconds;
+  const auto most = static_cast<size_t>(milliseconds::max().count());
+  return timeout_ms == 0 ? group_->timeout() : milliseconds(std::min(timeout_ms, most));
 }
 
 void SymmetricHandle::barrier(int channel, size_t timeout_ms) {

@@ -11,6 +11,7 @@
 
 #include "backend/process_group.h"
 #include "backend/symmetric/symmetric_allocator.h"
+#include "backend/tensors.h"
 
 namespace ours {
 
@@ -40,7 +41,10 @@ SharedBlock with_facts(std::shared_ptr<SymmetricBlock> block, const TensorFacts&
 
 /// A tensor that cannot be registered takes part as well, so that all ranks hear of it.
 SharedBlock describe(const at::Tensor& tensor) {
-  int64_t trouble = !tensor.is_cpu() ? 1 : !tensor.is_contiguous() ? 2 : 0;
+  const auto is_plain = [&] {
+    return tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  };
+  int64_t trouble = !tensor.is_cpu() ? 1 : !is_plain() ? 2 : 0;
   std::shared_ptr<SymmetricBlock> block;
   if (trouble == 0) block = find_symmetric_block(tensor.storage().data_ptr().get());
   if (block == nullptr && trouble == 0) trouble = 3;
@@ -161,7 +165,7 @@ OursWindow::WorkPtr OursWindow::put(const at::Tensor& tensor, int64_t dst_rank, 
   TORCH_CHECK_VALUE(fits, "put: ", tensor.numel(), " elements at offset ", target_offset, " are not inside the ",
                     there.elements, " elements of rank ", dst_rank);
   group_->run([&] { group_->session()->failure().check(); });
-  const at::Tensor source = tensor.contiguous();
+  const at::Tensor source = contiguous_source(tensor);
   const size_t size = source.element_size();
   std::byte* const to = registered.tensor_of(dst_rank) + static_cast<size_t>(target_offset) * size;
   // A part of the own window may be put to where it overlaps.
