@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "backend/joining/store_keys.h"
+#include "backend/symmetric/symmetric_group.h"
 #include "collectives/select.h"
 #include "common/error.h"
 #include "common/interrupts.h"
@@ -142,6 +143,18 @@ std::vector<uint64_t> ProcessGroupOurs::global_ranks() const {
   return ranks;
 }
 
+std::unordered_map<std::string, uint64_t> ProcessGroupOurs::getMemoryStats() {
+  status_->check_caller();
+  MemoryUse sum;
+  const auto add = [&sum](const MemoryUse& use) {
+    sum.segment += use.segment;
+    sum.tensors += use.tensors;
+  };
+  for (const auto& lane : all_lanes()) add(lane->group->memory_use());
+  if (const auto windows = this->windows()) add(windows->memory_use());
+  return {{"segment", sum.segment}, {"tensors", sum.tensors}};
+}
+
 // ---- life cycle
 
 std::vector<std::shared_ptr<Lane>> ProcessGroupOurs::all_lanes() const {
@@ -156,6 +169,7 @@ void ProcessGroupOurs::shutdown() {
   const auto all = all_lanes();
   for (const auto& lane : all) lane->close();
   for (const auto& lane : all) lane->wait_closed();
+  if (const auto windows = this->windows()) windows->leave();
   throw_interrupt();
 }
 
@@ -193,6 +207,12 @@ void ProcessGroupOurs::abort() {
 void ProcessGroupOurs::abort_all(const char* reason) {
   lane_->abort(reason);
   for (const auto& lane : callback_lanes_->all()) lane->abort(reason);
+  if (const auto windows = this->windows()) windows->abort(reason);
+}
+
+std::shared_ptr<SymmetricGroup> ProcessGroupOurs::windows() {
+  const std::lock_guard<std::mutex> lock(windows_mutex_);
+  return windows_;
 }
 
 void ProcessGroupOurs::setTimeout(Milliseconds timeout) {

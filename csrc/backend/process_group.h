@@ -5,9 +5,11 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <unordered_map>
 #include <vector>
 
 #include "backend/callback_lanes.h"
@@ -20,6 +22,8 @@
 #include "backend/reconfigure_handle.h"
 
 namespace ours {
+
+class SymmetricGroup;
 
 /// The c10d backend "ours": collectives and point-to-point messages of tensors on the CPU and on one device for each
 /// rank. device_call.h tells how they fit into the order of a device's work.
@@ -68,6 +72,10 @@ class ProcessGroupOurs final : public c10d::Backend {
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
     return options.device().is_cpu() ? allocator_->tensor(size, options) : at::empty({size}, options);
   }
+
+  /// In bytes: "segment", of the shared segments of this rank's node through which its ranks exchange data, and
+  /// "tensors", of this rank's tensors that allocateTensor() has made.
+  std::unordered_map<std::string, uint64_t> getMemoryStats();
 
   /// Sets up what collectives of tensors on `device` need; otherwise the first of them does it. All ranks call it.
   void eagerConnectSingleDevice(at::Device device) override;
@@ -196,6 +204,12 @@ class ProcessGroupOurs final : public c10d::Backend {
     return post(Op::RecvAnySource, tensors, kAnySource, tag);
   }
 
+#ifdef C10D_BACKEND_HAS_WINDOW
+  // ---- one-sided access (symmetric/window.h)
+  bool supportsWindow() const override { return !status_->is_without_ranks() && node_sizes().size() == 1; }
+  c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor) override;
+#endif
+
   // ---- coalescing: the Works that are issued in between become one
   void startCoalescing() override { coalescing_.start(); }
   WorkPtr endCoalescing() override { return coalescing_.end(); }
@@ -229,6 +243,7 @@ class ProcessGroupOurs final : public c10d::Backend {
   Caller caller(Op op) const { return {name_of(op), rank_, size_}; }
   std::vector<std::shared_ptr<Lane>> all_lanes() const;
   void drain_queues();
+  std::shared_ptr<SymmetricGroup> windows();
   void abort_all(const char* reason);
 
   /// Runs or queues the collective that `describe` makes of the arguments. If that throws ValueError, the call still
@@ -262,6 +277,8 @@ class ProcessGroupOurs final : public c10d::Backend {
   std::shared_ptr<Lane> lane_;  // for what the program calls
   std::unique_ptr<CallbackLanes> callback_lanes_;
   std::shared_ptr<HeapAllocator> allocator_;
+  std::mutex windows_mutex_;
+  std::shared_ptr<SymmetricGroup> windows_;  // guarded by windows_mutex_; null until the first window
   Coalescing coalescing_;
   int shrinks_ = 0;
   ReconfigureHandle handle_;

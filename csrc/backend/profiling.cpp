@@ -35,6 +35,9 @@ const OpFacts& op_facts(Op op) {
       {OpType::SEND, "ours:send", "send", "ours:send"},
       {OpType::RECV, "ours:recv", "recv", "ours:recv"},
       {OpType::RECVANYSOURCE, "ours:recvAnySource", "recv_any_source", "ours:recv"},
+      // These two are no calls of a process group, and never recorded.
+      {OpType::UNKNOWN, "ours:rendezvous", "symmetric_rendezvous", "ours:rendezvous"},
+      {OpType::UNKNOWN, "ours:window", "window_registration", "ours:window"},
   };
   static_assert(std::size(kFacts) == kOps, "every Op has a row");
   return kFacts[static_cast<size_t>(op)];

@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "backend/joining/store_keys.h"
+#include "backend/symmetric/symmetric_group.h"
 #include "common/error.h"
 #include "common/interrupts.h"
 
@@ -57,6 +58,9 @@ void ProcessGroupOurs::leave_ranks() {
   }
   for (const auto& lane : all) lane->close();
   for (const auto& lane : all) lane->wait_closed();
+  const std::lock_guard<std::mutex> lock(windows_mutex_);
+  if (windows_) windows_->leave();
+  windows_ = nullptr;
 }
 
 ProcessGroupOurs::WorkPtr ProcessGroupOurs::reconfigure(const c10d::ReconfigureOptions& opts) {

@@ -42,6 +42,12 @@ struct Running {
   const uint64_t fingerprint = 0;  ///< and of sizes that do not fit into it; 0: none
 };
 
+/// The memory of a group on this rank's node, in bytes.
+struct MemoryUse {
+  size_t segment = 0;  ///< of the segment through which its ranks exchange data; they share it
+  size_t tensors = 0;  ///< that this rank has given to tensors (Group::allocate())
+};
+
 /// A fixed set of ranks that communicate collectively. All operations block until this rank's part is done and its
 /// buffers may be reused. They must be called by one thread at a time and in the same order on all ranks.
 ///
@@ -136,6 +142,8 @@ class Group {
 
   /// Leaves the group in an orderly way: peers that still wait for this rank are told so. Never blocks.
   virtual void leave() noexcept = 0;
+
+  virtual MemoryUse memory_use() const { return {}; }
 
   /// How many of the ranks each node has.
   virtual std::vector<int> node_sizes() const { return {size()}; }

@@ -28,7 +28,9 @@ constexpr const char* kNames[] = {"barrier",
                                   "monitored_barrier",
                                   "send",
                                   "recv",
-                                  "recv (from any source)"};
+                                  "recv (from any source)",
+                                  "rendezvous of symmetric memory",
+                                  "registration of a window's tensor"};
 static_assert(std::size(kNames) == kOps, "a name for each Op");
 
 }  // namespace

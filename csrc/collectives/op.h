@@ -28,7 +28,9 @@ enum class Op : uint8_t {
   Send,
   Recv,
   RecvAnySource,
-  Last = RecvAnySource
+  SymmetricRendezvous,
+  WindowRegistration,
+  Last = WindowRegistration
 };
 
 constexpr size_t kOps = static_cast<size_t>(Op::Last) + 1;

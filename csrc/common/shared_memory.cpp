@@ -99,6 +99,12 @@ SharedMemory::~SharedMemory() {
   if (data_ != nullptr) ::munmap(data_, bytes_);
 }
 
+size_t SharedMemory::taken() const {
+  constexpr size_t kBlock = 512;  // of st_blocks, whatever the file system's own are
+  struct stat info{};
+  return fd_.valid() && ::fstat(fd_.get(), &info) == 0 ? static_cast<size_t>(info.st_blocks) * kBlock : 0;
+}
+
 void SharedMemory::reserve(size_t offset, size_t bytes) {
   if (fd_.valid()) reserve_memory(fd_.get(), offset, bytes);
 }

@@ -50,6 +50,9 @@ class SharedMemory {
   size_t bytes() const { return bytes_; }
   int fd() const { return fd_.get(); }
 
+  /// How many of the bytes take memory, whoever has taken it. 0 if the memory has no file.
+  size_t taken() const;
+
   /// Allocates [offset, offset + bytes) now, so that a later access cannot raise SIGBUS. Throws SystemError if there is
   /// not enough memory. Does nothing if the memory has no file.
   void reserve(size_t offset, size_t bytes);

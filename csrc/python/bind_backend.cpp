@@ -7,8 +7,11 @@
 #include "backend/flight_recorder.h"
 #include "backend/process_group.h"
 #include "backend/recent_calls.h"
+#include "backend/symmetric/symmetric_allocator.h"
+#include "backend/symmetric/symmetric_ops.h"
 #include "collectives/straggler_ledger.h"
 #include "common/awaited.h"
+#include "common/interpreter_lock.h"
 #include "common/interrupts.h"
 #include "common/other_failures.h"
 #include "common/stop_request.h"
@@ -28,6 +31,7 @@ void close_groups_at_exit() {
   py::module_::import("atexit").attr("register")(py::cpp_function([] {
     py::gil_scoped_release unlocked;
     Lane::close_all();
+    leave_symmetric_groups();
   }));
 }
 
@@ -48,6 +52,10 @@ bool python_is_ending() {
   return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
 #endif
 }
+
+void* release_gil() { return !python_is_ending() && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
+
+void restore_gil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
 
 /// The calls of this process, and what keeps it from making others.
 std::string describe_calls() {
@@ -110,8 +118,11 @@ void bind_backend(py::module_& module) {
   const py::module_ c10d = py::module_::import("torch._C._distributed_c10d");
   close_groups_at_exit();
   set_interrupt_check(run_signal_handlers);
+  set_interpreter_lock(release_gil, restore_gil);
   set_whereabouts(describe_program);
   set_around_dump(keep_compiler_out);
+  register_symmetric_memory();
+  register_symmetric_ops();
 
   auto group = py::class_<ProcessGroupOurs, c10d::Backend, c10::intrusive_ptr<ProcessGroupOurs>>(
       module, "ProcessGroupOurs",

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradient_cases import WEIGHT_BYTES, backward, check_averages, make_model
-from probes import backend_of, bytes_in_heap, in_heap
+from probes import HAS_HOOKS, backend_of, bytes_in_heap, in_heap
 from ranks import in_ranks
 from torch import nn
 
@@ -90,6 +90,26 @@ def test_tensors_outlive_their_group_and_release_their_memory(rank, world):
     gc.collect()
     dist.barrier()
     assert bytes_in_heap() == before
+
+
+@pytest.mark.skipif(not HAS_HOOKS, reason="torch asks backends for their memory from 2.15 on")
+@in_ranks(4, "played_nodes")
+def test_a_group_tells_how_much_memory_it_has(rank, world):
+    group = dist.new_group(backend="ours")
+    backend = backend_of(group)
+    dist.barrier(group)
+    before = backend.memory_stats()
+    assert set(before) == {"segment", "tensors"}
+    assert before["segment"] > 0
+    assert before["tensors"] == 0
+    tensor = backend.allocate_tensor(LARGE, dtype=torch.float32, device=torch.device("cpu"))
+    assert tensor.nbytes <= backend.memory_stats()["tensors"] <= tensor.nbytes + 4096
+    del tensor
+    gc.collect()
+    assert backend.memory_stats()["tensors"] == 0
+    dist.all_reduce(torch.ones(1 << 20), group=group)
+    assert backend.memory_stats()["segment"] > before["segment"]
+    dist.destroy_process_group(group)
 
 
 @in_ranks(2)

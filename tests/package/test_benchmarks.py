@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hosts import why_no_hosts
+from probes import HAS_HOOKS
 from programs import job, run_file, warm_python
 from ranks import run_ranks
 
@@ -178,6 +179,16 @@ def test_ddp_reports_the_requested_variants(tmp_path: Path) -> None:
     check_png(tmp_path / "d.png")
     assert row["chosen_bucket_bytes"]["ourddp+auto"] >= 64 << 10  # chosen before anything is timed
     assert re.search(r"^ +ourddp\+views +\d.*\nourddp\+auto chose buckets of \d+ [KM]iB$", output, re.MULTILINE), output
+
+
+@pytest.mark.skipif(not HAS_HOOKS, reason="the package has symmetric memory from torch 2.15 on")
+def test_symmetric_memory_reports_each_way_and_size() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ends = run_file(BENCHMARKS / "symmetric_memory.py", "--rounds=2", each=job(2, store))
+    assert [code for code, _ in ends] == [0, 0], ends
+    times = re.findall(r"^\| \d+ B \| ([\d.]+) us \| ([\d.]+) us \| ([\d.]+) us \|$", ends[0][1], re.MULTILINE)
+    assert len(times) == 4
+    assert all(float(time) > 0 for row in times for time in row)
 
 
 def test_inference_reports_the_time_of_a_token(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@
 #include "collectives/tcp/tcp_messages.h"
 #include "common/error.h"
 #include "common/interrupts.h"
+#include "common/listed.h"
 #include "common/options.h"
 #include "common/other_failures.h"
 #include "transport/tcp/tcp_mesh.h"
@@ -119,30 +120,48 @@ Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology, cons
 
 // The one place where the kind of a group of several ranks is chosen.
 Connections connect(Rendezvous& rendezvous) {
-  try {
-    std::string rules = rules_of(rendezvous);
-    const Topology topology = rendezvous.find_topology(rules);
-    if (topology.nodes() == 1) {
-      const auto session = rendezvous.open_node(topology);
-      return {std::make_shared<NodeGroup>(session, rules), make_node_point_to_point(session)};
-    }
-    return connect_nodes(rendezvous, topology, rules);
-  } catch (const StoreSilent&) {
-    throw;
-  } catch (const TimeoutError& e) {
-    // The first that gives up knows best for whom. A rank that was stopped hears it when it goes on.
-    JoinMonitor::raise(rendezvous.report(FailureKind::Timeout, e.what()));
+  std::string rules = rules_of(rendezvous);
+  const Topology topology = rendezvous.find_topology(rules);
+  if (topology.nodes() == 1) {
+    const auto session = rendezvous.open_node(topology);
+    return {std::make_shared<NodeGroup>(session, rules), make_node_point_to_point(session)};
   }
+  return connect_nodes(rendezvous, topology, rules);
 }
 
-}  // namespace
+/// Throws the same InvalidArgument on all ranks if they are on several nodes.
+std::shared_ptr<NodeSession> connect_one_node(Rendezvous& rendezvous) {
+  std::string rules;
+  const Topology topology = rendezvous.find_topology(rules);
+  if (topology.nodes() == 1) return rendezvous.open_node(topology);
+  std::string nodes;
+  for (int node = 0; node < topology.nodes(); ++node) {
+    const std::vector<int>& ranks = topology.ranks_of(node);
+    const auto first = static_cast<size_t>(ranks.front());
+    const std::vector<std::string>& names = rendezvous.names();
+    nodes += (node == 0 ? "" : "; ") + std::string("rank ") + listed(ranks) +
+             (first < names.size() ? " beside " + names[first] : "");
+  }
+  throw InvalidArgument(rendezvous.meeting().group + " needs ranks that share a node's memory, but these are on " +
+                        std::to_string(topology.nodes()) + " nodes: " + nodes +
+                        ". Make a group of the ranks of each node with new_group()");
+}
 
-Connections connect_ranks(const Meeting& meeting) {
-  if (meeting.size == 1) return {make_solo_group(), make_solo_point_to_point()};
+/// Calls `join` with the rendezvous of the ranks.
+template <class Join>
+auto come_together(const Meeting& meeting, Join&& join) {
   return with_torch_errors("", [&] {
     std::optional<Rendezvous> rendezvous;
     try {
-      return connect(rendezvous.emplace(meeting));
+      rendezvous.emplace(meeting);
+      try {
+        return join(*rendezvous);
+      } catch (const StoreSilent&) {
+        throw;
+      } catch (const TimeoutError& e) {
+        // The first that gives up knows best for whom. A rank that was stopped hears it when it goes on.
+        JoinMonitor::raise(rendezvous->report(FailureKind::Timeout, e.what()));
+      }
     } catch (const Error& e) {
       remember_failure(e.what());
       if (was_interrupted() && rendezvous) {
@@ -154,5 +173,14 @@ Connections connect_ranks(const Meeting& meeting) {
     }
   });
 }
+
+}  // namespace
+
+Connections connect_ranks(const Meeting& meeting) {
+  if (meeting.size == 1) return {make_solo_group(), make_solo_point_to_point()};
+  return come_together(meeting, connect);
+}
+
+std::shared_ptr<NodeSession> connect_node(const Meeting& meeting) { return come_together(meeting, connect_one_node); }
 
 }  // namespace ours

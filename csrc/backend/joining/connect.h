@@ -18,4 +18,7 @@ struct Connections {
 /// if one of them fails, and one that names the absent ranks after the timeout.
 Connections connect_ranks(const Meeting& meeting);
 
+/// Brings ranks together that have to be on one node. Throws MisuseError on all of them if they are not.
+std::shared_ptr<NodeSession> connect_node(const Meeting& meeting);
+
 }  // namespace ours

@@ -45,6 +45,7 @@ class HierarchicalGroup final : public Group {
   /// Allocates from the node's heap.
   std::shared_ptr<void> allocate(size_t bytes) override;
   bool allocates() const override { return node_.allocates(); }
+  MemoryUse memory_use() const override { return node_.memory_use(); }
   void abort(const std::string& reason) override;
   void fail(const std::exception_ptr& error) noexcept override;
   void refuse(const Call& call, const std::string& why) noexcept override;

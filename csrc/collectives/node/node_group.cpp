@@ -67,6 +67,11 @@ std::shared_ptr<void> NodeGroup::allocate(size_t bytes) {
   return {heap->allocate(bytes), [heap](void* data) { heap->free(static_cast<std::byte*>(data)); }};
 }
 
+MemoryUse NodeGroup::memory_use() const {
+  const std::shared_ptr<NodeHeap>& heap = session_->heap();
+  return {session_->memory()->taken(), heap ? heap->bytes_in_use() : 0};
+}
+
 void NodeGroup::abort(const std::string& reason) {
   session_->failure().fail(FailureKind::Aborted, aborted(session_->describe(rank()), reason));
 }

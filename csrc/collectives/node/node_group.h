@@ -26,6 +26,7 @@ class NodeGroup final : public Group {
 
   std::shared_ptr<void> allocate(size_t bytes) override;
   bool allocates() const override { return session_->heap() != nullptr; }
+  MemoryUse memory_use() const override;
   void abort(const std::string& reason) override;
   void fail(const std::exception_ptr& error) noexcept override { session_->failure().fail(error); }
   void refuse(const Call& call, const std::string& why) noexcept override;

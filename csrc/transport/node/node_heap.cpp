@@ -12,7 +12,6 @@
 
 #include "common/error.h"
 #include "common/huge_pages.h"
-#include "common/process_wide.h"
 #include "common/shared_memory.h"
 
 // Linux's number, for systems whose headers are older than their kernel.
@@ -63,15 +62,6 @@ void* room_for_arena() {
 
 }  // namespace
 
-/// The heaps of this process, for fork: what a child writes must not reach the parent.
-struct ForkGuard {
-  std::set<NodeHeap*> heaps;
-
-  void in_child() {
-    for (NodeHeap* heap : heaps) heap->keep_to_oneself();
-  }
-};
-
 Fd NodeHeap::create_file(int ranks) {
   return make_memory_file("ours_heap", static_cast<size_t>(file_offset(ranks, 0)));
 }
@@ -81,17 +71,11 @@ NodeHeap::NodeHeap(int rank, int ranks, Fd file, bool huge_pages)
       file_(std::move(file)),
       huge_pages_(huge_pages && huge_pages_allowed()),
       arenas_(static_cast<size_t>(ranks)) {
-  auto& guard = ProcessWide<ForkGuard>::get();
-  const std::lock_guard<std::mutex> lock(guard.mutex);
-  guard.value.heaps.insert(this);
+  ForkGuard::add(*this);
 }
 
 NodeHeap::~NodeHeap() {
-  {
-    auto& guard = ProcessWide<ForkGuard>::get();
-    const std::lock_guard<std::mutex> lock(guard.mutex);
-    guard.value.heaps.erase(this);
-  }
+  ForkGuard::remove(*this);
   for (std::byte* arena : arenas_) {
     if (arena != nullptr) ::munmap(arena, kArenaBytes);
   }
@@ -134,7 +118,7 @@ void NodeHeap::give_back_pages(uint64_t offset, size_t bytes) {
 }
 
 void NodeHeap::withdraw(uint64_t offset, size_t bytes) noexcept {
-  const std::lock_guard<std::mutex> no_forks(ProcessWide<ForkGuard>::get().mutex);
+  const std::lock_guard<std::mutex> no_forks(ForkGuard::no_forks());
   const std::lock_guard<std::mutex> lock(mutex_);
   const uint64_t end = whole_pages(offset + bytes);
   for (uint64_t at = offset / page_bytes() * page_bytes(); at < end;) {
@@ -237,15 +221,8 @@ void NodeHeap::keep_to_oneself() noexcept {
 }
 
 bool NodeHeap::map_own(int rank, uint64_t begin, uint64_t end) noexcept {
-  // Mapped elsewhere first: a system that does not promise that much memory would refuse only after the old map is
-  // gone.
-  void* const copy = ::mmap(nullptr, end - begin, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file_.get(),
-                            file_offset(rank, begin));
-  if (copy == MAP_FAILED) return false;
   std::byte* const place = arenas_[static_cast<size_t>(rank)] + begin;
-  if (::mremap(copy, end - begin, end - begin, MREMAP_MAYMOVE | MREMAP_FIXED, place) != MAP_FAILED) return true;
-  ::munmap(copy, end - begin);
-  return false;
+  return map_privately(place, end - begin, file_.get(), file_offset(rank, begin));
 }
 
 uint64_t NodeHeap::take(size_t bytes) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/fd.h"
+#include "common/fork_guard.h"
 #include "common/owning_process.h"
 
 namespace ours {
@@ -15,7 +16,7 @@ namespace ours {
 /// Memory for tensors that the peers of a node can read and write where it lies, so that a reduction needs no copies.
 /// One sparse file, made by the leader, holds an arena for each rank, which gives out pieces of it. Pages cost nothing
 /// until they are given out, and are returned when they are freed. Safe to use from any thread.
-class NodeHeap {
+class NodeHeap final : private SharedWithOthers {
  public:
   static constexpr uint64_t kNowhere = ~uint64_t{0};
 
@@ -54,12 +55,9 @@ class NodeHeap {
   size_t bytes_in_use() const;
 
  private:
-  friend struct ForkGuard;
-
   std::byte* arena(int rank);
-  void keep_to_oneself() noexcept;
-  /// Maps [begin, end) of `rank`'s arena anew: what this process writes there from now on is private. Other threads
-  /// may use the memory meanwhile. Returns false if the system refuses.
+  void keep_to_oneself() noexcept override;
+  /// Calls map_privately() for [begin, end) of `rank`'s arena.
   bool map_own(int rank, uint64_t begin, uint64_t end) noexcept;
   /// Moves the huge pages that are full now that [offset, offset + bytes) has been taken, each only once: moving pays
   /// only for memory that stays.
@@ -77,7 +75,7 @@ class NodeHeap {
   std::map<uint64_t, size_t> used_;  // offset -> bytes, in whole pages
   std::map<uint64_t, size_t> gaps_;  // freed pieces below end_, never adjacent
   std::set<uint64_t> moved_;         // offsets of huge pages
-  // Withdrawn ranges, begin -> end, which do not touch. Guarded by the mutex of ForkGuard, too.
+  // Withdrawn ranges, begin -> end, which do not touch. Guarded by no_forks() of ForkGuard, too.
   std::map<uint64_t, uint64_t> own_;
   uint64_t end_ = 0;
 };

@@ -73,5 +73,15 @@ TEST(memory_of_a_rank_alone_has_no_file) {
   CHECK_EQ(memory->fd(), -1);
 }
 
+TEST(shared_memory_knows_how_much_was_taken) {
+  constexpr size_t kPage = 4096;
+  const auto memory = SharedMemory::create(100 * kPage);
+  CHECK_EQ(memory->taken(), size_t{0});
+  memory->reserve(10 * kPage, 7 * kPage);
+  memory->data()[0] = std::byte{1};
+  CHECK_EQ(memory->taken(), 8 * kPage);
+  CHECK_EQ(SharedMemory::create_alone(kPage)->taken(), size_t{0});
+}
+
 }  // namespace
 }  // namespace ours::testing
