@@ -92,15 +92,16 @@ class Exchanging {
   std::vector<std::vector<uint64_t>> ask() {
     std::vector<std::vector<uint64_t>> mine(locals_), theirs(locals_);
     ExchangePlan sizes{Movement::AllToAll, -1, {}, {}};
-    const size_t own = relays_.sources(run_.map.local()).size();
+    const size_t own = relays_.sources(static_cast<size_t>(run_.map.local())).size();
     for (size_t local = 0; local < locals_; ++local) {
-      for (const int source : relays_.sources(static_cast<int>(local))) {
+      for (const int source : relays_.sources(local)) {
         mine[local].push_back(source < 0 ? 0 : plan_.received(static_cast<size_t>(source)));
       }
       theirs[local].resize(own);
       sizes.sends.emplace_back(ConstSpan{mine[local].data(), own * sizeof(uint64_t)});
       sizes.receives.emplace_back(Span{theirs[local].data(), own * sizeof(uint64_t)});
     }
+    if (own == 0) return theirs;
     run_.in_node([&] { run_.node.exchange(run_.running.call, sizes); });
     return theirs;
   }
@@ -165,7 +166,7 @@ class Exchanging {
 
   /// Gets the sizes of what this rank will hand on. All nodes have made the same call if they have come.
   void compare(const std::vector<std::vector<uint64_t>>& asked) {
-    const std::vector<int> sources = relays_.sources(run_.map.local());
+    const std::vector<int>& sources = relays_.sources(static_cast<size_t>(run_.map.local()));
     Tally announced;
     const size_t bytes = locals_ * sizeof(uint64_t);
     std::byte* const tables = run_.tcp.keep(sources.size() * bytes);
@@ -252,7 +253,7 @@ class Exchanging {
     // By relay, where what its sources have for this rank belongs.
     std::vector<std::vector<Span>> get(locals_);
     for (size_t k = 0; k < locals_; ++k) {
-      const std::vector<int> theirs = relays_.sources(static_cast<int>(k));
+      const std::vector<int>& theirs = relays_.sources(k);
       for (size_t s = sources.begin; s < sources.end; ++s) {
         const bool comes = theirs[s] >= 0 && relayed(plan_.received(static_cast<size_t>(theirs[s]))) != 0;
         get[k].push_back(comes ? *plan_.receives[static_cast<size_t>(theirs[s])] : Span{});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -16,12 +17,12 @@ namespace ours {
 class Relays {
  public:
   /// `plan` says which ranks send anything to which.
-  Relays(const NodeMap& map, const ExchangePlan& plan) : map_(map), plan_(plan) {
+  Relays(const NodeMap& map, const ExchangePlan& plan) : map_(map), plan_(plan), sources_(map.members().size()) {
     for (size_t step = 1; step <= steps(); ++step) {
       const int node = from(step);
       const size_t ranks = map_.ranks_of(node).size();
       for (size_t first = 0; first < ranks; first += map_.members().size()) {
-        if (is_used(node, first)) slots_.push_back({step, first});
+        add_sources(node, step, first);
       }
     }
   }
@@ -44,25 +45,11 @@ class Relays {
 
   /// The ranks for which a rank of this node is the relay, in the order in which they are served. Where another rank of
   /// the node has one more on the same node, -1 stands in its place, so all lists are equally long.
-  std::vector<int> sources(int local) const {
-    std::vector<int> sources;
-    for (const Slot& slot : slots_) {
-      const std::vector<int>& ranks = map_.ranks_of(from(slot.step));
-      const size_t place = slot.first + static_cast<size_t>(local);
-      const bool exists = place < ranks.size() && passes(ranks[place], map_.here());
-      sources.push_back(exists ? ranks[place] : -1);
-    }
-    return sources;
-  }
+  const std::vector<int>& sources(size_t local) const { return sources_[local]; }
   /// The step in which the source at that place of the list sends.
-  size_t step_of(size_t source) const { return slots_[source].step; }
+  size_t step_of(size_t source) const { return steps_[source]; }
 
  private:
-  struct Slot {
-    size_t step;
-    size_t first;  ///< the source of the node's first rank, as a place in the other node
-  };
-
   /// Whether a rank sends anything to a node other than its own.
   bool passes(int rank, int node) const {
     switch (plan_.movement) {
@@ -78,18 +65,22 @@ class Relays {
     return true;
   }
 
-  /// Whether any of the ranks from `first` on, one for each rank of this node, sends anything to it.
-  bool is_used(int node, size_t first) const {
+  /// Of a node's ranks from `first` on, one for each rank of this node, if any of them sends anything to it.
+  void add_sources(int node, size_t step, size_t first) {
     const std::vector<int>& ranks = map_.ranks_of(node);
-    for (size_t k = first; k < first + map_.members().size() && k < ranks.size(); ++k) {
-      if (passes(ranks[k], map_.here())) return true;
+    std::vector<int> added;
+    for (size_t k = first; k < first + sources_.size(); ++k) {
+      added.push_back(k < ranks.size() && passes(ranks[k], map_.here()) ? ranks[k] : -1);
     }
-    return false;
+    if (std::all_of(added.begin(), added.end(), [](int rank) { return rank < 0; })) return;
+    steps_.push_back(step);
+    for (size_t k = 0; k < added.size(); ++k) sources_[k].push_back(added[k]);
   }
 
   const NodeMap& map_;
   const ExchangePlan& plan_;
-  std::vector<Slot> slots_;
+  std::vector<std::vector<int>> sources_;  ///< by rank of this node
+  std::vector<size_t> steps_;              ///< of each source
 };
 
 }  // namespace ours
