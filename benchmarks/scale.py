@@ -21,9 +21,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ourddp import _C
 from ourddp.bench import report as reports
 
-CHUNK = 512 << 10  # bytes that are cut into parts for all rails and nodes at a time
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # ranks
 
 
@@ -63,28 +63,28 @@ def flat_ring(machine: Machine, nodes: int, size: float) -> float:
     return 2 * (ranks - 1) * (step + max(wire, 5 * machine.local_ranks * size / ranks / machine.memory))
 
 
-def cut(machine: Machine, nodes: int, size: float, chunk: int) -> float:
-    """Cut chunks into a part for every node, and send these: links carry bytes while cores see to messages."""
-    messages = math.ceil(size / chunk) * 2 * (nodes - 1)
-    return max(2 * (nodes - 1) / nodes * size / machine.bandwidth, messages * machine.overhead)
+def by_rails(machine: Machine, nodes: int, size: float, start: float, *, ring: bool) -> float:
+    """Cut chunks into a part for every rail and node, and send these: links carry bytes while cores see to messages.
+
+    The work in the nodes overlaps with that of the links, except that of one chunk.
+    """
+    if nodes == 1:
+        return in_node(machine, size)
+    _, chunks = _C.choose_rails(nodes, machine.local_ranks, int(size), ring)
+    messages = chunks * 2 * (nodes - 1)
+    wire = start + max(2 * (nodes - 1) / nodes * size / machine.bandwidth, messages * machine.overhead)
+    node = in_node(machine, size)
+    return max(wire, node) + min(wire, node) / chunks + 2 * machine.sync
 
 
 def hierarchical_ring(machine: Machine, nodes: int, size: float) -> float:
-    """Rings between nodes, of which each rank has one for its share; memory and wire work at the same time."""
-    if nodes == 1:
-        return in_node(machine, size)
-    # As rail_ring.h chooses it.
-    chunk = max(CHUNK, CHUNK // 32 * nodes * machine.local_ranks)
-    wire = 2 * (nodes - 1) * machine.latency + cut(machine, nodes, size, chunk)
-    return max(wire, in_node(machine, size)) + 2 * machine.sync
+    """Rings between nodes, each for a share of the message; memory and wire work at the same time."""
+    return by_rails(machine, nodes, size, 2 * (nodes - 1) * machine.latency, ring=True)
 
 
 def hierarchical_direct(machine: Machine, nodes: int, size: float) -> float:
     """Like the ring, but every node sends its parts directly to their owners: as many bytes, in two steps."""
-    if nodes == 1:
-        return in_node(machine, size)
-    wire = 2 * machine.latency + cut(machine, nodes, size, CHUNK)
-    return max(wire, in_node(machine, size)) + 2 * machine.sync
+    return by_rails(machine, nodes, size, 2 * machine.latency, ring=False)
 
 
 def hierarchical_doubling(machine: Machine, nodes: int, size: float) -> float:

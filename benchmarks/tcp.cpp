@@ -128,7 +128,8 @@ std::shared_ptr<ours::Group> Rank::join() {
     session = ours::NodeSession::open(rank_ % job_.local, job_.local, keys->get(key, deadline));
   }
   session->wait_attached(deadline, [] {});
-  return std::make_shared<ours::HierarchicalGroup>(ours::Topology::of(leaders), session, mesh, job_.rails);
+  return std::make_shared<ours::HierarchicalGroup>(ours::Topology::of(leaders), session, mesh,
+                                                   ours::HierarchicalLimits{job_.rails});
 }
 
 void Rank::meet() {

@@ -130,6 +130,9 @@ class ProcessGroupOurs(Backend):
     def device_engine(self) -> str:
         """Return what moves the data of tensors on this rank's device, and why; empty until it was first needed."""
 
+def choose_rails(nodes: int, local: int, bytes: int, ring: bool = False) -> tuple[int, int]:
+    """Return how many rails an array takes between nodes of ``local`` ranks, and in how many chunks."""
+
 def request_stop() -> None:
     """Note that somebody has asked this process to stop."""
 

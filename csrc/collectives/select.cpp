@@ -23,8 +23,8 @@ all local<=1 nodes<=16 direct            # and of long ones everybody reduces a 
 all local<=1 bytes<=64K doubling         # many: short messages are exchanged in pairs
 all local<=1 ring                        # and long ones, and what is only moved, go around
 all nodes>=32 bytes<=16K doubling        # nodes of several ranks, many: less to send than to everybody
-all nodes>=128 bytes<=64K doubling       # and still less with more of them
-all nodes>=256 bytes>=16M ring           # very many: a part for each would be too small to be worth a message
+all nodes>=96 bytes<=64K doubling        # and still less with more of them
+all nodes>=300 bytes<=128K doubling      # and more
 all nodes>=450 bytes<=2M doubling        # so many that a process may not have enough descriptors
 all nodes>=450 ring                      # for connections to all of them
 all sent<=64K whole                      # few: short messages go to everybody

@@ -5,6 +5,7 @@ Most tests of groups run over two nodes, too (the fixture ``nodes``); these are 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import time
@@ -131,3 +132,32 @@ def test_many_ranks_join_with_few_keys_for_each(count):
     results = run_ranks(32, join_many, backend=None, nodes=count)
     assert max(seconds for seconds, _ in results) < 20
     assert max(keys for _, keys in results) <= 8 * 32
+
+
+def sockets() -> int:
+    """Return the number of sockets that this process has."""
+    count = 0
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that reads the folder
+            count += os.readlink(entry.path).startswith("socket:")
+    return count
+
+
+@in_ranks(6, nodes=2, fresh=True, env={"OURS_TCP_STREAMS": "1"})
+def test_a_rank_sends_to_one_rank_of_each_other_node(rank: int, world: int) -> None:
+    total()
+    before = sockets()
+    for count in (1, 1000):
+        inputs = [torch.full((count + to,), rank * world + to) for to in range(world)]
+        outputs = [torch.empty(count + rank, dtype=torch.int64) for _ in range(world)]
+        dist.all_to_all(outputs, inputs)
+        assert all((output == sender * world + rank).all() for sender, output in enumerate(outputs))
+        gathered = [torch.empty(count, dtype=torch.int64) for _ in range(world)] if rank == 4 else None
+        dist.gather(torch.full((count,), rank), gathered, dst=4)
+        assert gathered is None or [int(one[-1]) for one in gathered] == list(range(world))
+    # One for control and one for data. If both ends connect at once, one of the attempts ends a little later.
+    deadline = time.monotonic() + 10
+    while sockets() > before + 2:
+        assert time.monotonic() < deadline, (before, sockets())
+        time.sleep(0.01)
+    dist.barrier()

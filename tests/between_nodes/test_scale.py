@@ -51,8 +51,11 @@ def test_steps_of_short_messages(scale):
 def test_messages_of_chunks(scale):
     cluster = machine(scale, overhead=1.0, bandwidth=1e30)
     assert scale.hierarchical_direct(cluster, 9, 25 << 20) == pytest.approx(50 * 2 * 8)
-    assert scale.hierarchical_ring(cluster, 9, 25 << 20) == pytest.approx(45 * 2 * 8)  # chunks of 9 x 4 x 16 KiB
-    assert scale.hierarchical_ring(cluster, 256, 25 << 20) == pytest.approx(2 * 2 * 255)
+    assert scale.hierarchical_ring(cluster, 9, 25 << 20) == pytest.approx(44 * 2 * 8)  # of 9 x 4 parts of 16 KiB
+    assert scale.hierarchical_ring(cluster, 256, 25 << 20) == pytest.approx(2 * 255)
+    # Parts of 8 KiB and no less, so 4 chunks and not 50, and fewer rails than ranks.
+    many = machine(scale, overhead=1.0, bandwidth=1e30, local_ranks=64)
+    assert scale.hierarchical_direct(many, 32, 25 << 20) == pytest.approx(4 * 2 * 31)
     assert scale.hierarchical_whole(cluster, 9, 4) == pytest.approx(8)
 
 

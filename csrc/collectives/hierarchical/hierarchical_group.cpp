@@ -24,7 +24,7 @@ NodeMap map_of(Topology topology, const NodeSession& session, const TcpMesh& mes
 }  // namespace
 
 HierarchicalGroup::HierarchicalGroup(Topology topology, std::shared_ptr<NodeSession> session,
-                                     std::shared_ptr<TcpMesh> mesh, int rails)
+                                     std::shared_ptr<TcpMesh> mesh, const HierarchicalLimits& limits)
     : map_(map_of(std::move(topology), *session, *mesh)),
       session_(std::move(session)),
       mesh_(std::move(mesh)),
@@ -38,7 +38,8 @@ HierarchicalGroup::HierarchicalGroup(Topology topology, std::shared_ptr<NodeSess
              mesh_->plan(),
              watch_,
              scratch_,
-             rails > 0 ? std::min(map_.least_local(), rails) : map_.least_local()} {}
+             limits.rails > 0 ? std::min(map_.least_local(), limits.rails) : map_.least_local(),
+             limits.most_peers} {}
 
 void HierarchicalGroup::check_usable(const Call& /*call*/) {
   share_failure();

@@ -21,6 +21,14 @@
 
 namespace ours {
 
+/// The same on all ranks.
+struct HierarchicalLimits {
+  /// At most that many ranks of each node send large reductions: 0 is as many as the smallest node has ranks.
+  int rails = 0;
+  /// If more ranks than that are on other nodes, even long messages go through one rank of each.
+  int most_peers = 64;
+};
+
 /// Collectives of ranks on several nodes, by the algorithms of hierarchical_algorithms.h: shared memory within a node,
 /// TCP between nodes, and no byte twice over the network. Nodes may have different numbers of ranks.
 ///
@@ -29,10 +37,9 @@ namespace ours {
 class HierarchicalGroup final : public Group {
  public:
   /// `session` is that of this rank's node, with ranks numbered as topology.ranks_of() lists them; nothing else may
-  /// use it. `mesh` covers all ranks. `rails` ranks of each node send large reductions: 0, the default, is as many as
-  /// the smallest node has ranks, which is also the most. Throws Error if the three do not fit together.
+  /// use it. `mesh` covers all ranks. Throws Error if the three do not fit together.
   HierarchicalGroup(Topology topology, std::shared_ptr<NodeSession> session, std::shared_ptr<TcpMesh> mesh,
-                    int rails = 0);
+                    const HierarchicalLimits& limits = HierarchicalLimits());
   HierarchicalGroup(const HierarchicalGroup&) = delete;
   HierarchicalGroup& operator=(const HierarchicalGroup&) = delete;
   ~HierarchicalGroup() override { leave(); }

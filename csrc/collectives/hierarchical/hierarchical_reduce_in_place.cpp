@@ -56,7 +56,7 @@ void reduce_in_place(HierarchicalRun& run, const Reducing& job, const RailSlices
   Buffers buffers(run.rounds, job);
   const int local = run.map.local();
   size_t begun = 0, written = 0;
-  const size_t chunks = slices.chunks();
+  const size_t chunks = slices.chunks;
   const auto can_write = [&] { return written < begun && rail->done(written); };
   const auto can_begin = [&] { return begun < chunks && begun < written + Rail::window() && rail->may_begin(); };
   while (written < chunks) {

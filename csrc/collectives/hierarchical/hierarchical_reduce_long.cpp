@@ -1,3 +1,5 @@
+#include <optional>
+
 #include "collectives/hierarchical/hierarchical_algorithms.h"
 #include "collectives/hierarchical/hierarchical_stages.h"
 #include "collectives/hierarchical/rail_direct.h"
@@ -8,11 +10,11 @@
 // Long arrays take three steps: a reduce-scatter in the node, which gives each rank a slice; an all-reduce of the
 // slice among the ranks of equal place on all nodes, called a rail (rail_direct.h, or rail_ring.h for many nodes);
 // and an all-gather in the node. Each node sends 2 (H - 1) / H of the array to the H - 1 others, which is the
-// minimum, and all ranks share the work of sending. Since a rail needs a rank on every node, there are as many rails
-// as the smallest node has ranks; the other ranks of a larger node give their inputs and get their results.
+// minimum, and the rails share the work of sending. A rail needs a rank on every node, and messages that are long
+// enough to be worth it, so there may be fewer than a node has ranks (rail_slices.h).
 //
-// All three steps are pipelined in chunks. If the node's ranks have their data in the heap, a rail reads its slices
-// there and writes the results back to all, without staging and without waiting for its node:
+// All three steps are pipelined in chunks. If the node's ranks have their data in the heap, and each has a rail, a rail
+// reads its slices there and writes the results back to all, without staging and without waiting for its node:
 // hierarchical_reduce_in_place.cpp. Otherwise chunks go through the stages in rounds: hierarchical_reduce_staged.cpp.
 
 namespace ours::hierarchical {
@@ -41,19 +43,6 @@ std::unique_ptr<Rail> make_rail(HierarchicalRun& run, const Reducing& job, const
   throw Error(std::string(name_of(algorithm)) + " has no rails");
 }
 
-size_t chunk_bytes(const HierarchicalRun& run, Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::Ring:
-      return RailRing::chunk_bytes(run.plan.chunk_bytes, static_cast<size_t>(run.map.nodes()),
-                                   static_cast<size_t>(run.rails));
-    case Algorithm::Direct:
-    case Algorithm::Whole:
-    case Algorithm::Doubling:
-      break;
-  }
-  return 2 * run.plan.chunk_bytes;
-}
-
 }  // namespace
 
 void give_scratch(HierarchicalRun& run, Rail& rail) {
@@ -65,7 +54,8 @@ void give_scratch(HierarchicalRun& run, Rail& rail) {
 void reduce_long(HierarchicalRun& run, const Reducing& job, Algorithm algorithm) {
   NodeRounds& rounds = run.rounds;
   const size_t element = job.element();
-  const RailSlices slices{job.in.count(), chunk_bytes(run, algorithm) / element, run.rails, kCacheLine / element};
+  const RailSlices slices = choose_rails(
+      {job.in.count(), element, size_of(job.travels), run.map.nodes(), run.rails, algorithm, run.plan.chunk_bytes});
   rounds.write().begin();
   rounds.note_use(job.in, element);
   if (job.out != nullptr && job.out != &job.in) rounds.note_use(*job.out, element);
@@ -78,14 +68,19 @@ void reduce_long(HierarchicalRun& run, const Reducing& job, Algorithm algorithm)
   run.open({0, 0, published ? uint64_t{1} : 0});
   const uint64_t in_heap = rounds.exchanged().lenders;
   const std::unique_ptr<Rail> rail = make_rail(run, job, slices, algorithm);
-  if (alone || in_heap == static_cast<uint64_t>(rounds.size())) {
+  if (alone || (in_heap == static_cast<uint64_t>(rounds.size()) && !stages.helped())) {
     if (rail != nullptr) give_scratch(run, *rail);
     return reduce_in_place(run, job, slices, rail.get());
+  }
+  std::optional<HeapBuffers> buffers;
+  if (in_heap == static_cast<uint64_t>(rounds.size())) {
+    buffers.emplace(rounds.places(), rounds.rank(), rounds.size(), job.in, element);
+    stages.read_from(*buffers);
   }
   rounds.places().forget();
   if (rail != nullptr) stages.give_memory(*rail);
   if (in_heap > 0) {
-    // Some ranks' data lies in the heap, but not all ranks'.
+    // Only some ranks' data lies in the heap; or helpers will write where the ranks have published its places.
     stages.copy_in(0);
     run.sync();
   }

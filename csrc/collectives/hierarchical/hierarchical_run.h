@@ -21,7 +21,8 @@ struct HierarchicalParts {
   const TcpPlan& plan;
   NodeWatch& watch;
   Scratch& scratch;
-  int rails;  ///< how many ranks of a node send large reductions
+  int rails;       ///< how many ranks of a node send large reductions, at most
+  int most_peers;  ///< ranks of other nodes to which a rank may send messages directly
 };
 
 /// An operation of such a group while it is under way on this rank, with its two halves, the node and the network.

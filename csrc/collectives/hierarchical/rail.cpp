@@ -8,13 +8,8 @@ Rail::Rail(TcpCall& tcp, Job job)
     : tcp_(tcp),
       job_(std::move(job)),
       element_(size_of(job_.dtype)),
-      chunks_(job_.slices.chunks()),
+      chunks_(job_.slices.chunks),
       slots_(std::max<size_t>(1, std::min(chunks_, most_slots()))),
       slice_bytes_(whole_lines(job_.slices.longest() * element_)) {}
-
-Slice Rail::part_of(size_t chunk, size_t node) const {
-  return slice_of(job_.slices.of(chunk, job_.rail).size(), static_cast<int>(nodes()), static_cast<int>(node),
-                  job_.slices.align);
-}
 
 }  // namespace ours

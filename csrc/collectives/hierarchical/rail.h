@@ -3,34 +3,13 @@
 #include <cstddef>
 #include <vector>
 
+#include "collectives/hierarchical/rail_slices.h"
 #include "common/dtype.h"
-#include "common/partition.h"
 #include "kernels/reduce.h"
 #include "transport/node/node_layout.h"
 #include "transport/tcp/tcp_call.h"
 
 namespace ours {
-
-/// How an array is divided between rails: into chunks, each of which is cut into one slice per rail. Pure arithmetic,
-/// with the same result on all ranks.
-struct RailSlices {
-  size_t count;      ///< elements of the array
-  size_t per_chunk;  ///< elements
-  int rails;
-  size_t align;  ///< slices end at multiples of so many elements
-
-  size_t chunks() const { return piece_count(count, per_chunk); }
-
-  /// A rail's elements of a chunk.
-  Slice of(size_t chunk, int rail) const {
-    const Slice all = piece_of(count, per_chunk, chunk);
-    const Slice part = slice_of(all.size(), rails, rail, align);
-    return {all.begin + part.begin, all.begin + part.end};
-  }
-
-  /// The most elements that of() gives any rail.
-  size_t longest() const { return of(0, 0).size(); }
-};
 
 /// One rail of an all-reduce between nodes: one rank of each node, all with their nodes' partial sums of the same
 /// slices. Several chunks are under way at a time.
@@ -93,7 +72,9 @@ class Rail {
   std::byte* work(size_t chunk) const { return work_ + (chunk % slots_) * slot_work_bytes_; }
 
   /// The elements of a chunk's slice that belong to a node.
-  Slice part_of(size_t chunk, size_t node) const;
+  Slice part_of(size_t chunk, size_t node) const {
+    return job_.slices.part_of(chunk, job_.rail, static_cast<int>(node), static_cast<int>(nodes()));
+  }
 
   TcpCall& tcp_;
   const Job job_;

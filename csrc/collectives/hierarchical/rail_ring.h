@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -23,13 +22,6 @@ namespace ours {
 /// which follows from the numbers of chunks and steps alone.
 class RailRing final : public Rail {
  public:
-  /// How large chunks should be: with many nodes and rails, parts would be too small to be worth a message.
-  static size_t chunk_bytes(size_t part_of_message, size_t nodes, size_t rails) {
-    // The share that benchmarks/scale.py assumes.
-    constexpr size_t kShare = 16;
-    return std::max(2 * part_of_message, part_of_message / kShare * nodes * rails);
-  }
-
   /// Needs two nodes or more.
   RailRing(TcpCall& tcp, Job job);
 

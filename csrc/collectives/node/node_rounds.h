@@ -54,11 +54,17 @@ class NodeRounds {
   /// A place of chunk_bytes().
   std::byte* next_stage() { return stage(rank(), barrier_.next_parity()); }
   const std::byte* stage_of(int r) const { return stage(r, barrier_.parity()); }
+  /// This rank's stage as of the last synchronisation, and that of rank r as of the one before: whatever the others do
+  /// not read in a stage may hold something for the round after.
+  std::byte* own_stage() { return stage(rank(), barrier_.parity()); }
+  const std::byte* stage_before(int r) const { return stage(r, barrier_.next_parity()); }
   size_t chunk_bytes() const { return session_->layout().chunk_bytes; }
 
   /// A place for a rank's reduced share of a chunk.
   std::byte* next_result() { return result(rank(), barrier_.next_parity()); }
   const std::byte* result_of(int r) const { return result(r, barrier_.parity()); }
+  /// The place of rank r, which leaves it to this one in an algorithm in which only some ranks have results.
+  std::byte* next_result_of(int r) { return result(r, barrier_.next_parity()); }
   /// One of the NodeLayout::kResults results of rank r, for an algorithm that uses more than two in turn.
   std::byte* result(int r, size_t number) const {
     return session_->at<std::byte>(session_->layout().result(static_cast<size_t>(r), number));

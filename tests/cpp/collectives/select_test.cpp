@@ -48,8 +48,8 @@ TEST(without_rules_nodes_of_several_ranks_choose_by_number_and_size) {
         const size_t others = static_cast<size_t>(std::max(nodes - 1, 1));
         Algorithm expected = bytes <= kSmall / others ? Algorithm::Whole : Algorithm::Direct;
         if (nodes >= 450) expected = bytes <= size_t{2} << 20 ? Algorithm::Doubling : Algorithm::Ring;
-        if (nodes >= 256 && bytes >= size_t{16} << 20) expected = Algorithm::Ring;
-        if (nodes >= 32 && bytes <= (nodes >= 128 ? 64u : 16u) * 1024) expected = Algorithm::Doubling;
+        const size_t most = nodes >= 300 ? 128 : nodes >= 96 ? 64 : nodes >= 32 ? 16 : 0;
+        if (most != 0 && bytes <= most * 1024) expected = Algorithm::Doubling;
         CHECK(table.choose({Selectable::AllReduce, nodes, local, bytes}) == expected);
       }
     }

@@ -152,7 +152,7 @@ inline const std::vector<GroupKind>& device_kinds() {
   const auto turns = [](int r) { return std::to_string(r % 2); };
   const auto each = [](int r) { return std::to_string(r); };
   const GroupKind node = node_kind("", Setting::Auto);
-  const GroupKind nodes = hierarchical_kind("", 0, [](int r) { return r < 3 ? 0 : r; });
+  const GroupKind nodes = hierarchical_kind("", {}, [](int r) { return r < 3 ? 0 : r; });
   static const std::vector<GroupKind> kKinds = {
       device_kind("staging over shared memory", node, one, staging_maker),
       device_kind("staging over 3 and 1 a node", nodes, each, staging_maker),

@@ -39,6 +39,11 @@ size_t Switchboard::arrived() {
   return arrived_;
 }
 
+std::vector<std::tuple<int, int, size_t>> Switchboard::sent() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return sent_;
+}
+
 size_t Switchboard::under_way() {
   const std::lock_guard<std::mutex> lock(mutex_);
   size_t all = 0;
@@ -49,6 +54,7 @@ size_t Switchboard::under_way() {
 void Switchboard::begin(int from, int to, bool sends, const EndPtr& end) {
   const std::lock_guard<std::mutex> lock(mutex_);
   check(sends ? from : to);
+  if (sends) sent_.emplace_back(from, to, end->bytes);
   Pair& pair = pairs_[{from, to}];
   (sends ? pair.sent : pair.wanted).push_back(end);
   changed_.notify_all();

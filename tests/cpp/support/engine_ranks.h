@@ -10,7 +10,9 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "support/tcp_ranks.h"
 #include "transport/engine.h"
@@ -40,6 +42,8 @@ class Switchboard {
   void fail_after(int messages, int rank);
   /// The number of messages that have arrived.
   size_t arrived();
+  /// From whom to whom all messages went that were begun, and their bytes.
+  std::vector<std::tuple<int, int, size_t>> sent();
   /// The number of messages that have been begun, and have neither ended nor arrived.
   size_t under_way();
 
@@ -69,6 +73,7 @@ class Switchboard {
   int left_ = -1;
   int failing_ = -1;
   size_t arrived_ = 0;
+  std::vector<std::tuple<int, int, size_t>> sent_;
   std::thread thread_;
 };
 

@@ -45,12 +45,12 @@ GroupKind tcp_kind(const std::string& name, int streams, const std::string& rule
   return kind;
 }
 
-GroupKind hierarchical_kind(const std::string& name, int rails, const NodeOf& node_of, const std::string& rules,
-                            std::optional<bool> engine_polls) {
-  const auto make = [rails, node_of, rules, engine_polls](int ranks, size_t chunk) {
+GroupKind hierarchical_kind(const std::string& name, const HierarchicalLimits& limits, const NodeOf& node_of,
+                            const std::string& rules, std::optional<bool> engine_polls) {
+  const auto make = [limits, node_of, rules, engine_polls](int ranks, size_t chunk) {
     HierarchicalConfig config;
     config.engine_polls = engine_polls;
-    config.rails = rails;
+    config.limits = limits;
     config.rules = rules;
     config.chunk = chunk;
     const auto all = std::make_shared<HierarchicalRanks>(ranks, node_of, config);
@@ -69,6 +69,7 @@ const std::vector<GroupKind>& group_kinds() {
   const NodeOf pairs = [](int r) { return r / 2; };
   const NodeOf turns = [](int r) { return r % 3; };
   const NodeOf uneven = [](int r) { return r < 2 ? 0 : r < 5 ? 1 : r; };
+  const HierarchicalLimits relays{0, 0};
   static const std::vector<GroupKind> kKinds = {
       node_kind("shared memory", Setting::Auto),
       node_kind("shared memory, by its segment and around the cache", Setting::On, "", false),
@@ -76,18 +77,18 @@ const std::vector<GroupKind>& group_kinds() {
       tcp_kind("tcp, direct, 3 streams", 3, kDirect),
       tcp_kind("tcp, ring", 1, kRing),
       tcp_kind("tcp, ring, 2 streams", 2, kRing),
-      hierarchical_kind("2 a node", 0, pairs),
-      hierarchical_kind("4 a node, 1 rail", 1, [](int r) { return r / 4; }),
-      hierarchical_kind("3 nodes by turns", 0, turns),
-      hierarchical_kind("3 and 1 a node", 0, [](int r) { return r < 3 ? 0 : r; }),
-      hierarchical_kind("1 a node", 0, alone),
-      hierarchical_kind("2 a node, around a ring", 0, pairs, "all ring"),
-      hierarchical_kind("1 a node, short ones doubled", 0, alone, "all bytes<=1K doubling;all ring"),
-      hierarchical_kind("2, 3 and 1 a node, doubled", 0, uneven, "all doubling"),
+      hierarchical_kind("2 a node", {}, pairs),
+      hierarchical_kind("4 a node, 1 rail, relays", {1, 0}, [](int r) { return r / 4; }),
+      hierarchical_kind("3 nodes by turns", {}, turns),
+      hierarchical_kind("3 and 1 a node, relays", relays, [](int r) { return r < 3 ? 0 : r; }),
+      hierarchical_kind("1 a node", {}, alone),
+      hierarchical_kind("2 a node, around a ring", {}, pairs, "all ring"),
+      hierarchical_kind("1 a node, short ones doubled", {}, alone, "all bytes<=1K doubling;all ring"),
+      hierarchical_kind("2, 3 and 1 a node, doubled, relays", relays, uneven, "all doubling"),
       tcp_kind("an engine that polls, direct", 2, kDirect, true),
       tcp_kind("an engine with threads, ring", 2, kRing, false),
-      hierarchical_kind("2 a node, an engine that polls", 0, pairs, "", true),
-      hierarchical_kind("3 nodes by turns, an engine with threads", 0, turns, "", false)};
+      hierarchical_kind("2 a node, an engine that polls", {}, pairs, "", true),
+      hierarchical_kind("3 nodes by turns, an engine with threads, relays", relays, turns, "", false)};
   return kKinds;
 }
 

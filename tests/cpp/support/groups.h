@@ -41,8 +41,8 @@ GroupKind node_kind(const std::string& name, Setting write_around, const std::st
 GroupKind tcp_kind(const std::string& name, int streams, const std::string& rules,
                    std::optional<bool> engine_polls = std::nullopt);
 
-GroupKind hierarchical_kind(const std::string& name, int rails, const NodeOf& node_of, const std::string& rules = "",
-                            std::optional<bool> engine_polls = std::nullopt);
+GroupKind hierarchical_kind(const std::string& name, const HierarchicalLimits& limits, const NodeOf& node_of,
+                            const std::string& rules = "", std::optional<bool> engine_polls = std::nullopt);
 
 /// The kinds of groups over host memory.
 const std::vector<GroupKind>& group_kinds();

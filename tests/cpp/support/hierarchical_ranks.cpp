@@ -14,7 +14,7 @@ Topology topology_of(int ranks, const NodeOf& node_of) {
 }
 
 HierarchicalRanks::HierarchicalRanks(int ranks, const NodeOf& node_of, const HierarchicalConfig& config)
-    : topology(topology_of(ranks, node_of)), rails(config.rails), sessions(static_cast<size_t>(ranks)) {
+    : topology(topology_of(ranks, node_of)), limits(config.limits), sessions(static_cast<size_t>(ranks)) {
   for (int node = 0; node < topology.nodes(); ++node) {
     const std::vector<int>& members = topology.ranks_of(node);
     const Sessions own = make_sessions(static_cast<int>(members.size()), config.chunk);
@@ -35,7 +35,7 @@ HierarchicalRanks::HierarchicalRanks(int ranks, const NodeOf& node_of, const Hie
 
 std::shared_ptr<HierarchicalGroup> HierarchicalRanks::group(int rank) const {
   const auto at = static_cast<size_t>(rank);
-  return std::make_shared<HierarchicalGroup>(topology, sessions[at], meshes[at], rails);
+  return std::make_shared<HierarchicalGroup>(topology, sessions[at], meshes[at], limits);
 }
 
 void HierarchicalRanks::run(const std::function<void(HierarchicalGroup&)>& fn) const {

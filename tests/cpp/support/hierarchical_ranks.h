@@ -15,7 +15,7 @@ namespace ours::testing {
 using NodeOf = std::function<int(int rank)>;
 
 struct HierarchicalConfig {
-  int rails = 0;
+  HierarchicalLimits limits;
   size_t chunk = 0;       ///< of the nodes, in bytes; 0: as by default
   size_t wire_chunk = 0;  ///< between nodes; 0: the same
   int streams = 2;
@@ -36,7 +36,7 @@ struct HierarchicalRanks {
   void run(const std::function<void(HierarchicalGroup&)>& fn) const;
 
   Topology topology;
-  int rails;
+  HierarchicalLimits limits;
   Sessions sessions;  ///< by rank, as the meshes
   Meshes meshes;
 };

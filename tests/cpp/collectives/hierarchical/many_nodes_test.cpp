@@ -71,7 +71,7 @@ TEST(many_nodes_get_the_same_bits_on_all_ranks) {
   HierarchicalConfig config = config_of("all ring", 0);
   config.streams = 1;
   check_same_bits(nodes_of(4, config));
-  config.rails = 1;
+  config.limits.rails = 1;
   check_same_bits(nodes_of(5, config), true);
 }
 
