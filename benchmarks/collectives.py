@@ -131,14 +131,16 @@ def sizes_of(args: argparse.Namespace) -> list[int]:
 
 
 def peers_of(args: argparse.Namespace) -> list[str]:
-    """Return the peers to measure, those of --peers that are here; print why others are not."""
+    """Return the peers to measure; print why others are not here, and end the program if --peers names one of them."""
     found = []
     for name in args.peers.split(",") if args.peers else peers.NAMES:
         reason = peers.why_not(name, args.rivals)
-        if reason:
-            print(f"without {name}: {reason}")
-        else:
+        if not reason:
             found.append(name)
+        elif args.peers:
+            sys.exit(f"{name} cannot take part: {reason}")
+        else:
+            print(f"without {name}: {reason}")
     return found
 
 

@@ -104,10 +104,11 @@ def test_the_readme_shows_the_measured_times() -> None:
         assert (BENCHMARKS.parent / picture).is_file()
 
 
-def test_collectives_includes_mpi_if_installed(tmp_path: Path) -> None:
+def test_collectives_includes_mpi_if_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpi4py")
     if not Path(sys.executable).with_name("mpirun").exists():
         pytest.skip("there is no mpirun beside this Python")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     flags = ("--ranks", "2", "--collectives", "all_reduce,gather", "--sizes", "4K", "--reps", "2")
     run_benchmark("collectives.py", "--peers", "ours,gloo,openmpi", *flags, "--json", str(tmp_path / "c.json"))
     (run,) = json.loads((tmp_path / "c.json").read_text())["runs"]
