@@ -47,7 +47,7 @@ from ourddp.progress import Progress
 CHECK_SIZES = "4,64,1K,4K,16K,64K,256K,1M,4M,25M,100M"
 BARE = peers.BARE
 ACTS = ("leave", "try", *reports.WAYS)  # what a job is asked to do with a case
-LONGEST_LOOP = 0.5  # seconds; a loop of slow calls has fewer
+LONGEST_LOOP = 0.2  # seconds; a loop of slow calls has fewer
 PATIENCE = 1.0  # seconds; a peer whose call takes longer is left out of the case, and of larger sizes
 LEAD = 1.05  # a rival is ahead of ours when ours takes longer than this times its time
 
