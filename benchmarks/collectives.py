@@ -199,7 +199,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         sys.path.append(str(args.rivals))
     names, sizes = peers_of(args), sizes_of(args)
     cases = [(name, size) for name in args.collectives.split(",") for size in (sizes if name != "barrier" else [0])]
-    runs = []
+    report: dict[str, Any] = {"machine": args.machine, "torch": torch.__version__, "runs": []}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         rivals = str(args.rivals.resolve()) if args.rivals else ""
         plans = {
@@ -209,13 +209,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for ranks in map(int, args.ranks.split(",")):
             mpi = {name: peers.launch_of(name, args.rivals, ranks) for name in names}
             started = {name: how for name, how in mpi.items() if how}
-            with turns.Jobs([__file__], plans, ranks, timeout=300 + 4 * args.time_budget, mpi=started) as jobs:
+            with turns.Jobs([__file__], plans, ranks, timeout=900 + 4 * args.time_budget, mpi=started) as jobs:
                 rows, left_out = measure(jobs, ranks, cases, args)
-            runs.append({"ranks": ranks, "peers": names, "rows": rows, "left_out": left_out})
-            reports.print_collectives(runs[-1])
+                # A job that does not end well must not take the times with it.
+                report["runs"].append({"ranks": ranks, "peers": names, "rows": rows, "left_out": left_out})
+                if args.json:
+                    scaffold.write_json(report, args.json)
+            reports.print_collectives(report["runs"][-1])
             for reason in left_out:
                 print(reason)
-    return {"machine": args.machine, "torch": torch.__version__, "runs": runs}
+    return report
 
 
 def measure(
@@ -332,9 +335,9 @@ def main() -> int:
     if args.load:
         for earlier in report["runs"]:
             reports.print_collectives(earlier)
+        if args.json:
+            scaffold.write_json(report, args.json)
     print_behind(report)
-    if args.json:
-        scaffold.write_json(report, args.json)
     if args.plot:
         scaffold.plot_collectives(report, args.plot)
     return 0 if not args.check or check(report) else 1
