@@ -1,20 +1,23 @@
-"""Times every collective: the backend `ours` against Gloo and, where mpi4py is installed, Open MPI.
+"""Times every collective: the backend `ours` against Gloo, MPIs and DeepSpeed, as far as they are installed.
 
     python benchmarks/collectives.py --ranks 4 --plot collectives.png
     python benchmarks/collectives.py --check
+    python benchmarks/collectives.py --ranks 2,4,8 --rivals FOLDER
 
-The program starts its own ranks. All peers run in the same processes, take turns, and meet before their turn through
-a page of shared memory that belongs to no peer. There are two ways of calling: `loop`, the mean of many calls in a row
-after one that is not timed, and `single`, one call after the ranks have met, as a training step makes it, which finds
-the caches full of other things. A turn lasts from the last rank's start to the last rank's end; the table has the
-median of all rounds. The result of a call is checked once for every peer and size before it is timed. The peer `floor`
-is an all-reduce written by hand on memory that all ranks share, the least that this machine needs (zero_copy.h). The
-size is that of a rank's larger buffer: what all_gather returns, what reduce_scatter takes. A ping-pong is half a round
-trip, in pairs of ranks. Elements are float32, the tensors ordinary ones, and the calls those of torch.distributed and
-mpi4py; all_reduce is in place. The case process_group_all_reduce is the same without torch.distributed's Python
-function, which takes as long for every backend: the process group's own method, a thin binding like mpi4py's, and what
-C++ such as a DDP reducer calls. async_all_reduce waits for its Work at once, and functional_all_reduce is the call of
-DTensor and of compiled models; with one rank (`--ranks 1`) each shows what torch itself takes.
+The program starts its own ranks, processes of its own for each peer: peers.py has what they are and how they start. All
+live at once and take turns, and those that wait sleep. In a turn one peer's ranks first meet through a page of shared
+memory that belongs to no peer. There are two ways of calling: `loop`, the mean of many calls in a row after one that is
+not timed, and `single`, one call after the ranks have met, as a training step makes it, which finds the caches full of
+other things. A turn lasts from the last rank's start to the last rank's end; the table has the median of all rounds.
+Every peer has the same share of the time, so that a slow one has fewer turns. The result of a call is checked once for
+every peer and size before it is timed. The peer `floor` is an all-reduce written by hand on memory that all ranks
+share, the least that this machine needs (zero_copy.h). The size is that of a rank's larger buffer: what all_gather
+returns, what reduce_scatter takes. A ping-pong is half a round trip, in pairs of ranks. Elements are float32, the
+tensors ordinary ones, and the calls those of torch.distributed and mpi4py; all_reduce is in place. The case
+process_group_all_reduce is the same without torch.distributed's Python function, which takes as long for every backend:
+the process group's own method, a thin binding like mpi4py's, and what C++ such as a DDP reducer calls. async_all_reduce
+waits for its Work at once, and functional_all_reduce is the call of DTensor and of compiled models; with one rank
+(`--ranks 1`) each shows what torch itself takes.
 
 `--check` measures both kinds of all_reduce with 2, 4 and 8 ranks, both ways, and compares the medians with TARGETS,
 which are ratios to what the peers and the floor take in the same run.
@@ -23,28 +26,30 @@ which are ratios to what the peers and the floor take in the same run.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
+import math
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import peers
 import scaffold
 import torch
-import torch.distributed as dist
-import zero_copy
+import turns
 
 from ourddp.bench import collectives, harness
 from ourddp.bench import report as reports
-from ourddp.bench.operations import OPERATIONS, Buffers, Operation
+from ourddp.bench.operations import OPERATIONS, Buffers
 from ourddp.progress import Progress
 
 CHECK_SIZES = "4,64,1K,4K,16K,64K,256K,1M,4M,25M,100M"
-BARE = "process_group_all_reduce"
-PEERS = ("ours", "gloo", "mpi", "floor")
+BARE = peers.BARE
+ACTS = ("leave", "try", *reports.WAYS)  # what a job is asked to do with a case
+LONGEST_LOOP = 0.2  # seconds; a loop of slow calls has fewer
+PATIENCE = 1.0  # seconds; a peer whose call takes longer is left out of the case, and of larger sizes
+LEAD = 1.05  # a rival is ahead of ours when ours takes longer than this times its time
 
 
 @dataclass(frozen=True)
@@ -71,11 +76,11 @@ TARGETS = [
     Target(4, "1K", "64K", "floor", 0.5, "single", BARE),  # which itself is not 100 times as fast as Gloo then
     *both(4, "1M", "1M", "gloo", 10),
     *both(4, "25M", "100M", "gloo", 4.5),
-    *both(2, "4", "4", "mpi", 0.5, collective=BARE),
-    *both(4, "4", "16K", "mpi", 0.5, collective=BARE),
-    *both(4, "64K", "4M", "mpi", 1),
-    *both(4, "25M", "25M", "mpi", 1.2),
-    *both(4, "100M", "100M", "mpi", 2.5),
+    *both(2, "4", "4", "openmpi", 0.5, collective=BARE),
+    *both(4, "4", "16K", "openmpi", 0.5, collective=BARE),
+    *both(4, "64K", "4M", "openmpi", 1),
+    *both(4, "25M", "25M", "openmpi", 1.2),
+    *both(4, "100M", "100M", "openmpi", 2.5),
     *both(4, "25M", "100M", "floor", 0.4),
     *both(8, "4", "100M", "gloo", 1),
 ]
@@ -89,7 +94,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", help="as 4,64K,25M; otherwise --min, four times that, and so on up to --max")
     parser.add_argument("--min", default="4", help="smallest size")
     parser.add_argument("--max", default="256M", help="largest size")
-    parser.add_argument("--peers", help=f"of {', '.join(PEERS)}; default: those that are installed")
+    parser.add_argument("--peers", help=f"of {', '.join(peers.NAMES)}; default: those that are here")
+    parser.add_argument("--rivals", type=Path, metavar="FOLDER", help="where pip has put libraries to compare with")
     parser.add_argument("--ways", help="of calling, separated by commas; otherwise loop,single")
     parser.add_argument("--reps", type=int, default=300, help="most rounds of a case")
     parser.add_argument("--check", action="store_true", help="measure what TARGETS need, and exit 1 if one is missed")
@@ -106,7 +112,7 @@ def parse_arguments() -> argparse.Namespace:
     if args.check:
         args.ranks, args.collectives, args.sizes = "2,4,8", f"all_reduce,{BARE}", args.sizes or CHECK_SIZES
     scaffold.require_known(parser, args.collectives, OPERATIONS)
-    scaffold.require_known(parser, args.peers or "ours", PEERS)
+    scaffold.require_known(parser, args.peers or "ours", peers.NAMES)
     scaffold.require_known(parser, args.ways, reports.WAYS)
     if args.reps < 1 or args.time_budget <= 0:
         parser.error("--reps and --time-budget must be positive")
@@ -125,72 +131,139 @@ def sizes_of(args: argparse.Namespace) -> list[int]:
 
 
 def peers_of(args: argparse.Namespace) -> list[str]:
-    """Return the peers to measure: without --peers, those that this Python has."""
-    if args.peers:
-        return args.peers.split(",")
-    installed = {
-        "ours": importlib.util.find_spec("ourddp"),
-        "gloo": dist.is_gloo_available(),
-        "mpi": harness.find_mpirun(),
-        "floor": zero_copy.compiler(),
-    }
-    return [name for name, found in installed.items() if found]
+    """Return the peers to measure; print why others are not here, and end the program if --peers names one of them."""
+    found = []
+    for name in args.peers.split(",") if args.peers else peers.NAMES:
+        reason = peers.why_not(name, args.rivals)
+        if not reason:
+            found.append(name)
+        elif args.peers:
+            sys.exit(f"{name} cannot take part: {reason}")
+        else:
+            print(f"without {name}: {reason}")
+    return found
 
 
-def call_of(peer: str, operation: Operation, buffers: Buffers, group: Any) -> Callable[[], object]:
-    """Return the peer's call of the collective; NotImplementedError where it has none."""
-    if peer != "floor":
-        return collectives.call_of(peer, operation, buffers, group)
-    if operation not in (OPERATIONS["all_reduce"], OPERATIONS[BARE]):
-        raise NotImplementedError
-    return group.call(buffers)
+# --- in the ranks ----------------------------------------------------------------------------------------------------
 
 
 def rank_main() -> None:
-    """Measure what the plan says; rank 0 reports the rows."""
+    """Call one peer's collectives as the plan and the turns say."""
     with harness.StartedRanks() as ranks:
-        plan, groups, rows = ranks.plan, {}, []
-        for peer in plan["peers"]:
-            is_floor = peer == "floor"
-            groups[peer] = (
-                zero_copy.Floor(ranks, Path(plan["floor"])) if is_floor else collectives.group_of(ranks, peer)
-            )
-        cases = [(name, size) for name in plan["collectives"] for size in (plan["sizes"] if name != "barrier" else [0])]
-        shown = Progress(sys.stderr if ranks.rank == 0 else None, "cases")
-        for number, (name, size) in enumerate(cases):
-            shown.show(number, len(cases), f"measuring {name} of {reports.show_size(size)} with {ranks.size} ranks")
-            buffers = {
-                peer: group.buffers(size) if peer == "floor" else Buffers.make(ranks.rank, ranks.size, size)
-                for peer, group in groups.items()
-            }
-            rows.extend(collectives.measure(ranks, groups, (name, size), buffers, call_of))
-        shown.close()
-        ranks.report = rows
+        turns.serve(ranks, Caller(ranks).do)
+
+
+class Caller:
+    """Does in a rank what it is asked to do with a case: try, or measure in one of the ways; it keeps one case."""
+
+    def __init__(self, ranks: harness.Ranks) -> None:
+        """Join the peer that the plan names."""
+        self._ranks, self._plan = ranks, ranks.plan
+        self._name = ranks.plan["peer"]
+        self._peer = peers.Joined(ranks, self._name, ranks.plan["library"], ranks.plan["rivals"])
+
+    def do(self, asked: int) -> float:
+        """Return the seconds of a call; NaN where the peer has none, or was not asked for any."""
+        case, act = divmod(asked, len(ACTS))
+        if ACTS[act] == "leave":
+            self._call = self._buffers = None  # the memory is for others
+            return math.nan
+        if ACTS[act] == "try":
+            return self._begin(*self._plan["cases"][case])
+        return self._measure(self._burst if ACTS[act] == "loop" else 0)
+
+    def _begin(self, collective: str, size: int) -> float:
+        self._operation, self._buffers = OPERATIONS[collective], self._peer.buffers(size)
+        named = {self._name: self._buffers}, {self._name: self._peer.group}
+        self._call = collectives.calls(self._operation, *named, self._peer.call_of).get(self._name)
+        if not self._call:
+            return math.nan
+        seconds = self._measure(0)
+        self._burst = max(1, min(collectives.burst_of(size), int(LONGEST_LOOP / seconds)))
+        return seconds
+
+    def _measure(self, burst: int) -> float:
+        if self._operation.changes_input:
+            self._operation.prepare(self._buffers)
+        seconds = float(self._ranks.span(self._ranks.turn_of(self._call, burst)))
+        return seconds / max(1, burst) * (0.5 if self._operation.half else 1.0)
+
+
+# --- outside of them -------------------------------------------------------------------------------------------------
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Return the report of all runs that the command line asks for."""
-    names, sizes, peers, ways = args.collectives.split(","), sizes_of(args), peers_of(args), args.ways.split(",")
-    cases = len(ways) * sum(1 if name == "barrier" else len(sizes) for name in names)
-    plan = {
-        "peers": peers,
-        "collectives": names,
-        "ways": ways,
-        "sizes": sizes,
-        "reps": args.reps,
-        "seconds_per_case": args.time_budget / max(1, cases),
-    }
     print(args.machine)
-    runs = []
+    if args.rivals:
+        sys.path.append(str(args.rivals))
+    names, sizes = peers_of(args), sizes_of(args)
+    cases = [(name, size) for name in args.collectives.split(",") for size in (sizes if name != "barrier" else [0])]
+    report: dict[str, Any] = {"machine": args.machine, "torch": torch.__version__, "runs": []}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        if "floor" in peers:
-            plan["floor"] = str(zero_copy.build(Path(folder)))
+        rivals = str(args.rivals.resolve()) if args.rivals else ""
+        plans = {
+            name: {"peer": name, "cases": cases, "library": peers.build(name, Path(folder)), "rivals": rivals}
+            for name in names
+        }
         for ranks in map(int, args.ranks.split(",")):
-            timeout = 300 + 4 * args.time_budget
-            rows = harness.run_ranks([__file__], plan, ranks, mpi="mpi" in peers, timeout=timeout)
-            runs.append({"ranks": ranks, "peers": peers, "rows": rows})
-            reports.print_collectives(runs[-1])
-    return {"machine": args.machine, "torch": torch.__version__, "runs": runs}
+            mpi = {name: peers.launch_of(name, args.rivals, ranks) for name in names}
+            started = {name: how for name, how in mpi.items() if how}
+            with turns.Jobs([__file__], plans, ranks, timeout=900 + 4 * args.time_budget, mpi=started) as jobs:
+                rows, left_out = measure(jobs, ranks, cases, args)
+                # A job that does not end well must not take the times with it.
+                report["runs"].append({"ranks": ranks, "peers": names, "rows": rows, "left_out": left_out})
+                if args.json:
+                    scaffold.write_json(report, args.json)
+            reports.print_collectives(report["runs"][-1])
+            for reason in left_out:
+                print(reason)
+    return report
+
+
+def measure(
+    jobs: turns.Jobs, ranks: int, cases: list[tuple[str, int]], args: argparse.Namespace
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows of all cases, one for each way of calling, and which peers are too slow for some of them."""
+    names, ways = list(jobs.plans), args.ways.split(",")
+    budget = args.time_budget / (len(cases) * len(ways))
+    rows: list[dict[str, Any]] = []
+    left_out: dict[tuple[str, str], str] = {}
+    shown = Progress(sys.stderr, "cases")
+    for number, (collective, size) in enumerate(cases):
+        what = f"{collective} of {reports.show_size(size)}"
+        shown.show(number, len(cases), f"measuring {what}")
+        able = []
+        for name in names:
+            slow = (name, collective) in left_out
+            seconds = jobs.turn(name, number * len(ACTS) + ACTS.index("leave" if slow else "try"))
+            if seconds > PATIENCE:  # or something else had the processor
+                seconds = min(seconds, jobs.turn(name, number * len(ACTS) + ACTS.index("single")))
+            if seconds > PATIENCE:
+                left_out[name, collective] = f"without {name} from {what} on: a call took {seconds:.1f} s"
+            elif not math.isnan(seconds):
+                able.append(name)
+        for way in ways:
+            asked = number * len(ACTS) + ACTS.index(way)
+            # An equal share of the time for each peer: a slow one acts in some of the rounds.
+            share = budget / max(1, len(able))
+            least = min(collectives.LEAST_ROUNDS, args.reps)
+            rounds = {
+                name: max(least, min(args.reps, int(share / seconds)))
+                for name, seconds in jobs.warm_up(able, asked).items()
+            }
+            rows.append(
+                {
+                    "collective": collective,
+                    "way": way,
+                    "size": size,
+                    "bytes": 4 * Buffers.elements(ranks, size) if size else 0,
+                    "rounds": max(rounds.values(), default=0),
+                    "seconds": {name: reports.summary(column) for name, column in jobs.measure(rounds, asked).items()},
+                }
+            )
+    shown.close()
+    return rows, list(left_out.values())
 
 
 def load(args: argparse.Namespace) -> dict[str, Any]:
@@ -203,6 +276,28 @@ def load(args: argparse.Namespace) -> dict[str, Any]:
     if "ranks" in args.asked:
         report["runs"] = [run for run in report["runs"] if str(run["ranks"]) in args.asked["ranks"].split(",")]
     return report
+
+
+def print_behind(report: dict[str, Any]) -> None:
+    """Print the cases in which `ours` takes more than LEAD times as long as the fastest rival, of how many."""
+    lines, cases = [], 0
+    for run in report["runs"]:
+        for row in run["rows"]:
+            ours = reports.median(row, "ours")
+            rivals = {name: times["median"] for name, times in row["seconds"].items() if name not in ("ours", "floor")}
+            if ours is None or not rivals:
+                continue
+            cases += 1
+            first = min(rivals, key=rivals.__getitem__)
+            if ours > LEAD * rivals[first]:
+                case = [row["collective"], str(run["ranks"]), row["way"], reports.show_size(row["size"])]
+                times = [reports.show_seconds(ours), first, reports.show_seconds(rivals[first])]
+                lines.append([*case, *times, f"{ours / rivals[first]:.2f}x"])
+    if cases:
+        print(f"\nours is first, or within {LEAD - 1:.0%} of the first, in {cases - len(lines)} of {cases} cases")
+    if lines:
+        print("the others:")
+        reports.print_table(["collective", "ranks", "way", "size", "ours", "first", "its time", "ours/first"], lines)
 
 
 def check(report: dict[str, Any]) -> bool:
@@ -240,8 +335,9 @@ def main() -> int:
     if args.load:
         for earlier in report["runs"]:
             reports.print_collectives(earlier)
-    if args.json:
-        scaffold.write_json(report, args.json)
+        if args.json:
+            scaffold.write_json(report, args.json)
+    print_behind(report)
     if args.plot:
         scaffold.plot_collectives(report, args.plot)
     return 0 if not args.check or check(report) else 1

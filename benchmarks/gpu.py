@@ -132,7 +132,7 @@ def run_part(part: str, args: argparse.Namespace, **plan: Any) -> Any:
     """Return what the ranks report of a part."""
     whole = {"part": part, "device": args.device, "layers": args.layers, "width": args.width, **plan}
     timeout = plan.pop("timeout", 240 + 2 * args.time_budget)
-    return harness.run_ranks([__file__], whole, args.ranks, mpi=False, timeout=timeout)
+    return harness.run_ranks([__file__], whole, args.ranks, timeout=timeout)
 
 
 def why_no_nccl(args: argparse.Namespace) -> str:

@@ -61,7 +61,6 @@ def run_all(
     *,
     grace: float = GRACE,
     timeout: float = math.inf,
-    pass_fds: Sequence[int] = (),
 ) -> list[int | None]:
     """Run commands side by side, each with its environment, and return their exit codes when all have ended.
 
@@ -75,7 +74,7 @@ def run_all(
         try:
             with _interrupts_ignored():
                 for command, environment in zip(commands, environments, strict=True):
-                    processes.append(subprocess.Popen(command, env=environment, pass_fds=pass_fds))
+                    processes.append(subprocess.Popen(command, env=environment))
             failed = False
             while True:
                 codes = [process.poll() for process in processes]

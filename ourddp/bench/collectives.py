@@ -48,6 +48,11 @@ def call_of(peer: str, operation: Operation, buffers: Buffers, group: Any) -> Ca
     return call_and_wait
 
 
+def burst_of(size: int) -> int:
+    """Return how many calls with `size` bytes make up a loop."""
+    return BURST_LARGE if size >= LARGE else BURST_SMALL
+
+
 def calls(
     operation: Operation, tensors: Mapping[str, Buffers], groups: Mapping[str, Any], call_of: CallOf
 ) -> dict[str, Callable[[], object]]:
@@ -83,7 +88,6 @@ def measure(
     groups: Mapping[str, Any],
     case: Case,
     buffers: Mapping[str, Buffers],
-    call_of: CallOf = call_of,
 ) -> list[dict[str, Any]]:
     """Return the rows of one case, one for each way of calling. Each peer has buffers of its own.
 
@@ -98,13 +102,12 @@ def measure(
 
     rows = []
     for way in ranks.plan["ways"]:
-        burst = BURST_LARGE if size >= LARGE else BURST_SMALL
         times = ranks.measure(
             actions,
             budget=ranks.plan["seconds_per_case"],
             least=min(LEAST_ROUNDS, ranks.plan["reps"]),
             most=ranks.plan["reps"],
-            burst=burst if way == "loop" else 0,
+            burst=burst_of(size) if way == "loop" else 0,
             refresh=refresh if operation.changes_input else None,
         )
         scale = 0.5 if operation.half else 1.0

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
                 ["-m", "ourddp.bench.ranks"],
                 plan,
                 plan["ranks"],
-                mpi="mpi" in plan["peers"],
+                mpi=harness.open_mpi(plan["ranks"]) if "mpi" in plan["peers"] else None,
                 timeout=300 + 4 * arguments.seconds,
             )
         except RuntimeError as error:

@@ -15,12 +15,12 @@ import platform
 import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ import torch.distributed as dist
 from ourddp import processes
 
 FOLDER = "OURS_BENCHMARK_FOLDER"  # where a rank finds plan, rendezvous file and pace file
-TURNS = "OURS_BENCHMARK_TURNS"  # rank 0's descriptor of the socket from which a job gets its turns
+TURNS = "OURS_BENCHMARK_TURNS"  # the socket at which a job's rank 0 asks for its turns
 TIMEOUT = datetime.timedelta(seconds=300)  # of every single operation; jobs that take turns wait for one
 CACHE_LINE = 64
 MPI_OPTIONS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
@@ -65,6 +65,21 @@ def find_mpirun() -> str | None:
     return found if "Open MPI" in said or "OpenRTE" in said else None
 
 
+@dataclass(frozen=True)
+class Mpi:
+    """How an MPI starts ranks: its command up to their number, and what their environment needs."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def open_mpi(ranks: int) -> Mpi:
+    """Return how the Open MPI that find_mpirun has found starts that many ranks."""
+    # Open MPI yields while it waits if it knows that ranks share cores; it is told, and not left to guess.
+    shared = ranks > processes.cores()
+    return Mpi((str(find_mpirun()), *MPI_OPTIONS), {"OMPI_MCA_mpi_yield_when_idle": "1" if shared else "0"})
+
+
 def order(count: int, turn: int) -> list[int]:
     """Return 0 to count - 1 in an order that depends on the turn, so that none always comes after the same other."""
     return random.Random(turn).sample(range(count), count)
@@ -76,33 +91,28 @@ def read_plan() -> Any:
 
 
 def run_ranks(
-    program: list[str], plan: Any, ranks: int, *, mpi: bool, timeout: float, turns: socket.socket | None = None
+    program: list[str], plan: Any, ranks: int, *, mpi: Mpi | None = None, timeout: float, turns: Path | None = None
 ) -> Any:
     """Run Python with the arguments `program` in `ranks` processes with `plan` and return rank 0's report.
 
-    With `mpi` mpirun starts them, so that they can use MPI too. `turns` is for turns.run_in_turns. Raises RuntimeError
-    if a rank fails or `timeout` seconds pass; no rank is left behind.
+    With `mpi` it starts them, so that they can use it too. `turns` is for turns.Jobs. Raises RuntimeError if a rank
+    fails or `timeout` seconds pass; no rank is left behind.
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         folder = Path(name)
         (folder / "plan.json").write_text(json.dumps(plan))
         (folder / "pace").write_bytes(bytes(ranks * CACHE_LINE))
         environment = {**os.environ, FOLDER: name, "OMP_NUM_THREADS": "1"}
+        if turns is not None:
+            environment[TURNS] = str(turns)
         command = [sys.executable, *program]
         if mpi:
-            # Open MPI yields while it waits if it knows that ranks share cores; it is told, and not left to guess.
-            shared = ranks > processes.cores()
-            environment["OMPI_MCA_mpi_yield_when_idle"] = "1" if shared else "0"
-            commands = [[str(find_mpirun()), *MPI_OPTIONS, "-n", str(ranks), *command]]
-            environments = [environment]
+            commands = [[*mpi.command, "-n", str(ranks), *command]]
+            environments = [{**environment, **mpi.environment}]
         else:
             commands = [command] * ranks
             environments = [{**environment, "RANK": str(rank), "WORLD_SIZE": str(ranks)} for rank in range(ranks)]
-        inherited: tuple[int, ...] = ()
-        if turns is not None:
-            inherited = (turns.fileno(),)
-            environments[0][TURNS] = str(turns.fileno())
-        codes = processes.run_all(commands, environments, grace=0, timeout=timeout, pass_fds=inherited)
+        codes = processes.run_all(commands, environments, grace=0, timeout=timeout)
         failed = next((code for code in codes if code), None)
         if failed is not None:
             raise RuntimeError(f"a rank of the benchmark ended with status {failed}: its own message is above")
@@ -231,9 +241,9 @@ class StartedRanks(Ranks):
 
     def __init__(self) -> None:
         """Find the others, as run_ranks' environment says."""
-        # Open MPI's names first: an outer job's RANK may be in the environment that mpirun hands down.
-        rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["RANK"])
-        size = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["WORLD_SIZE"])
+        # MPI's names first: an outer job's RANK may be in the environment that mpirun hands down.
+        rank = int(_first_of("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK"))
+        size = int(_first_of("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"))
         super().__init__(rank, size)
         os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
         self._folder = Path(os.environ[FOLDER])
@@ -252,3 +262,8 @@ class StartedRanks(Ranks):
                 (self._folder / "report.json").write_text(json.dumps(self.report))
             dist.barrier()
             dist.destroy_process_group()
+
+
+def _first_of(*names: str) -> str:
+    """Return the first of these variables that the environment has."""
+    return next(os.environ[name] for name in names if name in os.environ)

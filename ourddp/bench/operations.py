@@ -31,9 +31,14 @@ class Buffers:
 
     @staticmethod
     def make(rank: int, ranks: int, size: int, device: str = "cpu") -> Buffers:
-        """Allocate buffers of about `size` bytes: at least one element for each rank."""
-        count = max(1, size // 4 // ranks) * ranks
+        """Allocate buffers of about `size` bytes."""
+        count = Buffers.elements(ranks, size)
         return Buffers(rank, ranks, *(torch.empty(each, device=device) for each in (count, count // ranks, count)))
+
+    @staticmethod
+    def elements(ranks: int, size: int) -> int:
+        """Return how many elements make up about `size` bytes: at least one for each rank."""
+        return max(1, size // 4 // ranks) * ranks
 
     def parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return the parts of a large buffer, one for each rank."""

@@ -17,7 +17,20 @@ from typing import Any
 from ourddp.bench.steps import VARIANTS
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-COLOURS = {"ours": "tab:blue", "gloo": "tab:orange", "mpi": "tab:green", "nccl": "tab:red", "floor": "tab:gray"}
+COLOURS = {
+    "ours": "tab:blue",
+    "gloo": "tab:orange",
+    "mpi": "tab:green",
+    "nccl": "tab:red",
+    "floor": "tab:gray",
+    "openmpi": "tab:green",
+    "openmpi_sm": "tab:olive",
+    "mpich": "tab:red",
+    "mpich_rg": "tab:pink",
+    "impi": "tab:purple",
+    "deepspeed": "tab:brown",
+}
+MOST_RATIOS = 3  # in a table that still fits on a screen
 WAYS = {"loop": "calls in a loop", "single": "single calls"}
 
 
@@ -78,6 +91,8 @@ def print_collectives(run: dict[str, Any]) -> None:
     """Print a table for each collective and way of calling: medians, and how many times as fast `ours` is."""
     peers = run["peers"]
     others = [peer for peer in peers if peer != "ours"] if "ours" in peers else []
+    if len(others) > MOST_RATIOS:
+        others = []
     for collective, way in cases_of(run["rows"]):
         print(f"\n{collective}, {run['ranks']} ranks, {WAYS[way]}")
         lines = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import runpy
@@ -100,20 +102,21 @@ def test_the_readme_shows_the_measured_times() -> None:
     assert len(table) == 5
     for size, *times in table:
         row = rows[report.parse_size(size)]
-        assert times == [report.show_seconds(report.median(row, peer)) for peer in ("ours", "gloo", "mpi")]
+        assert times == [report.show_seconds(report.median(row, peer)) for peer in ("ours", "gloo", "openmpi")]
     for picture in re.findall(r"\]\((\S+\.png)\)", readme):
         assert (BENCHMARKS.parent / picture).is_file()
 
 
-def test_collectives_includes_mpi_if_installed(tmp_path: Path) -> None:
+def test_collectives_includes_mpi_if_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpi4py")
     if not Path(sys.executable).with_name("mpirun").exists():
         pytest.skip("there is no mpirun beside this Python")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     flags = ("--ranks", "2", "--collectives", "all_reduce,gather", "--sizes", "4K", "--reps", "2")
-    run_benchmark("collectives.py", "--peers", "ours,gloo,mpi", *flags, "--json", str(tmp_path / "c.json"))
+    run_benchmark("collectives.py", "--peers", "ours,gloo,openmpi", *flags, "--json", str(tmp_path / "c.json"))
     (run,) = json.loads((tmp_path / "c.json").read_text())["runs"]
     for row in run["rows"]:
-        assert list(row["seconds"]) == ["ours", "gloo", "mpi"]
+        assert list(row["seconds"]) == ["ours", "gloo", "openmpi"]
         check_times(row["seconds"])
 
 
@@ -142,16 +145,20 @@ def report_of(seconds: dict[int, dict[str, float]], ranks: int) -> dict[str, Any
         for way in ("loop", "single")
         for size, row in seconds.items()
     ]
-    return {"machine": "m", "torch": "t", "runs": [{"ranks": ranks, "peers": ["ours", "gloo", "mpi"], "rows": rows}]}
+    return {
+        "machine": "m",
+        "torch": "t",
+        "runs": [{"ranks": ranks, "peers": ["ours", "gloo", "openmpi"], "rows": rows}],
+    }
 
 
 @pytest.mark.parametrize(
     ("ours", "verdict"),
     [
-        ({"ours": 10e-6, "gloo": 250e-6, "mpi": 6e-6}, ["PASS", "PASS"]),
-        ({"ours": 20e-6, "gloo": 150e-6, "mpi": 13e-6}, ["FAIL", "PASS"]),
-        ({"ours": 10e-6, "gloo": 250e-6, "mpi": 1e-6}, ["PASS", "FAIL"]),
-        ({"ours": 10e-6, "mpi": 6e-6}, ["SKIP", "PASS"]),
+        ({"ours": 10e-6, "gloo": 250e-6, "openmpi": 6e-6}, ["PASS", "PASS"]),
+        ({"ours": 20e-6, "gloo": 150e-6, "openmpi": 13e-6}, ["FAIL", "PASS"]),
+        ({"ours": 10e-6, "gloo": 250e-6, "openmpi": 1e-6}, ["PASS", "FAIL"]),
+        ({"ours": 10e-6, "openmpi": 6e-6}, ["SKIP", "PASS"]),
     ],
 )
 def test_targets_are_judged_by_their_numbers(
@@ -163,6 +170,58 @@ def test_targets_are_judged_by_their_numbers(
     for way in ("loop", "single"):
         lines = [line for line in output.splitlines() if re.match(rf"[A-Z]{{4}}  \w+, 4 ranks, +4 B, {way}:", line)]
         assert [line.split()[0] for line in lines] == verdict
+
+
+@pytest.mark.parametrize(
+    ("mpi", "summary"),
+    [(9.6e-6, "in 4 of 4 cases"), (8e-6, "in 0 of 4 cases\nthe others:\n")],
+)
+def test_collectives_lists_where_a_rival_is_ahead(mpi: float, summary: str, tmp_path: Path, ended: Any) -> None:
+    seconds = {"ours": 10e-6, "gloo": 250e-6, "openmpi": mpi, "floor": 1e-6}
+    (tmp_path / "r.json").write_text(json.dumps(report_of({4096: seconds}, ranks=4)))
+    _, output, _ = ended("collectives.py", "--load", str(tmp_path / "r.json"))
+    assert f"\nours is first, or within 5% of the first, {summary}" in output
+    behind = re.findall(r"^  all_reduce +4 +(\w+) +4 KiB +10.0 us +openmpi +8.0 us +1.25x$", output, re.MULTILINE)
+    assert behind == (["loop", "single"] if mpi == 8e-6 else [])
+
+
+def test_collectives_says_what_a_peer_lacks(ended: Any) -> None:
+    status, _, _ = ended("collectives.py", "--peers", "impi")
+    assert re.match("impi cannot take part: .*pip install", status)
+
+
+class Turns:
+    """Jobs whose turns take the seconds that `takes` says, and are noted."""
+
+    def __init__(self, jobs: type, acts: int, takes: dict[str, float]) -> None:
+        self.plans, self.acts, self.takes = takes, acts, takes
+        self.noted: list[str] = []
+        self._measure = jobs.measure
+
+    def turn(self, name: str, asked: int = 0) -> float:
+        self.noted.append(name)
+        return self.takes[name] if asked % self.acts else math.nan  # 0 is "leave"
+
+    def warm_up(self, names: list[str], asked: int) -> dict[str, float]:
+        return {name: self.takes[name] for name in names}
+
+    def measure(self, rounds: dict[str, int], asked: int = 0) -> dict[str, list[float]]:
+        self.noted.clear()
+        return self._measure(self, rounds, asked)
+
+
+def test_peers_of_collectives_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    program = runpy.run_path(str(BENCHMARKS / "collectives.py"))
+    jobs = Turns(program["turns"].Jobs, len(program["ACTS"]), {"ours": 0.125, "gloo": 0.5, "mpich": 9.0})
+    arguments = argparse.Namespace(ways="single", time_budget=32, reps=300)
+    rows, left_out = program["measure"](jobs, 2, [("all_reduce", 4096), ("all_reduce", 8192)], arguments)
+    assert [list(row["seconds"]) for row in rows] == [["ours", "gloo"]] * 2  # mpich is not tried again
+    assert left_out == ["without mpich from all_reduce of 4 KiB on: a call took 9.0 s"]
+    assert [row["rounds"] for row in rows] == [64, 64]
+    assert jobs.noted.count("gloo") == 16
+    halves = jobs.noted[:40], jobs.noted[40:]
+    assert [half.count("gloo") for half in halves] == [8, 8]
 
 
 def test_ddp_reports_the_requested_variants(tmp_path: Path) -> None:
@@ -242,7 +301,7 @@ def test_a_failing_rank_ends_the_benchmark(tmp_path: Path) -> None:
         "        if ranks.rank == 1:\n"
         "            sys.exit('rank 1 gives up')\n"
         "        ranks.together()\n"
-        "harness.run_ranks([__file__], None, 2, mpi=False, timeout=60)\n"
+        "harness.run_ranks([__file__], None, 2, timeout=60)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
     result = subprocess.run(
