@@ -225,8 +225,8 @@ const std::vector<OptionRow>& option_rows() {
           "be the same on all ranks.",
           parse_name, same),
       row("OURS_PORT_RANGE", &Options::port_range, "two ports such as 20000-20999, or empty",
-          "Ports on which ranks wait for ranks of other nodes: one of TCP and one of UDP for each process and address, "
-          "however many groups it has. Empty: any free port.",
+          "Ports on which ranks wait for ranks of other nodes: one of TCP and one of UDP for each process and address; "
+          "beyond 200 groups, another one of TCP for each 200. Empty: any free port.",
           parse_ports, show_ports),
       integer_row("OURS_TCP_STREAMS", &Options::tcp_streams, 0, 16, "0 to 16, 0 = automatic",
                   "TCP connections that share the bytes of collectives between two ranks of different nodes. Rank 0's "

@@ -8,6 +8,7 @@
 #include "backend/process_group.h"
 #include "backend/recent_calls.h"
 #include "backend/symmetric/symmetric_allocator.h"
+#include "backend/symmetric/symmetric_group.h"
 #include "backend/symmetric/symmetric_ops.h"
 #include "collectives/straggler_ledger.h"
 #include "common/awaited.h"
@@ -31,7 +32,7 @@ void close_groups_at_exit() {
   py::module_::import("atexit").attr("register")(py::cpp_function([] {
     py::gil_scoped_release unlocked;
     Lane::close_all();
-    leave_symmetric_groups();
+    SymmetricGroup::leave_all();
   }));
 }
 
@@ -55,7 +56,11 @@ bool python_is_ending() {
 
 void* release_gil() { return !python_is_ending() && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
 
-void restore_gil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
+void restore_gil(void* state) {
+  // Python would end this thread, and with it the process, since destructors may not be cut short.
+  while (python_is_ending()) ::pause();
+  PyEval_RestoreThread(static_cast<PyThreadState*>(state));
+}
 
 /// The calls of this process, and what keeps it from making others.
 std::string describe_calls() {

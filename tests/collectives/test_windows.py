@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import datetime
 import gc
@@ -205,6 +206,47 @@ def test_a_killed_peer_is_named_within_a_second():
         return max(results[0][1], results[2][1])
 
     check_soon(1, attempt)
+
+
+def polls(rank: int, world: int) -> str:
+    """Return the error of a signal that never comes, which rank 0 asks for and does not wait for."""
+    window = dist.distributed_c10d._new_window(zeros(1))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = window.wait_signal(1, True)
+    end = time.monotonic() + 30
+    while not work.is_completed():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    with pytest.raises(dist.DistNetworkError) as error:
+        work.wait()
+    return str(error.value)
+
+
+def test_a_killed_peer_is_noticed_by_asking_whether_the_signal_has_come():
+    assert "rank 1 (host" in run_ranks(2, polls, killed=[1])[0]
+
+
+@in_ranks(2)
+def test_threads_may_ask_for_a_signal_that_another_waits_for(rank: int, world: int) -> None:
+    window = dist.distributed_c10d._new_window(zeros(1))
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.get("asked for long")
+        window.signal(0, False)
+        dist.barrier()
+        return
+    work = window.wait_signal(1, True)
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        waits = [threads.submit(work.wait) for _ in range(2)]
+        asks = threads.submit(lambda: [work.is_completed() for _ in range(20_000)])
+        # The main thread waits too, and now and then runs signal handlers, for which it needs Python's lock.
+        told = threads.submit(lambda: (asks.result(), store.set("asked for long", "")))
+        work.wait()
+        assert [one.result() for one in waits] == [True, True]
+        told.result()
+    assert work.is_completed()
+    dist.barrier()
 
 
 def aborts(rank: int, world: int) -> str:

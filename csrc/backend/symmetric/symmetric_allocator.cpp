@@ -111,9 +111,9 @@ class Registry {
       if (found != groups_.end() && found->second.store.lock() == facts.store) return found->second.group;
     }
     const std::string shown = "the symmetric memory of group '" + name + "'";
-    auto store = c10::make_intrusive<c10d::PrefixStore>("ours/symmetric", facts.store);
+    auto store = c10::make_intrusive<c10d::PrefixStore>("ours/symmetric/" + name, facts.store);
     const Meeting meeting{std::move(store), facts.rank, facts.size, facts.timeout, shown, ""};
-    Members members{c10::weak_intrusive_ptr<c10d::Store>(facts.store), std::make_shared<SymmetricGroup>(meeting)};
+    Members members{c10::weak_intrusive_ptr<c10d::Store>(facts.store), SymmetricGroup::join(meeting)};
     const auto made = members.group;
     std::vector<Members> gone;  // destroyed without the lock, which their memory takes itself
     const std::lock_guard<std::mutex> lock(mutex());
@@ -124,11 +124,6 @@ class Registry {
     }
     groups_.emplace(name, std::move(members));
     return made;
-  }
-
-  void leave_groups() noexcept {
-    const std::lock_guard<std::mutex> lock(mutex());
-    for (auto& [name, members] : groups_) members.group->leave();
   }
 
  private:
@@ -199,7 +194,7 @@ class SymmetricAllocator final : public symm::SymmetricMemoryAllocator {
     const SharedBlock own{allocation.block, {global_rank(group->rank()), 0, 0, 0}};
     auto buffers = share_same(*group, own, "symmetric memory");
     // Each group has a pad of its own for the tensor: the ranks have other numbers there, and so other words.
-    auto pad = with_torch_errors("", [] { return SymmetricBlock::make(symm::get_signal_pad_size()); });
+    auto pad = group->make_block(symm::get_signal_pad_size());
     auto pads = share_same(*group, {std::move(pad), {}}, "signal pad");
     auto handle = c10::make_intrusive<SymmetricHandle>(group, std::move(buffers), std::move(pads));
     registry.add_handle(ptr, name, handle);
@@ -225,8 +220,6 @@ std::shared_ptr<SymmetricBlock> find_symmetric_block(void* data) {
   return found ? found->block : nullptr;
 }
 
-void leave_symmetric_groups() noexcept { Registry::instance().leave_groups(); }
-
 }  // namespace ours
 
 #else
@@ -235,7 +228,6 @@ namespace ours {
 
 void register_symmetric_memory() {}
 std::shared_ptr<SymmetricBlock> find_symmetric_block(void* /*data*/) { return nullptr; }
-void leave_symmetric_groups() noexcept {}
 
 }  // namespace ours
 

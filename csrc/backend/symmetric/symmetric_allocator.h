@@ -13,7 +13,4 @@ void register_symmetric_memory();
 /// The block whose data begin at `data`; null if there is none.
 std::shared_ptr<SymmetricBlock> find_symmetric_block(void* data);
 
-/// Tells the peers that this process ends. Called once, before it does.
-void leave_symmetric_groups() noexcept;
-
 }  // namespace ours

@@ -2,9 +2,44 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "backend/joining/connect.h"
+#include "common/process_wide.h"
 
 namespace ours {
+
+namespace {
+
+struct Groups {
+  std::vector<std::weak_ptr<SymmetricGroup>> all;
+
+  void in_child() { all.clear(); }
+};
+
+}  // namespace
+
+std::shared_ptr<SymmetricGroup> SymmetricGroup::join(const Meeting& meeting) {
+  std::shared_ptr<SymmetricGroup> made(new SymmetricGroup(meeting));
+  auto& groups = ProcessWide<Groups>::get();
+  const std::lock_guard<std::mutex> lock(groups.mutex);
+  auto& all = groups.value.all;
+  all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.expired(); }), all.end());
+  all.push_back(made);
+  return made;
+}
+
+void SymmetricGroup::leave_all() noexcept {
+  std::vector<std::shared_ptr<SymmetricGroup>> left;
+  {
+    auto& groups = ProcessWide<Groups>::get();
+    const std::lock_guard<std::mutex> lock(groups.mutex);
+    for (const auto& one : groups.value.all) left.push_back(one.lock());
+  }
+  for (const auto& group : left) {
+    if (group) group->leave();
+  }
+}
 
 SymmetricGroup::SymmetricGroup(const Meeting& meeting)
     : session_(connect_node(meeting)), timeout_(meeting.timeout), group_(session_) {}
@@ -13,6 +48,17 @@ std::vector<SharedBlock> SymmetricGroup::share(Op op, const SharedBlock& own) {
   return run([&] {
     const std::lock_guard<std::mutex> lock(mutex_);
     return share_blocks(group_, next_call(op), own);
+  });
+}
+
+std::shared_ptr<SymmetricBlock> SymmetricGroup::make_block(size_t bytes) {
+  return run([&] {
+    try {
+      return SymmetricBlock::make(bytes);
+    } catch (const Error& e) {
+      abort(e.what());
+      throw;
+    }
   });
 }
 

@@ -20,7 +20,13 @@ class SymmetricGroup {
  public:
   /// Blocks until all ranks have come together. Throws MisuseError if they are on several nodes, and DistBackendError
   /// if they have not come within `meeting.timeout`.
-  explicit SymmetricGroup(const Meeting& meeting);
+  static std::shared_ptr<SymmetricGroup> join(const Meeting& meeting);
+
+  /// Tells the peers of all groups that this process ends. Called once, before it does.
+  static void leave_all() noexcept;
+
+  /// Makes a block that will be shared. If that fails, so do the calls of the peers, which would wait for it.
+  std::shared_ptr<SymmetricBlock> make_block(size_t bytes);
 
   /// Calls share_blocks(). All ranks call it in the same order.
   std::vector<SharedBlock> share(Op op, const SharedBlock& own);
@@ -55,6 +61,7 @@ class SymmetricGroup {
   }
 
  private:
+  explicit SymmetricGroup(const Meeting& meeting);
   Call next_call(Op op) { return Call{op, DType::Opaque8, ++number_, Deadline::after(timeout_)}; }
 
   const std::shared_ptr<NodeSession> session_;

@@ -40,7 +40,7 @@ SharedBlock with_facts(std::shared_ptr<SymmetricBlock> block, const TensorFacts&
 }
 
 /// A tensor that cannot be registered takes part as well, so that all ranks hear of it.
-SharedBlock describe(const at::Tensor& tensor) {
+SharedBlock describe(SymmetricGroup& group, const at::Tensor& tensor) {
   const auto is_plain = [&] {
     return tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
   };
@@ -48,7 +48,7 @@ SharedBlock describe(const at::Tensor& tensor) {
   std::shared_ptr<SymmetricBlock> block;
   if (trouble == 0) block = find_symmetric_block(tensor.storage().data_ptr().get());
   if (block == nullptr && trouble == 0) trouble = 3;
-  if (trouble != 0) return with_facts(SymmetricBlock::make(0), {0, 0, at::kByte, trouble});
+  if (trouble != 0) return with_facts(group.make_block(0), {0, 0, at::kByte, trouble});
   const auto* const data = static_cast<const std::byte*>(tensor.const_data_ptr());
   const int64_t offset = tensor.numel() == 0 ? 0 : data - block->data();
   return with_facts(std::move(block), {offset, tensor.numel(), tensor.scalar_type(), 0});
@@ -92,28 +92,23 @@ class OursWindow::SignalWork final : public c10d::Work {
         timeout_(timeout) {}
 
   bool isCompleted() override {
-    const std::lock_guard<std::mutex> lock(taking_);
-    if (Work::isCompleted()) return true;
-    if (registered_->signals.take(from_)) {
-      finish();
-      return true;
-    }
-    try {
-      group_->run([this] { group_->session()->failure().check(); });
-    } catch (...) {
-      finish(std::current_exception());
-      return true;
-    }
-    return false;
+    const WithoutInterpreterLock unlocked;
+    // Whoever holds it waits for the signal. In a signal handler, that may be this thread.
+    const std::unique_lock<std::mutex> lock(taking_, std::try_to_lock);
+    return lock.owns_lock() ? has_ended() : Work::isCompleted();
   }
 
   /// After a timeout, the signal can be awaited again.
   bool wait(std::chrono::milliseconds timeout) override {
-    if (!isCompleted()) {
+    if (!Work::isCompleted()) {
+      group_->check_caller();
+      const WithoutInterpreterLock unlocked;
       const std::lock_guard<std::mutex> lock(taking_);
-      const bool own = timeout == kNoTimeout || timeout.count() <= 0;
-      group_->run([&] { registered_->signals.wait(from_, own ? timeout_ : timeout); });
-      finish();
+      if (!has_ended()) {
+        const bool own = timeout == kNoTimeout || timeout.count() <= 0;
+        group_->run([&] { registered_->signals.wait(from_, own ? timeout_ : timeout); });
+        finish();
+      }
     }
     if (exception()) std::rethrow_exception(exception());
     return true;
@@ -125,23 +120,49 @@ class OursWindow::SignalWork final : public c10d::Work {
   }
 
  private:
+  /// Takes the signal, if it is there, and now and then looks at the peer. With the lock.
+  bool has_ended() {
+    constexpr std::chrono::milliseconds kBetweenLooks{50};
+    if (Work::isCompleted()) return true;
+    bool taken = registered_->signals.take(from_);
+    if (!taken && Clock::now() < next_look_) return false;
+    next_look_ = Clock::now() + kBetweenLooks;
+    try {
+      if (!taken) group_->run([&] { taken = look_at_peer(); });
+      if (taken) finish();
+      return taken;
+    } catch (...) {
+      finish(std::current_exception());
+      return true;
+    }
+  }
+
+  bool look_at_peer() {
+    NodeSession& session = *group_->session();
+    session.failure().check();
+    const char* const why = session.absence(from_);
+    if (why == nullptr) return false;
+    if (registered_->signals.take(from_)) return true;  // sent before that
+    session.lost(from_, why, "wait_signal of a window");
+  }
+
   const std::shared_ptr<SymmetricGroup> group_;
   const std::shared_ptr<Registered> registered_;
   const int from_;
   const std::chrono::milliseconds timeout_;
   std::mutex taking_;
+  Clock::time_point next_look_{};
 };
 
 void OursWindow::tensor_register(const at::Tensor& tensor, bool owning) {
   TORCH_CHECK(!registered_, "this window has a tensor already; call tensor_deregister() first");
-  auto tensors = group_->share(Op::WindowRegistration, group_->run([&] { return describe(tensor); }));
+  auto tensors = group_->share(Op::WindowRegistration, describe(*group_, tensor));
   for (size_t r = 0; r < tensors.size(); ++r) {
     const int64_t trouble = TensorFacts::of(tensors[r]).trouble;
     TORCH_CHECK_VALUE(trouble == 0, "the tensor of rank ", r, " for a window ", kTroubles[trouble]);
   }
   const size_t bytes = tensors.size() * SignalCounters::kWordBytes;
-  auto counters = group_->share(Op::WindowRegistration,
-                                group_->run([bytes] { return SharedBlock{SymmetricBlock::make(bytes), {}}; }));
+  auto counters = group_->share(Op::WindowRegistration, {group_->make_block(bytes), {}});
   registered_ = std::make_shared<Registered>(group_->session(), std::move(tensors), std::move(counters));
   if (owning) registered_->own = tensor;
 }
@@ -230,8 +251,7 @@ c10::intrusive_ptr<c10d::Window> ProcessGroupOurs::new_window(const std::optiona
     // The ranks before reconfigure() may have come together more often.
     const std::string prefix = "ours/windows/" + (handle_.uuid ? std::to_string(*handle_.uuid) : std::string());
     auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, store_);
-    group =
-        std::make_shared<SymmetricGroup>(Meeting{std::move(store), rank_, size_, status_->timeouts.get(), name, ""});
+    group = SymmetricGroup::join(Meeting{std::move(store), rank_, size_, status_->timeouts.get(), name, ""});
     const std::lock_guard<std::mutex> lock(windows_mutex_);
     windows_ = group;
   }

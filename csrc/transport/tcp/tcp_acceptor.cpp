@@ -20,17 +20,9 @@ bool TcpAcceptor::advance() {
   if (!listener_) return false;
   if (poller_.listener_moved || listener_->is_busy()) serve();
   if (place_->has_arrived.load(std::memory_order_acquire)) {
-    for (TcpHandshake& handshake : listener_->take_arrived(*place_)) {
-      if (!host_.admit(handshake)) {
-        handshake.answer(Verdict::Insists);
-        handshake.advance();
-        continue;
-      }
-      handshake.answer(Verdict::Welcome);
-      poller_.watch_handshake(handshake.fd());
-      incoming_.push_back({std::move(handshake), Clock::now()});
-    }
+    for (TcpHandshake& handshake : listener_->take_arrived(*place_)) arrived_.push_back(std::move(handshake));
   }
+  answer_arrived();
   bool ended = false;
   for (auto one = incoming_.begin(); one != incoming_.end();) {
     const auto state = one->handshake.advance();
@@ -52,7 +44,24 @@ void TcpAcceptor::serve() {
   }
 }
 
+void TcpAcceptor::answer_arrived() {
+  for (; !arrived_.empty(); arrived_.pop_front()) {
+    TcpHandshake& handshake = arrived_.front();
+    // This rank may have had other things to do for so long that the peer has given up, and tries another address.
+    if (handshake.is_deserted()) continue;
+    poller_.watch_handshake(handshake.fd());  // before anything changes, since it may throw
+    if (host_.admit(handshake)) {
+      handshake.answer(Verdict::Welcome);
+      incoming_.push_back({std::move(handshake), Clock::now()});
+    } else {
+      handshake.answer(Verdict::Insists);
+      handshake.advance();
+    }
+  }
+}
+
 void TcpAcceptor::close() noexcept {
+  arrived_.clear();
   incoming_.clear();
   if (!listener_) return;
   listener_->close(place_);

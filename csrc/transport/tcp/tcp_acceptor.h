@@ -56,12 +56,14 @@ class TcpAcceptor {
   };
 
   void serve();
+  void answer_arrived();
 
   TcpPoller& poller_;
   Host& host_;
   std::shared_ptr<TcpListener> listener_;
   std::shared_ptr<TcpListener::Place> place_;
-  std::list<Incoming> incoming_;
+  std::list<TcpHandshake> arrived_;  ///< have proved who they are, and await a verdict
+  std::list<Incoming> incoming_;     ///< have got it
 };
 
 }  // namespace ours

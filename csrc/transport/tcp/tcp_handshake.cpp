@@ -145,6 +145,12 @@ void TcpHandshake::answer(Verdict verdict) {
   say(&welcome, sizeof(welcome), Step::Done);
 }
 
+bool TcpHandshake::is_deserted() const {
+  char next;
+  const ssize_t got = ::recv(fd_.get(), &next, 1, MSG_PEEK);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+}
+
 void TcpHandshake::say(const void* message, size_t bytes, Step after) {
   out_.assign(static_cast<const char*>(message), bytes);
   step_ = Step::Send;

@@ -47,6 +47,9 @@ class TcpHandshake {
   bool awaits_verdict() const { return step_ == Step::Judge; }
   void answer(Verdict verdict);
 
+  /// Whether the other side, which waits for an answer, has ended the connection.
+  bool is_deserted() const;
+
   /// Whether there is a connection, even if only to a stranger.
   bool connected() const { return step_ != Step::Connect && !refused_; }
   /// Whether nothing listened there, or nothing that belongs to the group.

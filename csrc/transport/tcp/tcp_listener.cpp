@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 
 #include <cerrno>
 #include <iterator>
@@ -20,6 +21,8 @@ namespace {
 /// Two let a mesh wait for its peers (TcpPoller), of which a group has two, and one is for the connection of a peer,
 /// one after the other.
 constexpr size_t kSpares = 5;
+/// The kernel lets a socket wake no more than 500 by way of an epoll in another.
+constexpr size_t kMostPlaces = 400;
 constexpr size_t kMostStrangers = 64;
 constexpr std::chrono::seconds kStrangerLimit{10};
 constexpr std::chrono::milliseconds kTimeToSpeak{500};
@@ -49,7 +52,8 @@ std::shared_ptr<TcpListener> TcpListener::of(const TcpConfig& config, const std:
   const auto find = [&]() -> std::shared_ptr<TcpListener> {
     const std::lock_guard<std::mutex> lock(all.mutex);
     const auto known = all.value.by_configuration.find(key);
-    return known == all.value.by_configuration.end() ? nullptr : known->second.lock();
+    auto listener = known == all.value.by_configuration.end() ? nullptr : known->second.lock();
+    return listener && listener->places() < kMostPlaces ? listener : nullptr;
   };
   if (auto known = find()) return known;
   // Made without the lock, since to look up the master may take long. If another thread makes one as well, both serve.
@@ -79,6 +83,11 @@ TcpListener::TcpListener(const TcpConfig& config, const std::string& congestion)
   epoll_ = ProcessFd(with_descriptors([] { return ::epoll_create1(EPOLL_CLOEXEC); }));
   if (!epoll_.valid()) throw SystemError("cannot watch sockets (epoll)", errno);
   for (const ProcessFd& listener : listeners_) watch(epoll_, listener.get());
+}
+
+size_t TcpListener::places() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return places_.size();
 }
 
 void TcpListener::keep_spares() {
@@ -121,10 +130,12 @@ void TcpListener::close(const std::shared_ptr<Place>& place) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   places_.erase(place->number);
   place->arrived.clear();
+  keep_spares();
 }
 
 int TcpListener::serve() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  busy_.store(true, std::memory_order_release);  // should something throw, the next who looks goes on
   queue_left_ = false;
   int lack = 0;
   for (const ProcessFd& listener : listeners_) {
@@ -158,12 +169,18 @@ int TcpListener::accept_from_queue(int listener) {
   return 0;
 }
 
+void TcpListener::cut_off(const Stranger& stranger) {
+  const linger reset{1, 0};
+  ::setsockopt(stranger.handshake.fd(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+}
+
 bool TcpListener::make_room() {
   if (strangers_.size() < kMostStrangers) return true;
   size_t room = kMostStrangers;
   for (const auto& [number, place] : places_) room += place->self.most_connections();
   if (strangers_.size() < room) return true;
   if (Clock::now() < strangers_.front().arrived + kTimeToSpeak) return false;
+  cut_off(strangers_.front());
   strangers_.pop_front();
   return true;
 }
@@ -171,7 +188,11 @@ bool TcpListener::make_room() {
 bool TcpListener::advance(Stranger& stranger, Clock::time_point now) {
   TcpHandshake& handshake = stranger.handshake;
   if (handshake.advance() == TcpHandshake::State::Broken) return false;
-  if (!handshake.awaits_mesh()) return now <= stranger.arrived + kStrangerLimit;
+  if (!handshake.awaits_mesh()) {
+    if (now <= stranger.arrived + kStrangerLimit) return true;
+    cut_off(stranger);
+    return false;
+  }
   const auto place = places_.find(handshake.mesh());
   if (place == places_.end()) return false;
   if (!place->second->knows_self) return true;
@@ -187,6 +208,7 @@ bool TcpListener::advance(Stranger& stranger, Clock::time_point now) {
 bool TcpListener::send_stranger_away() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (strangers_.empty()) return false;
+  cut_off(strangers_.front());
   strangers_.pop_front();
   return true;
 }

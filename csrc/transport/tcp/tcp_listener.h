@@ -42,12 +42,14 @@ class TcpListener {
     std::vector<TcpHandshake> arrived;
   };
 
-  /// That of this process for such a configuration, with all who hold it. It listens at the addresses of the interfaces
-  /// that `config` asks for. Throws Error.
+  /// One of this process for such a configuration, with others who hold it. It listens at the addresses of the
+  /// interfaces that `config` asks for. Throws Error.
   static std::shared_ptr<TcpListener> of(const TcpConfig& config, const std::string& congestion);
 
   TcpListener(const TcpConfig& config, const std::string& congestion);
 
+  /// The number of meshes that share it.
+  size_t places();
   const std::vector<SocketAddress>& addresses() const { return addresses_; }
   /// A descriptor that can be read when there may be something to do.
   int fd() const { return epoll_.get(); }
@@ -79,6 +81,8 @@ class TcpListener {
   };
 
   void keep_spares();
+  /// Lets a stranger know that it may come again: one whose group is not here hears the connection end instead.
+  static void cut_off(const Stranger& stranger);
   int accept_from_queue(int listener);
   bool make_room();
   /// Goes on with a stranger. Returns false if it is none any more.

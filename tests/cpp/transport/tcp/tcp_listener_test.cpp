@@ -113,6 +113,59 @@ TEST(one_that_asks_for_a_mesh_that_is_not_there_is_left_without_a_word) {
   CHECK_CONTAINS(handshake.reason(), "nobody of the group");
 }
 
+TEST(a_peer_that_gave_up_before_it_was_answered_may_come_again) {
+  const auto others = make_meshes(2);
+  const auto keys = std::make_shared<MapKeys>();
+  const auto mesh = join_mesh(0, 2, keys);
+  const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));
+  const TcpSelf peer{1, 2, terms.plan.streams + 1, "host", 1, terms.secret};
+  const auto connect = [&] {
+    return TcpHandshake(begin_connecting(mesh->card().addresses[0]), peer, 0, mesh->card().mesh, 0);
+  };
+  {
+    // Another mesh takes it in, and its own looks only after the peer has gone.
+    TcpHandshake first = connect();
+    int looks = 0;
+    const auto look = [&] {
+      others[0]->look();
+      ++looks;
+    };
+    move(first, look, [&] { return looks > 1000; });
+  }
+  TcpHandshake second = connect();
+  move(second, [&] { mesh->look(); });
+  CHECK(second.advance() == TcpHandshake::State::Done);
+  mesh->look();
+  CHECK_EQ(mesh->failure().message(), std::string());
+}
+
+TEST(a_stranger_that_makes_way_is_not_told_that_its_group_is_not_here) {
+  const auto listener = TcpListener::of(loopback_config(), "");
+  const TcpSelf peer{1, 2, 2, "host", 1, draw_nonce()};
+  TcpHandshake handshake(begin_connecting(listener->addresses()[0]), peer, 0, 4711, 0);
+  const Deadline patience = Deadline::after(seconds(10));
+  bool sent_away = false;
+  while (!sent_away && !patience.passed()) {
+    listener->serve();
+    sent_away = listener->send_stranger_away();
+  }
+  CHECK(sent_away);
+  move(handshake, [&] { listener->serve(); });
+  CHECK(handshake.advance() == TcpHandshake::State::Broken);
+  CHECK(!handshake.refused());
+}
+
+TEST(a_listener_that_can_wake_no_more_meshes_gets_another_beside_it) {
+  const auto listener = TcpListener::of(loopback_config(), "");
+  std::vector<std::shared_ptr<TcpListener::Place>> places;
+  while (TcpListener::of(loopback_config(), "") == listener) {
+    places.push_back(listener->open([] {}));
+    CHECK(places.size() < 500);
+  }
+  CHECK(places.size() > 300);
+  for (const auto& place : places) listener->close(place);
+}
+
 TEST(a_rank_that_insists_on_its_own_connection_says_so) {
   const auto keys = std::make_shared<MapKeys>();
   const auto mesh = join_mesh(0, 2, keys);
