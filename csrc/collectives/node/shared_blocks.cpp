@@ -24,6 +24,7 @@ template <class T>
 std::vector<T> all_gather(Group& group, const Call& call, const T& own) {
   std::vector<T> all(static_cast<size_t>(group.size()));
   std::vector<Span> outputs;
+  outputs.reserve(all.size());
   for (T& one : all) outputs.push_back({&one, sizeof(T)});
   group.all_gather(call, {&own, sizeof(T)}, outputs);
   return all;
@@ -59,6 +60,7 @@ std::vector<SharedBlock> share_blocks(Group& group, const Call& call, const Shar
 
 std::vector<std::byte*> data_of(const std::vector<SharedBlock>& blocks) {
   std::vector<std::byte*> data;
+  data.reserve(blocks.size());
   for (const SharedBlock& one : blocks) data.push_back(one.block->data());
   return data;
 }

@@ -2,12 +2,16 @@
 
 #include <fcntl.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <iterator>
+#include <thread>
 #include <tuple>
 
+#include "common/background_thread.h"
 #include "common/descriptors.h"
 #include "common/error.h"
 #include "common/network_interfaces.h"
@@ -131,6 +135,46 @@ void TcpListener::close(const std::shared_ptr<Place>& place) noexcept {
   places_.erase(place->number);
   place->arrived.clear();
   keep_spares();
+  if (!places_.empty()) {
+    attend();
+  } else if (end_.valid()) {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(end_.get(), &one, sizeof(one));
+  }
+}
+
+void TcpListener::attend() noexcept {
+  if (end_.valid()) return;
+  try {
+    end_ = ProcessFd(with_descriptors([] { return ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); }));
+    if (!end_.valid()) return;
+    watch(epoll_, end_.get());
+    start_background_thread("ours_listener", [self = shared_from_this()] { self->serve_until_closed(); });
+  } catch (const std::exception&) {
+    end_.reset();  // peers hear of it when this process makes its next call between nodes
+  }
+}
+
+void TcpListener::serve_until_closed() {
+  // What peers say takes a moment, and those for whom there is no room have to wait.
+  constexpr std::chrono::milliseconds kPause{10};
+  for (;;) {
+    epoll_event event{};
+    ::epoll_wait(epoll_.get(), &event, 1, is_busy() ? static_cast<int>(kPause.count()) : -1);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (places_.empty()) return end_.reset();
+      uint64_t count = 0;
+      [[maybe_unused]] const ssize_t got = ::read(end_.get(), &count, sizeof(count));
+    }
+    bool pauses = false;
+    try {
+      pauses = serve() != 0;
+    } catch (const std::exception&) {
+      pauses = true;
+    }
+    if (pauses || is_busy()) std::this_thread::sleep_for(kPause);
+  }
 }
 
 int TcpListener::serve() {

@@ -24,9 +24,10 @@ namespace ours {
 /// It keeps some descriptors for the time when there are no others, so that ranks which connect then can be told why
 /// they cannot.
 ///
-/// It has no thread: the threads that move a mesh serve the others as well. All functions may be called from any
-/// thread, and wait for nothing but each other.
-class TcpListener {
+/// The threads that move a mesh serve the others as well. Only once the process has left a group, a thread of its own
+/// does, so that peers hear that the group is not here even while the process makes no calls. All functions may be
+/// called from any thread, and wait for nothing but each other.
+class TcpListener : public std::enable_shared_from_this<TcpListener> {
  public:
   /// A mesh, as its peers find it here.
   struct Place {
@@ -81,6 +82,9 @@ class TcpListener {
   };
 
   void keep_spares();
+  /// Starts the thread, with the lock.
+  void attend() noexcept;
+  void serve_until_closed();
   /// Lets a stranger know that it may come again: one whose group is not here hears the connection end instead.
   static void cut_off(const Stranger& stranger);
   int accept_from_queue(int listener);
@@ -98,6 +102,7 @@ class TcpListener {
   uint32_t last_number_ = 0;
   std::map<uint32_t, std::shared_ptr<Place>> places_;
   std::vector<ProcessFd> spares_;
+  ProcessFd end_;  ///< ends the sleep of the thread; valid while there is one
   std::list<Stranger> strangers_;
   bool queue_left_ = false;  ///< some connections could not be accepted yet
 };
