@@ -161,11 +161,11 @@ void TcpListener::serve_until_closed() {
   for (;;) {
     epoll_event event{};
     ::epoll_wait(epoll_.get(), &event, 1, is_busy() ? static_cast<int>(kPause.count()) : -1);
+    uint64_t count = 0;
+    [[maybe_unused]] const ssize_t got = ::read(end_.get(), &count, sizeof(count));  // which only this thread closes
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (places_.empty()) return end_.reset();
-      uint64_t count = 0;
-      [[maybe_unused]] const ssize_t got = ::read(end_.get(), &count, sizeof(count));
     }
     bool pauses = false;
     try {
