@@ -56,10 +56,9 @@ std::shared_ptr<TcpListener> TcpListener::of(const TcpConfig& config, const std:
   const auto find = [&]() -> std::shared_ptr<TcpListener> {
     const std::lock_guard<std::mutex> lock(all.mutex);
     const auto known = all.value.by_configuration.find(key);
-    auto listener = known == all.value.by_configuration.end() ? nullptr : known->second.lock();
-    return listener && listener->places() < kMostPlaces ? listener : nullptr;
+    return known == all.value.by_configuration.end() ? nullptr : known->second.lock();
   };
-  if (auto known = find()) return known;
+  if (auto known = find(); known && known->places() < kMostPlaces) return known;
   // Made without the lock, since to look up the master may take long. If another thread makes one as well, both serve.
   auto made = std::make_shared<TcpListener>(config, congestion);
   const std::lock_guard<std::mutex> lock(all.mutex);
