@@ -186,10 +186,13 @@ CONTRACT(what_has_begun_ends_with_the_failure_of_the_group) {
 }
 
 CONTRACT(an_error_between_operations_fails_the_group_unless_it_is_misuse) {
-  run_groups(kind, 2, 4096, [](Group& group) {
+  std::atomic<int> passed{0};
+  run_groups(kind, 2, 4096, [&](Group& group) {
     group.fail(std::make_exception_ptr(InvalidArgument("misuse")));
     CHECK_EQ(group.failure(), std::string());
     barrier(group, 1);
+    ++passed;
+    wait_until([&] { return passed == 2; });  // a failure would reach a rank that is still in the barrier
     if (group.rank() == 0) group.fail(std::make_exception_ptr(MismatchError("shapes differ")));
     wait_until([&] { return !group.failure().empty(); });
     CHECK_CONTAINS(CHECK_THROWS(MismatchError, barrier(group, 2)), "shapes differ");
@@ -229,8 +232,11 @@ CONTRACT(a_rank_that_leaves_is_named_but_its_last_contribution_counts) {
 }
 
 CONTRACT(a_rank_that_leaves_after_a_failure_of_another_group_says_so) {
-  run_groups(kind, 3, 4096, [](Group& group) {
+  std::atomic<int> passed{0};
+  run_groups(kind, 3, 4096, [&](Group& group) {
     barrier(group, 0);
+    ++passed;
+    wait_until([&] { return passed == 3; });  // the failure would reach a rank that is still in the barrier
     if (group.rank() == 1) {
       GroupFailure other;
       other.record(FailureKind::Peer, "rank 7 of another group died");
