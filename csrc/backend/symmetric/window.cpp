@@ -22,7 +22,7 @@ constexpr const char* kTroubles[] = {
     nullptr, "is not on the CPU", "is not contiguous",
     "is not in symmetric memory; allocate it with torch.distributed._symmetric_memory.empty(..., device=\"cpu\")"};
 
-/// Of a rank's tensor, as the facts of a SharedBlock.
+/// What a rank says of its tensor. It travels as the facts of a SharedBlock.
 struct TensorFacts {
   int64_t offset;  ///< bytes from the beginning of the block
   int64_t elements;

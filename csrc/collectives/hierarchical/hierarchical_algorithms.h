@@ -46,10 +46,7 @@ void broadcast(HierarchicalRun& run, const ExchangePlan& plan);
 /// hierarchical_all_gather.cpp
 void all_gather(HierarchicalRun& run, const ExchangePlan& plan);
 
-/// gather, scatter and all_to_all: each message goes directly. hierarchical_exchange.cpp
+/// gather, scatter and all_to_all. hierarchical_exchange.cpp
 void exchange(HierarchicalRun& run, const ExchangePlan& plan);
-/// The same for many ranks: one rank of a node gets what another node's rank has for all of them.
-/// hierarchical_relay.cpp
-void relay(HierarchicalRun& run, const ExchangePlan& plan);
 
 }  // namespace ours::hierarchical

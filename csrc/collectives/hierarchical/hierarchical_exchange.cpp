@@ -50,7 +50,7 @@ class Exchanging {
   }
 
  private:
-  /// Messages of so many bytes are worth a way of their own.
+  /// From this length on, a message may go directly from its owner to its reader.
   static constexpr size_t kLong = size_t{32} << 10;
 
   /// Whether a message goes to its reader directly. Both ends decide alike, unless their sizes disagree, of which the

@@ -65,7 +65,8 @@ class Relays {
     return true;
   }
 
-  /// Of a node's ranks from `first` on, one for each rank of this node, if any of them sends anything to it.
+  /// Gives each rank of this node one of another node's ranks, from the one at place `first` on. Does nothing if none
+  /// of these sends anything here.
   void add_sources(int node, size_t step, size_t first) {
     const std::vector<int>& ranks = map_.ranks_of(node);
     std::vector<int> added;

@@ -14,12 +14,12 @@ void await_peer(NodeSession& session, int bell, const PeerWait& wait, const std:
   const auto look = [&] { return is_ready = is_ready || ready(); };
   const auto look_around = [&] {
     session.failure().check();
-    session.check_interrupts(interrupts, [&] { return wait.what; });
+    session.check_interrupts(interrupts, wait.what);
     const char* const why = session.absence(wait.peer);
     // It may have done it, and then ended, since we looked.
-    if (why != nullptr && !look()) session.lost(wait.peer, why, wait.what);
+    if (why != nullptr && !look()) session.lost(wait.peer, why, wait.what());
     if (is_ready || !wait.deadline.passed()) return;
-    const std::string late = timed_out(wait.what, wait.deadline, session.describe(session.rank()),
+    const std::string late = timed_out(wait.what(), wait.deadline, session.describe(session.rank()),
                                        {session.describe(wait.peer), session.call_roll({wait.peer})});
     if (wait.fails_session) session.failure().raise(FailureKind::Timeout, late);
     throw TimeoutError(late);

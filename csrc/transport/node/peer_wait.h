@@ -10,7 +10,7 @@ namespace ours {
 /// A wait for something that one rank of a node does in shared memory.
 struct PeerWait {
   int peer;
-  std::string what;  ///< what is under way, for messages: "barrier (channel 0) on symmetric memory"
+  std::function<std::string()> what;  ///< is under way, for messages: "barrier (channel 0) on symmetric memory"
   Deadline deadline;
   bool fails_session;  ///< whether a timeout fails the session
 };

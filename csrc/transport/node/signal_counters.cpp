@@ -1,5 +1,7 @@
 #include "transport/node/signal_counters.h"
 
+#include <string>
+
 #include "transport/node/peer_wait.h"
 #include "transport/wait.h"
 
@@ -24,7 +26,7 @@ bool SignalCounters::take(int from) {
 }
 
 void SignalCounters::wait(int from, std::chrono::milliseconds timeout) {
-  const PeerWait wait{from, "wait_signal of a window", Deadline::after(timeout), false};
+  const PeerWait wait{from, [] { return std::string("wait_signal of a window"); }, Deadline::after(timeout), false};
   await_peer(*session_, session_->rank(), wait, [&] { return take(from); });
 }
 

@@ -58,8 +58,8 @@ void SignalPads::wait(int from, const Doing& doing) {
 
 void SignalPads::change(int to, std::atomic<uint32_t>& word, uint32_t before, uint32_t after, int peer,
                         const Doing& doing) {
-  // Everyone who waits for a word in a rank's pad sleeps on the doorbell of that rank.
-  await_peer(*session_, to, {peer, doing.text(), doing.deadline, doing.fails_session}, [&] {
+  // All threads that wait for a word in a rank's pad sleep on the doorbell of that rank.
+  await_peer(*session_, to, {peer, [&doing] { return doing.text(); }, doing.deadline, doing.fails_session}, [&] {
     uint32_t seen = before;
     // Acquire and release: what the sender wrote before it is read after it. Sequentially consistent for wait_on().
     return word.compare_exchange_strong(seen, after, std::memory_order_seq_cst);

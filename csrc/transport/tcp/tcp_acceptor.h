@@ -41,7 +41,7 @@ class TcpAcceptor {
   /// Accepts connections and goes on with their handshakes, without waiting. Returns true if one of them ended.
   bool advance();
 
-  /// Ends the connection of somebody who has proved nothing. Returns false if there is none.
+  /// Ends a connection whose other side has not proved who it is. Returns false if there is none.
   bool send_stranger_away() { return listener_ && listener_->send_stranger_away(); }
 
   /// Closes a descriptor that was kept for this. Returns false if there is none.

@@ -47,13 +47,32 @@ TEST(messages_between_nodes_are_worth_it) {
       {64, 32, 64 * kKiB, 1, 62, 2048},      {64, 32, kMiB, 3, 62, 10880},       {64, 32, 25 * kMiB, 21, 248, 9728},
       {64, 32, 100 * kMiB, 64, 372, 8512},   {8, 2, 64 * kKiB, 2, 2, 16384},     {8, 2, 25 * kMiB, 8, 100, 32768},
       {8, 32, 25 * kMiB, 8, 744, 8512},      {128, 2, 25 * kMiB, 128, 24, 8512}, {128, 128, 25 * kMiB, 8, 762, 8512},
-      {128, 1024, 25 * kMiB, 3, 2046, 8512}, {64, 128, 64 * kKiB, 1, 254, 512},
+      {128, 1024, 25 * kMiB, 3, 2046, 8512}, {64, 128, 64 * kKiB, 1, 254, 512},  {64, 128, 25 * kMiB, 8, 762, 8512},
   };
   for (const Row& row : kRows) {
     const RailSlices slices = rails_for(row.bytes, row.ranks, row.nodes);
     CHECK_EQ(slices.rails, row.rails);
     CHECK_EQ(2 * slices.chunks * static_cast<size_t>(row.nodes - 1), row.messages);
     CHECK_EQ(parts_of(slices, row.nodes).first, row.least);
+  }
+}
+
+TEST(a_rail_for_every_rank_would_send_messages_that_are_not) {
+  struct Row {
+    int ranks, nodes;
+    size_t bytes;
+    size_t messages;
+    size_t most;  ///< bytes of the longest
+  };
+  constexpr Row kRows[] = {
+      {64, 32, 64 * kKiB, 62, 64},       {64, 32, kMiB, 124, 256},       {64, 32, 25 * kMiB, 3100, 256},
+      {64, 32, 100 * kMiB, 12400, 256},  {8, 32, 25 * kMiB, 3100, 2048}, {64, 128, 25 * kMiB, 12700, 64},
+      {8, 2, 25 * kMiB, 100, 32 * kKiB},
+  };
+  for (const Row& row : kRows) {
+    const RailSlices slices{row.bytes / 4, piece_count(row.bytes, 512 * kKiB), row.ranks, 16};
+    CHECK_EQ(2 * slices.chunks * static_cast<size_t>(row.nodes - 1), row.messages);
+    CHECK_EQ(parts_of(slices, row.nodes).second, row.most);
   }
 }
 
