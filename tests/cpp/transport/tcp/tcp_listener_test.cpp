@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -89,7 +90,7 @@ TEST(a_rank_that_has_left_is_missed_although_its_process_still_listens) {
   const auto idle = make_meshes(2, other_process);
   TcpGroup group(mesh);
   std::vector<float> data(10, 1.0f);
-  std::thread leaving([&] {
+  auto leaving = std::async(std::launch::async, [&] {
     const Deadline patience = Deadline::after(seconds(10));
     while (open_connections_to(*left) == 0 && !patience.passed()) std::this_thread::yield();
     left->leave();
@@ -97,7 +98,7 @@ TEST(a_rank_that_has_left_is_missed_although_its_process_still_listens) {
   const auto began = Clock::now();
   CHECK_CONTAINS(CHECK_THROWS(PeerError, sum(group, 0, data, seconds(20))), "left the group or died");
   CHECK(Clock::now() - began < seconds(10));
-  leaving.join();
+  leaving.get();
   CHECK_EQ(idle[0]->failure().message(), std::string());
 }
 
@@ -199,7 +200,7 @@ TEST(a_rank_that_insists_on_its_own_connection_says_so) {
   card.addresses = {local_address(silent.get())};
   keys->set(card_key(1), card.text());
   const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));
-  std::thread calling([&] {
+  auto calling = std::async(std::launch::async, [&] {
     TcpGroup group(mesh);
     std::vector<float> data(10, 1.0f);
     CHECK_THROWS(AbortedError, sum(group, 0, data, seconds(20)));
@@ -213,7 +214,7 @@ TEST(a_rank_that_insists_on_its_own_connection_says_so) {
   CHECK(!handshake.refused());
   CHECK_CONTAINS(handshake.reason(), "insists");
   mesh->fail(FailureKind::Aborted, "that is all");
-  calling.join();
+  calling.get();
 }
 
 }  // namespace
