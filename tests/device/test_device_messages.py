@@ -224,6 +224,10 @@ def test_a_finished_work_keeps_nothing_of_its_group(rank: int, world: int, kind:
     device = here(kind)
     x = torch.ones(4, device=device)
     dist.barrier()
+    # What the process keeps once the first of its groups was left belongs to no group.
+    first = dist.new_group()
+    dist.barrier(group=first)
+    dist.destroy_process_group(first)
     before = group_descriptors()
     group = dist.new_group()
     work = dist.isend(x, 1, group=group) if rank == 0 else dist.irecv(x, 0, group=group)
