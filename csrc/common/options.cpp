@@ -194,8 +194,9 @@ const std::vector<OptionRow>& option_rows() {
       word_row("OURS_INLINE", &Options::inline_calls, kSwitch,
                "Whether synchronous calls run on the caller's own thread when nothing is queued."),
       word_row("OURS_DIRECT", &Options::direct, kSwitch,
-               "Whether ranks of a node read long messages where they lie in the memory of other ranks, if the system "
-               "allows it. With 0 they are copied through shared memory. The node's first rank decides."),
+               "Whether ranks of a node read long messages, and large arrays that they reduce, where they lie in the "
+               "memory of other ranks, if the system allows it. With 0 they are copied through shared memory. The "
+               "node's first rank decides."),
       word_row("OURS_BLOCKING_WAIT", &Options::blocking_wait, kSwitch,
                "Whether waiting for a collective that NCCL does makes the host wait until it has ended, and throws its "
                "error there. With 0 only the current stream waits."),

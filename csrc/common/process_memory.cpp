@@ -1,6 +1,5 @@
 #include "common/process_memory.h"
 
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -24,11 +23,30 @@ int read_process_memory(pid_t pid, void* to, uint64_t from, size_t bytes) noexce
 }
 
 bool is_readable_by_others(const void* data, size_t bytes) noexcept {
-  if (bytes == 0) return true;
-  const auto first = reinterpret_cast<uint64_t>(data);
-  std::byte byte{};
-  const auto reads = [&](uint64_t at) { return read_process_memory(::getpid(), &byte, at, 1) == 0; };
-  return reads(first) && reads(first + bytes - 1);
+  ReadableByOthers readable;
+  readable.add(data, bytes);
+  return readable.all();
+}
+
+void ReadableByOthers::add(const void* data, size_t bytes) noexcept {
+  if (bytes == 0) return;
+  auto* const first = static_cast<std::byte*>(const_cast<void*>(data));
+  places_[number_++] = {first, 1};
+  places_[number_++] = {first + bytes - 1, 1};
+  if (number_ == places_.size()) look();
+}
+
+bool ReadableByOthers::all() noexcept {
+  if (number_ != 0) look();
+  return all_;
+}
+
+void ReadableByOthers::look() noexcept {
+  std::array<std::byte, std::tuple_size_v<decltype(places_)>> bytes{};
+  const iovec here{bytes.data(), number_};
+  const ssize_t read = ::process_vm_readv(::getpid(), &here, 1, places_.data(), number_, 0);
+  all_ = all_ && read == static_cast<ssize_t>(number_);
+  number_ = 0;
 }
 
 }  // namespace ours

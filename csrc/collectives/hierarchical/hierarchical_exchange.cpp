@@ -72,7 +72,8 @@ class Exchanging {
     }
     run_.in_node([&] {
       inside_.write_sizes(run_.rounds.next_sizes());
-      run_.rounds.open(run_.running, {inside_.balance(static_cast<size_t>(run_.rounds.rank())), longest_relayed(), 0});
+      run_.rounds.open(run_.running,
+                       {inside_.balance(static_cast<size_t>(run_.rounds.rank())), longest_relayed(), 0, 0});
       longest_ = run_.rounds.exchanged().longest;
       node::check_published_sizes(run_.rounds, run_.running.record);
     });

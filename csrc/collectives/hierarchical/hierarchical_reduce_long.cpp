@@ -65,15 +65,15 @@ void reduce_long(HierarchicalRun& run, const Reducing& job, Algorithm algorithm)
   Stages stages(run, job, slices);
   const bool published = job.out == &job.in && !alone && rounds.places().publish(job.in, element);
   if (!published && !alone) stages.copy_in(0);
-  run.open({0, 0, published ? uint64_t{1} : 0});
-  const uint64_t in_heap = rounds.exchanged().lenders;
+  run.open({0, 0, 0, published ? 1U : 0U});
+  const uint32_t in_heap = rounds.exchanged().in_heap;
   const std::unique_ptr<Rail> rail = make_rail(run, job, slices, algorithm);
-  if (alone || (in_heap == static_cast<uint64_t>(rounds.size()) && !stages.helped())) {
+  if (alone || (in_heap == static_cast<uint32_t>(rounds.size()) && !stages.helped())) {
     if (rail != nullptr) give_scratch(run, *rail);
     return reduce_in_place(run, job, slices, rail.get());
   }
   std::optional<HeapBuffers> buffers;
-  if (in_heap == static_cast<uint64_t>(rounds.size())) {
+  if (in_heap == static_cast<uint32_t>(rounds.size())) {
     buffers.emplace(rounds.places(), rounds.rank(), rounds.size(), job.in, element);
     stages.read_from(*buffers);
   }

@@ -99,13 +99,13 @@ void Stages::publish(size_t round, const std::byte* slot) {
 
 void Stages::copy_out(size_t round) {
   if (job_.out == nullptr) return;
-  const size_t total = job_.in.count() * element_;
+  const bool leaves = node::leaves_cache(job_.in.count() * element_, node_.size());
   for (int rail = 0; rail < slices_.rails; ++rail) {
     for (int member = 0; member < team_; ++member) {
       const Slice all = part(round, rail, member);
       const std::byte* const from = results_of(round, rail, member);
       job_.out->visit(all.begin, all.end, [&](std::byte* data, size_t at, size_t n) {
-        node::copy_result(data, from + at * element_, n * element_, total);
+        node::copy_result(data, from + at * element_, n * element_, leaves);
       });
     }
   }

@@ -3,7 +3,7 @@
 #include <cstddef>
 
 #include "collectives/hierarchical/hierarchical_algorithms.h"
-#include "collectives/node/heap_places.h"
+#include "collectives/node/places.h"
 
 namespace ours::hierarchical {
 

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "collectives/node/node_rounds.h"
+#include "collectives/sources.h"
 
 // The algorithms for ranks that share memory, each explained in the file of the same name.
 
@@ -22,6 +24,43 @@ void reduce_in_heap(NodeRounds& rounds, const Running& run, const Reducing& job)
 /// How many bytes of each rank's buffer make a share, if the buffer has `bytes`. Shares are large enough that taking
 /// one costs nothing, and small enough that every rank gets one and none waits long for the last.
 size_t share_bytes(size_t bytes, int ranks);
+
+/// Reduces data that all ranks have published with Places::lend(). node_reduce_lent.cpp
+void reduce_lent(NodeRounds& rounds, const Running& run, const Reducing& job);
+
+/// Reduces arrays that ranks lend one another, in parts that go through this rank's cache.
+class LentReduction {
+ public:
+  LentReduction(NodeRounds& rounds, const Running& run, const Reduction& reduction);
+
+  /// Reduces `count` elements into `out`. `own` are this rank's; `read(rank, at, n, to)` gets elements of another's.
+  template <class Read>
+  void reduce(std::byte* out, const std::byte* own, size_t count, Read&& read) {
+    for (size_t at = 0; at < count; at += part_) {
+      const size_t n = std::min(part_, count - at);
+      for (int i = 1; i < rounds_.size(); ++i) {
+        // Each begins with the next rank, so that they do not all read the same memory at once.
+        const int from = (rounds_.rank() + i) % rounds_.size();
+        std::byte* const to = scratch_ + static_cast<size_t>(i - 1) * part_ * element_;
+        read(from, at, n, to);
+        sources_.data()[from] = to;
+      }
+      sources_.data()[rounds_.rank()] = own + at * element_;
+      reduce_part(out + at * element_, n);
+    }
+  }
+
+ private:
+  void reduce_part(std::byte* out, size_t count);
+
+  NodeRounds& rounds_;
+  const DType dtype_;
+  const Reduction& reduction_;
+  const size_t element_;
+  const size_t part_;  ///< elements
+  std::byte* const scratch_;
+  Sources sources_;
+};
 
 /// node_reduce_scatter.cpp
 void reduce_scatter(NodeRounds& rounds, const Running& run, const Scattering& job);
@@ -56,8 +95,10 @@ size_t check_published_sizes(const NodeRounds& rounds, const CallRecord& record)
 /// The `number`-th monitored barrier of the session. node_monitored_barrier.cpp
 void monitored_barrier(NodeSession& session, const Call& call, uint32_t number, bool wait_all_ranks);
 
-/// Copies data that leaves the cache before it is read again around the cache, unless it is so short that the fence
-/// afterwards would cost more. `total`: bytes that the operation copies in this way altogether.
-void copy_result(void* to, const void* from, size_t bytes, size_t total);
+/// Whether what the node's ranks reduce, arrays of `bytes` each, leaves the caches before it is read again.
+bool leaves_cache(size_t bytes, int ranks);
+/// Copies a part of a result: around the cache if the result leaves it, unless the part is so short that the fence
+/// afterwards would cost more.
+void copy_result(void* to, const void* from, size_t bytes, bool leaves);
 
 }  // namespace ours::node

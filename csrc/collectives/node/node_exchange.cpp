@@ -85,7 +85,7 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
     plan.write_sizes(rounds.next_sizes());
     const bool lends = direct.lend();
     if (!lends) fill(0);
-    own = {plan.balance(me), plan.longest(me), lends ? uint64_t{1} : 0};
+    own = {plan.balance(me), plan.longest(me), lends ? 1U : 0U, 0};
   }
   if (!rounds.open(run, own)) return;
   const size_t lenders = rounds.exchanged().lenders;

@@ -14,25 +14,23 @@ namespace {
 /// Below, the second synchronisation and the system calls cost more than a second copy.
 constexpr size_t kLong = size_t{256} << 10;
 
-/// Where the addresses are in the table of a rank: after the sizes (NodeLayout::table_bytes()).
-size_t addresses(const NodeRounds& rounds) { return 2 * static_cast<size_t>(rounds.size()); }
-
 }  // namespace
 
 bool DirectExchange::lend() {
-  uint64_t* const own = rounds_.next_sizes() + addresses(rounds_);
+  uint64_t* const own = rounds_.next_addresses();
   const auto me = static_cast<size_t>(rounds_.rank());
   if (plan_.longest(me) < kLong || !rounds_.session().reads_all(rounds_.rank()) || plan_.overwrites_sends(me))
     return false;
   const bool common = plan_.is_common();
-  bool checked = false;
+  bool added = false;
+  ReadableByOthers readable;
   for (size_t r = 0; r < plan_.sends.size(); ++r) {
     if (r == me || !plan_.sends[r]) continue;
-    if (!checked && !is_readable_by_others(plan_.sends[r]->data, plan_.sends[r]->bytes)) return false;
-    checked = common;
+    if (!added || !common) readable.add(plan_.sends[r]->data, plan_.sends[r]->bytes);
+    added = true;
     own[r] = reinterpret_cast<uint64_t>(plan_.sends[r]->data);
   }
-  return true;
+  return readable.all();
 }
 
 void DirectExchange::run(const Running& run) {
@@ -44,7 +42,7 @@ void DirectExchange::run(const Running& run) {
   for (size_t i = 1; i < ranks; ++i) {
     const size_t from = (me + i) % ranks;
     if (plan_.received(from) == 0) continue;
-    const uint64_t address = rounds_.sizes_of(static_cast<int>(from))[addresses(rounds_) + me];
+    const uint64_t address = rounds_.addresses_of(static_cast<int>(from))[me];
     rounds_.session().read(static_cast<int>(from), plan_.receives[from]->data, address, plan_.received(from), what);
   }
   rounds_.sync(run);

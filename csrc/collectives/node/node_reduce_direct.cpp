@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include "collectives/node/node_algorithms.h"
+#include "common/cache_bytes.h"
 #include "common/partition.h"
 
 // all_reduce and reduce of large arrays, in chunks through a pipeline of three steps that share one round, so that n
@@ -9,8 +10,8 @@
 // followed by an all-gather (Rabenseifner 2004), with shared memory in place of messages; stages and results stay in
 // the cache. A rank's own slice is read where it lies and never staged.
 //
-// Arrays that lie in the heap on all ranks need no stages (node_reduce_in_heap.cpp); the first synchronisation shows
-// whether they do.
+// Arrays that lie in the heap on all ranks need no stages (node_reduce_in_heap.cpp), nor do those that all ranks lend
+// one another (node_reduce_lent.cpp); the first synchronisation shows whether they do.
 //
 // Each element is reduced in the order of ranks whatever the size of array and chunk, so the bits are always the
 // same.
@@ -28,6 +29,7 @@ class Chunks {
         dtype_(dtype),
         element_(size_of(dtype)),
         per_chunk_(rounds.chunk_bytes() / element_),
+        leaves_(leaves_cache(job.in.count() * element_, rounds.size())),
         sources_(rounds.size()) {}
 
   size_t count() const { return piece_count(job_.in.count(), per_chunk_); }
@@ -60,7 +62,7 @@ class Chunks {
       const Slice part = slice_of_rank(all, r);
       const std::byte* const from = rounds_.result_of(r);
       job_.out->visit(part.begin, part.end, [&](std::byte* data, size_t at, size_t n) {
-        copy_result(data, from + at * element_, n * element_, job_.in.count() * element_);
+        copy_result(data, from + at * element_, n * element_, leaves_);
       });
     }
   }
@@ -78,15 +80,21 @@ class Chunks {
   const DType dtype_;
   const size_t element_;
   const size_t per_chunk_;
+  const bool leaves_;
   Sources sources_;
 };
 
 }  // namespace
 
-void copy_result(void* to, const void* from, size_t bytes, size_t total) {
-  constexpr size_t kStreamed = size_t{4} << 20;
+bool leaves_cache(size_t bytes, int ranks) {
+  constexpr size_t kMayLeave = size_t{4} << 20;
+  static const size_t cache = cache_bytes(Cache::Last).value_or(0);
+  return bytes >= kMayLeave && bytes > cache / 2 / static_cast<size_t>(ranks);
+}
+
+void copy_result(void* to, const void* from, size_t bytes, bool leaves) {
   constexpr size_t kLeastStreamed = 4096;
-  if (total >= kStreamed && bytes >= kLeastStreamed) {
+  if (leaves && bytes >= kLeastStreamed) {
     copy_stream(to, from, bytes);
   } else {
     std::memcpy(to, from, bytes);
@@ -94,20 +102,31 @@ void copy_result(void* to, const void* from, size_t bytes, size_t total) {
 }
 
 void reduce_direct(NodeRounds& rounds, const Running& run, const Reducing& job) {
-  const size_t element = size_of(run.call.dtype);
+  const DType dtype = run.call.dtype;
+  const size_t element = size_of(dtype);
+  const size_t bytes = job.in.count() * element;
   rounds.note_use(job.in, element);
   if (job.out != nullptr && job.out != &job.in) rounds.note_use(*job.out, element);
   rounds.write().begin();
 
-  Chunks chunks(rounds, job, run.call.dtype);
-  const bool published = job.out == &job.in && rounds.places().publish(job.in, element);
-  if (!published) chunks.copy_in(0);
-  rounds.open(run, {0, 0, published ? uint64_t{1} : 0});
-  const uint64_t in_heap = rounds.exchanged().lenders;
-  if (in_heap == static_cast<uint64_t>(rounds.size())) return reduce_in_heap(rounds, run, job);
+  Chunks chunks(rounds, job, dtype);
+  const bool in_place = job.out == &job.in;
+  const auto all = static_cast<uint32_t>(rounds.size());
+  LendTiming timing(rounds.reductions(), bytes, in_place && rounds.rank() == 0);
+  const bool published = in_place && rounds.places().publish(job.in, element);
+  const bool lends = in_place && !published && timing.lends() && rounds.places().lend(job.in, element);
+  if (!published && !lends) chunks.copy_in(0);
+  rounds.open(run, {0, 0, lends ? 1U : 0U, published ? 1U : 0U}, timing.arrive());
+  timing.go_on(rounds.lend_next());
+  const Exchanged shown = rounds.exchanged();
+  if (shown.in_heap == all) return reduce_in_heap(rounds, run, job);
   rounds.places().forget();
-  if (in_heap > 0) {
-    // Some ranks' data lies in the heap, but not all ranks'.
+  if (shown.lenders == all) {
+    reduce_lent(rounds, run, job);
+    return timing.end();
+  }
+  if (shown.in_heap + shown.lenders > 0) {
+    // Some ranks have published where their data lies, but not all of them.
     chunks.copy_in(0);
     rounds.sync(run);
   }
@@ -117,6 +136,7 @@ void reduce_direct(NodeRounds& rounds, const Running& run, const Reducing& job) 
     if (k > 0) chunks.copy_out(k - 1);
     if (k + 1 < chunks.count()) chunks.copy_in(k + 1);
   }
+  timing.end();
 }
 
 }  // namespace ours::node

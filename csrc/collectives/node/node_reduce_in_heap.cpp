@@ -1,8 +1,7 @@
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "collectives/node/node_algorithms.h"
+#include "common/cache_bytes.h"
 #include "common/partition.h"
 
 // all_reduce of data that lies in the heap on all ranks, in one piece or in several.
@@ -21,9 +20,8 @@ namespace {
 /// is still in its cache when it writes.
 size_t piece_bytes(int ranks) {
   constexpr size_t kMost = 32 * 1024;
-  constexpr int64_t kUsual = 512 * 1024;  // where the system does not say
-  static const int64_t known = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
-  const auto cache = static_cast<size_t>(known > 0 ? known : kUsual);
+  constexpr size_t kUsual = 512 * 1024;  // where the system does not say
+  static const size_t cache = cache_bytes(Cache::Second).value_or(kUsual);
   const size_t fits = cache / (2 * static_cast<size_t>(ranks));
   return std::clamp<size_t>(fits / kCacheLine * kCacheLine, 16 * kCacheLine, kMost);
 }

@@ -35,11 +35,13 @@ void keep_last(NodeArrival (&last)[2], const NodeArrival& one) {
 
 void gather(Shown& all, const Shown& one) {
   all.differ = all.differ || one.differ || !same_record(all.record, one.record);
+  all.lend_next = all.lend_next || one.lend_next;
   all.record.stop |= one.record.stop;
   for (const NodeArrival& arrival : one.last) keep_last(all.last, arrival);
   all.exchanged.balance += one.exchanged.balance;
   all.exchanged.longest = std::max(all.exchanged.longest, one.exchanged.longest);
   all.exchanged.lenders += one.exchanged.lenders;
+  all.exchanged.in_heap += one.exchanged.in_heap;
 }
 
 }  // namespace
@@ -51,9 +53,9 @@ NodeRounds::NodeRounds(std::shared_ptr<NodeSession> session, Setting write_aroun
       write_(*session_, write_around),
       places_(*session_, barrier_) {}
 
-void NodeRounds::arrive(const Running& run, const Exchanged& exchanged) {
+void NodeRounds::arrive(const Running& run, const Exchanged& exchanged, bool lend_next) {
   const auto called = static_cast<uint32_t>(steady_us(run.call.called));
-  next_shown() = {false, {{session_->number_of(rank()), called}, kNobody}, run.record, exchanged};
+  next_shown() = {false, lend_next, {{session_->number_of(rank()), called}, kNobody}, run.record, exchanged};
   // Where the sizes of all parts must agree, and not only their sum, the record has no place for both.
   if (run.fingerprint != 0) next_shown().record.count = run.fingerprint;
   show_stop(run);
@@ -62,9 +64,9 @@ void NodeRounds::arrive(const Running& run, const Exchanged& exchanged) {
   begun_on_ = std::this_thread::get_id();
 }
 
-bool NodeRounds::open(const Running& run, const Exchanged& exchanged) {
+bool NodeRounds::open(const Running& run, const Exchanged& exchanged, bool lend_next) {
   if (!std::exchange(begun_, false)) {
-    arrive(run, exchanged);
+    arrive(run, exchanged, lend_next);
   } else if (!all_have_begun()) {
     session_->failure().check();  // what all ranks have begun ends well on all of them, whatever has come after it
   }

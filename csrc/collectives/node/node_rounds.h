@@ -6,7 +6,8 @@
 #include <thread>
 
 #include "collectives/group.h"
-#include "collectives/node/heap_places.h"
+#include "collectives/node/lend_choice.h"
+#include "collectives/node/places.h"
 #include "collectives/node/shared_write.h"
 #include "common/huge_pages.h"
 #include "common/options.h"
@@ -32,14 +33,16 @@ class NodeRounds {
 
   /// The first synchronisation of an operation, with which the ranks show what they called, and when. If the calls
   /// differ, throws the same MismatchError on all of them. If the call is for the beginning, returns false without
-  /// waiting, and nothing else may be done until open() comes for the whole. `exchanged`: of an exchange, this rank's.
-  bool open(const Running& run, const Exchanged& exchanged = {});
+  /// waiting, and nothing else may be done until open() comes for the whole. `exchanged`: what this rank says of its
+  /// data. `lend_next`: what the first rank wants.
+  bool open(const Running& run, const Exchanged& exchanged = {}, bool lend_next = false);
   /// Whether open() has been called for the beginning, so that what it publishes has been written.
   bool has_begun() const { return begun_; }
   /// Then: whether open() would wait for nobody.
   bool all_have_begun() const { return barrier_.is_open(); }
-  /// After it: what all ranks have shown of their exchange, until the next synchronisation.
+  /// After it, until the next synchronisation: what all ranks have shown of their data, and what the first rank wants.
   const Exchanged& exchanged() const { return barrier_.shown().exchanged; }
+  bool lend_next() const { return barrier_.shown().lend_next; }
   /// A later one.
   void sync(const Running& run);
   /// A later one in a group of several nodes, where some ranks know more than others of when all made the call, and of
@@ -73,6 +76,9 @@ class NodeRounds {
   /// A place for the sizes that an ExchangePlan writes.
   uint64_t* next_sizes() { return sizes(rank(), barrier_.next_parity()); }
   const uint64_t* sizes_of(int r) const { return sizes(r, barrier_.parity()); }
+  /// A place for an address of this rank's memory for each rank, which may read there (NodeSession::read()).
+  uint64_t* next_addresses() { return next_sizes() + 2 * static_cast<size_t>(size()); }
+  const uint64_t* addresses_of(int r) const { return sizes_of(r) + 2 * static_cast<size_t>(size()); }
 
   /// Takes the memory of this rank's stages, and of that many of its results, before their first use.
   void reserve(size_t results = 2) {
@@ -88,11 +94,15 @@ class NodeRounds {
   SharedWrite& write() { return write_; }
   void copy(const Pieces& from, const Slice& elements, std::byte* to, size_t element);
 
-  HeapPlaces& places() { return places_; }
+  Places& places() { return places_; }
+
+  /// Whether memory is lent for reductions, and for those whose result is divided.
+  LendChoice& reductions() { return reductions_; }
+  LendChoice& scatterings() { return scatterings_; }
 
  private:
   /// Shows the peers the call.
-  void arrive(const Running& run, const Exchanged& exchanged);
+  void arrive(const Running& run, const Exchanged& exchanged, bool lend_next);
   /// What this rank shows with the next synchronisation.
   Shown& next_shown() { return session_->self().arrival[barrier_.next_parity()].shown; }
   void show_stop(const Running& run);
@@ -112,7 +122,9 @@ class NodeRounds {
   NodeBarrier barrier_;
   CoreSpread spread_;
   SharedWrite write_;
-  HeapPlaces places_;
+  Places places_;
+  LendChoice reductions_;
+  LendChoice scatterings_;
   HugePages pages_{options().huge_pages};
   size_t reserved_ = 0;  ///< results
   bool begun_ = false;

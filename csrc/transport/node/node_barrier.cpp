@@ -29,7 +29,7 @@ NodeBarrier::NodeBarrier(NodeSession& session)
 void NodeBarrier::arrive(Gather gather) {
   session_.failure().check();
   ++epoch_;
-  // Sequentially consistent for HeapPlaces::withdraw().
+  // Sequentially consistent for Places::withdraw().
   session_.self().arrival[parity()].number.store(epoch_, std::memory_order_seq_cst);
   auto member = static_cast<size_t>(session_.rank());
   Gate* left = nullptr;
@@ -86,7 +86,7 @@ bool NodeBarrier::has_passed(const Gate& gate) const {
 }
 
 bool NodeBarrier::arrived(int rank, uint32_t number) const {
-  // Sequentially consistent for HeapPlaces::withdraw().
+  // Sequentially consistent for Places::withdraw().
   const uint32_t last = session_.block(rank).arrival[number & 1].number.load(std::memory_order_seq_cst);
   return static_cast<int32_t>(last - number) >= 0;
 }

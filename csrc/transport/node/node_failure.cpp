@@ -44,7 +44,7 @@ void NodeFailure::adopt() {
 bool NodeFailure::failed() const { return own_.failed() || told(); }
 
 bool NodeFailure::told() const {
-  // Sequentially consistent: see HeapPlaces::withdraw().
+  // Sequentially consistent: see Places::withdraw().
   return header_.failure_state.load(std::memory_order_seq_cst) == kReadable;
 }
 

@@ -25,7 +25,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 19;
+constexpr uint32_t kSegmentVersion = 20;
 
 /// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
@@ -51,13 +51,16 @@ constexpr NodeArrival kNobody{-1, 0};
 struct Exchanged {
   uint64_t balance;  ///< of what they send and expect in an exchange (ExchangePlan::balance())
   uint64_t longest;  ///< bytes of its longest message
-  uint64_t lenders;  ///< how many have published where the others may use their data
+  uint32_t lenders;  ///< how many have published where in their memory the others may read their data
+  uint32_t in_heap;  ///< how many have published where in the heap the others may use it
 };
 
 /// What a rank shows with a synchronisation, and all ranks together.
 struct Shown {
   /// Whether the records of the ranks that show this differ.
   bool differ;
+  /// Whether the node's first rank wants memory to be lent in the next operation like this one (see LendChoice).
+  bool lend_next;
   /// The two of these ranks that came last to the call.
   NodeArrival last[2];
   CallRecord record;
@@ -93,8 +96,9 @@ struct alignas(alignof(Arrival)) RankBlock {
   alignas(kCacheLine) SleepWord doorbell;
   /// For monitored_barrier: how many this rank has reached and, on rank 0, how many it has judged.
   alignas(kCacheLine) SleepWord monitor;
-  /// By parity: the number of HeapParts that make up the rank's buffer, if it lies in the heap. They are in its stage.
-  alignas(kCacheLine) uint64_t heap_parts[2];
+  /// By parity: the number of BufferParts that make up the rank's buffer, if it has published them. They are in its
+  /// stage.
+  alignas(kCacheLine) uint64_t parts[2];
   /// Whether the rank has measured that it is faster to write what ranks share around their caches.
   std::atomic<bool> around_is_faster;
   /// The ranks outside the node for which this rank waits, as numbers in the group, and the call in which it waits;
@@ -118,9 +122,9 @@ struct alignas(alignof(Arrival)) RankBlock {
   Refusal refusals[kRefusals];
 };
 
-/// A part of a rank's buffer: where it lies in the rank's arena (see NodeHeap).
-struct HeapPart {
-  uint64_t offset;
+/// A part of a rank's buffer: where it lies in the rank's arena (see NodeHeap), or in the rank's own memory.
+struct BufferPart {
+  uint64_t at;
   uint64_t bytes;
 };
 

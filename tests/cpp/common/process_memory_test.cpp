@@ -29,6 +29,14 @@ TEST(what_cannot_be_read_is_told) {
   CHECK(!is_readable_by_others(closed, 1));
   CHECK(is_readable_by_others(&byte, 1));
   CHECK(is_readable_by_others(nullptr, 0));
+  for (const size_t others : {0, 1, 63, 64, 65, 500}) {
+    ReadableByOthers readable;
+    for (size_t i = 0; i < others; ++i) readable.add(&byte, 1);
+    CHECK(readable.all());
+    readable.add(closed, 4096);
+    for (size_t i = 0; i < others; ++i) readable.add(&byte, 1);
+    CHECK(!readable.all());
+  }
   ::munmap(closed, 4096);
 }
 

@@ -123,10 +123,10 @@ TEST(heap_of_a_peer_is_seen_where_it_says) {
     NodeHeap& heap = *session->heap();
     std::byte* const mine = heap.allocate(kPage);
     mine[5] = static_cast<std::byte>(session->rank() + 1);
-    session->self().heap_parts[0] = heap.offset_of(mine + 5, 1);
+    session->self().parts[0] = heap.offset_of(mine + 5, 1);
     barrier(group, 0);
     for (int r = 0; r < 3; ++r) {
-      CHECK(*heap.at(r, session->block(r).heap_parts[0]) == static_cast<std::byte>(r + 1));
+      CHECK(*heap.at(r, session->block(r).parts[0]) == static_cast<std::byte>(r + 1));
     }
     barrier(group, 1);
   });
@@ -233,7 +233,7 @@ TEST(heap_outlives_the_group_and_is_left_alone_by_forked_children) {
 TEST(all_reduce_in_the_heap_of_more_pieces_than_can_be_published_is_done_by_copying) {
   run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
     NodeGroup group(session);
-    const size_t count = 4096 / sizeof(HeapPart) + 1;
+    const size_t count = 4096 / sizeof(BufferPart) + 1;
     const std::shared_ptr<void> memory = group.allocate(2 * 4096);
     auto* const data = static_cast<double*>(memory.get());
     std::fill_n(data, 2 * count, 1.0);

@@ -13,19 +13,27 @@
 
 namespace ours {
 
-/// Tells where the ranks' data for an operation lies in the heap. Each rank publishes the places of its own data in
-/// its stage before the operation's first synchronisation. If all have published, the peers read and write the data
-/// there.
-class HeapPlaces {
+/// Tells where the ranks' data for an operation lies. Each rank publishes the places of its own data in its stage
+/// before the operation's first synchronisation: in the heap, where the peers read and write it if all have published
+/// that, or in its own memory, where they read it (see LentBuffers).
+class Places {
  public:
-  HeapPlaces(NodeSession& session, const NodeBarrier& barrier) : session_(session), barrier_(barrier) {}
+  Places(NodeSession& session, const NodeBarrier& barrier) : session_(session), barrier_(barrier) {}
 
   /// Publishes, as of the next synchronisation, where `data` lies in the heap. Returns false if a part of it lies
   /// elsewhere or it has too many pieces.
   bool publish(const Pieces& data, size_t element);
 
-  /// Where the data of rank r lies, which has published it with the last synchronisation.
+  /// Where the data of rank r lies in the heap, which has published it with the last synchronisation.
   std::vector<Span> of(int r) const;
+
+  /// Publishes, as of the next synchronisation, where `data` lies in this rank's memory. Returns false if others cannot
+  /// read it there, or if it has too many pieces.
+  bool lend(const Pieces& data, size_t element);
+
+  /// Where the data of rank r lies in its memory, as it has published with the last synchronisation: no addresses of
+  /// this process.
+  std::vector<Span> lent_by(int r) const;
 
   /// Called when no peer writes to the published places: a new operation begins, or only some ranks' data lies in the
   /// heap.
@@ -36,9 +44,15 @@ class HeapPlaces {
   void withdraw() noexcept;
 
  private:
-  HeapPart* parts(int rank, size_t parity) const {
-    return session_.at<HeapPart>(session_.layout().stage(static_cast<size_t>(rank), parity));
+  BufferPart* parts(int rank, size_t parity) const {
+    return session_.at<BufferPart>(session_.layout().stage(static_cast<size_t>(rank), parity));
   }
+  bool have_room_for(const Pieces& data) const {
+    return data.places() <= session_.layout().chunk_bytes / sizeof(BufferPart);
+  }
+  /// What rank r has published, with each place as at(place) gives it.
+  template <class At>
+  std::vector<Span> published_by(int r, At&& at) const;
 
   NodeSession& session_;
   const NodeBarrier& barrier_;
@@ -49,7 +63,7 @@ class HeapPlaces {
 /// 1, for a rank that reads no other's buffer, only its own.
 class HeapBuffers {
  public:
-  HeapBuffers(const HeapPlaces& places, int rank, int ranks, const Pieces& own, size_t element);
+  HeapBuffers(const Places& places, int rank, int ranks, const Pieces& own, size_t element);
 
   /// Finds where element `at` of each rank's buffer lies, and returns how many elements from there on, up to `end`,
   /// are contiguous on all ranks.

@@ -1,14 +1,16 @@
-#include "collectives/node/heap_places.h"
+#include "collectives/node/places.h"
 
 #include <algorithm>
 
+#include "common/process_memory.h"
+
 namespace ours {
 
-bool HeapPlaces::publish(const Pieces& data, size_t element) {
+bool Places::publish(const Pieces& data, size_t element) {
   const std::shared_ptr<NodeHeap>& heap = session_.heap();
   const size_t parity = barrier_.next_parity();
-  HeapPart* const own = parts(session_.rank(), parity);
-  if (!heap || data.places() > session_.layout().chunk_bytes / sizeof(HeapPart)) return false;
+  BufferPart* const own = parts(session_.rank(), parity);
+  if (!heap || !have_room_for(data)) return false;
   uint64_t count = 0;
   bool in_heap = true;
   data.visit(0, data.count(), [&](const std::byte* begin, size_t, size_t n) {
@@ -17,7 +19,7 @@ bool HeapPlaces::publish(const Pieces& data, size_t element) {
     if (in_heap) own[count++] = {offset, n * element};
   });
   if (!in_heap) return false;
-  session_.self().heap_parts[parity] = count;
+  session_.self().parts[parity] = count;
   published_ = barrier_.next();
   // All ranks have passed the last reduction's second synchronisation, so none takes shares of it any more.
   if (session_.rank() == 0) session_.header().shares_taken.store(0, std::memory_order_relaxed);
@@ -31,24 +33,48 @@ bool HeapPlaces::publish(const Pieces& data, size_t element) {
 // This is not needed if no rank can have begun to write: a rank that has passed the opening synchronisation checks
 // for a failure before it writes. If one rank has not yet arrived there when all can see the failure, no rank passes
 // the synchronisation before that, and so every rank finds the failure before it writes.
-void HeapPlaces::withdraw() noexcept {
+void Places::withdraw() noexcept {
   if (!published_ || (session_.failure().told() && !barrier_.all_arrived(*published_))) return;
   const size_t parity = *published_ & 1;
-  const HeapPart* const own = parts(session_.rank(), parity);
-  const uint64_t count = session_.self().heap_parts[parity];
-  for (uint64_t i = 0; i < count; ++i) session_.heap()->withdraw(own[i].offset, own[i].bytes);
+  const BufferPart* const own = parts(session_.rank(), parity);
+  const uint64_t count = session_.self().parts[parity];
+  for (uint64_t i = 0; i < count; ++i) session_.heap()->withdraw(own[i].at, own[i].bytes);
 }
 
-std::vector<Span> HeapPlaces::of(int r) const {
-  const HeapPart* const theirs = parts(r, barrier_.parity());
-  const uint64_t count = session_.block(r).heap_parts[barrier_.parity()];
+template <class At>
+std::vector<Span> Places::published_by(int r, At&& at) const {
+  const BufferPart* const theirs = parts(r, barrier_.parity());
+  const uint64_t count = session_.block(r).parts[barrier_.parity()];
   std::vector<Span> spans;
   spans.reserve(count);
-  for (uint64_t i = 0; i < count; ++i) spans.push_back({session_.heap()->at(r, theirs[i].offset), theirs[i].bytes});
+  for (uint64_t i = 0; i < count; ++i) spans.push_back({at(theirs[i].at), theirs[i].bytes});
   return spans;
 }
 
-HeapBuffers::HeapBuffers(const HeapPlaces& places, int rank, int ranks, const Pieces& own, size_t element)
+std::vector<Span> Places::of(int r) const {
+  return published_by(r, [&](uint64_t offset) { return session_.heap()->at(r, offset); });
+}
+
+bool Places::lend(const Pieces& data, size_t element) {
+  if (!session_.reads_all(session_.rank()) || !have_room_for(data)) return false;
+  const size_t parity = barrier_.next_parity();
+  BufferPart* const own = parts(session_.rank(), parity);
+  uint64_t count = 0;
+  ReadableByOthers readable;
+  data.visit(0, data.count(), [&](const std::byte* begin, size_t, size_t n) {
+    own[count++] = {reinterpret_cast<uint64_t>(begin), n * element};
+    readable.add(begin, n * element);
+  });
+  session_.self().parts[parity] = count;
+  return readable.all();
+}
+
+std::vector<Span> Places::lent_by(int r) const {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): it is an address of that rank's process.
+  return published_by(r, [](uint64_t address) { return reinterpret_cast<std::byte*>(address); });
+}
+
+HeapBuffers::HeapBuffers(const Places& places, int rank, int ranks, const Pieces& own, size_t element)
     : all_(static_cast<size_t>(ranks), &own), sources_(ranks) {
   for (int r = 0; r < ranks; ++r) {
     if (r != rank) all_[static_cast<size_t>(r)] = &peers_.emplace_back(places.of(r), element);

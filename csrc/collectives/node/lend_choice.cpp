@@ -1,0 +1,48 @@
+#include "collectives/node/lend_choice.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace ours {
+
+namespace {
+
+/// How often each way is tried before one is chosen.
+constexpr uint64_t kFirstTries = 2;
+
+/// The calls between two tries grow up to these.
+constexpr double kTryEvery = 64;
+
+}  // namespace
+
+double FasterWay::Costs::cheapest() const { return *std::min_element(ns.begin(), ns.begin() + std::min(known, kKept)); }
+
+bool FasterWay::next() {
+  const uint64_t call = calls_++;
+  if (call + 1 < 2 * kFirstTries) return call % 2 == 0;
+  // A call that failed, or for which there was another way, has told nothing.
+  if (costs_[0].known == 0 || costs_[1].known == 0) return costs_[1].known == 0;
+  const double first = costs_[0].cheapest(), second = costs_[1].cheapest();
+  const bool faster = second < first;
+  if (call < next_try_) return faster;
+  const bool tries = next_try_ != 0;  // otherwise both have just been tried
+  next_try_ = call + static_cast<uint64_t>(between_tries_ * std::max(first, second) / std::min(first, second));
+  between_tries_ = std::min(2 * between_tries_, kTryEvery);
+  return tries ? !faster : faster;
+}
+
+void FasterWay::took(bool second, Clock::duration time, size_t work) {
+  Costs& costs = costs_[second ? 1 : 0];
+  const double ns = std::chrono::duration<double, std::nano>(time).count();
+  costs.ns[costs.known++ % kKept] = std::max(ns, 1.0) / static_cast<double>(work);
+}
+
+size_t LendChoice::number(size_t bytes) {
+  size_t number = 0;
+  for (size_t size = kLeastBytes; number + 1 < std::tuple_size_v<decltype(sizes_)> && bytes / 2 >= size; size *= 2) {
+    ++number;
+  }
+  return number;
+}
+
+}  // namespace ours

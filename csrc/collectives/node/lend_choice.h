@@ -1,0 +1,114 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "common/deadline.h"
+
+namespace ours {
+
+/// Measures two ways of doing the same thing, and says which is faster.
+class FasterWay {
+ public:
+  /// Whether to take the second way in the call after the one that begins, of which nothing is known yet. The slower
+  /// way is tried again and again, more often in the beginning, and the more rarely the slower it is.
+  bool next();
+
+  /// What a call that did so much work took, done in the second way or not.
+  void took(bool second, Clock::duration time, size_t work);
+
+ private:
+  /// The cheapest of the last calls counts, since others may have been interrupted.
+  static constexpr size_t kKept = 4;
+
+  struct Costs {
+    std::array<double, kKept> ns{};  ///< a unit of work
+    size_t known = 0;
+
+    double cheapest() const;
+  };
+
+  std::array<Costs, 2> costs_;
+  uint64_t calls_ = 0;
+  uint64_t next_try_ = 0;
+  double between_tries_ = 4;  ///< calls, if the other way is no slower
+};
+
+/// Says whether the ranks of a node lend one another their memory for a large reduction, or go through shared memory.
+/// To read where data lies saves copies, and costs system calls and, between the caches of cores, time: which is faster
+/// depends on the processor, the ranks and the size, so it is measured, by size. The first rank chooses, and shows with
+/// each operation what it wants in the next one of about that size. So all know it beforehand.
+class LendChoice {
+ public:
+  /// Below, shared memory stays in the caches and is about as fast.
+  static constexpr size_t kLeastBytes = size_t{2} << 20;
+
+  bool lends(size_t bytes) const { return bytes >= kLeastBytes && at(bytes).lends; }
+
+  /// For the first rank: whether it wants memory to be lent in the next operation of that size.
+  bool next(size_t bytes) { return bytes >= kLeastBytes && at(bytes).way.next(); }
+  /// For all ranks: what it wants.
+  void hear(size_t bytes, bool lend_next) {
+    if (bytes >= kLeastBytes) at(bytes).lends = lend_next;
+  }
+  /// For the first rank: what an operation took.
+  void took(size_t bytes, bool lent, Clock::duration time) {
+    if (bytes >= kLeastBytes) at(bytes).way.took(lent, time, bytes);
+  }
+
+ private:
+  struct Size {
+    bool lends = false;
+    FasterWay way;
+  };
+
+  /// Sizes from one power of two to the next are one.
+  static size_t number(size_t bytes);
+  Size& at(size_t bytes) { return sizes_[number(bytes)]; }
+  const Size& at(size_t bytes) const { return sizes_[number(bytes)]; }
+
+  std::array<Size, 16> sizes_;
+};
+
+/// An operation for which a LendChoice is asked. It lasts, without the wait for the other ranks to begin, until end().
+class LendTiming {
+ public:
+  /// `first`: whether this rank is the first one, and measures.
+  LendTiming(LendChoice& choice, size_t bytes, bool first)
+      : choice_(choice),
+        bytes_(bytes),
+        first_(first && bytes >= LendChoice::kLeastBytes),
+        lends_(choice.lends(bytes)),
+        lend_next_(first_ && choice.next(bytes)),
+        began_(now()) {}
+
+  /// Whether the ranks are to lend their memory in this operation.
+  bool lends() const { return lends_; }
+  /// What this rank shows the others, and where the wait for them begins.
+  bool arrive() {
+    spent_ = now() - began_;
+    return lend_next_;
+  }
+  /// What the first rank has shown, and where that wait ends.
+  void go_on(bool lend_next) {
+    choice_.hear(bytes_, lend_next);
+    began_ = now();
+  }
+  void end() {
+    if (first_) choice_.took(bytes_, lends_, spent_ + (now() - began_));
+  }
+
+ private:
+  Clock::time_point now() const { return first_ ? Clock::now() : Clock::time_point{}; }
+
+  LendChoice& choice_;
+  const size_t bytes_;
+  const bool first_;
+  const bool lends_;
+  const bool lend_next_;
+  Clock::time_point began_;
+  Clock::duration spent_{};
+};
+
+}  // namespace ours

@@ -1,0 +1,143 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "support/node_ranks.h"
+
+// Large reductions whose ranks read in one another's memory. The first call of a size goes through the stages, the
+// second one is a try of the other way (see LendChoice).
+
+namespace ours::testing {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr size_t kChunk = size_t{256} << 10;
+constexpr size_t kCount = LendChoice::kLeastBytes / sizeof(float) + 1001;
+constexpr uint32_t kStaged = 1 + (kCount * sizeof(float) + kChunk - 1) / kChunk;  // synchronisations
+constexpr uint32_t kLent = 3;
+constexpr uint32_t kFallback = kStaged + 1;
+
+void run_large(const std::function<void(NodeGroup&, const std::function<uint32_t()>&)>& fn, bool direct = true) {
+  run_sessions(
+      kRanks, kChunk,
+      [&](const std::shared_ptr<NodeSession>& session) {
+        NodeGroup group(session, small_node_rules(kChunk));
+        uint32_t before = 0;
+        /// How many synchronisations there were since it was called last.
+        const auto synchronisations = [&] {
+          const auto number = [&](int parity) { return session->self().arrival[parity].number.load(); };
+          const uint32_t last = std::max(number(0), number(1));
+          return last - std::exchange(before, last);
+        };
+        synchronisations();
+        fn(group, synchronisations);
+      },
+      direct);
+}
+
+std::vector<float> sum_of_fractions(size_t count) {
+  std::vector<float> result(count);
+  for (size_t i = 0; i < count; ++i) result[i] = (fraction(0, i) + fraction(1, i)) + fraction(2, i);
+  return result;
+}
+
+TEST(lent_arrays_are_reduced_to_the_same_bits) {
+  run_large([](NodeGroup& group, const auto& synchronisations) {
+    const std::vector<float> expected = sum_of_fractions(kCount);
+    for (uint64_t seq = 0; seq < 4; ++seq) {
+      std::vector<float> data = fractions(group.rank(), kCount);
+      sum(group, seq, data);
+      CHECK(data == expected);
+      CHECK_EQ(synchronisations(), seq % 2 == 0 ? kStaged : kLent);
+    }
+  });
+}
+
+TEST(lent_arrays_may_lie_in_pieces_that_each_rank_cuts_differently) {
+  run_large([](NodeGroup& group, const auto& synchronisations) {
+    const std::vector<float> expected = sum_of_fractions(kCount);
+    for (uint64_t seq = 0; seq < 2; ++seq) {
+      std::vector<std::vector<float>> parts;
+      std::vector<Span> pieces;
+      const std::vector<float> data = fractions(group.rank(), kCount);
+      const size_t step = 50000 + 1777 * static_cast<size_t>(group.rank());
+      for (size_t at = 0; at < kCount; at += step) {
+        const size_t end = std::min(kCount, at + step);
+        parts.emplace_back(data.begin() + static_cast<ptrdiff_t>(at), data.begin() + static_cast<ptrdiff_t>(end));
+      }
+      for (auto& part : parts) pieces.push_back(span(part));
+      group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq), pieces, Reduction{ReduceKind::Sum, kRanks, 1.0});
+      CHECK_EQ(synchronisations(), seq == 0 ? kStaged : kLent);
+      std::vector<float> result;
+      for (const auto& part : parts) result.insert(result.end(), part.begin(), part.end());
+      CHECK(result == expected);
+    }
+  });
+}
+
+TEST(all_ranks_use_the_stages_if_one_cannot_lend) {
+  run_large([](NodeGroup& group, const auto& synchronisations) {
+    const std::vector<float> expected = sum_of_fractions(kCount);
+    for (uint64_t seq = 0; seq < 4; ++seq) {
+      const std::vector<float> data = fractions(group.rank(), kCount);
+      std::vector<float> result = data;
+      // What comes into another array is not lent.
+      const float* const in = group.rank() == 1 ? data.data() : result.data();
+      const Call call = call_of(Op::AllReduce, DType::Float32, seq);
+      group.all_reduce(call, in, result.data(), kCount, Reduction{ReduceKind::Sum, kRanks, 1.0});
+      CHECK(result == expected);
+      CHECK_EQ(synchronisations(), seq % 2 == 0 ? kStaged : kFallback);
+    }
+  });
+}
+
+TEST(nothing_is_lent_where_the_system_forbids_it) {
+  const auto reduce = [](NodeGroup& group, const auto& synchronisations) {
+    for (uint64_t seq = 0; seq < 4; ++seq) {
+      std::vector<float> data = values(group.rank(), kCount);
+      sum(group, seq, data);
+      CHECK_EQ(data[kCount - 1], value(0, kCount - 1) + value(1, kCount - 1) + value(2, kCount - 1));
+      CHECK_EQ(synchronisations(), kStaged);
+    }
+  };
+  run_large(reduce, false);
+}
+
+TEST(lent_arrays_of_a_reduce_scatter_may_differ_in_size) {
+  run_large([](NodeGroup& group, const auto& synchronisations) {
+    const auto me = static_cast<size_t>(group.rank());
+    const std::vector<size_t> counts{kCount / 2, 0, kCount - kCount / 2};
+    const std::vector<float> expected = sum_of_fractions(kCount);
+    for (uint64_t seq = 0; seq < 4; ++seq) {
+      std::vector<float> data = fractions(group.rank(), kCount);
+      const std::vector<const void*> inputs{data.data(), data.data() + counts[0], data.data() + counts[0]};
+      // In place, on one rank, and on another over what goes to a third, which is not lent then.
+      std::vector<float> own(counts[me]);
+      float* const out = me == 0 ? data.data() : me == 2 && seq == 3 ? data.data() + counts[0] - 1 : own.data();
+      const Call call = call_of(Op::ReduceScatter, DType::Float32, seq);
+      group.reduce_scatter(call, inputs, counts, out, Reduction{ReduceKind::Sum, kRanks, 1.0});
+      if (seq < 3) {
+        const size_t begin = me == 0 ? 0 : counts[0];
+        CHECK(std::equal(out, out + counts[me], expected.begin() + static_cast<ptrdiff_t>(begin)));
+      }
+      const uint32_t passed = synchronisations();
+      const bool lent = seq == 1;
+      CHECK(lent ? passed == 2 : passed > kStaged);
+    }
+  });
+}
+
+TEST(a_rank_that_fails_between_lent_slices_fails_all) {
+  run_large([](NodeGroup& group, const auto&) {
+    std::vector<float> data = values(group.rank(), kCount);
+    sum(group, 0, data);
+    if (group.rank() == 1) {
+      group.abort("as a test wants");
+      return;
+    }
+    CHECK_CONTAINS(CHECK_THROWS(AbortedError, sum(group, 1, data)), "as a test wants");
+  });
+}
+
+}  // namespace
+}  // namespace ours::testing
