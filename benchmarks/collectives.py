@@ -7,17 +7,17 @@
 The program starts its own ranks, processes of its own for each peer: peers.py has what they are and how they start. All
 live at once and take turns, and those that wait sleep. In a turn one peer's ranks first meet through a page of shared
 memory that belongs to no peer. There are two ways of calling: `loop`, the mean of many calls in a row after one that is
-not timed, and `single`, one call after the ranks have met, as a training step makes it, which finds the caches full of
-other things. A turn lasts from the last rank's start to the last rank's end; the table has the median of all rounds.
-Every peer has the same share of the time, so that a slow one has fewer turns. The result of a call is checked once for
-every peer and size before it is timed. The peer `floor` is an all-reduce written by hand on memory that all ranks
-share, the least that this machine needs (zero_copy.h). The size is that of a rank's larger buffer: what all_gather
-returns, what reduce_scatter takes. A ping-pong is half a round trip, in pairs of ranks. Elements are float32, the
-tensors ordinary ones, and the calls those of torch.distributed and mpi4py; all_reduce is in place. The case
-process_group_all_reduce is the same without torch.distributed's Python function, which takes as long for every backend:
-the process group's own method, a thin binding like mpi4py's, and what C++ such as a DDP reducer calls. async_all_reduce
-waits for its Work at once, and functional_all_reduce is the call of DTensor and of compiled models; with one rank
-(`--ranks 1`) each shows what torch itself takes.
+not timed, and `single`, one call after the ranks have met, as a training step makes it: of data that each rank has just
+written, and with caches that are full of other things. A turn lasts from the last rank's start to the last rank's end;
+the table has the median of all rounds. Every peer has the same share of the time, so that a slow one has fewer turns.
+The result of a call is checked once for every peer and size before it is timed. The peer `floor` is an all-reduce
+written by hand on memory that all ranks share, the least that this machine needs (zero_copy.h). The size is that of a
+rank's larger buffer: what all_gather returns, what reduce_scatter takes. A ping-pong is half a round trip, in pairs of
+ranks. Elements are float32, the tensors ordinary ones, and the calls those of torch.distributed and mpi4py; all_reduce
+is in place. The case process_group_all_reduce is the same without torch.distributed's Python function, which takes as
+long for every backend: the process group's own method, a thin binding like mpi4py's, and what C++ such as a DDP reducer
+calls. async_all_reduce waits for its Work at once, and functional_all_reduce is the call of DTensor and of compiled
+models; with one rank (`--ranks 1`) each shows what torch itself takes.
 
 `--check` measures both kinds of all_reduce with 2, 4 and 8 ranks, both ways, and compares the medians with TARGETS,
 which are ratios to what the peers and the floor take in the same run.
@@ -183,7 +183,7 @@ class Caller:
         return seconds
 
     def _measure(self, burst: int) -> float:
-        if self._operation.changes_input:
+        if self._operation.changes_input or not burst:
             self._operation.prepare(self._buffers)
         seconds = float(self._ranks.span(self._ranks.turn_of(self._call, burst)))
         return seconds / max(1, burst) * (0.5 if self._operation.half else 1.0)
