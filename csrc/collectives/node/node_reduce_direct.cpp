@@ -112,7 +112,8 @@ void reduce_direct(NodeRounds& rounds, const Running& run, const Reducing& job) 
   Chunks chunks(rounds, job, dtype);
   const bool in_place = job.out == &job.in;
   const auto all = static_cast<uint32_t>(rounds.size());
-  LendTiming timing(rounds.reductions(), bytes, in_place && rounds.rank() == 0);
+  // What only the root gets is not lent.
+  LendTiming timing(rounds.reductions(), job.root < 0 ? bytes : 0, in_place && rounds.rank() == 0);
   const bool published = in_place && rounds.places().publish(job.in, element);
   const bool lends = in_place && !published && timing.lends() && rounds.places().lend(job.in, element);
   if (!published && !lends) chunks.copy_in(0);

@@ -75,6 +75,23 @@ TEST(lent_arrays_may_lie_in_pieces_that_each_rank_cuts_differently) {
   });
 }
 
+TEST(a_reduction_for_one_root_does_not_change_what_is_lent) {
+  run_large([](NodeGroup& group, const auto& synchronisations) {
+    const std::vector<float> expected = sum_of_fractions(kCount);
+    for (uint64_t seq = 0; seq < 8; ++seq) {
+      std::vector<float> data = fractions(group.rank(), kCount);
+      if (seq % 2 == 0) {
+        sum(group, seq, data);
+      } else {
+        const Call call = call_of(Op::Reduce, DType::Float32, seq);
+        group.reduce(call, data.data(), data.data(), kCount, Reduction{ReduceKind::Sum, kRanks, 1.0}, 1);
+      }
+      if (seq % 2 == 0 || group.rank() == 1) CHECK(data == expected);
+      CHECK_EQ(synchronisations(), seq % 4 == 2 ? kLent : kStaged);
+    }
+  });
+}
+
 TEST(all_ranks_use_the_stages_if_one_cannot_lend) {
   run_large([](NodeGroup& group, const auto& synchronisations) {
     const std::vector<float> expected = sum_of_fractions(kCount);
