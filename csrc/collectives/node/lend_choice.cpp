@@ -7,11 +7,10 @@ namespace ours {
 
 namespace {
 
-/// How often each way is tried before one is chosen.
-constexpr uint64_t kFirstTries = 2;
-
-/// The calls between two tries grow up to these.
+/// The calls between two tries of the slower way grow up to these if it is no slower, and up to kMostTimes as many if
+/// it is that much slower.
 constexpr double kTryEvery = 64;
+constexpr double kMostTimes = 16;
 
 }  // namespace
 
@@ -19,14 +18,16 @@ double FasterWay::Costs::cheapest() const { return *std::min_element(ns.begin(),
 
 bool FasterWay::next() {
   const uint64_t call = calls_++;
-  if (call + 1 < 2 * kFirstTries) return call % 2 == 0;
-  // A call that failed, or for which there was another way, has told nothing.
+  // Each way twice, in an order that does not follow that of a program's calls, and then what has been known longest.
+  if (call < 4) return call < 2;
+  // A call that failed has told nothing.
   if (costs_[0].known == 0 || costs_[1].known == 0) return costs_[1].known == 0;
   const double first = costs_[0].cheapest(), second = costs_[1].cheapest();
   const bool faster = second < first;
   if (call < next_try_) return faster;
   const bool tries = next_try_ != 0;  // otherwise both have just been tried
-  next_try_ = call + static_cast<uint64_t>(between_tries_ * std::max(first, second) / std::min(first, second));
+  const double times = std::min(std::max(first, second) / std::min(first, second), kMostTimes);
+  next_try_ = call + (static_cast<uint64_t>(between_tries_ * times) | 1);  // odd, for the same reason
   between_tries_ = std::min(2 * between_tries_, kTryEvery);
   return tries ? !faster : faster;
 }

@@ -36,9 +36,9 @@ class FasterWay {
 };
 
 /// Says whether the ranks of a node lend one another their memory for a large reduction, or go through shared memory.
-/// To read where data lies saves copies, and costs system calls and, between the caches of cores, time: which is faster
-/// depends on the processor, the ranks and the size, so it is measured, by size. The first rank chooses, and shows with
-/// each operation what it wants in the next one of about that size. So all know it beforehand.
+/// To read where data lies leaves more of the caches to it and takes fewer synchronisations, but costs system calls:
+/// which is faster depends on the processor, the ranks and the size, so it is measured, by size. The first rank
+/// chooses, and shows with each operation what it wants in the next one of about that size. So all know it beforehand.
 class LendChoice {
  public:
   /// Below, shared memory stays in the caches and is about as fast.
@@ -74,13 +74,14 @@ class LendChoice {
 /// An operation for which a LendChoice is asked. It lasts, without the wait for the other ranks to begin, until end().
 class LendTiming {
  public:
-  /// `first`: whether this rank is the first one, and measures.
-  LendTiming(LendChoice& choice, size_t bytes, bool first)
+  /// `first`: whether this rank is the first one. `measures`: whether this operation can tell it anything; otherwise it
+  /// wants the same as before.
+  LendTiming(LendChoice& choice, size_t bytes, bool first, bool measures)
       : choice_(choice),
         bytes_(bytes),
-        first_(first && bytes >= LendChoice::kLeastBytes),
+        measures_(first && measures && bytes >= LendChoice::kLeastBytes),
         lends_(choice.lends(bytes)),
-        lend_next_(first_ && choice.next(bytes)),
+        lend_next_(measures_ ? choice.next(bytes) : first && lends_),
         began_(now()) {}
 
   /// Whether the ranks are to lend their memory in this operation.
@@ -96,15 +97,15 @@ class LendTiming {
     began_ = now();
   }
   void end() {
-    if (first_) choice_.took(bytes_, lends_, spent_ + (now() - began_));
+    if (measures_) choice_.took(bytes_, lends_, spent_ + (now() - began_));
   }
 
  private:
-  Clock::time_point now() const { return first_ ? Clock::now() : Clock::time_point{}; }
+  Clock::time_point now() const { return measures_ ? Clock::now() : Clock::time_point{}; }
 
   LendChoice& choice_;
   const size_t bytes_;
-  const bool first_;
+  const bool measures_;
   const bool lends_;
   const bool lend_next_;
   Clock::time_point began_;

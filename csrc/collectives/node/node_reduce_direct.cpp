@@ -20,6 +20,9 @@ namespace ours::node {
 
 namespace {
 
+/// Of arrays in shorter pieces on average, to read each costs more than it saves.
+constexpr size_t kLeastLent = size_t{64} << 10;
+
 /// The steps of the pipeline, each for one chunk k.
 class Chunks {
  public:
@@ -112,10 +115,12 @@ void reduce_direct(NodeRounds& rounds, const Running& run, const Reducing& job) 
   Chunks chunks(rounds, job, dtype);
   const bool in_place = job.out == &job.in;
   const auto all = static_cast<uint32_t>(rounds.size());
-  // What only the root gets is not lent.
-  LendTiming timing(rounds.reductions(), job.root < 0 ? bytes : 0, in_place && rounds.rank() == 0);
   const bool published = in_place && rounds.places().publish(job.in, element);
-  const bool lends = in_place && !published && timing.lends() && rounds.places().lend(job.in, element);
+  const bool can_lend = in_place && !published && bytes >= job.in.places() * kLeastLent;
+  // What only the root gets is not lent.
+  LendTiming timing(rounds.reductions(), job.root < 0 ? bytes : 0, rounds.rank() == 0,
+                    can_lend && rounds.session().all_read());
+  const bool lends = can_lend && timing.lends() && rounds.places().lend(job.in, element);
   if (!published && !lends) chunks.copy_in(0);
   rounds.open(run, {0, 0, lends ? 1U : 0U, published ? 1U : 0U}, timing.arrive());
   timing.go_on(rounds.lend_next());

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <deque>
 
 #include "collectives/node/node_algorithms.h"

@@ -22,7 +22,8 @@ bool overwrites_inputs(const Scattering& job, size_t me, size_t element) {
   const auto* const out = static_cast<const std::byte*>(job.out);
   for (size_t r = 0; r < job.inputs.size(); ++r) {
     const auto* const in = static_cast<const std::byte*>(job.inputs[r]);
-    if (r != me && before(in, out + job.counts[me] * element) && before(out, in + job.counts[r] * element)) return true;
+    if (r == me || job.counts[r] == 0) continue;
+    if (before(in, out + job.counts[me] * element) && before(out, in + job.counts[r] * element)) return true;
   }
   return false;
 }
@@ -80,7 +81,8 @@ void reduce_scatter(NodeRounds& rounds, const Running& run, const Scattering& jo
 
   const size_t count = piece_count(*std::max_element(job.counts.begin(), job.counts.end()), per_window);
   if (run.call.part == Part::Beginning && !repays_no_thread(count, run.record.count * element)) return;
-  LendTiming timing(rounds.scatterings(), run.record.count * element, me == 0);
+  static_assert(kShort < LendChoice::kLeastBytes, "what has a beginning is never lent");
+  LendTiming timing(rounds.scatterings(), run.record.count * element, me == 0, me == 0 && rounds.session().all_read());
   const bool lends = timing.lends() && lend(rounds, job, element);
   if (!rounds.has_begun()) {
     rounds.write().begin();

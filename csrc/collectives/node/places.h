@@ -15,7 +15,7 @@ namespace ours {
 
 /// Tells where the ranks' data for an operation lies. Each rank publishes the places of its own data in its stage
 /// before the operation's first synchronisation: in the heap, where the peers read and write it if all have published
-/// that, or in its own memory, where they read it (see LentBuffers).
+/// that, or in its own memory, where they read it (see LentReduction).
 class Places {
  public:
   Places(NodeSession& session, const NodeBarrier& barrier) : session_(session), barrier_(barrier) {}

@@ -1,7 +1,10 @@
 #include "transport/node/node_failure.h"
 
+#include <sched.h>
+
 #include <cstring>
 
+#include "common/deadline.h"
 #include "common/whole_characters.h"
 
 namespace ours {
@@ -25,6 +28,10 @@ void NodeFailure::fail(FailureKind kind, const std::string& message) noexcept {
     header_.failure_message[length] = '\0';
     // Release: a peer that reads kReadable reads the whole message.
     header_.failure_state.store(kReadable, std::memory_order_seq_cst);
+  } else {
+    // Peers that still read this rank's memory must find a failure before the memory changes. The writer may have died.
+    const Deadline patience = Deadline::after(std::chrono::milliseconds(100));
+    while (!told() && !patience.passed()) ::sched_yield();
   }
   for (SleepWord* word : words_) futex_wake_all(word->value);
 }

@@ -253,6 +253,13 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
   self().reads_all.store(header().direct != 0 && finds_all_marks(), std::memory_order_release);
 }
 
+bool NodeSession::all_read() const {
+  for (int r = 0; r < size_; ++r) {
+    if (!reads_all(r)) return false;
+  }
+  return true;
+}
+
 bool NodeSession::finds_all_marks() const {
   for (int r = 0; r < size_; ++r) {
     uint64_t found = 0;
@@ -271,13 +278,17 @@ void NodeSession::read(int rank, void* to, uint64_t from, size_t bytes, const st
     const int error = read_process_memory(block(rank).pid, next, from, n);
     failure_->check();
     if (error == 0) continue;
-    const char* const gone = absence(rank);
-    if (gone == nullptr) {
-      throw SystemError(describe(rank_) + " cannot read the memory of " + describe(rank) + " during " + what() +
-                            "; set OURS_DIRECT=0 if this happens again",
-                        error);
-    }
-    lost(rank, gone, what());
+    // The memory of a process that dies goes before the process does.
+    const Deadline patience = Deadline::after(std::chrono::seconds(1));
+    do {
+      failure_->check();
+      if (const char* const gone = absence(rank)) lost(rank, gone, what());
+      ::sched_yield();
+    } while (!patience.passed());
+    if (error == ESRCH) lost(rank, kDied, what());
+    throw SystemError(describe(rank_) + " cannot read the memory of " + describe(rank) + " during " + what() +
+                          "; set OURS_DIRECT=0 if this happens again",
+                      error);
   }
 }
 

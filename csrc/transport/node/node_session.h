@@ -115,6 +115,8 @@ class NodeSession {
 
   /// Whether `rank` can read the memory of all others.
   bool reads_all(int rank) const { return block(rank).reads_all.load(std::memory_order_acquire); }
+  /// Whether all ranks can.
+  bool all_read() const;
 
   /// Copies bytes at that address of the memory of `rank`, which has to leave them alone meanwhile. `what` names the
   /// operation. Throws PeerError if the rank is gone.
