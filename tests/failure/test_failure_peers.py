@@ -72,6 +72,27 @@ def test_survivors_name_a_killed_rank_within_a_second(world, kills, count):
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "ours" in name], "the dead left memory behind"
 
 
+def die_while_memory_is_read(rank: int, world: int, delay: float) -> str:
+    """Rank 1 dies at some moment of reductions for which ranks read one another's memory, if that is faster."""
+    tensor, part = torch.ones(3 << 20), torch.empty(1 << 20)
+    with pytest.raises(dist.DistNetworkError) as error:
+        for i in range(10_000):
+            if i == 5 and rank == 1:
+                threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            if i % 2:
+                dist.all_reduce(tensor, dist.ReduceOp.MAX)
+            else:
+                dist.reduce_scatter_tensor(part, tensor, dist.ReduceOp.MAX)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.013, 0.037, 0.061])
+def test_a_rank_killed_while_its_memory_is_read_is_named(delay):
+    results = run_ranks(3, die_while_memory_is_read, delay, killed=[1])
+    for text in (results[0], results[2]):
+        assert re.search(r"rank 1 \(host [^ ]+, pid \d+\) died", text), text
+
+
 def die_in_p2p(rank: int, world: int) -> tuple[str, float]:
     store = dist.distributed_c10d._get_default_store()
     dist.barrier()
