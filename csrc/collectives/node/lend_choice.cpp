@@ -18,7 +18,7 @@ double FasterWay::Costs::cheapest() const { return *std::min_element(ns.begin(),
 
 bool FasterWay::next() {
   const uint64_t call = calls_++;
-  // Each way twice, in an order that does not follow that of a program's calls, and then what has been known longest.
+  // After the first call: twice the second way, then twice the first. A program's calls hardly follow that order.
   if (call < 4) return call < 2;
   // A call that failed has told nothing.
   if (costs_[0].known == 0 || costs_[1].known == 0) return costs_[1].known == 0;

@@ -20,7 +20,7 @@ namespace ours::node {
 
 namespace {
 
-/// Of arrays in shorter pieces on average, to read each costs more than it saves.
+/// Where the pieces of an array are shorter on average, reading each of them costs more than it saves.
 constexpr size_t kLeastLent = size_t{64} << 10;
 
 /// The steps of the pipeline, each for one chunk k.
