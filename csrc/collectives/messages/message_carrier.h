@@ -18,6 +18,13 @@ class PeerLeftError : public PeerError {
   using PeerError::PeerError;
 };
 
+/// What the thread that moves messages does otherwise.
+enum class Mover {
+  Goes,   ///< it has just posted one, and goes on
+  Waits,  ///< it waits for one
+  Other   ///< nothing, so that the program's threads need not
+};
+
 /// Moves the messages of one rank to the others. It has no thread, and waits in reach() and rest() only.
 class MessageCarrier {
  public:
@@ -36,7 +43,7 @@ class MessageCarrier {
   /// Moves everything as far as possible and appends the messages that ended to `ended`; the caller must finish() them.
   /// Returns whether anything moved. Throws the error that fails the group, such as MismatchError where a message does
   /// not fit the receive that it matches.
-  virtual bool progress(Messages& ended) = 0;
+  virtual bool progress(Messages& ended, Mover mover) = 0;
 
   /// Takes out all messages; their memory is not touched any more.
   virtual Messages take_all() = 0;

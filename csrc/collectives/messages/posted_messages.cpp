@@ -1,5 +1,7 @@
 #include "collectives/messages/posted_messages.h"
 
+#include <sched.h>
+
 #include <system_error>
 #include <utility>
 
@@ -163,7 +165,8 @@ void PostedMessages::heed(Interrupts& interrupts) {
 bool PostedMessages::progress(Lock& lock, int* counter) {
   bool moved = false;
   try {
-    moved = carrier_->progress(ended_);
+    const Mover mover = counter == nullptr ? Mover::Goes : counter == &drivers_ ? Mover::Waits : Mover::Other;
+    moved = carrier_->progress(ended_, mover);
   } catch (...) {
     carrier_->fail(std::current_exception());
   }
@@ -271,6 +274,12 @@ void PostedMessages::end_all(Lock& lock, int* counter) {
   finish_ended(lock, counter);
 }
 
+void PostedMessages::let_poster_wait() const {
+  constexpr std::chrono::microseconds kMoment{20};
+  const auto until = Clock::now() + kMoment;
+  while (!pause_background_.load() && Clock::now() < until) ::sched_yield();
+}
+
 void PostedMessages::run_background() {
   Lock lock(mutex_);
   background_ids_.insert(std::this_thread::get_id());
@@ -279,6 +288,7 @@ void PostedMessages::run_background() {
     run_callbacks(lock, &free_backgrounds_);
     if (closing_) break;
     lock.unlock();
+    let_poster_wait();
     drive(&free_backgrounds_, [&] {
       if (pause_background_.load()) return true;
       const Lock look(mutex_);

@@ -89,6 +89,8 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
   /// Notes that messages are left. Returns whether a thread has to be woken for them.
   bool leave();
   void run_background();
+  /// Lets a moment pass, unless a thread comes to wait: what has just posted a message often does, and then moves it.
+  void let_poster_wait() const;
 
   const std::unique_ptr<MessageCarrier> carrier_;
   std::mutex mutex_;                         // guards all below but pause_background_, and the carrier's messages

@@ -34,30 +34,35 @@ void NodeMessages::add(const std::shared_ptr<Message>& message) {
   out.sends.push_back(message);
 }
 
-bool NodeMessages::progress(Messages& ended) {
+bool NodeMessages::progress(Messages& ended, Mover mover) {
   bool moved = false;
   for (int r = 0; r < size(); ++r) {
-    moved = push(r, ended) || moved;
+    moved = push(r, mover, ended) || moved;
     moved = pull(r) || moved;
   }
   return inbox_.collect(ended) || moved;
 }
 
-bool NodeMessages::push(int to, Messages& ended) {
+bool NodeMessages::push(int to, Mover mover, Messages& ended) {
   Outgoing& out = out_[static_cast<size_t>(to)];
   bool moved = false;
   while (!out.sends.empty()) {
     Message& message = *out.sends.front();
     if (!message.header_sent) {
       if (out.channel.writable() < sizeof(Header)) break;
-      out.lends = message.bytes > out.channel.capacity() && session_->reads_all(to) &&
-                  is_readable_by_others(message.data, message.bytes);
+      if (is_long(message, out.channel)) {
+        if (session_->have_own_cores() && mover == Mover::Goes) {
+          ring();  // for a thread that moves messages already; otherwise this one may come to wait
+          break;
+        }
+        out.lends = !copies(mover) && session_->reads_all(to) && is_readable_by_others(message.data, message.bytes);
+      }
       const Header header{message.header(), out.lends ? reinterpret_cast<uint64_t>(message.data) : 0};
       out.channel.write(&header, sizeof(header));
       message.header_sent = true;
       moved = true;
     }
-    const size_t n = push_part(out, message);
+    const size_t n = push_part(to, message);
     message.moved += n;
     moved = moved || n != 0;
     if (message.moved < message.bytes) break;
@@ -68,12 +73,37 @@ bool NodeMessages::push(int to, Messages& ended) {
   return moved;
 }
 
-size_t NodeMessages::push_part(Outgoing& out, Message& message) {
-  if (!out.lends) return out.channel.write(message.data + message.moved, message.bytes - message.moved);
+bool NodeMessages::is_long(const Message& message, const Channel& channel) const {
+  return message.bytes > channel.capacity() / (session_->have_own_cores() ? 1 : 2);
+}
+
+bool NodeMessages::copies(Mover mover) const {
+  return session_->have_own_cores() && mover == Mover::Waits && inbox_.empty();
+}
+
+size_t NodeMessages::push_part(int to, Message& message) {
+  Outgoing& out = out_[static_cast<size_t>(to)];
+  if (!out.lends) {
+    return in_parts(to, message.bytes - message.moved,
+                    [&](size_t at, size_t n) { return out.channel.write(message.data + message.moved + at, n); });
+  }
   if (out.channel.taken() == out.taken) return 0;
   ++out.taken;
   out.lends = false;
   return message.bytes;
+}
+
+template <class Copy>
+size_t NodeMessages::in_parts(int peer, size_t bytes, Copy&& copy) {
+  constexpr size_t kPart = size_t{32} << 10;
+  size_t moved = 0;
+  while (moved < bytes && moved < session_->layout().ring_bytes) {
+    if (moved != 0) signal(session_->block(peer).doorbell);
+    const size_t n = copy(moved, std::min(kPart, bytes - moved));
+    if (n == 0) break;
+    moved += n;
+  }
+  return moved;
 }
 
 bool NodeMessages::pull(int from) {
@@ -97,7 +127,9 @@ bool NodeMessages::pull(int from) {
 size_t NodeMessages::pull_part(int from) {
   Incoming& in = in_[static_cast<size_t>(from)];
   std::byte* const to = inbox_.place(from) + in.moved;
-  if (in.address == 0) return in.channel.read(to, in.bytes - in.moved);
+  if (in.address == 0) {
+    return in_parts(from, in.bytes - in.moved, [&](size_t at, size_t n) { return in.channel.read(to + at, n); });
+  }
   constexpr size_t kAtOnce = size_t{1} << 20;  // other messages move in between
   const auto what = [&] { return "a message of " + std::to_string(in.bytes) + " bytes from it"; };
   const size_t n = std::min(kAtOnce, in.bytes - in.moved);

@@ -75,7 +75,7 @@ void TcpMessages::send_to_self(const Message& message) {
   inbox_.complete(self);
 }
 
-bool TcpMessages::progress(Messages& ended) {
+bool TcpMessages::progress(Messages& ended, Mover /*mover*/) {
   const TcpMesh::Lock lock = mesh_->lock();
   bool moved = inbox_.collect(ended);
   if (mesh_->failure().failed() || mesh_->has_left()) return moved;

@@ -32,7 +32,7 @@ class TcpMessages final : public MessageCarrier {
 
   void reach(const Message& message) override;
   void add(const std::shared_ptr<Message>& message) override;
-  bool progress(Messages& ended) override;
+  bool progress(Messages& ended, Mover mover) override;
   Messages take_all() override;
   Messages posted() const override;
   bool empty() const override { return inbox_.empty() && sends_.empty(); }

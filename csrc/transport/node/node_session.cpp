@@ -249,7 +249,8 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
     if (peer.pid != owner_.pid()) watches_[static_cast<size_t>(r)] = ProcessWatch(peer.pid, peer.start);
     shares.push_back(peer.cores);
   }
-  wait_policy_ = wait_policy_for(have_own_cores(shares));
+  have_own_cores_ = ours::have_own_cores(shares);
+  wait_policy_ = wait_policy_for(have_own_cores_);
   self().reads_all.store(header().direct != 0 && finds_all_marks(), std::memory_order_release);
 }
 

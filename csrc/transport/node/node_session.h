@@ -90,6 +90,8 @@ class NodeSession {
   int size() const { return size_; }
   const NodeLayout& layout() const { return layout_; }
   const WaitPolicy& wait_policy() const { return wait_policy_; }
+  /// Whether there is a core for each rank.
+  bool have_own_cores() const { return have_own_cores_; }
   const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
   NodeFailure& failure() { return *failure_; }
   /// Null if the heap's file could not be created or opened; tensors are then copied through the segment.
@@ -156,6 +158,7 @@ class NodeSession {
   std::shared_ptr<SharedMemory> memory_;
   NodeLayout layout_{};
   WaitPolicy wait_policy_;
+  bool have_own_cores_ = false;
   std::shared_ptr<NodeHeap> heap_;
   std::unique_ptr<NodeFailure> failure_;
   std::vector<ProcessWatch> watches_;

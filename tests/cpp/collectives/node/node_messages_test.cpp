@@ -1,5 +1,7 @@
 #include "collectives/node/node_messages.h"
 
+#include <utility>
+
 #include "support/node_ranks.h"
 
 namespace ours::testing {
@@ -19,12 +21,12 @@ TEST(a_carrier_that_lost_its_messages_writes_nowhere) {
   Messages ended;
   sender.add(message_of(Op::Send, data, 1));
   receiver.add(message_of(Op::Recv, target, 0));
-  sender.progress(ended);
-  receiver.progress(ended);  // a part has arrived
-  sender.progress(ended);
+  sender.progress(ended, Mover::Other);
+  receiver.progress(ended, Mover::Other);  // a part has arrived
+  sender.progress(ended, Mover::Other);
   CHECK_EQ(receiver.take_all().size(), 1u);
   const auto before = target;
-  CHECK(!receiver.progress(ended));
+  CHECK(!receiver.progress(ended, Mover::Other));
   CHECK(ended.empty());
   CHECK(target == before);
   CHECK(receiver.empty());
@@ -39,12 +41,12 @@ TEST(a_receiver_hears_that_a_message_it_reads_was_taken_back) {
   Messages ended;
   sender.add(message_of(Op::Send, data, 1));
   receiver.add(message_of(Op::Recv, target, 0));
-  sender.progress(ended);
-  receiver.progress(ended);  // a part has arrived
+  sender.progress(ended, Mover::Other);
+  receiver.progress(ended, Mover::Other);  // a part has arrived
   CHECK(ended.empty());
   CHECK_EQ(sender.take_all().size(), 1u);
   const std::string message = CHECK_THROWS(PeerError, wait_until([&] {
-                                             receiver.progress(ended);
+                                             receiver.progress(ended, Mover::Other);
                                              return !ended.empty();
                                            }));
   CHECK_CONTAINS(message, "rank 0");
@@ -52,22 +54,64 @@ TEST(a_receiver_hears_that_a_message_it_reads_was_taken_back) {
 }
 
 TEST(a_message_is_sent_when_the_receiver_has_read_it) {
-  for (const bool direct : {true, false}) {
+  for (const auto& [direct, mover] : {std::pair(true, Mover::Other), {true, Mover::Waits}, {false, Mover::Waits}}) {
     const Sessions sessions = make_sessions(2, 4096, direct);
     NodeMessages sender(sessions[0]), receiver(sessions[1]);
     std::vector<int> data(5000, 5), target(data.size());
     Messages sent, received;
     sender.add(message_of(Op::Send, data, 1));
-    for (int i = 0; i < 3; ++i) sender.progress(sent);
+    for (int i = 0; i < 3; ++i) sender.progress(sent, mover);
     CHECK(sent.empty());  // it is longer than the channel
     receiver.add(message_of(Op::Recv, target, 0));
     wait_until([&] {
-      sender.progress(sent);
-      receiver.progress(received);
+      sender.progress(sent, mover);
+      receiver.progress(received, Mover::Other);
       return !sent.empty() && !received.empty();
     });
     CHECK(target == data);
   }
+}
+
+// Where both have cores, copying by both takes less time than reading by one, but a sender that computes is not
+// disturbed.
+TEST(a_long_message_is_copied_by_a_sender_that_waits_and_lent_by_one_that_does_not) {
+  for (const Mover mover : {Mover::Waits, Mover::Other}) {
+    const Sessions sessions = make_sessions(2, 4096);
+    if (!sessions[1]->reads_all(1)) return;  // this system forbids it
+    const bool copies = sessions[0]->have_own_cores();
+    NodeMessages sender(sessions[0]), receiver(sessions[1]);
+    std::vector<int> data(sessions[0]->layout().ring_bytes, 5), target(data.size());
+    const Channel channel(*sessions[0], 0, 1);
+    Messages sent, received;
+    sender.add(message_of(Op::Send, data, 1));
+    const uint32_t heard = sender.heard();
+    sender.progress(sent, Mover::Goes);
+    CHECK_EQ(channel.readable() == 0, copies);  // it may come to wait
+    CHECK_EQ(sender.heard() != heard, copies);  // and other threads hear of it
+    sender.progress(sent, mover);
+    CHECK_EQ(channel.readable() == channel.capacity(), copies && mover == Mover::Waits);
+    receiver.add(message_of(Op::Recv, target, 0));
+    wait_until([&] {
+      sender.progress(sent, mover);
+      receiver.progress(received, Mover::Waits);
+      return !sent.empty() && !received.empty();
+    });
+    CHECK(target == data);
+  }
+}
+
+// Otherwise it would move twice as much as by reading, with one pair of cores for both directions.
+TEST(a_sender_that_also_receives_lends_its_memory) {
+  const Sessions sessions = make_sessions(2, 4096);
+  if (!sessions[1]->reads_all(1)) return;  // this system forbids it
+  NodeMessages sender(sessions[0]);
+  std::vector<int> data(sessions[0]->layout().ring_bytes, 5), target(1);
+  Messages ended;
+  sender.add(message_of(Op::Recv, target, 1));
+  sender.add(message_of(Op::Send, data, 1));
+  sender.progress(ended, Mover::Waits);
+  const Channel channel(*sessions[0], 0, 1);
+  CHECK(channel.readable() > 0 && channel.readable() < channel.capacity());
 }
 
 // What it reads ends with the header of a message whose bytes had no room in the channel.
@@ -80,13 +124,13 @@ TEST(a_sender_hears_that_a_full_channel_was_read) {
   Messages ended;
   sender.add(message_of(Op::Send, fits, 1));
   sender.add(message_of(Op::Send, more, 1));
-  sender.progress(ended);
+  sender.progress(ended, Mover::Other);
   CHECK_EQ(ended.size(), 1u);
   const auto doorbell = [&] { return sessions[0]->self().doorbell.value.load(); };
   const uint32_t before = doorbell();
   receiver.add(message_of(Op::Recv, first, 0));
   receiver.add(message_of(Op::Recv, second, 0));
-  receiver.progress(ended);
+  receiver.progress(ended, Mover::Other);
   CHECK(first == fits);
   CHECK(second[0] == 0);
   CHECK(doorbell() != before);
