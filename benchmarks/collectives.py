@@ -14,10 +14,11 @@ The result of a call is checked once for every peer and size before it is timed.
 written by hand on memory that all ranks share, the least that this machine needs (zero_copy.h). The size is that of a
 rank's larger buffer: what all_gather returns, what reduce_scatter takes. A ping-pong is half a round trip, in pairs of
 ranks. Elements are float32, the tensors ordinary ones, and the calls those of torch.distributed and mpi4py; all_reduce
-is in place. The case process_group_all_reduce is the same without torch.distributed's Python function, which takes as
-long for every backend: the process group's own method, a thin binding like mpi4py's, and what C++ such as a DDP reducer
-calls. async_all_reduce waits for its Work at once, and functional_all_reduce is the call of DTensor and of compiled
-models; with one rank (`--ranks 1`) each shows what torch itself takes.
+is in place. The cases process_group_... are the same without torch.distributed's Python functions, which take as long
+for every backend: the process group's own methods, a thin binding like mpi4py's, and what C++ such as a DDP reducer
+calls; without --collectives only that of all_reduce takes part. async_all_reduce waits for its Work at once, and
+functional_all_reduce is the call of DTensor and of compiled models; with one rank (`--ranks 1`) each shows what torch
+itself takes.
 
 `--check` measures both kinds of all_reduce with 2, 4 and 8 ranks, both ways, and compares the medians with TARGETS,
 which are ratios to what the peers and the floor take in the same run.
@@ -41,7 +42,7 @@ import turns
 
 from ourddp.bench import collectives, harness
 from ourddp.bench import report as reports
-from ourddp.bench.operations import OPERATIONS, Buffers
+from ourddp.bench.operations import OPERATIONS, OWN, Buffers
 from ourddp.progress import Progress
 
 CHECK_SIZES = "4,64,1K,4K,16K,64K,256K,1M,4M,25M,100M"
@@ -90,7 +91,7 @@ def parse_arguments() -> argparse.Namespace:
     """Return the checked command line."""
     parser = scaffold.argument_parser(__doc__, seconds=300, of=", per number of ranks", picture=True)
     parser.add_argument("--ranks", help="numbers of ranks, as 2,4,8; otherwise 4")
-    parser.add_argument("--collectives", help="which ones, separated by commas; otherwise all")
+    parser.add_argument("--collectives", help="which ones, separated by commas; otherwise most")
     parser.add_argument("--sizes", help="as 4,64K,25M; otherwise --min, four times that, and so on up to --max")
     parser.add_argument("--min", default="4", help="smallest size")
     parser.add_argument("--max", default="256M", help="largest size")
@@ -108,7 +109,7 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     args.asked = {name: getattr(args, name) for name in ("ranks", "collectives", "ways") if getattr(args, name)}
     args.ranks, args.ways = args.ranks or "4", args.ways or "loop,single"
-    args.collectives = args.collectives or ",".join(OPERATIONS)
+    args.collectives = args.collectives or ",".join(name for name in OPERATIONS if name == BARE or OWN not in name)
     if args.check:
         args.ranks, args.collectives, args.sizes = "2,4,8", f"all_reduce,{BARE}", args.sizes or CHECK_SIZES
     scaffold.require_known(parser, args.collectives, OPERATIONS)

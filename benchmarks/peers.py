@@ -22,9 +22,9 @@ import torch.distributed as dist
 import zero_copy
 
 from ourddp.bench import collectives, harness
-from ourddp.bench.operations import OPERATIONS, Buffers, Operation
+from ourddp.bench.operations import OPERATIONS, OWN, Buffers, Operation
 
-BARE = "process_group_all_reduce"
+BARE = OWN + "all_reduce"
 ALL_REDUCES = (OPERATIONS["all_reduce"], OPERATIONS[BARE])
 DEEPSPEED = "deepspeed_shm_comm"  # as DeepSpeed names the library
 # Where DeepSpeed's all-reduce has its memory, which it does not remove.

@@ -8,13 +8,14 @@ is exact, and any element of any result can be checked.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch.distributed.distributed_c10d import AllgatherOptions
 
 PERIOD = 8192
 
@@ -195,16 +196,23 @@ def _mpi(name: str, source: str, result: str) -> Callable[[Buffers, Any], Callab
     return prepare
 
 
-def _process_group_all_reduce(b: Buffers, g: dist.ProcessGroup) -> Callable[[], object]:
-    options, tensors = dist.AllreduceOptions(), [b.large]
-    options.asyncOp = False
+def _own(method: Callable[..., Any], *args: object, options: Any = None) -> Callable[[], object]:
+    """Return the call of a process group's method, which waits if the method does not."""
+    if options is not None:
+        options.asyncOp = False
+        args = (*args, options)
 
     def call() -> None:
-        work = g.allreduce(tensors, options)
+        work = method(*args)
         if work is not None:
             work.wait()
 
     return call
+
+
+def _own_ping_pong(b: Buffers, g: dist.ProcessGroup) -> Callable[[], object]:
+    partner = b.pair()
+    return _ping_pong(b, _own(g.send, [b.large], partner, 0), _own(g.recv, [b.other], partner, 0))
 
 
 def _torch_async_all_reduce(b: Buffers, g: dist.ProcessGroup) -> Callable[[], object]:
@@ -230,11 +238,6 @@ def _rooted(collective: Callable[..., object]) -> Callable[[Buffers, Any], Calla
 OPERATIONS: dict[str, Operation] = {
     "all_reduce": Operation(
         torch=lambda b, g: partial(dist.all_reduce, b.large, group=g),
-        mpi=_mpi_all_reduce,
-        expected=_sum,
-    ),
-    "process_group_all_reduce": Operation(
-        torch=_process_group_all_reduce,
         mpi=_mpi_all_reduce,
         expected=_sum,
     ),
@@ -323,3 +326,26 @@ OPERATIONS: dict[str, Operation] = {
         result=None,
     ),
 }
+
+# The process group's own methods: the same without the Python functions of torch.distributed, which take as long for
+# every backend.
+_OWN: dict[str, Callable[[Buffers, Any], Callable[[], object]]] = {
+    "all_reduce": lambda b, g: _own(g.allreduce, [b.large], options=dist.AllreduceOptions()),
+    "reduce": lambda b, g: _own(g.reduce, [b.large], options=dist.ReduceOptions()),
+    "broadcast": lambda b, g: _own(g.broadcast, [b.large], options=dist.BroadcastOptions()),
+    "all_gather_into_tensor": lambda b, g: _own(g._allgather_base, b.large, b.small, options=AllgatherOptions()),
+    "gather": lambda b, g: _own(
+        g.gather, [b.parts(b.large)] if b.rank == 0 else [], [b.small], options=dist.GatherOptions()
+    ),
+    "scatter": lambda b, g: _own(
+        g.scatter, [b.small], [b.parts(b.large)] if b.rank == 0 else [], options=dist.ScatterOptions()
+    ),
+    "reduce_scatter_tensor": lambda b, g: _own(
+        g._reduce_scatter_base, b.small, b.large, options=dist.ReduceScatterOptions()
+    ),
+    "all_to_all_single": lambda b, g: _own(g.alltoall_base, b.other, b.large, [], [], options=dist.AllToAllOptions()),
+    "ping_pong": _own_ping_pong,
+    "barrier": lambda b, g: _own(g.barrier, options=dist.BarrierOptions()),
+}
+OWN = "process_group_"
+OPERATIONS |= {OWN + name: replace(OPERATIONS[name], torch=call) for name, call in _OWN.items()}
