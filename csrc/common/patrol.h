@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -13,20 +14,23 @@ namespace ours {
 /// sleeping thread looks at them from time to time. All functions need the mutex that guards the things.
 class Patrol {
  public:
-  /// How long a thing lies at most until a thread sees to it.
+  /// How long a thing lies at most until a thread sees to it, unless it is urgent.
   static constexpr std::chrono::milliseconds kEvery{10};
 
-  /// Notes that something has been left. Returns whether a thread will look at it; otherwise the caller has to wake or
-  /// start one, which then calls sleep().
-  bool leave() {
+  /// Notes that something has been left, which a thread is to see to `within` that time. `lay`: so had other things
+  /// been. Returns whether a thread will look at it; otherwise the caller has to wake or start one, which then calls
+  /// sleep().
+  bool leave(std::chrono::microseconds within = kEvery, bool lay = false) {
     left_at_ = Clock::now();
+    due_at_ = lay ? std::min(due_at_, left_at_ + within) : left_at_ + within;
+    every_ = within;
     going_round_ = true;
-    return looking_;
+    return looking_ && looks_at_ <= due_at_;
   }
 
   /// Makes what has been left due. The caller wakes a thread.
-  void hurry() { left_at_ = {}; }
-  bool is_due() const { return Clock::now() - left_at_ >= kEvery; }
+  void hurry() { due_at_ = {}; }
+  bool is_due() const { return Clock::now() >= due_at_; }
 
   /// Sleeps on `wake` until ready(), which is called when `wake` is notified and, on one of the threads, from time to
   /// time. `something_left` says whether there is anything to see to.
@@ -39,16 +43,20 @@ class Patrol {
         continue;
       }
       looking_ = true;
-      wake.wait_until(lock, (something_left() ? left_at_ : Clock::now()) + kEvery);
+      looks_at_ = something_left() ? due_at_ : Clock::now() + every_;
+      wake.wait_until(lock, looks_at_);
       looking_ = false;
-      going_round_ = something_left() || Clock::now() - left_at_ < kLinger;
+      going_round_ = something_left() || Clock::now() - left_at_ < kRounds * every_;
     }
   }
 
  private:
-  static constexpr std::chrono::seconds kLinger{1};
+  static constexpr int kRounds = 100;  ///< that a thread goes after the last thing was left
 
   Clock::time_point left_at_{};
+  Clock::time_point due_at_{};
+  Clock::time_point looks_at_{};  ///< when the thread that is looking will have slept
+  std::chrono::microseconds every_{kEvery};
   bool going_round_ = false;
   bool looking_ = false;  ///< a thread sleeps until it is time to look
 };

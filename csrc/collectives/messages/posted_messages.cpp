@@ -1,7 +1,5 @@
 #include "collectives/messages/posted_messages.h"
 
-#include <sched.h>
-
 #include <system_error>
 #include <utility>
 
@@ -12,7 +10,11 @@ namespace ours {
 
 namespace {
 
-/// To wake a thread takes longer than to move a short message. Of a long one much is moved meanwhile.
+/// How long a long message lies at most until a thread sees to it. To wake one at once would cost the many that are
+/// waited for as soon as they are posted more than the others gain.
+constexpr std::chrono::microseconds kSoon{200};
+
+/// Whether much of it can be moved before anybody waits for it.
 bool is_long(const Message& message) { return message.bytes > size_t{64} << 10; }
 
 }  // namespace
@@ -41,12 +43,14 @@ std::shared_ptr<Transfer> PostedMessages::recv(Span buffer, DType dtype, int src
 
 std::shared_ptr<Transfer> PostedMessages::post(const std::shared_ptr<Message>& message) {
   Lock lock(mutex_, std::defer_lock);
+  bool lay = false;
   try {
     carrier_->check();
     // This may wait, and a signal handler may close this object meanwhile.
     carrier_->reach(*message);
     lock.lock();
     if (closing_) throw AbortedError("the group was closed; make a new one");
+    lay = is_left();
     carrier_->add(message);
     long_messages_ += is_long(*message) ? 1 : 0;
   } catch (...) {
@@ -58,7 +62,7 @@ std::shared_ptr<Transfer> PostedMessages::post(const std::shared_ptr<Message>& m
     return message;
   }
   progress(lock, nullptr);
-  if (is_left()) leave_to_background(lock);
+  if (is_left()) leave_to_background(lock, lay);
   return message;
 }
 
@@ -117,12 +121,12 @@ void PostedMessages::call_background() {
   ++free_backgrounds_;
 }
 
-void PostedMessages::leave_to_background(Lock& lock) {
-  if (leave()) wake_background(lock);
+void PostedMessages::leave_to_background(Lock& lock, bool lay) {
+  if (leave(lay)) wake_background(lock);
 }
 
-bool PostedMessages::leave() {
-  const bool looked_after = patrol_.leave();
+bool PostedMessages::leave(bool lay) {
+  const bool looked_after = patrol_.leave(long_messages_ > 0 ? kSoon : Patrol::kEvery, lay);
   return !looked_after || needs_background();
 }
 
@@ -274,12 +278,6 @@ void PostedMessages::end_all(Lock& lock, int* counter) {
   finish_ended(lock, counter);
 }
 
-void PostedMessages::let_poster_wait() const {
-  constexpr std::chrono::microseconds kMoment{20};
-  const auto until = Clock::now() + kMoment;
-  while (!pause_background_.load() && Clock::now() < until) ::sched_yield();
-}
-
 void PostedMessages::run_background() {
   Lock lock(mutex_);
   background_ids_.insert(std::this_thread::get_id());
@@ -288,7 +286,6 @@ void PostedMessages::run_background() {
     run_callbacks(lock, &free_backgrounds_);
     if (closing_) break;
     lock.unlock();
-    let_poster_wait();
     drive(&free_backgrounds_, [&] {
       if (pause_background_.load()) return true;
       const Lock look(mutex_);

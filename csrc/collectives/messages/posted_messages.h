@@ -74,9 +74,7 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
   bool idle() const { return carrier_->empty() && ended_.empty() && callbacks_.empty(); }
 
   /// Whether there is something that only a background thread does.
-  bool needs_background() const {
-    return !callbacks_.empty() || (is_left() && (long_messages_ > 0 || patrol_.is_due()));
-  }
+  bool needs_background() const { return !callbacks_.empty() || (is_left() && patrol_.is_due()); }
   /// Whether there are messages that no thread of the program's moves.
   bool is_left() const { return drivers_ == 0 && !idle(); }
   /// Wakes or starts a background thread. Throws std::system_error if none can be started.
@@ -84,13 +82,11 @@ class PostedMessages final : public PointToPoint, public std::enable_shared_from
 
   /// Does the same, but fails the group if no thread can be started. Expects the lock, and releases it for callbacks.
   void wake_background(Lock& lock);
-  /// Leaves messages to be moved at once if some are long, and otherwise soon.
-  void leave_to_background(Lock& lock);
+  /// Leaves messages to be moved soon, and sooner if some are long. `lay`: so had others been.
+  void leave_to_background(Lock& lock, bool lay = false);
   /// Notes that messages are left. Returns whether a thread has to be woken for them.
-  bool leave();
+  bool leave(bool lay = false);
   void run_background();
-  /// Lets a moment pass, unless a thread comes to wait: what has just posted a message often does, and then moves it.
-  void let_poster_wait() const;
 
   const std::unique_ptr<MessageCarrier> carrier_;
   std::mutex mutex_;                         // guards all below but pause_background_, and the carrier's messages

@@ -69,6 +69,28 @@ TEST(what_is_left_for_a_patrol_is_seen_without_waking_a_thread_each_time) {
   CHECK(woken < 4);  // it goes round for a second, unless this thread was stopped that long
 }
 
+TEST(what_is_urgent_is_seen_before_the_next_round) {
+  Patrol patrol;
+  using std::chrono::hours;
+  patrol.leave(hours(2));
+  CHECK(!patrol.is_due());
+  patrol.leave(std::chrono::microseconds(0), true);
+  CHECK(patrol.is_due());
+  patrol.leave(hours(2), true);
+  CHECK(patrol.is_due());  // what lay there has not become less urgent
+  patrol.leave(hours(2));
+  CHECK(!patrol.is_due());  // somebody had seen to it
+}
+
+// It sleeps until a time that is too late.
+TEST(a_thread_that_goes_round_is_woken_for_what_is_urgent) {
+  Place place;
+  place.leave();
+  wait_until([&] { return place.saw(1); });
+  const std::lock_guard<std::mutex> lock(place.mutex);
+  CHECK(!place.patrol.leave(std::chrono::hours(-1)));
+}
+
 TEST(what_is_hurried_is_due) {
   Patrol patrol;
   CHECK(!patrol.leave());  // nobody looks
