@@ -109,7 +109,9 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     args.asked = {name: getattr(args, name) for name in ("ranks", "collectives", "ways") if getattr(args, name)}
     args.ranks, args.ways = args.ranks or "4", args.ways or "loop,single"
-    args.collectives = args.collectives or ",".join(name for name in OPERATIONS if name == BARE or OWN not in name)
+    args.collectives = args.collectives or ",".join(
+        name for name in OPERATIONS if name == BARE or not name.startswith(OWN)
+    )
     if args.check:
         args.ranks, args.collectives, args.sizes = "2,4,8", f"all_reduce,{BARE}", args.sizes or CHECK_SIZES
     scaffold.require_known(parser, args.collectives, OPERATIONS)
@@ -199,7 +201,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.rivals:
         sys.path.append(str(args.rivals))
     names, sizes = peers_of(args), sizes_of(args)
-    cases = [(name, size) for name in args.collectives.split(",") for size in (sizes if name != "barrier" else [0])]
+    cases = [
+        (name, size) for name in args.collectives.split(",") for size in (sizes if OPERATIONS[name].has_size else [0])
+    ]
     report: dict[str, Any] = {"machine": args.machine, "torch": torch.__version__, "runs": []}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         rivals = str(args.rivals.resolve()) if args.rivals else ""

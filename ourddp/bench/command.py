@@ -125,7 +125,7 @@ def plan_of(arguments: argparse.Namespace, place: joining.Launch) -> dict[str, A
         check_files(arguments)
     ranks = number_of_ranks(arguments.ranks, place)
     sizes = [report.parse_size(size) for size in arguments.sizes.split(",")]
-    cases = sum(1 if name == "barrier" else len(sizes) for name in ops if name != STEPS)
+    cases = sum(len(sizes) if OPERATIONS[name].has_size else 1 for name in ops if name != STEPS)
     seconds = arguments.seconds * (1 if STEPS not in ops or not cases else 1 - STEPS_SHARE)
     return {
         "ranks": ranks,

@@ -103,6 +103,11 @@ class Operation:
         """Return whether a call reads what the one before it wrote, as a sum in place does."""
         return self.source == self.result and self.expected is _sum
 
+    @property
+    def has_size(self) -> bool:
+        """Return whether a call moves data, unlike a barrier."""
+        return self.result is not None
+
     def is_wrong(self, buffers: Buffers) -> bool:
         """Return whether the result that the call left on this rank is not the right one."""
         if self.result is None or (self.only_root and buffers.rank != 0):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ourddp.bench import collectives, harness, report, steps
-from ourddp.bench.operations import Buffers
+from ourddp.bench.operations import OPERATIONS, Buffers
 from ourddp.progress import Progress
 
 STEPS = "ddp"  # the name of the training steps among the operations
@@ -20,7 +20,8 @@ def measure(ranks: harness.Ranks) -> dict[str, Any]:
     """Return the report of what the plan asks for: the rows of collectives and of steps."""
     plan = ranks.plan
     groups = {peer: collectives.group_of(ranks, peer) for peer in plan["peers"]}
-    cases = [(name, size) for name in plan["ops"] for size in ([0] if name in ("barrier", STEPS) else plan["sizes"])]
+    sized = {name for name in plan["ops"] if name != STEPS and OPERATIONS[name].has_size}
+    cases = [(name, size) for name in plan["ops"] for size in (plan["sizes"] if name in sized else [0])]
     shown = Progress(sys.stderr if ranks.rank == 0 else None, "cases")
     rows, trained = [], []
     try:

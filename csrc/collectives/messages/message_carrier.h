@@ -41,6 +41,7 @@ class MessageCarrier {
   virtual void add(const std::shared_ptr<Message>& message) = 0;
 
   /// Moves everything as far as possible and appends the messages that ended to `ended`; the caller must finish() them.
+  /// For a mover that goes on, it may leave a message that has not begun to another thread, for which it rings.
   /// Returns whether anything moved. Throws the error that fails the group, such as MismatchError where a message does
   /// not fit the receive that it matches.
   virtual bool progress(Messages& ended, Mover mover) = 0;

@@ -18,10 +18,10 @@
 
 namespace ours {
 
-/// The messages of one rank, over any carrier. The thread that posts a transfer tries to complete it at once. What is
+/// The messages of one rank, over any carrier. The thread that posts a transfer moves what it can at once. What is
 /// left is moved by the threads that wait for transfers, or otherwise by a background thread, which is not woken for
-/// short messages, but looks after them from time to time; while it is in a callback, by another. Only background
-/// threads run callbacks, if they can be started: these may wait for what the program's own threads do next. All share
+/// each message, but looks after them from time to time; while it is in a callback, by another. Only background threads
+/// run callbacks, if they can be started: these may wait for what the program's own threads do next. All share
 /// the ownership, so that the last user may drop this object on any thread.
 class PostedMessages final : public PointToPoint, public std::enable_shared_from_this<PostedMessages> {
  public:

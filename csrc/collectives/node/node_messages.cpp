@@ -50,13 +50,13 @@ bool NodeMessages::push(int to, Mover mover, Messages& ended) {
     Message& message = *out.sends.front();
     if (!message.header_sent) {
       if (out.channel.writable() < sizeof(Header)) break;
-      if (is_long(message, out.channel)) {
-        if (session_->have_own_cores() && mover == Mover::Goes) {
-          ring();  // for a thread that moves messages already; otherwise this one may come to wait
-          break;
-        }
-        out.lends = !copies(mover) && session_->reads_all(to) && is_readable_by_others(message.data, message.bytes);
+      const bool fits = message.bytes + sizeof(Header) <= out.channel.capacity();
+      if (!fits && mover == Mover::Goes && may_copy()) {
+        ring();  // for a thread that moves messages already; otherwise this one may come to wait
+        break;
       }
+      const bool copies = fits || (mover == Mover::Waits && may_copy());
+      out.lends = !copies && session_->reads_all(to) && is_readable_by_others(message.data, message.bytes);
       const Header header{message.header(), out.lends ? reinterpret_cast<uint64_t>(message.data) : 0};
       out.channel.write(&header, sizeof(header));
       message.header_sent = true;
@@ -73,14 +73,6 @@ bool NodeMessages::push(int to, Mover mover, Messages& ended) {
   return moved;
 }
 
-bool NodeMessages::is_long(const Message& message, const Channel& channel) const {
-  return message.bytes > channel.capacity() / (session_->have_own_cores() ? 1 : 2);
-}
-
-bool NodeMessages::copies(Mover mover) const {
-  return session_->have_own_cores() && mover == Mover::Waits && inbox_.empty();
-}
-
 size_t NodeMessages::push_part(int to, Message& message) {
   Outgoing& out = out_[static_cast<size_t>(to)];
   if (!out.lends) {
@@ -95,11 +87,12 @@ size_t NodeMessages::push_part(int to, Message& message) {
 
 template <class Copy>
 size_t NodeMessages::in_parts(int peer, size_t bytes, Copy&& copy) {
-  constexpr size_t kPart = size_t{32} << 10;
+  const size_t ring = session_->layout().ring_bytes;
+  const size_t part = session_->have_own_cores() ? size_t{32} << 10 : ring;
   size_t moved = 0;
-  while (moved < bytes && moved < session_->layout().ring_bytes) {
+  while (moved < bytes && moved < ring) {
     if (moved != 0) signal(session_->block(peer).doorbell);
-    const size_t n = copy(moved, std::min(kPart, bytes - moved));
+    const size_t n = copy(moved, std::min(part, bytes - moved));
     if (n == 0) break;
     moved += n;
   }

@@ -12,8 +12,8 @@
 namespace ours {
 
 /// Messages between ranks that share memory. On a channel, a message is a header followed by its bytes, or by none if
-/// it is long and the receiver reads it where it lies in the sender's memory. A message that the inbox does not take in
-/// yet stays in the channel, which holds its sender back.
+/// it does not fit and the receiver reads it where it lies in the sender's memory. A message that the inbox does not
+/// take in yet stays in the channel, which holds its sender back.
 class NodeMessages final : public MessageCarrier {
  public:
   explicit NodeMessages(std::shared_ptr<NodeSession> session);
@@ -62,19 +62,18 @@ class NodeMessages final : public MessageCarrier {
 
   SleepWord& doorbell() const { return session_->self().doorbell; }
   bool push(int to, Mover mover, Messages& ended);
-  /// Whether the receiver may read the message in this rank's memory. A shorter one takes less time in the channel.
-  bool is_long(const Message& message, const Channel& channel) const;
-  /// Whether to send it through the channel all the same: it takes the least time if both ranks copy at once, but so
-  /// much of two cores that it is done only by a thread that waits, and has nothing else to move.
-  bool copies(Mover mover) const;
+  /// Whether a thread that waits may begin to send what does not fit into the channel through it all the same. That
+  /// takes the least time if both ranks copy at once, but so much of two cores that it is done only if they have them,
+  /// and this rank has nothing else to move.
+  bool may_copy() const { return session_->have_own_cores() && inbox_.empty(); }
   /// Moves a part of the first message. Returns how many bytes have moved.
   size_t push_part(int to, Message& message);
   /// The same for the message that is arriving from `from`.
   size_t pull_part(int from);
   bool pull(int from);
-  /// Copies into a channel or out of it, as long as copy(at, n) says that it could, and not more than it holds, since
-  /// other messages move in between. Each part is announced, so that the two ranks copy at the same time, one a few
-  /// parts behind the other. Returns how many bytes.
+  /// Copies into a channel or out of it, as long as copy(at, n) says that it could, and about as much as it holds,
+  /// since other messages move in between. Where ranks have cores of their own, each part is announced, so that the two
+  /// copy at the same time, one a few parts behind the other. Returns how many bytes.
   template <class Copy>
   size_t in_parts(int peer, size_t bytes, Copy&& copy);
   /// Takes the next header from the channel if its message is to be taken in.

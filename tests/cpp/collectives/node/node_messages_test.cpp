@@ -100,7 +100,7 @@ TEST(a_long_message_is_copied_by_a_sender_that_waits_and_lent_by_one_that_does_n
   }
 }
 
-// Otherwise it would move twice as much as by reading, with one pair of cores for both directions.
+// Otherwise both ranks would copy twice as much as by reading.
 TEST(a_sender_that_also_receives_lends_its_memory) {
   const Sessions sessions = make_sessions(2, 4096);
   if (!sessions[1]->reads_all(1)) return;  // this system forbids it
