@@ -99,6 +99,12 @@ def test_sparse_all_reduce(rank: int, world: int) -> None:
     mean = torch.sparse_coo_tensor([[0]], [float(rank)], (2,), check_invariants=True)
     dist.all_reduce(mean, dist.ReduceOp.AVG)
     assert_close(mean.to_dense(), torch.tensor([(world - 1) / 2, 0.0]))
+    for step in range(20):  # DDP reduces sparse and dense gradients at the same time
+        both = [torch.sparse_coo_tensor([[rank]], [1.0 + step], (world,), check_invariants=True), torch.ones(3)]
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in both]:
+            work.wait()
+        assert_close(both[0].to_dense(), torch.full((world,), 1.0 + step))
+        assert_close(both[1], torch.full((3,), float(world)))
     with pytest.raises(ValueError, match="SUM and AVG"):
         dist.all_reduce(torch.sparse_coo_tensor([[0]], [1.0], (2,), check_invariants=True), dist.ReduceOp.MAX)
     with pytest.raises(ValueError, match=r"to_dense"):

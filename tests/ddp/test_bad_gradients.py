@@ -167,7 +167,7 @@ def test_micro_batches_are_one_step(rank, world):
 
 
 @in_ranks(2, "backend")
-def test_weights_and_complex_and_sparse_gradients(rank, world):
+def test_weights_and_complex_gradients(rank, world):
     model = wrap("skip")
     model.set_weight(2)
     assert backward(model, 1, 1) == []
@@ -176,6 +176,10 @@ def test_weights_and_complex_and_sparse_gradients(rank, world):
     number = wrap("skip", Products([nn.Parameter(torch.ones(3, dtype=torch.complex64))]))
     assert messages(lambda: number(1).backward()) == []
     assert len(messages(lambda: number(math.nan if rank == 0 else 1).backward())) == (rank == 0)
+
+
+@in_ranks(2)
+def test_sparse_gradients(rank, world):
     rows = wrap("skip", nn.Embedding(5, 2, sparse=True))
     assert messages(lambda: rows(torch.tensor([rank])).sum().backward()) == []
     told = messages(lambda: (rows(torch.tensor([rank])).sum() * (math.nan if rank == 1 else 1)).backward())

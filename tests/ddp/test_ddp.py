@@ -17,6 +17,7 @@ from ddp_cases import (
     gradients,
     make_model,
     reference_gradients,
+    skip_sparse_over_gloo,
     train_and_compare,
 )
 from ranks import in_ranks
@@ -45,6 +46,7 @@ def test_gradients_equal_one_process(rank_pool, backend, world, options):
 @pytest.mark.parametrize("model", ["cnn", "mixed", "sparse"])
 @pytest.mark.parametrize("view", [False, True])
 def test_models(rank_pool, backend, model, view):
+    skip_sparse_over_gloo(backend, model)
     rank_pool(2, backend).run(train_and_compare, model, {"gradient_as_bucket_view": view})
 
 

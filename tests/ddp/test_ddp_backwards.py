@@ -139,7 +139,7 @@ def test_buckets_that_exist_only_in_backward(rank, world, view, name):
 
 
 @pytest.mark.parametrize("options", [{}, {"lazy_bucket_allocation": True}])
-@in_ranks(2, "backend")
+@in_ranks(2)
 def test_joining_with_sparse_gradients(rank, world, options):
     model = DistributedDataParallel(make_model("sparse"), **known(options))
     with model.join():

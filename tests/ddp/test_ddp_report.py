@@ -195,8 +195,8 @@ def test_the_first_step_of_a_static_graph_is_reported(rank_pool, backend):
         assert report.hidden == pytest.approx(0, abs=1e-6)
 
 
-def test_sparse_gradients_are_reported(rank_pool, backend):
-    for report in rank_pool(2, backend).run(_report_of, "sparse", 2, {}):
+def test_sparse_gradients_are_reported(rank_pool):
+    for report in rank_pool(2).run(_report_of, "sparse", 2, {}):
         check_order(report)
         assert ("table.weight",) in [bucket.parameters for bucket in report.buckets]
 

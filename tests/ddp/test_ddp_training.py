@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import bitwise_equal_everywhere
+from ddp_cases import bitwise_equal_everywhere, skip_sparse_over_gloo
 from probes import QUANTISES_FOR_NCCL_ONLY
 from ranks import in_ranks
 from torch import nn
@@ -226,6 +226,7 @@ def test_training_equals_one_process(rank_pool, name, world):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_equals_one_process_in_single_precision(rank_pool, backend, name):
+    skip_sparse_over_gloo(backend, name)
     rank_pool(2, backend).run(follow_one_process, name, torch.float32, {})
 
 

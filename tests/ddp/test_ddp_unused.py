@@ -186,7 +186,7 @@ def test_a_parameter_that_is_ready_twice_is_named(rank, world):
 # --- other gradients -------------------------------------------------------------------------------------------------
 
 
-@in_ranks(2, "backend")
+@in_ranks(2)
 def test_a_sparse_gradient_that_only_one_rank_has(rank, world):
     class Optional(nn.Module):
         def __init__(self):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import MODELS, TorchDDP, known, make_model
+from ddp_cases import MODELS, TorchDDP, known, make_model, skip_sparse_over_gloo
 from ranks import in_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
@@ -79,6 +79,7 @@ def check_ways(rank: int, world: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_unequal_shares_equal_one_process(rank_pool, backend, name):
+    skip_sparse_over_gloo(backend, name)
     rank_pool(2, backend).run(check_ways, name)
 
 
