@@ -131,7 +131,7 @@ CORE = [
     *(f"{layer}/**/*.cpp" for layer in ("common", "kernels", "device", "transport", "collectives")),
     "engines/*.cpp",
 ]
-WITH_TORCH = ["engines/c10d/*.cpp", *(f"{layer}/**/*.cpp" for layer in ("backend", "reducer", "cpp"))]
+WITH_TORCH = ["engines/c10d/*.cpp", *(f"{layer}/**/*.cpp" for layer in ("backend", "operators", "reducer", "cpp"))]
 WITH_PYTHON = ["python/*.cpp"]
 
 

@@ -6,8 +6,8 @@ Three models, each twice, once for each backend, in the same processes, which ta
 
 - dtensor, a block of two linear layers whose weights parallelize_module() cuts by columns and by rows, so that a step
   has an all-reduce forward and one backward, as functional collectives;
-- by_hand, the same block cut by hand, with torch.distributed.all_reduce() in their place: what DTensor itself takes
-  is the difference;
+- by_hand, the same block cut by hand, with ourddp.functional in their place: what DTensor itself takes is the
+  difference;
 - fsdp, layers whose parameters fully_shard() cuts: all-gathers forward and backward, and reduce-scatters.
 
 A step is forward, backward and, with fsdp, the optimizer. A turn has --steps of them after one that is not timed, and
@@ -26,43 +26,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import ourddp
+from ourddp import functional
 
 BACKENDS = ("ours", "gloo")
-
-
-class _SumBackward(torch.autograd.Function):
-    """Passes its input on; backward adds up the ranks' gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        gradient = gradients[0].contiguous()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
-
-
-class _SumForward(torch.autograd.Function):
-    """Adds up the ranks' inputs; backward passes the gradient on."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
-        total = tensor.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
 
 
 def block(width: int, hidden: int) -> nn.Sequential:
@@ -106,8 +78,8 @@ def hand_step(group: Any, args: argparse.Namespace) -> Callable[[], float]:
     inputs = torch.randn(args.batch_size, args.width, requires_grad=True)
 
     def step() -> float:
-        hidden = torch.relu(_SumBackward.apply(inputs, group) @ rows.t())
-        loss = _SumForward.apply(hidden @ columns.t(), group).square().sum()
+        hidden = torch.relu(functional.copy_to_ranks(inputs, group) @ rows.t())
+        loss = functional.reduce_from_ranks(hidden @ columns.t(), group).square().sum()
         loss.backward()
         return float(loss.detach())
 

@@ -6,8 +6,8 @@
 
 Heads, the layers before them and the wide layers of the perceptrons are cut by their outputs, the layers after them by
 their inputs. So a layer of the model has two all-reduces, each of one vector, and how fast tokens come depends on how
-long a short all-reduce takes. They are functional collectives, which return a new tensor: torch.compile puts them into
-the one graph of a token. The weights are random, so the tokens mean nothing; with --check, rank 0 compares their
+long a short all-reduce takes. They are those of ourddp.functional, which return a new tensor: torch.compile puts them
+into the one graph of a token. The weights are random, so the tokens mean nothing; with --check, rank 0 compares their
 logits with those of the whole model. benchmarks/inference.py compares the speeds.
 """
 
@@ -22,8 +22,9 @@ import common
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import _functional_collectives as collectives
 from torch.nn import functional
+
+from ourddp import functional as collectives
 
 
 @dataclass(frozen=True)

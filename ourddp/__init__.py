@@ -37,6 +37,7 @@ __all__ = [
     "broadcast_parameters",
     "check_replicas",
     "cuda_built",
+    "functional",
     "gloo_built",
     "init",
     "is_initialized",
@@ -69,7 +70,10 @@ if _elsewhere.is_built(_elsewhere.HERE):
             "Rebuild it with 'pip install --no-build-isolation .' in its source folder, or install that torch."
         )
 
-    from ourddp import whereabouts  # noqa: F401  # so that it need not be loaded when another process asks
+    from ourddp import (
+        functional,
+        whereabouts,  # noqa: F401  # so that it need not be loaded when another process asks
+    )
     from ourddp._C import MisuseError
     from ourddp.built import cuda_built, gloo_built, mpi_built, nccl_built, rocm_built
     from ourddp.checkpointer import Checkpointer

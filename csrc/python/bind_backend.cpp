@@ -17,6 +17,7 @@
 #include "common/other_failures.h"
 #include "common/stop_request.h"
 #include "common/whereabouts.h"
+#include "operators/operators.h"
 #include "python/bind.h"
 
 namespace py = pybind11;
@@ -128,6 +129,7 @@ void bind_backend(py::module_& module) {
   set_around_dump(keep_compiler_out);
   register_symmetric_memory();
   register_symmetric_ops();
+  register_operators();
 
   auto group = py::class_<ProcessGroupOurs, c10d::Backend, c10::intrusive_ptr<ProcessGroupOurs>>(
       module, "ProcessGroupOurs",

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
+import torch.distributed._functional_collectives as torch_functional
 from torch.distributed.distributed_c10d import AllgatherOptions
+
+from ourddp import functional
 
 PERIOD = 8192
 
@@ -226,7 +228,14 @@ def _torch_async_all_reduce(b: Buffers, g: dist.ProcessGroup) -> Callable[[], ob
 
 def _functional_all_reduce(b: Buffers, g: dist.ProcessGroup) -> Callable[[], object]:
     def call() -> None:
-        b.other = functional.wait_tensor(functional.all_reduce(b.large, "sum", g))
+        b.other = torch_functional.wait_tensor(torch_functional.all_reduce(b.large, "sum", g))
+
+    return call
+
+
+def _operator_all_reduce(b: Buffers, g: dist.ProcessGroup) -> Callable[[], object]:
+    def call() -> None:
+        b.other = functional.all_reduce(b.large, "sum", g)
 
     return call
 
@@ -253,6 +262,12 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "functional_all_reduce": Operation(
         torch=_functional_all_reduce,
+        mpi=_none_in_mpi,
+        result="other",
+        expected=_sum,
+    ),
+    "operator_all_reduce": Operation(
+        torch=_operator_all_reduce,
         mpi=_none_in_mpi,
         result="other",
         expected=_sum,

@@ -8,6 +8,8 @@ import torch.distributed as dist
 from device_cases import ENVIRONMENTS, here, poisoned, values
 from ranks import in_ranks
 
+from ourddp import functional
+
 
 def results(x: torch.Tensor, world: int) -> dict[str, list[torch.Tensor]]:
     """Call every collective with ``x``, on whichever device that is; return the outputs of each."""
@@ -38,6 +40,12 @@ def results(x: torch.Tensor, world: int) -> dict[str, list[torch.Tensor]]:
     expected = [r + 1 if rank == world - 1 else 1 for r in range(world)]
     (output,) = out("all_to_all_single", poisoned(flat.new_empty(sum(expected))))
     dist.all_to_all_single(output, flat, expected, sent)
+    out("functional.all_reduce", functional.all_reduce(x))
+    out("functional.all_gather", functional.all_gather(x, -1))
+    out("functional.reduce_scatter", functional.reduce_scatter(torch.cat([x] * world)))
+    out("functional.all_to_all", functional.all_to_all(torch.cat(rows)))
+    out("functional.reduce", functional.reduce(x, world - 1))
+    out("functional.broadcast", functional.broadcast(x, 0))
     with dist._coalescing_manager(async_ops=True, device=x.device) as works:
         for tensor in out("coalesced", x.clone(), x + 1):
             dist.all_reduce(tensor)

@@ -72,7 +72,7 @@ def test_collectives_reports_every_case(tmp_path: Path) -> None:
     assert run["ranks"] == 2
     cases = [(row["collective"], row["size"], row["way"]) for row in run["rows"]]
     names = list(dict.fromkeys(name for name, _, _ in cases))
-    assert len(names) == 16
+    assert len(names) == 17
     sizes = {name: [1024, 4096] if name != "barrier" else [0] for name in names}
     assert cases == [(name, size, way) for name in names for size in sizes[name] for way in ("loop", "single")]
     for row in run["rows"]:

@@ -11,13 +11,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
-LAYERS = ["common", "kernels", "device", "transport", "collectives", "engines", "backend", "reducer", "cpp", "python"]
+LAYERS = ["common", "kernels", "device", "transport", "collectives", "engines"]
+LAYERS += ["backend", "operators", "reducer", "cpp", "python"]
 # A library of its own, which no other layer includes.
 ASIDE = "cuda"
 KNOWN_TO_ASIDE = {"common", "kernels", "device", "transport", "collectives", ASIDE}
-WITH_TORCH = ("engines/c10d/", "backend/", "reducer/", "cpp/", "python/")
-# The reducer runs over any process group, so it must not know this backend.
-FORBIDDEN_PAIRS = {("reducer", "backend"), ("reducer", "collectives"), ("reducer", "transport")}
+WITH_TORCH = ("engines/c10d/", "backend/", "operators/", "reducer/", "cpp/", "python/")
+# The reducer and torch.ops.ours run over any process group, so they must not know this backend.
+FORBIDDEN_PAIRS = {
+    (layer, other) for layer in ("operators", "reducer") for other in ("backend", "collectives", "transport")
+}
 TORCH = re.compile(r"^(torch|ATen|c10|pybind11|Python\.h)\b")
 DEVICE = re.compile(r"^(cuda\w*|nccl)\.h$")
 MPI = re.compile(r"^(mpi\.h|engines/mpi/)")
