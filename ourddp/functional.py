@@ -2,14 +2,17 @@
 
 They leave their input as it is, and their result is ready when they return. They take the time of the collective and
 of one operator of torch, since all of them are operators in C++ (``torch.ops.ours``), which ``torch.compile`` keeps in
-its graph. They work over any process group; ``group`` is a group, the name of one, or None for the default group.
+its graph, and in their order. They work over any process group; ``group`` is a group, the name of one, or None for the
+default group.
 
 Gradients are those of the sum of all ranks' losses, as in ``torch.distributed.nn``. :func:`copy_to_ranks` and
 :func:`reduce_from_ranks` are for tensor parallelism, where all ranks compute the same loss from the same activations.
-A backward through any of them takes part in a collective, so either all ranks run it or none, but for that of
-:func:`reduce_from_ranks`, which has nothing to exchange.
+A backward through any of them, but for that of :func:`reduce_from_ranks`, takes part in a collective. So either all
+ranks run it or none, and the tensors that they give require gradients on all ranks or on none. There are no
+forward-mode derivatives.
 
-All of them raise ValueError for impossible arguments, and what a group raises for a failure.
+All of them raise ValueError for an unknown ``op``, for what is no group of this rank, and for tensors that do not fit
+together, RuntimeError for the name of no group, and otherwise what the group raises for a failure.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch._library.effects import EffectType
 from torch.distributed.distributed_c10d import _get_default_group, _get_group_size_by_name
 
 from ourddp import _C  # noqa: F401  # which defines torch.ops.ours
@@ -33,7 +37,8 @@ __all__ = [
     "reduce_scatter",
 ]
 
-# The other ranks wait for a call whose result this one does not use, so a compiler must not leave it out.
+# The other ranks wait for a call whose result this one does not use, and expect all calls in the same order: a compiler
+# must neither leave one out nor exchange two.
 for _operator in (
     torch.ops.ours.all_reduce,
     torch.ops.ours.all_gather_into_tensor,
@@ -42,7 +47,7 @@ for _operator in (
     torch.ops.ours.reduce,
     torch.ops.ours.broadcast,
 ):
-    torch.fx.node.has_side_effect(_operator.default)
+    torch.library._register_effectful_op(_operator.default, EffectType.ORDERED)
 
 Group = dist.ProcessGroup | str | None
 
@@ -60,26 +65,20 @@ def all_gather(tensor: torch.Tensor, dim: int = 0, group: Group = None) -> torch
     """Return all ranks' tensors, of the same shape and dtype, one after the other along dimension ``dim``.
 
     Tensors without dimensions become a vector. The gradient is the rank's part of the sum of the ranks' gradients.
+    Raises IndexError if there is no such dimension.
     """
-    name = _name_of(group)
-    size = _size_of(group)
-    gathered = torch.ops.ours.all_gather_into_tensor(tensor, size, name)
-    if tensor.dim() == 0 or dim % tensor.dim() == 0:
-        return gathered
-    return torch.cat(gathered.chunk(size), dim)
+    gathered = torch.ops.ours.all_gather_into_tensor(_with_first(dim, tensor), _size_of(group), _name_of(group))
+    return gathered if dim == 0 else gathered.movedim(0, dim)
 
 
 def reduce_scatter(tensor: torch.Tensor, op: str = "sum", dim: int = 0, group: Group = None) -> torch.Tensor:
     """Return the rank's part of what ``op`` makes of all ranks' tensors, cut into equal parts along dimension ``dim``.
 
     ``op`` is as in :func:`all_reduce`. With ``"sum"`` and ``"avg"`` the gradient is all ranks' gradients, gathered.
+    Raises IndexError if there is no such dimension.
     """
-    size = _size_of(group)
-    if tensor.dim() > 0 and dim % tensor.dim() != 0:
-        if tensor.size(dim) % size != 0:
-            raise ValueError(f"dimension {dim} of {tuple(tensor.shape)} cannot be cut into {size} equal parts")
-        tensor = torch.cat(tensor.chunk(size, dim))
-    return torch.ops.ours.reduce_scatter_tensor(tensor, op, size, _name_of(group))
+    part = torch.ops.ours.reduce_scatter_tensor(_with_first(dim, tensor), op, _size_of(group), _name_of(group))
+    return part if dim == 0 else part.movedim(0, dim)
 
 
 def all_to_all(
@@ -115,7 +114,8 @@ def reduce(tensor: torch.Tensor, dst: int, op: str = "sum", group: Group = None)
 def copy_to_ranks(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
     """Return the tensor, which all ranks have alike, for use by layers of which each rank has a part.
 
-    Its gradient is the sum of the ranks' gradients. This is ``f`` of Megatron-LM, section 3 of
+    Its gradient is the sum of the ranks' gradients. The result shares the tensor's memory, so neither may be changed in
+    place. This is ``f`` of Megatron-LM, section 3 of
     https://arxiv.org/abs/1909.08053; :func:`reduce_from_ranks` is ``g``.
     """
     return torch.ops.ours.copy_to_ranks(tensor, _name_of(group))
@@ -129,10 +129,18 @@ def reduce_from_ranks(tensor: torch.Tensor, group: Group = None) -> torch.Tensor
     return torch.ops.ours.reduce_from_ranks(tensor, _name_of(group))
 
 
+def _with_first(dim: int, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if dim == 0 else tensor.movedim(dim, 0)
+
+
 def _name_of(group: Group) -> str:
     if isinstance(group, str):
         return group
-    return (_get_default_group() if group is None else group).group_name
+    if group is None:
+        group = _get_default_group()
+    elif not isinstance(group, dist.ProcessGroup):
+        raise ValueError(f"{group!r} is no process group, or none that this rank is a member of")
+    return group.group_name
 
 
 def _size_of(group: Group) -> int:

@@ -24,7 +24,7 @@ int64_t number(AutogradContext* context, const char* name) { return context->sav
 
 void check_linear(const char* what, const std::string& reduce_op) {
   TORCH_CHECK_VALUE(reduce_op == "sum" || reduce_op == "avg", what, " of '", reduce_op,
-                    "' has no gradient here; 'sum' and 'avg' have.");
+                    "' has no gradient here, but 'sum' and 'avg' have. detach() its result if it needs none.");
 }
 
 struct AllReduce : Function<AllReduce> {
@@ -127,6 +127,10 @@ struct Reduce : Function<Reduce> {
   }
 };
 
+// These two are each other's gradient, so that gradients have gradients.
+at::Tensor copy_to_ranks(const at::Tensor& input, const std::string& group);
+at::Tensor reduce_from_ranks(const at::Tensor& input, const std::string& group);
+
 struct CopyToRanks : Function<CopyToRanks> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const std::string& group) {
     context->saved_data["group"] = group;
@@ -134,32 +138,35 @@ struct CopyToRanks : Function<CopyToRanks> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    return {operator_all_reduce(gradients[0], "sum", text(context, "group")), {}};
+    return {reduce_from_ranks(gradients[0], text(context, "group")), {}};
   }
 };
 
 struct ReduceFromRanks : Function<ReduceFromRanks> {
-  static at::Tensor forward(AutogradContext* /*context*/, const at::Tensor& input, const std::string& group) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const std::string& group) {
+    context->saved_data["group"] = group;
     return operator_all_reduce(input, "sum", group);
   }
 
-  static variable_list backward(AutogradContext* /*context*/, const variable_list& gradients) {
-    return {gradients[0], {}};
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    return {copy_to_ranks(gradients[0], text(context, "group")), {}};
   }
 };
-
-/// The kernel of an operator whose gradient is that of `Differentiable`. Where nothing is recorded it costs nothing.
-template <class Differentiable, auto kCall, class... Args>
-at::Tensor recorded(const at::Tensor& input, Args... args) {
-  if (at::GradMode::is_enabled() && input.requires_grad()) return Differentiable::apply(input, args...);
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return kCall(input, args...);
-}
 
 at::Tensor copy_to_ranks(const at::Tensor& input, const std::string& group) { return CopyToRanks::apply(input, group); }
 
 at::Tensor reduce_from_ranks(const at::Tensor& input, const std::string& group) {
   return ReduceFromRanks::apply(input, group);
+}
+
+/// The kernel of an operator whose gradient is that of `Differentiable`. Where nothing is recorded it costs nothing.
+/// Forward-mode derivatives there are none: Function says so.
+template <class Differentiable, auto kCall, class... Args>
+at::Tensor recorded(const at::Tensor& input, Args... args) {
+  const bool records = (at::GradMode::is_enabled() && input.requires_grad()) || input._fw_grad(0).defined();
+  if (records) return Differentiable::apply(input, args...);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return kCall(input, args...);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <torch/library.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -42,15 +43,13 @@ Group group_of(const std::string& name, int64_t size) {
   return group;
 }
 
-Group group_with(const std::string& name, int64_t rank) {
-  Group group = c10d::resolve_process_group(name);
-  TORCH_CHECK_VALUE(rank >= 0 && rank < group->getSize(), "Rank ", rank, " is not one of the group's ",
-                    group->getSize(), ".");
-  return group;
-}
-
 /// What torch.distributed's functions give to a group, which need not know complex numbers.
 at::Tensor numbers(const at::Tensor& tensor) { return tensor.is_complex() ? at::view_as_real(tensor) : tensor; }
+
+/// The same for reductions. Only these reduce the parts of a complex number each by itself; others are up to the group.
+at::Tensor numbers(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  return op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG ? numbers(tensor) : tensor;
+}
 
 void finish(const c10::intrusive_ptr<c10d::Work>& work) {
   if (work) work->wait();  // a group may have finished already
@@ -89,7 +88,7 @@ at::Tensor like(const at::Tensor& input, const Sizes& sizes) {
   return at::empty_symint(sizes, input.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
-// ---- the shapes of results
+// ---- the shapes of results. Whether the arguments fit is up to the group, by which all ranks hear of it if not.
 
 std::vector<c10::SymInt> gathered_sizes(const at::Tensor& input, int64_t group_size) {
   std::vector<c10::SymInt> sizes = input.sym_sizes().vec();
@@ -100,18 +99,15 @@ std::vector<c10::SymInt> gathered_sizes(const at::Tensor& input, int64_t group_s
 
 std::vector<c10::SymInt> scattered_sizes(const at::Tensor& input, int64_t group_size) {
   std::vector<c10::SymInt> sizes = input.sym_sizes().vec();
-  TORCH_CHECK_VALUE(!sizes.empty() && sizes.front() % group_size == 0, "A tensor of ", input.sym_sizes(),
-                    " cannot be cut into ", group_size, " equal parts along its first dimension.");
+  if (sizes.empty()) sizes.emplace_back(1);
   sizes.front() = sizes.front() / group_size;
   return sizes;
 }
 
 std::vector<c10::SymInt> exchanged_sizes(const at::Tensor& input, at::SymIntArrayRef output_sizes) {
   std::vector<c10::SymInt> sizes = input.sym_sizes().vec();
-  TORCH_CHECK_VALUE(!sizes.empty(), "A tensor without dimensions cannot be cut.");
-  if (!output_sizes.empty()) {
-    sizes.front() = std::accumulate(output_sizes.begin(), output_sizes.end(), c10::SymInt(0));
-  }
+  if (sizes.empty() || output_sizes.empty()) return sizes;
+  sizes.front() = std::accumulate(output_sizes.begin(), output_sizes.end(), c10::SymInt(0));
   return sizes;
 }
 
@@ -122,7 +118,7 @@ at::Tensor all_reduce(const at::Tensor& input, const std::string& reduce_op, con
   options.reduceOp = reduction(reduce_op);
   const Group group = c10d::resolve_process_group(name);
   at::Tensor result = copy_of(input);
-  std::vector<at::Tensor> tensors{numbers(result)};
+  std::vector<at::Tensor> tensors{numbers(result, options.reduceOp)};
   finish(group->allreduce(tensors, options));
   return result;
 }
@@ -140,14 +136,16 @@ at::Tensor reduce_scatter(const at::Tensor& input, const std::string& reduce_op,
   options.reduceOp = reduction(reduce_op);
   const Group group = group_of(name, group_size);
   at::Tensor result = like(input, scattered_sizes(input, group_size));
-  scatter_sums(*group, numbers(result), numbers(input.contiguous()), options);
+  scatter_sums(*group, numbers(result, options.reduceOp), numbers(input.contiguous(), options.reduceOp), options);
   return result;
 }
 
 at::Tensor all_to_all(const at::Tensor& input, at::SymIntArrayRef output_sizes, at::SymIntArrayRef input_sizes,
                       const std::string& name) {
   const Group group = c10d::resolve_process_group(name);
-  at::Tensor result = like(input, exchanged_sizes(input, output_sizes));
+  std::vector<c10::SymInt> sizes = exchanged_sizes(input, output_sizes);
+  if (!sizes.empty()) sizes.front() = std::max(sizes.front(), c10::SymInt(0));
+  at::Tensor result = like(input, sizes);
   exchange(*group, numbers(result), numbers(input.contiguous()), C10_AS_INTARRAYREF_SLOW(output_sizes).vec(),
            C10_AS_INTARRAYREF_SLOW(input_sizes).vec());
   return result;
@@ -157,9 +155,9 @@ at::Tensor reduce(const at::Tensor& input, const std::string& reduce_op, int64_t
   c10d::ReduceOptions options;
   options.reduceOp = reduction(reduce_op);
   options.rootRank = dst;
-  const Group group = group_with(name, dst);
+  const Group group = c10d::resolve_process_group(name);
   at::Tensor result = copy_of(input);
-  std::vector<at::Tensor> tensors{numbers(result)};
+  std::vector<at::Tensor> tensors{numbers(result, options.reduceOp)};
   finish(group->reduce(tensors, options));
   return group->getRank() == dst ? result : result.zero_();
 }
@@ -167,7 +165,7 @@ at::Tensor reduce(const at::Tensor& input, const std::string& reduce_op, int64_t
 at::Tensor broadcast(const at::Tensor& input, int64_t src, const std::string& name) {
   c10d::BroadcastOptions options;
   options.rootRank = src;
-  const Group group = group_with(name, src);
+  const Group group = c10d::resolve_process_group(name);
   at::Tensor result = copy_of(input);
   std::vector<at::Tensor> tensors{numbers(result)};
   finish(group->broadcast(tensors, options));
@@ -186,6 +184,9 @@ at::Tensor all_gather_shape(const at::Tensor& input, int64_t group_size, const s
 
 at::Tensor reduce_scatter_shape(const at::Tensor& input, const std::string& /*reduce_op*/, int64_t group_size,
                                 const std::string& /*name*/) {
+  const bool fits = input.dim() > 0 && group_size > 0 && input.sym_size(0) % group_size == 0;
+  TORCH_CHECK_VALUE(fits, "A tensor of ", input.sym_sizes(), " cannot be cut into ", group_size,
+                    " equal parts along its first dimension.");
   return like(input, scattered_sizes(input, group_size));
 }
 

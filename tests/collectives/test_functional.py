@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import gloo_group, in_ranks
+from ranks import in_ranks
 from torch import nn
 
 import ourddp
@@ -71,9 +71,7 @@ def weights_for(outputs: Tensors) -> Tensors:
     return [torch.randn(output.shape, generator=generator, dtype=output.dtype) for output in outputs]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-@in_ranks(None, "nodes")
-def test_results_and_gradients_are_those_of_one_process(rank, world):
+def check_cases(rank: int, world: int) -> None:
     for name, (call, model) in CASES.items():
         alone = [tensor.requires_grad_() for tensor in inputs(world)]
         expected = model(alone)
@@ -86,6 +84,12 @@ def test_results_and_gradients_are_those_of_one_process(rank, world):
         own = alone[rank].grad if alone[rank].grad is not None else torch.zeros_like(mine)
         torch.testing.assert_close(mine.grad, own, msg=lambda m, name=name: f"gradient of {name}: {m}")
         assert torch.equal(mine, inputs(world)[rank]), name
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@in_ranks(None, "nodes")
+def test_results_and_gradients_are_those_of_one_process(rank, world):
+    check_cases(rank, world)
 
 
 @in_ranks(3)
@@ -104,6 +108,8 @@ def test_other_tensors(rank, world):
     assert torch.equal(functional.all_reduce(pair.t()), 2 * pair.t())
     assert functional.all_reduce(pair.t()).is_contiguous()
     assert functional.all_reduce(torch.empty(0, 3)).shape == (0, 3)
+    product = functional.all_reduce(pair[rank], "product")
+    assert torch.equal(product, pair.prod(0))
     flags = functional.all_reduce(torch.tensor([rank == 0, False]), "max")
     assert flags.tolist() == [True, False]
     number = torch.tensor(2.0 + rank, requires_grad=True)
@@ -131,17 +137,9 @@ def test_subgroups_and_groups_by_name(rank, world):
             assert functional.broadcast(torch.tensor([rank]), 1, who).item() == 2
 
 
-@in_ranks(2)
+@in_ranks(2, backend="gloo")
 def test_groups_of_other_backends(rank, world):
-    for name, (call, model) in CASES.items():
-        if "avg" in name:  # which Gloo has not
-            continue
-        output = call(inputs(world)[rank])
-        torch.testing.assert_close(output, model(inputs(world))[rank])
-    gloo = gloo_group()
-    number = torch.tensor([1.0 + rank], requires_grad=True)
-    functional.all_reduce(number, "sum", gloo).square().backward()
-    assert number.grad.item() == 12
+    check_cases(rank, world)
 
 
 @in_ranks(2)
@@ -178,6 +176,26 @@ def test_gradients_have_gradients(rank, world):
     assert gradient.item() == 2 * 3 * 3**2
     [second] = torch.autograd.grad(gradient.sum(), tensor)
     assert second.item() == 2 * 2 * 6 * 3
+
+
+@in_ranks(2)
+def test_gradients_of_layers_that_are_cut_have_gradients(rank, world):
+    def penalty(tensor: torch.Tensor, weight: torch.Tensor, cut: bool) -> torch.Tensor:
+        if cut:
+            parts = (functional.copy_to_ranks(tensor) * own_part(weight, rank, world)) ** 3
+            output = functional.reduce_from_ranks(parts)
+        else:
+            output = ((tensor * weight) ** 3).sum(0, keepdim=True)
+        [gradient] = torch.autograd.grad((output**2).sum(), tensor, create_graph=True)
+        return (gradient**2).sum()
+
+    found = []
+    for cut in (False, True):
+        tensor = torch.tensor([1.5], dtype=torch.double, requires_grad=True)
+        weight = torch.tensor([[1.0], [2.0]], dtype=torch.double, requires_grad=True)
+        penalty(tensor, weight, cut).backward()
+        found.append((tensor.grad, own_part(weight.grad, rank, world)))
+    torch.testing.assert_close(found[1], found[0])
 
 
 @in_ranks(1)
@@ -220,17 +238,20 @@ def test_it_compiles_without_a_break(rank, world):
 
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 @in_ranks(2)
-def test_compilers_keep_calls_whose_result_one_rank_does_not_use(rank, world, compiler):
-    def ask(tensor: torch.Tensor) -> torch.Tensor:
+def test_compilers_keep_calls_without_use_and_their_order(rank, world, compiler):
+    def ask(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:  # for which no C++ has to be compiled
+        gathered = functional.all_gather(tensor)
         total = functional.all_reduce(tensor)
-        return total if rank == 0 else tensor.t()  # for which no C++ has to be compiled
+        return (total, gathered) if rank == 0 else (tensor.t(),)
 
     torch._dynamo.reset()
     before = ourddp.stats().begun
     # torch keeps compiled code from one run of the tests to the next.
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": folder}):
-        torch.compile(ask, backend=compiler, fullgraph=True)(torch.ones(3, 2))
-    assert ourddp.stats().begun == before + 1
+        compiled = torch.compile(ask, backend=compiler, fullgraph=True)
+        (compiled if rank == 0 else ask)(torch.ones(3, 2))
+        (compiled if rank == 1 else ask)(torch.ones(3, 2))
+    assert ourddp.stats().begun == before + 4
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
@@ -241,24 +262,52 @@ def test_impossible_arguments(rank, world):
     tensor = torch.ones(3, 4)
     with pytest.raises(ValueError, match="'mean', and has to be sum, avg"):
         functional.all_reduce(tensor, "mean")
-    with pytest.raises(ValueError, match=r"dimension 0|first dimension"):
+    for dim in (2, -3):
+        with pytest.raises(IndexError):
+            functional.all_gather(tensor, dim)
+        with pytest.raises(IndexError):
+            functional.reduce_scatter(tensor, "sum", dim)
+    with pytest.raises(ValueError, match="reduce_scatter_tensor"):
         functional.reduce_scatter(tensor)
-    with pytest.raises(ValueError, match=r"dimension 1 of \(4, 3\) cannot be cut into 2"):
-        functional.reduce_scatter(torch.ones(4, 3), dim=1)
-    with pytest.raises(ValueError, match="Rank 2 is not one of the group's 2"):
+    with pytest.raises(ValueError, match="reduce_scatter_tensor"):
+        functional.reduce_scatter(torch.tensor(1.0))
+    with pytest.raises(ValueError, match="root"):
         functional.broadcast(tensor, 2)
+    with pytest.raises(ValueError, match="all_to_all_single"):
+        functional.all_to_all(tensor, [-1, 2], [1, 2])
+    with pytest.raises(ValueError, match="all_to_all_single"):
+        functional.all_to_all(torch.tensor(1.0))
+    with pytest.raises(ValueError, match="complex"):
+        functional.all_reduce(torch.ones(2, dtype=torch.complex64), "max")
     with pytest.raises(ValueError, match="has 2 ranks, not 3"):
         torch.ops.ours.all_gather_into_tensor(tensor, 3, dist.group.WORLD.group_name)
-    with pytest.raises(ValueError, match="without dimensions"):
-        functional.all_to_all(torch.tensor(1.0))
+    with pytest.raises(ValueError, match="cannot be cut into 0"):
+        torch.ops.ours.reduce_scatter_tensor(torch.empty(3, device="meta"), "sum", 0, "")
     with pytest.raises(RuntimeError, match="nobody"):
         functional.all_reduce(tensor, "sum", "nobody")
-    with pytest.raises(ValueError, match="'max' has no gradient here; 'sum' and 'avg' have"):
+    with pytest.raises(ValueError, match="'max' has no gradient here, but 'sum' and 'avg' have"):
         functional.all_reduce(tensor.requires_grad_(), "max").sum().backward()
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.jvp(functional.all_reduce, (torch.ones(1),), (torch.ones(1),))
+    strangers = dist.new_group([0])
+    if rank == 1:
+        with pytest.raises(ValueError, match="none that this rank is a member of"):
+            functional.all_reduce(tensor, "sum", strangers)
     assert functional.all_reduce(torch.ones(1)).item() == 2  # none of these has harmed the group
 
 
-@in_ranks(2)
+@pytest.mark.parametrize("name", ["rows", "root"])
+@in_ranks(2, fresh=True)
+def test_what_one_rank_does_wrong_all_hear_of(rank, world, name):
+    call = {
+        "rows": lambda: functional.reduce_scatter(torch.ones(4 - rank)),
+        "root": lambda: functional.broadcast(torch.ones(2), 7 * rank),
+    }[name]
+    with pytest.raises(ValueError if rank == 1 else dist.DistBackendError, match=r"reduce_scatter|root"):
+        call()
+
+
+@in_ranks(2, fresh=True)
 def test_ranks_that_differ_all_hear_of_it(rank, world):
     with pytest.raises(dist.DistBackendError, match="all_reduce"):
         functional.all_reduce(torch.ones(3 + rank))
