@@ -14,6 +14,24 @@ def test_sizes_may_differ_between_ranks(rank_pool, world, nodes):
     rank_pool(world, nodes=nodes).run(uneven_sizes)
 
 
+@pytest.mark.parametrize("world", [2, 3])
+@in_ranks(None, "nodes")
+def test_messages_with_a_root_of_any_length(rank: int, world: int) -> None:
+    piece, most = 128 << 10, 1 << 20  # where the ranks begin to overlap, and stop to
+    for size in (piece - 1, piece, piece + 1, 3 * piece + 5, most, most + 1, 3 * most):
+        for root in range(world):
+            sent = [(torch.arange(size) * (r + 3) % 251).to(torch.uint8) for r in range(world)]
+            tensor = sent[root].clone() if rank == root else torch.zeros(size, dtype=torch.uint8)
+            dist.broadcast(tensor, root)
+            assert torch.equal(tensor, sent[root]), (size, root)
+            gathered = [torch.zeros_like(tensor) for _ in range(world)] if rank == root else None
+            dist.gather(sent[rank], gathered, root)
+            assert rank != root or all(map(torch.equal, gathered, sent)), (size, root)
+            received = torch.zeros_like(tensor)
+            dist.scatter(received, sent if rank == root else None, root)
+            assert torch.equal(received, sent[rank]), (size, root)
+
+
 @in_ranks(2, fresh=True, timeout=200)
 def test_tensors_of_more_than_two_gibibytes(rank: int, world: int) -> None:
     count = 2**31 + 17

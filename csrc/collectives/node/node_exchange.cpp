@@ -37,6 +37,20 @@ void note_use(NodeRounds& rounds, const ExchangePlan& plan, bool common) {
   }
 }
 
+/// The windows of a collective with a root whose ranks copy at the same time, one a piece ahead of the others. In
+/// smaller ones, synchronising takes longer than what then overlaps.
+constexpr size_t kAheadWindow = size_t{128} << 10;
+
+/// Longer messages are as fast where they are read in the memory of their sender.
+constexpr size_t kMostAhead = size_t{1} << 20;
+
+/// Whether the ranks that send run ahead of those that receive, which needs a core for each. Then two copies take less
+/// time than one by which the receiver reads in the sender's memory while that waits. Only if a rank sends to all the
+/// same: a scatter's root would copy more than any other rank, and they would wait for it.
+bool runs_ahead(const NodeRounds& rounds, const ExchangePlan& plan) {
+  return plan.root >= 0 && plan.is_common() && rounds.session().have_own_cores();
+}
+
 /// Whether the plan of this rank is worth a beginning of its own.
 bool can_begin(const ExchangePlan& plan, size_t me, size_t window) {
   size_t sum = 0;
@@ -51,7 +65,10 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
   const auto me = static_cast<size_t>(rounds.rank());
   const bool common = plan.is_common();
   const size_t chunk = rounds.chunk_bytes();
-  const size_t window = common ? chunk : chunk / ranks / kCacheLine * kCacheLine;
+  const bool ahead = runs_ahead(rounds, plan);
+  const size_t window = ahead    ? std::min(chunk, kAheadWindow)
+                        : common ? chunk
+                                 : chunk / ranks / kCacheLine * kCacheLine;
   const auto in_line = [common](size_t bytes) { return common && bytes <= NodeRounds::kLineBytes; };
   const auto fill = [&](size_t k) {
     for (size_t d = 0; d < ranks; ++d) {
@@ -83,7 +100,7 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
     note_use(rounds, plan, common);
     rounds.write().begin();
     plan.write_sizes(rounds.next_sizes());
-    const bool lends = direct.lend();
+    const bool lends = !(ahead && plan.longest(me) <= kMostAhead) && direct.lend();
     if (!lends) fill(0);
     own = {plan.balance(me), plan.longest(me), lends ? 1U : 0U, 0};
   }
