@@ -1,18 +1,18 @@
-"""Collectives that return a new tensor and have gradients, for layers that are cut by hand: ``ourddp.functional``.
+"""Collectives that return their result and have gradients, for layers that are cut by hand: ``ourddp.functional``.
 
-They leave their input as it is, and their result is ready when they return. They take the time of the collective and
-of one operator of torch, since all of them are operators in C++ (``torch.ops.ours``), which ``torch.compile`` keeps in
-its graph, and in their order. They work over any process group; ``group`` is a group, the name of one, or None for the
-default group.
+They leave their input as it is, and their result, which but for :func:`copy_to_ranks` is a new tensor, is ready when
+they return. They take the time of the collective and of one operator of torch, since all of them are operators in C++
+(``torch.ops.ours``), which ``torch.compile`` keeps in its graph, and in their order. They work over any process group;
+``group`` is a group, the name of one, or None for the default group.
 
 Gradients are those of the sum of all ranks' losses, as in ``torch.distributed.nn``. :func:`copy_to_ranks` and
 :func:`reduce_from_ranks` are for tensor parallelism, where all ranks compute the same loss from the same activations.
 A backward through any of them, but for that of :func:`reduce_from_ranks`, takes part in a collective. So either all
-ranks run it or none, and the tensors that they give require gradients on all ranks or on none. There are no
-forward-mode derivatives.
+ranks run it or none, and the tensors that they give require gradients on all ranks or on none. Neither forward-mode
+derivatives nor the transforms of ``torch.func`` work.
 
-All of them raise ValueError for an unknown ``op``, for what is no group of this rank, and for tensors that do not fit
-together, RuntimeError for the name of no group, and otherwise what the group raises for a failure.
+All of them raise ValueError for an unknown ``op`` and for what is no group of this rank, and RuntimeError for the name
+of no group. What does not fit together is the group's to refuse, which over ``ours`` is a ValueError, too.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def all_gather(tensor: torch.Tensor, dim: int = 0, group: Group = None) -> torch
     Tensors without dimensions become a vector. The gradient is the rank's part of the sum of the ranks' gradients.
     Raises IndexError if there is no such dimension.
     """
-    gathered = torch.ops.ours.all_gather_into_tensor(_with_first(dim, tensor), _size_of(group), _name_of(group))
+    name = _name_of(group)
+    gathered = torch.ops.ours.all_gather_into_tensor(_with_first(dim, tensor), _get_group_size_by_name(name), name)
     return gathered if dim == 0 else gathered.movedim(0, dim)
 
 
@@ -77,7 +78,8 @@ def reduce_scatter(tensor: torch.Tensor, op: str = "sum", dim: int = 0, group: G
     ``op`` is as in :func:`all_reduce`. With ``"sum"`` and ``"avg"`` the gradient is all ranks' gradients, gathered.
     Raises IndexError if there is no such dimension.
     """
-    part = torch.ops.ours.reduce_scatter_tensor(_with_first(dim, tensor), op, _size_of(group), _name_of(group))
+    name = _name_of(group)
+    part = torch.ops.ours.reduce_scatter_tensor(_with_first(dim, tensor), op, _get_group_size_by_name(name), name)
     return part if dim == 0 else part.movedim(0, dim)
 
 
@@ -141,7 +143,3 @@ def _name_of(group: Group) -> str:
     elif not isinstance(group, dist.ProcessGroup):
         raise ValueError(f"{group!r} is no process group, or none that this rank is a member of")
     return group.group_name
-
-
-def _size_of(group: Group) -> int:
-    return _get_group_size_by_name(group) if isinstance(group, str) else dist.get_world_size(group)

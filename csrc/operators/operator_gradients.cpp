@@ -81,8 +81,13 @@ struct ReduceScatter : Function<ReduceScatter> {
 struct AllToAll : Function<AllToAll> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input, at::SymIntArrayRef output_sizes,
                             at::SymIntArrayRef input_sizes, const std::string& group) {
+    std::vector<c10::SymInt> sent = input_sizes.vec();
+    if (sent.empty() && !output_sizes.empty()) {  // equal parts, which backward gets back
+      const auto ranks = static_cast<int64_t>(output_sizes.size());
+      sent.assign(output_sizes.size(), input.dim() == 0 ? c10::SymInt(0) : input.sym_size(0) / ranks);
+    }
     context->saved_data["output_sizes"] = output_sizes;
-    context->saved_data["input_sizes"] = input_sizes;
+    context->saved_data["input_sizes"] = sent;
     context->saved_data["group"] = group;
     const at::AutoDispatchBelowADInplaceOrView below;
     return operator_all_to_all(input, output_sizes, input_sizes, group);
@@ -160,7 +165,7 @@ at::Tensor reduce_from_ranks(const at::Tensor& input, const std::string& group) 
 }
 
 /// The kernel of an operator whose gradient is that of `Differentiable`. Where nothing is recorded it costs nothing.
-/// Forward-mode derivatives there are none: Function says so.
+/// There are no forward-mode derivatives; Function raises an error for them.
 template <class Differentiable, auto kCall, class... Args>
 at::Tensor recorded(const at::Tensor& input, Args... args) {
   const bool records = (at::GradMode::is_enabled() && input.requires_grad()) || input._fw_grad(0).defined();

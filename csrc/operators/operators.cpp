@@ -2,7 +2,6 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/view_as_real.h>
 #include <torch/library.h>
 #include <torch/version.h>
@@ -10,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <optional>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
@@ -83,6 +83,9 @@ void exchange(c10d::ProcessGroup& group, at::Tensor to, at::Tensor from, std::ve
 
 at::Tensor copy_of(const at::Tensor& input) { return input.clone(at::MemoryFormat::Contiguous); }
 
+/// What a collective cuts or puts together: a tensor without dimensions is one row.
+at::Tensor rows_of(const at::Tensor& input) { return input.dim() == 0 ? input.reshape(1) : input.contiguous(); }
+
 template <class Sizes>
 at::Tensor like(const at::Tensor& input, const Sizes& sizes) {
   return at::empty_symint(sizes, input.options().memory_format(at::MemoryFormat::Contiguous));
@@ -126,7 +129,7 @@ at::Tensor all_reduce(const at::Tensor& input, const std::string& reduce_op, con
 at::Tensor all_gather(const at::Tensor& input, int64_t group_size, const std::string& name) {
   const Group group = group_of(name, group_size);
   at::Tensor result = like(input, gathered_sizes(input, group_size));
-  gather(*group, numbers(result), numbers(input.contiguous()));
+  gather(*group, numbers(result), numbers(rows_of(input)));
   return result;
 }
 
@@ -136,7 +139,7 @@ at::Tensor reduce_scatter(const at::Tensor& input, const std::string& reduce_op,
   options.reduceOp = reduction(reduce_op);
   const Group group = group_of(name, group_size);
   at::Tensor result = like(input, scattered_sizes(input, group_size));
-  scatter_sums(*group, numbers(result, options.reduceOp), numbers(input.contiguous(), options.reduceOp), options);
+  scatter_sums(*group, numbers(result, options.reduceOp), numbers(rows_of(input), options.reduceOp), options);
   return result;
 }
 
@@ -184,7 +187,8 @@ at::Tensor all_gather_shape(const at::Tensor& input, int64_t group_size, const s
 
 at::Tensor reduce_scatter_shape(const at::Tensor& input, const std::string& /*reduce_op*/, int64_t group_size,
                                 const std::string& /*name*/) {
-  const bool fits = input.dim() > 0 && group_size > 0 && input.sym_size(0) % group_size == 0;
+  const c10::SymInt rows = input.dim() == 0 ? c10::SymInt(1) : input.sym_size(0);
+  const bool fits = group_size > 0 && rows % group_size == 0;
   TORCH_CHECK_VALUE(fits, "A tensor of ", input.sym_sizes(), " cannot be cut into ", group_size,
                     " equal parts along its first dimension.");
   return like(input, scattered_sizes(input, group_size));

@@ -17,7 +17,8 @@ def test_sizes_may_differ_between_ranks(rank_pool, world, nodes):
 @pytest.mark.parametrize("world", [2, 3])
 @in_ranks(None, "nodes")
 def test_messages_with_a_root_of_any_length(rank: int, world: int) -> None:
-    piece, most = 128 << 10, 1 << 20  # where the ranks begin to overlap, and stop to
+    # Where ranks with cores of their own begin to copy at once, and where they stop to.
+    piece, most = 128 << 10, 1 << 20
     for size in (piece - 1, piece, piece + 1, 3 * piece + 5, most, most + 1, 3 * most):
         for root in range(world):
             sent = [(torch.arange(size) * (r + 3) % 251).to(torch.uint8) for r in range(world)]
@@ -30,6 +31,11 @@ def test_messages_with_a_root_of_any_length(rank: int, world: int) -> None:
             received = torch.zeros_like(tensor)
             dist.scatter(received, sent if rank == root else None, root)
             assert torch.equal(received, sent[rank]), (size, root)
+    # Some ranks lend their memory, and others do not.
+    sent = [torch.full((most + (r - 1) * piece,), r + 1, dtype=torch.uint8) for r in range(world)]
+    gathered = [torch.zeros_like(tensor) for tensor in sent]
+    dist.gather(sent[rank], gathered if rank == 0 else None, 0)
+    assert rank != 0 or all(map(torch.equal, gathered, sent))
 
 
 @in_ranks(2, fresh=True, timeout=200)
