@@ -117,8 +117,8 @@ def copy_to_ranks(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
     """Return the tensor, which all ranks have alike, for use by layers of which each rank has a part.
 
     Its gradient is the sum of the ranks' gradients. The result shares the tensor's memory, so neither may be changed in
-    place. This is ``f`` of Megatron-LM, section 3 of
-    https://arxiv.org/abs/1909.08053; :func:`reduce_from_ranks` is ``g``.
+    place. This is ``f`` of Megatron-LM, section 3 of https://arxiv.org/abs/1909.08053; :func:`reduce_from_ranks` is
+    ``g``.
     """
     return torch.ops.ours.copy_to_ranks(tensor, _name_of(group))
 

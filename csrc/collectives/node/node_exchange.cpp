@@ -44,9 +44,9 @@ constexpr size_t kAheadWindow = size_t{128} << 10;
 /// Longer messages are as fast where they are read in the memory of their sender.
 constexpr size_t kMostAhead = size_t{1} << 20;
 
-/// Whether the ranks that send run ahead of those that receive, which needs a core for each. Then two copies take less
-/// time than one by which the receiver reads in the sender's memory while that waits. Only if a rank sends to all the
-/// same: a scatter's root would copy more than any other rank, and they would wait for it.
+/// Whether the ranks that send run ahead of those that receive, which needs a core for each. Then two copies mostly
+/// take less time than one by which the receiver reads in the sender's memory while that waits. Only if a rank sends
+/// the same to all: a scatter's root would copy more than any other rank, and they would wait for it.
 bool runs_ahead(const NodeRounds& rounds, const ExchangePlan& plan) {
   return plan.root >= 0 && plan.is_common() && rounds.session().have_own_cores();
 }
@@ -66,9 +66,8 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
   const bool common = plan.is_common();
   const size_t chunk = rounds.chunk_bytes();
   const bool ahead = runs_ahead(rounds, plan);
-  const size_t window = ahead    ? std::min(chunk, kAheadWindow)
-                        : common ? chunk
-                                 : chunk / ranks / kCacheLine * kCacheLine;
+  size_t window = common ? chunk : chunk / ranks / kCacheLine * kCacheLine;
+  if (ahead) window = std::min(window, kAheadWindow);
   const auto in_line = [common](size_t bytes) { return common && bytes <= NodeRounds::kLineBytes; };
   const auto fill = [&](size_t k) {
     for (size_t d = 0; d < ranks; ++d) {
