@@ -153,6 +153,7 @@ def test_a_copy_that_hangs_ends_its_transfer(rank: int, world: int, kind: str, s
     dist.barrier(group=group)
     if rank != stuck:
         work = dist.isend(x, 1, group=group) if rank == 0 else dist.irecv(x, 0, group=group)
+        dist.all_reduce(torch.ones(1))  # the other rank ends the group only after this call
         dist.barrier()
         dist.destroy_process_group(group)
         return
@@ -171,6 +172,7 @@ def test_a_copy_that_hangs_ends_its_transfer(rank: int, world: int, kind: str, s
     while not copies.awaited():
         assert time.monotonic() < until, "there is no copy"
         time.sleep(0.001)
+    dist.all_reduce(torch.ones(1))
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
     if end == "abort":
