@@ -1,13 +1,14 @@
 #include "common/shared_memory.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 
 #include "common/descriptors.h"
+#include "common/pages.h"
 
 namespace ours {
 
@@ -20,17 +21,22 @@ constexpr unsigned kNoExecSeal = 0x0008;
 constexpr size_t kLeastPiece = size_t{64} << 10;
 constexpr size_t kMostPiece = size_t{16} << 20;
 
-int open_memory_file(const char* name) {
+int new_memory_file(const char* name) {
   // If the administrator insists (vm.memfd_noexec=2), the file has to declare that it holds no programs.
   const int fd = with_descriptors([&] { return ::memfd_create(name, MFD_CLOEXEC | kNoExecSeal); });
   if (fd >= 0 || errno != EINVAL) return fd;
   return with_descriptors([&] { return ::memfd_create(name, MFD_CLOEXEC); });
 }
 
+[[noreturn]] void refuse(size_t bytes, int error) {
+  throw SystemError("cannot reserve " + std::to_string(bytes) + " bytes of shared memory; raise the job's memory limit",
+                    error);
+}
+
 }  // namespace
 
 Fd make_memory_file(const char* name, size_t bytes) {
-  Fd fd(open_memory_file(name));
+  Fd fd(new_memory_file(name));
   if (!fd.valid()) {
     const bool refused = errno == EPERM || errno == EACCES || errno == ENOSYS;
     const char* const what = "cannot create shared memory (memfd_create)";
@@ -42,6 +48,12 @@ Fd make_memory_file(const char* name, size_t bytes) {
   }
   // For the owner only: the link in /proc is opened with the permissions of the file itself.
   if (::fchmod(fd.get(), 0600) != 0) throw SystemError("cannot protect shared memory (fchmod)", errno);
+  return fd;
+}
+
+Fd open_memory_file(const std::string& path) {
+  Fd fd(with_descriptors([&] { return ::open(path.c_str(), O_RDWR | O_CLOEXEC); }));
+  if (!fd.valid()) throw SystemError("cannot open a peer's shared memory at " + path, errno);
   return fd;
 }
 
@@ -66,8 +78,7 @@ void reserve_memory(int fd, size_t offset, size_t bytes) {
   });
   if (error == 0) return;
   ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes));
-  throw SystemError("cannot reserve " + std::to_string(bytes) + " bytes of shared memory; raise the job's memory limit",
-                    error);
+  refuse(bytes, error);
 }
 
 std::shared_ptr<SharedMemory> SharedMemory::create(size_t bytes) {
@@ -79,8 +90,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create_alone(size_t bytes) {
 }
 
 std::shared_ptr<SharedMemory> SharedMemory::open(const std::string& path) {
-  Fd fd(with_descriptors([&] { return ::open(path.c_str(), O_RDWR | O_CLOEXEC); }));
-  if (!fd.valid()) throw SystemError("cannot open a peer's shared memory at " + path, errno);
+  Fd fd = open_memory_file(path);
   struct stat info{};
   if (::fstat(fd.get(), &info) != 0) throw SystemError("cannot inspect a peer's shared memory at " + path, errno);
   if (!S_ISREG(info.st_mode)) throw SystemError(path + " is no shared memory", EINVAL);
@@ -99,14 +109,35 @@ SharedMemory::~SharedMemory() {
   if (data_ != nullptr) ::munmap(data_, bytes_);
 }
 
+void SharedMemory::close_file() noexcept {
+  if (::madvise(data_, page_bytes(), MADV_POPULATE_WRITE) == 0) fd_ = Fd();
+}
+
 size_t SharedMemory::taken() const {
-  constexpr size_t kBlock = 512;  // of st_blocks, whatever the file system's own are
-  struct stat info{};
-  return fd_.valid() && ::fstat(fd_.get(), &info) == 0 ? static_cast<size_t>(info.st_blocks) * kBlock : 0;
+  constexpr size_t kAtOnce = 4096;
+  std::array<unsigned char, kAtOnce> present{};
+  size_t pages = 0;
+  for (size_t at = 0; at < bytes_; at += kAtOnce * page_bytes()) {
+    const size_t part = std::min(bytes_ - at, kAtOnce * page_bytes());
+    if (::mincore(data_ + at, part, present.data()) != 0) break;
+    const auto end = present.begin() + static_cast<ptrdiff_t>((part + page_bytes() - 1) / page_bytes());
+    pages +=
+        static_cast<size_t>(std::count_if(present.begin(), end, [](unsigned char page) { return (page & 1) != 0; }));
+  }
+  return pages * page_bytes();
 }
 
 void SharedMemory::reserve(size_t offset, size_t bytes) {
-  if (fd_.valid()) reserve_memory(fd_.get(), offset, bytes);
+  const size_t begin = offset / page_bytes() * page_bytes();
+  const int error = reserve_in_pieces(begin, offset + bytes - begin, [this](size_t at, size_t count) {
+    return ::madvise(data_ + at, count, MADV_POPULATE_WRITE);
+  });
+  if (error == EINVAL) {
+    // An old system. Only memory that never had a file has none there, and nobody shares it.
+    if (fd_.valid()) reserve_memory(fd_.get(), offset, bytes);
+  } else if (error != 0) {
+    refuse(bytes, error);
+  }
 }
 
 }  // namespace ours

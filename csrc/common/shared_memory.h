@@ -20,6 +20,9 @@ class MemoryRefused : public SystemError {
 /// `name` is for people who look into /proc. Throws MemoryRefused or SystemError.
 Fd make_memory_file(const char* name, size_t bytes);
 
+/// Opens another process's memory file at `path` (of the form /proc/PID/fd/N). Throws SystemError.
+Fd open_memory_file(const std::string& path);
+
 /// Allocates [offset, offset + bytes) of such a file now. If there is not enough memory, frees the whole range,
 /// contents included, and throws SystemError.
 void reserve_memory(int fd, size_t offset, size_t bytes);
@@ -50,17 +53,21 @@ class SharedMemory {
   size_t bytes() const { return bytes_; }
   int fd() const { return fd_.get(); }
 
-  /// How many of the bytes take memory, whoever has taken it. 0 if the memory has no file.
+  /// Called once all who share the memory have mapped it, which costs them no descriptor from then on. The file stays
+  /// open where the system reserves memory only by its file (before Linux 5.14).
+  void close_file() noexcept;
+
+  /// How many of the bytes are in memory, whoever has reserved or touched them.
   size_t taken() const;
 
   /// Allocates [offset, offset + bytes) now, so that a later access cannot raise SIGBUS. Throws SystemError if there is
-  /// not enough memory. Does nothing if the memory has no file.
+  /// not enough memory.
   void reserve(size_t offset, size_t bytes);
 
  private:
   SharedMemory(Fd fd, size_t bytes);
 
-  Fd fd_;  // invalid if it has no file
+  Fd fd_;  // invalid if it has no file, or needs it no more
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
 };

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from own_pages import pages
-from probes import bytes_in_heap
+from own_pages import pages, shared_bytes
 from ranks import gloo_group, run_ranks
 from torch import nn
 
@@ -34,10 +33,9 @@ M_MMAP_THRESHOLD = -3
 class _Layers(nn.Module):
     """Large layers, between which backward looks at the memory."""
 
-    def __init__(self, world):
+    def __init__(self):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
-        self.world = world
         self.peak = 0
         self.shared_pages = 0
 
@@ -47,7 +45,7 @@ class _Layers(nn.Module):
         anonymous = now["RssAnon"]
         if step_ends:
             anonymous = now["VmHWM"] - now["RssFile"] - max(self.shared_pages, now["RssShmem"])
-        self.peak = max(self.peak, anonymous + bytes_in_heap("ours") // self.world)
+        self.peak = max(self.peak, anonymous + shared_bytes())
         dist.barrier(gloo_group())
 
     def begin_step(self):
@@ -88,7 +86,7 @@ def _measure(rank, world, options):
     assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 256 << 10) == 1
     # The group's own: staging for large messages, and a communication thread.
     dist.all_reduce(torch.ones(8 * MIB), async_op=True).wait()
-    layers = _Layers(world)
+    layers = _Layers()
     alone = _peak(layers, layers)
     return _peak(DistributedDataParallel(layers, **options), layers) - alone
 

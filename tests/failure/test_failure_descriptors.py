@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,6 +104,28 @@ def test_groups_of_the_same_processes_share_their_pidfds(rank: int, world: int) 
     groups = [dist.new_group() for _ in range(5)]
     assert not any(backend_of(group).failure() for group in groups)
     assert pidfds() == 2
+
+
+@in_ranks(3, fresh=True)
+def test_groups_of_a_node_take_no_descriptors(rank: int, world: int) -> None:
+    def use(group: dist.ProcessGroup | None) -> list[torch.Tensor]:
+        tensor = backend_of(group).allocate_tensor(300_000, dtype=torch.float32, device=torch.device("cpu")).fill_(1)
+        for one in (tensor, torch.ones(4), torch.ones(300_000)):
+            dist.all_reduce(one, group=group)
+            dist.all_reduce(one, group=group, async_op=True).wait()
+            assert one[0].item() == world * world
+        after, before = (rank + 1) % world, (rank - 1) % world
+        sent, received = dist.isend(tensor, after, group=group), torch.empty_like(tensor)
+        dist.recv(received, before, group=group)
+        sent.wait()
+        return [tensor, received]
+
+    kept = use(None)
+    before = sorted(os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.exists())
+    groups = [dist.new_group() for _ in range(10)]
+    kept += [tensor for group in groups for tensor in use(group)]
+    after = sorted(os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.exists())
+    assert after == before
 
 
 @in_ranks(2, nodes=2, fresh=True)

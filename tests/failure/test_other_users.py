@@ -8,6 +8,7 @@ import stat
 import pytest
 import torch
 import torch.distributed as dist
+from probes import backend_of
 from ranks import in_ranks
 
 NOBODY = 65534
@@ -42,6 +43,7 @@ def as_nobody(names: list[str]) -> list[str]:
 @in_ranks(2)
 def test_other_users_can_open_nothing_that_ranks_share(rank: int, world: int) -> None:
     dist.all_reduce(torch.ones(1000))
+    tensor = backend_of().allocate_tensor(1000, dtype=torch.float32, device=torch.device("cpu"))
     if rank == 0:
         dist.send(torch.ones(4), 1)
     else:
@@ -58,6 +60,7 @@ def test_other_users_can_open_nothing_that_ranks_share(rank: int, world: int) ->
         assert stat.S_IMODE(os.fstat(int(number)).st_mode) == 0o600, shared[number]
     around = [f"/proc/{os.getpid()}/{name}" for name in ("mem", "maps", "environ", "fd", "map_files")]
     assert as_nobody([f"{folder}/{number}" for number in shared] + around) == []
+    assert tensor.is_cpu  # it has kept the heap's file
 
 
 @in_ranks(2)

@@ -47,7 +47,7 @@ void HierarchicalGroup::check_usable(const Call& /*call*/) {
 }
 
 void HierarchicalGroup::guarded(const Running& run, const std::function<void()>& body) {
-  node_.rounds().places().forget();
+  node_.rounds().places().begin();
   struct End {
     HierarchicalGroup& group;
     ~End() {
@@ -61,6 +61,7 @@ void HierarchicalGroup::guarded(const Running& run, const std::function<void()>&
     watch_.set_call(&*call_);
     try {
       body();
+      node_.rounds().places().check_shared();
     } catch (...) {
       call_->fail(std::current_exception());
       throw;

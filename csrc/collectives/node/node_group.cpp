@@ -11,9 +11,10 @@ NodeGroup::NodeGroup(std::shared_ptr<NodeSession> session, const std::string& ru
       reductions_(Selection::parse(rules).by_size(Selectable::NodeReduce, 1, session_->size())) {}
 
 void NodeGroup::guarded(const Running& /*run*/, const std::function<void()>& body) {
-  rounds_.places().forget();
+  rounds_.places().begin();
   try {
     body();
+    rounds_.places().check_shared();
   } catch (...) {
     session_->failure().fail(std::current_exception());
     rounds_.places().withdraw();
@@ -60,17 +61,13 @@ void NodeGroup::monitored_barrier(const Call& call, bool wait_all_ranks) {
 }
 
 std::shared_ptr<void> NodeGroup::allocate(size_t bytes) {
-  const std::shared_ptr<NodeHeap> heap = session_->heap();
   // A forked child has a copy of the books over the same memory: the parent would give out again what the child took.
   // After a failure, a peer that has not noticed it yet may still write to reduced memory that has since been freed.
-  if (!heap || session_->in_child() || session_->failure().failed()) return nullptr;
-  return {heap->allocate(bytes), [heap](void* data) { heap->free(static_cast<std::byte*>(data)); }};
+  if (session_->in_child() || session_->failure().failed()) return nullptr;
+  return session_->heap().allocate(bytes);
 }
 
-MemoryUse NodeGroup::memory_use() const {
-  const std::shared_ptr<NodeHeap>& heap = session_->heap();
-  return {session_->memory()->taken(), heap ? heap->bytes_in_use() : 0};
-}
+MemoryUse NodeGroup::memory_use() const { return {session_->memory()->taken(), session_->heap().bytes_in_use()}; }
 
 void NodeGroup::abort(const std::string& reason) {
   session_->failure().fail(FailureKind::Aborted, aborted(session_->describe(rank()), reason));

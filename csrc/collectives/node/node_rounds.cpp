@@ -141,9 +141,8 @@ void NodeRounds::reserve_more(size_t results) {
 }
 
 void NodeRounds::note_use(const void* data, size_t bytes) {
-  const std::shared_ptr<NodeHeap>& heap = session_->heap();
-  const bool in_heap = bytes >= HugePages::kLeastBytes && heap && heap->offset_of(data, bytes) != NodeHeap::kNowhere;
-  if (!in_heap) pages_.note_use(data, bytes);
+  if (bytes < HugePages::kLeastBytes || session_->heap().offset_of(data, bytes) == NodeHeap::kNowhere)
+    pages_.note_use(data, bytes);
 }
 
 void NodeRounds::note_use(const Pieces& data, size_t element) {

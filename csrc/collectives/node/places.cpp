@@ -2,19 +2,21 @@
 
 #include <algorithm>
 
+#include "common/error.h"
 #include "common/process_memory.h"
 
 namespace ours {
 
 bool Places::publish(const Pieces& data, size_t element) {
-  const std::shared_ptr<NodeHeap>& heap = session_.heap();
+  NodeHeap& heap = session_.heap();
+  withdrawals_ = heap.withdrawals();
   const size_t parity = barrier_.next_parity();
   BufferPart* const own = parts(session_.rank(), parity);
-  if (!heap || !have_room_for(data)) return false;
+  if (!have_room_for(data)) return false;
   uint64_t count = 0;
   bool in_heap = true;
   data.visit(0, data.count(), [&](const std::byte* begin, size_t, size_t n) {
-    const uint64_t offset = in_heap ? heap->offset_of(begin, n * element) : NodeHeap::kNowhere;
+    const uint64_t offset = in_heap ? heap.offset_of(begin, n * element) : NodeHeap::kNowhere;
     in_heap = in_heap && offset != NodeHeap::kNowhere;
     if (in_heap) own[count++] = {offset, n * element};
   });
@@ -38,7 +40,14 @@ void Places::withdraw() noexcept {
   const size_t parity = *published_ & 1;
   const BufferPart* const own = parts(session_.rank(), parity);
   const uint64_t count = session_.self().parts[parity];
-  for (uint64_t i = 0; i < count; ++i) session_.heap()->withdraw(own[i].at, own[i].bytes);
+  for (uint64_t i = 0; i < count; ++i) session_.heap().withdraw(own[i].at, own[i].bytes);
+}
+
+void Places::check_shared() const {
+  if (!withdrawals_ || *withdrawals_ == session_.heap().withdrawals()) return;
+  throw Error(session_.describe(session_.rank()) +
+              " took tensors out of the memory that it shares, because another group failed meanwhile; the result would"
+              " be wrong. Make the groups anew");
 }
 
 template <class At>
@@ -52,7 +61,7 @@ std::vector<Span> Places::published_by(int r, At&& at) const {
 }
 
 std::vector<Span> Places::of(int r) const {
-  return published_by(r, [&](uint64_t offset) { return session_.heap()->at(r, offset); });
+  return published_by(r, [&](uint64_t offset) { return session_.heap().at(r, offset); });
 }
 
 bool Places::lend(const Pieces& data, size_t element) {

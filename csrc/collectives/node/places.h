@@ -35,9 +35,16 @@ class Places {
   /// this process.
   std::vector<Span> lent_by(int r) const;
 
-  /// Called when no peer writes to the published places: a new operation begins, or only some ranks' data lies in the
-  /// heap.
+  /// Called when no peer writes to the published places, since only some ranks' data lies in the heap, for example.
   void forget() { published_.reset(); }
+
+  /// Called at the beginning of an operation, and at the end, when it throws Error if another group has withdrawn
+  /// something from the heap since this one published places there: peers may have read or written other memory.
+  void begin() {
+    forget();
+    withdrawals_.reset();
+  }
+  void check_shared() const;
 
   /// After a failure has been recorded: makes sure that no peer, however late, writes to what this rank published in
   /// this operation.
@@ -56,7 +63,8 @@ class Places {
 
   NodeSession& session_;
   const NodeBarrier& barrier_;
-  std::optional<uint32_t> published_;  ///< the number of the synchronisation
+  std::optional<uint32_t> published_;    ///< the number of the synchronisation
+  std::optional<uint64_t> withdrawals_;  ///< how many there were when the operation published places in the heap
 };
 
 /// Walks the buffers of a node's ranks in parallel: this rank's own, and those that its peers published. With `ranks` =

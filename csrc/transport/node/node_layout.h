@@ -9,6 +9,7 @@
 #include "common/whereabouts.h"
 #include "transport/called.h"
 #include "transport/node/gate_tree.h"
+#include "transport/node/heap_file.h"
 #include "transport/node/own_cores.h"
 #include "transport/wait.h"
 
@@ -25,7 +26,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 20;
+constexpr uint32_t kSegmentVersion = 21;
 
 /// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
@@ -116,13 +117,15 @@ struct alignas(alignof(Arrival)) RankBlock {
   uint64_t mark_at;
   /// Whether the rank can read the memory of all others.
   std::atomic<bool> reads_all;
+  /// Where the others find its heap, before they read of any place there.
+  HeapPlace heap;
   AskedProcess whereabouts;
   CoreShare cores;
   /// The last calls that this rank refused; the slots are used in turn.
   Refusal refusals[kRefusals];
 };
 
-/// A part of a rank's buffer: where it lies in the rank's arena (see NodeHeap), or in the rank's own memory.
+/// A part of a rank's buffer: where it lies in the rank's heap (see NodeHeap), or in the rank's own memory.
 struct BufferPart {
   uint64_t at;
   uint64_t bytes;
@@ -137,9 +140,7 @@ struct SegmentHeader {
   uint64_t nonce[2];
   uint64_t chunk_bytes;
   uint64_t ring_bytes;
-  uint64_t direct;  ///< whether ranks may read one another's memory
-  int32_t leader_pid;
-  int32_t heap_fd;                         ///< the leader's descriptor of the heap's file; < 0: there is none
+  uint64_t direct;                         ///< whether ranks may read one another's memory
   alignas(kCacheLine) SleepWord attached;  ///< number of ranks that have attached
   /// How many shares of the current reduction in the heap have been taken.
   alignas(kCacheLine) std::atomic<uint64_t> shares_taken;

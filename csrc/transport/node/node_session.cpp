@@ -51,21 +51,6 @@ std::shared_ptr<SharedMemory> create_memory(int ranks, size_t bytes) {
   }
 }
 
-Fd create_heap_file(int ranks) {
-  try {
-    return NodeHeap::create_file(ranks);
-  } catch (const SystemError&) {
-    // A limit on file sizes, for example. Without a heap, tensors are copied into the segment and out of it.
-    return Fd();
-  }
-}
-
-Fd open_heap_file(const SegmentHeader& header) {
-  if (header.heap_fd < 0) return Fd();
-  const std::string path = "/proc/" + std::to_string(header.leader_pid) + "/fd/" + std::to_string(header.heap_fd);
-  return Fd(with_descriptors([&] { return ::open(path.c_str(), O_RDWR | O_CLOEXEC); }));
-}
-
 /// The parts of an address().
 struct Address {
   std::string node_id;
@@ -126,7 +111,8 @@ NodeConfig NodeConfig::from_options(int ranks) {
   return config;
 }
 
-std::shared_ptr<NodeSession> NodeSession::create(int rank, int size, const NodeConfig& config) {
+std::shared_ptr<NodeSession> NodeSession::create(int rank, int size, const NodeConfig& config,
+                                                 std::shared_ptr<ProcessHeaps> heaps) {
   const NodeLayout layout{static_cast<size_t>(size), config.chunk_bytes, config.ring_bytes};
   check_room(layout);
   auto memory = create_memory(size, layout.total());
@@ -139,10 +125,7 @@ std::shared_ptr<NodeSession> NodeSession::create(int rank, int size, const NodeC
   header->ring_bytes = config.ring_bytes;
   header->direct = config.direct ? 1 : 0;
   for (uint64_t& part : header->nonce) part = random_number();
-  Fd heap_file = create_heap_file(size);
-  header->leader_pid = ::getpid();
-  header->heap_fd = heap_file.get();
-  return std::make_shared<NodeSession>(rank, size, std::move(memory), std::move(heap_file));
+  return std::make_shared<NodeSession>(rank, size, std::move(memory), std::move(heaps));
 }
 
 std::shared_ptr<NodeSession> NodeSession::open(int rank, int size, const std::string& text) {
@@ -169,12 +152,13 @@ std::shared_ptr<NodeSession> NodeSession::open(int rank, int size, const std::st
   return std::make_shared<NodeSession>(rank, size, std::move(memory));
 }
 
-NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory, Fd heap_file)
+NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory, std::shared_ptr<ProcessHeaps> heaps)
     : rank_(rank), size_(size), memory_(std::move(memory)), watches_(static_cast<size_t>(size)) {
   layout_ = layout_of(header());
   wait_policy_ = wait_policy_for(false);
-  if (!heap_file.valid()) heap_file = open_heap_file(header());
-  if (heap_file.valid()) heap_ = std::make_shared<NodeHeap>(rank, size, std::move(heap_file), options().huge_pages);
+  std::vector<HeapPlace*> places(static_cast<size_t>(size));
+  for (int r = 0; r < size; ++r) places[static_cast<size_t>(r)] = &block(r).heap;
+  heap_ = std::make_unique<NodeHeap>(rank, std::move(places), std::move(heaps));
   const auto gates = last_gates();
   std::vector<SleepWord*> words(gates.begin(), gates.end());
   for (int r = 0; r < size; ++r) words.insert(words.end(), {&block(r).doorbell, &block(r).monitor});
@@ -240,6 +224,7 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
     failure_->fail(std::current_exception());
     throw;
   }
+  memory_->close_file();
   want_descriptors(static_cast<size_t>(size_));
   std::vector<CoreShare> shares;
   for (int r = 0; r < size_; ++r) {

@@ -9,7 +9,6 @@
 
 #include "common/deadline.h"
 #include "common/error.h"
-#include "common/fd.h"
 #include "common/interrupts.h"
 #include "common/owning_process.h"
 #include "common/process_watch.h"
@@ -55,14 +54,16 @@ class NodeLookout {
 class NodeSession {
  public:
   /// The leader's side. Rank numbers are positions in the group, 0 <= rank < size; any of them can lead.
-  static std::shared_ptr<NodeSession> create(int rank, int size, const NodeConfig& config);
+  static std::shared_ptr<NodeSession> create(int rank, int size, const NodeConfig& config,
+                                             std::shared_ptr<ProcessHeaps> heaps = ProcessHeaps::here());
 
   /// The others' side. Throws NotSameNode with the reason if the address leads to no memory shared with its leader.
   static std::shared_ptr<NodeSession> open(int rank, int size, const std::string& address);
 
-  /// A rank of the group whose segment is `memory`. Ranks that are threads of one process may share a mapping. The
-  /// leader gives the file of the heap, the others find it.
-  NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory, Fd heap_file = Fd());
+  /// A rank of the group whose segment is `memory`. Ranks that are threads of one process may share a mapping, and have
+  /// heaps of their own.
+  NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory,
+              std::shared_ptr<ProcessHeaps> heaps = ProcessHeaps::here());
   NodeSession(const NodeSession&) = delete;
   NodeSession& operator=(const NodeSession&) = delete;
   ~NodeSession();
@@ -94,8 +95,7 @@ class NodeSession {
   bool have_own_cores() const { return have_own_cores_; }
   const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
   NodeFailure& failure() { return *failure_; }
-  /// Null if the heap's file could not be created or opened; tensors are then copied through the segment.
-  const std::shared_ptr<NodeHeap>& heap() const { return heap_; }
+  NodeHeap& heap() const { return *heap_; }
 
   SegmentHeader& header() const { return *at<SegmentHeader>(0); }
   RankBlock& block(int rank) const { return *at<RankBlock>(layout_.blocks() + rank * sizeof(RankBlock)); }
@@ -159,7 +159,7 @@ class NodeSession {
   NodeLayout layout_{};
   WaitPolicy wait_policy_;
   bool have_own_cores_ = false;
-  std::shared_ptr<NodeHeap> heap_;
+  std::unique_ptr<NodeHeap> heap_;
   std::unique_ptr<NodeFailure> failure_;
   std::vector<ProcessWatch> watches_;
   uint64_t mark_ = 0;  ///< for others to read

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 
@@ -73,14 +74,32 @@ TEST(memory_of_a_rank_alone_has_no_file) {
   CHECK_EQ(memory->fd(), -1);
 }
 
-TEST(shared_memory_knows_how_much_was_taken) {
+TEST(shared_memory_knows_how_much_was_taken_and_needs_no_descriptor) {
   constexpr size_t kPage = 4096;
-  const auto memory = SharedMemory::create(100 * kPage);
+  constexpr size_t kPages = 10'000;
+  const auto memory = SharedMemory::create(kPages * kPage);
+  const auto peer = SharedMemory::open("/proc/self/fd/" + std::to_string(memory->fd()));
   CHECK_EQ(memory->taken(), size_t{0});
   memory->reserve(10 * kPage, 7 * kPage);
   memory->data()[0] = std::byte{1};
   CHECK_EQ(memory->taken(), 8 * kPage);
+  peer->close_file();
+  memory->close_file();
+  CHECK_EQ(memory->taken(), 8 * kPage);
+  memory->reserve(9000 * kPage + 10, kPage);
+  CHECK_EQ(memory->taken(), 10 * kPage);
+  CHECK_EQ(peer->taken(), 10 * kPage);
+  CHECK(peer->data()[0] == std::byte{1});
   CHECK_EQ(SharedMemory::create_alone(kPage)->taken(), size_t{0});
+}
+
+TEST(memory_that_cannot_be_reserved_without_its_file_is_refused) {
+  // What lies behind the end of the file has no memory.
+  const auto memory = SharedMemory::create(10 * 4096);
+  CHECK_EQ(::ftruncate(memory->fd(), 4096), 0);
+  memory->close_file();
+  if (memory->fd() >= 0) return;  // an old system
+  CHECK_CONTAINS(CHECK_THROWS(SystemError, memory->reserve(0, 8192)), "8192");
 }
 
 }  // namespace

@@ -3,10 +3,19 @@
 namespace ours::testing {
 
 Sessions make_sessions(int n, size_t chunk, bool direct) {
+  std::vector<std::shared_ptr<ProcessHeaps>> heaps;
+  for (int r = 0; r < n; ++r) heaps.push_back(std::make_shared<ProcessHeaps>());
+  return make_sessions(heaps, chunk, direct);
+}
+
+Sessions make_sessions(const std::vector<std::shared_ptr<ProcessHeaps>>& heaps, size_t chunk, bool direct) {
+  const auto n = static_cast<int>(heaps.size());
   NodeConfig config = chunk == 0 ? NodeConfig::from_options(n) : NodeConfig{chunk, 4096};
   config.direct = direct;
-  Sessions sessions{NodeSession::create(0, n, config)};
-  for (int r = 1; r < n; ++r) sessions.push_back(std::make_shared<NodeSession>(r, n, sessions[0]->memory()));
+  Sessions sessions{NodeSession::create(0, n, config, heaps[0])};
+  for (int r = 1; r < n; ++r) {
+    sessions.push_back(std::make_shared<NodeSession>(r, n, sessions[0]->memory(), heaps[static_cast<size_t>(r)]));
+  }
   for (const auto& session : sessions) session->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
   return sessions;
 }

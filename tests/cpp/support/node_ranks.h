@@ -17,6 +17,9 @@ using Sessions = std::vector<std::shared_ptr<NodeSession>>;
 /// `direct`: they read one another's memory.
 Sessions make_sessions(int n, size_t chunk, bool direct = true);
 
+/// The same for ranks that have those heaps.
+Sessions make_sessions(const std::vector<std::shared_ptr<ProcessHeaps>>& heaps, size_t chunk, bool direct = true);
+
 /// Rules with which ranks that have such chunks reduce short and long arrays in different ways.
 std::string small_node_rules(size_t chunk);
 

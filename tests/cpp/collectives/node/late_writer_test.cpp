@@ -52,7 +52,7 @@ void check_late_writer(const Groups& groups, const Sessions& sessions, int share
   const auto be_rank = [&](int rank) {
     const auto r = static_cast<size_t>(rank);
     const Tensor tensor(*groups[r]);
-    offsets[r] = sessions[r]->heap()->offset_of(tensor.data, kBytes);
+    offsets[r] = sessions[r]->heap().offset_of(tensor.data, kBytes);
     ++ready;
     wait_until([&] { return held.load(); });
     CHECK_THROWS(AbortedError, groups[r]->all_reduce(call_of(Op::AllReduce, DType::Float32, 0), tensor.pieces,
@@ -69,7 +69,7 @@ void check_late_writer(const Groups& groups, const Sessions& sessions, int share
   const auto stop_and_go_on = [&] {
     wait_until([&] { return ready == ranks; });
     const auto first_write = [&](int of, int to) {
-      std::byte* const data = sessions[static_cast<size_t>(of)]->heap()->at(to, offsets[static_cast<size_t>(to)]);
+      std::byte* const data = sessions[static_cast<size_t>(of)]->heap().at(to, offsets[static_cast<size_t>(to)]);
       return std::make_unique<HeldWrite>(data, (kBytes + 4095) / 4096 * 4096);
     };
     const auto late = first_write(kWriter, kVictim);
@@ -137,8 +137,8 @@ TEST(tensors_that_no_peer_writes_to_stay_shared_when_a_reduction_fails) {
                                                  std::vector<Span>{{data, kCount * sizeof(float)}},
                                                  Reduction{ReduceKind::Sum, 2, 1.0}));
     if (rank == 1) return;
-    const uint64_t offset = session->heap()->offset_of(data, kCount * sizeof(float));
-    reinterpret_cast<std::atomic<float>*>(sessions[1]->heap()->at(0, offset))->store(5);
+    const uint64_t offset = session->heap().offset_of(data, kCount * sizeof(float));
+    reinterpret_cast<std::atomic<float>*>(sessions[1]->heap().at(0, offset))->store(5);
     CHECK_EQ(data[0], 5.0F);
   });
 }

@@ -1,20 +1,16 @@
 #include "transport/node/node_heap.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
+#include <dirent.h>
 
-#include <atomic>
-#include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <memory>
+#include <numeric>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "common/error.h"
-#include "common/huge_pages.h"
 #include "support/children.h"
+#include "support/held_write.h"
 #include "support/node_ranks.h"
 
 namespace ours::testing {
@@ -22,106 +18,12 @@ namespace {
 
 constexpr size_t kPage = 4096;
 
-TEST(heap_gives_pages_of_zeros_and_takes_them_back) {
-  NodeHeap heap(0, 1, NodeHeap::create_file(1));
-  std::byte* const a = heap.allocate(1);
-  std::byte* const b = heap.allocate(3 * kPage);
-  std::byte* const c = heap.allocate(kPage + 1);
-  CHECK_EQ(heap.bytes_in_use(), 6 * kPage);
-  for (std::byte* data : {a, b, c}) CHECK_EQ(reinterpret_cast<uintptr_t>(data) % kPage, uintptr_t{0});
-  std::memset(b, 1, 3 * kPage);
-  heap.free(b);
-  CHECK_EQ(heap.bytes_in_use(), 3 * kPage);
-  // The gap is used again, and has been zeroed again.
-  std::byte* const d = heap.allocate(2 * kPage);
-  CHECK(d == b);
-  for (size_t i = 0; i < 2 * kPage; ++i) CHECK(d[i] == std::byte{0});
-  std::byte* const e = heap.allocate(kPage);
-  CHECK(e == b + 2 * kPage);
-  for (std::byte* data : {a, c, d, e}) heap.free(data);
-  CHECK_EQ(heap.bytes_in_use(), size_t{0});
-  CHECK(heap.allocate(10 * kPage) == a);
-}
-
-TEST(heap_knows_what_is_its_own) {
-  NodeHeap heap(1, 2, NodeHeap::create_file(2));
-  int elsewhere = 0;
-  CHECK_EQ(heap.offset_of(&elsewhere, 4), NodeHeap::kNowhere);
-  std::byte* const a = heap.allocate(2 * kPage);
-  std::byte* const b = heap.allocate(kPage);
-  CHECK_EQ(heap.offset_of(a, 2 * kPage), uint64_t{0});
-  CHECK_EQ(heap.offset_of(a + 100, 5), uint64_t{100});
-  CHECK_EQ(heap.offset_of(b, kPage), uint64_t{2 * kPage});
-  CHECK(heap.at(1, 100) == a + 100);
-  // Two pieces side by side are not one piece, and freed memory belongs to none.
-  CHECK_EQ(heap.offset_of(a, 3 * kPage), NodeHeap::kNowhere);
-  heap.free(a);
-  CHECK_EQ(heap.offset_of(a, 1), NodeHeap::kNowhere);
-  CHECK_EQ(heap.offset_of(b, 1), uint64_t{2 * kPage});
-}
-
-TEST(heap_refuses_what_it_does_not_have) {
-  NodeHeap heap(0, 1, NodeHeap::create_file(1));
-  CHECK_THROWS(SystemError, heap.allocate(NodeHeap::kArenaBytes + 1));
-  CHECK_EQ(heap.bytes_in_use(), size_t{0});
-  heap.free(heap.allocate(1));
-  heap.free(nullptr);
-}
-
-/// How many of the bytes mapped at `data` are of that kind; the kinds are named as in /proc/<pid>/smaps.
-size_t mapped_bytes(const void* data, const std::string& kind) {
-  std::ifstream maps("/proc/self/smaps");
-  const auto address = reinterpret_cast<uintptr_t>(data);
-  bool inside = false;
-  for (std::string line; std::getline(maps, line);) {
-    unsigned long from = 0, to = 0, size = 0;
-    if (std::sscanf(line.c_str(), "%lx-%lx ", &from, &to) == 2) inside = from <= address && address < to;
-    if (inside && std::sscanf(line.c_str(), (kind + ": %lu kB").c_str(), &size) == 1) return size * 1024;
-  }
-  return 0;
-}
-
-size_t huge_bytes(const void* data) { return mapped_bytes(data, "ShmemPmdMapped"); }
-
-TEST(heap_moves_what_fills_huge_pages_onto_them) {
-  constexpr size_t kPiece = kHugePage / 4;
-  NodeHeap probe(0, 1, NodeHeap::create_file(1), true);
-  std::byte* const first = probe.allocate(kHugePage);
-  first[0] = std::byte{1};
-  const bool can = huge_bytes(first) == kHugePage;
-
-  NodeHeap heap(0, 1, NodeHeap::create_file(1), true);
-  std::vector<std::byte*> pieces;
-  const auto add = [&](size_t bytes) {
-    pieces.push_back(heap.allocate(bytes));
-    std::memset(pieces.back(), static_cast<int>(pieces.size()), bytes);
-    for (size_t i = 0; i < pieces.size(); ++i) CHECK(pieces[i][kPage] == static_cast<std::byte>(i + 1));
-    return can ? huge_bytes(pieces[0]) / kHugePage : 0;
-  };
-  const auto pages = [can](size_t number) { return can ? number : 0; };
-  CHECK_EQ(add(kPiece), pages(0));
-  CHECK_EQ(add(2 * kPiece), pages(0));
-  CHECK_EQ(add(kPiece), pages(1));
-  CHECK_EQ(add(kHugePage + kPiece), pages(2));
-  // A huge page with a gap is not moved, and is left as it is when the gap is filled again.
-  heap.free(pieces[2]);
-  CHECK(pieces[3][0] == std::byte{4});
-  pieces.erase(pieces.begin() + 2);
-  std::memset(pieces[2], 3, kHugePage + kPiece);
-  CHECK_EQ(add(kPiece / 2), pages(1));
-  CHECK_EQ(add(kPiece / 2), pages(1));
-
-  NodeHeap plain(0, 1, NodeHeap::create_file(1));
-  std::byte* const ordinary = plain.allocate(2 * kHugePage);
-  std::memset(ordinary, 1, 2 * kHugePage);
-  CHECK_EQ(huge_bytes(ordinary), size_t{0});
-}
-
 TEST(heap_of_a_peer_is_seen_where_it_says) {
   run_sessions(3, 4096, [](std::shared_ptr<NodeSession> session) {
     NodeGroup group(session);
-    NodeHeap& heap = *session->heap();
-    std::byte* const mine = heap.allocate(kPage);
+    NodeHeap& heap = session->heap();
+    const std::shared_ptr<void> memory = heap.allocate(kPage);
+    auto* const mine = static_cast<std::byte*>(memory.get());
     mine[5] = static_cast<std::byte>(session->rank() + 1);
     session->self().parts[0] = heap.offset_of(mine + 5, 1);
     barrier(group, 0);
@@ -132,93 +34,127 @@ TEST(heap_of_a_peer_is_seen_where_it_says) {
   });
 }
 
-/// Two ranks' views of one heap, and a second look at its file.
-struct TwoRanks {
-  TwoRanks() {
-    Fd file = NodeHeap::create_file(2);
-    look = Fd(::dup(file.get()));
-    peer = std::make_unique<NodeHeap>(1, 2, Fd(::dup(file.get())));
-    heap = std::make_unique<NodeHeap>(0, 2, std::move(file), true);
-  }
-
-  /// The bytes of memory that the file takes.
-  size_t bytes() const {
-    struct stat info{};
-    CHECK_EQ(::fstat(look.get(), &info), 0);
-    return static_cast<size_t>(info.st_blocks) * 512;
-  }
-
-  Fd look;
-  std::unique_ptr<NodeHeap> peer, heap;
-};
-
-TEST(heap_keeps_what_was_withdrawn_from_peers_and_gives_it_back) {
-  constexpr size_t kBytes = 2 * kHugePage + 5 * kPage;
-  TwoRanks two;
-  std::byte* const before = two.heap->allocate(kPage);
-  std::byte* const data = two.heap->allocate(kBytes);
-  const uint64_t offset = two.heap->offset_of(data, kBytes);
-  std::byte* const seen = two.peer->at(0, offset);
-  for (size_t i = 0; i < kBytes; ++i) data[i] = static_cast<std::byte>(i % 251);
-  std::memset(before, 9, kPage);
-  // Ranges that share pages, in any order, but not the last page.
-  two.heap->withdraw(offset + 5 * kPage + 100, kBytes - 7 * kPage);
-  two.heap->withdraw(offset + 10, 3 * kPage);
-  two.heap->withdraw(offset + kPage, 7 * kPage);
-  std::memset(seen, 255, kBytes);
-  std::memset(two.peer->at(0, 0), 8, kPage);
-  for (size_t i = 0; i < kBytes - kPage; ++i) CHECK_EQ(data[i], static_cast<std::byte>(i % 251));
-  for (size_t i = kBytes - kPage; i < kBytes; ++i) CHECK_EQ(data[i], std::byte{255});
-  for (size_t i = 0; i < kPage; ++i) CHECK_EQ(before[i], std::byte{8});
-
-  // A child sees the contents, and has its own copy.
-  CHECK(in_child([&] {
-    const bool same = data[kPage] == static_cast<std::byte>(kPage % 251) && before[0] == std::byte{8};
-    std::memset(data, 1, kBytes);
-    std::memset(before, 1, kPage);
-    return same;
-  }));
-  CHECK_EQ(data[kPage], static_cast<std::byte>(kPage % 251));
-  CHECK_EQ(before[0], std::byte{8});
-
-  two.heap->free(data);
-  CHECK_EQ(mapped_bytes(data, "Anonymous"), size_t{0});
-  CHECK_EQ(two.bytes(), kPage);
-  CHECK_EQ(two.heap->bytes_in_use(), kPage);
-  // The range is not given out again.
-  CHECK(two.heap->allocate(kPage) >= data + kBytes);
+/// How many descriptors this process has open.
+size_t descriptors() {
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/self/fd"), ::closedir);
+  size_t count = 0;
+  while (::readdir(folder.get()) != nullptr) ++count;
+  return count;
 }
 
-TEST(heap_withdraws_without_a_second_copy_and_without_a_moment_in_which_writes_are_lost) {
-  constexpr size_t kBytes = 4 * kHugePage;
-  TwoRanks two;
-  auto* const words = reinterpret_cast<std::atomic<uint64_t>*>(two.heap->allocate(kBytes));
-  constexpr size_t kWords = kBytes / sizeof(uint64_t);
-  for (size_t i = 0; i < kWords; ++i) words[i].store(i, std::memory_order_relaxed);
-  std::atomic<bool> stop{false};
-  uint64_t rounds = 0;
-  std::atomic<uint64_t> begun{0};
-  std::thread writer([&] {
-    do {
-      begun = ++rounds;
-      for (size_t i = 0; i < kWords; i += 64) {
-        words[i].store(words[i].load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-      }
-    } while (!stop);
+std::shared_ptr<NodeSession> session_of_one(const std::shared_ptr<ProcessHeaps>& heaps) {
+  return make_sessions({heaps}, 4096)[0];
+}
+
+TEST(groups_take_no_descriptors_and_share_the_heaps_of_their_processes) {
+  constexpr int kRanks = 3;
+  std::vector<std::shared_ptr<ProcessHeaps>> heaps;
+  for (int r = 0; r < kRanks; ++r) heaps.push_back(std::make_shared<ProcessHeaps>());
+  std::vector<Sessions> groups;
+  std::vector<std::shared_ptr<void>> memory;
+  size_t before = 0;
+  for (int i = 0; i < 10; ++i) {
+    groups.push_back(make_sessions(heaps, 4096));
+    // Ranks of all groups reduce what the first one has allocated.
+    for (int r = 0; i == 0 && r < kRanks; ++r) {
+      memory.push_back(groups[0][static_cast<size_t>(r)]->heap().allocate(4 * kPage));
+    }
+    run_ranks(kRanks, [&](int rank) {
+      const auto& session = groups.back()[static_cast<size_t>(rank)];
+      NodeGroup group(session);
+      auto* const data = static_cast<float*>(memory[static_cast<size_t>(rank)].get());
+      std::iota(data, data + 4 * kPage / sizeof(float), static_cast<float>(rank));
+      CHECK(session->heap().offset_of(data, 4 * kPage) != NodeHeap::kNowhere);
+      group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0), std::vector<Span>{{data, 4 * kPage}},
+                       Reduction{ReduceKind::Sum, kRanks, 1.0});
+      for (size_t k = 0; k < kPage; ++k) CHECK_EQ(data[k], static_cast<float>(3 * k + 3));
+      CHECK_EQ(session->heap().bytes_in_use(), i == 0 ? 4 * kPage : 0);
+    });
+    if (i == 0) before = descriptors();
+  }
+  CHECK_EQ(descriptors(), before);
+}
+
+TEST(a_group_that_fails_takes_its_tensors_out_of_every_groups_heap) {
+  const auto heaps = std::make_shared<ProcessHeaps>();
+  const auto failed = session_of_one(heaps), other = session_of_one(heaps);
+  const auto withdrawn = failed->heap().allocate(kPage), kept = failed->heap().allocate(kPage);
+  const uint64_t offset = failed->heap().offset_of(withdrawn.get(), kPage);
+  CHECK_EQ(other->heap().offset_of(withdrawn.get(), kPage), offset);
+  failed->heap().withdraw(offset, kPage);
+  CHECK_EQ(other->heap().offset_of(withdrawn.get(), kPage), NodeHeap::kNowhere);
+  CHECK(other->heap().offset_of(kept.get(), kPage) != NodeHeap::kNowhere);
+  // A new group has a new heap: a late peer may still write to the old one.
+  const auto next = session_of_one(heaps);
+  CHECK_EQ(next->heap().offset_of(kept.get(), kPage), NodeHeap::kNowhere);
+  const auto fresh = next->heap().allocate(kPage);
+  CHECK_EQ(next->heap().offset_of(fresh.get(), kPage), uint64_t{0});
+  CHECK_EQ(other->heap().offset_of(fresh.get(), kPage), NodeHeap::kNowhere);
+}
+
+TEST(a_reduction_fails_if_another_group_withdraws_memory_meanwhile) {
+  constexpr size_t kBytes = size_t{1} << 20;
+  std::vector<std::shared_ptr<ProcessHeaps>> heaps{std::make_shared<ProcessHeaps>(), std::make_shared<ProcessHeaps>()};
+  const Sessions sessions = make_sessions(heaps, 0);
+  const auto failed = session_of_one(heaps[0]);
+  const auto withdrawn = failed->heap().allocate(kPage);
+  std::vector<std::shared_ptr<void>> memory;
+  for (const auto& session : sessions) memory.push_back(session->heap().allocate(kBytes));
+  const auto first_write = [&](size_t of, size_t to) {
+    const uint64_t offset = sessions[to]->heap().offset_of(memory[to].get(), kBytes);
+    return std::make_unique<HeldWrite>(sessions[of]->heap().at(static_cast<int>(to), offset), kBytes);
+  };
+  // Rank 0 leaves some work for rank 1, which is in the middle of it.
+  const auto other = first_write(0, 1), late = first_write(1, 0);
+  run_ranks(3, [&](int rank) {
+    if (rank == 2) {
+      wait_until([&] { return late->reached(); });
+      failed->heap().withdraw(failed->heap().offset_of(withdrawn.get(), kPage), kPage);
+      late->go_on();
+      return other->go_on();
+    }
+    NodeGroup group(sessions[static_cast<size_t>(rank)]);
+    const auto reduce = [&] {
+      group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0),
+                       std::vector<Span>{{memory[static_cast<size_t>(rank)].get(), kBytes}},
+                       Reduction{ReduceKind::Sum, 2, 1.0});
+    };
+    if (rank == 0) {
+      CHECK_CONTAINS(CHECK_THROWS(Error, reduce()), "another group failed meanwhile");
+      return;
+    }
+    try {
+      reduce();
+    } catch (const Error&) {
+      // It may have been told before the operation ended.
+    }
   });
-  wait_until([&] { return begun != 0; });
-  two.heap->withdraw(0, kBytes);
-  stop = true;
-  writer.join();
-  for (size_t i = 0; i < kWords; ++i) CHECK_EQ(words[i].load(), i % 64 == 0 ? i + rounds : i);
-  CHECK_EQ(two.bytes(), size_t{0});
+}
+
+TEST(a_heap_of_more_ranks_than_there_are_addresses_for_is_refused_before_anything_is_reduced) {
+  constexpr size_t kRanks = (size_t{1} << 57) / HeapFile::kBytes;
+  const auto heaps = std::make_shared<ProcessHeaps>();
+  HeapPlace place{};
+  NodeHeap heap(1, std::vector<HeapPlace*>(kRanks, &place), heaps), alone(0, {&place}, heaps);
+  CHECK_CONTAINS(CHECK_THROWS(SystemError, heap.allocate(1)), "ulimit -v");
+  const auto memory = alone.allocate(1);
+  CHECK_EQ(heap.offset_of(memory.get(), 1), NodeHeap::kNowhere);
+  CHECK_EQ(alone.offset_of(memory.get(), 1), uint64_t{0});
+}
+
+TEST(what_is_no_heap_is_not_mapped) {
+  const OwnHeap heap;
+  HeapPlace place = heap.place();
+  ++place.inode;
+  CHECK_CONTAINS(CHECK_THROWS(Error, HeapFile::open(place)), "has no heap where it said");
+  place.fd = 999999;
+  CHECK_THROWS(SystemError, HeapFile::open(place));
 }
 
 TEST(heap_outlives_the_group_and_is_left_alone_by_forked_children) {
   std::shared_ptr<void> memory;
   {
-    auto session = NodeSession::create(0, 1, NodeConfig{4096, 4096});
-    memory = NodeGroup(session).allocate(100);
+    memory = session_of_one(ProcessHeaps::here())->heap().allocate(100);
   }
   std::memset(memory.get(), 7, 100);
   CHECK(in_child([&] {

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "transport/node/own_heap.h"
+
+namespace ours {
+
+/// What a process sees of another one's heap. What a forked child writes there stays the child's own.
+class PeerHeap final : private SharedWithOthers {
+ public:
+  /// Throws SystemError or Error if it cannot be mapped.
+  explicit PeerHeap(const HeapPlace& place);
+  PeerHeap(const PeerHeap&) = delete;
+  PeerHeap& operator=(const PeerHeap&) = delete;
+  ~PeerHeap();
+
+  std::byte* at(uint64_t offset) const { return file_.data() + offset; }
+
+ private:
+  void keep_to_oneself() noexcept override;
+
+  const HeapFile file_;
+};
+
+/// The heaps that a process has and sees, one for each process and not for each group: a tensor is in the heap of all
+/// groups of its node, and groups cost no descriptors. A heap lasts as long as somebody uses it.
+class ProcessHeaps {
+ public:
+  /// Those of this process.
+  static std::shared_ptr<ProcessHeaps> here();
+
+  /// This process's heap; null if it has none, or if tensors of a failed group were withdrawn from it: then it serves
+  /// the groups that have shown it, and no others, since a late peer may write to it.
+  std::shared_ptr<OwnHeap> own() const;
+
+  /// This process's heap, which is made if there is none. Throws SystemError.
+  std::shared_ptr<OwnHeap> make_own();
+
+  /// The heap of another process. Throws SystemError or Error if it cannot be mapped.
+  std::shared_ptr<PeerHeap> peer(const HeapPlace& place);
+
+ private:
+  std::shared_ptr<OwnHeap> usable() const;  // what own() returns; the caller holds the mutex
+
+  mutable std::mutex mutex_;  // guards all below
+  std::weak_ptr<OwnHeap> own_;
+  std::map<std::pair<uint64_t, uint64_t>, std::weak_ptr<PeerHeap>> peers_;  // by device and inode
+};
+
+}  // namespace ours
