@@ -43,7 +43,7 @@ inline void relax_cpu() {
 #endif
 }
 
-/// Gives `word` a new value and wakes its sleepers. All four operations, here and in wait_on(), are sequentially
+/// Gives `word` a new value and wakes its sleepers. All four operations, here and in sleep_on(), are sequentially
 /// consistent: either this sees the sleeper or the sleeper sees the value, so no wake-up is lost.
 inline void signal(SleepWord& word, uint32_t value) {
   word.value.store(value, std::memory_order_seq_cst);
@@ -84,6 +84,15 @@ class Awake {
   Clock::duration used_{0};
 };
 
+/// Sleeps until `word` changes, at most for `limit`, and not at all if ready() holds.
+template <class Ready>
+void sleep_on(SleepWord& word, std::chrono::nanoseconds limit, Ready&& ready) {
+  word.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const uint32_t seen = word.value.load(std::memory_order_seq_cst);
+  if (!ready() && limit.count() > 0) futex_wait(word.value, seen, limit);
+  word.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
 /// Returns once ready() holds; it may become true only through a change of `word`. Calls look_around() after every
 /// sleep, which may throw to end the wait, and must once the deadline has passed.
 template <class Ready, class LookAround>
@@ -94,14 +103,8 @@ void wait_on(SleepWord& word, const WaitPolicy& policy, Deadline deadline, Ready
   }
 
   while (true) {
-    word.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const uint32_t seen = word.value.load(std::memory_order_seq_cst);
-    if (!ready()) {
-      const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.at() - Clock::now());
-      const auto slice = std::min<std::chrono::nanoseconds>(left, kLookAround);
-      if (slice.count() > 0) futex_wait(word.value, seen, slice);
-    }
-    word.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.at() - Clock::now());
+    sleep_on(word, std::min<std::chrono::nanoseconds>(left, kLookAround), ready);
     if (ready()) return;
     look_around();
   }

@@ -211,13 +211,13 @@ def test_a_group_ends_after_its_messages(rank: int, world: int, kind: str) -> No
         assert y.cpu().eq(1).all()
 
 
-def group_descriptors() -> int:
-    """Return how many descriptors this process has of the kinds that groups keep for themselves alone."""
+def group_resources() -> int:
+    """Return how many descriptors and mappings this process has of the kinds that groups keep for themselves alone."""
     links = []
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # one of another thread's may be gone by now
             links.append(os.readlink(path))
-    return sum(link.startswith(("anon_inode:", "/memfd:")) for link in links)
+    return sum(link.startswith("anon_inode:") for link in links) + Path("/proc/self/maps").read_text().count("memfd:")
 
 
 @pytest.mark.parametrize("watched", [False, True])
@@ -230,7 +230,7 @@ def test_a_finished_work_keeps_nothing_of_its_group(rank: int, world: int, kind:
     first = dist.new_group()
     dist.barrier(group=first)
     dist.destroy_process_group(first)
-    before = group_descriptors()
+    before = group_resources()
     group = dist.new_group()
     work = dist.isend(x, 1, group=group) if rank == 0 else dist.irecv(x, 0, group=group)
     future = work.get_future().then(lambda _: None) if watched else None
@@ -238,13 +238,13 @@ def test_a_finished_work_keeps_nothing_of_its_group(rank: int, world: int, kind:
     if future is not None:
         future.wait()
     dist.barrier()
-    assert group_descriptors() > before
+    assert group_resources() > before
     dist.destroy_process_group(group)
     del group
     gc.collect()
     until = time.monotonic() + 10  # threads of the group may be the last to own it
-    while group_descriptors() > before:
-        assert time.monotonic() < until, f"{group_descriptors()} descriptors instead of {before}"
+    while group_resources() > before:
+        assert time.monotonic() < until, f"{group_resources()} descriptors and mappings instead of {before}"
         time.sleep(0.001)
     assert work.is_success()
 

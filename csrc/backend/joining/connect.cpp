@@ -5,6 +5,7 @@
 #include "backend/errors.h"
 #include "backend/joining/engine_choice.h"
 #include "collectives/hierarchical/hierarchical_group.h"
+#include "collectives/hierarchical/hierarchical_messages.h"
 #include "collectives/node/node_group.h"
 #include "collectives/node/node_messages.h"
 #include "collectives/select.h"
@@ -98,15 +99,14 @@ Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology, cons
   Meshes meshes;
   try {
     join_meshes(meshes, rendezvous, rules);
-    // Messages between ranks of the same node go over TCP, too.
-    auto messages = make_tcp_point_to_point(meshes.messages, meshes.calls);
     // Only a HierarchicalGroup converts to the type of the wire.
     const bool converts = meshes.calls->plan().wire != WireType::Float32;
     if (topology.nodes() == topology.size() && !converts) {
-      return {std::make_shared<TcpGroup>(meshes.calls), std::move(messages)};
+      return {std::make_shared<TcpGroup>(meshes.calls), make_tcp_point_to_point(meshes.messages, meshes.calls)};
     }
-    auto session = rendezvous.open_node(topology);
-    return {std::make_shared<HierarchicalGroup>(topology, std::move(session), meshes.calls), std::move(messages)};
+    const auto session = rendezvous.open_node(topology);
+    auto group = std::make_shared<HierarchicalGroup>(topology, session, meshes.calls);
+    return {std::move(group), make_hierarchical_point_to_point(session, meshes.messages, meshes.calls)};
   } catch (const Error&) {
     // Ranks of other nodes may have joined already. They would take it for this rank's fault that nobody answers here.
     for (const auto& mesh : {meshes.calls, meshes.messages}) {

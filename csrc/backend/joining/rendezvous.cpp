@@ -138,7 +138,7 @@ std::shared_ptr<NodeSession> Rendezvous::open_node(const Topology& topology) {
     }
     fail(describe_self() + " cannot share memory with the ranks of its node in " + meeting_.group + ": " + e.what());
   }
-  session->widen(topology.ranks_of(topology.node_of(meeting_.rank)), nullptr);
+  session->widen(topology.ranks_of(topology.node_of(meeting_.rank)));
   try {
     session->wait_attached(deadline_, [this] {
       if (Clock::now() >= next_check_) check_peers();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "collectives/hierarchical/hierarchical_algorithms.h"
+#include "collectives/hierarchical/shared_failure.h"
 #include "collectives/tcp/tcp_run.h"
 #include "common/error.h"
 
@@ -42,7 +43,7 @@ HierarchicalGroup::HierarchicalGroup(Topology topology, std::shared_ptr<NodeSess
              limits.most_peers} {}
 
 void HierarchicalGroup::check_usable(const Call& /*call*/) {
-  share_failure();
+  share_failure(*mesh_, *session_);
   mesh_->check_usable();
 }
 
@@ -110,32 +111,20 @@ void HierarchicalGroup::do_exchange(const Running& run, const ExchangePlan& plan
 }
 
 void HierarchicalGroup::monitored_barrier(const Call& call, bool wait_all_ranks) {
-  share_failure();
+  share_failure(*mesh_, *session_);
   try {
     flat_.monitored_barrier(call, wait_all_ranks);
   } catch (...) {
-    share_failure();
+    share_failure(*mesh_, *session_);
     throw;
   }
 }
 
 // --- failures --------------------------------------------------------------------------------------------------------
 
-void HierarchicalGroup::share_failure() const noexcept {
-  const GroupFailure& outside = mesh_->failure();
-  NodeFailure& inside = session_->failure();
-  if (session_->in_child() || (!outside.failed() && !inside.failed())) return;
-  try {
-    if (!outside.failed()) mesh_->fail(inside.kind(), inside.message());
-    if (!inside.failed()) inside.fail(outside.kind(), outside.message());
-  } catch (const std::exception&) {
-    // Out of memory: the next call tries again.
-  }
-}
-
 void HierarchicalGroup::fail(const std::exception_ptr& error) noexcept {
   flat_.fail(error);
-  share_failure();
+  share_failure(*mesh_, *session_);
 }
 
 void HierarchicalGroup::refuse(const Call& call, const std::string& why) noexcept {
@@ -145,7 +134,7 @@ void HierarchicalGroup::refuse(const Call& call, const std::string& why) noexcep
 
 void HierarchicalGroup::abort(const std::string& reason) {
   flat_.abort(reason);
-  share_failure();
+  share_failure(*mesh_, *session_);
 }
 
 void HierarchicalGroup::leave() noexcept {
@@ -155,7 +144,7 @@ void HierarchicalGroup::leave() noexcept {
 
 std::string HierarchicalGroup::failure() const {
   mesh_->look();
-  share_failure();
+  share_failure(*mesh_, *session_);
   return mesh_->failure().message();
 }
 
@@ -169,7 +158,7 @@ std::vector<int> HierarchicalGroup::node_sizes() const {
 }
 
 std::shared_ptr<void> HierarchicalGroup::allocate(size_t bytes) {
-  share_failure();
+  share_failure(*mesh_, *session_);
   return node_.allocate(bytes);
 }
 

@@ -36,8 +36,8 @@ struct HierarchicalLimits {
 /// with messages between nodes, which compare what the nodes called, before anything is written.
 class HierarchicalGroup final : public Group {
  public:
-  /// `session` is that of this rank's node, with ranks numbered as topology.ranks_of() lists them; nothing else may
-  /// use it. `mesh` covers all ranks. Throws Error if the three do not fit together.
+  /// `session` is that of this rank's node, with ranks numbered as topology.ranks_of() lists them; besides this group,
+  /// only HierarchicalMessages may use it. `mesh` covers all ranks. Throws Error if the three do not fit together.
   HierarchicalGroup(Topology topology, std::shared_ptr<NodeSession> session, std::shared_ptr<TcpMesh> mesh,
                     const HierarchicalLimits& limits = HierarchicalLimits());
   HierarchicalGroup(const HierarchicalGroup&) = delete;
@@ -69,8 +69,6 @@ class HierarchicalGroup final : public Group {
   void guarded(const Running& run, const std::function<void()>& body) override;
 
  private:
-  /// Makes a failure of the mesh one of the node, and the other way round.
-  void share_failure() const noexcept;
   /// Only while an operation is under way.
   HierarchicalRun run_of(const Running& run) { return {run, *call_, parts_}; }
 

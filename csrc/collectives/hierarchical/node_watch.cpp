@@ -9,10 +9,11 @@ namespace ours {
 
 NodeWatch::NodeWatch(const NodeMap& map, std::shared_ptr<NodeSession> session)
     : map_(map), session_(std::move(session)) {
-  session_->widen(map_.members(), this);
+  session_->widen(map_.members());
+  session_->set_lookout(this);
 }
 
-NodeWatch::~NodeWatch() { session_->widen(map_.members(), nullptr); }
+NodeWatch::~NodeWatch() { session_->set_lookout(nullptr); }
 
 void NodeWatch::look_at_node() {
   session_->failure().check();

@@ -18,6 +18,18 @@ class PeerLeftError : public PeerError {
   using PeerError::PeerError;
 };
 
+/// The ranks from which a message could come, or to which it goes, that have left.
+struct Absent {
+  int ranks = 0;
+  std::string last;  ///< what became of the last of them, as a sentence
+
+  /// Throws PeerLeftError if no rank is left for `message`, in a group of `size` ranks: a receive from any source can
+  /// go on until the last peer has left.
+  void check(const Message& message, int size) const {
+    if (ranks > 0 && ranks == (message.peer == kAnySource ? size - 1 : 1)) throw PeerLeftError(last);
+  }
+};
+
 /// What the thread that moves messages does otherwise.
 enum class Mover {
   Goes,   ///< it has just posted one, and goes on

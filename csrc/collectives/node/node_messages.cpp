@@ -14,17 +14,23 @@ std::shared_ptr<PointToPoint> make_node_point_to_point(std::shared_ptr<NodeSessi
 }
 
 NodeMessages::NodeMessages(std::shared_ptr<NodeSession> session)
-    : session_(std::move(session)),
-      inbox_(session_->rank(), session_->size(), [this](int rank) { return session_->describe(rank); }) {
+    : NodeMessages(session, std::make_shared<Inbox>(session->rank(), session->size(),
+                                                    [session](int rank) { return session->describe(rank); })) {}
+
+NodeMessages::NodeMessages(std::shared_ptr<NodeSession> session, std::shared_ptr<Inbox> inbox)
+    : session_(std::move(session)), inbox_(std::move(inbox)) {
   for (int r = 0; r < size(); ++r) {
+    const auto number = static_cast<size_t>(session_->number_of(r));
+    locals_.resize(std::max(locals_.size(), number + 1), -1);
+    locals_[number] = r;
     out_.push_back({Channel(*session_, session_->rank(), r)});
     in_.push_back({Channel(*session_, r, session_->rank())});
   }
 }
 
 void NodeMessages::add(const std::shared_ptr<Message>& message) {
-  if (message->op != Op::Send) return inbox_.add(message);
-  const auto to = static_cast<size_t>(message->peer);
+  if (message->op != Op::Send) return inbox_->add(message);
+  const auto to = static_cast<size_t>(local_of(message->peer));
   Outgoing& out = out_[to];
   if (!out.reserved) {
     const NodeLayout& layout = session_->layout();
@@ -40,7 +46,7 @@ bool NodeMessages::progress(Messages& ended, Mover mover) {
     moved = push(r, mover, ended) || moved;
     moved = pull(r) || moved;
   }
-  return inbox_.collect(ended) || moved;
+  return inbox_->collect(ended) || moved;
 }
 
 bool NodeMessages::push(int to, Mover mover, Messages& ended) {
@@ -101,9 +107,10 @@ size_t NodeMessages::in_parts(int peer, size_t bytes, Copy&& copy) {
 
 bool NodeMessages::pull(int from) {
   Incoming& in = in_[static_cast<size_t>(from)];
+  const int number = session_->number_of(from);
   bool moved = false;
   while (true) {
-    if (!inbox_.is_arriving(from)) {
+    if (!inbox_->is_arriving(number)) {
       if (!begin(from)) break;
       moved = true;
     }
@@ -111,7 +118,7 @@ bool NodeMessages::pull(int from) {
     in.moved += n;
     moved = moved || n != 0;
     if (in.moved < in.bytes) break;
-    inbox_.complete(from);
+    inbox_->complete(number);
   }
   if (moved) signal(session_->block(from).doorbell);
   return moved;
@@ -119,7 +126,7 @@ bool NodeMessages::pull(int from) {
 
 size_t NodeMessages::pull_part(int from) {
   Incoming& in = in_[static_cast<size_t>(from)];
-  std::byte* const to = inbox_.place(from) + in.moved;
+  std::byte* const to = inbox_->place(session_->number_of(from)) + in.moved;
   if (in.address == 0) {
     return in_parts(from, in.bytes - in.moved, [&](size_t at, size_t n) { return in.channel.read(to + at, n); });
   }
@@ -137,7 +144,7 @@ bool NodeMessages::begin(int from) {
   Header header;
   if (in.channel.readable() < sizeof(header)) return false;
   in.channel.peek(&header, sizeof(header));
-  if (!inbox_.begin(from, header.message)) return false;
+  if (!inbox_->begin(session_->number_of(from), header.message)) return false;
   in.channel.skip(sizeof(header));
   in.bytes = header.message.bytes;
   in.moved = 0;
@@ -147,8 +154,8 @@ bool NodeMessages::begin(int from) {
 
 Messages NodeMessages::take_all() {
   Messages all = posted();
-  inbox_.collect(all);
-  inbox_.clear();
+  inbox_->collect(all);
+  inbox_->clear();
   for (Outgoing& out : out_) {
     if (out.lends) out.channel.withdraw();
     out.sends.clear();
@@ -157,13 +164,18 @@ Messages NodeMessages::take_all() {
 }
 
 Messages NodeMessages::posted() const {
-  Messages all = inbox_.posted();
-  for (const Outgoing& out : out_) all.insert(all.end(), out.sends.begin(), out.sends.end());
+  Messages all = inbox_->posted();
+  append_sends(all);
   return all;
 }
 
+void NodeMessages::append_sends(Messages& all) const {
+  for (const Outgoing& out : out_) all.insert(all.end(), out.sends.begin(), out.sends.end());
+}
+
 bool NodeMessages::empty() const {
-  return inbox_.empty() && std::all_of(out_.begin(), out_.end(), [](const Outgoing& out) { return out.sends.empty(); });
+  return inbox_->empty() &&
+         std::all_of(out_.begin(), out_.end(), [](const Outgoing& out) { return out.sends.empty(); });
 }
 
 bool NodeMessages::rest(const std::function<bool()>& ready) {
@@ -174,18 +186,18 @@ bool NodeMessages::rest(const std::function<bool()>& ready) {
   return time_to_look;
 }
 
-void NodeMessages::check_can_complete(const Message& message) {
-  int absent = 0;
+Absent NodeMessages::absent(const Message& message) const {
+  Absent absent;
   for (int r = 0; r < size(); ++r) {
-    if (r == session_->rank() || (message.peer != r && message.peer != kAnySource)) continue;
+    if (r == session_->rank() || (message.peer != session_->number_of(r) && message.peer != kAnySource)) continue;
     // What the peer sent before it ended may still be on its way to us.
     const char* const why = session_->absence(r);
     if (why == nullptr || (message.op != Op::Send && in_[static_cast<size_t>(r)].channel.readable() != 0)) continue;
-    const std::string gone = session_->describe(r) + ' ' + why + session_->reason(r);
-    if (session_->block(r).state.load() != kLeft) throw PeerError(gone);
-    // A receive from any source can go on until the last peer has left.
-    if (message.peer == r || ++absent == size() - 1) throw PeerLeftError(gone);
+    absent.last = session_->describe(r) + ' ' + why + session_->reason(r);
+    if (session_->block(r).state.load() != kLeft) throw PeerError(absent.last);
+    ++absent.ranks;
   }
+  return absent;
 }
 
 }  // namespace ours

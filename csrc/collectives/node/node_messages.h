@@ -17,6 +17,8 @@ namespace ours {
 class NodeMessages final : public MessageCarrier {
  public:
   explicit NodeMessages(std::shared_ptr<NodeSession> session);
+  /// For the messages of the node's ranks in a larger group, which `inbox` is of.
+  NodeMessages(std::shared_ptr<NodeSession> session, std::shared_ptr<Inbox> inbox);
 
   int size() const override { return session_->size(); }
   std::string describe_self() const override { return session_->describe(session_->rank()); }
@@ -27,7 +29,16 @@ class NodeMessages final : public MessageCarrier {
   Messages take_all() override;
   Messages posted() const override;
   bool empty() const override;
-  void check_can_complete(const Message& message) override;
+  void check_can_complete(const Message& message) override { absent(message).check(message, size()); }
+
+  /// Whether that rank of the group is one of the node.
+  bool reaches(int rank) const { return local_of(rank) >= 0; }
+  /// The messages that are on their way to others.
+  void append_sends(Messages& all) const;
+  /// Those of this node's ranks that have left. Throws PeerError if one of them died.
+  Absent absent(const Message& message) const;
+  /// Sleeps until there may be something to move, at most for `limit`, and not at all if ready() holds.
+  void doze(std::chrono::nanoseconds limit, const std::function<bool()>& ready) { sleep_on(doorbell(), limit, ready); }
 
   void check() override { session_->failure().check(); }
   bool failed() const override { return session_->failure().failed(); }
@@ -60,12 +71,16 @@ class NodeMessages final : public MessageCarrier {
     uint64_t address = 0;  ///< as in its header
   };
 
+  /// The rank in the node of a rank of the group; -1 if it is not there.
+  int local_of(int rank) const {
+    return static_cast<size_t>(rank) < locals_.size() ? locals_[static_cast<size_t>(rank)] : -1;
+  }
   SleepWord& doorbell() const { return session_->self().doorbell; }
   bool push(int to, Mover mover, Messages& ended);
   /// Whether a thread that waits may begin to send what does not fit into the channel through it all the same. That
   /// takes the least time if both ranks copy at once, but so much of two cores that it is done only if they have them,
   /// and this rank has nothing else to move.
-  bool may_copy() const { return session_->have_own_cores() && inbox_.empty(); }
+  bool may_copy() const { return session_->have_own_cores() && inbox_->empty(); }
   /// Moves a part of the first message. Returns how many bytes have moved.
   size_t push_part(int to, Message& message);
   /// The same for the message that is arriving from `from`.
@@ -80,9 +95,10 @@ class NodeMessages final : public MessageCarrier {
   bool begin(int from);
 
   const std::shared_ptr<NodeSession> session_;
-  std::vector<Outgoing> out_;  // by destination
-  std::vector<Incoming> in_;   // by source
-  Inbox inbox_;
+  const std::shared_ptr<Inbox> inbox_;  // knows ranks by their numbers in the group,
+  std::vector<int> locals_;             // for which these are the ranks in the node
+  std::vector<Outgoing> out_;           // by destination
+  std::vector<Incoming> in_;            // by source
 };
 
 std::shared_ptr<PointToPoint> make_node_point_to_point(std::shared_ptr<NodeSession> session);

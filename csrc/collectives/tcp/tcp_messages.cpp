@@ -37,13 +37,21 @@ std::shared_ptr<PointToPoint> make_tcp_point_to_point(std::shared_ptr<TcpMesh> m
   return std::make_shared<PostedMessages>(std::make_unique<TcpMessages>(std::move(messages), calls));
 }
 
+std::shared_ptr<Inbox> TcpMessages::make_inbox(const std::shared_ptr<TcpMesh>& mesh) {
+  return std::make_shared<Inbox>(mesh->rank(), mesh->size(), [mesh](int rank) { return mesh->describe(rank); });
+}
+
 TcpMessages::TcpMessages(std::shared_ptr<TcpMesh> mesh, const std::shared_ptr<TcpMesh>& calls)
+    : TcpMessages(mesh, calls, make_inbox(mesh)) {}
+
+TcpMessages::TcpMessages(std::shared_ptr<TcpMesh> mesh, const std::shared_ptr<TcpMesh>& calls,
+                         std::shared_ptr<Inbox> inbox)
     : mesh_(std::move(mesh)),
       endpoint_(mesh_->endpoint()),
       connections_(endpoint_.connections()),
       calls_(calls),
+      inbox_(std::move(inbox)),
       numbers_(static_cast<size_t>(mesh_->size()), 0),
-      inbox_(mesh_->rank(), mesh_->size(), [this](int rank) { return mesh_->describe(rank); }),
       arrived_(static_cast<size_t>(mesh_->size()), 0) {}
 
 // --- moving ----------------------------------------------------------------------------------------------------------
@@ -57,7 +65,7 @@ void TcpMessages::reach(const Message& message) {
 
 void TcpMessages::add(const std::shared_ptr<Message>& message) {
   const TcpMesh::Lock lock = mesh_->lock();
-  if (message->op != Op::Send) return inbox_.add(message);
+  if (message->op != Op::Send) return inbox_->add(message);
   if (message->peer == mesh_->rank()) {
     send_to_self(*message);
     sends_.push_back({message, 1});
@@ -70,20 +78,20 @@ void TcpMessages::add(const std::shared_ptr<Message>& message) {
 
 void TcpMessages::send_to_self(const Message& message) {
   const int self = mesh_->rank();
-  inbox_.begin(self, message.header(), true);
-  if (message.bytes != 0) std::memmove(inbox_.place(self), message.data, message.bytes);
-  inbox_.complete(self);
+  inbox_->begin(self, message.header(), true);
+  if (message.bytes != 0) std::memmove(inbox_->place(self), message.data, message.bytes);
+  inbox_->complete(self);
 }
 
 bool TcpMessages::progress(Messages& ended, Mover /*mover*/) {
   const TcpMesh::Lock lock = mesh_->lock();
-  bool moved = inbox_.collect(ended);
+  bool moved = inbox_->collect(ended);
   if (mesh_->failure().failed() || mesh_->has_left()) return moved;
   moved = endpoint_.progress() || moved;
   moved = collect_sent(ended) || moved;
   // By index, since the list may grow meanwhile.
   for (size_t i = 0; i < connections_.met().size(); ++i) moved = pull(connections_.met()[i]) || moved;
-  return inbox_.collect(ended) || moved;
+  return inbox_->collect(ended) || moved;
 }
 
 bool TcpMessages::collect_sent(Messages& ended) {
@@ -103,11 +111,11 @@ bool TcpMessages::collect_sent(Messages& ended) {
 bool TcpMessages::pull(int from) {
   const size_t& arrived = arrived_[static_cast<size_t>(from)];
   bool moved = false;
-  while (inbox_.is_arriving(from) || begin(from)) {
+  while (inbox_->is_arriving(from) || begin(from)) {
     moved = true;
     if (arrived == 0) connections_.data(from, 0).advance();
     if (arrived == 0) return false;
-    inbox_.complete(from);
+    inbox_->complete(from);
   }
   return moved;
 }
@@ -120,10 +128,10 @@ bool TcpMessages::begin(int from) {
   if (frame->bytes != frame->total || header.dtype > static_cast<uint32_t>(DType::Opaque8)) {
     endpoint_.garbage(from, "a message of unknown type or length");
   }
-  if (!inbox_.begin(from, header)) return false;
+  if (!inbox_->begin(from, header)) return false;
   size_t& arrived = arrived_[static_cast<size_t>(from)];
   arrived = 0;
-  stream.post_receive(*frame, inbox_.place(from), &arrived);
+  stream.post_receive(*frame, inbox_->place(from), &arrived);
   return true;
 }
 
@@ -132,16 +140,20 @@ Messages TcpMessages::take_all() {
   // The streams must not touch the memory of messages that have ended.
   for (const int rank : connections_.met()) connections_.data(rank, 0).forget();
   Messages all = posted();
-  inbox_.collect(all);
-  inbox_.clear();
+  inbox_->collect(all);
+  inbox_->clear();
   sends_.clear();
   return all;
 }
 
 Messages TcpMessages::posted() const {
-  Messages all = inbox_.posted();
-  for (const Outgoing& one : sends_) all.push_back(one.message);
+  Messages all = inbox_->posted();
+  append_sends(all);
   return all;
+}
+
+void TcpMessages::append_sends(Messages& all) const {
+  for (const Outgoing& one : sends_) all.push_back(one.message);
 }
 
 // --- waiting ---------------------------------------------------------------------------------------------------------
@@ -159,30 +171,45 @@ const char* TcpMessages::absence(int rank, bool sending) const {
   return data.is_open() && (!data.ended() || data.early() != nullptr) ? nullptr : why;
 }
 
-void TcpMessages::check_can_complete(const Message& message) {
+Absent TcpMessages::absent(const Message& message, const std::function<bool(int)>& may_send) {
+  Absent absent;
   // A peer that never sent a message is heard on the connections of collectives.
   if (const auto calls = calls_.lock()) calls->look();
   const TcpMesh::Lock lock = mesh_->lock();
-  if (failed()) return;
+  if (failed()) return absent;
   // The mesh would treat unsent messages as a failure. They do not matter until one of them is waited for.
   for (const int rank : connections_.met()) {
     TcpStream& data = connections_.data(rank, 0);
-    if (connections_.left(rank) && data.has_sends() && !inbox_.is_arriving(rank)) data.forget();
+    if (connections_.left(rank) && data.has_sends() && !inbox_->is_arriving(rank)) data.forget();
     // What the inbox waits for has no receive on the stream before its header has come.
     const bool awaited = message.op != Op::Send && (message.peer == rank || message.peer == kAnySource);
     if (awaited && !connections_.left(rank)) connections_.check(rank, false, true);
   }
-  int absent = 0;
   for (int rank = 0; rank < size(); ++rank) {
-    if (rank == mesh_->rank() || (message.peer != rank && message.peer != kAnySource)) continue;
+    if (rank == mesh_->rank() || (message.peer != rank && message.peer != kAnySource) || !may_send(rank)) continue;
     const char* const why = absence(rank, message.op == Op::Send);
     if (why == nullptr) continue;
-    const std::string gone = mesh_->describe(rank) + ' ' + why + connections_.reason(rank);
-    if (!connections_.left(rank)) throw PeerError(gone);
-    // A receive from any source can go on until the last peer has left.
-    if (message.peer == rank || ++absent == size() - 1) throw PeerLeftError(gone);
+    absent.last = mesh_->describe(rank) + ' ' + why + connections_.reason(rank);
+    if (!connections_.left(rank)) throw PeerError(absent.last);
+    ++absent.ranks;
   }
-  endpoint_.check();
+  return absent;
+}
+
+void TcpMessages::check_can_complete(const Message& message) {
+  absent(message, [](int) { return true; }).check(message, size());
+  check_connections();
+}
+
+void TcpMessages::check_connections() {
+  const TcpMesh::Lock lock = mesh_->lock();
+  if (!failed()) endpoint_.check();
+}
+
+bool TcpMessages::has_heard() {
+  TcpMesh::Lock lock = mesh_->lock();
+  endpoint_.sleep(lock, Clock::duration::zero());
+  return failed() || connections_.anything_ready();
 }
 
 void TcpMessages::ring() {
@@ -215,11 +242,7 @@ bool TcpMessages::watch_connections(const std::function<bool()>& ready) {
   for (Awake awake(tcp_wait_policy());;) {
     const uint32_t before = heard();
     if (ready()) return false;
-    {
-      TcpMesh::Lock lock = mesh_->lock();
-      endpoint_.sleep(lock, Clock::duration::zero());
-      if (failed() || connections_.anything_ready()) return false;
-    }
+    if (has_heard()) return false;
     if (awake.moment([] { return false; })) continue;
     TcpMesh::Lock lock = mesh_->lock();
     // A thread that rings or fails from here on writes to the word that the sleep watches.

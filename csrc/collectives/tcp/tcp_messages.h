@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <functional>
 #include <list>
 #include <memory>
 #include <string>
@@ -22,6 +23,8 @@ class TcpMessages final : public MessageCarrier {
  public:
   /// `calls` is the mesh of the group's collectives, which learns of peers that this mesh is not connected to.
   TcpMessages(std::shared_ptr<TcpMesh> mesh, const std::shared_ptr<TcpMesh>& calls);
+  /// For the messages that come and go over the network, where `inbox` is for others, too.
+  TcpMessages(std::shared_ptr<TcpMesh> mesh, const std::shared_ptr<TcpMesh>& calls, std::shared_ptr<Inbox> inbox);
   ~TcpMessages() override { mesh_->leave(); }
   TcpMessages(const TcpMessages&) = delete;
   TcpMessages& operator=(const TcpMessages&) = delete;
@@ -35,8 +38,18 @@ class TcpMessages final : public MessageCarrier {
   bool progress(Messages& ended, Mover mover) override;
   Messages take_all() override;
   Messages posted() const override;
-  bool empty() const override { return inbox_.empty() && sends_.empty(); }
+  bool empty() const override { return inbox_->empty() && sends_.empty(); }
   void check_can_complete(const Message& message) override;
+
+  static std::shared_ptr<Inbox> make_inbox(const std::shared_ptr<TcpMesh>& mesh);
+  /// The messages that are on their way to others.
+  void append_sends(Messages& all) const;
+  /// Those that have left of the ranks for which may_send(rank) holds. Throws PeerError if one of them died.
+  Absent absent(const Message& message, const std::function<bool(int)>& may_send);
+  /// Throws PeerError if a connection is broken on which something is under way.
+  void check_connections();
+  /// Looks whether there is something to move, without waiting.
+  bool has_heard();
 
   void check() override { mesh_->check_usable(); }
   bool failed() const override { return mesh_->failure().failed(); }
@@ -70,9 +83,9 @@ class TcpMessages final : public MessageCarrier {
   TcpConnections& connections_;  // like its connections
   const std::weak_ptr<TcpMesh> calls_;
   // Guarded by the lock of PostedMessages, except what the mesh writes, which its own lock guards.
+  const std::shared_ptr<Inbox> inbox_;
   std::vector<uint64_t> numbers_;  // the number of the last message to each rank
   std::list<Outgoing> sends_;
-  Inbox inbox_;
   std::vector<size_t> arrived_;  // by source: 1 once the arriving message is complete
   SleepWord bell_{};
   std::atomic<bool> watched_{false};  // some thread sleeps on the connections

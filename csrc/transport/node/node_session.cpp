@@ -323,11 +323,6 @@ std::string NodeSession::describe(int rank) const {
   return known ? name + ' ' + process_name(peer.host, peer.pid) : name;
 }
 
-void NodeSession::widen(std::vector<int> numbers, NodeLookout* lookout) {
-  numbers_ = std::move(numbers);
-  lookout_ = lookout;
-}
-
 std::string NodeSession::call_roll(const std::vector<int>& ranks) const {
   std::vector<AskedRank> asked;
   asked.reserve(ranks.size());

@@ -106,10 +106,12 @@ class NodeSession {
     return reinterpret_cast<T*>(memory_->data() + offset);
   }
 
-  /// Makes the node's ranks a part of a larger group, in which they are ranks `numbers`. Waits consult `lookout`, which
-  /// may be null, and which must outlive the session or the next call of widen(). Must be called before other threads
-  /// use the session.
-  void widen(std::vector<int> numbers, NodeLookout* lookout);
+  /// Makes the node's ranks a part of a larger group, in which they are ranks `numbers`. Must be called before other
+  /// threads use the session.
+  void widen(std::vector<int> numbers) { numbers_ = std::move(numbers); }
+
+  /// Synchronisations consult `lookout`, which may be null, until the next call.
+  void set_lookout(NodeLookout* lookout) { lookout_ = lookout; }
   NodeLookout* lookout() const { return lookout_; }
 
   /// The rank's number in the group.

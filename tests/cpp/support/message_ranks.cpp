@@ -1,7 +1,9 @@
 #include "support/message_ranks.h"
 
+#include "collectives/hierarchical/hierarchical_messages.h"
 #include "collectives/node/node_messages.h"
 #include "collectives/tcp/tcp_messages.h"
+#include "support/hierarchical_ranks.h"
 #include "support/tcp_ranks.h"
 
 namespace ours::testing {
@@ -55,13 +57,49 @@ void run_over_tcp(int n, const Body& body) {
   });
 }
 
+void run_over_nodes(int n, const Body& body) {
+  const NodeOf by_twos = [](int rank) { return rank / 2; };
+  HierarchicalConfig config;
+  config.chunk = 4096;
+  const HierarchicalRanks ranks(n, by_twos, config);
+  const auto messages = make_meshes(n);
+  std::vector<std::shared_ptr<PointToPoint>> all;
+  std::vector<std::shared_ptr<HierarchicalGroup>> groups;
+  for (int rank = 0; rank < n; ++rank) {
+    const auto r = static_cast<size_t>(rank);
+    TcpMesh::share_failures(messages[r], ranks.meshes[r]);
+    groups.push_back(ranks.group(rank));
+    all.push_back(make_hierarchical_point_to_point(ranks.sessions[r], messages[r], ranks.meshes[r]));
+  }
+  run_ranks(n, [&](int rank) {
+    const auto r = static_cast<size_t>(rank);
+    body({rank, all[r], [&, r] {
+            all[r]->close();
+            groups[r]->leave();
+          }});
+  });
+}
+
+void run_ranks_over(Carrier carrier, int n, const Body& body) {
+  switch (carrier) {
+    case Carrier::Node:
+      return run_on_node(n, body, true);
+    case Carrier::Segment:
+      return run_on_node(n, body, false);
+    case Carrier::Tcp:
+      return run_over_tcp(n, body);
+    case Carrier::Nodes:
+      return run_over_nodes(n, body);
+  }
+}
+
 }  // namespace
 
 void run_ranks(Carrier carrier, int n, const Body& body) {
   try {
-    carrier == Carrier::Tcp ? run_over_tcp(n, body) : run_on_node(n, body, carrier == Carrier::Node);
+    run_ranks_over(carrier, n, body);
   } catch (const Failure& e) {
-    const char* const names[] = {"shared memory", "a segment", "tcp"};
+    const char* const names[] = {"shared memory", "a segment", "tcp", "nodes"};
     throw Failure(names[static_cast<int>(carrier)] + (": " + std::string(e.what())));
   }
 }

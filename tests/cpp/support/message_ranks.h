@@ -39,10 +39,10 @@ struct Rank {
 };
 using Body = std::function<void(const Rank&)>;
 
-/// The carrier of the messages. The rings in shared memory hold 4 KiB; what is longer ranks of the same node read in
-/// the sender's memory, except with Segment.
-enum class Carrier { Node, Segment, Tcp };
-constexpr Carrier kCarriers[] = {Carrier::Node, Carrier::Segment, Carrier::Tcp};
+/// The carrier of the messages; with Nodes, neighbours share one by twos. The rings in shared memory hold 4 KiB; what
+/// is longer ranks of the same node read in the sender's memory, except with Segment.
+enum class Carrier { Node, Segment, Tcp, Nodes };
+constexpr Carrier kCarriers[] = {Carrier::Node, Carrier::Segment, Carrier::Tcp, Carrier::Nodes};
 
 /// Runs `body` on every rank.
 void run_ranks(Carrier carrier, int n, const Body& body);

@@ -42,7 +42,7 @@ TEST(ranks_that_have_attached_hear_why_another_gives_up) {
 
 TEST(absent_ranks_of_a_node_are_named_by_their_numbers_in_the_group) {
   auto leader = NodeSession::create(1, 3, NodeConfig{4096, 4096});
-  leader->widen({2, 4, 7}, nullptr);
+  leader->widen({2, 4, 7});
   const std::string message =
       CHECK_THROWS(TimeoutError, leader->wait_attached(Deadline::after(std::chrono::milliseconds(10)), [] {}));
   CHECK_CONTAINS(message, "absent: rank 2, 7");
