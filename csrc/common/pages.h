@@ -18,4 +18,6 @@ inline size_t page_bytes() {
   return kPage;
 }
 
+inline size_t whole_pages(size_t bytes) { return (bytes + page_bytes() - 1) / page_bytes() * page_bytes(); }
+
 }  // namespace ours

@@ -243,7 +243,8 @@ def forbid_calls(name: str, error: int = errno.ENOSYS, unless_flags: int = 0) ->
 def bytes_in_heap(name: str = "ours_heap") -> int:
     """Return the bytes of memory that this process and its peers have taken from the heaps that are mapped here.
 
-    Another ``name`` selects other shared files by the beginning of their names; "ours" selects all.
+    Another ``name`` selects other shared files that this process has open by the beginning of their names. Those of
+    groups are closed once they are mapped.
     """
     inodes = {}
     for entry in Path("/proc/self/fd").iterdir():

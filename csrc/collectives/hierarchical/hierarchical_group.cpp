@@ -48,7 +48,7 @@ void HierarchicalGroup::check_usable(const Call& /*call*/) {
 }
 
 void HierarchicalGroup::guarded(const Running& run, const std::function<void()>& body) {
-  node_.rounds().places().begin();
+  node_.rounds().places().forget();
   struct End {
     HierarchicalGroup& group;
     ~End() {
@@ -62,17 +62,19 @@ void HierarchicalGroup::guarded(const Running& run, const std::function<void()>&
     watch_.set_call(&*call_);
     try {
       body();
-      node_.rounds().places().check_shared();
+      node_.rounds().places().end();
     } catch (...) {
       call_->fail(std::current_exception());
       throw;
     }
   } catch (const InvalidArgument&) {
+    node_.rounds().places().end();
     throw;
   } catch (...) {
     // All ranks report the failure that was recorded first.
     fail(std::current_exception());
     node_.rounds().places().withdraw();
+    node_.rounds().places().end();
     mesh_->failure().check();
     throw;
   }

@@ -11,13 +11,14 @@ NodeGroup::NodeGroup(std::shared_ptr<NodeSession> session, const std::string& ru
       reductions_(Selection::parse(rules).by_size(Selectable::NodeReduce, 1, session_->size())) {}
 
 void NodeGroup::guarded(const Running& /*run*/, const std::function<void()>& body) {
-  rounds_.places().begin();
+  rounds_.places().forget();
   try {
     body();
-    rounds_.places().check_shared();
+    rounds_.places().end();
   } catch (...) {
     session_->failure().fail(std::current_exception());
     rounds_.places().withdraw();
+    rounds_.places().end();
     session_->failure().check();  // all ranks report the failure that was recorded first
     throw;
   }
@@ -62,9 +63,7 @@ void NodeGroup::monitored_barrier(const Call& call, bool wait_all_ranks) {
 
 std::shared_ptr<void> NodeGroup::allocate(size_t bytes) {
   // A forked child has a copy of the books over the same memory: the parent would give out again what the child took.
-  // After a failure, a peer that has not noticed it yet may still write to reduced memory that has since been freed.
-  if (session_->in_child() || session_->failure().failed()) return nullptr;
-  return session_->heap().allocate(bytes);
+  return session_->in_child() ? nullptr : session_->heap().allocate(bytes);
 }
 
 MemoryUse NodeGroup::memory_use() const { return {session_->memory()->taken(), session_->heap().bytes_in_use()}; }

@@ -25,7 +25,7 @@ class NodeGroup final : public Group {
   void monitored_barrier(const Call& call, bool wait_all_ranks) override;
 
   std::shared_ptr<void> allocate(size_t bytes) override;
-  bool allocates() const override { return true; }
+  bool allocates() const override { return !session_->in_child() && session_->heap().allocates(); }
   MemoryUse memory_use() const override;
   void abort(const std::string& reason) override;
   void fail(const std::exception_ptr& error) noexcept override { session_->failure().fail(error); }

@@ -2,25 +2,27 @@
 
 #include <algorithm>
 
-#include "common/error.h"
 #include "common/process_memory.h"
 
 namespace ours {
 
 bool Places::publish(const Pieces& data, size_t element) {
   NodeHeap& heap = session_.heap();
-  withdrawals_ = heap.withdrawals();
   const size_t parity = barrier_.next_parity();
   BufferPart* const own = parts(session_.rank(), parity);
   if (!have_room_for(data)) return false;
   uint64_t count = 0;
   bool in_heap = true;
   data.visit(0, data.count(), [&](const std::byte* begin, size_t, size_t n) {
-    const uint64_t offset = in_heap ? heap.offset_of(begin, n * element) : NodeHeap::kNowhere;
+    const uint64_t offset = in_heap ? heap.claim(begin, n * element) : NodeHeap::kNowhere;
     in_heap = in_heap && offset != NodeHeap::kNowhere;
     if (in_heap) own[count++] = {offset, n * element};
   });
-  if (!in_heap) return false;
+  if (!in_heap) {
+    heap.release();
+    return false;
+  }
+  claims_ = true;
   session_.self().parts[parity] = count;
   published_ = barrier_.next();
   // All ranks have passed the last reduction's second synchronisation, so none takes shares of it any more.
@@ -43,11 +45,9 @@ void Places::withdraw() noexcept {
   for (uint64_t i = 0; i < count; ++i) session_.heap().withdraw(own[i].at, own[i].bytes);
 }
 
-void Places::check_shared() const {
-  if (!withdrawals_ || *withdrawals_ == session_.heap().withdrawals()) return;
-  throw Error(session_.describe(session_.rank()) +
-              " took tensors out of the memory that it shares, because another group failed meanwhile; the result would"
-              " be wrong. Make the groups anew");
+void Places::end() noexcept {
+  if (claims_) session_.heap().release();
+  claims_ = false;
 }
 
 template <class At>

@@ -21,7 +21,7 @@ class Places {
   Places(NodeSession& session, const NodeBarrier& barrier) : session_(session), barrier_(barrier) {}
 
   /// Publishes, as of the next synchronisation, where `data` lies in the heap. Returns false if a part of it lies
-  /// elsewhere or it has too many pieces.
+  /// elsewhere, if it cannot be claimed (see NodeHeap::claim()), or if it has too many pieces.
   bool publish(const Pieces& data, size_t element);
 
   /// Where the data of rank r lies in the heap, which has published it with the last synchronisation.
@@ -35,16 +35,12 @@ class Places {
   /// this process.
   std::vector<Span> lent_by(int r) const;
 
-  /// Called when no peer writes to the published places, since only some ranks' data lies in the heap, for example.
+  /// Called when no peer writes to the published places: a new operation begins, or only some ranks' data lies in the
+  /// heap.
   void forget() { published_.reset(); }
 
-  /// Called at the beginning of an operation, and at the end, when it throws Error if another group has withdrawn
-  /// something from the heap since this one published places there: peers may have read or written other memory.
-  void begin() {
-    forget();
-    withdrawals_.reset();
-  }
-  void check_shared() const;
+  /// Called when an operation has ended, after withdraw(): other groups may use the memory again.
+  void end() noexcept;
 
   /// After a failure has been recorded: makes sure that no peer, however late, writes to what this rank published in
   /// this operation.
@@ -63,8 +59,8 @@ class Places {
 
   NodeSession& session_;
   const NodeBarrier& barrier_;
-  std::optional<uint32_t> published_;    ///< the number of the synchronisation
-  std::optional<uint64_t> withdrawals_;  ///< how many there were when the operation published places in the heap
+  std::optional<uint32_t> published_;  ///< the number of the synchronisation
+  bool claims_ = false;                ///< this operation has published places
 };
 
 /// Walks the buffers of a node's ranks in parallel: this rank's own, and those that its peers published. With `ranks` =

@@ -21,15 +21,12 @@ namespace {
   throw SystemError("cannot map a rank's shared memory (is `ulimit -v` set?)", error);
 }
 
-std::byte* take_addresses(size_t bytes) {
-  void* const room = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (room == MAP_FAILED) throw_no_room(errno);
-  return static_cast<std::byte*>(room);
-}
-
 /// Takes addresses for a heap, which begin with a huge page, as its file does.
 std::byte* take_room() {
-  std::byte* const room = take_addresses(HeapFile::kBytes + kHugePage);
+  constexpr size_t kRoom = HeapFile::kBytes + kHugePage;
+  void* const taken = ::mmap(nullptr, kRoom, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (taken == MAP_FAILED) throw_no_room(errno);
+  auto* const room = static_cast<std::byte*>(taken);
   const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(room) % kHugePage) % kHugePage;
   if (before > 0) ::munmap(room, before);
   ::munmap(room + before + HeapFile::kBytes, kHugePage - before);
@@ -46,11 +43,6 @@ HeapFile HeapFile::open(const HeapPlace& place) {
   const bool found = ::fstat(file.get(), &info) == 0 && info.st_dev == place.device && info.st_ino == place.inode;
   if (!found) throw Error("process " + std::to_string(place.pid) + " has no heap where it said");
   return HeapFile(std::move(file));
-}
-
-void HeapFile::check_room(size_t heaps) {
-  const size_t bytes = heaps * (kBytes + kHugePage);
-  ::munmap(take_addresses(bytes), bytes);
 }
 
 HeapFile::HeapFile(Fd file) : file_(std::move(file)), data_(take_room()) {

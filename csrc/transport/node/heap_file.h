@@ -31,9 +31,6 @@ class HeapFile {
   /// Maps the file of another process. Throws SystemError, or Error if it is not there.
   static HeapFile open(const HeapPlace& place);
 
-  /// Throws SystemError unless there is address space for that many heaps.
-  static void check_room(size_t heaps);
-
   HeapFile(const HeapFile&) = delete;
   HeapFile& operator=(const HeapFile&) = delete;
   ~HeapFile();

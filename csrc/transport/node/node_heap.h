@@ -11,47 +11,63 @@
 
 namespace ours {
 
-/// A group's view of the heaps of its node's processes, which a rank shows to the others when it first uses its own.
-/// Safe to use from any thread.
+/// Where a rank shows its heap to the others, in memory that they share.
+struct ShownHeap {
+  HeapPlace place;
+  std::atomic<bool> shown;  ///< the place is there to be read
+};
+
+/// A group's view of the heaps of its node's processes. Safe to use from any thread.
 class NodeHeap {
  public:
   static constexpr uint64_t kNowhere = OwnHeap::kNowhere;
 
-  /// `places` are in memory that the ranks share, by rank: where each of them shows its heap.
-  NodeHeap(int rank, std::vector<HeapPlace*> places, std::shared_ptr<ProcessHeaps> heaps);
+  /// `shown` are the ranks' places, by rank.
+  NodeHeap(int rank, std::vector<ShownHeap*> shown, std::shared_ptr<ProcessHeaps> heaps);
 
-  /// Returns `bytes` of zeroed memory in this process's heap, aligned to a page. It may outlive the group. Throws
-  /// SystemError if there is no memory, or not enough addresses for the heaps of all ranks.
+  /// Whether this process can have a heap.
+  bool allocates();
+
+  /// Returns `bytes` of zeroed memory in this process's heap, aligned to a page, or null if it can have none. The
+  /// memory may outlive the group. Throws SystemError if there is none left.
   std::shared_ptr<void> allocate(size_t bytes);
 
-  /// Where [data, data + bytes) lies in this process's heap; kNowhere if it does not lie there as a whole. Peers find
-  /// it there after the next synchronisation.
+  /// Where [data, data + bytes) lies in this process's heap; kNowhere if it does not lie there as a whole.
   uint64_t offset_of(const void* data, size_t bytes);
+
+  /// The same for an operation in which peers use the memory, until release(). Besides, kNowhere while another group
+  /// uses the memory, and until this rank sees the heaps of all others: the first operations of a group may have to do
+  /// without.
+  uint64_t claim(const void* data, size_t bytes);
+  void release() noexcept;
 
   /// See OwnHeap::withdraw().
   void withdraw(uint64_t offset, size_t bytes) noexcept;
 
-  /// How often that has been called for this process's heap, by any group.
-  uint64_t withdrawals();
-
-  /// The address here of an offset in `rank`'s heap, which has shown it. Throws SystemError if it cannot be mapped.
+  /// The address here of an offset in `rank`'s heap, which has shown it. Throws SystemError if it cannot be mapped,
+  /// unless claim() has found that it can.
   std::byte* at(int rank, uint64_t offset);
 
-  /// Bytes that this group has given out.
+  /// Bytes that this group has given out, in whole pages.
   size_t bytes_in_use() const { return in_use_->load(std::memory_order_relaxed); }
 
  private:
-  /// Shows `heap`. Throws SystemError unless the heaps of all ranks could be mapped: an error here does no harm; one in
-  /// the middle of a reduction would.
+  /// Those below need the mutex.
+  bool make_own();
   void show(std::shared_ptr<OwnHeap> heap);
+  bool sees_all();
 
   const int rank_;
-  const std::vector<HeapPlace*> places_;
+  const std::vector<ShownHeap*> shown_;
   const std::shared_ptr<ProcessHeaps> heaps_;
   const std::shared_ptr<std::atomic<size_t>> in_use_ = std::make_shared<std::atomic<size_t>>(0);
   std::mutex mutex_;                              // guards all below
+  bool refused_ = false;                          // no heap could be made here
+  bool blind_ = false;                            // that of a peer could not be mapped
   std::shared_ptr<OwnHeap> own_;                  // the one that was shown
   std::vector<std::shared_ptr<PeerHeap>> peers_;  // by rank, as far as they have been mapped
+  size_t seen_ = 0;                               // the first ranks' heaps that have been mapped
+  std::vector<uint64_t> claimed_;
 };
 
 }  // namespace ours

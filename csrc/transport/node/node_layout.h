@@ -9,7 +9,7 @@
 #include "common/whereabouts.h"
 #include "transport/called.h"
 #include "transport/node/gate_tree.h"
-#include "transport/node/heap_file.h"
+#include "transport/node/node_heap.h"
 #include "transport/node/own_cores.h"
 #include "transport/wait.h"
 
@@ -117,8 +117,7 @@ struct alignas(alignof(Arrival)) RankBlock {
   uint64_t mark_at;
   /// Whether the rank can read the memory of all others.
   std::atomic<bool> reads_all;
-  /// Where the others find its heap, before they read of any place there.
-  HeapPlace heap;
+  ShownHeap heap;
   AskedProcess whereabouts;
   CoreShare cores;
   /// The last calls that this rank refused; the slots are used in turn.

@@ -1,6 +1,5 @@
 #include "transport/node/node_session.h"
 
-#include <fcntl.h>
 #include <sched.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -156,9 +155,9 @@ NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memor
     : rank_(rank), size_(size), memory_(std::move(memory)), watches_(static_cast<size_t>(size)) {
   layout_ = layout_of(header());
   wait_policy_ = wait_policy_for(false);
-  std::vector<HeapPlace*> places(static_cast<size_t>(size));
-  for (int r = 0; r < size; ++r) places[static_cast<size_t>(r)] = &block(r).heap;
-  heap_ = std::make_unique<NodeHeap>(rank, std::move(places), std::move(heaps));
+  std::vector<ShownHeap*> heaps_of_ranks(static_cast<size_t>(size));
+  for (int r = 0; r < size; ++r) heaps_of_ranks[static_cast<size_t>(r)] = &block(r).heap;
+  heap_ = std::make_unique<NodeHeap>(rank, std::move(heaps_of_ranks), std::move(heaps));
   const auto gates = last_gates();
   std::vector<SleepWord*> words(gates.begin(), gates.end());
   for (int r = 0; r < size; ++r) words.insert(words.end(), {&block(r).doorbell, &block(r).monitor});

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <iterator>
 #include <new>
+#include <vector>
 
 #include "common/error.h"
 #include "common/huge_pages.h"
@@ -15,8 +16,6 @@
 namespace ours {
 
 namespace {
-
-size_t whole_pages(size_t bytes) { return (bytes + page_bytes() - 1) / page_bytes() * page_bytes(); }
 
 /// Copies the pages of a private map of a file, which the system would otherwise copy one by one as they are written
 /// to. Returns false if there is no memory for that.
@@ -41,17 +40,20 @@ OwnHeap::~OwnHeap() { ForkGuard::remove(*this); }
 
 std::byte* OwnHeap::allocate(size_t bytes) {
   const size_t pages = whole_pages(bytes == 0 ? 1 : bytes);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   const uint64_t offset = take(pages);
-  // Done now, so that a later access cannot die of SIGBUS.
+  lock.unlock();  // for as long as it takes to reserve; the range belongs to nobody else
   try {
+    // Done now, so that a later access cannot die of SIGBUS.
     file_.reserve(offset, pages);
   } catch (...) {
+    lock.lock();
     give(offset, pages);
     throw;
   }
-  used_[offset] = pages;
   if (huge_pages_) move_full_pages(offset, pages);
+  lock.lock();
+  used_[offset] = Piece{pages};
   return at(offset);
 }
 
@@ -60,17 +62,18 @@ void OwnHeap::free(std::byte* data) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = used_.find(static_cast<uint64_t>(data - file_.data()));
   if (found == used_.end()) return;
-  const auto [offset, bytes] = *found;
+  const auto [offset, piece] = *found;
   used_.erase(found);
-  if (withdrawals() != 0) ::madvise(data, bytes, MADV_DONTNEED);
-  file_.give_back(offset, bytes);
-  if (withdrawals() == 0) give(offset, bytes);
+  if (piece.withdrawn) ::madvise(data, piece.bytes, MADV_DONTNEED);
+  file_.give_back(offset, piece.bytes);
+  if (!piece.withdrawn) give(offset, piece.bytes);
 }
 
 void OwnHeap::withdraw(uint64_t offset, size_t bytes) noexcept {
   const std::lock_guard<std::mutex> no_forks(ForkGuard::no_forks());
   const std::lock_guard<std::mutex> lock(mutex_);
-  withdrawals_.fetch_add(1, std::memory_order_release);
+  const auto piece = piece_at(offset);
+  if (piece != used_.end()) piece->second.withdrawn = true;
   const uint64_t end = whole_pages(offset + bytes);
   for (uint64_t at = offset / page_bytes() * page_bytes(); at < end;) {
     const auto next = own_.upper_bound(at);
@@ -98,42 +101,61 @@ void OwnHeap::withdraw(uint64_t offset, size_t bytes) noexcept {
 
 uint64_t OwnHeap::offset_of(const void* data, size_t bytes) const {
   const std::lock_guard<std::mutex> lock(mutex_);
+  return find(data, bytes);
+}
+
+uint64_t OwnHeap::claim(const void* data, size_t bytes, const void* user) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t offset = find(data, bytes);
+  if (offset == kNowhere) return kNowhere;
+  Piece& piece = piece_at(offset)->second;
+  if (piece.user != nullptr && piece.user != user) return kNowhere;
+  piece.user = user;
+  return offset;
+}
+
+void OwnHeap::release(uint64_t offset) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto piece = piece_at(offset);
+  if (piece != used_.end()) piece->second.user = nullptr;
+}
+
+OwnHeap::Pieces::iterator OwnHeap::piece_at(uint64_t offset) {
+  const auto next = used_.upper_bound(offset);
+  if (next == used_.begin()) return used_.end();
+  const auto piece = std::prev(next);
+  return offset < piece->first + piece->second.bytes ? piece : used_.end();
+}
+
+uint64_t OwnHeap::find(const void* data, size_t bytes) const {
   const std::byte* const base = file_.data();
   const auto* const begin = static_cast<const std::byte*>(data);
   if (begin < base || begin >= base + end_) return kNowhere;
   const auto offset = static_cast<uint64_t>(begin - base);
-  auto piece = used_.upper_bound(offset);
-  if (piece == used_.begin()) return kNowhere;
-  --piece;
-  const bool whole = offset + bytes <= piece->first + piece->second;
-  return whole && !is_withdrawn(offset, offset + bytes) ? offset : kNowhere;
-}
-
-bool OwnHeap::is_withdrawn(uint64_t begin, uint64_t end) const {
-  const auto next = own_.lower_bound(end);
-  return next != own_.begin() && std::prev(next)->second > begin;
-}
-
-size_t OwnHeap::bytes_in_use() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  size_t sum = 0;
-  for (const auto& piece : used_) sum += piece.second;
-  return sum;
+  const auto next = used_.upper_bound(offset);
+  if (next == used_.begin()) return kNowhere;
+  const auto& [start, piece] = *std::prev(next);
+  return offset + bytes <= start + piece.bytes && !piece.withdrawn ? offset : kNowhere;
 }
 
 void OwnHeap::move_full_pages(uint64_t offset, size_t bytes) {
   // The first and the last huge page that the piece touches may have gaps, or reach beyond the end.
   uint64_t begin = offset / kHugePage * kHugePage;
   uint64_t end = (offset + bytes + kHugePage - 1) / kHugePage * kHugePage;
-  const auto next = gaps_.lower_bound(offset);
-  if (next != gaps_.begin()) {
-    const auto before = std::prev(next);
-    if (before->first + before->second > begin) begin += kHugePage;
+  std::vector<uint64_t> full;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto next = gaps_.lower_bound(offset);
+    if (next != gaps_.begin()) {
+      const auto before = std::prev(next);
+      if (before->first + before->second > begin) begin += kHugePage;
+    }
+    if (end > end_ || (next != gaps_.end() && next->first < end)) end -= kHugePage;
+    for (; begin < end; begin += kHugePage) {
+      if (moved_.insert(begin).second) full.push_back(begin);
+    }
   }
-  if (end > end_ || (next != gaps_.end() && next->first < end)) end -= kHugePage;
-  for (; begin < end; begin += kHugePage) {
-    if (moved_.insert(begin).second) move_to_huge_pages(at(begin), kHugePage);
-  }
+  for (const uint64_t page : full) move_to_huge_pages(at(page), kHugePage);
 }
 
 void OwnHeap::keep_to_oneself() noexcept {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -34,21 +33,19 @@ class OwnHeap final : private SharedWithOthers {
   /// writes there stays its own.
   void free(std::byte* data) noexcept;
 
-  /// Where [data, data + bytes) lies in the heap; kNowhere unless all of it was given out as one piece, and other
-  /// processes still see it.
+  /// Where [data, data + bytes) lies in the heap; kNowhere unless all of it was given out as one piece of which nothing
+  /// was withdrawn.
   uint64_t offset_of(const void* data, size_t bytes) const;
+
+  /// The same for an operation of `user` in which peers use the memory, until release(). A piece has one user at a
+  /// time; where it has another one, this returns kNowhere.
+  uint64_t claim(const void* data, size_t bytes, const void* user);
+  void release(uint64_t offset) noexcept;
 
   /// For a group that has failed: makes the pages of [offset, offset + bytes) private, so that later writes of peers no
   /// longer reach them. Addresses and contents stay, and other threads may write there meanwhile. Pages that the system
-  /// cannot make private stay shared.
+  /// cannot make private stay shared. The piece to which they belong is not given out again.
   void withdraw(uint64_t offset, size_t bytes) noexcept;
-
-  /// How often withdraw() has been called. From the first time on no range is given out again, since a peer may still
-  /// write to it.
-  uint64_t withdrawals() const { return withdrawals_.load(std::memory_order_acquire); }
-
-  /// Bytes given out, in whole pages.
-  size_t bytes_in_use() const;
 
   /// The address here of an offset.
   std::byte* at(uint64_t offset) const { return file_.data() + offset; }
@@ -56,20 +53,28 @@ class OwnHeap final : private SharedWithOthers {
   HeapPlace place() const { return file_.place(); }
 
  private:
+  struct Piece {
+    size_t bytes;                ///< in whole pages
+    const void* user = nullptr;  ///< whose operation uses it now
+    bool withdrawn = false;      ///< some of it, so a late peer may still write to it
+  };
+  using Pieces = std::map<uint64_t, Piece>;  // by offset
+
   void keep_to_oneself() noexcept override;
-  /// Moves the huge pages that are full now that [offset, offset + bytes) has been taken, each only once: moving pays
-  /// only for memory that stays.
+  /// Moves huge pages that are full now that [offset, offset + bytes) has been taken, each only once: moving pays only
+  /// for memory that stays.
   void move_full_pages(uint64_t offset, size_t bytes);
   uint64_t take(size_t bytes);
   void give(uint64_t offset, size_t bytes);
-  bool is_withdrawn(uint64_t begin, uint64_t end) const;
+  Pieces::iterator piece_at(uint64_t offset);
+  /// What offset_of() returns.
+  uint64_t find(const void* data, size_t bytes) const;
 
   const HeapFile file_;
   const bool huge_pages_;
   const OwningProcess owner_;
-  std::atomic<uint64_t> withdrawals_{0};
   mutable std::mutex mutex_;         // guards all below
-  std::map<uint64_t, size_t> used_;  // offset -> bytes, in whole pages
+  Pieces used_;                      // what was given out
   std::map<uint64_t, size_t> gaps_;  // freed pieces below end_, never adjacent
   std::set<uint64_t> moved_;         // offsets of huge pages
   // Withdrawn ranges, begin -> end, which do not touch. Guarded by no_forks() of ForkGuard, too.

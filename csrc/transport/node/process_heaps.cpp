@@ -32,19 +32,14 @@ std::shared_ptr<ProcessHeaps> ProcessHeaps::here() {
 
 std::shared_ptr<OwnHeap> ProcessHeaps::own() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return usable();
+  return own_.lock();
 }
 
 std::shared_ptr<OwnHeap> ProcessHeaps::make_own() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::shared_ptr<OwnHeap> heap = usable();
+  std::shared_ptr<OwnHeap> heap = own_.lock();
   if (!heap) own_ = heap = std::make_shared<OwnHeap>(options().huge_pages);
   return heap;
-}
-
-std::shared_ptr<OwnHeap> ProcessHeaps::usable() const {
-  std::shared_ptr<OwnHeap> heap = own_.lock();
-  return heap && heap->withdrawals() == 0 ? heap : nullptr;
 }
 
 std::shared_ptr<PeerHeap> ProcessHeaps::peer(const HeapPlace& place) {

@@ -33,8 +33,7 @@ class ProcessHeaps {
   /// Those of this process.
   static std::shared_ptr<ProcessHeaps> here();
 
-  /// This process's heap; null if it has none, or if tensors of a failed group were withdrawn from it: then it serves
-  /// the groups that have shown it, and no others, since a late peer may write to it.
+  /// This process's heap, or null if it has none.
   std::shared_ptr<OwnHeap> own() const;
 
   /// This process's heap, which is made if there is none. Throws SystemError.
@@ -44,8 +43,6 @@ class ProcessHeaps {
   std::shared_ptr<PeerHeap> peer(const HeapPlace& place);
 
  private:
-  std::shared_ptr<OwnHeap> usable() const;  // what own() returns; the caller holds the mutex
-
   mutable std::mutex mutex_;  // guards all below
   std::weak_ptr<OwnHeap> own_;
   std::map<std::pair<uint64_t, uint64_t>, std::weak_ptr<PeerHeap>> peers_;  // by device and inode

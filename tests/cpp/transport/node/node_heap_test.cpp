@@ -1,6 +1,8 @@
 #include "transport/node/node_heap.h"
 
 #include <dirent.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include <cstring>
 #include <memory>
@@ -10,7 +12,6 @@
 
 #include "common/error.h"
 #include "support/children.h"
-#include "support/held_write.h"
 #include "support/node_ranks.h"
 
 namespace ours::testing {
@@ -63,11 +64,14 @@ TEST(groups_take_no_descriptors_and_share_the_heaps_of_their_processes) {
       const auto& session = groups.back()[static_cast<size_t>(rank)];
       NodeGroup group(session);
       auto* const data = static_cast<float*>(memory[static_cast<size_t>(rank)].get());
-      std::iota(data, data + 4 * kPage / sizeof(float), static_cast<float>(rank));
-      CHECK(session->heap().offset_of(data, 4 * kPage) != NodeHeap::kNowhere);
-      group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0), std::vector<Span>{{data, 4 * kPage}},
-                       Reduction{ReduceKind::Sum, kRanks, 1.0});
-      for (size_t k = 0; k < kPage; ++k) CHECK_EQ(data[k], static_cast<float>(3 * k + 3));
+      for (uint64_t seq = 0; seq < 2; ++seq) {  // the first time they may not have seen one another's heaps
+        std::iota(data, data + 4 * kPage / sizeof(float), static_cast<float>(rank));
+        group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq), std::vector<Span>{{data, 4 * kPage}},
+                         Reduction{ReduceKind::Sum, kRanks, 1.0});
+        for (size_t k = 0; k < kPage; ++k) CHECK_EQ(data[k], static_cast<float>(3 * k + 3));
+      }
+      CHECK(session->heap().claim(data, 4 * kPage) != NodeHeap::kNowhere);
+      session->heap().release();
       CHECK_EQ(session->heap().bytes_in_use(), i == 0 ? 4 * kPage : 0);
     });
     if (i == 0) before = descriptors();
@@ -78,68 +82,51 @@ TEST(groups_take_no_descriptors_and_share_the_heaps_of_their_processes) {
 TEST(a_group_that_fails_takes_its_tensors_out_of_every_groups_heap) {
   const auto heaps = std::make_shared<ProcessHeaps>();
   const auto failed = session_of_one(heaps), other = session_of_one(heaps);
-  const auto withdrawn = failed->heap().allocate(kPage), kept = failed->heap().allocate(kPage);
-  const uint64_t offset = failed->heap().offset_of(withdrawn.get(), kPage);
+  const auto withdrawn = failed->heap().allocate(2 * kPage), kept = failed->heap().allocate(kPage);
+  const uint64_t offset = failed->heap().claim(withdrawn.get(), kPage);
+  // What one group uses the other has to copy.
+  CHECK_EQ(other->heap().claim(withdrawn.get(), 2 * kPage), NodeHeap::kNowhere);
   CHECK_EQ(other->heap().offset_of(withdrawn.get(), kPage), offset);
+  CHECK(other->heap().claim(kept.get(), kPage) != NodeHeap::kNowhere);
   failed->heap().withdraw(offset, kPage);
-  CHECK_EQ(other->heap().offset_of(withdrawn.get(), kPage), NodeHeap::kNowhere);
-  CHECK(other->heap().offset_of(kept.get(), kPage) != NodeHeap::kNowhere);
-  // A new group has a new heap: a late peer may still write to the old one.
+  failed->heap().release();
+  CHECK_EQ(other->heap().claim(withdrawn.get(), 2 * kPage), NodeHeap::kNowhere);
+  CHECK_EQ(session_of_one(heaps)->heap().claim(withdrawn.get(), kPage), NodeHeap::kNowhere);
+  // The rest of the heap goes on.
   const auto next = session_of_one(heaps);
-  CHECK_EQ(next->heap().offset_of(kept.get(), kPage), NodeHeap::kNowhere);
   const auto fresh = next->heap().allocate(kPage);
-  CHECK_EQ(next->heap().offset_of(fresh.get(), kPage), uint64_t{0});
-  CHECK_EQ(other->heap().offset_of(fresh.get(), kPage), NodeHeap::kNowhere);
+  CHECK(next->heap().claim(fresh.get(), kPage) != NodeHeap::kNowhere);
 }
 
-TEST(a_reduction_fails_if_another_group_withdraws_memory_meanwhile) {
-  constexpr size_t kBytes = size_t{1} << 20;
-  std::vector<std::shared_ptr<ProcessHeaps>> heaps{std::make_shared<ProcessHeaps>(), std::make_shared<ProcessHeaps>()};
-  const Sessions sessions = make_sessions(heaps, 0);
-  const auto failed = session_of_one(heaps[0]);
-  const auto withdrawn = failed->heap().allocate(kPage);
-  std::vector<std::shared_ptr<void>> memory;
-  for (const auto& session : sessions) memory.push_back(session->heap().allocate(kBytes));
-  const auto first_write = [&](size_t of, size_t to) {
-    const uint64_t offset = sessions[to]->heap().offset_of(memory[to].get(), kBytes);
-    return std::make_unique<HeldWrite>(sessions[of]->heap().at(static_cast<int>(to), offset), kBytes);
-  };
-  // Rank 0 leaves some work for rank 1, which is in the middle of it.
-  const auto other = first_write(0, 1), late = first_write(1, 0);
-  run_ranks(3, [&](int rank) {
-    if (rank == 2) {
-      wait_until([&] { return late->reached(); });
-      failed->heap().withdraw(failed->heap().offset_of(withdrawn.get(), kPage), kPage);
-      late->go_on();
-      return other->go_on();
-    }
-    NodeGroup group(sessions[static_cast<size_t>(rank)]);
-    const auto reduce = [&] {
-      group.all_reduce(call_of(Op::AllReduce, DType::Float32, 0),
-                       std::vector<Span>{{memory[static_cast<size_t>(rank)].get(), kBytes}},
-                       Reduction{ReduceKind::Sum, 2, 1.0});
-    };
-    if (rank == 0) {
-      CHECK_CONTAINS(CHECK_THROWS(Error, reduce()), "another group failed meanwhile");
-      return;
-    }
-    try {
-      reduce();
-    } catch (const Error&) {
-      // It may have been told before the operation ended.
-    }
-  });
+TEST(tensors_are_copied_as_long_as_a_rank_does_not_see_the_heaps_of_all) {
+  ShownHeap shown[2] = {};
+  const auto heaps = std::make_shared<ProcessHeaps>(), others = std::make_shared<ProcessHeaps>();
+  NodeHeap first(0, {&shown[0], &shown[1]}, heaps), second(1, {&shown[0], &shown[1]}, others);
+  const auto memory = first.allocate(kPage);
+  CHECK_EQ(first.claim(memory.get(), kPage), NodeHeap::kNowhere);
+  const auto theirs = second.allocate(kPage);
+  CHECK_EQ(first.claim(memory.get(), kPage), uint64_t{0});
+  CHECK_EQ(second.claim(theirs.get(), kPage), uint64_t{0});
+  static_cast<std::byte*>(theirs.get())[7] = std::byte{7};
+  CHECK(first.at(1, 7)[0] == std::byte{7});
+  // A peer's heap that cannot be mapped is looked for once.
+  shown[1].place.fd = 999999;
+  NodeHeap blind(0, {&shown[0], &shown[1]}, std::make_shared<ProcessHeaps>());
+  const auto own = blind.allocate(kPage);
+  CHECK_EQ(blind.claim(own.get(), kPage), NodeHeap::kNowhere);
+  shown[1].place = {};
+  CHECK_EQ(blind.claim(own.get(), kPage), NodeHeap::kNowhere);
 }
 
-TEST(a_heap_of_more_ranks_than_there_are_addresses_for_is_refused_before_anything_is_reduced) {
-  constexpr size_t kRanks = (size_t{1} << 57) / HeapFile::kBytes;
-  const auto heaps = std::make_shared<ProcessHeaps>();
-  HeapPlace place{};
-  NodeHeap heap(1, std::vector<HeapPlace*>(kRanks, &place), heaps), alone(0, {&place}, heaps);
-  CHECK_CONTAINS(CHECK_THROWS(SystemError, heap.allocate(1)), "ulimit -v");
-  const auto memory = alone.allocate(1);
-  CHECK_EQ(heap.offset_of(memory.get(), 1), NodeHeap::kNowhere);
-  CHECK_EQ(alone.offset_of(memory.get(), 1), uint64_t{0});
+TEST(a_process_that_can_have_no_heap_says_so) {
+  CHECK(in_child([] {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{1 << 20, 1 << 20};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    ShownHeap shown{};
+    NodeHeap heap(0, {&shown}, std::make_shared<ProcessHeaps>());
+    return !heap.allocates() && heap.allocate(1) == nullptr;
+  }));
 }
 
 TEST(what_is_no_heap_is_not_mapped) {
@@ -178,13 +165,6 @@ TEST(all_reduce_in_the_heap_of_more_pieces_than_can_be_published_is_done_by_copy
     group.all_reduce(call_of(Op::AllReduce, DType::Float64, 0), pieces, Reduction{ReduceKind::Sum, 2, 1.0});
     for (size_t i = 0; i < 2 * count; ++i) CHECK_EQ(data[i], 2.0);
   });
-}
-
-TEST(a_group_that_has_failed_gives_out_no_memory_that_peers_may_still_write_to) {
-  NodeGroup group(NodeSession::create(0, 1, NodeConfig{4096, 4096}));
-  CHECK(group.allocate(100) != nullptr);
-  group.abort("enough");
-  CHECK(group.allocate(100) == nullptr);
 }
 
 }  // namespace

@@ -23,16 +23,23 @@ namespace {
 
 constexpr size_t kPage = 4096;
 
+/// The bytes of memory that the heap takes.
+size_t bytes_of(const OwnHeap& heap) {
+  struct stat info{};
+  CHECK_EQ(::fstat(heap.place().fd, &info), 0);
+  return static_cast<size_t>(info.st_blocks) * 512;
+}
+
 TEST(heap_gives_pages_of_zeros_and_takes_them_back) {
   OwnHeap heap;
   std::byte* const a = heap.allocate(1);
   std::byte* const b = heap.allocate(3 * kPage);
   std::byte* const c = heap.allocate(kPage + 1);
-  CHECK_EQ(heap.bytes_in_use(), 6 * kPage);
+  CHECK_EQ(bytes_of(heap), 6 * kPage);
   for (std::byte* data : {a, b, c}) CHECK_EQ(reinterpret_cast<uintptr_t>(data) % kPage, uintptr_t{0});
   std::memset(b, 1, 3 * kPage);
   heap.free(b);
-  CHECK_EQ(heap.bytes_in_use(), 3 * kPage);
+  CHECK_EQ(bytes_of(heap), 3 * kPage);
   // The gap is used again, and has been zeroed again.
   std::byte* const d = heap.allocate(2 * kPage);
   CHECK(d == b);
@@ -40,7 +47,7 @@ TEST(heap_gives_pages_of_zeros_and_takes_them_back) {
   std::byte* const e = heap.allocate(kPage);
   CHECK(e == b + 2 * kPage);
   for (std::byte* data : {a, c, d, e}) heap.free(data);
-  CHECK_EQ(heap.bytes_in_use(), size_t{0});
+  CHECK_EQ(bytes_of(heap), size_t{0});
   CHECK(heap.allocate(10 * kPage) == a);
 }
 
@@ -61,10 +68,26 @@ TEST(heap_knows_what_is_its_own) {
   CHECK_EQ(heap.offset_of(b, 1), uint64_t{2 * kPage});
 }
 
+TEST(heap_pieces_have_one_user_at_a_time) {
+  OwnHeap heap;
+  std::byte* const a = heap.allocate(2 * kPage);
+  std::byte* const b = heap.allocate(kPage);
+  const int one = 1, other = 2;
+  CHECK_EQ(heap.claim(a, kPage, &one), uint64_t{0});
+  CHECK_EQ(heap.claim(a + kPage, kPage, &one), uint64_t{kPage});
+  CHECK_EQ(heap.claim(a + kPage, kPage, &other), OwnHeap::kNowhere);
+  CHECK_EQ(heap.claim(b, kPage, &other), uint64_t{2 * kPage});
+  heap.release(kPage);
+  CHECK_EQ(heap.claim(a, 2 * kPage, &other), uint64_t{0});
+  heap.free(b);
+  heap.release(2 * kPage);
+  CHECK_EQ(heap.claim(a, kPage, &one), OwnHeap::kNowhere);
+}
+
 TEST(heap_refuses_what_it_does_not_have) {
   OwnHeap heap;
   CHECK_THROWS(SystemError, heap.allocate(HeapFile::kBytes + 1));
-  CHECK_EQ(heap.bytes_in_use(), size_t{0});
+  CHECK_EQ(bytes_of(heap), size_t{0});
   heap.free(heap.allocate(1));
   heap.free(nullptr);
 }
@@ -120,13 +143,6 @@ TEST(heap_moves_what_fills_huge_pages_onto_them) {
 
 /// A heap, and what a peer sees of it.
 struct TwoRanks {
-  /// The bytes of memory that the heap takes.
-  size_t bytes() const {
-    struct stat info{};
-    CHECK_EQ(::fstat(heap.place().fd, &info), 0);
-    return static_cast<size_t>(info.st_blocks) * 512;
-  }
-
   OwnHeap heap{true};
   PeerHeap peer{heap.place()};
 };
@@ -144,8 +160,7 @@ TEST(heap_keeps_what_was_withdrawn_from_peers_and_gives_it_back) {
   two.heap.withdraw(offset + 5 * kPage + 100, kBytes - 7 * kPage);
   two.heap.withdraw(offset + 10, 3 * kPage);
   two.heap.withdraw(offset + kPage, 7 * kPage);
-  CHECK_EQ(two.heap.offset_of(data, kBytes), OwnHeap::kNowhere);
-  CHECK_EQ(two.heap.offset_of(data + kBytes - kPage, kPage), offset + kBytes - kPage);
+  CHECK_EQ(two.heap.offset_of(data + kBytes - kPage, kPage), OwnHeap::kNowhere);
   CHECK_EQ(two.heap.offset_of(before, kPage), uint64_t{0});
   std::memset(seen, 255, kBytes);
   std::memset(two.peer.at(0), 8, kPage);
@@ -165,10 +180,8 @@ TEST(heap_keeps_what_was_withdrawn_from_peers_and_gives_it_back) {
 
   two.heap.free(data);
   CHECK_EQ(mapped_bytes(data, "Anonymous"), size_t{0});
-  CHECK_EQ(two.bytes(), kPage);
-  CHECK_EQ(two.heap.bytes_in_use(), kPage);
-  // The range is not given out again, and what is left of it is in no heap.
-  CHECK_EQ(two.heap.withdrawals(), uint64_t{3});
+  CHECK_EQ(bytes_of(two.heap), kPage);
+  // The range is not given out again.
   CHECK(two.heap.allocate(kPage) >= data + kBytes);
 }
 
@@ -194,7 +207,7 @@ TEST(heap_withdraws_without_a_second_copy_and_without_a_moment_in_which_writes_a
   stop = true;
   writer.join();
   for (size_t i = 0; i < kWords; ++i) CHECK_EQ(words[i].load(), i % 64 == 0 ? i + rounds : i);
-  CHECK_EQ(two.bytes(), size_t{0});
+  CHECK_EQ(bytes_of(two.heap), size_t{0});
 }
 
 }  // namespace
