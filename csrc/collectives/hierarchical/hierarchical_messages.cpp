@@ -84,7 +84,7 @@ bool HierarchicalMessages::watch_both(const std::function<bool()>& ready) {
   constexpr std::chrono::nanoseconds kLeast = std::chrono::microseconds(50), kMost = std::chrono::milliseconds(1);
   const auto began = Clock::now();
   for (Awake awake(session_->wait_policy());;) {
-    if (ready() || tcp_.has_heard()) return false;
+    if (ready() || failed() || tcp_.has_heard()) return false;
     if (awake.moment([] { return false; })) continue;
     const auto waited = Clock::now() - began;
     if (waited >= kLookAround) return true;

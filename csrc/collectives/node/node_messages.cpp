@@ -9,11 +9,11 @@
 
 namespace ours {
 
-std::shared_ptr<PointToPoint> make_node_point_to_point(std::shared_ptr<NodeSession> session) {
-  return std::make_shared<PostedMessages>(std::make_unique<NodeMessages>(std::move(session)));
+std::shared_ptr<PointToPoint> make_node_point_to_point(const std::shared_ptr<NodeSession>& session) {
+  return std::make_shared<PostedMessages>(std::make_unique<NodeMessages>(session));
 }
 
-NodeMessages::NodeMessages(std::shared_ptr<NodeSession> session)
+NodeMessages::NodeMessages(const std::shared_ptr<NodeSession>& session)
     : NodeMessages(session, std::make_shared<Inbox>(session->rank(), session->size(),
                                                     [session](int rank) { return session->describe(rank); })) {}
 

@@ -16,7 +16,7 @@ namespace ours {
 /// take in yet stays in the channel, which holds its sender back.
 class NodeMessages final : public MessageCarrier {
  public:
-  explicit NodeMessages(std::shared_ptr<NodeSession> session);
+  explicit NodeMessages(const std::shared_ptr<NodeSession>& session);
   /// For the messages of the node's ranks in a larger group, which `inbox` is of.
   NodeMessages(std::shared_ptr<NodeSession> session, std::shared_ptr<Inbox> inbox);
 
@@ -101,6 +101,6 @@ class NodeMessages final : public MessageCarrier {
   std::vector<Incoming> in_;            // by source
 };
 
-std::shared_ptr<PointToPoint> make_node_point_to_point(std::shared_ptr<NodeSession> session);
+std::shared_ptr<PointToPoint> make_node_point_to_point(const std::shared_ptr<NodeSession>& session);
 
 }  // namespace ours

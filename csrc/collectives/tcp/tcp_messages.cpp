@@ -32,16 +32,16 @@ MessageHeader header_of(const FrameHeader& frame) {
 
 }  // namespace
 
-std::shared_ptr<PointToPoint> make_tcp_point_to_point(std::shared_ptr<TcpMesh> messages,
+std::shared_ptr<PointToPoint> make_tcp_point_to_point(const std::shared_ptr<TcpMesh>& messages,
                                                       const std::shared_ptr<TcpMesh>& calls) {
-  return std::make_shared<PostedMessages>(std::make_unique<TcpMessages>(std::move(messages), calls));
+  return std::make_shared<PostedMessages>(std::make_unique<TcpMessages>(messages, calls));
 }
 
 std::shared_ptr<Inbox> TcpMessages::make_inbox(const std::shared_ptr<TcpMesh>& mesh) {
   return std::make_shared<Inbox>(mesh->rank(), mesh->size(), [mesh](int rank) { return mesh->describe(rank); });
 }
 
-TcpMessages::TcpMessages(std::shared_ptr<TcpMesh> mesh, const std::shared_ptr<TcpMesh>& calls)
+TcpMessages::TcpMessages(const std::shared_ptr<TcpMesh>& mesh, const std::shared_ptr<TcpMesh>& calls)
     : TcpMessages(mesh, calls, make_inbox(mesh)) {}
 
 TcpMessages::TcpMessages(std::shared_ptr<TcpMesh> mesh, const std::shared_ptr<TcpMesh>& calls,

@@ -22,7 +22,7 @@ namespace ours {
 class TcpMessages final : public MessageCarrier {
  public:
   /// `calls` is the mesh of the group's collectives, which learns of peers that this mesh is not connected to.
-  TcpMessages(std::shared_ptr<TcpMesh> mesh, const std::shared_ptr<TcpMesh>& calls);
+  TcpMessages(const std::shared_ptr<TcpMesh>& mesh, const std::shared_ptr<TcpMesh>& calls);
   /// For the messages that come and go over the network, where `inbox` is for others, too.
   TcpMessages(std::shared_ptr<TcpMesh> mesh, const std::shared_ptr<TcpMesh>& calls, std::shared_ptr<Inbox> inbox);
   ~TcpMessages() override { mesh_->leave(); }
@@ -91,7 +91,7 @@ class TcpMessages final : public MessageCarrier {
   std::atomic<bool> watched_{false};  // some thread sleeps on the connections
 };
 
-std::shared_ptr<PointToPoint> make_tcp_point_to_point(std::shared_ptr<TcpMesh> messages,
+std::shared_ptr<PointToPoint> make_tcp_point_to_point(const std::shared_ptr<TcpMesh>& messages,
                                                       const std::shared_ptr<TcpMesh>& calls);
 
 }  // namespace ours

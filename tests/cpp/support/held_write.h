@@ -24,9 +24,9 @@ class HeldWrite {
       return ::sigaction(SIGSEGV, &action, nullptr) == 0;
     }();
     CHECK(kInstalled);
-    auto place = places().begin();
-    for (HeldWrite* none = nullptr; !place->compare_exchange_strong(none, this); none = nullptr) {
-      CHECK(++place != places().end());
+    place_ = places().begin();
+    for (HeldWrite* none = nullptr; !place_->held.compare_exchange_strong(none, this); none = nullptr) {
+      CHECK(++place_ != places().end());
     }
     CHECK_EQ(::mprotect(data_, bytes_, PROT_READ), 0);
   }
@@ -35,10 +35,8 @@ class HeldWrite {
   ~HeldWrite() {
     go_on();
     ::mprotect(data_, bytes_, PROT_READ | PROT_WRITE);
-    for (auto& place : places()) {
-      HeldWrite* self = this;
-      place.compare_exchange_strong(self, nullptr);
-    }
+    place_->held = nullptr;
+    while (place_->looking != 0) ::sched_yield();  // a thread whose write is held has yet to see that it may go on
   }
 
   /// Whether a write is, or was, held.
@@ -46,7 +44,11 @@ class HeldWrite {
   void go_on() { may_go_on_ = true; }
 
  private:
-  using Places = std::array<std::atomic<HeldWrite*>, 8>;
+  struct Place {
+    std::atomic<HeldWrite*> held;
+    std::atomic<int> looking;  ///< threads that may refer to it
+  };
+  using Places = std::array<Place, 8>;
   static Places& places() {
     static Places all{};
     return all;
@@ -54,17 +56,22 @@ class HeldWrite {
 
   static void on_fault(int, siginfo_t* info, void*) {
     const auto* const at = static_cast<const std::byte*>(info->si_addr);
-    for (const auto& place : places()) {
-      HeldWrite* const held = place;
-      if (held == nullptr || at < held->data_ || at >= held->data_ + held->bytes_) continue;
-      held->reached_ = true;
-      while (!held->may_go_on_) ::sched_yield();
-      ::mprotect(held->data_, held->bytes_, PROT_READ | PROT_WRITE);
-      return;
+    for (Place& place : places()) {
+      ++place.looking;
+      HeldWrite* const held = place.held;
+      const bool here = held != nullptr && at >= held->data_ && at < held->data_ + held->bytes_;
+      if (here) {
+        held->reached_ = true;
+        while (!held->may_go_on_) ::sched_yield();
+        ::mprotect(held->data_, held->bytes_, PROT_READ | PROT_WRITE);
+      }
+      --place.looking;
+      if (here) return;
     }
     ::signal(SIGSEGV, SIG_DFL);  // an ordinary crash
   }
 
+  Places::iterator place_{};
   std::byte* const data_;
   const size_t bytes_;
   std::atomic<bool> reached_{false};

@@ -1,0 +1,160 @@
+#include "collectives/hierarchical/hierarchical_messages.h"
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "support/hierarchical_ranks.h"
+#include "support/message_ranks.h"
+
+// What the contract of messages (collectives/messages) does not show: where a rank looks while it waits.
+
+namespace ours::testing {
+namespace {
+
+constexpr int kSelf = 0, kNeighbour = 1, kElsewhere = 2;
+
+std::shared_ptr<Message> receive(std::vector<int>& data, int from, int tag = 0) {
+  const Op op = from == kAnySource ? Op::RecvAnySource : Op::Recv;
+  return std::make_shared<Message>(op, data.data(), data.size() * sizeof(int), DType::Int32, from, tag, soon(),
+                                   nullptr);
+}
+
+/// Rank 0's carrier, and the ends of its neighbour and of a rank on another node.
+struct ThreeRanks {
+  ThreeRanks() : ranks(3, [](int rank) { return rank / 2; }), messages(make_meshes(3)) {
+    for (size_t r = 0; r < 3; ++r) TcpMesh::share_failures(messages[r], ranks.meshes[r]);
+    for (int r = 0; r < 3; ++r) groups.push_back(ranks.group(r));
+    carrier = std::make_unique<HierarchicalMessages>(ranks.sessions[kSelf], messages[kSelf], ranks.meshes[kSelf]);
+    for (const size_t r : {kNeighbour, kElsewhere}) {
+      ports.push_back(
+          std::make_unique<Port>(make_hierarchical_point_to_point(ranks.sessions[r], messages[r], ranks.meshes[r])));
+    }
+  }
+
+  Port& port(int rank) { return *ports[static_cast<size_t>(rank - 1)]; }
+
+  /// Whether carrier rests until `event`, which another thread causes once it rests, and not just for 50 ms, as it does
+  /// if it looks in the wrong place. A thread that is late now and then does not matter.
+  bool notices(const std::function<void()>& event) {
+    for (int i = 0; i < 20; ++i) {
+      std::atomic<bool> rests{false};
+      std::thread other([&] {
+        wait_until([&] { return rests.load(); });
+        event();
+      });
+      const uint32_t heard = carrier->heard();
+      const bool time_to_look = carrier->rest([&] {
+        rests = true;
+        return carrier->heard() != heard;
+      });
+      rests = true;
+      other.join();
+      Messages ended;
+      while (carrier->progress(ended, Mover::Waits)) {
+      }
+      if (!time_to_look) return true;
+    }
+    return false;
+  }
+
+  HierarchicalRanks ranks;
+  Meshes messages;
+  std::vector<std::shared_ptr<HierarchicalGroup>> groups;
+  std::unique_ptr<HierarchicalMessages> carrier;
+  std::vector<std::unique_ptr<Port>> ports;
+};
+
+TEST(a_rank_that_waits_for_its_node_and_for_others_notices_both) {
+  ThreeRanks three;
+  std::vector<std::vector<int>> data(50, std::vector<int>(10));
+  size_t next = 0;
+  std::vector<int> never(10);
+  const auto sent = numbers(1, 10);
+  std::vector<std::shared_ptr<Transfer>> sends;
+  const auto from = [&](int rank) {
+    return [&, rank] {
+      three.carrier->add(receive(data[next++], rank));
+      sends.push_back(three.port(rank).send(sent, kSelf));
+    };
+  };
+  // Connected, and with something expected in both ways.
+  for (const int rank : {kNeighbour, kElsewhere}) {
+    const auto one = receive(data[next++], rank);
+    three.carrier->reach(*one);
+    three.carrier->add(one);
+    sends.push_back(three.port(rank).send(sent, kSelf));
+  }
+  three.carrier->add(receive(never, kAnySource, 9));
+  Messages ended;
+  wait_until([&] {
+    three.carrier->progress(ended, Mover::Waits);
+    return ended.size() == 2;
+  });
+  CHECK(three.notices(from(kNeighbour)));
+  CHECK(three.notices(from(kElsewhere)));
+  CHECK(three.notices([&] { three.groups[kNeighbour]->abort("enough"); }));
+}
+
+TEST(a_rank_that_waits_for_its_node_looks_at_the_network_once_another_thread_expects_something_there) {
+  ThreeRanks three;
+  std::vector<int> first(10), second(10);
+  three.carrier->add(receive(first, kNeighbour));
+  const auto message = receive(second, kElsewhere);
+  three.carrier->reach(*message);
+  bool added = false;
+  CHECK(three.notices([&] {
+    if (!added) three.carrier->add(message);
+    added = true;
+  }));
+}
+
+TEST(all_messages_of_a_group_over_nodes_can_be_taken_out) {
+  ThreeRanks three;
+  std::vector<std::vector<int>> data(4, std::vector<int>(10));
+  const std::vector<int> from{kNeighbour, kElsewhere, kAnySource, kSelf};
+  for (size_t i = 0; i < from.size(); ++i) three.carrier->add(receive(data[i], from[i]));
+  CHECK(!three.carrier->empty());
+  CHECK_EQ(three.carrier->posted().size(), from.size());
+  CHECK_EQ(three.carrier->take_all().size(), from.size());
+  CHECK(three.carrier->empty());
+}
+
+TEST(a_receive_from_any_source_waits_until_ranks_of_all_nodes_have_left) {
+  ThreeRanks three;
+  std::vector<int> first(10), data(10);
+  const auto sent = numbers(1, 10);
+  const auto hello = receive(first, kElsewhere);
+  three.carrier->reach(*hello);
+  three.carrier->add(hello);
+  const auto sending = three.port(kElsewhere).send(sent, kSelf);
+  Messages ended;
+  wait_until([&] {
+    three.carrier->progress(ended, Mover::Waits);
+    return !ended.empty();
+  });
+  const auto message = receive(data, kAnySource);
+  three.carrier->add(message);
+  const auto leave = [&](int rank) {
+    three.ports[static_cast<size_t>(rank - 1)].reset();
+    three.groups[static_cast<size_t>(rank)]->leave();
+  };
+  const auto can_end = [&] {
+    three.carrier->progress(ended, Mover::Waits);
+    try {
+      three.carrier->check_can_complete(*message);
+    } catch (const PeerLeftError&) {
+      return false;
+    }
+    return true;
+  };
+  leave(kElsewhere);
+  const Deadline some_time = Deadline::after(std::chrono::milliseconds(100));
+  while (!some_time.passed()) CHECK(can_end());
+  leave(kNeighbour);
+  wait_until([&] { return !can_end(); });
+}
+
+}  // namespace
+}  // namespace ours::testing
