@@ -18,7 +18,8 @@ is in place. The cases process_group_... are the same without torch.distributed'
 for every backend: the process group's own methods, a thin binding like mpi4py's, and what C++ such as a DDP reducer
 calls; without --collectives only that of all_reduce takes part. async_all_reduce waits for its Work at once, and
 functional_all_reduce is the call of DTensor and of models that torch compiles; operator_all_reduce is that of
-ourddp.functional. With one rank (`--ranks 1`) each shows what torch itself takes.
+ourddp.functional. With one rank (`--ranks 1`) each shows what torch itself takes. The peer `ours_nodes`, ranks of
+`ours` that play two nodes, takes part only if --peers names it.
 
 `--check` measures both kinds of all_reduce with 2, 4 and 8 ranks, both ways, and compares the medians with TARGETS,
 which are ratios to what the peers and the floor take in the same run.
@@ -136,7 +137,7 @@ def sizes_of(args: argparse.Namespace) -> list[int]:
 def peers_of(args: argparse.Namespace) -> list[str]:
     """Return the peers to measure; print why others are not here, and end the program if --peers names one of them."""
     found = []
-    for name in args.peers.split(",") if args.peers else peers.NAMES:
+    for name in args.peers.split(",") if args.peers else peers.DEFAULT:
         reason = peers.why_not(name, args.rivals)
         if not reason:
             found.append(name)

@@ -56,12 +56,14 @@ MPIS = {
     "mpich_rg": MpiPeer("mpich", "mpich", MPICH_RELEASE_GATHER),
     "impi": MpiPeer("impi-rt", "impi", {"I_MPI_PIN": "0", "I_MPI_FABRICS": "shm"}),
 }
-NAMES = ("ours", "gloo", *MPIS, "deepspeed", "floor")
+TWO_NODES = "ours_nodes"  # ranks that play two nodes, the first half of them one
+DEFAULT = ("ours", "gloo", *MPIS, "deepspeed", "floor")
+NAMES = (*DEFAULT, TWO_NODES)
 
 
 def why_not(name: str, rivals: Path | None) -> str:
     """Return why the peer cannot take part, or nothing where it can."""
-    if name == "ours":
+    if name in ("ours", TWO_NODES):
         return "" if importlib.util.find_spec("ourddp") else "ourddp is not installed"
     if name == "gloo":
         return "" if dist.is_gloo_available() else "this torch has no Gloo"
@@ -129,7 +131,9 @@ class Joined:
         elif name == "deepspeed":
             self.group = _join_deepspeed(ranks, library)
         else:
-            self._name = "mpi" if name in MPIS else name
+            if name == TWO_NODES:
+                os.environ["OURS_NODE_ID"] = f"node {2 * ranks.rank // ranks.size}"
+            self._name = {**dict.fromkeys(MPIS, "mpi"), TWO_NODES: "ours"}.get(name, name)
             self.group = collectives.group_of(ranks, self._name)
 
     def buffers(self, size: int) -> Buffers:

@@ -43,7 +43,11 @@ void HierarchicalMessages::add(const std::shared_ptr<Message>& message) {
 bool HierarchicalMessages::progress(Messages& ended, Mover mover) {
   const auto before = static_cast<ptrdiff_t>(ended.size());
   bool moved = uses(kNode) && node_.progress(ended, mover);
-  moved = (uses(kTcp) && tcp_.progress(ended, mover)) || moved;
+  // Now and then, too, where nothing is expected: peers connect, and tell of failures.
+  if (uses(kTcp) || Clock::now() >= next_look_) {
+    moved = tcp_.progress(ended, mover) || moved;
+    next_look_ = Clock::now() + kLookAround;
+  }
   std::for_each(ended.begin() + before, ended.end(), [this](const auto& one) { --under_way_[way_of(*one)]; });
   return moved;
 }
@@ -73,7 +77,12 @@ void HierarchicalMessages::ring() {
 bool HierarchicalMessages::rest(const std::function<bool()>& ready) {
   // Before it looks what is under way, as add() does it the other way round.
   ++resting_;
-  const bool time_to_look = !uses(kTcp) ? node_.rest(ready) : !uses(kNode) ? tcp_.rest(ready) : watch_both(ready);
+  bool time_to_look = true;
+  try {
+    time_to_look = !uses(kTcp) ? node_.rest(ready) : !uses(kNode) ? tcp_.rest(ready) : watch_both(ready);
+  } catch (...) {
+    fail(std::current_exception());
+  }
   --resting_;
   return time_to_look;
 }
@@ -83,9 +92,11 @@ bool HierarchicalMessages::watch_both(const std::function<bool()>& ready) {
   // network waits at most a quarter longer than it has been waited for anyway.
   constexpr std::chrono::nanoseconds kLeast = std::chrono::microseconds(50), kMost = std::chrono::milliseconds(1);
   const auto began = Clock::now();
-  for (Awake awake(session_->wait_policy());;) {
+  Awake awake(session_->wait_policy());
+  for (bool stays = true;;) {
     if (ready() || failed() || tcp_.has_heard()) return false;
-    if (awake.moment([] { return false; })) continue;
+    stays = stays && awake.moment([] { return false; });
+    if (stays) continue;
     const auto waited = Clock::now() - began;
     if (waited >= kLookAround) return true;
     node_.doze(std::clamp<std::chrono::nanoseconds>(waited / 4, kLeast, kMost), ready);
@@ -95,15 +106,11 @@ bool HierarchicalMessages::watch_both(const std::function<bool()>& ready) {
 // --- failures --------------------------------------------------------------------------------------------------------
 
 void HierarchicalMessages::check_can_complete(const Message& message) {
-  const Way way = way_of(message);
-  Absent absent;
-  if (way != kTcp) absent = node_.absent(message);
-  if (way != kNode) {
-    Absent elsewhere = tcp_.absent(message, [this](int rank) { return !node_.reaches(rank); });
-    elsewhere.ranks += absent.ranks;
-    if (elsewhere.last.empty()) elsewhere.last = std::move(absent.last);
-    absent = std::move(elsewhere);
-  }
+  Absent absent = way_of(message) == kTcp ? Absent{} : node_.absent(message);
+  // For any message: this takes in what the connections have brought, and forgets what is for ranks that have left.
+  const Absent elsewhere = tcp_.absent(message, [this](int rank) { return !node_.reaches(rank); });
+  absent.ranks += elsewhere.ranks;
+  if (!elsewhere.last.empty()) absent.last = elsewhere.last;
   absent.check(message, size());
   tcp_.check_connections();
 }

@@ -11,8 +11,8 @@
 
 namespace ours {
 
-/// Messages of a group on several nodes: through shared memory within a node, over TCP between nodes. A rank looks only
-/// where something is expected.
+/// Messages of a group on several nodes: through shared memory within a node, over TCP between nodes. A rank waits only
+/// where something is expected, and looks elsewhere now and then.
 class HierarchicalMessages final : public MessageCarrier {
  public:
   /// `session` knows its ranks' numbers in the group (NodeSession::widen()). For the meshes see TcpMessages.
@@ -57,6 +57,7 @@ class HierarchicalMessages final : public MessageCarrier {
   const std::shared_ptr<Inbox> inbox_;
   NodeMessages node_;
   TcpMessages tcp_;
+  Clock::time_point next_look_{};                    ///< when to look at connections on which nothing is expected
   std::array<std::atomic<int>, kWays> under_way_{};  ///< messages that are posted
   std::atomic<int> resting_{0};                      ///< threads in rest()
 };

@@ -70,10 +70,14 @@ void OwnHeap::free(std::byte* data) noexcept {
 }
 
 void OwnHeap::withdraw(uint64_t offset, size_t bytes) noexcept {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto piece = piece_at(offset);
+    if (piece == used_.end()) return;
+    if (!piece->second.withdrawn) lost_ += piece->second.bytes;
+    piece->second.withdrawn = true;
+  }
   const std::lock_guard<std::mutex> no_forks(ForkGuard::no_forks());
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto piece = piece_at(offset);
-  if (piece != used_.end()) piece->second.withdrawn = true;
   const uint64_t end = whole_pages(offset + bytes);
   for (uint64_t at = offset / page_bytes() * page_bytes(); at < end;) {
     const auto next = own_.upper_bound(at);
@@ -118,6 +122,11 @@ void OwnHeap::release(uint64_t offset) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto piece = piece_at(offset);
   if (piece != used_.end()) piece->second.user = nullptr;
+}
+
+bool OwnHeap::is_worn() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return lost_ > HeapFile::kBytes / 4;
 }
 
 OwnHeap::Pieces::iterator OwnHeap::piece_at(uint64_t offset) {

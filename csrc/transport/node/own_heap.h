@@ -44,8 +44,12 @@ class OwnHeap final : private SharedWithOthers {
 
   /// For a group that has failed: makes the pages of [offset, offset + bytes) private, so that later writes of peers no
   /// longer reach them. Addresses and contents stay, and other threads may write there meanwhile. Pages that the system
-  /// cannot make private stay shared. The piece to which they belong is not given out again.
+  /// cannot make private stay shared. The piece to which they belong must last as long as the call, and its addresses
+  /// are not given out again.
   void withdraw(uint64_t offset, size_t bytes) noexcept;
+
+  /// Whether so many addresses have been lost in this way that it is time for another heap.
+  bool is_worn() const;
 
   /// The address here of an offset.
   std::byte* at(uint64_t offset) const { return file_.data() + offset; }
@@ -77,9 +81,10 @@ class OwnHeap final : private SharedWithOthers {
   Pieces used_;                      // what was given out
   std::map<uint64_t, size_t> gaps_;  // freed pieces below end_, never adjacent
   std::set<uint64_t> moved_;         // offsets of huge pages
-  // Withdrawn ranges, begin -> end, which do not touch. Guarded by no_forks() of ForkGuard, too.
-  std::map<uint64_t, uint64_t> own_;
+  size_t lost_ = 0;                  // bytes of pieces that were withdrawn
   uint64_t end_ = 0;
+  // Withdrawn ranges, begin -> end, which do not touch. Guarded by no_forks() of ForkGuard alone.
+  std::map<uint64_t, uint64_t> own_;
 };
 
 }  // namespace ours

@@ -36,7 +36,7 @@ class ProcessHeaps {
   /// This process's heap, or null if it has none.
   std::shared_ptr<OwnHeap> own() const;
 
-  /// This process's heap, which is made if there is none. Throws SystemError.
+  /// This process's heap, which is made if there is none, or if it is worn. Throws SystemError.
   std::shared_ptr<OwnHeap> make_own();
 
   /// The heap of another process. Throws SystemError or Error if it cannot be mapped.

@@ -71,6 +71,8 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   bool in_child() const { return !owner_.is_here(); }
   /// "rank 2 (host node1, pid 4711)"
   std::string describe_self() const { return shared_.self.describe(); }
+  /// The same of any rank, as far as it is known.
+  std::string describe(int rank) { return endpoint_.connections().describe(rank); }
   /// Throws the group's failure, and Error if this rank has left or is a forked child of the one that joined.
   void check_usable() const;
   /// Makes this the group's failure, unless there is one, frees this rank's waiter and tells the peers. Never waits.
@@ -87,8 +89,6 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   TcpEndpoint& endpoint() { return endpoint_; }
   /// The reason why `rank` does not make the call of that number; empty if it has not refused it.
   std::string refusal(int rank, uint64_t number) { return endpoint_.calls().refusal(rank, number); }
-  /// "rank 2 (host node1, pid 4711)", as far as it is known.
-  std::string describe(int rank) { return endpoint_.connections().describe(rank); }
 
  private:
   TcpMesh(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpConfig& config);

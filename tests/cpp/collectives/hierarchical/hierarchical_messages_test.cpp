@@ -59,6 +59,45 @@ struct ThreeRanks {
     return false;
   }
 
+  /// Lets that rank send something, so that the two are connected.
+  void greet(int rank) {
+    std::vector<int> data(10);
+    const auto sent = numbers(1, 10);
+    const auto hello = receive(data, rank);
+    carrier->reach(*hello);
+    carrier->add(hello);
+    const auto sending = port(rank).send(sent, kSelf);
+    Messages ended;
+    wait_until([&] {
+      carrier->progress(ended, Mover::Waits);
+      return !ended.empty();
+    });
+  }
+
+  void leave(int rank) {
+    ports[static_cast<size_t>(rank - 1)].reset();
+    groups[static_cast<size_t>(rank)]->leave();
+  }
+
+  bool can_end(const Message& message) {
+    Messages ended;
+    carrier->progress(ended, Mover::Waits);
+    try {
+      carrier->check_can_complete(message);
+    } catch (const PeerLeftError&) {
+      return false;
+    }
+    return true;
+  }
+
+  bool can_end_for_some_time(const Message& message) {
+    const Deadline end = Deadline::after(std::chrono::milliseconds(100));
+    while (!end.passed()) {
+      if (!can_end(message)) return false;
+    }
+    return true;
+  }
+
   HierarchicalRanks ranks;
   Meshes messages;
   std::vector<std::shared_ptr<HierarchicalGroup>> groups;
@@ -121,39 +160,50 @@ TEST(all_messages_of_a_group_over_nodes_can_be_taken_out) {
   CHECK(three.carrier->empty());
 }
 
-TEST(a_receive_from_any_source_waits_until_ranks_of_all_nodes_have_left) {
+TEST(a_rank_that_waits_for_its_node_hears_of_a_failure_elsewhere) {
   ThreeRanks three;
-  std::vector<int> first(10), data(10);
-  const auto sent = numbers(1, 10);
-  const auto hello = receive(first, kElsewhere);
-  three.carrier->reach(*hello);
-  three.carrier->add(hello);
-  const auto sending = three.port(kElsewhere).send(sent, kSelf);
+  run_ranks(3, [&](int rank) { barrier(*three.groups[static_cast<size_t>(rank)], 0); });
+  Port port(
+      make_hierarchical_point_to_point(three.ranks.sessions[kSelf], three.messages[kSelf], three.ranks.meshes[kSelf]));
+  std::vector<int> data(10);
+  const auto transfer = port.recv(data, kNeighbour);
+  run_ranks(2, [&](int thread) {
+    if (thread == 1) return three.groups[kElsewhere]->abort("enough");
+    CHECK_CONTAINS(CHECK_THROWS(AbortedError, port.wait(transfer)), "enough");
+  });
+}
+
+TEST(a_message_from_the_node_comes_although_a_rank_elsewhere_left_and_never_took_its_own) {
+  ThreeRanks three;
+  three.greet(kElsewhere);
+  std::vector<int> data(10);
+  const std::vector<int> large(size_t{4} << 20);
+  const auto message = receive(data, kNeighbour);
+  three.carrier->add(message);
+  three.carrier->add(std::make_shared<Message>(Op::Send, const_cast<int*>(large.data()), large.size() * sizeof(int),
+                                               DType::Int32, kElsewhere, 0, soon(), nullptr));
+  three.leave(kElsewhere);
+  CHECK(three.can_end_for_some_time(*message));
+  const auto sent = numbers(2, 10);
+  const auto sending = three.port(kNeighbour).send(sent, kSelf);
   Messages ended;
   wait_until([&] {
     three.carrier->progress(ended, Mover::Waits);
-    return !ended.empty();
+    return message->done() || !ended.empty();
   });
+  CHECK(data == sent);
+}
+
+TEST(a_receive_from_any_source_waits_until_ranks_of_all_nodes_have_left) {
+  ThreeRanks three;
+  three.greet(kElsewhere);
+  std::vector<int> data(10);
   const auto message = receive(data, kAnySource);
   three.carrier->add(message);
-  const auto leave = [&](int rank) {
-    three.ports[static_cast<size_t>(rank - 1)].reset();
-    three.groups[static_cast<size_t>(rank)]->leave();
-  };
-  const auto can_end = [&] {
-    three.carrier->progress(ended, Mover::Waits);
-    try {
-      three.carrier->check_can_complete(*message);
-    } catch (const PeerLeftError&) {
-      return false;
-    }
-    return true;
-  };
-  leave(kElsewhere);
-  const Deadline some_time = Deadline::after(std::chrono::milliseconds(100));
-  while (!some_time.passed()) CHECK(can_end());
-  leave(kNeighbour);
-  wait_until([&] { return !can_end(); });
+  three.leave(kElsewhere);
+  CHECK(three.can_end_for_some_time(*message));
+  three.leave(kNeighbour);
+  wait_until([&] { return !three.can_end(*message); });
 }
 
 }  // namespace

@@ -52,6 +52,25 @@ TEST(tags_may_be_received_in_any_order) {
   });
 }
 
+TEST(a_short_send_need_not_wait_for_its_receive) {
+  run_ranks(4, [](const Rank& self) {
+    Port port(self.p2p);
+    const auto data = numbers(1, 10);
+    std::vector<int> received(10);
+    if (self.rank == 2) {
+      port.wait(port.send(data, 0));
+      port.wait(port.send(data, 1));
+    } else if (self.rank == 1) {
+      port.wait(port.recv(received, 2));
+      port.wait(port.send(received, 0));
+    } else if (self.rank == 0) {
+      port.wait(port.recv(received, 1));
+      port.wait(port.recv(received, 2));
+      CHECK(received == data);
+    }
+  });
+}
+
 TEST(any_source_takes_from_everyone) {
   run_ranks(4, [](const Rank& self) {
     Port port(self.p2p);
