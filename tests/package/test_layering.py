@@ -27,7 +27,7 @@ MPI = re.compile(r"^(mpi\.h|engines/mpi/)")
 # The folders of the same layer that each sub-folder may include, besides the top of the layer, which all may include.
 KNOWN_IN_LAYER = {
     "collectives/device": set(),
-    "collectives/hierarchical": {"collectives/node", "collectives/tcp"},
+    "collectives/hierarchical": {"collectives/messages", "collectives/node", "collectives/tcp"},
     "collectives/messages": set(),
     "collectives/node": {"collectives/messages"},
     "collectives/solo": {"collectives/messages"},
