@@ -5,13 +5,6 @@
 #include <exception>
 #include <vector>
 
-/// For ThreadSanitizer. The C++ library counts an exception's owners with atomics that the sanitizer does not see, so
-/// it takes the deletion by the last owner for a race with the others.
-extern "C" const char* __tsan_default_suppressions();   // NOLINT(bugprone-reserved-identifier)
-extern "C" const char* __tsan_default_suppressions() {  // NOLINT(bugprone-reserved-identifier)
-  return "race:std::__exception_ptr::exception_ptr::_M_release\n";
-}
-
 namespace ours::testing {
 
 namespace {
@@ -65,6 +58,9 @@ void check_contains(const std::string& text, const std::string& part, const char
 // Usage: tests [part of a name]...   Runs the tests whose names contain one of the parts; all without arguments.
 // Forked children start threads of their own.
 extern "C" const char* __tsan_default_options() { return "die_after_fork=0:allocator_may_return_null=1"; }
+// The C++ library counts an exception's owners with atomics that ThreadSanitizer does not see, so it takes the deletion
+// by the last owner for a race with the others.
+extern "C" const char* __tsan_default_suppressions() { return "race:std::__exception_ptr::exception_ptr::_M_release"; }
 // Memory that cannot be had is refused, as without the sanitizer, and does not end the program.
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
 
