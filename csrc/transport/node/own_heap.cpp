@@ -124,9 +124,9 @@ void OwnHeap::release(uint64_t offset) noexcept {
   if (piece != used_.end()) piece->second.user = nullptr;
 }
 
-bool OwnHeap::is_worn() const {
+size_t OwnHeap::lost() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return lost_ > HeapFile::kBytes / 4;
+  return lost_;
 }
 
 OwnHeap::Pieces::iterator OwnHeap::piece_at(uint64_t offset) {

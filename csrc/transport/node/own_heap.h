@@ -48,8 +48,8 @@ class OwnHeap final : private SharedWithOthers {
   /// are not given out again.
   void withdraw(uint64_t offset, size_t bytes) noexcept;
 
-  /// Whether so many addresses have been lost in this way that it is time for another heap.
-  bool is_worn() const;
+  /// The bytes of addresses that have been lost in this way.
+  size_t lost() const;
 
   /// The address here of an offset.
   std::byte* at(uint64_t offset) const { return file_.data() + offset; }

@@ -38,7 +38,7 @@ std::shared_ptr<OwnHeap> ProcessHeaps::own() const {
 std::shared_ptr<OwnHeap> ProcessHeaps::make_own() {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::shared_ptr<OwnHeap> heap = own_.lock();
-  if (!heap || heap->is_worn()) own_ = heap = std::make_shared<OwnHeap>(options().huge_pages);
+  if (!heap || heap->lost() > most_lost_) own_ = heap = std::make_shared<OwnHeap>(options().huge_pages);
   return heap;
 }
 

@@ -30,19 +30,23 @@ class PeerHeap final : private SharedWithOthers {
 /// groups of its node, and groups cost no descriptors. A heap lasts as long as somebody uses it.
 class ProcessHeaps {
  public:
+  /// A heap that has lost more than `most_lost` bytes of addresses serves no new groups.
+  explicit ProcessHeaps(size_t most_lost = HeapFile::kBytes / 4) : most_lost_(most_lost) {}
+
   /// Those of this process.
   static std::shared_ptr<ProcessHeaps> here();
 
   /// This process's heap, or null if it has none.
   std::shared_ptr<OwnHeap> own() const;
 
-  /// This process's heap, which is made if there is none, or if it is worn. Throws SystemError.
+  /// This process's heap, which is made if there is none, or if it has lost too much. Throws SystemError.
   std::shared_ptr<OwnHeap> make_own();
 
   /// The heap of another process. Throws SystemError or Error if it cannot be mapped.
   std::shared_ptr<PeerHeap> peer(const HeapPlace& place);
 
  private:
+  const size_t most_lost_;
   mutable std::mutex mutex_;  // guards all below
   std::weak_ptr<OwnHeap> own_;
   std::map<std::pair<uint64_t, uint64_t>, std::weak_ptr<PeerHeap>> peers_;  // by device and inode

@@ -98,6 +98,27 @@ TEST(a_group_that_fails_takes_its_tensors_out_of_every_groups_heap) {
   CHECK(next->heap().claim(fresh.get(), kPage) != NodeHeap::kNowhere);
 }
 
+TEST(a_heap_that_has_lost_too_many_addresses_serves_only_the_groups_that_have_it) {
+  const auto heaps = std::make_shared<ProcessHeaps>(2 * kPage);
+  const auto first = session_of_one(heaps);
+  std::vector<std::shared_ptr<void>> memory;
+  for (int i = 0; i < 3; ++i) {
+    memory.push_back(first->heap().allocate(kPage));
+    CHECK(heaps->make_own() == heaps->own());
+    const uint64_t offset = first->heap().offset_of(memory.back().get(), kPage);
+    for (int again = 0; again < 2; ++again) first->heap().withdraw(offset, kPage);
+    CHECK_EQ(heaps->own()->lost(), static_cast<size_t>(i + 1) * kPage);
+  }
+  const auto kept = first->heap().allocate(kPage);
+  const auto second = session_of_one(heaps);
+  const auto fresh = second->heap().allocate(kPage);
+  CHECK_EQ(heaps->own()->lost(), size_t{0});
+  CHECK_EQ(first->heap().claim(fresh.get(), kPage), NodeHeap::kNowhere);
+  CHECK(first->heap().claim(kept.get(), kPage) != NodeHeap::kNowhere);
+  CHECK_EQ(second->heap().claim(kept.get(), kPage), NodeHeap::kNowhere);
+  CHECK(second->heap().claim(fresh.get(), kPage) != NodeHeap::kNowhere);
+}
+
 TEST(tensors_are_copied_as_long_as_a_rank_does_not_see_the_heaps_of_all) {
   ShownHeap shown[2] = {};
   const auto heaps = std::make_shared<ProcessHeaps>(), others = std::make_shared<ProcessHeaps>();
