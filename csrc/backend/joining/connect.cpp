@@ -91,7 +91,8 @@ void join_meshes(Meshes& meshes, Rendezvous& rendezvous, const std::string& rule
     for (int rank = 0; rank < meeting.size; ++rank) cards.push_back(card_key(rank));
     for (const auto& keys : {keys_of_calls, keys_of_messages}) keys->fetch(cards, rendezvous.deadline());
   }
-  // The messages of send() and recv() to other nodes stay with TCP, since engines cannot tell which of several arrives first.
+  // The messages of send() and recv() to other nodes stay with TCP, since engines cannot tell which of several arrives
+  // first.
   if (auto engine = make_engine(rendezvous, meshes.calls->card())) meshes.calls->set_engine(std::move(engine));
 }
 
