@@ -18,8 +18,9 @@ is in place. The cases process_group_... are the same without torch.distributed'
 for every backend: the process group's own methods, a thin binding like mpi4py's, and what C++ such as a DDP reducer
 calls; without --collectives only that of all_reduce takes part. async_all_reduce waits for its Work at once, and
 functional_all_reduce is the call of DTensor and of models that torch compiles; operator_all_reduce is that of
-ourddp.functional. With one rank (`--ranks 1`) each shows what torch itself takes. The peer `ours_nodes`, ranks of
-`ours` that play two nodes, takes part only if --peers names it.
+ourddp.functional. With one rank (`--ranks 1`) each shows what torch itself takes. Two peers take part only if --peers
+names them: `ours_nodes`, ranks of `ours` that play two nodes, and `nothing`, torch's backend `fake`, which shows what a
+call of torch's takes before and after the backend's part.
 
 `--check` measures both kinds of all_reduce with 2, 4 and 8 ranks, both ways, and compares the medians with TARGETS,
 which are ratios to what the peers and the floor take in the same run.
@@ -178,8 +179,11 @@ class Caller:
 
     def _begin(self, collective: str, size: int) -> float:
         self._operation, self._buffers = OPERATIONS[collective], self._peer.buffers(size)
-        named = {self._name: self._buffers}, {self._name: self._peer.group}
-        self._call = collectives.calls(self._operation, *named, self._peer.call_of).get(self._name)
+        if self._name == peers.NOTHING:  # without a result to check
+            self._call = self._peer.call_of(self._name, self._operation, self._buffers, self._peer.group)
+        else:
+            named = {self._name: self._buffers}, {self._name: self._peer.group}
+            self._call = collectives.calls(self._operation, *named, self._peer.call_of).get(self._name)
         if not self._call:
             return math.nan
         seconds = self._measure(0)
@@ -290,7 +294,8 @@ def print_behind(report: dict[str, Any]) -> None:
     for run in report["runs"]:
         for row in run["rows"]:
             ours = reports.median(row, "ours")
-            rivals = {name: times["median"] for name, times in row["seconds"].items() if name not in ("ours", "floor")}
+            others = ("ours", "floor", peers.NOTHING)
+            rivals = {name: times["median"] for name, times in row["seconds"].items() if name not in others}
             if ours is None or not rivals:
                 continue
             cases += 1

@@ -7,6 +7,7 @@ have MPICH's binary interface, and another Open MPI.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shutil
@@ -25,6 +26,7 @@ from ourddp.bench import collectives, harness
 from ourddp.bench.operations import OPERATIONS, OWN, Buffers, Operation
 
 BARE = OWN + "all_reduce"
+FAKE = "torch.testing._internal.distributed.fake_pg"  # which registers the backend
 ALL_REDUCES = (OPERATIONS["all_reduce"], OPERATIONS[BARE])
 DEEPSPEED = "deepspeed_shm_comm"  # as DeepSpeed names the library
 # Where DeepSpeed's all-reduce has its memory, which it does not remove.
@@ -57,14 +59,17 @@ MPIS = {
     "impi": MpiPeer("impi-rt", "impi", {"I_MPI_PIN": "0", "I_MPI_FABRICS": "shm"}),
 }
 TWO_NODES = "ours_nodes"  # ranks that play two nodes, the first half of them one
+NOTHING = "nothing"  # torch's backend `fake`, whose calls do nothing
 DEFAULT = ("ours", "gloo", *MPIS, "deepspeed", "floor")
-NAMES = (*DEFAULT, TWO_NODES)
+NAMES = (*DEFAULT, TWO_NODES, NOTHING)
 
 
 def why_not(name: str, rivals: Path | None) -> str:
     """Return why the peer cannot take part, or nothing where it can."""
     if name in ("ours", TWO_NODES):
         return "" if importlib.util.find_spec("ourddp") else "ourddp is not installed"
+    if name == NOTHING:
+        return "" if importlib.util.find_spec(FAKE) else "this torch has no backend `fake`"
     if name == "gloo":
         return "" if dist.is_gloo_available() else "this torch has no Gloo"
     if name == "floor":
@@ -133,7 +138,9 @@ class Joined:
         else:
             if name == TWO_NODES:
                 os.environ["OURS_NODE_ID"] = f"node {2 * ranks.rank // ranks.size}"
-            self._name = {**dict.fromkeys(MPIS, "mpi"), TWO_NODES: "ours"}.get(name, name)
+            if name == NOTHING:
+                importlib.import_module(FAKE)
+            self._name = {**dict.fromkeys(MPIS, "mpi"), TWO_NODES: "ours", NOTHING: "fake"}.get(name, name)
             self.group = collectives.group_of(ranks, self._name)
 
     def buffers(self, size: int) -> Buffers:
