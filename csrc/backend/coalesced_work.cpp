@@ -93,9 +93,11 @@ void Coalescing::start() {
   std::vector<WorkPtr> stale;
   const std::lock_guard<std::mutex> lock(mutex_);
   stale.swap(works_[std::this_thread::get_id()]);
+  collects_ = true;
 }
 
 bool Coalescing::add(const WorkPtr& work) {
+  if (!collects_) return false;
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = works_.find(std::this_thread::get_id());
   if (found == works_.end()) return false;
@@ -111,6 +113,7 @@ Coalescing::WorkPtr Coalescing::end() {
     TORCH_CHECK(found != works_.end(), "endCoalescing() was called without startCoalescing()");
     works = std::move(found->second);
     works_.erase(found);
+    collects_ = !works_.empty();
   }
   return c10::make_intrusive<CoalescedWork>(std::move(works));
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -53,6 +54,7 @@ class Coalescing {
  private:
   std::mutex mutex_;
   std::map<std::thread::id, std::vector<WorkPtr>> works_;  // guarded by mutex_; by collecting thread
+  std::atomic<bool> collects_{false};                      // whether any thread does
 };
 
 }  // namespace ours

@@ -81,25 +81,26 @@ void CollectiveWork::complete_captured() noexcept {
   complete(nullptr);
 }
 
-Call CollectiveWork::make_call(Part part) {
-  if (!stop_) {
-    set_started();
-    stop_.emplace(stop_requested());
-    Arrivals& arrivals = queue_->ledger().begin();
-    // Programs call collectives of device tensors ahead of time, so that says nothing of who is late.
-    arrivals_ = device_call_ ? nullptr : &arrivals;
-  }
-  return {op_, dtype_, getSequencenumber(), Deadline::after(getTimeout()), called(), arrivals_, &*stop_, part};
+void CollectiveWork::start() {
+  set_started();
+  stop_.emplace(stop_requested());
+  Arrivals& arrivals = queue_->ledger().begin();
+  // Programs call collectives of device tensors ahead of time, so that says nothing of who is late.
+  arrivals_ = device_call_ ? nullptr : &arrivals;
+}
+
+Call CollectiveWork::make_call(Part part, Clock::time_point came) {
+  return {op_, dtype_, getSequencenumber(), Deadline::after(getTimeout(), came), called(), arrivals_, &*stop_, part};
 }
 
 bool CollectiveWork::begin() noexcept {
   if (!can_begin_ || device_call_ || !group_->can_begin()) return false;
   try {
-    body_(*group_, make_call(Part::Beginning));
+    start();
+    body_(*group_, make_call(Part::Beginning, started()));
     begun_ = group_->has_begun();
   } catch (const std::exception&) {  // which execute() meets again
   }
-  if (!begun_) stop_.reset();
   return begun_;
 }
 
@@ -123,12 +124,16 @@ c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
   return future;
 }
 
-void CollectiveWork::execute() noexcept {
+bool CollectiveWork::execute(bool awaited) noexcept {
   std::exception_ptr error;
-  const auto came = Clock::now();
   std::optional<timeline::Phase> phase;
-  if (begun_) phase.emplace("wait for the result");
-  const Call call = make_call(Part::Whole);
+  if (begun_) {
+    phase.emplace("wait for the result");
+  } else {
+    start();
+  }
+  const auto came = begun_ ? Clock::now() : started();
+  const Call call = make_call(Part::Whole, came);
   try {
     if (device_call_) {
       device_call_->run(body_, call);
@@ -150,10 +155,9 @@ void CollectiveWork::execute() noexcept {
   body_ = nullptr;
   // The operation ends with its last rank, not when somebody at last comes for the result.
   const auto ended = Clock::now() - lain(came);
-  took_ = ended - called();
-  queue_->ledger().add({called(), ended, bytes_});
+  queue_->ledger().add({called(), ended, bytes_, awaited ? queue_->last_sequence() : 0});
   if (tells_all()) queue_->stops().note_ended(count_, !error && stop_->told());
-  complete(error, ended);
+  return complete(error, ended);
 }
 
 void CollectiveWork::in_stream(const std::function<void()>& body) const {

@@ -56,13 +56,11 @@ class CollectiveWork final : public OursWork {
   bool ends_quietly();
 
   /// Runs the operation, or the rest of it, and completes the Work, except for its callbacks. The queue calls it once.
-  void execute() noexcept;
+  /// `awaited`: the program waits for it. Returns whether there are callbacks to run.
+  bool execute(bool awaited) noexcept;
   /// Whether every rank hears from every other in it, so that all know afterwards whether one was asked to stop.
   bool tells_all() const;
-  /// The time from the program's call to the end of execute().
-  Clock::duration took() const { return took_; }
 
-  using OursWork::has_callbacks;
   using OursWork::run_callbacks;
 
  protected:
@@ -75,13 +73,15 @@ class CollectiveWork final : public OursWork {
   bool is_enqueued() const override { return device_call_ && device_call_->is_enqueued(); }
 
  private:
-  Call make_call(Part part);
+  /// Notes that the operation begins. Called before make_call().
+  void start();
+  /// `came`: when this thread came to do that part.
+  Call make_call(Part part, Clock::time_point came);
   /// How long an operation that has begun had lain, with the data of all ranks there, until execute() came at `came`.
   Clock::duration lain(Clock::time_point came) const;
 
   const DType dtype_;
   const uint64_t bytes_;
-  Clock::duration took_{};
   uint64_t count_ = 0;  // among the queue's collectives
   std::function<void(Group&, const Call&)> body_;
   const bool can_begin_;

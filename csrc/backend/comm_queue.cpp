@@ -77,8 +77,7 @@ void CommQueue::submit(const WorkPtr& work, Next next) {
   }
   if (queue_.empty() && !running_) {
     if (next != Next::GoesOn) {
-      run(work, lock);
-      ledger_->waited(work->took(), last_sequence());
+      run(work, lock, true);
       return;
     }
     if (begin(work, lock)) return;
@@ -145,14 +144,13 @@ void CommQueue::await_returning_server(Lock& lock) {
   }
 }
 
-void CommQueue::run(const WorkPtr& work, Lock& lock) {
+void CommQueue::run(const WorkPtr& work, Lock& lock, bool awaited) {
   const Callback::Running none(nullptr);
   const bool nested = running_;
   running_ = true;
   runner_ = std::this_thread::get_id();
   lock.unlock();
-  work->execute();
-  const bool calls = work->has_callbacks();
+  const bool calls = work->execute(awaited);
   if (calls && nested) work->run_callbacks();
   lock.lock();
   running_ = nested;
@@ -180,7 +178,7 @@ void CommQueue::run_callbacks(CollectiveWork& work, Lock& lock) {
 void CommQueue::run_next(Lock& lock) {
   WorkPtr work = std::move(queue_.front());
   queue_.pop_front();
-  run(work, lock);
+  run(work, lock, false);
   // This may be the last reference, with which tensors and Python callbacks go: that must not happen under the lock.
   lock.unlock();
   work.reset();

@@ -61,13 +61,13 @@ TransferCallbacks TransferWork::message_ended(std::exception_ptr error) noexcept
 }
 
 TransferCallbacks TransferWork::end(const std::exception_ptr& error) noexcept {
-  complete(error);
+  const bool calls = complete(error);
   {
     // The transfer owns this Work through its callback: this breaks the cycle.
     std::lock_guard<std::mutex> lock(transfer_mutex_);
     transfer_.reset();
   }
-  if (!has_callbacks()) return nullptr;
+  if (!calls) return nullptr;
   return [self = c10::intrusive_ptr<TransferWork>::reclaim_copy(this)] { self->run_callbacks(); };
 }
 
@@ -96,7 +96,7 @@ bool TransferWork::wait(std::chrono::milliseconds timeout) {
   }
   attend();
   // Even without a timeout, since the Work may end after its message, and on another thread.
-  if (!await_done(timeout)) throw_wait_timeout(timeout);
+  if (!done() && !await_done(timeout)) throw_wait_timeout(timeout);
   rethrow();
   return true;
 }

@@ -1,5 +1,7 @@
 #include "backend/work.h"
 
+#include <utility>
+
 #include "backend/callback.h"
 #include "backend/errors.h"
 #include "backend/interruptible.h"
@@ -30,10 +32,7 @@ OursWork::OursWork(Op op, int rank, std::shared_ptr<GroupStatus> status, const s
 
 bool OursWork::isSuccess() const { return done() && exception() == nullptr; }
 
-std::exception_ptr OursWork::exception() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return exception_;
-}
+std::exception_ptr OursWork::exception() const { return done() ? exception_ : nullptr; }
 
 std::vector<at::Tensor> OursWork::result() {
   TORCH_CHECK(done() || !devices().empty(), name_of(op_), " has not completed: call wait() before result()");
@@ -42,7 +41,7 @@ std::vector<at::Tensor> OursWork::result() {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> OursWork::getFuture() {
-  std::lock_guard<std::mutex> lock(future_mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   if (future_) return future_;
   c10::TypePtr type = c10::ListType::create(c10::TensorType::get());
   if (outputs_.size() > 1) type = c10::ListType::create(type);
@@ -116,26 +115,33 @@ void OursWork::add_to_timeline() const {
   timeline::count(kQuantity, when.ended, 0);
 }
 
-void OursWork::complete(const std::exception_ptr& error, Clock::time_point ended) noexcept {
+bool OursWork::complete(const std::exception_ptr& error, Clock::time_point ended) noexcept {
   ended_ = ended;
   if (timeline::is_on()) add_to_timeline();
   // The abort hooks want to see the state before anything reacts to the failure.
-  finish(error ? status_->note_error(error) : nullptr);
+  const std::exception_ptr seen = error ? status_->note_error(error) : nullptr;
   status_->timeouts.completed(key_);
+  // c10d::Work::finish(), but the Work is done, and has a future to complete or not, in one step with it.
+  if (recordFunctionEndCallback_) std::exchange(recordFunctionEndCallback_, nullptr)();
+  bool calls = false;
   {
-    std::lock_guard<std::mutex> lock(future_mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    completed_ = true;
+    exception_ = seen;
     done_.store(true, std::memory_order_release);
-  }
-  // A waiter that has seen done_ unset holds the lock until it sleeps.
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
+    calls = has_callbacks(lock);
   }
   cv_.notify_all();
   if (error == nullptr) tell_hooks();
+  return calls;
 }
 
-bool OursWork::has_callbacks() {
-  std::lock_guard<std::mutex> lock(future_mutex_);
+bool OursWork::has_callbacks() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return has_callbacks(lock);
+}
+
+bool OursWork::has_callbacks(const std::lock_guard<std::mutex>& /*held*/) const {
   return future_ && !future_->completed();
 }
 
@@ -154,7 +160,7 @@ void OursWork::run_callbacks() noexcept {
 
 void OursWork::watch_future(TransferLimit& limit) {
   {
-    std::lock_guard<std::mutex> lock(future_mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     if (watched_ || done()) return;
     watched_ = true;
   }

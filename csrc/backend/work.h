@@ -88,11 +88,12 @@ class OursWork : public c10d::Work, public Timed {
   Clock::time_point started() const { return started_; }
   void set_started();
 
-  /// Ends the Work, except for its future. Called once. `error` may be one of the torch-free layers.
-  void complete(const std::exception_ptr& error, Clock::time_point ended = Clock::now()) noexcept;
+  /// Ends the Work, except for its future. Called once. `error` may be one of the torch-free layers. Returns whether
+  /// there is a future that has yet to be completed.
+  bool complete(const std::exception_ptr& error, Clock::time_point ended = Clock::now()) noexcept;
 
-  /// After complete(): whether there is a future that has yet to be completed.
-  bool has_callbacks();
+  /// Whether there is such a future now.
+  bool has_callbacks() const;
 
   /// Called after complete(): completes the future, if there is one, and so runs its callbacks.
   void run_callbacks() noexcept;
@@ -115,6 +116,8 @@ class OursWork : public c10d::Work, public Timed {
 
  private:
   void add_to_timeline() const;
+  bool has_callbacks(const std::lock_guard<std::mutex>& held) const;
+  /// Called once the Work is done.
   void settle(c10::ivalue::Future& future) const;
   void tell_hooks() noexcept;
 
@@ -127,10 +130,9 @@ class OursWork : public c10d::Work, public Timed {
   const Clock::time_point called_ = Clock::now();
   Clock::time_point started_ = called_;
   Clock::time_point ended_ = started_;
-  std::atomic<bool> done_{false};
-  std::mutex future_mutex_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by future_mutex_; made on demand
-  bool watched_ = false;                            // guarded by future_mutex_
+  std::atomic<bool> done_{false};                   // from then on exception_ stays as it is
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mutex_; made on demand
+  bool watched_ = false;                            // guarded by mutex_
 };
 
 }  // namespace ours

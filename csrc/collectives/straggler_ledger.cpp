@@ -51,6 +51,7 @@ void StragglerLedger::add(const Entry& call) {
   }
   ended_ = steady_us(call.ended);
   total_.elapsed = ended_ - began_;
+  if (call.made != 0) spend(ended_ - called, call.made);
   if (total_.elapsed - marks_[1].elapsed < kMarkEvery) return;
   marks_[0] = std::move(marks_[1]);
   marks_[1] = total_;
@@ -58,7 +59,12 @@ void StragglerLedger::add(const Entry& call) {
 
 void StragglerLedger::waited(Clock::duration time, uint64_t made) {
   const int64_t blocked = std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+  if (blocked == 0 && !leading_) return;
   const std::lock_guard<std::mutex> lock(mutex_);
+  spend(blocked, made);
+}
+
+void StragglerLedger::spend(int64_t blocked, uint64_t made) {
   total_.blocked += blocked;
   if (!leading_) return;
   leading_ = false;
@@ -80,7 +86,7 @@ void StragglerLedger::update_leads(size_t slowest, int64_t last, int64_t others)
     for (int64_t& other : leads_) other = begin - std::max(ended_ - other, last);
   }
   leads_[slowest] = lead;
-  leading_ = leading_ || lead > 0;
+  if (lead > 0) leading_ = true;
 }
 
 StragglerTally StragglerLedger::total() const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -44,11 +45,12 @@ class StragglerLedger {
     Clock::time_point called;  ///< by the program
     Clock::time_point ended;
     uint64_t bytes;
+    uint64_t made = 0;  ///< if the program has waited for it all that time: how many calls it has made so far
   };
 
   StragglerLedger(int rank, int size);
 
-  /// Called before each call. Returns where to note when the ranks make it.
+  /// Called before each call, and again if its beginning has failed. Returns where to note when the ranks make it.
   Arrivals& begin() {
     arrivals_.begin(rank_);
     return arrivals_;
@@ -64,6 +66,8 @@ class StragglerLedger {
   StragglerTally recent() const;
 
  private:
+  /// What waited() does. Called with the lock.
+  void spend(int64_t blocked, uint64_t made);
   /// The last rank arrived then, and all others had by `others`.
   void update_leads(size_t slowest, int64_t last, int64_t others);
 
@@ -71,7 +75,7 @@ class StragglerLedger {
   Arrivals arrivals_;
   mutable std::mutex mutex_;  // guards all below
   std::vector<int64_t> leads_;
-  bool leading_ = false;  ///< whether any lead is not 0
+  std::atomic<bool> leading_{false};  ///< whether any lead is not 0; looked at without the lock, too
   int64_t began_ = 0;
   int64_t ended_ = 0;
   StragglerTally total_;
