@@ -2,38 +2,11 @@
 
 #include <array>
 #include <cstddef>
-#include <cstdint>
 
+#include "collectives/node/faster_way.h"
 #include "common/deadline.h"
 
 namespace ours {
-
-/// Measures two ways of doing the same thing, and says which is faster.
-class FasterWay {
- public:
-  /// Whether to take the second way in the call after the one that begins, of which nothing is known yet. The slower
-  /// way is tried again and again, more often in the beginning, and the more rarely the slower it is.
-  bool next();
-
-  /// What a call that did so much work took, done in the second way or not.
-  void took(bool second, Clock::duration time, size_t work);
-
- private:
-  /// The cheapest of the last calls counts, since others may have been interrupted.
-  static constexpr size_t kKept = 4;
-
-  struct Costs {
-    std::array<double, kKept> ns{};  ///< a unit of work
-    size_t known = 0;
-
-    double cheapest() const;
-  };
-
-  std::array<Costs, 2> costs_;
-  uint64_t calls_ = 0;
-  uint64_t next_try_ = 0;
-  double between_tries_ = 4;  ///< calls, if the other way is no slower
-};
 
 /// Says whether the ranks of a node lend one another their memory for a large reduction, or go through shared memory.
 /// To read where data lies leaves more of the caches to it and takes fewer synchronisations, but costs system calls:
@@ -42,7 +15,7 @@ class FasterWay {
 class LendChoice {
  public:
   /// Below, shared memory stays in the caches and is about as fast.
-  static constexpr size_t kLeastBytes = size_t{2} << 20;
+  static constexpr size_t kLeastBytes = size_t{256} << 10;
 
   bool lends(size_t bytes) const { return bytes >= kLeastBytes && at(bytes).lends; }
 

@@ -55,14 +55,7 @@ bool NodeMessages::push(int to, Mover mover, Messages& ended) {
   while (!out.sends.empty()) {
     Message& message = *out.sends.front();
     if (!message.header_sent) {
-      if (out.channel.writable() < sizeof(Header)) break;
-      const bool fits = message.bytes + sizeof(Header) <= out.channel.capacity();
-      if (!fits && mover == Mover::Goes && may_copy()) {
-        ring();  // for a thread that moves messages already; otherwise this one may come to wait
-        break;
-      }
-      const bool copies = fits || (mover == Mover::Waits && may_copy());
-      out.lends = !copies && session_->reads_all(to) && is_readable_by_others(message.data, message.bytes);
+      if (out.channel.writable() < sizeof(Header) || !choose_way(to, mover)) break;
       const Header header{message.header(), out.lends ? reinterpret_cast<uint64_t>(message.data) : 0};
       out.channel.write(&header, sizeof(header));
       message.header_sent = true;
@@ -71,12 +64,44 @@ bool NodeMessages::push(int to, Mover mover, Messages& ended) {
     const size_t n = push_part(to, message);
     message.moved += n;
     moved = moved || n != 0;
-    if (message.moved < message.bytes) break;
+    if (message.moved < message.bytes || !has_ended(out)) break;
+    end_trial(out, message.bytes);
     ended.push_back(std::move(out.sends.front()));
     out.sends.pop_front();
   }
   if (moved) signal(session_->block(to).doorbell);
   return moved;
+}
+
+bool NodeMessages::choose_way(int to, Mover mover) {
+  Outgoing& out = out_[static_cast<size_t>(to)];
+  const Message& message = *out.sends.front();
+  out.lends = false;
+  if (message.bytes + sizeof(Header) <= out.channel.capacity()) return true;
+  const bool can_copy = mover != Mover::Other && may_copy();
+  if (can_copy && mover == Mover::Goes) {
+    ring();  // for a thread that moves messages already; otherwise this one may come to wait
+    return false;
+  }
+  const bool can_lend = session_->reads_all(to) && is_readable_by_others(message.data, message.bytes);
+  out.lends = can_lend && !can_copy;
+  if (!can_lend || !can_copy) return true;
+  out.lends = faster_way(message.bytes).next();
+  out.trial = Trial{out.lends, Clock::now()};
+  return true;
+}
+
+void NodeMessages::end_trial(Outgoing& out, size_t bytes) {
+  if (!out.trial) return;
+  faster_way(bytes).took(out.trial->lends, Clock::now() - out.trial->began, bytes);
+  out.trial.reset();
+}
+
+FasterWay& NodeMessages::faster_way(size_t bytes) {
+  // Sizes from one power of two to the next are one.
+  size_t number = 0;
+  while (number + 1 < ways_.size() && bytes >> (number + 1) >= session_->layout().ring_bytes) ++number;
+  return ways_[number];
 }
 
 size_t NodeMessages::push_part(int to, Message& message) {
@@ -158,6 +183,7 @@ Messages NodeMessages::take_all() {
   inbox_->clear();
   for (Outgoing& out : out_) {
     if (out.lends) out.channel.withdraw();
+    out.trial.reset();
     out.sends.clear();
   }
   return all;

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <array>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "collectives/messages/inbox.h"
 #include "collectives/messages/message_carrier.h"
+#include "collectives/node/faster_way.h"
 #include "transport/node/channel.h"
 #include "transport/node/node_session.h"
 
@@ -57,11 +60,17 @@ class NodeMessages final : public MessageCarrier {
     MessageHeader message;
     uint64_t address;  ///< of the message in the sender's memory; 0: its bytes follow
   };
+  /// A message that could go either way, which is timed.
+  struct Trial {
+    bool lends;
+    Clock::time_point began;
+  };
   struct Outgoing {
     Channel channel;
     bool reserved = false;                         ///< its memory was taken
     bool lends = false;                            ///< the receiver reads the first message in this rank's memory
     uint64_t taken = 0;                            ///< how many it has read there
+    std::optional<Trial> trial{};                  ///< the first message, if it is one
     std::deque<std::shared_ptr<Message>> sends{};  ///< in the order posted
   };
   struct Incoming {
@@ -77,10 +86,17 @@ class NodeMessages final : public MessageCarrier {
   }
   SleepWord& doorbell() const { return session_->self().doorbell; }
   bool push(int to, Mover mover, Messages& ended);
-  /// Whether a thread that waits may begin to send what does not fit into the channel through it all the same. That
-  /// takes the least time if both ranks copy at once, but so much of two cores that it is done only if they have them,
-  /// and this rank has nothing else to move.
+  /// Whether a thread that waits may begin to send what does not fit into the channel through it all the same. Both
+  /// ranks copy at once then, which takes so much of two cores that it is done only if they have them, this rank has
+  /// nothing else to move, and it takes less time than lending, which is measured.
   bool may_copy() const { return session_->have_own_cores() && inbox_->empty(); }
+  /// Chooses how the first message to that rank goes. Returns false if a thread that waits has to choose.
+  bool choose_way(int to, Mover mover);
+  /// Whether the first message, all of which this rank has moved, has ended: one that is timed ends when the receiver
+  /// has all of it, whichever way it goes.
+  static bool has_ended(const Outgoing& out) { return !out.trial || out.channel.writable() == out.channel.capacity(); }
+  void end_trial(Outgoing& out, size_t bytes);
+  FasterWay& faster_way(size_t bytes);
   /// Moves a part of the first message. Returns how many bytes have moved.
   size_t push_part(int to, Message& message);
   /// The same for the message that is arriving from `from`.
@@ -99,6 +115,7 @@ class NodeMessages final : public MessageCarrier {
   std::vector<int> locals_;             // for which these are the ranks in the node
   std::vector<Outgoing> out_;           // by destination
   std::vector<Incoming> in_;            // by source
+  std::array<FasterWay, 16> ways_;      // to copy a message that does not fit, or to lend it; by size
 };
 
 std::shared_ptr<PointToPoint> make_node_point_to_point(const std::shared_ptr<NodeSession>& session);
