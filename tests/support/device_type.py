@@ -17,6 +17,7 @@ import sysconfig
 from pathlib import Path
 from types import ModuleType
 
+import cpp_make
 import torch
 
 from ourddp import _C
@@ -64,13 +65,7 @@ def build() -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # A surrounding make's flags (its job server, its variables) are not for this one.
-        environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-        command = ["make", "--no-print-directory", "-j2", "-C", str(ROOT), "-f", "tests/cpp/Makefile", "stand_in"]
-        made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
-        if made.returncode != 0:
-            raise RuntimeError(f"the stand-in devices cannot be built:\n{made.stdout[-3000:]}{made.stderr[-3000:]}")
-        library = ROOT / made.stdout.strip().splitlines()[-1]
+        library = cpp_make.make("stand_in")
         return library, _module(folder, library)
 
 

@@ -1,0 +1,28 @@
+"""Makes what the Makefile of the C++ tests has for others, of the core that the package was built of if it is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ourddp import _build_info
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 900
+
+
+def make(target: str, *settings: str) -> Path:
+    """Make ``target``, which prints the path of what it makes last. Return the path."""
+    # A surrounding make's flags (its job server, its variables) are not for this one.
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    jobs = f"-j{len(os.sched_getaffinity(0))}"
+    command = ["make", "--no-print-directory", jobs, "-C", str(ROOT), "-f", "tests/cpp/Makefile", target, *settings]
+    # setup.py leaves it there. A package that was built elsewhere has none, and then all is compiled here.
+    core = Path("build", f"{sys.implementation.cache_tag}-torch-{_build_info.TORCH_VERSION}", "core.a")
+    command += [f"CORE_ARCHIVE={core}"] if (ROOT / core).is_file() else []
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if made.returncode != 0:
+        raise RuntimeError(f"{target} cannot be built:\n{made.stdout[-3000:]}{made.stderr[-3000:]}")
+    return ROOT / made.stdout.splitlines()[-1]
