@@ -15,7 +15,7 @@ namespace ours {
 class LendChoice {
  public:
   /// Below, shared memory stays in the caches and is about as fast.
-  static constexpr size_t kLeastBytes = size_t{256} << 10;
+  static constexpr size_t kLeastBytes = size_t{2} << 20;
 
   bool lends(size_t bytes) const { return bytes >= kLeastBytes && at(bytes).lends; }
 

@@ -18,7 +18,9 @@ NodeMessages::NodeMessages(const std::shared_ptr<NodeSession>& session)
                                                     [session](int rank) { return session->describe(rank); })) {}
 
 NodeMessages::NodeMessages(std::shared_ptr<NodeSession> session, std::shared_ptr<Inbox> inbox)
-    : session_(std::move(session)), inbox_(std::move(inbox)) {
+    : session_(std::move(session)),
+      spread_(*session_, [](RankBlock& block, size_t) -> std::atomic<int32_t>& { return block.core_of_messages; }),
+      inbox_(std::move(inbox)) {
   for (int r = 0; r < size(); ++r) {
     const auto number = static_cast<size_t>(session_->number_of(r));
     locals_.resize(std::max(locals_.size(), number + 1), -1);
@@ -46,6 +48,8 @@ bool NodeMessages::progress(Messages& ended, Mover mover) {
     moved = push(r, mover, ended) || moved;
     moved = pull(r) || moved;
   }
+  if (mover != Mover::Other) spread_.publish();
+  if (mover == Mover::Waits && !moved) spread_.settle();
   return inbox_->collect(ended) || moved;
 }
 

@@ -10,6 +10,7 @@
 #include "collectives/messages/message_carrier.h"
 #include "collectives/node/faster_way.h"
 #include "transport/node/channel.h"
+#include "transport/node/core_spread.h"
 #include "transport/node/node_session.h"
 
 namespace ours {
@@ -111,6 +112,7 @@ class NodeMessages final : public MessageCarrier {
   bool begin(int from);
 
   const std::shared_ptr<NodeSession> session_;
+  CoreSpread spread_;
   const std::shared_ptr<Inbox> inbox_;  // knows ranks by their numbers in the group,
   std::vector<int> locals_;             // for which these are the ranks in the node
   std::vector<Outgoing> out_;           // by destination

@@ -35,10 +35,13 @@ bool move_to_core(int core) {
 }
 
 void CoreSpread::publish(size_t parity) {
-  session_.self().arrival[parity].core.store(::sched_getcpu(), std::memory_order_relaxed);
+  std::atomic<int32_t>& place = place_(session_.self(), parity);
+  const int core = ::sched_getcpu();
+  // Others may have the line, which they need not fetch again.
+  if (place.load(std::memory_order_relaxed) != core) place.store(core, std::memory_order_relaxed);
 }
 
-CoreSpread::CoreSpread(NodeSession& session) : session_(session) {
+CoreSpread::CoreSpread(NodeSession& session, Place place) : session_(session), place_(place) {
   const auto cores = static_cast<int>(std::max<size_t>(1, allowed_cores().size()));
   fair_ = options().spread ? (session.size() + cores - 1) / cores : session.size();
 }

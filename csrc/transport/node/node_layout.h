@@ -26,7 +26,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 21;
+constexpr uint32_t kSegmentVersion = 22;
 
 /// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
@@ -100,6 +100,8 @@ struct alignas(alignof(Arrival)) RankBlock {
   /// By parity: the number of BufferParts that make up the rank's buffer, if it has published them. They are in its
   /// stage.
   alignas(kCacheLine) uint64_t parts[2];
+  /// The core on which a thread of the program was that last moved messages; -1: none.
+  std::atomic<int32_t> core_of_messages;
   /// Whether the rank has measured that it is faster to write what ranks share around their caches.
   std::atomic<bool> around_is_faster;
   /// The ranks outside the node for which this rank waits, as numbers in the group, and the call in which it waits;

@@ -183,6 +183,7 @@ void NodeSession::attach() {
   std::memcpy(me.host, host.data(), std::min(host.size(), sizeof(me.host) - 1));
   if (size_ > 1) me.whereabouts = own_whereabouts();
   me.cores = own_share();
+  me.core_of_messages.store(-1, std::memory_order_relaxed);
   mark_ = me.mark = random_number();
   me.mark_at = reinterpret_cast<uint64_t>(&mark_);
   me.state.store(kAttached, std::memory_order_release);

@@ -1,8 +1,11 @@
 #include "collectives/node/node_messages.h"
 
+#include <sched.h>
+
 #include <utility>
 
 #include "support/node_ranks.h"
+#include "transport/node/core_spread.h"
 
 namespace ours::testing {
 namespace {
@@ -118,6 +121,25 @@ TEST(a_sender_that_also_receives_lends_its_memory) {
   sender.progress(ended, Mover::Waits);
   const Channel channel(*sessions[0], 0, 1);
   CHECK(channel.readable() > 0 && channel.readable() < channel.capacity());
+}
+
+// The scheduler may leave both on one core, where each waits for the other to give it away.
+TEST(a_rank_that_waits_for_a_message_leaves_a_core_that_it_shares) {
+  const std::vector<int> cores = allowed_cores();
+  const Sessions sessions = make_sessions(2, 4096);
+  if (cores.size() < 2) return;  // nowhere to move to
+  NodeMessages waiting(sessions[1]);
+  CHECK_EQ(sessions[0]->self().core_of_messages.load(), -1);
+  CHECK(move_to_core(cores[0]));
+  std::vector<int> target(1);
+  waiting.add(message_of(Op::Recv, target, 0));
+  Messages ended;
+  waiting.progress(ended, Mover::Waits);
+  sessions[0]->self().core_of_messages.store(cores[0]);
+  wait_until([&] {
+    waiting.progress(ended, Mover::Waits);
+    return sched_getcpu() != cores[0];
+  });
 }
 
 // What it reads ends with the header of a message whose bytes had no room in the channel.
