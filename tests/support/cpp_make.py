@@ -13,15 +13,21 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 900
 
 
+def _is_current(core: Path) -> bool:
+    """Return whether setup.py has left ``core`` there, where it built the package, and of the present sources."""
+    parts = ("common", "kernels", "device", "transport", "collectives")
+    sources = (path for part in parts for path in (ROOT / "csrc" / part).rglob("*.*"))
+    return core.is_file() and all(path.stat().st_mtime <= core.stat().st_mtime for path in sources)
+
+
 def make(target: str, *settings: str) -> Path:
     """Make ``target``, which prints the path of what it makes last. Return the path."""
     # A surrounding make's flags (its job server, its variables) are not for this one.
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     jobs = f"-j{len(os.sched_getaffinity(0))}"
     command = ["make", "--no-print-directory", jobs, "-C", str(ROOT), "-f", "tests/cpp/Makefile", target, *settings]
-    # setup.py leaves it there. A package that was built elsewhere has none, and then all is compiled here.
     core = Path("build", f"{sys.implementation.cache_tag}-torch-{_build_info.TORCH_VERSION}", "core.a")
-    command += [f"CORE_ARCHIVE={core}"] if (ROOT / core).is_file() else []
+    command += [f"CORE_ARCHIVE={core}"] if _is_current(ROOT / core) else []
     made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if made.returncode != 0:
         raise RuntimeError(f"{target} cannot be built:\n{made.stdout[-3000:]}{made.stderr[-3000:]}")

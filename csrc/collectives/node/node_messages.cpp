@@ -48,8 +48,6 @@ bool NodeMessages::progress(Messages& ended, Mover mover) {
     moved = push(r, mover, ended) || moved;
     moved = pull(r) || moved;
   }
-  if (mover != Mover::Other) spread_.publish();
-  if (mover == Mover::Waits && !moved) spread_.settle();
   return inbox_->collect(ended) || moved;
 }
 
@@ -62,6 +60,7 @@ bool NodeMessages::push(int to, Mover mover, Messages& ended) {
       if (out.channel.writable() < sizeof(Header) || !choose_way(to, mover)) break;
       const Header header{message.header(), out.lends ? reinterpret_cast<uint64_t>(message.data) : 0};
       out.channel.write(&header, sizeof(header));
+      out.header_end = out.channel.written();
       message.header_sent = true;
       moved = true;
     }
@@ -91,13 +90,20 @@ bool NodeMessages::choose_way(int to, Mover mover) {
   out.lends = can_lend && !can_copy;
   if (!can_lend || !can_copy) return true;
   out.lends = faster_way(message.bytes).next();
-  out.trial = Trial{out.lends, Clock::now()};
+  out.trial = Trial{out.lends, std::nullopt};
   return true;
 }
 
+void NodeMessages::begin_trial(Outgoing& out) {
+  if (!out.trial || out.trial->began || out.channel.read_so_far() < out.header_end) return;
+  out.trial->began = Clock::now();
+}
+
 void NodeMessages::end_trial(Outgoing& out, size_t bytes) {
-  if (!out.trial) return;
-  faster_way(bytes).took(out.trial->lends, Clock::now() - out.trial->began, bytes);
+  // The receiver may have come and gone since this rank looked last.
+  if (out.trial && out.trial->began) {
+    faster_way(bytes).took(out.trial->lends, Clock::now() - *out.trial->began, bytes);
+  }
   out.trial.reset();
 }
 
@@ -110,9 +116,12 @@ FasterWay& NodeMessages::faster_way(size_t bytes) {
 
 size_t NodeMessages::push_part(int to, Message& message) {
   Outgoing& out = out_[static_cast<size_t>(to)];
+  begin_trial(out);
   if (!out.lends) {
-    return in_parts(to, message.bytes - message.moved,
-                    [&](size_t at, size_t n) { return out.channel.write(message.data + message.moved + at, n); });
+    return in_parts(to, message.bytes - message.moved, [&](size_t at, size_t n) {
+      begin_trial(out);
+      return out.channel.write(message.data + message.moved + at, n);
+    });
   }
   if (out.channel.taken() == out.taken) return 0;
   ++out.taken;
@@ -210,19 +219,34 @@ bool NodeMessages::empty() const {
 
 bool NodeMessages::rest(const std::function<bool()>& ready) {
   bool time_to_look = false;
+  spread_.publish();
+  // One of several threads is enough.
+  if (const std::unique_lock<std::mutex> lock(spread_mutex_, std::try_to_lock); lock && spread_.settle()) {
+    spread_.publish();
+  }
   wait_on(
       doorbell(), session_->wait_policy(), Deadline::after(kLookAround), [&] { return time_to_look || ready(); },
       [&] { time_to_look = true; });
+  spread_.withdraw();
   return time_to_look;
+}
+
+bool NodeMessages::is_delivered(int to, const Message& message) const {
+  const Outgoing& out = out_[static_cast<size_t>(to)];
+  if (!message.header_sent || out.sends.empty() || out.sends.front().get() != &message) return false;
+  return out.lends ? out.channel.taken() != out.taken : message.moved == message.bytes && has_ended(out);
 }
 
 Absent NodeMessages::absent(const Message& message) const {
   Absent absent;
   for (int r = 0; r < size(); ++r) {
     if (r == session_->rank() || (message.peer != session_->number_of(r) && message.peer != kAnySource)) continue;
-    // What the peer sent before it ended may still be on its way to us.
     const char* const why = session_->absence(r);
-    if (why == nullptr || (message.op != Op::Send && in_[static_cast<size_t>(r)].channel.readable() != 0)) continue;
+    if (why == nullptr) continue;
+    // What the peer sent before it ended may still be on its way to us, and it may have received this.
+    if (message.op == Op::Send ? is_delivered(r, message) : in_[static_cast<size_t>(r)].channel.readable() != 0) {
+      continue;
+    }
     absent.last = session_->describe(r) + ' ' + why + session_->reason(r);
     if (session_->block(r).state.load() != kLeft) throw PeerError(absent.last);
     ++absent.ranks;

@@ -3,6 +3,7 @@
 #include <array>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -61,10 +62,10 @@ class NodeMessages final : public MessageCarrier {
     MessageHeader message;
     uint64_t address;  ///< of the message in the sender's memory; 0: its bytes follow
   };
-  /// A message that could go either way, which is timed.
+  /// A message that could go either way, which is timed from when the receiver has seen it.
   struct Trial {
     bool lends;
-    Clock::time_point began;
+    std::optional<Clock::time_point> began;
   };
   struct Outgoing {
     Channel channel;
@@ -72,6 +73,7 @@ class NodeMessages final : public MessageCarrier {
     bool lends = false;                            ///< the receiver reads the first message in this rank's memory
     uint64_t taken = 0;                            ///< how many it has read there
     std::optional<Trial> trial{};                  ///< the first message, if it is one
+    uint64_t header_end = 0;                       ///< where its bytes begin in the channel
     std::deque<std::shared_ptr<Message>> sends{};  ///< in the order posted
   };
   struct Incoming {
@@ -86,6 +88,8 @@ class NodeMessages final : public MessageCarrier {
     return static_cast<size_t>(rank) < locals_.size() ? locals_[static_cast<size_t>(rank)] : -1;
   }
   SleepWord& doorbell() const { return session_->self().doorbell; }
+  /// Whether that rank has the message, although progress() has not seen that yet.
+  bool is_delivered(int to, const Message& message) const;
   bool push(int to, Mover mover, Messages& ended);
   /// Whether a thread that waits may begin to send what does not fit into the channel through it all the same. Both
   /// ranks copy at once then, which takes so much of two cores that it is done only if they have them, this rank has
@@ -96,6 +100,7 @@ class NodeMessages final : public MessageCarrier {
   /// Whether the first message, all of which this rank has moved, has ended: one that is timed ends when the receiver
   /// has all of it, whichever way it goes.
   static bool has_ended(const Outgoing& out) { return !out.trial || out.channel.writable() == out.channel.capacity(); }
+  static void begin_trial(Outgoing& out);
   void end_trial(Outgoing& out, size_t bytes);
   FasterWay& faster_way(size_t bytes);
   /// Moves a part of the first message. Returns how many bytes have moved.
@@ -112,7 +117,8 @@ class NodeMessages final : public MessageCarrier {
   bool begin(int from);
 
   const std::shared_ptr<NodeSession> session_;
-  CoreSpread spread_;
+  std::mutex spread_mutex_;
+  CoreSpread spread_;                   // of the ranks that wait for messages; settle() needs its mutex
   const std::shared_ptr<Inbox> inbox_;  // knows ranks by their numbers in the group,
   std::vector<int> locals_;             // for which these are the ranks in the node
   std::vector<Outgoing> out_;           // by destination

@@ -31,6 +31,9 @@ class Channel {
   void peek(void* data, size_t bytes) const;
 
   size_t capacity() const { return capacity_; }
+  /// How many bytes have ever been written, for the writer, and read.
+  uint64_t written() const { return head_->written.load(std::memory_order_relaxed); }
+  uint64_t read_so_far() const { return head_->read.load(std::memory_order_acquire); }
 
   /// The reader has read a message where it lies in the writer's memory. Returns false if that may have changed before.
   bool take();

@@ -29,6 +29,8 @@ class CoreSpread {
 
   /// Says where this rank runs. Among collectives, called before a synchronisation of all ranks, of that parity.
   void publish(size_t parity = 0);
+  /// Says that it does not matter any more.
+  void withdraw() { place_(session_.self(), 0).store(-1, std::memory_order_relaxed); }
 
   /// Moves this rank if it is the one that should move, and returns whether it did. Among collectives, called after
   /// that synchronisation.

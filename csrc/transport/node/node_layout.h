@@ -100,7 +100,7 @@ struct alignas(alignof(Arrival)) RankBlock {
   /// By parity: the number of BufferParts that make up the rank's buffer, if it has published them. They are in its
   /// stage.
   alignas(kCacheLine) uint64_t parts[2];
-  /// The core on which a thread of the program was that last moved messages; -1: none.
+  /// The core on which a thread waits for messages; -1: none does.
   std::atomic<int32_t> core_of_messages;
   /// Whether the rank has measured that it is faster to write what ranks share around their caches.
   std::atomic<bool> around_is_faster;
