@@ -46,6 +46,7 @@ class ProcessWatch::Watched {
 #ifdef SYS_pidfd_open
     pidfd_ = Fd(with_descriptors([&] { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }));
     if (pidfd_.valid()) return;
+    // NOLINTNEXTLINE(clang-analyzer-unix.Errno): the call has failed.
     if (errno == ESRCH) {
       ended_at_start_ = true;
       return;

@@ -93,6 +93,7 @@ void PostedMessages::call(TransferCallbacks callbacks) {
   finish_ended(lock, nullptr);
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): the caller owns it, so shared_from_this() does not throw.
 void PostedMessages::close() noexcept {
   if (carrier_->in_child()) return;
   Lock lock(mutex_);

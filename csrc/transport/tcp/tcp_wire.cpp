@@ -9,10 +9,11 @@ namespace ours {
 
 namespace {
 
-const std::string kTag = "ours-tcp" + std::to_string(kTcpVersion);
 constexpr size_t kMaxText = 8 * 1024;
 constexpr size_t kMaxAddresses = 64;
 constexpr size_t kMaxChunk = size_t{1} << 30;
+
+std::string tag_of_version() { return "ours-tcp" + std::to_string(kTcpVersion); }
 
 template <class Message>
 uint64_t proof(const SipKey& secret, const Nonce& challenge, const Nonce& hello, Message message) {
@@ -100,7 +101,8 @@ std::string card_key(int rank) { return "card/" + std::to_string(rank); }
 
 std::string TcpCard::text() const {
   std::ostringstream out;
-  out << kTag << ' ' << machine << ' ' << text_of(whereabouts.key) << ' ' << mesh << ' ' << addresses.size();
+  out << tag_of_version() << ' ' << machine << ' ' << text_of(whereabouts.key) << ' ' << mesh << ' '
+      << addresses.size();
   for (const auto* list : {&addresses, &whereabouts.addresses}) {
     for (const SocketAddress& address : *list) out << ' ' << address.text();
   }
@@ -113,7 +115,8 @@ TcpCard TcpCard::parse(const std::string& text) {
   std::string tag, key;
   size_t count = 0;
   in >> tag >> card.machine >> key >> card.mesh >> count;
-  if (!in || tag != kTag || count == 0 || !parse_key(key, card.whereabouts.key)) malformed("card of a rank");
+  if (!in || tag != tag_of_version() || count == 0 || !parse_key(key, card.whereabouts.key))
+    malformed("card of a rank");
   for (std::string word; in >> word;) {
     const auto address = SocketAddress::parse(word);
     auto& list = card.addresses.size() < count ? card.addresses : card.whereabouts.addresses;
@@ -126,7 +129,7 @@ TcpCard TcpCard::parse(const std::string& text) {
 
 std::string TcpTerms::text() const {
   std::ostringstream out;
-  out << kTag << ' ' << text_of(secret) << ' ' << plan.streams << ' ' << plan.chunk_bytes << ' '
+  out << tag_of_version() << ' ' << text_of(secret) << ' ' << plan.streams << ' ' << plan.chunk_bytes << ' '
       << static_cast<int>(plan.wire);
   return out.str();
 }
@@ -137,9 +140,9 @@ TcpTerms TcpTerms::parse(const std::string& text) {
   std::string tag, secret;
   int wire = 0;
   in >> tag >> secret >> terms.plan.streams >> terms.plan.chunk_bytes >> wire;
-  if (!in || tag != kTag || !parse_key(secret, terms.secret) || terms.plan.streams < 1 || terms.plan.streams > 16 ||
-      terms.plan.chunk_bytes < 64 || terms.plan.chunk_bytes > kMaxChunk || terms.plan.chunk_bytes % 64 != 0 ||
-      wire < 0 || wire > static_cast<int>(WireType::Float16)) {
+  if (!in || tag != tag_of_version() || !parse_key(secret, terms.secret) || terms.plan.streams < 1 ||
+      terms.plan.streams > 16 || terms.plan.chunk_bytes < 64 || terms.plan.chunk_bytes > kMaxChunk ||
+      terms.plan.chunk_bytes % 64 != 0 || wire < 0 || wire > static_cast<int>(WireType::Float16)) {
     malformed("terms of a group");
   }
   terms.plan.wire = static_cast<WireType>(wire);
