@@ -59,7 +59,7 @@ MPIS = {
     "impi": MpiPeer("impi-rt", "impi", {"I_MPI_PIN": "0", "I_MPI_FABRICS": "shm"}),
 }
 TWO_NODES = "ours_nodes"  # ranks that play two nodes, the first half of them one
-NOTHING = "nothing"  # torch's backend `fake`, whose calls do nothing
+NOTHING = "nothing"  # torch's backend `fake`, which talks to nobody
 DEFAULT = ("ours", "gloo", *MPIS, "deepspeed", "floor")
 NAMES = (*DEFAULT, TWO_NODES, NOTHING)
 

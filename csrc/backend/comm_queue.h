@@ -85,8 +85,8 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   };
   static ThreadRole& role();
 
-  /// Runs a Work with the lock released, and its callbacks while other threads may run the next one. `awaited`: for
-  /// the program, which waits for it.
+  /// Runs a Work with the lock released, and its callbacks while other threads may run the next one. `awaited`: the
+  /// program waits for it.
   void run(const WorkPtr& work, Lock& lock, bool awaited);
   void run_callbacks(CollectiveWork& work, Lock& lock);
   void run_next(Lock& lock);

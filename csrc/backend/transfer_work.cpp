@@ -96,7 +96,7 @@ bool TransferWork::wait(std::chrono::milliseconds timeout) {
   }
   attend();
   // Even without a timeout, since the Work may end after its message, and on another thread.
-  if (!done() && !await_done(timeout)) throw_wait_timeout(timeout);
+  if (!await_done(timeout)) throw_wait_timeout(timeout);
   rethrow();
   return true;
 }

@@ -1,5 +1,7 @@
 #include "backend/work.h"
 
+#include <ATen/record_function.h>
+
 #include <utility>
 
 #include "backend/callback.h"
@@ -19,11 +21,15 @@ int64_t bytes_of(const at::Tensor& tensor) {
   return static_cast<int64_t>((tensor.is_sparse() ? tensor._values() : tensor).nbytes());
 }
 
+/// Whether a profiler wants c10d::Work's event, which that otherwise makes in vain for each Work that has a title.
+bool is_profiled() { return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value(); }
+
 }  // namespace
 
 OursWork::OursWork(Op op, int rank, std::shared_ptr<GroupStatus> status, const std::vector<at::Tensor>& inputs,
                    Outputs outputs, std::chrono::milliseconds requested_timeout)
-    : c10d::Work(rank, op_facts(op).type, op_facts(op).title, inputs),
+    : c10d::Work(rank, op_facts(op).type, is_profiled() ? op_facts(op).title : nullptr,
+                 is_profiled() ? std::optional(inputs) : std::nullopt),
       op_(op),
       status_(std::move(status)),
       outputs_(std::move(outputs)),
@@ -121,7 +127,7 @@ bool OursWork::complete(const std::exception_ptr& error, Clock::time_point ended
   // The abort hooks want to see the state before anything reacts to the failure.
   const std::exception_ptr seen = error ? status_->note_error(error) : nullptr;
   status_->timeouts.completed(key_);
-  // c10d::Work::finish(), but the Work is done, and has a future to complete or not, in one step with it.
+  // As c10d::Work::finish(), but under one lock with the look at the future: getFuture() completes a later one itself.
   if (recordFunctionEndCallback_) std::exchange(recordFunctionEndCallback_, nullptr)();
   bool calls = false;
   {
@@ -200,6 +206,7 @@ void OursWork::interrupt(const std::string& name) const {
 }
 
 bool OursWork::await_done(std::chrono::milliseconds timeout) {
+  if (done()) return true;
   const Deadline deadline = timeout.count() > 0 ? Deadline::after(timeout) : Deadline::never();
   std::unique_lock<std::mutex> lock(mutex_);
   const std::string name = await_interruptibly(cv_, lock, deadline, [this] { return done(); });

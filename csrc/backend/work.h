@@ -88,11 +88,11 @@ class OursWork : public c10d::Work, public Timed {
   Clock::time_point started() const { return started_; }
   void set_started();
 
-  /// Ends the Work, except for its future. Called once. `error` may be one of the torch-free layers. Returns whether
-  /// there is a future that has yet to be completed.
+  /// Ends the Work, except for its future. Called once. `error` may be one of the torch-free layers. Returns what
+  /// has_callbacks() says at that moment.
   bool complete(const std::exception_ptr& error, Clock::time_point ended = Clock::now()) noexcept;
 
-  /// Whether there is such a future now.
+  /// Whether there is a future that has yet to be completed.
   bool has_callbacks() const;
 
   /// Called after complete(): completes the future, if there is one, and so runs its callbacks.
@@ -117,7 +117,7 @@ class OursWork : public c10d::Work, public Timed {
  private:
   void add_to_timeline() const;
   bool has_callbacks(const std::lock_guard<std::mutex>& held) const;
-  /// Called once the Work is done.
+  /// Completes the future with the results or the error. Called once the Work is done, or enqueued on a device.
   void settle(c10::ivalue::Future& future) const;
   void tell_hooks() noexcept;
 
@@ -130,7 +130,7 @@ class OursWork : public c10d::Work, public Timed {
   const Clock::time_point called_ = Clock::now();
   Clock::time_point started_ = called_;
   Clock::time_point ended_ = started_;
-  std::atomic<bool> done_{false};                   // from then on exception_ stays as it is
+  std::atomic<bool> done_{false};                   // from then on exception_ is read without mutex_
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mutex_; made on demand
   bool watched_ = false;                            // guarded by mutex_
 };

@@ -67,7 +67,7 @@ void StragglerLedger::waited(Clock::duration time, uint64_t made) {
 void StragglerLedger::spend(int64_t blocked, uint64_t made) {
   total_.blocked += blocked;
   if (!leading_) return;
-  leading_ = false;
+  bool leads = false;
   for (size_t r = 0; r < leads_.size(); ++r) {
     // This rank never waits for itself. Those that wait for it would have gone on sooner, and then it would, too. They
     // wait until the last call that is under way has ended.
@@ -75,8 +75,9 @@ void StragglerLedger::spend(int64_t blocked, uint64_t made) {
     const int64_t saved = static_cast<int>(r) == rank_ ? own : std::min(leads_[r], blocked);
     total_.late[r] += saved;
     leads_[r] -= saved;
-    leading_ = leading_ || leads_[r] != 0;
+    leads = leads || leads_[r] != 0;
   }
+  leading_ = leads;
 }
 
 void StragglerLedger::update_leads(size_t slowest, int64_t last, int64_t others) {

@@ -45,12 +45,12 @@ class StragglerLedger {
     Clock::time_point called;  ///< by the program
     Clock::time_point ended;
     uint64_t bytes;
-    uint64_t made = 0;  ///< if the program has waited for it all that time: how many calls it has made so far
+    uint64_t made = 0;  ///< how many calls the program has made, if it waited for this one all that time; otherwise 0
   };
 
   StragglerLedger(int rank, int size);
 
-  /// Called before each call, and again if its beginning has failed. Returns where to note when the ranks make it.
+  /// Called before each call, and again if it could not begin. Returns where to note when the ranks make it.
   Arrivals& begin() {
     arrivals_.begin(rank_);
     return arrivals_;

@@ -204,7 +204,8 @@ const std::vector<OptionRow>& option_rows() {
                "When ranks compare their calls of collectives that NCCL does. after: in the background. before: before "
                "the call, while the host waits, which shows where a program goes wrong."),
       word_row("OURS_SPREAD", &Options::spread, kSwitch,
-               "Whether ranks that share a core move apart, with a collective or while they wait for messages."),
+               "Whether ranks that share a core move apart at the start of a collective, or while they "
+               "wait for messages."),
       word_row("OURS_HUGE_PAGES", &Options::huge_pages, kSwitch,
                "Whether memory for gradients, and tensors of 4 MiB and more that are used repeatedly, are moved onto "
                "huge pages where the system has them."),

@@ -1,4 +1,4 @@
-"""Makes what the Makefile of the C++ tests has for others, of the core that the package was built of if it is there."""
+"""Builds targets of the C++ tests' Makefile, with the core that setup.py has compiled where it is up to date."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMEOUT_S = 900
 
 
 def _is_current(core: Path) -> bool:
-    """Return whether setup.py has left ``core`` there, where it built the package, and of the present sources."""
+    """Return whether ``core``, which setup.py makes where it builds the package, is newer than its sources."""
     parts = ("common", "kernels", "device", "transport", "collectives")
     sources = (path for part in parts for path in (ROOT / "csrc" / part).rglob("*.*"))
     return core.is_file() and all(path.stat().st_mtime <= core.stat().st_mtime for path in sources)
@@ -27,7 +27,8 @@ def make(target: str, *settings: str) -> Path:
     jobs = f"-j{len(os.sched_getaffinity(0))}"
     command = ["make", "--no-print-directory", jobs, "-C", str(ROOT), "-f", "tests/cpp/Makefile", target, *settings]
     core = Path("build", f"{sys.implementation.cache_tag}-torch-{_build_info.TORCH_VERSION}", "core.a")
-    command += [f"CORE_ARCHIVE={core}"] if _is_current(ROOT / core) else []
+    if _is_current(ROOT / core):
+        command.append(f"CORE_ARCHIVE={core}")
     made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if made.returncode != 0:
         raise RuntimeError(f"{target} cannot be built:\n{made.stdout[-3000:]}{made.stderr[-3000:]}")

@@ -75,7 +75,8 @@ def environment() -> dict[str, str]:
 
 
 def _module(folder: Path, library: Path) -> Path:
-    digest = hashlib.sha256(torch.__version__.encode() + sysconfig.get_paths()["include"].encode())
+    # The library too, which the module loads from where it was: two in one process do not know each other's streams.
+    digest = hashlib.sha256("\n".join([torch.__version__, sysconfig.get_paths()["include"], str(library)]).encode())
     headers = [(ROOT / "csrc" / "device").glob("*.h"), (ROOT / "tests" / "cpp" / "support").glob("stand_in*.h")]
     for path in sorted([*SOURCES.iterdir(), *headers[0], *headers[1]]):
         digest.update(path.read_bytes())

@@ -60,7 +60,7 @@ def fork_server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     # torch loads the last two with the first optimizer or mesh, which takes seconds if each rank has to do it.
     modules = ["torch.distributed", "torch.distributed.distributed_c10d", "torch._dynamo", "torch.distributed.tensor"]
-    # Every process loads pytest again, as this module and the main one need it, and some tests' files need hypothesis.
+    # Otherwise each process would load pytest, which this module needs, and hypothesis, which some tests need, again.
     context.set_forkserver_preload([*modules, "ourddp", "pytest", "hypothesis"])
     return context
 

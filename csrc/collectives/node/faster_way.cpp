@@ -14,11 +14,17 @@ constexpr double kMostTimes = 16;
 
 }  // namespace
 
+size_t size_class(size_t bytes, size_t least, size_t classes) {
+  size_t number = 0;
+  while (number + 1 < classes && bytes >> (number + 1) >= least) ++number;
+  return number;
+}
+
 double FasterWay::Costs::cheapest() const { return *std::min_element(ns.begin(), ns.begin() + std::min(known, kKept)); }
 
 bool FasterWay::next() {
   const uint64_t call = calls_++;
-  // After the first call: twice the second way, then twice the first. A program's calls hardly follow that order.
+  // Twice the second way, then twice the first. A program's calls hardly follow that order.
   if (call < 4) return call < 2;
   // A call that failed has told nothing.
   if (costs_[0].known == 0 || costs_[1].known == 0) return costs_[1].known == 0;

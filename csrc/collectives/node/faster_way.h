@@ -8,12 +8,15 @@
 
 namespace ours {
 
+/// The class of `bytes` among `classes`: sizes from one power of two times `least` to the next are one, and the last
+/// class has no end.
+size_t size_class(size_t bytes, size_t least, size_t classes);
+
 /// Measures two ways of doing the same thing, and says which is faster.
 class FasterWay {
  public:
-  /// Whether to take the second way in the next call, of which nothing is known yet; or in the one after it, if that is
-  /// always asked for. The slower way is tried again and again, more often in the beginning, and the more rarely the
-  /// slower it is.
+  /// Whether to take the second way in the next call; or in the one after it, if the caller always asks a call ahead.
+  /// The slower way is tried again and again, more often in the beginning, and the more rarely the slower it is.
   bool next();
 
   /// What a call that did so much work took, done in the second way or not.

@@ -36,8 +36,7 @@ class LendChoice {
     FasterWay way;
   };
 
-  /// Sizes from one power of two to the next are one.
-  static size_t number(size_t bytes);
+  size_t number(size_t bytes) const { return size_class(bytes, kLeastBytes, sizes_.size()); }
   Size& at(size_t bytes) { return sizes_[number(bytes)]; }
   const Size& at(size_t bytes) const { return sizes_[number(bytes)]; }
 

@@ -18,9 +18,7 @@ NodeMessages::NodeMessages(const std::shared_ptr<NodeSession>& session)
                                                     [session](int rank) { return session->describe(rank); })) {}
 
 NodeMessages::NodeMessages(std::shared_ptr<NodeSession> session, std::shared_ptr<Inbox> inbox)
-    : session_(std::move(session)),
-      spread_(*session_, [](RankBlock& block, size_t) -> std::atomic<int32_t>& { return block.core_of_messages; }),
-      inbox_(std::move(inbox)) {
+    : session_(std::move(session)), spread_(*session_), inbox_(std::move(inbox)) {
   for (int r = 0; r < size(); ++r) {
     const auto number = static_cast<size_t>(session_->number_of(r));
     locals_.resize(std::max(locals_.size(), number + 1), -1);
@@ -60,7 +58,6 @@ bool NodeMessages::push(int to, Mover mover, Messages& ended) {
       if (out.channel.writable() < sizeof(Header) || !choose_way(to, mover)) break;
       const Header header{message.header(), out.lends ? reinterpret_cast<uint64_t>(message.data) : 0};
       out.channel.write(&header, sizeof(header));
-      out.header_end = out.channel.written();
       message.header_sent = true;
       moved = true;
     }
@@ -79,7 +76,6 @@ bool NodeMessages::push(int to, Mover mover, Messages& ended) {
 bool NodeMessages::choose_way(int to, Mover mover) {
   Outgoing& out = out_[static_cast<size_t>(to)];
   const Message& message = *out.sends.front();
-  out.lends = false;
   if (message.bytes + sizeof(Header) <= out.channel.capacity()) return true;
   const bool can_copy = mover != Mover::Other && may_copy();
   if (can_copy && mover == Mover::Goes) {
@@ -87,20 +83,18 @@ bool NodeMessages::choose_way(int to, Mover mover) {
     return false;
   }
   const bool can_lend = session_->reads_all(to) && is_readable_by_others(message.data, message.bytes);
-  out.lends = can_lend && !can_copy;
-  if (!can_lend || !can_copy) return true;
-  out.lends = faster_way(message.bytes).next();
-  out.trial = Trial{out.lends, std::nullopt};
+  out.lends = can_lend && (!can_copy || faster_way(message.bytes).next());
+  if (can_lend && can_copy) out.trial = Trial{out.lends, out.channel.written() + sizeof(Header)};
   return true;
 }
 
 void NodeMessages::begin_trial(Outgoing& out) {
-  if (!out.trial || out.trial->began || out.channel.read_so_far() < out.header_end) return;
+  if (!out.trial || out.trial->began || out.channel.read_so_far() < out.trial->header_end) return;
   out.trial->began = Clock::now();
 }
 
 void NodeMessages::end_trial(Outgoing& out, size_t bytes) {
-  // The receiver may have come and gone since this rank looked last.
+  // If the receiver came and was done between two looks, there is nothing to count.
   if (out.trial && out.trial->began) {
     faster_way(bytes).took(out.trial->lends, Clock::now() - *out.trial->began, bytes);
   }
@@ -108,22 +102,21 @@ void NodeMessages::end_trial(Outgoing& out, size_t bytes) {
 }
 
 FasterWay& NodeMessages::faster_way(size_t bytes) {
-  // Sizes from one power of two to the next are one.
-  size_t number = 0;
-  while (number + 1 < ways_.size() && bytes >> (number + 1) >= session_->layout().ring_bytes) ++number;
-  return ways_[number];
+  return ways_[size_class(bytes, session_->layout().ring_bytes, ways_.size())];
 }
 
 size_t NodeMessages::push_part(int to, Message& message) {
   Outgoing& out = out_[static_cast<size_t>(to)];
-  begin_trial(out);
   if (!out.lends) {
     return in_parts(to, message.bytes - message.moved, [&](size_t at, size_t n) {
       begin_trial(out);
       return out.channel.write(message.data + message.moved + at, n);
     });
   }
-  if (out.channel.taken() == out.taken) return 0;
+  if (out.channel.taken() == out.taken) {
+    begin_trial(out);
+    return 0;
+  }
   ++out.taken;
   out.lends = false;
   return message.bytes;
@@ -151,6 +144,8 @@ bool NodeMessages::pull(int from) {
     if (!inbox_->is_arriving(number)) {
       if (!begin(from)) break;
       moved = true;
+      // A sender that times a message it lends has to see when this rank comes for it.
+      if (in.address != 0) signal(session_->block(from).doorbell);
     }
     const size_t n = pull_part(from);
     in.moved += n;
@@ -219,21 +214,22 @@ bool NodeMessages::empty() const {
 
 bool NodeMessages::rest(const std::function<bool()>& ready) {
   bool time_to_look = false;
-  spread_.publish();
+  spread_.publish(CoreSpread::kMessages);
   // One of several threads is enough.
-  if (const std::unique_lock<std::mutex> lock(spread_mutex_, std::try_to_lock); lock && spread_.settle()) {
-    spread_.publish();
+  if (std::unique_lock<std::mutex> lock(spread_mutex_, std::try_to_lock);
+      lock && spread_.settle(CoreSpread::kMessages)) {
+    spread_.publish(CoreSpread::kMessages);
   }
   wait_on(
       doorbell(), session_->wait_policy(), Deadline::after(kLookAround), [&] { return time_to_look || ready(); },
       [&] { time_to_look = true; });
-  spread_.withdraw();
+  spread_.withdraw(CoreSpread::kMessages);
   return time_to_look;
 }
 
 bool NodeMessages::is_delivered(int to, const Message& message) const {
   const Outgoing& out = out_[static_cast<size_t>(to)];
-  if (!message.header_sent || out.sends.empty() || out.sends.front().get() != &message) return false;
+  if (!message.header_sent) return false;  // only that of the first one is
   return out.lends ? out.channel.taken() != out.taken : message.moved == message.bytes && has_ended(out);
 }
 

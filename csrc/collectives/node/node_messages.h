@@ -65,7 +65,8 @@ class NodeMessages final : public MessageCarrier {
   /// A message that could go either way, which is timed from when the receiver has seen it.
   struct Trial {
     bool lends;
-    std::optional<Clock::time_point> began;
+    uint64_t header_end;  ///< where its header ends in the channel
+    std::optional<Clock::time_point> began{};
   };
   struct Outgoing {
     Channel channel;
@@ -73,7 +74,6 @@ class NodeMessages final : public MessageCarrier {
     bool lends = false;                            ///< the receiver reads the first message in this rank's memory
     uint64_t taken = 0;                            ///< how many it has read there
     std::optional<Trial> trial{};                  ///< the first message, if it is one
-    uint64_t header_end = 0;                       ///< where its bytes begin in the channel
     std::deque<std::shared_ptr<Message>> sends{};  ///< in the order posted
   };
   struct Incoming {
@@ -92,10 +92,11 @@ class NodeMessages final : public MessageCarrier {
   bool is_delivered(int to, const Message& message) const;
   bool push(int to, Mover mover, Messages& ended);
   /// Whether a thread that waits may begin to send what does not fit into the channel through it all the same. Both
-  /// ranks copy at once then, which takes so much of two cores that it is done only if they have them, this rank has
-  /// nothing else to move, and it takes less time than lending, which is measured.
+  /// ranks copy at once then, which takes so much of two cores that it is done only if they have them, and this rank
+  /// has nothing else to move.
   bool may_copy() const { return session_->have_own_cores() && inbox_->empty(); }
-  /// Chooses how the first message to that rank goes. Returns false if a thread that waits has to choose.
+  /// Chooses how the first message to that rank goes: if it may be copied as well as lent, in the way that has taken
+  /// less time. Returns false if that is left to a thread that waits.
   bool choose_way(int to, Mover mover);
   /// Whether the first message, all of which this rank has moved, has ended: one that is timed ends when the receiver
   /// has all of it, whichever way it goes.

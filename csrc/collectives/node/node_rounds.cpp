@@ -49,8 +49,7 @@ void gather(Shown& all, const Shown& one) {
 NodeRounds::NodeRounds(std::shared_ptr<NodeSession> session, Setting write_around)
     : session_(std::move(session)),
       barrier_(*session_),
-      spread_(*session_,
-              [](RankBlock& block, size_t parity) -> std::atomic<int32_t>& { return block.arrival[parity].core; }),
+      spread_(*session_),
       write_(*session_, write_around),
       places_(*session_, barrier_) {}
 

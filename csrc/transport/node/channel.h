@@ -31,7 +31,7 @@ class Channel {
   void peek(void* data, size_t bytes) const;
 
   size_t capacity() const { return capacity_; }
-  /// How many bytes have ever been written, for the writer, and read.
+  /// For the writer: how many bytes it has ever written, and how many of them have been read.
   uint64_t written() const { return head_->written.load(std::memory_order_relaxed); }
   uint64_t read_so_far() const { return head_->read.load(std::memory_order_acquire); }
 

@@ -34,26 +34,27 @@ bool move_to_core(int core) {
   return ::sched_setaffinity(0, sizeof(before), &before) == 0;
 }
 
-void CoreSpread::publish(size_t parity) {
-  std::atomic<int32_t>& place = place_(session_.self(), parity);
-  const int core = ::sched_getcpu();
-  // Others may have the line, which they need not fetch again.
-  if (place.load(std::memory_order_relaxed) != core) place.store(core, std::memory_order_relaxed);
+void CoreSpread::publish(size_t place) {
+  std::atomic<int32_t>& own = core(session_.rank(), place);
+  const int here = ::sched_getcpu();
+  // Stored only if it has changed, so that others that have read the line need not fetch it again.
+  if (own.load(std::memory_order_relaxed) != here) own.store(here, std::memory_order_relaxed);
 }
 
-CoreSpread::CoreSpread(NodeSession& session, Place place) : session_(session), place_(place) {
+CoreSpread::CoreSpread(NodeSession& session) : session_(session) {
   const auto cores = static_cast<int>(std::max<size_t>(1, allowed_cores().size()));
   fair_ = options().spread ? (session.size() + cores - 1) / cores : session.size();
 }
 
-bool CoreSpread::settle(size_t parity) {
+bool CoreSpread::settle(size_t place) {
   const auto now = Clock::now();
   if (now < next_) return false;
   next_ = now + kShortestPause;
-  const int mine = core_of(session_.rank(), parity);
+  const int mine = core_of(session_.rank(), place);
+  if (mine < 0) return false;  // another thread of this rank has just withdrawn it
   int crowd = 0;
   for (int r = 0; r < session_.size(); ++r) {
-    if (core_of(r, parity) != mine) continue;
+    if (core_of(r, place) != mine) continue;
     if (r > session_.rank()) return false;  // if any rank moves, it is that one
     ++crowd;
   }
@@ -64,9 +65,9 @@ bool CoreSpread::settle(size_t parity) {
   next_ = now + pause_;
   proven_ = next_ + 4 * pause_;
   std::vector<int> cores(static_cast<size_t>(session_.size()));
-  for (int r = 0; r < session_.size(); ++r) cores[static_cast<size_t>(r)] = core_of(r, parity);
-  const int core = better_core(cores, session_.rank(), allowed_cores());
-  moved_ = core >= 0 && move_to_core(core);
+  for (int r = 0; r < session_.size(); ++r) cores[static_cast<size_t>(r)] = core_of(r, place);
+  const int better = better_core(cores, session_.rank(), allowed_cores());
+  moved_ = better >= 0 && move_to_core(better);
   return moved_;
 }
 

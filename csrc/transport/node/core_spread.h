@@ -22,27 +22,29 @@ bool move_to_core(int core);
 /// scheduler undo the move, it is tried less and less often.
 class CoreSpread {
  public:
-  /// Where a rank says on which core it runs.
-  using Place = std::atomic<int32_t>& (*)(RankBlock& rank, size_t parity);
+  /// The place in which ranks that wait for messages say where they run; for a collective, it is the parity of its
+  /// synchronisation.
+  static constexpr size_t kMessages = 2;
 
-  CoreSpread(NodeSession& session, Place place);
+  explicit CoreSpread(NodeSession& session);
 
-  /// Says where this rank runs. Among collectives, called before a synchronisation of all ranks, of that parity.
-  void publish(size_t parity = 0);
-  /// Says that it does not matter any more.
-  void withdraw() { place_(session_.self(), 0).store(-1, std::memory_order_relaxed); }
+  /// Says where this rank runs. For a collective, called before a synchronisation of all ranks.
+  void publish(size_t place);
+  /// Says that this rank no longer waits.
+  void withdraw(size_t place) { core(session_.rank(), place).store(-1, std::memory_order_relaxed); }
 
-  /// Moves this rank if it is the one that should move, and returns whether it did. Among collectives, called after
+  /// Moves this rank if it is the one that should move, and returns whether it did. For a collective, called after
   /// that synchronisation.
-  bool settle(size_t parity = 0);
+  bool settle(size_t place);
 
  private:
-  int core_of(int rank, size_t parity) const {
-    return place_(session_.block(rank), parity).load(std::memory_order_relaxed);
+  std::atomic<int32_t>& core(int rank, size_t place) const {
+    RankBlock& block = session_.block(rank);
+    return place == kMessages ? block.core_of_messages : block.arrival[place].core;
   }
+  int core_of(int rank, size_t place) const { return core(rank, place).load(std::memory_order_relaxed); }
 
   NodeSession& session_;
-  const Place place_;
   int fair_;                    ///< the most ranks on one core when they are spread evenly
   Clock::time_point next_{};    ///< no look before that
   Clock::time_point proven_{};  ///< a move that has lasted until then was not undone

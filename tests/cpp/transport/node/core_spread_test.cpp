@@ -41,10 +41,7 @@ TEST(of_ranks_on_one_core_the_last_moves) {
   run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
     NodeBarrier barrier(*session);
     const auto sync = [&] { barrier.sync(Deadline::after(std::chrono::seconds(30)), 1, [] { return "a test"; }); };
-    const CoreSpread::Place place = [](RankBlock& block, size_t of) -> std::atomic<int32_t>& {
-      return block.arrival[of].core;
-    };
-    CoreSpread spread(*session, place);
+    CoreSpread spread(*session);
     const size_t parity = barrier.next_parity();
     std::atomic<int32_t>& core = session->self().arrival[parity].core;
     spread.publish(parity);
@@ -59,7 +56,7 @@ TEST(of_ranks_on_one_core_the_last_moves) {
     sync();
     core.store(cores[static_cast<size_t>(session->rank())]);
     sync();
-    CHECK_EQ(CoreSpread(*session, place).settle(parity), false);
+    CHECK_EQ(CoreSpread(*session).settle(parity), false);
   });
 }
 
