@@ -144,8 +144,8 @@ bool NodeMessages::pull(int from) {
     if (!inbox_->is_arriving(number)) {
       if (!begin(from)) break;
       moved = true;
-      // A sender that times a message it lends has to see when this rank comes for it.
-      if (in.address != 0) signal(session_->block(from).doorbell);
+      // A sender that times a message it lends has to see when this rank comes for it. Others sleep on.
+      if (in.address != 0 && session_->have_own_cores()) signal(session_->block(from).doorbell);
     }
     const size_t n = pull_part(from);
     in.moved += n;
