@@ -66,7 +66,7 @@ def check_times(seconds: dict[str, dict[str, float]]) -> None:
 def test_collectives_reports_every_case(tmp_path: Path) -> None:
     files = ("--json", str(tmp_path / "c.json"), "--plot", str(tmp_path / "c.png"))
     few = ("--ranks", "2", "--min", "1024", "--max", "4096", "--reps", "2", "--time-budget", "1")
-    output = run_benchmark("collectives.py", "--peers", "ours,gloo,floor", *few, *files)
+    output = run_benchmark("collectives.py", "--peers", "ours,gloo,floor,nothing", *few, *files)
     report = json.loads((tmp_path / "c.json").read_text())
     (run,) = report["runs"]
     assert run["ranks"] == 2
@@ -76,10 +76,12 @@ def test_collectives_reports_every_case(tmp_path: Path) -> None:
     sizes = {name: [1024, 4096] if name != "barrier" else [0] for name in names}
     assert cases == [(name, size, way) for name in names for size in sizes[name] for way in ("loop", "single")]
     for row in run["rows"]:
-        assert "ours" in row["seconds"], row
+        assert {"ours", "nothing"} <= row["seconds"].keys(), row
         assert ("floor" in row["seconds"]) == (row["collective"] in ("all_reduce", "process_group_all_reduce"))
         check_times(row["seconds"])
-    head = r"all_reduce, 2 ranks, single calls\n  size +ours +gloo +floor +gloo/ours +floor/ours\n"
+    head = (
+        r"all_reduce, 2 ranks, single calls\n  size +ours +gloo +floor +nothing +gloo/ours +floor/ours +nothing/ours\n"
+    )
     assert re.search(head + r"  1 KiB .* [um]s .*x\n  4 KiB", output)
     # Every report says which machine it comes from.
     assert output.startswith(f"{report['machine']}\n")
@@ -177,7 +179,7 @@ def test_targets_are_judged_by_their_numbers(
     [(9.6e-6, "in 4 of 4 cases"), (8e-6, "in 0 of 4 cases\nthe others:\n")],
 )
 def test_collectives_lists_where_a_rival_is_ahead(mpi: float, summary: str, tmp_path: Path, ended: Any) -> None:
-    seconds = {"ours": 10e-6, "gloo": 250e-6, "openmpi": mpi, "floor": 1e-6}
+    seconds = {"ours": 10e-6, "gloo": 250e-6, "openmpi": mpi, "floor": 1e-6, "nothing": 1e-6}
     (tmp_path / "r.json").write_text(json.dumps(report_of({4096: seconds}, ranks=4)))
     _, output, _ = ended("collectives.py", "--load", str(tmp_path / "r.json"))
     assert f"\nours is first, or within 5% of the first, {summary}" in output

@@ -23,6 +23,7 @@ _CLONE_NEWUTS = 0x04000000
 # The congestion controls that most machines use. The machine's own may be bbr, for instance, which delays packets by
 # timers even if nothing limits the rate.
 COMMON = ("cubic", "reno")
+HEADERS = 14 + 20 + 32  # bytes of a packet: of Ethernet, IPv4, and TCP with time stamps
 
 
 def _run(*command: str) -> None:
@@ -76,10 +77,21 @@ class Host:
 
 def bytes_sent() -> int:
     """Return the bytes that have left through ``eth0`` of this thread's network, including packet headers."""
+    return _sent()[0]
+
+
+def payload_sent() -> int:
+    """Return the same without the headers, of which acknowledgements, as many as the system likes, consist."""
+    sent, packets = _sent()
+    return sent - packets * HEADERS
+
+
+def _sent() -> tuple[int, int]:
+    """Return the bytes and the packets that have left."""
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == "eth0":
-            return int(numbers.split()[8])
+            return int(numbers.split()[8]), int(numbers.split()[9])
     raise RuntimeError("this network has no eth0")
 
 

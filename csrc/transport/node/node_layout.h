@@ -97,11 +97,12 @@ struct alignas(alignof(Arrival)) RankBlock {
   alignas(kCacheLine) SleepWord doorbell;
   /// For monitored_barrier: how many this rank has reached and, on rank 0, how many it has judged.
   alignas(kCacheLine) SleepWord monitor;
+  /// The core on which a thread waits for messages; -1: none does. It changes with each wait, so it lies beside what is
+  /// rarely used.
+  std::atomic<int32_t> core_of_messages;
   /// By parity: the number of BufferParts that make up the rank's buffer, if it has published them. They are in its
   /// stage.
   alignas(kCacheLine) uint64_t parts[2];
-  /// The core on which a thread waits for messages; -1: none does.
-  std::atomic<int32_t> core_of_messages;
   /// Whether the rank has measured that it is faster to write what ranks share around their caches.
   std::atomic<bool> around_is_faster;
   /// The ranks outside the node for which this rank waits, as numbers in the group, and the call in which it waits;

@@ -115,8 +115,9 @@ TcpCard TcpCard::parse(const std::string& text) {
   std::string tag, key;
   size_t count = 0;
   in >> tag >> card.machine >> key >> card.mesh >> count;
-  if (!in || tag != tag_of_version() || count == 0 || !parse_key(key, card.whereabouts.key))
+  if (!in || tag != tag_of_version() || count == 0 || !parse_key(key, card.whereabouts.key)) {
     malformed("card of a rank");
+  }
   for (std::string word; in >> word;) {
     const auto address = SocketAddress::parse(word);
     auto& list = card.addresses.size() < count ? card.addresses : card.whereabouts.addresses;
