@@ -233,6 +233,11 @@ const std::vector<OptionRow>& option_rows() {
       integer_row("OURS_TCP_STREAMS", &Options::tcp_streams, 0, 16, "0 to 16, 0 = automatic",
                   "TCP connections that share the bytes of collectives between two ranks of different nodes. Rank 0's "
                   "value holds for its group."),
+      integer_row(
+          "OURS_IDLE_CONNECTIONS", &Options::idle_connections, 0, 1'000'000, "0 to 1000000, 0 = automatic",
+          "Connections to ranks of other nodes that the groups of a process keep while nobody uses them. Beyond "
+          "that, those of the groups that were not used for longest are closed, and made again when they are "
+          "needed. Automatic: a quarter of the files that the process may open, 4096 at most."),
       text_row("OURS_TCP_CONGESTION", &Options::tcp_congestion, "a name such as cubic or dctcp, or empty",
                "Congestion control for what this rank sends to other nodes: one of those that `sysctl "
                "net.ipv4.tcp_allowed_congestion_control` lists. Empty: the system's. If that is `bbr`, connections "

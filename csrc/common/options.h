@@ -47,8 +47,9 @@ struct Options {
   std::string interface;
   std::string internode = "tcp";
   PortRange port_range;
-  int64_t tcp_streams = 0;     // 0: chosen automatically
-  std::string tcp_congestion;  // empty: the system's
+  int64_t tcp_streams = 0;       // 0: chosen automatically
+  int64_t idle_connections = 0;  // 0: chosen automatically
+  std::string tcp_congestion;    // empty: the system's
   WireType wire_type = WireType::Float32;
   std::string select;
   std::string timeline;

@@ -146,3 +146,29 @@ def test_groups_between_nodes_that_nobody_uses_take_no_descriptors(rank: int, wo
     tensor = torch.ones(4)
     dist.all_reduce(tensor, group=groups[-1])
     assert tensor[0].item() == world
+
+
+@in_ranks(4, nodes=2, env={"OURS_IDLE_CONNECTIONS": "8"}, fresh=True)
+def test_groups_between_nodes_close_idle_connections_beyond_the_limit(rank: int, world: int) -> None:
+    def use(group: dist.ProcessGroup) -> None:
+        for count in (4, 300_000):
+            tensor = torch.full((count,), rank + 1.0)
+            dist.all_reduce(tensor, group=group)
+            assert tensor.eq(10).all()
+        after, before = (rank + 1) % world, (rank - 1) % world
+        sent, received = dist.isend(torch.full((4,), rank), after, group=group), torch.empty(4, dtype=torch.int64)
+        dist.recv(received, before, group=group)
+        assert received.eq(before).all()
+        sent.wait()
+
+    groups = [dist.new_group() for _ in range(24)]
+    use(groups[0])
+    one = len(os.listdir("/proc/self/fd"))
+    most = one
+    for _ in range(2):
+        for group in groups:
+            use(group)
+            most = max(most, len(os.listdir("/proc/self/fd")))
+    # A used group takes 8 on each rank here: two for control and two for data, and four by which its two parts wait. A
+    # rank sees to the groups that it does not use now and then, so there may be those of some more groups.
+    assert most < one + 8 * len(groups) // 2, f"{most - one} more than one group takes"

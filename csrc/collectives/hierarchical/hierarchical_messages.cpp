@@ -91,6 +91,7 @@ bool HierarchicalMessages::watch_both(const std::function<bool()>& ready) {
   // No system call sleeps on both memory and sockets. So the sleeps end from time to time, and what comes over the
   // network waits at most a quarter longer than it has been waited for anyway.
   constexpr std::chrono::nanoseconds kLeast = std::chrono::microseconds(50), kMost = std::chrono::milliseconds(1);
+  const TcpMesh::Waiting waiting(*mesh_);
   const auto began = Clock::now();
   Awake awake(session_->wait_policy());
   for (bool stays = true;;) {

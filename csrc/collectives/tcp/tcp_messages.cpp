@@ -58,7 +58,7 @@ TcpMessages::TcpMessages(std::shared_ptr<TcpMesh> mesh, const std::shared_ptr<Tc
 
 void TcpMessages::reach(const Message& message) {
   if (message.peer == kAnySource || message.peer == mesh_->rank()) return;
-  TcpMesh::Lock lock = mesh_->lock();
+  TcpMesh::Lock lock = mesh_->use();
   // The receiver connects, too, and so learns when the sender is gone.
   endpoint_.reach(lock, message.peer, Deadline::after(message.limit->timeout()), [&] { return message.describe(); });
 }
@@ -181,6 +181,8 @@ Absent TcpMessages::absent(const Message& message, const std::function<bool(int)
   for (const int rank : connections_.met()) {
     TcpStream& data = connections_.data(rank, 0);
     if (connections_.left(rank) && data.has_sends() && !inbox_->is_arriving(rank)) data.forget();
+    // The connections may have been closed after reach(), when nobody waited yet.
+    if (message.peer == rank && !connections_.is_needed(rank) && connections_.is_known(rank)) connections_.need(rank);
     // What the inbox waits for has no receive on the stream before its header has come.
     const bool awaited = message.op != Op::Send && (message.peer == rank || message.peer == kAnySource);
     if (awaited && !connections_.left(rank)) connections_.check(rank, false, true);
@@ -218,6 +220,7 @@ void TcpMessages::ring() {
 }
 
 bool TcpMessages::rest(const std::function<bool()>& ready) {
+  const TcpMesh::Waiting waiting(*mesh_);
   if (watched_.exchange(true)) {
     // One thread watches the connections; it rings when it has seen something.
     bool time_to_look = false;

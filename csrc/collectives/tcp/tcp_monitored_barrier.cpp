@@ -21,7 +21,8 @@ class Barrier final : public MonitoredBarrier {
         endpoint_(mesh.endpoint()),
         deadline_(deadline),
         number_(number),
-        lock_(mesh.lock()) {
+        waiting_(mesh),
+        lock_(mesh.use()) {
     // A call on another thread may have to look around while this one holds the mesh.
     mesh_.wake();
   }
@@ -78,6 +79,7 @@ class Barrier final : public MonitoredBarrier {
   TcpEndpoint& endpoint_;
   const Deadline deadline_;
   const uint64_t number_;
+  const TcpMesh::Waiting waiting_;
   TcpMesh::Lock lock_;
 };
 

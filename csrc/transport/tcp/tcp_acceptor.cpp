@@ -45,18 +45,26 @@ void TcpAcceptor::serve() {
 }
 
 void TcpAcceptor::answer_arrived() {
-  for (; !arrived_.empty(); arrived_.pop_front()) {
-    TcpHandshake& handshake = arrived_.front();
+  for (auto one = arrived_.begin(); one != arrived_.end();) {
     // This rank may have had other things to do for so long that the peer has given up, and tries another address.
-    if (handshake.is_deserted()) continue;
-    poller_.watch_handshake(handshake.fd());  // before anything changes, since it may throw
-    if (host_.admit(handshake)) {
-      handshake.answer(Verdict::Welcome);
-      incoming_.push_back({std::move(handshake), Clock::now()});
-    } else {
-      handshake.answer(Verdict::Insists);
-      handshake.advance();
+    const bool deserted = one->is_deserted();
+    if (!deserted && host_.is_undecided(*one)) {
+      ++one;
+      continue;
     }
+    if (!deserted) answer(*one);
+    one = arrived_.erase(one);
+  }
+}
+
+void TcpAcceptor::answer(TcpHandshake& handshake) {
+  poller_.watch_handshake(handshake.fd());  // before anything changes, since it may throw
+  if (host_.admit(handshake)) {
+    handshake.answer(Verdict::Welcome);
+    incoming_.push_back({std::move(handshake), Clock::now()});
+  } else {
+    handshake.answer(Verdict::Insists);
+    handshake.advance();
   }
 }
 

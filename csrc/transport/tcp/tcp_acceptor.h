@@ -20,6 +20,8 @@ class TcpAcceptor {
   class Host {
    public:
     virtual ~Host() = default;
+    /// Whether it cannot be said yet what to answer.
+    virtual bool is_undecided(const TcpHandshake& handshake) = 0;
     /// A peer has proved its identity. Returns false if this rank insists on its own connection to it.
     virtual bool admit(TcpHandshake& handshake) = 0;
     /// The handshake of a peer that was admitted is over; `done` says whether it succeeded.
@@ -41,6 +43,9 @@ class TcpAcceptor {
   /// Accepts connections and goes on with their handshakes, without waiting. Returns true if one of them ended.
   bool advance();
 
+  /// Whether no handshake of a peer is under way.
+  bool is_idle() const { return arrived_.empty() && incoming_.empty(); }
+
   /// Ends a connection whose other side has not proved who it is. Returns false if there is none.
   bool send_stranger_away() { return listener_ && listener_->send_stranger_away(); }
 
@@ -57,6 +62,7 @@ class TcpAcceptor {
 
   void serve();
   void answer_arrived();
+  void answer(TcpHandshake& handshake);
 
   TcpPoller& poller_;
   Host& host_;

@@ -11,7 +11,7 @@
 namespace ours {
 
 TcpCall::TcpCall(TcpMesh& mesh, Facts facts)
-    : mesh_(mesh), endpoint_(mesh.endpoint()), facts_(std::move(facts)), lock_(mesh.lock()) {
+    : mesh_(mesh), endpoint_(mesh.endpoint()), facts_(std::move(facts)), lock_(mesh.use()) {
   endpoint_.begin_call(facts_);
 }
 

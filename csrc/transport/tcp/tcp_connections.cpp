@@ -14,14 +14,6 @@ namespace ours {
 namespace {
 
 constexpr std::chrono::milliseconds kHigherRankWaits{20};
-constexpr std::chrono::milliseconds kBetweenRounds{50};
-/// How long to wait until a connection is made,
-constexpr std::chrono::seconds kConnectLimit{2};
-/// and until a peer, which may be busy, says something, if it has other addresses to try.
-constexpr std::chrono::seconds kWordsLimit{30};
-constexpr std::chrono::hours kForever{24 * 365};
-/// After this many rounds in which every address refused, the peer is taken to be gone.
-constexpr int kRefusedRounds = 2;
 /// How long to wait for the last word of a dying rank, which comes on another connection than its data.
 constexpr std::chrono::milliseconds kGrace{300};
 
@@ -34,6 +26,7 @@ std::string error_text(const TcpStream& stream) {
 TcpConnections::TcpConnections(const TcpSelf& self, const TcpConfig& config, const GroupFailure& failure,
                                TcpPoller& poller, Owner& owner, TcpCard& card)
     : self_(self),
+      card_(card),
       failure_(failure),
       poller_(poller),
       owner_(owner),
@@ -52,6 +45,7 @@ TcpConnections::Peer& TcpConnections::peer(int rank) {
     met_.push_back(rank);
     for (int stream = 0; stream < self_.streams; ++stream) {
       peer->slots.push_back(std::make_unique<Slot>(rank, stream, owner_));
+      peer->streams.push_back(&peer->slots.back()->stream);
     }
   }
   return *peer;
@@ -59,9 +53,10 @@ TcpConnections::Peer& TcpConnections::peer(int rank) {
 
 // --- connecting ------------------------------------------------------------------------------------------------------
 
-bool TcpConnections::is_complete(int rank) {
-  const auto& slots = peer(rank).slots;
-  return std::all_of(slots.begin(), slots.end(), [](const auto& slot) { return slot->stream.is_open(); });
+bool TcpConnections::is_known(int rank) {
+  const Peer& peer = this->peer(rank);
+  const auto is_open = [](const TcpStream* stream) { return stream->is_open(); };
+  return !peer.addresses.empty() || std::all_of(peer.streams.begin(), peer.streams.end(), is_open);
 }
 
 void TcpConnections::need(int rank) {
@@ -69,8 +64,7 @@ void TcpConnections::need(int rank) {
   begin_missing(rank);
 }
 
-void TcpConnections::need(int rank, const TcpCard& card) {
-  Peer& peer = this->peer(rank);
+void TcpConnections::take_addresses(Peer& peer, const TcpCard& card) const {
   peer.addresses.clear();
   peer.mesh = card.mesh;
   for (const bool loopback : {false, true}) {
@@ -81,6 +75,11 @@ void TcpConnections::need(int rank, const TcpCard& card) {
       }
     }
   }
+}
+
+void TcpConnections::need(int rank, const TcpCard& card) {
+  Peer& peer = this->peer(rank);
+  take_addresses(peer, card);
   if (peer.addresses.empty()) {
     owner_.raise(FailureKind::Peer, describe(rank) + " can be reached on its own machine only: it published " +
                                         listed(card.addresses, [](const auto& one) { return one.text(); }) +
@@ -91,15 +90,13 @@ void TcpConnections::need(int rank, const TcpCard& card) {
 
 void TcpConnections::begin_missing(int rank) {
   Peer& peer = this->peer(rank);
-  if (!peer.needed || peer.left) return;
+  if (!peer.needed || peer.left || peer.parking.is_under_way()) return;
   // Control comes first, so that once there is data, there is a way to say farewell.
   const int end = peer.slots[0]->stream.is_open() && !failure_.failed() ? self_.streams : 1;
   for (int stream = 0; stream < end; ++stream) {
     Slot& slot = *peer.slots[static_cast<size_t>(stream)];
     if (slot.stream.is_open() || slot.attempt || slot.inbound) continue;
-    slot.attempt = std::make_unique<Attempt>();
-    slot.attempt->next = Clock::now();
-    if (self_.rank > rank) slot.attempt->next += kHigherRankWaits;
+    slot.attempt = std::make_unique<TcpAttempt>(self_.rank > rank ? kHigherRankWaits : Clock::duration::zero());
     attempts_.push_back(&slot);
   }
 }
@@ -116,77 +113,54 @@ bool TcpConnections::advance_attempts() {
 }
 
 bool TcpConnections::advance_attempt(Slot& slot) {
-  Attempt& attempt = *slot.attempt;
-  const auto now = Clock::now();
-  if (!attempt.handshake) {
-    if (now < attempt.next) return false;
-    if (!begin_attempt(slot)) return true;
-  }
-  TcpHandshake& handshake = *attempt.handshake;
-  const bool was_connected = handshake.connected();
-  const auto state = handshake.advance();
-  if (state == TcpHandshake::State::Done) {
-    TcpHandshake done = std::move(handshake);
-    slot.attempt.reset();
-    open(slot, done);
-    return true;
-  }
+  TcpAttempt& attempt = *slot.attempt;
+  if (attempt.is_due() && !begin_attempt(slot)) return true;
+  const auto state = attempt.advance(peer(slot.rank).addresses.size() > 1);
+  if (state == TcpHandshake::State::Going) return false;
   if (state == TcpHandshake::State::Broken) {
-    const std::string reason = handshake.reason();
-    next_address(slot, reason, handshake.refused());
+    try_next(slot, attempt.reason(), attempt.refused());
     return true;
   }
-  if (!was_connected && handshake.connected()) {
-    const bool has_others = peer(slot.rank).addresses.size() > 1;
-    attempt.next = now + (has_others ? Clock::duration(kWordsLimit) : Clock::duration(kForever));
-  }
-  if (now < attempt.next) return false;
-  next_address(slot, handshake.connected() ? "connected, but nobody speaks" : "no answer", false);
+  TcpHandshake done = attempt.take();
+  slot.attempt.reset();
+  open(slot, done);
   return true;
 }
 
 bool TcpConnections::begin_attempt(Slot& slot) {
-  ProcessFd fd = begin_connecting(peer(slot.rank).addresses[slot.attempt->address], congestion_.at_first());
+  const Peer& peer = this->peer(slot.rank);
+  ProcessFd fd = begin_connecting(peer.addresses[slot.attempt->address()], congestion_.at_first());
   if (!fd.valid()) {
     const int error = errno;
     const bool is_lack = is_lack_of_descriptors(error) && !failure_.failed();
     // Where it makes room, the next round of addresses finds it.
     if (is_lack) lacks_descriptors("connect to " + describe(slot.rank), error);
-    next_address(slot, text_of_error(error), error == ECONNREFUSED);
+    try_next(slot, text_of_error(error), error == ECONNREFUSED);
     return false;
   }
   tune_connection(fd.get());
   const int number = fd.get();
-  slot.attempt->handshake.emplace(std::move(fd), self_, slot.rank, peer(slot.rank).mesh, slot.number);
-  slot.attempt->next = Clock::now() + kConnectLimit;
+  slot.attempt->begin(TcpHandshake(std::move(fd), self_, slot.rank, peer.mesh, slot.number));
   poller_.watch_handshake(number);
   return true;
 }
 
-void TcpConnections::next_address(Slot& slot, const std::string& reason, bool refused) {
+void TcpConnections::try_next(Slot& slot, const std::string& reason, bool refused) {
   const Peer& peer = this->peer(slot.rank);
   if (failure_.failed() || peer.left) return slot.attempt.reset();
-  Attempt& attempt = *slot.attempt;
-  attempt.handshake.reset();
-  if (attempt.address == 0) {
-    attempt.tried.clear();
-    attempt.refused = 0;
-  }
-  attempt.tried += (attempt.tried.empty() ? "" : ", ") + peer.addresses[attempt.address].text() + " (" + reason + ")";
-  attempt.refused += refused ? 1 : 0;
-  attempt.next = Clock::now();
-  if (++attempt.address < peer.addresses.size()) return;
-  attempt.address = 0;
-  attempt.next += kBetweenRounds;
-  const bool nobody = attempt.refused == peer.addresses.size();
-  if (++attempt.rounds >= kRefusedRounds && nobody) {
-    owner_.lost(slot.rank, "left the group or died: nobody answers at " + attempt.tried);
+  if (slot.attempt->try_next(peer.addresses, reason, refused)) {
+    owner_.lost(slot.rank, "left the group or died: nobody answers at " + slot.attempt->tried());
   }
 }
 
 std::string TcpConnections::tried(int rank) const {
   const Peer* const peer = find(rank);
-  return peer == nullptr || !peer->slots[0]->attempt ? "" : peer->slots[0]->attempt->tried;
+  return peer == nullptr || !peer->slots[0]->attempt ? "" : peer->slots[0]->attempt->tried();
+}
+
+bool TcpConnections::is_undecided(const TcpHandshake& handshake) {
+  // The connection that is there may be one that the peer has closed.
+  return peer(handshake.peer()).parking.is_under_way();
 }
 
 bool TcpConnections::admit(TcpHandshake& handshake) {
@@ -195,7 +169,7 @@ bool TcpConnections::admit(TcpHandshake& handshake) {
   if (slot.attempt) {
     // The lower rank insists, unless its own attempt found no way in its first round: there may be a way in one
     // direction only.
-    const bool insists = self_.rank < handshake.peer() && slot.attempt->rounds == 0;
+    const bool insists = self_.rank < handshake.peer() && !slot.attempt->has_gone_round();
     if (insists) return false;
     slot.attempt.reset();
   }
@@ -262,7 +236,7 @@ bool TcpConnections::advance() {
     TcpStream& stream = open_[i]->stream;
     if (stream.ready()) moved = stream.advance() || moved;
   }
-  return moved;
+  return advance_parking() || moved;
 }
 
 bool TcpConnections::advance_handshakes() {
@@ -295,13 +269,71 @@ bool TcpConnections::flush_control() {
 void TcpConnections::for_each_control(const std::function<void(int, TcpStream&)>& body) {
   for (size_t i = 0; i < open_.size(); ++i) {
     Slot& slot = *open_[i];
+    if (peer(slot.rank).parking.is_agreed()) continue;
     if (slot.number == 0 && !slot.stream.ended()) body(slot.rank, slot.stream);
   }
 }
 
+// --- closing what nobody uses ----------------------------------------------------------------------------------------
+
+size_t TcpConnections::park() {
+  for (const int rank : met_) {
+    Peer& peer = this->peer(rank);
+    if (peer.left || !peer.parking.offer(peer.streams, card_)) continue;
+    peer.needed = false;
+    parking_.push_back(rank);
+  }
+  return parking();
+}
+
+void TcpConnections::hear_park(int rank, const FrameHeader& header, const std::string& text, bool idle) {
+  Peer& peer = this->peer(rank);
+  const ParkNotice theirs = ParkNotice::parse(text, data_streams());
+  if (!peer.parking.is_under_way()) {
+    peer.needed = peer.needed && !idle;
+    parking_.push_back(rank);
+  }
+  peer.parking.hear(peer.streams, theirs, header.detail != 0, idle, card_);
+  if (peer.parking.is_agreed()) take_addresses(peer, theirs.card);
+}
+
+void TcpConnections::end_parking() {
+  for (const int rank : std::exchange(parking_, {})) {
+    if (peer(rank).parking.cut_short(peer(rank).streams)) parted(rank);
+  }
+  drop_closed();
+}
+
+bool TcpConnections::advance_parking() {
+  if (parking_.empty()) return false;
+  const size_t before = parking_.size();
+  for (const int rank : std::exchange(parking_, {})) {
+    Peer& peer = this->peer(rank);
+    if (peer.parking.advance(peer.streams)) parted(rank);
+    if (peer.parking.is_under_way()) parking_.push_back(rank);
+  }
+  drop_closed();
+  if (open_.empty() && attempts_.empty() && acceptor_.is_idle()) poller_.close_unused();
+  return parking_.size() < before;
+}
+
+void TcpConnections::drop_closed() {
+  const auto is_closed = [](const Slot* slot) { return !slot->stream.is_open(); };
+  open_.erase(std::remove_if(open_.begin(), open_.end(), is_closed), open_.end());
+}
+
+void TcpConnections::parted(int rank) {
+  Peer& peer = this->peer(rank);
+  peer.broken.reset();
+  // What was posted meanwhile waits for new ones.
+  const auto waits = [](const TcpStream* stream) { return stream->has_posted(); };
+  peer.needed = peer.needed || std::any_of(peer.streams.begin(), peer.streams.end(), waits);
+  begin_missing(rank);
+}
+
 void TcpConnections::forget() {
   for (const int rank : met_) {
-    for (const auto& slot : peer(rank).slots) slot->stream.forget();
+    for (TcpStream* stream : peer(rank).streams) stream->forget();
   }
 }
 
@@ -339,25 +371,25 @@ std::string TcpConnections::reason(int rank) const {
 
 void TcpConnections::check(int rank, bool awaited, bool expected) {
   Peer& peer = this->peer(rank);
+  if (peer.parking.is_agreed()) return;
   const TcpStream& control = peer.slots[0]->stream;
   if (control.ended() && !peer.left) owner_.lost(rank, absence(rank) + error_text(control));
-  const TcpStream* starved = control.ended() && awaited ? &control : nullptr;
-  for (auto slot = peer.slots.begin() + 1; slot != peer.slots.end(); ++slot) {
-    const TcpStream& data = (*slot)->stream;
-    const bool waits = data.has_sends() || data.has_receives() || expected;
-    const bool never_opens = peer.left && !data.is_open() && waits;
-    if (data.starved() || never_opens || (expected && data.dry())) starved = &data;
+  const bool is_silent = control.ended() || (peer.left && !control.is_open());
+  const TcpStream* starved = is_silent && awaited ? &control : nullptr;
+  for (auto data = peer.streams.begin() + 1; data != peer.streams.end(); ++data) {
+    const bool never_opens = peer.left && !(*data)->is_open() && ((*data)->has_posted() || expected);
+    if ((*data)->starved() || never_opens || (expected && (*data)->dry())) starved = *data;
   }
-  if (starved == nullptr) return;
+  // A peer that agrees to close the connections may end those for data before it is heard to do so.
+  if (starved == nullptr || (peer.parking.is_under_way() && !is_silent)) return;
   if (peer.left) owner_.lost(rank, absence(rank));
   if (!peer.broken) peer.broken = Clock::now();
   if (Clock::now() - *peer.broken > kGrace) owner_.lost(rank, "broke a connection" + error_text(*starved));
 }
 
 bool TcpConnections::has_posted(int rank) const {
-  const auto& slots = find(rank)->slots;
-  return std::any_of(slots.begin() + 1, slots.end(),
-                     [](const auto& slot) { return slot->stream.has_receives() || slot->stream.has_sends(); });
+  const TcpParking::Streams& all = find(rank)->streams;
+  return std::any_of(all.begin() + 1, all.end(), [](const TcpStream* data) { return data->has_posted(); });
 }
 
 std::string TcpConnections::describe(int rank) const {

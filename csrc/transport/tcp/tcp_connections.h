@@ -8,7 +8,9 @@
 
 #include "transport/group_failure.h"
 #include "transport/tcp/tcp_acceptor.h"
+#include "transport/tcp/tcp_attempt.h"
 #include "transport/tcp/tcp_congestion.h"
+#include "transport/tcp/tcp_parking.h"
 #include "transport/tcp/tcp_poller.h"
 
 namespace ours {
@@ -16,6 +18,7 @@ namespace ours {
 /// The connections of one rank to its peers: for each peer one for control and some for data. A rank that needs a peer
 /// connects to it and tries its addresses in turn. The peer may do so at the same time; then the lower rank insists on
 /// its own attempt and the higher one, which begins a moment later, gives up its own. Used with the mesh's lock held.
+/// Connections that nobody uses can be closed (TcpParking), and are made again when they are needed.
 class TcpConnections final : private TcpAcceptor::Host {
  public:
   /// Takes the frames that arrive, and learns what becomes of the connections.
@@ -48,7 +51,8 @@ class TcpConnections final : private TcpAcceptor::Host {
   /// The number of open connections, including those for control.
   size_t count() const { return open_.size(); }
   bool is_needed(int rank) { return peer(rank).needed; }
-  bool is_complete(int rank);
+  /// Whether need() needs no card, since there are connections, or have been.
+  bool is_known(int rank);
   /// This rank needs the peer, and connects to it at the addresses of its card unless it is connected already.
   void need(int rank);
   void need(int rank, const TcpCard& card);
@@ -66,6 +70,15 @@ class TcpConnections final : private TcpAcceptor::Host {
   bool flush_control();
   /// Calls body(rank, control stream) for all control streams that can still send.
   void for_each_control(const std::function<void(int, TcpStream&)>& body);
+  /// Offers to close the connections that are not in use. Returns the number of those that may be closed soon.
+  size_t park();
+  /// A peer offers that, or answers. `idle`: this rank does not use them.
+  void hear_park(int rank, const FrameHeader& header, const std::string& notice, bool idle);
+  /// There is something to say that must not be kept back: takes the offers back, and closes at once what both would
+  /// close.
+  void end_parking();
+  /// The number of connections that may be closed soon.
+  size_t parking() const { return parking_.size() * static_cast<size_t>(self_.streams); }
   /// Looks at the connections whose congestion control may still change.
   void settle_congestion();
   /// Drops all references to memory of callers.
@@ -91,34 +104,28 @@ class TcpConnections final : private TcpAcceptor::Host {
   std::string describe(int rank) const;
 
  private:
-  /// The efforts to connect one stream.
-  struct Attempt {
-    std::optional<TcpHandshake> handshake;
-    Clock::time_point next;  ///< when to begin, or to give up what has begun
-    size_t address = 0;
-    size_t refused = 0;  ///< addresses of this round that refused
-    int rounds = 0;      ///< how often all addresses were tried
-    std::string tried;   ///< in the last round
-  };
   struct Slot {
     Slot(int rank, int number, TcpStream::Handler& handler)
         : rank(rank), number(number), stream(rank, number > 0, handler) {}
     const int rank;
     const int number;  ///< 0 is for control
     TcpStream stream;
-    std::unique_ptr<Attempt> attempt;
+    std::unique_ptr<TcpAttempt> attempt;
     bool inbound = false;  ///< a handshake that the peer began was admitted
   };
   struct Peer {
     std::vector<std::unique_ptr<Slot>> slots;  ///< control first
     std::vector<SocketAddress> addresses;
-    uint32_t mesh = 0;    ///< the number of its mesh at its addresses
-    bool needed = false;  ///< by this rank, which connects if the peer does not
+    uint32_t mesh = 0;            ///< the number of its mesh at its addresses
+    bool needed = false;          ///< by this rank, which connects if the peer does not
+    TcpParking::Streams streams;  ///< those of the slots
+    TcpParking parking;
     std::optional<Clock::time_point> left;
     std::string reason;                       ///< that it gave when it left
     std::optional<Clock::time_point> broken;  ///< when a data stream was found to have ended
   };
 
+  bool is_undecided(const TcpHandshake& handshake) override;
   bool admit(TcpHandshake& handshake) override;
   void admitted(TcpHandshake& handshake, bool done) override;
   /// Makes the lack of descriptors the failure of the group. In a group that has already failed, frees a descriptor
@@ -130,15 +137,20 @@ class TcpConnections final : private TcpAcceptor::Host {
   bool spare_descriptor();
   Slot& slot(int rank, int stream) { return *peer(rank).slots[static_cast<size_t>(stream)]; }
   TcpStream& stream(int rank, int stream) { return slot(rank, stream).stream; }
+  void take_addresses(Peer& peer, const TcpCard& card) const;
   void begin_missing(int rank);
+  bool advance_parking();
+  void drop_closed();
+  /// The connections to that rank are closed, and are made again if somebody needs them.
+  void parted(int rank);
   bool advance_attempts();
   bool advance_attempt(Slot& slot);
   bool begin_attempt(Slot& slot);
-  /// Ends the handshake, if there is one, so `reason` must not refer to a part of it.
-  void next_address(Slot& slot, const std::string& reason, bool refused);
+  void try_next(Slot& slot, const std::string& reason, bool refused);
   void open(Slot& slot, TcpHandshake& handshake);
 
   const TcpSelf& self_;
+  const TcpCard& card_;
   const GroupFailure& failure_;
   TcpPoller& poller_;
   Owner& owner_;
@@ -149,6 +161,7 @@ class TcpConnections final : private TcpAcceptor::Host {
   std::vector<std::string> names_;  ///< of all ranks, "(host node1, pid 4711)" each; or empty
   std::vector<int> met_;
   std::vector<Slot*> open_;            ///< those with an open stream
+  std::vector<int> parking_;           ///< the ranks to which they may be closed soon, and perhaps others
   std::vector<Slot*> attempts_;        ///< those with an attempt, and perhaps some that had one
   std::vector<TcpStream*> unsettled_;  ///< open streams whose congestion control may change
 };

@@ -47,7 +47,7 @@ void TcpEndpoint::set_engine(std::shared_ptr<Engine> engine, size_t least_bytes)
 
 void TcpEndpoint::reach(Lock& lock, int rank, Deadline deadline, const What& what) {
   if (connections_.is_needed(rank)) return;
-  if (connections_.is_complete(rank)) {
+  if (connections_.is_known(rank)) {
     connections_.need(rank);
   } else {
     connections_.need(rank, await_card(lock, rank, deadline, what));
@@ -159,6 +159,11 @@ void TcpEndpoint::check_payloads() {
                                  ". The group cannot be used any more; make a new one");
 }
 
+bool TcpEndpoint::is_idle() const {
+  return !calls_.is_under_way() && shared_.waiting.load() == 0 && !shared_.failure.failed() && !shared_.left.load() &&
+         !(payloads_ && payloads_->any());
+}
+
 // --- what peers say --------------------------------------------------------------------------------------------------
 
 void TcpEndpoint::check_data(int peer, const FrameHeader& header) {
@@ -183,6 +188,12 @@ void TcpEndpoint::hear(int rank, const FrameHeader& header, const std::string& p
            payload.empty() ? connections_.describe(rank) + " failed, and did not say why" : printable(payload));
   } else if (header.kind == FrameKind::Bye) {
     connections_.said_farewell(rank, printable(payload));
+  } else if (header.kind == FrameKind::Park) {
+    try {
+      connections_.hear_park(rank, header, payload, is_idle());
+    } catch (const Error&) {
+      garbage(rank, "what it says of its connections");
+    }
   } else {
     if (!calls_.hear(rank, header, payload)) garbage(rank, "it is too far ahead");
     raise_mismatch(rank, calls_.mismatch(rank));
@@ -309,6 +320,7 @@ void TcpEndpoint::propagate_failure(Lock& lock) {
 
 void TcpEndpoint::say_farewell() noexcept {
   try {
+    connections_.end_parking();
     tell_all(header_of(FrameKind::Bye, 0), failure_since(shared_.made));
   } catch (const std::exception&) {
     // Out of memory: peers see that this rank is gone.

@@ -58,6 +58,7 @@ class TcpEndpoint final : private TcpConnections::Owner {
     const Clock::time_point made = Clock::now();
     GroupFailure failure;
     std::atomic<bool> left{false};
+    std::atomic<int> waiting{0};  ///< threads that wait for peers without being in a call
   };
 
   /// Listens, and writes the addresses to shared.card. `on_failure` is called whenever the group has failed; it must
@@ -104,6 +105,10 @@ class TcpEndpoint final : private TcpConnections::Owner {
   void refuse(uint64_t number, const std::string& why);
   /// In a group that failed: tells the peers that connect, until this rank has left, and then closes everything.
   void propagate_failure(Lock& lock);
+  /// Whether nobody uses the connections.
+  bool is_idle() const;
+  /// If so, offers the peers to close them. Returns how many may be closed soon.
+  size_t park() { return is_idle() ? connections_.park() : 0; }
   /// Tells the peers that this rank leaves, and closes everything.
   void say_farewell() noexcept;
 

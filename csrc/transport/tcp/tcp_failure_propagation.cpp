@@ -21,6 +21,7 @@ void TcpFailurePropagation::tell() {
   header.detail = static_cast<uint8_t>(failure_.kind());
   std::string message = failure_.message();
   message.resize(whole_characters(message, kMaxFailureBytes));
+  connections_.end_parking();
   connections_.for_each_control([&](int rank, TcpStream& control) {
     if (has_told(rank)) return;
     told_[static_cast<size_t>(rank)] = true;

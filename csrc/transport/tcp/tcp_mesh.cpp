@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "common/background_thread.h"
 #include "common/descriptors.h"
 #include "common/error.h"
@@ -27,6 +29,7 @@ std::shared_ptr<TcpMesh> TcpMesh::join(int rank, int size, const std::shared_ptr
   mesh->plan_.rules = config.plan.rules;
   mesh->endpoint_.connections().begin();
   want_descriptors(self.most_connections());
+  TcpIdle::enter(mesh);
   return mesh;
 }
 
@@ -71,16 +74,53 @@ void TcpMesh::check_usable() const {
   if (has_left()) throw Error(describe_self() + " has left the group");
 }
 
-void TcpMesh::look() noexcept {
+TcpMesh::Lock TcpMesh::use() {
+  last_use_.store(TcpIdle::count_use());
+  return lock();
+}
+
+template <class Body>
+void TcpMesh::between_calls(Body&& body) noexcept {
   if (failure().failed() || has_left() || in_child()) return;
   const Lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock() || endpoint_.calls().is_under_way() || has_left()) return;
   try {
-    endpoint_.progress();
-    endpoint_.check();
+    body();
   } catch (const std::exception&) {
     if (!has_left()) endpoint_.fail(std::current_exception());
   }
+}
+
+void TcpMesh::look() noexcept {
+  between_calls([this] {
+    endpoint_.progress();
+    endpoint_.check();
+  });
+}
+
+size_t TcpMesh::idle_connections(bool looks) noexcept {
+  size_t count = 0;
+  between_calls([&] {
+    TcpConnections& connections = endpoint_.connections();
+    if (!endpoint_.is_idle() || connections.count() == 0) return;
+    if (looks) endpoint_.progress();
+    count = connections.count();
+  });
+  return count;
+}
+
+size_t TcpMesh::park() noexcept {
+  size_t fewer = 0;
+  between_calls([&] {
+    TcpConnections& connections = endpoint_.connections();
+    const size_t before = connections.count();
+    if (before == 0) return;
+    // What peers have said is heard first: their offers are answered, and not met by others.
+    endpoint_.progress();
+    const size_t parking = endpoint_.park();
+    fewer = before - std::min(before, connections.count() - std::min(connections.count(), parking));
+  });
+  return fewer;
 }
 
 void TcpMesh::fail(FailureKind kind, const std::string& message) noexcept {

@@ -12,6 +12,7 @@
 #include "transport/key_values.h"
 #include "transport/tcp/tcp_config.h"
 #include "transport/tcp/tcp_endpoint.h"
+#include "transport/tcp/tcp_idle.h"
 
 namespace ours {
 
@@ -50,6 +51,27 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   /// Takes in what peers have to say, without waiting; does nothing if a call does that anyway.
   void look() noexcept;
 
+  /// When use() was called last, as a number that grows with each use of any mesh of the process.
+  uint64_t last_use() const { return last_use_.load(); }
+  /// The number of open connections; 0 while somebody uses them. If `looks`, first takes in what peers say of theirs.
+  /// Never waits.
+  size_t idle_connections(bool looks) noexcept;
+  /// Unless somebody uses them, offers the peers to close the connections. Never waits. Returns how many of them have
+  /// been closed, or may be soon.
+  size_t park() noexcept;
+
+  /// Says that a thread waits for peers without being in a call, for as long as it lives.
+  class Waiting {
+   public:
+    explicit Waiting(TcpMesh& mesh) : waiting_(mesh.shared_.waiting) { ++waiting_; }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    ~Waiting() { --waiting_; }
+
+   private:
+    std::atomic<int>& waiting_;
+  };
+
   /// Tells the peers that this rank does not make the call of that number, and why. Never waits: a thread tells those
   /// that are not connected yet, until this rank makes another call.
   void refuse(uint64_t number, const std::string& why) noexcept;
@@ -83,6 +105,8 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   void wake() noexcept { endpoint_.wake(); }
 
   Lock lock() { return Lock(mutex_); }
+  /// The same for a thread that is about to call peers.
+  Lock use();
 
   // ---- with the lock
 
@@ -93,6 +117,10 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
  private:
   TcpMesh(int rank, int size, std::shared_ptr<KeyValues> keys, const TcpConfig& config);
 
+  /// Calls body() with the lock if nobody uses the mesh, and does nothing otherwise. An error fails the group.
+  template <class Body>
+  void between_calls(Body&& body) noexcept;
+
   /// Starts the thread that tells peers that connect later of the failure.
   void propagate_failure() noexcept;
   void let_peers_connect();
@@ -100,6 +128,7 @@ class TcpMesh final : public std::enable_shared_from_this<TcpMesh> {
   const OwningProcess owner_;
   TcpEndpoint::Shared shared_;
   TcpPlan plan_;
+  std::atomic<uint64_t> last_use_{0};     ///< see TcpIdle::count_use()
   std::atomic<bool> propagating_{false};  ///< the thread of propagate_failure() has been started, which closes all
 
   std::mutex mutex_;            // guards all below

@@ -37,8 +37,18 @@ void TcpPoller::open() {
   }
   watch(EPOLL_CTL_ADD, wake_.get(), EPOLLIN, &wake_);
   if (listener_) watch(EPOLL_CTL_ADD, listener_->fd(), EPOLLIN, &listener_moved);
-  wakes_.store(true);
-  if (called_.load()) wake();
+  listener_moved = true;
+  const std::lock_guard<std::mutex> lock(waking_);
+  wakes_ = true;
+  if (called_) ring();
+}
+
+void TcpPoller::close_unused() noexcept {
+  if (sleepers_ > 0) return;
+  const std::lock_guard<std::mutex> lock(waking_);
+  wakes_ = called_ = false;
+  wake_.reset();
+  epoll_.reset();
 }
 
 void TcpPoller::watch_handshake(int fd) {
@@ -89,15 +99,21 @@ void TcpPoller::sleep(std::unique_lock<std::mutex>& lock, Clock::duration limit)
   open();
   const auto ms = std::max<int64_t>(std::chrono::ceil<std::chrono::milliseconds>(limit).count(), 0);
   Events events;
+  ++sleepers_;
   lock.unlock();
   const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), static_cast<int>(ms));
   lock.lock();
+  --sleepers_;
   apply(events.data(), count);
 }
 
 void TcpPoller::wake() noexcept {
-  called_.store(true);
-  if (!wakes_.load()) return;
+  const std::lock_guard<std::mutex> lock(waking_);
+  called_ = true;
+  if (wakes_) ring();
+}
+
+void TcpPoller::ring() {
   const uint64_t one = 1;
   // This can only fail after 2^64 - 1 wake-ups.
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));

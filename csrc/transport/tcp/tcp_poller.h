@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -15,8 +14,8 @@ struct epoll_event;
 namespace ours {
 
 /// Watches the sockets of a mesh, and lets a thread sleep until something happens on one of them. Used with the mesh's
-/// lock held; only wake() may be called without it. It takes no descriptor before it is used, and then those
-/// that the listener keeps if there are no others.
+/// lock held; only wake() may be called without it. It takes no descriptor before it is used, nor after close_unused(),
+/// and those that the listener keeps if there are no others.
 class TcpPoller {
  public:
   void watch_listener(std::shared_ptr<TcpListener> listener) { listener_ = std::move(listener); }
@@ -32,6 +31,9 @@ class TcpPoller {
   /// Ends the current sleep, or the next one.
   void wake() noexcept;
 
+  /// There is nothing to watch for now: frees the descriptors, unless a thread sleeps.
+  void close_unused() noexcept;
+
   /// Whether the listener had an event since the flag was cleared; true at first.
   bool listener_moved = true;
   bool handshakes_moved = false;
@@ -42,12 +44,16 @@ class TcpPoller {
   /// `token` comes back with each event: the stream, or a member of this that stands for what it is.
   void watch(int operation, int fd, uint32_t events, void* token);
   void apply(const epoll_event* events, int count);
+  /// With waking_.
+  void ring();
 
   std::shared_ptr<TcpListener> listener_;
   ProcessFd epoll_;
   ProcessFd wake_;
-  std::atomic<bool> wakes_{false};   ///< wake_ can be used
-  std::atomic<bool> called_{false};  ///< wake() has been called
+  int sleepers_ = 0;
+  std::mutex waking_;    // guards all below, and wake_ with the mesh's lock
+  bool wakes_ = false;   ///< wake_ can be used
+  bool called_ = false;  ///< wake() has been called
 };
 
 }  // namespace ours

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
 namespace ours {
 
@@ -33,13 +34,32 @@ void TcpStream::send_now() {
   if (is_open() && !ended_) write();
 }
 
+void TcpStream::release() {
+  held_ = false;
+  sends_.insert(sends_.end(), std::make_move_iterator(kept_back_.begin()), std::make_move_iterator(kept_back_.end()));
+  kept_back_.clear();
+}
+
+void TcpStream::end_sending() { ::shutdown(fd(), SHUT_WR); }
+
+void TcpStream::part() {
+  fd_.reset();
+  readable_ = writable_ = ended_ = in_payload_ = false;
+  error_ = 0;
+  std::vector<std::byte>().swap(buffer_);
+  buffer_begin_ = buffer_end_ = 0;
+  sent_ = taken_ = 0;
+  release();
+}
+
 void TcpStream::post_send(const FrameHeader& header, const void* payload, size_t* done) {
-  sends_.push_back({header, static_cast<const std::byte*>(payload), {}, done, 0});
+  post({header, static_cast<const std::byte*>(payload), {}, done, 0});
 }
 
 void TcpStream::post_send(const FrameHeader& header, std::string payload) {
-  sends_.push_back({header, nullptr, std::move(payload), nullptr, 0});
-  sends_.back().header.bytes = sends_.back().own.size();
+  Send send{header, nullptr, std::move(payload), nullptr, 0};
+  send.header.bytes = send.own.size();
+  post(std::move(send));
 }
 
 void TcpStream::post_receive(const FrameHeader& header, void* to, size_t* done) {
@@ -47,7 +67,10 @@ void TcpStream::post_receive(const FrameHeader& header, void* to, size_t* done) 
 }
 
 void TcpStream::forget() {
-  if (data_) sends_.clear();
+  if (data_) {
+    sends_.clear();
+    kept_back_.clear();
+  }
   receives_.clear();
 }
 
@@ -59,7 +82,7 @@ bool TcpStream::can_take() const {
 bool TcpStream::ready() const {
   if (!is_open()) return false;
   const bool wants_bytes = !in_payload_ || !data_ || has_receives();
-  return (writable_ && has_sends() && !ended_) || (readable_ && wants_bytes && !ended_) || can_take();
+  return (writable_ && !sends_.empty() && !ended_) || (readable_ && wants_bytes && !ended_) || can_take();
 }
 
 bool TcpStream::advance() {
@@ -113,6 +136,7 @@ bool TcpStream::write() {
       left -= rest;
       if (send.done != nullptr) ++*send.done;
       sends_.pop_front();
+      ++sent_;
       if (left == 0) break;
     }
   }
@@ -189,6 +213,7 @@ bool TcpStream::take_payload() {
     const Receive announced = receive;
     receives_.pop_front();
     in_payload_ = false;
+    ++taken_;
     handler_.receive_by_engine(peer_, header_, announced.to, announced.done);
     return true;
   }
@@ -203,6 +228,7 @@ bool TcpStream::take_payload() {
     if (receive.done != nullptr) ++*receive.done;
     receives_.pop_front();
     in_payload_ = false;
+    ++taken_;
     return true;
   }
   // Much more is to come: the payload goes straight to its place, and what follows it into the buffer.

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/process_fd.h"
@@ -40,6 +42,20 @@ class TcpStream {
   /// Sends what can be sent at once, and reads nothing.
   void send_now();
 
+  /// The frames that the system has not taken yet, without those that hold() keeps back.
+  size_t sending() const { return sends_.size(); }
+  /// The frames that the system has taken to send, and those of data that were taken in.
+  uint64_t sent() const { return sent_; }
+  uint64_t taken() const { return taken_; }
+  /// Keeps back what is posted from now on.
+  void hold() { held_ = true; }
+  /// Sends what was kept back.
+  void release();
+  /// Tells the peer that nothing more comes on this connection.
+  void end_sending();
+  /// Closes the connection. What is posted waits for the next one, and so does what was kept back.
+  void part();
+
   /// `payload` must stay until all of it is in the system's hands, which increments `done`, or until forget().
   void post_send(const FrameHeader& header, const void* payload, size_t* done);
   /// The same with a payload that the stream keeps.
@@ -72,8 +88,9 @@ class TcpStream {
   /// Whether the stream has ended, and all that came has been taken.
   bool dry() const { return ended_ && early() == nullptr && !can_take(); }
   int error() const { return error_; }
-  bool has_sends() const { return !sends_.empty(); }
+  bool has_sends() const { return !sends_.empty() || !kept_back_.empty(); }
   bool has_receives() const { return !receives_.empty(); }
+  bool has_posted() const { return has_sends() || has_receives(); }
 
  private:
   struct Send {
@@ -101,6 +118,7 @@ class TcpStream {
   bool take_payload();
   bool take_control();
   size_t buffered() const { return buffer_end_ - buffer_begin_; }
+  void post(Send send) { (held_ ? kept_back_ : sends_).push_back(std::move(send)); }
   void broke(int error);
   void check_expected(const FrameHeader& expected) const;
 
@@ -114,7 +132,11 @@ class TcpStream {
   int error_ = 0;
 
   std::deque<Send> sends_;
+  std::deque<Send> kept_back_;
+  bool held_ = false;
   std::deque<Receive> receives_;
+  uint64_t sent_ = 0;
+  uint64_t taken_ = 0;
 
   static constexpr size_t kBufferBytes = 32 * 1024;
   std::vector<std::byte> buffer_;

@@ -82,6 +82,9 @@ const char* fault_of(const FrameHeader& header, bool data) {
     case FrameKind::Bye:
       if (header.bytes > kMaxFailureBytes) return "a failure's message is too long";
       break;
+    case FrameKind::Park:
+      if (header.bytes > kMaxText) return "a notice about connections is too long";
+      break;
     case FrameKind::Waiting:
       if (header.bytes > kMaxCauses * sizeof(uint32_t) || header.bytes % sizeof(uint32_t) != 0) {
         return "a list of ranks has a wrong length";
@@ -126,6 +129,32 @@ TcpCard TcpCard::parse(const std::string& text) {
   }
   if (card.addresses.size() < count) malformed("card of a rank");
   return card;
+}
+
+std::string ParkNotice::text() const {
+  std::ostringstream out;
+  for (const uint64_t count : frames) out << count << ' ';
+  out << card.text();
+  return out.str();
+}
+
+ParkNotice ParkNotice::parse(const std::string& text, size_t streams) {
+  ParkNotice notice;
+  std::istringstream in(text.size() <= kMaxText ? text : "");
+  notice.frames.resize(2 * streams);
+  for (uint64_t& count : notice.frames) in >> count;
+  std::string card;
+  if (!std::getline(in >> std::ws, card)) malformed("notice about connections");
+  notice.card = TcpCard::parse(card);
+  return notice;
+}
+
+bool ParkNotice::agrees_with(const ParkNotice& theirs) const {
+  bool agrees = frames.size() == theirs.frames.size();
+  for (size_t i = 0; agrees && i < frames.size(); i += 2) {
+    agrees = frames[i] == theirs.frames[i + 1] && frames[i + 1] == theirs.frames[i];
+  }
+  return agrees;
 }
 
 std::string TcpTerms::text() const {

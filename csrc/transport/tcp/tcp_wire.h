@@ -19,7 +19,7 @@
 namespace ours {
 
 constexpr uint32_t kTcpMagic = 0x7063746f;  // "otcp"
-constexpr uint32_t kTcpVersion = 6;
+constexpr uint32_t kTcpVersion = 7;
 
 using Nonce = std::array<uint8_t, 16>;
 
@@ -77,6 +77,7 @@ enum class FrameKind : uint8_t {
   Waiting,   ///< the sender waits in call `call`; the payload names the ranks that are the cause
   Refused,   ///< the sender does not make the call that its users number `call`; the payload says why
   Monitor,   ///< the sender reached (or, rank 0, judged) monitored barrier number `call`
+  Park,      ///< the sender would close its connections to the receiver (TcpParking); the payload is a ParkNotice
 };
 
 constexpr size_t kMaxFailureBytes = 8 * 1024;
@@ -91,7 +92,7 @@ struct Arrived {
 struct FrameHeader {
   uint32_t magic = kTcpMagic;
   FrameKind kind = FrameKind::Data;
-  uint8_t detail = 0;  ///< of Failure: its kind; of Data: as the collective wants
+  uint8_t detail = 0;  ///< of Failure: its kind; of Park: 0 means no; of Data: as the collective wants
   uint16_t phase = 0;  ///< of Data: the step of the algorithm
   uint32_t part = 0;   ///< of Data: the number of the chunk
   /// In Data frames: 0 if the payload follows; otherwise an engine moves it (TcpEnginePayloads), and this is its
@@ -131,6 +132,20 @@ struct TcpCard {
   std::string text() const;
   /// Throws Error unless `text` is a card of this version.
   static TcpCard parse(const std::string& text);
+};
+
+/// What a rank says of its connections to a peer when it would close them.
+struct ParkNotice {
+  /// For each data stream, the number of frames sent and of those received.
+  std::vector<uint64_t> frames;
+  /// Where to connect again.
+  TcpCard card;
+
+  std::string text() const;
+  /// Throws Error unless `text` is a notice about that many data streams.
+  static ParkNotice parse(const std::string& text, size_t streams);
+  /// Whether everything that either of the two ranks had sent has arrived.
+  bool agrees_with(const ParkNotice& theirs) const;
 };
 
 /// The terms that rank 0 sets for its group, without the rules.

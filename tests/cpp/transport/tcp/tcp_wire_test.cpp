@@ -75,5 +75,28 @@ TEST(what_lies_in_the_store_is_checked) {
   CHECK_THROWS(Error, TcpTerms::parse(terms.text()));
 }
 
+TEST(a_notice_about_connections_survives_the_wire) {
+  ParkNotice notice;
+  notice.frames = {7, 0, UINT64_MAX, 3};
+  notice.card.machine = "machine";
+  notice.card.mesh = 5;
+  notice.card.addresses = {*SocketAddress::parse("10.0.0.1:20001")};
+  const ParkNotice same = ParkNotice::parse(notice.text(), 2);
+  CHECK(same.frames == notice.frames);
+  CHECK_EQ(same.card.text(), notice.card.text());
+
+  ParkNotice theirs = notice;
+  CHECK(!notice.agrees_with(theirs));
+  theirs.frames = {0, 7, 3, UINT64_MAX};
+  CHECK(notice.agrees_with(theirs));
+  theirs.frames[0] = 1;  // it has sent something that has not arrived
+  CHECK(!notice.agrees_with(theirs));
+
+  CHECK_THROWS(Error, ParkNotice::parse(notice.text(), 1));
+  CHECK_THROWS(Error, ParkNotice::parse(notice.text(), 3));
+  CHECK_THROWS(Error, ParkNotice::parse("1 2 3 4", 2));
+  CHECK_THROWS(Error, ParkNotice::parse("", 2));
+}
+
 }  // namespace
 }  // namespace ours::testing
