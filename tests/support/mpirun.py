@@ -26,7 +26,10 @@ def find(tool: str) -> str | None:
 def environment(**variables: str) -> dict[str, str]:
     """Return an environment without a launcher's variables, and with ``variables``, for mpirun by any user."""
     as_root = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
-    return programs.environment(**as_root, **variables)
+    # Open MPI's layer over libfabric sleeps for a second in each process that finds no fabric. Ranks of one machine
+    # need none.
+    no_fabric = {"OMPI_MCA_btl": "^ofi"}
+    return programs.environment(**as_root, **no_fabric, **variables)
 
 
 def is_open_mpi(mpirun: str) -> bool:
