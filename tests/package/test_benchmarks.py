@@ -307,7 +307,7 @@ def test_a_failing_rank_ends_the_benchmark(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
     result = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [warm_python(), str(script)], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert result.returncode == 1
     assert "rank 1 gives up" in result.stderr

@@ -1,5 +1,6 @@
 """Runs programs to their end, each in a process of its own that has loaded torch already (warm_server.py).
 
+So have the processes that such a program starts by ``sys.executable``.
 ``started()`` is for programs that a test disturbs, or that must be as fresh as a user's.
 """
 
@@ -102,7 +103,7 @@ def run_all(programs: Sequence[Program]) -> list[subprocess.CompletedProcess[str
             connection = stack.enter_context(socket.socket(socket.AF_UNIX))
             connection.connect(str(warm_folder() / "socket"))
             files = [stack.enter_context(open(f"{folder}/{number}-{name}", "w+b")) for name in ("out", "err")]
-            about = {"program": [program.way, program.what], "argv": program.argv, "executable": sys.executable}
+            about = {"program": [program.way, program.what], "argv": program.argv, "executable": warm_python()}
             around = {"env": program.env, "cwd": str(program.cwd), "descriptors": [0, 1, 2]}
             data = json.dumps(about | around).encode()
             nothing = stack.enter_context(open(os.devnull, "rb"))
