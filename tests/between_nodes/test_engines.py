@@ -271,5 +271,5 @@ if sys.argv[1] == "fork":
 def test_programs_end_quietly(end):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     each = [{**rank, **engine} for rank, engine in zip(job(2, store), environments("ab", "gloo"), strict=True)]
-    for done in run_programs(PROGRAM, each, argv=["program", end]):
+    for done in run_programs(PROGRAM, each, argv=["program", end], whole_end=True):
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -108,7 +108,7 @@ def run_program(body: str, nodes: int = 1, **env: str) -> list[tuple[int, str, f
     """Run the program in two processes. Return each exit code, stderr, and the seconds that its end took."""
     store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
     each = [{**rank, **node, **env} for rank, node in zip(job(2, store), node_ids(2, nodes), strict=True)]
-    done = run_programs(PROGRAM.format(body=textwrap.dedent(body)), each)
+    done = run_programs(PROGRAM.format(body=textwrap.dedent(body)), each, whole_end=True)
     return [(one.returncode, one.stderr, float(one.stdout.split()[-1]) if one.stdout else 0.0) for one in done]
 
 

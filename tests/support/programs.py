@@ -91,6 +91,7 @@ class Program:
     argv: list[str]
     env: dict[str, str]
     cwd: Path = ROOT
+    whole_end: bool = False  #: whether torch's own libraries are destroyed at the end, too (see warm_server.py)
 
 
 def run_all(programs: Sequence[Program]) -> list[subprocess.CompletedProcess[str]]:
@@ -105,6 +106,7 @@ def run_all(programs: Sequence[Program]) -> list[subprocess.CompletedProcess[str
             files = [stack.enter_context(open(f"{folder}/{number}-{name}", "w+b")) for name in ("out", "err")]
             about = {"program": [program.way, program.what], "argv": program.argv, "executable": warm_python()}
             around = {"env": program.env, "cwd": str(program.cwd), "descriptors": [0, 1, 2]}
+            around["whole_end"] = program.whole_end
             data = json.dumps(about | around).encode()
             nothing = stack.enter_context(open(os.devnull, "rb"))
             given = [file.fileno() for file in [nothing, *files]]
@@ -132,11 +134,19 @@ def run_all(programs: Sequence[Program]) -> list[subprocess.CompletedProcess[str
 
 
 def run_programs(
-    code: str, each: list[dict[str, str]], cwd: Path = ROOT, argv: list[str] | None = None
+    code: str,
+    each: list[dict[str, str]],
+    cwd: Path = ROOT,
+    argv: list[str] | None = None,
+    *,
+    whole_end: bool = False,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run ``code`` once for each of ``each``, what is added to the environment, all at the same time."""
-    around = environment(PYTHONPATH=str(ROOT))
-    return run_all([Program("code", textwrap.dedent(code), argv or ["program"], around | env, cwd) for env in each])
+    """Run ``code`` once for each of ``each``, what is added to the environment, all at the same time.
+
+    ``whole_end`` is for tests of how programs end.
+    """
+    around, code = environment(PYTHONPATH=str(ROOT)), textwrap.dedent(code)
+    return run_all([Program("code", code, argv or ["program"], around | env, cwd, whole_end) for env in each])
 
 
 def run_python(code: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
