@@ -6,6 +6,8 @@ import contextlib
 import functools
 import signal
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 import device_type
@@ -13,6 +15,7 @@ import example_programs
 import pytest
 import torch
 from hosts import Host, linked_hosts, why_no_hosts
+from programs import warm_folder
 from ranks import Nodes, RankPool, fork_server
 
 from ourddp import spawned
@@ -24,6 +27,15 @@ def pytest_configure() -> None:
     """Let programs that tests start receive Ctrl-C, even if a shell has started the tests in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let the processes that ranks and programs are forks of load torch while the tests of a folder are collected."""
+    config = session.config
+    if any(Path(argument).is_dir() for argument in config.args) and not config.option.collectonly:
+        fork_server()
+        forkserver.ensure_running()
+        warm_folder()
 
 
 @pytest.fixture(scope="session")
