@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -38,21 +39,29 @@ def missing_tool() -> str | None:
 def _compile(library: Path, target: Path) -> None:
     from torch.utils import cpp_extension  # takes its time, which ranks that compile nothing shall not lose
 
-    standard = (
-        "c++20" if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12) else "c++17"
-    )  # of torch's headers
+    # The standard is that of torch's headers.
+    standard = "c++20" if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12) else "c++17"
     includes = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
     folders = [*cpp_extension.library_paths(), str(library.parent)]
-    command = [*os.environ.get("CXX", "c++").split(), f"-std={standard}", "-O1", "-g0", "-fPIC", "-pthread", "-shared"]
-    command += [f"-DTORCH_EXTENSION_NAME={MODULE}", "-DTORCH_API_INCLUDE_EXTENSION_H"]
-    command += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'cpp'}"]
-    command += [word for path in includes for word in ("-isystem", path)]
-    command += [*map(str, sorted(SOURCES.glob("*.cpp"))), "-o", str(target), f"-l:{library.name}"]
-    command += [flag for folder in folders for flag in (f"-L{folder}", f"-Wl,-rpath,{folder}")]
-    command += ["-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    if made.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}\n{made.stderr[-5000:]}")
+    compiler = [*os.environ.get("CXX", "c++").split(), f"-std={standard}", "-O1", "-g0", "-fPIC", "-pthread"]
+    defines = [f"-DTORCH_EXTENSION_NAME={MODULE}", "-DTORCH_API_INCLUDE_EXTENSION_H"]
+    own = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'cpp'}"]
+    flags = [*compiler, *defines, *own, *(word for path in includes for word in ("-isystem", path))]
+    objects = {source: str(target.with_name(f"{source.stem}.o")) for source in sorted(SOURCES.glob("*.cpp"))}
+    # Each takes many seconds for torch's headers, so they are compiled at the same time.
+    _run_all([[*flags, "-c", str(source), "-o", made] for source, made in objects.items()])
+    link = [*compiler, "-shared", *objects.values(), "-o", str(target), f"-l:{library.name}"]
+    link += [flag for folder in folders for flag in (f"-L{folder}", f"-Wl,-rpath,{folder}")]
+    _run_all([[*link, "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]])
+
+
+def _run_all(commands: list[list[str]]) -> None:
+    """Run commands at the same time, as many as there are cores."""
+    run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=900, check=False)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for command, made in zip(commands, pool.map(run, commands), strict=True):
+            if made.returncode != 0:
+                raise RuntimeError(f"{' '.join(command)}\n{made.stderr[-5000:]}")
 
 
 @functools.cache
