@@ -43,7 +43,13 @@ class Barrier final : public MonitoredBarrier {
       if ((r == 0) != (rank_ == 0)) endpoint_.connections().control(r).post_send(header, std::string());
     }
     try {
-      endpoint_.progress();
+      // A connection may be kept back while its peer answers an offer to close it. The peers are in the barrier.
+      while (true) {
+        endpoint_.progress();
+        if (rank_ != 0 || endpoint_.connections().flush_control() || deadline_.passed()) break;
+        endpoint_.check();
+        endpoint_.sleep(lock_, kLookAround);
+      }
     } catch (const Error&) {
       // The wait that follows, or the next call, will learn of the failure.
     }

@@ -90,7 +90,7 @@ void TcpConnections::need(int rank, const TcpCard& card) {
 
 void TcpConnections::begin_missing(int rank) {
   Peer& peer = this->peer(rank);
-  if (!peer.needed || peer.left || peer.parking.is_under_way()) return;
+  if (!peer.needed || peer.left || peer.parking.is_under_way() || peer.addresses.empty()) return;
   // Control comes first, so that once there is data, there is a way to say farewell.
   const int end = peer.slots[0]->stream.is_open() && !failure_.failed() ? self_.streams : 1;
   for (int stream = 0; stream < end; ++stream) {

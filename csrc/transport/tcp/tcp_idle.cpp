@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <utility>
 #include <vector>
 
 #include "common/options.h"
@@ -85,9 +86,13 @@ bool TcpIdle::see_to_others(size_t most) {
     idle += meshes[i]->idle_connections(has_turn);
   }
   if (idle <= most) return false;
-  std::sort(meshes.begin(), meshes.end(), [](const auto& a, const auto& b) { return a->last_use() < b->last_use(); });
-  for (auto mesh = meshes.begin(); idle > most && mesh != meshes.end(); ++mesh) {
-    idle -= std::min(idle, (*mesh)->park());
+  // By copies of the numbers, which change whenever somebody uses a mesh.
+  std::vector<std::pair<uint64_t, TcpMesh*>> by_use;
+  by_use.reserve(meshes.size());
+  for (const auto& mesh : meshes) by_use.emplace_back(mesh->last_use(), mesh.get());
+  std::sort(by_use.begin(), by_use.end());
+  for (auto one = by_use.begin(); idle > most && one != by_use.end(); ++one) {
+    idle -= std::min(idle, one->second->park());
   }
   return true;
 }

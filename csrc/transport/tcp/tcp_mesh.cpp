@@ -114,7 +114,7 @@ size_t TcpMesh::park() noexcept {
   between_calls([&] {
     TcpConnections& connections = endpoint_.connections();
     const size_t before = connections.count();
-    if (before == 0) return;
+    if (before == 0 || !endpoint_.is_idle()) return;
     // What peers have said is heard first: their offers are answered, and not met by others.
     endpoint_.progress();
     const size_t parking = endpoint_.park();

@@ -59,7 +59,8 @@ void TcpParking::say(const Streams& streams, bool willing) {
 }
 
 bool TcpParking::cut_short(const Streams& streams) {
-  const bool ends = is_agreed();
+  // What it has agreed to must be heard before the connection ends.
+  const bool ends = is_agreed() && streams.front()->sending() == 0;
   ends ? end(streams) : go_on(streams);
   return ends;
 }
