@@ -178,6 +178,18 @@ TEST(calls_are_right_whenever_connections_are_closed) {
   for (uint64_t seq = 0; seq < 60; ++seq) ranks.add_up(seq, seq % 7 == 0 ? 300'000 : 100);
 }
 
+TEST(an_offer_does_not_keep_back_the_verdict_of_a_monitored_barrier) {
+  const Ranks ranks(2);
+  for (uint64_t seq = 0; seq < 300; ++seq) {
+    // The verdict is the last thing that rank 0 says, and nobody moves its connections afterwards.
+    ranks.meshes[0]->park();
+    run_ranks(2, [&](int rank) {
+      const Call call = call_of(Op::Barrier, DType::Opaque8, seq, std::chrono::seconds(20));
+      ranks.groups[static_cast<size_t>(rank)]->monitored_barrier(call, true);
+    });
+  }
+}
+
 TEST(messages_arrive_whenever_connections_are_closed) {
   const Meshes meshes = make_meshes(3);
   const Parker parker(meshes);
