@@ -1,14 +1,16 @@
 """Predicts how long an all-reduce takes on more machines than there are, and where algorithms overtake each other.
 
-    python benchmarks/scale.py                                   # 8 to 4,096 ranks, 8 a node, 10 Gbit/s
+    python benchmarks/scale.py                                   # 8 to 16,384 ranks, 8 a node, 10 Gbit/s
     python benchmarks/scale.py --gbit 100 --latency 5e-6 --local-ranks 4 --bytes 64K,25M
     python benchmarks/scale.py --check measured.json             # the model beside measurements of between_hosts.py
+    python benchmarks/scale.py --published                       # beside what others have published
 
 The model is Hockney's, a message of n bytes takes latency + n / bandwidth (alpha + n beta), with LogP's overhead, the
 time that a core spends on each message. Each host has one link, used in both directions at once and shared by its
 ranks. Costs of the algorithms by Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations
 in MPICH" (2005), and Patarasu and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations" (2009).
 Memory is a link as well: in a node, every byte of every rank is read and written once, at --memory bytes per second.
+many_ranks.py compares what ranks do, which the model takes from the same counts, with runs of 64 and 128 ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pathlib import Path
 from ourddp import _C
 from ourddp.bench import report as reports
 
-SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # ranks
+SIZES = tuple(8 << i for i in range(12))  # ranks
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,11 @@ def hierarchical_whole(machine: Machine, nodes: int, size: float) -> float:
     return wire + in_node(machine, size)
 
 
+def choice(machine: Machine, nodes: int, size: float) -> str:
+    """Return the algorithm that the built-in table chooses."""
+    return _C.choose_algorithm("all_reduce", nodes, machine.local_ranks, int(size))
+
+
 Model = Callable[[Machine, int, float], float]
 ALGORITHMS: dict[str, Model] = {
     "parameter server": parameter_server,
@@ -140,8 +147,9 @@ def print_predictions(machine: Machine, size: int) -> None:
         nodes = nodes_of(machine, ranks)
         times = {name: model(machine, nodes, size) for name, model in ALGORITHMS.items()}
         best = min(times, key=lambda name: times[name])
-        lines.append([str(ranks), *(reports.show_seconds(seconds) for seconds in times.values()), best])
-    reports.print_table(["ranks", *ALGORITHMS, "fastest"], lines)
+        choices = [best, choice(machine, nodes, size) if nodes > 1 else "-"]
+        lines.append([str(ranks), *(reports.show_seconds(seconds) for seconds in times.values()), *choices])
+    reports.print_table(["ranks", *ALGORITHMS, "fastest", "chosen"], lines)
     for one, other in (("parameter server", "flat ring"), ("flat ring", "hierarchical ring")):
         places = crossings(machine, size, ALGORITHMS[one], ALGORITHMS[other])
         first = min((one, other), key=lambda name: ALGORITHMS[name](machine, nodes_of(machine, SIZES[0]), size))
@@ -176,6 +184,50 @@ def check(path: Path, machine: Machine, limit: float) -> bool:
     return good
 
 
+@dataclass(frozen=True)
+class Training:
+    """A training on 128 servers with 4 GPUs and 25 Gbit/s each, by Horovod, and how fast one of its GPUs is alone.
+
+    The efficiencies are those of Horovod's README and of Sergeev and Del Balso, "Horovod: fast and easy distributed
+    deep learning in TensorFlow" (2018), which say "Pascal GPUs" and nothing of how fast one was. The rates are those of
+    a P100 with batches of 64, by the benchmarks that TensorFlow published in 2017 and that Horovod ran.
+    """
+
+    parameters: float  #: in float32
+    rate: float  #: samples a second
+    efficiency: float  #: the rate of 512 GPUs over 512 times that of one
+
+
+PUBLISHED = {"Inception V3": Training(23.8e6, 142, 0.90), "VGG-16": Training(138.4e6, 154, 0.68)}
+PUBLISHED_ON = Machine(4, latency=5e-6, overhead=1e-6, bandwidth=25e9 / 8, sync=5e-6, memory=1e12)
+PUBLISHED_BATCH, PUBLISHED_NODES = 64, 128
+FUSED = 64 << 20  # bytes that Horovod reduces at a time
+BACKWARD = 2 / 3  # of the computation of a step, and what communication can overlap with
+
+
+def efficiencies(training: Training) -> tuple[float, float]:
+    """Return the least and the highest efficiency of the model: nothing overlaps, and as much as possible does."""
+    computation = PUBLISHED_BATCH / training.rate
+    size = 4 * training.parameters
+    calls = math.ceil(size / FUSED)
+    communication = calls * flat_ring(PUBLISHED_ON, PUBLISHED_NODES, size / calls)
+    backward = BACKWARD * computation
+    overlapped = computation - backward + max(backward, communication)
+    return computation / (computation + communication), computation / overlapped
+
+
+def compare_published() -> bool:
+    """Print the published efficiencies and those of the model; return whether the former lie between the latter."""
+    lines = []
+    good = True
+    for name, training in PUBLISHED.items():
+        least, most = efficiencies(training)
+        good = good and least <= training.efficiency <= most
+        lines.append([name, *(f"{efficiency:.2f}" for efficiency in (training.efficiency, least, most))])
+    reports.print_table(["512 GPUs", "published", "nothing overlaps", "all of backward does"], lines)
+    return good
+
+
 def parse_arguments() -> argparse.Namespace:
     """Return the checked command line."""
     parser = argparse.ArgumentParser(
@@ -189,6 +241,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--memory", type=float, default=4e10, help="bytes per second of a node's memory")
     parser.add_argument("--bytes", default="4K,25M", help="sizes of the message")
     parser.add_argument("--check", type=Path, metavar="PATH", help="compare with the measurements in this file instead")
+    parser.add_argument("--published", action="store_true", help="compare with published efficiencies instead")
     parser.add_argument("--limit", type=float, default=1.5, help="exit with 1 if --check finds a larger factor")
     args = parser.parse_args()
     if min(args.local_ranks, args.gbit, args.latency, args.overhead, args.sync, args.memory) <= 0 or args.limit < 1:
@@ -200,6 +253,8 @@ def main() -> int:
     """Print the predictions, or the comparison; return the exit status."""
     args = parse_arguments()
     machine = Machine(args.local_ranks, args.latency, args.overhead, args.gbit * 1e9 / 8, args.sync, args.memory)
+    if args.published:
+        return 0 if compare_published() else 1
     if args.check is not None:
         return 0 if check(args.check, machine, args.limit) else 1
     for size in args.bytes.split(","):

@@ -1,13 +1,15 @@
-"""The model of benchmarks/scale.py: its algorithms send what theory says, and it is judged by measurements."""
+"""The models of benchmarks/scale.py and many_ranks.py: they count what theory says, and are judged by measurements."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 from pathlib import Path
 from types import ModuleType
 
+import cpp_make
 import pytest
 from programs import warm_python
 
@@ -95,7 +97,7 @@ def test_crossings(scale):
 def test_the_program_predicts_and_judges(tmp_path):
     command = [warm_python(), str(BENCHMARKS / "scale.py")]
     output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert output.count("\n  4096 ") == 2
+    assert output.count("\n  16384 ") == 2
     assert "cross at" in output
     measured = tmp_path / "measured.json"
     network = ["--latency", "1e-4", "--overhead", "1e-6", "--sync", "1e-5", "--memory", "1e10", "--gbit", "0.8"]
@@ -113,3 +115,62 @@ def test_the_model_agrees_with_what_was_measured():
     judged = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert judged.returncode == 0, judged.stdout + judged.stderr
     assert judged.stdout.count("\n") == 1 + 12, "six algorithms on two and on four hosts"
+
+
+def test_the_model_agrees_with_what_was_published(scale):
+    assert scale.compare_published()
+    # Without any communication, or with much more of it, it would not.
+    assert scale.efficiencies(scale.Training(1, 142, 0.9))[0] > 0.9
+    assert scale.efficiencies(scale.Training(1e9, 154, 0.68))[1] < 0.68
+
+
+@pytest.fixture
+def many_ranks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("many_ranks")
+
+
+def test_the_work_of_many_ranks(many_ranks):
+    # Messages, bytes between nodes, bytes in nodes, ranks that synchronise.
+    assert many_ranks.work(4, 2, 4096) == [12, 12 * 4096, 8 * 4096, 16]  # whole
+    assert many_ranks.work(64, 1, 4096) == [64 * 6, 64 * 6 * 4096, 0, 0]  # doubling
+    rails, chunks = _C.choose_rails(32, 64, SIZE, False)
+    messages, between, within, synchronising = many_ranks.work(32, 64, SIZE)
+    assert (messages, between) == (32 * rails * chunks * 62, 62 * SIZE)
+    assert (within, synchronising) == (2048 * SIZE, 2048 * (chunks + 2))
+
+
+def test_costs_are_found_again(many_ranks):
+    costs = [1e-5, 0.0, 2e-10, 3e-6]
+    rows = [
+        {"nodes": nodes, "local": local, "size": size, "seconds": sum(map(float.__mul__, costs, map(float, work))) / 2}
+        for nodes, local in many_ranks.FEW
+        for size in (4096, 1 << 16, 1 << 20, SIZE)
+        for work in [many_ranks.work(nodes, local, size)]
+    ]
+    assert many_ranks.fit(rows, cores=2).tolist() == pytest.approx(costs, rel=1e-6, abs=1e-15)
+
+
+def test_many_ranks_are_measured_and_judged(many_ranks, monkeypatch, tmp_path, capsys):
+    program = cpp_make.make("tcp_path")
+    monkeypatch.setattr(many_ranks, "build", lambda: program)
+    monkeypatch.setattr(many_ranks, "FEW", ((2, 1),))
+    monkeypatch.setattr(many_ranks, "MANY", ((2, 2),))
+    path = tmp_path / "r.json"
+    monkeypatch.setattr("sys.argv", ["many_ranks.py", "--time-budget", "0", "--limit", "1000", "--json", str(path)])
+    assert many_ranks.main() == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["nodes"], row["local"]) for row in rows] == [(2, 1)] * 4 + [(2, 2)] * 4
+    assert all(row["seconds"] > 0 for row in rows)
+    assert re.search(r"2 x 2 +25 MiB +direct ", capsys.readouterr().out)
+    # Of a case that takes a thousand times as long, the prediction is off.
+    rows[-1]["seconds"] *= 1e4
+    path.write_text(json.dumps({"cores": 2, "rows": rows}))
+    monkeypatch.setattr("sys.argv", ["many_ranks.py", "--load", str(path), "--limit", "100"])
+    assert many_ranks.main() == 1
+
+
+def test_what_many_ranks_do_is_what_they_take(many_ranks, monkeypatch):
+    results = BENCHMARKS / "results" / "many_ranks.json"
+    monkeypatch.setattr("sys.argv", ["many_ranks.py", "--load", str(results), "--limit", "3"])
+    assert many_ranks.main() == 0
