@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "common/error.h"
@@ -62,6 +63,25 @@ std::string Topology::text() const {
   std::string text = kTag;
   for (const int leader : leaders_) text += ' ' + std::to_string(leader);
   return text;
+}
+
+std::vector<int> Topology::counterparts(int rank, int most) const {
+  const int here = node_of(rank);
+  std::set<int> others;
+  if (nodes() - 1 <= most) {
+    for (int step = 1; step < nodes(); ++step) others.insert((here + step) % nodes());
+  } else {
+    for (int step = 1; step < nodes(); step *= 2) {
+      others.insert((here + step) % nodes());
+      others.insert((here + nodes() - step) % nodes());
+    }
+  }
+  std::vector<int> found;
+  for (const int node : others) {
+    const std::vector<int>& ranks = ranks_of(node);
+    found.push_back(ranks[static_cast<size_t>(local_rank_of(rank)) % ranks.size()]);
+  }
+  return found;
 }
 
 int Topology::local_rank_of(int rank) const {

@@ -28,6 +28,10 @@ class Topology {
   /// The place of a rank among the ranks of its node.
   int local_rank_of(int rank) const;
 
+  /// The ranks of other nodes that a rank's collectives connect it to, those of equal place in their nodes: on all
+  /// other nodes, or, if there are more than `most`, on those a power of two away, as in a ring or by doubling.
+  std::vector<int> counterparts(int rank, int most) const;
+
   /// The rank that makes the memory of its node, which all others of the node were seen to reach.
   int leader_of(int rank) const { return leaders_.at(static_cast<size_t>(rank)); }
 

@@ -1,5 +1,6 @@
 #include "backend/joining/connect.h"
 
+#include <numeric>
 #include <optional>
 
 #include "backend/errors.h"
@@ -23,8 +24,10 @@ namespace ours {
 
 namespace {
 
-/// In groups of up to this size, each rank fetches the addresses of all others at once; in larger ones, when needed.
-constexpr int kMostFetched = 64;
+/// In groups of up to this size, each rank fetches the addresses of all others at once. In larger ones it fetches those
+/// of its counterparts, for collectives, on up to so many nodes, for which the store has time; and the others when
+/// needed.
+constexpr int kMostFetched = 64, kMostCounterparts = 450;
 
 /// TCP connections among all ranks, including those of one node.
 struct Meshes {
@@ -59,7 +62,7 @@ void fetch_terms(const Rendezvous& rendezvous, StoreKeys& keys) {
 }
 
 /// Makes the meshes. Those that are there when it fails are in `meshes`.
-void join_meshes(Meshes& meshes, Rendezvous& rendezvous, const std::string& rules) {
+void join_meshes(Meshes& meshes, Rendezvous& rendezvous, const Topology& topology, const std::string& rules) {
   const Meeting& meeting = rendezvous.meeting();
   const auto keys_of_calls = rendezvous.keys("calls");
   const auto keys_of_messages = rendezvous.keys("messages");
@@ -86,10 +89,18 @@ void join_meshes(Meshes& meshes, Rendezvous& rendezvous, const std::string& rule
   TcpMesh::share_failures(meshes.calls, meshes.messages);
   // Ranks agree here so that none waits for a rank that found no address, and each rank's first call finds all others.
   agree_on_engine(rendezvous);
-  if (meeting.size <= kMostFetched) {
+  const auto fetch = [&](StoreKeys& keys, const std::vector<int>& ranks) {
     std::vector<std::string> cards;
-    for (int rank = 0; rank < meeting.size; ++rank) cards.push_back(card_key(rank));
-    for (const auto& keys : {keys_of_calls, keys_of_messages}) keys->fetch(cards, rendezvous.deadline());
+    for (const int rank : ranks) cards.push_back(card_key(rank));
+    keys.fetch(cards, rendezvous.deadline());
+  };
+  if (meeting.size <= kMostFetched) {
+    std::vector<int> all(static_cast<size_t>(meeting.size));
+    std::iota(all.begin(), all.end(), 0);
+    fetch(*keys_of_calls, all);
+    fetch(*keys_of_messages, all);
+  } else {
+    fetch(*keys_of_calls, topology.counterparts(meeting.rank, kMostCounterparts));
   }
   // The messages of send() and recv() to other nodes stay with TCP, since engines cannot tell which of several arrives
   // first.
@@ -99,7 +110,7 @@ void join_meshes(Meshes& meshes, Rendezvous& rendezvous, const std::string& rule
 Connections connect_nodes(Rendezvous& rendezvous, const Topology& topology, const std::string& rules) {
   Meshes meshes;
   try {
-    join_meshes(meshes, rendezvous, rules);
+    join_meshes(meshes, rendezvous, topology, rules);
     // Only a HierarchicalGroup converts to the type of the wire.
     const bool converts = meshes.calls->plan().wire != WireType::Float32;
     if (topology.nodes() == topology.size() && !converts) {

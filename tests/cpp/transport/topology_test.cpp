@@ -1,5 +1,7 @@
 #include "transport/topology.h"
 
+#include <numeric>
+
 #include "common/error.h"
 #include "support/children.h"
 #include "support/testing.h"
@@ -21,6 +23,21 @@ TEST(nodes_are_numbered_by_their_lowest_ranks) {
   CHECK_EQ(topology.local_rank_of(4), 2);
   CHECK_EQ(topology.local_rank_of(5), 0);
   CHECK_EQ(topology.leader_of(1), 4);
+}
+
+TEST(a_rank_has_counterparts_on_other_nodes) {
+  const Topology topology = Topology::of({0, 0, 0, 3, 3, 5, 5});  // nodes of 3, 2 and 2 ranks
+  CHECK(topology.counterparts(0, 2) == (std::vector<int>{3, 5}));
+  CHECK(topology.counterparts(1, 2) == (std::vector<int>{4, 6}));
+  CHECK(topology.counterparts(2, 2) == (std::vector<int>{3, 5}));  // which has none of equal place
+  CHECK(topology.counterparts(4, 2) == (std::vector<int>{1, 6}));
+  // Of ten nodes, those 1, 2, 4 and 8 away in both directions.
+  std::vector<int> each(10);
+  std::iota(each.begin(), each.end(), 0);
+  const Topology ring = Topology::of(each);
+  CHECK_EQ(ring.counterparts(3, 9).size(), size_t{9});
+  CHECK(ring.counterparts(3, 8) == (std::vector<int>{1, 2, 4, 5, 7, 9}));
+  CHECK(Topology::of({0, 0}).counterparts(1, 9).empty());
 }
 
 TEST(a_topology_survives_its_way_through_the_store) {
