@@ -41,7 +41,7 @@ class LentReduction {
       for (int i = 1; i < rounds_.size(); ++i) {
         // Each begins with the next rank, so that they do not all read the same memory at once.
         const int from = (rounds_.rank() + i) % rounds_.size();
-        std::byte* const to = scratch_ + static_cast<size_t>(i - 1) * part_ * element_;
+        std::byte* const to = scratch_ + static_cast<size_t>(i - 1) * stride_;
         read(from, at, n, to);
         sources_.data()[from] = to;
       }
@@ -57,7 +57,8 @@ class LentReduction {
   const DType dtype_;
   const Reduction& reduction_;
   const size_t element_;
-  const size_t part_;  ///< elements
+  const size_t stride_;  ///< bytes
+  const size_t part_;    ///< elements
   std::byte* const scratch_;
   Sources sources_;
 };

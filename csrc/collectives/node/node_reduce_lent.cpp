@@ -18,9 +18,12 @@ namespace {
 /// cache before it is reduced.
 constexpr size_t kPart = size_t{128} << 10;
 
-size_t part_bytes(const NodeRounds& rounds) {
+/// From one peer's part to the next one's: an odd number of cache lines, since lines that lie equally in their pages
+/// share a few places of the first-level cache.
+size_t stride_bytes(const NodeRounds& rounds) {
   const size_t fits = rounds.chunk_bytes() / static_cast<size_t>(std::max(rounds.size() - 1, 1));
-  return std::max(std::min(kPart, fits) / kCacheLine, size_t{1}) * kCacheLine;
+  const size_t lines = std::max(std::min(kPart + kCacheLine, fits) / kCacheLine, size_t{1});
+  return ((lines - 1) | 1) * kCacheLine;
 }
 
 }  // namespace
@@ -30,7 +33,8 @@ LentReduction::LentReduction(NodeRounds& rounds, const Running& run, const Reduc
       dtype_(run.call.dtype),
       reduction_(reduction),
       element_(size_of(dtype_)),
-      part_(part_bytes(rounds) / element_),
+      stride_(stride_bytes(rounds)),
+      part_(std::min(kPart, stride_) / element_),
       scratch_(rounds.next_stage()),  // which nobody reads
       sources_(rounds.size()) {}
 

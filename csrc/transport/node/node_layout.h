@@ -26,7 +26,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 22;
+constexpr uint32_t kSegmentVersion = 23;
 
 /// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
@@ -191,13 +191,15 @@ struct NodeLayout {
   size_t result_bytes() const { return align_line(chunk_bytes / ranks + 2 * kCacheLine); }
   /// Room for both stages and that many results.
   size_t stage_bytes(size_t results) const { return 2 * chunk_bytes + results * result_bytes(); }
-  size_t stage_stride() const { return align(stage_bytes(kResults)); }
+  /// One cache line more than whole pages: whoever reduces reads all ranks' stages at the same place, and lines that
+  /// lie equally in their pages share a few places of the first-level cache.
+  size_t stage_stride() const { return align(stage_bytes(kResults)) + kCacheLine; }
   size_t stage(size_t rank, size_t parity) const { return stages() + rank * stage_stride() + parity * chunk_bytes; }
   size_t result(size_t rank, size_t number) const {
     return stages() + rank * stage_stride() + stage_bytes(number % kResults);
   }
 
-  size_t channels() const { return stages() + ranks * stage_stride(); }
+  size_t channels() const { return align(stages() + ranks * stage_stride()); }
   size_t channel_stride() const { return align(sizeof(ChannelHead) + ring_bytes); }
   size_t channel(size_t from, size_t to) const { return channels() + (from * ranks + to) * channel_stride(); }
 
