@@ -15,13 +15,19 @@ constexpr std::chrono::seconds kLongestPause{2};
 
 }  // namespace
 
-int better_core(const std::vector<int>& cores, int rank, const std::vector<int>& allowed) {
+int better_core(const std::vector<int>& cores, int rank, const std::vector<int>& allowed,
+                const std::function<int(int core)>& socket_of) {
   const auto on = [&](int core) { return std::count(cores.begin(), cores.end(), core); };
   const int mine = cores[static_cast<size_t>(rank)];
   const bool last = std::find(cores.begin() + rank + 1, cores.end(), mine) == cores.end();
-  if (!last || allowed.empty()) return -1;
-  const int best = *std::min_element(allowed.begin(), allowed.end(), [&](int a, int b) { return on(a) < on(b); });
-  return on(mine) - on(best) >= 2 ? best : -1;
+  if (!last) return -1;
+  int best = -1, best_near = -1;
+  for (const int core : allowed) {
+    if (on(mine) - on(core) < 2) continue;
+    if (best < 0 || on(core) < on(best)) best = core;
+    if (socket_of(core) == socket_of(mine) && (best_near < 0 || on(core) < on(best_near))) best_near = core;
+  }
+  return best_near >= 0 ? best_near : best;
 }
 
 bool move_to_core(int core) {
@@ -66,7 +72,7 @@ bool CoreSpread::settle(size_t place) {
   proven_ = next_ + 4 * pause_;
   std::vector<int> cores(static_cast<size_t>(session_.size()));
   for (int r = 0; r < session_.size(); ++r) cores[static_cast<size_t>(r)] = core_of(r, place);
-  const int better = better_core(cores, session_.rank(), allowed_cores());
+  const int better = better_core(cores, session_.rank(), allowed_cores(), socket_of);
   moved_ = better >= 0 && move_to_core(better);
   return moved_;
 }

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "common/deadline.h"
@@ -10,9 +11,10 @@
 namespace ours {
 
 /// The core that rank `rank` should move to, or -1 to stay, given each rank's current core: the core in `allowed` with
-/// the fewest ranks, if it has at least two fewer than the rank's own. Only the highest rank on a core moves, so that
-/// all ranks can decide without communicating.
-int better_core(const std::vector<int>& cores, int rank, const std::vector<int>& allowed);
+/// the fewest ranks, if it has at least two fewer than the rank's own. One on the same socket, near the rank's memory,
+/// comes before all others. Only the highest rank on a core moves, so that all ranks can decide without communicating.
+int better_core(const std::vector<int>& cores, int rank, const std::vector<int>& allowed,
+                const std::function<int(int core)>& socket_of);
 
 /// Moves the calling thread to `core`, then restores its affinity mask. Returns false if the system refuses.
 bool move_to_core(int core);

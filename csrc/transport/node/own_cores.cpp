@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <bitset>
+#include <fstream>
 #include <limits>
+#include <string>
 
 #include "common/machine_share.h"
 
@@ -18,6 +20,18 @@ std::vector<int> allowed_cores() {
     if (CPU_ISSET(core, &set)) cores.push_back(core);
   }
   return cores;
+}
+
+int socket_of(int core) {
+  static const std::vector<int> sockets = [] {
+    std::vector<int> found(kMostCores, -1);
+    for (size_t one = 0; one < kMostCores; ++one) {
+      std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(one) + "/topology/physical_package_id");
+      file >> found[one];
+    }
+    return found;
+  }();
+  return core >= 0 && core < static_cast<int>(kMostCores) ? sockets[static_cast<size_t>(core)] : -1;
 }
 
 CoreShare own_share() {

@@ -19,6 +19,9 @@ struct CoreShare {
 /// CPUs that the calling thread may run on; empty if the system does not say.
 std::vector<int> allowed_cores();
 
+/// The socket on which a CPU is, as the system numbers them; the same for all where the system does not say.
+int socket_of(int core);
+
 /// The share of this process.
 CoreShare own_share();
 
