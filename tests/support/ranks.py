@@ -22,6 +22,7 @@ import dataclasses
 import datetime
 import faulthandler
 import functools
+import gc
 import inspect
 import multiprocessing
 import multiprocessing.connection
@@ -149,6 +150,7 @@ def _worker(
     stack_file: str,
 ) -> None:
     """Serve calls from ``pipe`` until it closes."""
+    gc.freeze()  # what is loaded is a million objects, which each gc.collect() would look through and so copy
     with open(stack_file, "w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         try:
