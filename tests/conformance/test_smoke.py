@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-from programs import warm_python
+from programs import started, warm_python
 
 _RUN = Path(__file__).with_name("run.py")
 _TESTS = (
@@ -24,24 +25,27 @@ _TESTS = (
 )
 
 
-@pytest.mark.parametrize(("ddp", "nodes"), [("torch", 1), ("ours", 1), ("ours", 2)])
-def test_a_few_of_pytorchs_own_tests_pass(ddp: str, nodes: int) -> None:
-    """The chosen tests pass with our backend in Gloo's place, under torch's DDP and under ours, also on two nodes."""
+_RUNS = [("torch", 1), ("ours", 1), ("ours", 2)]  # whose DDP, and on how many nodes
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[tuple[str, int], tuple[int, str]]:
+    """Make all runs at the same time, as each waits for timeouts half of the time; return statuses and outputs."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("expecttest")
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15):
         pytest.skip("torch before 2.15 does not build Gloo as a plugin that can be replaced")
-    pattern = f"^({'|'.join(_TESTS)})$"
-    command = [
-        warm_python(),
-        str(_RUN),
-        "--world-sizes=2",
-        f"--nodes={nodes}",
-        f"--ddp={ddp}",
-        "-k",
-        pattern,
-        "--timeout=30",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert f"{len(_TESTS)} pass" in done.stdout, done.stdout[-6000:]
+    common = [warm_python(), str(_RUN), "--world-sizes=2", "--timeout=30", "-k", f"^({'|'.join(_TESTS)})$"]
+    commands = [[*common, f"--ddp={ddp}", f"--nodes={nodes}"] for ddp, nodes in _RUNS]
+    with started(commands, [{}] * len(commands), stderr=subprocess.STDOUT) as programs:
+        outputs = [program.communicate(timeout=240)[0] for program in programs]
+    found = [(program.returncode, output) for program, output in zip(programs, outputs, strict=True)]
+    return dict(zip(_RUNS, found, strict=True))
+
+
+@pytest.mark.parametrize("run", _RUNS, ids=lambda run: f"{run[0]}-{run[1]}")
+def test_a_few_of_pytorchs_own_tests_pass(run: tuple[str, int], outcomes: dict[tuple[str, int], Any]) -> None:
+    """The chosen tests pass with our backend in Gloo's place, under torch's DDP and under ours, also on two nodes."""
+    status, output = outcomes[run]
+    assert status == 0, output[-8000:]
+    assert f"{len(_TESTS)} pass" in output, output[-6000:]
