@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from patience import with_growing_timeouts
 from probes import backend_of, reached
 from programs import warm_python
 from ranks import run_ranks
@@ -25,6 +24,7 @@ from ranks import run_ranks
 from ourddp import whereabouts
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "roll_call.py"
+TIMEOUT = 2  # seconds of the group
 
 
 def place(function: Callable[..., object], text: str) -> str:
@@ -44,7 +44,7 @@ def test_a_late_rank_is_found_however_it_is_late():
     assert result.returncode == 0
 
 
-def call_late(rank: int, world: int, call: str, timeout: int) -> str:
+def call_late(rank: int, world: int, call: str) -> str:
     """Let rank 1 come too late to a call of the others. Return the error, if any."""
     store = dist.distributed_c10d._get_default_store()
     dist.all_reduce(torch.ones(6))
@@ -54,7 +54,7 @@ def call_late(rank: int, world: int, call: str, timeout: int) -> str:
         if call == "recv" and rank != 1:
             dist.recv(torch.empty(4), 1)
         elif call == "monitored_barrier":
-            backend_of().monitored_barrier(datetime.timedelta(seconds=timeout))
+            backend_of().monitored_barrier(datetime.timedelta(seconds=TIMEOUT))
         else:
             dist.all_reduce(torch.ones(4))
     except RuntimeError as error:
@@ -67,15 +67,12 @@ def call_late(rank: int, world: int, call: str, timeout: int) -> str:
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("call", ["all_reduce", "recv", "monitored_barrier"])
 def test_all_ranks_hear_where_a_late_rank_is(call, nodes):
-    def attempt(timeout: int) -> None:
-        texts = run_ranks(2, call_late, call, timeout, nodes=nodes, pg_timeout=timeout)
-        place_of_1 = place(call_late, "the late line")
-        assert f"Rank 1 {place_of_1}; its only call was all_reduce number 1 (6 x Float, default_pg)" in texts[0]
-        if call != "monitored_barrier" and nodes == 1:
-            # There rank 1 has an error of its own, and between nodes it has all it needs.
-            assert place_of_1 in texts[1]
-
-    with_growing_timeouts(attempt)
+    texts = run_ranks(2, call_late, call, nodes=nodes, pg_timeout=TIMEOUT)
+    place_of_1 = place(call_late, "the late line")
+    assert f"Rank 1 {place_of_1}; its only call was all_reduce number 1 (6 x Float, default_pg)" in texts[0]
+    if call != "monitored_barrier" and nodes == 1:
+        # There rank 1 has an error of its own, and between nodes it has all it needs.
+        assert place_of_1 in texts[1]
 
 
 def wait_in_another_group(rank: int, world: int, timeout: int) -> tuple[str, int]:
@@ -137,11 +134,11 @@ def test_a_mismatch_shows_the_line_of_each_call(nodes):
         assert re.search(r"\nRank 1 is at .*; its only call was broadcast number 1 \(4 x Float", text), text
 
 
-def stay_away(rank: int, world: int, timeout: int) -> str:
+def stay_away(rank: int, world: int) -> str:
     """Let one rank of the second node stop, or come too late, while the others reduce."""
     dist.barrier()
     if rank == 2:
-        time.sleep(timeout + 1)  # the sleep
+        time.sleep(TIMEOUT + 1)  # the sleep
     try:
         dist.all_reduce(torch.ones(4))
     except dist.DistBackendError as error:
@@ -150,21 +147,18 @@ def stay_away(rank: int, world: int, timeout: int) -> str:
 
 
 def test_ranks_on_another_node_hear_where_a_late_rank_is():
-    def attempt(timeout: int) -> None:
-        for text in run_ranks(4, stay_away, timeout, nodes=2, pg_timeout=timeout):
-            assert f"Rank 2 {place(stay_away, '# the sleep')}" in text
-
-    with_growing_timeouts(attempt)
+    for text in run_ranks(4, stay_away, nodes=2, pg_timeout=TIMEOUT):
+        assert f"Rank 2 {place(stay_away, '# the sleep')}" in text
 
 
-def keep_the_lock(rank: int, world: int, timeout: int) -> str:
+def keep_the_lock(rank: int, world: int) -> str:
     """Let rank 1 be late in a native function that does not give up the interpreter's lock."""
     dist.barrier()
     if rank == 1:
         # PyDLL keeps the lock during the call.
         import ctypes
 
-        ctypes.PyDLL(None).usleep(int((timeout + 1.5) * 1e6))
+        ctypes.PyDLL(None).usleep(int((TIMEOUT + 1.5) * 1e6))
     try:
         dist.all_reduce(torch.ones(4))
     except dist.DistBackendError as error:
@@ -173,13 +167,8 @@ def keep_the_lock(rank: int, world: int, timeout: int) -> str:
 
 
 def test_a_rank_that_cannot_answer_is_said_to_be_silent():
-    silent = "Rank 1 did not say within 300 ms where it is (a native function may keep Python's global lock)"
-
-    def attempt(timeout: int) -> None:
-        for text in run_ranks(2, keep_the_lock, timeout, pg_timeout=timeout):
-            assert silent in text
-
-    with_growing_timeouts(attempt)
+    for text in run_ranks(2, keep_the_lock, pg_timeout=TIMEOUT):
+        assert "Rank 1 did not say within 300 ms where it is (a native function may keep Python's global lock)" in text
 
 
 PROGRAM = """
