@@ -28,8 +28,9 @@ class Topology {
   /// The place of a rank among the ranks of its node.
   int local_rank_of(int rank) const;
 
-  /// The ranks of other nodes that a rank's collectives connect it to, those of equal place in their nodes: on all
-  /// other nodes, or, if there are more than `most`, on those a power of two away, as in a ring or by doubling.
+  /// The ranks of other nodes that most collectives connect a rank to, those of equal place in their nodes: on all
+  /// other nodes, or, if there are more than `most`, on those a power of two away, as in a ring, and by doubling among
+  /// a power of two of nodes.
   std::vector<int> counterparts(int rank, int most) const;
 
   /// The rank that makes the memory of its node, which all others of the node were seen to reach.

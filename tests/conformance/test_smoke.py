@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,9 @@ def outcomes() -> dict[tuple[str, int], tuple[int, str]]:
         pytest.skip("torch before 2.15 does not build Gloo as a plugin that can be replaced")
     common = [warm_python(), str(_RUN), "--world-sizes=2", "--timeout=30", "-k", f"^({'|'.join(_TESTS)})$"]
     commands = [[*common, f"--ddp={ddp}", f"--nodes={nodes}"] for ddp, nodes in _RUNS]
-    with started(commands, [{}] * len(commands), stderr=subprocess.STDOUT) as programs:
-        outputs = [program.communicate(timeout=240)[0] for program in programs]
+    # Read at the same time, or a full pipe would hold up a program.
+    with started(commands, [{}] * len(commands), stderr=subprocess.STDOUT) as programs, ThreadPoolExecutor() as readers:
+        outputs = list(readers.map(lambda program: program.communicate(timeout=240)[0], programs))
     found = [(program.returncode, output) for program, output in zip(programs, outputs, strict=True)]
     return dict(zip(_RUNS, found, strict=True))
 

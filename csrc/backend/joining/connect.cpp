@@ -25,7 +25,7 @@ namespace ours {
 namespace {
 
 /// In groups of up to this size, each rank fetches the addresses of all others at once. In larger ones it fetches those
-/// of its counterparts, for collectives, on up to so many nodes, for which the store has time; and the others when
+/// of its counterparts on up to so many nodes, beyond which few algorithms connect to all of them, and the others when
 /// needed.
 constexpr int kMostFetched = 64, kMostCounterparts = 450;
 

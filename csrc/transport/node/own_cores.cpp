@@ -3,6 +3,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <bitset>
 #include <fstream>
 #include <limits>
@@ -23,15 +25,19 @@ std::vector<int> allowed_cores() {
 }
 
 int socket_of(int core) {
-  static const std::vector<int> sockets = [] {
-    std::vector<int> found(kMostCores, -1);
-    for (size_t one = 0; one < kMostCores; ++one) {
-      std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(one) + "/topology/physical_package_id");
-      file >> found[one];
-    }
-    return found;
-  }();
-  return core >= 0 && core < static_cast<int>(kMostCores) ? sockets[static_cast<size_t>(core)] : -1;
+  constexpr int kNone = -1;
+  if (core < 0 || core >= static_cast<int>(kMostCores)) return kNone;
+  // Read once; 0 stands for what has not been.
+  static std::array<std::atomic<int>, kMostCores> known{};
+  constexpr int kFirst = 2;
+  std::atomic<int>& socket = known[static_cast<size_t>(core)];
+  if (socket.load(std::memory_order_relaxed) == 0) {
+    int found = kNone;
+    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(core) + "/topology/physical_package_id");
+    file >> found;
+    socket.store(found + kFirst, std::memory_order_relaxed);
+  }
+  return socket.load(std::memory_order_relaxed) - kFirst;
 }
 
 CoreShare own_share() {

@@ -24,7 +24,7 @@ Descriptors descriptors() {
   for (const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code closed_meanwhile;
     const std::string what = std::filesystem::read_symlink(one, closed_meanwhile);
-    if (what.find("/fd") == std::string::npos) found.emplace(one.path().filename(), what);
+    if (!closed_meanwhile && what.find("/fd") == std::string::npos) found.emplace(one.path().filename(), what);
   }
   return found;
 }
