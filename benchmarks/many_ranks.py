@@ -35,6 +35,8 @@ from ourddp.bench import report as reports
 ROOT = Path(__file__).resolve().parent.parent
 FEW = ((2, 4), (4, 2), (8, 1))  # nodes and ranks of each
 MANY = ((64, 1), (16, 4), (8, 8), (32, 4), (16, 8))
+STAGE = 512 << 10  # bytes that a rank shows its node at a time
+PART = 256 << 10  # bytes of the longest message between ranks that have a node each
 TIMEOUT_S = 600
 WORK = ("message", "byte between nodes", "byte in nodes", "rank that synchronises")
 UNITS = ("us", "ns", "ns", "us")
@@ -45,13 +47,21 @@ def work(nodes: int, local: int, size: int) -> list[float]:
     algorithm = _C.choose_algorithm("all_reduce", nodes, local, size)
     synchronisations = 2
     if algorithm in ("direct", "ring"):
-        rails, chunks = _C.choose_rails(nodes, local, size, algorithm == "ring")
+        if local == 1:  # every rank has a slice
+            rails, chunks = 1, max(1, -(-size // nodes // PART))
+        else:
+            rails, chunks = _C.choose_rails(nodes, local, size, algorithm == "ring")
         messages = nodes * rails * chunks * 2 * (nodes - 1)
         between = 2 * (nodes - 1) * size
-        synchronisations += chunks
+        # A chunk comes in rounds if it is longer than a stage, and the results of some are under way.
+        synchronisations = math.ceil(size / chunks / STAGE) * (chunks + 3)
     else:  # a rank of each node sends everything
-        messages = nodes * (math.ceil(math.log2(nodes)) if algorithm == "doubling" else nodes - 1)
+        steps = nodes.bit_length() - 1
+        paired = 2 * (nodes - (1 << steps))  # where nodes are no power of two: before and after the steps
+        messages = (steps << steps) + paired if algorithm == "doubling" else nodes * (nodes - 1)
         between = messages * size
+        if algorithm == "doubling" and local > 1:
+            messages += nodes  # by which the nodes agree that all have made the call
     ranks = nodes * local if local > 1 else 0
     return [messages, between, ranks * size, ranks * synchronisations]
 
@@ -91,8 +101,9 @@ def measure(budget: float) -> list[dict[str, Any]]:
     while not seconds or time.monotonic() < end:
         for nodes, local in (*FEW, *MANY):
             print(f"{nodes} x {local} ranks", file=sys.stderr)
-            command = [str(program), "--group", "nodes", "--nodes", str(nodes), "--local", str(local)]
-            output = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout
+            group = "nodes" if local > 1 else "flat"
+            command = [str(program), "--group", group, "--nodes", str(nodes), "--local", str(local)]
+            output = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True).stdout
             for size, microseconds in re.findall(r"(\d+) bytes +([\d.]+) us", output):
                 seconds[nodes, local, int(size)].append(float(microseconds) * 1e-6)
     return [

@@ -10,7 +10,7 @@ time that a core spends on each message. Each host has one link, used in both di
 ranks. Costs of the algorithms by Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations
 in MPICH" (2005), and Patarasu and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations" (2009).
 Memory is a link as well: in a node, every byte of every rank is read and written once, at --memory bytes per second.
-many_ranks.py compares what ranks do, which the model takes from the same counts, with runs of 64 and 128 ranks.
+many_ranks.py checks another thing: whether the time of 64 and 128 ranks on few cores follows from what they do.
 """
 
 from __future__ import annotations
@@ -202,7 +202,8 @@ PUBLISHED = {"Inception V3": Training(23.8e6, 142, 0.90), "VGG-16": Training(138
 PUBLISHED_ON = Machine(4, latency=5e-6, overhead=1e-6, bandwidth=25e9 / 8, sync=5e-6, memory=1e12)
 PUBLISHED_BATCH, PUBLISHED_NODES = 64, 128
 FUSED = 64 << 20  # bytes that Horovod reduces at a time
-BACKWARD = 2 / 3  # of the computation of a step, and what communication can overlap with
+# Of the computation of a step; communication can overlap with it. Assumed, as are latency, overhead and memory.
+BACKWARD = 2 / 3
 
 
 def efficiencies(training: Training) -> tuple[float, float]:

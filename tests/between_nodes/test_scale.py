@@ -134,10 +134,15 @@ def test_the_work_of_many_ranks(many_ranks):
     # Messages, bytes between nodes, bytes in nodes, ranks that synchronise.
     assert many_ranks.work(4, 2, 4096) == [12, 12 * 4096, 8 * 4096, 16]  # whole
     assert many_ranks.work(64, 1, 4096) == [64 * 6, 64 * 6 * 4096, 0, 0]  # doubling
+    assert many_ranks.work(67, 1, 4096)[0] == 64 * 6 + 2 * 3
+    # Of 25 MiB, direct among 8 and in a ring of 64, each slice takes 13 and 2 parts.
+    assert many_ranks.work(8, 1, SIZE) == [8 * 7 * 2 * 13, 14 * SIZE, 0, 0]
+    assert many_ranks.work(64, 1, SIZE) == [64 * 63 * 2 * 2, 126 * SIZE, 0, 0]
     rails, chunks = _C.choose_rails(32, 64, SIZE, False)
     messages, between, within, synchronising = many_ranks.work(32, 64, SIZE)
     assert (messages, between) == (32 * rails * chunks * 62, 62 * SIZE)
-    assert (within, synchronising) == (2048 * SIZE, 2048 * (chunks + 2))
+    assert (within, synchronising) == (2048 * SIZE, 2048 * 13 * (chunks + 3))  # chunks of 6.25 MiB, stages of 512 KiB
+    assert many_ranks.work(32, 4, 4096)[0] == 32 * 5 + 32  # doubling, and one more for each node to agree
 
 
 def test_costs_are_found_again(many_ranks):
