@@ -168,7 +168,7 @@ def test_many_ranks_are_measured_and_judged(many_ranks, monkeypatch, tmp_path, c
     assert [(row["nodes"], row["local"]) for row in rows] == [(2, 1)] * 4 + [(2, 2)] * 4
     assert all(row["seconds"] > 0 for row in rows)
     assert re.search(r"2 x 2 +25 MiB +direct ", capsys.readouterr().out)
-    # Of a case that takes a thousand times as long, the prediction is off.
+    # Of a case that takes ten thousand times as long, the prediction is off.
     rows[-1]["seconds"] *= 1e4
     path.write_text(json.dumps({"cores": 2, "rows": rows}))
     monkeypatch.setattr("sys.argv", ["many_ranks.py", "--load", str(path), "--limit", "100"])

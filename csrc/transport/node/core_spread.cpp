@@ -21,9 +21,10 @@ int better_core(const std::vector<int>& cores, int rank, const std::vector<int>&
   const int mine = cores[static_cast<size_t>(rank)];
   const bool last = std::find(cores.begin() + rank + 1, cores.end(), mine) == cores.end();
   if (!last) return -1;
+  const auto on_mine = on(mine);
   int best = -1, best_near = -1;
   for (const int core : allowed) {
-    if (on(mine) - on(core) < 2) continue;
+    if (on_mine - on(core) < 2) continue;
     if (best < 0 || on(core) < on(best)) best = core;
     if (socket_of(core) == socket_of(mine) && (best_near < 0 || on(core) < on(best_near))) best_near = core;
   }

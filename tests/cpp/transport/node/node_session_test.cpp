@@ -3,6 +3,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <set>
+
 #include "common/process_memory.h"
 #include "common/process_watch.h"
 #include "support/testing.h"
@@ -23,6 +25,22 @@ TEST(a_session_opens_by_its_address_and_refuses_a_wrong_nonce) {
   CHECK_THROWS(Error, NodeSession::open(1, 2, leader->address()));  // taken
   other->self().monitor.value.store(77);
   CHECK_EQ(leader->block(1).monitor.value.load(), 77u);
+}
+
+TEST(stages_lie_at_different_places_of_their_pages) {
+  constexpr size_t kPage = 4096;
+  for (const size_t ranks : {2, 7, 64}) {
+    const NodeLayout layout{ranks, size_t{512} << 10, kPage};
+    std::set<size_t> places;
+    for (size_t r = 0; r < ranks; ++r) {
+      CHECK_EQ(layout.stage(r, 0) % kCacheLine, size_t{0});
+      places.insert(layout.stage(r, 0) % kPage);
+      const size_t next = r + 1 < ranks ? layout.stage(r + 1, 0) : layout.channels();
+      CHECK(layout.stage(r, 0) + layout.stage_bytes(NodeLayout::kResults) <= next);
+    }
+    CHECK_EQ(places.size(), ranks);
+    CHECK_EQ(layout.channels() % kPage, size_t{0});
+  }
 }
 
 TEST(attaching_waits_and_names_the_absent) {
