@@ -1,10 +1,11 @@
 """The memory that DistributedDataParallel adds to a training step.
 
-A process's own memory is its anonymous pages and its share of the memory files that the ranks of a node have in common:
-pages of a peer that it has merely touched are not its own. It is looked at with all ranks at the same place: between
-the layers in backward, after backward and after the optimizer, in the very first steps too. For what is gone again by
-the next look there is the kernel's record of the most pages that were mapped in a step, from which the shared ones that
-were mapped at its beginning or its end are taken out.
+A process's own memory is its anonymous pages and its share of the memory files that the ranks of a node have in common.
+The kernel divides a shared page among those that have mapped it, whoever owns it, so only the sum over all ranks is
+what they take. It is looked at with all ranks at the same place: between the layers in backward, after backward and
+after the optimizer, in the very first steps too. For what is gone again by the next look there is the kernel's record
+of the most pages that were mapped in a step, from which the shared ones that were mapped at its beginning or its end
+are taken out.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _Layers(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
-        self.peak = 0
+        self.looks = []
         self.shared_pages = 0
 
     def look(self, step_ends=False):
@@ -45,7 +46,7 @@ class _Layers(nn.Module):
         anonymous = now["RssAnon"]
         if step_ends:
             anonymous = now["VmHWM"] - now["RssFile"] - max(self.shared_pages, now["RssShmem"])
-        self.peak = max(self.peak, anonymous + shared_bytes())
+        self.looks.append(anonymous + shared_bytes())
         dist.barrier(gloo_group())
 
     def begin_step(self):
@@ -65,9 +66,9 @@ class _Layers(nn.Module):
         return saved
 
 
-def _peak(model, layers):
-    """Return the most memory that a few steps took."""
-    layers.peak = 0
+def _looks(model, layers):
+    """Return the memory that this rank had at each look of a few steps."""
+    layers.looks = []
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for _ in range(4):
         optimizer.zero_grad(set_to_none=True)
@@ -77,22 +78,28 @@ def _peak(model, layers):
         optimizer.step()
         layers.look(step_ends=True)
     optimizer.zero_grad(set_to_none=True)
-    return layers.peak
+    return layers.looks
 
 
 def _measure(rank, world, options):
-    """Return how much more memory the steps take with DistributedDataParallel, in bytes."""
+    """Return the looks of a few steps without and with DistributedDataParallel."""
     # Tensors come from the system and go back to it, instead of to lists of the C library's.
     assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 256 << 10) == 1
     # The group's own: staging for large messages, and a communication thread.
     dist.all_reduce(torch.ones(8 * MIB), async_op=True).wait()
     layers = _Layers()
-    alone = _peak(layers, layers)
-    return _peak(DistributedDataParallel(layers, **options), layers) - alone
+    return _looks(layers, layers), _looks(DistributedDataParallel(layers, **options), layers)
 
 
 def _extra(options, **env):
-    return max(run_ranks(2, _measure, options, env=env))
+    """Return how much more memory the steps take with DistributedDataParallel, in bytes for each rank."""
+    alone, replicated = zip(*run_ranks(2, _measure, options, env=env), strict=True)
+    return (_peak(replicated) - _peak(alone)) // 2
+
+
+def _peak(looks):
+    """Return the most that all ranks took at one look."""
+    return max(map(sum, zip(*looks, strict=True)))
 
 
 def test_one_bucket_is_the_most_that_is_added():
