@@ -112,6 +112,28 @@ def test_a_group_tells_how_much_memory_it_has(rank, world):
     dist.destroy_process_group(group)
 
 
+@pytest.mark.skipif(not HAS_HOOKS, reason="torch asks backends for their memory from 2.15 on")
+@in_ranks(4, "played_nodes")
+def test_a_group_takes_memory_as_its_messages_need_it(rank, world):
+    group = dist.new_group(backend="ours")
+
+    def taken():
+        dist.barrier(group)
+        segment = backend_of(group).memory_stats()["segment"]
+        dist.barrier(group)  # before others go on, and take more
+        return segment
+
+    first = taken()
+    for count in (1, 1000):
+        dist.all_reduce(torch.ones(count), group=group)
+        dist.broadcast(torch.ones(count), 0, group=group)
+        dist.all_gather([torch.ones(count) for _ in range(world)], torch.ones(count), group=group)
+    assert taken() - first <= world * (64 << 10)
+    dist.all_reduce(torch.ones(1 << 20), group=group)
+    assert taken() - first >= 1 << 20
+    dist.destroy_process_group(group)
+
+
 @in_ranks(2)
 def test_a_group_of_one_allocates_ordinary_memory(rank, world):
     groups = [dist.new_group([r], backend="ours") for r in range(world)]

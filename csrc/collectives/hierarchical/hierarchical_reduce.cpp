@@ -46,16 +46,17 @@ Algorithm choose(const HierarchicalRun& run, const Selection& selection, const R
 }  // namespace
 
 void reduce(HierarchicalRun& run, const Selection& selection, const ours::Reducing& asked) {
-  run.rounds.reserve();
   const DType dtype = run.running.call.dtype;
   Reducing job{asked.in, asked.out, dtype, asked.reduction, asked.root < 0 ? -1 : run.map.node_of(asked.root), dtype};
   const Algorithm chosen = choose(run, selection, job);
   switch (chosen) {
     case Algorithm::Whole:
     case Algorithm::Doubling:
+      run.rounds.reserve_beginning(job.in.count() * job.element());
       return reduce_short(run, job, chosen);
     case Algorithm::Direct:
     case Algorithm::Ring:
+      run.rounds.reserve();
       job.travels = travelling_type(job, run.plan.wire);
       return reduce_long(run, job, chosen);
   }

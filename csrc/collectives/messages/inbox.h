@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
@@ -56,7 +55,7 @@ class Inbox {
   struct Source {
     bool arriving = false;
     std::shared_ptr<Message> receive;  ///< where the message goes; null: to the back of `early`
-    std::deque<Early> early;
+    std::list<Early> early;
   };
 
   const Source& source(int rank) const { return sources_[static_cast<size_t>(rank)]; }

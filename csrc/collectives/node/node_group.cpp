@@ -30,15 +30,16 @@ void NodeGroup::check_usable(const Call& /*call*/) {
 }
 
 void NodeGroup::do_reduce(const Running& run, const Reducing& job) {
-  rounds_.reserve();
   const size_t bytes = job.in.count() * size_of(run.call.dtype);
   // An array that does not fit into a stage takes several rounds, whatever the table says.
   const Algorithm chosen = bytes <= rounds_.chunk_bytes() ? reductions_.choose(bytes) : Algorithm::Direct;
   switch (chosen) {
     case Algorithm::Whole:
+      rounds_.reserve_beginning(bytes);
       return node::reduce_whole(rounds_, run, job);
     case Algorithm::Direct:
       if (run.call.part == Part::Beginning) return;  // it is long, and takes several rounds
+      rounds_.reserve();
       return node::reduce_direct(rounds_, run, job);
     case Algorithm::Doubling:
     case Algorithm::Ring:
@@ -52,10 +53,7 @@ void NodeGroup::do_reduce_scatter(const Running& run, const Scattering& job) {
   node::reduce_scatter(rounds_, run, job);
 }
 
-void NodeGroup::do_exchange(const Running& run, const ExchangePlan& plan) {
-  rounds_.reserve();
-  node::exchange(rounds_, run, plan);
-}
+void NodeGroup::do_exchange(const Running& run, const ExchangePlan& plan) { node::exchange(rounds_, run, plan); }
 
 void NodeGroup::monitored_barrier(const Call& call, bool wait_all_ranks) {
   node::monitored_barrier(*session_, call, ++monitored_, wait_all_ranks);

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <array>
-#include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -70,11 +70,11 @@ class NodeMessages final : public MessageCarrier {
   };
   struct Outgoing {
     Channel channel;
-    bool reserved = false;                         ///< its memory was taken
-    bool lends = false;                            ///< the receiver reads the first message in this rank's memory
-    uint64_t taken = 0;                            ///< how many it has read there
-    std::optional<Trial> trial{};                  ///< the first message, if it is one
-    std::deque<std::shared_ptr<Message>> sends{};  ///< in the order posted
+    bool reserved = false;                        ///< its memory was taken
+    bool lends = false;                           ///< the receiver reads the first message in this rank's memory
+    uint64_t taken = 0;                           ///< how many it has read there
+    std::optional<Trial> trial{};                 ///< the first message, if it is one
+    std::list<std::shared_ptr<Message>> sends{};  ///< in the order posted; to most ranks there is none
   };
   struct Incoming {
     Channel channel;

@@ -140,6 +140,15 @@ void NodeRounds::reserve_more(size_t results) {
   reserved_ = results;
 }
 
+void NodeRounds::take_beginning() {
+  const NodeLayout& layout = session_->layout();
+  for (size_t parity = 0; parity < 2; ++parity) {
+    session_->memory()->reserve(layout.stage(static_cast<size_t>(rank()), parity),
+                                std::min(kBeginning, layout.chunk_bytes));
+  }
+  has_beginning_ = true;
+}
+
 void NodeRounds::note_use(const void* data, size_t bytes) {
   if (bytes < HugePages::kLeastBytes || session_->heap().offset_of(data, bytes) == NodeHeap::kNowhere)
     pages_.note_use(data, bytes);

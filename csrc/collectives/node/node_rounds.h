@@ -84,6 +84,15 @@ class NodeRounds {
   void reserve(size_t results = 2) {
     if (results > reserved_) reserve_more(results);
   }
+  /// The same for an operation that begins its stages with `bytes`, and uses no results: a group that only ever agrees
+  /// on something short takes little.
+  void reserve_beginning(size_t bytes) {
+    if (bytes > kBeginning) {
+      reserve();
+    } else if (bytes > kLineBytes && !has_beginning_ && reserved_ == 0) {
+      take_beginning();
+    }
+  }
 
   /// Notes that an operation uses a buffer of the caller's: large ones that are used again and again are moved onto
   /// huge pages. Those of the heap are there already.
@@ -110,6 +119,7 @@ class NodeRounds {
   void hear(const Running& run);
   [[noreturn]] void throw_mismatch(uint64_t call);
   void reserve_more(size_t results);
+  void take_beginning();
 
   std::byte* stage(int r, size_t parity) const {
     return session_->at<std::byte>(session_->layout().stage(static_cast<size_t>(r), parity));
@@ -126,7 +136,9 @@ class NodeRounds {
   LendChoice reductions_;
   LendChoice scatterings_;
   HugePages pages_{options().huge_pages};
+  static constexpr size_t kBeginning = size_t{16} << 10;
   size_t reserved_ = 0;  ///< results
+  bool has_beginning_ = false;
   bool begun_ = false;
   std::thread::id begun_on_;
 };

@@ -1,5 +1,6 @@
 #include "collectives/node/node_messages.h"
 
+#include <malloc.h>
 #include <sched.h>
 
 #include <utility>
@@ -14,6 +15,17 @@ std::shared_ptr<Message> message_of(Op op, std::vector<int>& data, int peer) {
   return std::make_shared<Message>(op, data.data(), data.size() * sizeof(int), DType::Int32, peer, 0,
                                    std::make_shared<TransferLimit>(std::chrono::minutes(1)), nullptr);
 }
+
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+// A process may have hundreds of groups, and most of them never send a message.
+TEST(a_carrier_without_messages_takes_little_memory_for_each_peer) {
+  constexpr int kRanks = 64;
+  const auto session = NodeSession::create(0, kRanks, NodeConfig{4096, 4096});
+  const size_t before = ::mallinfo2().uordblks;
+  const NodeMessages carrier(session);
+  CHECK(::mallinfo2().uordblks - before < size_t{kRanks} * 300);
+}
+#endif
 
 // After a failure all messages are taken out while another thread may still be moving them.
 TEST(a_carrier_that_lost_its_messages_writes_nowhere) {
