@@ -6,21 +6,24 @@
 
 The program starts its own ranks, processes of its own for each peer: peers.py has what they are and how they start. All
 live at once and take turns, and those that wait sleep. In a turn one peer's ranks first meet through a page of shared
-memory that belongs to no peer. There are two ways of calling: `loop`, the mean of many calls in a row after one that is
-not timed, and `single`, one call after the ranks have met, as a training step makes it: of data that each rank has just
-written, and with caches that are full of other things. A turn lasts from the last rank's start to the last rank's end;
-the table has the median of all rounds. Every peer has the same share of the time, so that a slow one has fewer turns.
-The result of a call is checked once for every peer and size before it is timed. The peer `floor` is an all-reduce
-written by hand on memory that all ranks share, the least that this machine needs (zero_copy.h). The size is that of a
-rank's larger buffer: what all_gather returns, what reduce_scatter takes. A ping-pong is half a round trip, in pairs of
-ranks. Elements are float32, the tensors ordinary ones, and the calls those of torch.distributed and mpi4py; all_reduce
-is in place. The cases process_group_... are the same without torch.distributed's Python functions, which take as long
-for every backend: the process group's own methods, a thin binding like mpi4py's, and what C++ such as a DDP reducer
-calls; without --collectives only that of all_reduce takes part. async_all_reduce waits for its Work at once, and
-functional_all_reduce is the call of DTensor and of models that torch compiles; operator_all_reduce is that of
-ourddp.functional. With one rank (`--ranks 1`) each shows what torch itself takes. Two peers take part only if --peers
-names them: `ours_nodes`, ranks of `ours` that play two nodes, and `nothing`, torch's backend `fake`, which shows what a
-call of torch's takes before and after the backend's part.
+memory that belongs to no peer. There are two usual ways of calling: `loop`, the mean of many calls in a row after one
+that is not timed, and `single`, one call after the ranks have met, as a training step makes it: of data that each rank
+has just written, and with caches that are full of other things. A third way takes part only if --ways names it:
+`written`, calls in a loop before each of which the rank writes its data, which is timed with them. A loop that sends
+the same data again and again finds a copy of it in the caches of those that read it, and hardly any program does that.
+A turn lasts from the last rank's start to the last rank's end; the table has the median of all rounds. Every peer has
+the same share of the time, so that a slow one has fewer turns. The result of a call is checked once for every peer and
+size before it is timed. The peer `floor` is an all-reduce written by hand on memory that all ranks share, the least
+that this machine needs (zero_copy.h). The size is that of a rank's larger buffer: what all_gather returns, what
+reduce_scatter takes. A ping-pong is half a round trip, in pairs of ranks. Elements are float32, the tensors ordinary
+ones, and the calls those of torch.distributed and mpi4py; all_reduce is in place. The cases process_group_... are the
+same without torch.distributed's Python functions, which take as long for every backend: the process group's own
+methods, a thin binding like mpi4py's, and what C++ such as a DDP reducer calls; without --collectives only that of
+all_reduce takes part. async_all_reduce waits for its Work at once, and functional_all_reduce is the call of DTensor and
+of models that torch compiles; operator_all_reduce is that of ourddp.functional. With one rank (`--ranks 1`) each shows
+what torch itself takes. Two peers take part only if --peers names them: `ours_nodes`, ranks of `ours` that play two
+nodes, and `nothing`, torch's backend `fake`, which shows what a call of torch's takes before and after the backend's
+part.
 
 `--check` measures both kinds of all_reduce with 2, 4 and 8 ranks, both ways, and compares the medians with TARGETS,
 which are ratios to what the peers and the floor take in the same run.
@@ -33,6 +36,7 @@ import json
 import math
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +53,7 @@ from ourddp.progress import Progress
 
 CHECK_SIZES = "4,64,1K,4K,16K,64K,256K,1M,4M,25M,100M"
 BARE = peers.BARE
+USUAL = "loop,single"  # the ways of calling, if none is asked for
 ACTS = ("leave", "try", *reports.WAYS)  # what a job is asked to do with a case
 LONGEST_LOOP = 0.2  # seconds; a loop of slow calls has fewer
 PATIENCE = 1.0  # seconds; a peer whose call takes longer is left out of the case, and of larger sizes
@@ -70,7 +75,7 @@ class Target:
 
 def both(*args: Any, **named: Any) -> list[Target]:
     """Return the promise for either way of calling."""
-    return [Target(*args, way=way, **named) for way in reports.WAYS]
+    return [Target(*args, way=way, **named) for way in USUAL.split(",")]
 
 
 TARGETS = [
@@ -99,7 +104,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max", default="256M", help="largest size")
     parser.add_argument("--peers", help=f"of {', '.join(peers.NAMES)}; default: those that are here")
     parser.add_argument("--rivals", type=Path, metavar="FOLDER", help="where pip has put libraries to compare with")
-    parser.add_argument("--ways", help="of calling, separated by commas; otherwise loop,single")
+    parser.add_argument("--ways", help=f"of calling, of {', '.join(reports.WAYS)}; otherwise {USUAL}")
     parser.add_argument("--reps", type=int, default=300, help="most rounds of a case")
     parser.add_argument("--check", action="store_true", help="measure what TARGETS need, and exit 1 if one is missed")
     parser.add_argument(
@@ -110,7 +115,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     args = parser.parse_args()
     args.asked = {name: getattr(args, name) for name in ("ranks", "collectives", "ways") if getattr(args, name)}
-    args.ranks, args.ways = args.ranks or "4", args.ways or "loop,single"
+    args.ranks, args.ways = args.ranks or "4", args.ways or USUAL
     args.collectives = args.collectives or ",".join(
         name for name in OPERATIONS if name == BARE or not name.startswith(OWN)
     )
@@ -175,6 +180,8 @@ class Caller:
             return math.nan
         if ACTS[act] == "try":
             return self._begin(*self._plan["cases"][case])
+        if ACTS[act] == "written":
+            return self._measure(self._burst, self._write_and_call)
         return self._measure(self._burst if ACTS[act] == "loop" else 0)
 
     def _begin(self, collective: str, size: int) -> float:
@@ -190,10 +197,14 @@ class Caller:
         self._burst = max(1, min(collectives.burst_of(size), int(LONGEST_LOOP / seconds)))
         return seconds
 
-    def _measure(self, burst: int) -> float:
+    def _write_and_call(self) -> None:
+        self._operation.touch(self._buffers)
+        self._call()
+
+    def _measure(self, burst: int, action: Callable[[], object] | None = None) -> float:
         if self._operation.changes_input or not burst:
             self._operation.prepare(self._buffers)
-        seconds = float(self._ranks.span(self._ranks.turn_of(self._call, burst)))
+        seconds = float(self._ranks.span(self._ranks.turn_of(action or self._call, burst)))
         return seconds / max(1, burst) * (0.5 if self._operation.half else 1.0)
 
 

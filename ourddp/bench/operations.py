@@ -100,6 +100,11 @@ class Operation:
         """Write the input."""
         fill(getattr(buffers, self.source), buffers.rank)
 
+    def touch(self, buffers: Buffers) -> None:
+        """Write what the input holds once more."""
+        if self.has_size:
+            getattr(buffers, self.source).add_(0)
+
     @property
     def changes_input(self) -> bool:
         """Return whether a call reads what the one before it wrote, as a sum in place does."""

@@ -31,7 +31,11 @@ COLOURS = {
     "deepspeed": "tab:brown",
 }
 MOST_RATIOS = 3  # in a table that still fits on a screen
-WAYS = {"loop": "calls in a loop", "single": "single calls"}
+WAYS = {
+    "loop": "calls in a loop",
+    "single": "single calls",
+    "written": "calls in a loop, each of data that was just written",
+}
 
 
 def parse_size(text: str) -> int:

@@ -64,7 +64,7 @@ def check_times(seconds: dict[str, dict[str, float]]) -> None:
 
 
 def test_collectives_reports_every_case(tmp_path: Path) -> None:
-    files = ("--json", str(tmp_path / "c.json"), "--plot", str(tmp_path / "c.png"))
+    files = ("--json", str(tmp_path / "c.json"), "--plot", str(tmp_path / "c.png"), "--ways", "loop,single,written")
     few = ("--ranks", "2", "--min", "1024", "--max", "4096", "--reps", "2", "--time-budget", "1")
     output = run_benchmark("collectives.py", "--peers", "ours,gloo,floor,nothing", *few, *files)
     report = json.loads((tmp_path / "c.json").read_text())
@@ -74,7 +74,8 @@ def test_collectives_reports_every_case(tmp_path: Path) -> None:
     names = list(dict.fromkeys(name for name, _, _ in cases))
     assert len(names) == 17
     sizes = {name: [1024, 4096] if name != "barrier" else [0] for name in names}
-    assert cases == [(name, size, way) for name in names for size in sizes[name] for way in ("loop", "single")]
+    ways = ("loop", "single", "written")
+    assert cases == [(name, size, way) for name in names for size in sizes[name] for way in ways]
     for row in run["rows"]:
         assert {"ours", "nothing"} <= row["seconds"].keys(), row
         assert ("floor" in row["seconds"]) == (row["collective"] in ("all_reduce", "process_group_all_reduce"))
