@@ -10,20 +10,19 @@ memory that belongs to no peer. There are two usual ways of calling: `loop`, the
 that is not timed, and `single`, one call after the ranks have met, as a training step makes it: of data that each rank
 has just written, and with caches that are full of other things. A third way takes part only if --ways names it:
 `written`, calls in a loop before each of which the rank writes its data, which is timed with them. A loop that sends
-the same data again and again finds a copy of it in the caches of those that read it, and hardly any program does that.
-A turn lasts from the last rank's start to the last rank's end; the table has the median of all rounds. Every peer has
-the same share of the time, so that a slow one has fewer turns. The result of a call is checked once for every peer and
-size before it is timed. The peer `floor` is an all-reduce written by hand on memory that all ranks share, the least
-that this machine needs (zero_copy.h). The size is that of a rank's larger buffer: what all_gather returns, what
-reduce_scatter takes. A ping-pong is half a round trip, in pairs of ranks. Elements are float32, the tensors ordinary
-ones, and the calls those of torch.distributed and mpi4py; all_reduce is in place. The cases process_group_... are the
-same without torch.distributed's Python functions, which take as long for every backend: the process group's own
-methods, a thin binding like mpi4py's, and what C++ such as a DDP reducer calls; without --collectives only that of
-all_reduce takes part. async_all_reduce waits for its Work at once, and functional_all_reduce is the call of DTensor and
-of models that torch compiles; operator_all_reduce is that of ourddp.functional. With one rank (`--ranks 1`) each shows
-what torch itself takes. Two peers take part only if --peers names them: `ours_nodes`, ranks of `ours` that play two
-nodes, and `nothing`, torch's backend `fake`, which shows what a call of torch's takes before and after the backend's
-part.
+the same data again and again finds a copy of it in the caches of those that read it. A turn lasts from the last rank's
+start to the last rank's end; the table has the median of all rounds. Every peer has the same share of the time, so that
+a slow one has fewer turns. The result of a call is checked once for every peer and size before it is timed. The peer
+`floor` is an all-reduce written by hand on memory that all ranks share, the least that this machine needs
+(zero_copy.h). The size is that of a rank's larger buffer: what all_gather returns, what reduce_scatter takes. A
+ping-pong is half a round trip, in pairs of ranks. Elements are float32, the tensors ordinary ones, and the calls those
+of torch.distributed and mpi4py; all_reduce is in place. The cases process_group_... are the same without
+torch.distributed's Python functions, which take as long for every backend: the process group's own methods, a thin
+binding like mpi4py's, and what C++ such as a DDP reducer calls; without --collectives only that of all_reduce takes
+part. async_all_reduce waits for its Work at once, and functional_all_reduce is the call of DTensor and of models that
+torch compiles; operator_all_reduce is that of ourddp.functional. With one rank (`--ranks 1`) each shows what torch
+itself takes. Two peers take part only if --peers names them: `ours_nodes`, ranks of `ours` that play two nodes, and
+`nothing`, torch's backend `fake`, which shows what a call of torch's takes before and after the backend's part.
 
 `--check` measures both kinds of all_reduce with 2, 4 and 8 ranks, both ways, and compares the medians with TARGETS,
 which are ratios to what the peers and the floor take in the same run.

@@ -69,6 +69,7 @@ def run_rank(rank: int, backend: str, plan: argparse.Namespace, port: int, resul
     sum_of(1)
     joined = time.perf_counter()
     before = sum_of(memory())
+    begun = time.perf_counter()
     groups = []
     for _ in range(plan.groups):
         groups.append(dist.new_group())
@@ -80,7 +81,7 @@ def run_rank(rank: int, backend: str, plan: argparse.Namespace, port: int, resul
     row = {
         "backend": backend,
         "init_seconds": joined - began,
-        "group_seconds": (ended - joined) / plan.groups,
+        "group_seconds": (ended - begun) / plan.groups,
         "descriptors": most_of(entries("fd") - descriptors),
         "threads": most_of(entries("task") - threads),
         "bytes": (sum_of(memory()) - before) / plan.groups / plan.ranks,
@@ -92,7 +93,8 @@ def run_rank(rank: int, backend: str, plan: argparse.Namespace, port: int, resul
 
 def measure(backend: str, plan: argparse.Namespace) -> dict[str, Any]:
     """Return the row of a backend. Raises RuntimeError if a rank fails."""
-    # Copies of this process, in which torch is loaded already: it has one thread, since it has not computed anything.
+    # Copies of this process, in which torch is loaded already. The only other thread is the store's, which the copies
+    # have nothing in common with.
     context = multiprocessing.get_context("fork")
     # Its own descriptors would be counted for rank 0.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
@@ -109,8 +111,10 @@ def measure(backend: str, plan: argparse.Namespace) -> dict[str, Any]:
         for process in ranks:
             process.kill()  # the others wait for it
         raise RuntimeError(f"{error} with {backend}") from None
-    for process in ranks:
-        process.join()
+    for rank, process in enumerate(ranks):
+        process.join(TIMEOUT.total_seconds())
+        if process.exitcode != 0:
+            raise RuntimeError(f"rank {rank} with {backend} did not end well")
     return row
 
 
@@ -120,7 +124,7 @@ def first_of(results: Any, ranks: list[Any]) -> dict[str, Any]:
         with contextlib.suppress(queue.Empty):
             return results.get(timeout=1)
         for rank, process in enumerate(ranks):
-            if process.exitcode:
+            if process.exitcode is not None and (rank == 0 or process.exitcode != 0):
                 raise RuntimeError(f"rank {rank} failed")
 
 

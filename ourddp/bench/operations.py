@@ -101,7 +101,7 @@ class Operation:
         fill(getattr(buffers, self.source), buffers.rank)
 
     def touch(self, buffers: Buffers) -> None:
-        """Write what the input holds once more."""
+        """Read the input, and write it once more."""
         if self.has_size:
             getattr(buffers, self.source).add_(0)
 

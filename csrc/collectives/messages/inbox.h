@@ -55,7 +55,7 @@ class Inbox {
   struct Source {
     bool arriving = false;
     std::shared_ptr<Message> receive;  ///< where the message goes; null: to the back of `early`
-    std::list<Early> early;
+    std::list<Early> early;            ///< mostly empty, and a deque takes memory then
   };
 
   const Source& source(int rank) const { return sources_[static_cast<size_t>(rank)]; }

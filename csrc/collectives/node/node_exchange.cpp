@@ -96,7 +96,7 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
   DirectExchange direct(rounds, plan);
   Exchanged own{};
   if (!rounds.has_begun()) {
-    rounds.reserve_beginning(common ? plan.longest(me) : chunk);
+    if (!in_line(plan.longest(me))) rounds.reserve_beginning(common ? plan.longest(me) : chunk);
     note_use(rounds, plan, common);
     rounds.write().begin();
     plan.write_sizes(rounds.next_sizes());

@@ -35,7 +35,7 @@ void NodeGroup::do_reduce(const Running& run, const Reducing& job) {
   const Algorithm chosen = bytes <= rounds_.chunk_bytes() ? reductions_.choose(bytes) : Algorithm::Direct;
   switch (chosen) {
     case Algorithm::Whole:
-      rounds_.reserve_beginning(bytes);
+      if (bytes > NodeRounds::kLineBytes) rounds_.reserve_beginning(bytes);
       return node::reduce_whole(rounds_, run, job);
     case Algorithm::Direct:
       if (run.call.part == Part::Beginning) return;  // it is long, and takes several rounds

@@ -74,7 +74,7 @@ class NodeMessages final : public MessageCarrier {
     bool lends = false;                           ///< the receiver reads the first message in this rank's memory
     uint64_t taken = 0;                           ///< how many it has read there
     std::optional<Trial> trial{};                 ///< the first message, if it is one
-    std::list<std::shared_ptr<Message>> sends{};  ///< in the order posted; to most ranks there is none
+    std::list<std::shared_ptr<Message>> sends{};  ///< in the order posted. An empty deque takes memory
   };
   struct Incoming {
     Channel channel;

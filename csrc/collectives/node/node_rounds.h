@@ -84,12 +84,12 @@ class NodeRounds {
   void reserve(size_t results = 2) {
     if (results > reserved_) reserve_more(results);
   }
-  /// The same for an operation that begins its stages with `bytes`, and uses no results: a group that only ever agrees
-  /// on something short takes little.
+  /// The same for an operation that writes at most the first `bytes` of its stages, and no results. If those are few,
+  /// it takes only kBeginning bytes of each stage.
   void reserve_beginning(size_t bytes) {
     if (bytes > kBeginning) {
       reserve();
-    } else if (bytes > kLineBytes && !has_beginning_ && reserved_ == 0) {
+    } else if (!has_beginning_ && reserved_ == 0) {
       take_beginning();
     }
   }

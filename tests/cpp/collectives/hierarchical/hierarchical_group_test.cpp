@@ -58,6 +58,19 @@ TEST(halves_on_the_wire_keep_the_promised_error_and_the_same_bits) {
   }
 }
 
+// What a rank writes, it has taken, so that too little memory is an error and no signal.
+TEST(the_shortest_reductions_take_the_memory_of_their_stages) {
+  constexpr size_t kBeginnings = size_t{2 * 2} * (16 << 10);  // of both ranks, for both parities
+  HierarchicalRanks(4, kPairs).run([](HierarchicalGroup& group) {
+    std::vector<float> one{1};
+    barrier(group, 0);
+    CHECK(group.memory_use().segment < kBeginnings);
+    barrier(group, 1);  // before others go on, and take more
+    sum(group, 2, one);
+    CHECK(group.memory_use().segment >= kBeginnings);
+  });
+}
+
 TEST(a_node_with_little_memory_works_with_others) {
   HierarchicalRanks ranks(4, kPairs);
   // The first node's chunks are smaller than a short message.

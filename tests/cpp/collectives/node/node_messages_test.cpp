@@ -16,15 +16,17 @@ std::shared_ptr<Message> message_of(Op op, std::vector<int>& data, int peer) {
                                    std::make_shared<TransferLimit>(std::chrono::minutes(1)), nullptr);
 }
 
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+#ifdef __GLIBC_PREREQ
+#if __GLIBC_PREREQ(2, 33)
 // A process may have hundreds of groups, and most of them never send a message.
 TEST(a_carrier_without_messages_takes_little_memory_for_each_peer) {
   constexpr int kRanks = 64;
   const auto session = NodeSession::create(0, kRanks, NodeConfig{4096, 4096});
   const size_t before = ::mallinfo2().uordblks;
   const NodeMessages carrier(session);
-  CHECK(::mallinfo2().uordblks - before < size_t{kRanks} * 300);
+  CHECK(::mallinfo2().uordblks < before + size_t{kRanks} * 400);  // with two deques for each it is 1,300
 }
+#endif
 #endif
 
 // After a failure all messages are taken out while another thread may still be moving them.
