@@ -58,11 +58,12 @@ def most_of(number: int) -> float:
     return float(numbers)
 
 
-def run_rank(rank: int, backend: str, plan: argparse.Namespace, port: int, results: Any) -> None:
+def run_rank(rank: int, backend: str, plan: argparse.Namespace, ports: Any, results: Any) -> None:
     """Make the groups; rank 0 reports what they took."""
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(plan.ranks))
     torch.set_num_threads(1)
     descriptors, threads = entries("fd"), entries("task")
+    port = ports.get()
     began = time.perf_counter()
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
     dist.init_process_group(backend, store=store, rank=rank, world_size=plan.ranks, timeout=TIMEOUT)
@@ -93,18 +94,20 @@ def run_rank(rank: int, backend: str, plan: argparse.Namespace, port: int, resul
 
 def measure(backend: str, plan: argparse.Namespace) -> dict[str, Any]:
     """Return the row of a backend. Raises RuntimeError if a rank fails."""
-    # Copies of this process, in which torch is loaded already. The only other thread is the store's, which the copies
-    # have nothing in common with.
+    # Copies of this process, in which torch is loaded already. It must have one thread when it is copied, so the store
+    # comes afterwards: a lock that another thread holds would stay locked in a copy.
     context = multiprocessing.get_context("fork")
-    # Its own descriptors would be counted for rank 0.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
-    results = context.Queue()
+    ports, results = context.SimpleQueue(), context.Queue()
     ranks = [
-        context.Process(target=run_rank, args=(rank, backend, plan, store.port, results), daemon=True)
+        context.Process(target=run_rank, args=(rank, backend, plan, ports, results), daemon=True)
         for rank in range(plan.ranks)
     ]
     for process in ranks:
         process.start()
+    # In no rank's process: its descriptors would be counted there.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    for _ in ranks:
+        ports.put(store.port)
     try:
         row = first_of(results, ranks)
     except RuntimeError as error:
