@@ -44,17 +44,10 @@ def memory() -> int:
     return 1024 * int(re.findall(r"^Pss:\s+(\d+)", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)[0])
 
 
-def sum_of(number: int) -> float:
-    """Return the sum of what the ranks give, over the default group."""
+def over_ranks(number: int, operation: Any = dist.ReduceOp.SUM) -> float:
+    """Return the sum of what the ranks give, or the most, over the default group."""
     numbers = torch.tensor([number], dtype=torch.int64)
-    dist.all_reduce(numbers)
-    return float(numbers)
-
-
-def most_of(number: int) -> float:
-    """Return the most of what the ranks give, over the default group."""
-    numbers = torch.tensor([number], dtype=torch.int64)
-    dist.all_reduce(numbers, dist.ReduceOp.MAX)
+    dist.all_reduce(numbers, operation)
     return float(numbers)
 
 
@@ -67,9 +60,9 @@ def run_rank(rank: int, backend: str, plan: argparse.Namespace, ports: Any, resu
     began = time.perf_counter()
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
     dist.init_process_group(backend, store=store, rank=rank, world_size=plan.ranks, timeout=TIMEOUT)
-    sum_of(1)
+    over_ranks(1)
     joined = time.perf_counter()
-    before = sum_of(memory())
+    before = over_ranks(memory())
     begun = time.perf_counter()
     groups = []
     for _ in range(plan.groups):
@@ -83,9 +76,9 @@ def run_rank(rank: int, backend: str, plan: argparse.Namespace, ports: Any, resu
         "backend": backend,
         "init_seconds": joined - began,
         "group_seconds": (ended - begun) / plan.groups,
-        "descriptors": most_of(entries("fd") - descriptors),
-        "threads": most_of(entries("task") - threads),
-        "bytes": (sum_of(memory()) - before) / plan.groups / plan.ranks,
+        "descriptors": over_ranks(entries("fd") - descriptors, dist.ReduceOp.MAX),
+        "threads": over_ranks(entries("task") - threads, dist.ReduceOp.MAX),
+        "bytes": (over_ranks(memory()) - before) / plan.groups / plan.ranks,
     }
     if rank == 0:
         results.put(row)
