@@ -96,13 +96,14 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
   DirectExchange direct(rounds, plan);
   Exchanged own{};
   if (!rounds.has_begun()) {
-    if (!in_line(plan.longest(me))) rounds.reserve_beginning(common ? plan.longest(me) : chunk);
+    const size_t longest = plan.longest(me);
+    if (!in_line(longest)) rounds.reserve_beginning(common ? longest : chunk);
     note_use(rounds, plan, common);
     rounds.write().begin();
     plan.write_sizes(rounds.next_sizes());
-    const bool lends = !(ahead && plan.longest(me) <= kMostAhead) && direct.lend();
+    const bool lends = !(ahead && longest <= kMostAhead) && direct.lend();
     if (!lends) fill(0);
-    own = {plan.balance(me), plan.longest(me), lends ? 1U : 0U, 0};
+    own = {plan.balance(me), longest, lends ? 1U : 0U, 0};
   }
   if (!rounds.open(run, own)) return;
   const size_t lenders = rounds.exchanged().lenders;
