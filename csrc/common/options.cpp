@@ -181,6 +181,11 @@ const std::vector<OptionRow>& option_rows() {
       bytes_row(
           "OURS_CHUNK_BYTES", &Options::chunk_bytes,
           "Bytes of its tensor that a rank puts into shared memory at a time. Give all ranks of a node the same."),
+      integer_row(
+          "OURS_DOMAINS", &Options::domains, 0, 64, "0 to 64, 0 = automatic",
+          "Into how many domains the ranks of a node are divided: long arrays are reduced within each, and only "
+          "one sum goes from domain to domain. Automatic: a domain for each socket, where each rank is bound to "
+          "one and at least 4 ranks to each; otherwise 1. The node's first rank decides."),
       row("OURS_COMM_THREAD_AFFINITY", &Options::comm_thread_affinity, "CPU numbers and ranges such as 0-3,8, or empty",
           "CPUs on which the communication threads may run; empty: wherever the rank may.", parse_cpus, join),
       integer_row(

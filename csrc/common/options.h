@@ -33,6 +33,7 @@ struct Options {
   int64_t yield_us = 500;
   Setting spin = Setting::Auto;
   int64_t chunk_bytes = 0;  // 0: chosen automatically
+  int64_t domains = 0;      // 0: chosen automatically
   std::vector<int> comm_thread_affinity;
   int64_t comm_nice = 0;
   bool inline_calls = true;

@@ -56,7 +56,7 @@ void reduce(HierarchicalRun& run, const Selection& selection, const ours::Reduci
       return reduce_short(run, job, chosen);
     case Algorithm::Direct:
     case Algorithm::Ring:
-      run.rounds.reserve();
+      run.rounds.reserve(2);
       job.travels = travelling_type(job, run.plan.wire);
       return reduce_long(run, job, chosen);
   }

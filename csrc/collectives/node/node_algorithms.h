@@ -21,9 +21,19 @@ void reduce_direct(NodeRounds& rounds, const Running& run, const Reducing& job);
 
 /// Reduces data in the heap, after all ranks have published where it lies there. node_reduce_in_heap.cpp
 void reduce_in_heap(NodeRounds& rounds, const Running& run, const Reducing& job);
+/// The same by domains. node_reduce_in_heap_by_domain.cpp
+void reduce_in_heap_by_domain(NodeRounds& rounds, const Running& run, const Reducing& job);
 /// How many bytes of each rank's buffer make a share, if the buffer has `bytes`. Shares are large enough that taking
 /// one costs nothing, and small enough that every rank gets one and none waits long for the last.
 size_t share_bytes(size_t bytes, int ranks);
+/// The part of each rank's buffer that is reduced at a time, if one rank reads the buffers of that many: small enough
+/// that what it has just read of all of them is still in its cache when it writes.
+size_t piece_bytes(int ranks);
+
+/// Whether there are domains, and the sum of some ranks can be shown to the next domain without loss.
+bool goes_by_domain(const NodeRounds& rounds, DType dtype, ReduceKind kind);
+/// What all domains but the last do of a reduction: an average divides only the sum of all.
+Reduction unfinished(const Reduction& reduction);
 
 /// Reduces data that all ranks have published with Places::lend(). node_reduce_lent.cpp
 void reduce_lent(NodeRounds& rounds, const Running& run, const Reducing& job);
@@ -43,9 +53,9 @@ class LentReduction {
         const int from = (rounds_.rank() + i) % rounds_.size();
         std::byte* const to = scratch_ + static_cast<size_t>(i - 1) * stride_;
         read(from, at, n, to);
-        sources_.data()[from] = to;
+        sources_.data()[rounds_.domains().place_of(from)] = to;
       }
-      sources_.data()[rounds_.rank()] = own + at * element_;
+      sources_.data()[rounds_.domains().place_of(rounds_.rank())] = own + at * element_;
       reduce_part(out + at * element_, n);
     }
   }

@@ -39,7 +39,6 @@ void NodeGroup::do_reduce(const Running& run, const Reducing& job) {
       return node::reduce_whole(rounds_, run, job);
     case Algorithm::Direct:
       if (run.call.part == Part::Beginning) return;  // it is long, and takes several rounds
-      rounds_.reserve();
       return node::reduce_direct(rounds_, run, job);
     case Algorithm::Doubling:
     case Algorithm::Ring:

@@ -14,10 +14,6 @@
 
 namespace ours::node {
 
-namespace {
-
-/// The part of each rank's buffer that is reduced at a time: small enough that what a rank has just read of all buffers
-/// is still in its cache when it writes.
 size_t piece_bytes(int ranks) {
   constexpr size_t kMost = 32 * 1024;
   constexpr size_t kUsual = 512 * 1024;  // where the system does not say
@@ -25,8 +21,6 @@ size_t piece_bytes(int ranks) {
   const size_t fits = cache / (2 * static_cast<size_t>(ranks));
   return std::clamp<size_t>(fits / kCacheLine * kCacheLine, 16 * kCacheLine, kMost);
 }
-
-}  // namespace
 
 size_t share_bytes(size_t bytes, int ranks) {
   constexpr size_t kLeast = 4 * 1024, kMost = 128 * 1024;
@@ -36,6 +30,7 @@ size_t share_bytes(size_t bytes, int ranks) {
 void reduce_in_heap(NodeRounds& rounds, const Running& run, const Reducing& job) {
   const size_t element = size_of(run.call.dtype);
   const int ranks = rounds.size();
+  Sources sources(ranks);
   HeapBuffers buffers(rounds.places(), rounds.rank(), ranks, job.in, element);
   rounds.write().begin();
   const size_t piece = piece_bytes(ranks) / element;
@@ -43,7 +38,8 @@ void reduce_in_heap(NodeRounds& rounds, const Running& run, const Reducing& job)
   const auto reduce_some = [&](size_t at, size_t end) {
     const size_t count = buffers.find(at, std::min(end, at + piece));
     void* const result = buffers.found(rounds.rank());
-    reduce(result, buffers.sources(), ranks, count, run.call.dtype, job.reduction);
+    for (int place = 0; place < ranks; ++place) sources.data()[place] = buffers.found(rounds.domains().rank_at(place));
+    reduce(result, sources.data(), ranks, count, run.call.dtype, job.reduction);
     for (int r = 0; r < ranks; ++r) {
       if (r != rounds.rank()) rounds.write().copy(buffers.found(r), result, count * element);
     }

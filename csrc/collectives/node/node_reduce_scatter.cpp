@@ -73,8 +73,11 @@ void reduce_scatter(NodeRounds& rounds, const Running& run, const Scattering& jo
   const auto reduce_own = [&](size_t k) {
     const Slice piece = piece_of(job.counts[me], per_window, k);
     if (piece.empty()) return;
-    for (int r = 0; r < rounds.size(); ++r) sources.data()[r] = rounds.stage_of(r) + me * window;
-    sources.data()[me] = static_cast<const std::byte*>(job.inputs[me]) + piece.begin * element;
+    for (int place = 0; place < rounds.size(); ++place) {
+      sources.data()[place] = rounds.stage_of(rounds.domains().rank_at(place)) + me * window;
+    }
+    sources.data()[rounds.domains().place_of(rounds.rank())] =
+        static_cast<const std::byte*>(job.inputs[me]) + piece.begin * element;
     reduce(static_cast<std::byte*>(job.out) + piece.begin * element, sources.data(), rounds.size(), piece.size(),
            run.call.dtype, job.reduction);
   };

@@ -48,6 +48,7 @@ void gather(Shown& all, const Shown& one) {
 
 NodeRounds::NodeRounds(std::shared_ptr<NodeSession> session, Setting write_around)
     : session_(std::move(session)),
+      together_(session_->domains().together()),
       barrier_(*session_),
       spread_(*session_),
       write_(*session_, write_around),
@@ -134,10 +135,9 @@ void NodeRounds::throw_mismatch(uint64_t call) {
   throw MismatchError(different_calls(calls) + session_->call_roll(asked));
 }
 
-void NodeRounds::reserve_more(size_t results) {
-  const NodeLayout& layout = session_->layout();
-  session_->memory()->reserve(layout.stage(static_cast<size_t>(rank()), 0), layout.stage_bytes(results));
-  reserved_ = results;
+void NodeRounds::reserve_more(size_t bytes) {
+  session_->memory()->reserve(session_->layout().stage(static_cast<size_t>(rank()), 0), bytes);
+  reserved_ = bytes;
 }
 
 void NodeRounds::take_beginning() {

@@ -30,6 +30,9 @@ class NodeRounds {
   int rank() const { return session_->rank(); }
   int size() const { return session_->size(); }
   NodeSession& session() const { return *session_; }
+  const Domains& domains() const { return session_->domains(); }
+  /// The same ranks in the same order, as one domain.
+  const Domains& together() const { return together_; }
 
   /// The first synchronisation of an operation, with which the ranks show what they called, and when. If the calls
   /// differ, throws the same MismatchError on all of them. If the call is for the beginning, returns false without
@@ -64,7 +67,7 @@ class NodeRounds {
   size_t chunk_bytes() const { return session_->layout().chunk_bytes; }
 
   /// A place for a rank's reduced share of a chunk.
-  std::byte* next_result() { return result(rank(), barrier_.next_parity()); }
+  std::byte* next_result() { return next_result_of(rank()); }
   const std::byte* result_of(int r) const { return result(r, barrier_.parity()); }
   /// The place of rank r, which leaves it to this one in an algorithm in which only some ranks have results.
   std::byte* next_result_of(int r) { return result(r, barrier_.next_parity()); }
@@ -81,8 +84,9 @@ class NodeRounds {
   const uint64_t* addresses_of(int r) const { return sizes_of(r) + 2 * static_cast<size_t>(size()); }
 
   /// Takes the memory of this rank's stages, and of that many of its results, before their first use.
-  void reserve(size_t results = 2) {
-    if (results > reserved_) reserve_more(results);
+  void reserve(size_t results = 0) {
+    const size_t bytes = session_->layout().stage_bytes(results);
+    if (bytes > reserved_) reserve_more(bytes);
   }
   /// The same for an operation that writes at most the first `bytes` of its stages, and no results. If those are few,
   /// it takes only kBeginning bytes of each stage.
@@ -118,7 +122,7 @@ class NodeRounds {
   /// Takes in what all have shown of stops and arrivals.
   void hear(const Running& run);
   [[noreturn]] void throw_mismatch(uint64_t call);
-  void reserve_more(size_t results);
+  void reserve_more(size_t bytes);
   void take_beginning();
 
   std::byte* stage(int r, size_t parity) const {
@@ -129,6 +133,7 @@ class NodeRounds {
   }
 
   const std::shared_ptr<NodeSession> session_;
+  const Domains together_;
   NodeBarrier barrier_;
   CoreSpread spread_;
   SharedWrite write_;
@@ -137,7 +142,7 @@ class NodeRounds {
   LendChoice scatterings_;
   HugePages pages_{options().huge_pages};
   static constexpr size_t kBeginning = size_t{16} << 10;
-  size_t reserved_ = 0;  ///< results
+  size_t reserved_ = 0;  ///< bytes
   bool has_beginning_ = false;
   bool begun_ = false;
   std::thread::id begun_on_;

@@ -26,7 +26,7 @@ namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 23;
+constexpr uint32_t kSegmentVersion = 24;
 
 /// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
@@ -123,6 +123,7 @@ struct alignas(alignof(Arrival)) RankBlock {
   ShownHeap heap;
   AskedProcess whereabouts;
   CoreShare cores;
+  int32_t socket;  ///< on which the rank may run; -1: on several, or unknown
   /// The last calls that this rank refused; the slots are used in turn.
   Refusal refusals[kRefusals];
 };
@@ -143,6 +144,7 @@ struct SegmentHeader {
   uint64_t chunk_bytes;
   uint64_t ring_bytes;
   uint64_t direct;                         ///< whether ranks may read one another's memory
+  uint64_t domains;                        ///< how many (see NodeConfig)
   alignas(kCacheLine) SleepWord attached;  ///< number of ranks that have attached
   /// How many shares of the current reduction in the heap have been taken.
   alignas(kCacheLine) std::atomic<uint64_t> shares_taken;

@@ -107,6 +107,7 @@ NodeConfig NodeConfig::from_options(int ranks) {
   config.chunk_bytes = (config.chunk_bytes + 4095) / 4096 * 4096;
   config.ring_bytes = kDefaultRing;
   config.direct = options.direct;
+  config.domains = static_cast<size_t>(options.domains);
   return config;
 }
 
@@ -123,6 +124,7 @@ std::shared_ptr<NodeSession> NodeSession::create(int rank, int size, const NodeC
   header->chunk_bytes = config.chunk_bytes;
   header->ring_bytes = config.ring_bytes;
   header->direct = config.direct ? 1 : 0;
+  header->domains = config.domains;
   for (uint64_t& part : header->nonce) part = random_number();
   return std::make_shared<NodeSession>(rank, size, std::move(memory), std::move(heaps));
 }
@@ -152,7 +154,11 @@ std::shared_ptr<NodeSession> NodeSession::open(int rank, int size, const std::st
 }
 
 NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memory, std::shared_ptr<ProcessHeaps> heaps)
-    : rank_(rank), size_(size), memory_(std::move(memory)), watches_(static_cast<size_t>(size)) {
+    : rank_(rank),
+      size_(size),
+      memory_(std::move(memory)),
+      domains_(Domains::equal(size, 1)),
+      watches_(static_cast<size_t>(size)) {
   layout_ = layout_of(header());
   wait_policy_ = wait_policy_for(false);
   std::vector<ShownHeap*> heaps_of_ranks(static_cast<size_t>(size));
@@ -183,6 +189,7 @@ void NodeSession::attach() {
   std::memcpy(me.host, host.data(), std::min(host.size(), sizeof(me.host) - 1));
   if (size_ > 1) me.whereabouts = own_whereabouts();
   me.cores = own_share();
+  me.socket = socket_of_all(allowed_cores());
   me.core_of_messages.store(-1, std::memory_order_relaxed);
   mark_ = me.mark = random_number();
   me.mark_at = reinterpret_cast<uint64_t>(&mark_);
@@ -236,7 +243,17 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
   }
   have_own_cores_ = ours::have_own_cores(shares);
   wait_policy_ = wait_policy_for(have_own_cores_);
+  domains_ = find_domains();
   self().reads_all.store(header().direct != 0 && finds_all_marks(), std::memory_order_release);
+}
+
+Domains NodeSession::find_domains() const {
+  if (header().domains != 0) return Domains(Domains::equal(size_, static_cast<int>(header().domains)));
+  // Of fewer, as much data goes from socket to socket by domains as without them.
+  constexpr int kLeastRanks = 4;
+  std::vector<int> sockets;
+  for (int r = 0; r < size_; ++r) sockets.push_back(block(r).socket);
+  return Domains(sockets, kLeastRanks);
 }
 
 bool NodeSession::all_read() const {

@@ -13,6 +13,7 @@
 #include "common/owning_process.h"
 #include "common/process_watch.h"
 #include "common/shared_memory.h"
+#include "transport/node/domains.h"
 #include "transport/node/node_failure.h"
 #include "transport/node/node_heap.h"
 #include "transport/node/node_layout.h"
@@ -32,8 +33,9 @@ struct NodeConfig {
   size_t chunk_bytes;
   size_t ring_bytes;
   bool direct = true;  ///< whether ranks may read one another's memory, where the system allows it
+  size_t domains = 0;  ///< into how many the ranks are divided; 0: by the sockets on which they run
 
-  /// From OURS_CHUNK_BYTES and OURS_DIRECT, with defaults for `ranks`.
+  /// From OURS_CHUNK_BYTES, OURS_DIRECT and OURS_DOMAINS, with defaults for `ranks`.
   static NodeConfig from_options(int ranks);
 };
 
@@ -93,6 +95,7 @@ class NodeSession {
   const WaitPolicy& wait_policy() const { return wait_policy_; }
   /// Whether there is a core for each rank.
   bool have_own_cores() const { return have_own_cores_; }
+  const Domains& domains() const { return domains_; }
   const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
   NodeFailure& failure() { return *failure_; }
   NodeHeap& heap() const { return *heap_; }
@@ -149,6 +152,7 @@ class NodeSession {
 
  private:
   void attach();
+  Domains find_domains() const;
   /// The words on which ranks sleep until all have arrived.
   std::array<SleepWord*, 2> last_gates() const;
   /// Whether this rank finds the marks of all others in their memory.
@@ -161,6 +165,7 @@ class NodeSession {
   NodeLayout layout_{};
   WaitPolicy wait_policy_;
   bool have_own_cores_ = false;
+  Domains domains_;
   std::unique_ptr<NodeHeap> heap_;
   std::unique_ptr<NodeFailure> failure_;
   std::vector<ProcessWatch> watches_;

@@ -40,6 +40,12 @@ int socket_of(int core) {
   return socket.load(std::memory_order_relaxed) - kFirst;
 }
 
+int socket_of_all(const std::vector<int>& cores) {
+  const int first = cores.empty() ? -1 : socket_of(cores.front());
+  const bool same = std::all_of(cores.begin(), cores.end(), [&](int core) { return socket_of(core) == first; });
+  return same ? first : -1;
+}
+
 CoreShare own_share() {
   static_assert(CPU_SETSIZE == kMostCores);
   CoreShare share{};

@@ -22,6 +22,9 @@ std::vector<int> allowed_cores();
 /// The socket on which a CPU is, as the system numbers them; the same for all where the system does not say.
 int socket_of(int core);
 
+/// The socket of all of those CPUs; -1 if they are on several, or if the system does not say.
+int socket_of_all(const std::vector<int>& cores);
+
 /// The share of this process.
 CoreShare own_share();
 

@@ -13,10 +13,10 @@ const std::string kRing = "all nodes=1 direct;all bytes<=SMALL doubling;all ring
 
 }  // namespace
 
-GroupKind node_kind(const std::string& name, Setting write_around, const std::string& rules, bool direct) {
-  return {name, [write_around, rules, direct](int ranks, size_t chunk) {
+GroupKind node_kind(const std::string& name, Setting write_around, const std::string& rules, const NodeTerms& terms) {
+  return {name, [write_around, rules, terms](int ranks, size_t chunk) {
             std::vector<std::function<std::shared_ptr<Group>()>> makers;
-            for (const auto& session : make_sessions(ranks, chunk, direct)) {
+            for (const auto& session : make_sessions(ranks, chunk, terms)) {
               const std::string chosen = rules.empty() ? small_node_rules(chunk) : rules;
               makers.emplace_back([=] { return std::make_shared<NodeGroup>(session, chosen, write_around); });
             }
@@ -72,7 +72,9 @@ const std::vector<GroupKind>& group_kinds() {
   const HierarchicalLimits relays{0, 0};
   static const std::vector<GroupKind> kKinds = {
       node_kind("shared memory", Setting::Auto),
-      node_kind("shared memory, by its segment and around the cache", Setting::On, "", false),
+      node_kind("shared memory, by its segment and around the cache", Setting::On, "", {false}),
+      node_kind("shared memory, 2 domains", Setting::Auto, "", {true, 2}),
+      node_kind("shared memory, by its segment, 3 domains", Setting::Auto, "", {false, 3}),
       tcp_kind("tcp, direct", 1, kDirect),
       tcp_kind("tcp, direct, 3 streams", 3, kDirect),
       tcp_kind("tcp, ring", 1, kRing),

@@ -34,7 +34,8 @@ struct GroupKind {
   bool (*has)(DType dtype, ReduceKind kind) = [](DType, ReduceKind) { return true; };
 };
 
-GroupKind node_kind(const std::string& name, Setting write_around, const std::string& rules = "", bool direct = true);
+GroupKind node_kind(const std::string& name, Setting write_around, const std::string& rules = "",
+                    const NodeTerms& terms = {});
 
 /// `rules`: for the table of algorithms, with SMALL for what counts as short. If `engine_polls` has a value, an engine
 /// carries the payloads.

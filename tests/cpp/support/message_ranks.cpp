@@ -40,7 +40,7 @@ void run_on_node(int n, const Body& body, bool direct) {
   const auto run = [&](const std::shared_ptr<NodeSession>& session) {
     body({session->rank(), make_node_point_to_point(session), [session] { session->leave(); }});
   };
-  run_sessions(n, 4096, run, direct);
+  run_sessions(n, 4096, run, {direct});
 }
 
 void run_over_tcp(int n, const Body& body) {

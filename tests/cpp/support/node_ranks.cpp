@@ -2,16 +2,17 @@
 
 namespace ours::testing {
 
-Sessions make_sessions(int n, size_t chunk, bool direct) {
+Sessions make_sessions(int n, size_t chunk, const NodeTerms& terms) {
   std::vector<std::shared_ptr<ProcessHeaps>> heaps;
   for (int r = 0; r < n; ++r) heaps.push_back(std::make_shared<ProcessHeaps>());
-  return make_sessions(heaps, chunk, direct);
+  return make_sessions(heaps, chunk, terms);
 }
 
-Sessions make_sessions(const std::vector<std::shared_ptr<ProcessHeaps>>& heaps, size_t chunk, bool direct) {
+Sessions make_sessions(const std::vector<std::shared_ptr<ProcessHeaps>>& heaps, size_t chunk, const NodeTerms& terms) {
   const auto n = static_cast<int>(heaps.size());
   NodeConfig config = chunk == 0 ? NodeConfig::from_options(n) : NodeConfig{chunk, 4096};
-  config.direct = direct;
+  config.direct = terms.direct;
+  config.domains = terms.domains;
   Sessions sessions{NodeSession::create(0, n, config, heaps[0])};
   for (int r = 1; r < n; ++r) {
     sessions.push_back(std::make_shared<NodeSession>(r, n, sessions[0]->memory(), heaps[static_cast<size_t>(r)]));
@@ -24,8 +25,9 @@ std::string small_node_rules(size_t chunk) {
   return chunk == 0 ? "" : "node_reduce bytes<=" + std::to_string(chunk / 4) + " whole;node_reduce direct";
 }
 
-void run_sessions(int n, size_t chunk, const std::function<void(std::shared_ptr<NodeSession>)>& fn, bool direct) {
-  const Sessions sessions = make_sessions(n, chunk, direct);
+void run_sessions(int n, size_t chunk, const std::function<void(std::shared_ptr<NodeSession>)>& fn,
+                  const NodeTerms& terms) {
+  const Sessions sessions = make_sessions(n, chunk, terms);
   run_ranks(n, [&](int rank) { fn(sessions[static_cast<size_t>(rank)]); });
 }
 

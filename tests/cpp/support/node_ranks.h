@@ -13,17 +13,24 @@ namespace ours::testing {
 
 using Sessions = std::vector<std::shared_ptr<NodeSession>>;
 
+/// What the first rank of a node decides besides (see NodeConfig).
+struct NodeTerms {
+  bool direct = true;
+  size_t domains = 0;
+};
+
 /// The sessions of a node's ranks, which are threads of this process. Chunks have that many bytes; 0 means the default.
-/// `direct`: they read one another's memory.
-Sessions make_sessions(int n, size_t chunk, bool direct = true);
+Sessions make_sessions(int n, size_t chunk, const NodeTerms& terms = {});
 
 /// The same for ranks that have those heaps.
-Sessions make_sessions(const std::vector<std::shared_ptr<ProcessHeaps>>& heaps, size_t chunk, bool direct = true);
+Sessions make_sessions(const std::vector<std::shared_ptr<ProcessHeaps>>& heaps, size_t chunk,
+                       const NodeTerms& terms = {});
 
 /// Rules with which ranks that have such chunks reduce short and long arrays in different ways.
 std::string small_node_rules(size_t chunk);
 
 /// Runs fn(session) on such ranks.
-void run_sessions(int n, size_t chunk, const std::function<void(std::shared_ptr<NodeSession>)>& fn, bool direct = true);
+void run_sessions(int n, size_t chunk, const std::function<void(std::shared_ptr<NodeSession>)>& fn,
+                  const NodeTerms& terms = {});
 
 }  // namespace ours::testing

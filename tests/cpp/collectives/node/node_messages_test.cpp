@@ -72,7 +72,7 @@ TEST(a_receiver_hears_that_a_message_it_reads_was_taken_back) {
 
 TEST(a_message_is_sent_when_the_receiver_has_read_it) {
   for (const auto& [direct, mover] : {std::pair(true, Mover::Other), {true, Mover::Waits}, {false, Mover::Waits}}) {
-    const Sessions sessions = make_sessions(2, 4096, direct);
+    const Sessions sessions = make_sessions(2, 4096, {direct});
     NodeMessages sender(sessions[0]), receiver(sessions[1]);
     std::vector<int> data(5000, 5), target(data.size());
     Messages sent, received;
@@ -189,7 +189,7 @@ TEST(a_message_that_a_rank_received_before_it_left_has_arrived) {
 
 // What it reads ends with the header of a message whose bytes had no room in the channel.
 TEST(a_sender_hears_that_a_full_channel_was_read) {
-  const Sessions sessions = make_sessions(2, 4096, false);
+  const Sessions sessions = make_sessions(2, 4096, {false});
   NodeMessages sender(sessions[0]), receiver(sessions[1]);
   const size_t room = sessions[0]->layout().ring_bytes;
   const size_t headers = 2 * (sizeof(MessageHeader) + sizeof(uint64_t));

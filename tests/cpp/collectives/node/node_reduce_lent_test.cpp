@@ -20,21 +20,20 @@ constexpr uint32_t kLent = 3;
 constexpr uint32_t kFallback = kStaged + 1;
 
 void run_large(const std::function<void(NodeGroup&, const std::function<uint32_t()>&)>& fn, bool direct = true) {
-  run_sessions(
-      kRanks, kChunk,
-      [&](const std::shared_ptr<NodeSession>& session) {
-        NodeGroup group(session, small_node_rules(kChunk));
-        uint32_t before = 0;
-        /// How many synchronisations there were since it was called last.
-        const auto synchronisations = [&] {
-          const auto number = [&](int parity) { return session->self().arrival[parity].number.load(); };
-          const uint32_t last = std::max(number(0), number(1));
-          return last - std::exchange(before, last);
-        };
-        synchronisations();
-        fn(group, synchronisations);
-      },
-      direct);
+  run_sessions(kRanks, kChunk,
+               [&](const std::shared_ptr<NodeSession>& session) {
+                 NodeGroup group(session, small_node_rules(kChunk));
+                 uint32_t before = 0;
+                 /// How many synchronisations there were since it was called last.
+                 const auto synchronisations = [&] {
+                   const auto number = [&](int parity) { return session->self().arrival[parity].number.load(); };
+                   const uint32_t last = std::max(number(0), number(1));
+                   return last - std::exchange(before, last);
+                 };
+                 synchronisations();
+                 fn(group, synchronisations);
+               },
+               {direct});
 }
 
 std::vector<float> sum_of_fractions(size_t count) {
