@@ -50,6 +50,7 @@ class Variant:
     in_heap: bool = False  #: the tensor lies in memory that the backend allocated
     flat: bool = False  #: ranks of one host share no memory
     server: bool = False  #: all tensors go to rank 0, which adds them up, and back
+    links: int = 1  #: of each host
 
 
 VARIANTS = {
@@ -61,6 +62,8 @@ VARIANTS = {
     "two streams": Variant("ours", {"OURS_TCP_STREAMS": "2"}),
     "four streams": Variant("ours", {"OURS_TCP_STREAMS": "4"}),
     "by gloo": Variant("ours", {"OURS_INTERNODE": "gloo"}),
+    "by two links": Variant("ours", {"OURS_INTERFACE": "eth0,eth1"}, links=2),
+    "gloo by two links": Variant("gloo", {"GLOO_SOCKET_IFNAME": "eth0,eth1"}, links=2),
     # What scale.py predicts.
     "whole": Variant("ours", {"OURS_SELECT": "all whole"}),
     "doubling": Variant("ours", {"OURS_SELECT": "all doubling"}),
@@ -139,7 +142,7 @@ def rank_main() -> None:
         )
         check_sum(ranks, tensor, action)
         turns.take_turns(ranks, action)
-        ranks.report = {"sent": count_sent(ranks, action)}
+        ranks.report = {"sent": count_sent(ranks, action, variant.links)}
 
 
 def through_server(ranks: harness.Ranks, tensor: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
@@ -165,16 +168,20 @@ def check_sum(ranks: harness.Ranks, tensor: torch.Tensor, action: Callable[[], o
     tensor.zero_()
 
 
-def count_sent(ranks: harness.Ranks, action: Callable[[], object]) -> list[int]:
+def count_sent(ranks: harness.Ranks, action: Callable[[], object], links: int) -> list[int]:
     """Return the bytes that the host of each rank sends for `action`."""
+
+    def sent_by_host() -> int:
+        return sum(networks.bytes_sent(f"eth{link}") for link in range(links))
+
     dist.barrier()
     ranks.together()
-    before = networks.bytes_sent()
+    before = sent_by_host()
     ranks.together()
     action()
     ranks.together()
     sent: list[int] = [0] * ranks.size
-    mine = networks.bytes_sent() - before
+    mine = sent_by_host() - before
     ranks.together()
     dist.all_gather_object(sent, mine)
     return sent
@@ -246,7 +253,9 @@ def measure_all(shapes: dict[tuple[int, int], list[int]], args: argparse.Namespa
             variants = args.variants.split(",")
             controls = [] if args.congestion_control == "system" else args.congestion_control.split(",")
             link = (count, mbit, networks.Queue(*args.queue.split(",")), controls)
-            made = {name: stack.enter_context(networks.linked_hosts(*link)) for name in variants}
+            made = {
+                name: stack.enter_context(networks.linked_hosts(*link, links=VARIANTS[name].links)) for name in variants
+            }
             for size in sizes:
                 rows.append(measure(made, mbit, size, args))
                 print_row(rows[-1])

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "common/error.h"
 #include "common/fd.h"
@@ -70,7 +71,7 @@ std::vector<InterfaceAddress> interface_addresses() {
   return all;
 }
 
-Addresses match_addresses(const std::string& wanted, const std::vector<InterfaceAddress>& all) {
+OwnAddresses match_addresses(const std::string& wanted, const std::vector<InterfaceAddress>& all) {
   const bool others = !wanted.empty() && wanted[0] == '^';
   const auto matches = [](const std::string& item, const InterfaceAddress& one) {
     const auto network = Cidr::parse(item);
@@ -81,7 +82,7 @@ Addresses match_addresses(const std::string& wanted, const std::vector<Interface
   for (std::string item; std::getline(list, item, ',');) {
     if (!item.empty()) items.push_back(item);
   }
-  Addresses found;
+  Addresses found, more;
   if (others) {
     for (const InterfaceAddress& one : all) {
       const bool named = std::any_of(items.begin(), items.end(), [&](const auto& item) { return matches(item, one); });
@@ -89,8 +90,10 @@ Addresses match_addresses(const std::string& wanted, const std::vector<Interface
     }
   } else {
     for (const std::string& item : items) {
+      bool has_path = false;
       for (const InterfaceAddress& one : all) {
-        if (matches(item, one) && !one.address.is_link_local()) add(found, one.address);
+        if (!matches(item, one) || one.address.is_link_local()) continue;
+        add(std::exchange(has_path, true) ? more : found, one.address);
       }
     }
   }
@@ -98,7 +101,9 @@ Addresses match_addresses(const std::string& wanted, const std::vector<Interface
     throw InvalidArgument("no usable network address matches '" + wanted + "'; this machine has: " + shown(all) +
                           ". Give names of interfaces, networks such as 10.0.0.0/8, or ^ and a list of those to avoid");
   }
-  return found;
+  const size_t paths = others ? 1 : found.size();
+  for (const SocketAddress& address : more) add(found, address);
+  return {found, paths};
 }
 
 Addresses addresses_towards(const std::string& master, const std::vector<InterfaceAddress>& all) {

@@ -16,10 +16,17 @@ struct InterfaceAddress {
 /// The addresses of the interfaces of this machine (in this network namespace) that are up.
 std::vector<InterfaceAddress> interface_addresses();
 
+/// The addresses at which a machine can be reached.
+struct OwnAddresses {
+  std::vector<SocketAddress> addresses;
+  size_t paths = 1;  ///< so many of them, from the first on, share the data
+};
+
 /// The addresses in `all` that `wanted` names: interfaces ("eth0"), networks ("10.0.0.0/8") or addresses, separated by
-/// commas; "^" before the list means all others except loopback. They are in the order of `wanted`, without repetition.
-/// If none matches, throws InvalidArgument, which lists what there is.
-std::vector<SocketAddress> match_addresses(const std::string& wanted, const std::vector<InterfaceAddress>& all);
+/// commas; "^" before the list means all others except loopback. One for each name comes first, in the order of
+/// `wanted`, then the others, without repetition; those first ones are the paths, unless the list begins with "^". If
+/// none matches, throws InvalidArgument, which lists what there is.
+OwnAddresses match_addresses(const std::string& wanted, const std::vector<InterfaceAddress>& all);
 
 /// The addresses at which peers that know `master`, a name or an address, can reach this machine: the local end of the
 /// route to it, then the other addresses of the same interface, so that both address families are included. Without a

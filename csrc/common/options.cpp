@@ -225,8 +225,9 @@ const std::vector<OptionRow>& option_rows() {
                "with the same text still have to prove that they do."),
       text_row("OURS_INTERFACE", &Options::interface, "interfaces, networks, addresses, or empty",
                "The addresses at which ranks on other nodes reach this one: interfaces (eth0), networks (10.0.0.0/8) "
-               "or addresses, separated by commas; ^ before the list means all others. Empty: the interface that the "
-               "route to the master starts from."),
+               "or addresses, separated by commas. Several share the data of collectives, so they should be equally "
+               "fast. ^ before the list means all others. Empty: the interface that the route to the master starts "
+               "from."),
       row("OURS_INTERNODE", &Options::internode, "tcp, mpi, or the name of a backend of torch.distributed such as gloo",
           "What moves the data of collectives between nodes. Small messages and agreements always go over TCP. It must "
           "be the same on all ranks.",
@@ -235,9 +236,10 @@ const std::vector<OptionRow>& option_rows() {
           "Ports on which ranks wait for ranks of other nodes: one of TCP and one of UDP for each process and address; "
           "beyond 200 groups, another one of TCP for each 200. Empty: any free port.",
           parse_ports, show_ports),
-      integer_row("OURS_TCP_STREAMS", &Options::tcp_streams, 0, 16, "0 to 16, 0 = automatic",
-                  "TCP connections that share the bytes of collectives between two ranks of different nodes. Rank 0's "
-                  "value holds for its group."),
+      integer_row(
+          "OURS_TCP_STREAMS", &Options::tcp_streams, 0, 16, "0 to 16, 0 = automatic",
+          "TCP connections that share the bytes of collectives between two ranks of different nodes. Automatic: "
+          "one for each name in OURS_INTERFACE. Rank 0's value holds for its group."),
       integer_row(
           "OURS_IDLE_CONNECTIONS", &Options::idle_connections, 0, 1'000'000, "0 to 1000000, 0 = automatic",
           "Connections to ranks of other nodes that the groups of a process keep while nobody uses them. Beyond "

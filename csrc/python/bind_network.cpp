@@ -24,9 +24,8 @@ std::vector<std::string> own_addresses(const std::string& master) {
   const std::string& wanted = options().interface;
   const auto all = interface_addresses();
   std::vector<std::string> hosts;
-  for (const SocketAddress& one : wanted.empty() ? addresses_towards(master, all) : match_addresses(wanted, all)) {
-    hosts.push_back(one.host());
-  }
+  const auto own = wanted.empty() ? addresses_towards(master, all) : match_addresses(wanted, all).addresses;
+  for (const SocketAddress& one : own) hosts.push_back(one.host());
   return hosts;
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from hosts import linked_hosts, why_no_hosts
+from hosts import bytes_sent, linked_hosts, why_no_hosts
 from probes import tcp_connections, total
 from ranks import run_ranks
 
@@ -107,3 +107,44 @@ def test_near_hosts_do_not_use_bbr_by_default():
         assert found
         asked = {"OURS_TCP_CONGESTION": "bbr"}
         assert run_ranks(2, controls, hosts[1].address, nodes=hosts, env=asked)[0] == {"bbr"}
+
+
+def sent_by_interface(rank: int, world: int, count: int) -> list[int]:
+    """Return the bytes that leave this rank's host by eth0, and by eth1, for an all-reduce of ``count`` numbers."""
+    tensor = torch.ones(count)
+    dist.all_reduce(tensor)
+    dist.barrier()
+    before = [bytes_sent("eth0"), bytes_sent("eth1")]
+    dist.barrier()
+    dist.all_reduce(tensor)
+    dist.barrier()
+    sent = [bytes_sent("eth0") - before[0], bytes_sent("eth1") - before[1]]
+    dist.barrier()
+    assert tensor.eq(world**2).all()
+    return sent
+
+
+@pytest.mark.parametrize("local", [1, 2])
+def test_named_interfaces_share_the_data(local):
+    reason = why_no_hosts()
+    if reason:
+        pytest.skip(reason)
+    count, world = 2_000_000, 2 * local
+    with linked_hosts(2, links=2) as hosts:
+        for named, streams in (("eth0,eth1", "0"), ("eth1,eth0", "0"), ("eth0,eth1", "1"), ("eth0", "0"), ("^lo", "2")):
+            environment = {"OURS_INTERFACE": named, "OURS_TCP_STREAMS": streams}
+            both = named.startswith("eth") and "," in named and (streams == "0" or local == 2)
+            for first, second in run_ranks(world, sent_by_interface, count, env=environment, nodes=hosts):
+                assert first + second >= 4 * count, "each host sends half of its data, and half of the result"
+                least, most = sorted((first, second))
+                assert (least > 0.4 * most) if both else (least < 0.02 * most), (named, streams, first, second)
+
+
+def test_an_interface_that_leads_nowhere_is_left_out():
+    reason = why_no_hosts()
+    if reason:
+        pytest.skip(reason)
+    with linked_hosts(2, links=2) as hosts:
+        hosts[1].set_link("down", "eth1")
+        found = run_ranks(2, sent_by_interface, 100_000, env={"OURS_INTERFACE": "eth0,eth1"}, nodes=hosts)
+        assert all(first > 400_000 and second < 10_000 for first, second in found), found

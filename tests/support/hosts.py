@@ -37,7 +37,7 @@ def _ip(*arguments: str) -> None:
 
 @dataclass(frozen=True)
 class Host:
-    """A network namespace with one interface ``eth0`` beside its loopback."""
+    """A network namespace with an interface ``eth0``, or several, beside its loopback."""
 
     name: str  # the host name for its processes
     space: str  # the name of the namespace
@@ -55,9 +55,9 @@ class Host:
             os.close(handle)
         socket.sethostname(self.name)
 
-    def set_link(self, state: str) -> None:
-        """Take the interface ``up`` or ``down``."""
-        _ip("-n", self.space, "link", "set", "eth0", state)
+    def set_link(self, state: str, interface: str = "eth0") -> None:
+        """Take an interface ``up`` or ``down``."""
+        _ip("-n", self.space, "link", "set", interface, state)
 
     def lose(self, percent: float) -> None:
         """Drop each packet that leaves through the interface with this probability.
@@ -75,9 +75,9 @@ class Host:
         _run("tc", "-n", self.space, "qdisc", "del", "dev", "eth0", "clsact")
 
 
-def bytes_sent() -> int:
-    """Return the bytes that have left through ``eth0`` of this thread's network, including packet headers."""
-    return _sent()[0]
+def bytes_sent(interface: str = "eth0") -> int:
+    """Return the bytes that have left through an interface of this thread's network, including packet headers."""
+    return _sent(interface)[0]
 
 
 def payload_sent() -> int:
@@ -86,13 +86,13 @@ def payload_sent() -> int:
     return sent - packets * HEADERS
 
 
-def _sent() -> tuple[int, int]:
+def _sent(interface: str = "eth0") -> tuple[int, int]:
     """Return the bytes and the packets that have left."""
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
-        if name.strip() == "eth0":
+        if name.strip() == interface:
             return int(numbers.split()[8]), int(numbers.split()[9])
-    raise RuntimeError("this network has no eth0")
+    raise RuntimeError(f"this network has no {interface}")
 
 
 def why_no_hosts() -> str:
@@ -153,11 +153,16 @@ class Queue:
 
 @contextlib.contextmanager
 def linked_hosts(
-    count: int, mbit: int = 0, queue: Queue = Queue(), congestion_controls: Sequence[str] = COMMON
+    count: int,
+    mbit: int = 0,
+    queue: Queue = Queue(),
+    congestion_controls: Sequence[str] = COMMON,
+    links: int = 1,
 ) -> Iterator[list[Host]]:
     """Make ``count`` hosts on one network, 10.199.0.0/24, which nothing outside of them can reach.
 
-    Each may send ``mbit`` Mbit/s; 0 sets no limit. Their congestion control is the first of ``congestion_controls``
+    With more than one of ``links``, interface ``eth1`` of each is on a network 10.199.1.0/24, and so on. Each interface
+    may send ``mbit`` Mbit/s; 0 sets no limit. The hosts congestion control is the first of ``congestion_controls``
     that this machine allows, or otherwise the machine's own.
     """
     mark = f"ours-test-{os.getpid()}-{next(_networks)}"
@@ -166,20 +171,23 @@ def linked_hosts(
     hosts = []
     try:
         _ip("netns", "add", switch)
-        _ip("-n", switch, "link", "add", "bridge0", "type", "bridge")
-        _ip("-n", switch, "link", "set", "bridge0", "up")
+        for link in range(links):
+            _ip("-n", switch, "link", "add", f"bridge{link}", "type", "bridge")
+            _ip("-n", switch, "link", "set", f"bridge{link}", "up")
         for i, space in enumerate(spaces):
             _ip("netns", "add", space)
             host = Host(f"host{i}", space, f"10.199.0.{i + 1}", _choose_congestion_control(space, congestion_controls))
             hosts.append(host)
-            _ip("-n", host.space, "link", "add", "eth0", "type", "veth", "peer", "name", f"port{i}", "netns", switch)
-            _ip("-n", switch, "link", "set", f"port{i}", "master", "bridge0", "up")
-            _ip("-n", host.space, "address", "add", f"{host.address}/24", "dev", "eth0")
             _ip("-n", host.space, "link", "set", "lo", "up")
-            _ip("-n", host.space, "link", "set", "eth0", "up")
-            if mbit:
-                limit = ("tbf", "rate", f"{mbit}mbit", "burst", queue.burst, "latency", queue.latency)
-                _run("tc", "-n", host.space, "qdisc", "add", "dev", "eth0", "root", *limit)
+            for link in range(links):
+                interface, port = f"eth{link}", f"port{i}-{link}"
+                _ip("-n", space, "link", "add", interface, "type", "veth", "peer", "name", port, "netns", switch)
+                _ip("-n", switch, "link", "set", port, "master", f"bridge{link}", "up")
+                _ip("-n", space, "address", "add", f"10.199.{link}.{i + 1}/24", "dev", interface)
+                _ip("-n", space, "link", "set", interface, "up")
+                if mbit:
+                    limit = ("tbf", "rate", f"{mbit}mbit", "burst", queue.burst, "latency", queue.latency)
+                    _run("tc", "-n", space, "qdisc", "add", "dev", interface, "root", *limit)
         yield hosts
     finally:
         for space in [*spaces, switch]:

@@ -13,6 +13,7 @@ void TcpAcceptor::listen(const TcpConfig& config, const std::string& congestion,
   place_ = listener_->open([this] { poller_.wake(); });
   poller_.watch_listener(listener_);
   card.addresses = listener_->addresses();
+  card.paths = listener_->paths();
   card.mesh = place_->number;
 }
 

@@ -39,15 +39,15 @@ TcpHandshake::State TcpAttempt::advance(bool has_others) {
 
 bool TcpAttempt::try_next(const std::vector<SocketAddress>& addresses, const std::string& reason, bool refused) {
   handshake_.reset();
-  if (address_ == 0) {
+  if (address_ == first_) {
     tried_.clear();
     refused_ = 0;
   }
   tried_ += (tried_.empty() ? "" : ", ") + addresses[address_].text() + " (" + reason + ")";
   refused_ += refused ? 1 : 0;
   next_ = Clock::now();
-  if (++address_ < addresses.size()) return false;
-  address_ = 0;
+  address_ = (address_ + 1) % addresses.size();
+  if (address_ != first_) return false;
   next_ += kBetweenRounds;
   const bool nobody = refused_ == addresses.size();
   return ++rounds_ >= kRefusedRounds && nobody;

@@ -9,11 +9,13 @@
 
 namespace ours {
 
-/// The efforts to connect one stream to a peer, whose addresses are tried in turn until one leads to it.
+/// The efforts to connect one stream to a peer, whose addresses are tried in turn, from `first` on, until one leads to
+/// it.
 class TcpAttempt {
  public:
   /// `wait`: for how long to leave it to the peer.
-  explicit TcpAttempt(Clock::duration wait) : next_(Clock::now() + wait) {}
+  explicit TcpAttempt(Clock::duration wait, size_t first = 0)
+      : next_(Clock::now() + wait), first_(first), address_(first) {}
 
   /// The number of the address that is tried.
   size_t address() const { return address_; }
@@ -41,7 +43,8 @@ class TcpAttempt {
   std::optional<TcpHandshake> handshake_;
   Clock::time_point next_;      ///< when to begin, or to give up what has begun
   const char* late_ = nullptr;  ///< why it was given up
-  size_t address_ = 0;
+  const size_t first_;
+  size_t address_;
   size_t refused_ = 0;  ///< addresses of this round that refused
   int rounds_ = 0;      ///< how often all addresses were tried
   std::string tried_;

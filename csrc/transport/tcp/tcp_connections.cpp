@@ -56,7 +56,7 @@ TcpConnections::Peer& TcpConnections::peer(int rank) {
 bool TcpConnections::is_known(int rank) {
   const Peer& peer = this->peer(rank);
   const auto is_open = [](const TcpStream* stream) { return stream->is_open(); };
-  return !peer.addresses.empty() || std::all_of(peer.streams.begin(), peer.streams.end(), is_open);
+  return !peer.addresses.all().empty() || std::all_of(peer.streams.begin(), peer.streams.end(), is_open);
 }
 
 void TcpConnections::need(int rank) {
@@ -64,23 +64,10 @@ void TcpConnections::need(int rank) {
   begin_missing(rank);
 }
 
-void TcpConnections::take_addresses(Peer& peer, const TcpCard& card) const {
-  peer.addresses.clear();
-  peer.mesh = card.mesh;
-  for (const bool loopback : {false, true}) {
-    for (const SocketAddress& address : card.addresses) {
-      // Another machine's loopback address would lead to this machine.
-      if (address.is_loopback() == loopback && (!loopback || card.machine == machine_)) {
-        peer.addresses.push_back(address);
-      }
-    }
-  }
-}
-
 void TcpConnections::need(int rank, const TcpCard& card) {
   Peer& peer = this->peer(rank);
-  take_addresses(peer, card);
-  if (peer.addresses.empty()) {
+  peer.addresses.take(card, machine_);
+  if (peer.addresses.all().empty()) {
     owner_.raise(FailureKind::Peer, describe(rank) + " can be reached on its own machine only: it published " +
                                         listed(card.addresses, [](const auto& one) { return one.text(); }) +
                                         ". Set OURS_INTERFACE there to the network that leads to the others");
@@ -90,13 +77,14 @@ void TcpConnections::need(int rank, const TcpCard& card) {
 
 void TcpConnections::begin_missing(int rank) {
   Peer& peer = this->peer(rank);
-  if (!peer.needed || peer.left || peer.parking.is_under_way() || peer.addresses.empty()) return;
+  if (!peer.needed || peer.left || peer.parking.is_under_way() || peer.addresses.all().empty()) return;
   // Control comes first, so that once there is data, there is a way to say farewell.
   const int end = peer.slots[0]->stream.is_open() && !failure_.failed() ? self_.streams : 1;
   for (int stream = 0; stream < end; ++stream) {
     Slot& slot = *peer.slots[static_cast<size_t>(stream)];
     if (slot.stream.is_open() || slot.attempt || slot.inbound) continue;
-    slot.attempt = std::make_unique<TcpAttempt>(self_.rank > rank ? kHigherRankWaits : Clock::duration::zero());
+    const auto wait = self_.rank > rank ? kHigherRankWaits : Clock::duration::zero();
+    slot.attempt = std::make_unique<TcpAttempt>(wait, peer.addresses.first(stream, std::min(self_.rank, rank)));
     attempts_.push_back(&slot);
   }
 }
@@ -115,7 +103,7 @@ bool TcpConnections::advance_attempts() {
 bool TcpConnections::advance_attempt(Slot& slot) {
   TcpAttempt& attempt = *slot.attempt;
   if (attempt.is_due() && !begin_attempt(slot)) return true;
-  const auto state = attempt.advance(peer(slot.rank).addresses.size() > 1);
+  const auto state = attempt.advance(peer(slot.rank).addresses.all().size() > 1);
   if (state == TcpHandshake::State::Going) return false;
   if (state == TcpHandshake::State::Broken) {
     try_next(slot, attempt.reason(), attempt.refused());
@@ -129,7 +117,7 @@ bool TcpConnections::advance_attempt(Slot& slot) {
 
 bool TcpConnections::begin_attempt(Slot& slot) {
   const Peer& peer = this->peer(slot.rank);
-  ProcessFd fd = begin_connecting(peer.addresses[slot.attempt->address()], congestion_.at_first());
+  ProcessFd fd = begin_connecting(peer.addresses.all()[slot.attempt->address()], congestion_.at_first());
   if (!fd.valid()) {
     const int error = errno;
     const bool is_lack = is_lack_of_descriptors(error) && !failure_.failed();
@@ -140,7 +128,7 @@ bool TcpConnections::begin_attempt(Slot& slot) {
   }
   tune_connection(fd.get());
   const int number = fd.get();
-  slot.attempt->begin(TcpHandshake(std::move(fd), self_, slot.rank, peer.mesh, slot.number));
+  slot.attempt->begin(TcpHandshake(std::move(fd), self_, slot.rank, peer.addresses.mesh(), slot.number));
   poller_.watch_handshake(number);
   return true;
 }
@@ -148,7 +136,7 @@ bool TcpConnections::begin_attempt(Slot& slot) {
 void TcpConnections::try_next(Slot& slot, const std::string& reason, bool refused) {
   const Peer& peer = this->peer(slot.rank);
   if (failure_.failed() || peer.left) return slot.attempt.reset();
-  if (slot.attempt->try_next(peer.addresses, reason, refused)) {
+  if (slot.attempt->try_next(peer.addresses.all(), reason, refused)) {
     owner_.lost(slot.rank, "left the group or died: nobody answers at " + slot.attempt->tried());
   }
 }
@@ -294,7 +282,7 @@ void TcpConnections::hear_park(int rank, const FrameHeader& header, const std::s
     parking_.push_back(rank);
   }
   peer.parking.hear(peer.streams, theirs, header.detail != 0, idle, card_);
-  if (peer.parking.is_agreed()) take_addresses(peer, theirs.card);
+  if (peer.parking.is_agreed()) peer.addresses.take(theirs.card, machine_);
 }
 
 void TcpConnections::end_parking() {

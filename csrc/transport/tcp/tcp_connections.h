@@ -8,6 +8,7 @@
 
 #include "transport/group_failure.h"
 #include "transport/tcp/tcp_acceptor.h"
+#include "transport/tcp/tcp_addresses.h"
 #include "transport/tcp/tcp_attempt.h"
 #include "transport/tcp/tcp_congestion.h"
 #include "transport/tcp/tcp_parking.h"
@@ -115,8 +116,7 @@ class TcpConnections final : private TcpAcceptor::Host {
   };
   struct Peer {
     std::vector<std::unique_ptr<Slot>> slots;  ///< control first
-    std::vector<SocketAddress> addresses;
-    uint32_t mesh = 0;            ///< the number of its mesh at its addresses
+    TcpAddresses addresses;
     bool needed = false;          ///< by this rank, which connects if the peer does not
     TcpParking::Streams streams;  ///< those of the slots
     TcpParking parking;
@@ -137,7 +137,6 @@ class TcpConnections final : private TcpAcceptor::Host {
   bool spare_descriptor();
   Slot& slot(int rank, int stream) { return *peer(rank).slots[static_cast<size_t>(stream)]; }
   TcpStream& stream(int rank, int stream) { return slot(rank, stream).stream; }
-  void take_addresses(Peer& peer, const TcpCard& card) const;
   void begin_missing(int rank);
   bool advance_parking();
   void drop_closed();

@@ -51,7 +51,7 @@ class TcpEndpoint final : private TcpConnections::Owner {
   /// State that the endpoint shares with its mesh.
   struct Shared {
     Shared(TcpSelf self, std::shared_ptr<KeyValues> keys)
-        : self(std::move(self)), card{machine_id(), 0, {}, {}}, keys(std::move(keys)) {}
+        : self(std::move(self)), card{machine_id(), 0, {}, 1, {}}, keys(std::move(keys)) {}
     TcpSelf self;
     TcpCard card;  ///< what this rank publishes
     const std::shared_ptr<KeyValues> keys;

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <iterator>
 #include <thread>
@@ -14,7 +15,6 @@
 #include "common/background_thread.h"
 #include "common/descriptors.h"
 #include "common/error.h"
-#include "common/network_interfaces.h"
 #include "common/process_wide.h"
 #include "transport/tcp/tcp_socket.h"
 
@@ -68,19 +68,23 @@ std::shared_ptr<TcpListener> TcpListener::of(const TcpConfig& config, const std:
 
 TcpListener::TcpListener(const TcpConfig& config, const std::string& congestion) {
   const std::vector<InterfaceAddress> all = interface_addresses();
+  const OwnAddresses wanted = config.interface.empty() ? OwnAddresses{addresses_towards(config.master, all)}
+                                                       : match_addresses(config.interface, all);
+  own_.paths = wanted.paths;
   std::string failures;
-  for (const SocketAddress& address :
-       config.interface.empty() ? addresses_towards(config.master, all) : match_addresses(config.interface, all)) {
+  for (size_t i = 0; i < wanted.addresses.size(); ++i) {
     try {
-      listeners_.push_back(listen_at(address, config.ports, congestion));
+      listeners_.push_back(listen_at(wanted.addresses[i], config.ports, congestion));
     } catch (const SystemError& e) {
       // The address may belong to a family that is switched off, or may just be going away.
       failures += std::string(failures.empty() ? "" : "; ") + e.what();
+      if (i < wanted.paths) --own_.paths;
       continue;
     }
-    addresses_.push_back(local_address(listeners_.back().get()));
+    own_.addresses.push_back(local_address(listeners_.back().get()));
   }
-  if (addresses_.empty()) {
+  own_.paths = std::max(own_.paths, size_t{1});
+  if (own_.addresses.empty()) {
     throw Error("no address to wait for peers at: " + (failures.empty() ? "none found" : failures));
   }
   epoll_ = ProcessFd(with_descriptors([] { return ::epoll_create1(EPOLL_CLOEXEC); }));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/deadline.h"
+#include "common/network_interfaces.h"
 #include "common/owning_process.h"
 #include "transport/tcp/tcp_config.h"
 #include "transport/tcp/tcp_handshake.h"
@@ -51,7 +52,9 @@ class TcpListener : public std::enable_shared_from_this<TcpListener> {
 
   /// The number of meshes that share it.
   size_t places();
-  const std::vector<SocketAddress>& addresses() const { return addresses_; }
+  const std::vector<SocketAddress>& addresses() const { return own_.addresses; }
+  /// How many of them, from the first on, share the data.
+  size_t paths() const { return own_.paths; }
   /// A descriptor that can be read when there may be something to do.
   int fd() const { return epoll_.get(); }
 
@@ -95,7 +98,7 @@ class TcpListener : public std::enable_shared_from_this<TcpListener> {
   const OwningProcess owner_;
   ProcessFd epoll_;
   std::vector<ProcessFd> listeners_;
-  std::vector<SocketAddress> addresses_;
+  OwnAddresses own_;
   std::atomic<bool> busy_{false};
 
   std::mutex mutex_;  // guards all below, and the insides of places

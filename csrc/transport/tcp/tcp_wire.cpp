@@ -104,8 +104,8 @@ std::string card_key(int rank) { return "card/" + std::to_string(rank); }
 
 std::string TcpCard::text() const {
   std::ostringstream out;
-  out << tag_of_version() << ' ' << machine << ' ' << text_of(whereabouts.key) << ' ' << mesh << ' '
-      << addresses.size();
+  out << tag_of_version() << ' ' << machine << ' ' << text_of(whereabouts.key) << ' ' << mesh << ' ' << addresses.size()
+      << ' ' << paths;
   for (const auto* list : {&addresses, &whereabouts.addresses}) {
     for (const SocketAddress& address : *list) out << ' ' << address.text();
   }
@@ -117,8 +117,9 @@ TcpCard TcpCard::parse(const std::string& text) {
   std::istringstream in(text.size() <= kMaxText ? text : "");
   std::string tag, key;
   size_t count = 0;
-  in >> tag >> card.machine >> key >> card.mesh >> count;
-  if (!in || tag != tag_of_version() || count == 0 || !parse_key(key, card.whereabouts.key)) {
+  in >> tag >> card.machine >> key >> card.mesh >> count >> card.paths;
+  if (!in || tag != tag_of_version() || card.paths == 0 || card.paths > count ||
+      !parse_key(key, card.whereabouts.key)) {
     malformed("card of a rank");
   }
   for (std::string word; in >> word;) {

@@ -19,7 +19,7 @@
 namespace ours {
 
 constexpr uint32_t kTcpMagic = 0x7063746f;  // "otcp"
-constexpr uint32_t kTcpVersion = 7;
+constexpr uint32_t kTcpVersion = 8;
 
 using Nonce = std::array<uint8_t, 16>;
 
@@ -127,6 +127,7 @@ struct TcpCard {
   std::string machine;  ///< equal on ranks that run under one kernel
   uint32_t mesh = 0;    ///< its number there, since the groups of a process share its addresses
   std::vector<SocketAddress> addresses;
+  size_t paths = 1;  ///< so many of them, from the first on, share the data
   AskedPeer whereabouts;
 
   std::string text() const;

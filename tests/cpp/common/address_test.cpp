@@ -62,16 +62,25 @@ std::vector<InterfaceAddress> some_interfaces() {
 
 TEST(interfaces_are_chosen_by_name_network_and_exclusion) {
   const auto all = some_interfaces();
-  CHECK_EQ(hosts(match_addresses("eth0", all)), std::string("10.0.0.5 fd00::5"));
-  CHECK_EQ(hosts(match_addresses("ib0,eth0", all)), std::string("192.168.7.5 10.0.0.5 fd00::5"));
-  CHECK_EQ(hosts(match_addresses("^docker0,ib0", all)), std::string("10.0.0.5 fd00::5"));
-  CHECK_EQ(hosts(match_addresses("192.168.0.0/16", all)), std::string("192.168.7.5"));
-  CHECK_EQ(hosts(match_addresses("^10.0.0.0/8,docker0", all)), std::string("fd00::5 192.168.7.5"));
-  CHECK_EQ(hosts(match_addresses("lo", all)), std::string("127.0.0.1 ::1"));
-  CHECK_EQ(hosts(match_addresses("fd00::5,eth0", all)), std::string("fd00::5 10.0.0.5"));
+  CHECK_EQ(hosts(match_addresses("eth0", all).addresses), std::string("10.0.0.5 fd00::5"));
+  CHECK_EQ(hosts(match_addresses("ib0,eth0", all).addresses), std::string("192.168.7.5 10.0.0.5 fd00::5"));
+  CHECK_EQ(hosts(match_addresses("^docker0,ib0", all).addresses), std::string("10.0.0.5 fd00::5"));
+  CHECK_EQ(hosts(match_addresses("192.168.0.0/16", all).addresses), std::string("192.168.7.5"));
+  CHECK_EQ(hosts(match_addresses("^10.0.0.0/8,docker0", all).addresses), std::string("fd00::5 192.168.7.5"));
+  CHECK_EQ(hosts(match_addresses("lo", all).addresses), std::string("127.0.0.1 ::1"));
+  CHECK_EQ(hosts(match_addresses("fd00::5,eth0", all).addresses), std::string("fd00::5 10.0.0.5"));
+  CHECK_EQ(hosts(match_addresses("eth0,ib0", all).addresses), std::string("10.0.0.5 192.168.7.5 fd00::5"));
   const std::string message = CHECK_THROWS(InvalidArgument, match_addresses("eth9", all));
   CHECK_CONTAINS(message, "'eth9'");
   CHECK_CONTAINS(message, "eth0 10.0.0.5");
+}
+
+TEST(each_named_interface_is_a_path) {
+  const auto paths = [](const char* wanted) { return match_addresses(wanted, some_interfaces()).paths; };
+  CHECK_EQ(paths("eth0"), 1U);
+  CHECK_EQ(paths("eth0,ib0"), 2U);
+  CHECK_EQ(paths("eth0,eth9,eth0,ib0,10.0.0.0/8"), 2U);
+  CHECK_EQ(paths("^docker0"), 1U);
 }
 
 TEST(the_way_to_the_master_tells_the_address) {

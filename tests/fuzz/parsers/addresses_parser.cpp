@@ -33,7 +33,8 @@ void parse(const Bytes& input) {
     require(own && network->contains(*own), "an address is in its network");
   }
   const auto found = match_addresses(input, kInterfaces);
-  require(!found.empty() && found.size() <= kInterfaces.size(), "only what there is can match");
+  require(!found.addresses.empty() && found.addresses.size() <= kInterfaces.size(), "only what there is can match");
+  require(found.paths >= 1 && found.paths <= found.addresses.size(), "a path is an address");
 }
 
 const Registration registration("addresses", seeds, parse);
