@@ -8,8 +8,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <sstream>
-#include <utility>
 
 #include "common/error.h"
 #include "common/fd.h"
@@ -89,11 +89,14 @@ OwnAddresses match_addresses(const std::string& wanted, const std::vector<Interf
       if (!named && !one.loopback && !one.address.is_link_local()) add(found, one.address);
     }
   } else {
+    std::set<std::string> paths;  // interfaces
     for (const std::string& item : items) {
       bool has_path = false;
       for (const InterfaceAddress& one : all) {
         if (!matches(item, one) || one.address.is_link_local()) continue;
-        add(std::exchange(has_path, true) ? more : found, one.address);
+        const bool is_path = !has_path && paths.insert(one.name).second;
+        has_path = has_path || is_path;
+        add(is_path ? found : more, one.address);
       }
     }
   }
@@ -130,6 +133,11 @@ Addresses addresses_towards(const std::string& master, const std::vector<Interfa
     if (used && !one.address.is_link_local()) add(found, one.address);
   }
   return found;
+}
+
+OwnAddresses own_addresses(const std::string& wanted, const std::string& master) {
+  const std::vector<InterfaceAddress> all = interface_addresses();
+  return wanted.empty() ? OwnAddresses{addresses_towards(master, all)} : match_addresses(wanted, all);
 }
 
 }  // namespace ours

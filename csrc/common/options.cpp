@@ -183,9 +183,10 @@ const std::vector<OptionRow>& option_rows() {
           "Bytes of its tensor that a rank puts into shared memory at a time. Give all ranks of a node the same."),
       integer_row(
           "OURS_DOMAINS", &Options::domains, 0, 64, "0 to 64, 0 = automatic",
-          "Into how many domains the ranks of a node are divided: long arrays are reduced within each, and only "
-          "one sum goes from domain to domain. Automatic: a domain for each socket, where each rank is bound to "
-          "one and at least 4 ranks to each; otherwise 1. The node's first rank decides."),
+          "Into how many domains the ranks of a node are divided, in their order and as equally as possible. In long "
+          "all_reduces and reduces within one node, only one sum and the result go from domain to domain. Automatic: a "
+          "domain for each socket, if each rank is bound to one and each has at least 4 ranks; otherwise 1. The node's "
+          "first rank decides."),
       row("OURS_COMM_THREAD_AFFINITY", &Options::comm_thread_affinity, "CPU numbers and ranges such as 0-3,8, or empty",
           "CPUs on which the communication threads may run; empty: wherever the rank may.", parse_cpus, join),
       integer_row(
@@ -225,9 +226,9 @@ const std::vector<OptionRow>& option_rows() {
                "with the same text still have to prove that they do."),
       text_row("OURS_INTERFACE", &Options::interface, "interfaces, networks, addresses, or empty",
                "The addresses at which ranks on other nodes reach this one: interfaces (eth0), networks (10.0.0.0/8) "
-               "or addresses, separated by commas. Several share the data of collectives, so they should be equally "
-               "fast. ^ before the list means all others. Empty: the interface that the route to the master starts "
-               "from."),
+               "or addresses, separated by commas. If several are named, they share the data of collectives, so they "
+               "should be equally fast and on networks of their own. ^ before the list means all others, which share "
+               "nothing. Empty: the interface that the route to the master starts from."),
       row("OURS_INTERNODE", &Options::internode, "tcp, mpi, or the name of a backend of torch.distributed such as gloo",
           "What moves the data of collectives between nodes. Small messages and agreements always go over TCP. It must "
           "be the same on all ranks.",
@@ -239,7 +240,8 @@ const std::vector<OptionRow>& option_rows() {
       integer_row(
           "OURS_TCP_STREAMS", &Options::tcp_streams, 0, 16, "0 to 16, 0 = automatic",
           "TCP connections that share the bytes of collectives between two ranks of different nodes. Automatic: "
-          "one for each name in OURS_INTERFACE. Rank 0's value holds for its group."),
+          "one for each name in OURS_INTERFACE, 1 if it is empty or begins with ^. Rank 0's value holds for its "
+          "group."),
       integer_row(
           "OURS_IDLE_CONNECTIONS", &Options::idle_connections, 0, 1'000'000, "0 to 1000000, 0 = automatic",
           "Connections to ranks of other nodes that the groups of a process keep while nobody uses them. Beyond "

@@ -20,12 +20,9 @@ py::list interfaces() {
 }
 
 /// What TcpListener listens at.
-std::vector<std::string> own_addresses(const std::string& master) {
-  const std::string& wanted = options().interface;
-  const auto all = interface_addresses();
+std::vector<std::string> hosts_of_this_process(const std::string& master) {
   std::vector<std::string> hosts;
-  const auto own = wanted.empty() ? addresses_towards(master, all) : match_addresses(wanted, all).addresses;
-  for (const SocketAddress& one : own) hosts.push_back(one.host());
+  for (const SocketAddress& one : own_addresses(options().interface, master).addresses) hosts.push_back(one.host());
   return hosts;
 }
 
@@ -35,7 +32,7 @@ void bind_network(py::module_& module) {
   module.def("interfaces", &interfaces,
              "Name, address and whether it is loopback, for each address of the interfaces that are up.");
   module.def(
-      "own_addresses", &own_addresses, py::arg("master"), py::call_guard<py::gil_scoped_release>(),
+      "own_addresses", &hosts_of_this_process, py::arg("master"), py::call_guard<py::gil_scoped_release>(),
       "The addresses at which ranks of other nodes would reach this process. Raises ValueError if OURS_INTERFACE "
       "matches none, and RuntimeError if there is no route to the master.");
   module.def(

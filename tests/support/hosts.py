@@ -43,6 +43,7 @@ class Host:
     space: str  # the name of the namespace
     address: str
     congestion_control: str
+    switch: str  # the namespace in which its links end
 
     def enter(self) -> None:
         """Move this thread, and the threads that it starts, into this host."""
@@ -59,8 +60,13 @@ class Host:
         """Take an interface ``up`` or ``down``."""
         _ip("-n", self.space, "link", "set", interface, state)
 
+    def unplug(self, interface: str) -> None:
+        """Cut the link of an interface, which stays up."""
+        port = f"port{self.name.removeprefix('host')}-{interface.removeprefix('eth')}"
+        _ip("-n", self.switch, "link", "set", port, "down")
+
     def lose(self, percent: float) -> None:
-        """Drop each packet that leaves through the interface with this probability.
+        """Drop each packet that leaves through ``eth0`` with this probability.
 
         A filter does it that loads a random number. Many kernels have that, but lack the discipline netem.
         """
@@ -161,8 +167,8 @@ def linked_hosts(
 ) -> Iterator[list[Host]]:
     """Make ``count`` hosts on one network, 10.199.0.0/24, which nothing outside of them can reach.
 
-    With more than one of ``links``, interface ``eth1`` of each is on a network 10.199.1.0/24, and so on. Each interface
-    may send ``mbit`` Mbit/s; 0 sets no limit. The hosts congestion control is the first of ``congestion_controls``
+    With several ``links``, each host also has ``eth1``, on 10.199.1.0/24, and so on. Each interface may send ``mbit``
+    Mbit/s; 0 sets no limit. The hosts' congestion control is the first of ``congestion_controls``
     that this machine allows, or otherwise the machine's own.
     """
     mark = f"ours-test-{os.getpid()}-{next(_networks)}"
@@ -176,7 +182,8 @@ def linked_hosts(
             _ip("-n", switch, "link", "set", f"bridge{link}", "up")
         for i, space in enumerate(spaces):
             _ip("netns", "add", space)
-            host = Host(f"host{i}", space, f"10.199.0.{i + 1}", _choose_congestion_control(space, congestion_controls))
+            control = _choose_congestion_control(space, congestion_controls)
+            host = Host(f"host{i}", space, f"10.199.0.{i + 1}", control, switch)
             hosts.append(host)
             _ip("-n", host.space, "link", "set", "lo", "up")
             for link in range(links):

@@ -10,7 +10,8 @@
 // drivers reduce chunk k while the ranks copy chunk k - 1 out and chunk k + 1 in; the synchronisation after it says
 // that all of this is done.
 //
-// Each element is reduced in the order of ranks, wherever the data is cut, so the bits are those of shared memory.
+// Each element is reduced in the order of ranks, wherever the data is cut, so the bits are those of shared
+// memory without domains.
 
 namespace ours {
 

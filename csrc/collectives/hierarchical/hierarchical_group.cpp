@@ -22,12 +22,18 @@ NodeMap map_of(Topology topology, const NodeSession& session, const TcpMesh& mes
               std::to_string(session.size()) + " on its node");
 }
 
+/// The algorithms for several nodes know no domains, and all have to add up in the same order.
+std::shared_ptr<NodeSession> united(std::shared_ptr<NodeSession> session) {
+  session->unite();
+  return session;
+}
+
 }  // namespace
 
 HierarchicalGroup::HierarchicalGroup(Topology topology, std::shared_ptr<NodeSession> session,
                                      std::shared_ptr<TcpMesh> mesh, const HierarchicalLimits& limits)
     : map_(map_of(std::move(topology), *session, *mesh)),
-      session_(std::move(session)),
+      session_(united(std::move(session))),
       mesh_(std::move(mesh)),
       node_(session_, mesh_->plan().rules),
       flat_(mesh_),

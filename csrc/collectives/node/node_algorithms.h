@@ -30,11 +30,6 @@ size_t share_bytes(size_t bytes, int ranks);
 /// that what it has just read of all of them is still in its cache when it writes.
 size_t piece_bytes(int ranks);
 
-/// Whether there are domains, and the sum of some ranks can be shown to the next domain without loss.
-bool goes_by_domain(const NodeRounds& rounds, DType dtype, ReduceKind kind);
-/// What all domains but the last do of a reduction: an average divides only the sum of all.
-Reduction unfinished(const Reduction& reduction);
-
 /// Reduces data that all ranks have published with Places::lend(). node_reduce_lent.cpp
 void reduce_lent(NodeRounds& rounds, const Running& run, const Reducing& job);
 

@@ -38,7 +38,7 @@ void reduce_in_heap(NodeRounds& rounds, const Running& run, const Reducing& job)
   const auto reduce_some = [&](size_t at, size_t end) {
     const size_t count = buffers.find(at, std::min(end, at + piece));
     void* const result = buffers.found(rounds.rank());
-    for (int place = 0; place < ranks; ++place) sources.data()[place] = buffers.found(rounds.domains().rank_at(place));
+    rounds.fill(sources, [&](int r) { return buffers.found(r); });
     reduce(result, sources.data(), ranks, count, run.call.dtype, job.reduction);
     for (int r = 0; r < ranks; ++r) {
       if (r != rounds.rank()) rounds.write().copy(buffers.found(r), result, count * element);

@@ -73,11 +73,8 @@ void reduce_scatter(NodeRounds& rounds, const Running& run, const Scattering& jo
   const auto reduce_own = [&](size_t k) {
     const Slice piece = piece_of(job.counts[me], per_window, k);
     if (piece.empty()) return;
-    for (int place = 0; place < rounds.size(); ++place) {
-      sources.data()[place] = rounds.stage_of(rounds.domains().rank_at(place)) + me * window;
-    }
-    sources.data()[rounds.domains().place_of(rounds.rank())] =
-        static_cast<const std::byte*>(job.inputs[me]) + piece.begin * element;
+    const auto* const own = static_cast<const std::byte*>(job.inputs[me]) + piece.begin * element;
+    rounds.fill(sources, [&](int r) { return r == rounds.rank() ? own : rounds.stage_of(r) + me * window; });
     reduce(static_cast<std::byte*>(job.out) + piece.begin * element, sources.data(), rounds.size(), piece.size(),
            run.call.dtype, job.reduction);
   };

@@ -19,10 +19,7 @@ void reduce_whole(NodeRounds& rounds, const Running& run, const Reducing& job) {
   }
   if (!rounds.open(run) || job.out == nullptr) return;
   Sources sources(ranks);
-  for (int place = 0; place < ranks; ++place) {
-    const int r = rounds.domains().rank_at(place);
-    sources.data()[place] = in_line ? rounds.line_of(r) : rounds.stage_of(r);
-  }
+  rounds.fill(sources, [&](int r) { return in_line ? rounds.line_of(r) : rounds.stage_of(r); });
   job.out->visit(0, job.out->count(), [&](std::byte* data, size_t, size_t n) {
     reduce(data, sources.data(), ranks, n, dtype, job.reduction);
     for (int i = 0; i < ranks; ++i) sources.data()[i] = static_cast<const std::byte*>(sources.data()[i]) + n * element;

@@ -9,6 +9,7 @@
 #include "collectives/node/lend_choice.h"
 #include "collectives/node/places.h"
 #include "collectives/node/shared_write.h"
+#include "collectives/sources.h"
 #include "common/huge_pages.h"
 #include "common/options.h"
 #include "common/partition.h"
@@ -33,6 +34,11 @@ class NodeRounds {
   const Domains& domains() const { return session_->domains(); }
   /// The same ranks in the same order, as one domain.
   const Domains& together() const { return together_; }
+  /// Sets source_of(rank) for all ranks, in that order.
+  template <class SourceOf>
+  void fill(Sources& sources, SourceOf&& source_of) const {
+    for (int place = 0; place < size(); ++place) sources.data()[place] = source_of(together_.rank_at(place));
+  }
 
   /// The first synchronisation of an operation, with which the ranks show what they called, and when. If the calls
   /// differ, throws the same MismatchError on all of them. If the call is for the beginning, returns false without

@@ -9,8 +9,8 @@
 // sums and their roundings. Slices travel in parts: while the last parts of the inputs are on their way, the first
 // results are, too.
 //
-// Each element is reduced in the order of ranks, in one go: the bits are those of shared memory, whatever the size of
-// the message and wherever it is cut.
+// Each element is reduced in the order of ranks, in one go: the bits are those of shared memory without domains,
+// whatever the size of the message and wherever it is cut.
 //
 // Nothing is written before all ranks are known to have made the same call. Rank r writes a part of slice r only when
 // all ranks' parts are here, with their headers. It writes a part of another slice only when the slice's reducer,

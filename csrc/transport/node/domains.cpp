@@ -35,10 +35,10 @@ Domains Domains::together() const {
   return one;
 }
 
-std::vector<int> Domains::equal(int ranks, int domains) {
+Domains Domains::equal(int ranks, int domains) {
   std::vector<int> keys(static_cast<size_t>(ranks));
   for (int r = 0; r < ranks; ++r) keys[static_cast<size_t>(r)] = r * std::min(domains, ranks) / ranks;
-  return keys;
+  return Domains(keys);
 }
 
 int Domains::smallest() const {

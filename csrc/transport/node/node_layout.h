@@ -187,7 +187,8 @@ struct NodeLayout {
   size_t table(size_t rank, size_t parity) const { return tables() + (2 * rank + parity) * table_bytes(); }
 
   size_t stages() const { return align(tables() + 2 * ranks * table_bytes()); }
-  /// How many results a rank can show at a time: two in turn, or the last chunks that have been through a rail.
+  /// How many results a rank can show at a time: two in turn, and two that it has fetched for its domain; or the last
+  /// chunks that have been through a rail.
   static constexpr size_t kResults = 4;
   /// Room for a reduced slice: a chunk divided by the ranks, rounded up to whole cache lines.
   size_t result_bytes() const { return align_line(chunk_bytes / ranks + 2 * kCacheLine); }

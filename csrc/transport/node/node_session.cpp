@@ -248,8 +248,9 @@ void NodeSession::wait_attached(Deadline deadline, const std::function<void()>& 
 }
 
 Domains NodeSession::find_domains() const {
-  if (header().domains != 0) return Domains(Domains::equal(size_, static_cast<int>(header().domains)));
-  // Of fewer, as much data goes from socket to socket by domains as without them.
+  if (header().domains != 0) return Domains::equal(size_, static_cast<int>(header().domains));
+  // With r ranks on each socket, 1/r of the data goes from socket to socket, but there are more synchronisations. The
+  // limit was not measured.
   constexpr int kLeastRanks = 4;
   std::vector<int> sockets;
   for (int r = 0; r < size_; ++r) sockets.push_back(block(r).socket);

@@ -96,6 +96,8 @@ class NodeSession {
   /// Whether there is a core for each rank.
   bool have_own_cores() const { return have_own_cores_; }
   const Domains& domains() const { return domains_; }
+  /// Makes all ranks one domain. Must be called before the session is used.
+  void unite() { domains_ = Domains::equal(size_, 1); }
   const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
   NodeFailure& failure() { return *failure_; }
   NodeHeap& heap() const { return *heap_; }

@@ -14,8 +14,7 @@ namespace ours {
 class TcpAttempt {
  public:
   /// `wait`: for how long to leave it to the peer.
-  explicit TcpAttempt(Clock::duration wait, size_t first = 0)
-      : next_(Clock::now() + wait), first_(first), address_(first) {}
+  TcpAttempt(Clock::duration wait, size_t first) : next_(Clock::now() + wait), first_(first), address_(first) {}
 
   /// The number of the address that is tried.
   size_t address() const { return address_; }

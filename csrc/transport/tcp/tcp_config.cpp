@@ -4,8 +4,18 @@
 
 namespace ours {
 
+namespace {
+
+/// One for each of the names in OURS_INTERFACE, so that each path has one.
+int automatic_streams(const std::string& names) {
+  constexpr std::ptrdiff_t kMost = 16;
+  if (names.rfind('^', 0) == 0) return 1;
+  return static_cast<int>(std::min(std::count(names.begin(), names.end(), ',') + 1, kMost));
+}
+
+}  // namespace
+
 TcpConfig TcpConfig::from_options(const std::string& master) {
-  constexpr std::ptrdiff_t kMost = 15;
   const Options& options = ours::options();
   TcpConfig config;
   config.interface = options.interface;
@@ -13,10 +23,8 @@ TcpConfig TcpConfig::from_options(const std::string& master) {
   config.ports = options.port_range;
   config.congestion = options.tcp_congestion;
   config.plan.wire = options.wire_type;
-  // A stream for each path, as far as the names tell how many there are.
-  const std::string& names = options.interface;
-  const auto named = names.rfind('^', 0) == 0 ? 0 : std::count(names.begin(), names.end(), ',');
-  config.plan.streams = static_cast<int>(options.tcp_streams != 0 ? options.tcp_streams : std::min(named, kMost) + 1);
+  const auto asked = static_cast<int>(options.tcp_streams);
+  config.plan.streams = asked != 0 ? asked : automatic_streams(options.interface);
   return config;
 }
 

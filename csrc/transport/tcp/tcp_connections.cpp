@@ -32,7 +32,6 @@ TcpConnections::TcpConnections(const TcpSelf& self, const TcpConfig& config, con
       owner_(owner),
       congestion_(config.congestion),
       acceptor_(poller, *this),
-      machine_(card.machine),
       peers_(static_cast<size_t>(self.size)) {
   acceptor_.listen(config, congestion_.at_first(), card);
   card.whereabouts = own_tcp_whereabouts(card.addresses, config.ports);
@@ -66,7 +65,7 @@ void TcpConnections::need(int rank) {
 
 void TcpConnections::need(int rank, const TcpCard& card) {
   Peer& peer = this->peer(rank);
-  peer.addresses.take(card, machine_);
+  peer.addresses = TcpAddresses(card, card_);
   if (peer.addresses.all().empty()) {
     owner_.raise(FailureKind::Peer, describe(rank) + " can be reached on its own machine only: it published " +
                                         listed(card.addresses, [](const auto& one) { return one.text(); }) +
@@ -282,7 +281,7 @@ void TcpConnections::hear_park(int rank, const FrameHeader& header, const std::s
     parking_.push_back(rank);
   }
   peer.parking.hear(peer.streams, theirs, header.detail != 0, idle, card_);
-  if (peer.parking.is_agreed()) peer.addresses.take(theirs.card, machine_);
+  if (peer.parking.is_agreed()) peer.addresses = TcpAddresses(theirs.card, card_);
 }
 
 void TcpConnections::end_parking() {
@@ -365,6 +364,10 @@ void TcpConnections::check(int rank, bool awaited, bool expected) {
   const bool is_silent = control.ended() || (peer.left && !control.is_open());
   const TcpStream* starved = is_silent && awaited ? &control : nullptr;
   for (auto data = peer.streams.begin() + 1; data != peer.streams.end(); ++data) {
+    // Its link may be another one than that of the control connection.
+    if ((*data)->is_open() && is_unanswered((*data)->fd())) {
+      owner_.lost(rank, "has not answered for 30 s on a connection; is one of the links down?");
+    }
     const bool never_opens = peer.left && !(*data)->is_open() && ((*data)->has_posted() || expected);
     if ((*data)->starved() || never_opens || (expected && (*data)->dry())) starved = *data;
   }

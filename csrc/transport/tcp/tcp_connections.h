@@ -155,7 +155,6 @@ class TcpConnections final : private TcpAcceptor::Host {
   Owner& owner_;
   const TcpCongestion congestion_;
   TcpAcceptor acceptor_;
-  const std::string machine_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::vector<std::string> names_;  ///< of all ranks, "(host node1, pid 4711)" each; or empty
   std::vector<int> met_;

@@ -67,10 +67,8 @@ std::shared_ptr<TcpListener> TcpListener::of(const TcpConfig& config, const std:
 }
 
 TcpListener::TcpListener(const TcpConfig& config, const std::string& congestion) {
-  const std::vector<InterfaceAddress> all = interface_addresses();
-  const OwnAddresses wanted = config.interface.empty() ? OwnAddresses{addresses_towards(config.master, all)}
-                                                       : match_addresses(config.interface, all);
-  own_.paths = wanted.paths;
+  const OwnAddresses wanted = own_addresses(config.interface, config.master);
+  own_.paths = 0;
   std::string failures;
   for (size_t i = 0; i < wanted.addresses.size(); ++i) {
     try {
@@ -78,10 +76,10 @@ TcpListener::TcpListener(const TcpConfig& config, const std::string& congestion)
     } catch (const SystemError& e) {
       // The address may belong to a family that is switched off, or may just be going away.
       failures += std::string(failures.empty() ? "" : "; ") + e.what();
-      if (i < wanted.paths) --own_.paths;
       continue;
     }
     own_.addresses.push_back(local_address(listeners_.back().get()));
+    if (i < wanted.paths) ++own_.paths;
   }
   own_.paths = std::max(own_.paths, size_t{1});
   if (own_.addresses.empty()) {

@@ -125,8 +125,15 @@ void tune_connection(int fd) {
 }
 
 void limit_silence(int fd) {
-  constexpr int kUnansweredMs = 30'000;
-  set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kUnansweredMs);
+  set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::chrono::milliseconds(kUnanswered).count()));
+}
+
+bool is_unanswered(int fd, std::chrono::milliseconds limit) {
+  tcp_info info{};
+  socklen_t length = sizeof(info);
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return false;
+  // What asks whether an idle peer is there, or a window open, is answered too.
+  return info.tcpi_unacked > 0 && std::chrono::milliseconds(info.tcpi_last_ack_recv) > limit;
 }
 
 }  // namespace ours

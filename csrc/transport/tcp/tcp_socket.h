@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 
 #include "common/options.h"
@@ -7,6 +8,9 @@
 #include "common/socket_address.h"
 
 namespace ours {
+
+/// For how long a peer that is there may leave unanswered what was sent.
+constexpr std::chrono::seconds kUnanswered{30};
 
 /// The system's words for an errno.
 std::string text_of_error(int error);
@@ -39,5 +43,9 @@ void tune_connection(int fd);
 /// Lets a connection also give up when what was sent is not acknowledged for long. Not for connections whose receiver
 /// may hold the sender back: to the system, a peer that takes nothing for that long is gone as well.
 void limit_silence(int fd);
+
+/// Whether something was sent on a connection, and for `limit` nothing has come that acknowledges it: another way to
+/// find out, for those as well whose receiver may hold the sender back.
+bool is_unanswered(int fd, std::chrono::milliseconds limit = kUnanswered);
 
 }  // namespace ours

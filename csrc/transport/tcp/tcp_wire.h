@@ -127,7 +127,7 @@ struct TcpCard {
   std::string machine;  ///< equal on ranks that run under one kernel
   uint32_t mesh = 0;    ///< its number there, since the groups of a process share its addresses
   std::vector<SocketAddress> addresses;
-  size_t paths = 1;  ///< so many of them, from the first on, share the data
+  size_t paths = 1;  ///< how many of them, from the first on, share the data
   AskedPeer whereabouts;
 
   std::string text() const;

@@ -80,6 +80,8 @@ TEST(each_named_interface_is_a_path) {
   CHECK_EQ(paths("eth0"), 1U);
   CHECK_EQ(paths("eth0,ib0"), 2U);
   CHECK_EQ(paths("eth0,eth9,eth0,ib0,10.0.0.0/8"), 2U);
+  CHECK_EQ(paths("10.0.0.0/8,fd00::5"), 1U);
+  CHECK_EQ(paths("eth0,0.0.0.0/0"), 2U);
   CHECK_EQ(paths("^docker0"), 1U);
 }
 

@@ -17,7 +17,7 @@ HierarchicalRanks::HierarchicalRanks(int ranks, const NodeOf& node_of, const Hie
     : topology(topology_of(ranks, node_of)), limits(config.limits), sessions(static_cast<size_t>(ranks)) {
   for (int node = 0; node < topology.nodes(); ++node) {
     const std::vector<int>& members = topology.ranks_of(node);
-    const Sessions own = make_sessions(static_cast<int>(members.size()), config.chunk);
+    const Sessions own = make_sessions(static_cast<int>(members.size()), config.chunk, {true, 0, config.sockets});
     for (size_t r = 0; r < own.size(); ++r) sessions[static_cast<size_t>(members[r])] = own[r];
   }
   TcpConfig tcp = loopback_config();

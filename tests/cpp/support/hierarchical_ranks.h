@@ -22,6 +22,7 @@ struct HierarchicalConfig {
   WireType wire = WireType::Float32;
   std::optional<bool> engine_polls;  ///< an engine carries the payloads, and whether it polls
   std::string rules;
+  std::vector<int> sockets{};  ///< of each node's ranks; empty: as this process is
 };
 
 Topology topology_of(int ranks, const NodeOf& node_of);

@@ -1,6 +1,13 @@
 #include "support/node_ranks.h"
 
+#include <algorithm>
+
 namespace ours::testing {
+
+uint32_t last_synchronisation(const NodeSession& session) {
+  const auto number = [&](int parity) { return session.self().arrival[parity].number.load(); };
+  return std::max(number(0), number(1));
+}
 
 Sessions make_sessions(int n, size_t chunk, const NodeTerms& terms) {
   std::vector<std::shared_ptr<ProcessHeaps>> heaps;
@@ -17,6 +24,7 @@ Sessions make_sessions(const std::vector<std::shared_ptr<ProcessHeaps>>& heaps, 
   for (int r = 1; r < n; ++r) {
     sessions.push_back(std::make_shared<NodeSession>(r, n, sessions[0]->memory(), heaps[static_cast<size_t>(r)]));
   }
+  for (size_t r = 0; r < terms.sockets.size(); ++r) sessions[0]->block(static_cast<int>(r)).socket = terms.sockets[r];
   for (const auto& session : sessions) session->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
   return sessions;
 }

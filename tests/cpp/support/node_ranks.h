@@ -17,7 +17,11 @@ using Sessions = std::vector<std::shared_ptr<NodeSession>>;
 struct NodeTerms {
   bool direct = true;
   size_t domains = 0;
+  std::vector<int> sockets{};  ///< to which the ranks are bound; empty: as this process is
 };
+
+/// The number of the last synchronisation in which a rank has arrived.
+uint32_t last_synchronisation(const NodeSession& session);
 
 /// The sessions of a node's ranks, which are threads of this process. Chunks have that many bytes; 0 means the default.
 Sessions make_sessions(int n, size_t chunk, const NodeTerms& terms = {});

@@ -12,7 +12,7 @@
 
 namespace ours::testing {
 
-/// Counts the pages that are read or written through some mappings, by counters of the caller.
+/// Counts the pages that are read or written through some mappings, in the caller's counters.
 class TouchedPages {
  public:
   TouchedPages() {
@@ -61,7 +61,7 @@ class TouchedPages {
       const Range& range = self.ranges_[i];
       if (at < range.data || at >= range.data + range.bytes) continue;
       std::byte* const page = range.data + static_cast<size_t>(at - range.data) / kPage * kPage;
-      ::mprotect(page, kPage, PROT_READ | PROT_WRITE);
+      if (::mprotect(page, kPage, PROT_READ | PROT_WRITE) != 0) break;
       ++*range.counter;
       return;
     }

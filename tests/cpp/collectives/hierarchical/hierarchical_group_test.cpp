@@ -152,5 +152,41 @@ TEST(a_rank_that_is_absent_from_a_long_reduction_is_named_on_all_nodes) {
   }
 }
 
+TEST(ranks_that_are_bound_to_sockets_add_up_in_the_order_of_ranks_among_several_nodes) {
+  constexpr int kLocal = 8;
+  HierarchicalConfig config;
+  config.chunk = 4096;
+  config.sockets = {0, 1, 0, 1, 0, 1, 0, 1};
+  for (const char* rules : {"", "all doubling"}) {
+    config.rules = rules;
+    HierarchicalRanks(
+        2 * kLocal, [](int r) { return r / kLocal; }, config)
+        .run([&](HierarchicalGroup& group) {
+          uint64_t seq = 0;
+          for (const size_t count : {size_t{100}, size_t{30000}}) {
+            std::vector<float> expected(count);
+            for (size_t i = 0; i < count; ++i) {
+              float nodes[2] = {fraction(0, i), fraction(kLocal, i)};
+              for (int r = 1; r < kLocal; ++r) {
+                nodes[0] += fraction(r, i);
+                nodes[1] += fraction(kLocal + r, i);
+              }
+              expected[i] = nodes[0] + nodes[1];
+            }
+            std::vector<float> data = fractions(group.rank(), count);
+            sum(group, seq++, data);
+            CHECK(data == expected);
+
+            const std::vector<float> in = fractions(group.rank(), count);
+            const std::vector<const void*> inputs(static_cast<size_t>(group.size()), in.data());
+            const std::vector<size_t> counts(inputs.size(), count);
+            group.reduce_scatter(call_of(Op::ReduceScatter, DType::Float32, seq++), inputs, counts, data.data(),
+                                 Reduction{ReduceKind::Sum, group.size(), 1.0});
+            CHECK(data == expected);
+          }
+        });
+  }
+}
+
 }  // namespace
 }  // namespace ours::testing

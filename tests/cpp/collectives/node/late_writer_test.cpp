@@ -102,6 +102,11 @@ TEST(a_late_writer_within_a_node_reaches_nobodys_tensors) {
   }
 }
 
+TEST(a_late_writer_of_a_domain_that_fetches_results_reaches_nobodys_tensors) {
+  const Sessions sessions = make_sessions(4, 0, {true, 2});
+  check_late_writer(groups_of(sessions), sessions, 4);
+}
+
 TEST(a_late_writer_among_several_nodes_reaches_nobodys_tensors) {
   const HierarchicalRanks ranks(4, [](int r) { return r / 2; });
   Groups groups;

@@ -23,22 +23,11 @@ Reduction sum_of(const Group& group) { return Reduction{ReduceKind::Sum, group.s
 /// Runs fn(group, session) on ranks that are bound to those sockets.
 void run_on_sockets(const std::vector<int>& sockets, size_t domains,
                     const std::function<void(NodeGroup&, NodeSession&)>& fn) {
-  const auto ranks = static_cast<int>(sockets.size());
-  NodeConfig config{kChunk, 4096};
-  config.domains = domains;
-  std::vector<std::shared_ptr<ProcessHeaps>> heaps;
-  for (int r = 0; r < ranks; ++r) heaps.push_back(std::make_shared<ProcessHeaps>());
-  Sessions sessions{NodeSession::create(0, ranks, config, heaps[0])};
-  for (int r = 1; r < ranks; ++r) {
-    sessions.push_back(std::make_shared<NodeSession>(r, ranks, sessions[0]->memory(), heaps[static_cast<size_t>(r)]));
-  }
-  for (int r = 0; r < ranks; ++r) sessions[0]->block(r).socket = sockets[static_cast<size_t>(r)];
-  for (const auto& session : sessions) session->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
-  run_ranks(ranks, [&](int rank) {
-    const auto& session = sessions[static_cast<size_t>(rank)];
+  const auto run = [&](const std::shared_ptr<NodeSession>& session) {
     NodeGroup group(session, small_node_rules(kChunk));
     fn(group, *session);
-  });
+  };
+  run_sessions(static_cast<int>(sockets.size()), kChunk, run, {true, domains, sockets});
 }
 
 std::vector<float> sum_in_order(const std::vector<int>& order, size_t count) {
@@ -90,6 +79,39 @@ TEST(arrays_in_the_heap_are_added_up_domain_by_domain) {
   });
 }
 
+TEST(uneven_domains_reduce_pieces_of_any_type_in_blocks) {
+  // Three domains, of 3, 2 and 2 ranks.
+  run_on_sockets(std::vector<int>(7, 0), 3, [](NodeGroup& group, NodeSession&) {
+    constexpr size_t kBytes = size_t{1} << 20;
+    const auto memory = group.allocate(kBytes);
+    uint64_t seq = 0;
+    for (const DType dtype : {DType::Int8, DType::Int64, DType::Float64, DType::Complex128}) {
+      const size_t element = size_of(dtype);
+      for (int times = 0; times < 2; ++times) {
+        auto* const numbers = static_cast<uint8_t*>(memory.get());
+        // The lowest byte of each part of an element; as a number, that of a whole one or of the least one above 0.
+        std::fill_n(numbers, kBytes, uint8_t{0});
+        const size_t step = dtype == DType::Complex128 ? sizeof(double) : element;
+        for (size_t at = 0; at < kBytes; at += step) numbers[at] = static_cast<uint8_t>(1 + at / step % 9);
+        std::vector<Span> pieces;
+        size_t at = 0;
+        for (const size_t bytes : {size_t{4096} + 16, size_t{0}, size_t{700000}, kBytes - 4096 - 16 - 700000}) {
+          pieces.push_back({numbers + at, bytes / element * element});
+          at += bytes;
+        }
+        group.all_reduce(call_of(Op::AllReduce, dtype, seq++), pieces, sum_of(group));
+        for (const Span& piece : pieces) {
+          const auto* const data = static_cast<const uint8_t*>(piece.data);
+          for (size_t i = 0; i < piece.bytes; i += step) {
+            const size_t place = static_cast<size_t>(data - numbers) + i;
+            CHECK_EQ(static_cast<int>(data[i]), static_cast<int>(7 * (1 + place / step % 9)));
+          }
+        }
+      }
+    }
+  });
+}
+
 TEST(only_the_sum_of_all_is_divided_for_an_average) {
   run_on_sockets(kByTurns, 0, [](NodeGroup& group, NodeSession&) {
     std::vector<float> expected = sum_in_order(kOrder, kInBlocks);
@@ -109,19 +131,16 @@ TEST(only_the_sum_of_all_is_divided_for_an_average) {
 
 /// How many synchronisations an all-reduce takes.
 uint32_t synchronisations(NodeGroup& group, NodeSession& session, uint64_t seq, DType dtype, ReduceKind kind) {
-  const auto number = [&] {
-    return std::max(session.self().arrival[0].number.load(), session.self().arrival[1].number.load());
-  };
   std::vector<float> data(kCount);
-  const uint32_t before = number();
+  const uint32_t before = last_synchronisation(session);
   group.all_reduce(call_of(Op::AllReduce, dtype, seq), data.data(), data.data(),
                    kCount * sizeof(float) / size_of(dtype), Reduction{kind, group.size(), 0.5});
-  return number() - before;
+  return last_synchronisation(session) - before;
 }
 
 TEST(what_would_be_rounded_in_between_goes_without_domains) {
-  for (const int domains : {2, 3}) {
-    run_on_sockets({0, 0, 0, 0, 0, 0}, static_cast<size_t>(domains), [&](NodeGroup& group, NodeSession& session) {
+  for (const size_t domains : {2, 3}) {
+    run_on_sockets({0, 0, 0, 0, 0, 0}, domains, [&](NodeGroup& group, NodeSession& session) {
       const size_t bytes = kCount * sizeof(float);
       const auto chunks = static_cast<uint32_t>((bytes + kChunk - 1) / kChunk);
       uint64_t seq = 0;
@@ -150,7 +169,14 @@ class Crossings {
       }
     }
     ++ready_;
-    wait_until([&] { return ready_ % kRanks == 0; });
+    wait_until([&] { return ready_ == kRanks; });
+  }
+  /// On all ranks after the call, while the memory is there.
+  void end() {
+    ++ended_;
+    wait_until([&] { return ended_ == kRanks; });
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pages_.reset();
   }
 
   void check_at_most(size_t pages) const {
@@ -161,7 +187,7 @@ class Crossings {
   std::mutex mutex_;
   std::array<std::atomic<size_t>, kRanks> touched_{};
   std::optional<TouchedPages> pages_;
-  std::atomic<int> ready_{0};
+  std::atomic<int> ready_{0}, ended_{0};
 };
 
 TEST(of_arrays_in_the_heap_a_rank_touches_one_slice_of_another_domain) {
@@ -179,6 +205,7 @@ TEST(of_arrays_in_the_heap_a_rank_touches_one_slice_of_another_domain) {
     for (uint64_t seq = 0; seq < 3; ++seq) reduce(seq);  // the first ones may not find all heaps
     crossings.count(group.rank(), kBytes, [&](int r) { return session.heap().at(r, offsets[static_cast<size_t>(r)]); });
     reduce(3);
+    crossings.end();
     CHECK_EQ(data[kBytes / sizeof(float) - 1], 4096.0F);
   });
   // The 16 blocks may each have a page that two ranks share.
@@ -202,6 +229,7 @@ TEST(of_a_chunk_a_rank_touches_one_slice_of_another_domain) {
     crossings.count(rank, layout.stage_bytes(NodeLayout::kResults),
                     [&](int r) { return session->at<std::byte>(layout.stage(static_cast<size_t>(r), 0)); });
     sum(group, 1, data);
+    crossings.end();
   });
   // It takes two chunks, and neither begins with a page.
   crossings.check_at_most(kBytes / 4 / TouchedPages::kPage + 2);

@@ -26,8 +26,7 @@ void run_large(const std::function<void(NodeGroup&, const std::function<uint32_t
                  uint32_t before = 0;
                  /// How many synchronisations there were since it was called last.
                  const auto synchronisations = [&] {
-                   const auto number = [&](int parity) { return session->self().arrival[parity].number.load(); };
-                   const uint32_t last = std::max(number(0), number(1));
+                   const uint32_t last = last_synchronisation(*session);
                    return last - std::exchange(before, last);
                  };
                  synchronisations();

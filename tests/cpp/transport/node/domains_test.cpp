@@ -7,9 +7,15 @@ namespace {
 
 std::vector<int> order_of(const Domains& domains) {
   std::vector<int> order;
-  for (int place = 0; place < domains.first(domains.count()); ++place) {
-    order.push_back(domains.rank_at(place));
-    CHECK_EQ(domains.place_of(order.back()), place);
+  for (int domain = 0; domain < domains.count(); ++domain) {
+    for (int i = 0; i < domains.size(domain); ++i) {
+      const int rank = domains.rank_at(domain, i);
+      CHECK_EQ(domains.domain_of(rank), domain);
+      CHECK_EQ(domains.index_of(rank), i);
+      CHECK_EQ(domains.place_of(rank), static_cast<int>(order.size()));
+      CHECK_EQ(domains.rank_at(static_cast<int>(order.size())), rank);
+      order.push_back(rank);
+    }
   }
   return order;
 }
@@ -20,7 +26,6 @@ TEST(ranks_of_one_key_are_a_domain) {
   CHECK(order_of(domains) == (std::vector<int>{0, 2, 5, 6, 1, 3, 4}));
   CHECK_EQ(domains.domain_of(5), 0);
   CHECK_EQ(domains.domain_of(4), 1);
-  CHECK_EQ(domains.first(1), 4);
   CHECK_EQ(domains.size(0), 4);
   CHECK_EQ(domains.smallest(), 3);
 }
@@ -44,19 +49,20 @@ TEST(domains_together_keep_the_order) {
 }
 
 TEST(ranks_are_divided_into_domains_of_equal_size) {
-  CHECK(Domains::equal(4, 2) == (std::vector<int>{0, 0, 1, 1}));
-  CHECK(Domains::equal(7, 3) == (std::vector<int>{0, 0, 0, 1, 1, 2, 2}));
-  CHECK(Domains::equal(2, 64) == (std::vector<int>{0, 1}));
+  const auto sizes = [](const Domains& domains) {
+    std::vector<int> all;
+    for (int domain = 0; domain < domains.count(); ++domain) all.push_back(domains.size(domain));
+    return all;
+  };
+  CHECK(sizes(Domains::equal(4, 2)) == (std::vector<int>{2, 2}));
+  CHECK(sizes(Domains::equal(7, 3)) == (std::vector<int>{3, 2, 2}));
+  CHECK(sizes(Domains::equal(2, 64)) == (std::vector<int>{1, 1}));
+  CHECK(order_of(Domains::equal(7, 3)) == (std::vector<int>{0, 1, 2, 3, 4, 5, 6}));
 }
 
 /// The domains of ranks that are bound to those sockets.
 Domains domains_of(const std::vector<int>& sockets) {
-  const auto ranks = static_cast<int>(sockets.size());
-  Sessions sessions{NodeSession::create(0, ranks, NodeConfig{4096, 4096})};
-  for (int r = 1; r < ranks; ++r) sessions.push_back(std::make_shared<NodeSession>(r, ranks, sessions[0]->memory()));
-  for (int r = 0; r < ranks; ++r) sessions[0]->block(r).socket = sockets[static_cast<size_t>(r)];
-  for (const auto& session : sessions) session->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
-  return sessions.back()->domains();
+  return make_sessions(static_cast<int>(sockets.size()), 4096, {true, 0, sockets}).back()->domains();
 }
 
 TEST(ranks_that_are_bound_to_sockets_are_divided_by_them) {
