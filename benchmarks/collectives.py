@@ -21,8 +21,9 @@ torch.distributed's Python functions, which take as long for every backend: the 
 binding like mpi4py's, and what C++ such as a DDP reducer calls; without --collectives only that of all_reduce takes
 part. async_all_reduce waits for its Work at once, and functional_all_reduce is the call of DTensor and of models that
 torch compiles; operator_all_reduce is that of ourddp.functional. With one rank (`--ranks 1`) each shows what torch
-itself takes. Two peers take part only if --peers names them: `ours_nodes`, ranks of `ours` that play two nodes, and
-`nothing`, torch's backend `fake`, which shows what a call of torch's takes before and after the backend's part.
+itself takes. Three peers take part only if --peers names them: `ours_shared`, whose tensors all ranks map,
+`ours_nodes`, ranks of `ours` that play two nodes, and `nothing`, torch's backend `fake`, which shows what a call of
+torch's takes before and after the backend's part.
 
 `--check` measures both kinds of all_reduce with 2, 4 and 8 ranks, both ways, and compares the medians with TARGETS,
 which are ratios to what the peers and the floor take in the same run.
@@ -304,7 +305,7 @@ def print_behind(report: dict[str, Any]) -> None:
     for run in report["runs"]:
         for row in run["rows"]:
             ours = reports.median(row, "ours")
-            others = ("ours", "floor", peers.NOTHING)
+            others = ("ours", "floor", peers.SHARED, peers.NOTHING)
             rivals = {name: times["median"] for name, times in row["seconds"].items() if name not in others}
             if ours is None or not rivals:
                 continue

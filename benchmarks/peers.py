@@ -59,14 +59,15 @@ MPIS = {
     "impi": MpiPeer("impi-rt", "impi", {"I_MPI_PIN": "0", "I_MPI_FABRICS": "shm"}),
 }
 TWO_NODES = "ours_nodes"  # ranks that play two nodes, the first half of them one
+SHARED = "ours_shared"  # tensors that all ranks map (ourddp.shared_tensors)
 NOTHING = "nothing"  # torch's backend `fake`, which talks to nobody
 DEFAULT = ("ours", "gloo", *MPIS, "deepspeed", "floor")
-NAMES = (*DEFAULT, TWO_NODES, NOTHING)
+NAMES = (*DEFAULT, TWO_NODES, SHARED, NOTHING)
 
 
 def why_not(name: str, rivals: Path | None) -> str:
     """Return why the peer cannot take part, or nothing where it can."""
-    if name in ("ours", TWO_NODES):
+    if name in ("ours", TWO_NODES, SHARED):
         return "" if importlib.util.find_spec("ourddp") else "ourddp is not installed"
     if name == NOTHING:
         return "" if importlib.util.find_spec(FAKE) else "this torch has no backend `fake`"
@@ -128,7 +129,7 @@ class Joined:
 
     def __init__(self, ranks: harness.Ranks, name: str, library: str, rivals: str) -> None:
         """Join the peer's other ranks."""
-        self._ranks, self._name = ranks, name
+        self._ranks, self._name, self._shares = ranks, name, name == SHARED
         if rivals:
             sys.path.append(rivals)  # for mpi4py; last, so that it hides nothing
         if name == "floor":
@@ -140,14 +141,20 @@ class Joined:
                 os.environ["OURS_NODE_ID"] = f"node {2 * ranks.rank // ranks.size}"
             if name == NOTHING:
                 importlib.import_module(FAKE)
-            self._name = {**dict.fromkeys(MPIS, "mpi"), TWO_NODES: "ours", NOTHING: "fake"}.get(name, name)
+            kinds = {**dict.fromkeys(MPIS, "mpi"), TWO_NODES: "ours", SHARED: "ours", NOTHING: "fake"}
+            self._name = kinds.get(name, name)
             self.group = collectives.group_of(ranks, self._name)
 
     def buffers(self, size: int) -> Buffers:
         """Return buffers of about `size` bytes. All ranks call it."""
         if self._name == "floor":
             return self.group.buffers(size)
-        return Buffers.make(self._ranks.rank, self._ranks.size, size)
+        if not self._shares:
+            return Buffers.make(self._ranks.rank, self._ranks.size, size)
+        from ourddp import shared_tensors
+
+        with shared_tensors(self.group, least=0):
+            return Buffers.make(self._ranks.rank, self._ranks.size, size)
 
     def call_of(self, _: str, operation: Operation, buffers: Buffers, group: Any) -> Callable[[], object]:
         """Return the call of the collective; NotImplementedError where the peer has none."""

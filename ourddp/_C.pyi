@@ -133,6 +133,12 @@ class ProcessGroupOurs(Backend):
 def choose_rails(nodes: int, local: int, bytes: int, ring: bool = False) -> tuple[int, int]:
     """Return how many rails an array takes between nodes of ``local`` ranks, and in how many chunks."""
 
+def begin_sharing_tensors(backend: ProcessGroupOurs, least: int) -> None:
+    """Give the CPU tensors of at least so many bytes that this thread makes memory of the group's heap."""
+
+def end_sharing_tensors() -> None:
+    """End what this thread has begun last."""
+
 def request_stop() -> None:
     """Note that somebody has asked this process to stop."""
 

@@ -51,6 +51,7 @@ __all__ = [
     "register",
     "rocm_built",
     "serve_metrics",
+    "shared_tensors",
     "shutdown",
     "size",
     "stats",
@@ -94,6 +95,7 @@ if _elsewhere.is_built(_elsewhere.HERE):
     from ourddp.registration import register
     from ourddp.replica_check import check_replicas
     from ourddp.resumable_sampler import ResumableSampler
+    from ourddp.sharing import shared_tensors
     from ourddp.state_broadcast import broadcast_optimizer_state, broadcast_parameters
     from ourddp.stragglers import Stats, stats
     from ourddp.sweeps import sweep

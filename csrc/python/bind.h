@@ -16,5 +16,6 @@ void bind_engines(pybind11::module_& module);
 void bind_devices(pybind11::module_& module);
 void bind_timeline(pybind11::module_& module);
 void bind_reducer(pybind11::module_& module);
+void bind_sharing(pybind11::module_& module);
 
 }  // namespace ours

@@ -48,4 +48,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   ours::bind_devices(module);
   ours::bind_timeline(module);
   ours::bind_reducer(module);
+  ours::bind_sharing(module);
 }

@@ -364,10 +364,6 @@ void TcpConnections::check(int rank, bool awaited, bool expected) {
   const bool is_silent = control.ended() || (peer.left && !control.is_open());
   const TcpStream* starved = is_silent && awaited ? &control : nullptr;
   for (auto data = peer.streams.begin() + 1; data != peer.streams.end(); ++data) {
-    // Its link may be another one than that of the control connection.
-    if ((*data)->is_open() && is_unanswered((*data)->fd())) {
-      owner_.lost(rank, "has not answered for 30 s on a connection; is one of the links down?");
-    }
     const bool never_opens = peer.left && !(*data)->is_open() && ((*data)->has_posted() || expected);
     if ((*data)->starved() || never_opens || (expected && (*data)->dry())) starved = *data;
   }
@@ -376,6 +372,16 @@ void TcpConnections::check(int rank, bool awaited, bool expected) {
   if (peer.left) owner_.lost(rank, absence(rank));
   if (!peer.broken) peer.broken = Clock::now();
   if (Clock::now() - *peer.broken > kGrace) owner_.lost(rank, "broke a connection" + error_text(*starved));
+}
+
+void TcpConnections::check_links() {
+  const auto now = Clock::now();
+  if (now < next_look_) return;
+  next_look_ = now + std::chrono::seconds(1);
+  for (const Slot* slot : open_) {
+    if (slot->number == 0 || !is_unanswered(slot->stream.fd())) continue;
+    owner_.lost(slot->rank, "has not answered for 30 s on a connection; is one of the links down?");
+  }
 }
 
 bool TcpConnections::has_posted(int rank) const {

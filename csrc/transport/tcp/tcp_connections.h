@@ -97,6 +97,9 @@ class TcpConnections final : private TcpAcceptor::Host {
   /// Tells the owner if the rank died, or will not send or take what this rank waits for: what is posted on its data
   /// streams, something on the control connection (`awaited`), or data for which nothing is posted (`expected`).
   void check(int rank, bool awaited, bool expected);
+  /// Tells the owner if a rank does not answer on a data stream, whose link may be another one than that of the
+  /// control connection. Looks once a second.
+  void check_links();
   /// Whether something is posted on a data stream.
   bool has_posted(int rank) const;
 
@@ -158,9 +161,10 @@ class TcpConnections final : private TcpAcceptor::Host {
   std::vector<std::unique_ptr<Peer>> peers_;
   std::vector<std::string> names_;  ///< of all ranks, "(host node1, pid 4711)" each; or empty
   std::vector<int> met_;
-  std::vector<Slot*> open_;            ///< those with an open stream
-  std::vector<int> parking_;           ///< the ranks to which they may be closed soon, and perhaps others
-  std::vector<Slot*> attempts_;        ///< those with an attempt, and perhaps some that had one
+  std::vector<Slot*> open_;      ///< those with an open stream
+  std::vector<int> parking_;     ///< the ranks to which they may be closed soon, and perhaps others
+  std::vector<Slot*> attempts_;  ///< those with an attempt, and perhaps some that had one
+  Clock::time_point next_look_{};
   std::vector<TcpStream*> unsettled_;  ///< open streams whose congestion control may change
 };
 

@@ -139,6 +139,7 @@ void TcpEndpoint::check() {
   shared_.failure.check();
   if (shared_.left.load()) throw Error("this rank has left the group");
   for (const int rank : connections_.met()) connections_.check(rank, calls_.awaits(rank), calls_.expects(rank));
+  connections_.check_links();
   if (payloads_ && payloads_->any()) check_payloads();
 }
 
