@@ -1,8 +1,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "backend/process_group.h"
-#include "backend/shared_tensors.h"
 #include "python/bind.h"
+#include "reducer/lending_allocator.h"
 
 namespace py = pybind11;
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/owning_process.h"
+#include "reducer/lending_allocator.h"
 
 namespace ours {
 
@@ -19,7 +20,7 @@ namespace ours {
 /// tensor that happens to have that size does no harm, as its memory returns here when it is freed. When there are as
 /// many such tensors as gradients, further ones get ordinary memory; so do tensors of other threads and of forked
 /// children, and all tensors while nothing is open.
-class GradientMemory : public std::enable_shared_from_this<GradientMemory> {
+class GradientMemory final : public Lender, public std::enable_shared_from_this<GradientMemory> {
  public:
   /// Makes memory from `source` for gradients of `sizes` bytes, one entry for each, and at most `most_spare_bytes` more
   /// for tensors that come and go between them. The first call in a process changes the process's CPU allocator.
@@ -32,13 +33,10 @@ class GradientMemory : public std::enable_shared_from_this<GradientMemory> {
   /// Closes it for good, and returns the memory that no tensor uses.
   void release();
 
-  // For the allocator.
-
-  /// Whether there is memory for tensors of that size.
-  bool serves(size_t bytes) const { return blocks_.count(bytes) != 0; }
-  /// Returns memory for a tensor of a size that it serves, or null if none is left to lend.
-  c10::DataPtr lend(size_t bytes);
-  void take_back(c10::DataPtr block, size_t bytes);
+  bool serves(size_t bytes) const override { return blocks_.count(bytes) != 0; }
+  c10::DataPtr lend(size_t bytes) override;
+  void take_back(c10::DataPtr block, size_t bytes) override;
+  bool has_ended() const override { return !open_; }
 
  private:
   /// The blocks of one size.

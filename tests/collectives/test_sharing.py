@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -15,7 +16,7 @@ from torch import nn
 
 import ourddp
 
-LARGE = 50_000  # elements
+LARGE = 100_000  # elements
 
 
 @in_ranks(2)
@@ -39,12 +40,12 @@ def test_tensors_of_the_context_are_shared_and_reduced_where_they_lie(rank, worl
 @in_ranks(2)
 def test_a_model_and_its_gradients_can_be_shared(rank, world):
     with ourddp.shared_tensors():
-        model = nn.Linear(300, 300)
+        model = nn.Linear(512, 512)
     assert in_heap(model.weight)
     assert not in_heap(model.bias), "it is short"
     for parameter in model.parameters():
         dist.broadcast(parameter.data, 0)
-    data = torch.full((4, 300), rank + 1.0)
+    data = torch.full((4, 512), rank + 1.0)
     with ourddp.shared_tensors():
         model(data).sum().backward()
     assert in_heap(model.weight.grad)
@@ -52,6 +53,41 @@ def test_a_model_and_its_gradients_can_be_shared(rank, world):
     assert torch.equal(model.weight.grad, torch.full_like(model.weight, 4 * 3.0))
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     assert in_heap(model.weight)
+
+
+@in_ranks(2)
+def test_layers_that_take_raw_memory_work_in_the_context(rank, world):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(64, 128, 3), nn.Linear(512, 512).bfloat16()]
+    inputs = [torch.randn(2, 64, 32, 32), torch.randn(64, 512).bfloat16()]
+    for layer, data in zip(layers, inputs, strict=True):
+        results = []
+        for context in (contextlib.nullcontext, lambda: ourddp.shared_tensors(least=0)):
+            layer.zero_grad(set_to_none=True)
+            with context():
+                out = layer(data)
+                out.sum().backward()
+            results.append((out.clone(), layer.weight.grad.clone()))
+        assert in_heap(layer.weight.grad)
+        assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@in_ranks(2)
+def test_contexts_leave_the_gradients_of_our_ddp_in_their_memory(rank, world):
+    def step():
+        model.zero_grad(set_to_none=True)
+        model(torch.ones(1, 512)).sum().backward()
+        return model.module.weight.grad
+
+    with ourddp.shared_tensors():
+        module = nn.Linear(512, 512, bias=False)
+    model = ourddp.DistributedDataParallel(module)
+    places = {step().data_ptr() for _ in range(4)}
+    with ourddp.shared_tensors():
+        places |= {step().data_ptr() for _ in range(4)}
+    places |= {step().data_ptr() for _ in range(4)}
+    assert in_heap(step())
+    assert len(places) <= 2, "its memory is used again"
 
 
 @in_ranks(2)
@@ -129,12 +165,12 @@ def test_ranks_that_have_a_node_each_get_ordinary_tensors(rank, world):
 @in_ranks(2)
 def test_what_cannot_be_shared_is_an_error(rank, world):
     gloo = dist.new_group(backend="gloo")
-    with pytest.raises(ValueError, match="a group of the backend ours"), ourddp.shared_tensors(gloo):
+    with pytest.raises(ValueError, match="a process group of the backend ours"), ourddp.shared_tensors(gloo):
         pass
     with pytest.raises(ValueError, match="least=-1"), ourddp.shared_tensors(least=-1):
         pass
 
 
 def test_there_has_to_be_a_group():
-    with pytest.raises(ValueError, match="a group of the backend ours"), ourddp.shared_tensors():
+    with pytest.raises(ValueError, match="a process group of the backend ours"), ourddp.shared_tensors():
         pass

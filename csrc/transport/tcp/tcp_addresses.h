@@ -14,17 +14,14 @@ class TcpAddresses {
   TcpAddresses() = default;
   /// Those on the peer's card that lead to it from the machine of the card `own`.
   TcpAddresses(const TcpCard& card, const TcpCard& own) : mesh_(card.mesh) {
-    size_t paths = 0;
     for (const bool loopback : {false, true}) {
-      for (size_t i = 0; i < card.addresses.size(); ++i) {
+      for (const SocketAddress& address : card.addresses) {
         // Another machine's loopback address would lead to this machine.
-        if (card.addresses[i].is_loopback() != loopback || (loopback && card.machine != own.machine)) continue;
-        all_.push_back(card.addresses[i]);
-        if (!loopback && i < card.paths) ++paths;
+        if (address.is_loopback() == loopback && (!loopback || card.machine == own.machine)) all_.push_back(address);
       }
     }
     // A rank that is on fewer of them might reach the others only by a detour.
-    paths_ = std::max(std::min(paths, own.paths), size_t{1});
+    paths_ = std::max(std::min(paths_of(card), paths_of(own)), size_t{1});
   }
 
   const std::vector<SocketAddress>& all() const { return all_; }
@@ -39,6 +36,13 @@ class TcpAddresses {
   }
 
  private:
+  /// Loopback is none.
+  static size_t paths_of(const TcpCard& card) {
+    const auto end = card.addresses.begin() + static_cast<std::ptrdiff_t>(std::min(card.paths, card.addresses.size()));
+    return static_cast<size_t>(
+        std::count_if(card.addresses.begin(), end, [](const auto& address) { return !address.is_loopback(); }));
+  }
+
   std::vector<SocketAddress> all_;
   size_t paths_ = 1;
   uint32_t mesh_ = 0;

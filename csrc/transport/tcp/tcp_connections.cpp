@@ -379,8 +379,10 @@ void TcpConnections::check_links() {
   if (now < next_look_) return;
   next_look_ = now + std::chrono::seconds(1);
   for (const Slot* slot : open_) {
-    if (slot->number == 0 || !is_unanswered(slot->stream.fd())) continue;
-    owner_.lost(slot->rank, "has not answered for 30 s on a connection; is one of the links down?");
+    const Peer& peer = *find(slot->rank);
+    if (slot->number == 0 || peer.left || peer.parking.is_agreed() || !is_unanswered(slot->stream.fd())) continue;
+    owner_.lost(slot->rank, "has not answered for " + std::to_string(kUnanswered.count()) +
+                                " s on a connection; is one of the links down?");
   }
 }
 

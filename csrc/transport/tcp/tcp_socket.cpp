@@ -5,6 +5,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <functional>
 #include <string>
@@ -132,8 +133,9 @@ bool is_unanswered(int fd, std::chrono::milliseconds limit) {
   tcp_info info{};
   socklen_t length = sizeof(info);
   if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return false;
-  // What asks whether an idle peer is there, or a window open, is answered too.
-  return info.tcpi_unacked > 0 && std::chrono::milliseconds(info.tcpi_last_ack_recv) > limit;
+  // By the clock of keepalive, which asks when nothing comes: it counts data, since that need not acknowledge anything.
+  const std::chrono::milliseconds silent(std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv));
+  return info.tcpi_unacked > 0 && silent > limit;
 }
 
 }  // namespace ours

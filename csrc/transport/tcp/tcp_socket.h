@@ -44,8 +44,8 @@ void tune_connection(int fd);
 /// may hold the sender back: to the system, a peer that takes nothing for that long is gone as well.
 void limit_silence(int fd);
 
-/// Whether something was sent on a connection, and for `limit` nothing has come that acknowledges it: another way to
-/// find out, for those as well whose receiver may hold the sender back.
+/// Whether something was sent on a connection, and for `limit` nothing has come in answer. Also for connections whose
+/// receiver may hold the sender back, since it answers when it is asked whether it still does.
 bool is_unanswered(int fd, std::chrono::milliseconds limit = kUnanswered);
 
 }  // namespace ours
