@@ -252,8 +252,8 @@ Domains NodeSession::find_domains() const {
   // With r ranks on each socket, 1/r of the data goes from socket to socket, but there are more synchronisations. The
   // limit was not measured.
   constexpr int kLeastRanks = 4;
-  std::vector<int> sockets;
-  for (int r = 0; r < size_; ++r) sockets.push_back(block(r).socket);
+  std::vector<int> sockets(static_cast<size_t>(size_));
+  for (int r = 0; r < size_; ++r) sockets[static_cast<size_t>(r)] = block(r).socket;
   return Domains(sockets, kLeastRanks);
 }
 
