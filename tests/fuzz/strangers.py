@@ -146,7 +146,7 @@ class Strangers:
             if card is None or card[1] not in secrets:
                 continue
             words = self.store.get(key).decode().split()
-            ports = [int(word.rpartition(":")[2]) for word in words[5:]]
+            ports = [int(word.rpartition(":")[2]) for word in words[6:]]
             secret, earlier = secrets[card[1]], next(iter(secrets.values()))
             self.doors[key] = Door(ports[0], int(card[2]), RANKS, int(words[3]), secret, earlier)
             self.own_keys[ports[1]] = bytes.fromhex(words[2])
