@@ -12,55 +12,23 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
-from hosts import why_no_hosts
+from benchmark_runs import BENCHMARKS, check_times, run_benchmark
 from probes import HAS_HOOKS
 from programs import job, run_file, warm_python
 from ranks import run_ranks
 
 from ourddp.bench import report
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-TIMEOUT = 120
-
-
-def run_benchmark(name: str, *flags: str) -> str:
-    """Return what the benchmark prints on stdout; fail if it fails."""
-    command = [warm_python(), str(BENCHMARKS / name), *flags]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
-
-
-@pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """``ended(name, *flags)`` runs a benchmark in this process; returns its status, its output and its errors."""
-
-    def run(name: str, *flags: str) -> tuple[int, str, str]:
-        monkeypatch.syspath_prepend(str(BENCHMARKS))
-        monkeypatch.setattr(sys, "argv", [name, *flags])
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
-        return end.value.code, *capsys.readouterr()
-
-    return run
-
 
 def check_png(path: Path) -> None:
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG")
     assert len(content) > 5000
-
-
-def check_times(seconds: dict[str, dict[str, float]]) -> None:
-    for times in seconds.values():
-        assert 0 < times["low"] <= times["median"] <= times["high"]
 
 
 def test_collectives_reports_every_case(tmp_path: Path) -> None:
@@ -322,101 +290,3 @@ def test_sizes_are_parsed_as_they_are_printed() -> None:
         assert report.parse_size(report.show_size(size)) == size
     with pytest.raises(ValueError, match="is not a size"):
         report.parse_size("4X")
-
-
-def test_between_hosts_reports_times_and_bytes(tmp_path: Path) -> None:
-    reason = why_no_hosts()
-    if reason:
-        pytest.skip(reason)
-    path = tmp_path / "h.json"
-    flags = ("--variants", "ours,bfloat16,gloo", "--local", "1", "--sizes", "1M", "--time-budget", "1")
-    output = run_benchmark("between_hosts.py", *flags, "--json", str(path))
-    (row,) = json.loads(path.read_text())["rows"]
-    assert list(row["seconds"]) == ["ours", "bfloat16", "gloo"]
-    check_times(row["seconds"])
-    # After a pause the link lets 256 KiB pass at once.
-    assert row["seconds"]["ours"]["median"] > 0.7 * (1 << 20) / 125e6, "faster than the link"
-    assert row["sent"]["ours"] == [pytest.approx(1 << 20, rel=0.03)] * 2
-    assert row["sent"]["bfloat16"] == [pytest.approx(1 << 19, rel=0.03)] * 2
-    assert re.search(r"2 hosts of 1 ranks, (cubic|reno), links of 1000 Mbit/s", output)
-    assert re.search(r"\n +ours +\d.* ms +\d.*% +100.\d+% +\d", output)
-
-
-def test_between_hosts_judges_its_targets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    program = runpy.run_path(str(BENCHMARKS / "between_hosts.py"))
-
-    def rows(ours: float) -> list[dict[str, Any]]:
-        def row(hosts: int, mbit: int, size: int) -> dict[str, Any]:
-            least = 2 * (hosts - 1) / hosts * size
-            wire = least / (mbit * 125e3) if mbit else 1e-3
-            seconds = {"ours": ours * wire, "bfloat16": wire / 2, "gloo": 3 * wire}
-            times = {name: {"median": value} for name, value in seconds.items()}
-            return {"hosts": hosts, "mbit": mbit, "size": size, "seconds": times, "sent": {"ours": [least * ours]}}
-
-        return [row(2, 1000, 25 << 20), row(4, 1000, 25 << 20), row(2, 0, 25 << 20), row(2, 0, 64 << 10)]
-
-    assert program["check"](rows(1.0))
-    assert "MISSED" not in capsys.readouterr().out
-    assert not program["check"](rows(1.2))
-    missed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("MISSED")]
-    assert len(missed) == 6  # both shares of the line rate, 2.5 times Gloo's speed instead of 3, and three rows' bytes
-
-
-def test_gpu_refuses_to_check_other_numbers_of_ranks(ended: Any) -> None:
-    status, _, errors = ended("gpu.py", "--check", "--ranks", "2")
-    assert status == 2
-    assert "--check is for 4 ranks" in errors
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_gpu_needs_a_gpu(ended: Any) -> None:
-    status, output, errors = ended("gpu.py")
-    assert (status, output) == (2, "")
-    assert "finds no GPU" in errors
-
-
-def test_gpu_runs_on_the_cpu_for_a_try(tmp_path: Path) -> None:
-    sizes = ("--sizes", "64K", "--layers", "1", "--width", "64", "--time-budget", "1")
-    output = run_benchmark("gpu.py", "--device", "cpu", "--ranks", "2", *sizes, "--json", str(tmp_path / "g.json"))
-    report = json.loads((tmp_path / "g.json").read_text())
-    (row,) = report["all_reduce"]["rows"]
-    assert row["size"] == 64 << 10
-    assert row["floor"] == 4 * row["size"] / report["all_reduce"]["copied_bytes_per_second"]
-    assert set(row["seconds"]) == {"ours", "gloo"}
-    check_times(row["seconds"])
-    assert set(report["ddp"]["seconds"]) == {"local", "ourddp+ours", "ourddp+ours+auto", "torch+gloo"}
-    assert all(apart < 1e-3 for apart in report["ddp"]["apart"].values())
-    assert re.search(r"without NCCL: .*GPU", output)
-
-
-def test_gpu_judges_its_targets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    program = runpy.run_path(str(BENCHMARKS / "gpu.py"))
-
-    def report(slower: float) -> dict[str, Any]:
-        def row(**seconds: float) -> dict[str, Any]:
-            return {"seconds": {name.replace("_", " "): {"median": value} for name, value in seconds.items()}}
-
-        return {
-            "all_reduce": {
-                "rows": [
-                    {"size": 1 << 20, "floor": 1.0, **row(ours=9.0)},
-                    {"size": 100 << 20, "floor": 1.0, **row(ours=10.0 * slower, gloo=220.0)},
-                ]
-            },
-            "ddp": {
-                "seconds": {"ourddp+ours": {"median": slower}, "torch+gloo": {"median": 2.5}},
-                "apart": {"ourddp+ours": 0.01 * slower, "torch+gloo": 0.9},
-            },
-        }
-
-    def judged(slower: float) -> tuple[bool, list[str]]:
-        met = program["check"](report(slower))
-        return met, [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
-
-    assert judged(1.0) == (True, ["met"] * 4)
-    # The all-reduce, and Gloo's lead over it; the step, but not its difference.
-    assert judged(1.7) == (False, ["MISSED"] * 3 + ["met"])
-    assert not program["check"]({})
-    assert "not measured" in capsys.readouterr().out

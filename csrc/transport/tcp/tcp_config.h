@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <string>
 
@@ -21,6 +22,8 @@ struct TcpConfig {
   std::string master;     ///< name or address of the job's master; the network that leads there is used; may be empty
   PortRange ports;
   std::string congestion;  ///< see OURS_TCP_CONGESTION
+  /// For how long a peer may leave unanswered what was sent.
+  std::chrono::milliseconds unanswered = std::chrono::seconds(30);
   TcpPlan plan;
 
   /// Reads all from the options except plan.rules.

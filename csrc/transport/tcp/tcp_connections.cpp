@@ -31,6 +31,7 @@ TcpConnections::TcpConnections(const TcpSelf& self, const TcpConfig& config, con
       poller_(poller),
       owner_(owner),
       congestion_(config.congestion),
+      unanswered_(config.unanswered),
       acceptor_(poller, *this),
       peers_(static_cast<size_t>(self.size)) {
   acceptor_.listen(config, congestion_.at_first(), card);
@@ -180,7 +181,7 @@ void TcpConnections::open(Slot& slot, TcpHandshake& handshake) {
   poller_.watch_stream(slot.stream);
   if (!congestion_.settle(slot.stream.fd())) unsettled_.push_back(&slot.stream);
   if (slot.number != 0) return;
-  limit_silence(slot.stream.fd());
+  limit_silence(slot.stream.fd(), unanswered_);
   owner_.opened(slot.rank);
   begin_missing(slot.rank);
 }
@@ -375,14 +376,14 @@ void TcpConnections::check(int rank, bool awaited, bool expected) {
 }
 
 void TcpConnections::check_links() {
-  const auto now = Clock::now();
-  if (now < next_look_) return;
-  next_look_ = now + std::chrono::seconds(1);
+  if (Clock::now() < next_look_) return;
+  next_look_ = Clock::now() + std::chrono::seconds(1);
   for (const Slot* slot : open_) {
     const Peer& peer = *find(slot->rank);
-    if (slot->number == 0 || peer.left || peer.parking.is_agreed() || !is_unanswered(slot->stream.fd())) continue;
-    owner_.lost(slot->rank, "has not answered for " + std::to_string(kUnanswered.count()) +
-                                " s on a connection; is one of the links down?");
+    const bool matters = slot->number != 0 && !peer.left && !peer.parking.is_agreed();
+    if (!matters || !is_unanswered(slot->stream.fd(), unanswered_)) continue;
+    owner_.lost(slot->rank, "has not answered for " + std::to_string(unanswered_.count()) +
+                                " ms on a connection; is one of the links down?");
   }
 }
 

@@ -157,15 +157,16 @@ class TcpConnections final : private TcpAcceptor::Host {
   TcpPoller& poller_;
   Owner& owner_;
   const TcpCongestion congestion_;
+  const std::chrono::milliseconds unanswered_;
   TcpAcceptor acceptor_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::vector<std::string> names_;  ///< of all ranks, "(host node1, pid 4711)" each; or empty
   std::vector<int> met_;
-  std::vector<Slot*> open_;      ///< those with an open stream
-  std::vector<int> parking_;     ///< the ranks to which they may be closed soon, and perhaps others
-  std::vector<Slot*> attempts_;  ///< those with an attempt, and perhaps some that had one
-  Clock::time_point next_look_{};
+  std::vector<Slot*> open_;            ///< those with an open stream
+  std::vector<int> parking_;           ///< the ranks to which they may be closed soon, and perhaps others
+  std::vector<Slot*> attempts_;        ///< those with an attempt, and perhaps some that had one
   std::vector<TcpStream*> unsettled_;  ///< open streams whose congestion control may change
+  Clock::time_point next_look_{};      ///< at the links
 };
 
 }  // namespace ours

@@ -125,8 +125,8 @@ void tune_connection(int fd) {
   set(fd, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
 }
 
-void limit_silence(int fd) {
-  set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::chrono::milliseconds(kUnanswered).count()));
+void limit_silence(int fd, std::chrono::milliseconds limit) {
+  set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(limit.count()));
 }
 
 bool is_unanswered(int fd, std::chrono::milliseconds limit) {

@@ -9,9 +9,6 @@
 
 namespace ours {
 
-/// For how long a peer that is there may leave unanswered what was sent.
-constexpr std::chrono::seconds kUnanswered{30};
-
 /// The system's words for an errno.
 std::string text_of_error(int error);
 
@@ -40,12 +37,12 @@ ProcessFd accept_from(int listener);
 /// way.
 void tune_connection(int fd);
 
-/// Lets a connection also give up when what was sent is not acknowledged for long. Not for connections whose receiver
-/// may hold the sender back: to the system, a peer that takes nothing for that long is gone as well.
-void limit_silence(int fd);
+/// Lets a connection also give up when what was sent is not acknowledged for `limit`. Not for connections whose
+/// receiver may hold the sender back: to the system, a peer that takes nothing for that long is gone as well.
+void limit_silence(int fd, std::chrono::milliseconds limit);
 
 /// Whether something was sent on a connection, and for `limit` nothing has come in answer. Also for connections whose
 /// receiver may hold the sender back, since it answers when it is asked whether it still does.
-bool is_unanswered(int fd, std::chrono::milliseconds limit = kUnanswered);
+bool is_unanswered(int fd, std::chrono::milliseconds limit);
 
 }  // namespace ours

@@ -9,6 +9,7 @@
 
 #include "collectives/tcp/tcp_messages.h"
 #include "common/interval.h"
+#include "support/lost_packets.h"
 #include "support/message_ranks.h"
 #include "support/patience.h"
 #include "support/tcp_puppet.h"
@@ -50,6 +51,26 @@ TEST(a_peer_that_dies_is_named_at_once_on_all_ranks) {
   for (const bool abruptly : {false, true}) {
     check_soon(seconds(1), [abruptly] { return death_of_a_peer(abruptly); });
   }
+}
+
+TEST(a_link_that_is_lost_to_data_is_noticed_while_that_for_control_lives) {
+  TcpConfig config = loopback_config();
+  config.unanswered = milliseconds(300);
+  config.plan.streams = 2;
+  const Meshes meshes = make_meshes(2, config);
+  run_ranks(2, [&](int rank) {
+    const auto& mesh = meshes[static_cast<size_t>(rank)];
+    TcpGroup group(mesh);
+    std::vector<float> data(1 << 20, 1.0f);
+    sum(group, 0, data);
+    if (rank == 1) {
+      const TcpMesh::Lock lock = mesh->lock();
+      lose_packets(mesh->endpoint().connections().data(0, 1).fd());
+    }
+    const std::string message = CHECK_THROWS(PeerError, sum(group, 1, data));
+    CHECK_CONTAINS(message, "has not answered for 300 ms on a connection; is one of the links down?");
+    CHECK_CONTAINS(message, "all_reduce number 1");
+  });
 }
 
 TEST(a_death_far_away_reaches_ranks_that_never_spoke_with_the_dead) {

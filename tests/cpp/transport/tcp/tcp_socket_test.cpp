@@ -1,12 +1,12 @@
 #include "transport/tcp/tcp_socket.h"
 
-#include <linux/filter.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <vector>
 
 #include "common/deadline.h"
+#include "support/lost_packets.h"
 #include "support/ranks.h"
 
 namespace ours::testing {
@@ -35,9 +35,7 @@ constexpr std::chrono::milliseconds kLimit{100};
 TEST(a_connection_whose_packets_are_lost_is_unanswered_until_they_arrive) {
   const Connection connection;
   CHECK(!is_unanswered(connection.one.get(), kLimit));
-  sock_filter drop{BPF_RET | BPF_K, 0, 0, 0};
-  const sock_fprog program{1, &drop};
-  CHECK_EQ(::setsockopt(connection.other.get(), SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)), 0);
+  lose_packets(connection.other.get());
   CHECK_EQ(::send(connection.one.get(), "x", 1, MSG_NOSIGNAL), 1);
   wait_until([&] { return is_unanswered(connection.one.get(), kLimit); });
   const int none = 0;
