@@ -1,5 +1,6 @@
 #include "kernels/reduce.h"
 
+#include <cstring>
 #include <string>
 
 #include "common/error.h"
@@ -29,8 +30,12 @@ void reduce(void* dst, const void* const* srcs, int sources, size_t count, DType
   kernels::reduce_by(*kernels::variants().back(), dst, srcs, sources, count, dtype, reduction, stream);
 }
 
-void copy_stream(void* dst, const void* src, size_t bytes) {
-  kernels::variants().back()->copy_stream(static_cast<char*>(dst), static_cast<const char*>(src), bytes);
+void copy_bytes(void* dst, const void* src, size_t bytes, bool stream) {
+  if (stream) {
+    kernels::variants().back()->copy_stream(static_cast<char*>(dst), static_cast<const char*>(src), bytes);
+  } else if (bytes != 0) {
+    std::memcpy(dst, src, bytes);
+  }
 }
 
 }  // namespace ours

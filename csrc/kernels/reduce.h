@@ -34,7 +34,8 @@ void check_supported(ReduceKind kind, DType dtype);
 void reduce(void* dst, const void* const* srcs, int sources, size_t count, DType dtype, const Reduction& reduction,
             bool stream = false);
 
-/// A memcpy with non-temporal stores where the CPU has them, for results that leave the cache anyway.
-void copy_stream(void* dst, const void* src, size_t bytes);
+/// A memcpy. `stream` asks for non-temporal stores, where the CPU has them: for what leaves the cache anyway, or is
+/// read next by a core that does not share it.
+void copy_bytes(void* dst, const void* src, size_t bytes, bool stream);
 
 }  // namespace ours

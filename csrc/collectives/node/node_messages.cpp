@@ -110,7 +110,7 @@ size_t NodeMessages::push_part(int to, Message& message) {
   if (!out.lends) {
     return in_parts(to, message.bytes - message.moved, [&](size_t at, size_t n) {
       begin_trial(out);
-      return out.channel.write(message.data + message.moved + at, n);
+      return write(out, message.data + message.moved + at, n);
     });
   }
   if (out.channel.taken() == out.taken) {
@@ -120,6 +120,13 @@ size_t NodeMessages::push_part(int to, Message& message) {
   ++out.taken;
   out.lends = false;
   return message.bytes;
+}
+
+size_t NodeMessages::write(Outgoing& out, const std::byte* data, size_t bytes) {
+  bytes = std::min(bytes, out.channel.writable());
+  out.times.time(options().write_around, out.times.around_is_faster(), bytes,
+                 [&](bool around) { bytes = out.channel.write(data, bytes, around); });
+  return bytes;
 }
 
 template <class Copy>

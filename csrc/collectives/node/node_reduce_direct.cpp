@@ -173,11 +173,7 @@ bool leaves_cache(size_t bytes, int ranks) {
 
 void copy_result(void* to, const void* from, size_t bytes, bool leaves) {
   constexpr size_t kLeastStreamed = 4096;
-  if (leaves && bytes >= kLeastStreamed) {
-    copy_stream(to, from, bytes);
-  } else {
-    std::memcpy(to, from, bytes);
-  }
+  copy_bytes(to, from, bytes, leaves && bytes >= kLeastStreamed);
 }
 
 void reduce_direct(NodeRounds& rounds, const Running& run, const Reducing& job) {

@@ -1,7 +1,6 @@
 #include "collectives/node/shared_write.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/reduce.h"
 
@@ -12,9 +11,9 @@ namespace {
 /// One piece goes the way that is not in use once in this time: it may cost six times as much.
 constexpr std::chrono::milliseconds kTryEvery{5};
 
-/// How much faster the way around the cache must be. Between caches it is three times as fast and more. Under one
-/// cache it is slower, or a few per cent faster at the cost of the readers, which find the data in memory only.
-constexpr double kWorthIt = 2.0;
+/// How much faster the way around the cache must be. Between caches it is one and a half times as fast and more. Under
+/// one cache it is slower, or a few per cent faster at the cost of the readers, which find the data in memory only.
+constexpr double kWorthIt = 1.4;
 
 }  // namespace
 
@@ -49,21 +48,7 @@ void SharedWrite::begin() {
 }
 
 void SharedWrite::copy(void* to, const void* from, size_t bytes) {
-  if (bytes < WriteTimes::kTimedBytes) {
-    // Too short to tell anything, and not worth the fence that ends non-temporal stores.
-    if (bytes != 0) std::memcpy(to, from, bytes);
-    return;
-  }
-  const bool timed = setting_ == Setting::Auto;
-  const Clock::time_point begin = timed ? Clock::now() : Clock::time_point{};
-  const bool around = timed ? times_.next(around_, begin) : around_;
-  if (around) {
-    copy_stream(to, from, bytes);
-  } else {
-    std::memcpy(to, from, bytes);
-  }
-  if (!timed) return;
-  times_.took(bytes, Clock::now() - begin);
+  times_.time(setting_, around_, bytes, [&](bool around) { copy_bytes(to, from, bytes, around); });
   std::atomic<bool>& said = session_.self().around_is_faster;
   if (said.load(std::memory_order_relaxed) != times_.around_is_faster()) {
     said.store(times_.around_is_faster(), std::memory_order_relaxed);

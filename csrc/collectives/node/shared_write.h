@@ -18,6 +18,17 @@ class WriteTimes {
   /// Records what that piece cost. Only pieces of kTimedBytes or more tell anything.
   void took(size_t bytes, Clock::duration time);
 
+  /// Calls write(whether to go around the cache) for a piece, and measures it if that is to be found out.
+  template <class Write>
+  void time(Setting setting, bool around, size_t bytes, Write&& write) {
+    // Shorter pieces tell nothing, and are not worth the fence that ends non-temporal stores.
+    if (bytes < kTimedBytes) return write(false);
+    if (setting != Setting::Auto) return write(setting == Setting::On);
+    const Clock::time_point begin = Clock::now();
+    write(next(around, begin));
+    took(bytes, Clock::now() - begin);
+  }
+
   /// Whether this rank wants all ranks to go around the cache.
   bool around_is_faster() const { return around_is_faster_; }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/reduce.h"
+
 namespace ours {
 
 // Positions only grow. Only the writer stores `written` and only the reader stores `read`, each with release after it
@@ -25,14 +27,15 @@ size_t Channel::writable() const {
   return capacity_ - static_cast<size_t>(used);
 }
 
-size_t Channel::write(const void* data, size_t bytes) {
+size_t Channel::write(const void* data, size_t bytes, bool around) {
   bytes = std::min(bytes, writable());
   if (bytes == 0) return 0;
   const uint64_t position = head_->written.load(std::memory_order_relaxed);
   const size_t at = static_cast<size_t>(position % capacity_);
   const size_t first = std::min(bytes, capacity_ - at);
-  std::memcpy(ring_ + at, data, first);
-  std::memcpy(ring_, static_cast<const std::byte*>(data) + first, bytes - first);
+  const auto* from = static_cast<const std::byte*>(data);
+  copy_bytes(ring_ + at, from, first, around);
+  copy_bytes(ring_, from + first, bytes - first, around);
   head_->written.store(position + bytes, std::memory_order_release);
   return bytes;
 }

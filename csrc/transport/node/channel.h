@@ -20,8 +20,8 @@ class Channel {
   /// Bytes that can be written now.
   size_t writable() const;
 
-  /// Copies up to `bytes` bytes in or out; returns how many.
-  size_t write(const void* data, size_t bytes);
+  /// Copies up to `bytes` bytes in or out; returns how many. `around`: past the writer's cache.
+  size_t write(const void* data, size_t bytes, bool around = false);
   size_t read(void* data, size_t bytes);
 
   /// Drops up to `bytes` bytes; returns how many.

@@ -1,6 +1,7 @@
 #include "collectives/node/shared_write.h"
 
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 #include "support/node_ranks.h"
@@ -63,6 +64,24 @@ TEST(shared_writes_of_few_bytes_tell_nothing) {
     CHECK(!times.next(false, now));
     times.took(kPiece - 1, microseconds(1));
   }
+}
+
+TEST(a_timed_write_takes_the_way_that_is_set_or_tries_both) {
+  const auto count_around = [](Setting setting, size_t bytes) {
+    WriteTimes times;
+    int around = 0;
+    const auto write = [&](bool goes_around) {
+      const auto cost = goes_around ? microseconds(10) : microseconds(2000);
+      for (const auto end = Clock::now() + cost; Clock::now() < end;) std::this_thread::yield();
+      around += goes_around ? 1 : 0;
+    };
+    for (int i = 0; i < 20; ++i) times.time(setting, times.around_is_faster(), bytes, write);
+    return around;
+  };
+  CHECK_EQ(count_around(Setting::On, kPiece), 20);
+  CHECK_EQ(count_around(Setting::Off, kPiece), 0);
+  CHECK_EQ(count_around(Setting::On, kPiece - 1), 0);
+  CHECK(count_around(Setting::Auto, kPiece) > 0);
 }
 
 TEST(shared_writes_of_all_ranks_go_the_way_that_one_of_them_wants) {

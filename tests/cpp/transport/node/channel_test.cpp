@@ -52,7 +52,7 @@ TEST(channel_is_safe_between_one_writer_and_one_reader) {
       const size_t most = std::min(piece.size(), kTotal - moved);
       if (session->rank() == 0) {
         for (size_t i = 0; i < most; ++i) piece[i] = pattern(moved + i);
-        moved += channel.write(piece.data(), most);
+        moved += channel.write(piece.data(), most, moved % 2 == 0);
       } else {
         const size_t n = channel.read(piece.data(), most);
         for (size_t i = 0; i < n; ++i) CHECK(piece[i] == pattern(moved + i));
