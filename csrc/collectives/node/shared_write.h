@@ -38,8 +38,9 @@ class WriteTimes {
   /// The cheapest of the last pieces counts, since others may have been interrupted.
   static constexpr size_t kKept = 4;
 
-  bool around_ = false;  ///< the way in use
-  bool trying_ = false;  ///< the next piece tries the other one
+  bool around_ = false;      ///< the way in use
+  size_t tries_left_ = 0;    ///< pieces, the next one first, that try the other one
+  double cheapest_try_ = 0;  ///< the cost of the cheapest of them
   bool around_is_faster_ = false;
   double costs_[kKept] = {};  ///< ns per byte of the way in use
   size_t known_ = 0;          ///< costs entered since it came into use
