@@ -34,8 +34,8 @@ void check_supported(ReduceKind kind, DType dtype);
 void reduce(void* dst, const void* const* srcs, int sources, size_t count, DType dtype, const Reduction& reduction,
             bool stream = false);
 
-/// A memcpy. `stream` asks for non-temporal stores, where the CPU has them: for what leaves the cache anyway, or is
-/// read next by a core that does not share it.
+/// A memcpy, also of nothing from nowhere. `stream` asks for non-temporal stores, where the CPU has them: for what
+/// leaves the cache anyway, or is read next by a core that does not share it. They are ordered before later stores.
 void copy_bytes(void* dst, const void* src, size_t bytes, bool stream);
 
 }  // namespace ours

@@ -42,7 +42,10 @@ def test_nodes_of_any_shape(network, world, count, on_hosts):
 
 
 def count_bytes(rank: int, world: int, count: int) -> dict[str, int]:
-    """Return the bytes that this rank's host sends for collectives of ``count`` float32 numbers on each rank."""
+    """Return the bytes that this rank's host sends for collectives of ``count`` float32 numbers on each rank.
+
+    Each is the least of three attempts.
+    """
     whole = torch.ones(count)
     parts = [torch.ones(count) for _ in range(world)]
     calls = {
@@ -67,7 +70,7 @@ def count_bytes(rank: int, world: int, count: int) -> dict[str, int]:
             call()
             dist.barrier()
             attempts.append(payload_sent() - before)
-        sent[name] = min(attempts)  # more if a busy host acknowledged late, and TCP sent again what had arrived
+        sent[name] = min(attempts)  # it is more if a busy host acknowledged late, and TCP sent again what had arrived
         dist.barrier()
     return sent
 

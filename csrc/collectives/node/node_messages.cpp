@@ -9,16 +9,19 @@
 
 namespace ours {
 
-std::shared_ptr<PointToPoint> make_node_point_to_point(const std::shared_ptr<NodeSession>& session) {
-  return std::make_shared<PostedMessages>(std::make_unique<NodeMessages>(session));
+std::shared_ptr<PointToPoint> make_node_point_to_point(const std::shared_ptr<NodeSession>& session,
+                                                       Setting write_around) {
+  return std::make_shared<PostedMessages>(std::make_unique<NodeMessages>(session, write_around));
 }
 
-NodeMessages::NodeMessages(const std::shared_ptr<NodeSession>& session)
-    : NodeMessages(session, std::make_shared<Inbox>(session->rank(), session->size(),
-                                                    [session](int rank) { return session->describe(rank); })) {}
+NodeMessages::NodeMessages(const std::shared_ptr<NodeSession>& session, Setting write_around)
+    : NodeMessages(session,
+                   std::make_shared<Inbox>(session->rank(), session->size(),
+                                           [session](int rank) { return session->describe(rank); }),
+                   write_around) {}
 
-NodeMessages::NodeMessages(std::shared_ptr<NodeSession> session, std::shared_ptr<Inbox> inbox)
-    : session_(std::move(session)), spread_(*session_), inbox_(std::move(inbox)) {
+NodeMessages::NodeMessages(std::shared_ptr<NodeSession> session, std::shared_ptr<Inbox> inbox, Setting write_around)
+    : session_(std::move(session)), write_around_(write_around), spread_(*session_), inbox_(std::move(inbox)) {
   for (int r = 0; r < size(); ++r) {
     const auto number = static_cast<size_t>(session_->number_of(r));
     locals_.resize(std::max(locals_.size(), number + 1), -1);
@@ -122,9 +125,9 @@ size_t NodeMessages::push_part(int to, Message& message) {
   return message.bytes;
 }
 
-size_t NodeMessages::write(Outgoing& out, const std::byte* data, size_t bytes) {
-  bytes = std::min(bytes, out.channel.writable());
-  out.times.time(options().write_around, out.times.around_is_faster(), bytes,
+size_t NodeMessages::write(Outgoing& out, const std::byte* data, size_t bytes) const {
+  bytes = std::min(bytes, out.channel.writable());  // what is timed has to be what is written
+  out.times.time(write_around_, out.times.around_is_faster(), bytes,
                  [&](bool around) { bytes = out.channel.write(data, bytes, around); });
   return bytes;
 }
@@ -132,7 +135,7 @@ size_t NodeMessages::write(Outgoing& out, const std::byte* data, size_t bytes) {
 template <class Copy>
 size_t NodeMessages::in_parts(int peer, size_t bytes, Copy&& copy) {
   const size_t ring = session_->layout().ring_bytes;
-  const size_t part = session_->have_own_cores() ? size_t{32} << 10 : ring;
+  const size_t part = session_->have_own_cores() ? WriteTimes::kTimedBytes : ring;
   size_t moved = 0;
   while (moved < bytes && moved < ring) {
     if (moved != 0) signal(session_->block(peer).doorbell);

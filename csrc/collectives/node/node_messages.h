@@ -22,9 +22,10 @@ namespace ours {
 /// take in yet stays in the channel, which holds its sender back.
 class NodeMessages final : public MessageCarrier {
  public:
-  explicit NodeMessages(const std::shared_ptr<NodeSession>& session);
+  explicit NodeMessages(const std::shared_ptr<NodeSession>& session, Setting write_around = options().write_around);
   /// For the messages of the node's ranks in a larger group, which `inbox` is of.
-  NodeMessages(std::shared_ptr<NodeSession> session, std::shared_ptr<Inbox> inbox);
+  NodeMessages(std::shared_ptr<NodeSession> session, std::shared_ptr<Inbox> inbox,
+               Setting write_around = options().write_around);
 
   int size() const override { return session_->size(); }
   std::string describe_self() const override { return session_->describe(session_->rank()); }
@@ -110,7 +111,7 @@ class NodeMessages final : public MessageCarrier {
   size_t push_part(int to, Message& message);
   /// Writes up to `bytes` bytes into the channel, in the way that is faster for this peer: whether the two share a
   /// cache differs from pair to pair. Returns how many.
-  static size_t write(Outgoing& out, const std::byte* data, size_t bytes);
+  size_t write(Outgoing& out, const std::byte* data, size_t bytes) const;
   /// The same for the message that is arriving from `from`.
   size_t pull_part(int from);
   bool pull(int from);
@@ -123,6 +124,7 @@ class NodeMessages final : public MessageCarrier {
   bool begin(int from);
 
   const std::shared_ptr<NodeSession> session_;
+  const Setting write_around_;
   std::mutex spread_mutex_;
   CoreSpread spread_;                   // of the ranks that wait for messages; settle() needs its mutex
   const std::shared_ptr<Inbox> inbox_;  // knows ranks by their numbers in the group,
@@ -132,6 +134,7 @@ class NodeMessages final : public MessageCarrier {
   std::array<FasterWay, 16> ways_;      // to copy a message that does not fit, or to lend it; by size
 };
 
-std::shared_ptr<PointToPoint> make_node_point_to_point(const std::shared_ptr<NodeSession>& session);
+std::shared_ptr<PointToPoint> make_node_point_to_point(const std::shared_ptr<NodeSession>& session,
+                                                       Setting write_around = options().write_around);
 
 }  // namespace ours

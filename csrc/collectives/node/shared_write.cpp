@@ -9,40 +9,47 @@ namespace ours {
 
 namespace {
 
-/// Some pieces go the way that is not in use once in this time: they may cost six times as much.
+/// How many bytes go the way that is not in use when it is tried. Several pieces, of which the cheapest counts, since
+/// others may have been interrupted.
+constexpr size_t kTryBytes = 4 * WriteTimes::kTimedBytes;
+
+/// Between two tries there is at least this time, and so many bytes go the way in use: a try may cost six times as
+/// much.
 constexpr std::chrono::milliseconds kTryEvery{5};
+constexpr size_t kBytesBetween = 16 * kTryBytes;
 
-/// How many. The first ones find the lines where the other way has left them.
-constexpr size_t kTries = 4;
-
-/// How much faster the way around the cache must be. Between caches it is one and a half times as fast and more. Under
-/// one cache it is slower, or a few per cent faster at the cost of the readers, which find the data in memory only.
+/// How many times as fast the way around the cache must be. Between caches it is one and a half to three times as fast.
+/// Under one cache it is slower, or a few per cent faster at the cost of the readers, which find the data in memory
+/// only.
 constexpr double kWorthIt = 1.4;
 
 }  // namespace
 
 bool WriteTimes::next(bool around, Clock::time_point now) {
-  if (around != around_) known_ = tries_left_ = 0;
+  if (around != around_) known_ = to_try_ = since_try_ = 0;
   around_ = around;
-  if (tries_left_ == 0 && known_ >= kKept && now >= next_try_) {
-    tries_left_ = kTries;
+  if (to_try_ == 0 && known_ >= kKept && since_try_ >= kBytesBetween && now >= next_try_) {
+    to_try_ = kTryBytes;
     cheapest_try_ = std::numeric_limits<double>::infinity();
     next_try_ = now + kTryEvery;
   }
-  return around != (tries_left_ > 0);
+  return around != (to_try_ > 0);
 }
 
 void WriteTimes::took(size_t bytes, Clock::duration time) {
   if (bytes < kTimedBytes) return;
   const double cost = std::chrono::duration<double, std::nano>(time).count() / static_cast<double>(bytes);
-  if (tries_left_ == 0) {
+  if (to_try_ == 0) {
     costs_[known_++ % kKept] = cost;
+    since_try_ += bytes;
     return;
   }
   cheapest_try_ = std::min(cheapest_try_, cost);
-  if (--tries_left_ > 0) return;
+  to_try_ -= std::min(bytes, to_try_);
+  if (to_try_ > 0) return;
   const double cheapest = *std::min_element(costs_, costs_ + kKept);
   around_is_faster_ = around_ ? cheapest_try_ >= kWorthIt * cheapest : cheapest >= kWorthIt * cheapest_try_;
+  known_ = since_try_ = 0;  // what is compared next is to be as new as the next try
 }
 
 SharedWrite::SharedWrite(NodeSession& session, Setting around)

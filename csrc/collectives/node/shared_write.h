@@ -9,7 +9,8 @@
 namespace ours {
 
 /// One rank's measurements of two ways to write what its peers read next: through the cache, or around it
-/// (non-temporal stores). The way in use is timed whenever it is used, the other one now and then.
+/// (non-temporal stores). The way in use is timed whenever it is used, the other one is tried now and then. time() does
+/// both steps; they are apart for tests with a clock of their own.
 class WriteTimes {
  public:
   /// Whether the next piece goes around the cache, if `around` is the way in use.
@@ -18,7 +19,7 @@ class WriteTimes {
   /// Records what that piece cost. Only pieces of kTimedBytes or more tell anything.
   void took(size_t bytes, Clock::duration time);
 
-  /// Calls write(whether to go around the cache) for a piece, and measures it if that is to be found out.
+  /// Calls write(whether to go around the cache) for a piece, and times it if the setting is Auto.
   template <class Write>
   void time(Setting setting, bool around, size_t bytes, Write&& write) {
     // Shorter pieces tell nothing, and are not worth the fence that ends non-temporal stores.
@@ -29,7 +30,7 @@ class WriteTimes {
     took(bytes, Clock::now() - begin);
   }
 
-  /// Whether this rank wants all ranks to go around the cache.
+  /// Whether the way around the cache was found to be faster.
   bool around_is_faster() const { return around_is_faster_; }
 
   static constexpr size_t kTimedBytes = 32 * 1024;
@@ -39,19 +40,20 @@ class WriteTimes {
   static constexpr size_t kKept = 4;
 
   bool around_ = false;      ///< the way in use
-  size_t tries_left_ = 0;    ///< pieces, the next one first, that try the other one
-  double cheapest_try_ = 0;  ///< the cost of the cheapest of them
+  size_t since_try_ = 0;     ///< bytes that have gone that way since the other one was tried
+  size_t to_try_ = 0;        ///< bytes, the next ones, that try the other one
+  double cheapest_try_ = 0;  ///< ns per byte of the cheapest piece of them
   bool around_is_faster_ = false;
   double costs_[kKept] = {};  ///< ns per byte of the way in use
-  size_t known_ = 0;          ///< costs entered since it came into use
+  size_t known_ = 0;          ///< costs entered since it came into use, or since the last try
   Clock::time_point next_try_{};
 };
 
 /// Writes into memory that peers read next, in the way that suits all ranks of a node.
 ///
 /// If all ranks share one last-level cache, it is faster to let the lines stay in it. If their cores have several such
-/// caches, each line has to be fetched from the other cache, at a third of the speed or less; then it is faster to go
-/// through memory. Virtual machines do not tell which is the case, and it changes as they run, so it is measured. All
+/// caches, each line has to be fetched from the other cache; then it is faster to go through memory, up to three times.
+/// Virtual machines do not tell which is the case, and it changes as they run, so it is measured. All
 /// ranks go around the cache if one of them says so, since some may not see what their writes cost others.
 class SharedWrite {
  public:

@@ -9,7 +9,7 @@ namespace ours {
 
 // Positions only grow. Only the writer stores `written` and only the reader stores `read`, each with release after it
 // has copied; each side loads the other's with acquire before it copies. So bytes are read after they were written,
-// and overwritten after they were read.
+// and overwritten after they were read. A release does not order non-temporal stores, so copy_bytes() does.
 
 Channel::Channel(NodeSession& session, int from, int to) : capacity_(session.layout().ring_bytes) {
   const size_t offset = session.layout().channel(static_cast<size_t>(from), static_cast<size_t>(to));

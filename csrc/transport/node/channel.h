@@ -20,7 +20,8 @@ class Channel {
   /// Bytes that can be written now.
   size_t writable() const;
 
-  /// Copies up to `bytes` bytes in or out; returns how many. `around`: past the writer's cache.
+  /// Copies up to `bytes` bytes in or out; returns how many. `around`: around the writer's cache, which is faster if
+  /// the reader does not share it.
   size_t write(const void* data, size_t bytes, bool around = false);
   size_t read(void* data, size_t bytes);
 

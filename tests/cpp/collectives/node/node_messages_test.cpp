@@ -3,6 +3,7 @@
 #include <malloc.h>
 #include <sched.h>
 
+#include <numeric>
 #include <utility>
 
 #include "support/node_ranks.h"
@@ -86,6 +87,26 @@ TEST(a_message_is_sent_when_the_receiver_has_read_it) {
       return !sent.empty() && !received.empty();
     });
     CHECK(target == data);
+  }
+}
+
+TEST(long_messages_arrive_whichever_way_they_are_written) {
+  for (const Setting write_around : {Setting::On, Setting::Off, Setting::Auto}) {
+    const Sessions sessions = make_sessions(2, 0, {false});
+    NodeMessages sender(sessions[0], write_around), receiver(sessions[1]);
+    for (const size_t count : {10000, 65536, 300001}) {
+      std::vector<int> data(count), target(count);
+      std::iota(data.begin(), data.end(), static_cast<int>(count));
+      Messages sent, received;
+      sender.add(message_of(Op::Send, data, 1));
+      receiver.add(message_of(Op::Recv, target, 0));
+      wait_until([&] {
+        sender.progress(sent, Mover::Waits);
+        receiver.progress(received, Mover::Waits);
+        return !sent.empty() && !received.empty();
+      });
+      CHECK(target == data);
+    }
   }
 }
 

@@ -1,6 +1,5 @@
 #include "collectives/node/shared_write.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -14,21 +13,19 @@ using std::chrono::microseconds;
 
 constexpr size_t kPiece = WriteTimes::kTimedBytes;
 
-/// One rank on its own, writing a piece every 100 us that costs what `cached` and `around` say; the first piece that
-/// goes another way than the one before costs the more of them. Returns how many of them went around the cache.
+/// One rank on its own, writing a piece every `pause` that costs what `cached` and `around` say. Returns how many of
+/// them went around the cache.
 struct Writer {
   WriteTimes times;
   Clock::time_point now{};
-  bool went_before = false;
+  microseconds pause{100};
 
   int write(int pieces, microseconds cached, microseconds around) {
     int went_around = 0;
     for (int i = 0; i < pieces; ++i) {
-      now += microseconds(100);
+      now += pause;
       const bool goes_around = times.next(times.around_is_faster(), now);
-      const auto cost = goes_around ? around : cached;
-      times.took(kPiece, goes_around == went_before ? cost : std::max(around, cached));
-      went_before = goes_around;
+      times.took(kPiece, goes_around ? around : cached);
       went_around += goes_around ? 1 : 0;
     }
     return went_around;
@@ -36,27 +33,33 @@ struct Writer {
 };
 
 TEST(shared_writes_take_the_faster_way_and_follow_its_changes) {
-  Writer writer;
-  // Under one cache both cost the same: the cache is used, except for a try now and then.
-  const int tries = writer.write(1000, microseconds(10), microseconds(9));
-  CHECK(!writer.times.around_is_faster());
-  CHECK(tries >= 40 && tries <= 120);
-  // The cores move apart, and together again.
-  CHECK(writer.write(1000, microseconds(40), microseconds(9)) >= 800);
-  CHECK(writer.times.around_is_faster());
-  CHECK(writer.write(1000, microseconds(10), microseconds(9)) <= 200);
-  CHECK(!writer.times.around_is_faster());
+  for (const auto pause : {microseconds(1), microseconds(100), microseconds(2000), microseconds(10000)}) {
+    Writer writer;
+    writer.pause = pause;
+    const int pieces = pause == microseconds(1) ? 20000 : 2000;
+    // Under one cache both cost the same: the cache is used, except for a try now and then.
+    const int tries = writer.write(pieces, microseconds(13), microseconds(10));
+    CHECK(!writer.times.around_is_faster());
+    CHECK(tries >= 8 && tries <= pieces / 10);
+    // The cores move apart, and together again.
+    CHECK(writer.write(pieces, microseconds(15), microseconds(10)) >= pieces * 6 / 10);
+    CHECK(writer.times.around_is_faster());
+    CHECK(writer.write(pieces, microseconds(13), microseconds(10)) <= pieces * 4 / 10);
+    CHECK(!writer.times.around_is_faster());
+  }
 }
 
 TEST(shared_writes_are_not_misled_by_interruptions) {
-  WriteTimes times;
-  Clock::time_point now{};
-  for (int i = 0; i < 2000; ++i) {
-    now += microseconds(100);
-    const bool around = times.next(false, now);
-    // Three of four pieces are interrupted.
-    times.took(kPiece, i % 4 != 0 ? microseconds(3000) : microseconds(around ? 9 : 10));
-    CHECK(!times.around_is_faster());
+  for (const bool around_is_faster : {false, true}) {
+    Writer writer;
+    writer.write(200, microseconds(around_is_faster ? 20 : 10), microseconds(10));
+    CHECK_EQ(writer.times.around_is_faster(), around_is_faster);
+    for (int i = 0; i < 2000; ++i) {
+      // Three of four pieces are interrupted.
+      const microseconds more(i % 4 != 0 ? 3000 : 0);
+      writer.write(1, more + microseconds(around_is_faster ? 20 : 10), more + microseconds(10));
+      CHECK_EQ(writer.times.around_is_faster(), around_is_faster);
+    }
   }
 }
 
@@ -70,22 +73,24 @@ TEST(shared_writes_of_few_bytes_tell_nothing) {
   }
 }
 
-TEST(a_timed_write_takes_the_way_that_is_set_or_tries_both) {
+TEST(a_timed_write_goes_as_it_is_set_or_as_it_measures) {
   const auto count_around = [](Setting setting, size_t bytes) {
     WriteTimes times;
     int around = 0;
-    const auto write = [&](bool goes_around) {
-      const auto cost = goes_around ? microseconds(10) : microseconds(2000);
-      for (const auto end = Clock::now() + cost; Clock::now() < end;) std::this_thread::yield();
-      around += goes_around ? 1 : 0;
-    };
-    for (int i = 0; i < 20; ++i) times.time(setting, times.around_is_faster(), bytes, write);
+    for (int i = 0; i < 400; ++i) {
+      times.time(setting, times.around_is_faster(), bytes, [&](bool goes_around) {
+        const auto cost = microseconds(goes_around || setting != Setting::Auto ? 0 : 200);
+        for (const auto end = Clock::now() + cost; Clock::now() < end;) std::this_thread::yield();
+        around += goes_around ? 1 : 0;
+      });
+    }
     return around;
   };
-  CHECK_EQ(count_around(Setting::On, kPiece), 20);
-  CHECK_EQ(count_around(Setting::Off, kPiece), 0);
+  CHECK_EQ(count_around(Setting::On, kPiece), 400);
   CHECK_EQ(count_around(Setting::On, kPiece - 1), 0);
-  CHECK(count_around(Setting::Auto, kPiece) > 0);
+  CHECK_EQ(count_around(Setting::Off, kPiece), 0);
+  CHECK_EQ(count_around(Setting::Auto, kPiece - 1), 0);
+  CHECK(count_around(Setting::Auto, kPiece) > 100);
 }
 
 TEST(shared_writes_of_all_ranks_go_the_way_that_one_of_them_wants) {
