@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cpp_make
 import pytest
 import torch.distributed as dist
 from benchmark_runs import BENCHMARKS, check_times, run_benchmark
@@ -56,6 +57,14 @@ def test_collectives_reports_every_case(tmp_path: Path) -> None:
     assert output.startswith(f"{report['machine']}\n")
     assert re.match(r"\d+-core \w+", report["machine"])
     check_png(tmp_path / "c.png")
+
+
+def test_messages_are_timed_in_every_way() -> None:
+    program = cpp_make.make("messages_path")
+    done = subprocess.run([program, "100000", "3"], capture_output=True, text=True, timeout=60, check=True)
+    head, row = done.stdout.splitlines()
+    assert re.fullmatch(r"size +chosen +cached +around +by hand", head)
+    assert re.fullmatch(r"100000 B( +\d+\.\d us){4}", row)
 
 
 def test_the_readme_shows_the_measured_times() -> None:
