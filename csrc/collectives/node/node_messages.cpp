@@ -85,9 +85,13 @@ bool NodeMessages::choose_way(int to, Mover mover) {
     ring();  // for a thread that moves messages already; otherwise this one may come to wait
     return false;
   }
-  const bool can_lend = session_->reads_all(to) && is_readable_by_others(message.data, message.bytes);
-  out.lends = can_lend && (!can_copy || faster_way(message.bytes).next());
-  if (can_lend && can_copy) out.trial = Trial{out.lends, out.channel.written() + sizeof(Header)};
+  const bool could_lend = session_->reads_all(to);
+  const bool is_to_lend = could_lend && (!can_copy || faster_way(message.bytes).next());
+  // This asks the system, which takes microseconds, so only what is to be lent is asked for.
+  out.lends = is_to_lend && is_readable_by_others(message.data, message.bytes);
+  if (could_lend && can_copy && out.lends == is_to_lend) {
+    out.trial = Trial{out.lends, out.channel.written() + sizeof(Header)};
+  }
   return true;
 }
 
