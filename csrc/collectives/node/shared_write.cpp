@@ -18,9 +18,9 @@ constexpr size_t kTryBytes = 4 * WriteTimes::kTimedBytes;
 constexpr std::chrono::milliseconds kTryEvery{5};
 constexpr size_t kBytesBetween = 16 * kTryBytes;
 
-/// How many times as fast the way around the cache must be. Between caches it is one and a third to three times as fast.
-/// Under one cache it is slower, or a few per cent faster at the cost of the readers, which find the data in memory
-/// only.
+/// How many times as fast the way around the cache must be. Between caches it is one and a third to three times as
+/// fast. Under one cache it is slower, or a few per cent faster at the cost of the readers, which find the data in
+/// memory only.
 constexpr double kWorthIt = 1.2;
 
 }  // namespace
