@@ -8,7 +8,9 @@
 // time of that, the median over the repetitions.
 
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,10 +21,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collectives/messages/point_to_point.h"
@@ -202,6 +204,7 @@ int main(int argc, char** argv) {
   }
   const int rank = fork() == 0 ? 1 : 0;
   if (rank == 1) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // it would wait in the ring for ever
     for (auto& session : sessions) session = ours::NodeSession::open(1, 2, session->address());
   } else {
     std::printf("%-8s", "size");

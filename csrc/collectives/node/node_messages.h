@@ -109,12 +109,12 @@ class NodeMessages final : public MessageCarrier {
   FasterWay& faster_way(size_t bytes);
   /// Moves a part of the first message. Returns how many bytes have moved.
   size_t push_part(int to, Message& message);
-  /// Writes up to `bytes` bytes into the channel, in the way that is faster for this peer: whether the two share a
-  /// cache differs from pair to pair. Returns how many.
-  size_t write(Outgoing& out, const std::byte* data, size_t bytes) const;
   /// The same for the message that is arriving from `from`.
   size_t pull_part(int from);
   bool pull(int from);
+  /// Writes up to `bytes` bytes into the channel, in the way that is faster for this peer: whether the two share a
+  /// cache differs from pair to pair. Returns how many.
+  size_t write(Outgoing& out, const std::byte* data, size_t bytes) const;
   /// Copies into a channel or out of it, as long as copy(at, n) says that it could, and about as much as it holds,
   /// since other messages move in between. Where ranks have cores of their own, each part is announced, so that the two
   /// copy at the same time, one a few parts behind the other. Returns how many bytes.

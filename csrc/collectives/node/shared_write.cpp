@@ -13,10 +13,10 @@ namespace {
 /// others may have been interrupted.
 constexpr size_t kTryBytes = 4 * WriteTimes::kTimedBytes;
 
-/// Between two tries there is at least this time, and so many bytes go the way in use: a try may cost six times as
-/// much.
+/// A try may cost six times as much. Between two of them there is at least this time, and at least so many bytes go the
+/// way in use.
 constexpr std::chrono::milliseconds kTryEvery{5};
-constexpr size_t kBytesBetween = 16 * kTryBytes;
+constexpr size_t kBytesBetween = 32 * kTryBytes;
 
 /// How many times as fast the way around the cache must be. Between caches it is one and a third to three times as
 /// fast. Under one cache it is slower, or a few per cent faster at the cost of the readers, which find the data in

@@ -52,9 +52,9 @@ class WriteTimes {
 /// Writes into memory that peers read next, in the way that suits all ranks of a node.
 ///
 /// If all ranks share one last-level cache, it is faster to let the lines stay in it. If their cores have several such
-/// caches, each line has to be fetched from the other cache; then it is faster to go through memory, up to three times.
-/// Virtual machines do not tell which is the case, and it changes as they run, so it is measured. All
-/// ranks go around the cache if one of them says so, since some may not see what their writes cost others.
+/// caches, each line has to be fetched from the other cache, and it is up to three times as fast to go through memory.
+/// Virtual machines do not tell which is the case, and it changes as they run, so it is measured. All ranks go around
+/// the cache if one of them says so, since some may not see what their writes cost others.
 class SharedWrite {
  public:
   SharedWrite(NodeSession& session, Setting around);
