@@ -23,7 +23,12 @@ struct HeapPlace {
 class HeapFile {
  public:
   /// The size. This is address space, not memory.
+#ifdef __SANITIZE_THREAD__
+  // ThreadSanitizer leaves a program half a TiB of addresses, and with ranks as threads each maps the heaps of all.
+  static constexpr size_t kBytes = size_t{1} << 32;
+#else
   static constexpr size_t kBytes = size_t{1} << 36;
+#endif
 
   /// Makes a new file. Throws SystemError if there is no address space for it.
   static HeapFile make();

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "support/node_ranks.h"
@@ -218,9 +219,10 @@ TEST(of_a_chunk_a_rank_touches_one_slice_of_another_domain) {
   NodeConfig config{kBytes, 4096};
   config.domains = 2;
   const auto leader = NodeSession::create(0, kRanks, config);
+  const std::string address = leader->address();
   run_ranks(kRanks, [&](int rank) {
     // Each rank has a mapping of its own.
-    const auto session = rank == 0 ? leader : NodeSession::open(rank, kRanks, leader->address());
+    const auto session = rank == 0 ? leader : NodeSession::open(rank, kRanks, address);
     session->wait_attached(Deadline::after(std::chrono::seconds(30)), [] {});
     NodeGroup group(session, small_node_rules(kBytes));
     std::vector<float> data = values(rank, kBytes / sizeof(float));
