@@ -1,4 +1,4 @@
-#include <ATen/DeviceAccelerator.h>
+#include <ATen/Context.h>
 
 #include "backend/descriptions.h"
 
@@ -18,9 +18,12 @@ std::optional<at::Device> device_before(const c10d::BarrierOptions& opts, std::o
     if (!type) return std::nullopt;
     named = at::Device(*type, static_cast<c10::DeviceIndex>(opts.device_ids.front()));
   }
+  if (named->is_cpu()) return std::nullopt;
   // On a machine without devices, callers may still name one: `dist.barrier(device_ids=[0])` means the device type that
-  // torch was compiled for. Such a device has no work to wait for.
-  return named->is_cpu() || at::accelerator::deviceCount() == 0 ? std::nullopt : named;
+  // torch was compiled for. Such a device has no work to wait for. at::accelerator::deviceCount() says that there is
+  // one as soon as something has used fake tensors, as compilers do.
+  const int devices = at::globalContext().getAcceleratorHooksInterface(named->type()).deviceCount();
+  return devices == 0 ? std::nullopt : named;
 }
 
 }  // namespace

@@ -227,7 +227,6 @@ def _quantized(model: DistributedDataParallel) -> None:
         pytest.param(_quantized, 0.2, marks=NEEDS_QUANTISING),
         (_power_sgd, 0.3),
     ],
-    ids=str,
 )
 def test_hooks_average_weighted_gradients(rank_pool, hook, tolerance):
     rank_pool(2).run(check_hook, hook, tolerance)
