@@ -7,9 +7,11 @@ import csv
 import dataclasses
 import importlib.util
 import json
+import os
 import re
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import mpirun
@@ -110,7 +112,8 @@ def test_mpi_is_measured_alone_and_under_mpirun():
     done = mpirun.run(2, line, around)
     assert done.returncode == 0, done.stderr
     check_report(json.loads(done.stdout), ["ours", "gloo", "mpi"])
-    alone = run_module("ourddp", "bench", "--ranks", "2", "--json", *SHORT)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # mpirun is not beside the warm one
+    alone = run_module("ourddp", "bench", "--ranks", "2", "--json", *SHORT, PATH=path)
     assert alone.returncode == 0, alone.stderr
     check_report(json.loads(alone.stdout), ["ours", "gloo", "mpi"])
 
