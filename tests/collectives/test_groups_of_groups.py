@@ -169,7 +169,8 @@ def test_a_barrier_may_name_devices_that_do_not_exist(rank: int, world: int) -> 
         backend_of().barrier(options).wait()
         options.device = torch.device("cuda", rank)
         backend_of().barrier(options).wait()
-        FakeTensorMode()  # from now on, torch's guard for CUDA says that there is a device
+        with FakeTensorMode():  # from now on, torch's guard for CUDA says that there is a device
+            pass
     assert total() == world
 
 
