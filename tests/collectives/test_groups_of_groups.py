@@ -160,7 +160,7 @@ def test_groups_of_some_ranks_with_a_bound_device(rank: int, world: int) -> None
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there are devices for which barriers wait")
-@in_ranks(2, "nodes")
+@in_ranks(2, "nodes", fresh=True)
 def test_a_barrier_may_name_devices_that_do_not_exist(rank: int, world: int) -> None:
     for _ in range(2):
         dist.barrier(device_ids=[rank])

@@ -7,18 +7,16 @@ import csv
 import dataclasses
 import importlib.util
 import json
-import os
 import re
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import mpirun
 import pytest
 import torch
 import torch.distributed as dist
-from programs import ROOT, job, run_module, run_programs, warm_python
+from programs import ROOT, job, path_with_python, run_module, run_programs, warm_python
 from ranks import gloo_group, in_ranks
 
 from ourddp.__main__ import main
@@ -112,8 +110,8 @@ def test_mpi_is_measured_alone_and_under_mpirun():
     done = mpirun.run(2, line, around)
     assert done.returncode == 0, done.stderr
     check_report(json.loads(done.stdout), ["ours", "gloo", "mpi"])
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # mpirun is not beside the warm one
-    alone = run_module("ourddp", "bench", "--ranks", "2", "--json", *SHORT, PATH=path)
+    # mpirun is not beside the Python that has loaded torch.
+    alone = run_module("ourddp", "bench", "--ranks", "2", "--json", *SHORT, PATH=path_with_python())
     assert alone.returncode == 0, alone.stderr
     check_report(json.loads(alone.stdout), ["ours", "gloo", "mpi"])
 

@@ -20,7 +20,7 @@ import pytest
 import torch.distributed as dist
 from benchmark_runs import BENCHMARKS, check_times, run_benchmark
 from probes import HAS_HOOKS
-from programs import job, run_file, warm_python
+from programs import job, path_with_python, run_file, warm_python
 from ranks import run_ranks
 
 from ourddp.bench import report
@@ -91,7 +91,7 @@ def test_collectives_includes_mpi_if_installed(tmp_path: Path, monkeypatch: pyte
     pytest.importorskip("mpi4py")
     if not Path(sys.executable).with_name("mpirun").exists():
         pytest.skip("there is no mpirun beside this Python")
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", path_with_python())
     flags = ("--ranks", "2", "--collectives", "all_reduce,gather", "--sizes", "4K", "--reps", "2")
     run_benchmark("collectives.py", "--peers", "ours,gloo,openmpi", *flags, "--json", str(tmp_path / "c.json"))
     (run,) = json.loads((tmp_path / "c.json").read_text())["runs"]

@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from probes import HAS_HOOKS
-from programs import environment, job, run_programs, warm_folder
+from programs import environment, job, path_with_python, run_programs, warm_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples/README.md", *(ROOT / "docs").rglob("*.md")]
@@ -138,7 +137,7 @@ def test_commands_run(block: Block, tmp_path: Path) -> None:
         if not path.name.startswith(".") and path.name != "ourddp":
             (tmp_path / path.name).symlink_to(path)
     around = environment(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
-    around["PATH"] = os.pathsep.join([str(warm_folder()), str(Path(sys.executable).parent), around["PATH"]])
+    around["PATH"] = os.pathsep.join([str(warm_folder()), path_with_python()])
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text], cwd=tmp_path, env=around, capture_output=True, text=True
     )

@@ -37,6 +37,11 @@ def environment(**variables: str) -> dict[str, str]:
     return {**{name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}, **variables}
 
 
+def path_with_python() -> str:
+    """Return PATH with the folder of this Python first, in which pip puts programs such as mpirun."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
 @functools.cache
 def warm_folder() -> Path:
     """Return a folder with ``python``, ``torchrun`` and ``ourddp``, whose processes have loaded torch already.
