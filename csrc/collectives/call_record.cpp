@@ -1,5 +1,6 @@
 #include "collectives/call_record.h"
 
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -30,6 +31,19 @@ bool same_record(const CallRecord& a, const CallRecord& b) {
   // The factor is compared by its bits: NaN agrees with itself.
   return a.seq == b.seq && a.count == b.count && std::memcmp(&a.factor, &b.factor, sizeof(a.factor)) == 0 &&
          a.root == b.root && a.op == b.op && a.dtype == b.dtype && a.kind == b.kind;
+}
+
+uint64_t digest_of(const CallRecord& record) {
+  std::array<uint64_t, sizeof(CallRecord) / sizeof(uint64_t)> words;
+  std::memcpy(words.data(), &record, sizeof(record));
+  uint64_t digest = 0;
+  for (const uint64_t word : words) {
+    // Each step can be undone, so different digests so far stay different if the rest is the same. The factor is the
+    // golden ratio, as in Knuth's multiplicative hashing.
+    digest = (digest ^ word) * 0x9e3779b97f4a7c15;
+    digest ^= digest >> 32;
+  }
+  return digest;
 }
 
 std::string refusal_of(const Call& call, const std::string& rank, const std::string& why) {

@@ -15,6 +15,9 @@ namespace ours {
 CallRecord record_of(const Call& call);
 CallRecord record_of(const Call& call, size_t count, const Reduction& reduction, int root);
 bool same_record(const CallRecord& a, const CallRecord& b);
+/// The same for equal records, and different for others: certainly if they differ in no more than one field, and but
+/// for one case in 2^64 otherwise.
+uint64_t digest_of(const CallRecord& record);
 
 /// What peers are told when the rank described by `rank` refused a call for the reason `why`.
 std::string refusal_of(const Call& call, const std::string& rank, const std::string& why);

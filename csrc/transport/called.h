@@ -4,7 +4,7 @@
 
 namespace ours {
 
-/// What one rank called. Every field but the last must agree on all ranks.
+/// What one rank called. It must agree on all ranks.
 struct CallRecord {
   uint64_t seq;
   uint64_t count;  ///< elements, if all ranks must give the same number; otherwise 0
@@ -13,9 +13,7 @@ struct CallRecord {
   uint8_t op;      ///< Op
   uint8_t dtype;   ///< DType
   uint8_t kind;    ///< ReduceKind
-  /// In records that a node's ranks show: whether the rank knows of one that was asked to stop (StopNotice). Otherwise
-  /// 0, so that records can be compared and sent as bytes.
-  uint8_t stop;
+  uint8_t unused;  ///< 0, so that records can be compared and sent as bytes
 };
 static_assert(sizeof(CallRecord) == 32);
 

@@ -11,7 +11,7 @@
 //
 // The first round also publishes how many bytes each rank sends to each other rank and expects from it, and a balance
 // of that. So every rank finds a disagreement of any two before a byte of a result is written, and only then compares
-// all sizes. What all get of a rank lies beside what the synchronisation shows, if it is short enough.
+// all sizes. What all get of a rank lies beside the record of its call, if it is short enough.
 
 namespace ours::node {
 

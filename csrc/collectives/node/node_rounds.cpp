@@ -34,9 +34,9 @@ void keep_last(NodeArrival (&last)[2], const NodeArrival& one) {
 }
 
 void gather(Shown& all, const Shown& one) {
-  all.differ = all.differ || one.differ || !same_record(all.record, one.record);
+  all.differ = all.differ || one.differ || all.digest != one.digest;
   all.lend_next = all.lend_next || one.lend_next;
-  all.record.stop |= one.record.stop;
+  all.stop = all.stop || one.stop;
   for (const NodeArrival& arrival : one.last) keep_last(all.last, arrival);
   all.exchanged.balance += one.exchanged.balance;
   all.exchanged.longest = std::max(all.exchanged.longest, one.exchanged.longest);
@@ -49,19 +49,21 @@ void gather(Shown& all, const Shown& one) {
 NodeRounds::NodeRounds(std::shared_ptr<NodeSession> session, Setting write_around)
     : session_(std::move(session)),
       together_(session_->domains().together()),
-      barrier_(*session_),
+      barrier_(*session_, gather),
       spread_(*session_),
       write_(*session_, write_around),
       places_(*session_, barrier_) {}
 
 void NodeRounds::arrive(const Running& run, const Exchanged& exchanged, bool lend_next) {
   const auto called = static_cast<uint32_t>(steady_us(run.call.called));
-  next_shown() = {false, lend_next, {{session_->number_of(rank()), called}, kNobody}, run.record, exchanged};
+  CallRecord& record = next_arrival().record;
+  record = run.record;
   // Where the sizes of all parts must agree, and not only their sum, the record has no place for both.
-  if (run.fingerprint != 0) next_shown().record.count = run.fingerprint;
-  show_stop(run);
+  if (run.fingerprint != 0) record.count = run.fingerprint;
+  const NodeArrival own{session_->number_of(rank()), called};
+  const Shown shows{digest_of(record), {own, kNobody}, exchanged, false, lend_next, shows_stop(run)};
   spread_.publish(barrier_.next_parity());
-  barrier_.arrive(gather);
+  barrier_.arrive(&shows);
   begun_on_ = std::this_thread::get_id();
 }
 
@@ -86,24 +88,23 @@ void NodeRounds::sync(const Running& run) {
 }
 
 void NodeRounds::sync_and_pass_on(const Running& run) {
+  Shown shows{};
+  shows.stop = shows_stop(run);
   int last = -1;
-  for (NodeArrival& arrival : next_shown().last) {
+  for (NodeArrival& arrival : shows.last) {
     if (run.call.arrivals != nullptr) last = run.call.arrivals->last(last);
     arrival = kNobody;
     if (last >= 0) arrival = {last, static_cast<uint32_t>(steady_us(run.call.called) + run.call.arrivals->at(last))};
   }
-  show_stop(run);
-  barrier_.sync(run.call.deadline, run.call.seq, [&run] { return describe_record(run.record); }, gather);
+  barrier_.sync(run.call.deadline, run.call.seq, [&run] { return describe_record(run.record); }, &shows);
   hear(run);
 }
 
-void NodeRounds::show_stop(const Running& run) {
-  next_shown().record.stop = run.call.stop != nullptr && run.call.stop->show() ? 1 : 0;
-}
+bool NodeRounds::shows_stop(const Running& run) { return run.call.stop != nullptr && run.call.stop->show(); }
 
 void NodeRounds::hear(const Running& run) {
   const Shown& all = barrier_.shown();
-  if (run.call.stop != nullptr) run.call.stop->hear(all.record.stop != 0);
+  if (run.call.stop != nullptr) run.call.stop->hear(all.stop);
   if (run.call.arrivals == nullptr) return;
   const SinceCall since_call(run.call.called);
   for (const NodeArrival& arrival : all.last) {
@@ -113,7 +114,7 @@ void NodeRounds::hear(const Running& run) {
 }
 
 void NodeRounds::throw_mismatch(uint64_t call) {
-  const auto record_of_rank = [&](int r) { return session_->block(r).arrival[barrier_.parity()].shown.record; };
+  const auto record_of_rank = [&](int r) { return session_->block(r).arrival[barrier_.parity()].record; };
   // A rank that has refused a call goes on to the next one, while the others are still at this one.
   uint64_t first = call;
   for (int r = 0; r < size(); ++r) {

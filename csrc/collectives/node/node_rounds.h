@@ -58,9 +58,9 @@ class NodeRounds {
   /// who was asked to stop.
   void sync_and_pass_on(const Running& run);
 
-  /// A place of kLineBytes, in the cache lines that a synchronisation reads anyway.
+  /// A place of kLineBytes, which takes no memory of the stages.
   static constexpr size_t kLineBytes = sizeof(Arrival::data);
-  std::byte* next_line() { return session_->self().arrival[barrier_.next_parity()].data; }
+  std::byte* next_line() { return next_arrival().data; }
   const std::byte* line_of(int r) const { return session_->block(r).arrival[barrier_.parity()].data; }
 
   /// A place of chunk_bytes().
@@ -122,9 +122,8 @@ class NodeRounds {
  private:
   /// Shows the peers the call.
   void arrive(const Running& run, const Exchanged& exchanged, bool lend_next);
-  /// What this rank shows with the next synchronisation.
-  Shown& next_shown() { return session_->self().arrival[barrier_.next_parity()].shown; }
-  void show_stop(const Running& run);
+  Arrival& next_arrival() { return session_->self().arrival[barrier_.next_parity()]; }
+  static bool shows_stop(const Running& run);
   /// Takes in what all have shown of stops and arrivals.
   void hear(const Running& run);
   [[noreturn]] void throw_mismatch(uint64_t call);

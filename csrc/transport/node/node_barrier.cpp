@@ -9,63 +9,33 @@ namespace ours {
 
 namespace {
 
-/// Gate::came, taken apart.
-struct Came {
-  uint32_t number;
-  uint16_t many;
-  uint16_t last;
-
-  static Came of(uint64_t word) {
-    return {static_cast<uint32_t>(word >> 32), static_cast<uint16_t>(word >> 16), static_cast<uint16_t>(word)};
-  }
-  uint64_t word() const { return uint64_t{number} << 32 | uint32_t{many} << 16 | last; }
-};
+/// The bit of a member of a level, of the two that come to its gate (see Came).
+uint8_t side_of(size_t member) { return static_cast<uint8_t>(1U << (member & 1)); }
 
 }  // namespace
 
-NodeBarrier::NodeBarrier(NodeSession& session)
-    : session_(session), tree_(static_cast<size_t>(session.size())), gates_{&session.gate(0, 0), &session.gate(0, 1)} {}
+NodeBarrier::NodeBarrier(NodeSession& session, Gather gather)
+    : session_(session),
+      gather_(gather),
+      tree_(static_cast<size_t>(session.size())),
+      gates_{&session.gate(0, 0), &session.gate(0, 1)} {}
 
-void NodeBarrier::arrive(Gather gather) {
+void NodeBarrier::arrive(const Shown* shows) {
   session_.failure().check();
   ++epoch_;
   // Sequentially consistent for Places::withdraw().
   session_.self().arrival[parity()].number.store(epoch_, std::memory_order_seq_cst);
-  auto member = static_cast<size_t>(session_.rank());
-  Gate* left = nullptr;
-  for (size_t level = 0;; ++level) {
-    const GateTree::Group group = tree_.group(level, member);
-    Gate& here = gate(group.gate);
-    const bool last = come(here, group.size);
-    if (left != nullptr) left->passed.value.store(epoch_, std::memory_order_relaxed);
-    if (!last) return;
-    for (size_t i = 0; i < group.size && gather != nullptr; ++i) {
-      const size_t at = group.first + i;
-      const Shown& one = level == 0 ? session_.block(static_cast<int>(at)).arrival[parity()].shown
-                                    : gate(tree_.gate(level - 1, at)).shown;
-      if (i == 0) {
-        here.shown = one;
-      } else {
-        gather(here.shown, one);
-      }
-    }
-    if (level + 1 == tree_.levels()) return signal(here.passed, epoch_);
-    left = &here;
-    member /= GateTree::kWidth;
-  }
-}
-
-bool NodeBarrier::come(Gate& gate, size_t size) {
+  Shown all = shows == nullptr ? Shown{} : *shows;
   const auto rank = static_cast<uint16_t>(session_.rank());
-  uint64_t word = gate.came.load(std::memory_order_relaxed);
-  Came now{};
-  do {
-    const Came before = Came::of(word);
-    const int others = before.number == epoch_ ? before.many : 0;
-    now = {epoch_, static_cast<uint16_t>(others + 1), rank};
-    // Acquire and release: the last to come reads what the others published, and publishes it to those beyond.
-  } while (!gate.came.compare_exchange_weak(word, now.word(), std::memory_order_acq_rel, std::memory_order_relaxed));
-  return now.many == size;
+  auto member = static_cast<size_t>(rank);
+  for (size_t level = 0; level < tree_.levels(); ++level, member /= 2) {
+    const uint8_t side = tree_.is_alone(level, member) ? Came::kBoth : side_of(member);
+    GatePass pass(gate(tree_.gate_of(level, member)), epoch_, rank, side);
+    if (!pass.come(shows == nullptr ? nullptr : &all, gather_)) return;
+  }
+  Opening& opening = session_.opening(parity());
+  if (shows != nullptr) opening.shown = all;
+  signal(opening.passed, epoch_);
 }
 
 void NodeBarrier::await(Deadline deadline, uint64_t call, const std::function<std::string()>& what) {
@@ -73,45 +43,53 @@ void NodeBarrier::await(Deadline deadline, uint64_t call, const std::function<st
   Awaited awaited;
   const timeline::Phase phase("wait for peers");
   wait_on(
-      last_gate().passed, session_.wait_policy(), deadline, [this] { return is_open(); },
+      session_.opening(parity()).passed, session_.wait_policy(), deadline, [this] { return is_open(); },
       [&] {
         look_around(deadline, call, what, awaited);
         session_.check_interrupts(interrupts, what);
       });
 }
 
-bool NodeBarrier::has_passed(const Gate& gate) const {
+bool NodeBarrier::is_open() const {
   // Acquire, because what the peers published is read next. The difference is signed because the counters wrap.
-  return static_cast<int32_t>(gate.passed.value.load(std::memory_order_acquire) - epoch_) >= 0;
-}
-
-bool NodeBarrier::arrived(int rank, uint32_t number) const {
-  // Sequentially consistent for Places::withdraw().
-  const uint32_t last = session_.block(rank).arrival[number & 1].number.load(std::memory_order_seq_cst);
-  return static_cast<int32_t>(last - number) >= 0;
+  const uint32_t passed = session_.opening(parity()).passed.value.load(std::memory_order_acquire);
+  return static_cast<int32_t>(passed - epoch_) >= 0;
 }
 
 bool NodeBarrier::all_arrived(uint32_t number) const {
   for (int r = 0; r < session_.size(); ++r) {
-    if (!arrived(r, number)) return false;
+    // Sequentially consistent for Places::withdraw().
+    const uint32_t last = session_.block(r).arrival[number & 1].number.load(std::memory_order_seq_cst);
+    if (static_cast<int32_t>(last - number) < 0) return false;
   }
   return true;
 }
 
+Came NodeBarrier::came(size_t gate) const {
+  const Came last = Came::of(this->gate(gate).came.load(std::memory_order_acquire));
+  return last.number == epoch_ ? last : Came{epoch_, 0, false, 0};
+}
+
 std::vector<int> NodeBarrier::awaited() const {
   std::vector<int> ranks;
-  for (int r = 0; r < session_.size(); ++r) {
-    if (!arrived(r, epoch_)) ranks.push_back(r);
-  }
   for (size_t level = 0; level < tree_.levels(); ++level) {
-    for (size_t first = 0; first < tree_.members(level); first += GateTree::kWidth) {
-      const GateTree::Group group = tree_.group(level, first);
-      const Came came = Came::of(gate(group.gate).came.load(std::memory_order_acquire));
-      const bool all = came.number == epoch_ && came.many == group.size;
-      if (all && !has_passed(gate(group.gate))) ranks.push_back(came.last);
+    for (size_t member = 0; member < tree_.members(level); ++member) {
+      const Came here = came(tree_.gate_of(level, member));
+      if ((here.sides & side_of(member)) != 0) {
+        if (here.writing) ranks.push_back(here.rank);
+      } else if (level == 0) {
+        ranks.push_back(static_cast<int>(member));
+      } else {
+        const Came below = came(tree_.gate_that_is(level, member));
+        if (below.sides == Came::kBoth) ranks.push_back(below.rank);
+      }
     }
   }
+  const Came last = came(tree_.last_gate());
+  if (last.sides == Came::kBoth && !is_open()) ranks.push_back(last.rank);
   std::sort(ranks.begin(), ranks.end());
+  // A rank that goes on meanwhile is found twice.
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   return ranks;
 }
 

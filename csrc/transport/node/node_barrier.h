@@ -8,6 +8,7 @@
 
 #include "common/awaited.h"
 #include "common/deadline.h"
+#include "transport/node/gate.h"
 #include "transport/node/gate_tree.h"
 #include "transport/node/node_session.h"
 
@@ -19,10 +20,8 @@ namespace ours {
 /// synchronisation.
 class NodeBarrier {
  public:
-  /// Adds what one of them shows to what several show together.
-  using Gather = void (*)(Shown& all, const Shown& one);
-
-  explicit NodeBarrier(NodeSession& session);
+  /// `gather` puts together what ranks show; it may be null if they never do.
+  NodeBarrier(NodeSession& session, Gather gather);
 
   /// The place, of the two, in which to write what the next sync publishes.
   size_t next_parity() const { return (epoch_ + 1) & 1; }
@@ -36,35 +35,33 @@ class NodeBarrier {
   /// Whether all ranks have arrived at the sync of that number, so that any of them may have passed it.
   bool all_arrived(uint32_t number) const;
   /// Whether this rank could pass the last sync at which it arrived.
-  bool is_open() const { return has_passed(last_gate()); }
+  bool is_open() const;
 
   /// Publishes everything written so far and waits until all ranks have done the same. `call` is the number of the
   /// call, which one of them may have refused. `what` describes the operation; it is called for error messages only.
-  /// `gather`, the same on all ranks, says that they show something, and how that is put together.
-  void sync(Deadline deadline, uint64_t call, const std::function<std::string()>& what, Gather gather = nullptr) {
-    arrive(gather);
+  /// `shows` is what this rank shows; on all ranks it is null, or on none.
+  void sync(Deadline deadline, uint64_t call, const std::function<std::string()>& what, const Shown* shows = nullptr) {
+    arrive(shows);
     await(deadline, call, what);
   }
 
   /// The two parts of sync(): the first waits for nobody.
-  void arrive(Gather gather = nullptr);
+  void arrive(const Shown* shows = nullptr);
   void await(Deadline deadline, uint64_t call, const std::function<std::string()>& what);
 
-  /// What all ranks have shown with the last sync.
-  const Shown& shown() const { return last_gate().shown; }
+  /// What all ranks have shown with the last sync, if they have shown something.
+  const Shown& shown() const { return session_.opening(parity()).shown; }
 
  private:
   Gate& gate(size_t number) const { return gates_[parity()][number]; }
-  Gate& last_gate() const { return gate(tree_.last_gate()); }
-  bool has_passed(const Gate& gate) const;
-  bool arrived(int rank, uint32_t number) const;
-  /// Notes that this rank has come to a gate that `size` members share. Returns whether it is the last of them.
-  bool come(Gate& gate, size_t size);
-  /// The ranks that have not arrived, and those that have come to a gate last and not gone on.
+  /// Who has come to a gate with this synchronisation.
+  Came came(size_t gate) const;
+  /// The ranks that have not come to their gates, and those that have to go on from a gate and have not.
   std::vector<int> awaited() const;
   void look_around(Deadline deadline, uint64_t call, const std::function<std::string()>& what, Awaited& awaited);
 
   NodeSession& session_;
+  const Gather gather_;
   const GateTree tree_;
   const std::array<Gate*, 2> gates_;  // by parity
   uint32_t epoch_ = 0;                // number of the last synchronisation; wraps, so only differences count

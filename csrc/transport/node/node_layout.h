@@ -16,17 +16,18 @@
 // The layout of the shared segment of one group on one node. Everything here is read by other processes, so it is
 // plain memory with lock-free atomics; sizes follow from (ranks, chunk, ring) alone.
 //
-//   SegmentHeader | RankBlock[ranks] | Gate[2][gates] | tables[ranks] | stages[ranks] | channels[ranks][ranks]
+//   SegmentHeader | RankBlock[ranks] | Opening[2] | Gate[2][gates] | tables[ranks] | stages[ranks] |
+//   channels[ranks][ranks]
 //
 // A rank writes the data of its own block, table, stage and outgoing channels; of others it touches only counters. A
-// gate is written by the rank that passes it last. The failure record in the header is written once, by the first rank
-// that fails.
+// gate is written by the two that come to it, and an opening by the last of all. The failure record in the header is
+// written once, by the first rank that fails.
 
 namespace ours {
 
 constexpr size_t kCacheLine = 64;
 constexpr uint64_t kSegmentMagic = 0x6f7572735f736567;  // "ours_seg"
-constexpr uint32_t kSegmentVersion = 24;
+constexpr uint32_t kSegmentVersion = 25;
 
 /// The number of ranks that a RankBlock has room to blame.
 constexpr size_t kMostBlamed = 8;
@@ -58,36 +59,47 @@ struct Exchanged {
 
 /// What a rank shows with a synchronisation, and all ranks together.
 struct Shown {
-  /// Whether the records of the ranks that show this differ.
+  /// A digest of the records of their calls (see digest_of()).
+  uint64_t digest;
+  /// The two of these ranks that came last to the call.
+  NodeArrival last[2];
+  Exchanged exchanged;
+  /// Whether the digests of the ranks that show this differ.
   bool differ;
   /// Whether the node's first rank wants memory to be lent in the next operation like this one (see LendChoice).
   bool lend_next;
-  /// The two of these ranks that came last to the call.
-  NodeArrival last[2];
-  CallRecord record;
-  Exchanged exchanged;
+  /// Whether one of them knows of a rank that was asked to stop (see StopNotice).
+  bool stop;
 };
 
-/// The place in which a rank shows it: all that a small message needs, in one cache line and those after it.
+/// What a rank leaves in its block when it arrives at a synchronisation.
 struct alignas(2 * kCacheLine) Arrival {
   /// Number of the last synchronisation of this parity at which the rank has arrived.
   std::atomic<uint32_t> number;
   /// The core on which the rank was when it began its last collective.
   std::atomic<int32_t> core;
-  Shown shown;
+  /// What the rank called. The others read it if something differs.
+  CallRecord record;
   /// The rank's part of a message that is short enough.
-  alignas(16) std::byte data[160];
+  alignas(16) std::byte data[192];
 };
 
-/// Where ranks come together on their way through a synchronisation (see GateTree).
+/// Where two come together on their way through a synchronisation (see GateTree).
 struct alignas(2 * kCacheLine) Gate {
-  /// Number of the last synchronisation of this parity in which the last rank to come has gone on.
+  /// Who has come to the synchronisation of which number (see NodeBarrier).
+  std::atomic<uint64_t> came;
+  /// What the first of them shows, in the same cache line.
+  Shown first;
+  /// What the second shows, if it comes while the first is still writing.
+  alignas(kCacheLine) Shown second;
+};
+
+/// What all wait for. Processors fetch neighbouring lines along, and these are polled while others come to the gates.
+struct alignas(2 * kCacheLine) Opening {
+  /// Number of the last synchronisation of this parity for which all ranks have come to the last gate.
   SleepWord passed;
-  /// What all ranks that have come show together, once the last one has come.
+  /// What they all show together.
   Shown shown;
-  /// The number of the synchronisation, how many have come, and the rank that came last (see NodeBarrier). Far enough
-  /// from what waiting ranks poll that processors do not fetch it along.
-  alignas(2 * kCacheLine) std::atomic<uint64_t> came;
 };
 
 struct alignas(alignof(Arrival)) RankBlock {
@@ -166,7 +178,10 @@ struct ChannelHead {
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "channels need lock-free 64-bit atomics");
-static_assert(sizeof(Arrival) == 4 * kCacheLine && sizeof(Gate) == 4 * kCacheLine);
+static_assert(sizeof(Arrival) == 4 * kCacheLine && sizeof(Gate) == 2 * kCacheLine);
+static_assert(offsetof(Gate, first) + sizeof(Shown) <= kCacheLine, "who comes to a gate touches one cache line");
+static_assert(offsetof(Opening, shown) + sizeof(Shown) <= kCacheLine,
+              "who passes the last gate touches one cache line");
 static_assert(std::is_standard_layout_v<RankBlock> && std::is_standard_layout_v<SegmentHeader>);
 
 /// Offsets into the segment (bytes). Pure arithmetic.
@@ -176,7 +191,9 @@ struct NodeLayout {
   size_t ring_bytes;   ///< capacity of a channel
 
   size_t blocks() const { return align(sizeof(SegmentHeader)); }
-  size_t gates() const { return blocks() + ranks * sizeof(RankBlock); }
+  size_t openings() const { return blocks() + ranks * sizeof(RankBlock); }
+  size_t opening(size_t parity) const { return openings() + parity * sizeof(Opening); }
+  size_t gates() const { return opening(2); }
   size_t gate(size_t number, size_t parity) const {
     return gates() + (parity * GateTree(ranks).gates() + number) * sizeof(Gate);
   }

@@ -164,19 +164,13 @@ NodeSession::NodeSession(int rank, int size, std::shared_ptr<SharedMemory> memor
   std::vector<ShownHeap*> heaps_of_ranks(static_cast<size_t>(size));
   for (int r = 0; r < size; ++r) heaps_of_ranks[static_cast<size_t>(r)] = &block(r).heap;
   heap_ = std::make_unique<NodeHeap>(rank, std::move(heaps_of_ranks), std::move(heaps));
-  const auto gates = last_gates();
-  std::vector<SleepWord*> words(gates.begin(), gates.end());
+  std::vector<SleepWord*> words{&opening(0).passed, &opening(1).passed};
   for (int r = 0; r < size; ++r) words.insert(words.end(), {&block(r).doorbell, &block(r).monitor});
   failure_ = std::make_unique<NodeFailure>(header(), std::move(words));
   attach();
 }
 
 NodeSession::~NodeSession() { leave(); }
-
-std::array<SleepWord*, 2> NodeSession::last_gates() const {
-  const size_t last = GateTree(layout_.ranks).last_gate();
-  return {&gate(last, 0).passed, &gate(last, 1).passed};
-}
 
 void NodeSession::attach() {
   RankBlock& me = self();
@@ -308,7 +302,7 @@ void NodeSession::leave() noexcept {
   // Release: a peer that sees that this rank has left also reads the reason.
   self().state.store(kLeft, std::memory_order_release);
   futex_wake_all(self().monitor.value);
-  for (SleepWord* word : last_gates()) futex_wake_all(word->value);
+  for (const size_t parity : {0U, 1U}) futex_wake_all(opening(parity).passed.value);
   // Receivers from any source sleep on their own doorbells.
   for (int r = 0; r < size_; ++r) signal(block(r).doorbell);
 }

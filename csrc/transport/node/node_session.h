@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -106,6 +105,7 @@ class NodeSession {
   RankBlock& block(int rank) const { return *at<RankBlock>(layout_.blocks() + rank * sizeof(RankBlock)); }
   RankBlock& self() const { return block(rank_); }
   Gate& gate(size_t number, size_t parity) const { return *at<Gate>(layout_.gate(number, parity)); }
+  Opening& opening(size_t parity) const { return *at<Opening>(layout_.opening(parity)); }
   template <class T>
   T* at(size_t offset) const {
     return reinterpret_cast<T*>(memory_->data() + offset);
@@ -155,8 +155,6 @@ class NodeSession {
  private:
   void attach();
   Domains find_domains() const;
-  /// The words on which ranks sleep until all have arrived.
-  std::array<SleepWord*, 2> last_gates() const;
   /// Whether this rank finds the marks of all others in their memory.
   bool finds_all_marks() const;
   bool has_died(int rank) const;

@@ -63,7 +63,7 @@ TEST(of_ranks_on_one_core_the_last_moves) {
   const std::vector<int> cores = allowed_cores();
   if (cores.size() < 2) return;  // nowhere to move to
   run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
-    NodeBarrier barrier(*session);
+    NodeBarrier barrier(*session, nullptr);
     const auto sync = [&] { barrier.sync(Deadline::after(std::chrono::seconds(30)), 1, [] { return "a test"; }); };
     CoreSpread spread(*session);
     const size_t parity = barrier.next_parity();
