@@ -1,8 +1,8 @@
-"""Steps of models that are cut by torch's own means, over `ours` and over Gloo.
+"""Steps of models that are cut by torch's own means, over `ours`, over Gloo and over nothing.
 
     torchrun --nproc_per_node=4 benchmarks/sharded.py --json sharded.json
 
-Three models, each twice, once for each backend, in the same processes, which take turns:
+Three models, each once for each backend, in the same processes, which take turns:
 
 - dtensor, a block of two linear layers whose weights parallelize_module() cuts by columns and by rows, so that a step
   has an all-reduce forward and one backward, as functional collectives;
@@ -10,8 +10,9 @@ Three models, each twice, once for each backend, in the same processes, which ta
   difference;
 - fsdp, layers whose parameters fully_shard() cuts: all-gathers forward and backward, and reduce-scatters.
 
-A step is forward, backward and, with fsdp, the optimizer. A turn has --steps of them after one that is not timed, and
-the table has the medians of --rounds turns.
+`nothing` is torch's backend `fake`, which talks to nobody: its steps take the time of all that is no communication, and
+their results mean nothing. A step is forward, backward and, with fsdp, the optimizer. A turn has --steps of them after
+one that is not timed, and the table has the medians of --rounds turns.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers it
 
 import ourddp
 from ourddp import functional
 
-BACKENDS = ("ours", "gloo")
+BACKENDS = {"ours": "ours", "gloo": "gloo", "nothing": "fake"}
 
 
 def block(width: int, hidden: int) -> nn.Sequential:
@@ -123,7 +125,7 @@ def seconds_of(step: Callable[[], float], steps: int) -> float:
 
 def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Return the median seconds of a step by model and backend. Raises RuntimeError if the backends' losses differ."""
-    groups = {name: dist.group.WORLD if name == "ours" else dist.new_group(backend=name) for name in BACKENDS}
+    groups = {name: dist.new_group(backend=backend) for name, backend in BACKENDS.items()}
     result = {}
     for model in args.models:
         steps = {name: MODELS[model](group, args) for name, group in groups.items()}
@@ -132,7 +134,7 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
             raise RuntimeError(f"{model}: the first loss is {losses[0]} over ours and {losses[1]} over gloo")
         times: dict[str, list[float]] = {name: [] for name in BACKENDS}
         for turn in range(args.rounds):
-            for name in BACKENDS if turn % 2 == 0 else reversed(BACKENDS):
+            for name in groups if turn % 2 == 0 else reversed(groups):
                 times[name].append(seconds_of(steps[name], args.steps))
         result[model] = {name: statistics.median(seconds) for name, seconds in times.items()}
     return result
@@ -155,10 +157,11 @@ def main() -> None:
     ourddp.init()
     seconds = measure(args)
     if dist.get_rank() == 0:
-        print(f"{dist.get_world_size()} ranks    ours ms  gloo ms  gloo/ours")
+        print(f"{dist.get_world_size()} ranks    ours ms  gloo ms  nothing ms  gloo/ours  gloo/nothing")
         for model, times in seconds.items():
-            ratio = times["gloo"] / times["ours"]
-            print(f"{model:8s} {times['ours'] * 1e3:9.2f} {times['gloo'] * 1e3:8.2f} {ratio:9.2f}x")
+            milliseconds = [times[name] * 1e3 for name in BACKENDS]
+            ratios = [times["gloo"] / times[name] for name in ("ours", "nothing")]
+            print("{:8s} {:10.2f} {:8.2f} {:11.2f} {:9.2f}x {:12.2f}x".format(model, *milliseconds, *ratios))
         if args.json:
             args.json.write_text(json.dumps({"ranks": dist.get_world_size(), "seconds": seconds}, indent=1) + "\n")
     dist.barrier()
