@@ -6,6 +6,7 @@ With communication hooks that lose precision, the curve may leave the other one 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -165,7 +166,9 @@ def train(
     return losses
 
 
+@functools.cache
 def one_process(name: str, dtype: torch.dtype) -> tuple[list[float], nn.Module]:
+    """Train in this process alone. Return the losses and the model, which are the same each time."""
     model = make_model(name, dtype)
     losses = train(name, model, make_optimizer(name, model.parameters()), 0, 1, dtype)
     steps = SAMPLES // BATCH

@@ -7,14 +7,10 @@ import functools
 import gc
 import os
 import signal
-import subprocess
-import sys
 import tempfile
-import textwrap
 import time
 import weakref
 from datetime import timedelta
-from pathlib import Path
 
 import device_type
 import pytest
@@ -22,10 +18,8 @@ import torch
 import torch.distributed as dist
 from device_cases import here, stopped
 from patience import with_growing_timeouts
+from programs import SUPPORT, run_programs
 from ranks import in_ranks, run_ranks
-
-ROOT = Path(__file__).resolve().parents[2]
-SUPPORT = ROOT / "tests" / "support"
 
 IPC_AND_NCCL = pytest.mark.parametrize("env", ["ipc", "nccl"], indirect=True)
 ON_THE_STAND_IN = pytest.mark.parametrize("kind", [device_type.NAME], indirect=True)
@@ -222,7 +216,5 @@ def test_a_program_may_end_with_collectives_under_way(kind, backend, end, tmp_pa
         stop.go_on()
         print("ended")
     """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    (result,) = run_programs(code, [{}], whole_end=True)
     assert (result.returncode, result.stdout) == (0, "ended\n"), result.stderr
