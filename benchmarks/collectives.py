@@ -302,44 +302,42 @@ def load(args: argparse.Namespace) -> dict[str, Any]:
 def print_behind(report: dict[str, Any]) -> None:
     """Print the cases in which `ours` takes more than LEAD times as long as the fastest rival, of how many.
 
-    The last column is of the times beyond those of the shortest call of the same run, which nearly all is what a call
-    takes: by PyTorch, and to find out that all ranks have made the same one.
+    The last column is of the times beyond those of the shortest call of the same kind and run: what moving the data
+    takes, without what each call takes.
     """
-    lines, cases, excused = [], 0, 0
+    lines, cases, beyonds = [], 0, []
     for run in report["runs"]:
         shortest: dict[tuple[str, str], dict[str, Any]] = {}
         for row in sorted(run["rows"], key=lambda row: row["size"]):
-            least = shortest.setdefault((row["collective"], row["way"]), row)
             ours = reports.median(row, "ours")
             others = ("ours", "floor", peers.SHARED, peers.NOTHING)
             rivals = {name: times["median"] for name, times in row["seconds"].items() if name not in others}
             if ours is None or not rivals:
                 continue
             cases += 1
+            least = shortest.setdefault((row["collective"], row["way"]), row)
             first = min(rivals, key=rivals.__getitem__)
             if ours > LEAD * rivals[first]:
                 case = [row["collective"], str(run["ranks"]), row["way"], reports.show_size(row["size"])]
                 times = [reports.show_seconds(ours), first, reports.show_seconds(rivals[first])]
                 beyond = _beyond(row, least, first)
-                excused += beyond is not None and beyond <= LEAD
-                lines.append(
-                    [*case, *times, f"{ours / rivals[first]:.2f}x", "-" if beyond is None else f"{beyond:.2f}x"]
-                )
+                beyonds += [] if beyond is None else [beyond]
+                ratios = [f"{ours / rivals[first]:.2f}x", "-" if beyond is None else f"{beyond:.2f}x"]
+                lines.append([*case, *times, *ratios])
     if cases:
         print(f"\nours is first, or within {LEAD - 1:.0%} of the first, in {cases - len(lines)} of {cases} cases")
     if lines:
-        print(f"the others, {excused} of which it would be if the shortest calls took no time:")
-        reports.print_table(
-            ["collective", "ranks", "way", "size", "ours", "first", "its time", "ours/first", "beyond"], lines
-        )
+        few = sum(beyond <= LEAD for beyond in beyonds)
+        print("the others" + (f"; in {few} it would be if the shortest calls took no time:" if beyonds else ":"))
+        head = ["collective", "ranks", "way", "size", "ours", "first", "its time", "ours/first", "beyond"]
+        reports.print_table(head, lines)
 
 
 def _beyond(row: dict[str, Any], least: dict[str, Any], first: str) -> float | None:
-    """Return how many times as long as the first `ours` takes beyond the shortest call, if that is another one."""
-    ours, theirs = (
-        row["seconds"][name]["median"] - least["seconds"].get(name, {"median": math.nan})["median"]
-        for name in ("ours", first)
-    )
+    """Return how many times as long as the first `ours` takes beyond the shortest call; None if that is not known."""
+    if row is least or first not in least["seconds"]:
+        return None
+    ours, theirs = (row["seconds"][name]["median"] - least["seconds"][name]["median"] for name in ("ours", first))
     return max(0.0, ours) / theirs if theirs > 0 else None
 
 
