@@ -1,5 +1,6 @@
 #include "collectives/tcp/tcp_messages.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "collectives/messages/posted_messages.h"
@@ -171,12 +172,20 @@ const char* TcpMessages::absence(int rank, bool sending) const {
   return data.is_open() && (!data.ended() || data.early() != nullptr) ? nullptr : why;
 }
 
+bool TcpMessages::has_news() const {
+  const auto& peers = connections_.met();
+  return std::any_of(sends_.begin(), sends_.end(), [](const Outgoing& one) { return one.done != 0; }) ||
+         std::any_of(peers.begin(), peers.end(), [this](int rank) {
+           return inbox_->is_arriving(rank) && arrived_[static_cast<size_t>(rank)] != 0;
+         });
+}
+
 Absent TcpMessages::absent(const Message& message, const std::function<bool(int)>& may_send) {
   Absent absent;
   // A peer that never sent a message is heard on the connections of collectives.
   if (const auto calls = calls_.lock()) calls->look();
   const TcpMesh::Lock lock = mesh_->lock();
-  if (failed()) return absent;
+  if (failed() || has_news()) return absent;
   // The mesh would treat unsent messages as a failure. They do not matter until one of them is waited for.
   for (const int rank : connections_.met()) {
     TcpStream& data = connections_.data(rank, 0);

@@ -76,6 +76,9 @@ class TcpMessages final : public MessageCarrier {
   void send_to_self(const Message& message);
   /// The reason why nothing can come from that rank, or go to it, any more; null while it can.
   const char* absence(int rank, bool sending) const;
+  /// Whether another thread that uses the mesh has moved a message to its end since progress(). The peer may have left
+  /// after that, and it is too early to say that the message cannot be completed.
+  bool has_news() const;
   bool watch_connections(const std::function<bool()>& ready);
 
   const std::shared_ptr<TcpMesh> mesh_;
