@@ -28,7 +28,6 @@ TEST(records_that_differ_in_one_field_have_different_digests) {
     CallRecord changed = record;
     change(changed);
     digests.insert(digest_of(changed));
-    CHECK_EQ(digest_of(changed), digest_of(CallRecord(changed)));
   }
   CHECK_EQ(digests.size(), changes.size());
 }

@@ -25,12 +25,6 @@ std::vector<int> ranks_of(const GroupKind& kind) {
   return {1, 2, 3, 4, 7};
 }
 
-float sum_at(int ranks, size_t i) {
-  float sum = 0;
-  for (int r = 0; r < ranks; ++r) sum += value(r, i);
-  return sum;
-}
-
 /// Memory of a group, where it has any, or ordinary memory.
 struct Memory {
   Memory(Group& group, size_t count, bool from_group) : own(count) {
@@ -53,14 +47,14 @@ CONTRACT(all_reduce_and_reduce_equal_the_sum_for_all_sizes) {
         for (size_t count : counts_of(kind)) {
           std::vector<float> data = values(group.rank(), count);
           sum(group, seq++, data);
-          for (size_t i = 0; i < count; ++i) CHECK_EQ(data[i], sum_at(ranks, i));
+          CHECK(same(data, sums(ranks, count)));
 
           const int root = static_cast<int>(seq) % ranks;
           const std::vector<float> in = values(group.rank(), count);
           std::vector<float> out(count, -1);
           group.reduce(call_of(Op::Reduce, DType::Float32, seq++), in.data(), out.data(), count,
                        Reduction{ReduceKind::Sum, ranks, 1.0}, root);
-          for (size_t i = 0; i < count; ++i) CHECK_EQ(out[i], group.rank() == root ? sum_at(ranks, i) : -1);
+          CHECK(same(out, group.rank() == root ? sums(ranks, count) : std::vector<float>(count, -1)));
         }
       });
     }
@@ -83,10 +77,11 @@ void check_pieces(const GroupKind& kind, Group& group, uint64_t seq, size_t coun
     if (rank > 0) pieces.push_back(Span{});
   }
   group.all_reduce(call_of(Op::AllReduce, DType::Float32, seq), pieces, Reduction{ReduceKind::Sum, 3, 1.0});
+  const std::vector<float> expected = sums(3, count);
   size_t i = 0;
   for (const Span& piece : pieces) {
     const auto* const data = static_cast<const float*>(piece.data);
-    for (size_t k = 0; k < piece.bytes / sizeof(float); ++k) CHECK_EQ(data[k], sum_at(3, i++));
+    for (size_t k = 0; k < piece.bytes / sizeof(float); ++k) CHECK_EQ(data[k], expected[i++]);
   }
 }
 
@@ -223,7 +218,7 @@ CONTRACT(data_moves_to_where_it_should) {
         const int root = static_cast<int>(count) % ranks;
         std::vector<float> buffer = me == root ? values(root, count) : std::vector<float>(count, -1);
         group.broadcast(call_of(Op::Broadcast, DType::Float32, seq++), span(buffer), root);
-        CHECK(buffer == values(root, count));
+        CHECK(same(buffer, values(root, count)));
 
         // Rank r gives count + r elements.
         const std::vector<float> mine = values(me, count + static_cast<size_t>(me));
@@ -233,13 +228,13 @@ CONTRACT(data_moves_to_where_it_should) {
         for (auto& part : all) outputs.push_back(span(part));
         group.all_gather(call_of(Op::AllGather, DType::Float32, seq++), const_span(mine), outputs);
         for (int r = 0; r < ranks; ++r) {
-          CHECK(all[static_cast<size_t>(r)] == values(r, count + static_cast<size_t>(r)));
+          CHECK(same(all[static_cast<size_t>(r)], values(r, count + static_cast<size_t>(r))));
           std::fill(all[static_cast<size_t>(r)].begin(), all[static_cast<size_t>(r)].end(), -1.0f);
         }
         group.gather(call_of(Op::Gather, DType::Float32, seq++), const_span(mine),
                      me == root ? outputs : std::vector<Span>{}, root);
         for (int r = 0; me == root && r < ranks; ++r) {
-          CHECK(all[static_cast<size_t>(r)] == values(r, count + static_cast<size_t>(r)));
+          CHECK(same(all[static_cast<size_t>(r)], values(r, count + static_cast<size_t>(r))));
         }
 
         // Rank s sends (s + 1) * (d + 1) + count elements to rank d.
@@ -253,12 +248,12 @@ CONTRACT(data_moves_to_where_it_should) {
         for (size_t r = 0; r < n; ++r) targets.push_back(span(receives[r]));
         group.all_to_all(call_of(Op::AllToAll, DType::Float32, seq++), inputs, targets);
         for (int r = 0; r < ranks; ++r)
-          CHECK(receives[static_cast<size_t>(r)] == values(r * ranks + me, size_of_part(r, me)));
+          CHECK(same(receives[static_cast<size_t>(r)], values(r * ranks + me, size_of_part(r, me))));
 
         std::vector<float> got(size_of_part(root, me), -1.0f);
         group.scatter(call_of(Op::Scatter, DType::Float32, seq++), me == root ? inputs : std::vector<ConstSpan>{},
                       span(got), root);
-        CHECK(got == values(root * ranks + me, size_of_part(root, me)));
+        CHECK(same(got, values(root * ranks + me, size_of_part(root, me))));
         barrier(group, seq++);
       }
     });
@@ -273,7 +268,7 @@ CONTRACT(all_to_all_works_in_place) {
       for (int r = 0; r < 2; ++r) parts.push_back(values(group.rank() * 2 + r, count));
       group.all_to_all(call_of(Op::AllToAll, DType::Float32, 0), {const_span(parts[0]), const_span(parts[1])},
                        {span(parts[0]), span(parts[1])});
-      for (int r = 0; r < 2; ++r) CHECK(parts[static_cast<size_t>(r)] == values(r * 2 + group.rank(), count));
+      for (int r = 0; r < 2; ++r) CHECK(same(parts[static_cast<size_t>(r)], values(r * 2 + group.rank(), count)));
     });
   }
 }
@@ -287,7 +282,7 @@ CONTRACT(all_to_all_may_be_in_place_on_some_ranks) {
     auto& got = me == 0 ? parts : others;
     group.all_to_all(call_of(Op::AllToAll, DType::Float32, 0), {const_span(parts[0]), const_span(parts[1])},
                      {span(got[0]), span(got[1])});
-    for (int r = 0; r < 2; ++r) CHECK(got[static_cast<size_t>(r)] == values(r * 2 + group.rank(), 300000));
+    for (int r = 0; r < 2; ++r) CHECK(same(got[static_cast<size_t>(r)], values(r * 2 + group.rank(), 300000)));
   });
 }
 

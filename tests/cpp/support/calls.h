@@ -23,6 +23,11 @@ void sum(Group& group, uint64_t seq, std::vector<float>& data,
 /// Small whole numbers, other ones for each rank, whose sums are exact.
 float value(int rank, size_t i);
 std::vector<float> values(int rank, size_t count);
+/// The sums of values() over that many ranks.
+std::vector<float> sums(int ranks, size_t count);
+
+/// Whether both have the same bits. For sanitizers that is one access, and not one for each element.
+bool same(const std::vector<float>& a, const std::vector<float>& b);
 
 template <class T>
 Span span(std::vector<T>& data) {

@@ -148,18 +148,22 @@ TEST(barrier_names_a_rank_that_ended_on_its_way_to_its_gate) {
   });
 }
 
-// Rank 3 is gone while rank 1 still computes: ranks 0 and 2 must hear of it without waiting for rank 1, wherever it
-// was.
+// Rank 3 is gone while rank 1 still computes: ranks 0 and 2 must hear of it without waiting for rank 1, even if rank 3
+// has come to its gate.
 TEST(barrier_notices_a_rank_that_left_while_another_is_late) {
   for (const bool writing : {false, true}) {
     std::atomic<int> raised{0};
+    std::atomic<bool> gone{false};
     run_sessions(4, 4096, [&](std::shared_ptr<NodeSession> session) {
-      NodeBarrier barrier(*session, nullptr);
-      const auto sync = [&] { barrier.sync(soon(), 1, a_test); };
+      NodeBarrier barrier(*session, add);
+      const Shown own{};
+      const auto sync = [&] { barrier.sync(soon(), 1, a_test, &own); };
       if (session->rank() == 3) {
-        if (writing) session->gate(0, 1).came = Came{1, 2, true, 3}.word();
+        if (writing) session->gate(GateTree(4).gate_of(0, 3), 1).came = Came{1, 2, true, 3}.word();
+        gone = true;
         return session->leave();
       }
+      if (session->rank() == 2) wait_until([&] { return gone.load(); });  // it comes to rank 3's gate
       if (session->rank() == 1) wait_until([&] { return raised == 2; });
       CHECK_CONTAINS(CHECK_THROWS(PeerError, sync()), "rank 3");
       ++raised;
