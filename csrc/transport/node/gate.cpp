@@ -16,7 +16,7 @@ bool GatePass::come(Shown* all, Gather gather) {
       return finish(*all, gather);
     }
     const Came other = Came::of(word);
-    if (other.writing) {
+    if (all != nullptr && other.writing) {
       gate_.second = *all;
       if (change(word, {other.number, Came::kBoth, false, other.rank})) return false;
     }
