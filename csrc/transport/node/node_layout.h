@@ -86,7 +86,7 @@ struct alignas(2 * kCacheLine) Arrival {
 
 /// Where two come together on their way through a synchronisation (see GateTree).
 struct alignas(2 * kCacheLine) Gate {
-  /// Who has come to the synchronisation of which number (see Came).
+  /// The number of the synchronisation, and who has come (see Came).
   std::atomic<uint64_t> came;
   /// What the first of them shows, in the same cache line.
   Shown first;
