@@ -69,7 +69,7 @@ def test_a_trial_that_ends_while_another_one_is_chosen_is_noticed() -> None:
         while set(multiprocessing.active_children()) != others:
             time.sleep(0.01)
 
-    [row] = ourddp.sweep(do_nothing, choose(), ranks=2, processes=2)
+    [row] = ourddp.sweep(do_nothing, choose(), ranks=1, processes=2)
     assert row["error"] == ""
 
 
@@ -136,12 +136,12 @@ def test_an_interrupt_leaves_no_processes_behind(tmp_path: Path, sent: signal.Si
         "    open(os.path.join(sys.path[0], f'pid-{os.getpid()}'), 'w')\n"
         "    time.sleep(1000)\n"
         "if __name__ == '__main__':\n"
-        "    ourddp.sweep(hang, {'a': [1, 2, 3]}, ranks=2, processes=2)\n"
+        "    ourddp.sweep(hang, {'a': [1, 2, 3]}, ranks=2, processes=4)\n"
     )
     around = environment(PYTHONPATH=str(ROOT), TMPDIR=str(tmp_path))  # where a program that is killed leaves files
     with subprocess.Popen([sys.executable, program], stderr=subprocess.PIPE, text=True, env=around) as process:
         try:
-            while len(pids := [int(path.name[4:]) for path in tmp_path.glob("pid-*")]) < 2:
+            while len(pids := [int(path.name[4:]) for path in tmp_path.glob("pid-*")]) < 4:
                 assert process.poll() is None
                 time.sleep(0.05)
             process.send_signal(sent)
