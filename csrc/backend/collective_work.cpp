@@ -52,7 +52,8 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
     if (done()) rethrow();
     return true;
   }
-  if (!done() && status().is_forked_child()) status().check_caller();  // or this would end it in the parent's place
+  // A forked child would end it in its parent's place, and a signal handler within the operation that it interrupted.
+  if (!done()) status().check_caller();
   {
     const timeline::Phase phase("wait for the result");
     if (!queue_->wait(*this, timeout)) throw_wait_timeout(timeout);
@@ -68,6 +69,7 @@ void CollectiveWork::synchronize() {
     return;
   }
   if (done()) return;
+  status().check_caller();
   queue_->wait(*this, kNoTimeout);
   throw_interrupt();
 }

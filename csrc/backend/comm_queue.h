@@ -11,6 +11,7 @@
 #include "backend/stop_record.h"
 #include "backend/work.h"
 #include "common/deadline.h"
+#include "common/interrupts.h"
 #include "common/patrol.h"
 
 namespace ours {
@@ -92,8 +93,12 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   void run_next(Lock& lock);
 
   /// Whether this thread may run the next Work: no thread runs one, or this one does, in a hook that waits. A callback
-  /// leaves that to other threads if there can be any: otherwise the next Work's callbacks would run inside it.
-  bool may_run() const { return running_ ? runner_ == std::this_thread::get_id() : !in_callback() || no_thread_; }
+  /// leaves that to other threads if there can be any: otherwise the next Work's callbacks would run inside it. Not in
+  /// a signal handler, which may have interrupted a Work that this thread runs.
+  bool may_run() const {
+    if (in_signal_handler()) return false;
+    return running_ ? runner_ == std::this_thread::get_id() : !in_callback() || no_thread_;
+  }
 
   /// Whether the calling thread runs the callbacks of a Work, or a callback that ran as soon as it was attached.
   static bool in_callback() { return role().calls != nullptr || Callback::current() != nullptr; }

@@ -165,7 +165,8 @@ std::vector<std::shared_ptr<Lane>> ProcessGroupOurs::all_lanes() const {
 
 void ProcessGroupOurs::shutdown() {
   if (status_->is_forked_child()) return;
-  if (failure().empty()) drain_queues();
+  // What a signal handler has interrupted does not end before the handler returns.
+  if (failure().empty() && !in_signal_handler()) drain_queues();
   const auto all = all_lanes();
   for (const auto& lane : all) lane->close();
   for (const auto& lane : all) lane->wait_closed();
@@ -195,6 +196,7 @@ bool ProcessGroupOurs::heard_stop() {
 }
 
 void ProcessGroupOurs::waitForPendingWorks() {
+  status_->check_caller();
   drain_queues();
   throw_interrupt();
 }
