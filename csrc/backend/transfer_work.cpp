@@ -84,6 +84,7 @@ void TransferWork::attend() const {
 }
 
 bool TransferWork::wait(std::chrono::milliseconds timeout) {
+  if (!done() && status().is_forked_child()) status().check_caller();  // or this would move the parent's messages
   if (!done() && timeout.count() <= 0) {
     limit_->start();
     std::shared_ptr<Transfer> transfer;

@@ -86,6 +86,30 @@ def test_a_forked_child_leaves_alone_what_its_parent_has_begun(rank: int, world:
     assert tensor.eq(world).all()
 
 
+@in_ranks(2, "nodes", fresh=True)
+def test_a_forked_child_leaves_alone_its_parents_messages(rank: int, world: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["forked"])
+        dist.send(torch.ones(100), 0)
+        return
+    tensor = torch.zeros(100)
+    work = dist.irecv(tensor, 1)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            with pytest.raises(RuntimeError, match="forked"):
+                work.wait()
+            status = 0
+        finally:
+            os._exit(status)
+    store.set("forked", "")
+    assert exit_code_of(pid) == 0
+    work.wait()
+    assert tensor.eq(1).all()
+
+
 # --- ends of programs ------------------------------------------------------------------------------------------------
 
 
