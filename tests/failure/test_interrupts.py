@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from patience import check_soon
-from probes import backend_of, reached, waits_for_another_thread, waits_for_peers
+from probes import HAS_HOOKS, backend_of, reached, waits_for_another_thread, waits_for_peers
 from ranks import in_ranks, run_ranks
 
 # --- handlers that raise ---------------------------------------------------------------------------------------------
@@ -205,6 +205,97 @@ def test_a_handler_during_a_collective_cannot_start_another(rank: int, world: in
         dist.barrier()
     dist.barrier()
     assert bool(texts) == (rank == 0)
+
+
+@in_ranks(2, "played_nodes", fresh=True)
+def test_a_handler_during_a_wait_cannot_wait_for_other_calls(rank: int, world: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    tensors = [torch.full((4,), 1.0 + call) for call in range(2)]
+    works: list[dist.Work] = []
+    if rank == 0:
+        refused: list[dist.Work] = []
+
+        def handler(number: int, frame: object) -> None:
+            try:
+                for work in works:
+                    with pytest.raises(RuntimeError, match="set a flag in the handler"):
+                        work.wait()
+                    refused.append(work)
+            finally:
+                store.set("handled", "")
+
+        before = signal.signal(signal.SIGUSR2, handler)
+        works += [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        with signal_in_a_wait(signal.SIGUSR2):
+            works[0].wait()
+        signal.signal(signal.SIGUSR2, before)
+        assert refused == works
+    else:
+        store.get("handled")
+        works += [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in works:
+        work.wait()
+    assert [tensor.unique().tolist() for tensor in tensors] == [[2.0], [4.0]]
+
+
+def destroyed_in_a_handler(rank: int, world: int) -> str:
+    """Return the error of the call that the handler interrupted, or of the peer's."""
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    if rank == 1:
+        store.get("destroyed")
+        with pytest.raises(dist.DistBackendError) as error:
+            dist.all_reduce(torch.ones(4))
+        return str(error.value)
+
+    def handler(number: int, frame: object) -> None:
+        try:
+            dist.destroy_process_group()
+        finally:
+            store.set("destroyed", "")
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(2)]
+    with signal_in_a_wait(signal.SIGUSR2), pytest.raises(dist.DistBackendError) as error:
+        works[0].wait()
+    signal.signal(signal.SIGUSR2, before)
+    return str(error.value)
+
+
+def test_a_handler_may_destroy_the_group_while_calls_are_queued(played_nodes):
+    here, peer = run_ranks(2, destroyed_in_a_handler, nodes=played_nodes)
+    assert "while operations were still pending" in here
+    assert "rank 0 (host" in peer
+
+
+@pytest.mark.skipif(not HAS_HOOKS, reason="torch has windows from 2.15 on")
+@in_ranks(2, fresh=True)
+def test_a_handler_may_ask_whether_a_signal_has_come(rank: int, world: int) -> None:
+    import torch.distributed._symmetric_memory as symm_mem
+
+    store = dist.distributed_c10d._get_default_store()
+    window = dist.distributed_c10d._new_window(symm_mem.empty(1, device="cpu"))
+    if rank == 1:
+        store.get("handled")
+        dist.barrier()
+        window.signal(0, False)
+        dist.barrier()
+        return
+    work = window.wait_signal(1, True)
+    answers: list[bool] = []
+
+    def handler(number: int, frame: object) -> None:
+        answers.append(work.is_completed())
+        store.set("handled", "")
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    with signal_in_a_wait(signal.SIGUSR2):
+        dist.barrier()
+    signal.signal(signal.SIGUSR2, before)
+    assert answers == [False]
+    assert work.wait()
+    dist.barrier()
 
 
 # --- callbacks, and groups that are being made -----------------------------------------------------------------------

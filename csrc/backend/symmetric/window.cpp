@@ -125,7 +125,8 @@ class OursWindow::SignalWork final : public c10d::Work {
     constexpr std::chrono::milliseconds kBetweenLooks{50};
     if (Work::isCompleted()) return true;
     bool taken = registered_->signals.take(from_);
-    if (!taken && Clock::now() < next_look_) return false;
+    // To look at the peer may fail the group, which a signal handler must not.
+    if (!taken && (in_signal_handler() || Clock::now() < next_look_)) return false;
     next_look_ = Clock::now() + kBetweenLooks;
     try {
       if (!taken) group_->run([&] { taken = look_at_peer(); });
