@@ -280,6 +280,14 @@ void GradientTransfer::move_into(Bucket& bucket) {
   }
 }
 
+void GradientTransfer::renew_memory(Bucket& bucket) {
+  const bool is_shown = options_.gradient_as_bucket_view && bucket.allocated();
+  bucket.release();
+  if (!is_shown) return;
+  bucket.allocate(*averaging_.group(), /*whole=*/true);
+  move_into(bucket);
+}
+
 void GradientTransfer::move_out_of_reduction(Bucket& bucket) {
   for (const GradientSlot& slot : bucket.slots()) {
     if (!slot.in_place.defined()) continue;

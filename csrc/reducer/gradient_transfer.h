@@ -55,6 +55,9 @@ class GradientTransfer {
   /// Makes existing gradients views of a new bucket, so that nothing that was accumulated is lost and the memory of
   /// the old buckets can be freed.
   void move_into(Bucket& bucket);
+  /// Drops the bucket's memory, to which a reduction that was given up may still write. Gradients that are views of it
+  /// become views of new memory.
+  void renew_memory(Bucket& bucket);
   /// Moves gradients that are being reduced where they lie to memory of their own, because a reduction that was given
   /// up may still write to them.
   void move_out_of_reduction(Bucket& bucket);

@@ -138,8 +138,7 @@ void Reducer::set_process_group(GroupPtr group) {
   averaging_.set_group(std::move(group));
   renew_buckets_for_weights();
   in_place_.drop_memory();
-  if (options_.gradient_as_bucket_view) return;
-  for (Bucket& bucket : buckets_) bucket.release();
+  for (Bucket& bucket : buckets_) transfer_.renew_memory(bucket);
 }
 
 // --- gradients in, reductions out ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 
 import pytest
@@ -138,3 +139,46 @@ def test_the_process_group_can_be_replaced(rank, world):
         model.zero_grad()
         model(torch.full((1, 2), 1.0 + rank)).sum().backward()
     assert model.module.weight.grad.tolist() == [[1.0 + rank] * 2]
+
+
+class Between(nn.Module):
+    """Calls ``between()`` in backward, after the last layer's gradient and before the first one's."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = (nn.Linear(2, 2, bias=False) for _ in range(2))
+
+    def forward(self, x):
+        hidden = self.first(x)
+        hidden.register_hook(lambda gradient: self.between())
+        return self.last(hidden)
+
+
+def trip():
+    raise ArithmeticError("tripped")
+
+
+@pytest.mark.parametrize("view", [False, True])
+@in_ranks(2, "backend", fresh=True)
+def test_a_reduction_that_a_failed_backward_left_changes_no_later_gradients(rank, world, view):
+    store = dist.distributed_c10d._get_default_store()
+    model = DistributedDataParallel(Between(), bucket_cap_mb=1e-6, gradient_as_bucket_view=view)
+    model.module.between = lambda: None
+    for _ in range(2):  # from the second step on, each layer has a bucket of its own
+        model(torch.ones(1, 2)).sum().backward()
+    if rank == 1:
+        store.wait(["began again"])
+    model.module.between = trip
+    with pytest.raises(ArithmeticError):
+        model(torch.full((1, 2), 100.0)).sum().backward()
+    assert model.reducer._get_status().bucket_indices == [[1], [0]]
+    model._update_process_group(dist.group.WORLD)  # forgets the backward that did not end
+    model.zero_grad()
+    model.module.between = lambda: store.set("began again", "")
+    inputs = torch.tensor([1.0, 2.0])
+    model(inputs[rank].expand(1, 2)).sum().backward()
+    alone = copy.deepcopy(model.module)
+    alone.zero_grad()
+    alone(inputs.view(2, 1).expand(2, 2)).sum().div(2).backward()
+    for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, expected.grad)
