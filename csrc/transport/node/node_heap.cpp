@@ -72,7 +72,7 @@ uint64_t NodeHeap::claim(const void* data, size_t bytes) {
 
 void NodeHeap::release() noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (const uint64_t offset : claimed_) own_->release(offset);
+  for (const uint64_t offset : claimed_) own_->release(offset, this);
   claimed_.clear();
 }
 

@@ -118,10 +118,10 @@ uint64_t OwnHeap::claim(const void* data, size_t bytes, const void* user) {
   return offset;
 }
 
-void OwnHeap::release(uint64_t offset) noexcept {
+void OwnHeap::release(uint64_t offset, const void* user) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto piece = piece_at(offset);
-  if (piece != used_.end()) piece->second.user = nullptr;
+  if (piece != used_.end() && piece->second.user == user) piece->second.user = nullptr;
 }
 
 size_t OwnHeap::lost() const {

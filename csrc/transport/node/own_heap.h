@@ -37,10 +37,11 @@ class OwnHeap final : private SharedWithOthers {
   /// was withdrawn.
   uint64_t offset_of(const void* data, size_t bytes) const;
 
-  /// The same for an operation of `user` in which peers use the memory, until release(). A piece has one user at a
-  /// time; where it has another one, this returns kNowhere.
+  /// The same for an operation of `user` in which peers use the memory. A piece has one user at a time; where it has
+  /// another one, this returns kNowhere.
   uint64_t claim(const void* data, size_t bytes, const void* user);
-  void release(uint64_t offset) noexcept;
+  /// Ends that of all that `user` has claimed of the piece, which may have the next user already.
+  void release(uint64_t offset, const void* user) noexcept;
 
   /// For a group that has failed: makes the pages of [offset, offset + bytes) private, so that later writes of peers no
   /// longer reach them. Addresses and contents stay, and other threads may write there meanwhile. Pages that the system

@@ -77,10 +77,12 @@ TEST(heap_pieces_have_one_user_at_a_time) {
   CHECK_EQ(heap.claim(a + kPage, kPage, &one), uint64_t{kPage});
   CHECK_EQ(heap.claim(a + kPage, kPage, &other), OwnHeap::kNowhere);
   CHECK_EQ(heap.claim(b, kPage, &other), uint64_t{2 * kPage});
-  heap.release(kPage);
+  heap.release(kPage, &one);
   CHECK_EQ(heap.claim(a, 2 * kPage, &other), uint64_t{0});
+  heap.release(0, &one);  // of a piece that has the next user already
+  CHECK_EQ(heap.claim(a, kPage, &one), OwnHeap::kNowhere);
   heap.free(b);
-  heap.release(2 * kPage);
+  heap.release(2 * kPage, &other);
   CHECK_EQ(heap.claim(a, kPage, &one), OwnHeap::kNowhere);
 }
 
