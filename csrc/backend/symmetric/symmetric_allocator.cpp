@@ -90,7 +90,7 @@ class Registry {
   void add_handle(void* data, const std::string& group, const HandlePtr& handle) {
     const std::lock_guard<std::mutex> lock(mutex());
     const auto found = allocations_.find(data);
-    if (found != allocations_.end()) found->second.handles[group] = handle;
+    if (found != allocations_.end()) found->second.handles.emplace(group, handle);
   }
 
   /// The ranks of the group of that name, which come together if they have not yet.
