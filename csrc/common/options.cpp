@@ -180,7 +180,8 @@ const std::vector<OptionRow>& option_rows() {
                "every rank of the node has a core of its own."),
       bytes_row(
           "OURS_CHUNK_BYTES", &Options::chunk_bytes,
-          "Bytes of its tensor that a rank puts into shared memory at a time. Give all ranks of a node the same."),
+          "Bytes of its tensor that a rank puts into shared memory at a time. Automatic: 512K. The node's first rank "
+          "decides."),
       integer_row(
           "OURS_DOMAINS", &Options::domains, 0, 64, "0 to 64, 0 = automatic",
           "Into how many domains the ranks of a node are divided, in their order and as equally as possible. In long "

@@ -86,7 +86,7 @@ void check_room(const NodeLayout& layout) {
   throw Error("the shared memory of " + std::to_string(layout.ranks) + " ranks takes " +
               std::to_string(layout.channels() >> 20) + " MiB with chunks of " + std::to_string(layout.chunk_bytes) +
               " bytes, but there are only " + std::to_string(room->bytes >> 20) + " MiB (" + room->source +
-              "). Set OURS_CHUNK_BYTES to less, 512K say, or give the job more memory");
+              "). Set OURS_CHUNK_BYTES to less, 128K say, or give the job more memory");
 }
 
 NodeLayout layout_of(const SegmentHeader& header) {
