@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include "common/machine_share.h"
 #include "common/network_interfaces.h"
 #include "common/options.h"
 #include "python/bind.h"
@@ -42,6 +43,13 @@ void bind_network(py::module_& module) {
       },
       py::arg("asked"), py::arg("usual"), py::arg("allowed"),
       "The congestion control of connections to near peers; empty: the system's.");
+  module.def(
+      "memory_left",
+      [] {
+        const std::optional<MemoryRoom> room = memory_room();
+        return room ? std::optional(room->bytes) : std::nullopt;
+      },
+      "The bytes that this process may still take before the machine or a control group runs out of memory, or None.");
   py::class_<NodeProbe>(module, "NodeProbe",
                         "A little memory by which others see whether they share memory with this "
                         "process.")

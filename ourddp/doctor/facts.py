@@ -20,7 +20,6 @@ from ourddp import _C
 from ourddp.joining import Launch
 
 SIOCGIFMTU = 0x8921  # the same on all architectures
-CGROUP = Path("/sys/fs/cgroup")
 CONGESTION = Path("/proc/sys/net/ipv4")
 NAMESPACES = ("pid", "user", "net")
 
@@ -101,7 +100,7 @@ def gather(place: Launch) -> dict[str, Any]:
             "torch": torch.__version__,
             "Python": platform.python_version(),
         },
-        "memory": memory_left(),
+        "memory": _C.memory_left(),
         "lockable": _limit(resource.RLIMIT_MEMLOCK, 0),
         "rdma": sorted(path.name for path in Path("/sys/class/infiniband").glob("*")),
         "descriptors": len(os.listdir("/proc/self/fd")),
@@ -143,20 +142,6 @@ def congestion(asked: str) -> dict[str, str]:
     }
 
 
-def memory_left(group: Path = CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Return the bytes that this process may still take before the machine or a control group runs out of memory."""
-    left = []
-    for line in _text(meminfo).splitlines():
-        if line.startswith("MemAvailable:"):
-            left.append(int(line.split()[1]) * 1024)
-    # Version 2 of control groups, and version 1, as a container sees its own.
-    for folder, most, used in ((group, "max", "current"), (group / "memory", "limit_in_bytes", "usage_in_bytes")):
-        limit, taken = (_line(folder / f"memory.{name}") for name in (most, used))
-        if limit.isdigit() and taken.isdigit():
-            left.append(max(0, int(limit) - int(taken)))
-    return min(left, default=None)
-
-
 def _limit(which: int, hard: int) -> int | None:
     value = resource.getrlimit(which)[hard]
     return None if value == resource.RLIM_INFINITY else value
@@ -170,15 +155,11 @@ def _mtu(interface: str) -> int | None:
     return None
 
 
-def _text(path: Path) -> str:
+def _line(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text().strip()
     except OSError:
         return ""
-
-
-def _line(path: Path) -> str:
-    return _text(path).strip()
 
 
 def _link(path: Path) -> str:

@@ -44,10 +44,10 @@ def test_info_describes_this_machine(monkeypatch):
     of_cuda = {"CUDA tensors", "CUDA library"} if _build_info.ENGINES["CUDA"].startswith("on: ") else set()
     assert set(report["engines"]) == {"shared memory", "CUDA", "NCCL", "MPI"} | of_cuda
 
-    def refuse(*_: object) -> int:
-        raise OSError("not allowed")
+    def refuse() -> None:
+        raise RuntimeError("not allowed")
 
-    monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setattr(_C, "NodeProbe", refuse)
     assert info.collect()["node"]["memfd"].startswith("no: ")
 
 

@@ -202,22 +202,6 @@ def test_ranks_are_numbered_in_words():
     assert words.ranks([7, 4, 5, 6, 1, 9, 10]) == "ranks 1, 4 to 7, 9, 10"
 
 
-def test_the_memory_left_is_the_least_that_counts(tmp_path):
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 100 kB\nMemAvailable: 50 kB\n")
-    assert facts.memory_left(tmp_path, meminfo) == 50 << 10
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("40000\n")
-    assert facts.memory_left(tmp_path, meminfo) == 50 << 10
-    (tmp_path / "memory.max").write_text("41000\n")
-    assert facts.memory_left(tmp_path, meminfo) == 1000
-    (tmp_path / "memory").mkdir()
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("500")
-    (tmp_path / "memory" / "memory.usage_in_bytes").write_text("200")
-    assert facts.memory_left(tmp_path, meminfo) == 300
-    assert facts.memory_left(tmp_path / "none", tmp_path / "none") is None
-
-
 def test_a_congestion_control_that_cannot_be_had_is_a_fact():
     assert facts.congestion("")["congestion_error"] == ""
     assert facts.congestion("no-such-control")["congestion_error"] != ""
