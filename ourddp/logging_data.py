@@ -103,7 +103,7 @@ class ReducerLogger:
         self._data |= {
             "iteration": status.iterations,
             "num_buckets_reduced": status.buckets_reduced,
-            "num_gradients_reduced_in_place": self._reducer._get_reduced_in_place(),
+            "num_gradients_reduced_in_place": status.reduced_in_place,
             "has_rebuilt_buckets": int(status.has_rebuilt_buckets),
             "unused_parameter_size": sum(self._parameter_bytes[index] for index in status.unused_parameters),
             "prev_iteration_grad_ready_order_indices": _joined(status.ready_order),

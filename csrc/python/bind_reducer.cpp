@@ -95,6 +95,7 @@ void bind_status(py::module_& module) {
   py::class_<ReducerStatus>(module, "ReducerStatus")
       .def_readonly("iterations", &ReducerStatus::iterations)
       .def_readonly("buckets_reduced", &ReducerStatus::buckets_reduced)
+      .def_readonly("reduced_in_place", &ReducerStatus::reduced_in_place)
       .def_readonly("has_rebuilt_buckets", &ReducerStatus::has_rebuilt_buckets)
       .def_readonly("bucket_indices", &ReducerStatus::bucket_indices)
       .def_readonly("bucket_bytes", &ReducerStatus::bucket_bytes)
@@ -124,8 +125,6 @@ void bind_step(ReducerClass& cls) {
       .def("get_backward_stats", &Reducer::backward_stats, NoGil())
       .def("_get_backward_times", &Reducer::backward_times, NoGil())
       .def("_get_bucket_tuning", &Reducer::tuning, NoGil())
-      .def(
-          "_get_reduced_in_place", [](Reducer& self) { return self.status().reduced_in_place; }, NoGil())
       .def("_get_status", &Reducer::status, NoGil())
       .def("_is_sampled", &Reducer::is_sampled, NoGil())
       .def("_get_phase_times", &Reducer::phase_times, NoGil());

@@ -157,7 +157,7 @@ def test_views_of_buckets_are_in_the_heap(rank, world, cls):
             backward(model, rank)
             check_averages(model, world)
             assert all(in_heap(parameter.grad) for parameter in model.parameters())
-        assert cls is not DistributedDataParallel or model.reducer._get_reduced_in_place() == 0
+        assert cls is not DistributedDataParallel or model.reducer._get_status().reduced_in_place == 0
 
 
 @in_ranks(2)

@@ -17,7 +17,7 @@ WEIGHTS = 3  # of make_model()
 
 
 def in_place(model: DistributedDataParallel) -> int:
-    return model.reducer._get_reduced_in_place()
+    return model.reducer._get_status().reduced_in_place
 
 
 @in_ranks(2, fresh=True)

@@ -178,7 +178,7 @@ def _count_in_place(rank, world, surround):
     for step in range(2):
         model.zero_grad()
         run(_batch(rank, step)).square().sum().backward()
-        counts.append(model.reducer._get_reduced_in_place())
+        counts.append(model.reducer._get_status().reduced_in_place)
     return counts
 
 
@@ -212,4 +212,4 @@ def test_ranks_decide_each_for_itself(rank, world):
         for name, gradient in own.items():
             dist.all_reduce(gradient)
             torch.testing.assert_close(model.module.get_parameter(name).grad, gradient / world)
-        assert model.reducer._get_reduced_in_place() == (LAYERS if rank == 0 else 0)
+        assert model.reducer._get_status().reduced_in_place == (LAYERS if rank == 0 else 0)

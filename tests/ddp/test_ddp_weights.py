@@ -92,7 +92,7 @@ def test_unequal_shares_on_two_nodes_equal_one_process(rank, world):
 @in_ranks(2)
 def test_gradients_are_weighted_where_they_lie(rank, world):
     model = check(rank, "wide", {}, UNEVEN[:3])
-    assert model.reducer._get_reduced_in_place() == 2
+    assert model.reducer._get_status().reduced_in_place == 2
 
 
 @in_ranks(2)

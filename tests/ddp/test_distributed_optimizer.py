@@ -61,8 +61,8 @@ def test_gradients_have_the_bits_of_distributed_data_parallel(rank: int, world: 
             each(batch(step, rank)).square().mean().backward()
         assert all(map(torch.equal, gradients(model), gradients(parallel)))
         if step > 0:  # the first backward fills memory that later ones use
-            reduced = optimizer._reducer._get_reduced_in_place()
-            assert reduced == parallel.reducer._get_reduced_in_place() == 2
+            reduced = optimizer._reducer._get_status().reduced_in_place
+            assert reduced == parallel.reducer._get_status().reduced_in_place == 2
         optimizer.step()
         reference.step()
     assert same_everywhere(model)

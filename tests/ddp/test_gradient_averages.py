@@ -155,7 +155,7 @@ def test_a_forward_in_the_midst_of_backward(rank, world):
         with called_in_backward(interrupt):
             output = model(inputs_of(rank))
         output.square().mean().backward()
-        assert model.reducer._get_reduced_in_place() == 3
+        assert model.reducer._get_status().reduced_in_place == 3
         for handle in handles:
             handle.remove()
         check_averages(model, world)

@@ -40,7 +40,7 @@ def test_gradients_are_computed_in_the_heap(rank, world, options):
         for _ in range(4):
             model.zero_grad()
             backward(model, rank)
-            assert model.reducer._get_reduced_in_place() == 3
+            assert model.reducer._get_status().reduced_in_place == 3
             assert all(in_heap(weight.grad) for weight in weights(model))
             check_averages(model, world)
         dist.barrier()
@@ -61,7 +61,7 @@ def test_accumulated_gradients_are_in_the_heap(rank, world, set_to_none):
                 with nullcontext() if step == 2 else model.no_sync():
                     (model(inputs_of(rank)).square().mean() / 3).backward()
             # A gradient that Python has seen and that stays cannot be told from one that somebody holds.
-            assert model.reducer._get_reduced_in_place() == 3 or (window and not set_to_none)
+            assert model.reducer._get_status().reduced_in_place == 3 or (window and not set_to_none)
             assert all(in_heap(weight.grad) for weight in weights(model))
             check_averages(model, world)
         del model
@@ -165,7 +165,7 @@ def test_gradients_move_to_the_heap_of_another_group(rank, world):
                 backward(model, rank)
                 check_averages(model, world)
                 assert all(in_heap(weight.grad) for weight in weights(model))
-                assert model.reducer._get_reduced_in_place() == 3
+                assert model.reducer._get_status().reduced_in_place == 3
             model._update_process_group(dist.group.WORLD)
             dist.destroy_process_group(group)
         del model
@@ -199,7 +199,7 @@ def test_other_backends_and_buckets_that_are_dropped_leave_gradients_in_ordinary
         backward(model, rank)
         check_averages(model, world)
         assert not any(in_heap(weight.grad) for weight in weights(model))
-        assert model.reducer._get_reduced_in_place() == (0 if option == "process_group" else 3)
+        assert model.reducer._get_status().reduced_in_place == (0 if option == "process_group" else 3)
     dist.barrier()
     assert bytes_in_heap() - before <= world * 4096
     dist.barrier()
