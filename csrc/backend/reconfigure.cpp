@@ -10,6 +10,7 @@
 
 #include "backend/joining/store_keys.h"
 #include "backend/symmetric/symmetric_group.h"
+#include "backend/work.h"
 #include "common/error.h"
 #include "common/interrupts.h"
 
@@ -40,12 +41,6 @@ void claim(const c10::intrusive_ptr<c10d::Store>& store, int64_t uuid, const std
   throw Error("reconfigure: uuid " + std::to_string(uuid) +
               " was already used for other ranks, or in another order. All ranks have to pass the same handles, and a "
               "uuid that has not been used");
-}
-
-c10::intrusive_ptr<c10d::Work> completed_work() {
-  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  future->markCompleted(c10::IValue(std::vector<at::Tensor>()));
-  return c10d::Work::create_from_future(future);
 }
 
 }  // namespace

@@ -135,4 +135,7 @@ class OursWork : public c10d::Work, public Timed {
   bool watched_ = false;                            // guarded by mutex_
 };
 
+/// A Work without results that is done.
+c10::intrusive_ptr<c10d::Work> completed_work();
+
 }  // namespace ours

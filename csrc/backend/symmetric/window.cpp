@@ -12,6 +12,8 @@
 #include "backend/process_group.h"
 #include "backend/symmetric/symmetric_allocator.h"
 #include "backend/tensors.h"
+#include "backend/work.h"
+#include "transport/wait.h"
 
 namespace ours {
 
@@ -55,12 +57,7 @@ SharedBlock describe(SymmetricGroup& group, const at::Tensor& tensor) {
 }
 
 /// What a call returns that has ended already.
-OursWindow::WorkPtr ended(bool async_op) {
-  if (!async_op) return nullptr;
-  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  future->markCompleted(c10::IValue(std::vector<at::Tensor>()));
-  return c10d::Work::create_from_future(future);
-}
+OursWindow::WorkPtr ended(bool async_op) { return async_op ? completed_work() : nullptr; }
 
 }  // namespace
 
@@ -122,12 +119,11 @@ class OursWindow::SignalWork final : public c10d::Work {
  private:
   /// Takes the signal, if it is there, and now and then looks at the peer. With the lock.
   bool has_ended() {
-    constexpr std::chrono::milliseconds kBetweenLooks{50};
     if (Work::isCompleted()) return true;
     bool taken = registered_->signals.take(from_);
     // To look at the peer may fail the group, which a signal handler must not.
     if (!taken && (in_signal_handler() || Clock::now() < next_look_)) return false;
-    next_look_ = Clock::now() + kBetweenLooks;
+    next_look_ = Clock::now() + kLookAround;
     try {
       if (!taken) group_->run([&] { taken = look_at_peer(); });
       if (taken) finish();
