@@ -18,7 +18,6 @@ of a parameter.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import tempfile
 from collections.abc import Callable
@@ -37,6 +36,7 @@ from ourddp.bench.steps import MODELS, VARIANTS, WARM_UPS, check_alike, training
 
 LEAST_ROUNDS = 5
 KEEP_MEMORY = f"glibc.malloc.mmap_threshold={1 << 40}:glibc.malloc.trim_threshold={1 << 40}"
+ON_CPUS = [name for name, (_, backend, _) in VARIANTS.items() if backend != "nccl"]
 DEFAULT_VARIANTS = ("local", "torch+gloo", "torch+ours", "ourddp+ours")
 
 
@@ -45,9 +45,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = scaffold.argument_parser(__doc__, seconds=120, of=", per number of ranks", picture=True)
     parser.add_argument("--ranks", default="4", help="numbers of ranks, as 2,4")
     parser.add_argument("--models", default="mlp,cnn,transformer", help=f"of {', '.join(MODELS)}")
-    parser.add_argument(
-        "--variants", help=f"of {', '.join(VARIANTS)}; default: {', '.join(DEFAULT_VARIANTS)}, as installed"
-    )
+    parser.add_argument("--variants", default=",".join(DEFAULT_VARIANTS), help=f"of {', '.join(ON_CPUS)}")
     parser.add_argument("--reps", type=int, default=50, help="most steps of a variant")
     parser.add_argument("--reducer-overhead", action="store_true", help="only the model of 1,000 parameters of 1 KiB")
     parser.add_argument(
@@ -56,11 +54,8 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.reducer_overhead:
         args.models = "many-small"
-    if args.variants is None:
-        installed = importlib.util.find_spec("ourddp") is not None
-        args.variants = ",".join(name for name in DEFAULT_VARIANTS if installed or "our" not in name)
     scaffold.require_known(parser, args.models, MODELS)
-    scaffold.require_known(parser, args.variants, VARIANTS)
+    scaffold.require_known(parser, args.variants, ON_CPUS)
     if args.reps < 1 or args.time_budget <= 0:
         parser.error("--reps and --time-budget must be positive")
     return args

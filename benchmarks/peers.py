@@ -68,7 +68,7 @@ NAMES = (*DEFAULT, TWO_NODES, SHARED, NOTHING)
 def why_not(name: str, rivals: Path | None) -> str:
     """Return why the peer cannot take part, or nothing where it can."""
     if name in ("ours", TWO_NODES, SHARED):
-        return "" if importlib.util.find_spec("ourddp") else "ourddp is not installed"
+        return ""
     if name == NOTHING:
         return "" if importlib.util.find_spec(FAKE) else "this torch has no backend `fake`"
     if name == "gloo":

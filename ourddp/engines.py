@@ -42,14 +42,9 @@ def make(name: str, store: dist.Store, rank: int, size: int, timeout: timedelta,
     plugin = dist.Backend._plugins.get(name.upper())
     if plugin is not None:
         return _make_plugin(plugin, store, rank, size, timeout)
-    if name == "ucc":
-        from torch._C._distributed_c10d import ProcessGroupUCC
+    from torch._C._distributed_c10d import ProcessGroupUCC
 
-        return ProcessGroupUCC(store, rank, size, timeout=timeout)
-    raise ValueError(
-        f"cannot create the backend {name}: it is not built into this torch, and no package has registered it; "
-        "import the package that provides it, or choose another for OURS_INTERNODE"
-    )
+    return ProcessGroupUCC(store, rank, size, timeout=timeout)
 
 
 def _is_available(name: str) -> bool:

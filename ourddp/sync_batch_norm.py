@@ -50,7 +50,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
 
     def _group(self) -> dist.ProcessGroup | None:
         """Return the group to synchronise with; None if there is nothing to synchronise."""
-        if not (self.training and dist.is_available() and dist.is_initialized()):
+        if not (self.training and dist.is_initialized()):
             return None
         group = self.process_group or dist.group.WORLD
         return group if dist.get_world_size(group) > 1 else None

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ourddp.bench import harness, report
 from ourddp.bench.operations import OPERATIONS, Buffers, Operation
 
-LEAST_ROUNDS = 5  # a median of fewer says little
+LEAST_ROUNDS, MOST_ROUNDS = 5, 300  # a median of fewer says little
 # Calls of a loop. Short ones are many, because the scheduler takes a while to adapt after the peer before.
 BURST_SMALL, BURST_LARGE = 20, 5
 LARGE = 512 * 1024  # bytes
@@ -88,8 +88,8 @@ def measure(
     groups: Mapping[str, Any],
     case: Case,
     buffers: Mapping[str, Buffers],
-) -> list[dict[str, Any]]:
-    """Return the rows of one case, one for each way of calling. Each peer has buffers of its own.
+) -> dict[str, Any]:
+    """Return the row of one case, whose calls are made in loops. Each peer has buffers of its own.
 
     What one does to its memory, such as moving it onto huge pages, must not help the others.
     """
@@ -100,25 +100,20 @@ def measure(
     def refresh(peer: str) -> None:
         operation.prepare(buffers[peer])
 
-    rows = []
-    for way in ranks.plan["ways"]:
-        times = ranks.measure(
-            actions,
-            budget=ranks.plan["seconds_per_case"],
-            least=min(LEAST_ROUNDS, ranks.plan["reps"]),
-            most=ranks.plan["reps"],
-            burst=burst_of(size) if way == "loop" else 0,
-            refresh=refresh if operation.changes_input else None,
-        )
-        scale = 0.5 if operation.half else 1.0
-        rows.append(
-            {
-                "collective": name,
-                "way": way,
-                "size": size,
-                "bytes": 4 * len(next(iter(buffers.values())).large) if size else 0,
-                "rounds": max((len(column) for column in times.values()), default=0),
-                "seconds": {peer: report.summary(column, scale) for peer, column in times.items()},
-            }
-        )
-    return rows
+    times = ranks.measure(
+        actions,
+        budget=ranks.plan["seconds_per_case"],
+        least=LEAST_ROUNDS,
+        most=MOST_ROUNDS,
+        burst=burst_of(size),
+        refresh=refresh if operation.changes_input else None,
+    )
+    scale = 0.5 if operation.half else 1.0
+    return {
+        "collective": name,
+        "way": "loop",
+        "size": size,
+        "bytes": 4 * len(next(iter(buffers.values())).large) if size else 0,
+        "rounds": max((len(column) for column in times.values()), default=0),
+        "seconds": {peer: report.summary(column, scale) for peer, column in times.items()},
+    }

@@ -18,7 +18,7 @@ from ourddp import joining, processes
 from ourddp.bench import harness, report
 from ourddp.bench.job_ranks import JobRanks
 from ourddp.bench.operations import OPERATIONS
-from ourddp.bench.ranks import MOST, STEPS, measure, own_device, use_device
+from ourddp.bench.ranks import STEPS, measure, own_device, use_device
 from ourddp.bench.steps import MODELS
 
 HELP = "time collectives and training steps on this machine, or on an allocation, against the other backends"
@@ -132,8 +132,6 @@ def plan_of(arguments: argparse.Namespace, place: joining.Launch) -> dict[str, A
         "ops": ops,
         "sizes": sizes,
         "peers": peers_of(arguments, place, ranks),
-        "ways": ["loop"],
-        "reps": MOST,
         "model": arguments.model,
         "device": arguments.device,
         "seconds_per_case": seconds / max(1, cases),

@@ -13,7 +13,6 @@ from ourddp.bench.operations import OPERATIONS, Buffers
 from ourddp.progress import Progress
 
 STEPS = "ddp"  # the name of the training steps among the operations
-LEAST, MOST = 5, 300  # rounds of a case
 
 
 def measure(ranks: harness.Ranks) -> dict[str, Any]:
@@ -34,7 +33,7 @@ def measure(ranks: harness.Ranks) -> dict[str, Any]:
                 peer: Buffers.make(ranks.rank, ranks.size, size, "cpu" if peer == "mpi" else plan["device"])
                 for peer in groups
             }
-            rows += collectives.measure(ranks, groups, (name, size), buffers)
+            rows.append(collectives.measure(ranks, groups, (name, size), buffers))
     finally:
         shown.close()
     return {"rows": rows, "steps": trained}
@@ -69,7 +68,8 @@ def measure_steps(ranks: harness.Ranks, groups: dict[str, Any]) -> dict[str, Any
     first = next(iter(gradients), None)
     for variant, gradient in gradients.items():
         steps.check_alike(gradient, gradients[str(first)], f"{variant} are not those of {first}")
-    times = ranks.measure(actions, budget=plan["seconds_of_steps"], least=LEAST, most=MOST, burst=0)
+    least, most = collectives.LEAST_ROUNDS, collectives.MOST_ROUNDS
+    times = ranks.measure(actions, budget=plan["seconds_of_steps"], least=least, most=most, burst=0)
     parameters = list(models["local"].parameters())
     return {
         "model": plan["model"],
