@@ -19,9 +19,10 @@
 //   SegmentHeader | RankBlock[ranks] | Opening[2] | Gate[2][gates] | tables[ranks] | stages[ranks] |
 //   channels[ranks][ranks]
 //
-// A rank writes the data of its own block, table, stage and outgoing channels; of others it touches only counters. A
-// gate is written by the two that come to it, and an opening by the last of all. The failure record in the header is
-// written once, by the first rank that fails.
+// A rank writes the data of its own block, table, stage and outgoing channels; of others it touches only counters, and
+// leaves results at the stages of those that help it to reduce over the network. A gate is written by the two that come
+// to it, and an opening by the last of all. The failure record in the header is written once, by the first rank that
+// fails.
 
 namespace ours {
 

@@ -19,8 +19,8 @@ namespace ours {
 /// One rank's part in a group over TCP. It connects to a peer when the peer is first needed.
 ///
 /// Nothing runs in the background: the threads that are in a call (TcpCall, TcpMessages, a monitored barrier) move
-/// everything forward. There are two exceptions: in a group that failed, a thread tells the peers why, and after a
-/// refused call a thread lets peers connect until this rank makes another call.
+/// everything forward. There are two exceptions in a mesh: in a group that failed, a thread tells the peers why, and
+/// after a refused call a thread lets peers connect until this rank makes another call.
 ///
 /// The lock: the functions of the mesh may be called from any thread, including by an abort, and take the lock
 /// themselves for as long as they need it. The endpoint may be used only by a thread that holds lock(). That thread
