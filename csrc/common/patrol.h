@@ -28,6 +28,13 @@ class Patrol {
     return looking_ && looks_at_ <= due_at_;
   }
 
+  /// Whether the thread found at its last look that somebody else had come for all that was left.
+  bool looks_in_vain() const { return in_vain_; }
+  /// Notes that somebody else comes for what was left. If it has lain for `long_enough`, looking is worth it.
+  void note_coming(std::chrono::microseconds long_enough) {
+    if (Clock::now() - left_at_ >= long_enough) in_vain_ = false;
+  }
+
   /// Makes what has been left due. The caller wakes a thread.
   void hurry() { due_at_ = {}; }
   bool is_due() const { return Clock::now() >= due_at_; }
@@ -44,7 +51,7 @@ class Patrol {
       }
       looking_ = true;
       looks_at_ = something_left() ? due_at_ : Clock::now() + every_;
-      wake.wait_until(lock, looks_at_);
+      if (wake.wait_until(lock, looks_at_) == std::cv_status::timeout) in_vain_ = !ready();
       looking_ = false;
       going_round_ = something_left() || Clock::now() - left_at_ < kRounds * every_;
     }
@@ -59,6 +66,7 @@ class Patrol {
   std::chrono::microseconds every_{kEvery};
   bool going_round_ = false;
   bool looking_ = false;  ///< a thread sleeps until it is time to look
+  bool in_vain_ = false;
 };
 
 }  // namespace ours

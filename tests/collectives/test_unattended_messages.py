@@ -26,9 +26,10 @@ def times_awake(name: str) -> int:
     return switches
 
 
+@pytest.mark.parametrize(("size", "period"), [(SHORT, 0.01), (1 << 17, 0.002)], ids=["short", "long"])
 @in_ranks(2, "nodes", fresh=True)
-def test_blocking_messages_wake_no_other_thread(rank: int, world: int) -> None:
-    x = torch.ones(SHORT)
+def test_blocking_messages_wake_no_other_thread(rank: int, world: int, size: int, period: float) -> None:
+    x = torch.ones(size)
 
     def pass_on(times: int) -> None:
         for turn in range(times):
@@ -37,7 +38,7 @@ def test_blocking_messages_wake_no_other_thread(rank: int, world: int) -> None:
     pass_on(10)
     before, start = times_awake("ours_messages"), time.monotonic()
     pass_on(2000)
-    looks = (time.monotonic() - start) / 0.01  # of a thread that goes round
+    looks = (time.monotonic() - start) / period  # of a thread that goes round
     assert times_awake("ours_messages") - before < 200 + 2 * looks
 
 

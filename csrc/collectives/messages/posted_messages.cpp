@@ -11,8 +11,10 @@ namespace ours {
 namespace {
 
 /// How long a long message lies at most until a thread sees to it. To wake one at once would cost the many that are
-/// waited for as soon as they are posted more than the others gain.
+/// waited for as soon as they are posted more than the others gain. Where all are, even looking so often takes much of
+/// the time of ranks that share cores.
 constexpr std::chrono::microseconds kSoon{200};
+constexpr std::chrono::microseconds kLater{2000};
 
 /// Whether much of it can be moved before anybody waits for it.
 bool is_long(const Message& message) { return message.bytes > size_t{64} << 10; }
@@ -70,6 +72,7 @@ void PostedMessages::wait(Transfer& transfer) {
   if (transfer.done()) return;
   static_cast<Message&>(transfer).limit->start();
   Lock lock(mutex_);
+  if (long_messages_ > 0 && is_left()) patrol_.note_coming(kSoon);
   ++drivers_;
   pause_background_.store(true);
   lock.unlock();
@@ -127,7 +130,8 @@ void PostedMessages::leave_to_background(Lock& lock, bool lay) {
 }
 
 bool PostedMessages::leave(bool lay) {
-  const bool looked_after = patrol_.leave(long_messages_ > 0 ? kSoon : Patrol::kEvery, lay);
+  const auto long_one = patrol_.looks_in_vain() ? kLater : kSoon;
+  const bool looked_after = patrol_.leave(long_messages_ > 0 ? long_one : Patrol::kEvery, lay);
   return !looked_after || needs_background();
 }
 

@@ -69,6 +69,28 @@ TEST(what_is_left_for_a_patrol_is_seen_without_waking_a_thread_each_time) {
   CHECK(woken < 4);  // it goes round for a second, unless this thread was stopped that long
 }
 
+TEST(a_patrol_knows_whether_it_looks_in_vain) {
+  Place place;
+  const auto looks_in_vain = [&] {
+    const std::lock_guard<std::mutex> lock(place.mutex);
+    return place.patrol.looks_in_vain();
+  };
+  place.leave();
+  wait_until([&] { return place.saw(1); });
+  CHECK(!looks_in_vain());
+  {
+    const std::lock_guard<std::mutex> lock(place.mutex);
+    place.patrol.leave();
+    place.patrol.note_coming(std::chrono::hours(1));
+  }
+  wait_until(looks_in_vain);
+  const std::lock_guard<std::mutex> lock(place.mutex);
+  place.patrol.note_coming(std::chrono::hours(1));
+  CHECK(place.patrol.looks_in_vain());
+  place.patrol.note_coming(std::chrono::microseconds(0));
+  CHECK(!place.patrol.looks_in_vain());
+}
+
 TEST(what_is_urgent_is_seen_before_the_next_round) {
   Patrol patrol;
   using std::chrono::hours;
