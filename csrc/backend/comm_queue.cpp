@@ -285,6 +285,7 @@ void CommQueue::wait_stopped(std::chrono::milliseconds limit) {
   if (role().serves == this) return;
   const Deadline deadline = Deadline::after(limit);
   Lock lock(mutex_);
+  if (running_ && runner_ == std::this_thread::get_id()) return;
   ++waiters_;
   progress_.wait_until(lock, deadline.at(), [&] { return servers_ == 0; });
   --waiters_;

@@ -69,7 +69,7 @@ class CommQueue : public std::enable_shared_from_this<CommQueue> {
   void stop();
 
   /// Called after stop(): waits for at most `limit` until the comm threads have ended. Returns at once on a comm
-  /// thread.
+  /// thread, and in a signal handler that has interrupted a Work, which they wait for.
   void wait_stopped(std::chrono::milliseconds limit);
 
   StragglerLedger& ledger() const { return *ledger_; }

@@ -165,7 +165,7 @@ std::vector<std::shared_ptr<Lane>> ProcessGroupOurs::all_lanes() const {
 
 void ProcessGroupOurs::shutdown() {
   if (status_->is_forked_child()) return;
-  // What a signal handler has interrupted does not end before the handler returns.
+  // A signal handler runs nothing, as that might have to wait for what it has interrupted.
   if (failure().empty() && !in_signal_handler()) drain_queues();
   const auto all = all_lanes();
   for (const auto& lane : all) lane->close();
@@ -196,7 +196,7 @@ bool ProcessGroupOurs::heard_stop() {
 }
 
 void ProcessGroupOurs::waitForPendingWorks() {
-  status_->check_caller();
+  if (status_->is_forked_child() || in_signal_handler()) return;  // as shutdown(), before which torch calls this
   drain_queues();
   throw_interrupt();
 }

@@ -25,14 +25,15 @@ class Patrol {
     due_at_ = lay ? std::min(due_at_, left_at_ + within) : left_at_ + within;
     every_ = within;
     going_round_ = true;
+    left_since_look_ = true;
     return looking_ && looks_at_ <= due_at_;
   }
 
-  /// Whether the thread found at its last look that somebody else had come for all that was left.
+  /// Whether somebody else had come for what was left when the thread last looked for something.
   bool looks_in_vain() const { return in_vain_; }
   /// Notes that somebody else comes for what was left. If it has lain for `long_enough`, looking is worth it.
   void note_coming(std::chrono::microseconds long_enough) {
-    if (Clock::now() - left_at_ >= long_enough) in_vain_ = false;
+    if (Clock::now() - left_at_ >= long_enough) in_vain_ = left_since_look_ = false;
   }
 
   /// Makes what has been left due. The caller wakes a thread.
@@ -51,10 +52,14 @@ class Patrol {
       }
       looking_ = true;
       looks_at_ = something_left() ? due_at_ : Clock::now() + every_;
-      if (wake.wait_until(lock, looks_at_) == std::cv_status::timeout) in_vain_ = !ready();
+      if (wake.wait_until(lock, looks_at_) == std::cv_status::timeout && left_since_look_) {
+        in_vain_ = !ready();
+        left_since_look_ = something_left();
+      }
       looking_ = false;
       going_round_ = something_left() || Clock::now() - left_at_ < kRounds * every_;
     }
+    left_since_look_ = false;  // the thread sees to it
   }
 
  private:
@@ -66,6 +71,7 @@ class Patrol {
   std::chrono::microseconds every_{kEvery};
   bool going_round_ = false;
   bool looking_ = false;  ///< a thread sleeps until it is time to look
+  bool left_since_look_ = false;
   bool in_vain_ = false;
 };
 

@@ -13,6 +13,7 @@
 #include "backend/symmetric/symmetric_allocator.h"
 #include "backend/tensors.h"
 #include "backend/work.h"
+#include "common/interrupts.h"
 #include "transport/wait.h"
 
 namespace ours {

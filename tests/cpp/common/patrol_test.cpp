@@ -71,19 +71,25 @@ TEST(what_is_left_for_a_patrol_is_seen_without_waking_a_thread_each_time) {
 
 TEST(a_patrol_knows_whether_it_looks_in_vain) {
   Place place;
-  const auto looks_in_vain = [&] {
+  const auto read = [&](auto&& what) {
     const std::lock_guard<std::mutex> lock(place.mutex);
-    return place.patrol.looks_in_vain();
+    return what();
   };
+  const auto in_vain = [&] { return read([&] { return place.patrol.looks_in_vain(); }); };
+  const auto looks = [&] { return read([&] { return place.looks; }); };
+  const auto leave_and_take = [&] { return read([&] { return place.patrol.leave(); }); };
   place.leave();
   wait_until([&] { return place.saw(1); });
-  CHECK(!looks_in_vain());
-  {
-    const std::lock_guard<std::mutex> lock(place.mutex);
-    place.patrol.leave();
-    place.patrol.note_coming(std::chrono::hours(1));
-  }
-  wait_until(looks_in_vain);
+  leave_and_take();
+  wait_until(in_vain);
+  const int before = looks();
+  place.leave();
+  wait_until([&] { return place.saw(2); });
+  CHECK(!in_vain());
+  wait_until([&] { return looks() > before + 10; });
+  CHECK(!in_vain());  // where nothing had been left
+  leave_and_take();
+  wait_until(in_vain);
   const std::lock_guard<std::mutex> lock(place.mutex);
   place.patrol.note_coming(std::chrono::hours(1));
   CHECK(place.patrol.looks_in_vain());
