@@ -77,7 +77,9 @@ TEST(a_patrol_knows_whether_it_looks_in_vain) {
   };
   const auto in_vain = [&] { return read([&] { return place.patrol.looks_in_vain(); }); };
   const auto looks = [&] { return read([&] { return place.looks; }); };
-  const auto leave_and_take = [&] { return read([&] { return place.patrol.leave(); }); };
+  const auto leave_and_take = [&] {
+    if (!read([&] { return place.patrol.leave(); })) place.wake.notify_one();
+  };
   place.leave();
   wait_until([&] { return place.saw(1); });
   leave_and_take();
