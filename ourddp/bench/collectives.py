@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ourddp.bench import harness, report
 from ourddp.bench.operations import OPERATIONS, Buffers, Operation
 
-LEAST_ROUNDS, MOST_ROUNDS = 5, 300  # a median of fewer says little
+LEAST_ROUNDS, MOST_ROUNDS = 5, 300  # a median of fewer than 5 says little
 # Calls of a loop. Short ones are many, because the scheduler takes a while to adapt after the peer before.
 BURST_SMALL, BURST_LARGE = 20, 5
 LARGE = 512 * 1024  # bytes

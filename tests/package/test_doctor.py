@@ -202,6 +202,11 @@ def test_ranks_are_numbered_in_words():
     assert words.ranks([7, 4, 5, 6, 1, 9, 10]) == "ranks 1, 4 to 7, 9, 10"
 
 
+def test_the_memory_left_is_a_part_of_the_machines():
+    left = facts.gather(joining.Launch("none", 0, 1, 0, 1, "127.0.0.1", 0))["memory"]
+    assert 0 < left <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def test_a_congestion_control_that_cannot_be_had_is_a_fact():
     assert facts.congestion("")["congestion_error"] == ""
     assert facts.congestion("no-such-control")["congestion_error"] != ""
