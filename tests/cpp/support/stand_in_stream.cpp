@@ -79,11 +79,9 @@ void StandInQueue::run() {
 }
 
 void StandInPoint::reach() {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    reached_ = true;
-  }
-  changed_.notify_all();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  reached_ = true;
+  changed_.notify_all();  // with the lock: who waits may drop this object as soon as it has it
 }
 
 bool StandInPoint::reached() {

@@ -72,6 +72,7 @@ struct ThreeRanks {
       carrier->progress(ended, Mover::Waits);
       return !ended.empty();
     });
+    port(rank).wait(sending);  // what it sends may have come before its thread is done with it
   }
 
   void leave(int rank) {
@@ -106,11 +107,11 @@ struct ThreeRanks {
 };
 
 TEST(a_rank_that_waits_for_its_node_and_for_others_notices_both) {
-  ThreeRanks three;
   std::vector<std::vector<int>> data(50, std::vector<int>(10));
-  size_t next = 0;
   std::vector<int> never(10);
   const auto sent = numbers(1, 10);
+  ThreeRanks three;
+  size_t next = 0;
   std::vector<std::shared_ptr<Transfer>> sends;
   const auto from = [&](int rank) {
     return [&, rank] {
