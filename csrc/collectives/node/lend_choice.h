@@ -8,13 +8,14 @@
 
 namespace ours {
 
-/// Says whether the ranks of a node lend one another their memory for a large reduction, or go through shared memory.
-/// To read where data lies leaves more of the caches to it and takes fewer synchronisations, but costs system calls:
-/// which is faster depends on the processor, the ranks and the size, so it is measured, by size. The first rank
-/// chooses, and shows with each operation what it wants in the next one of about that size. So all know it beforehand.
+/// Says whether the ranks of a node lend one another their memory for a large operation, or go through shared memory.
+/// To read where data lies leaves more of the caches to it and takes fewer synchronisations, but costs system calls,
+/// and ranks that only send wait meanwhile: which is faster depends on the processor, the ranks and the size, so it is
+/// measured, by size. The first rank chooses, and shows with each operation what it wants in the next one of about that
+/// size. So all know it beforehand.
 class LendChoice {
  public:
-  /// Below, shared memory stays in the caches and is about as fast.
+  /// Below, shared memory stays in the caches and reductions are about as fast there. Shorter messages are not timed.
   static constexpr size_t kLeastBytes = size_t{2} << 20;
 
   bool lends(size_t bytes) const { return bytes >= kLeastBytes && at(bytes).lends; }

@@ -41,7 +41,8 @@ void note_use(NodeRounds& rounds, const ExchangePlan& plan, bool common) {
 /// smaller ones, synchronising takes longer than what then overlaps.
 constexpr size_t kAheadWindow = size_t{128} << 10;
 
-/// Longer messages are as fast where they are read in the memory of their sender.
+/// The longest messages for which they do. Longer ones are read in the memory of their sender; very long ones in the
+/// faster way (see LendChoice).
 constexpr size_t kMostAhead = size_t{1} << 20;
 
 /// Whether the ranks that send run ahead of those that receive, which needs a core for each. Then two copies mostly
@@ -93,22 +94,34 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
   };
 
   if (run.call.part == Part::Beginning && !can_begin(plan, me, window)) return;
+  static_assert(kShort < LendChoice::kLeastBytes, "what has a beginning is not timed");
+  const size_t longest = plan.longest(me);
+  // Of messages of many sizes, the ranks may have different longest ones, and so no common choice.
+  const bool timed = longest >= LendChoice::kLeastBytes && (plan.root >= 0 || plan.is_uniform(longest));
+  LendTiming timing(rounds.exchanges(plan.movement), timed ? longest : 0, me == 0,
+                    timed && me == 0 && rounds.session().all_read());
   DirectExchange direct(rounds, plan);
   Exchanged own{};
   if (!rounds.has_begun()) {
-    const size_t longest = plan.longest(me);
     if (!in_line(longest)) rounds.reserve_beginning(common ? longest : chunk);
     note_use(rounds, plan, common);
     rounds.write().begin();
     plan.write_sizes(rounds.next_sizes());
-    const bool lends = !(ahead && longest <= kMostAhead) && direct.lend();
+    const bool is_to_lend = timed ? timing.lends() : !(ahead && longest <= kMostAhead);
+    const bool lends = is_to_lend && direct.lend();
     if (!lends) fill(0);
     own = {plan.balance(me), longest, lends ? 1U : 0U, 0};
   }
-  if (!rounds.open(run, own)) return;
+  // Some ranks may find all of their messages equally long though this one does not: they are to do as it does.
+  const bool lend_next = timed ? timing.arrive() : me == 0 && own.lenders != 0;
+  if (!rounds.open(run, own, lend_next)) return;
+  timing.go_on(rounds.lend_next());
   const size_t lenders = rounds.exchanged().lenders;
   const size_t count = std::max<size_t>(1, piece_count(check_published_sizes(rounds, run.record), window));
-  if (lenders == ranks) return direct.run(run);
+  if (lenders == ranks) {
+    direct.run(run);
+    return timing.end();
+  }
   if (lenders > 0) {
     fill(0);
     rounds.sync(run);
@@ -119,6 +132,7 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
     drain(k);
     if (k + 1 < count) fill(k + 1);
   }
+  timing.end();  // of a rank that only sends, without the last of many rounds
 }
 
 }  // namespace ours::node

@@ -5,7 +5,7 @@
 // and reads what it receives in the memory of its peers, if the system allows that. In the end all ranks wait for one
 // another, so that nobody changes what a peer still reads.
 //
-// Whether a rank lends its memory is its own decision. If some do not, all messages take the other way.
+// If some ranks do not lend their memory, all messages take the other way.
 
 namespace ours::node {
 

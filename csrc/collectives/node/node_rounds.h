@@ -1,10 +1,12 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <thread>
 
+#include "collectives/exchange_plan.h"
 #include "collectives/group.h"
 #include "collectives/node/lend_choice.h"
 #include "collectives/node/places.h"
@@ -115,9 +117,10 @@ class NodeRounds {
 
   Places& places() { return places_; }
 
-  /// Whether memory is lent for reductions, and for those whose result is divided.
+  /// Whether memory is lent for reductions, for those whose result is divided, and for what moves data unchanged.
   LendChoice& reductions() { return reductions_; }
   LendChoice& scatterings() { return scatterings_; }
+  LendChoice& exchanges(Movement movement) { return exchanges_[static_cast<size_t>(movement)]; }
 
  private:
   /// Shows the peers the call.
@@ -145,6 +148,7 @@ class NodeRounds {
   Places places_;
   LendChoice reductions_;
   LendChoice scatterings_;
+  std::array<LendChoice, static_cast<size_t>(Movement::AllToAll) + 1> exchanges_;
   HugePages pages_{options().huge_pages};
   static constexpr size_t kBeginning = size_t{16} << 10;
   size_t reserved_ = 0;  ///< bytes

@@ -1,6 +1,7 @@
 #include "support/node_ranks.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ours::testing {
 
@@ -37,6 +38,18 @@ void run_sessions(int n, size_t chunk, const std::function<void(std::shared_ptr<
                   const NodeTerms& terms) {
   const Sessions sessions = make_sessions(n, chunk, terms);
   run_ranks(n, [&](int rank) { fn(sessions[static_cast<size_t>(rank)]); });
+}
+
+void run_counted(int n, size_t chunk, const CountedRank& fn, bool direct) {
+  const auto run = [&](const std::shared_ptr<NodeSession>& session) {
+    NodeGroup group(session, small_node_rules(chunk));
+    uint32_t before = last_synchronisation(*session);
+    fn(group, [&] {
+      const uint32_t last = last_synchronisation(*session);
+      return last - std::exchange(before, last);
+    });
+  };
+  run_sessions(n, chunk, run, {direct});
 }
 
 }  // namespace ours::testing

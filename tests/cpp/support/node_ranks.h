@@ -37,4 +37,10 @@ std::string small_node_rules(size_t chunk);
 void run_sessions(int n, size_t chunk, const std::function<void(std::shared_ptr<NodeSession>)>& fn,
                   const NodeTerms& terms = {});
 
+/// What a rank does; the second argument says how many synchronisations there were since it was called last.
+using CountedRank = std::function<void(NodeGroup&, const std::function<uint32_t()>&)>;
+
+/// Runs fn on the ranks of a node, which may read one another's memory if `direct`.
+void run_counted(int n, size_t chunk, const CountedRank& fn, bool direct);
+
 }  // namespace ours::testing

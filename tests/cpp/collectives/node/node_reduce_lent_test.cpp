@@ -19,21 +19,7 @@ constexpr uint32_t kStaged = 1 + (kCount * sizeof(float) + kChunk - 1) / kChunk;
 constexpr uint32_t kLent = 3;
 constexpr uint32_t kFallback = kStaged + 1;
 
-void run_large(const std::function<void(NodeGroup&, const std::function<uint32_t()>&)>& fn, bool direct = true) {
-  run_sessions(kRanks, kChunk,
-               [&](const std::shared_ptr<NodeSession>& session) {
-                 NodeGroup group(session, small_node_rules(kChunk));
-                 uint32_t before = 0;
-                 /// How many synchronisations there were since it was called last.
-                 const auto synchronisations = [&] {
-                   const uint32_t last = last_synchronisation(*session);
-                   return last - std::exchange(before, last);
-                 };
-                 synchronisations();
-                 fn(group, synchronisations);
-               },
-               {direct});
-}
+void run_large(const CountedRank& fn, bool direct = true) { run_counted(kRanks, kChunk, fn, direct); }
 
 std::vector<float> sum_of_fractions(size_t count) {
   std::vector<float> result(count);
