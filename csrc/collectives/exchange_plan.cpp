@@ -82,7 +82,7 @@ bool ExchangePlan::overwrites_sends(size_t self) const {
     const bool stays = from == self && receives[from] && sends[from] && receives[from]->data == sends[from]->data;
     if (stays) continue;
     for (size_t to = 0; to < sends.size(); ++to) {
-      if (to == self || !sends[to]) continue;
+      if ((from == self && to == self) || !sends[to]) continue;
       if (intersect(sends[to], receives[from])) return true;
       if (common) break;
     }

@@ -50,7 +50,8 @@ struct ExchangePlan {
   /// Whether what comes from `peer` overwrites what is sent to it, so that a copy must be sent.
   bool overlaps(size_t peer) const;
 
-  /// Whether rank `self`, to which this plan belongs, may overwrite what it sends to others before they have read it.
+  /// Whether rank `self`, to which this plan belongs, may overwrite what it sends before others, and at last it itself,
+  /// have read it.
   bool overwrites_sends(size_t self) const;
 
   /// Whether all ranks send and receive a message of `bytes`, which allows some kinds of groups a shorter way.

@@ -37,7 +37,6 @@ void DirectExchange::run(const Running& run) {
   const auto ranks = static_cast<size_t>(rounds_.size());
   const auto me = static_cast<size_t>(rounds_.rank());
   const auto what = [&run] { return describe_record(run.record); };
-  plan_.copy_own(me);
   // Each begins with the next rank, so that they do not all read the same memory at once.
   for (size_t i = 1; i < ranks; ++i) {
     const size_t from = (me + i) % ranks;
@@ -45,7 +44,7 @@ void DirectExchange::run(const Running& run) {
     const uint64_t address = rounds_.addresses_of(static_cast<int>(from))[me];
     rounds_.session().read(static_cast<int>(from), plan_.receives[from]->data, address, plan_.received(from), what);
   }
-  rounds_.sync(run);
+  rounds_.sync(run, [&] { plan_.copy_own(me); });
 }
 
 }  // namespace ours::node

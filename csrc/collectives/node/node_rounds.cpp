@@ -75,7 +75,7 @@ bool NodeRounds::open(const Running& run, const Exchanged& exchanged, bool lend_
   }
   begun_ = run.call.part == Part::Beginning;
   if (begun_) return false;
-  barrier_.await(run.call.deadline, run.call.seq, [&run] { return describe_record(run.record); });
+  await(run);
   if (barrier_.shown().differ) throw_mismatch(run.record.seq);
   hear(run);
   // The thread that began has said where it runs.
@@ -83,8 +83,8 @@ bool NodeRounds::open(const Running& run, const Exchanged& exchanged, bool lend_
   return true;
 }
 
-void NodeRounds::sync(const Running& run) {
-  barrier_.sync(run.call.deadline, run.call.seq, [&run] { return describe_record(run.record); });
+void NodeRounds::await(const Running& run) {
+  barrier_.await(run.call.deadline, run.call.seq, [&run] { return describe_record(run.record); });
 }
 
 void NodeRounds::sync_and_pass_on(const Running& run) {
@@ -96,7 +96,8 @@ void NodeRounds::sync_and_pass_on(const Running& run) {
     arrival = kNobody;
     if (last >= 0) arrival = {last, static_cast<uint32_t>(steady_us(run.call.called) + run.call.arrivals->at(last))};
   }
-  barrier_.sync(run.call.deadline, run.call.seq, [&run] { return describe_record(run.record); }, &shows);
+  barrier_.arrive(&shows);
+  await(run);
   hear(run);
 }
 

@@ -55,7 +55,16 @@ class NodeRounds {
   const Exchanged& exchanged() const { return barrier_.shown().exchanged; }
   bool lend_next() const { return barrier_.shown().lend_next; }
   /// A later one.
-  void sync(const Running& run);
+  void sync(const Running& run) {
+    sync(run, [] {});
+  }
+  /// The same. `meanwhile` is what this rank does while others are late, with nothing that they use.
+  template <class Meanwhile>
+  void sync(const Running& run, Meanwhile&& meanwhile) {
+    barrier_.arrive();
+    meanwhile();
+    await(run);
+  }
   /// A later one in a group of several nodes, where some ranks know more than others of when all made the call, and of
   /// who was asked to stop.
   void sync_and_pass_on(const Running& run);
@@ -125,6 +134,8 @@ class NodeRounds {
  private:
   /// Shows the peers the call.
   void arrive(const Running& run, const Exchanged& exchanged, bool lend_next);
+  /// Waits until all have arrived.
+  void await(const Running& run);
   Arrival& next_arrival() { return session_->self().arrival[barrier_.next_parity()]; }
   static bool shows_stop(const Running& run);
   /// Takes in what all have shown of stops and arrivals.

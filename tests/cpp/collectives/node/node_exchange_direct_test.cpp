@@ -88,6 +88,26 @@ TEST(ranks_that_see_equal_sizes_read_where_others_do) {
   });
 }
 
+TEST(a_rank_may_receive_over_what_it_sends_itself) {
+  constexpr size_t kFew = kCount / 4;
+  run_large([](NodeGroup& group, const auto& synchronisations) {
+    const int me = group.rank(), next = (me + 1) % kRanks;
+    std::vector<std::vector<float>> in, out(kRanks, std::vector<float>(kFew));
+    std::vector<ConstSpan> inputs;
+    std::vector<Span> outputs;
+    for (int r = 0; r < kRanks; ++r) in.push_back(values(me * kRanks + r, kFew));
+    for (auto& one : in) inputs.push_back(const_span(one));
+    for (auto& one : out) outputs.push_back(span(one));
+    if (me == 1) outputs[static_cast<size_t>(next)] = span(in[static_cast<size_t>(me)]);
+    group.all_to_all(call_of(Op::AllToAll, DType::Float32, 0), inputs, outputs);
+    CHECK(synchronisations() > kRead);  // that rank does not lend its memory
+    for (int r = 0; r < kRanks; ++r) {
+      const auto* const got = static_cast<const float*>(outputs[static_cast<size_t>(r)].data);
+      CHECK(std::vector<float>(got, got + kFew) == values(r * kRanks + me, kFew));
+    }
+  });
+}
+
 TEST(long_messages_are_only_copied_where_the_system_forbids_reading) {
   run_large(
       [](NodeGroup& group, const auto& synchronisations) {
