@@ -132,7 +132,7 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
     drain(k);
     if (k + 1 < count) fill(k + 1);
   }
-  timing.end();  // of a rank that only sends, without the last of many rounds
+  timing.end();  // where a rank only sends, the last round of many is not in it
 }
 
 }  // namespace ours::node

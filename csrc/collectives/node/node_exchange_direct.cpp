@@ -44,6 +44,7 @@ void DirectExchange::run(const Running& run) {
     const uint64_t address = rounds_.addresses_of(static_cast<int>(from))[me];
     rounds_.session().read(static_cast<int>(from), plan_.receives[from]->data, address, plan_.received(from), what);
   }
+  // Copied last, since nothing that comes lies over it: a rank where it would does not lend.
   rounds_.sync(run, [&] { plan_.copy_own(me); });
 }
 

@@ -80,9 +80,9 @@ void reduce_scatter(NodeRounds& rounds, const Running& run, const Scattering& jo
   };
 
   const size_t count = piece_count(*std::max_element(job.counts.begin(), job.counts.end()), per_window);
-  if (run.call.part == Part::Beginning && !repays_no_thread(count, run.record.count * element)) return;
-  static_assert(kShort < LendChoice::kLeastBytes, "what has a beginning is never lent");
   const size_t bytes = run.record.count * element;
+  if (run.call.part == Part::Beginning && !repays_no_thread(count, bytes)) return;
+  static_assert(kShort < LendChoice::kLeastBytes, "what has a beginning is never lent");
   LendTiming timing(rounds.scatterings(), bytes, me == 0,
                     bytes >= LendChoice::kLeastBytes && me == 0 && rounds.session().all_read());
   const bool lends = timing.lends() && lend(rounds, job, element);
