@@ -5,6 +5,7 @@
 
 #include "collectives/node/faster_way.h"
 #include "common/deadline.h"
+#include "transport/node/node_session.h"
 
 namespace ours {
 
@@ -21,15 +22,13 @@ class LendChoice {
   bool lends(size_t bytes) const { return bytes >= kLeastBytes && at(bytes).lends; }
 
   /// For the first rank: whether it wants memory to be lent in the next operation of that size.
-  bool next(size_t bytes) { return bytes >= kLeastBytes && at(bytes).way.next(); }
+  bool next(size_t bytes) { return at(bytes).way.next(); }
   /// For all ranks: what it wants.
   void hear(size_t bytes, bool lend_next) {
     if (bytes >= kLeastBytes) at(bytes).lends = lend_next;
   }
   /// For the first rank: what an operation took.
-  void took(size_t bytes, bool lent, Clock::duration time) {
-    if (bytes >= kLeastBytes) at(bytes).way.took(lent, time, bytes);
-  }
+  void took(size_t bytes, bool lent, Clock::duration time) { at(bytes).way.took(lent, time, bytes); }
 
  private:
   struct Size {
@@ -47,14 +46,14 @@ class LendChoice {
 /// An operation for which a LendChoice is asked. It lasts, without the wait for the other ranks to begin, until end().
 class LendTiming {
  public:
-  /// `first`: whether this rank is the first one. `measures`: whether this operation can tell it anything; otherwise it
-  /// wants the same as before.
-  LendTiming(LendChoice& choice, size_t bytes, bool first, bool measures)
+  /// `may_lend`: whether this operation can be done in both ways; otherwise it tells nothing, and the first rank wants
+  /// the same as before.
+  LendTiming(LendChoice& choice, size_t bytes, const NodeSession& session, bool may_lend = true)
       : choice_(choice),
         bytes_(bytes),
-        measures_(first && measures && bytes >= LendChoice::kLeastBytes),
+        measures_(session.rank() == 0 && may_lend && bytes >= LendChoice::kLeastBytes && session.all_read()),
         lends_(choice.lends(bytes)),
-        lend_next_(measures_ ? choice.next(bytes) : first && lends_),
+        lend_next_(measures_ ? choice.next(bytes) : session.rank() == 0 && lends_),
         began_(now()) {}
 
   /// Whether the ranks are to lend their memory in this operation.

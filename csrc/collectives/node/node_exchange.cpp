@@ -98,8 +98,7 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
   const size_t longest = plan.longest(me);
   // Of messages of many sizes, the ranks may have different longest ones, and so no common choice.
   const bool timed = longest >= LendChoice::kLeastBytes && (plan.root >= 0 || plan.is_uniform(longest));
-  LendTiming timing(rounds.exchanges(plan.movement), timed ? longest : 0, me == 0,
-                    timed && me == 0 && rounds.session().all_read());
+  LendTiming timing(rounds.exchanges(plan.movement), timed ? longest : 0, rounds.session());
   DirectExchange direct(rounds, plan);
   Exchanged own{};
   if (!rounds.has_begun()) {

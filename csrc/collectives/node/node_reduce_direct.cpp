@@ -190,8 +190,7 @@ void reduce_direct(NodeRounds& rounds, const Running& run, const Reducing& job) 
   const bool published = in_place && rounds.places().publish(job.in, element);
   const bool can_lend = in_place && !published && bytes >= job.in.places() * kLeastLent;
   // What only the root gets is not lent.
-  LendTiming timing(rounds.reductions(), job.root < 0 ? bytes : 0, rounds.rank() == 0,
-                    can_lend && rounds.session().all_read());
+  LendTiming timing(rounds.reductions(), job.root < 0 ? bytes : 0, rounds.session(), can_lend);
   const bool lends = can_lend && timing.lends() && rounds.places().lend(job.in, element);
   if (!published && !lends) chunks.begin();
   rounds.open(run, {0, 0, lends ? 1U : 0U, published ? 1U : 0U}, timing.arrive());

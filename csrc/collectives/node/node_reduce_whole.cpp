@@ -2,8 +2,8 @@
 
 // all_reduce and reduce of small arrays: every rank writes its input into its stage, all synchronise once, and every
 // rank reduces all stages for itself. With P ranks that is P times the arithmetic of a divided reduction, but half
-// its synchronisations, which is what counts here. The smallest arrays need no stage: they lie beside the counter
-// that the synchronisation polls.
+// its synchronisations, which is what counts here. The smallest arrays need no stage: they lie beside the record of the
+// call.
 
 namespace ours::node {
 

@@ -11,7 +11,6 @@ namespace ours {
 /// thread at a time. Neither side ever waits.
 class Channel {
  public:
-  Channel() = default;
   Channel(NodeSession& session, int from, int to);
 
   /// Bytes that can be read now.

@@ -49,7 +49,6 @@ TEST(lending_is_chosen_by_size) {
   CHECK(rank.choice.lends(2 * FirstRank::kBytes - 1));
   CHECK(!rank.choice.lends(2 * FirstRank::kBytes));
   CHECK(!rank.choice.lends(FirstRank::kBytes - 1));
-  CHECK(!rank.choice.next(FirstRank::kBytes - 1));
   CHECK(!rank.choice.lends(SIZE_MAX));
   rank.choice.hear(SIZE_MAX, true);
   CHECK(rank.choice.lends(SIZE_MAX) && rank.choice.lends(size_t{1} << 40));
