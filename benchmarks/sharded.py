@@ -18,13 +18,13 @@ one that is not timed, and the table has the medians of --rounds turns.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import scaffold
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -127,7 +127,7 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Return the median seconds of a step by model and backend. Raises RuntimeError if the backends' losses differ."""
     groups = {name: dist.new_group(backend=backend) for name, backend in BACKENDS.items()}
     result = {}
-    for model in args.models:
+    for model in args.models.split(","):
         steps = {name: MODELS[model](group, args) for name, group in groups.items()}
         losses = [step() for step in steps.values()]
         if abs(losses[0] - losses[1]) > 1e-3 * abs(losses[1]):
@@ -143,7 +143,7 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
 def main() -> None:
     """Read the command line, measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS))
+    parser.add_argument("--models", default=",".join(MODELS), help="which ones, separated by commas")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--layers", type=int, default=8, help="of fsdp")
@@ -151,8 +151,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
     args = parser.parse_args()
-    if unknown := set(args.models) - set(MODELS):
-        parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(MODELS)}")
+    scaffold.require_known(parser, args.models, MODELS)
     torch.set_num_threads(1)
     ourddp.init()
     seconds = measure(args)
@@ -163,7 +162,7 @@ def main() -> None:
             ratios = [times["gloo"] / times[name] for name in ("ours", "nothing")]
             print("{:8s} {:10.2f} {:8.2f} {:11.2f} {:9.2f}x {:12.2f}x".format(model, *milliseconds, *ratios))
         if args.json:
-            args.json.write_text(json.dumps({"ranks": dist.get_world_size(), "seconds": seconds}, indent=1) + "\n")
+            scaffold.write_json({"ranks": dist.get_world_size(), "seconds": seconds}, args.json)
     dist.barrier()
     dist.destroy_process_group()
 
