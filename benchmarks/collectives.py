@@ -106,6 +106,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rivals", type=Path, metavar="FOLDER", help="where pip has put libraries to compare with")
     parser.add_argument("--ways", help=f"of calling, of {', '.join(reports.WAYS)}; otherwise {USUAL}")
     parser.add_argument("--reps", type=int, default=300, help="most rounds of a case")
+    parser.add_argument("--calls", type=int, help="of a loop; otherwise 20 of less than 512 KiB, and 5 of more")
     parser.add_argument("--check", action="store_true", help="measure what TARGETS need, and exit 1 if one is missed")
     parser.add_argument(
         "--load",
@@ -124,8 +125,8 @@ def parse_arguments() -> argparse.Namespace:
     scaffold.require_known(parser, args.collectives, OPERATIONS)
     scaffold.require_known(parser, args.peers or "ours", peers.NAMES)
     scaffold.require_known(parser, args.ways, reports.WAYS)
-    if args.reps < 1 or args.time_budget <= 0:
-        parser.error("--reps and --time-budget must be positive")
+    if args.reps < 1 or args.time_budget <= 0 or (args.calls is not None and args.calls < 1):
+        parser.error("--reps, --calls and --time-budget must be positive")
     return args
 
 
@@ -194,7 +195,7 @@ class Caller:
         if not self._call:
             return math.nan
         seconds = self._measure(0)
-        self._burst = max(1, min(collectives.burst_of(size), int(LONGEST_LOOP / seconds)))
+        self._burst = max(1, min(self._plan["calls"] or collectives.burst_of(size), int(LONGEST_LOOP / seconds)))
         return seconds
 
     def _write_and_call(self) -> None:
@@ -220,11 +221,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     cases = [
         (name, size) for name in args.collectives.split(",") for size in (sizes if OPERATIONS[name].has_size else [0])
     ]
-    report: dict[str, Any] = {"machine": args.machine, "torch": torch.__version__, "runs": []}
+    report: dict[str, Any] = {"machine": args.machine, "torch": torch.__version__, "calls": args.calls, "runs": []}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         rivals = str(args.rivals.resolve()) if args.rivals else ""
         plans = {
-            name: {"peer": name, "cases": cases, "library": peers.build(name, Path(folder)), "rivals": rivals}
+            name: {
+                "peer": name,
+                "cases": cases,
+                "calls": args.calls,
+                "library": peers.build(name, Path(folder)),
+                "rivals": rivals,
+            }
             for name in names
         }
         for ranks in map(int, args.ranks.split(",")):

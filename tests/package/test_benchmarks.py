@@ -34,9 +34,10 @@ def check_png(path: Path) -> None:
 
 def test_collectives_reports_every_case(tmp_path: Path) -> None:
     files = ("--json", str(tmp_path / "c.json"), "--plot", str(tmp_path / "c.png"), "--ways", "loop,single,written")
-    few = ("--ranks", "2", "--min", "1024", "--max", "4096", "--reps", "2", "--time-budget", "1")
+    few = ("--ranks", "2", "--min", "1024", "--max", "4096", "--reps", "2", "--calls", "3", "--time-budget", "1")
     output = run_benchmark("collectives.py", "--peers", "ours,gloo,floor,nothing", *few, *files)
     report = json.loads((tmp_path / "c.json").read_text())
+    assert report["calls"] == 3
     (run,) = report["runs"]
     assert run["ranks"] == 2
     cases = [(row["collective"], row["size"], row["way"]) for row in run["rows"]]
