@@ -16,16 +16,22 @@ namespace ours {
 /// size. So all know it beforehand.
 class LendChoice {
  public:
-  /// Below, shared memory stays in the caches and reductions are about as fast there. Shorter messages are not timed.
-  static constexpr size_t kLeastBytes = size_t{2} << 20;
+  /// Below, the second synchronisation and the system calls cost more than the second copy of a message.
+  static constexpr size_t kLeastMoved = size_t{256} << 10;
+  /// Below, shared memory stays in the caches and reductions are about as fast there.
+  static constexpr size_t kLeastReduced = size_t{2} << 20;
 
-  bool lends(size_t bytes) const { return bytes >= kLeastBytes && at(bytes).lends; }
+  /// Operations of fewer bytes do not lend.
+  explicit LendChoice(size_t least = kLeastMoved) : least_(least) {}
+
+  size_t least() const { return least_; }
+  bool lends(size_t bytes) const { return bytes >= least_ && at(bytes).lends; }
 
   /// For the first rank: whether it wants memory to be lent in the next operation of that size.
   bool next(size_t bytes) { return at(bytes).way.next(); }
   /// For all ranks: what it wants.
   void hear(size_t bytes, bool lend_next) {
-    if (bytes >= kLeastBytes) at(bytes).lends = lend_next;
+    if (bytes >= least_) at(bytes).lends = lend_next;
   }
   /// For the first rank: what an operation took.
   void took(size_t bytes, bool lent, Clock::duration time) { at(bytes).way.took(lent, time, bytes); }
@@ -36,10 +42,11 @@ class LendChoice {
     FasterWay way;
   };
 
-  size_t number(size_t bytes) const { return size_class(bytes, kLeastBytes, sizes_.size()); }
+  size_t number(size_t bytes) const { return size_class(bytes, least_, sizes_.size()); }
   Size& at(size_t bytes) { return sizes_[number(bytes)]; }
   const Size& at(size_t bytes) const { return sizes_[number(bytes)]; }
 
+  const size_t least_;
   std::array<Size, 16> sizes_;
 };
 
@@ -51,7 +58,7 @@ class LendTiming {
   LendTiming(LendChoice& choice, size_t bytes, const NodeSession& session, bool may_lend = true)
       : choice_(choice),
         bytes_(bytes),
-        measures_(session.rank() == 0 && may_lend && bytes >= LendChoice::kLeastBytes && session.all_read()),
+        measures_(session.rank() == 0 && may_lend && bytes >= choice.least() && session.all_read()),
         lends_(choice.lends(bytes)),
         lend_next_(measures_ ? choice.next(bytes) : session.rank() == 0 && lends_),
         began_(now()) {}

@@ -45,6 +45,15 @@ constexpr size_t kAheadWindow = size_t{128} << 10;
 /// faster way (see LendChoice).
 constexpr size_t kMostAhead = size_t{1} << 20;
 
+/// From here on, messages go in the faster way. The first rank's time lacks the end of what others do, if it only
+/// sends, and what they do meanwhile on its core, if they share it; of shorter messages that would be most.
+constexpr size_t kLeastTimed = size_t{2} << 20;
+
+/// The same where all ranks do as the first one, each on a core of its own.
+size_t least_timed(const NodeRounds& rounds, const ExchangePlan& plan) {
+  return plan.root < 0 && rounds.session().have_own_cores() ? LendChoice::kLeastMoved : kLeastTimed;
+}
+
 /// Whether the ranks that send run ahead of those that receive, which needs a core for each. Then two copies mostly
 /// take less time than one by which the receiver reads in the sender's memory while that waits. Only if a rank sends
 /// the same to all: a scatter's root would copy more than any other rank, and they would wait for it.
@@ -94,10 +103,10 @@ void exchange(NodeRounds& rounds, const Running& run, const ExchangePlan& plan) 
   };
 
   if (run.call.part == Part::Beginning && !can_begin(plan, me, window)) return;
-  static_assert(kShort < LendChoice::kLeastBytes, "what has a beginning is not timed");
+  static_assert(kShort < LendChoice::kLeastMoved, "what has a beginning is not timed");
   const size_t longest = plan.longest(me);
   // Of messages of many sizes, the ranks may have different longest ones, and so no common choice.
-  const bool timed = longest >= LendChoice::kLeastBytes && (plan.root >= 0 || plan.is_uniform(longest));
+  const bool timed = longest >= least_timed(rounds, plan) && (plan.root >= 0 || plan.is_uniform(longest));
   LendTiming timing(rounds.exchanges(plan.movement), timed ? longest : 0, rounds.session());
   DirectExchange direct(rounds, plan);
   Exchanged own{};

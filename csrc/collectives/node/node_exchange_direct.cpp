@@ -9,17 +9,11 @@
 
 namespace ours::node {
 
-namespace {
-
-/// Below, the second synchronisation and the system calls cost more than a second copy.
-constexpr size_t kLong = size_t{256} << 10;
-
-}  // namespace
-
 bool DirectExchange::lend() {
   uint64_t* const own = rounds_.next_addresses();
   const auto me = static_cast<size_t>(rounds_.rank());
-  if (plan_.longest(me) < kLong || !rounds_.session().reads_all(rounds_.rank()) || plan_.overwrites_sends(me))
+  if (plan_.longest(me) < LendChoice::kLeastMoved || !rounds_.session().reads_all(rounds_.rank()) ||
+      plan_.overwrites_sends(me))
     return false;
   const bool common = plan_.is_common();
   bool added = false;

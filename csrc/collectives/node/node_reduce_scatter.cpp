@@ -82,7 +82,7 @@ void reduce_scatter(NodeRounds& rounds, const Running& run, const Scattering& jo
   const size_t count = piece_count(*std::max_element(job.counts.begin(), job.counts.end()), per_window);
   const size_t bytes = run.record.count * element;
   if (run.call.part == Part::Beginning && !repays_no_thread(count, bytes)) return;
-  static_assert(kShort < LendChoice::kLeastBytes, "what has a beginning is never lent");
+  static_assert(kShort < LendChoice::kLeastReduced, "what has a beginning is never lent");
   LendTiming timing(rounds.scatterings(), bytes, rounds.session());
   const bool lends = timing.lends() && lend(rounds, job, element);
   if (!rounds.has_begun()) {

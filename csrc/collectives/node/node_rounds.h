@@ -157,8 +157,8 @@ class NodeRounds {
   CoreSpread spread_;
   SharedWrite write_;
   Places places_;
-  LendChoice reductions_;
-  LendChoice scatterings_;
+  LendChoice reductions_{LendChoice::kLeastReduced};
+  LendChoice scatterings_{LendChoice::kLeastReduced};
   std::array<LendChoice, static_cast<size_t>(Movement::AllToAll) + 1> exchanges_;
   HugePages pages_{options().huge_pages};
   static constexpr size_t kBeginning = size_t{16} << 10;

@@ -9,8 +9,8 @@ using std::chrono::microseconds;
 
 /// A first rank that makes calls of `kBytes`.
 struct FirstRank {
-  static constexpr size_t kBytes = LendChoice::kLeastBytes;
-  LendChoice choice;
+  static constexpr size_t kBytes = LendChoice::kLeastReduced;
+  LendChoice choice{LendChoice::kLeastReduced};
 
   /// Returns how many of them lent memory, if each takes `staged` or `lent`, and every fourth is interrupted.
   int call(int times, microseconds staged, microseconds lent) {

@@ -1,6 +1,7 @@
 #include <vector>
 
 #include "support/node_ranks.h"
+#include "transport/node/own_cores.h"
 
 // Long messages between ranks of a node, which are copied through the stages or read where they lie.
 
@@ -9,19 +10,20 @@ namespace {
 
 constexpr int kRanks = 3;
 constexpr size_t kChunk = size_t{256} << 10;
-constexpr size_t kCount = LendChoice::kLeastBytes / sizeof(float) + 1001;
-constexpr uint32_t kCopied = 1 + kCount * sizeof(float) / kChunk;  // synchronisations
+constexpr size_t kCount = (size_t{2} << 20) / sizeof(float) + 1001;  // whichever cores the ranks have
+constexpr uint32_t kCopied = 1 + kCount * sizeof(float) / kChunk;    // synchronisations
 constexpr uint32_t kRead = 2;
 
 /// Gathers values() of all ranks, `counts[r]` of rank r, and checks what comes.
 void gather_all(NodeGroup& group, uint64_t seq, const std::vector<size_t>& counts) {
+  const auto ranks = static_cast<int>(counts.size());
   const std::vector<float> own = values(group.rank(), counts[static_cast<size_t>(group.rank())]);
   std::vector<std::vector<float>> all;
   std::vector<Span> outputs;
   for (const size_t count : counts) all.emplace_back(count);
   for (auto& one : all) outputs.push_back(span(one));
   group.all_gather(call_of(Op::AllGather, DType::Float32, seq), const_span(own), outputs);
-  for (int r = 0; r < kRanks; ++r) {
+  for (int r = 0; r < ranks; ++r) {
     CHECK(all[static_cast<size_t>(r)] == values(r, counts[static_cast<size_t>(r)]));
   }
 }
@@ -68,6 +70,18 @@ TEST(long_messages_are_tried_in_both_ways_for_each_collective) {
       CHECK_EQ(synchronisations() == kRead, read);
     }
   });
+}
+
+TEST(shorter_messages_that_all_ranks_get_are_tried_where_each_has_a_core_and_read_otherwise) {
+  constexpr int kTwo = 2;
+  const bool own_cores = have_own_cores(std::vector<CoreShare>(kTwo, own_share()));
+  const CountedRank gather = [own_cores](NodeGroup& group, const auto& synchronisations) {
+    for (uint64_t turn = 0; turn < 4; ++turn) {
+      gather_all(group, turn, std::vector<size_t>(kTwo, 2 * kChunk / sizeof(float) + 1));
+      CHECK_EQ(synchronisations(), own_cores && (turn == 0 || turn == 3) ? 3U : kRead);
+    }
+  };
+  run_counted(kTwo, kChunk, gather, true);
 }
 
 TEST(messages_whose_sizes_differ_between_ranks_are_read_where_they_lie) {

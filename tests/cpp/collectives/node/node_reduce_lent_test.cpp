@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kRanks = 3;
 constexpr size_t kChunk = size_t{256} << 10;
-constexpr size_t kCount = LendChoice::kLeastBytes / sizeof(float) + 1001;
+constexpr size_t kCount = LendChoice::kLeastReduced / sizeof(float) + 1001;
 constexpr uint32_t kStaged = 1 + (kCount * sizeof(float) + kChunk - 1) / kChunk;  // synchronisations
 constexpr uint32_t kLent = 3;
 constexpr uint32_t kFallback = kStaged + 1;
