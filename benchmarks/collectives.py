@@ -106,7 +106,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rivals", type=Path, metavar="FOLDER", help="where pip has put libraries to compare with")
     parser.add_argument("--ways", help=f"of calling, of {', '.join(reports.WAYS)}; otherwise {USUAL}")
     parser.add_argument("--reps", type=int, default=300, help="most rounds of a case")
-    parser.add_argument("--calls", type=int, help="of a loop; otherwise 20 of less than 512 KiB, and 5 of more")
+    parser.add_argument("--calls", type=int, help="most of a loop; otherwise 20 of less than 512 KiB, and 5 of more")
     parser.add_argument("--check", action="store_true", help="measure what TARGETS need, and exit 1 if one is missed")
     parser.add_argument(
         "--load",

@@ -27,13 +27,13 @@ class LendChoice {
   size_t least() const { return least_; }
   bool lends(size_t bytes) const { return bytes >= least_ && at(bytes).lends; }
 
-  /// For the first rank: whether it wants memory to be lent in the next operation of that size.
+  /// For the first rank: whether it wants memory to be lent in the next operation of that size, at least least().
   bool next(size_t bytes) { return at(bytes).way.next(); }
   /// For all ranks: what it wants.
   void hear(size_t bytes, bool lend_next) {
     if (bytes >= least_) at(bytes).lends = lend_next;
   }
-  /// For the first rank: what an operation took.
+  /// For the first rank: what an operation of at least least() took.
   void took(size_t bytes, bool lent, Clock::duration time) { at(bytes).way.took(lent, time, bytes); }
 
  private:

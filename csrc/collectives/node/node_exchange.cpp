@@ -49,7 +49,7 @@ constexpr size_t kMostAhead = size_t{1} << 20;
 /// sends, and what they do meanwhile on its core, if they share it; of shorter messages that would be most.
 constexpr size_t kLeastTimed = size_t{2} << 20;
 
-/// The same where all ranks do as the first one, each on a core of its own.
+/// kLeastTimed, or less where all ranks do as the first one, each on a core of its own.
 size_t least_timed(const NodeRounds& rounds, const ExchangePlan& plan) {
   return plan.root < 0 && rounds.session().have_own_cores() ? LendChoice::kLeastMoved : kLeastTimed;
 }
