@@ -14,18 +14,10 @@ namespace {
 
 constexpr size_t kChunks[] = {4096, 0};
 
-// ThreadSanitizer keeps the memory of arrays below 256 KiB for the next ones. Longer ones are fresh each time, as is
-// its account of them, and it is page faults that take most of the time then.
-#ifdef __SANITIZE_THREAD__
-constexpr size_t kLong = 60007, kVeryLong = 300000;
-#else
-constexpr size_t kLong = 100003, kVeryLong = 3000000;
-#endif
-
 std::vector<size_t> counts_of(const GroupKind& kind) {
   if (kind.many_threads) return {0, 3, 1024, 5000};
   // With the chunks of these tests, other algorithms begin around 20, 256 and 1024 elements.
-  return {0, 3, 20, 21, 256, 257, 1024, 5000, kLong};
+  return {0, 3, 20, 21, 256, 257, 1024, 5000, 100003};
 }
 
 std::vector<int> ranks_of(const GroupKind& kind) {
@@ -269,8 +261,8 @@ CONTRACT(data_moves_to_where_it_should) {
 }
 
 CONTRACT(all_to_all_works_in_place) {
-  // The last is more than the buffers of a connection hold, but for ThreadSanitizer.
-  for (const size_t count : {size_t{1}, size_t{3000}, kVeryLong}) {
+  // The last is more than the buffers of a connection hold.
+  for (const size_t count : {size_t{1}, size_t{3000}, size_t{3000000}}) {
     run_groups(kind, 2, 0, [&](Group& group) {
       std::vector<std::vector<float>> parts;
       for (int r = 0; r < 2; ++r) parts.push_back(values(group.rank() * 2 + r, count));
