@@ -13,6 +13,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cpp_make
@@ -24,6 +25,7 @@ from programs import job, path_with_python, run_file, warm_python
 from ranks import run_ranks
 
 from ourddp.bench import report
+from ourddp.bench.operations import Buffers
 
 
 def check_png(path: Path) -> None:
@@ -58,6 +60,27 @@ def test_collectives_reports_every_case(tmp_path: Path) -> None:
     assert output.startswith(f"{report['machine']}\n")
     assert re.match(r"\d+-core \w+", report["machine"])
     check_png(tmp_path / "c.png")
+
+
+@pytest.mark.parametrize(
+    ("asked", "size", "seconds", "calls"),
+    [(3, 1024, 1e-6, 3), (3, 1 << 20, 1e-6, 3), (3, 1024, 0.15, 1), (None, 1024, 1e-6, 20), (None, 1 << 20, 1e-6, 5)],
+)
+def test_a_loop_has_as_many_calls_as_asked_for(
+    asked: int | None, size: int, seconds: float, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    program = runpy.run_path(str(BENCHMARKS / "collectives.py"))
+    turns: list[int] = []
+    ranks = SimpleNamespace(turn_of=lambda _, burst: turns.append(burst), span=lambda _: seconds * max(1, turns[-1]))
+    buffers = Buffers.make(0, 1, size)
+    peer = SimpleNamespace(buffers=lambda _: buffers, call_of=lambda *_: lambda: None, group=None)
+    caller = object.__new__(program["Caller"])
+    plan = {"peer": "nothing", "calls": asked, "cases": [("all_reduce", size)]}
+    vars(caller).update(_ranks=ranks, _peer=peer, _name="nothing", _plan=plan)
+    for act in ("try", "loop", "written", "single"):
+        caller.do(program["ACTS"].index(act))
+    assert turns == [0, calls, calls, 0]
 
 
 def test_messages_are_timed_in_every_way() -> None:
