@@ -51,8 +51,10 @@ MPICH_RELEASE_GATHER = {
     )
     if name != "BARRIER_COMPOSITION"
 }
+C10D = "openmpi_c10d"  # Open MPI, each of whose calls comes after an all-reduce of `nothing`
 MPIS = {
     "openmpi": MpiPeer("openmpi"),
+    C10D: MpiPeer("openmpi"),
     "openmpi_sm": MpiPeer("openmpi", environment={"OMPI_MCA_coll_sm_priority": "100"}),
     "mpich": MpiPeer("mpich", "mpich"),
     "mpich_rg": MpiPeer("mpich", "mpich", MPICH_RELEASE_GATHER),
@@ -61,16 +63,18 @@ MPIS = {
 TWO_NODES = "ours_nodes"  # ranks that play two nodes, the first half of them one
 SHARED = "ours_shared"  # tensors that all ranks map (ourddp.shared_tensors)
 NOTHING = "nothing"  # torch's backend `fake`, which talks to nobody
-DEFAULT = ("ours", "gloo", *MPIS, "deepspeed", "floor")
-NAMES = (*DEFAULT, TWO_NODES, SHARED, NOTHING)
+DEFAULT = ("ours", "gloo", *(name for name in MPIS if name != C10D), "deepspeed", "floor")
+NAMES = (*DEFAULT, TWO_NODES, SHARED, NOTHING, C10D)
 
 
 def why_not(name: str, rivals: Path | None) -> str:
     """Return why the peer cannot take part, or nothing where it can."""
     if name in ("ours", TWO_NODES, SHARED):
         return ""
+    if name in (NOTHING, C10D) and importlib.util.find_spec(FAKE) is None:
+        return "this torch has no backend `fake`"
     if name == NOTHING:
-        return "" if importlib.util.find_spec(FAKE) else "this torch has no backend `fake`"
+        return ""
     if name == "gloo":
         return "" if dist.is_gloo_available() else "this torch has no Gloo"
     if name == "floor":
@@ -130,6 +134,7 @@ class Joined:
     def __init__(self, ranks: harness.Ranks, name: str, library: str, rivals: str) -> None:
         """Join the peer's other ranks."""
         self._ranks, self._name, self._shares = ranks, name, name == SHARED
+        self._before: Callable[[], object] | None = None
         if rivals:
             sys.path.append(rivals)  # for mpi4py; last, so that it hides nothing
         if name == "floor":
@@ -139,11 +144,15 @@ class Joined:
         else:
             if name == TWO_NODES:
                 os.environ["OURS_NODE_ID"] = f"node {2 * ranks.rank // ranks.size}"
-            if name == NOTHING:
+            if name in (NOTHING, C10D):
                 importlib.import_module(FAKE)
             kinds = {**dict.fromkeys(MPIS, "mpi"), TWO_NODES: "ours", SHARED: "ours", NOTHING: "fake"}
             self._name = kinds.get(name, name)
             self.group = collectives.group_of(ranks, self._name)
+        if name == C10D:
+            # `fake` copies the data of other collectives, which no backend would do as well.
+            small = Buffers.make(ranks.rank, ranks.size, 4)
+            self._before = OPERATIONS[BARE].torch(small, collectives.group_of(ranks, "fake"))
 
     def buffers(self, size: int) -> Buffers:
         """Return buffers of about `size` bytes. All ranks call it."""
@@ -159,7 +168,11 @@ class Joined:
     def call_of(self, _: str, operation: Operation, buffers: Buffers, group: Any) -> Callable[[], object]:
         """Return the call of the collective; NotImplementedError where the peer has none."""
         if self._name not in ("floor", "deepspeed"):
-            return collectives.call_of(self._name, operation, buffers, group)
+            call = collectives.call_of(self._name, operation, buffers, group)
+            before = self._before
+            if before is None:
+                return call
+            return (lambda: (before(), before(), call())) if operation.half else (lambda: (before(), call()))
         if operation not in ALL_REDUCES:
             raise NotImplementedError
         if self._name == "floor":
