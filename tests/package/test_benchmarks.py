@@ -116,11 +116,12 @@ def test_collectives_includes_mpi_if_installed(tmp_path: Path, monkeypatch: pyte
     if not Path(sys.executable).with_name("mpirun").exists():
         pytest.skip("there is no mpirun beside this Python")
     monkeypatch.setenv("PATH", path_with_python())
-    flags = ("--ranks", "2", "--collectives", "all_reduce,gather", "--sizes", "4K", "--reps", "2")
-    run_benchmark("collectives.py", "--peers", "ours,gloo,openmpi", *flags, "--json", str(tmp_path / "c.json"))
+    flags = ("--ranks", "2", "--collectives", "all_reduce,gather,ping_pong", "--sizes", "4K", "--reps", "2")
+    names = ["ours", "gloo", "openmpi", "openmpi_c10d"]
+    run_benchmark("collectives.py", "--peers", ",".join(names), *flags, "--json", str(tmp_path / "c.json"))
     (run,) = json.loads((tmp_path / "c.json").read_text())["runs"]
     for row in run["rows"]:
-        assert list(row["seconds"]) == ["ours", "gloo", "openmpi"]
+        assert list(row["seconds"]) == names
         check_times(row["seconds"])
 
 
