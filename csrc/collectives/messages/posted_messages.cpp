@@ -12,8 +12,9 @@ namespace {
 
 /// How long a long message lies at most until a thread sees to it. To wake one at once would cost the many that are
 /// waited for as soon as they are posted more than the others gain. Where all are, even looking so often takes much of
-/// the time of ranks that share cores, so that it is done as rarely as for short ones.
+/// the time of ranks that share cores.
 constexpr std::chrono::microseconds kSoon{200};
+constexpr std::chrono::microseconds kLater{2000};
 
 /// Whether much of it can be moved before anybody waits for it.
 bool is_long(const Message& message) { return message.bytes > size_t{64} << 10; }
@@ -129,8 +130,8 @@ void PostedMessages::leave_to_background(Lock& lock, bool lay) {
 }
 
 bool PostedMessages::leave(bool lay) {
-  const bool soon = long_messages_ > 0 && !patrol_.looks_in_vain();
-  const bool looked_after = patrol_.leave(soon ? kSoon : Patrol::kEvery, lay);
+  const auto long_one = patrol_.looks_in_vain() ? kLater : kSoon;
+  const bool looked_after = patrol_.leave(long_messages_ > 0 ? long_one : Patrol::kEvery, lay);
   return !looked_after || needs_background();
 }
 
