@@ -51,10 +51,8 @@ MPICH_RELEASE_GATHER = {
     )
     if name != "BARRIER_COMPOSITION"
 }
-C10D = "openmpi_c10d"  # Open MPI, each of whose calls comes after an all-reduce of `nothing`
 MPIS = {
     "openmpi": MpiPeer("openmpi"),
-    C10D: MpiPeer("openmpi"),
     "openmpi_sm": MpiPeer("openmpi", environment={"OMPI_MCA_coll_sm_priority": "100"}),
     "mpich": MpiPeer("mpich", "mpich"),
     "mpich_rg": MpiPeer("mpich", "mpich", MPICH_RELEASE_GATHER),
@@ -63,17 +61,17 @@ MPIS = {
 TWO_NODES = "ours_nodes"  # ranks that play two nodes, the first half of them one
 SHARED = "ours_shared"  # tensors that all ranks map (ourddp.shared_tensors)
 NOTHING = "nothing"  # torch's backend `fake`, which talks to nobody
-DEFAULT = ("ours", "gloo", *(name for name in MPIS if name != C10D), "deepspeed", "floor")
+DEFAULT = ("ours", "gloo", *MPIS, "deepspeed", "floor")
+C10D = "openmpi_c10d"  # Open MPI, each of whose calls comes after a barrier of `nothing`, the shortest call of torch's
+MPIS[C10D] = MPIS["openmpi"]
 NAMES = (*DEFAULT, TWO_NODES, SHARED, NOTHING, C10D)
 
 
 def why_not(name: str, rivals: Path | None) -> str:
     """Return why the peer cannot take part, or nothing where it can."""
-    if name in ("ours", TWO_NODES, SHARED):
-        return ""
     if name in (NOTHING, C10D) and importlib.util.find_spec(FAKE) is None:
         return "this torch has no backend `fake`"
-    if name == NOTHING:
+    if name in ("ours", TWO_NODES, SHARED, NOTHING):
         return ""
     if name == "gloo":
         return "" if dist.is_gloo_available() else "this torch has no Gloo"
@@ -150,9 +148,8 @@ class Joined:
             self._name = kinds.get(name, name)
             self.group = collectives.group_of(ranks, self._name)
         if name == C10D:
-            # `fake` copies the data of other collectives, which no backend would do as well.
-            small = Buffers.make(ranks.rank, ranks.size, 4)
-            self._before = OPERATIONS[BARE].torch(small, collectives.group_of(ranks, "fake"))
+            barrier = OPERATIONS[OWN + "barrier"].torch
+            self._before = barrier(Buffers.make(ranks.rank, ranks.size, 4), collectives.group_of(ranks, "fake"))
 
     def buffers(self, size: int) -> Buffers:
         """Return buffers of about `size` bytes. All ranks call it."""
