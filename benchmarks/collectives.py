@@ -23,8 +23,8 @@ part. async_all_reduce waits for its Work at once, and functional_all_reduce is 
 torch compiles; operator_all_reduce is that of ourddp.functional. With one rank (`--ranks 1`) each shows what torch
 itself takes. Four peers take part only if --peers names them: `ours_shared`, whose tensors all ranks map, `ours_nodes`,
 ranks of `ours` that play two nodes, `nothing`, torch's backend `fake`, which shows what a call of torch's takes before
-and after the backend's part, and `openmpi_c10d`, Open MPI after the shortest call of `nothing` each time: about the
-least that it would take as a backend of torch's.
+and after the backend's part, and `openmpi_c10d`, Open MPI after a barrier of `nothing` each time: about the least that
+it would take as a backend of torch's.
 
 `--check` measures both kinds of all_reduce with 2, 4 and 8 ranks, both ways, and compares the medians with TARGETS,
 which are ratios to what the peers and the floor take in the same run.

@@ -62,8 +62,8 @@ TWO_NODES = "ours_nodes"  # ranks that play two nodes, the first half of them on
 SHARED = "ours_shared"  # tensors that all ranks map (ourddp.shared_tensors)
 NOTHING = "nothing"  # torch's backend `fake`, which talks to nobody
 DEFAULT = ("ours", "gloo", *MPIS, "deepspeed", "floor")
-C10D = "openmpi_c10d"  # Open MPI, each of whose calls comes after a barrier of `nothing`, the shortest call of torch's
-MPIS[C10D] = MPIS["openmpi"]
+C10D = "openmpi_c10d"  # Open MPI, each of whose calls comes after a barrier of `nothing`, one of torch's shortest calls
+MPIS[C10D] = MPIS["openmpi"]  # after DEFAULT: it takes part only if it is named
 NAMES = (*DEFAULT, TWO_NODES, SHARED, NOTHING, C10D)
 
 

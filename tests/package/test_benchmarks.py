@@ -12,6 +12,7 @@ import re
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from programs import job, path_with_python, run_file, warm_python
 from ranks import run_ranks
 
 from ourddp.bench import report
-from ourddp.bench.operations import Buffers
+from ourddp.bench.operations import OPERATIONS, Buffers
 
 
 def check_png(path: Path) -> None:
@@ -81,6 +82,20 @@ def test_a_loop_has_as_many_calls_as_asked_for(
     for act in ("try", "loop", "written", "single"):
         caller.do(program["ACTS"].index(act))
     assert turns == [0, calls, calls, 0]
+
+
+@pytest.mark.parametrize(("collective", "made"), [("all_reduce", "before mpi"), ("ping_pong", "before before mpi")])
+def test_open_mpi_is_called_behind_as_many_calls_as_torch_makes(
+    collective: str, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    program = runpy.run_path(str(BENCHMARKS / "peers.py"))
+    calls: list[str] = []
+    peer = object.__new__(program["Joined"])
+    vars(peer).update(_name="mpi", _before=lambda: calls.append("before"))
+    operation = replace(OPERATIONS[collective], mpi=lambda *_: lambda: calls.append("mpi"))
+    peer.call_of("", operation, Buffers.make(0, 2, 8), None)()
+    assert " ".join(calls) == made
 
 
 def test_messages_are_timed_in_every_way() -> None:
