@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/errors.h"
+#include "backend/tensors.h"
 #include "collectives/straggler_ledger.h"
 #include "common/interrupts.h"
 #include "common/stop_request.h"
@@ -10,16 +11,6 @@
 #include "transport/stop_notice.h"
 
 namespace ours {
-
-namespace {
-
-uint64_t bytes_of(const Tensors& tensors) {
-  uint64_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) bytes += tensor.layout() == at::kStrided ? tensor.nbytes() : 0;
-  return bytes;
-}
-
-}  // namespace
 
 CollectiveWork::CollectiveWork(Collective collective, std::shared_ptr<Group> group, std::shared_ptr<CommQueue> queue,
                                std::shared_ptr<GroupStatus> status)

@@ -70,11 +70,15 @@ std::vector<at::Tensor> contiguous_sources(const std::vector<at::Tensor>& tensor
   return sources;
 }
 
-size_t bytes_of(const at::Tensor& tensor) { return tensor.nbytes(); }
+uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  uint64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += (tensor.is_sparse() ? tensor._values() : tensor).nbytes();
+  return bytes;
+}
 
-ConstSpan const_span(const at::Tensor& contiguous) { return {contiguous.const_data_ptr(), bytes_of(contiguous)}; }
+ConstSpan const_span(const at::Tensor& contiguous) { return {contiguous.const_data_ptr(), contiguous.nbytes()}; }
 
-Span span(const at::Tensor& contiguous) { return {contiguous.mutable_data_ptr(), bytes_of(contiguous)}; }
+Span span(const at::Tensor& contiguous) { return {contiguous.mutable_data_ptr(), contiguous.nbytes()}; }
 
 Output::Output(const at::Tensor& tensor, bool load) : tensor_(tensor), memory_(tensor) {
   if (is_plain(tensor)) return;

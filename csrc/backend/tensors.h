@@ -18,7 +18,8 @@ DType dtype_of(const at::Tensor& tensor);
 at::Tensor contiguous_source(const at::Tensor& tensor);
 std::vector<at::Tensor> contiguous_sources(const std::vector<at::Tensor>& tensors);
 
-size_t bytes_of(const at::Tensor& tensor);
+/// The bytes of the elements of all; those of a sparse tensor are its values.
+uint64_t bytes_of(const std::vector<at::Tensor>& tensors);
 ConstSpan const_span(const at::Tensor& contiguous);
 Span span(const at::Tensor& contiguous);
 

@@ -32,7 +32,7 @@ void TransferWork::start() {
 
 void TransferWork::begin() {
   // A send only reads this memory.
-  post(sends() ? Span{const_cast<void*>(input_.const_data_ptr()), bytes_of(input_)} : output_.span());
+  post(sends() ? Span{const_cast<void*>(input_.const_data_ptr()), input_.nbytes()} : output_.span());
 }
 
 void TransferWork::post(Span memory) {

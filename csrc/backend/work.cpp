@@ -8,6 +8,7 @@
 #include "backend/errors.h"
 #include "backend/interruptible.h"
 #include "backend/profiling.h"
+#include "backend/tensors.h"
 #include "collectives/call_number.h"
 #include "common/error.h"
 #include "common/own_name.h"
@@ -16,10 +17,6 @@
 namespace ours {
 
 namespace {
-
-int64_t bytes_of(const at::Tensor& tensor) {
-  return static_cast<int64_t>((tensor.is_sparse() ? tensor._values() : tensor).nbytes());
-}
 
 /// Whether a profiler wants c10d::Work's event, which that otherwise makes in vain for each Work that has a title.
 bool is_profiled() { return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value(); }
@@ -102,10 +99,8 @@ void OursWork::settle(c10::ivalue::Future& future) const {
 
 void OursWork::add_to_timeline() const {
   const Interval when{steady_ns(started_), steady_ns(ended_)};
-  int64_t bytes = 0;
-  for (const auto& tensors : outputs_) {
-    for (const at::Tensor& tensor : tensors) bytes += bytes_of(tensor);
-  }
+  uint64_t bytes = 0;
+  for (const auto& tensors : outputs_) bytes += bytes_of(tensors);
   std::string arguments =
       R"("call":)" + timeline::quoted(describe_number(sequence_)) + R"(,"bytes":)" + std::to_string(bytes);
   if (!outputs_.empty() && !outputs_.front().empty()) {

@@ -63,6 +63,16 @@ def test_all_ranks_name_the_late_one(rank, world):
 
 
 @in_ranks(2)
+def test_a_sparse_tensor_counts_with_its_values(rank, world):
+    values = torch.ones(3, 5)
+    sparse = torch.sparse_coo_tensor([[0, 2, 4]], values, (6, 5))
+    before = ourddp.stats(recent=False)
+    dist.all_reduce(sparse)
+    stats = ourddp.stats(recent=False) - before
+    assert (stats.calls, stats.bytes) == (1, values.nbytes)
+
+
+@in_ranks(2)
 def test_a_delay_of_all_buckets_is_counted_once(rank, world):
     model = DistributedDataParallel(make_model("mlp"), bucket_cap_mb=0.002)
     inputs = torch.ones(4, 8)

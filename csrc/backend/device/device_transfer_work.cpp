@@ -19,7 +19,7 @@ DeviceTransferWork::DeviceTransferWork(const TransferRequest& request, const std
       order_(std::in_place, context, name_of(request.op), HostCall::Where::OnDevice) {}
 
 void DeviceTransferWork::begin() {
-  const auto bytes = static_cast<int64_t>(sends() ? bytes_of(input_) : output_.span().bytes);
+  const auto bytes = static_cast<int64_t>(sends() ? input_.nbytes() : output_.span().bytes);
   // torch's allocator may allocate, or ask for its events, neither of which CUDA allows beside a capture.
   order_->context().accelerator().apart_from_captures(
       [&] { pinned_ = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true)); });
