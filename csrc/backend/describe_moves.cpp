@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "backend/descriptions.h"
 #include "backend/tensors.h"
 
@@ -64,10 +66,11 @@ std::vector<int64_t> split_sizes(const Caller& me, const at::Tensor& tensor, con
   }
   TORCH_CHECK_VALUE(splits.size() == static_cast<size_t>(me.size), me.call, ": ", role, "_split_sizes has ",
                     splits.size(), " entries in a group of ", me.size, " ranks; give one for each rank");
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   int64_t sum = 0;
   for (const int64_t split : splits) {
     TORCH_CHECK_VALUE(split >= 0, me.call, ": ", role, "_split_sizes contains ", split, "; sizes must be >= 0");
-    sum += split;
+    sum = split > kMost - sum ? kMost : sum + split;
   }
   TORCH_CHECK_VALUE(sum == rows, me.call, ": ", role, "_split_sizes add up to ", sum, ", but dimension 0 of the ", role,
                     " has ", rows, " rows; make them equal");
@@ -92,7 +95,7 @@ Collective describe_broadcast(const Caller& me, const Tensors& tensors, const c1
             const at::Tensor& memory = output.memory();
             // The root's memory is only read: it may be shared with copies of the tensor.
             const Span buffer =
-                is_root ? Span{const_cast<void*>(memory.const_data_ptr()), bytes_of(memory)} : output.span();
+                is_root ? Span{const_cast<void*>(memory.const_data_ptr()), memory.nbytes()} : output.span();
             if (group.broadcast(call, buffer, root) && !is_root) output.commit();
           },
           true};

@@ -39,6 +39,8 @@ double factor_of(const c10d::ReduceOp& op) {
   if (!supplement->tensor_factor.defined()) return supplement->double_factor;
   TORCH_CHECK_VALUE(supplement->tensor_factor.device().is_cpu(), "the factor of ReduceOp.PREMUL_SUM is on ",
                     supplement->tensor_factor.device(), "; pass a number or a CPU tensor");
+  TORCH_CHECK_VALUE(!supplement->tensor_factor.is_complex(), "the factor of ReduceOp.PREMUL_SUM is of type ",
+                    supplement->tensor_factor.scalar_type(), "; pass a real number");
   return supplement->tensor_factor.item().toDouble();
 }
 

@@ -39,6 +39,7 @@ def test_invalid_arguments_raise_value_error_with_both_values(rank: int, world: 
     backend = backend_of(group)
     wrong_root = dist.BroadcastOptions()
     wrong_root.rootRank = world
+    most = 2**63 - 1
     calls = [
         (lambda: dist.all_reduce(expanded), r"share memory .*contiguous"),
         (lambda: dist.all_reduce(window), r"share memory"),
@@ -64,6 +65,14 @@ def test_invalid_arguments_raise_value_error_with_both_values(rank: int, world: 
         (
             lambda: dist.all_to_all_single(torch.zeros(world), torch.zeros(world), [1] * world, [2] * world),
             rf"add up to {2 * world}, but dimension 0 of the input has {world}",
+        ),
+        (
+            lambda: dist.all_to_all_single(torch.zeros(4), torch.zeros(4), *[[most, most, *[6] * (world - 2)]] * 2),
+            rf"add up to {most}, but dimension 0 of the \w+ has 4",
+        ),
+        (
+            lambda: dist.all_reduce(torch.zeros(2), dist._make_nccl_premul_sum(torch.tensor(1j))),
+            r"factor of ReduceOp.PREMUL_SUM is of type ComplexFloat; pass a real number",
         ),
     ]
     for call, text in calls:
