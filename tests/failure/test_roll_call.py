@@ -151,6 +151,24 @@ def test_ranks_on_another_node_hear_where_a_late_rank_is():
         assert f"Rank 2 {place(stay_away, '# the sleep')}" in text
 
 
+def receive_late(rank: int, world: int) -> str:
+    """Let the ranks of the second node be numbered otherwise there than in the group."""
+    dist.barrier()
+    if rank == 3:
+        time.sleep(TIMEOUT + 1)  # the pause
+    try:
+        if rank == 2:
+            dist.recv(torch.empty(4), 3)
+    except dist.DistBackendError as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_hears_where_one_of_its_node_is_whose_message_is_late():
+    text = run_ranks(4, receive_late, nodes=2, pg_timeout=TIMEOUT)[2]
+    assert f"Rank 3 {place(receive_late, '# the pause')}" in text
+
+
 def keep_the_lock(rank: int, world: int) -> str:
     """Let rank 1 be late in a native function that does not give up the interpreter's lock."""
     dist.barrier()

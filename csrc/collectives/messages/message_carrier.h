@@ -44,8 +44,8 @@ class MessageCarrier {
 
   virtual int size() const = 0;
   virtual std::string describe_self() const = 0;
-  /// Says where a rank for which a message waits is in its program (see roll_call()); empty if that cannot be found
-  /// out.
+  /// Says where a rank of the group, for which a message waits, is in its program (see roll_call()); empty if that
+  /// cannot be found out.
   virtual std::string call_roll(int /*rank*/) const { return ""; }
 
   // ---- by one thread at a time

@@ -29,7 +29,7 @@ class NodeMessages final : public MessageCarrier {
 
   int size() const override { return session_->size(); }
   std::string describe_self() const override { return session_->describe(session_->rank()); }
-  std::string call_roll(int rank) const override { return session_->call_roll({rank}); }
+  std::string call_roll(int rank) const override { return session_->call_roll({local_of(rank)}); }
 
   void add(const std::shared_ptr<Message>& message) override;
   bool progress(Messages& ended, Mover mover) override;
