@@ -22,6 +22,15 @@ def _is_current(core: Path) -> bool:
 
 def make(target: str, *settings: str) -> Path:
     """Make ``target``, which prints the path of what it makes last. Return the path."""
+    return ROOT / _output(target, *settings).splitlines()[-1]
+
+
+def plan(target: str, *settings: str) -> str:
+    """Return the commands that would make ``target``."""
+    return _output(target, "--dry-run", *settings)
+
+
+def _output(target: str, *settings: str) -> str:
     # A surrounding make's flags (its job server, its variables) are not for this one.
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     jobs = f"-j{len(os.sched_getaffinity(0))}"
@@ -32,4 +41,4 @@ def make(target: str, *settings: str) -> Path:
     made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if made.returncode != 0:
         raise RuntimeError(f"{target} cannot be built:\n{made.stdout[-3000:]}{made.stderr[-3000:]}")
-    return ROOT / made.stdout.splitlines()[-1]
+    return made.stdout
