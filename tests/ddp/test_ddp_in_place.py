@@ -51,6 +51,26 @@ def test_gradients_that_somebody_holds_are_left_alone_until_the_end(rank, world)
     assert in_place(model) == WEIGHTS - 2
 
 
+@pytest.mark.parametrize("order", ["this first", "other first"])
+@in_ranks(2)
+def test_a_parameter_that_two_models_share_is_left_alone(rank, world, order):
+    shared = nn.Linear(WIDTH, WIDTH)
+    modules = [nn.Sequential(nn.Linear(WIDTH, WIDTH), shared, nn.Linear(WIDTH, 4)), nn.Sequential(shared)]
+    if order == "other first":
+        modules.reverse()
+    models = [DistributedDataParallel(module) for module in modules]
+    for _ in range(2):  # the buckets are built anew before the second backward
+        gradients = []
+        for other in range(world):
+            loss = sum(module(inputs_of(other)).square().mean() for module in modules)
+            gradients.append(torch.autograd.grad(loss, list(shared.parameters())))
+        shared.zero_grad()
+        sum(model(inputs_of(rank)).square().mean() for model in models).backward()
+        for parameter, *own in zip(shared.parameters(), *gradients, strict=True):
+            torch.testing.assert_close(parameter.grad, sum(own) / world)
+    assert [in_place(model) for model in models] == [0, 0]
+
+
 class Tied(nn.Module):
     """Two parameters whose gradients autograd puts into the same memory."""
 
