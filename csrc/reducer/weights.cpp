@@ -6,7 +6,6 @@
 #include <c10/util/Exception.h>
 
 #include <utility>
-#include <vector>
 
 #include "reducer/group_reductions.h"
 #include "reducer/weight_digits.h"
@@ -16,13 +15,14 @@ namespace {
 
 constexpr int kDoubleBits = 53;
 
-/// The significant bits of numbers of this type; 0 if they are not suitable. Complex numbers are pairs of reals.
+/// The significant bits that sums of this type keep between all ranks; 0 if they are not suitable. Complex numbers are
+/// pairs of reals.
 int significant_bits(at::ScalarType type) {
   switch (c10::toRealValueType(type)) {
     case at::kDouble:
       return kDoubleBits;
-    case at::kFloat:
-      return 24;
+    case at::kFloat:  // may travel as a half type, of which bfloat16 has the fewest
+      return 8;
     case at::kHalf:
       return 11;
     case at::kBFloat16:

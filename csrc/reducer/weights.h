@@ -31,7 +31,7 @@ class Weights {
   /// Forgets the weight, with the reduction that it was for.
   void forget();
 
-  /// Makes the first bucket of the most precise dtype the carrier, if weights are in use and `may_ride`. The buckets
+  /// Makes the first bucket whose sums keep the most bits the carrier, if weights are in use and `may_ride`. The buckets
   /// must be new.
   void choose_carrier(BucketList& buckets, int ranks, bool may_ride);
   /// The carrier, or null.

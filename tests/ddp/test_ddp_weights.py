@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import MODELS, TorchDDP, known, make_model, skip_sparse_over_gloo
-from ranks import in_ranks
+from ranks import in_ranks, run_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
 from torch.nn.parallel.distributed import _MixedPrecision
@@ -248,6 +248,20 @@ def test_a_hook_may_come_after_the_first_weight(rank, world):
         model.set_weight(UNEVEN[0][rank][0])
         accumulate(model, rank, UNEVEN[0], 0)
         assert_close(model, expected)
+
+
+def average_over_a_narrow_wire(rank: int, world: int) -> float:
+    """Return an average of gradients that half types represent, by weights of which the sum is not."""
+    model = DistributedDataParallel(nn.Linear(256, 256))
+    model.set_weight([100_001, 300_007][rank])
+    (model(torch.ones(1, 256)).sum() * [1024, 2048][rank]).backward()
+    return model.module.weight.grad[0, 0].item()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_are_added_up_exactly_whatever_type_travels(dtype):
+    for average in run_ranks(2, average_over_a_narrow_wire, nodes=2, env={"OURS_WIRE_DTYPE": dtype}):
+        assert average == pytest.approx(3072 / 400_008, rel=1e-6)
 
 
 @in_ranks(2)
