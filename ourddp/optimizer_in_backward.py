@@ -35,7 +35,8 @@ def set_up(model: Any) -> None:
 def optimizer_in_backward_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average the bucket's gradients and hand them to the optimizers; ``state`` is a weak reference to the model."""
     model = state()
-    parameters, gradients = bucket.parameters(), bucket.gradients()
+    parameters = bucket.parameters()
+    gradients = bucket.gradients() or [bucket.buffer()]  # a sparse one is alone in its bucket
     world_size = model.process_group.size()
 
     def step(done: torch.futures.Future[Any]) -> torch.Tensor:

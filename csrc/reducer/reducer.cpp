@@ -210,7 +210,7 @@ bool Reducer::runs_no_program_code() const {
     if (static_graph_.enabled() && static_graph_.outstanding(index) > 1) return false;
     awaited.push_back(hooks_.accumulators()[index].get());
   }
-  return backward_runs_no_program_code(awaited, options_.is_library_code);
+  return backward_runs_no_program_code(awaited, hooks_, options_.is_library_code);
 }
 
 std::vector<NodePtr> Reducer::accumulators() const {
@@ -371,7 +371,7 @@ void Reducer::finalize() {
 void Reducer::finish_bucket(Bucket& bucket) {
   if (!averaging_.finish(bucket)) return;
   bad_gradients_.look_at_averages(bucket, averaging_.has_hook());
-  if (optimizer_in_backward_ && !bucket.sparse()) {
+  if (optimizer_in_backward_) {
     transfer_.note_finished(bucket);
   } else {
     transfer_.hand_over(bucket);

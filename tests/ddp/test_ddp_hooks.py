@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -100,6 +102,26 @@ def test_a_hook_that_fails_fails_backward(rank, world):
     model.register_comm_hook(None, failing_later)
     with pytest.raises((RuntimeError, ZeroDivisionError), match="division by zero"):
         model(torch.ones(1, 8)).sum().backward()
+
+
+@in_ranks(2, "backend")
+def test_the_optimizer_of_a_sparse_gradient_can_run_in_backward(rank, world):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(10, 8, sparse=True), nn.Linear(8, 1))
+    alone = copy.deepcopy(module)
+    _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.5})
+    model = DistributedDataParallel(module)
+    optimizer = torch.optim.SGD(alone.parameters(), 0.5)
+    for step in range(3):
+        rows = [torch.tensor([step, other + 4, 4]) for other in range(world)]
+        model(rows[rank]).square().sum().backward()
+        assert all(parameter.grad is None for parameter in module.parameters())
+        optimizer.zero_grad()
+        for own in rows:
+            (alone(own).square().sum() / world).backward()
+        optimizer.step()
+        for one, other in zip(module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("view", [False, True])
