@@ -348,7 +348,7 @@ std::optional<Clock::time_point> TcpConnections::left(int rank) const {
 const char* TcpConnections::absence(int rank) const {
   const Peer* const peer = find(rank);
   if (peer == nullptr) return nullptr;
-  if (peer->left) return "left the group (it destroyed it or ended before the others did)";
+  if (peer->left) return kLeftGroup;
   return peer->slots[0]->stream.ended() ? "died, or its machine became unreachable" : nullptr;
 }
 
@@ -364,7 +364,7 @@ void TcpConnections::check(int rank, bool awaited, bool expected) {
   if (control.ended() && !peer.left) owner_.lost(rank, absence(rank) + error_text(control));
   const bool is_silent = control.ended() || (peer.left && !control.is_open());
   const TcpStream* starved = is_silent && awaited ? &control : nullptr;
-  for (auto data = peer.streams.begin() + 1; data != peer.streams.end(); ++data) {
+  for (auto data = peer.streams.begin() + 1; data != peer.streams.end(); ++data, expected = false) {
     const bool never_opens = peer.left && !(*data)->is_open() && ((*data)->has_posted() || expected);
     if ((*data)->starved() || never_opens || (expected && (*data)->dry())) starved = *data;
   }

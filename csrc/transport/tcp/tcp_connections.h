@@ -95,7 +95,8 @@ class TcpConnections final : private TcpAcceptor::Host {
   /// Why that rank, which has left, may have done so, as the end of an error (see describe_reason()).
   std::string reason(int rank) const;
   /// Tells the owner if the rank died, or will not send or take what this rank waits for: what is posted on its data
-  /// streams, something on the control connection (`awaited`), or data for which nothing is posted (`expected`).
+  /// streams, something on the control connection (`awaited`), or data for which nothing is posted, which begin on the
+  /// first of the data streams (`expected`).
   void check(int rank, bool awaited, bool expected);
   /// Tells the owner if a rank does not answer on a data stream, whose link may be another one than that of the
   /// control connection. Looks once a second.

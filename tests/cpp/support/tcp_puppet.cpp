@@ -9,8 +9,9 @@
 
 namespace ours::testing {
 
-Puppet::Puppet(int size, std::shared_ptr<MapKeys> keys) : keys_(std::move(keys)) {
+Puppet::Puppet(int size, std::shared_ptr<MapKeys> keys, int data_streams) : keys_(std::move(keys)) {
   self_.size = size;
+  terms_.plan.streams = data_streams;
   terms_.secret = self_.secret = draw_nonce();
   self_.streams = terms_.plan.streams + 1;
   listener_ = listen_at(*SocketAddress::parse("127.0.0.1"), PortRange{});
@@ -37,6 +38,17 @@ void Puppet::connect(int rank) {
 
 void Puppet::send(int stream, const void* data, size_t bytes) {
   [[maybe_unused]] const ssize_t sent = ::send(fd(stream), data, bytes, MSG_NOSIGNAL);
+}
+
+std::string Puppet::receive(int stream, size_t bytes) {
+  std::string data(bytes, '\0');
+  for (size_t got = 0; got < bytes;) {
+    const ssize_t more = ::recv(fd(stream), data.data() + got, bytes - got, MSG_DONTWAIT);
+    if (more > 0) got += static_cast<size_t>(more);
+    if (more == 0) throw Failure("the puppet's peer has closed stream " + std::to_string(stream));
+    std::this_thread::yield();
+  }
+  return data;
 }
 
 void Puppet::die(bool abruptly) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "support/tcp_ranks.h"
@@ -12,7 +13,8 @@ namespace ours::testing {
 /// to each other, the lower one's connection counts.
 class Puppet {
  public:
-  Puppet(int size, std::shared_ptr<MapKeys> keys);
+  /// With that many streams for data.
+  Puppet(int size, std::shared_ptr<MapKeys> keys, int data_streams = 1);
 
   /// Connects all streams to `rank`, which must be in a call or looking.
   void connect(int rank);
@@ -21,6 +23,9 @@ class Puppet {
   int fd(int stream) const { return fds_[static_cast<size_t>(stream)].get(); }
 
   void send(int stream, const void* data, size_t bytes);
+
+  /// Waits for that many bytes.
+  std::string receive(int stream, size_t bytes);
 
   /// Closes everything, as the system does when a process is killed; `abruptly`: with a reset instead of an end.
   void die(bool abruptly);

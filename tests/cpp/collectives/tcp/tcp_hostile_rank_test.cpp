@@ -1,5 +1,9 @@
+#include <sys/socket.h>
+
 #include <cstring>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "collectives/tcp/tcp_messages.h"
 #include "support/message_ranks.h"
@@ -54,6 +58,33 @@ TEST(a_rank_that_agrees_without_end_fails_the_group) {
   for (int i = 0; i < 5000; ++i) words += frame(header);
   CHECK_CONTAINS(answer_to(0, words, barrier_of), "rank 0 (host puppet, pid 4711) sent");
   CHECK_CONTAINS(answer_to(0, words, barrier_of), "it is too far ahead");
+}
+
+// It leaves when it has sent all, of which the last may come after what says that it left.
+TEST(data_that_comes_after_the_end_of_another_stream_is_waited_for) {
+  const auto keys = std::make_shared<MapKeys>();
+  Puppet puppet(2, keys, 2);
+  TcpGroup group(join_others(2, keys)[1]);
+  run_ranks(2, [&](int rank) {
+    if (rank == 1) {
+      std::vector<float> own{3, 4}, other(2);
+      const std::vector<Span> outputs{span(other), span(own)};
+      group.all_gather(call_of(Op::AllGather, DType::Float32, 0), const_span(own), outputs);
+      CHECK(other == own);  // what the puppet has sent back
+      return;
+    }
+    puppet.connect(1);
+    const std::string message = puppet.receive(1, sizeof(FrameHeader) + 2 * sizeof(float));
+    FrameHeader agrees;
+    const std::string begun = puppet.receive(0, sizeof(agrees));
+    FrameHeader bye;
+    bye.kind = FrameKind::Bye;
+    const std::string words = begun + frame(bye);
+    puppet.send(0, words.data(), words.size());
+    ::shutdown(puppet.fd(2), SHUT_WR);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // in which it could be taken for lost
+    puppet.send(1, message.data(), message.size());
+  });
 }
 
 TEST(a_message_longer_than_all_memory_fails_the_receive) {
