@@ -331,7 +331,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOurs::shrink(
   TORCH_CHECK(!status_->is_without_ranks(), "a process group without ranks cannot shrink: call reconfigure() first");
   auto options = child_options(opts_override, *options_);
   // Its ranks before reconfigure() may have shrunk more often, or as others do now.
-  std::string name = handle_.uuid ? "reconfigure/" + std::to_string(*handle_.uuid) + '/' : "";
+  std::string name = handle_.uuid ? "reconfigure/" + uuid() + '/' : "";
   name += "shrink/" + std::to_string(shrinks_++);
   std::vector<int> members;
   for (int rank = 0; rank < size_; ++rank) {

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from patience import check_soon
 from probes import backend_of, is_to_store, tcp_connections, total
 from ranks import in_ranks, run_ranks
+from symmetric import share, symm_mem
 from torch import nn
 
 import ourddp
@@ -111,6 +112,23 @@ def test_a_group_that_was_made_in_the_usual_way_can_change_its_ranks(rank: int, 
     reconfigure(1, exchange("swapped", rank, [1, 0]))
     assert place() == (1 - rank, 2)
     assert total() == 2
+
+
+@in_ranks(3, fresh=True, enable_reconfigure=True)
+def test_symmetric_memory_is_that_of_the_new_ranks(rank: int, world: int) -> None:
+    reconfigure(100, exchange("all", rank, range(3)))
+    before, handle = share()
+    assert (handle.rank, handle.world_size) == (rank, 3)
+    if rank == 1:
+        return
+    reconfigure(101, exchange("apart", rank, [2, 0]))
+    for tensor in (before, symm_mem.empty(8, dtype=torch.float32, device="cpu")):
+        handle = symm_mem.rendezvous(tensor, dist.group.WORLD)
+        assert (handle.rank, handle.world_size) == ([1, None, 0][rank], 2)
+        tensor.fill_(rank)
+        handle.barrier()
+        assert handle.get_buffer(0, (1,), torch.float32).item() == 2
+        handle.barrier()
 
 
 @in_ranks(2, fresh=True, enable_reconfigure=True)

@@ -1,5 +1,6 @@
 #include "backend/symmetric/symmetric_allocator.h"
 
+#include "backend/process_group.h"
 #include "backend/symmetric/symmetric_handle.h"
 
 #if TORCH_VERSION_MINOR >= 15
@@ -28,6 +29,7 @@ struct GroupFacts {
   int size;
   c10::intrusive_ptr<c10d::Store> store;
   std::chrono::milliseconds timeout;
+  std::string uuid;  ///< of the reconfigure() that gave the group its ranks; empty if none has
 };
 
 std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group) {
@@ -38,6 +40,25 @@ std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group) {
   }
 }
 
+std::string uuid_of(c10d::ProcessGroup& group) {
+  try {
+    const auto backend = group.getBackend(c10::kCPU);
+    const auto* const ours = dynamic_cast<const ProcessGroupOurs*>(backend.get());
+    return ours == nullptr ? "" : ours->uuid();
+  } catch (const c10::Error&) {
+    return "";  // there is no backend for the CPU
+  }
+}
+
+/// The same of the group of that name, if there is one.
+std::string uuid_of(const std::string& name) {
+  try {
+    return uuid_of(*c10d::resolve_process_group(name));
+  } catch (const c10::Error&) {
+    return "";
+  }
+}
+
 /// A process group's, or what set_group_info() has given.
 GroupFacts facts_of(const std::string& name) {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
@@ -45,9 +66,9 @@ GroupFacts facts_of(const std::string& name) {
     group = c10d::resolve_process_group(name);
   } catch (const c10::Error&) {
     const symm::GroupInfo& info = symm::get_group_info(name);
-    return {info.rank, info.world_size, info.store, info.store->getTimeout()};
+    return {info.rank, info.world_size, info.store, info.store->getTimeout(), ""};
   }
-  return {group->getRank(), group->getSize(), group->getStore(), timeout_of(*group)};
+  return {group->getRank(), group->getSize(), group->getStore(), timeout_of(*group), uuid_of(*group)};
 }
 
 using HandlePtr = c10::intrusive_ptr<SymmetricHandle>;
@@ -58,7 +79,7 @@ class Registry {
   struct Allocation {
     std::shared_ptr<SymmetricBlock> block;
     std::optional<std::string> group;          ///< that alloc() was called with
-    std::map<std::string, HandlePtr> handles;  ///< by the group of the rendezvous
+    std::map<std::string, HandlePtr> handles;  ///< by the group of the rendezvous, and its reconfigure()
   };
 
   static Registry& instance() {
@@ -87,10 +108,10 @@ class Registry {
     removed = allocations_.extract(data);
   }
 
-  void add_handle(void* data, const std::string& group, const HandlePtr& handle) {
+  void add_handle(void* data, const std::string& ranks, const HandlePtr& handle) {
     const std::lock_guard<std::mutex> lock(mutex());
     const auto found = allocations_.find(data);
-    if (found != allocations_.end()) found->second.handles.emplace(group, handle);
+    if (found != allocations_.end()) found->second.handles.emplace(ranks, handle);
   }
 
   /// The ranks of the group of that name, which come together if they have not yet.
@@ -108,12 +129,13 @@ class Registry {
       const std::lock_guard<std::mutex> lock(mutex());
       const auto found = groups_.find(name);
       // A group of the same name, after the first was destroyed, has another store.
-      if (found != groups_.end() && found->second.store.lock() == facts.store) return found->second.group;
+      const bool same = found != groups_.end() && found->second.store.lock() == facts.store;
+      if (same && found->second.uuid == facts.uuid) return found->second.group;
     }
     const std::string shown = "the symmetric memory of group '" + name + "'";
-    auto store = c10::make_intrusive<c10d::PrefixStore>("ours/symmetric/" + name, facts.store);
+    auto store = c10::make_intrusive<c10d::PrefixStore>("ours/symmetric/" + name + '/' + facts.uuid, facts.store);
     const Meeting meeting{std::move(store), facts.rank, facts.size, facts.timeout, shown, ""};
-    Members members{c10::weak_intrusive_ptr<c10d::Store>(facts.store), SymmetricGroup::join(meeting)};
+    Members members{c10::weak_intrusive_ptr<c10d::Store>(facts.store), facts.uuid, SymmetricGroup::join(meeting)};
     const auto made = members.group;
     std::vector<Members> gone;  // destroyed without the lock, which their memory takes itself
     const std::lock_guard<std::mutex> lock(mutex());
@@ -129,6 +151,7 @@ class Registry {
  private:
   struct Members {
     c10::weak_intrusive_ptr<c10d::Store> store;
+    std::string uuid;  ///< of their reconfigure()
     std::shared_ptr<SymmetricGroup> group;
   };
 
@@ -186,7 +209,8 @@ class SymmetricAllocator final : public symm::SymmetricMemoryAllocator {
     TORCH_CHECK_VALUE(group_name || allocation.group,
                       "rendezvous(): no group was given, neither here nor when the tensor was allocated");
     const std::string name = group_name ? *group_name : *allocation.group;
-    const auto found = allocation.handles.find(name);
+    const std::string ranks = name + '/' + uuid_of(name);
+    const auto found = allocation.handles.find(ranks);
     if (found != allocation.handles.end()) return found->second;
     TORCH_CHECK(allocation.block->is_here(),
                 "this tensor belongs to the process that forked this one; allocate one in the child");
@@ -197,7 +221,7 @@ class SymmetricAllocator final : public symm::SymmetricMemoryAllocator {
     auto pad = group->make_block(symm::get_signal_pad_size());
     auto pads = share_same(*group, {std::move(pad), {}}, "signal pad");
     auto handle = c10::make_intrusive<SymmetricHandle>(group, std::move(buffers), std::move(pads));
-    registry.add_handle(ptr, name, handle);
+    registry.add_handle(ptr, ranks, handle);
     return handle;
   }
 

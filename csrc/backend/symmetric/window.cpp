@@ -103,7 +103,7 @@ class OursWindow::SignalWork final : public c10d::Work {
       const WithoutInterpreterLock unlocked;
       const std::lock_guard<std::mutex> lock(taking_);
       if (!has_ended()) {
-        const bool own = timeout == kNoTimeout || timeout.count() <= 0;
+        const bool own = timeout.count() <= 0;  // kNoTimeout is 0
         group_->run([&] { registered_->signals.wait(from_, own ? timeout_ : timeout); });
         finish();
       }
@@ -247,8 +247,7 @@ c10::intrusive_ptr<c10d::Window> ProcessGroupOurs::new_window(const std::optiona
     const std::string name =
         "the windows of " + (own.empty() ? std::string("the process group") : "group '" + own + "'");
     // The ranks before reconfigure() may have come together more often.
-    const std::string prefix = "ours/windows/" + (handle_.uuid ? std::to_string(*handle_.uuid) : std::string());
-    auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, store_);
+    auto store = c10::make_intrusive<c10d::PrefixStore>("ours/windows/" + uuid(), store_);
     group = SymmetricGroup::join(Meeting{std::move(store), rank_, size_, status_->timeouts.get(), name, ""});
     const std::lock_guard<std::mutex> lock(windows_mutex_);
     windows_ = group;
