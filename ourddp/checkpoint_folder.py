@@ -109,11 +109,11 @@ class CheckpointFolder:
         _sync(self.path)
         shutil.rmtree(replaced, ignore_errors=True)
 
-    def prune(self, keep: int) -> None:
-        """Remove all checkpoints but the last ``keep`` ones and the best one."""
-        best = self.best()
+    def prune(self, keep: int, saved: int) -> None:
+        """Remove all checkpoints but the last ``keep`` ones, the best one, and the one just saved."""
+        spared = {self.best(), saved}
         for old in list(self.steps())[:-keep]:
-            if old != best:
+            if old not in spared:
                 self._remove(old)
 
     def _merits(self) -> dict[int, float]:

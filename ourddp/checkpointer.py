@@ -109,7 +109,7 @@ class Checkpointer:
         if self._keep is not None:
             keep = self._keep
             what = f"the checkpoint of step {step} was saved, but not all older ones could be removed"
-            self._on_rank_0(what, lambda: self._folder.prune(keep))
+            self._on_rank_0(what, lambda: self._folder.prune(keep, step))
         return self._folder.of(step)
 
     def load(

@@ -122,6 +122,18 @@ def test_the_last_ones_and_the_best_one_stay(rank: int, world: int, tmp_path: Pa
 
 
 @in_ranks(2)
+def test_one_of_a_training_that_went_back_stays(rank: int, world: int, tmp_path: Path) -> None:
+    model, optimizer = training("plain", seed=0)
+    checkpointer = Checkpointer(tmp_path, keep=2)
+    for step, metric in ((1, 1.0), (3, 2.0), (4, 3.0)):
+        checkpointer.save(step, model, optimizer, metric=metric)
+    assert checkpointer.load(model, optimizer, which="best") == 1
+    path = checkpointer.save(2, model, optimizer, metric=4.0)
+    assert names(tmp_path) == ["step-1", "step-2", "step-3", "step-4"]
+    assert path == tmp_path / "step-2"
+
+
+@in_ranks(2)
 def test_only_the_best_are_saved(rank: int, world: int, tmp_path: Path) -> None:
     model, _ = training("plain", seed=0)
     checkpointer = Checkpointer(tmp_path, save_best_only=True, mode="max", keep=1)
