@@ -23,6 +23,8 @@ from ourddp.sync_batch_norm import SyncBatchNorm
 __all__ = ["DistributedDataParallel"]
 
 _TorchDDP = torch.nn.parallel.DistributedDataParallel
+# What a module has for the hooks that programs register on it.
+_MODULE_HOOKS = frozenset(name for name in vars(torch.nn.Module()) if "_hook" in name)
 
 # torch's class accepts these only with NCCL, but any backend that adds up bfloat16 can run them.
 _BF16_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
@@ -233,6 +235,8 @@ class DistributedDataParallel(_TorchDDP):
                 "a DistributedDataParallel with mixed_precision cannot change its group: make a new one of its module"
             )
         module, hooks, training = self.module, self._comm_hooks, self.training
+        # Those for forward, backward and state dicts are the program's; the constructor has none.
+        module_hooks = {name: own for name, own in vars(self).items() if name in _MODULE_HOOKS}
         built_in = self.__dict__.get("_built_in_hook")
         reducer = self.__dict__.pop("reducer", None)
         if reducer is not None:
@@ -246,6 +250,8 @@ class DistributedDataParallel(_TorchDDP):
             self._modules["module"] = module
             self._comm_hooks = hooks
             raise
+        finally:
+            vars(self).update(module_hooks)
         self.training = training
         if built_in is not None:
             self._register_builtin_comm_hook(built_in)

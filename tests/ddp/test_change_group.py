@@ -107,6 +107,24 @@ def test_communication_hooks_stay(rank: int, world: int) -> None:
 
 
 @in_ranks(2)
+def test_hooks_of_the_module_stay(rank: int, world: int) -> None:
+    model = DistributedDataParallel(linear())
+    calls: list[str] = []
+    model.register_forward_pre_hook(lambda *_: calls.append("before"))
+    handle = model.register_forward_hook(lambda *_: calls.append("after"))
+    model.register_full_backward_hook(lambda *_: calls.append("backward"))
+    model.register_state_dict_post_hook(lambda *_: calls.append("state"))
+    model.change_group()
+    gradient(model, rank)
+    model.state_dict()
+    assert calls == ["before", "after", "backward", "state"]
+    handle.remove()
+    model.change_group()
+    gradient(model, rank)
+    assert calls[4:] == ["before", "backward"]
+
+
+@in_ranks(2)
 def test_after_a_failure_a_model_can_change_its_group_again(rank: int, world: int) -> None:
     model = DistributedDataParallel(linear())
     gradient(model, rank)
