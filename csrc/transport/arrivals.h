@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -12,21 +13,22 @@
 namespace ours {
 
 /// When the ranks made a call, as far as this rank knows: microseconds after it did so itself, so that the times mean
-/// something without a common clock.
+/// something without a common clock. Thread-safe, but for begin(): while a rank's call is under way, another thread may
+/// hear of it from peers.
 class Arrivals {
  public:
   explicit Arrivals(int size) : at_(static_cast<size_t>(size)) {}
 
   /// Begins a call of rank `own`.
   void begin(int own) {
-    std::fill(at_.begin(), at_.end(), kUnknown);
+    for (auto& one : at_) one.store(kUnknown, std::memory_order_relaxed);
     note(own, 0);
   }
 
   /// Takes in that a rank had arrived by then. What is heard later may say that it was sooner.
   void note(int rank, int64_t at) {
-    int64_t& known = at_[static_cast<size_t>(rank)];
-    known = std::min(known, at);
+    auto& known = at_[static_cast<size_t>(rank)];
+    known.store(std::min(known.load(std::memory_order_relaxed), at), std::memory_order_relaxed);
   }
 
   /// The last rank of those that are known, except `but`; -1: there is none.
@@ -39,12 +41,12 @@ class Arrivals {
   }
 
   /// For a rank that is known.
-  int64_t at(int rank) const { return at_[static_cast<size_t>(rank)]; }
+  int64_t at(int rank) const { return at_[static_cast<size_t>(rank)].load(std::memory_order_relaxed); }
 
  private:
   static constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
 
-  std::vector<int64_t> at_;
+  std::vector<std::atomic<int64_t>> at_;
 };
 
 /// Reads the times that ranks of a node write down for each other: the lower half of the steady clock's microseconds.
