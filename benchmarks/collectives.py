@@ -189,10 +189,11 @@ class Caller:
     def _begin(self, collective: str, size: int) -> float:
         self._operation, self._buffers = OPERATIONS[collective], self._peer.buffers(size)
         if self._name == peers.NOTHING:  # without a result to check
-            self._call = self._peer.call_of(self._name, self._operation, self._buffers, self._peer.group)
+            self._call = self._peer.call_of(self._operation, self._buffers)
         else:
             named = {self._name: self._buffers}, {self._name: self._peer.group}
-            self._call = collectives.calls(self._operation, *named, self._peer.call_of).get(self._name)
+            made = collectives.calls(self._operation, *named, lambda _, *case: self._peer.call_of(*case[:2]))
+            self._call = made.get(self._name)
         if not self._call:
             return math.nan
         seconds = self._measure(0)

@@ -162,10 +162,10 @@ class Joined:
         with shared_tensors(self.group, least=0):
             return Buffers.make(self._ranks.rank, self._ranks.size, size)
 
-    def call_of(self, _: str, operation: Operation, buffers: Buffers, group: Any) -> Callable[[], object]:
+    def call_of(self, operation: Operation, buffers: Buffers) -> Callable[[], object]:
         """Return the call of the collective; NotImplementedError where the peer has none."""
         if self._name not in ("floor", "deepspeed"):
-            call = collectives.call_of(self._name, operation, buffers, group)
+            call = collectives.call_of(self._name, operation, buffers, self.group)
             before = self._before
             if before is None:
                 return call
@@ -173,9 +173,9 @@ class Joined:
         if operation not in ALL_REDUCES:
             raise NotImplementedError
         if self._name == "floor":
-            return group.call(buffers)
+            return self.group.call(buffers)
         # DeepSpeed's Python calls the former, which looks for the overload.
-        call = group if operation is OPERATIONS["all_reduce"] else group.default
+        call = self.group if operation is OPERATIONS["all_reduce"] else self.group.default
         return partial(call, buffers.large)
 
 

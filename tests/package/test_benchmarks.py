@@ -92,9 +92,9 @@ def test_open_mpi_is_called_behind_as_many_calls_as_torch_makes(
     program = runpy.run_path(str(BENCHMARKS / "peers.py"))
     calls: list[str] = []
     peer = object.__new__(program["Joined"])
-    vars(peer).update(_name="mpi", _before=lambda: calls.append("before"))
+    vars(peer).update(_name="mpi", group=None, _before=lambda: calls.append("before"))
     operation = replace(OPERATIONS[collective], mpi=lambda *_: lambda: calls.append("mpi"))
-    peer.call_of("", operation, Buffers.make(0, 2, 8), None)()
+    peer.call_of(operation, Buffers.make(0, 2, 8))()
     assert " ".join(calls) == made
 
 
@@ -104,6 +104,13 @@ def test_messages_are_timed_in_every_way() -> None:
     head, row = done.stdout.splitlines()
     assert re.fullmatch(r"size +chosen +cached +around +by hand", head)
     assert re.fullmatch(r"100000 B( +\d+\.\d us){4}", row)
+
+
+def test_a_program_is_made_anew_if_a_header_has_changed() -> None:
+    cpp_make.make("messages_path")
+    for header, anew in (("csrc/common/deadline.h", True), ("csrc/backend/lane.h", False)):
+        planned = cpp_make.plan("messages_path", f"--what-if={header}")
+        assert ("c++ messages.cpp" in planned) == anew
 
 
 def test_the_readme_shows_the_measured_times() -> None:
