@@ -92,7 +92,7 @@ def rank_main() -> None:
             action()
         ranks.report = {
             "parameters": len(parameters),
-            "bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+            "bytes": sum(parameter.nbytes for parameter in parameters),
         }
         if VARIANTS[variant][2].get("bucket_cap_mb") == "auto":
             ranks.report["chosen_bucket_bytes"] = model.report().tuning.cap

@@ -81,9 +81,9 @@ def _compare(tensors: dict[str, torch.Tensor], group: dist.ProcessGroup) -> str:
         return ""
     digests = torch.stack([_digest(tensor) for tensor in tensors.values()])
     together = _gather(_combine(digests), group)
-    if len(set(together)) == 1:
+    if bool((together == together[0]).all()):
         return ""
-    by_rank = torch.tensor(_gather(digests, group)).view(group.size(), -1)
+    by_rank = _gather(digests, group)
     texts = []
     for (name, tensor), column in zip(tensors.items(), by_rank.T.tolist(), strict=True):
         if len(set(column)) == 1:
@@ -95,11 +95,11 @@ def _compare(tensors: dict[str, torch.Tensor], group: dist.ProcessGroup) -> str:
     return "; ".join(texts)
 
 
-def _gather(own: torch.Tensor, group: dist.ProcessGroup) -> list[int]:
-    """Return the numbers of all ranks, one rank's after the other's."""
+def _gather(own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Return the numbers of all ranks, in rows by rank, on the CPU."""
     of_all = own.new_empty(group.size() * own.numel())
     dist.all_gather_into_tensor(of_all, own, group=group)
-    return of_all.tolist()
+    return of_all.cpu().view(group.size(), -1)
 
 
 def _digest(tensor: torch.Tensor) -> torch.Tensor:
@@ -146,7 +146,7 @@ def _where(tensor: torch.Tensor, digests: Sequence[int], group: dist.ProcessGrou
         size = -(-(end - begin) // _BLOCKS)
         blocks = range(begin, end, size)
         own = torch.stack([_digest(values[at : min(at + size, end)]) for at in blocks])
-        of_all = torch.tensor(_gather(own, group)).view(group.size(), -1)
+        of_all = _gather(own, group)
         different = (of_all[right] != of_all[wrong]).nonzero()
         if different.numel() == 0:
             return ""  # the differences of several elements cancel in these sums
@@ -155,7 +155,7 @@ def _where(tensor: torch.Tensor, digests: Sequence[int], group: dist.ProcessGrou
     part = values[begin:end].contiguous()
     as_bytes = torch.view_as_real(part).view(-1) if part.is_complex() else part
     raw = as_bytes.view(torch.uint8)
-    of_all = torch.tensor(_gather(raw, group), dtype=torch.uint8).view(group.size(), end - begin, -1)
+    of_all = _gather(raw, group).view(group.size(), end - begin, -1)
     different = (of_all[right] != of_all[wrong]).any(1).nonzero()
     place = int(different[0])
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(begin + place), tensor.shape))

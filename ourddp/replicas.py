@@ -28,7 +28,7 @@ class Transfer:
         with _counting:
             for tensor in tensors:
                 self.tensors += 1
-                self.bytes += tensor.numel() * tensor.element_size()
+                self.bytes += tensor.nbytes
 
 
 class Counts(dict[str, Transfer]):

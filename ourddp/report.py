@@ -130,7 +130,7 @@ class BackwardReport:
         if self.iteration == 0:
             return "\n".join([f"No backward has reduced gradients yet ({where}).", *self._tuning_lines()])
         rows = [_COLUMNS, *(_row(index, bucket) for index, bucket in enumerate(self.buckets)), self._total_row()]
-        lines = [f"Backward of iteration {self.iteration} ({where}); times in ms since backward began", *_aligned(rows)]
+        lines = [f"Backward of iteration {self.iteration} ({where}); times in ms since backward began", *aligned(rows)]
         lines.append(
             f"computation until {self.compute:.2f}, all done at {self.total:.2f}; "
             f"{self.communication:.2f} ms of reductions, {self.hidden:.0%} of them hidden behind the computation"
@@ -167,9 +167,9 @@ def _row(index: int, bucket: BucketReport) -> tuple[str, ...]:
     )
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows as lines whose columns are aligned to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ourddp.intervals import Interval, common, overlap, union
+from ourddp.report import aligned
 from ourddp.trace_file import Rank
 
 __all__ = ["RankShare", "TraceReport", "analyse"]
@@ -111,10 +112,7 @@ class TraceReport:
         return told
 
     def __str__(self) -> str:
-        rows = self.table()
-        widths = [max(len(row[i]) for row in rows) for i in range(len(TITLES))]
-        table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join([*self.sentences(), "", "milliseconds of a step:", *table])
+        return "\n".join([*self.sentences(), "", "milliseconds of a step:", *aligned(self.table())])
 
     def table(self) -> list[tuple[str, ...]]:
         """Return the cells of the table by row; the first one has the titles. Times are in milliseconds."""

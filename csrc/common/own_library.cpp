@@ -29,7 +29,8 @@ std::string find_own_library(const std::string& name) {
 }
 
 void* load_library(const std::string& path) {
-  // Never closed, since the libraries that they use cannot be started twice in a process.
+  // Never closed: MPI cannot be started twice in a process, and devices have threads, streams and memory, and code that
+  // runs when the process ends.
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library != nullptr) return library;
   const char* reason = dlerror();  // NOLINT(concurrency-mt-unsafe): glibc keeps one for each thread

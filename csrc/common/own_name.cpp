@@ -14,8 +14,12 @@ std::string host_name() {
   return text.empty() ? "unknown" : text;
 }
 
+std::string process_name(const std::string& host, int pid) {
+  return "(host " + host + ", pid " + std::to_string(pid) + ")";
+}
+
 std::string describe_own(int rank) {
-  return "rank " + std::to_string(rank) + " (host " + host_name() + ", pid " + std::to_string(::getpid()) + ")";
+  return "rank " + std::to_string(rank) + ' ' + process_name(host_name(), ::getpid());
 }
 
 }  // namespace ours

@@ -51,6 +51,8 @@ Fd make_memory_file(const char* name, size_t bytes) {
   return fd;
 }
 
+std::string descriptor_path(pid_t pid, int fd) { return "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd); }
+
 Fd open_memory_file(const std::string& path) {
   Fd fd(with_descriptors([&] { return ::open(path.c_str(), O_RDWR | O_CLOEXEC); }));
   if (!fd.valid()) throw SystemError("cannot open a peer's shared memory at " + path, errno);
@@ -105,9 +107,7 @@ SharedMemory::SharedMemory(Fd fd, size_t bytes) : fd_(std::move(fd)), bytes_(byt
   data_ = static_cast<std::byte*>(address);
 }
 
-SharedMemory::~SharedMemory() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
-}
+SharedMemory::~SharedMemory() { ::munmap(data_, bytes_); }
 
 void SharedMemory::close_file() noexcept {
   if (::madvise(data_, page_bytes(), MADV_POPULATE_WRITE) == 0) fd_ = Fd();

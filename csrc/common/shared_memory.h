@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -20,7 +22,10 @@ class MemoryRefused : public SystemError {
 /// `name` is for people who look into /proc. Throws MemoryRefused or SystemError.
 Fd make_memory_file(const char* name, size_t bytes);
 
-/// Opens another process's memory file at `path` (of the form /proc/PID/fd/N). Throws SystemError.
+/// Where a process finds a descriptor of another process, as far as the system lets it.
+std::string descriptor_path(pid_t pid, int fd);
+
+/// Opens another process's memory file at `path` (see descriptor_path()). Throws SystemError.
 Fd open_memory_file(const std::string& path);
 
 /// Allocates [offset, offset + bytes) of such a file now. If there is not enough memory, frees the whole range,
@@ -42,7 +47,7 @@ class SharedMemory {
   /// Memory of the same kind without a file, for a rank that shares it with no other.
   static std::shared_ptr<SharedMemory> create_alone(size_t bytes);
 
-  /// Maps the file at `path` (of the form /proc/PID/fd/N). Throws SystemError if it cannot be opened.
+  /// Maps the file at `path` (see descriptor_path()). Throws SystemError if it cannot be opened.
   static std::shared_ptr<SharedMemory> open(const std::string& path);
 
   SharedMemory(const SharedMemory&) = delete;

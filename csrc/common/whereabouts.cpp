@@ -19,6 +19,7 @@
 #include "common/deadline.h"
 #include "common/fd.h"
 #include "common/owning_process.h"
+#include "common/shared_memory.h"
 #include "common/whole_characters.h"
 
 namespace ours {
@@ -42,15 +43,11 @@ static_assert(sizeof(Question) <= PIPE_BUF && sizeof(Answer) <= PIPE_BUF);
 // Padding would carry whatever was in this process's memory to another one.
 static_assert(std::has_unique_object_representations_v<Question> && std::has_unique_object_representations_v<Answer>);
 
-std::string path_of(const AskedProcess& process) {
-  return "/proc/" + std::to_string(process.pid) + "/fd/" + std::to_string(process.fd);
-}
-
 /// Both ends of a process's pipe. With both, writing never raises SIGPIPE. Invalid if it cannot be opened, or is not
 /// that pipe any more.
 Fd open_pipe(const AskedProcess& process) {
   if (process.fd < 0) return Fd();
-  Fd fd(::open(path_of(process).c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+  Fd fd(::open(descriptor_path(process.pid, process.fd).c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
   struct stat facts{};
   if (!fd.valid() || ::fstat(fd.get(), &facts) != 0) return Fd();
   return S_ISFIFO(facts.st_mode) && facts.st_ino == process.inode ? std::move(fd) : Fd();
@@ -61,7 +58,7 @@ Fd make_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return Fd();
   const Fd read_end(ends[0]), write_end(ends[1]);
-  return Fd(::open(path_of({::getpid(), read_end.get(), 0}).c_str(), O_RDWR | O_CLOEXEC));
+  return Fd(::open(descriptor_path(::getpid(), read_end.get()).c_str(), O_RDWR | O_CLOEXEC));
 }
 
 AskedProcess owner_of(const Fd& pipe) {

@@ -1,31 +1,26 @@
 #include "device/device_library.h"
 
-#include <dlfcn.h>
-
 #include <map>
 #include <mutex>
+#include <string>
+
+#include "common/own_library.h"
 
 namespace ours {
 namespace {
 
 using Open = decltype(&ours_device_library);
 
-std::string loader_error() {
-  const char* reason = dlerror();  // NOLINT(concurrency-mt-unsafe): glibc keeps one for each thread
-  return reason == nullptr ? "the loader does not say why" : reason;
-}
-
 DeviceLibrary& load(const std::string& path) {
-  // Never closed: devices have threads, streams and memory, and code that runs when the process ends.
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    throw DeviceError("the library for devices at " + path + " cannot be loaded: " + loader_error() +
+  void* library = nullptr;
+  try {
+    library = load_library(path);
+  } catch (const Error& e) {
+    throw DeviceError("the library for devices at " + path + " cannot be loaded: " + e.what() +
                       ". Build ourddp again on this machine");
   }
-  const auto open = reinterpret_cast<Open>(dlsym(library, "ours_device_library"));
-  if (open == nullptr) {
-    throw DeviceError(path + " is no library for devices: " + loader_error() + ". Build ourddp again");
-  }
+  const auto open = reinterpret_cast<Open>(symbol_of(library, "ours_device_library"));
+  if (open == nullptr) throw DeviceError(path + " is no library for devices: build ourddp again");
   DeviceLibrary* opened = open(kDeviceInterface);
   if (opened == nullptr) {
     throw DeviceError(path + " was built for another copy of ourddp (this one has version " +

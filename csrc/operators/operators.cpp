@@ -56,30 +56,26 @@ void finish(const c10::intrusive_ptr<c10d::Work>& work) {
 }
 
 #if TORCH_VERSION_MINOR >= 15
-void gather(c10d::ProcessGroup& group, at::Tensor to, at::Tensor from) { finish(group.all_gather_single(to, from)); }
-
-void scatter_sums(c10d::ProcessGroup& group, at::Tensor to, at::Tensor from,
-                  const c10d::ReduceScatterOptions& options) {
-  finish(group.reduce_scatter_single(to, from, options));
-}
-
-void exchange(c10d::ProcessGroup& group, at::Tensor to, at::Tensor from, std::vector<int64_t> to_sizes,
-              std::vector<int64_t> from_sizes) {
-  finish(group.all_to_all_single(to, from, to_sizes, from_sizes));
-}
+constexpr auto kGather = &c10d::ProcessGroup::all_gather_single;
+constexpr auto kScatterSums = &c10d::ProcessGroup::reduce_scatter_single;
+constexpr auto kExchange = &c10d::ProcessGroup::all_to_all_single;
 #else  // the same by their former names
-void gather(c10d::ProcessGroup& group, at::Tensor to, at::Tensor from) { finish(group._allgather_base(to, from)); }
+constexpr auto kGather = &c10d::ProcessGroup::_allgather_base;
+constexpr auto kScatterSums = &c10d::ProcessGroup::_reduce_scatter_base;
+constexpr auto kExchange = &c10d::ProcessGroup::alltoall_base;
+#endif
+
+void gather(c10d::ProcessGroup& group, at::Tensor to, at::Tensor from) { finish((group.*kGather)(to, from, {})); }
 
 void scatter_sums(c10d::ProcessGroup& group, at::Tensor to, at::Tensor from,
                   const c10d::ReduceScatterOptions& options) {
-  finish(group._reduce_scatter_base(to, from, options));
+  finish((group.*kScatterSums)(to, from, options));
 }
 
 void exchange(c10d::ProcessGroup& group, at::Tensor to, at::Tensor from, std::vector<int64_t> to_sizes,
               std::vector<int64_t> from_sizes) {
-  finish(group.alltoall_base(to, from, to_sizes, from_sizes));
+  finish((group.*kExchange)(to, from, to_sizes, from_sizes, {}));
 }
-#endif
 
 at::Tensor copy_of(const at::Tensor& input) { return input.clone(at::MemoryFormat::Contiguous); }
 

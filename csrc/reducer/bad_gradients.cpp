@@ -123,16 +123,10 @@ std::string BadGradients::agree(c10d::ProcessGroup& group) const {
 }
 
 std::string BadGradients::describe(c10d::ProcessGroup& group) const {
-  const auto count = static_cast<int64_t>(own_.size());
-  std::vector<at::Tensor> mine{at::tensor(own_, at::kByte).to(device_)};
-  std::vector<std::vector<at::Tensor>> all(1);
-  for (int rank = 0; rank < group.getSize(); ++rank) {
-    all.front().push_back(at::zeros({count}, at::dtype(at::kByte).device(device_)));
-  }
-  group.allgather(all, mine)->wait();
+  const std::vector<at::Tensor> all = gather(group, at::tensor(own_, at::kByte).to(device_));
   std::string text;
-  for (int rank = 0; rank < group.getSize(); ++rank) {
-    const at::Tensor bad = all.front()[static_cast<size_t>(rank)].cpu();
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const at::Tensor bad = all[rank].cpu();
     std::string names;
     size_t parameters = 0;
     for (size_t index = 0; index < own_.size(); ++index) {

@@ -1,6 +1,7 @@
 #include "reducer/group_reductions.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/csrc/distributed/c10d/debug.h>
 
 #include <exception>
@@ -47,6 +48,14 @@ c10::intrusive_ptr<c10d::Work> start_all_reduce(c10d::ProcessGroup& group, std::
   // For `ours` the two calls are the same, so a bucket may be one piece on this rank and several on another.
   if (tensors.size() > 1) return group.allreduce_coalesced(tensors, options);
   return group.allreduce(tensors, options);
+}
+
+std::vector<at::Tensor> gather(c10d::ProcessGroup& group, const at::Tensor& own) {
+  std::vector<std::vector<at::Tensor>> all(1);
+  for (int rank = 0; rank < group.getSize(); ++rank) all[0].push_back(at::empty_like(own));
+  std::vector<at::Tensor> mine{own};
+  group.allgather(all, mine)->wait();
+  return all[0];
 }
 
 }  // namespace ours

@@ -4,7 +4,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
-// The reducer's view of a process group: the abilities of its reductions, memory for them, and the plain all-reduce.
+// The reducer's view of a process group: the abilities of its reductions, memory for them, the plain all-reduce, and
+// what all ranks have to say.
 
 namespace ours {
 
@@ -30,5 +31,8 @@ at::Tensor allocate_buffer(c10d::ProcessGroup& group, int64_t size, const at::Te
 /// Starts an all-reduce of `tensors` in place. More than one tensor needs a backend with `pieces`.
 c10::intrusive_ptr<c10d::Work> start_all_reduce(c10d::ProcessGroup& group, std::vector<at::Tensor> tensors,
                                                 c10d::ReduceOp::RedOpType op);
+
+/// Returns the tensors of all ranks, which have the same shape and dtype, by rank.
+std::vector<at::Tensor> gather(c10d::ProcessGroup& group, const at::Tensor& own);
 
 }  // namespace ours

@@ -1,6 +1,5 @@
 #include "reducer/model_check.h"
 
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -56,14 +55,6 @@ int64_t fingerprint_of(const Model& model) {
   std::string text;
   for (const std::string& layout : model.layouts) text += layout + '\n';
   return static_cast<int64_t>(siphash({}, text.data(), text.size()) & std::numeric_limits<int64_t>::max());
-}
-
-std::vector<at::Tensor> gather(c10d::ProcessGroup& group, const at::Tensor& own) {
-  std::vector<std::vector<at::Tensor>> all(1);
-  for (int rank = 0; rank < group.getSize(); ++rank) all[0].push_back(at::empty_like(own));
-  std::vector<at::Tensor> mine{own};
-  group.allgather(all, mine)->wait();
-  return all[0];
 }
 
 /// Every rank's text, by rank.

@@ -30,6 +30,7 @@ std::string timed_out(const std::string& what, Deadline deadline, const std::str
 /// `how`: why `peer` will never come ("died"); `when`: " during all_reduce number 3", or nothing.
 std::string lost_peer(const std::string& peer, const std::string& how, const std::string& when,
                       const std::string& self);
+constexpr const char* kLeftGroup = "left the group (it destroyed it or ended before the others did)";
 std::string aborted(const std::string& self, const std::string& reason);
 
 }  // namespace ours

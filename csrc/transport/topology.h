@@ -42,11 +42,6 @@ class Topology {
   std::vector<std::vector<int>> members_;
 };
 
-/// "(host node1, pid 4711)"
-inline std::string process_name(const std::string& host, int pid) {
-  return "(host " + host + ", pid " + std::to_string(pid) + ")";
-}
-
 /// Equal for all processes under one kernel, which may have the same loopback.
 std::string machine_id();
 

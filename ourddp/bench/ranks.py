@@ -74,7 +74,7 @@ def measure_steps(ranks: harness.Ranks, groups: dict[str, Any]) -> dict[str, Any
     return {
         "model": plan["model"],
         "parameters": len(parameters),
-        "bytes": sum(one.numel() * one.element_size() for one in parameters),
+        "bytes": sum(one.nbytes for one in parameters),
         "rounds": len(times["local"]),
         "seconds": {variant: report.summary(column) for variant, column in times.items()},
     }

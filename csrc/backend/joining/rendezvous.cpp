@@ -1,5 +1,7 @@
 #include "backend/joining/rendezvous.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <sstream>
 #include <thread>
@@ -76,7 +78,7 @@ Topology Rendezvous::find_topology(std::string& rules) {
   }
   // The probe has to exist until all ranks have looked at it, which they have once there is a topology.
   const int leader = probe ? find_leader(*probe) : meeting_.rank;
-  const std::string own = std::to_string(leader) + ' ' + name_in(describe_self());
+  const std::string own = std::to_string(leader) + ' ' + process_name(host_name(), ::getpid());
   std::istringstream result(round("leader", own, [&rules](const std::vector<std::string>& all) {
     std::vector<int> leaders;
     std::string names;

@@ -42,9 +42,7 @@ std::shared_ptr<LetGoBoard> LetGoBoard::open(const std::string& path, int ranks)
   return std::make_shared<LetGoBoard>(std::move(memory), ranks);
 }
 
-std::string LetGoBoard::path() const {
-  return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(memory_->fd());
-}
+std::string LetGoBoard::path() const { return descriptor_path(::getpid(), memory_->fd()); }
 
 uint64_t LetGoBoard::least_of_peers(int rank) const noexcept {
   uint64_t least = kHasLetGo;

@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "common/error.h"
+#include "transport/failure_kind.h"
 
 namespace ours {
 
@@ -19,7 +20,7 @@ class SoloGroup final : public Group {
 
   void abort(const std::string& reason) override {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (failure_.empty()) failure_ = "rank 0 aborted the group" + (reason.empty() ? "" : ": " + reason);
+    if (failure_.empty()) failure_ = aborted("rank 0", reason);
   }
 
   // A single rank cannot fall out of step.

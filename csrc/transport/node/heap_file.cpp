@@ -38,7 +38,7 @@ std::byte* take_room() {
 HeapFile HeapFile::make() { return HeapFile(make_memory_file("ours_heap", kBytes)); }
 
 HeapFile HeapFile::open(const HeapPlace& place) {
-  Fd file = open_memory_file("/proc/" + std::to_string(place.pid) + "/fd/" + std::to_string(place.fd));
+  Fd file = open_memory_file(descriptor_path(place.pid, place.fd));
   struct stat info{};
   const bool found = ::fstat(file.get(), &info) == 0 && info.st_dev == place.device && info.st_ino == place.inode;
   if (!found) throw Error("process " + std::to_string(place.pid) + " has no heap where it said");

@@ -1,13 +1,12 @@
 #include "transport/node/node_probe.h"
 
-#include <sys/random.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstring>
 #include <sstream>
 
 #include "common/error.h"
+#include "common/random.h"
 
 namespace ours {
 
@@ -20,10 +19,7 @@ struct Number {
 }  // namespace
 
 NodeProbe::NodeProbe() : memory_(SharedMemory::create(sizeof(Number))) {
-  Number number;
-  if (::getrandom(&number, sizeof(number), 0) != sizeof(number)) {
-    throw SystemError("cannot draw a random number (getrandom)", errno);
-  }
+  const auto number = draw_random<Number>();
   memory_->reserve(0, sizeof(number));
   std::memcpy(memory_->data(), &number, sizeof(number));
 }
@@ -44,7 +40,7 @@ std::string NodeProbe::obstacle(const std::string& address) {
   in >> pid >> fd >> expected.words[0] >> expected.words[1];
   if (!in) return "malformed address '" + address + "'";
   try {
-    const auto memory = SharedMemory::open("/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd));
+    const auto memory = SharedMemory::open(descriptor_path(pid, fd));
     if (memory->bytes() < sizeof(Number)) return "the memory found there is another";
     return std::memcmp(memory->data(), &expected, sizeof(expected)) == 0 ? "" : "the memory found there is another";
   } catch (const Error& e) {

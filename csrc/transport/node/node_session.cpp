@@ -1,11 +1,9 @@
 #include "transport/node/node_session.h"
 
 #include <sched.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <optional>
 #include <sstream>
@@ -16,6 +14,7 @@
 #include "common/options.h"
 #include "common/own_name.h"
 #include "common/process_memory.h"
+#include "common/random.h"
 #include "transport/topology.h"
 
 namespace ours {
@@ -33,12 +32,6 @@ WaitPolicy wait_policy_for(bool have_own_cores) {
   if (options().spin == Setting::On) policy.spin = policy.awake;
   if (options().spin == Setting::Auto && have_own_cores) policy.spin = kBriefly;
   return policy;
-}
-
-uint64_t random_number() {
-  uint64_t number = 0;
-  if (::getrandom(&number, sizeof(number), 0) == sizeof(number)) return number;
-  throw SystemError("cannot draw a random number (getrandom)", errno);
 }
 
 std::shared_ptr<SharedMemory> create_memory(int ranks, size_t bytes) {
@@ -125,7 +118,7 @@ std::shared_ptr<NodeSession> NodeSession::create(int rank, int size, const NodeC
   header->ring_bytes = config.ring_bytes;
   header->direct = config.direct ? 1 : 0;
   header->domains = config.domains;
-  for (uint64_t& part : header->nonce) part = random_number();
+  for (uint64_t& part : header->nonce) part = draw_random<uint64_t>();
   return std::make_shared<NodeSession>(rank, size, std::move(memory), std::move(heaps));
 }
 
@@ -137,7 +130,7 @@ std::shared_ptr<NodeSession> NodeSession::open(int rank, int size, const std::st
   if (address.boot != machine_id()) throw NotSameNode("the two run under different kernels (boot ids differ)");
   std::shared_ptr<SharedMemory> memory;
   try {
-    memory = SharedMemory::open("/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd));
+    memory = SharedMemory::open(descriptor_path(address.pid, address.fd));
   } catch (const Error& e) {
     throw NotSameNode(std::string(e.what()) + " (another container, user or process namespace?)");
   }
@@ -185,7 +178,7 @@ void NodeSession::attach() {
   me.cores = own_share();
   me.socket = socket_of_all(allowed_cores());
   me.core_of_messages.store(-1, std::memory_order_relaxed);
-  mark_ = me.mark = random_number();
+  mark_ = me.mark = draw_random<uint64_t>();
   me.mark_at = reinterpret_cast<uint64_t>(&mark_);
   me.state.store(kAttached, std::memory_order_release);
   signal(header().attached);
@@ -350,7 +343,7 @@ bool NodeSession::has_died(int rank) const {
 const char* NodeSession::absence(int rank) const {
   if (has_died(rank)) return kDied;
   if (block(rank).state.load(std::memory_order_acquire) != kLeft) return nullptr;
-  return "left the group (it destroyed it or ended before the others did)";
+  return kLeftGroup;
 }
 
 std::string NodeSession::reason(int rank) const {

@@ -1,13 +1,12 @@
 #include "transport/node/symmetric_block.h"
 
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <string>
 
 #include "common/error.h"
+#include "common/random.h"
 
 namespace ours {
 
@@ -33,16 +32,13 @@ std::shared_ptr<SymmetricBlock> SymmetricBlock::make(size_t bytes) {
   auto memory = SharedMemory::create(total);
   // Now, so that a later access cannot die of SIGBUS.
   memory->reserve(0, total);
-  Place place{bytes, 0, ::getpid(), memory->fd()};
-  if (::getrandom(&place.nonce, sizeof(place.nonce), 0) != sizeof(place.nonce)) {
-    throw SystemError("cannot draw a random number (getrandom)", errno);
-  }
+  const Place place{bytes, draw_random<uint64_t>(), ::getpid(), memory->fd()};
   nonce_in(*memory) = place.nonce;
   return std::shared_ptr<SymmetricBlock>(new SymmetricBlock(std::move(memory), place));
 }
 
 std::shared_ptr<SymmetricBlock> SymmetricBlock::open(const Place& place) {
-  auto memory = SharedMemory::open("/proc/" + std::to_string(place.pid) + "/fd/" + std::to_string(place.fd));
+  auto memory = SharedMemory::open(descriptor_path(place.pid, place.fd));
   if (memory->bytes() != file_bytes(place.bytes) || nonce_in(*memory) != place.nonce) {
     throw Error("process " + std::to_string(place.pid) +
                 " has other memory in the place of its symmetric memory; was "

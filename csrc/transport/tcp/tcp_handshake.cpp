@@ -1,23 +1,17 @@
 #include "transport/tcp/tcp_handshake.h"
 
-#include <sys/random.h>
 #include <sys/socket.h>
 
 #include <cerrno>
 #include <cstring>
 
 #include "common/error.h"
+#include "common/random.h"
 #include "transport/tcp/tcp_socket.h"
 
 namespace ours {
 
-Nonce draw_nonce() {
-  Nonce nonce;
-  if (::getrandom(nonce.data(), nonce.size(), 0) != static_cast<ssize_t>(nonce.size())) {
-    throw SystemError("cannot draw a random number (getrandom)", errno);
-  }
-  return nonce;
-}
+Nonce draw_nonce() { return draw_random<Nonce>(); }
 
 TcpHandshake::TcpHandshake(ProcessFd fd) : fd_(std::move(fd)), accepting_(true), step_(Step::Send) {
   Challenge challenge;

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "common/own_name.h"
 #include "common/process_fd.h"
 #include "transport/tcp/tcp_wire.h"
 

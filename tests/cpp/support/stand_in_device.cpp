@@ -192,7 +192,7 @@ std::shared_ptr<void> StandInDevice::map(const MemoryHandle& handle) {
   std::memcpy(&shared, handle.data(), sizeof(shared));
   if (shared.pid == ::getpid()) return {shared.address, [](void*) {}};
   try {
-    return pointer_into(SharedMemory::open("/proc/" + std::to_string(shared.pid) + "/fd/" + std::to_string(shared.fd)));
+    return pointer_into(SharedMemory::open(descriptor_path(shared.pid, shared.fd)));
   } catch (const SystemError& e) {
     throw DeviceError(std::string("map: ") + e.what());
   }
