@@ -7,7 +7,6 @@
 // in memory of the heap, and has to copy ordinary memory through the segment. Prints the medians over the repetitions
 // of the slowest rank's time.
 
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <fstream>
 #include <random>
-#include <utility>
 
 #include "common/partition.h"
 #include "cuda/reduce_launch.h"

@@ -6,7 +6,6 @@
 #include <exception>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "common/interval.h"
 #include "reducer/gradient_copy.h"

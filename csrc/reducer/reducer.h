@@ -231,8 +231,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     const Lock lock(mutex_);
     return plan_.tuning();
   }
-  const std::vector<at::Tensor>& parameters() const { return parameters_; }
-  const ReducerOptions& options() const { return options_; }
   const GroupPtr& group() const { return averaging_.group(); }
 
  private:

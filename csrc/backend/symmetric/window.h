@@ -5,7 +5,6 @@
 #ifdef C10D_BACKEND_HAS_WINDOW
 
 #include <memory>
-#include <vector>
 
 #include "backend/symmetric/symmetric_group.h"
 #include "transport/node/signal_counters.h"

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "collectives/device/device_engine.h"
 #include "collectives/group.h"

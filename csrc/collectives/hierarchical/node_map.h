@@ -1,6 +1,5 @@
 #pragma once
 
-#include <utility>
 #include <vector>
 
 #include "transport/topology.h"
@@ -22,9 +21,9 @@ class NodeMap {
   /// The first rank of each node.
   const std::vector<int>& leaders() const { return leaders_; }
 
-  /// The ranks of this node, and of any node. `nodes() + n` means node n.
+  /// The ranks of this node, and of any node.
   const std::vector<int>& members() const { return topology_.ranks_of(here_); }
-  const std::vector<int>& ranks_of(int node) const { return topology_.ranks_of(node % nodes()); }
+  const std::vector<int>& ranks_of(int node) const { return topology_.ranks_of(node); }
   int node_of(int rank) const { return topology_.node_of(rank); }
   int local_rank_of(int rank) const { return topology_.local_rank_of(rank); }
 

@@ -9,7 +9,7 @@ Rail::Rail(TcpCall& tcp, Job job)
       job_(std::move(job)),
       element_(size_of(job_.dtype)),
       chunks_(job_.slices.chunks),
-      slots_(std::max<size_t>(1, std::min(chunks_, most_slots()))),
+      slots_(std::min(chunks_, most_slots())),
       slice_bytes_(whole_lines(job_.slices.longest() * element_)) {}
 
 }  // namespace ours

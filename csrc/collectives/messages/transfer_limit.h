@@ -29,9 +29,7 @@ class TransferLimit {
   }
 
   bool started() const { return end_.load() != kNever; }
-  bool passed() const { return Clock::now() >= end(); }
-  /// Only after start().
-  Clock::time_point end() const { return Clock::time_point(Clock::duration(end_.load())); }
+  bool passed() const { return Clock::now().time_since_epoch().count() >= end_.load(); }
   std::chrono::milliseconds timeout() const { return timeout_; }
 
   /// For a future that is given out, since nothing shows whether anyone waits for it: `late` is called, at most once,

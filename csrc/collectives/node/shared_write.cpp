@@ -37,7 +37,6 @@ bool WriteTimes::next(bool around, Clock::time_point now) {
 }
 
 void WriteTimes::took(size_t bytes, Clock::duration time) {
-  if (bytes < kTimedBytes) return;
   const double cost = std::chrono::duration<double, std::nano>(time).count() / static_cast<double>(bytes);
   if (to_try_ == 0) {
     costs_[known_++ % kKept] = cost;

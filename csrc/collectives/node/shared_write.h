@@ -16,7 +16,7 @@ class WriteTimes {
   /// Whether the next piece goes around the cache, if `around` is the way in use.
   bool next(bool around, Clock::time_point now);
 
-  /// Records what that piece cost. Only pieces of kTimedBytes or more tell anything.
+  /// Records what that piece, of kTimedBytes or more, cost.
   void took(size_t bytes, Clock::duration time);
 
   /// Calls write(whether to go around the cache) for a piece, and times it if the setting is Auto.

@@ -49,10 +49,8 @@ size_t Channel::read(void* data, size_t bytes) {
   return bytes;
 }
 
-size_t Channel::skip(size_t bytes) {
-  bytes = std::min(bytes, readable());
+void Channel::skip(size_t bytes) {
   head_->read.store(head_->read.load(std::memory_order_relaxed) + bytes, std::memory_order_release);
-  return bytes;
 }
 
 void Channel::peek(void* data, size_t bytes) const {

@@ -24,8 +24,8 @@ class Channel {
   size_t write(const void* data, size_t bytes, bool around = false);
   size_t read(void* data, size_t bytes);
 
-  /// Drops up to `bytes` bytes; returns how many.
-  size_t skip(size_t bytes);
+  /// Drops the next `bytes` bytes; all of them must be readable.
+  void skip(size_t bytes);
 
   /// Copies the next `bytes` bytes without taking them out; all of them must be readable.
   void peek(void* data, size_t bytes) const;

@@ -37,16 +37,12 @@ class NodeBarrier {
   /// Whether this rank could pass the last sync at which it arrived.
   bool is_open() const;
 
-  /// Publishes everything written so far and waits until all ranks have done the same. `call` is the number of the
-  /// call, which one of them may have refused. `what` describes the operation; it is called for error messages only.
-  /// `shows` is what this rank shows; on all ranks it is null, or on none.
-  void sync(Deadline deadline, uint64_t call, const std::function<std::string()>& what, const Shown* shows = nullptr) {
-    arrive(shows);
-    await(deadline, call, what);
-  }
-
-  /// The two parts of sync(): the first waits for nobody.
+  /// A sync has two parts. The first publishes everything written so far, and waits for nobody. `shows` is what this
+  /// rank shows; on all ranks it is null, or on none.
   void arrive(const Shown* shows = nullptr);
+
+  /// The second waits until all ranks have done the same. `call` is the number of the call, which one of them may have
+  /// refused. `what` describes the operation; it is called for error messages only.
   void await(Deadline deadline, uint64_t call, const std::function<std::string()>& what);
 
   /// What all ranks have shown with the last sync, if they have shown something.

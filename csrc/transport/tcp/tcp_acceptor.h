@@ -3,7 +3,6 @@
 #include <list>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "common/deadline.h"
 #include "transport/tcp/tcp_config.h"

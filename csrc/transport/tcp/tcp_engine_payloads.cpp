@@ -62,7 +62,7 @@ bool TcpEnginePayloads::advance(Queue& queue, int peer, const char* what) {
       fail(peer, what, e.what());
       break;
     }
-    if (first.done != nullptr) ++*first.done;
+    ++*first.done;
     queue.transfers.pop_front();
     --under_way_;
     moved = true;

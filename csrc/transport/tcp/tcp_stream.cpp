@@ -225,7 +225,7 @@ bool TcpStream::take_payload() {
     received_ += had;
   }
   if (received_ == header_.bytes) {
-    if (receive.done != nullptr) ++*receive.done;
+    ++*receive.done;
     receives_.pop_front();
     in_payload_ = false;
     ++taken_;

@@ -5,6 +5,11 @@
 
 namespace ours::testing {
 
+void sync(NodeBarrier& barrier, Deadline deadline, const Shown* shows) {
+  barrier.arrive(shows);
+  barrier.await(deadline, 1, [] { return "a test"; });
+}
+
 uint32_t last_synchronisation(const NodeSession& session) {
   const auto number = [&](int parity) { return session.self().arrival[parity].number.load(); };
   return std::max(number(0), number(1));

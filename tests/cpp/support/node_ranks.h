@@ -8,6 +8,7 @@
 #include "collectives/node/node_group.h"
 #include "support/calls.h"
 #include "support/ranks.h"
+#include "transport/node/node_barrier.h"
 
 namespace ours::testing {
 
@@ -19,6 +20,9 @@ struct NodeTerms {
   size_t domains = 0;
   std::vector<int> sockets{};  ///< to which the ranks are bound; empty: as this process is
 };
+
+/// Publishes, and waits for the others.
+void sync(NodeBarrier& barrier, Deadline deadline, const Shown* shows = nullptr);
 
 /// The number of the last synchronisation in which a rank has arrived.
 uint32_t last_synchronisation(const NodeSession& session);

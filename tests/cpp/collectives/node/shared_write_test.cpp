@@ -63,16 +63,6 @@ TEST(shared_writes_are_not_misled_by_interruptions) {
   }
 }
 
-TEST(shared_writes_of_few_bytes_tell_nothing) {
-  WriteTimes times;
-  Clock::time_point now{};
-  for (int i = 0; i < 1000; ++i) {
-    now += microseconds(100);
-    CHECK(!times.next(false, now));
-    times.took(kPiece - 1, microseconds(1));
-  }
-}
-
 TEST(a_timed_write_goes_as_it_is_set_or_as_it_measures) {
   const auto count_around = [](Setting setting, size_t bytes) {
     WriteTimes times;

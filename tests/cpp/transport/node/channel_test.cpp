@@ -36,11 +36,10 @@ TEST(channel_carries_a_stream_across_its_end_without_waiting) {
       read += taken;
     }
     CHECK_EQ(out.write("abcdef", 6), 6u);
-    CHECK_EQ(in.skip(4), 4u);
+    in.skip(4);
     char rest[8] = {};
     CHECK_EQ(in.read(rest, sizeof(rest)), 2u);
     CHECK_EQ(std::string(rest), "ef");
-    CHECK_EQ(in.skip(1), 0u);
   });
 }
 

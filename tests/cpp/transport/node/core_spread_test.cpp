@@ -64,22 +64,22 @@ TEST(of_ranks_on_one_core_the_last_moves) {
   if (cores.size() < 2) return;  // nowhere to move to
   run_sessions(2, 4096, [&](std::shared_ptr<NodeSession> session) {
     NodeBarrier barrier(*session, nullptr);
-    const auto sync = [&] { barrier.sync(Deadline::after(std::chrono::seconds(30)), 1, [] { return "a test"; }); };
+    const auto meet = [&] { sync(barrier, Deadline::after(std::chrono::seconds(30))); };
     CoreSpread spread(*session);
     const size_t parity = barrier.next_parity();
     std::atomic<int32_t>& core = session->self().arrival[parity].core;
     spread.publish(parity);
     CHECK(std::find(cores.begin(), cores.end(), core.load()) != cores.end());
     core.store(cores[0]);
-    sync();
+    meet();
     const auto begin = Clock::now();
     CHECK_EQ(spread.settle(parity), session->rank() == 1);
     const bool again = spread.settle(parity);
     // It must not be tried again so soon, unless the test itself was slow.
     CHECK(!again || Clock::now() - begin >= std::chrono::milliseconds(4));
-    sync();
+    meet();
     core.store(cores[static_cast<size_t>(session->rank())]);
-    sync();
+    meet();
     CHECK_EQ(CoreSpread(*session).settle(parity), false);
   });
 }

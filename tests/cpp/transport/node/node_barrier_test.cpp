@@ -13,8 +13,6 @@ namespace {
 
 Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
 
-std::string a_test() { return "a test"; }
-
 void add(Shown& all, const Shown& one) { all.exchanged.balance += one.exchanged.balance; }
 
 Shown number(uint64_t value) {
@@ -34,7 +32,7 @@ TEST(barrier_orders_what_is_published_in_two_places_by_turns) {
       for (int round = 0; round < 1000 / ranks; ++round) {
         const bool shows = round % 3 == 0;
         published[me][barrier.next_parity()] = round * 100 + session->rank();
-        barrier.sync(soon(), 1, a_test, shows ? &one : nullptr);
+        sync(barrier, soon(), shows ? &one : nullptr);
         for (int r = 0; r < ranks; ++r) {
           CHECK_EQ(published[static_cast<size_t>(r)][barrier.parity()], round * 100 + r);
         }
@@ -52,7 +50,7 @@ TEST(barrier_puts_together_what_all_ranks_show) {
       const auto size = static_cast<uint64_t>(ranks);
       for (uint64_t round = 0; round < 10000 / size; ++round) {
         const Shown own = number(round + static_cast<uint64_t>(session->rank()));
-        barrier.sync(soon(), 1, a_test, &own);
+        sync(barrier, soon(), &own);
         CHECK_EQ(barrier.shown().exchanged.balance, round * size + size * (size - 1) / 2);
       }
     });
@@ -97,15 +95,15 @@ TEST(barrier_names_the_rank_that_has_the_others_wait_at_a_gate) {
       std::atomic<bool> is_stuck{false};
       run_sessions(stuck.ranks, 4096, [&](std::shared_ptr<NodeSession> session) {
         NodeBarrier barrier(*session, add);
-        barrier.sync(soon(), 1, a_test);  // so that all are there when time is counted
+        sync(barrier, soon());  // so that all are there when time is counted
         const Shown own{};
         if (session->rank() != stuck.rank) {
           // Those on the other side of a gate must not come before the one that writes there.
           const bool opposite = session->rank() >> stuck.level == (stuck.rank >> stuck.level ^ 1);
           if (stuck.writing && opposite) wait_until([&] { return is_stuck.load(); });
           const auto deadline = leaves ? soon() : Deadline::after(std::chrono::milliseconds(200));
-          const auto sync = [&] { barrier.sync(deadline, 1, a_test, &own); };
-          const std::string message = leaves ? CHECK_THROWS(PeerError, sync()) : CHECK_THROWS(TimeoutError, sync());
+          const auto meet = [&] { sync(barrier, deadline, &own); };
+          const std::string message = leaves ? CHECK_THROWS(PeerError, meet()) : CHECK_THROWS(TimeoutError, meet());
           const std::string only = session->describe(stuck.rank);
           CHECK_CONTAINS(message, leaves ? only + " left the group" : "for " + only + ". Are they");
           return;
@@ -144,7 +142,7 @@ TEST(barrier_names_a_rank_that_ended_on_its_way_to_its_gate) {
       session->self().arrival[1].number = 1;
       return session->leave();
     }
-    CHECK_CONTAINS(CHECK_THROWS(PeerError, barrier.sync(soon(), 1, a_test)), "rank 1");
+    CHECK_CONTAINS(CHECK_THROWS(PeerError, sync(barrier, soon())), "rank 1");
   });
 }
 
@@ -157,7 +155,6 @@ TEST(barrier_notices_a_rank_that_left_while_another_is_late) {
     run_sessions(4, 4096, [&](std::shared_ptr<NodeSession> session) {
       NodeBarrier barrier(*session, add);
       const Shown own{};
-      const auto sync = [&] { barrier.sync(soon(), 1, a_test, &own); };
       if (session->rank() == 3) {
         if (writing) session->gate(GateTree(4).gate_of(0, 3), 1).came = Came{1, 2, true, 3}.word();
         gone = true;
@@ -165,7 +162,7 @@ TEST(barrier_notices_a_rank_that_left_while_another_is_late) {
       }
       if (session->rank() == 2) wait_until([&] { return gone.load(); });  // it comes to rank 3's gate
       if (session->rank() == 1) wait_until([&] { return raised == 2; });
-      CHECK_CONTAINS(CHECK_THROWS(PeerError, sync()), "rank 3");
+      CHECK_CONTAINS(CHECK_THROWS(PeerError, sync(barrier, soon(), &own)), "rank 3");
       ++raised;
     });
   }
