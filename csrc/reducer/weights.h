@@ -31,8 +31,8 @@ class Weights {
   /// Forgets the weight, with the reduction that it was for.
   void forget();
 
-  /// Makes the first bucket whose sums keep the most bits the carrier, if weights are in use and `may_ride`. The buckets
-  /// must be new.
+  /// Makes the first bucket whose sums keep the most bits the carrier, if weights are in use and `may_ride`. The
+  /// buckets must be new.
   void choose_carrier(BucketList& buckets, int ranks, bool may_ride);
   /// The carrier, or null.
   Bucket* carrier(BucketList& buckets) const { return carrier_ ? &buckets[*carrier_] : nullptr; }
