@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
 #include <vector>
 
 #include "common/fork_guard.h"
@@ -76,10 +77,15 @@ using HandlePtr = c10::intrusive_ptr<SymmetricHandle>;
 /// What no thread changes during a fork, since a forked child may allocate, too.
 class Registry {
  public:
+  struct Rendezvous {
+    std::string uuid;  ///< of the reconfigure() before it
+    HandlePtr handle;
+  };
+
   struct Allocation {
     std::shared_ptr<SymmetricBlock> block;
-    std::optional<std::string> group;          ///< that alloc() was called with
-    std::map<std::string, HandlePtr> handles;  ///< by the group of the rendezvous, and its reconfigure()
+    std::optional<std::string> group;           ///< that alloc() was called with
+    std::map<std::string, Rendezvous> handles;  ///< by the group
   };
 
   static Registry& instance() {
@@ -108,10 +114,11 @@ class Registry {
     removed = allocations_.extract(data);
   }
 
-  void add_handle(void* data, const std::string& ranks, const HandlePtr& handle) {
+  void add_handle(void* data, const std::string& group, Rendezvous made) {
+    // After this, what was there before is destroyed without the lock, which its memory takes itself.
     const std::lock_guard<std::mutex> lock(mutex());
     const auto found = allocations_.find(data);
-    if (found != allocations_.end()) found->second.handles.emplace(ranks, handle);
+    if (found != allocations_.end()) std::swap(found->second.handles[group], made);
   }
 
   /// The ranks of the group of that name, which come together if they have not yet.
@@ -209,9 +216,9 @@ class SymmetricAllocator final : public symm::SymmetricMemoryAllocator {
     TORCH_CHECK_VALUE(group_name || allocation.group,
                       "rendezvous(): no group was given, neither here nor when the tensor was allocated");
     const std::string name = group_name ? *group_name : *allocation.group;
-    const std::string ranks = name + '/' + uuid_of(name);
-    const auto found = allocation.handles.find(ranks);
-    if (found != allocation.handles.end()) return found->second;
+    const std::string uuid = uuid_of(name);
+    const auto found = allocation.handles.find(name);
+    if (found != allocation.handles.end() && found->second.uuid == uuid) return found->second.handle;
     TORCH_CHECK(allocation.block->is_here(),
                 "this tensor belongs to the process that forked this one; allocate one in the child");
     const auto group = registry.group(name);
@@ -221,7 +228,7 @@ class SymmetricAllocator final : public symm::SymmetricMemoryAllocator {
     auto pad = group->make_block(symm::get_signal_pad_size());
     auto pads = share_same(*group, {std::move(pad), {}}, "signal pad");
     auto handle = c10::make_intrusive<SymmetricHandle>(group, std::move(buffers), std::move(pads));
-    registry.add_handle(ptr, ranks, handle);
+    registry.add_handle(ptr, name, {uuid, handle});
     return handle;
   }
 
