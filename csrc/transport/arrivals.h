@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -28,7 +27,9 @@ class Arrivals {
   /// Takes in that a rank had arrived by then. What is heard later may say that it was sooner.
   void note(int rank, int64_t at) {
     auto& known = at_[static_cast<size_t>(rank)];
-    known.store(std::min(known.load(std::memory_order_relaxed), at), std::memory_order_relaxed);
+    int64_t was = known.load(std::memory_order_relaxed);
+    while (at < was && !known.compare_exchange_weak(was, at, std::memory_order_relaxed)) {
+    }
   }
 
   /// The last rank of those that are known, except `but`; -1: there is none.
