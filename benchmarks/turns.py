@@ -18,7 +18,7 @@ import socket
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ class Jobs:
         """Let a job do what is asked; return what it says, such as the seconds. RuntimeError if it has ended."""
         return self._jobs[name].turn(asked)
 
-    def warm_up(self, names: Iterable[str], asked: int = 0) -> dict[str, float]:
+    def warm_up(self, names: Collection[str], asked: int = 0) -> dict[str, float]:
         """Give each job two turns; return for how long it had the second."""
         seconds = {}
         for _ in range(WARM_UP_ROUNDS):

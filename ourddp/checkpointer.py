@@ -27,7 +27,8 @@ class Checkpointer:
     it is whole and on the disk: whatever dies meanwhile, the ones before it stay. Rank 0 decides what is saved, loaded
     and removed. Only one job at a time may save into a folder; others can load from it meanwhile.
 
-    - ``keep`` is the number of the last checkpoints that stay; None: all. The best one stays as well.
+    - ``keep`` is the number of the last checkpoints that stay; None: all. The best one stays as well, and
+      the one just saved.
     - With ``save_best_only`` only a checkpoint whose metric is better than those of all others is saved.
     - ``mode`` says which metric is better: "min" or "max".
 
