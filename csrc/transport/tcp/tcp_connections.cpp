@@ -380,7 +380,7 @@ void TcpConnections::check_links() {
   next_look_ = Clock::now() + std::chrono::seconds(1);
   for (const Slot* slot : open_) {
     const Peer& peer = *find(slot->rank);
-    const bool matters = slot->number != 0 && !peer.left && !peer.parking.is_agreed();
+    const bool matters = slot->number != 0 && (!peer.left || slot->stream.has_posted()) && !peer.parking.is_agreed();
     if (!matters || !is_unanswered(slot->stream.fd(), unanswered_)) continue;
     owner_.lost(slot->rank, "has not answered for " + std::to_string(unanswered_.count()) +
                                 " ms on a connection; is one of the links down?");

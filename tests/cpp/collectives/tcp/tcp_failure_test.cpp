@@ -53,6 +53,12 @@ TEST(a_peer_that_dies_is_named_at_once_on_all_ranks) {
   }
 }
 
+/// Of those for data, to rank 0.
+void lose_second_stream(TcpMesh& mesh) {
+  const TcpMesh::Lock lock = mesh.lock();
+  lose_packets(mesh.endpoint().connections().data(0, 1).fd());
+}
+
 TEST(a_link_that_is_lost_to_data_is_noticed_while_that_for_control_lives) {
   TcpConfig config = loopback_config();
   config.unanswered = milliseconds(300);
@@ -61,15 +67,47 @@ TEST(a_link_that_is_lost_to_data_is_noticed_while_that_for_control_lives) {
   run_ranks(2, [&](int rank) {
     const auto& mesh = meshes[static_cast<size_t>(rank)];
     TcpGroup group(mesh);
-    std::vector<float> data(1 << 20, 1.0f);
+    std::vector<float> data(8 << 20, 1.0f);  // the system does not buffer what rank 0 sends
     sum(group, 0, data);
-    if (rank == 1) {
-      const TcpMesh::Lock lock = mesh->lock();
-      lose_packets(mesh->endpoint().connections().data(0, 1).fd());
-    }
+    if (rank == 1) lose_second_stream(*mesh);
     const std::string message = CHECK_THROWS(PeerError, sum(group, 1, data));
     CHECK_CONTAINS(message, "has not answered for 300 ms on a connection; is one of the links down?");
     CHECK_CONTAINS(message, "all_reduce number 1");
+  });
+}
+
+TEST(a_link_that_is_lost_is_noticed_although_its_peer_has_left) {
+  TcpConfig config = loopback_config();
+  config.unanswered = milliseconds(300);
+  config.plan.streams = 2;
+  const Meshes meshes = make_meshes(2, config);
+  std::atomic<bool> lost{false};
+  run_ranks(2, [&](int rank) {
+    const auto& mesh = meshes[static_cast<size_t>(rank)];
+    TcpGroup group(mesh);
+    std::vector<float> data(2 * config.plan.chunk_bytes / sizeof(float), 1.0f);  // half of it on each stream
+    std::vector<float> other = data;
+    const std::vector<Span> outputs =
+        rank == 0 ? std::vector{span(data), span(other)} : std::vector{span(other), span(data)};
+    const auto gather = [&](uint64_t seq) {
+      group.all_gather(call_of(Op::AllGather, DType::Float32, seq), const_span(data), outputs);
+    };
+    gather(0);
+    barrier(group, 1);  // rank 0 has received all
+    if (rank == 1) {
+      lose_second_stream(*mesh);
+      lost = true;
+      const std::string message = CHECK_THROWS(PeerError, gather(2));
+      CHECK_CONTAINS(message, "has not answered for 300 ms on a connection; is one of the links down?");
+      return;
+    }
+    wait_until([&] { return lost.load(); });
+    try {
+      gather(2);
+    } catch (const PeerError&) {
+      return;  // the system did not buffer what was sent
+    }
+    mesh->leave();
   });
 }
 
