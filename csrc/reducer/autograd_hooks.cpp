@@ -17,7 +17,7 @@ class AccumulationHook : public torch::autograd::FunctionPostHook {
   AccumulationHook(const AutogradHooks& owner, const AutogradHooks::Callback& callback, size_t index)
       : owner_(owner), callback_(callback), index_(index) {}
 
-  bool belongs_to(const AutogradHooks& owner) const { return &owner == &owner_; }
+  bool runs_program_code() const { return owner_.runs_program_code(); }
 
   variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
     // A copy would count as one more owner of the gradient; see is_owned_by_parameter().
@@ -63,9 +63,9 @@ void AutogradHooks::detach() {
   keys_.clear();
 }
 
-bool AutogradHooks::is_harmless(const torch::autograd::FunctionPostHook& hook) const {
+bool AutogradHooks::is_harmless(const torch::autograd::FunctionPostHook& hook) {
   const auto* ours = dynamic_cast<const AccumulationHook*>(&hook);
-  return ours != nullptr && ours->belongs_to(*this) && !runs_program_code_;
+  return ours != nullptr && !ours->runs_program_code();
 }
 
 bool AutogradHooks::will_call() const {

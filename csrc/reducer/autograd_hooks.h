@@ -34,9 +34,9 @@ class AutogradHooks {
 
   /// Says that from now on the callback may run code of the program, such as communication hooks.
   void set_runs_program_code() { runs_program_code_ = true; }
-  /// Whether `hook` was attached by this object, and runs no code of the program. Those of another reducer, for a model
-  /// that shares a parameter with this one, read and write its gradient, too.
-  bool is_harmless(const torch::autograd::FunctionPostHook& hook) const;
+  bool runs_program_code() const { return runs_program_code_; }
+  /// Whether `hook` was attached by an object of this class, and runs no code of the program.
+  static bool is_harmless(const torch::autograd::FunctionPostHook& hook);
 
   /// Whether the backward that runs on this thread accumulates any of the gradients; that of torch.autograd.grad()
   /// may not. True outside of a backward.

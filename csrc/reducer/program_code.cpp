@@ -9,6 +9,8 @@
 #include <typeinfo>
 #include <unordered_map>
 
+#include "reducer/autograd_hooks.h"
+
 namespace ours {
 namespace {
 
@@ -34,23 +36,24 @@ Author author_of(const Node& node) {
   return found != known.end() ? found->second : known.emplace(&type, author_of(type)).first->second;
 }
 
-bool has_hooks(Node& node, const AutogradHooks& own) {
+bool has_hooks(Node& node) {
   return !node.pre_hooks().empty() || !node.tensor_pre_hooks().empty() ||
          node.tensor_post_acc_grad_hooks() != nullptr ||
+         // Two reducers, of models that share a parameter, write its gradient both.
+         node.post_hooks().size() > 1 ||
          !std::all_of(node.post_hooks().begin(), node.post_hooks().end(),
-                      [&](const auto& hook) { return own.is_harmless(*hook); });
+                      [](const auto& hook) { return AutogradHooks::is_harmless(*hook); });
 }
 
-bool runs_program_code(Node& node, const AutogradHooks& own, const IsLibraryCode& is_library_code) {
-  if (has_hooks(node, own)) return true;
+bool runs_program_code(Node& node, const IsLibraryCode& is_library_code) {
+  if (has_hooks(node)) return true;
   const Author author = author_of(node);
   return author == Author::kProgram || (author == Author::kNotInCpp && !(is_library_code && is_library_code(node)));
 }
 
 }  // namespace
 
-bool backward_runs_no_program_code(const std::vector<const Node*>& awaited, const AutogradHooks& own,
-                                   const IsLibraryCode& is_library_code) {
+bool backward_runs_no_program_code(const std::vector<const Node*>& awaited, const IsLibraryCode& is_library_code) {
   const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   const auto* planned = torch::autograd::get_current_graph_task_exec_info();
   if (nodes == nullptr || planned == nullptr || c10::impl::dispatch_mode_enabled()) return false;
@@ -63,7 +66,7 @@ bool backward_runs_no_program_code(const std::vector<const Node*>& awaited, cons
   };
   return std::all_of(awaited.begin(), awaited.end(), comes) &&
          std::none_of(nodes->begin(), nodes->end(),
-                      [&](Node* node) { return runs_program_code(*node, own, is_library_code); });
+                      [&](Node* node) { return runs_program_code(*node, is_library_code); });
 }
 
 }  // namespace ours

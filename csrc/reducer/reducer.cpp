@@ -210,7 +210,7 @@ bool Reducer::runs_no_program_code() const {
     if (static_graph_.enabled() && static_graph_.outstanding(index) > 1) return false;
     awaited.push_back(hooks_.accumulators()[index].get());
   }
-  return backward_runs_no_program_code(awaited, hooks_, options_.is_library_code);
+  return backward_runs_no_program_code(awaited, options_.is_library_code);
 }
 
 std::vector<NodePtr> Reducer::accumulators() const {
