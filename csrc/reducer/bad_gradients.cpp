@@ -5,7 +5,6 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_real.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>

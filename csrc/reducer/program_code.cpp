@@ -39,7 +39,7 @@ Author author_of(const Node& node) {
 bool has_hooks(Node& node) {
   return !node.pre_hooks().empty() || !node.tensor_pre_hooks().empty() ||
          node.tensor_post_acc_grad_hooks() != nullptr ||
-         // Two reducers, of models that share a parameter, write its gradient both.
+         // The reducers of two models that share a parameter both write its gradient.
          node.post_hooks().size() > 1 ||
          !std::all_of(node.post_hooks().begin(), node.post_hooks().end(),
                       [](const auto& hook) { return AutogradHooks::is_harmless(*hook); });

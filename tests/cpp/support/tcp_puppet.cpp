@@ -42,7 +42,9 @@ void Puppet::send(int stream, const void* data, size_t bytes) {
 
 std::string Puppet::receive(int stream, size_t bytes) {
   std::string data(bytes, '\0');
+  const auto patience = Deadline::after(std::chrono::seconds(10));
   for (size_t got = 0; got < bytes;) {
+    if (patience.passed()) throw Failure("the puppet's peer has not sent what was expected");
     const ssize_t more = ::recv(fd(stream), data.data() + got, bytes - got, MSG_DONTWAIT);
     if (more > 0) got += static_cast<size_t>(more);
     if (more == 0) throw Failure("the puppet's peer has closed stream " + std::to_string(stream));

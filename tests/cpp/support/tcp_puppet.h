@@ -24,7 +24,7 @@ class Puppet {
 
   void send(int stream, const void* data, size_t bytes);
 
-  /// Waits for that many bytes.
+  /// Waits for that many bytes, at most for 10 seconds.
   std::string receive(int stream, size_t bytes);
 
   /// Closes everything, as the system does when a process is killed; `abruptly`: with a reset instead of an end.
