@@ -228,7 +228,7 @@ class ProcessGroupOurs final : public c10d::Backend {
   c10d::ReconfigureHandle get_reconfigure_handle() const override { return handle_.text(); }
   WorkPtr reconfigure(const c10d::ReconfigureOptions& opts) override;
 #endif
-  /// Of the last reconfigure(); empty if there was none.
+  /// The uuid of the last reconfigure(); empty if there was none.
   std::string uuid() const { return handle_.uuid ? std::to_string(*handle_.uuid) : ""; }
 
  private:
