@@ -43,19 +43,12 @@ bool ended_by_stat(int fd, pid_t pid) {
 class ProcessWatch::Watched {
  public:
   explicit Watched(pid_t pid) : pid_(pid) {
-#ifdef SYS_pidfd_open
-    pidfd_ = Fd(with_descriptors([&] { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }));
-    if (pidfd_.valid()) return;
-    // NOLINTNEXTLINE(clang-analyzer-unix.Errno): the call has failed.
-    if (errno == ESRCH) {
-      ended_at_start_ = true;
-      return;
-    }
-#endif
-    // Kept open, so that neither a lack of descriptors nor a new process with the same number can mislead.
-    const std::string path = "/proc/" + std::to_string(pid) + "/stat";
-    stat_ = Fd(with_descriptors([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+    hold();
+    start_ = start_of(pid);
   }
+
+  /// What start_of() says of it.
+  uint64_t start() const { return start_; }
 
   bool ended() const {
     if (ended_at_start_) return true;
@@ -66,15 +59,34 @@ class ProcessWatch::Watched {
     return stat_.valid() ? ended_by_stat(stat_.get(), pid_) : is_gone(pid_);
   }
 
+  /// Whether it cannot be taken for another process that gets its number.
+  bool is_held() const { return pidfd_.valid() || stat_.valid(); }
+
   static std::shared_ptr<Watched> of(pid_t pid);
 
  private:
   struct Registry;
 
+  void hold() {
+#ifdef SYS_pidfd_open
+    pidfd_ = Fd(with_descriptors([&] { return static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)); }));
+    if (pidfd_.valid()) return;
+    // NOLINTNEXTLINE(clang-analyzer-unix.Errno): the call has failed.
+    if (errno == ESRCH) {
+      ended_at_start_ = true;
+      return;
+    }
+#endif
+    // Kept open, so that neither a lack of descriptors nor a new process with the same number can mislead.
+    const std::string path = "/proc/" + std::to_string(pid_) + "/stat";
+    stat_ = Fd(with_descriptors([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+  }
+
   const pid_t pid_;
   Fd pidfd_;  // invalid if the kernel has no pidfd_open, or no descriptor was left
   Fd stat_;   // used if there is no pidfd
   bool ended_at_start_ = false;
+  uint64_t start_ = 0;
 };
 
 struct ProcessWatch::Watched::Registry {
@@ -87,13 +99,13 @@ std::shared_ptr<ProcessWatch::Watched> ProcessWatch::Watched::of(pid_t pid) {
   auto& all = ProcessWide<Registry>::get();
   const std::lock_guard<std::mutex> lock(all.mutex);
   auto& by_pid = all.value.by_pid;
+  std::shared_ptr<Watched> known = by_pid[pid].lock();
+  // After the process has ended, another one may have got its number.
+  if (known && known->is_held() && !known->ended()) return known;
+  by_pid[pid] = known = std::make_shared<Watched>(pid);
   for (auto one = by_pid.begin(); one != by_pid.end();) {
     one = one->second.expired() ? by_pid.erase(one) : std::next(one);
   }
-  std::shared_ptr<Watched> known = by_pid[pid].lock();
-  // After the process has ended, another one may have got its number.
-  if (known && !known->ended()) return known;
-  by_pid[pid] = known = std::make_shared<Watched>(pid);
   return known;
 }
 
@@ -110,11 +122,8 @@ uint64_t start_of(pid_t pid) {
   return start;
 }
 
-ProcessWatch::ProcessWatch(pid_t pid, uint64_t start) : watched_(Watched::of(pid)) {
-  // Looked at while the watch holds on to whoever has the number.
-  const uint64_t found = start == 0 ? 0 : start_of(pid);
-  replaced_ = found != 0 && found != start;
-}
+ProcessWatch::ProcessWatch(pid_t pid, uint64_t start)
+    : watched_(Watched::of(pid)), replaced_(start != 0 && watched_->start() != 0 && watched_->start() != start) {}
 
 bool ProcessWatch::ended() const { return replaced_ || (watched_ && watched_->ended()); }
 

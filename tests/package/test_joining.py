@@ -140,6 +140,13 @@ class WatchedStore(dist.Store):
         self._before("check", keys[0])
         return self._inner.check(keys)
 
+    def has_extended_api(self) -> bool:
+        return self._inner.has_extended_api()
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self._before("multi_get", keys[0])
+        return self._inner.multi_get(keys)
+
 
 def stopped_while_others_wait(rank: int, world: int) -> str:
     """Rank 1 is stopped until rank 0 has given up on rank 2, which never comes."""
@@ -172,6 +179,38 @@ def test_a_rank_that_was_stopped_while_the_others_gave_up_gets_their_error():
     first, second, _ = run_ranks(3, stopped_while_others_wait, backend=None)
     assert "rank 2 of group" in first
     assert second == first
+
+
+def requests_of_a_look(rank: int, world: int) -> list[str]:
+    """While rank 0 stays away, rank 1 looks for those that have announced themselves. Return what it asks the store."""
+    store = dist.distributed_c10d._get_default_store()
+    looks, requests = 0, []
+
+    def before(call: str, key: str) -> None:
+        nonlocal looks
+        if rank != 1 and call == "compare_set":
+            store.set(f"rank {rank} has announced itself", "")
+        if rank != 1 or looks == 2:
+            return
+        looks += key.endswith("/error")
+        if looks == 2:
+            store.set("rank 1 has looked", "")
+        elif looks == 1 and "/machine/" in key:
+            requests.append(call)
+
+    if rank == 0:
+        store.get("rank 1 has looked")
+    if rank == 1:
+        store.wait([f"rank {other} has announced itself" for other in range(2, world)])
+    watched = WatchedStore(dist.PrefixStore("looks", store), before)
+    backend_over(watched, world, rank, 30)
+    dist.barrier()  # all groups must be there until all ranks have made theirs
+    return requests
+
+
+def test_a_look_for_the_ranks_of_a_machine_takes_few_requests_however_many_they_are():
+    requests = run_ranks(6, requests_of_a_look)[1]
+    assert 0 < len(requests) <= 3, requests
 
 
 def leaves_after_a_group_it_was_late_for(rank: int, world: int) -> str:

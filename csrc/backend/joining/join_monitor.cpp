@@ -5,6 +5,7 @@
 #include <iterator>
 #include <sstream>
 
+#include "backend/joining/store_keys.h"
 #include "transport/topology.h"
 
 namespace ours {
@@ -28,28 +29,29 @@ void JoinMonitor::announce(c10d::Store& store) {
 
 void JoinMonitor::find_neighbours(c10d::Store& store) {
   const std::string machine = machine_key(prefix_);
-  while (true) {
-    const auto place = static_cast<int>(neighbours_.size()) + 1;
-    const std::string key = machine + std::to_string(place);
-    if (!store.check({key})) return;
-    std::istringstream entry(store.get_to_str(key));
+  const size_t count = std::stoul(store.get_to_str(machine + "count"));
+  std::vector<std::string> keys;
+  for (size_t place = neighbours_.size() + 1; place <= count; ++place) keys.push_back(machine + std::to_string(place));
+  // One that has been counted may not have written its entry yet. The next look finds it.
+  if (keys.empty() || !store.check(keys)) return;
+  for (const std::string& text : values_in(store, keys)) {
+    std::istringstream entry(text);
     pid_t pid = 0;
     uint64_t start = 0;
     std::string name;
     entry >> pid >> start >> std::ws;
     std::getline(entry, name);
-    neighbours_[place] = {name, pid == ::getpid() ? ProcessWatch() : ProcessWatch(pid, start)};
+    neighbours_.push_back({name, pid == ::getpid() ? ProcessWatch() : ProcessWatch(pid, start)});
   }
 }
 
 void JoinMonitor::check(c10d::Store& store, bool at_once) {
-  constexpr std::chrono::milliseconds kBetweenChecks{250};
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!at_once && Clock::now() < next_check_) return;
   next_check_ = Clock::now() + kBetweenChecks;
   if (store.check({prefix_ + "error"})) raise(store.get_to_str(prefix_ + "error"));
   find_neighbours(store);
-  for (const auto& [place, neighbour] : neighbours_) {
+  for (const Neighbour& neighbour : neighbours_) {
     if (!neighbour.watch.ended()) continue;
     raise(report(store,
                  text_of(FailureKind::Peer, neighbour.name + " died while " + group_ + " was being made; noticed by " +

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <map>
 #include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 #include "common/deadline.h"
 #include "common/process_watch.h"
@@ -34,6 +34,8 @@ class JoinMonitor {
   std::string report(c10d::Store& store, const std::string& message);
 
  private:
+  static constexpr std::chrono::milliseconds kBetweenChecks{250};
+
   struct Neighbour {
     std::string name;
     ProcessWatch watch;
@@ -45,9 +47,10 @@ class JoinMonitor {
   const std::string prefix_;
   const std::string self_;
   const std::string group_;
-  std::mutex mutex_;                     // guards all below
-  std::map<int, Neighbour> neighbours_;  // by the order in which they announced themselves
-  Clock::time_point next_check_{};
+  std::mutex mutex_;                   // guards all below
+  std::vector<Neighbour> neighbours_;  // in the order in which they announced themselves
+  // Most groups are made before the first look, which asks the store several times for each rank.
+  Clock::time_point next_check_ = Clock::now() + kBetweenChecks;
 };
 
 }  // namespace ours

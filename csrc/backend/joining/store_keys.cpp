@@ -62,6 +62,12 @@ std::vector<std::string> wait_for(c10d::Store& store, const std::vector<std::str
     }
     std::this_thread::sleep_for(pause);
   }
+  return values_in(store, names);
+}
+
+}  // namespace
+
+std::vector<std::string> values_in(c10d::Store& store, const std::vector<std::string>& names) {
   std::vector<std::string> values;
   if (store.hasExtendedApi()) {
     for (const auto& value : store.multiGet(names)) values.emplace_back(value.begin(), value.end());
@@ -70,8 +76,6 @@ std::vector<std::string> wait_for(c10d::Store& store, const std::vector<std::str
   }
   return values;
 }
-
-}  // namespace
 
 void run_inquiry(const StorePtr& store, Deadline deadline, const std::function<void()>& look_around,
                  std::function<void(c10d::Store&, const std::atomic<bool>&)> question) {

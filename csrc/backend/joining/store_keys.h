@@ -50,6 +50,9 @@ auto ask_store(const StorePtr& store, Deadline deadline, Question question,
   }
 }
 
+/// The values of keys that are set, in one request where the store can answer it.
+std::vector<std::string> values_in(c10d::Store& store, const std::vector<std::string>& names);
+
 /// The same store over a connection of its own, since a wait holds up everything else on its connection.
 StorePtr connect_anew(const StorePtr& store, Deadline deadline);
 
