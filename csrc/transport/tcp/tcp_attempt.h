@@ -18,8 +18,8 @@ class TcpAttempt {
 
   /// The number of the address that is tried.
   size_t address() const { return address_; }
-  /// Whether all addresses have been tried.
-  bool has_gone_round() const { return rounds_ > 0; }
+  /// Whether there is hope: not all addresses have been tried in vain, or the peer may be about to agree.
+  bool is_promising() const { return rounds_ == 0 || (handshake_ && handshake_->said_hello()); }
   /// Whether it is time to connect to the address.
   bool is_due() const { return !handshake_ && Clock::now() >= next_; }
   /// A connection to the address is being made.

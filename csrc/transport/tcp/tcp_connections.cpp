@@ -156,9 +156,8 @@ bool TcpConnections::admit(TcpHandshake& handshake) {
   if (slot.stream.is_open() || slot.inbound) return false;
   if (slot.attempt) {
     // The lower rank insists, unless its own attempt found no way in its first round: there may be a way in one
-    // direction only.
-    const bool insists = self_.rank < handshake.peer() && !slot.attempt->has_gone_round();
-    if (insists) return false;
+    // direction only. Once it has said hello, the higher one may have agreed to that.
+    if (self_.rank < handshake.peer() && slot.attempt->is_promising()) return false;
     slot.attempt.reset();
   }
   slot.inbound = true;
