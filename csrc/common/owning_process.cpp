@@ -6,11 +6,15 @@
 
 namespace ours {
 
-uint64_t OwningProcess::forks() {
-  static std::atomic<uint64_t> count{0};
-  static const int kRegistered = ::pthread_atfork(nullptr, nullptr, [] { count.fetch_add(1); });
-  static_cast<void>(kRegistered);
-  return count.load(std::memory_order_relaxed);
-}
+namespace {
+
+std::atomic<uint64_t> count{0};
+
+// When the library is loaded. At the first call, a fork by another thread could come in between.
+[[maybe_unused]] const int kRegistered = ::pthread_atfork(nullptr, nullptr, [] { count.fetch_add(1); });
+
+}  // namespace
+
+uint64_t OwningProcess::forks() { return count.load(std::memory_order_relaxed); }
 
 }  // namespace ours

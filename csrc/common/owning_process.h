@@ -19,7 +19,7 @@ class OwningProcess {
   pid_t pid() const { return pid_; }
 
  private:
-  /// The number of forks that led to this process since the first call.
+  /// The number of forks that led to this process since the library was loaded.
   static uint64_t forks();
 
   uint64_t forks_;

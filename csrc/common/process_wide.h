@@ -15,18 +15,24 @@ struct ProcessWide {
   std::mutex mutex;
   Value value;
 
-  static ProcessWide& get() {
-    static ProcessWide* const only = [] {
-      auto* const made = new ProcessWide;
-      ::pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); },
-                       [] {
-                         get().value.in_child();
-                         get().mutex.unlock();
-                       });
-      return made;
-    }();
-    return *only;
+  static ProcessWide& get() { return *only; }
+
+ private:
+  static ProcessWide* make() noexcept {
+    auto* const made = new ProcessWide;
+    ::pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); },
+                     [] {
+                       get().value.in_child();
+                       get().mutex.unlock();
+                     });
+    return made;
   }
+
+  // Made when the library is loaded. At the first call, a fork by another thread could come in between.
+  static ProcessWide* const only;
 };
+
+template <class Value>
+ProcessWide<Value>* const ProcessWide<Value>::only = make();
 
 }  // namespace ours

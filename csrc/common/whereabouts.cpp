@@ -13,12 +13,13 @@
 #include <fstream>
 #include <iterator>
 #include <mutex>
+#include <optional>
 #include <type_traits>
 
 #include "common/background_thread.h"
 #include "common/deadline.h"
 #include "common/fd.h"
-#include "common/owning_process.h"
+#include "common/process_wide.h"
 #include "common/shared_memory.h"
 #include "common/whole_characters.h"
 
@@ -66,6 +67,17 @@ AskedProcess owner_of(const Fd& pipe) {
   if (!pipe.valid() || ::fstat(pipe.get(), &facts) != 0) return {};
   return {::getpid(), pipe.get(), facts.st_ino};
 }
+
+/// Where this process is asked.
+struct OwnPipe {
+  std::optional<AskedProcess> self;  // once it has been made
+  Fd pipe;
+
+  void in_child() {
+    self.reset();
+    pipe.reset();
+  }
+};
 
 void answer(const Question& question) {
   const Fd pipe = open_pipe(question.from);
@@ -129,24 +141,19 @@ std::string own_place() {
 }
 
 AskedProcess own_whereabouts() {
-  struct Service {
-    OwningProcess owner;
-    AskedProcess self;
-    Fd pipe;
-  };
-  static std::mutex mutex;
-  static const Service* service = nullptr;  // the thread outlives everything
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (service != nullptr && service->owner.is_here()) return service->self;
-  Fd pipe = make_pipe();
-  AskedProcess self = owner_of(pipe);
+  auto& own = ProcessWide<OwnPipe>::get();
+  const std::lock_guard<std::mutex> lock(own.mutex);
+  if (own.value.self) return *own.value.self;
+  own.value.pipe = make_pipe();
+  own.value.self = owner_of(own.value.pipe);
   try {
-    if (pipe.valid()) start_background_thread("ours_where", [fd = pipe.get()] { answer_questions(fd); });
+    if (own.value.pipe.valid()) {
+      start_background_thread("ours_where", [fd = own.value.pipe.get()] { answer_questions(fd); });
+    }
   } catch (const std::exception&) {
-    self = {};
+    own.value.self = AskedProcess();
   }
-  service = new Service{OwningProcess(), self, std::move(pipe)};
-  return self;
+  return *own.value.self;
 }
 
 std::vector<std::string> ask_whereabouts(const std::vector<AskedProcess>& processes) {

@@ -7,12 +7,14 @@
 #include <array>
 #include <cerrno>
 #include <exception>
+#include <memory>
 #include <mutex>
+#include <optional>
 
 #include "common/background_thread.h"
 #include "common/deadline.h"
 #include "common/error.h"
-#include "common/owning_process.h"
+#include "common/process_wide.h"
 #include "common/whereabouts.h"
 #include "transport/tcp/tcp_handshake.h"
 #include "transport/tcp/tcp_socket.h"
@@ -21,6 +23,13 @@
 namespace ours {
 
 namespace {
+
+/// Where this process is asked.
+struct OwnSockets {
+  std::optional<AskedPeer> self;  // once they are there
+
+  void in_child() { self.reset(); }
+};
 
 /// Takes the next packet at a socket; false if there is none of the right kind.
 template <class Message>
@@ -67,27 +76,31 @@ bool send(const std::array<ProcessFd, 2>& sockets, const AskedPeer& peer, const 
 }  // namespace
 
 AskedPeer own_tcp_whereabouts(const std::vector<SocketAddress>& addresses, const PortRange& ports) {
-  struct Service {
-    OwningProcess owner;
-    AskedPeer self;
-    std::vector<ProcessFd> sockets;
-  };
-  static std::mutex mutex;
-  static const Service* service = nullptr;  // the thread outlives everything
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (service != nullptr && service->owner.is_here()) return service->self;
-  auto* const made = new Service{OwningProcess(), {draw_nonce(), {}}, {}};
-  service = made;
+  auto& own = ProcessWide<OwnSockets>::get();
+  {
+    const std::lock_guard<std::mutex> lock(own.mutex);
+    if (own.value.self) return *own.value.self;
+  }
+  // Before the lock is taken again, since that of the descriptors must not be taken while it is held.
+  AskedPeer self{draw_nonce(), {}};
+  const auto sockets = std::make_shared<std::vector<ProcessFd>>();
   try {
     for (const SocketAddress& address : addresses) {
-      made->sockets.push_back(receive_at(address, ports));
-      made->self.addresses.push_back(local_address(made->sockets.back().get()));
+      sockets->push_back(receive_at(address, ports));
+      self.addresses.push_back(local_address(sockets->back().get()));
     }
-    start_background_thread("ours_where_tcp", [made] { answer_questions(made->sockets, made->self.key); });
   } catch (const std::exception&) {
-    made->self.addresses.clear();  // no descriptor, port or thread: nobody can ask
+    self.addresses.clear();  // no descriptor or port: nobody can ask
   }
-  return made->self;
+  const std::lock_guard<std::mutex> lock(own.mutex);
+  if (own.value.self) return *own.value.self;
+  try {
+    start_background_thread("ours_where_tcp", [sockets, key = self.key] { answer_questions(*sockets, key); });
+  } catch (const std::exception&) {
+    self.addresses.clear();
+  }
+  own.value.self = self;
+  return self;
 }
 
 std::vector<std::string> ask_tcp_whereabouts(const std::vector<AskedPeer>& peers) {

@@ -9,6 +9,7 @@
 
 #include "common/deadline.h"
 #include "common/fd.h"
+#include "support/children.h"
 #include "support/testing.h"
 
 namespace ours::testing {
@@ -73,6 +74,10 @@ TEST(a_forked_child_is_asked_for_itself) {
   const Child child;
   CHECK(child.asked().pid != parent.pid && child.asked().inode != parent.inode);
   CHECK_EQ(own_whereabouts().inode, parent.inode);
+}
+
+TEST(a_process_can_be_forked_while_another_thread_makes_it_known) {
+  for (int attempt = 0; attempt < 50; ++attempt) CHECK(in_child([] { return forked_meanwhile(own_whereabouts); }));
 }
 
 TEST(a_process_that_is_stopped_or_has_ended_does_not_delay_the_answers) {

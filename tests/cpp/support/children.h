@@ -5,9 +5,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <thread>
 
 namespace ours::testing {
 
@@ -25,6 +27,25 @@ inline bool in_child(const std::function<bool()>& body) {
   int status = -1;
   ::waitpid(child, &status, 0);
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/// Forks while another thread is in `call`, as a rule. Returns whether the child can call it, too.
+template <class Call>
+bool forked_meanwhile(Call call) {
+  std::atomic<bool> begins{false};
+  std::thread other([&] {
+    begins = true;
+    call();
+  });
+  while (!begins) {
+  }
+  const bool child_can = in_child([&] {
+    ::alarm(5);  // ends a child that waits for a lock
+    call();
+    return true;
+  });
+  other.join();
+  return child_can;
 }
 
 inline int open_null() { return ::open("/dev/null", O_RDONLY | O_CLOEXEC); }

@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include "common/whereabouts.h"
+#include "support/children.h"
 #include "support/tcp_ranks.h"
 #include "support/testing.h"
 #include "transport/tcp/tcp_handshake.h"
@@ -21,6 +22,10 @@ TEST(a_process_is_asked_over_the_network_where_it_is) {
   CHECK_EQ(texts[0], own_place());
   CHECK_EQ(texts[1], "cannot be asked where it is");
   CHECK_EQ(texts[2], own_place());
+}
+
+TEST(a_process_can_be_forked_while_another_thread_opens_its_sockets) {
+  for (int attempt = 0; attempt < 50; ++attempt) CHECK(in_child([] { return forked_meanwhile(self); }));
 }
 
 TEST(strangers_and_nonsense_get_no_answer) {
