@@ -52,7 +52,8 @@ struct Inquiry {
 /// this process from using it.
 std::vector<std::string> wait_for(c10d::Store& store, const std::vector<std::string>& names,
                                   const StoreKeys::Terms& terms, Deadline deadline, const std::atomic<bool>& dropped) {
-  for (Milliseconds pause(1); !store.check(names); pause = std::min(2 * pause, terms.pause)) {
+  const std::chrono::microseconds longest(terms.pause);
+  for (auto pause = longest / 100; !store.check(names); pause = std::min(2 * pause, longest)) {
     if (deadline.passed() || dropped) throw TimeoutError("no rank has set " + names.front());
     try {
       if (terms.check) terms.check(store);
