@@ -263,11 +263,11 @@ def test_only_one_timeline_is_recorded_at_a_time(rank: int, world: int, tmp_path
 
 
 def on_two_machines(rank: int, world: int, path: Path) -> int:
-    """Let the ranks believe that they are on machines of which the second's clock is an hour ahead."""
+    """Let the ranks believe that they are on machines of which the second's clock is an hour behind."""
     tracing._machine = lambda: f"machine {rank}"  # type: ignore[assignment]
-    ahead = 3_600_000_000_000 * rank
+    behind = 3_600_000_000_000 * rank
     true = tracing.time.monotonic_ns
-    tracing.time = type("Clock", (), {"monotonic_ns": staticmethod(lambda: true() + ahead)})  # type: ignore[assignment]
+    tracing.time = type("Clock", (), {"monotonic_ns": staticmethod(lambda: true() - behind)})  # type: ignore[assignment]
     with ourddp.timeline(path):
         dist.all_reduce(torch.ones(1))
     return tracing._offset(backend_of(), ["machine 0", "machine 1"])
@@ -276,6 +276,6 @@ def on_two_machines(rank: int, world: int, path: Path) -> int:
 def test_each_machine_has_a_file_with_times_by_the_first_ones_clock(tmp_path):
     offsets = run_ranks(2, on_two_machines, tmp_path / "trace.json")
     assert offsets[0] == 0
-    assert offsets[1] == pytest.approx(3_600_000_000_000, abs=50_000_000)
+    assert offsets[1] == pytest.approx(-3_600_000_000_000, abs=50_000_000)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["trace.json", "trace.node1.json"]
     assert {event["pid"] for event in read(tmp_path / "trace.node1.json") if event["name"] == "all_reduce"} == {1}
