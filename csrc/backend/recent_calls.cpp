@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "collectives/call_number.h"
+#include "common/process_wide.h"
 #include "common/whole_characters.h"
 
 namespace ours {
@@ -24,9 +25,18 @@ struct RecentCall {
 
 constexpr size_t kKept = 3;
 
-std::mutex mutex;
-std::array<RecentCall, kKept> calls;  // guarded by mutex, as is the next one
-size_t count = 0;
+struct RecentCalls {
+  std::array<RecentCall, kKept> calls;
+  size_t count = 0;
+
+  void add(const RecentCall& call) { calls[count++ % kKept] = call; }
+  /// `ago`: 1 is the last one.
+  const RecentCall& at(size_t ago) const { return calls[(count - ago) % kKept]; }
+
+  void in_child() { count = 0; }
+};
+
+ProcessWide<RecentCalls>& own_calls() { return ProcessWide<RecentCalls>::get(); }
 
 const at::Tensor* first_tensor(const CallTrace& call) {
   if (!call.inputs.empty()) return &call.inputs.front();
@@ -53,24 +63,27 @@ void remember(const CallTrace& call) {
   }
   const std::string& group = call.group.description.empty() ? call.group.name : call.group.description;
   std::memcpy(recent.group.data(), group.data(), whole_characters(group, recent.group.size() - 1));
-  const std::lock_guard<std::mutex> lock(mutex);
-  calls[count++ % kKept] = recent;
+  auto& own = own_calls();
+  const std::lock_guard<std::mutex> lock(own.mutex);
+  own.value.add(recent);
 }
 
 std::string describe_recent_calls() {
-  const std::lock_guard<std::mutex> lock(mutex);
-  const size_t known = std::min(count, kKept);
+  auto& own = own_calls();
+  const std::lock_guard<std::mutex> lock(own.mutex);
+  const size_t known = std::min(own.value.count, kKept);
   if (known == 0) return "it has made no call";
   std::string text = known == 1 ? "its only call was " : "its last calls were ";
   for (size_t i = 1; i <= known; ++i) {
-    text += (i == 1 ? "" : i == known ? " and " : ", ") + describe(calls[(count - i) % kKept]);
+    text += (i == 1 ? "" : i == known ? " and " : ", ") + describe(own.value.at(i));
   }
   return text;
 }
 
 pthread_t last_caller() {
-  const std::lock_guard<std::mutex> lock(mutex);
-  return count == 0 ? ::pthread_self() : calls[(count - 1) % kKept].thread;
+  auto& own = own_calls();
+  const std::lock_guard<std::mutex> lock(own.mutex);
+  return own.value.count == 0 ? ::pthread_self() : own.value.at(1).thread;
 }
 
 }  // namespace ours

@@ -20,8 +20,9 @@ import torch.distributed as dist
 from probes import backend_of, reached
 from programs import warm_python
 from ranks import run_ranks
+from torch._C._distributed_c10d import _DistributedBackendOptions
 
-from ourddp import whereabouts
+from ourddp import _C, whereabouts
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "roll_call.py"
 TIMEOUT = 2  # seconds of the group
@@ -73,6 +74,36 @@ def test_all_ranks_hear_where_a_late_rank_is(call, nodes):
     if call != "monitored_barrier" and nodes == 1:
         # There rank 1 has an error of its own, and between nodes it has all it needs.
         assert place_of_1 in texts[1]
+
+
+def wait_in_forked_children(rank: int, world: int, ended: Path) -> None:
+    """Let the children of both ranks make a group in which rank 1 makes no call. Write the error to ``ended``."""
+    dist.all_reduce(torch.ones(6))
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        return
+    try:
+        options = _DistributedBackendOptions()
+        options.store = dist.FileStore(str(ended.with_name("store")), world)
+        options.group_rank, options.group_size = rank, world
+        options.timeout = datetime.timedelta(seconds=TIMEOUT)
+        group = _C.create_backend(options)
+        if rank == 1:
+            reached(ended.exists)
+        else:
+            group.barrier().wait()
+    except RuntimeError as error:
+        ended.with_name("text").write_text(str(error))
+        ended.with_name("text").rename(ended)
+    finally:
+        os._exit(0)
+
+
+def test_a_forked_child_does_not_take_its_parents_calls_for_its_own(tmp_path):
+    run_ranks(2, wait_in_forked_children, tmp_path / "ended")
+    text = (tmp_path / "ended").read_text()
+    assert re.search(r"Rank 1 is at .*; it has made no call", text), text
 
 
 def wait_in_another_group(rank: int, world: int, timeout: int) -> tuple[str, int]:
