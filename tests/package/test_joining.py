@@ -181,35 +181,37 @@ def test_a_rank_that_was_stopped_while_the_others_gave_up_gets_their_error():
     assert second == first
 
 
-def requests_of_a_look(rank: int, world: int) -> list[str]:
-    """While rank 0 stays away, rank 1 looks for those that have announced themselves. Return what it asks the store."""
+def calls_while_rank_0_stays_away(rank: int, world: int) -> list[tuple[str, str]]:
+    """Rank 0 comes when rank 1 has looked twice for the others, which have announced themselves. Return all calls."""
     store = dist.distributed_c10d._get_default_store()
-    looks, requests = 0, []
+    calls: list[tuple[str, str]] = []
 
     def before(call: str, key: str) -> None:
-        nonlocal looks
-        if rank != 1 and call == "compare_set":
+        calls.append((call, key))
+        if call == "compare_set":
             store.set(f"rank {rank} has announced itself", "")
-        if rank != 1 or looks == 2:
-            return
-        looks += key.endswith("/error")
-        if looks == 2:
-            store.set("rank 1 has looked", "")
-        elif looks == 1 and "/machine/" in key:
-            requests.append(call)
+        if len(looks(calls)) == 2:
+            store.set(f"rank {rank} has looked twice", "")
 
     if rank == 0:
-        store.get("rank 1 has looked")
+        store.get("rank 1 has looked twice")
     if rank == 1:
         store.wait([f"rank {other} has announced itself" for other in range(2, world)])
-    watched = WatchedStore(dist.PrefixStore("looks", store), before)
-    backend_over(watched, world, rank, 30)
-    dist.barrier()  # all groups must be there until all ranks have made theirs
-    return requests
+    group = backend_over(WatchedStore(dist.PrefixStore("looks", store), before), world, rank, 30)
+    dist.barrier()  # no group may go before all ranks have made theirs
+    del group
+    return calls
+
+
+def looks(calls: list[tuple[str, str]]) -> list[int]:
+    """Return where looks begin among the calls."""
+    return [place for place, (_, key) in enumerate(calls) if key.endswith("/error")]
 
 
 def test_a_look_for_the_ranks_of_a_machine_takes_few_requests_however_many_they_are():
-    requests = run_ranks(6, requests_of_a_look)[1]
+    calls = run_ranks(6, calls_while_rank_0_stays_away)[1]
+    first, second = looks(calls)[:2]
+    requests = [call for call, key in calls[first:second] if "/machine/" in key]
     assert 0 < len(requests) <= 3, requests
 
 
@@ -334,21 +336,38 @@ class StoreOfTheDead(WatchedStore):
         super().set(key, value)
 
 
-def meets_a_number_that_is_used_again(rank: int, world: int) -> str:
-    """Rank 1 counts as dead, and rank 2 never comes."""
+class StoreOfTheSilent(WatchedStore):
+    """Counts this process, but does not announce it."""
+
+    def set(self, key: str, value: bytes) -> None:
+        if "/machine/" not in key:
+            super().set(key, value)
+
+
+def meets_a_number_that_is_used_again(rank: int, world: int, silent: bool) -> str:
+    """Rank 1 counts as dead, and rank 2 never comes. If ``silent``, rank 0 is counted after it and no more."""
     store, _, _ = next(dist.rendezvous("env://", rank, world))
     if rank == 2:
         store.wait([f"heard/{other}" for other in range(2)])
         return ""
-    own = StoreOfTheDead(store, lambda call, key: None) if rank == 1 else store
+
+    def before(call: str, key: str) -> None:
+        if call == "compare_set":
+            store.set(f"rank {rank} has announced itself", "")
+
+    if rank == 0 and silent:
+        store.get("rank 1 has announced itself")
+    kind = StoreOfTheDead if rank == 1 else StoreOfTheSilent if silent else WatchedStore
+    own = kind(store, before)
     with pytest.raises(dist.DistNetworkError) as error:
         dist.init_process_group("ours", store=own, rank=rank, world_size=world)
     store.set(f"heard/{rank}", "")
     return str(error.value)
 
 
-def test_a_dead_rank_is_missed_though_another_process_has_its_number():
-    for text in run_ranks(3, meets_a_number_that_is_used_again, backend=None)[:2]:
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_dead_rank_is_missed_though_another_process_has_its_number(silent):
+    for text in run_ranks(3, meets_a_number_that_is_used_again, silent, backend=None)[:2]:
         assert re.search(r"rank 1 \(host [^ ]+, pid \d+\) died while", text), text
 
 

@@ -12,13 +12,19 @@ namespace ours {
 
 namespace {
 
+/// Most groups are made before the first look, and so never ask the store for it.
+constexpr std::chrono::milliseconds kBetweenChecks{250};
+
 /// The prefix of the keys of this machine's ranks. Processes of one machine share it even if they play several nodes.
 std::string machine_key(const std::string& prefix) { return prefix + "machine/" + node_identity("") + '/'; }
 
 }  // namespace
 
 JoinMonitor::JoinMonitor(std::string prefix, std::string self, std::string group)
-    : prefix_(std::move(prefix)), self_(std::move(self)), group_(std::move(group)) {}
+    : prefix_(std::move(prefix)),
+      self_(std::move(self)),
+      group_(std::move(group)),
+      next_check_(Clock::now() + kBetweenChecks) {}
 
 void JoinMonitor::announce(c10d::Store& store) {
   const std::string machine = machine_key(prefix_);
@@ -32,8 +38,9 @@ void JoinMonitor::find_neighbours(c10d::Store& store) {
   const size_t count = std::stoul(store.get_to_str(machine + "count"));
   std::vector<std::string> keys;
   for (size_t place = neighbours_.size() + 1; place <= count; ++place) keys.push_back(machine + std::to_string(place));
-  // One that has been counted may not have written its entry yet. The next look finds it.
-  if (keys.empty() || !store.check(keys)) return;
+  // One that has been counted may not have written its entry yet, and may never do so.
+  while (!keys.empty() && !store.check(keys)) keys.resize(keys.size() / 2);
+  if (keys.empty()) return;
   for (const std::string& text : values_in(store, keys)) {
     std::istringstream entry(text);
     pid_t pid = 0;

@@ -23,7 +23,7 @@ class JoinMonitor {
   void announce(c10d::Store& store);
 
   /// Throws the error that a rank has reported. If a rank of this machine has died, reports that, and throws PeerError.
-  /// Looks only if the last look was a while ago, or `at_once`.
+  /// Looks only if the last look, or the beginning, was a while ago, or `at_once`.
   void check(c10d::Store& store, bool at_once = false);
 
   /// An error as a text in the store, and what throws it.
@@ -34,8 +34,6 @@ class JoinMonitor {
   std::string report(c10d::Store& store, const std::string& message);
 
  private:
-  static constexpr std::chrono::milliseconds kBetweenChecks{250};
-
   struct Neighbour {
     std::string name;
     ProcessWatch watch;
@@ -49,8 +47,7 @@ class JoinMonitor {
   const std::string group_;
   std::mutex mutex_;                   // guards all below
   std::vector<Neighbour> neighbours_;  // in the order in which they announced themselves
-  // Most groups are made before the first look, which asks the store several times for each rank.
-  Clock::time_point next_check_ = Clock::now() + kBetweenChecks;
+  Clock::time_point next_check_;
 };
 
 }  // namespace ours
