@@ -19,20 +19,17 @@ struct ProcessWide {
 
  private:
   static ProcessWide* make() noexcept {
-    auto* const made = new ProcessWide;
+    only = new ProcessWide;
     ::pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); },
                      [] {
                        get().value.in_child();
                        get().mutex.unlock();
                      });
-    return made;
+    return only;
   }
 
-  // Made when the library is loaded. At the first call, a fork by another thread could come in between.
-  static ProcessWide* const only;
+  // Made when the library is loaded, because another thread may fork while a first call makes it.
+  static inline ProcessWide* only = make();
 };
-
-template <class Value>
-ProcessWide<Value>* const ProcessWide<Value>::only = make();
 
 }  // namespace ours

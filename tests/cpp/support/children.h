@@ -29,23 +29,30 @@ inline bool in_child(const std::function<bool()>& body) {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-/// Forks while another thread is in `call`, as a rule. Returns whether the child can call it, too.
-template <class Call>
-bool forked_meanwhile(Call call) {
-  std::atomic<bool> begins{false};
-  std::thread other([&] {
-    begins = true;
-    call();
-  });
-  while (!begins) {
+/// Returns whether `call` succeeds in a child that is forked while another thread makes the process's first such call.
+/// Not every fork comes at the moment that matters, so 50 processes try it.
+inline bool can_fork_during(const std::function<bool()>& call) {
+  const auto in_grandchild = [&] {
+    ::alarm(5);  // ends a process that waits for a lock
+    return call();
+  };
+  const auto in_one_child = [&] {
+    ::alarm(10);
+    std::atomic<bool> begun{false};
+    std::thread other([&] {
+      begun = true;
+      call();
+    });
+    while (!begun) {
+    }
+    const bool possible = in_child(in_grandchild);
+    other.join();
+    return possible;
+  };
+  for (int i = 0; i < 50; ++i) {
+    if (!in_child(in_one_child)) return false;
   }
-  const bool child_can = in_child([&] {
-    ::alarm(5);  // ends a child that waits for a lock
-    call();
-    return true;
-  });
-  other.join();
-  return child_can;
+  return true;
 }
 
 inline int open_null() { return ::open("/dev/null", O_RDONLY | O_CLOEXEC); }
