@@ -8,13 +8,13 @@ namespace ours {
 
 namespace {
 
-std::atomic<uint64_t> count{0};
+std::atomic<uint64_t> fork_count{0};
 
-// When the library is loaded. At the first call, a fork by another thread could come in between.
-[[maybe_unused]] const int kRegistered = ::pthread_atfork(nullptr, nullptr, [] { count.fetch_add(1); });
+// Registered when the library is loaded, because another thread may fork during a first call.
+[[maybe_unused]] const int kRegistered = ::pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1); });
 
 }  // namespace
 
-uint64_t OwningProcess::forks() { return count.load(std::memory_order_relaxed); }
+uint64_t OwningProcess::forks() { return fork_count.load(std::memory_order_relaxed); }
 
 }  // namespace ours

@@ -43,8 +43,17 @@ bool ended_by_stat(int fd, pid_t pid) {
 class ProcessWatch::Watched {
  public:
   explicit Watched(pid_t pid) : pid_(pid) {
-    hold();
-    start_ = start_of(pid);
+#ifdef SYS_pidfd_open
+    pidfd_ = Fd(with_descriptors([&] { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }));
+    // NOLINTNEXTLINE(clang-analyzer-unix.Errno): the call has failed.
+    ended_at_start_ = !pidfd_.valid() && errno == ESRCH;
+#endif
+    if (!pidfd_.valid() && !ended_at_start_) {
+      // Kept open, so that neither a lack of descriptors nor a new process with the same number can mislead.
+      const std::string path = "/proc/" + std::to_string(pid) + "/stat";
+      stat_ = Fd(with_descriptors([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+    }
+    start_ = start_of(pid);  // read last, so that it is that of the process that is held
   }
 
   /// What start_of() says of it.
@@ -59,28 +68,13 @@ class ProcessWatch::Watched {
     return stat_.valid() ? ended_by_stat(stat_.get(), pid_) : is_gone(pid_);
   }
 
-  /// Whether it cannot be taken for another process that gets its number.
+  /// Whether a descriptor tells it from a later process with its number.
   bool is_held() const { return pidfd_.valid() || stat_.valid(); }
 
   static std::shared_ptr<Watched> of(pid_t pid);
 
  private:
   struct Registry;
-
-  void hold() {
-#ifdef SYS_pidfd_open
-    pidfd_ = Fd(with_descriptors([&] { return static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)); }));
-    if (pidfd_.valid()) return;
-    // NOLINTNEXTLINE(clang-analyzer-unix.Errno): the call has failed.
-    if (errno == ESRCH) {
-      ended_at_start_ = true;
-      return;
-    }
-#endif
-    // Kept open, so that neither a lack of descriptors nor a new process with the same number can mislead.
-    const std::string path = "/proc/" + std::to_string(pid_) + "/stat";
-    stat_ = Fd(with_descriptors([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
-  }
 
   const pid_t pid_;
   Fd pidfd_;  // invalid if the kernel has no pidfd_open, or no descriptor was left
@@ -100,7 +94,7 @@ std::shared_ptr<ProcessWatch::Watched> ProcessWatch::Watched::of(pid_t pid) {
   const std::lock_guard<std::mutex> lock(all.mutex);
   auto& by_pid = all.value.by_pid;
   std::shared_ptr<Watched> known = by_pid[pid].lock();
-  // After the process has ended, another one may have got its number.
+  // One that has ended or is not held may have left its number to another process.
   if (known && known->is_held() && !known->ended()) return known;
   by_pid[pid] = known = std::make_shared<Watched>(pid);
   for (auto one = by_pid.begin(); one != by_pid.end();) {

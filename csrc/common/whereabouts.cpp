@@ -13,7 +13,6 @@
 #include <fstream>
 #include <iterator>
 #include <mutex>
-#include <optional>
 #include <type_traits>
 
 #include "common/background_thread.h"
@@ -70,13 +69,10 @@ AskedProcess owner_of(const Fd& pipe) {
 
 /// Where this process is asked.
 struct OwnPipe {
-  std::optional<AskedProcess> self;  // once it has been made
-  Fd pipe;
+  AskedProcess self;
+  Fd pipe;  // invalid until it can be asked
 
-  void in_child() {
-    self.reset();
-    pipe.reset();
-  }
+  void in_child() { *this = {}; }
 };
 
 void answer(const Question& question) {
@@ -143,17 +139,16 @@ std::string own_place() {
 AskedProcess own_whereabouts() {
   auto& own = ProcessWide<OwnPipe>::get();
   const std::lock_guard<std::mutex> lock(own.mutex);
-  if (own.value.self) return *own.value.self;
-  own.value.pipe = make_pipe();
-  own.value.self = owner_of(own.value.pipe);
+  if (own.value.pipe.valid()) return own.value.self;
+  Fd pipe = make_pipe();
+  if (!pipe.valid()) return {};
   try {
-    if (own.value.pipe.valid()) {
-      start_background_thread("ours_where", [fd = own.value.pipe.get()] { answer_questions(fd); });
-    }
+    start_background_thread("ours_where", [fd = pipe.get()] { answer_questions(fd); });
   } catch (const std::exception&) {
-    own.value.self = AskedProcess();
+    return {};
   }
-  return *own.value.self;
+  own.value = {owner_of(pipe), std::move(pipe)};
+  return own.value.self;
 }
 
 std::vector<std::string> ask_whereabouts(const std::vector<AskedProcess>& processes) {

@@ -59,7 +59,6 @@ class LendingAllocator final : public c10::Allocator {
   /// Installs it, once.
   static void install() {
     static const bool kInstalled = [] {
-      books();
       next_ = c10::GetCPUAllocator();
       c10::SetCPUAllocator(new LendingAllocator);
       return true;

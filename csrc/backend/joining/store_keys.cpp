@@ -14,8 +14,6 @@ namespace ours {
 
 namespace {
 
-using Milliseconds = std::chrono::milliseconds;
-
 /// Runs `body`, and throws the store's failures as Error.
 template <class Body>
 auto of_store(Body&& body) -> decltype(body()) {
@@ -52,8 +50,7 @@ struct Inquiry {
 /// this process from using it.
 std::vector<std::string> wait_for(c10d::Store& store, const std::vector<std::string>& names,
                                   const StoreKeys::Terms& terms, Deadline deadline, const std::atomic<bool>& dropped) {
-  const std::chrono::microseconds longest(terms.pause);
-  for (auto pause = longest / 100; !store.check(names); pause = std::min(2 * pause, longest)) {
+  for (auto pause = terms.pause / 100; !store.check(names); pause = std::min(2 * pause, terms.pause)) {
     if (deadline.passed() || dropped) throw TimeoutError("no rank has set " + names.front());
     try {
       if (terms.check) terms.check(store);
@@ -81,7 +78,7 @@ std::vector<std::string> values_in(c10d::Store& store, const std::vector<std::st
 void run_inquiry(const StorePtr& store, Deadline deadline, const std::function<void()>& look_around,
                  std::function<void(c10d::Store&, const std::atomic<bool>&)> question) {
   // A question with the same deadline can say more about what was waited for, so it may throw first.
-  constexpr Milliseconds kGrace{250};
+  constexpr std::chrono::milliseconds kGrace{250};
   const auto inquiry = std::make_shared<Inquiry>();
   const auto ask = [inquiry, store, question = std::move(question)] {
     try {

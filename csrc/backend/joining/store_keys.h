@@ -50,7 +50,7 @@ auto ask_store(const StorePtr& store, Deadline deadline, Question question,
   }
 }
 
-/// The values of keys that are set, in one request where the store can answer it.
+/// The values of keys that are set, in one request if the store supports that.
 std::vector<std::string> values_in(c10d::Store& store, const std::vector<std::string>& names);
 
 /// The same store over a connection of its own, since a wait holds up everything else on its connection.
@@ -64,7 +64,7 @@ class StoreKeys final : public KeyValues {
     Deadline deadline;  ///< for calls that wait for no other rank
     /// Called while a key is waited for, on another thread than the caller's; throws if it will never be set.
     std::function<void(c10d::Store&)> check;
-    std::chrono::milliseconds pause;  ///< the longest time between two checks for a key
+    std::chrono::microseconds pause;  ///< the longest time between two checks for a key; the first is a hundredth of it
   };
 
   StoreKeys(StorePtr store, std::string prefix, Terms terms)

@@ -18,7 +18,7 @@ class TcpAttempt {
 
   /// The number of the address that is tried.
   size_t address() const { return address_; }
-  /// Whether there is hope: not all addresses have been tried in vain, or the peer may be about to agree.
+  /// Whether it may still succeed: not all addresses have been tried in vain, or the peer may have agreed by now.
   bool is_promising() const { return rounds_ == 0 || (handshake_ && handshake_->said_hello()); }
   /// Whether it is time to connect to the address.
   bool is_due() const { return !handshake_ && Clock::now() >= next_; }

@@ -156,7 +156,7 @@ bool TcpConnections::admit(TcpHandshake& handshake) {
   if (slot.stream.is_open() || slot.inbound) return false;
   if (slot.attempt) {
     // The lower rank insists, unless its own attempt found no way in its first round: there may be a way in one
-    // direction only. Once it has said hello, the higher one may have agreed to that.
+    // direction only. After its hello it insists in every round, because the higher rank may have agreed by then.
     if (self_.rank < handshake.peer() && slot.attempt->is_promising()) return false;
     slot.attempt.reset();
   }

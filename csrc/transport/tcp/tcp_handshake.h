@@ -53,7 +53,7 @@ class TcpHandshake {
 
   /// Whether there is a connection, even if only to a stranger.
   bool connected() const { return step_ != Step::Connect && !refused_; }
-  /// At the end that connects: the other one has spoken, and been told who this is.
+  /// At the end that connects: whether it has answered the challenge with its hello.
   bool said_hello() const { return said_hello_; }
   /// Whether nothing listened there, or nothing that belongs to the group.
   bool refused() const { return refused_; }

@@ -24,9 +24,9 @@ namespace ours {
 
 namespace {
 
-/// Where this process is asked.
-struct OwnSockets {
-  std::optional<AskedPeer> self;  // once they are there
+/// Where this process is asked, once it can be.
+struct OwnAnswers {
+  std::optional<AskedPeer> self;
 
   void in_child() { self.reset(); }
 };
@@ -76,31 +76,28 @@ bool send(const std::array<ProcessFd, 2>& sockets, const AskedPeer& peer, const 
 }  // namespace
 
 AskedPeer own_tcp_whereabouts(const std::vector<SocketAddress>& addresses, const PortRange& ports) {
-  auto& own = ProcessWide<OwnSockets>::get();
+  auto& own = ProcessWide<OwnAnswers>::get();
   {
     const std::lock_guard<std::mutex> lock(own.mutex);
     if (own.value.self) return *own.value.self;
   }
-  // Before the lock is taken again, since that of the descriptors must not be taken while it is held.
-  AskedPeer self{draw_nonce(), {}};
-  const auto sockets = std::make_shared<std::vector<ProcessFd>>();
   try {
+    // Without the lock, because each ProcessFd takes another one of this kind.
+    AskedPeer self{draw_nonce(), {}};
+    const auto sockets = std::make_shared<std::vector<ProcessFd>>();
     for (const SocketAddress& address : addresses) {
       sockets->push_back(receive_at(address, ports));
       self.addresses.push_back(local_address(sockets->back().get()));
     }
+    const std::lock_guard<std::mutex> lock(own.mutex);
+    if (!own.value.self) {
+      start_background_thread("ours_where_tcp", [sockets, key = self.key] { answer_questions(*sockets, key); });
+      own.value.self = self;
+    }
+    return *own.value.self;
   } catch (const std::exception&) {
-    self.addresses.clear();  // no descriptor or port: nobody can ask
+    return {};  // no descriptor, port or thread: nobody can ask
   }
-  const std::lock_guard<std::mutex> lock(own.mutex);
-  if (own.value.self) return *own.value.self;
-  try {
-    start_background_thread("ours_where_tcp", [sockets, key = self.key] { answer_questions(*sockets, key); });
-  } catch (const std::exception&) {
-    self.addresses.clear();
-  }
-  own.value.self = self;
-  return self;
 }
 
 std::vector<std::string> ask_tcp_whereabouts(const std::vector<AskedPeer>& peers) {

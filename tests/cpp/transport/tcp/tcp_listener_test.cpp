@@ -191,31 +191,5 @@ TEST(a_listener_that_can_wake_no_more_meshes_gets_another_beside_it) {
   for (const auto& place : places) listener->close(place);
 }
 
-TEST(a_rank_that_insists_on_its_own_connection_says_so) {
-  const auto keys = std::make_shared<MapKeys>();
-  const auto mesh = join_mesh(0, 2, keys);
-  // Nobody speaks where the card of rank 1 leads.
-  const ProcessFd silent = listen_at(*SocketAddress::parse("127.0.0.1"), PortRange{});
-  TcpCard card = mesh->card();
-  card.addresses = {local_address(silent.get())};
-  keys->set(card_key(1), card.text());
-  const TcpTerms terms = TcpTerms::parse(keys->get(kTermsKey, Deadline::after(seconds(1))));
-  auto calling = std::async(std::launch::async, [&] {
-    TcpGroup group(mesh);
-    std::vector<float> data(10, 1.0f);
-    CHECK_THROWS(AbortedError, sum(group, 0, data, seconds(20)));
-  });
-  const Deadline patience = Deadline::after(seconds(10));
-  ProcessFd attempt;
-  while (!attempt.valid() && !patience.passed()) attempt = accept_from(silent.get());
-  const TcpSelf peer{1, 2, terms.plan.streams + 1, "host", 1, terms.secret};
-  TcpHandshake handshake(begin_connecting(mesh->card().addresses[0]), peer, 0, mesh->card().mesh, 0);
-  move(handshake, [] { std::this_thread::yield(); });
-  CHECK(!handshake.refused());
-  CHECK_CONTAINS(handshake.reason(), "insists");
-  mesh->fail(FailureKind::Aborted, "that is all");
-  calling.get();
-}
-
 }  // namespace
 }  // namespace ours::testing
