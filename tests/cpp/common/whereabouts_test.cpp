@@ -76,9 +76,11 @@ TEST(a_forked_child_is_asked_for_itself) {
   CHECK_EQ(own_whereabouts().inode, parent.inode);
 }
 
+#ifndef __SANITIZE_THREAD__
 TEST(a_process_can_be_forked_while_another_thread_makes_it_known) {
   CHECK(can_fork_during([] { return own_whereabouts().fd >= 0; }));
 }
+#endif
 
 TEST(a_process_that_is_stopped_or_has_ended_does_not_delay_the_answers) {
   const Child stopped, dead;
