@@ -16,21 +16,18 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 from patience import check_soon, with_growing_timeouts
-from probes import backend_of, errors_written, forbid_calls, reached, refused_to_join, total, waits_for_another_thread
+from probes import (
+    backend_of,
+    backend_over,
+    errors_written,
+    forbid_calls,
+    reached,
+    refused_to_join,
+    total,
+    waits_for_another_thread,
+)
 from programs import free_port
 from ranks import in_ranks, run_ranks
-from torch._C._distributed_c10d import _DistributedBackendOptions
-
-import ourddp._C as core
-
-
-def backend_over(store: dist.Store, world: int, rank: int = 0, seconds: float = 1) -> dist.Backend:
-    options = _DistributedBackendOptions()
-    options.store = store
-    options.group_rank, options.group_size = rank, world
-    options.timeout = datetime.timedelta(seconds=seconds)
-    return core.create_backend(options)
-
 
 # --- ways to join ----------------------------------------------------------------------------------------------------
 
@@ -182,7 +179,7 @@ def test_a_rank_that_was_stopped_while_the_others_gave_up_gets_their_error():
 
 
 def calls_while_rank_0_stays_away(rank: int, world: int) -> list[tuple[str, str]]:
-    """Rank 0 comes when rank 1 has looked twice for the others, which have announced themselves. Return all calls."""
+    """Rank 0 comes when rank 1 has looked twice for the others, which have announced themselves. Return its calls."""
     store = dist.distributed_c10d._get_default_store()
     calls: list[tuple[str, str]] = []
 
@@ -190,8 +187,8 @@ def calls_while_rank_0_stays_away(rank: int, world: int) -> list[tuple[str, str]
         calls.append((call, key))
         if call == "compare_set":
             store.set(f"rank {rank} has announced itself", "")
-        if len(looks(calls)) == 2:
-            store.set(f"rank {rank} has looked twice", "")
+        if rank == 1 and len(looks(calls)) == 2:
+            store.set("rank 1 has looked twice", "")
 
     if rank == 0:
         store.get("rank 1 has looked twice")
@@ -345,7 +342,7 @@ class StoreOfTheSilent(WatchedStore):
 
 
 def meets_a_number_that_is_used_again(rank: int, world: int, silent: bool) -> str:
-    """Rank 1 counts as dead, and rank 2 never comes. If ``silent``, rank 0 is counted after it and no more."""
+    """Rank 1 counts as dead, and rank 2 never comes. If ``silent``, rank 0 is counted before it, and no more."""
     store, _, _ = next(dist.rendezvous("env://", rank, world))
     if rank == 2:
         store.wait([f"heard/{other}" for other in range(2)])
@@ -355,8 +352,8 @@ def meets_a_number_that_is_used_again(rank: int, world: int, silent: bool) -> st
         if call == "compare_set":
             store.set(f"rank {rank} has announced itself", "")
 
-    if rank == 0 and silent:
-        store.get("rank 1 has announced itself")
+    if rank == 1 and silent:
+        store.get("rank 0 has announced itself")
     kind = StoreOfTheDead if rank == 1 else StoreOfTheSilent if silent else WatchedStore
     own = kind(store, before)
     with pytest.raises(dist.DistNetworkError) as error:

@@ -44,6 +44,15 @@ def backend_of(group: Any = None) -> Any:
     return (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
 
 
+def backend_over(store: dist.Store, world: int, rank: int = 0, seconds: float = 1) -> dist.Backend:
+    """Make a backend as init_process_group() does, with this many seconds as its timeout."""
+    options = distributed_c10d._DistributedBackendOptions()
+    options.store = store
+    options.group_rank, options.group_size = rank, world
+    options.timeout = datetime.timedelta(seconds=seconds)
+    return core.create_backend(options)
+
+
 def failed_with(error: str, group: Any = None) -> bool:
     """Tell whether a group is in the state ``error``, a name in torch's ErrorType. SUCCESS: it has not failed.
 

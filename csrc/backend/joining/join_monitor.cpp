@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <iterator>
 #include <sstream>
 
@@ -12,7 +13,7 @@ namespace ours {
 
 namespace {
 
-/// Most groups are made before the first look, and so never ask the store for it.
+/// Most groups are made sooner, and so never look.
 constexpr std::chrono::milliseconds kBetweenChecks{250};
 
 /// The prefix of the keys of this machine's ranks. Processes of one machine share it even if they play several nodes.
@@ -36,10 +37,15 @@ void JoinMonitor::announce(c10d::Store& store) {
 void JoinMonitor::find_neighbours(c10d::Store& store) {
   const std::string machine = machine_key(prefix_);
   const size_t count = std::stoul(store.get_to_str(machine + "count"));
-  std::vector<std::string> keys;
-  for (size_t place = neighbours_.size() + 1; place <= count; ++place) keys.push_back(machine + std::to_string(place));
+  while (counted_ < count) awaited_.push_back(machine + std::to_string(++counted_));
+  if (awaited_.empty()) return;
+  auto end = awaited_.end();
   // One that has been counted may not have written its entry yet, and may never do so.
-  while (!keys.empty() && !store.check(keys)) keys.resize(keys.size() / 2);
+  if (!store.check(awaited_)) {
+    end = std::partition(awaited_.begin(), end, [&](const std::string& key) { return store.check({key}); });
+  }
+  const std::vector<std::string> keys(awaited_.begin(), end);
+  awaited_.erase(awaited_.begin(), end);
   if (keys.empty()) return;
   for (const std::string& text : values_in(store, keys)) {
     std::istringstream entry(text);

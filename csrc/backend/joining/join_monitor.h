@@ -23,7 +23,7 @@ class JoinMonitor {
   void announce(c10d::Store& store);
 
   /// Throws the error that a rank has reported. If a rank of this machine has died, reports that, and throws PeerError.
-  /// Looks only if the last look, or the beginning, was a while ago, or `at_once`.
+  /// Looks only if the last look (before the first one, the construction) was a while ago, or `at_once`.
   void check(c10d::Store& store, bool at_once = false);
 
   /// An error as a text in the store, and what throws it.
@@ -45,8 +45,10 @@ class JoinMonitor {
   const std::string prefix_;
   const std::string self_;
   const std::string group_;
-  std::mutex mutex_;                   // guards all below
-  std::vector<Neighbour> neighbours_;  // in the order in which they announced themselves
+  std::mutex mutex_;                  // guards all below
+  size_t counted_ = 0;                // ranks of this machine
+  std::vector<std::string> awaited_;  // keys of those that have been counted and not announced themselves
+  std::vector<Neighbour> neighbours_;
   Clock::time_point next_check_;
 };
 
