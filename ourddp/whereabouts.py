@@ -25,7 +25,7 @@ _LIBRARIES = tuple(
 
 
 def describe(thread: int) -> str:
-    """Return the place in the program at which a thread is, as the end of a sentence; if it has ended, the main thread.
+    """Return the place in the program at which a thread is, as the end of a sentence; if it is none, the main thread.
 
     The place is a line of the program's own, with the line of a library that it has called, if any:
     ``is at train.py:41 in load (in /usr/lib/python3.12/threading.py:327 in wait)``.

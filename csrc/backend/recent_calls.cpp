@@ -36,8 +36,6 @@ struct RecentCalls {
   void in_child() { count = 0; }
 };
 
-ProcessWide<RecentCalls>& own_calls() { return ProcessWide<RecentCalls>::get(); }
-
 const at::Tensor* first_tensor(const CallTrace& call) {
   if (!call.inputs.empty()) return &call.inputs.front();
   if (!call.outputs.empty() && !call.outputs.front().empty()) return &call.outputs.front().front();
@@ -63,13 +61,13 @@ void remember(const CallTrace& call) {
   }
   const std::string& group = call.group.description.empty() ? call.group.name : call.group.description;
   std::memcpy(recent.group.data(), group.data(), whole_characters(group, recent.group.size() - 1));
-  auto& own = own_calls();
+  auto& own = ProcessWide<RecentCalls>::get();
   const std::lock_guard<std::mutex> lock(own.mutex);
   own.value.add(recent);
 }
 
 std::string describe_recent_calls() {
-  auto& own = own_calls();
+  auto& own = ProcessWide<RecentCalls>::get();
   const std::lock_guard<std::mutex> lock(own.mutex);
   const size_t known = std::min(own.value.count, kKept);
   if (known == 0) return "it has made no call";
@@ -81,9 +79,9 @@ std::string describe_recent_calls() {
 }
 
 pthread_t last_caller() {
-  auto& own = own_calls();
+  auto& own = ProcessWide<RecentCalls>::get();
   const std::lock_guard<std::mutex> lock(own.mutex);
-  return own.value.count == 0 ? ::pthread_self() : own.value.at(1).thread;
+  return own.value.count == 0 ? pthread_t{} : own.value.at(1).thread;
 }
 
 }  // namespace ours

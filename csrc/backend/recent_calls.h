@@ -17,7 +17,7 @@ void remember(const CallTrace& call);
 /// first; "it has made no call" if that is so.
 std::string describe_recent_calls();
 
-/// The thread that made the last call, or the calling one if there was none.
+/// The thread that made the last call; 0 if there was none.
 pthread_t last_caller();
 
 }  // namespace ours

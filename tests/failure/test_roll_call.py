@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import re
+import signal
 import subprocess
 import threading
 import time
@@ -17,12 +18,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from probes import backend_of, reached
+from probes import backend_of, backend_over, reached
 from programs import warm_python
 from ranks import run_ranks
-from torch._C._distributed_c10d import _DistributedBackendOptions
 
-from ourddp import _C, whereabouts
+from ourddp import whereabouts
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "roll_call.py"
 TIMEOUT = 2  # seconds of the group
@@ -81,29 +81,28 @@ def wait_in_forked_children(rank: int, world: int, ended: Path) -> None:
     dist.all_reduce(torch.ones(6))
     pid = os.fork()
     if pid:
-        os.waitpid(pid, 0)
+        assert os.waitpid(pid, 0)[1] == 0
         return
+    signal.alarm(40)
+    status = 1
     try:
-        options = _DistributedBackendOptions()
-        options.store = dist.FileStore(str(ended.with_name("store")), world)
-        options.group_rank, options.group_size = rank, world
-        options.timeout = datetime.timedelta(seconds=TIMEOUT)
-        group = _C.create_backend(options)
+        group = backend_over(dist.FileStore(str(ended.with_name("store")), world), world, rank, 30)
         if rank == 1:
-            reached(ended.exists)
+            assert reached(ended.exists)
         else:
-            group.barrier().wait()
-    except RuntimeError as error:
-        ended.with_name("text").write_text(str(error))
-        ended.with_name("text").rename(ended)
+            with pytest.raises(RuntimeError) as error:
+                group.monitored_barrier(datetime.timedelta(seconds=TIMEOUT))
+            ended.with_name("text").write_text(str(error.value))
+            ended.with_name("text").rename(ended)
+        status = 0
     finally:
-        os._exit(0)
+        os._exit(status)
 
 
 def test_a_forked_child_does_not_take_its_parents_calls_for_its_own(tmp_path):
     run_ranks(2, wait_in_forked_children, tmp_path / "ended")
     text = (tmp_path / "ended").read_text()
-    assert re.search(r"Rank 1 is at .*; it has made no call", text), text
+    assert re.search(r"Rank 1 is at \S+ in reached; it has made no call", text), text
 
 
 def wait_in_another_group(rank: int, world: int, timeout: int) -> tuple[str, int]:
